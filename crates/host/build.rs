@@ -1,0 +1,3 @@
+//! Compiles the BPF programs.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The Linux plane: what runs where, which node its file bytes come from, and how to move it.

@@ -1,0 +1,136 @@
+//! What should move, and why. Plain data with a documented JSON form (`docs/plan.schema.json`).
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use topology::NodeId;
+
+/// The only plan version there is.
+pub const VERSION: u32 = 1;
+
+/// The moves decided from one snapshot, and what was left alone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Plan {
+    /// Format version, 1.
+    pub version: u32,
+    /// Policy that made it.
+    pub policy: String,
+    /// Moves, in the order they should be made.
+    pub moves: Vec<Move>,
+    /// Threads that stay although they read from another node, and why.
+    pub declined: Vec<Declined>,
+    /// What the policy expects of the moves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Prediction>,
+    /// What the policy could not judge, in plain sentences ("node 0: bandwidth unknown, contention not judged").
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// One move.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Move {
+    /// A thread to another node's CPUs; its data stays.
+    Thread {
+        /// Thread id.
+        tid: u32,
+        /// Process id.
+        pid: u32,
+        /// Start time as in the snapshot.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        start_ns: Option<u64>,
+        /// Node it runs on.
+        from: NodeId,
+        /// Node it should run on.
+        to: NodeId,
+        /// The rule that decided.
+        reason: Reason,
+        /// One sentence with the figures.
+        why: String,
+    },
+    /// A process with all its threads and its memory.
+    Process {
+        /// Process id.
+        pid: u32,
+        /// Node it is on.
+        from: NodeId,
+        /// Node it should be on.
+        to: NodeId,
+        /// The rule that decided.
+        reason: Reason,
+        /// One sentence with the figures.
+        why: String,
+    },
+    /// A file's data.
+    File {
+        /// File id: `major:minor:inode`.
+        file: String,
+        /// Node the data is on.
+        from: NodeId,
+        /// Node the data should be on.
+        to: NodeId,
+        /// The rule that decided.
+        reason: Reason,
+        /// One sentence with the figures.
+        why: String,
+    },
+}
+
+/// The rules that decide moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Most of its file bytes are there (NThread III-A).
+    ReadLocality,
+    /// Its home node's memory controller is overloaded (NThread III-C1).
+    ControllerContention,
+    /// Its home node's CPUs are overloaded (NThread III-C2).
+    CpuContention,
+    /// None of the memory it uses is on a node it runs on (N-Policy a).
+    RemoteOnly,
+    /// One remote node holds most of what it touches (N-Policy b).
+    Coverage,
+    /// The other node has more hot pages (N-Policy c).
+    Hotness,
+    /// The file it reads is cached there (ARC task migration).
+    CacheAffinity,
+    /// Data moves because its home node is overloaded (Dragonfly).
+    OverloadedHome,
+}
+
+/// A thread that stays where it is, and why.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Declined {
+    /// Thread id.
+    pub tid: u32,
+    /// Stable word for programs, such as `shares_file`, `below_margin`, `held`, `not_allowed`.
+    pub reason: String,
+    /// One sentence with the figures.
+    pub why: String,
+}
+
+/// What a policy expects of its plan.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Prediction {
+    /// Share of file bytes read from another node in the observed window; absent where nothing was read.
+    pub remote_share_before: Option<f64>,
+    /// The same after the moves, if every thread reads on as it did.
+    pub remote_share_after: Option<f64>,
+    /// Per node.
+    pub nodes: Vec<NodeForecast>,
+}
+
+/// One node before and after a plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeForecast {
+    /// Node id.
+    pub node: NodeId,
+    /// Controller load (NThread Eq. 1) as a fraction of the node's capacity; absent where the capacity is not known.
+    pub controller_before: Option<f64>,
+    /// The same after the moves.
+    pub controller_after: Option<f64>,
+    /// CPU utilisation as a fraction of the node's CPUs; absent for a node without CPUs.
+    pub cpu_before: Option<f64>,
+    /// The same after the moves; may exceed 1.
+    pub cpu_after: Option<f64>,
+}

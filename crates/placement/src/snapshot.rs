@@ -1,0 +1,185 @@
+//! What was observed in one window. Plain data with a documented JSON form (`docs/snapshot.schema.json`), so that a
+//! window can be recorded, replayed, attached to a bug report or written by hand.
+//!
+//! Units: bytes are bytes, bandwidth is bytes/s, times are seconds.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use topology::NodeId;
+
+use crate::NodeBytes;
+
+/// The only snapshot version there is.
+pub const VERSION: u32 = 1;
+
+/// Everything one window showed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Snapshot {
+    /// Format version, 1.
+    pub version: u32,
+    /// When the window ended: seconds on the plane's own clock (monotonic on a host, virtual in a simulation).
+    #[serde(default)]
+    pub time_s: f64,
+    /// Length of the window in seconds, as measured.
+    pub window_s: f64,
+    /// Every node of the machine.
+    pub nodes: Vec<NodeLoad>,
+    /// Threads that touched file data in the window.
+    #[serde(default)]
+    pub threads: Vec<Thread>,
+    /// Files that were touched in the window.
+    #[serde(default)]
+    pub files: Vec<ObservedFile>,
+    /// Processes, where their memory was looked at.
+    #[serde(default)]
+    pub processes: Vec<Process>,
+    /// What limits this observation, in plain sentences ("sampled 1 in 16", "tmpfs reads are not seen: …").
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// One node in one window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NodeLoad {
+    /// Node id.
+    pub id: NodeId,
+    /// Online CPUs of the node.
+    pub cpus: Vec<u32>,
+    /// SLIT distance to every node.
+    #[serde(default)]
+    pub distance: BTreeMap<NodeId, u32>,
+    /// Highest read bandwidth, bytes/s; absent where it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bw_max: Option<f64>,
+    /// Highest write bandwidth, bytes/s; absent where it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_bw_max: Option<f64>,
+    /// File bytes read from this node's memory in the window, by anybody.
+    #[serde(default)]
+    pub read_bytes: u64,
+    /// File bytes written to this node's memory in the window, by anybody.
+    #[serde(default)]
+    pub write_bytes: u64,
+    /// CPU seconds used on the node's CPUs in the window by all threads, those not listed included; absent: only the
+    /// listed threads count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_s: Option<f64>,
+    /// Free memory in bytes.
+    #[serde(default)]
+    pub memory_free: u64,
+}
+
+/// One thread in one window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Thread {
+    /// Thread id.
+    pub tid: u32,
+    /// Process id.
+    pub pid: u32,
+    /// Name of the thread.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub comm: String,
+    /// When the thread started: nanoseconds since boot on a host, so that a reused tid is not taken for this thread.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_ns: Option<u64>,
+    /// Node the thread ran on at the end of the window.
+    pub node: NodeId,
+    /// Nodes the thread may run on (affinity and cpuset).
+    pub allowed_nodes: Vec<NodeId>,
+    /// Why this thread must not be moved although it could be ("has an affinity of its own: 0-3"); absent: it may be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<String>,
+    /// CPU seconds used in the window.
+    pub cpu_s: f64,
+    /// File bytes read, by the node the data was on.
+    #[serde(default)]
+    pub read_bytes: NodeBytes,
+    /// Of `read_bytes`, those that crossed nodes when they were read; absent: all that are not on `node`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote_read_bytes: Option<u64>,
+    /// File bytes written, by the node they landed on.
+    #[serde(default)]
+    pub write_bytes: NodeBytes,
+    /// The files the thread touched.
+    #[serde(default)]
+    pub files: Vec<FileUse>,
+    /// Whether another thread touched one of these files in this window too.
+    #[serde(default)]
+    pub shares_file: bool,
+}
+
+/// One thread's use of one file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FileUse {
+    /// File id: `major:minor:inode`.
+    pub file: String,
+    /// Bytes read, by node.
+    #[serde(default)]
+    pub read_bytes: NodeBytes,
+    /// Bytes written, by node.
+    #[serde(default)]
+    pub write_bytes: NodeBytes,
+}
+
+/// One file in one window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ObservedFile {
+    /// File id: `major:minor:inode`.
+    pub file: String,
+    /// Path, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Bytes resident per node, where they were counted.
+    #[serde(default)]
+    pub bytes: NodeBytes,
+    /// Threads that touched it, by rising tid.
+    #[serde(default)]
+    pub readers: Vec<u32>,
+}
+
+/// One process's memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Process {
+    /// Process id.
+    pub pid: u32,
+    /// Resident bytes per node.
+    #[serde(default)]
+    pub resident: NodeBytes,
+    /// Mapped file or persistent memory per node.
+    #[serde(default)]
+    pub mapped: Vec<MappedMemory>,
+}
+
+/// Mapped memory of a process on one node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MappedMemory {
+    /// Node the memory is on.
+    pub node: NodeId,
+    /// Bytes in hot pages.
+    pub hot_bytes: u64,
+    /// Bytes in cold pages.
+    pub cold_bytes: u64,
+}
+
+/// Why a snapshot cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// Not JSON, or not a snapshot: the parser's message names line, column and field.
+    #[error("not a snapshot: {0}")]
+    Parse(#[from] serde_json::Error),
+    /// A version this build does not know.
+    #[error("snapshot version {0} is not supported, this build reads version {VERSION}")]
+    Version(u32),
+    /// A value that cannot be: names the field and the value.
+    #[error("{0}")]
+    Value(String),
+}

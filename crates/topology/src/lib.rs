@@ -1,0 +1,115 @@
+//! What the machine is: its NUMA nodes, their CPUs, memory, distances and bandwidth.
+//!
+//! **Problem.** Every decision of homenode starts from "which CPUs and which memory belong together, and how far apart
+//! are they?". Linux answers in sysfs, in many small files, with sparse ids, nodes without CPUs (CXL, persistent
+//! memory) and nodes without memory.
+//!
+//! **Approach.** [`Topology`] is one plain value, read from sysfs under an injectable root ([`sysfs`]), completed by what
+//! sysfs cannot say from `homenode.toml` ([`config`]), and saved as a fixture by [`capture`].
+//!
+//! **Limits.** A topology is a picture of one moment: CPUs that go on- or offline later are seen at the next read.
+
+mod cpus;
+
+pub use cpus::{CpuSet, ParseCpuSetError};
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A NUMA node's id, as the kernel numbers it. Ids can be sparse (0, 8) and are never used as an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct NodeId(pub u32);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a node's memory is made of, as far as the kernel tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryKind {
+    /// Ordinary memory of a node that has CPUs.
+    Dram,
+    /// Memory of a node without CPUs (CXL expander, or persistent memory onlined as system memory).
+    CpuLess,
+    /// The node has no memory at all.
+    None,
+}
+
+/// One NUMA node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Node {
+    /// Kernel id.
+    pub id: NodeId,
+    /// CPUs of the node that are online. Empty for a CPU-less node.
+    pub cpus: CpuSet,
+    /// CPUs of the node that exist but are offline.
+    #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
+    pub offline_cpus: CpuSet,
+    /// Bytes of memory; 0 for a memory-less node.
+    pub memory_bytes: u64,
+    /// What that memory is.
+    pub memory: MemoryKind,
+    /// ACPI SLIT distance to every node (10 is local), keyed by node id.
+    pub distance: BTreeMap<NodeId, u32>,
+    /// Highest read bandwidth of the node's memory in bytes/s, if configured or measured. Unknown is `None`, never a guess.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bw_max: Option<f64>,
+    /// Highest write bandwidth of the node's memory in bytes/s, if configured or measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_bw_max: Option<f64>,
+}
+
+/// A range of physical addresses that a persistent-memory or CXL driver manages, and the node it is attached to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Region {
+    /// Kernel name, such as `region0` (nvdimm) or `cxl-region0`.
+    pub name: String,
+    /// Node the memory is attached to; `None` where the kernel does not say (`numa_node` is -1).
+    pub node: Option<NodeId>,
+    /// First physical address, if readable (needs root).
+    pub start: Option<u64>,
+    /// Size in bytes.
+    pub size: u64,
+    /// Block devices on this region, such as `pmem0`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
+}
+
+/// A machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Topology {
+    /// Nodes by rising id. Never empty after [`sysfs`] has read a machine: one without NUMA has node 0.
+    pub nodes: Vec<Node>,
+    /// Persistent-memory and CXL regions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub regions: Vec<Region>,
+}
+
+impl Topology {
+    /// The node with this id.
+    pub fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.binary_search_by_key(&id, |n| n.id).ok().map(|i| &self.nodes[i])
+    }
+
+    /// The node a CPU belongs to, if it is online.
+    pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
+        self.nodes.iter().find(|n| n.cpus.contains(cpu)).map(|n| n.id)
+    }
+
+    /// SLIT distance between two nodes; `None` where the machine does not say.
+    pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
+        self.node(from)?.distance.get(&to).copied()
+    }
+
+    /// All online CPUs.
+    pub fn cpus(&self) -> CpuSet {
+        self.nodes.iter().fold(CpuSet::default(), |all, n| all.union(&n.cpus))
+    }
+}
