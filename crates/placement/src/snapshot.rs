@@ -96,6 +96,9 @@ pub struct Thread {
     pub held: Option<String>,
     /// CPU seconds used in the window.
     pub cpu_s: f64,
+    /// Seconds of the window in which it was ready to run and waited for a CPU; absent: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_s: Option<f64>,
     /// File bytes read, by the node the data was on.
     #[serde(default)]
     pub read_bytes: NodeBytes,
@@ -114,7 +117,7 @@ pub struct Thread {
 }
 
 /// One thread's use of one file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileUse {
     /// File id: `major:minor:inode`.
@@ -125,10 +128,16 @@ pub struct FileUse {
     /// Bytes written, by node.
     #[serde(default)]
     pub write_bytes: NodeBytes,
+    /// Mean bytes per read call; absent: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_size: Option<u64>,
+    /// Whether most reads went on where the one before had ended; absent: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequential: Option<bool>,
 }
 
 /// One file in one window.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ObservedFile {
     /// File id: `major:minor:inode`.
@@ -136,6 +145,9 @@ pub struct ObservedFile {
     /// Path, where it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
+    /// Length in bytes, cached or not; absent: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
     /// Bytes resident per node, where they were counted.
     #[serde(default)]
     pub bytes: NodeBytes,
@@ -145,7 +157,7 @@ pub struct ObservedFile {
 }
 
 /// One process's memory.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Process {
     /// Process id.
@@ -168,6 +180,9 @@ pub struct MappedMemory {
     pub hot_bytes: u64,
     /// Bytes in cold pages.
     pub cold_bytes: u64,
+    /// Bytes in pages touched at all while they were watched; absent: all pages listed were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub touched_bytes: Option<u64>,
 }
 
 /// Why a snapshot cannot be used.
