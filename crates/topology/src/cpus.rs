@@ -65,6 +65,13 @@ impl CpuSet {
         Self(set)
     }
 
+    /// CPUs of this set that are not in the other.
+    pub fn difference(&self, other: &Self) -> Self {
+        let mut set = self.0.clone();
+        set.difference_with(&other.0);
+        Self(set)
+    }
+
     /// Whether every CPU of this set is in the other.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.0.is_subset(&other.0)

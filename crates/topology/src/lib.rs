@@ -9,9 +9,16 @@
 //!
 //! **Limits.** A topology is a picture of one moment: CPUs that go on- or offline later are seen at the next read.
 
+pub mod capture;
+pub mod config;
 mod cpus;
+mod error;
+mod regions;
+mod source;
+pub mod sysfs;
 
 pub use cpus::{CpuSet, ParseCpuSetError};
+pub use error::TopologyError;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -52,7 +59,7 @@ pub struct Node {
     /// CPUs of the node that exist but are offline.
     #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
     pub offline_cpus: CpuSet,
-    /// Bytes of memory; 0 for a memory-less node.
+    /// Bytes of memory; 0 for a memory-less node, and on a kernel without NUMA that does not say.
     pub memory_bytes: u64,
     /// What that memory is.
     pub memory: MemoryKind,

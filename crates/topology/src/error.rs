@@ -1,0 +1,94 @@
+//! What can go wrong when a machine is read, configured or captured.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::NodeId;
+
+/// Longest piece of an offending text that an error repeats, in characters.
+const SHOWN: usize = 80;
+
+/// Why a topology could not be read, completed or captured. Every message names the file or the key it is about.
+#[derive(Debug, thiserror::Error)]
+pub enum TopologyError {
+    /// A file or directory could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Cause, with its errno.
+        source: io::Error,
+    },
+    /// A file could be read and does not say what the kernel would.
+    #[error("{}: `{text}` {why}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// The offending text, shortened.
+        text: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The configuration names a node that the machine does not have.
+    #[error("[node.{node}] in the configuration: this machine has no node {node}, only {present}")]
+    NoSuchNode {
+        /// The node that was configured.
+        node: NodeId,
+        /// The machine's nodes, as `node 0, 1`.
+        present: String,
+    },
+    /// A bandwidth that is not a positive, finite number.
+    #[error("{key} of node {node}: {value} is not a positive number of bytes per second")]
+    Bandwidth {
+        /// The node that was configured.
+        node: NodeId,
+        /// `read_bw_max` or `write_bw_max`.
+        key: &'static str,
+        /// The refused value.
+        value: f64,
+    },
+    /// The directory for a capture holds something already.
+    #[error("{} is not empty: a capture never overwrites", dir.display())]
+    NotEmpty {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// A captured file could not be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file or directory.
+        path: PathBuf,
+        /// Cause, with its errno.
+        source: io::Error,
+    },
+    /// What was captured does not read back as what was seen.
+    #[error("the machine changed while it was captured into {}: try again", dir.display())]
+    Changed {
+        /// The directory.
+        dir: PathBuf,
+    },
+}
+
+impl TopologyError {
+    pub(crate) fn read(path: &Path, source: io::Error) -> Self {
+        Self::Read { path: path.to_owned(), source }
+    }
+
+    pub(crate) fn write(path: &Path, source: io::Error) -> Self {
+        Self::Write { path: path.to_owned(), source }
+    }
+
+    pub(crate) fn text(path: &Path, text: &str, why: impl Into<String>) -> Self {
+        let text = text.trim_end_matches('\n');
+        let mut shown: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
+        if text.chars().nth(SHOWN).is_some() {
+            shown.push('…');
+        }
+        Self::Text { path: path.to_owned(), text: shown, why: why.into() }
+    }
+
+    /// Whether a file or directory is simply not there.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}

@@ -1,0 +1,151 @@
+//! Reads the machine from sysfs.
+//!
+//! **Problem.** What belongs together is spread over hundreds of small files, and what the kernel leaves out matters as
+//! much as what it prints: `cpulist` holds only CPUs that are online, a `distance` row has a column for each *online*
+//! node and so no ids, and a kernel without NUMA has no node directory at all.
+//!
+//! **Approach.** Every file comes through one reader under an injectable root, so that a directory captured on another
+//! machine reads like the machine. A file that must be there and is not, or that says what no kernel would, is an error
+//! that names the file and the errno or the text; nothing is guessed.
+//!
+//! **Limits.** CPUs that the firmware gives no node (`NUMA_NO_NODE`) belong to none here either.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::source::Source;
+use crate::{CpuSet, MemoryKind, Node, NodeId, Topology, TopologyError, regions};
+
+const NODES: &str = "devices/system/node";
+const CPUS: &str = "devices/system/cpu";
+const MEMORY: &str = "devices/system/memory";
+
+/// Reads the machine below a sysfs mount (`/sys`), or below a directory that [`capture`](crate::capture::capture) wrote.
+///
+/// Needs no privileges; without root the physical range of a persistent-memory region stays unknown.
+///
+/// # Errors
+///
+/// [`TopologyError::Read`] for a file that is missing or refused, [`TopologyError::Text`] for one that makes no sense.
+pub fn read(sys: &Path) -> Result<Topology, TopologyError> {
+    read_from(&Source::new(sys))
+}
+
+pub(crate) fn read_from(source: &Source<'_>) -> Result<Topology, TopologyError> {
+    let online = source.list(&format!("{CPUS}/online"))?;
+    if online.is_empty() {
+        return Err(source.wrong(&format!("{CPUS}/online"), "", "names no CPU"));
+    }
+    let nodes = match source.list(&format!("{NODES}/online")) {
+        Ok(ids) => numa(source, &ids, &online)?,
+        Err(e) if e.is_missing() && source.names(NODES)?.is_empty() => vec![flat(source, online)?],
+        Err(e) => return Err(e),
+    };
+    Ok(Topology { nodes, regions: regions::read(source)? })
+}
+
+/// The nodes of a NUMA machine; `ids` is what `node/online` lists.
+fn numa(source: &Source<'_>, ids: &CpuSet, online: &CpuSet) -> Result<Vec<Node>, TopologyError> {
+    if ids.is_empty() {
+        return Err(source.wrong(&format!("{NODES}/online"), "", "names no node"));
+    }
+    let ids: Vec<NodeId> = ids.iter().map(NodeId).collect();
+    let mut nodes = Vec::with_capacity(ids.len());
+    let mut owner: BTreeMap<u32, NodeId> = BTreeMap::new();
+    for &id in &ids {
+        let node = node(source, id, &ids, online)?;
+        for cpu in node.cpus.iter().chain(node.offline_cpus.iter()) {
+            if let Some(other) = owner.insert(cpu, id) {
+                let file = format!("{NODES}/node{id}/cpulist");
+                return Err(source.wrong(&file, &node.cpus.to_string(), format!("has CPU {cpu}, as has node {other}")));
+            }
+        }
+        nodes.push(node);
+    }
+    if nodes.iter().all(|n| n.cpus.is_empty()) {
+        let ids: CpuSet = ids.iter().map(|id| id.0).collect();
+        return Err(source.wrong(&format!("{NODES}/online"), &ids.to_string(), "are nodes without any online CPU"));
+    }
+    Ok(nodes)
+}
+
+fn node(source: &Source<'_>, id: NodeId, ids: &[NodeId], online: &CpuSet) -> Result<Node, TopologyError> {
+    let dir = format!("{NODES}/node{id}");
+    // `cpulist` is the node's CPUs and online (drivers/base/node.c, node_read_cpumap); the `cpuN` links are there for
+    // every CPU that is present.
+    let listed = source.list(&format!("{dir}/cpulist"))?;
+    let mut present = listed.clone();
+    for (cpu, name) in source.numbered(&dir, "cpu")? {
+        if !listed.contains(cpu) {
+            source.note_link(&format!("{dir}/{name}"));
+            present.insert(cpu);
+        }
+    }
+    let cpus = listed.intersection(online);
+    let offline_cpus = present.difference(&cpus);
+    let memory_bytes = mem_total(source, &format!("{dir}/meminfo"))?;
+    let memory = match (memory_bytes, present.is_empty()) {
+        (0, _) => MemoryKind::None,
+        (_, true) => MemoryKind::CpuLess,
+        (_, false) => MemoryKind::Dram,
+    };
+    let distance = distances(source, &format!("{dir}/distance"), ids)?;
+    Ok(Node { id, cpus, offline_cpus, memory_bytes, memory, distance, read_bw_max: None, write_bw_max: None })
+}
+
+/// `MemTotal` of a node's meminfo (`Node 0 MemTotal:       65536 kB`), in bytes.
+fn mem_total(source: &Source<'_>, file: &str) -> Result<u64, TopologyError> {
+    let text = source.text(file)?;
+    let Some(line) = text.lines().find(|line| line.contains("MemTotal:")) else {
+        return Err(source.wrong(file, &text, "has no line with MemTotal"));
+    };
+    let value = line.split_once("MemTotal:").and_then(|(_, value)| value.trim().strip_suffix("kB"));
+    value
+        .and_then(|kib| kib.trim().parse::<u64>().ok()?.checked_mul(1024))
+        .ok_or_else(|| source.wrong(file, line, "is not a size in kB"))
+}
+
+/// A node's distance row: one column for each online node, in the order of their ids.
+fn distances(source: &Source<'_>, file: &str, ids: &[NodeId]) -> Result<BTreeMap<NodeId, u32>, TopologyError> {
+    let text = source.text(file)?;
+    let row = text
+        .split_whitespace()
+        .map(|column| {
+            column.parse::<u32>().map_err(|_| source.wrong(file, &text, format!("has `{column}`, not a distance")))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    if row.len() != ids.len() {
+        let why = format!("has {} distances for {} online nodes", row.len(), ids.len());
+        return Err(source.wrong(file, &text, why));
+    }
+    Ok(ids.iter().copied().zip(row).collect())
+}
+
+/// A kernel without NUMA: node 0 has everything.
+fn flat(source: &Source<'_>, cpus: CpuSet) -> Result<Node, TopologyError> {
+    let present = source.list(&format!("{CPUS}/present"))?;
+    Ok(Node {
+        id: NodeId(0),
+        offline_cpus: present.difference(&cpus),
+        cpus,
+        memory_bytes: flat_memory(source)?,
+        memory: MemoryKind::Dram,
+        distance: BTreeMap::from([(NodeId(0), 10)]),
+        read_bw_max: None,
+        write_bw_max: None,
+    })
+}
+
+/// Bytes in online memory blocks; 0 where the kernel has no memory blocks to count (no memory hotplug).
+fn flat_memory(source: &Source<'_>) -> Result<u64, TopologyError> {
+    let file = format!("{MEMORY}/block_size_bytes");
+    let Some(text) = source.optional(&file)? else { return Ok(0) };
+    // Hexadecimal without 0x (drivers/base/memory.c, block_size_bytes_show).
+    let block =
+        u64::from_str_radix(text.trim(), 16).map_err(|_| source.wrong(&file, &text, "is not a hexadecimal size"))?;
+    let mut online: u64 = 0;
+    for (_, name) in source.numbered(MEMORY, "memory")? {
+        online += u64::from(source.text(&format!("{MEMORY}/{name}/state"))?.trim() == "online");
+    }
+    online.checked_mul(block).ok_or_else(|| source.wrong(&file, &text, "is larger than any memory"))
+}

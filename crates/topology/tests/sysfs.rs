@@ -1,0 +1,418 @@
+//! Machines of many shapes, whole and damaged, read from directories in the kernel's formats.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod machines;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use machines::{all, fixture};
+use topology::config::NodeConfig;
+use topology::{CpuSet, MemoryKind, NodeId, Region, Topology, capture, sysfs};
+
+const GIB: u64 = 1 << 30;
+
+fn read(name: &str) -> Topology {
+    sysfs::read(&fixture(name)).unwrap()
+}
+
+fn cpus(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}
+
+/// (id, online CPUs, GiB, kind) of each node.
+fn shape(machine: &Topology) -> Vec<(u32, String, u64, MemoryKind)> {
+    machine.nodes.iter().map(|n| (n.id.0, n.cpus.to_string(), n.memory_bytes / GIB, n.memory)).collect()
+}
+
+fn distances(machine: &Topology) -> Vec<Vec<u32>> {
+    let ids: Vec<_> = machine.nodes.iter().map(|n| n.id).collect();
+    ids.iter().map(|&a| ids.iter().map(|&b| machine.distance(a, b).unwrap()).collect()).collect()
+}
+
+/// Every file and link below a directory, with its text or target.
+fn tree(dir: &Path) -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(at) = todo.pop() {
+        for entry in fs::read_dir(&at).unwrap() {
+            let path = entry.unwrap().path();
+            let kind = path.symlink_metadata().unwrap().file_type();
+            let below = path.strip_prefix(dir).unwrap().to_owned();
+            if kind.is_symlink() {
+                found.insert(below, fs::read_link(&path).unwrap().display().to_string());
+            } else if kind.is_dir() {
+                todo.push(path);
+            } else {
+                found.insert(below, fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn fixtures_are_what_their_description_says() {
+    for machine in all() {
+        let dir = tempfile::tempdir().unwrap();
+        machine.write(dir.path());
+        let kept = fixture(machine.name);
+        if std::env::var_os("HOMENODE_WRITE_FIXTURES").is_some() {
+            let _ = fs::remove_dir_all(&kept);
+            machine.write(&kept);
+        }
+        assert_eq!(tree(&kept), tree(dir.path()), "{}", machine.name);
+    }
+}
+
+#[test]
+fn one_node() {
+    let machine = read("one-node");
+    assert_eq!(shape(&machine), [(0, "0-7".into(), 16, MemoryKind::Dram)]);
+    assert_eq!(distances(&machine), [[10]]);
+    assert_eq!(machine.regions, []);
+}
+
+#[test]
+fn a_kernel_without_numa_is_one_node() {
+    let machine = read("no-numa");
+    assert_eq!(shape(&machine), [(0, "0-2".into(), 0, MemoryKind::Dram)]);
+    // Three of four blocks of 0x8000000 bytes are online.
+    assert_eq!(machine.nodes[0].memory_bytes, 3 * 134_217_728);
+    assert_eq!(machine.nodes[0].offline_cpus, cpus("3"));
+    assert_eq!(distances(&machine), [[10]]);
+}
+
+#[test]
+fn two_sockets() {
+    let machine = read("two-sockets");
+    let expected = [(0, "0-7,16-23".into(), 64, MemoryKind::Dram), (1, "8-15,24-31".into(), 64, MemoryKind::Dram)];
+    assert_eq!(shape(&machine), expected);
+    assert_eq!(distances(&machine), [[10, 21], [21, 10]]);
+    assert_eq!(machine.node_of_cpu(24), Some(NodeId(1)));
+    assert_eq!(machine.node_of_cpu(32), None);
+    assert_eq!(machine.cpus(), cpus("0-31"));
+}
+
+#[test]
+fn four_sockets_in_a_ring() {
+    let machine = read("four-sockets-ring");
+    assert_eq!(distances(&machine), [[10, 16, 22, 16], [16, 10, 16, 22], [22, 16, 10, 16], [16, 22, 16, 10]]);
+    assert!(machine.nodes.iter().all(|n| n.cpus.len() == 8 && n.memory_bytes == 128 * GIB));
+}
+
+#[test]
+fn epyc_with_four_nodes_per_socket() {
+    let machine = read("epyc-nps4");
+    assert_eq!(machine.nodes.len(), 8);
+    assert_eq!(machine.nodes[7].cpus, cpus("112-127,240-255"));
+    for (a, row) in distances(&machine).iter().enumerate() {
+        for (b, distance) in row.iter().enumerate() {
+            let expected = if a == b {
+                10
+            } else if a / 4 == b / 4 {
+                12
+            } else {
+                32
+            };
+            assert_eq!(*distance, expected, "{a} {b}");
+        }
+    }
+}
+
+#[test]
+fn sub_numa_clusters() {
+    let machine = read("sub-numa-clusters");
+    assert_eq!(machine.nodes[0].cpus, cpus("0-3,7-9,13-15,20"));
+    assert_eq!(machine.node_of_cpu(20), Some(NodeId(0)));
+    assert_eq!(machine.node_of_cpu(19), Some(NodeId(1)));
+    assert_eq!(machine.distance(NodeId(2), NodeId(3)), Some(11));
+    assert_eq!(machine.cpus().len(), 41);
+}
+
+#[test]
+fn a_cxl_node_has_memory_and_no_cpus() {
+    let machine = read("cxl-cpuless");
+    assert_eq!(shape(&machine)[2], (2, String::new(), 256, MemoryKind::CpuLess));
+    assert_eq!(machine.distance(NodeId(2), NodeId(1)), Some(24));
+    let region = |name: &str, node, start, size| Region {
+        name: name.into(),
+        node: Some(NodeId(node)),
+        start: Some(start),
+        size,
+        devices: Vec::new(),
+    };
+    let expected =
+        [region("cxl-region0", 2, 0x40_8000_0000, 256 * GIB), region("cxl-region1", 1, 0x80_8000_0000, 256 << 20)];
+    assert_eq!(machine.regions, expected);
+}
+
+#[test]
+fn ids_can_be_sparse() {
+    let machine = read("sparse-ids");
+    assert_eq!(machine.nodes.iter().map(|n| n.id.0).collect::<Vec<_>>(), [0, 8]);
+    assert_eq!(machine.distance(NodeId(0), NodeId(8)), Some(40));
+    assert_eq!(machine.distance(NodeId(8), NodeId(8)), Some(10));
+    assert_eq!(machine.distance(NodeId(0), NodeId(1)), None);
+    assert!(machine.node(NodeId(1)).is_none());
+    assert_eq!(machine.node_of_cpu(64), Some(NodeId(8)));
+}
+
+#[test]
+fn a_node_without_memory() {
+    let machine = read("memory-less");
+    assert_eq!(shape(&machine)[1], (1, "4-7".into(), 0, MemoryKind::None));
+}
+
+#[test]
+fn persistent_memory_has_a_node_a_range_and_devices() {
+    let machine = read("two-sockets-pmem");
+    let size = 135_291_469_824;
+    let expected = [
+        Region {
+            name: "region0".into(),
+            node: Some(NodeId(0)),
+            start: Some(0x18_8000_0000),
+            size,
+            devices: vec!["pmem0".into()],
+        },
+        Region {
+            name: "region1".into(),
+            node: Some(NodeId(1)),
+            start: Some(0x38_0000_0000),
+            size,
+            devices: vec!["pmem1.1s".into(), "pmem1".into()],
+        },
+        Region { name: "region10".into(), node: None, start: None, size: 256 << 20, devices: vec![] },
+    ];
+    assert_eq!(machine.regions, expected);
+}
+
+#[test]
+fn offline_cpus_belong_to_their_node() {
+    let machine = read("offline-cpus");
+    let nodes: Vec<_> = machine.nodes.iter().map(|n| (n.cpus.clone(), n.offline_cpus.clone(), n.memory)).collect();
+    let expected = [(cpus("0-2"), cpus("3"), MemoryKind::Dram), (cpus(""), cpus("4-5"), MemoryKind::Dram)];
+    assert_eq!(nodes, expected);
+    assert_eq!(machine.node_of_cpu(4), None);
+}
+
+/// A copy of `two-sockets-pmem` with one file replaced (or removed), and what reading it says.
+fn damaged(file: &str, text: Option<&[u8]>) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    all().iter().find(|m| m.name == "two-sockets-pmem").unwrap().write(dir.path());
+    let path = dir.path().join(file);
+    match text {
+        Some(text) => fs::write(&path, text).unwrap(),
+        None => fs::remove_file(&path).unwrap(),
+    }
+    let error = sysfs::read(dir.path()).unwrap_err().to_string();
+    assert!(error.contains(&path.display().to_string()) || error.contains("node/online"), "names no file: {error}");
+    error
+}
+
+#[test]
+fn a_missing_file_is_named_with_its_errno() {
+    for file in [
+        "devices/system/cpu/online",
+        "devices/system/node/online",
+        "devices/system/node/node1/cpulist",
+        "devices/system/node/node0/distance",
+        "devices/system/node/node1/meminfo",
+        "bus/nd/devices/region0/size",
+        "bus/nd/devices/region1/numa_node",
+    ] {
+        let error = damaged(file, None);
+        assert!(error.contains("No such file or directory (os error 2)"), "{error}");
+    }
+}
+
+#[test]
+fn text_that_no_kernel_prints_is_shown() {
+    let node1 = |file: &str| format!("devices/system/node/node1/{file}");
+    for (file, text, expected) in [
+        (node1("distance"), "21\n", "`21` has 1 distances for 2 online nodes"),
+        (node1("distance"), "21 10 21\n", "`21 10 21` has 3 distances for 2 online nodes"),
+        (node1("distance"), "21 ten\n", "has `ten`, not a distance"),
+        (node1("distance"), "21 99999999999\n", "has `99999999999`, not a distance"),
+        (node1("cpulist"), "sixteen\n", "`sixteen` is not a list"),
+        (node1("cpulist"), "16-4000000000\n", "`16-4000000000` is not a list"),
+        (node1("cpulist"), "0-31\n", "`0-31` has CPU 0, as has node 0"),
+        (node1("meminfo"), "", "`` has no line with MemTotal"),
+        (node1("meminfo"), "Node 1 MemTotal: lots kB\n", "`Node 1 MemTotal: lots kB` is not a size"),
+        (node1("meminfo"), "Node 1 MemTotal: 18446744073709551615 kB\n", "is not a size in kB"),
+        (node1("meminfo"), "Node 1 MemTotal: 64 GB\n", "is not a size in kB"),
+        ("devices/system/node/online".into(), "\n", "`` names no node"),
+        ("devices/system/node/online".into(), "0-\n", "`0-` is not a list"),
+        ("devices/system/cpu/online".into(), "\n", "`` names no CPU"),
+        ("devices/system/cpu/online".into(), "64\n", "`0-1` are nodes without any online CPU"),
+        ("bus/nd/devices/region0/size".into(), "-1\n", "`-1` is not a number"),
+        ("bus/nd/devices/region0/resource".into(), "0xfffffffffffffffff\n", "`0xfffffffffffffffff` is not a number"),
+        ("bus/nd/devices/region0/numa_node".into(), "-2\n", "`-2` is not a node"),
+    ] {
+        let error = damaged(&file, Some(text.as_bytes()));
+        assert!(error.contains(expected), "{file}: {error}");
+    }
+    let long = damaged("devices/system/node/node0/cpulist", Some("x".repeat(5000).as_bytes()));
+    assert!(long.contains('…') && long.len() < 400, "{long}");
+    assert!(damaged("devices/system/node/node0/cpulist", Some(b"\xff\xfe\0")).contains("is not text"));
+}
+
+#[test]
+fn a_node_without_its_directory_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    all().iter().find(|m| m.name == "two-sockets").unwrap().write(dir.path());
+    fs::remove_dir_all(dir.path().join("devices/system/node/node1")).unwrap();
+    let error = sysfs::read(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("node1/cpulist: No such file or directory (os error 2)"), "{error}");
+}
+
+#[test]
+fn a_root_that_is_not_there_is_named() {
+    let error = sysfs::read(Path::new("/nonexistent/sys")).unwrap_err().to_string();
+    assert_eq!(error, "cannot read /nonexistent/sys/devices/system/cpu/online: No such file or directory (os error 2)");
+}
+
+/// Runs `f` as an ordinary user: a thread of its own gives up root, if it has it, and ends with `f`.
+fn unprivileged<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    std::thread::spawn(move || {
+        if rustix::process::geteuid().is_root() {
+            let nobody = rustix::process::Uid::from_raw(65_534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        }
+        f()
+    })
+    .join()
+    .unwrap()
+}
+
+/// A machine on disk with `file` closed to everybody but root.
+fn closed(machine: &str, file: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    all().iter().find(|m| m.name == machine).unwrap().write(dir.path());
+    fs::set_permissions(dir.path().join(file), fs::Permissions::from_mode(0o000)).unwrap();
+    dir
+}
+
+#[test]
+fn what_may_not_be_read_is_named_with_its_errno() {
+    for file in ["devices/system/node/node1", "devices/system/node/node1/meminfo", "bus/nd/devices"] {
+        let dir = closed("two-sockets-pmem", file);
+        let root = dir.path().to_owned();
+        let error = unprivileged(move || sysfs::read(&root)).unwrap_err().to_string();
+        assert!(error.contains(file) && error.contains("Permission denied (os error 13)"), "{error}");
+        fs::set_permissions(dir.path().join(file), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+}
+
+#[test]
+fn a_physical_range_that_only_root_may_know_is_unknown() {
+    let dir = closed("two-sockets-pmem", "bus/nd/devices/region0/resource");
+    let root = dir.path().to_owned();
+    let machine = unprivileged(move || sysfs::read(&root)).unwrap();
+    assert_eq!((machine.regions[0].start, machine.regions[0].node), (None, Some(NodeId(0))));
+    assert_eq!(machine.regions[1].start, Some(0x38_0000_0000));
+}
+
+#[test]
+fn a_capture_of_a_capture_is_the_same_machine() {
+    for machine in all() {
+        let dir = tempfile::tempdir().unwrap();
+        let to = dir.path().join("capture");
+        let captured = capture::capture(&fixture(machine.name), &to).unwrap();
+        assert_eq!(captured.topology, read(machine.name));
+        assert_eq!(sysfs::read(&to).unwrap(), captured.topology, "{}", machine.name);
+        assert_eq!(captured.files, tree(&to).len());
+    }
+}
+
+#[test]
+fn this_machine_is_captured_without_privileges() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let to = dir.path().join("capture");
+    let captured = unprivileged(move || capture::capture(Path::new("/sys"), &to)).unwrap();
+    assert_eq!(sysfs::read(&captured.dir).unwrap(), captured.topology);
+    assert!(!captured.topology.cpus().is_empty());
+}
+
+#[test]
+fn a_capture_never_overwrites_and_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let sys = fixture("two-sockets");
+    fs::write(dir.path().join("mine"), "").unwrap();
+    let error = capture::capture(&sys, dir.path()).unwrap_err().to_string();
+    assert!(error.contains("is not empty"), "{error}");
+    assert_eq!(tree(dir.path()).len(), 1);
+
+    let error = capture::capture(&sys, &dir.path().join("mine")).unwrap_err().to_string();
+    assert!(error.contains("mine") && error.contains("os error 20"), "{error}");
+    let error = capture::capture(&sys, &dir.path().join("no/such/place")).unwrap_err().to_string();
+    assert!(error.contains("os error 2"), "{error}");
+
+    // An empty directory is fine; a machine that cannot be read creates none.
+    let empty = dir.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    capture::capture(&sys, &empty).unwrap();
+    let absent = dir.path().join("absent");
+    capture::capture(&dir.path().join("mine"), &absent).unwrap_err();
+    assert!(!absent.exists());
+}
+
+#[test]
+fn a_capture_that_cannot_be_written_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let empty = dir.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    fs::set_permissions(&empty, fs::Permissions::from_mode(0o555)).unwrap();
+    let error = unprivileged(move || capture::capture(&fixture("two-sockets"), &empty)).unwrap_err().to_string();
+    assert!(error.contains("cannot write") && error.contains("os error 13"), "{error}");
+    assert!(tree(dir.path()).is_empty());
+}
+
+#[test]
+fn configured_bandwidth_reaches_its_node_and_no_other() {
+    let mut machine = read("two-sockets");
+    let config = NodeConfig { read_bw_max: Some(6.8e9), write_bw_max: None };
+    machine.configure(&BTreeMap::from([(NodeId(1), config)])).unwrap();
+    assert_eq!(machine.nodes[1].read_bw_max, Some(6.8e9));
+    assert_eq!(machine.nodes[1].write_bw_max, None);
+    assert_eq!(machine.nodes[0].read_bw_max, None);
+}
+
+#[test]
+fn a_wrong_configuration_changes_nothing() {
+    let before = read("sparse-ids");
+    let good = NodeConfig { read_bw_max: Some(1e9), write_bw_max: Some(1e9) };
+    for (node, config, expected) in [
+        (1, good.clone(), "[node.1] in the configuration: this machine has no node 1, only node 0, 8"),
+        (
+            8,
+            NodeConfig { write_bw_max: Some(-1.0), ..good.clone() },
+            "write_bw_max of node 8: -1 is not a positive number of bytes per second",
+        ),
+        (
+            8,
+            NodeConfig { read_bw_max: Some(f64::NAN), ..good.clone() },
+            "read_bw_max of node 8: NaN is not a positive number of bytes per second",
+        ),
+    ] {
+        let mut machine = before.clone();
+        let nodes = BTreeMap::from([(NodeId(0), good.clone()), (NodeId(node), config)]);
+        assert_eq!(machine.configure(&nodes).unwrap_err().to_string(), expected);
+        assert_eq!(machine, before);
+    }
+}
+
+#[test]
+fn a_topology_survives_json() {
+    for machine in all() {
+        let machine = read(machine.name);
+        let json = serde_json::to_string(&machine).unwrap();
+        assert_eq!(serde_json::from_str::<Topology>(&json).unwrap(), machine);
+    }
+}
