@@ -9,12 +9,17 @@
 //! (dwell, rate, foreign affinities) is the engine's business, not a policy's.
 
 mod bytes;
+mod load;
+pub mod nthread;
 pub mod plan;
 pub mod snapshot;
+mod validate;
+mod words;
 
 pub use bytes::NodeBytes;
 pub use plan::{Declined, Move, NodeForecast, Plan, Prediction, Reason};
-pub use snapshot::{FileUse, NodeLoad, ObservedFile, Process, Snapshot, SnapshotError, Thread};
+pub use snapshot::{FileUse, MappedMemory, NodeLoad, ObservedFile, Process, Snapshot, SnapshotError, Thread};
+pub use validate::MAX_BYTES;
 
 use topology::Topology;
 
@@ -26,4 +31,18 @@ pub trait Policy: Send {
     /// The plan for one window. Deterministic; never names a node that is not in `topology`, nor one that the thread may
     /// not run on.
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan;
+}
+
+/// The policies, by name, with one line about each for `--help`.
+pub const POLICIES: &[(&str, &str)] = &[
+    ("nthread", "data locality, then memory controllers, then CPUs; threads that share a file stay together"),
+    ("nthread-rl", "data locality only: every thread to the node it reads most from"),
+    ("nthread-cpu", "data locality, then CPUs"),
+    ("nthread-nm", "data locality, then memory controllers, then CPUs; sharing is ignored"),
+];
+
+/// The policy with this name, one of [`POLICIES`].
+pub fn policy(name: &str, settings: &nthread::Settings) -> Option<Box<dyn Policy>> {
+    let variant = nthread::Variant::ALL.into_iter().find(|v| v.name() == name)?;
+    Some(Box::new(nthread::NThread::new(variant, settings.clone())))
 }

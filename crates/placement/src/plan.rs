@@ -26,6 +26,18 @@ pub struct Plan {
     pub notes: Vec<String>,
 }
 
+impl Plan {
+    /// An empty plan of the named policy.
+    pub fn new(policy: &str) -> Self {
+        Self { version: VERSION, policy: policy.to_owned(), ..Self::default() }
+    }
+
+    /// The plan as one line of JSON.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string(self)
+    }
+}
+
 /// One move.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]

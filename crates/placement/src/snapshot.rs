@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use topology::NodeId;
+use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
 use crate::NodeBytes;
 
@@ -185,16 +185,125 @@ pub struct MappedMemory {
     pub touched_bytes: Option<u64>,
 }
 
+impl Snapshot {
+    /// Reads a snapshot from JSON and checks that it can be true ([`Snapshot::validate`]).
+    ///
+    /// # Errors
+    ///
+    /// [`SnapshotError::Parse`] names the field, the line and the column; [`SnapshotError::Version`] comes before
+    /// complaints about fields, which another version may well have; [`SnapshotError::Value`] names the field and the value.
+    pub fn from_json(text: &str) -> Result<Self, SnapshotError> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+
+        let mut json = serde_json::Deserializer::from_str(text);
+        let parsed = serde_path_to_error::deserialize(&mut json).map_err(|e| (e.path().to_string(), e.into_inner()));
+        let parsed = parsed.and_then(|snapshot: Self| match json.end() {
+            Ok(()) => Ok(snapshot),
+            Err(source) => Err((".".to_owned(), source)),
+        });
+        match parsed {
+            Ok(snapshot) => snapshot.validate().map(|()| snapshot),
+            Err((path, source)) => match serde_json::from_str(text) {
+                Ok(Versioned { version }) if version != VERSION => Err(SnapshotError::Version(version)),
+                _ if path == "." => Err(SnapshotError::Parse { at: String::new(), source }),
+                _ => Err(SnapshotError::Parse { at: format!("{path}: "), source }),
+            },
+        }
+    }
+
+    /// The snapshot as one line of JSON.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        serde_json::to_string(self)
+    }
+
+    /// The machine as far as the snapshot tells, for a snapshot that is looked at elsewhere.
+    ///
+    /// A node that only a distance table mentions has no CPUs here. How much memory a node has is not recorded:
+    /// `memory_bytes` is what was free, and no node counts as memory-less.
+    pub fn topology(&self) -> Topology {
+        let mut nodes: BTreeMap<NodeId, Node> = BTreeMap::new();
+        let node = |id, cpus: CpuSet, memory_bytes, distance, read_bw_max, write_bw_max| Node {
+            id,
+            memory: if cpus.is_empty() { MemoryKind::CpuLess } else { MemoryKind::Dram },
+            cpus,
+            offline_cpus: CpuSet::default(),
+            memory_bytes,
+            distance,
+            read_bw_max,
+            write_bw_max,
+        };
+        for n in &self.nodes {
+            let cpus = n.cpus.iter().copied().collect();
+            let listed = node(n.id, cpus, n.memory_free, n.distance.clone(), n.read_bw_max, n.write_bw_max);
+            nodes.insert(n.id, listed);
+        }
+        for n in &self.nodes {
+            for (&other, &distance) in &n.distance {
+                let mentioned = nodes
+                    .entry(other)
+                    .or_insert_with(|| node(other, CpuSet::default(), 0, BTreeMap::new(), None, None));
+                // Tables are symmetric on nearly every machine: better than not knowing.
+                mentioned.distance.entry(n.id).or_insert(distance);
+            }
+        }
+        Topology { nodes: nodes.into_values().collect(), regions: Vec::new() }
+    }
+
+    /// Remote file bytes / all file bytes that the listed threads read; `None` where nothing was read.
+    pub fn remote_share(&self) -> Option<f64> {
+        let (remote, all) = self.threads.iter().fold((0u64, 0u64), |(remote, all), t| {
+            (remote.saturating_add(t.remote_bytes()), all.saturating_add(t.read_bytes.total()))
+        });
+        (all > 0).then(|| remote as f64 / all as f64)
+    }
+}
+
+impl Thread {
+    /// File bytes that crossed nodes when the thread read them: as observed, else those not on the node it runs on.
+    pub fn remote_bytes(&self) -> u64 {
+        let all = self.read_bytes.total();
+        self.remote_read_bytes.map_or_else(|| all - self.read_bytes.get(self.node), |remote| remote.min(all))
+    }
+
+    /// The node most of its file bytes come from; `None` if it read nothing. Among equals the node it runs on, else the
+    /// lowest id.
+    pub fn home(&self) -> Option<NodeId> {
+        let most = self.read_bytes.iter().map(|(_, bytes)| bytes).max().filter(|bytes| *bytes > 0)?;
+        if self.read_bytes.get(self.node) == most {
+            return Some(self.node);
+        }
+        self.read_bytes.iter().find(|(_, bytes)| *bytes == most).map(|(node, _)| node)
+    }
+
+    /// File bytes read and written.
+    pub fn file_bytes(&self) -> u64 {
+        self.read_bytes.total().saturating_add(self.write_bytes.total())
+    }
+}
+
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// Not JSON, or not a snapshot: the parser's message names line, column and field.
-    #[error("not a snapshot: {0}")]
-    Parse(#[from] serde_json::Error),
+    /// Not JSON, or not a snapshot.
+    #[error("not a snapshot: {at}{source}")]
+    Parse {
+        /// Field with a colon after it, such as `threads[3].tid: `; empty where the text is not JSON at all.
+        at: String,
+        /// The parser's message, with line and column.
+        source: serde_json::Error,
+    },
     /// A version this build does not know.
     #[error("snapshot version {0} is not supported, this build reads version {VERSION}")]
     Version(u32),
     /// A value that cannot be: names the field and the value.
-    #[error("{0}")]
-    Value(String),
+    #[error("{field}: {why}")]
+    Value {
+        /// Field, such as `threads[3].cpu_s`.
+        field: String,
+        /// What is wrong, with the value.
+        why: String,
+    },
 }

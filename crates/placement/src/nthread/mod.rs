@@ -1,0 +1,194 @@
+//! NThread: threads go where the data they read is, unless a controller or the CPUs there would be overloaded.
+//!
+//! Y. Wang, D. Jiang, J. Xiong: *NUMA-Aware Thread Migration for High Performance NVMM File Systems*, MSST 2020. Section and
+//! equation numbers in this module are the paper's.
+//!
+//! **Problem.** The kernel places threads by CPU load and knows nothing of where their file data lies. Moving every thread to
+//! its data may overload one node.
+//!
+//! **Approach.** What-if analysis, once a window: [`target`] gives each thread the node it reads most from (step 1); suppose
+//! everybody sits there, reads stay with the data and writes move with the thread (step 2, [`state`]); if that would overload a
+//! memory controller, [`controller`] sends writers elsewhere (step 3); if not, but it would overload a node's CPUs, [`cpu`]
+//! sends readers elsewhere (step 4). Threads that share a file are left out of steps 3 and 4 (step 5). [`Variant`] says
+//! which steps are taken (Table II).
+//!
+//! **Moving twice is moving once.** Targets depend on where data is, never on where threads are, so the next window's
+//! what-if puts a thread that steps 3 or 4 sent away back on its target and sends it away again: no move. That is not so
+//! for a thread *without* a target: it starts from where it is, so once it has been sent away the what-if is a different one.
+//! Taken literally, the rules then change their mind in the next window: H, relieved of such threads, is no longer overloaded,
+//! and others that were sent away for nothing come back. So the rules are applied again to what they have just decided, until
+//! they decide nothing new, and that is the plan. Where the rules settle at once, which is nearly always, this changes
+//! nothing. It ends: step 3 moves writes only from above the average to below it, which makes the loads more equal every time;
+//! step 4 fills no node above its limit, so takes threads only from nodes that it never fills, and makes no
+//! work for step 3 (see [`cpu`]).
+//!
+//! **Limits.** The next window is taken to be like this one. What is written over pages that are cached already lands where
+//! they are, not where the thread runs, and is predicted wrongly. File sizes, and the cost of a move, play no part: how
+//! often a thread may move is the engine's business.
+
+mod controller;
+mod cpu;
+mod forecast;
+mod report;
+mod settings;
+mod state;
+mod target;
+
+pub use report::MAX_DECLINED;
+pub use settings::Settings;
+
+use topology::{NodeId, Topology};
+
+use crate::load::{Loads, Machine};
+use crate::{Plan, Policy, Snapshot, Thread};
+use state::State;
+use target::Target;
+
+/// Rounds after which the rules are stopped where they are. Termination is proven for any number; random workloads
+/// take three at most.
+const MAX_ROUNDS: usize = 64;
+
+/// Which of NThread's steps are taken (Table II).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// `NThread_rl`: step 1.
+    Locality,
+    /// `NThread_cpu`: steps 1 and 4.
+    Cpu,
+    /// `NThread_nm`: steps 1, 3 and 4.
+    Memory,
+    /// `NThread`: all, threads that share a file stay together.
+    Full,
+}
+
+impl Variant {
+    /// All of them, in Table II's order.
+    pub const ALL: [Self; 4] = [Self::Locality, Self::Cpu, Self::Memory, Self::Full];
+
+    /// Name as the user types it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Locality => "nthread-rl",
+            Self::Cpu => "nthread-cpu",
+            Self::Memory => "nthread-nm",
+            Self::Full => "nthread",
+        }
+    }
+
+    fn relieves_controllers(self) -> bool {
+        matches!(self, Self::Memory | Self::Full)
+    }
+
+    fn relieves_cpus(self) -> bool {
+        self != Self::Locality
+    }
+
+    fn keeps_sharers(self) -> bool {
+        self == Self::Full
+    }
+}
+
+/// The policy.
+#[derive(Clone, Debug)]
+pub struct NThread {
+    variant: Variant,
+    settings: Settings,
+}
+
+impl NThread {
+    /// NThread in one of its variants.
+    pub fn new(variant: Variant, settings: Settings) -> Self {
+        Self { variant, settings }
+    }
+}
+
+impl Policy for NThread {
+    fn name(&self) -> &'static str {
+        self.variant.name()
+    }
+
+    fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
+        let mut plan = Plan::new(self.name());
+        if !(snapshot.window_s > 0.0 && snapshot.window_s.is_finite()) {
+            plan.notes.push(format!("nothing decided: a window of {} s", snapshot.window_s));
+            return plan;
+        }
+        let machine = Machine::new(topology, &self.settings, snapshot.window_s);
+        let mut state = State::new(&machine, &self.settings, snapshot);
+        let settled = settle(&machine, snapshot, &mut state, self.variant);
+        report::fill(&mut plan, &machine, &self.settings, snapshot, &state);
+        plan.predicted = Some(forecast::predict(&machine, snapshot, &state));
+        if self.variant.relieves_controllers() {
+            report::note_unknown_bandwidth(&mut plan, &machine);
+        }
+        if !settled {
+            plan.notes.push(format!("not settled after {MAX_ROUNDS} rounds: the next window may move threads again"));
+        }
+        plan
+    }
+}
+
+/// Applies the rules until they decide nothing new; whether they came to that.
+fn settle(machine: &Machine, snapshot: &Snapshot, state: &mut State, variant: Variant) -> bool {
+    for _ in 0..MAX_ROUNDS {
+        apply_once(machine, snapshot, state, variant);
+        let mut new = false;
+        for c in state.candidates.iter_mut().filter(|c| !c.targeted && c.place != c.initial) {
+            c.initial = c.place;
+            new = true;
+        }
+        if !new {
+            return true;
+        }
+    }
+    false
+}
+
+/// Steps 2 to 5, once: from every candidate's initial node to its place.
+fn apply_once(machine: &Machine, snapshot: &Snapshot, state: &mut State, variant: Variant) {
+    for c in &mut state.candidates {
+        c.place = c.initial;
+        c.passed_over = false;
+        // A thread without a target keeps the reason for which it was sent away.
+        if c.targeted {
+            c.relief = None;
+        }
+    }
+    let mut loads = state.what_if(machine);
+    let keep_sharers = variant.keeps_sharers();
+    let number = state.reliefs.len() as u32;
+    let candidates = &mut state.candidates;
+    if variant.relieves_controllers()
+        && let Some(h) = controller::overloaded(machine, &loads)
+    {
+        state.reliefs.push(controller::relief(machine, &loads, h));
+        controller::relieve(machine, snapshot, &mut loads, candidates, h, number, keep_sharers);
+    } else if variant.relieves_cpus()
+        && let Some(h) = cpu::overloaded(machine, &loads)
+    {
+        state.reliefs.push(cpu::relief(machine, &loads, h));
+        let rules = cpu::Rules { keep_sharers, spare_controllers: variant.relieves_controllers() };
+        cpu::relieve(machine, snapshot, &mut loads, candidates, h, number, rules);
+    }
+}
+
+/// Steps 1 to 3 for Dragonfly: the node whose controller would be overloaded if every thread sat on its target, and the loads then.
+pub(crate) fn overloaded_home(machine: &Machine, settings: &Settings, snapshot: &Snapshot) -> Option<(usize, Loads)> {
+    let loads = State::new(machine, settings, snapshot).what_if(machine);
+    controller::overloaded(machine, &loads).map(|node| (node, loads))
+}
+
+/// Step 1 for Dragonfly: the node that a thread's data is on, by the margin, whether or not it may go there.
+pub(crate) fn data_home(machine: &Machine, settings: &Settings, window_s: f64, thread: &Thread) -> Option<NodeId> {
+    if thread.file_bytes() < settings.min_bytes {
+        return None;
+    }
+    match target::of(machine, target::margin(settings, window_s), thread) {
+        Target::Home(node) => Some(machine.id(node)),
+        Target::Near { home, .. } | Target::NoCpus { home } | Target::NotAllowed { home } => Some(home),
+        Target::None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

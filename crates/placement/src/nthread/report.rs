@@ -1,0 +1,270 @@
+//! From decided places to a plan: the moves, the threads that stay, and a sentence with the figures for each.
+//!
+//! **Problem.** Every move, and every thread that reads remotely and yet stays, needs a reason that a person can check.
+//!
+//! **Approach.** Sentences are made here, after everything is decided, and only for threads that have one coming. Relief of
+//! overloaded nodes comes first, then the threads that gain most, so that a plan which is cut short was worth most.
+//!
+//! **Limits.** At most [`MAX_DECLINED`] threads that stay are listed, those with most remote bytes; a note counts the rest.
+
+use std::cmp::Reverse;
+
+use rustc_hash::FxHashMap;
+use topology::NodeId;
+
+use super::Settings;
+use super::state::{Candidate, Contention, Relief, State};
+use super::target::{self, Target};
+use crate::load::Machine;
+use crate::words::{push_bytes, push_number, push_percent};
+use crate::{Declined, Move, ObservedFile, Plan, Reason, Snapshot, Thread};
+
+/// Most threads that a plan lists as staying.
+pub const MAX_DECLINED: usize = 1000;
+
+/// Why a thread stays.
+#[derive(Clone, Copy)]
+enum Stay<'a> {
+    Held(&'a str),
+    SharesFile,
+    Relieved(Relief),
+    Untargeted,
+}
+
+/// Fills in moves, declined threads and notes.
+pub(super) fn fill(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &Snapshot, state: &State) {
+    moves(plan, machine, settings, snapshot, state);
+    declined(plan, machine, settings, snapshot, state);
+    for node in (0..machine.len()).map(|n| machine.id(n)).filter(|id| snapshot.nodes.iter().all(|n| n.id != *id)) {
+        plan.notes
+            .push(format!("node {node}: not described in this snapshot, taken as idle but for the listed threads"));
+    }
+    if state.lost > 0 {
+        plan.notes.push(format!("threads on nodes that the topology does not have, left alone: {}", state.lost));
+    }
+}
+
+/// Says which nodes step 3 could not judge.
+pub(super) fn note_unknown_bandwidth(plan: &mut Plan, machine: &Machine) {
+    let unknown: Vec<_> =
+        machine.controllers().filter(|n| machine.capacity[*n].is_none()).map(|n| machine.id(n).to_string()).collect();
+    let nodes = match unknown.as_slice() {
+        [] => return,
+        [one] => format!("node {one}"),
+        several => format!("nodes {}", several.join(", ")),
+    };
+    plan.notes.push(format!("{nodes}: bandwidth unknown, contention not judged"));
+}
+
+fn moves(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &Snapshot, state: &State) {
+    let margin = target::margin(settings, snapshot.window_s);
+    let mut order: Vec<_> = state
+        .candidates
+        .iter()
+        .enumerate()
+        .filter(|(_, c)| c.place != c.node)
+        .map(|(i, c)| {
+            let read = &snapshot.threads[c.thread].read_bytes;
+            let gain = match relief(state, c).map(|r| r.kind) {
+                Some(Contention::Controller) => (0, c.writes),
+                Some(Contention::Cpu) => (1, c.cpu),
+                None => (2, read.get(machine.id(c.place)).saturating_sub(read.get(machine.id(c.node)))),
+            };
+            (gain.0, Reverse(gain.1), c.tid, i)
+        })
+        .collect();
+    order.sort_unstable();
+    plan.moves.reserve_exact(order.len());
+    for (_, _, _, i) in order {
+        let c = &state.candidates[i];
+        let thread = &snapshot.threads[c.thread];
+        let (reason, why) = match relief(state, c) {
+            Some(relief) => contention(machine, thread, c, relief),
+            None => (Reason::ReadLocality, locality(machine, margin, thread, c)),
+        };
+        plan.moves.push(Move::Thread {
+            tid: thread.tid,
+            pid: thread.pid,
+            start_ns: thread.start_ns,
+            from: thread.node,
+            to: machine.id(c.place),
+            reason,
+            why,
+        });
+    }
+}
+
+fn relief(state: &State, c: &Candidate) -> Option<Relief> {
+    c.relief.and_then(|r| state.reliefs.get(r as usize)).copied()
+}
+
+fn locality(machine: &Machine, margin: f64, thread: &Thread, c: &Candidate) -> String {
+    match target::of(machine, margin, thread) {
+        Target::Near { home, .. } => {
+            let mut why = read_from(thread, home);
+            why.push_str(", which has no CPUs; node ");
+            push_number(&mut why, machine.id(c.place).0.into());
+            why.push_str(" is the nearest");
+            why
+        }
+        _ => read_from(thread, machine.id(c.place)),
+    }
+}
+
+fn contention(machine: &Machine, thread: &Thread, c: &Candidate, relief: Relief) -> (Reason, String) {
+    let mut why = String::with_capacity(96);
+    let home = machine.id(relief.node);
+    let reason = match relief.kind {
+        Contention::Controller => {
+            push_bytes(&mut why, c.writes);
+            why.push_str(" of ");
+            push_bytes(&mut why, c.writes.saturating_add(c.reads));
+            why.push_str(" are writes");
+            Reason::ControllerContention
+        }
+        Contention::Cpu => {
+            push_bytes(&mut why, thread.read_bytes.get(home));
+            why.push_str(" read from node ");
+            push_number(&mut why, home.0.into());
+            Reason::CpuContention
+        }
+    };
+    why.push_str("; ");
+    push_relief(&mut why, machine, relief);
+    (reason, why)
+}
+
+/// `node 0's memory controller would be at 97 %`
+fn push_relief(why: &mut String, machine: &Machine, relief: Relief) {
+    why.push_str("node ");
+    push_number(why, machine.id(relief.node).0.into());
+    why.push_str(match relief.kind {
+        Contention::Controller => "'s memory controller would be at ",
+        Contention::Cpu => "'s CPUs would be at ",
+    });
+    push_percent(why, relief.load);
+}
+
+/// `812.0 MB of 830.0 MB read from node 0`
+fn read_from(thread: &Thread, node: NodeId) -> String {
+    let mut why = String::with_capacity(48);
+    push_bytes(&mut why, thread.read_bytes.get(node));
+    why.push_str(" of ");
+    push_bytes(&mut why, thread.read_bytes.total());
+    why.push_str(" read from node ");
+    push_number(&mut why, node.0.into());
+    why
+}
+
+fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &Snapshot, state: &State) {
+    let margin = target::margin(settings, snapshot.window_s);
+    let away = |thread: &Thread| thread.home().is_some_and(|home| home != thread.node);
+    let held = state.held.iter().filter_map(|i| {
+        let thread = &snapshot.threads[*i];
+        let held = thread.held.as_deref()?;
+        away(thread).then_some((thread, Stay::Held(held)))
+    });
+    let stays = state.candidates.iter().filter(|c| c.place == c.node).filter_map(|c| {
+        let thread = &snapshot.threads[c.thread];
+        match relief(state, c) {
+            _ if c.passed_over => Some((thread, Stay::SharesFile)),
+            _ if !away(thread) => None,
+            Some(relief) if c.targeted => Some((thread, Stay::Relieved(relief))),
+            _ => Some((thread, Stay::Untargeted)),
+        }
+    });
+    let mut staying: Vec<_> = held.chain(stays).map(|(t, stay)| (Reverse(t.remote_bytes()), t.tid, t, stay)).collect();
+    let key = |s: &(Reverse<u64>, u32, &Thread, Stay)| (s.0, s.1);
+    if staying.len() > MAX_DECLINED {
+        plan.notes.push(format!("more threads stay than are listed: {} more", staying.len() - MAX_DECLINED));
+        staying.select_nth_unstable_by_key(MAX_DECLINED, key);
+        staying.truncate(MAX_DECLINED);
+    }
+    staying.sort_unstable_by_key(key);
+    let files = Files::new(snapshot, staying.iter().any(|s| matches!(s.3, Stay::SharesFile)));
+    plan.declined = staying
+        .into_iter()
+        .map(|(_, tid, thread, stay)| {
+            let (reason, why) = match stay {
+                Stay::Held(held) => ("held", held_why(thread, held)),
+                Stay::SharesFile => ("shares_file", files.shared_by(thread)),
+                Stay::Relieved(relief) => relieved(machine, margin, thread, relief),
+                Stay::Untargeted => untargeted(machine, margin, thread),
+            };
+            Declined { tid, reason: reason.to_owned(), why }
+        })
+        .collect();
+}
+
+fn held_why(thread: &Thread, held: &str) -> String {
+    let read = thread.home().map_or_else(String::new, |home| format!("; {}", read_from(thread, home)));
+    format!("{held}{read}")
+}
+
+fn relieved(machine: &Machine, margin: f64, thread: &Thread, relief: Relief) -> (&'static str, String) {
+    let home = match target::of(machine, margin, thread) {
+        Target::Near { home, .. } => home,
+        _ => machine.id(relief.node),
+    };
+    let mut why = read_from(thread, home);
+    why.push_str("; ");
+    push_relief(&mut why, machine, relief);
+    let reason = match relief.kind {
+        Contention::Controller => "controller_contention",
+        Contention::Cpu => "cpu_contention",
+    };
+    (reason, why)
+}
+
+fn untargeted(machine: &Machine, margin: f64, thread: &Thread) -> (&'static str, String) {
+    match target::of(machine, margin, thread) {
+        Target::NotAllowed { home } => ("not_allowed", format!("{}, where it may not run", read_from(thread, home))),
+        Target::NoCpus { home } => {
+            ("no_cpus", format!("{}, which has no CPUs; no one node is nearest", read_from(thread, home)))
+        }
+        Target::Near { home, node } => {
+            let near = machine.id(node);
+            ("no_cpus", format!("{}, which has no CPUs; node {near} is the nearest", read_from(thread, home)))
+        }
+        Target::Home(_) | Target::None => {
+            let mut most: Vec<_> = thread.read_bytes.iter().map(|(_, bytes)| bytes).collect();
+            most.sort_unstable_by_key(|bytes| Reverse(*bytes));
+            let lead = most.first().copied().unwrap_or(0) - most.get(1).copied().unwrap_or(0);
+            let mut why = thread.home().map_or_else(String::new, |home| read_from(thread, home));
+            why.push_str(": a lead of ");
+            push_bytes(&mut why, lead);
+            why.push_str(", below the margin of ");
+            push_bytes(&mut why, margin as u64);
+            ("below_margin", why)
+        }
+    }
+}
+
+/// Who shares what, for the sentences about sharers.
+struct Files<'a>(FxHashMap<&'a str, &'a ObservedFile>);
+
+impl<'a> Files<'a> {
+    fn new(snapshot: &'a Snapshot, needed: bool) -> Self {
+        let files = if needed { snapshot.files.as_slice() } else { &[] };
+        Self(files.iter().map(|f| (f.file.as_str(), f)).collect())
+    }
+
+    /// `shares 16384/2619 with 3 threads`, for the shared file that the thread read and wrote most of.
+    fn shared_by(&self, thread: &Thread) -> String {
+        let bytes = |use_: &crate::FileUse| use_.read_bytes.total().saturating_add(use_.write_bytes.total());
+        let shared = thread
+            .files
+            .iter()
+            .filter_map(|use_| Some((bytes(use_), *self.0.get(use_.file.as_str())?)))
+            .filter(|(_, file)| file.readers.len() > 1)
+            .max_by_key(|(bytes, file)| (*bytes, Reverse(file.file.as_str())));
+        match shared {
+            Some((_, file)) => {
+                let others = file.readers.iter().filter(|tid| **tid != thread.tid).count();
+                let name = file.path.as_deref().unwrap_or(&file.file);
+                format!("shares {name} with {others} thread{}", if others == 1 { "" } else { "s" })
+            }
+            None => "shares a file with another thread".to_owned(),
+        }
+    }
+}

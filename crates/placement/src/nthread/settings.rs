@@ -1,0 +1,51 @@
+//! What a user may set. Every default is the paper's.
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Settings of NThread: the `[nthread]` table of `homenode.toml`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// A thread that read and wrote fewer file bytes than this in a window is left alone (IV: "we skip some threads").
+    pub min_bytes: u64,
+    /// How much more a thread must read from one node than from any other, bytes/s (III-A: 200 MB in a second).
+    #[serde(deserialize_with = "not_negative")]
+    pub locality_margin: f64,
+    /// `BWr_weight` of Eq. 1: what a byte read costs a controller against a byte written.
+    #[serde(deserialize_with = "positive")]
+    pub read_weight: f64,
+    /// Fraction of a controller's capacity above which it can be overloaded (III-C1).
+    #[serde(deserialize_with = "positive")]
+    pub controller_limit: f64,
+    /// `CPU_limit` of Eq. 5: fraction of a node's CPUs.
+    #[serde(deserialize_with = "positive")]
+    pub cpu_limit: f64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            min_bytes: 4 * 1024 * 1024,
+            locality_margin: 200e6,
+            read_weight: 1.0 / 3.0,
+            controller_limit: 0.8,
+            cpu_limit: 0.9,
+        }
+    }
+}
+
+fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    match value > 0.0 && value.is_finite() {
+        true => Ok(value),
+        false => Err(serde::de::Error::custom(format_args!("{value} is not a positive number"))),
+    }
+}
+
+fn not_negative<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    match value >= 0.0 && value.is_finite() {
+        true => Ok(value),
+        false => Err(serde::de::Error::custom(format_args!("{value} is not a number of bytes per second"))),
+    }
+}

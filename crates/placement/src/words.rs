@@ -1,0 +1,78 @@
+//! Figures in the sentences of a plan.
+//!
+//! Written by hand rather than with `format!("{:.1}")`: a plan may hold a sentence for each of 100,000 threads, and
+//! formatting floats would take most of the time of deciding.
+
+/// Appends bytes in decimal units with one decimal: `830.0 MB`, `4.1 GB`.
+pub(crate) fn push_bytes(text: &mut String, bytes: u64) {
+    // 999.95 MB and more would round to 1000.0 MB: write it as 1.0 GB.
+    let (unit, name) = match bytes {
+        0..999_950_000 => (1_000_000, " MB"),
+        999_950_000..999_950_000_000 => (1_000_000_000, " GB"),
+        _ => (1_000_000_000_000, " TB"),
+    };
+    let tenths = bytes.saturating_add(unit / 20) / (unit / 10);
+    push_number(text, tenths / 10);
+    text.push('.');
+    push_number(text, tenths % 10);
+    text.push_str(name);
+}
+
+/// Appends a number.
+pub(crate) fn push_number(text: &mut String, mut number: u64) {
+    let mut digits = [0u8; 20];
+    let mut first = digits.len();
+    loop {
+        first -= 1;
+        digits[first] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    text.extend(digits[first..].iter().map(|d| char::from(*d)));
+}
+
+/// Appends a fraction as whole percent: `97 %`.
+pub(crate) fn push_percent(text: &mut String, fraction: f64) {
+    // A float that is too large for u64 becomes its maximum, NaN becomes 0.
+    push_number(text, (fraction * 100.0).round() as u64);
+    text.push_str(" %");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(n: u64) -> String {
+        let mut text = String::new();
+        push_bytes(&mut text, n);
+        text
+    }
+
+    #[test]
+    fn bytes_are_decimal_with_one_decimal_and_rounded() {
+        assert_eq!(bytes(0), "0.0 MB");
+        assert_eq!(bytes(49_999), "0.0 MB");
+        assert_eq!(bytes(50_000), "0.1 MB");
+        assert_eq!(bytes(812_000_000), "812.0 MB");
+        assert_eq!(bytes(999_949_999), "999.9 MB");
+        assert_eq!(bytes(999_950_000), "1.0 GB");
+        assert_eq!(bytes(4_149_000_000), "4.1 GB");
+        assert_eq!(bytes(999_949_999_999), "999.9 GB");
+        assert_eq!(bytes(1 << 53), "9007.2 TB");
+        assert_eq!(bytes(u64::MAX), "18446744.0 TB");
+    }
+
+    #[test]
+    fn percent_is_whole() {
+        let percent = |fraction| {
+            let mut text = String::new();
+            push_percent(&mut text, fraction);
+            text
+        };
+        assert_eq!(percent(0.0), "0 %");
+        assert_eq!(percent(0.974), "97 %");
+        assert_eq!(percent(2.165), "217 %");
+    }
+}
