@@ -1,0 +1,59 @@
+//! Why the engine cannot go on.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::PlaneError;
+
+/// Why the engine cannot go on, or not start.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// Another homenode holds the state directory.
+    #[error("{} is in use by homenode{}: stop it first", path.display(), pid.map_or(String::new(), |p| format!(" (pid {p})")))]
+    Busy {
+        /// The state directory.
+        path: PathBuf,
+        /// Process that holds it, where its lock file says so.
+        pid: Option<u32>,
+    },
+    /// The state directory is not one that may be trusted with what is undone as root.
+    #[error("{}: {why}", path.display())]
+    Untrusted {
+        /// The state directory.
+        path: PathBuf,
+        /// What is wrong, and what would be right.
+        why: String,
+    },
+    /// The state file was written by a homenode that this one does not understand.
+    #[error("{}: state version {found} is not supported, this build reads version {}", path.display(), crate::state::VERSION)]
+    Version {
+        /// The state file.
+        path: PathBuf,
+        /// Version found.
+        found: u32,
+    },
+    /// A file operation failed.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// What was tried, such as `write`.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's answer, with its number.
+        source: io::Error,
+    },
+    /// A setting that cannot be.
+    #[error("{0}")]
+    Settings(String),
+    /// The plane is broken.
+    #[error(transparent)]
+    Plane(#[from] PlaneError),
+}
+
+impl EngineError {
+    /// For `map_err`: names the operation and the file.
+    pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { what, path, source }
+    }
+}

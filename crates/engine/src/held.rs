@@ -1,0 +1,124 @@
+//! The threads whose affinity is ours now.
+
+use rustc_hash::FxHashMap;
+
+use crate::Undo;
+use crate::journal::About;
+use crate::plane::Key;
+use crate::state::records::Held;
+
+/// Threads that hold a value of ours, with what undoes it. Removal is constant-time, order of the first move is kept.
+#[derive(Debug, Default)]
+pub(crate) struct HeldTable {
+    undos: Vec<Undo>,
+    facts: Vec<Facts>,
+    index: FxHashMap<Key, usize>,
+    next: u64,
+    /// Where [`Self::some`] goes on.
+    cursor: usize,
+}
+
+#[derive(Debug)]
+struct Facts {
+    about: About,
+    order: u64,
+}
+
+impl HeldTable {
+    /// The records, in no order.
+    pub fn undos(&self) -> &[Undo] {
+        &self.undos
+    }
+
+    pub fn len(&self) -> usize {
+        self.undos.len()
+    }
+
+    pub fn get(&self, key: Key) -> Option<&Undo> {
+        self.index.get(&key).and_then(|i| self.undos.get(*i))
+    }
+
+    /// A thread was moved, for the first time or again.
+    pub fn put(&mut self, undo: Undo, about: About) {
+        match self.index.get(&undo.key()) {
+            Some(i) => self.undos[*i] = undo,
+            None => {
+                self.index.insert(undo.key(), self.undos.len());
+                self.undos.push(undo);
+                self.facts.push(Facts { about, order: self.next });
+                self.next += 1;
+            }
+        }
+    }
+
+    pub fn remove(&mut self, key: Key) {
+        let Some(i) = self.index.remove(&key) else { return };
+        self.undos.swap_remove(i);
+        self.facts.swap_remove(i);
+        if let Some(moved) = self.undos.get(i) {
+            self.index.insert(moved.key(), i);
+        }
+    }
+
+    /// The next `n` records in turn, so that all are seen every `len / n` calls.
+    pub fn some(&mut self, n: usize) -> Vec<Undo> {
+        let len = self.len();
+        let some = (0..n.min(len)).map(|i| self.undos[(self.cursor + i) % len].clone()).collect();
+        self.cursor = if len == 0 { 0 } else { (self.cursor + n) % len };
+        some
+    }
+
+    /// Everything as the state file holds it, in the order of the first moves, with what the journal knows of each.
+    pub fn in_order(&self) -> Vec<(Held, Option<About>)> {
+        let mut order: Vec<usize> = (0..self.len()).collect();
+        order.sort_unstable_by_key(|i| self.facts[*i].order);
+        let held = |i: usize| {
+            let about = self.facts[i].about.clone();
+            (Held { comm: about.comm.clone(), candidates: vec![self.undos[i].clone()] }, Some(about))
+        };
+        order.into_iter().map(held).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn undo(tid: u32) -> Undo {
+        let set = |t: &str| t.parse().unwrap();
+        Undo::Thread { tid, pid: 1, start: 7, before: set("0-3"), ours: set("0-1"), family: None }
+    }
+
+    fn table(tids: &[u32]) -> HeldTable {
+        let mut table = HeldTable::default();
+        for tid in tids {
+            table.put(undo(*tid), About { tid: *tid, pid: 1, comm: "x".into(), start_ns: None });
+        }
+        table
+    }
+
+    fn tids(table: &HeldTable) -> Vec<u32> {
+        table.in_order().iter().map(|h| h.0.candidates[0].key().0).collect()
+    }
+
+    #[test]
+    fn order_survives_removal_and_a_second_move() {
+        let mut table = table(&[5, 3, 9, 1]);
+        table.remove((3, 7));
+        table.remove((3, 7));
+        table.put(undo(5), About { tid: 5, pid: 1, comm: "x".into(), start_ns: None });
+        assert_eq!(tids(&table), [5, 9, 1]);
+        assert!(table.get((1, 7)).is_some() && table.get((1, 8)).is_none());
+    }
+
+    #[test]
+    fn all_are_seen_in_turn() {
+        let mut table = table(&[1, 2, 3, 4, 5]);
+        let mut seen: Vec<u32> = (0..3).flat_map(|_| table.some(2)).map(|u| u.key().0).collect();
+        assert_eq!(seen.len(), 6);
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen, [1, 2, 3, 4, 5]);
+        assert!(HeldTable::default().some(4).is_empty());
+    }
+}

@@ -1,0 +1,263 @@
+//! What was done and why, for a person who asks later (`homenode explain`).
+//!
+//! **Problem.** A thread runs somewhere else than yesterday, and nobody knows who moved it and for what.
+//!
+//! **Approach.** `journal.jsonl` in the state directory, one JSON object a line ([`Entry`]), only ever appended. Moves come
+//! with reason and figures, and later with what they brought ([`Event::Audited`]). [`read()`] filters, [`history()`] joins.
+//!
+//! **Limits.** Bounded: when the file has reached half of the allowed size it becomes `journal.1.jsonl`, replacing the
+//! one before, so between half and all of the allowed size is remembered. A move that a rail holds back window after
+//! window is written once. The journal is not fsync'd: what is needed to undo is in the state file.
+
+mod read;
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use placement::Reason;
+use serde::{Deserialize, Serialize};
+use topology::NodeId;
+
+pub use read::{Filter, Line, history, read};
+
+use crate::{EngineError, Rail, Undone};
+
+/// Name of the journal.
+pub const JOURNAL: &str = "journal.jsonl";
+/// Name of the part before.
+pub const OLDER: &str = "journal.1.jsonl";
+
+/// One line of the journal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Wall-clock time, seconds since 1970-01-01 UTC.
+    pub time: f64,
+    /// The thread it is about, if it is about one.
+    #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
+    pub thread: Option<About>,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// A thread as the journal names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Thread id.
+    pub tid: u32,
+    /// Process id.
+    pub pid: u32,
+    /// Name of the thread.
+    #[serde(default)]
+    pub comm: String,
+    /// Start time as in the snapshot, where it is known: a later thread with this id is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_ns: Option<u64>,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The daemon began.
+    Started {
+        /// The daemon's process id.
+        daemon: u32,
+        /// Policy.
+        policy: String,
+    },
+    /// The daemon ended and had undone everything it could.
+    Stopped {
+        /// Threads put back.
+        restored: usize,
+        /// Threads left alone because others had changed them.
+        changed_by_others: usize,
+        /// Threads that had ended.
+        gone: usize,
+        /// Threads that could not be put back.
+        failed: usize,
+    },
+    /// Left-overs of an earlier daemon were put back.
+    Recovered {
+        /// Threads put back.
+        restored: usize,
+        /// Threads left alone because others had changed them.
+        changed_by_others: usize,
+        /// Threads that had ended.
+        gone: usize,
+        /// Threads that could not be put back.
+        failed: usize,
+    },
+    /// A thread was moved.
+    Moved {
+        /// Node it came from.
+        from: NodeId,
+        /// Node it went to.
+        to: NodeId,
+        /// The rule that decided.
+        reason: Reason,
+        /// One sentence with the figures.
+        why: String,
+        /// Its remote share in the window that decided; absent where it read nothing.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        remote_share: Option<f64>,
+    },
+    /// What a move brought.
+    Audited {
+        /// Remote share in the window that decided the move.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        before: Option<f64>,
+        /// Remote share afterwards; absent where it read no more.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<f64>,
+    },
+    /// A rail held a move back.
+    HeldBack {
+        /// Node it is on.
+        from: NodeId,
+        /// Node the policy wanted.
+        to: NodeId,
+        /// Which rail.
+        rail: Rail,
+        /// One sentence.
+        why: String,
+    },
+    /// A move was refused.
+    Refused {
+        /// Node it is on.
+        from: NodeId,
+        /// Node the policy wanted.
+        to: NodeId,
+        /// Stable word for programs.
+        reason: String,
+        /// One sentence.
+        why: String,
+    },
+    /// A thread ended between decision and move.
+    Gone,
+    /// A thread's affinity was put back, or why it was not.
+    Undone {
+        /// What became of it.
+        result: Undone,
+        /// The affinity before our first move.
+        affinity: String,
+        /// On what occasion ("on exit", "after a crash").
+        occasion: String,
+    },
+    /// A thread's affinity could not be put back.
+    UndoFailed {
+        /// Why.
+        why: String,
+    },
+    /// Something else worth knowing.
+    Note {
+        /// One sentence.
+        text: String,
+    },
+}
+
+/// Writes the journal.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    older: PathBuf,
+    file: Option<File>,
+    len: u64,
+    half: u64,
+    pending: Vec<u8>,
+}
+
+impl Journal {
+    /// The journal of this state directory; both files together stay within `max_bytes`.
+    pub fn open(dir: &Path, max_bytes: u64) -> Self {
+        Self {
+            path: dir.join(JOURNAL),
+            older: dir.join(OLDER),
+            file: None,
+            len: 0,
+            half: max_bytes / 2,
+            pending: Vec::new(),
+        }
+    }
+
+    /// Adds an entry; [`Self::flush`] writes it.
+    pub fn add(&mut self, entry: &Entry) {
+        let before = self.pending.len();
+        match serde_json::to_writer(&mut self.pending, entry) {
+            Ok(()) => self.pending.push(b'\n'),
+            Err(_) => self.pending.truncate(before),
+        }
+    }
+
+    /// Writes what was added since the last call. On an error it is lost, and the error says why; the file keeps whole lines.
+    pub fn flush(&mut self) -> Result<(), EngineError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let bytes = std::mem::take(&mut self.pending);
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at(part_len(rest, self.half));
+            self.write(part)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Appends whole lines that together fit into one file.
+    fn write(&mut self, part: &[u8]) -> Result<(), EngineError> {
+        if self.file.is_none() {
+            self.open_file()?;
+        }
+        if self.len > 0 && self.len + part.len() as u64 > self.half {
+            self.file = None;
+            std::fs::rename(&self.path, &self.older).map_err(EngineError::io("rotate", &self.path))?;
+            self.open_file()?;
+        }
+        let Some(file) = &mut self.file else { return Ok(()) };
+        if let Err(error) = file.write_all(part) {
+            let _ = file.set_len(self.len);
+            return Err(EngineError::io("write", &self.path)(error));
+        }
+        self.len += part.len() as u64;
+        Ok(())
+    }
+
+    fn open_file(&mut self) -> Result<(), EngineError> {
+        let io = |what| EngineError::io(what, &self.path);
+        let file = OpenOptions::new().read(true).append(true).create(true).open(&self.path).map_err(io("open"))?;
+        self.len = file.metadata().map_err(io("look at"))?.len();
+        self.file = Some(file);
+        // A line that a crash has cut short must not swallow the next one.
+        if !self.ends_with_newline()? {
+            self.write(b"\n")?;
+        }
+        Ok(())
+    }
+
+    fn ends_with_newline(&self) -> Result<bool, EngineError> {
+        use std::os::unix::fs::FileExt;
+        let (Some(file), Some(last)) = (&self.file, self.len.checked_sub(1)) else { return Ok(true) };
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, last).map_err(EngineError::io("read", &self.path))?;
+        Ok(byte == *b"\n")
+    }
+}
+
+/// Length of the longest start of `bytes` that is whole lines and at most `most` bytes, but at least one line.
+fn part_len(bytes: &[u8], most: u64) -> usize {
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    if bytes.len() <= most {
+        return bytes.len();
+    }
+    let newline = |b: &u8| *b == b'\n';
+    let within = bytes.get(..most).and_then(|b| b.iter().rposition(newline));
+    within.or_else(|| bytes.iter().position(newline)).map_or(bytes.len(), |i| i + 1)
+}
+
+/// Seconds since 1970-01-01 UTC.
+pub(crate) fn unix_s(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}

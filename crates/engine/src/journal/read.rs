@@ -1,0 +1,204 @@
+//! Reading the journal, also while a daemon writes it.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use rustc_hash::FxHashMap;
+
+use super::{Entry, Event, JOURNAL, OLDER};
+use crate::EngineError;
+
+/// Which entries to read. Every part that is given must fit.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Filter {
+    /// Thread id.
+    pub tid: Option<u32>,
+    /// Process id.
+    pub pid: Option<u32>,
+    /// Part of a thread's name.
+    pub comm: Option<String>,
+    /// Earliest wall-clock time, seconds since 1970-01-01 UTC.
+    pub since: Option<f64>,
+    /// Latest wall-clock time, seconds since 1970-01-01 UTC.
+    pub until: Option<f64>,
+}
+
+impl Filter {
+    /// Whether an entry fits. Entries that are about no thread fit when no thread is asked for.
+    pub fn matches(&self, entry: &Entry) -> bool {
+        let about = entry.thread.as_ref();
+        let fits = |wanted: bool, fit: bool| !wanted || fit;
+        fits(self.tid.is_some(), about.map(|a| a.tid) == self.tid)
+            && fits(self.pid.is_some(), about.map(|a| a.pid) == self.pid)
+            && self.comm.as_ref().is_none_or(|part| about.is_some_and(|a| a.comm.contains(part.as_str())))
+            && self.since.is_none_or(|since| entry.time >= since)
+            && self.until.is_none_or(|until| entry.time <= until)
+    }
+}
+
+/// The entries that fit, oldest first. `path` is a state directory or a journal file. Lines that are damaged, or that a
+/// later build wrote, are left out.
+pub fn read(path: &Path, filter: &Filter) -> Result<Vec<Entry>, EngineError> {
+    let newest = if path.is_dir() { path.join(JOURNAL) } else { path.to_owned() };
+    let mut entries = Vec::new();
+    for (file, optional) in [(newest.with_file_name(OLDER), true), (newest, false)] {
+        let bytes = match std::fs::read(&file) {
+            Ok(bytes) => bytes,
+            Err(error) if optional && error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(EngineError::io("read", &file)(error)),
+        };
+        let lines = bytes.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
+        entries.extend(lines.filter(|e| filter.matches(e)));
+    }
+    Ok(entries)
+}
+
+/// An entry, and for a move what it brought.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// The entry.
+    pub entry: Entry,
+    /// Remote share before and after the move, where both are known.
+    pub remote_share: Option<(f64, f64)>,
+}
+
+/// Joins each move with its audit; the audits themselves are left out.
+pub fn history(entries: Vec<Entry>) -> Vec<Line> {
+    let mut lines: Vec<Line> = Vec::with_capacity(entries.len());
+    let mut last_move: FxHashMap<(u32, Option<u64>), usize> = FxHashMap::default();
+    for entry in entries {
+        let key = entry.thread.as_ref().map(|t| (t.tid, t.start_ns));
+        match (&entry.event, key) {
+            (Event::Audited { before, after }, Some(key)) => {
+                if let Some(line) = last_move.get(&key).and_then(|i| lines.get_mut(*i)) {
+                    line.remote_share = before.zip(*after);
+                }
+                continue;
+            }
+            (Event::Moved { .. }, Some(key)) => {
+                last_move.insert(key, lines.len());
+            }
+            _ => {}
+        }
+        lines.push(Line { entry, remote_share: None });
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use placement::Reason;
+    use topology::NodeId;
+
+    use super::super::{About, Journal};
+    use super::*;
+
+    fn entry(time: f64, tid: u32, comm: &str, event: Event) -> Entry {
+        Entry { time, thread: Some(About { tid, pid: tid / 10, comm: comm.into(), start_ns: Some(5) }), event }
+    }
+
+    fn moved() -> Event {
+        let (from, to) = (NodeId(1), NodeId(0));
+        Event::Moved {
+            from,
+            to,
+            reason: Reason::ReadLocality,
+            why: "812 MB of 830 MB".into(),
+            remote_share: Some(0.98),
+        }
+    }
+
+    fn write(dir: &Path, entries: &[Entry]) {
+        let mut journal = Journal::open(dir, 1 << 20);
+        entries.iter().for_each(|e| journal.add(e));
+        journal.flush().unwrap();
+    }
+
+    #[test]
+    fn a_line_is_flat_and_reads_as_written() {
+        let entry = entry(1.5, 41, "fio", moved());
+        let text = serde_json::to_string(&entry).unwrap();
+        assert_eq!(
+            text,
+            r#"{"time":1.5,"tid":41,"pid":4,"comm":"fio","start_ns":5,"event":"moved","from":1,"to":0,"reason":"read_locality","why":"812 MB of 830 MB","remote_share":0.98}"#
+        );
+        assert_eq!(serde_json::from_str::<Entry>(&text).unwrap(), entry);
+        let note = Entry { time: 1.0, thread: None, event: Event::Note { text: "x".into() } };
+        let text = serde_json::to_string(&note).unwrap();
+        assert_eq!(serde_json::from_str::<Entry>(&text).unwrap(), note);
+    }
+
+    #[test]
+    fn filters_fit_by_thread_process_name_and_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let note = Entry { time: 2.0, thread: None, event: Event::Note { text: "sampling less".into() } };
+        write(dir.path(), &[entry(1.0, 41, "fio", moved()), note, entry(3.0, 42, "db_bench", Event::Gone)]);
+        let times = |filter| read(dir.path(), &filter).unwrap().iter().map(|e| e.time).collect::<Vec<_>>();
+        assert_eq!(times(Filter::default()), [1.0, 2.0, 3.0]);
+        assert_eq!(times(Filter { tid: Some(42), ..Filter::default() }), [3.0]);
+        assert_eq!(times(Filter { pid: Some(4), ..Filter::default() }), [1.0, 3.0]);
+        assert_eq!(times(Filter { pid: Some(4), comm: Some("bench".into()), ..Filter::default() }), [3.0]);
+        assert_eq!(times(Filter { since: Some(1.5), until: Some(2.5), ..Filter::default() }), [2.0]);
+    }
+
+    #[test]
+    fn moves_are_joined_with_what_they_brought() {
+        let audited = Event::Audited { before: Some(0.98), after: Some(0.01) };
+        let lines = history(vec![
+            entry(1.0, 41, "fio", moved()),
+            entry(1.0, 42, "fio", moved()),
+            entry(3.0, 41, "fio", audited.clone()),
+            entry(4.0, 41, "fio", moved()),
+        ]);
+        let shares: Vec<_> = lines.iter().map(|l| l.remote_share).collect();
+        assert_eq!(shares, [Some((0.98, 0.01)), None, None]);
+    }
+
+    #[test]
+    fn size_is_bounded_and_the_newest_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let size = |name| std::fs::metadata(dir.path().join(name)).map_or(0, |m| m.len());
+        let mut journal = Journal::open(dir.path(), 4_000);
+        for window in 0..100 {
+            for i in 0..7 {
+                journal.add(&entry(f64::from(window * 7 + i), 1, "fio", moved()));
+            }
+            journal.flush().unwrap();
+            assert!(size(JOURNAL) <= 2_000 && size(OLDER) <= 2_000);
+        }
+        let times: Vec<f64> = read(dir.path(), &Filter::default()).unwrap().iter().map(|e| e.time).collect();
+        assert_eq!(*times.last().unwrap(), 699.0);
+        assert!(times.len() >= 2_000 / 200 && times.windows(2).all(|t| t[1] == t[0] + 1.0), "{times:?}");
+    }
+
+    #[test]
+    fn one_large_flush_keeps_whole_lines_and_the_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let entries: Vec<Entry> = (0..1000).map(|i| entry(f64::from(i), 1, "fio", moved())).collect();
+        let mut journal = Journal::open(dir.path(), 10_000);
+        entries.iter().for_each(|e| journal.add(e));
+        journal.flush().unwrap();
+        let read = read(dir.path(), &Filter::default()).unwrap();
+        assert_eq!(read, entries[1000 - read.len()..]);
+        assert!(std::fs::metadata(dir.path().join(JOURNAL)).unwrap().len() <= 5_000);
+    }
+
+    #[test]
+    fn a_line_cut_short_by_a_crash_costs_only_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &[entry(1.0, 41, "fio", moved())]);
+        let path = dir.path().join(JOURNAL);
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, [&whole[..], &whole[..whole.len() / 2]].concat()).unwrap();
+        write(dir.path(), &[entry(2.0, 41, "fio", moved())]);
+        let times: Vec<f64> = read(dir.path(), &Filter::default()).unwrap().iter().map(|e| e.time).collect();
+        assert_eq!(times, [1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_missing_journal_is_an_error_that_names_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = read(dir.path(), &Filter::default()).unwrap_err().to_string();
+        assert!(error.contains("journal.jsonl: No such file"), "{error}");
+    }
+}

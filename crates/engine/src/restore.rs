@@ -1,0 +1,157 @@
+//! Putting everything back: on exit, on `restore`, and at the next start after a crash.
+
+use std::time::SystemTime;
+
+use rustc_hash::FxHashSet;
+
+use crate::journal::{About, Entry, Event, Journal, unix_s};
+use crate::plane::Key;
+use crate::state::file::StateFile;
+use crate::state::records::Held;
+use crate::{EngineError, Finished, Plane, PlaneError, Settings, StateDir, Undo, Undone};
+
+/// How often threads are looked for that were born of moved ones. Once the moved threads are put back only threads that
+/// had inherited our value can still pass it on, and each round puts back all that are there: a tree of processes that
+/// fork without pause is through after two or three.
+const ROUNDS: usize = 16;
+
+/// What is left after everything was undone.
+pub(crate) struct Restored {
+    pub finished: Finished,
+    /// What could not be undone.
+    pub failed: Vec<Held>,
+    /// For the journal.
+    pub events: Vec<(About, Event)>,
+}
+
+/// Undoes these records, oldest first, then whatever threads have inherited from them.
+pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>, occasion: &str) -> Restored {
+    let mut restored = Restored { finished: Finished::default(), failed: Vec::new(), events: Vec::new() };
+    let records: Vec<Undo> = held.iter().flat_map(|h| h.0.candidates.iter().cloned()).collect();
+    for (held, about) in held {
+        let Some(newest) = held.candidates.last() else { continue };
+        let (tid, pid) = newest.tid_pid();
+        let about = about.unwrap_or_else(|| About { tid, pid, comm: held.comm.clone(), start_ns: None });
+        let finished = &mut restored.finished;
+        let event = match undo_one(plane, &held.candidates) {
+            Ok(result) => {
+                match result {
+                    Undone::Restored => finished.restored += 1,
+                    Undone::ChangedByOthers => finished.changed_by_others += 1,
+                    Undone::Gone => finished.gone += 1,
+                }
+                Event::Undone { result, affinity: newest.before().to_string(), occasion: occasion.to_owned() }
+            }
+            Err(error) => {
+                finished.failed += 1;
+                let why = format!("thread {tid}: affinity {} cannot be put back: {error}", newest.before());
+                tracing::error!(tid, pid, "{why}");
+                finished.note(why.clone());
+                restored.failed.push(held);
+                Event::UndoFailed { why }
+            }
+        };
+        restored.events.push((about, event));
+    }
+    put_back_inherited(plane, &records, &mut restored.finished);
+    restored
+}
+
+/// Undoes whichever of these values is in force.
+fn undo_one<P: Plane>(plane: &mut P, candidates: &[Undo]) -> Result<Undone, PlaneError> {
+    for undo in candidates.iter().rev() {
+        match plane.undo(undo) {
+            Ok(Undone::ChangedByOthers) => {}
+            Err(PlaneError::Gone { .. }) => return Ok(Undone::Gone),
+            other => return other,
+        }
+    }
+    Ok(Undone::ChangedByOthers)
+}
+
+fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut Finished) {
+    if records.is_empty() {
+        return;
+    }
+    let mut given_up: FxHashSet<Key> = FxHashSet::default();
+    for _ in 0..ROUNDS {
+        let mut heirs = plane.inherited(records);
+        heirs.retain(|h| !given_up.contains(&h.key()));
+        if heirs.is_empty() {
+            return;
+        }
+        for heir in heirs {
+            match plane.undo(&heir) {
+                Ok(Undone::Restored) => {
+                    finished.restored += 1;
+                    finished.inherited += 1;
+                }
+                Ok(_) | Err(PlaneError::Gone { .. }) => {}
+                Err(error) => {
+                    finished.failed += 1;
+                    finished.note(format!("thread {}: inherited affinity cannot be put back: {error}", heir.key().0));
+                    given_up.insert(heir.key());
+                }
+            }
+        }
+    }
+    finished
+        .note("threads born of moved ones keep appearing with our affinity: `homenode restore` finds the rest".into());
+}
+
+/// Puts back what an earlier homenode has left behind: what `restore` and each start do. What cannot be put back stays in
+/// the state file. Records of another run of the machine are dropped.
+pub fn recover<P: Plane>(plane: &mut P, dir: &StateDir) -> Result<Finished, EngineError> {
+    recover_held(plane, dir, Settings::default().journal_bytes).map(|r| r.0)
+}
+
+/// [`recover`], and what could not be put back.
+pub(crate) fn recover_held<P: Plane>(
+    plane: &mut P,
+    dir: &StateDir,
+    journal_bytes: u64,
+) -> Result<(Finished, Vec<Held>), EngineError> {
+    let loaded = dir.load()?;
+    let epoch = plane.epoch();
+    let void = loaded.epoch.is_some() && epoch.is_some() && loaded.epoch != epoch;
+    let held = if void { Vec::new() } else { loaded.held };
+    if held.is_empty() && loaded.damaged == 0 {
+        store(dir, epoch.as_deref(), &[])?;
+        return Ok((Finished::default(), Vec::new()));
+    }
+    let Restored { mut finished, failed, events } =
+        undo_all(plane, held.into_iter().map(|h| (h, None)).collect(), "after a crash");
+    if loaded.damaged > 0 {
+        finished.note(format!(
+            "{}: {} damaged lines skipped",
+            dir.path().join(crate::state::STATE).display(),
+            loaded.damaged
+        ));
+    }
+    let mut journal = Journal::open(dir.path(), journal_bytes);
+    let time = unix_s(SystemTime::now());
+    for (about, event) in events {
+        journal.add(&Entry { time, thread: Some(about), event });
+    }
+    let Finished { restored, changed_by_others, gone, failed: failures, .. } = finished;
+    tracing::info!(restored, changed_by_others, gone, failed = failures, "recovered from an earlier run");
+    let event = Event::Recovered { restored, changed_by_others, gone, failed: failures };
+    journal.add(&Entry { time, thread: None, event });
+    if let Err(error) = journal.flush() {
+        finished.note(error.to_string());
+    }
+    store(dir, epoch.as_deref(), &failed)?;
+    Ok((finished, failed))
+}
+
+/// Leaves in the state file what is still to be undone; with nothing left there is no file, which works on a full disk too.
+pub(crate) fn store(dir: &StateDir, epoch: Option<&str>, left: &[Held]) -> Result<(), EngineError> {
+    if !left.is_empty() {
+        return StateFile::create(dir, epoch, left).map(|_| ());
+    }
+    let path = dir.path().join(crate::state::STATE);
+    match std::fs::remove_file(&path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(EngineError::io("remove", &path)(source)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,155 @@
+//! What a user may set about the loop: `[engine]` in `homenode.toml`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::EngineError;
+
+/// Settings of the loop and its rails. Times are seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Length of a window. Default 1. Shorter reacts faster and sees fewer bytes to judge by.
+    pub window_s: f64,
+    /// How long a moved thread stays before it may be moved again. Default 10.
+    pub dwell_s: f64,
+    /// How long a thread stays that was moved back to where it came from. Default 60.
+    pub cooldown_s: f64,
+    /// Highest lasting rate of moves on the whole machine, per second. Default 64.
+    pub moves_per_s: f64,
+    /// How many moves may be made at once after a quiet time. Default 256.
+    pub burst: u32,
+    /// When a thread that goes back and forth is left alone.
+    pub oscillation: Oscillation,
+    /// What homenode itself may cost.
+    pub budget: Budget,
+    /// Largest size of the journal in bytes, both of its files together. Default 8 MiB: it lies in memory under `/run`.
+    pub journal_bytes: u64,
+    /// Decide and report, change nothing, write nothing. Default false.
+    pub dry_run: bool,
+}
+
+/// When a thread that goes back and forth is left alone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Oscillation {
+    /// How many reversals (a move back to the node of the move before) are too many. Default 3, at most 16.
+    pub reversals: u32,
+    /// Within how long. Default 300.
+    pub span_s: f64,
+    /// How long the thread is left alone then. Default 3600.
+    pub leave_alone_s: f64,
+}
+
+/// What homenode itself may cost before it observes less.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Budget {
+    /// CPU time per second: 0.03 (the default) is three hundredths of one CPU.
+    pub cpu: f64,
+    /// Resident memory in bytes. Default 64 MiB.
+    pub memory_bytes: u64,
+    /// For how many windows on end the cost must be above the budget. Default 5: start-up and single bursts do not count.
+    pub windows: u32,
+}
+
+/// Most reversals that are remembered per thread.
+pub(crate) const MAX_REVERSALS: u32 = 16;
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            window_s: 1.0,
+            dwell_s: 10.0,
+            cooldown_s: 60.0,
+            moves_per_s: 64.0,
+            burst: 256,
+            oscillation: Oscillation::default(),
+            budget: Budget::default(),
+            journal_bytes: 8 << 20,
+            dry_run: false,
+        }
+    }
+}
+
+impl Default for Oscillation {
+    fn default() -> Self {
+        Self { reversals: 3, span_s: 300.0, leave_alone_s: 3600.0 }
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { cpu: 0.03, memory_bytes: 64 << 20, windows: 5 }
+    }
+}
+
+impl Settings {
+    /// Refuses values that cannot be, naming the setting and the value.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        let within = |name: &str, value: f64, least: f64, most: f64| match value >= least && value <= most {
+            true => Ok(()),
+            false => Err(EngineError::Settings(format!("engine.{name} is {value}, it must be {least} to {most}"))),
+        };
+        const YEAR: f64 = 366.0 * 86_400.0;
+        within("window_s", self.window_s, 0.01, 3600.0)?;
+        within("dwell_s", self.dwell_s, 0.0, YEAR)?;
+        within("cooldown_s", self.cooldown_s, 0.0, YEAR)?;
+        within("moves_per_s", self.moves_per_s, 0.001, 1e6)?;
+        within("burst", self.burst.into(), 1.0, 1e6)?;
+        within("oscillation.reversals", self.oscillation.reversals.into(), 1.0, MAX_REVERSALS.into())?;
+        within("oscillation.span_s", self.oscillation.span_s, 0.0, YEAR)?;
+        within("oscillation.leave_alone_s", self.oscillation.leave_alone_s, 0.0, YEAR)?;
+        within("budget.cpu", self.budget.cpu, 0.0001, 1024.0)?;
+        within("budget.memory_bytes", self.budget.memory_bytes as f64, 1e6, 1e15)?;
+        within("budget.windows", self.budget.windows.into(), 1.0, 1e6)?;
+        within("journal_bytes", self.journal_bytes as f64, 65_536.0, 1e12)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid_and_absent_settings_take_them() {
+        Settings::default().validate().unwrap();
+        let some: Settings = serde_json::from_str(r#"{"dwell_s":3,"oscillation":{"span_s":9}}"#).unwrap();
+        assert_eq!(some.dwell_s, 3.0);
+        assert_eq!(some.oscillation, Oscillation { span_s: 9.0, ..Oscillation::default() });
+        assert_eq!(some.burst, Settings::default().burst);
+    }
+
+    #[test]
+    fn unknown_settings_are_errors_that_name_them() {
+        for text in [r#"{"dwel_s":3}"#, r#"{"budget":{"dwel_s":3}}"#, r#"{"oscillation":{"dwel_s":3}}"#] {
+            let error = serde_json::from_str::<Settings>(text).unwrap_err().to_string();
+            assert!(error.contains("dwel_s"), "{error}");
+        }
+    }
+
+    #[test]
+    fn impossible_values_are_refused_by_name() {
+        let bad = [
+            ("window_s", Settings { window_s: 0.0, ..Settings::default() }),
+            ("window_s", Settings { window_s: f64::NAN, ..Settings::default() }),
+            ("dwell_s", Settings { dwell_s: -1.0, ..Settings::default() }),
+            ("moves_per_s", Settings { moves_per_s: 0.0, ..Settings::default() }),
+            ("burst", Settings { burst: 0, ..Settings::default() }),
+            (
+                "oscillation.reversals",
+                Settings {
+                    oscillation: Oscillation { reversals: 17, ..Oscillation::default() },
+                    ..Settings::default()
+                },
+            ),
+            (
+                "budget.cpu",
+                Settings { budget: Budget { cpu: f64::INFINITY, ..Budget::default() }, ..Settings::default() },
+            ),
+        ];
+        for (name, settings) in bad {
+            let error = settings.validate().unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+}

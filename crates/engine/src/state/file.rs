@@ -1,0 +1,147 @@
+//! The open state file: append, fsync, rewrite.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use super::records::{Held, Record, lines};
+use super::{STATE, StateDir, VERSION};
+use crate::EngineError;
+
+/// Below this size a file is never worth rewriting.
+const SMALL: u64 = 64 << 10;
+
+/// The state file of a running engine.
+#[derive(Debug)]
+pub struct StateFile {
+    dir: PathBuf,
+    path: PathBuf,
+    file: File,
+    /// Bytes of whole records in the file.
+    len: u64,
+    /// `len` after the last rewrite.
+    base: u64,
+}
+
+impl StateFile {
+    /// Replaces the state file of this directory by one that holds these threads, and opens it for more. The old one stays
+    /// in place until the new one is on disk.
+    pub fn create(dir: &StateDir, epoch: Option<&str>, held: &[Held]) -> Result<Self, EngineError> {
+        Self::write(dir.path(), epoch, held)
+    }
+
+    fn write(dir: &Path, epoch: Option<&str>, held: &[Held]) -> Result<Self, EngineError> {
+        let path = dir.join(STATE);
+        let new = dir.join("state.jsonl.new");
+        let result = Self::write_new(&new, epoch, held).and_then(|(file, len)| {
+            std::fs::rename(&new, &path).map_err(EngineError::io("replace", &path))?;
+            Ok((file, len))
+        });
+        let (file, len) = result.inspect_err(|_| {
+            let _ = std::fs::remove_file(&new);
+        })?;
+        // The rename itself reaches the disk with the directory; the old file would serve as well.
+        let _ = File::open(dir).and_then(|d| d.sync_all());
+        Ok(Self { dir: dir.to_owned(), path, file, len, base: len })
+    }
+
+    fn write_new(path: &Path, epoch: Option<&str>, held: &[Held]) -> Result<(File, u64), EngineError> {
+        let mut records = vec![Record::Run { version: VERSION, epoch: epoch.map(str::to_owned) }];
+        for h in held {
+            let holds = h.candidates.iter().map(|undo| Record::Hold { comm: h.comm.clone(), undo: undo.clone() });
+            records.extend(holds);
+        }
+        let bytes = lines(&records).map_err(|e| EngineError::io("write", path)(e.into()))?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(path)
+            .map_err(EngineError::io("create", path))?;
+        file.write_all(&bytes).map_err(EngineError::io("write", path))?;
+        file.sync_data().map_err(EngineError::io("fsync", path))?;
+        Ok((file, bytes.len() as u64))
+    }
+
+    /// Appends records, all or none. With `sync` they are on disk when this returns.
+    pub fn append(&mut self, records: &[Record], sync: bool) -> Result<(), EngineError> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let bytes = lines(records).map_err(|e| EngineError::io("write", &self.path)(e.into()))?;
+        let written =
+            self.file.write_all(&bytes).map_err(EngineError::io("write", &self.path)).and_then(|()| match sync {
+                true => self.file.sync_data().map_err(EngineError::io("fsync", &self.path)),
+                false => Ok(()),
+            });
+        match written {
+            Ok(()) => {
+                self.len += bytes.len() as u64;
+                Ok(())
+            }
+            Err(error) => {
+                // Nothing of it may stay: a record without its move would do no harm, half a line would cost the next one.
+                let _ = self.file.set_len(self.len).and_then(|()| self.file.seek(SeekFrom::Start(self.len)));
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether most of the file is history.
+    pub fn worth_rewriting(&self) -> bool {
+        self.len > SMALL && self.len > 4 * self.base
+    }
+
+    /// Rewrites the file so that it holds these threads only. On an error the old file stays in use.
+    pub fn rewrite(&mut self, epoch: Option<&str>, held: &[Held]) -> Result<(), EngineError> {
+        // Not before the file has doubled is the next try worth its cost, should this one fail.
+        self.base = self.len / 2;
+        *self = Self::write(&self.dir, epoch, held)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Undo;
+
+    fn held(tid: u32) -> Held {
+        let set = |t: &str| t.parse().unwrap();
+        let undo = Undo::Thread { tid, pid: 1, start: 7, before: set("0-3"), ours: set("0-1"), family: None };
+        Held { comm: "fio".into(), candidates: vec![undo] }
+    }
+
+    fn hold(tid: u32) -> Record {
+        Record::Hold { comm: "fio".into(), undo: held(tid).candidates[0].clone() }
+    }
+
+    #[test]
+    fn what_was_appended_is_loaded() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = StateDir::open(tmp.path()).unwrap();
+        let mut file = StateFile::create(&dir, Some("boot"), &[held(1)]).unwrap();
+        file.append(&[hold(2), hold(3)], true).unwrap();
+        file.append(&[Record::Done { tid: 2, start: 7 }], false).unwrap();
+        let loaded = dir.load().unwrap();
+        assert_eq!(loaded.epoch.as_deref(), Some("boot"));
+        assert_eq!(loaded.held, [held(1), held(3)]);
+    }
+
+    #[test]
+    fn the_file_is_rewritten_once_it_is_mostly_history() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = StateDir::open(tmp.path()).unwrap();
+        let mut file = StateFile::create(&dir, None, &[]).unwrap();
+        let mut largest = 0;
+        for tid in 0..5_000 {
+            file.append(&[hold(tid), Record::Made { tid, start: 7 }, Record::Done { tid, start: 7 }], false).unwrap();
+            if file.worth_rewriting() {
+                file.rewrite(None, &[held(9)]).unwrap();
+            }
+            largest = largest.max(std::fs::metadata(tmp.path().join(STATE)).unwrap().len());
+        }
+        assert!(largest < 2 * SMALL, "{largest}");
+        assert_eq!(dir.load().unwrap().held[0], held(9));
+    }
+}

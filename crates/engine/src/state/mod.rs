@@ -1,0 +1,156 @@
+//! What is on disk so that everything can be put back, whatever happens to us.
+//!
+//! **Problem.** A daemon that is killed leaves its affinities behind, and nobody knows what was there before.
+//!
+//! **Approach.** A directory with one owner at a time ([`StateDir`], an flock) holds `state.jsonl`: one JSON record a line
+//! ([`records`]), appended and fsync'd before the first move of a thread ([`file`]). The next start, or `restore`, replays
+//! it. A line that is cut short or damaged is skipped: the last line cannot describe a move that was made, because moves
+//! wait for the fsync. The file is rewritten (to a new file, then renamed) when most of it is history.
+//!
+//! **Limits.** A record of another boot is void, and so is one whose thread has ended. Whoever may write the directory may
+//! make us set affinities, so it must belong to us and be writable by nobody else.
+
+pub mod file;
+pub mod records;
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::EngineError;
+use records::Replayed;
+
+/// The only version of the state file there is.
+pub const VERSION: u32 = 1;
+/// Name of the state file.
+pub const STATE: &str = "state.jsonl";
+const LOCK: &str = "lock";
+
+/// The state directory, held by this process until dropped.
+#[derive(Debug)]
+pub struct StateDir {
+    path: PathBuf,
+    /// Holds the flock; its content is our pid, for the message that the second daemon prints.
+    _lock: File,
+}
+
+impl StateDir {
+    /// Creates the directory (0755) where it is missing, and takes it. [`EngineError::Busy`] when another process has it.
+    pub fn open(path: &Path) -> Result<Self, EngineError> {
+        match DirBuilder::new().mode(0o755).recursive(true).create(path) {
+            Err(source) if source.kind() != ErrorKind::AlreadyExists => {
+                return Err(EngineError::io("create", path)(source));
+            }
+            _ => trusted(path)?,
+        }
+        let lock_path = path.join(LOCK);
+        let io = |what| EngineError::io(what, &lock_path);
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&lock_path)
+            .map_err(io("open"))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let mut text = String::new();
+                let pid = lock.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+                return Err(EngineError::Busy { path: path.to_owned(), pid });
+            }
+            Err(errno) => return Err(io("lock")(errno.into())),
+        }
+        // A full disk must not keep `restore` from running: the pid is a courtesy.
+        let _ = lock
+            .set_len(0)
+            .and_then(|()| lock.seek(SeekFrom::Start(0)))
+            .and_then(|_| writeln!(lock, "{}", std::process::id()));
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the state file says. An absent file says nothing.
+    pub fn load(&self) -> Result<Replayed, EngineError> {
+        let path = self.path.join(STATE);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(source) if source.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(source) => return Err(EngineError::io("read", &path)(source)),
+        };
+        records::replay(&bytes).map_err(|found| EngineError::Version { path, found })
+    }
+}
+
+/// Refuses a directory that others may write to.
+fn trusted(path: &Path) -> Result<(), EngineError> {
+    let meta = std::fs::metadata(path).map_err(EngineError::io("look at", path))?;
+    let untrusted = |why: String| Err(EngineError::Untrusted { path: path.to_owned(), why });
+    let us = rustix::process::geteuid().as_raw();
+    if !meta.is_dir() {
+        return untrusted("is not a directory".into());
+    }
+    if meta.uid() != us && meta.uid() != 0 {
+        return untrusted(format!("belongs to user {}, it must belong to user {us} or to root", meta.uid()));
+    }
+    if meta.mode() & 0o022 != 0 {
+        return untrusted(format!(
+            "is writable by others (mode {:o}), it must be 755 or stricter",
+            meta.mode() & 0o7777
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_second_owner_is_refused_and_told_who_is_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        let first = StateDir::open(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o755);
+        let error = StateDir::open(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("(pid {})", std::process::id())) && error.contains("a/b"), "{error}");
+        drop(first);
+        StateDir::open(&path).unwrap();
+    }
+
+    #[test]
+    fn a_directory_others_may_write_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let error = StateDir::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("writable by others (mode 777)"), "{error}");
+    }
+
+    #[test]
+    fn a_file_in_its_place_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "").unwrap();
+        let error = StateDir::open(&path).unwrap_err().to_string();
+        assert!(error.contains("file: is not a directory"), "{error}");
+    }
+
+    #[test]
+    fn a_later_version_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "{\"record\":\"run\",\"version\":2,\"new\":1}\n";
+        std::fs::write(dir.path().join(STATE), text).unwrap();
+        let error = StateDir::open(dir.path()).unwrap().load().unwrap_err().to_string();
+        assert!(error.contains("state.jsonl: state version 2"), "{error}");
+    }
+}

@@ -1,0 +1,69 @@
+//! What a person can read later.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use engine::journal::{Event, Filter, history, read};
+use engine::{Engine, Rail, Settings, StateDir};
+
+use crate::fake::{Fake, go_home, mv, script};
+
+#[test]
+fn a_move_is_told_with_reason_figures_and_what_it_brought() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = Fake::new([(1, 0, 1), (2, 1, 1)]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let world = plane.world.clone();
+    let clock = move || UNIX_EPOCH + Duration::from_secs_f64(1_000.0 + world.lock().unwrap().clock);
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(state)).unwrap().with_clock(clock);
+    for _ in 0..5 {
+        engine.step().unwrap();
+    }
+    engine.finish();
+    let lines = history(read(tmp.path(), &Filter { tid: Some(1), ..Filter::default() }).unwrap());
+    assert_eq!(lines.len(), 2);
+    assert_eq!((lines[0].entry.time, lines[0].remote_share), (1_001.0, Some((1.0, 0.0))));
+    let Event::Moved { why, remote_share, .. } = &lines[0].entry.event else { panic!("{lines:?}") };
+    assert_eq!((why.as_str(), *remote_share), ("1.0 MB of 1.0 MB read there", Some(1.0)));
+    let Event::Undone { affinity, occasion, .. } = &lines[1].entry.event else { panic!("{lines:?}") };
+    assert_eq!((affinity.as_str(), occasion.as_str(), lines[1].entry.time), ("0-5", "on exit", 1_005.0));
+    let all = read(tmp.path(), &Filter::default()).unwrap();
+    assert!(matches!(&all[0].event, Event::Started { policy, .. } if policy == "script"));
+    assert!(matches!(all.last().unwrap().event, Event::Stopped { restored: 1, .. }));
+}
+
+#[test]
+fn a_move_that_is_held_back_every_window_is_told_once() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = Fake::new([(1, 0, 1)]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let flutter = script(|s| vec![mv(1, None, s.threads[0].node.0, 1 - s.threads[0].node.0)]);
+    let mut engine = Engine::new(plane.clone(), flutter, Settings::default(), Some(state)).unwrap();
+    for _ in 0..500 {
+        engine.step().unwrap();
+    }
+    engine.finish();
+    let rails: Vec<Rail> = read(tmp.path(), &Filter::default())
+        .unwrap()
+        .iter()
+        .filter_map(|e| match e.event {
+            Event::HeldBack { rail, .. } => Some(rail),
+            _ => None,
+        })
+        .collect();
+    use Rail::*;
+    assert_eq!(rails, [Dwell, Dwell, Cooldown, Dwell, Cooldown, LeftAlone]);
+}
+
+#[test]
+fn refusals_and_ends_are_told() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = Fake::new([(1, 0, 1), (2, 0, 1)]);
+    plane.world().taskset(1, "0");
+    plane.world().die_before_apply.push(2);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(state)).unwrap();
+    engine.step().unwrap();
+    let events: Vec<Event> = read(tmp.path(), &Filter::default()).unwrap().into_iter().map(|e| e.event).collect();
+    assert!(matches!(&events[1], Event::Refused { reason, .. } if reason == "own_affinity"), "{events:?}");
+    assert_eq!(events[2], Event::Gone);
+}

@@ -1,0 +1,303 @@
+//! What the loop lets through.
+
+use engine::settings::Budget;
+use engine::{Cost, Engine, EngineError, Rail, Settings, StateDir, Verdict};
+use placement::Move;
+use proptest::prelude::*;
+
+use crate::fake::{Fake, NODES, go_home, mv, script, set};
+
+fn results(engine: &mut Engine<Fake>) -> Vec<Verdict> {
+    engine.step().unwrap().outcomes.into_iter().map(|o| o.result).collect()
+}
+
+fn rail(verdict: &Verdict) -> Option<Rail> {
+    match verdict {
+        Verdict::HeldBack { rail, .. } => Some(*rail),
+        _ => None,
+    }
+}
+
+#[test]
+fn threads_go_home_at_once_and_stay() {
+    let plane = Fake::new([(1, 0, 1), (2, 1, 1), (3, 2, 0)]);
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
+    let report = engine.step().unwrap();
+    assert!(report.outcomes.iter().all(|o| o.result == Verdict::Applied));
+    assert_eq!((report.remote_share, report.held_threads), (Some(2.0 / 3.0), 2));
+    for _ in 0..50 {
+        let report = engine.step().unwrap();
+        assert_eq!((report.remote_share, report.outcomes.len(), report.held_threads), (Some(0.0), 0, 2));
+    }
+    assert_eq!(plane.world().made, [(1.0, 1, 1), (1.0, 3, 0)]);
+}
+
+#[test]
+fn a_policy_that_goes_back_and_forth_is_stopped() {
+    let plane = Fake::new([(1, 0, 1)]);
+    let flutter = script(|s| vec![mv(1, None, s.threads[0].node.0, 1 - s.threads[0].node.0)]);
+    let mut engine = Engine::new(plane.clone(), flutter, Settings::default(), None).unwrap();
+    let mut notes = Vec::new();
+    for _ in 0..3_000 {
+        notes.extend(engine.step().unwrap().notes);
+    }
+    // 0→1 at 1 s; dwell 10: back at 11 (reversal 1); cool-down 60: 71 (2), 131 (3): left alone until 3731.
+    let times: Vec<f64> = plane.world().made.iter().map(|m| m.0).collect();
+    assert_eq!(times, [1.0, 11.0, 71.0, 131.0]);
+    assert_eq!(notes, ["thread 1 (t1) went back and forth 3 times within 300 s: left alone for 3600 s"]);
+    let last = results(&mut engine);
+    assert_eq!(rail(&last[0]), Some(Rail::LeftAlone));
+}
+
+#[test]
+fn ten_thousand_moves_in_one_window_are_spread_over_time_in_plan_order() {
+    let plane = Fake::new((1..=10_000).map(|tid| (tid, 0, 1)));
+    let settings = Settings { moves_per_s: 50.0, burst: 100, ..Settings::default() };
+    // The policy's order: highest tid first.
+    let plan = script(|s| {
+        let away = s.threads.iter().rev().filter(|t| t.node.0 == 0);
+        away.map(|t| mv(t.tid, t.start_ns, 0, 1)).collect()
+    });
+    let mut engine = Engine::new(plane.clone(), plan, settings, None).unwrap();
+    let report = engine.step().unwrap();
+    assert_eq!(report.outcomes.len(), 10_000);
+    assert_eq!(report.outcomes.iter().filter(|o| o.result == Verdict::Applied).count(), 100);
+    assert_eq!(report.notes, ["9900 moves wait: more than 50 moves per second"]);
+    engine.step().unwrap();
+    let moved: Vec<u32> = plane.world().made.iter().map(|m| m.1).collect();
+    assert_eq!(moved, (9_851..=10_000).rev().collect::<Vec<u32>>());
+}
+
+#[test]
+fn plans_that_do_not_fit_the_snapshot_are_held_back() {
+    let plane = Fake::new([(1, 0, 1), (2, 0, 1), (3, 0, 1), (4, 0, 1), (5, 0, 1)]);
+    let plan = script(|_| {
+        vec![
+            mv(1, None, 2, 1),     // is on node 0
+            mv(2, Some(99), 0, 1), // a later thread with this id
+            mv(77, None, 0, 1),    // not seen
+            mv(3, None, 0, 9),     // no such node
+            mv(4, None, 0, 0),     // to itself
+            mv(5, None, 0, 1),     // fits
+            mv(5, None, 0, 2),     // named twice
+        ]
+    });
+    let mut engine = Engine::new(plane.clone(), plan, Settings::default(), None).unwrap();
+    let report = engine.step().unwrap();
+    let rails: Vec<_> = report.outcomes.iter().map(|o| rail(&o.result)).collect();
+    use Rail::*;
+    let expected = [Some(Stale), Some(NotObserved), Some(NotObserved), Some(BadPlan), Some(BadPlan), None, Some(Dwell)];
+    assert_eq!(rails, expected);
+    assert_eq!(plane.world().made, [(1.0, 5, 1)]);
+}
+
+#[test]
+fn what_the_snapshot_holds_is_not_moved_whatever_the_policy_says() {
+    struct Holding(Fake);
+    impl engine::Plane for Holding {
+        fn topology(&self) -> &topology::Topology {
+            self.0.topology()
+        }
+        fn observe(&mut self, w: std::time::Duration) -> Result<placement::Snapshot, engine::PlaneError> {
+            let mut snapshot = self.0.observe(w)?;
+            snapshot.threads[0].held = Some("has an affinity of its own: 0-3".into());
+            Ok(snapshot)
+        }
+        fn prepare(&mut self, _: &Move) -> Result<engine::Undo, engine::PlaneError> {
+            panic!("asked for a held thread")
+        }
+        fn apply(&mut self, _: &Move, _: &engine::Undo) -> Result<(), engine::PlaneError> {
+            panic!("moved a held thread")
+        }
+        fn undo(&mut self, _: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
+            panic!("nothing to undo")
+        }
+    }
+    let mut engine = Engine::new(Holding(Fake::new([(1, 0, 1)])), go_home(), Settings::default(), None).unwrap();
+    let report = engine.step().unwrap();
+    let why = "has an affinity of its own: 0-3".to_owned();
+    assert_eq!(report.outcomes[0].result, Verdict::HeldBack { rail: Rail::Held, why });
+}
+
+#[test]
+fn refused_threads_are_not_asked_every_window() {
+    let plane = Fake::new([(1, 0, 1), (2, 0, 1)]);
+    plane.world().tasks.get_mut(&1).unwrap().refuse = Some("eperm"); // refused by the kernel when it is set
+    plane.world().taskset(2, "0-2"); // refused when it is prepared
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
+    let first = results(&mut engine);
+    assert_eq!(first[0], Verdict::Refused { reason: "eperm".into(), why: "the kernel says no".into() });
+    let why = "has an affinity of its own: 0-2".to_owned();
+    assert_eq!(first[1], Verdict::Refused { reason: "own_affinity".into(), why });
+    for _ in 0..100 {
+        engine.step().unwrap();
+    }
+    for tid in [1, 2] {
+        let asked: Vec<f64> = plane.world().asked.iter().filter(|a| a.1 == tid).map(|a| a.0).collect();
+        assert_eq!(asked, [1.0, 11.0, 31.0, 71.0]);
+    }
+    plane.world().tasks.get_mut(&1).unwrap().refuse = None;
+    for _ in 0..60 {
+        engine.step().unwrap();
+    }
+    assert_eq!(plane.world().made, [(151.0, 1, 1)]);
+    assert_eq!(engine.finish().restored, 1);
+}
+
+#[test]
+fn a_thread_that_ends_between_decision_and_move_is_a_fact() {
+    let plane = Fake::new([(1, 0, 1), (2, 0, 1)]);
+    plane.world().die_before_apply.push(1);
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
+    assert_eq!(results(&mut engine), [Verdict::Gone, Verdict::Applied]);
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.gone, finished.failed), (1, 0, 0));
+}
+
+#[test]
+fn a_reused_tid_is_another_thread() {
+    let plane = Fake::new([(1, 0, 1)]);
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
+    engine.step().unwrap();
+    plane.world().spawn(1, 0, 2); // ends, and another one starts with its id, with the default mask
+    let report = engine.step().unwrap(); // no dwell for it; its record replaces nothing
+    assert_eq!(report.outcomes[0].result, Verdict::Applied);
+    assert_eq!(report.held_threads, 1);
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.gone, finished.changed_by_others), (1, 0, 0));
+    assert_eq!(plane.world().mask(1), set("0-5"));
+}
+
+#[test]
+fn a_dry_run_changes_and_writes_nothing() {
+    let tmp = tempfile::tempdir().unwrap();
+    let before = "{\"record\":\"run\",\"version\":1}\n";
+    std::fs::write(tmp.path().join("state.jsonl"), before).unwrap();
+    let plane = Fake::new([(1, 0, 1), (2, 0, 1)]);
+    plane.world().taskset(2, "0-2");
+    let settings = Settings { dry_run: true, ..Settings::default() };
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), go_home(), settings, Some(state)).unwrap();
+    let said: Vec<_> = results(&mut engine);
+    assert_eq!(rail(&said[0]), Some(Rail::DryRun));
+    assert!(matches!(&said[1], Verdict::Refused { reason, .. } if reason == "own_affinity"));
+    // The same move is not announced again every window.
+    assert_eq!(rail(&results(&mut engine)[0]), Some(Rail::Dwell));
+    engine.finish();
+    assert!(plane.world().made.is_empty());
+    assert_eq!(std::fs::read_to_string(tmp.path().join("state.jsonl")).unwrap(), before);
+    assert!(!tmp.path().join("journal.jsonl").exists());
+}
+
+#[test]
+fn over_budget_means_observing_less_and_saying_so() {
+    let plane = Fake::new([]);
+    plane.world().sheds_left = 1;
+    plane.world().cost = Some(Cost { cpu: 0.25, memory_bytes: 10 << 20 });
+    let budget = Budget { cpu: 0.05, windows: 3, ..Budget::default() };
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings { budget, ..Settings::default() }, None).unwrap();
+    let notes: Vec<String> = (0..6).flat_map(|_| engine.step().unwrap().notes).collect();
+    assert_eq!(
+        notes,
+        [
+            "homenode uses 25.0 % of a CPU, 5.0 % allowed: sampling half as much",
+            "homenode uses 25.0 % of a CPU, 5.0 % allowed: there is nothing left to save",
+        ]
+    );
+    plane.world().cost = Some(Cost { cpu: 0.01, memory_bytes: 10 << 20 });
+    for _ in 0..20 {
+        assert!(engine.step().unwrap().notes.is_empty());
+    }
+    assert_eq!(plane.world().sheds, 2);
+}
+
+#[test]
+fn a_broken_plane_ends_the_loop_and_everything_is_put_back() {
+    let plane = Fake::new([(1, 0, 1)]);
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
+    engine.step().unwrap();
+    plane.world().broken = true;
+    let error = engine.step().unwrap_err();
+    assert!(matches!(&error, EngineError::Plane(_)) && error.to_string().contains("on fire"), "{error}");
+    assert_eq!(engine.finish().restored, 1);
+    assert_eq!(plane.world().mask(1), set("0-5"));
+}
+
+#[test]
+fn a_plane_whose_clock_stands_still_is_held_to_its_windows() {
+    struct NoClock(Fake);
+    impl engine::Plane for NoClock {
+        fn topology(&self) -> &topology::Topology {
+            self.0.topology()
+        }
+        fn observe(&mut self, w: std::time::Duration) -> Result<placement::Snapshot, engine::PlaneError> {
+            Ok(placement::Snapshot { time_s: 0.0, ..self.0.observe(w)? })
+        }
+        fn prepare(&mut self, mv: &Move) -> Result<engine::Undo, engine::PlaneError> {
+            self.0.prepare(mv)
+        }
+        fn apply(&mut self, mv: &Move, undo: &engine::Undo) -> Result<(), engine::PlaneError> {
+            self.0.apply(mv, undo)
+        }
+        fn undo(&mut self, undo: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
+            self.0.undo(undo)
+        }
+    }
+    let plane = Fake::new([(1, 0, 1)]);
+    let flutter = script(|s| vec![mv(1, None, s.threads[0].node.0, 1 - s.threads[0].node.0)]);
+    let mut engine = Engine::new(NoClock(plane.clone()), flutter, Settings::default(), None).unwrap();
+    for _ in 0..80 {
+        engine.step().unwrap();
+    }
+    let times: Vec<f64> = plane.world().made.iter().map(|m| m.0).collect();
+    assert_eq!(times, [1.0, 11.0, 71.0]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Whatever a policy names, threads end, or others set: dwell and rate hold, and afterwards every mask that held our
+    /// value is as before and every other one is untouched.
+    #[test]
+    fn any_policy_stays_on_the_rails_and_leaves_nothing_behind(
+        windows in prop::collection::vec(prop::collection::vec((1u32..9, 0..NODES, 0u32..12), 0..12), 1..60),
+        dwell in 0u32..6, rate in 1u32..4, burst in 1u32..6,
+    ) {
+        let plane = Fake::new((1..9).map(|tid| (tid, tid % NODES, 0)));
+        let settings = Settings {
+            dwell_s: dwell.into(), cooldown_s: 3.0, moves_per_s: rate.into(), burst, ..Settings::default()
+        };
+        let tmp = tempfile::tempdir().unwrap();
+        let state = StateDir::open(tmp.path()).unwrap();
+        let mut plans = windows.clone().into_iter();
+        let policy = script(move |s| {
+            let node = |tid| s.threads.iter().find(|t| t.tid == tid).map_or(0, |t| t.node.0);
+            plans.next().unwrap_or_default().iter().map(|(tid, to, _)| mv(*tid, None, node(*tid), *to)).collect()
+        });
+        let mut engine = Engine::new(plane.clone(), policy, settings, Some(state)).unwrap();
+        let mut foreign = std::collections::BTreeMap::new();
+        for moves in &windows {
+            engine.step().unwrap();
+            for (tid, _, event) in moves {
+                let mut world = plane.world();
+                match event {
+                    0 => { world.tasks.remove(tid); foreign.remove(tid); }
+                    1 => { world.spawn(*tid, 0, 0); foreign.remove(tid); }
+                    2 if world.tasks.contains_key(tid) => { world.taskset(tid.to_owned(), "1,3"); foreign.insert(*tid, set("1,3")); }
+                    _ => {}
+                }
+            }
+        }
+        let finished = engine.finish();
+        prop_assert_eq!(finished.failed, 0);
+        let world = plane.world();
+        for (tid, task) in &world.tasks {
+            let expected = foreign.get(tid).cloned().unwrap_or_else(|| set("0-5"));
+            prop_assert_eq!(&task.mask, &expected, "thread {}", tid);
+        }
+        for (i, first) in world.made.iter().enumerate() {
+            let n = world.made[i..].iter().filter(|m| m.0 < first.0 + 10.0).count();
+            prop_assert!(n as u32 <= burst + rate * 10);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What is left of us afterwards.
+
+use engine::{Engine, Settings, StateDir, recover};
+
+use crate::fake::{Fake, go_home, mv, script, set};
+
+#[test]
+fn masks_that_hold_our_value_are_as_before_and_others_untouched() {
+    let plane = Fake::new([(1, 0, 1), (2, 0, 1), (3, 0, 1), (4, 0, 0), (5, 0, 1), (6, 0, 1)]);
+    plane.world().taskset(5, "0"); // an affinity of its own from the beginning
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
+    engine.step().unwrap();
+    assert_eq!(plane.world().mask(1), set("2-3"));
+    plane.world().taskset(2, "4-5");
+    plane.world().tasks.remove(&3);
+    plane.world().tasks.get_mut(&6).unwrap().refuse = Some("eperm");
+    let finished = engine.finish();
+    let counts = (finished.restored, finished.changed_by_others, finished.gone, finished.failed);
+    assert_eq!(counts, (1, 1, 1, 1));
+    assert_eq!(finished.notes, ["thread 6: affinity 0-5 cannot be put back: the kernel says no"]);
+    let masks: Vec<_> = [1, 2, 4, 5].iter().map(|tid| plane.world().mask(*tid).to_string()).collect();
+    assert_eq!(masks, ["0-5", "4-5", "0-5", "0"]);
+}
+
+#[test]
+fn a_second_move_is_undone_to_what_was_before_the_first() {
+    let plane = Fake::new([(1, 0, 1)]);
+    let plan = script(|s| match s.threads[0].node.0 {
+        0 => vec![mv(1, None, 0, 1)],
+        1 => vec![mv(1, None, 1, 2)],
+        _ => vec![],
+    });
+    let tmp = tempfile::tempdir().unwrap();
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), plan, Settings::default(), Some(state)).unwrap();
+    for _ in 0..15 {
+        engine.step().unwrap();
+    }
+    assert_eq!(plane.world().mask(1), set("4-5"));
+    // Somebody sets what had been our first value: that is not ours any more.
+    plane.world().taskset(1, "2-3");
+    assert_eq!(engine.finish().changed_by_others, 1);
+    assert_eq!(plane.world().mask(1), set("2-3"));
+}
+
+#[test]
+fn children_are_put_back_every_window_and_at_the_end_until_none_is_left() {
+    let plane = Fake::new([(1, 0, 1)]);
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
+    engine.step().unwrap();
+    plane.world().births = vec![(1, 100)];
+    assert_eq!(engine.step().unwrap().inherited_restored, 1);
+    assert_eq!(plane.world().mask(100), set("0-5"));
+    plane.world().births.clear();
+    // Born just before the parent is put back, and one of theirs during each pass.
+    plane.world().fork(1, 101);
+    plane.world().fork(1, 102);
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.inherited, finished.failed), (3, 2, 0));
+    assert!(plane.world().tasks.values().all(|t| t.mask == set("0-5")));
+}
+
+#[test]
+fn an_engine_that_is_dropped_puts_everything_back() {
+    let plane = Fake::new([(1, 0, 1)]);
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
+    engine.step().unwrap();
+    drop(engine);
+    assert_eq!(plane.world().mask(1), set("0-5"));
+}
+
+#[test]
+fn what_could_not_be_undone_stays_on_disk_for_the_next_start() {
+    let tmp = tempfile::tempdir().unwrap();
+    let open = || StateDir::open(tmp.path()).unwrap();
+    let plane = Fake::new([(1, 0, 1), (2, 0, 1)]);
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(open())).unwrap();
+    engine.step().unwrap();
+    plane.world().tasks.get_mut(&1).unwrap().refuse = Some("eperm");
+    assert_eq!(engine.finish().failed, 1);
+    drop(engine);
+    // The next start fails at it too, and keeps it; its end then succeeds.
+    let mut engine = Engine::new(plane.clone(), script(|_| vec![]), Settings::default(), Some(open())).unwrap();
+    assert_eq!((engine.recovered().failed, engine.recovered().restored), (1, 0));
+    engine.step().unwrap();
+    plane.world().tasks.get_mut(&1).unwrap().refuse = None;
+    assert_eq!(engine.finish().restored, 1);
+    assert_eq!(plane.world().mask(1), set("0-5"));
+    drop(engine);
+    assert!(!tmp.path().join("state.jsonl").exists());
+}
+
+#[test]
+fn records_of_another_boot_are_void() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = Fake::new([(1, 0, 1)]);
+    plane.world().epoch = Some("boot 1".into());
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(state)).unwrap();
+    engine.step().unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::copy(tmp.path().join("state.jsonl"), copy.path().join("state.jsonl")).unwrap();
+    plane.world().epoch = Some("boot 2".into()); // the same ids and masks by chance
+    let finished = recover(&mut plane.clone(), &StateDir::open(copy.path()).unwrap()).unwrap();
+    assert_eq!(finished, engine::Finished::default());
+    assert_eq!(plane.world().mask(1), set("2-3"));
+}
+
+#[test]
+fn records_of_ended_threads_do_not_pile_up() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = Fake::new([]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(state)).unwrap();
+    let mut held = 0;
+    for round in 0..400 {
+        for i in 0..20 {
+            plane.world().spawn(round * 20 + i + 1, 0, 1);
+        }
+        plane.world().tasks.retain(|tid, _| *tid > round * 20);
+        held = held.max(engine.step().unwrap().held_threads);
+    }
+    assert_eq!(plane.world().made.len(), 8_000);
+    assert!(held <= 40, "{held}");
+    let size = std::fs::metadata(tmp.path().join("state.jsonl")).unwrap().len();
+    assert!(size < 150_000, "{size}");
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_the_first_one_is_named() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = Fake::new([(1, 0, 1)]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(state)).unwrap();
+    engine.step().unwrap();
+    let error = StateDir::open(tmp.path()).unwrap_err().to_string();
+    assert!(error.contains(&format!("in use by homenode (pid {})", std::process::id())), "{error}");
+    engine.finish();
+    drop(engine);
+    StateDir::open(tmp.path()).unwrap();
+}

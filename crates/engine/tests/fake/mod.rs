@@ -1,0 +1,312 @@
+//! A machine in memory: threads with masks, and a script for what is observed and decided.
+
+#![allow(dead_code)] // each test target uses its own part
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use engine::{Cost, Plane, PlaneError, Undo, Undone};
+use placement::{Move, Plan, Policy, Reason, Snapshot, Thread};
+use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
+
+/// Nodes of the machine; node n has the CPUs 2n and 2n+1.
+pub const NODES: u32 = 3;
+
+pub fn set(text: &str) -> CpuSet {
+    text.parse().unwrap()
+}
+
+pub fn node_cpus(node: u32) -> CpuSet {
+    [2 * node, 2 * node + 1].into_iter().collect()
+}
+
+pub fn all_cpus() -> CpuSet {
+    (0..2 * NODES).collect()
+}
+
+pub fn topology() -> Topology {
+    let node = |id| Node {
+        id: NodeId(id),
+        cpus: node_cpus(id),
+        offline_cpus: CpuSet::default(),
+        memory_bytes: 1 << 30,
+        memory: MemoryKind::Dram,
+        distance: (0..NODES).map(|to| (NodeId(to), if to == id { 10 } else { 21 })).collect(),
+        read_bw_max: None,
+        write_bw_max: None,
+    };
+    Topology { nodes: (0..NODES).map(node).collect(), regions: Vec::new() }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    pub pid: u32,
+    pub start: u64,
+    pub mask: CpuSet,
+    pub node: u32,
+    /// Node its file bytes come from.
+    pub home: u32,
+    /// What the kernel answers to a change.
+    pub refuse: Option<&'static str>,
+    pub parent: Option<u32>,
+}
+
+/// Everything a crash leaves behind: the state file's bytes and the masks.
+pub type Wreck = (Option<Vec<u8>>, BTreeMap<u32, Task>);
+
+#[derive(Default)]
+pub struct World {
+    pub tasks: BTreeMap<u32, Task>,
+    pub clock: f64,
+    pub windows: usize,
+    /// Moves made: time, tid, node.
+    pub made: Vec<(f64, u32, u32)>,
+    /// Attempts to prepare a move: time and tid.
+    pub asked: Vec<(f64, u32)>,
+    /// Threads that end between prepare and apply.
+    pub die_before_apply: Vec<u32>,
+    /// Children that appear during each of the next calls of `inherited`.
+    pub births: Vec<(u32, u32)>,
+    pub cost: Option<Cost>,
+    pub sheds: usize,
+    pub sheds_left: usize,
+    pub epoch: Option<String>,
+    pub broken: bool,
+    /// With a state file, every call leaves a wreck.
+    pub state: Option<PathBuf>,
+    pub wrecks: Vec<Wreck>,
+    next_start: u64,
+}
+
+impl World {
+    pub fn spawn(&mut self, tid: u32, node: u32, home: u32) {
+        self.next_start += 1;
+        let (start, mask) = (self.next_start, all_cpus());
+        self.tasks.insert(tid, Task { pid: tid, start, mask, node, home, refuse: None, parent: None });
+    }
+
+    pub fn fork(&mut self, parent: u32, tid: u32) {
+        self.next_start += 1;
+        let child = Task { start: self.next_start, parent: Some(parent), pid: tid, ..self.tasks[&parent].clone() };
+        self.tasks.insert(tid, child);
+    }
+
+    /// Somebody else sets an affinity.
+    pub fn taskset(&mut self, tid: u32, cpus: &str) {
+        self.tasks.get_mut(&tid).unwrap().mask = set(cpus);
+    }
+
+    pub fn mask(&self, tid: u32) -> CpuSet {
+        self.tasks[&tid].mask.clone()
+    }
+
+    fn wreck(&mut self) {
+        if let Some(path) = &self.state {
+            self.wrecks.push((std::fs::read(path).ok(), self.tasks.clone()));
+        }
+    }
+}
+
+#[derive(Clone)]
+pub struct Fake {
+    pub world: Arc<Mutex<World>>,
+    topology: Arc<Topology>,
+}
+
+impl Fake {
+    pub fn new(tasks: impl IntoIterator<Item = (u32, u32, u32)>) -> Self {
+        let mut world = World::default();
+        for (tid, node, home) in tasks {
+            world.spawn(tid, node, home);
+        }
+        Self { world: Arc::new(Mutex::new(world)), topology: Arc::new(topology()) }
+    }
+
+    pub fn of(tasks: BTreeMap<u32, Task>) -> Self {
+        let fake = Self::new([]);
+        fake.world().tasks = tasks;
+        fake
+    }
+
+    pub fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap()
+    }
+}
+
+impl Plane for Fake {
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
+        let mut world = self.world();
+        if world.broken {
+            return Err(PlaneError::Broken("the machine is on fire".into()));
+        }
+        world.clock += window.as_secs_f64();
+        world.windows += 1;
+        let thread = |(tid, t): (&u32, &Task)| -> Thread {
+            let value = serde_json::json!({
+                "tid": tid, "pid": t.pid, "comm": format!("t{tid}"), "start_ns": t.start, "node": t.node,
+                "allowed_nodes": (0..NODES).collect::<Vec<_>>(), "cpu_s": 0.1,
+                "read_bytes": {t.home.to_string(): 1_000_000},
+            });
+            serde_json::from_value(value).unwrap()
+        };
+        Ok(Snapshot {
+            version: 1,
+            time_s: world.clock,
+            window_s: window.as_secs_f64(),
+            threads: world.tasks.iter().map(thread).collect(),
+            ..Snapshot::default()
+        })
+    }
+
+    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
+        let Move::Thread { tid, pid, to, .. } = mv else {
+            return Err(PlaneError::Refused { reason: "not_supported", why: "threads only".into() });
+        };
+        let mut world = self.world();
+        world.wreck();
+        let now = world.clock;
+        world.asked.push((now, *tid));
+        let Some(task) = world.tasks.get(tid) else {
+            return Err(PlaneError::Gone { what: format!("thread {tid}") });
+        };
+        let ours = (0..NODES).any(|n| task.mask == node_cpus(n));
+        if task.mask != all_cpus() && !ours {
+            let why = format!("has an affinity of its own: {}", task.mask);
+            return Err(PlaneError::Refused { reason: "own_affinity", why });
+        }
+        let (before, start) = (task.mask.clone(), task.start);
+        Ok(Undo::Thread { tid: *tid, pid: *pid, start, before, ours: node_cpus(to.0), family: None })
+    }
+
+    fn apply(&mut self, mv: &Move, undo: &Undo) -> Result<(), PlaneError> {
+        let (Move::Thread { tid, to, .. }, Undo::Thread { ours, start, .. }) = (mv, undo) else {
+            panic!("{mv:?} was never prepared");
+        };
+        let mut world = self.world();
+        world.wreck();
+        if world.die_before_apply.contains(tid) {
+            world.tasks.remove(tid);
+        }
+        let now = world.clock;
+        let Some(task) = world.tasks.get_mut(tid).filter(|t| t.start == *start) else {
+            return Err(PlaneError::Gone { what: format!("thread {tid}") });
+        };
+        if let Some(reason) = task.refuse {
+            return Err(PlaneError::Refused { reason, why: "the kernel says no".into() });
+        }
+        task.mask = ours.clone();
+        task.node = to.0;
+        world.made.push((now, *tid, to.0));
+        world.wreck();
+        Ok(())
+    }
+
+    fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
+        let Undo::Thread { tid, start, before, ours, .. } = undo;
+        let mut world = self.world();
+        world.wreck();
+        let Some(task) = world.tasks.get_mut(tid).filter(|t| t.start == *start) else { return Ok(Undone::Gone) };
+        if task.mask != *ours {
+            return Ok(Undone::ChangedByOthers);
+        }
+        if let Some(reason) = task.refuse {
+            return Err(PlaneError::Refused { reason, why: "the kernel says no".into() });
+        }
+        task.mask = before.clone();
+        world.wreck();
+        Ok(Undone::Restored)
+    }
+
+    fn inherited(&mut self, held: &[Undo]) -> Vec<Undo> {
+        let mut world = self.world();
+        if !world.births.is_empty() {
+            let (parent, child) = world.births.remove(0);
+            world.fork(parent, child);
+        }
+        let mut heirs = Vec::new();
+        for Undo::Thread { tid: parent, before, ours, .. } in held {
+            for (tid, task) in &world.tasks {
+                if task.parent == Some(*parent) && task.mask == *ours {
+                    let undo = Undo::Thread {
+                        tid: *tid,
+                        pid: task.pid,
+                        start: task.start,
+                        before: before.clone(),
+                        ours: ours.clone(),
+                        family: None,
+                    };
+                    heirs.push(undo);
+                }
+            }
+        }
+        heirs
+    }
+
+    fn ended(&mut self, undo: &Undo) -> bool {
+        let Undo::Thread { tid, start, .. } = undo;
+        self.world().tasks.get(tid).is_none_or(|t| t.start != *start)
+    }
+
+    fn epoch(&self) -> Option<String> {
+        self.world().epoch.clone()
+    }
+
+    fn cost(&self) -> Option<Cost> {
+        self.world().cost
+    }
+
+    fn shed(&mut self) -> Option<String> {
+        let mut world = self.world();
+        world.sheds += 1;
+        world.sheds_left = world.sheds_left.checked_sub(1)?;
+        Some("sampling half as much".into())
+    }
+}
+
+pub fn mv(tid: u32, start: Option<u64>, from: u32, to: u32) -> Move {
+    let why = "1.0 MB of 1.0 MB read there".into();
+    Move::Thread {
+        tid,
+        pid: tid,
+        start_ns: start,
+        from: NodeId(from),
+        to: NodeId(to),
+        reason: Reason::ReadLocality,
+        why,
+    }
+}
+
+/// A policy that is a closure.
+pub struct Script<F>(pub F);
+
+impl<F: FnMut(&Snapshot) -> Vec<Move> + Send> Policy for Script<F> {
+    fn name(&self) -> &'static str {
+        "script"
+    }
+
+    fn decide(&mut self, _: &Topology, snapshot: &Snapshot) -> Plan {
+        Plan { version: 1, policy: "script".into(), moves: (self.0)(snapshot), ..Plan::default() }
+    }
+}
+
+pub fn script(decide: impl FnMut(&Snapshot) -> Vec<Move> + Send + 'static) -> Box<dyn Policy> {
+    Box::new(Script(decide))
+}
+
+/// Every thread to the node its bytes come from.
+pub fn go_home() -> Box<dyn Policy> {
+    script(|snapshot| {
+        let home = |t: &Thread| t.read_bytes.iter().max_by_key(|b| b.1).map(|b| b.0.0);
+        let moves = snapshot.threads.iter().filter_map(|t| {
+            let to = home(t).filter(|to| *to != t.node.0)?;
+            Some(mv(t.tid, t.start_ns, t.node.0, to))
+        });
+        moves.collect()
+    })
+}
