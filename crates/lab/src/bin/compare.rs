@@ -1,0 +1,231 @@
+//! `homenode-compare`: the same fio job under the kernel's default, AutoNUMA, numad and homenode.
+//!
+//! **Problem.** There are other ways to place threads on a NUMA machine. Do they follow the page cache?
+//!
+//! **Approach.** One machine, one boot, one job started afresh for each way; the remote share of every window is measured by
+//! the same observer (`homenode run --dry-run`, or homenode itself in its own turn), and where the threads are by `/proc`.
+//!
+//! **Limits.** Remote shares, not speed: in an emulated machine remote memory is as fast as local memory.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use lab::cache;
+use lab::daemon::{Daemon, Window, remote_share};
+use lab::fio::Fio;
+use lab::machine::Machine;
+use lab::plot::{self, Series};
+use lab::threads::{self, Whereabouts};
+use rustix::process::Signal;
+
+const THREADS: usize = 4;
+/// The kernel's own NUMA balancing.
+const AUTONUMA: &str = "/proc/sys/kernel/numa_balancing";
+
+/// Run the same fio job under the kernel's default, AutoNUMA, numad and homenode.
+#[derive(Parser)]
+struct Args {
+    /// The homenode command
+    #[arg(long)]
+    homenode: PathBuf,
+    /// Directory for the files that fio reads; not on tmpfs
+    #[arg(long)]
+    data: PathBuf,
+    /// Directory for compare.md and compare.png
+    #[arg(long)]
+    out: PathBuf,
+    /// Size of each file in MiB
+    #[arg(long, default_value_t = 64)]
+    size: u64,
+    /// Windows of one second for each way
+    #[arg(long, default_value_t = 30)]
+    windows: usize,
+    /// Options for `homenode run`, separated by blanks
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    options: String,
+}
+
+/// A way to place threads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Kernel,
+    AutoNuma,
+    Numad,
+    Homenode,
+}
+
+impl Way {
+    const ALL: [Self; 4] = [Self::Kernel, Self::AutoNuma, Self::Numad, Self::Homenode];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel scheduler",
+            Self::AutoNuma => "AutoNUMA",
+            Self::Numad => "numad",
+            Self::Homenode => "homenode",
+        }
+    }
+}
+
+struct Run {
+    way: Way,
+    windows: Vec<Window>,
+    /// Share of the samples of `/proc` that saw a busy thread away from its data, second half of the run.
+    away: Option<f64>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let machine = Machine::read()?;
+    ensure!(machine.nodes.len() >= 2, "this machine has one node: there is nothing to compare");
+    let home = *machine.nodes.keys().next().context("no node")?;
+    let dir = args.data.join("homenode-compare");
+    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    let files: Vec<_> = (0..THREADS).map(|i| dir.join(format!("file{i}"))).collect();
+    let balancing = fs::read_to_string(AUTONUMA).with_context(|| AUTONUMA.to_owned())?;
+    let runs = (|| {
+        for file in &files {
+            cache::put(file, args.size << 20, home)?;
+        }
+        Way::ALL.into_iter().map(|way| run(&args, &machine, home, way, &files)).collect::<Result<Vec<_>>>()
+    })();
+    fs::write(AUTONUMA, balancing.trim()).with_context(|| AUTONUMA.to_owned())?;
+    fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    report(&args, &machine, home, &runs?)
+}
+
+fn run(args: &Args, machine: &Machine, home: u32, way: Way, files: &[PathBuf]) -> Result<Run> {
+    println!("{}", way.name());
+    fs::write(AUTONUMA, if way == Way::AutoNuma { "1" } else { "0" }).with_context(|| AUTONUMA.to_owned())?;
+    let fio = Fio::start(files)?;
+    let pid = fio.pid().to_string();
+    let numad = (way == Way::Numad).then(|| Numad::start(&pid)).transpose()?;
+    let dry = if way == Way::Homenode { None } else { Some("--dry-run") };
+    let options = ["--pid", &pid].into_iter().chain(dry).chain(args.options.split_ascii_whitespace());
+    let mut daemon = Daemon::start(&args.homenode, options)?;
+    let (mut windows, mut whereabouts) = (Vec::new(), Whereabouts::default());
+    let mut before = threads::of(fio.pid())?;
+    while windows.len() < args.windows {
+        windows.push(daemon.window()?);
+        let now = threads::of(fio.pid())?;
+        if windows.len() > args.windows / 2 {
+            whereabouts.sample(&before, &now, machine, home);
+        }
+        before = now;
+    }
+    daemon.stop(Signal::TERM)?;
+    drop(numad);
+    println!("  remote share {:.0} %", remote_share(&windows).unwrap_or(0.0) * 100.0);
+    Ok(Run { way, windows, away: whereabouts.away() })
+}
+
+/// numad, told to look at this process whatever its size, as often as it can.
+struct Numad {
+    child: Child,
+}
+
+impl Numad {
+    fn start(pid: &str) -> Result<Self> {
+        // -S 0: only processes that it is told; -i: seconds between looks; -d would keep it in the foreground but floods.
+        let child = Command::new("numad")
+            .args(["-i", "1:2", "-S", "0", "-p", pid])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("numad could not be started (is it installed?)")?;
+        Ok(Self { child })
+    }
+}
+
+impl Drop for Numad {
+    fn drop(&mut self) {
+        // numad goes into the background; -i 0 is how it is told to end.
+        let told = Command::new("numad").args(["-i", "0"]).stdout(Stdio::null()).status();
+        if let Err(e) = told.and_then(|_| self.child.wait()) {
+            eprintln!("numad could not be ended: {e}");
+        }
+    }
+}
+
+fn report(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<()> {
+    fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+    let text = table(args, machine, home, runs)?;
+    print!("\n{text}");
+    write(&args.out.join("compare.md"), &text)?;
+    let series: Vec<_> = runs
+        .iter()
+        .map(|run| {
+            let mut time = 0.0;
+            let point = |w: &Window| {
+                time += w.window_s;
+                w.remote_share.map(|share| (time, share))
+            };
+            Series { name: run.way.name().to_owned(), points: run.windows.iter().filter_map(point).collect() }
+        })
+        .collect();
+    plot::remote_share(
+        &args.out.join("compare.png"),
+        &format!("fio, {THREADS} threads, files cached on node {home}"),
+        &series,
+    )
+}
+
+fn table(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<String> {
+    let percent = |share: Option<f64>| share.map_or("–".to_owned(), |s| format!("{:.0} %", s * 100.0));
+    let cpus = machine.nodes.values().map(|c| c.len().to_string()).collect::<Vec<_>>().join(" + ");
+    let mut text = format!(
+        "# Who follows the page cache?\n\nfio, {THREADS} threads, unpinned, each reads a file of {} MiB that is cached on node \
+         {home}. {} nodes ({cpus} CPUs), Linux {}, {}. One boot; fio is started afresh for each way.\n\nShare of file bytes \
+         read from another node, per span of time, by the same observer in every column:\n\n| seconds |",
+        args.size,
+        machine.nodes.len(),
+        read("/proc/sys/kernel/osrelease")?,
+        date()?,
+    );
+    for run in runs {
+        write!(text, " {} |", run.way.name())?;
+    }
+    text.push_str("\n| --- |");
+    text.push_str(&" ---: |".repeat(runs.len()));
+    let span = (args.windows / 6).max(1);
+    for first in (0..args.windows).step_by(span) {
+        let last = (first + span).min(args.windows);
+        write!(text, "\n| {first}–{last} |")?;
+        for run in runs {
+            write!(text, " {} |", percent(remote_share(run.windows.get(first..last).unwrap_or_default())))?;
+        }
+    }
+    let mut row = |name: &str, value: &dyn Fn(&Run) -> String| -> Result<()> {
+        write!(text, "\n| {name} |")?;
+        for run in runs {
+            write!(text, " {} |", value(run))?;
+        }
+        Ok(())
+    };
+    row("second half", &|run| percent(remote_share(run.windows.get(args.windows / 2..).unwrap_or_default())))?;
+    row("threads away from their data, by /proc, second half", &|run| percent(run.away))?;
+    row("moves by homenode", &|run| run.windows.iter().map(|w| w.moves.len()).sum::<usize>().to_string())?;
+    text.push_str(
+        "\n\n- kernel scheduler: `numa_balancing` 0. AutoNUMA: `numa_balancing` 1. numad: told fio's process id, looking every 1 to \
+         2 s. homenode: `numa_balancing` 0.\n- Made by `make bench`.\n",
+    );
+    Ok(text)
+}
+
+fn read(path: &str) -> Result<String> {
+    Ok(fs::read_to_string(path).with_context(|| path.to_owned())?.trim().to_owned())
+}
+
+/// Today, as `2026-11-21`.
+fn date() -> Result<String> {
+    let output = Command::new("date").arg("+%F").output().context("date")?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| path.display().to_string())
+}

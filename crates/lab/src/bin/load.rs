@@ -1,0 +1,106 @@
+//! `homenode-load`: reads cached files with a given share of a CPU each, or forks.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use lab::load::{Reader, read};
+use serde_json::json;
+
+/// Read cached files with a given share of a CPU each: one thread per FILE, again and again.
+///
+/// Prints one JSON line when all threads run: the process and each thread's id and file. A file may be named twice: its
+/// readers share it.
+#[derive(Parser)]
+struct Args {
+    /// How long, in seconds
+    #[arg(long, default_value_t = 60.0)]
+    seconds: f64,
+    /// Share of a CPU that each thread uses, 0 to 1
+    #[arg(long, default_value_t = 0.25)]
+    duty: f64,
+    /// Instead of reading: fork and end children as fast as this many a second
+    #[arg(long, value_name = "PER_SECOND", conflicts_with = "files")]
+    forks: Option<u32>,
+    /// Files to read
+    files: Vec<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let time = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
+    match args.forks {
+        Some(rate) => fork(rate, time),
+        None if args.files.is_empty() => bail!("nothing to read"),
+        None => read_all(&args, time),
+    }
+}
+
+fn read_all(args: &Args, time: Duration) -> Result<()> {
+    let stop = AtomicBool::new(false);
+    let (started, starts) = mpsc::channel();
+    thread::scope(|scope| {
+        let readers: Vec<_> = args
+            .files
+            .iter()
+            .map(|file| {
+                let (started, stop) = (started.clone(), &stop);
+                scope.spawn(move || {
+                    // The receiver lives as long as this scope.
+                    let _ = started.send((rustix::thread::gettid().as_raw_nonzero().get(), file));
+                    read(&Reader { file: file.clone(), duty: args.duty }, stop)
+                })
+            })
+            .collect();
+        let threads: Vec<_> =
+            starts.iter().take(readers.len()).map(|(tid, file)| json!({"tid": tid, "file": file})).collect();
+        say(&json!({"pid": std::process::id(), "threads": threads}))?;
+        thread::sleep(time);
+        stop.store(true, Ordering::Relaxed);
+        let mut bytes = 0;
+        for reader in readers {
+            match reader.join() {
+                Ok(read) => bytes += read?,
+                Err(_) => bail!("a reader panicked"),
+            }
+        }
+        say(&json!({"read_bytes": bytes}))
+    })
+}
+
+/// Children that do nothing, at this rate or as fast as the machine can.
+fn fork(rate: u32, time: Duration) -> Result<()> {
+    say(&json!({"pid": std::process::id(), "threads": []}))?;
+    let began = Instant::now();
+    let mut children = 0u64;
+    while began.elapsed() < time {
+        let due = (began.elapsed().as_secs_f64() * f64::from(rate)) as u64;
+        if children >= due {
+            thread::sleep(Duration::from_millis(2));
+            continue;
+        }
+        // SAFETY: the child does nothing but end, which is safe after a fork of a process with one thread.
+        match unsafe { libc::fork() } {
+            // SAFETY: ends the child without running anything of the parent's.
+            0 => unsafe { libc::_exit(0) },
+            -1 => return Err(std::io::Error::last_os_error()).context("fork"),
+            child => {
+                // SAFETY: waits for our own child; no status is asked for.
+                unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+                children += 1;
+            }
+        }
+    }
+    say(&json!({"forks": children, "seconds": began.elapsed().as_secs_f64()}))
+}
+
+fn say(value: &serde_json::Value) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{value}")?;
+    out.flush().context("stdout")
+}

@@ -1,0 +1,187 @@
+//! homenode as a user starts it: the command and its JSON lines.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Lines};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+
+/// One window of `homenode run --json`, as far as the laboratory uses it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Window {
+    /// Number, from 1.
+    pub window: u64,
+    /// Length in seconds, as measured.
+    pub window_s: f64,
+    /// Share of file bytes read from another node; absent where nothing was read.
+    pub remote_share: Option<f64>,
+    /// File bytes read.
+    pub read_bytes: u64,
+    /// File bytes read from another node.
+    pub remote_bytes: u64,
+    /// Moves that were made.
+    pub moves: Vec<Move>,
+    /// Moves that were held back.
+    pub held_back: Vec<Move>,
+    /// Moves that were refused.
+    pub refused: Vec<Move>,
+}
+
+/// A move with its reason.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Move {
+    /// Thread id.
+    pub tid: u32,
+    /// Name of the thread.
+    #[serde(default)]
+    pub comm: String,
+    /// Node it ran on.
+    pub from: u32,
+    /// Node it should run on.
+    pub to: u32,
+    /// The rule that decided.
+    pub reason: String,
+    /// One sentence with the figures.
+    pub why: String,
+}
+
+/// What `homenode run` put back at its end.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct End {
+    /// Threads whose affinity was put back.
+    pub restored: usize,
+    /// Threads whose affinity could not be put back.
+    pub failed: usize,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+enum Line {
+    Start {},
+    Recovered(End),
+    Window(Box<Window>),
+    End(End),
+}
+
+/// A running `homenode run --json`; killed when dropped while it runs.
+pub struct Daemon {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    /// What a crashed run had left behind, as this one said at its start.
+    pub recovered: Option<End>,
+}
+
+impl Daemon {
+    /// Starts `BINARY run --json ARGS…`.
+    pub fn start<S: AsRef<OsStr>>(binary: &Path, args: impl IntoIterator<Item = S>) -> Result<Self> {
+        let mut child = Command::new(binary)
+            .args(["run", "--json"])
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("{} could not be started", binary.display()))?;
+        let stdout = child.stdout.take().context("no standard output")?;
+        Ok(Self { child, lines: BufReader::new(stdout).lines(), recovered: None })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next window; an error if homenode ends instead.
+    pub fn window(&mut self) -> Result<Window> {
+        loop {
+            match self.line()? {
+                Some(Line::Window(window)) => return Ok(*window),
+                Some(Line::Recovered(end)) => self.recovered = Some(end),
+                Some(Line::Start {}) => {}
+                Some(Line::End(_)) | None => bail!("homenode ended: {}", self.child.wait()?),
+            }
+        }
+    }
+
+    /// Sends a signal, reads on until homenode has ended, and returns what it put back (`None` where it said nothing).
+    pub fn stop(mut self, signal: Signal) -> Result<(Option<End>, ExitStatus)> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("process id")?;
+        kill_process(pid, signal).context("stopping homenode")?;
+        let mut end = None;
+        while let Some(line) = self.line()? {
+            if let Line::End(said) = line {
+                end = Some(said);
+            }
+        }
+        Ok((end, self.child.wait()?))
+    }
+
+    fn line(&mut self) -> Result<Option<Line>> {
+        let Some(line) = self.lines.next() else { return Ok(None) };
+        let line = line.context("reading from homenode")?;
+        serde_json::from_str(&line).map(Some).with_context(|| format!("homenode said {line:?}"))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(Some(_))) && self.child.kill().and_then(|()| self.child.wait()).is_err()
+        {
+            eprintln!("homenode (pid {}) could not be ended", self.child.id());
+        }
+    }
+}
+
+/// Share of file bytes read from another node over several windows; `None` where nothing was read.
+pub fn remote_share(windows: &[Window]) -> Option<f64> {
+    let read: u64 = windows.iter().map(|w| w.read_bytes).sum();
+    let remote: u64 = windows.iter().map(|w| w.remote_bytes).sum();
+    (read > 0).then(|| remote as f64 / read as f64)
+}
+
+/// After how many windows the remote share stays at or below `limit`: the number of the last window above it.
+pub fn settled_after(windows: &[Window], limit: f64) -> usize {
+    windows.iter().rposition(|w| w.remote_share.is_some_and(|s| s > limit)).map_or(0, |i| i + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(read_bytes: u64, remote_bytes: u64) -> Window {
+        let remote_share = (read_bytes > 0).then(|| remote_bytes as f64 / read_bytes as f64);
+        let (moves, held_back, refused) = (Vec::new(), Vec::new(), Vec::new());
+        Window { window: 1, window_s: 1.0, remote_share, read_bytes, remote_bytes, moves, held_back, refused }
+    }
+
+    #[test]
+    fn settled_is_the_last_window_above_the_limit() {
+        let windows = [window(100, 50), window(100, 2), window(100, 9), window(0, 0), window(100, 3)];
+        assert_eq!(settled_after(&windows, 0.03), 3);
+        assert_eq!(settled_after(&windows, 0.5), 0);
+        assert_eq!(settled_after(&[], 0.03), 0);
+    }
+
+    #[test]
+    fn shares_are_weighted_by_bytes() {
+        // 90 of 100 and 0 of 900 bytes: 90 of 1000.
+        assert_eq!(remote_share(&[window(100, 90), window(900, 0)]), Some(0.09));
+        assert_eq!(remote_share(&[window(0, 0)]), None);
+    }
+
+    #[test]
+    fn lines_are_read_as_homenode_writes_them() {
+        let text = r#"{"kind":"window","window":2,"time_s":7.5,"window_s":1.0,"remote_share":0.5,"threads":4,"read_bytes":8,
+            "remote_bytes":4,"moves":[{"kind":"thread","tid":7,"pid":7,"comm":"fio","from":1,"to":0,"reason":"read_locality",
+            "why":"8 B of 8 B read from node 0"}],"held_back":[],"refused":[],"notes":[]}"#;
+        let Line::Window(window) = serde_json::from_str(text).unwrap() else { panic!("not a window") };
+        assert_eq!((window.window, window.remote_share, window.moves[0].tid), (2, Some(0.5), 7));
+        assert!(matches!(
+            serde_json::from_str(r#"{"kind":"end","restored":4,"failed":0,"gone":1}"#).unwrap(),
+            Line::End(End { restored: 4, failed: 0 })
+        ));
+        assert!(matches!(serde_json::from_str(r#"{"kind":"start","version":1}"#).unwrap(), Line::Start {}));
+    }
+}

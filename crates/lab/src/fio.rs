@@ -1,0 +1,71 @@
+//! fio as the workload: threads that read one cached file each, unpinned.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use anyhow::{Context, Result, bail};
+
+use crate::threads::{self, Thread};
+
+/// A running fio; ended when dropped.
+pub struct Fio {
+    child: Child,
+}
+
+impl Fio {
+    /// Starts one thread per file and waits until all of them read. It reads until it is ended.
+    pub fn start(files: &[PathBuf]) -> Result<Self> {
+        let mut command = Command::new("fio");
+        command.args(["--thread", "--ioengine=psync", "--rw=read", "--bs=64k", "--time_based", "--runtime=3600"]);
+        // The files stay cached as they are: fio would drop them from the cache before it starts, and advise the kernel.
+        command.args(["--invalidate=0", "--fadvise_hint=0", "--allow_file_create=0", "--output=/dev/null"]);
+        for (i, file) in files.iter().enumerate() {
+            command.arg(format!("--name=reader{i}")).arg(format!("--filename={}", file.display()));
+        }
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("fio could not be started (is it installed?)")?;
+        let mut fio = Self { child };
+        fio.wait_until_busy(files.len())?;
+        Ok(fio)
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its threads that read, as seen twice within a moment: those that used CPU time in between.
+    pub fn readers(&self) -> Result<Vec<Thread>> {
+        let before = threads::of(self.pid())?;
+        thread::sleep(Duration::from_millis(500));
+        let busy = |t: &Thread| before.iter().any(|b| b.tid == t.tid && t.ticks > b.ticks + 2);
+        Ok(threads::of(self.pid())?.into_iter().filter(busy).collect())
+    }
+
+    fn wait_until_busy(&mut self, readers: usize) -> Result<()> {
+        let began = Instant::now();
+        while self.readers().map_or(0, |r| r.len()) < readers {
+            if let Some(status) = self.child.try_wait().context("fio")? {
+                bail!("fio ended before it read: {status}");
+            }
+            if began.elapsed() > Duration::from_secs(60) {
+                bail!("fio does not read after a minute");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Fio {
+    fn drop(&mut self) {
+        let ended: io::Result<_> = self.child.kill().and_then(|()| self.child.wait());
+        if let Err(e) = ended {
+            eprintln!("fio (pid {}) could not be ended: {e}", self.child.id());
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Readers of cached files that use a given share of a CPU each.
+//!
+//! **Problem.** Whether a node's CPUs are crowded depends on how busy the readers are. fio paces itself by bytes: on a slow
+//! or shared machine, as an emulated one is, the same bytes take more CPU time.
+//!
+//! **Approach.** Each thread reads until it has used its share of a period by its own CPU clock, then sleeps until the next.
+//!
+//! **Limits.** On an overloaded CPU a thread gets less than its share; it does not catch up.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Bytes of one read.
+const BLOCK: usize = 64 << 10;
+/// Long against a scheduler tick, short against a window.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// A reader: one thread, one file, again and again from its beginning.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    /// What it reads.
+    pub file: PathBuf,
+    /// Share of a CPU it uses, 0 to 1.
+    pub duty: f64,
+}
+
+/// Reads until `stop` is set; returns the bytes read.
+pub fn read(reader: &Reader, stop: &AtomicBool) -> Result<u64> {
+    let what = || reader.file.display().to_string();
+    ensure!((0.0..=1.0).contains(&reader.duty), "a share of a CPU is 0 to 1, not {}", reader.duty);
+    let file = File::open(&reader.file).with_context(what)?;
+    let len = file.metadata().with_context(what)?.len();
+    ensure!(len > 0, "{} is empty", reader.file.display());
+    let mut block = vec![0; BLOCK];
+    let (mut offset, mut total) = (0, 0);
+    let share = PERIOD.mul_f64(reader.duty);
+    while !stop.load(Ordering::Relaxed) {
+        let (began, used) = (Instant::now(), cpu_time());
+        while cpu_time() - used < share && began.elapsed() < PERIOD {
+            let n = file.read_at(&mut block, offset).with_context(what)? as u64;
+            total += n;
+            offset = if n == 0 { 0 } else { (offset + n) % len };
+        }
+        thread::sleep(PERIOD.saturating_sub(began.elapsed()));
+    }
+    Ok(total)
+}
+
+/// CPU time of the calling thread.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_reads_until_it_is_stopped_and_refuses_what_it_cannot_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, vec![7; 3 * BLOCK + 5]).unwrap();
+        let stop = AtomicBool::new(false);
+        let reader = Reader { file: file.clone(), duty: 0.5 };
+        let total = thread::scope(|scope| {
+            let reading = scope.spawn(|| read(&reader, &stop));
+            thread::sleep(PERIOD / 2);
+            stop.store(true, Ordering::Relaxed);
+            reading.join().unwrap()
+        });
+        assert!(total.unwrap() > 0);
+        assert!(read(&Reader { duty: 2.0, ..reader.clone() }, &stop).is_err());
+        std::fs::write(&file, []).unwrap();
+        assert!(read(&reader, &stop).is_err());
+    }
+}

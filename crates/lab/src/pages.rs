@@ -1,0 +1,78 @@
+//! On which node each cached page of a file is: `move_pages(2)` without target nodes.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+use std::ptr;
+
+use anyhow::{Context, Result, bail};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::param::page_size;
+
+/// Pages by node. Maps the file and so reads in what was not cached: meant for files known to be cached whole.
+pub fn nodes_of(path: &Path) -> Result<BTreeMap<i32, usize>> {
+    let file = File::open(path).with_context(|| path.display().to_string())?;
+    let len = usize::try_from(file.metadata()?.len())?;
+    if len == 0 {
+        return Ok(BTreeMap::new());
+    }
+    let pages = len.div_ceil(page_size());
+    // SAFETY: a new mapping at an address of the kernel's choice; it is read by nobody and unmapped below.
+    let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0) }
+        .with_context(|| format!("mmap {}", path.display()))?;
+    let counted = (|| {
+        // SAFETY: the range is the mapping made above.
+        unsafe { madvise(base, len, Advice::LinuxPopulateRead) }
+            .with_context(|| format!("populate {}", path.display()))?;
+        let addresses: Vec<*const libc::c_void> =
+            (0..pages).map(|i| base.cast::<u8>().wrapping_add(i * page_size()).cast_const().cast()).collect();
+        let mut status = vec![0i32; pages];
+        // SAFETY: both arrays have `pages` elements and outlive the call; without nodes nothing is moved.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                0,
+                pages,
+                addresses.as_ptr(),
+                ptr::null::<libc::c_int>(),
+                status.as_mut_ptr(),
+                0,
+            )
+        };
+        if result != 0 {
+            bail!("move_pages {}: {}", path.display(), std::io::Error::last_os_error());
+        }
+        let mut nodes = BTreeMap::new();
+        for node in status {
+            *nodes.entry(node).or_default() += 1;
+        }
+        Ok(nodes)
+    })();
+    // SAFETY: the mapping made above, used by nobody any more.
+    unsafe { munmap(base, len) }.context("munmap")?;
+    counted
+}
+
+/// Share of a file's pages that are on `node`, 0 to 1.
+pub fn share_on(path: &Path, node: u32) -> Result<f64> {
+    let nodes = nodes_of(path)?;
+    let all: usize = nodes.values().sum();
+    let there = i32::try_from(node).ok().and_then(|n| nodes.get(&n)).copied().unwrap_or(0);
+    Ok(if all == 0 { 0.0 } else { there as f64 / all as f64 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_page_of_a_fresh_file_is_on_some_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![1; 10 * page_size() + 1]).unwrap();
+        let nodes = nodes_of(&path).unwrap();
+        assert_eq!(nodes.values().sum::<usize>(), 11);
+        assert!(nodes.keys().all(|n| *n >= 0), "{nodes:?}");
+        assert!(nodes_of(&dir.path().join("none")).is_err());
+    }
+}

@@ -1,0 +1,97 @@
+//! A PNG of the remote share over time, one line per way of running.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow};
+use plotters::prelude::*;
+use plotters::style::{FontStyle, register_font};
+
+/// One line of a plot.
+#[derive(Clone, Debug)]
+pub struct Series {
+    /// What the legend calls it.
+    pub name: String,
+    /// Seconds since its start, and the remote share, 0 to 1.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Colours that stay apart in print and for colour-blind readers (Okabe and Ito).
+const COLORS: [RGBColor; 5] = [
+    RGBColor(213, 94, 0),
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+];
+
+const INK: RGBColor = RGBColor(60, 60, 60);
+
+/// Draws the lines to a PNG file.
+pub fn remote_share(path: &Path, title: &str, series: &[Series]) -> Result<()> {
+    // The machine may have no fonts at all; a second registration of the same one is harmless.
+    register_font("sans-serif", FontStyle::Normal, dejavu::sans::regular())
+        .map_err(|_| anyhow!("the built-in font cannot be read"))?;
+    draw(path, title, series).with_context(|| format!("plot {}", path.display()))
+}
+
+fn draw(path: &Path, title: &str, series: &[Series]) -> Result<()> {
+    let end = series.iter().flat_map(|s| &s.points).fold(1.0, |end: f64, p| end.max(p.0));
+    let root = BitMapBackend::new(path, (1100, 560)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(title, ("sans-serif", 24).into_font().color(&INK))
+        .margin(20)
+        .x_label_area_size(52)
+        .y_label_area_size(76)
+        .build_cartesian_2d(0.0..end, 0.0..1.05)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(RGBColor(225, 225, 225))
+        .axis_style(INK)
+        .y_labels(6)
+        .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
+        .x_label_formatter(&|s| format!("{s:.0}"))
+        .x_desc("seconds")
+        .y_desc("file bytes read from another node")
+        .label_style(("sans-serif", 17).into_font().color(&INK))
+        .draw()?;
+    for (line, color) in series.iter().zip(COLORS.iter().cycle()) {
+        let style = color.stroke_width(3);
+        chart
+            .draw_series(LineSeries::new(line.points.iter().copied(), style).point_size(4))?
+            .label(&line.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 24, y)], style));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.9))
+        .border_style(RGBColor(200, 200, 200))
+        .legend_area_size(32)
+        .margin(12)
+        .label_font(("sans-serif", 17).into_font().color(&INK))
+        .draw()?;
+    root.present()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plot_is_a_png_with_something_drawn() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("plot.png");
+        let series = ["without homenode", "with homenode"]
+            .map(|name| Series { name: name.to_owned(), points: vec![(1.0, 0.5), (2.0, 0.5), (3.0, 0.0)] });
+        remote_share(&path, "Remote share", &series).unwrap();
+        let png = std::fs::read(&path).unwrap();
+        assert!(png.starts_with(b"\x89PNG") && png.len() > 5_000, "{} bytes", png.len());
+        remote_share(&path, "Nothing", &[]).unwrap();
+        assert!(std::fs::read(&path).unwrap().len() < png.len(), "lines and legend add to the picture");
+        assert!(remote_share(&dir.path().join("no/such/dir.png"), "", &[]).is_err());
+    }
+}

@@ -1,0 +1,139 @@
+//! Where threads are, from `/proc/PID/task/TID`.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use crate::machine::Machine;
+
+/// One thread at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thread {
+    /// Thread id.
+    pub tid: u32,
+    /// Name.
+    pub comm: String,
+    /// CPU it last ran on.
+    pub cpu: u32,
+    /// CPU time so far, in ticks of 10 ms.
+    pub ticks: u64,
+    /// CPUs it may run on, as the kernel writes them (`Cpus_allowed_list`).
+    pub allowed: String,
+}
+
+/// The threads of a process by rising id; those that end meanwhile are left out.
+pub fn of(pid: u32) -> Result<Vec<Thread>> {
+    let dir = format!("/proc/{pid}/task");
+    let mut threads = Vec::new();
+    for entry in fs::read_dir(&dir).with_context(|| dir.clone())? {
+        let Ok(entry) = entry else { continue };
+        let Some(tid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
+        let (Ok(stat), Ok(status)) =
+            (fs::read_to_string(entry.path().join("stat")), fs::read_to_string(entry.path().join("status")))
+        else {
+            continue;
+        };
+        threads.extend(parse(tid, &stat, &status));
+    }
+    threads.sort_unstable_by_key(|t| t.tid);
+    Ok(threads)
+}
+
+/// Processes whose parent, grandparent, … is `pid`, and `pid` itself.
+pub fn tree(pid: u32) -> Vec<u32> {
+    let mut parents: BTreeMap<u32, u32> = BTreeMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(child) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // Fields after the name, which may hold blanks: state, parent.
+        if let Some(parent) = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok()) {
+            parents.insert(child, parent);
+        }
+    }
+    let mut tree = vec![pid];
+    let mut next = 0;
+    while let Some(&parent) = tree.get(next) {
+        tree.extend(parents.iter().filter(|(_, p)| **p == parent).map(|(child, _)| *child));
+        next += 1;
+    }
+    tree
+}
+
+/// Affinity of each thread of these processes, by thread id.
+pub fn affinities(pids: &[u32]) -> BTreeMap<u32, String> {
+    pids.iter().filter_map(|pid| of(*pid).ok()).flatten().map(|t| (t.tid, t.allowed)).collect()
+}
+
+/// Counts where the busy threads of a process run: of each sampling, which ran on `node`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Whereabouts {
+    /// Threads seen busy, summed over samplings.
+    pub seen: u64,
+    /// Of them, on the node in question.
+    pub at_home: u64,
+}
+
+impl Whereabouts {
+    /// Adds one sampling: threads that used CPU time since `before`.
+    pub fn sample(&mut self, before: &[Thread], now: &[Thread], machine: &Machine, node: u32) {
+        for thread in now {
+            let ran = before.iter().any(|b| b.tid == thread.tid && thread.ticks > b.ticks + 2);
+            if ran {
+                self.seen += 1;
+                self.at_home += u64::from(machine.node_of(thread.cpu) == Some(node));
+            }
+        }
+    }
+
+    /// Share of busy threads that ran on another node; `None` where none was seen.
+    pub fn away(&self) -> Option<f64> {
+        (self.seen > 0).then(|| 1.0 - self.at_home as f64 / self.seen as f64)
+    }
+}
+
+fn parse(tid: u32, stat: &str, status: &str) -> Option<Thread> {
+    let (head, rest) = stat.rsplit_once(") ")?;
+    let comm = head.split_once('(')?.1.to_owned();
+    // proc(5): the field after the name is number 3; utime and stime are 14 and 15, processor is 39.
+    let field = |n: usize| rest.split_ascii_whitespace().nth(n - 3)?.parse::<u64>().ok();
+    let allowed = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.trim().to_owned();
+    Some(Thread { tid, comm, cpu: field(39)?.try_into().ok()?, ticks: field(14)? + field(15)?, allowed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_behind_a_name_with_blanks_and_brackets() {
+        let numbers: Vec<String> = (4..=52).map(|n| n.to_string()).collect();
+        let stat = format!("17 (a) b (c) R {}", numbers.join(" "));
+        let thread = parse(17, &stat, "Name:\tx\nCpus_allowed:\t3\nCpus_allowed_list:\t0-1,4\n").unwrap();
+        assert_eq!(
+            thread,
+            Thread { tid: 17, comm: "a) b (c".into(), cpu: 39, ticks: 14 + 15, allowed: "0-1,4".into() }
+        );
+    }
+
+    #[test]
+    fn this_process_sees_its_own_threads_and_itself_in_its_tree() {
+        let pid = std::process::id();
+        assert!(of(pid).unwrap().iter().any(|t| t.tid == pid && !t.allowed.is_empty()));
+        assert_eq!(tree(pid).first(), Some(&pid));
+        assert!(tree(1).contains(&pid));
+    }
+
+    #[test]
+    fn only_threads_that_ran_are_counted() {
+        let machine = Machine { nodes: [(0, vec![0, 1]), (1, vec![2, 3])].into() };
+        let thread = |tid, cpu, ticks| Thread { tid, comm: String::new(), cpu, ticks, allowed: String::new() };
+        let before = [thread(1, 0, 0), thread(2, 2, 0), thread(3, 0, 0)];
+        let now = [thread(1, 1, 50), thread(2, 3, 50), thread(3, 0, 1), thread(4, 0, 50)];
+        let mut whereabouts = Whereabouts::default();
+        assert_eq!(whereabouts.away(), None);
+        whereabouts.sample(&before, &now, &machine, 0);
+        // Threads 1 (home) and 2 (away) ran; 3 slept; 4 is new.
+        assert_eq!((whereabouts.seen, whereabouts.away()), (2, Some(0.5)));
+    }
+}
