@@ -9,9 +9,13 @@
 //! (dwell, rate, foreign affinities) is the engine's business, not a policy's.
 
 mod bytes;
+pub mod cache_affinity;
+pub mod dragonfly;
 mod load;
+pub mod npolicy;
 pub mod nthread;
 pub mod plan;
+mod processes;
 pub mod snapshot;
 mod validate;
 mod words;
@@ -39,10 +43,23 @@ pub const POLICIES: &[(&str, &str)] = &[
     ("nthread-rl", "data locality only: every thread to the node it reads most from"),
     ("nthread-cpu", "data locality, then CPUs"),
     ("nthread-nm", "data locality, then memory controllers, then CPUs; sharing is ignored"),
+    ("dragonfly", "as nthread, but where a thread's home node is overloaded its files move to it, if that pays back"),
+    ("npolicy", "processes with mapped memory go to the node that holds most of what they touch, every 10 s"),
+    ("arc", "a process goes, with its memory, to the node that caches what it reads, at the first remote block"),
+    ("arc-guarded", "the same, only for large files, large and repeated reads, and processes small against them"),
 ];
 
 /// The policy with this name, one of [`POLICIES`].
 pub fn policy(name: &str, settings: &nthread::Settings) -> Option<Box<dyn Policy>> {
-    let variant = nthread::Variant::ALL.into_iter().find(|v| v.name() == name)?;
-    Some(Box::new(nthread::NThread::new(variant, settings.clone())))
+    if let Some(variant) = nthread::Variant::ALL.into_iter().find(|v| v.name() == name) {
+        return Some(Box::new(nthread::NThread::new(variant, settings.clone())));
+    }
+    let arc = |variant| Box::new(cache_affinity::CacheAffinity::new(variant, Default::default()));
+    match name {
+        "dragonfly" => Some(Box::new(dragonfly::Dragonfly::new(Default::default(), settings.clone()))),
+        "npolicy" => Some(Box::new(npolicy::NPolicy::default())),
+        "arc" => Some(arc(cache_affinity::Variant::Greedy)),
+        "arc-guarded" => Some(arc(cache_affinity::Variant::Guarded)),
+        _ => None,
+    }
 }

@@ -1,0 +1,274 @@
+//! ARC task migration: move a process, with its memory, to the node that caches the file it reads (Adams, "Automatic Task
+//! Migration Based on Data Location in a Non-Uniform Memory Access-Aware ZFS Filesystem Cache", 2021).
+//!
+//! **Problem.** The ZFS ARC is kernel memory: AutoNUMA does not see it (Fig. 6.1), so a reader on the wrong node stays there and
+//! loses 10 to 15 % (Fig. 5.2).
+//!
+//! **Approach.** Two policies. `arc` is the thesis's: "greedy, considering only one block at a time" (section 9.1.6), the first
+//! remote block of a file moves the process. `arc-guarded` is what its future work asks for: reads of 128 KiB or more (8.2),
+//! a sequential reader with a long way to go or one that comes back, a file of 1 GiB or more, and a process small against it, by
+//! `I = M − (P / F) × R` (8.1), where M counts only as far as more is read there than here.
+//!
+//! **Limits.** A snapshot is a window, not a block: of several remote nodes in one window the one with most bytes is followed.
+//! The thesis's prototype would follow files on two nodes back and forth with every block; here a process that has been moved
+//! goes back only to where more is read, and after two moves it stays until its reading has changed. Neither policy looks at
+//! the load of CPUs or controllers, as the thesis does not.
+
+mod history;
+mod model;
+
+use std::collections::BTreeMap;
+
+use history::{History, Profile};
+pub use model::Settings;
+use topology::{NodeId, Topology};
+
+use crate::processes::{by_pid, has_cpus, node_of, sane, show};
+use crate::{Declined, FileUse, Move, Plan, Policy, Process, Reason, Snapshot, Thread};
+
+/// Which of the two policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// The first remote block moves the process.
+    Greedy,
+    /// Only where it pays.
+    Guarded,
+}
+
+/// Moves a process whose reading is settled makes at most: there, and back if that was the worse end.
+const MAX_TRIPS: u32 = 2;
+
+/// The policy: see the module.
+#[derive(Debug)]
+pub struct CacheAffinity {
+    variant: Variant,
+    settings: Settings,
+    histories: BTreeMap<u32, History>,
+}
+
+/// What one process read in one window.
+struct Reads<'a> {
+    home: NodeId,
+    threads: &'a [&'a Thread],
+    /// Bytes by file, then by node.
+    files: BTreeMap<&'a str, BTreeMap<NodeId, f64>>,
+    uses: BTreeMap<&'a str, Vec<&'a FileUse>>,
+    nodes: BTreeMap<NodeId, f64>,
+    total: f64,
+}
+
+impl<'a> Reads<'a> {
+    fn of(threads: &'a [&'a Thread]) -> Option<Self> {
+        let home = node_of(threads)?;
+        let mut reads =
+            Self { home, threads, files: BTreeMap::new(), uses: BTreeMap::new(), nodes: BTreeMap::new(), total: 0.0 };
+        for used in threads.iter().flat_map(|t| &t.files) {
+            for (node, bytes) in used.read_bytes.iter().filter(|(_, bytes)| *bytes > 0) {
+                let bytes = bytes as f64;
+                *reads.files.entry(&used.file).or_default().entry(node).or_default() += bytes;
+                *reads.nodes.entry(node).or_default() += bytes;
+                reads.total += bytes;
+            }
+            reads.uses.entry(&used.file).or_default().push(used);
+        }
+        (reads.total > 0.0).then_some(reads)
+    }
+
+    fn on(&self, node: NodeId) -> f64 {
+        self.nodes.get(&node).copied().unwrap_or(0.0)
+    }
+
+    fn most_remote(&self) -> Option<(NodeId, f64)> {
+        let remote = self.nodes.iter().filter(|(node, _)| **node != self.home);
+        remote.max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(a.0))).map(|(node, bytes)| (*node, *bytes))
+    }
+
+    fn profile(&self) -> Profile {
+        self.nodes.iter().map(|(node, bytes)| (*node, bytes / self.total)).collect()
+    }
+}
+
+/// What the guard says of one file.
+enum Guard {
+    Passed { remaining: f64 },
+    Failed { reason: &'static str, why: String },
+}
+
+impl CacheAffinity {
+    /// A policy that has seen nothing yet.
+    pub fn new(variant: Variant, settings: Settings) -> Self {
+        Self { variant, settings, histories: BTreeMap::new() }
+    }
+
+    /// Greedy: any remote block will do; of several remote nodes the one with most bytes.
+    fn greedy(reads: &Reads) -> Option<(NodeId, String)> {
+        let (to, bytes) = reads.most_remote()?;
+        Some((to, format!("{} of {} come from node {to}", show(bytes), show(reads.total))))
+    }
+
+    /// Guarded: the node whose large, long-read files outweigh moving the process's memory.
+    fn guarded(
+        &self,
+        reads: &Reads,
+        history: &History,
+        sizes: &BTreeMap<&str, f64>,
+        memory: Option<&Process>,
+    ) -> Result<(NodeId, String), Option<(&'static str, String)>> {
+        let here = reads.on(reads.home);
+        let (to, bytes) = reads.most_remote().ok_or(None)?;
+        let (share, all) = (show(bytes), show(reads.total));
+        if bytes <= here * self.settings.margin {
+            return Err(Some((
+                "below_margin",
+                format!("{share} of {all} from node {to}, {} from its own", show(here)),
+            )));
+        }
+        let mut failed = None;
+        let mut remaining = 0.0;
+        for (file, nodes) in &reads.files {
+            let on_target = nodes.get(&to).copied().unwrap_or(0.0);
+            if on_target <= 0.0 {
+                continue;
+            }
+            match self.guard(reads, history, file, sizes.get(file).copied()) {
+                Guard::Passed { remaining: r } => remaining += r * on_target / nodes.values().sum::<f64>(),
+                Guard::Failed { reason, why } => {
+                    failed.get_or_insert((reason, why));
+                }
+            }
+        }
+        if remaining <= 0.0 {
+            return Err(failed);
+        }
+        let Some(memory) = memory else {
+            return Err(Some(("process_size_unknown", "how much memory it has was not looked at".into())));
+        };
+        let process = memory.resident.total().saturating_sub(memory.resident.get(to)) as f64;
+        // The thesis's M is for a reader all of whose data is there; what is local now would become remote.
+        let weight = ((bytes - here) / reads.total).clamp(0.0, 1.0);
+        let mut model = self.settings.clone();
+        model.max_improvement *= weight;
+        let gain = model.improvement(process, remaining);
+        let figures = format!(
+            "{share} of {all} from node {to}, {} still to be read, {} of process memory: {:+.1} %",
+            show(remaining),
+            show(process),
+            100.0 * gain
+        );
+        if gain > 0.0 { Ok((to, figures)) } else { Err(Some(("no_gain", figures))) }
+    }
+
+    fn guard(&self, reads: &Reads, history: &History, file: &str, size: Option<f64>) -> Guard {
+        let failed = |reason, why| Guard::Failed { reason, why };
+        let uses = reads.uses.get(file).map_or(&[][..], Vec::as_slice);
+        let Some(read_size) = uses.iter().filter_map(|u| u.read_size).max() else {
+            return failed("read_size_unknown", format!("how much of {file} it reads at a time was not seen"));
+        };
+        if read_size < self.settings.min_read_size {
+            return failed("small_reads", format!("reads {read_size} B of {file} at a time"));
+        }
+        let Some(size) = size.filter(|s| *s > 0.0) else {
+            return failed("file_size_unknown", format!("the length of {file} is not known"));
+        };
+        if size < self.settings.min_file as f64 {
+            return failed("small_file", format!("{file} has only {}", show(size)));
+        }
+        let Some(reading) = history.files.get(file) else {
+            return failed("not_read", format!("{file} is not being read"));
+        };
+        let sequential = uses.iter().any(|u| u.sequential == Some(true));
+        if !sequential && !reading.repeated(size) {
+            return failed("not_sequential", format!("neither reads {file} in order nor a second time"));
+        }
+        Guard::Passed { remaining: reading.remaining(size) }
+    }
+
+    fn decide_one(
+        &mut self,
+        topology: &Topology,
+        now_s: f64,
+        pid: u32,
+        reads: &Reads,
+        sizes: &BTreeMap<&str, f64>,
+        memory: Option<&Process>,
+    ) -> Option<Result<Move, Declined>> {
+        let mut history = self.histories.remove(&pid).unwrap_or_default();
+        let files = reads.files.iter().map(|(file, nodes)| (*file, nodes.values().sum())).collect();
+        history.observe(now_s, &files, &reads.profile(), reads.home);
+        let decided = self.choose(topology, reads, &mut history, sizes, memory);
+        self.histories.insert(pid, history);
+        match decided {
+            Ok((to, why)) => Some(Ok(Move::Process { pid, from: reads.home, to, reason: Reason::CacheAffinity, why })),
+            Err(Some((reason, why))) => {
+                let tid = reads.threads.first()?.tid;
+                Some(Err(Declined { tid, reason: reason.into(), why }))
+            }
+            Err(None) => None,
+        }
+    }
+
+    fn choose(
+        &self,
+        topology: &Topology,
+        reads: &Reads,
+        history: &mut History,
+        sizes: &BTreeMap<&str, f64>,
+        memory: Option<&Process>,
+    ) -> Result<(NodeId, String), Option<(&'static str, String)>> {
+        let (to, why) = match self.variant {
+            Variant::Greedy => Self::greedy(reads).ok_or(None)?,
+            Variant::Guarded => self.guarded(reads, history, sizes, memory)?,
+        };
+        if let Some(held) = reads.threads.iter().find_map(|t| t.held.as_ref()) {
+            return Err(Some(("held", held.clone())));
+        }
+        if !has_cpus(topology, to) {
+            return Err(Some(("no_cpus", format!("{why}, but node {to} has no CPUs"))));
+        }
+        if reads.threads.iter().any(|t| !t.allowed_nodes.contains(&to)) {
+            return Err(Some(("not_allowed", format!("{why}, but it may not run there"))));
+        }
+        if history.trips() >= MAX_TRIPS {
+            return Err(Some((
+                "settled",
+                format!("{why}, but it was moved {} times and reads as before", history.trips()),
+            )));
+        }
+        if history.trips() > 0 && reads.on(to) <= self.settings.margin * reads.on(reads.home) {
+            return Err(Some(("below_margin", format!("{why}, {} from its own", show(reads.on(reads.home))))));
+        }
+        if history.ask(to) {
+            Ok((to, why))
+        } else {
+            Err(Some(("not_made", format!("{why}, but the move was not made"))))
+        }
+    }
+}
+
+impl Policy for CacheAffinity {
+    fn name(&self) -> &'static str {
+        match self.variant {
+            Variant::Greedy => "arc",
+            Variant::Guarded => "arc-guarded",
+        }
+    }
+
+    fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
+        let now_s = sane(snapshot.time_s);
+        let mut plan = Plan::new(self.name());
+        let sizes: BTreeMap<&str, f64> = (snapshot.files.iter())
+            .map(|f| (f.file.as_str(), f.size.unwrap_or_else(|| f.bytes.total()) as f64))
+            .collect();
+        let memory: BTreeMap<u32, &Process> = snapshot.processes.iter().map(|p| (p.pid, p)).collect();
+        for (pid, threads) in &by_pid(snapshot) {
+            let Some(reads) = Reads::of(threads) else { continue };
+            match self.decide_one(topology, now_s, *pid, &reads, &sizes, memory.get(pid).copied()) {
+                Some(Ok(mv)) => plan.moves.push(mv),
+                Some(Err(declined)) => plan.declined.push(declined),
+                None => {}
+            }
+        }
+        self.histories.retain(|_, h| !h.forgotten(now_s));
+        plan
+    }
+}

@@ -1,0 +1,161 @@
+//! The request queue (Dragonfly III-A): files of threads that could not go to their overloaded home node.
+//!
+//! **Problem.** One window says too little: which files are hot, for whom, and whether that lasts.
+//!
+//! **Approach.** While a node is overloaded, every window adds to each queued file what was read of it, by the node that the
+//! reader runs on. When the queue is emptied, files are ranked by benefit per byte moved and taken from the top.
+//!
+//! **Limits.** A file moves to one node, that of the readers who read most of it; the others read it remotely.
+
+use std::collections::BTreeMap;
+
+use topology::NodeId;
+
+/// One file in the queue.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Request {
+    /// Bytes of it on the overloaded node, as last counted; 0 until it was.
+    pub bytes: f64,
+    /// Bytes read of it from the overloaded node, by the node that the reader runs on.
+    readers: BTreeMap<NodeId, f64>,
+}
+
+/// What moving a file would do.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Offer {
+    pub file: String,
+    /// The node whose threads read most of it remotely.
+    pub to: NodeId,
+    /// Bytes to move.
+    pub bytes: f64,
+    /// Bytes/s read by threads on `to`.
+    pub remote_bw: f64,
+    /// Bytes/s read by threads on the overloaded node, which would become remote.
+    pub local_bw: f64,
+}
+
+impl Offer {
+    /// Bytes/s that become local, less those that become remote, per byte moved.
+    pub fn benefit(&self) -> f64 {
+        (self.remote_bw - self.local_bw) / self.bytes
+    }
+}
+
+/// Files waiting for one overloaded node to be relieved.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Queue {
+    /// The overloaded node.
+    pub source: Option<NodeId>,
+    /// Seconds since the first request.
+    pub waited_s: f64,
+    requests: BTreeMap<String, Request>,
+}
+
+impl Queue {
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Whether the file is in the queue.
+    pub fn contains(&self, file: &str) -> bool {
+        self.requests.contains_key(file)
+    }
+
+    /// One more window has passed. A queue for another node than before starts anew.
+    pub fn pass(&mut self, window_s: f64, source: NodeId) {
+        if self.source != Some(source) {
+            *self = Self { source: Some(source), ..Self::default() };
+        }
+        if !self.requests.is_empty() {
+            self.waited_s += window_s;
+        }
+    }
+
+    /// A thread on `reader` read `bytes` of the file from the overloaded node. Only a remote reader brings a file in.
+    pub fn read(&mut self, window_s: f64, file: &str, reader: NodeId, bytes: f64) {
+        if Some(reader) != self.source && !self.requests.contains_key(file) {
+            if self.requests.is_empty() {
+                self.waited_s = window_s;
+            }
+            self.requests.insert(file.to_owned(), Request::default());
+        }
+        if let Some(request) = self.requests.get_mut(file) {
+            *request.readers.entry(reader).or_default() += bytes;
+        }
+    }
+
+    /// The file has `bytes` on the overloaded node.
+    pub fn resident(&mut self, file: &str, bytes: f64) {
+        if let Some(request) = self.requests.get_mut(file) {
+            request.bytes = bytes;
+        }
+    }
+
+    /// What moving each file would do, most benefit per byte first; equal ones by file id. Files whose size is not known are
+    /// left out: they cannot be ranked.
+    pub fn offers(&self) -> Vec<Offer> {
+        let mut offers: Vec<Offer> =
+            self.requests.iter().filter(|(_, r)| r.bytes > 0.0).filter_map(|(f, r)| self.offer(f, r)).collect();
+        offers.sort_by(|a, b| b.benefit().total_cmp(&a.benefit()).then_with(|| a.file.cmp(&b.file)));
+        offers
+    }
+
+    fn offer(&self, file: &str, request: &Request) -> Option<Offer> {
+        let source = self.source?;
+        let remote = request.readers.iter().filter(|(node, _)| **node != source);
+        let (to, most) = remote.max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(a.0)))?;
+        let here = request.readers.get(&source).copied().unwrap_or(0.0);
+        let per_s = |bytes: f64| bytes / self.waited_s;
+        let (remote_bw, local_bw) = (per_s(*most), per_s(here));
+        Some(Offer { file: file.to_owned(), to: *to, bytes: request.bytes, remote_bw, local_bw })
+    }
+
+    /// Files of unknown size.
+    pub fn unknown(&self) -> usize {
+        self.requests.values().filter(|r| r.bytes <= 0.0).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: NodeId = NodeId(0);
+    const B: NodeId = NodeId(1);
+    const C: NodeId = NodeId(2);
+
+    #[test]
+    fn files_come_out_by_benefit_per_byte() {
+        let mut queue = Queue::default();
+        queue.pass(1.0, A);
+        // Per window: large is read at 100 MB from B, small at 50 MB from C and 20 MB from A.
+        for window in 0..2 {
+            if window > 0 {
+                queue.pass(1.0, A);
+            }
+            queue.read(1.0, "large", B, 100e6);
+            queue.read(1.0, "small", C, 50e6);
+            queue.read(1.0, "small", A, 20e6);
+        }
+        queue.resident("large", 2e9);
+        queue.resident("small", 100e6);
+        let offers = queue.offers();
+        assert_eq!(queue.waited_s, 2.0);
+        // (50 − 20) MB/s / 100 MB = 0.3 per s; 100 MB/s / 2 GB = 0.05 per s.
+        assert_eq!(offers.iter().map(|o| o.file.as_str()).collect::<Vec<_>>(), ["small", "large"]);
+        assert!((offers[0].benefit() - 0.3).abs() < 1e-12 && (offers[1].benefit() - 0.05).abs() < 1e-12);
+        assert_eq!((offers[0].to, offers[1].to), (C, B));
+    }
+
+    #[test]
+    fn local_readers_bring_no_file_in_and_another_source_starts_anew() {
+        let mut queue = Queue::default();
+        queue.pass(1.0, A);
+        queue.read(1.0, "f", A, 1e9);
+        assert!(queue.is_empty());
+        queue.read(1.0, "f", B, 1.0);
+        assert!(!queue.is_empty() && queue.offers().is_empty() && queue.unknown() == 1);
+        queue.pass(1.0, B);
+        assert!(queue.is_empty() && queue.waited_s == 0.0);
+    }
+}

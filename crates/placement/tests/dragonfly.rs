@@ -1,0 +1,376 @@
+//! Dragonfly: the model of III-C, and the policy on windows that answer its moves.
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{MB, declined, node_with_bandwidth, snapshot, thread};
+use placement::dragonfly::mtp::Mtp;
+use placement::dragonfly::{Dragonfly, Settings};
+use placement::{FileUse, Move, ObservedFile, Plan, Policy, Reason, Snapshot, Thread, nthread};
+use proptest::prelude::*;
+use topology::NodeId;
+
+/// IV-B, Webserver heavy, with O_m as printed.
+const PRINTED: Mtp = Mtp { local_bw: 20.7e9, remote_bw: 13.5e9, overhead: 30.6e9, migration_s: 3.5 };
+
+#[test]
+fn the_papers_example_as_printed() {
+    // K = 30.6 / (20.7 − 13.5) = 30.6 / 7.2 = 4.25 s.
+    assert!((PRINTED.k() - 4.25).abs() < 1e-12);
+    // K + T_m / 2 = 4.25 + 1.75 = 6.0 s: the printed T_window is the break-even, where nothing is won or lost.
+    assert!((PRINTED.break_even_s() - 6.0).abs() < 1e-12);
+    let won = |window_s| PRINTED.served_with(window_s, 0.0) - PRINTED.served_without(window_s);
+    assert!(won(6.0).abs() < 1.0 && won(6.1) > 0.7e9 && won(5.9) < -0.7e9);
+    assert!(!PRINTED.pays(5.99) && PRINTED.pays(6.01));
+}
+
+#[test]
+fn the_papers_example_by_its_text() {
+    // TH_l × T_m − TH_r × T_m = 72.45 − 47.25 = 25.2 GB, not 30.6: then K = T_m = 3.5 s,
+    let overhead = Mtp::overhead_by_rule(20.7e9, 13.5e9, 3.5);
+    assert!((overhead - 25.2e9).abs() < 1.0);
+    let mtp = Mtp { overhead, ..PRINTED };
+    assert!((mtp.k() - 3.5).abs() < 1e-9);
+    // the break-even is 3.5 + 1.75 = 5.25 s, the first whole second after it 6 s, and Eq. 9 holds: 3.5 < 2 × (6 − 3.5) = 5.
+    assert!((mtp.break_even_s() - 5.25).abs() < 1e-9);
+    assert_eq!(mtp.window_s(1.0), 6.0);
+    assert!(mtp.pays(6.0) && !mtp.pays(5.0));
+}
+
+#[test]
+fn equations_1_to_5() {
+    // Eq. 1: 10 s, 1 s of it remote, 3.5 s of migration.
+    assert_eq!(PRINTED.local_s(10.0, 1.0), 5.5);
+    // Eq. 2: a straight line from TH_r to TH_l.
+    assert_eq!((PRINTED.during(0.0), PRINTED.during(1.75), PRINTED.during(3.5)), (13.5e9, 17.1e9, 20.7e9));
+    // Eq. 3: 17.1 × 3.5 − 30.6 = 29.25 GB.
+    assert!((PRINTED.served_during() - 29.25e9).abs() < 1.0);
+    // Eq. 4: 13.5 × 1 + 29.25 + 20.7 × 5.5 = 156.6 GB. Eq. 5: 135 GB.
+    assert!((PRINTED.served_with(10.0, 1.0) - 156.6e9).abs() < 1.0);
+    assert_eq!(PRINTED.served_without(10.0), 135e9);
+    // No gain: K is infinite, and no window pays.
+    let none = Mtp { local_bw: 13.5e9, ..PRINTED };
+    assert!(none.k().is_infinite() && !none.pays(1e9));
+}
+
+proptest! {
+    /// Eq. 9 says what Eq. 6 does: more is served in the window with the migration than without.
+    #[test]
+    fn equation_9_is_equation_6(
+        remote in 1e6f64..1e11, gain in 1.001f64..10.0, migration_s in 0.01f64..1e3, factor in 0.0f64..3.0, window in 1.0f64..5.0,
+    ) {
+        let local_bw = remote * gain;
+        let overhead = factor * Mtp::overhead_by_rule(local_bw, remote, migration_s);
+        let mtp = Mtp { local_bw, remote_bw: remote, overhead, migration_s };
+        let window_s = window * migration_s;
+        let (with, without) = (mtp.served_with(window_s, 0.0), mtp.served_without(window_s));
+        if (with - without).abs() > 1e-9 * with.abs() {
+            prop_assert_eq!(mtp.pays(window_s), with > without);
+        }
+        prop_assert!(mtp.pays(mtp.window_s(1.0)));
+        prop_assert!(mtp.window_s(1.0) - mtp.break_even_s() <= 1.0 + 1e-9);
+    }
+}
+
+/// A thread that reads `mb` of its own file on `data` in a window.
+fn reader(tid: u32, node: u32, data: u32, mb: u64) -> Thread {
+    let used = FileUse { file: format!("f{tid}"), read_bytes: common::bytes(&[(data, mb)]), ..FileUse::default() };
+    let allowed_nodes = (0..2).map(NodeId).collect();
+    Thread { pid: tid, files: vec![used], cpu_s: 0.1, allowed_nodes, ..thread(tid, node, &[(data, mb)], 0) }
+}
+
+/// A machine that answers: files move at `copy_bw`, readers get half as much again when they are local.
+struct World {
+    snapshot: Snapshot,
+    copy_bw: f64,
+    moving: BTreeMap<String, NodeId>,
+    made: Vec<(u32, Move)>,
+    windows: u32,
+}
+
+impl World {
+    /// Two nodes of 2 GB/s (Eq. 1 units; 6 GB/s of reads), one with all the files, each of `file_mb`.
+    fn new(threads: Vec<Thread>, file_mb: u64, copy_bw: f64) -> Self {
+        let mut nodes = vec![node_with_bandwidth(0, 8, 2000.0), node_with_bandwidth(1, 8, 2000.0)];
+        nodes.iter_mut().for_each(|n| n.memory_free = 1 << 40);
+        let files = (threads.iter())
+            .map(|t| ObservedFile {
+                file: format!("f{}", t.tid),
+                bytes: t.read_bytes.iter().map(|(node, _)| (node, file_mb * MB)).collect(),
+                readers: vec![t.tid],
+                ..ObservedFile::default()
+            })
+            .collect();
+        let snapshot = Snapshot { files, ..snapshot(nodes, threads) };
+        Self { snapshot, copy_bw, moving: BTreeMap::new(), made: Vec::new(), windows: 0 }
+    }
+
+    fn step(&mut self, policy: &mut Dragonfly) -> Plan {
+        self.windows += 1;
+        self.snapshot.time_s += 1.0;
+        for n in &mut self.snapshot.nodes {
+            n.read_bytes = self.snapshot.threads.iter().map(|t| t.read_bytes.get(n.id)).sum();
+        }
+        self.snapshot.validate().unwrap();
+        let plan = policy.decide(&self.snapshot.topology(), &self.snapshot);
+        for mv in &plan.moves {
+            self.made.push((self.windows, mv.clone()));
+            match mv {
+                Move::Thread { tid, to, .. } => {
+                    self.snapshot.threads.iter_mut().find(|t| t.tid == *tid).unwrap().node = *to;
+                }
+                Move::File { file, to, .. } => {
+                    self.moving.insert(file.clone(), *to);
+                }
+                Move::Process { .. } => panic!("no process moves"),
+            }
+        }
+        self.copy();
+        self.read();
+        plan
+    }
+
+    fn copy(&mut self) {
+        let mut left = self.copy_bw;
+        for (file, to) in &self.moving {
+            let observed = self.snapshot.files.iter_mut().find(|f| f.file == *file).unwrap();
+            let away: u64 = observed.bytes.total() - observed.bytes.get(*to);
+            let now = (away as f64).min(left) as u64;
+            left -= now as f64;
+            let from = NodeId(1 - to.0);
+            observed.bytes = [(from, away - now), (*to, observed.bytes.get(*to) + now)].into_iter().collect();
+        }
+    }
+
+    fn read(&mut self) {
+        for t in &mut self.snapshot.threads {
+            let resident = &self.snapshot.files.iter().find(|f| f.file == t.files[0].file).unwrap().bytes;
+            let local = resident.get(t.node) as f64 / resident.total() as f64;
+            let bytes = if t.tid < 100 { 1e9 } else { 1e6 } * (1.0 + 0.5 * local);
+            let read = resident.iter().map(|(node, b)| (node, (bytes * b as f64 / resident.total() as f64) as u64));
+            t.read_bytes = read.collect();
+            t.files[0].read_bytes = t.read_bytes.clone();
+        }
+    }
+
+    fn files_moved(&self) -> Vec<(u32, &str, u32)> {
+        let one = |(window, mv): &'_ (u32, Move)| match mv {
+            Move::File { file, to, reason: Reason::OverloadedHome, .. } => Some((*window, file.clone(), to.0)),
+            _ => None,
+        };
+        let mut moved: Vec<_> = self.made.iter().filter_map(one).collect();
+        moved.sort();
+        moved.into_iter().map(|(w, f, to)| (w, &*f.leak(), to)).collect()
+    }
+}
+
+fn policy() -> Dragonfly {
+    Dragonfly::new(Settings::default(), nthread::Settings::default())
+}
+
+/// Threads 1 to 4 on node 0, 5 and 6 on node 1, each reading a file of its own on node 0.
+fn overloaded(file_mb: u64, copy_bw: f64) -> World {
+    // 4 × 1.5 + 2 × 1.0 = 8 GB/s, weighted 2.67 of 2.0 GB/s: overloaded; node 1 has no load.
+    let threads = (1..=4).map(|tid| reader(tid, 0, 0, 1500)).chain((5..=6).map(|tid| reader(tid, 1, 0, 1000)));
+    World::new(threads.collect(), file_mb, copy_bw)
+}
+
+#[test]
+fn data_of_threads_that_cannot_go_home_moves_to_them() {
+    let mut world = overloaded(500, 468e6);
+    let mut policy = policy();
+    let plan = world.step(&mut policy);
+    assert_eq!(plan.moves, []);
+    assert_eq!(declined(&plan, 5).unwrap().0, "overloaded_home");
+    // 1 GB at 468 MB/s: T_m 2.1 s, K = T_m, break-even 1.5 × T_m = 3.2 s, T_window 4 s.
+    assert_eq!(plan.notes, ["2 queued files, 1.0 GB, wait 1.0 s of T_window 4.0 s (K 2.1 s, T_m 2.1 s)"]);
+    for _ in 0..30 {
+        world.step(&mut policy);
+    }
+    assert_eq!(world.files_moved(), [(4, "f5", 1), (4, "f6", 1)]);
+    assert_eq!(world.made.len(), 2, "{:?}", world.made);
+    assert!(world.snapshot.threads.iter().all(|t| t.read_bytes.get(t.node) == t.read_bytes.total()));
+}
+
+#[test]
+fn a_home_node_that_is_not_overloaded_gets_the_threads() {
+    // 2 × 1.5 + 1 = 4 GB/s, weighted 1.33 of 2.0: 67 %.
+    let threads = vec![reader(1, 0, 0, 1500), reader(2, 0, 0, 1500), reader(5, 1, 0, 1000)];
+    let mut world = World::new(threads, 500, 468e6);
+    let plan = world.step(&mut policy());
+    assert_eq!(plan.policy, "dragonfly");
+    assert!(matches!(plan.moves[..], [Move::Thread { tid: 5, to: NodeId(0), .. }]), "{:?}", plan.moves);
+}
+
+#[test]
+fn what_does_not_pay_back_within_the_longest_window_stays() {
+    // 2 × 10 GB at 468 MB/s: the first file has T_m 21 s and T_window 33 s, both together 43 s and 65 s.
+    let mut world = overloaded(10_000, 468e6);
+    let mut policy = policy();
+    for _ in 0..40 {
+        world.step(&mut policy);
+    }
+    assert_eq!(world.files_moved(), [(33, "f5", 1)]);
+    // 40 GB: nothing does.
+    let mut world = overloaded(40_000, 468e6);
+    let mut policy = self::policy();
+    for _ in 0..100 {
+        world.step(&mut policy);
+    }
+    assert_eq!(world.made, []);
+}
+
+#[test]
+fn a_slow_copy_makes_the_next_one_wait_longer() {
+    // Files move at 100 MB/s, not 468. f5 and f6 (1 GB) take 10 s; then a third thread comes.
+    let mut world = overloaded(500, 100e6);
+    let mut policy = policy();
+    for _ in 0..20 {
+        world.step(&mut policy);
+    }
+    assert_eq!(world.files_moved().len(), 2);
+    world.snapshot.threads.push(reader(7, 1, 0, 1000));
+    let bytes = common::bytes(&[(0, 500)]);
+    world.snapshot.files.push(ObservedFile { file: "f7".into(), bytes, readers: vec![7], ..ObservedFile::default() });
+    // Node 1 must stay below half of node 0 for node 0 to count as overloaded: its readers slow down.
+    let quiet = |w: &mut World| {
+        for t in w.snapshot.threads.iter_mut().filter(|t| t.tid == 5 || t.tid == 6) {
+            t.tid += 100;
+        }
+    };
+    quiet(&mut world);
+    world.read();
+    let plan = world.step(&mut policy);
+    // (468 + 100) / 2 = 284 MB/s: 500 MB take 1.8 s instead of 1.1 s.
+    assert!(plan.notes[0].contains("T_m 1.8 s"), "{:?}", plan.notes);
+}
+
+#[test]
+fn files_read_as_much_at_home_stay() {
+    let mut world = overloaded(500, 468e6);
+    // Threads 1 and 2 read the files of 5 and 6, too.
+    for (tid, file) in [(1, "f5"), (2, "f6")] {
+        let t = world.snapshot.threads.iter_mut().find(|t| t.tid == tid).unwrap();
+        t.files[0].file = file.into();
+    }
+    let mut policy = policy();
+    for _ in 0..30 {
+        world.step(&mut policy);
+    }
+    assert_eq!(world.made, []);
+}
+
+#[test]
+fn the_days_bytes_and_the_targets_memory_are_limits() {
+    let settings = Settings { burst_bytes: 800e6, bytes_per_day: 0.0, ..Settings::default() };
+    let mut world = overloaded(500, 468e6);
+    let mut policy = Dragonfly::new(settings, nthread::Settings::default());
+    for _ in 0..60 {
+        world.step(&mut policy);
+    }
+    assert_eq!(world.files_moved().len(), 1, "800 MB are one file of 500 MB");
+    let mut world = overloaded(500, 468e6);
+    world.snapshot.nodes[1].memory_free = 540 * MB;
+    let mut policy = self::policy();
+    for _ in 0..60 {
+        world.step(&mut policy);
+    }
+    assert_eq!(world.made, [], "500 MB and a tenth to spare do not fit into 540 MB");
+}
+
+#[test]
+fn files_that_are_hardly_read_or_of_unknown_size_stay() {
+    // 1 MB/s of 500 MB: not once in 60 s.
+    let mut world = overloaded(500, 468e6);
+    world.snapshot.threads.truncate(4);
+    world.snapshot.files.truncate(4);
+    let few = reader(105, 1, 0, 5);
+    world.snapshot.files.push(ObservedFile {
+        file: "f105".into(),
+        bytes: common::bytes(&[(0, 500)]),
+        ..ObservedFile::default()
+    });
+    world.snapshot.threads.push(few);
+    let mut policy = policy();
+    for _ in 0..30 {
+        world.step(&mut policy);
+    }
+    assert_eq!(world.files_moved(), []);
+    let mut world = overloaded(500, 468e6);
+    let plan = (0..10).map(|_| {
+        let files = std::mem::take(&mut world.snapshot.files);
+        world.snapshot.time_s += 1.0;
+        let plan = policy.decide(&world.snapshot.topology(), &world.snapshot);
+        world.snapshot.files = files;
+        plan
+    });
+    let last = plan.last().unwrap();
+    assert_eq!((last.moves, last.notes), (vec![], vec!["2 queued files of unknown size are not moved".into()]));
+}
+
+#[test]
+fn a_move_that_is_not_made_is_asked_for_three_times() {
+    let mut world = overloaded(500, 0.0);
+    let mut policy = policy();
+    for _ in 0..60 {
+        world.step(&mut policy);
+    }
+    // At 4 s, 6 s and 8 s; then the files have moved, for all the policy knows, and cool down for 60 s.
+    let windows: Vec<u32> = world.files_moved().iter().map(|m| m.0).collect();
+    assert_eq!(windows, [4, 4, 6, 6, 8, 8]);
+}
+
+#[test]
+fn a_file_is_not_moved_back_at_once_when_the_load_turns() {
+    let mut world = overloaded(500, 468e6);
+    let mut policy = policy();
+    for _ in 0..10 {
+        world.step(&mut policy);
+    }
+    assert_eq!(world.files_moved().len(), 2);
+    // Now four more read f5 and f6 from node 0, and nobody from node 1: node 1 is overloaded by remote readers.
+    for t in &mut world.snapshot.threads {
+        t.node = NodeId(0);
+        t.files[0].file = if t.tid % 2 == 0 { "f6".into() } else { "f5".into() };
+        t.held = Some("has an affinity of its own".into());
+    }
+    world.read();
+    let before = world.windows;
+    for _ in 0..120 {
+        world.step(&mut policy);
+    }
+    let back: Vec<u32> = world.files_moved().iter().skip(2).map(|m| m.0 - before).collect();
+    assert!(!back.is_empty() && back.len() <= 2, "{back:?}");
+    assert!(back.iter().all(|w| *w >= 54), "moved back after {back:?} s: cool-down is 60 s from second 4");
+}
+
+#[test]
+fn same_windows_same_plans() {
+    let run = || {
+        let mut world = overloaded(500, 300e6);
+        let mut policy = policy();
+        (0..20).map(|_| world.step(&mut policy)).collect::<Vec<_>>()
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn nothing_and_nonsense_do_no_harm() {
+    let mut policy = policy();
+    let world = overloaded(500, 0.0);
+    let topology = world.snapshot.topology();
+    assert!(policy.decide(&topology, &Snapshot::default()).moves.is_empty());
+    let mut w = world.snapshot.clone();
+    w.files[4].bytes = [(NodeId(0), u64::MAX)].into_iter().collect();
+    w.threads[4].files[0].read_bytes = [(NodeId(0), u64::MAX)].into_iter().collect();
+    w.nodes[1].memory_free = u64::MAX;
+    for time_s in [0.0, f64::NAN, f64::MAX, -5.0, 7.0, 8.0, 9.0] {
+        w.time_s = time_s;
+        for window_s in [f64::NAN, 0.0, -1.0, 1.0] {
+            w.window_s = window_s;
+            policy.decide(&topology, &w);
+        }
+    }
+}
