@@ -1,0 +1,608 @@
+//! NThread step by step and equation by equation, the arithmetic beside each case. MB and MB/s throughout, windows of 1 s.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+mod common;
+
+use common::{
+    MB, bytes, decide, decide_with, declined, moves, moves_for, next_window, node, node_with_bandwidth, snapshot,
+    thread, why,
+};
+use placement::nthread::{MAX_DECLINED, Settings};
+use placement::{NodeLoad, ObservedFile, Plan, Reason, Snapshot, Thread};
+use topology::{MemoryKind, NodeId};
+
+fn two_nodes(threads: Vec<Thread>) -> Snapshot {
+    snapshot(vec![node(0, 2), node(1, 2)], threads)
+}
+
+/// Two nodes whose controllers take 1000 MB/s each, so are overloaded above 800.
+fn two_controllers(threads: Vec<Thread>) -> Snapshot {
+    snapshot(vec![node_with_bandwidth(0, 2, 1000.0), node_with_bandwidth(1, 2, 1000.0)], threads)
+}
+
+fn with_cpu(cpu_s: f64, thread: Thread) -> Thread {
+    Thread { cpu_s, ..thread }
+}
+
+fn node_forecast(plan: &Plan, node: usize) -> &placement::NodeForecast {
+    &plan.predicted.as_ref().unwrap().nodes[node]
+}
+
+fn close(a: Option<f64>, b: f64) {
+    assert!((a.unwrap() - b).abs() < 1e-9, "{a:?} is not {b}");
+}
+
+// Step 1: III-A.
+
+#[test]
+fn step_1_the_node_read_most_from_is_the_target_when_it_leads_by_the_margin() {
+    // 300 − 100 = 200 ≥ 200: equality counts.
+    let plan = decide("nthread-rl", &two_nodes(vec![thread(1, 1, &[(0, 300), (1, 100)], 0)]));
+    assert_eq!(moves(&plan), [(1, 0, Reason::ReadLocality)]);
+    assert_eq!(why(&plan, 1), "300.0 MB of 400.0 MB read from node 0");
+}
+
+#[test]
+fn step_1_below_the_margin_a_thread_stays() {
+    // 299 − 100 = 199 < 200.
+    let plan = decide("nthread-rl", &two_nodes(vec![thread(1, 1, &[(0, 299), (1, 100)], 0)]));
+    assert_eq!(moves(&plan), []);
+    let why = "299.0 MB of 399.0 MB read from node 0: a lead of 199.0 MB, below the margin of 200.0 MB";
+    assert_eq!(declined(&plan, 1), Some(("below_margin", why)));
+}
+
+#[test]
+fn step_1_the_lead_counts_against_every_other_node() {
+    // 400 − 100 = 300, but 400 − 250 = 150 < 200.
+    let nodes = vec![node(0, 1), node(1, 1), node(2, 1)];
+    let plan = decide("nthread-rl", &snapshot(nodes, vec![thread(1, 1, &[(0, 400), (1, 100), (2, 250)], 0)]));
+    assert_eq!(moves(&plan), []);
+}
+
+#[test]
+fn step_1_the_margin_is_a_rate() {
+    // 250 MB in 2 s is a lead of 125 MB/s; in 1 s it is one of 250 MB/s.
+    let mut window = two_nodes(vec![thread(1, 1, &[(0, 250)], 0)]);
+    window.window_s = 2.0;
+    assert_eq!(moves(&decide("nthread", &window)), []);
+    window.window_s = 1.0;
+    assert_eq!(moves(&decide("nthread", &window)).len(), 1);
+}
+
+#[test]
+fn step_1_writes_give_no_target() {
+    let mut writer = thread(1, 1, &[(0, 100)], 0);
+    writer.write_bytes = bytes(&[(0, 900)]);
+    assert_eq!(moves(&decide("nthread-rl", &two_nodes(vec![writer]))), []);
+}
+
+#[test]
+fn step_1_a_thread_on_its_target_does_not_move() {
+    let plan = decide("nthread", &two_nodes(vec![thread(1, 0, &[(0, 300), (1, 50)], 0)]));
+    assert_eq!((moves(&plan), plan.declined.as_slice()), (vec![], [].as_slice()));
+}
+
+#[test]
+fn step_1_even_without_a_margin_two_equal_nodes_give_no_target() {
+    let settings = Settings { locality_margin: 0.0, ..Settings::default() };
+    let window = snapshot(vec![node(0, 1), node(1, 1), node(2, 1)], vec![thread(1, 2, &[(0, 300), (1, 300)], 0)]);
+    assert_eq!(moves(&decide_with("nthread", &settings, &window.topology(), &window)), []);
+}
+
+#[test]
+fn a_thread_that_moved_little_data_is_left_alone() {
+    // min_bytes counts reads and writes together: 3 + 1 MB = 4,000,000 bytes < 4 MiB = 4,194,304; one MB more is enough.
+    let settings = Settings { locality_margin: 0.0, ..Settings::default() };
+    for (writes, expected) in [(1, 0), (2, 1)] {
+        let window = two_nodes(vec![thread(1, 1, &[(0, 3)], writes)]);
+        let plan = decide_with("nthread", &settings, &window.topology(), &window);
+        assert_eq!((moves(&plan).len(), plan.declined.len()), (expected, 0));
+    }
+}
+
+#[test]
+fn a_held_thread_stays_and_its_load_counts() {
+    let held = Thread { held: Some("has an affinity of its own: 100".into()), ..thread(1, 1, &[(0, 300)], 0) };
+    let plan = decide("nthread", &two_nodes(vec![held]));
+    assert_eq!(moves(&plan), []);
+    assert_eq!(
+        declined(&plan, 1),
+        Some(("held", "has an affinity of its own: 100; 300.0 MB of 300.0 MB read from node 0"))
+    );
+
+    // Thread 1 holds 600 of node 0's 900 MB of writes: the node is overloaded (900 > 800, node 1: 0 < 450), average 450;
+    // only thread 2 can go (0 + 300 ≤ 450).
+    let held = Thread { held: Some("own affinity".into()), ..thread(1, 0, &[], 600) };
+    let plan = decide("nthread", &two_controllers(vec![held, thread(2, 0, &[], 300)]));
+    assert_eq!(moves(&plan), [(2, 1, Reason::ControllerContention)]);
+    close(node_forecast(&plan, 0).controller_after, 0.6);
+}
+
+#[test]
+fn a_thread_goes_only_where_it_may() {
+    let confined = Thread { allowed_nodes: vec![NodeId(1)], ..thread(1, 1, &[(0, 300)], 0) };
+    let plan = decide("nthread", &two_nodes(vec![confined]));
+    assert_eq!(moves(&plan), []);
+    let why = "300.0 MB of 300.0 MB read from node 0, where it may not run";
+    assert_eq!(declined(&plan, 1), Some(("not_allowed", why)));
+}
+
+#[test]
+fn data_on_a_node_without_cpus_draws_to_the_nearest_node_with_some() {
+    let far = |mut n: NodeLoad, distance| {
+        n.distance.insert(NodeId(2), distance);
+        n
+    };
+    // Node 2 is memory only, 14 from node 0 and 24 from node 1.
+    let nodes = vec![far(node(0, 2), 14), far(node(1, 2), 24), node(2, 0)];
+    let plan =
+        decide("nthread", &snapshot(nodes.clone(), vec![thread(1, 1, &[(2, 300)], 0), thread(2, 0, &[(2, 300)], 0)]));
+    assert_eq!(moves(&plan), [(1, 0, Reason::ReadLocality)]);
+    assert_eq!(why(&plan, 1), "300.0 MB of 300.0 MB read from node 2, which has no CPUs; node 0 is the nearest");
+    let why = "300.0 MB of 300.0 MB read from node 2, which has no CPUs; node 0 is the nearest";
+    assert_eq!(declined(&plan, 2), Some(("no_cpus", why)));
+
+    // Where it may not run on node 0, node 1 is the nearest, and it is there.
+    let confined = Thread { allowed_nodes: vec![NodeId(1)], ..thread(1, 1, &[(2, 300)], 0) };
+    assert_eq!(moves(&decide("nthread", &snapshot(nodes, vec![confined]))), []);
+
+    // Equally near: no target.
+    let nodes = vec![far(node(0, 2), 20), far(node(1, 2), 20), node(2, 0)];
+    let plan = decide("nthread", &snapshot(nodes, vec![thread(1, 1, &[(2, 300)], 0)]));
+    assert_eq!(moves(&plan), []);
+    assert_eq!(declined(&plan, 1).unwrap().0, "no_cpus");
+}
+
+#[test]
+fn nodes_the_topology_does_not_have_are_no_targets() {
+    let window = two_nodes(vec![thread(1, 1, &[(0, 300)], 0), thread(2, 0, &[(1, 300)], 0)]);
+    let mut topology = window.topology();
+    topology.nodes.remove(0);
+    let plan = decide_with("nthread", &Settings::default(), &topology, &window);
+    assert_eq!(moves(&plan), []);
+    assert_eq!(declined(&plan, 1).unwrap().0, "not_allowed");
+    assert!(
+        plan.notes.contains(&"threads on nodes that the topology does not have, left alone: 1".to_owned()),
+        "{:?}",
+        plan.notes
+    );
+}
+
+// Step 2: the what-if analysis.
+
+#[test]
+fn step_2_reads_stay_and_writes_go_with_the_thread() {
+    // Threads 1 and 2 write 300 each on node 1 and read 300 each from node 0. If both sat on node 0, it would have
+    // 600 / 3 + 600 + 100 that belong to nobody listed = 900 > 800, node 1 nothing: overloaded though it is not now
+    // (200 + 100 = 300). Average 450: thread 1 goes to (stays on) node 1, 0 + 300 ≤ 450; thread 2 would make 600.
+    let mut window = two_controllers(vec![thread(1, 1, &[(0, 300)], 300), thread(2, 1, &[(0, 300)], 300)]);
+    window.nodes[0].write_bytes = 100;
+    window.nodes[0].write_bytes *= MB;
+    let plan = decide("nthread", &window);
+    assert_eq!(moves(&plan), [(2, 0, Reason::ReadLocality)]);
+    let why = "300.0 MB of 300.0 MB read from node 0; node 0's memory controller would be at 90 %";
+    assert_eq!(declined(&plan, 1), Some(("controller_contention", why)));
+    close(node_forecast(&plan, 0).controller_before, 0.3);
+    close(node_forecast(&plan, 0).controller_after, 0.6);
+    close(node_forecast(&plan, 1).controller_before, 0.6);
+    close(node_forecast(&plan, 1).controller_after, 0.3);
+}
+
+// Step 3: III-C1.
+
+#[test]
+fn equation_1_weighs_reads_a_third() {
+    // 300 / 3 + 100 = 200 of min(1000, 3000 / 3) = 1000.
+    let plan = decide("nthread", &two_controllers(vec![thread(1, 0, &[(0, 300)], 100)]));
+    close(node_forecast(&plan, 0).controller_before, 0.2);
+}
+
+#[test]
+fn capacity_is_the_lesser_of_writes_and_weighted_reads() {
+    for (read, write, capacity) in [(6800.0, 1850.0, 1850.0), (3000.0, 1850.0, 1000.0)] {
+        let mut window = two_nodes(vec![thread(1, 0, &[], 370)]);
+        (window.nodes[0].read_bw_max, window.nodes[0].write_bw_max) = (Some(read * 1e6), Some(write * 1e6));
+        close(node_forecast(&decide("nthread", &window), 0).controller_before, 370.0 / capacity);
+    }
+}
+
+#[test]
+fn step_3_overloaded_is_above_80_percent() {
+    // 800 of 1000 is not above; 801 is. Average 400: thread 2 may bring its 101 or 100 to node 1.
+    assert_eq!(moves(&decide("nthread", &two_controllers(vec![thread(1, 0, &[], 700), thread(2, 0, &[], 100)]))), []);
+    let plan = decide("nthread", &two_controllers(vec![thread(1, 0, &[], 700), thread(2, 0, &[], 101)]));
+    assert_eq!(moves(&plan), [(2, 1, Reason::ControllerContention)]);
+    assert_eq!(why(&plan, 2), "101.0 MB of 101.0 MB are writes; node 0's memory controller would be at 80 %");
+}
+
+#[test]
+fn step_3_overloaded_means_that_every_other_node_has_less_than_half() {
+    // 900 against 450: not less than half. Against 449: average 674.5, so 225.5 of room: thread 2 goes.
+    for (other, expected) in [(450, 0), (449, 1)] {
+        let threads = vec![thread(1, 0, &[], 700), thread(2, 0, &[], 200), thread(3, 1, &[], other)];
+        assert_eq!(moves(&decide("nthread", &two_controllers(threads))).len(), expected);
+    }
+    // A third node at 450 spoils it as well.
+    let nodes = (0..3).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect();
+    let threads = vec![thread(1, 0, &[], 700), thread(2, 0, &[], 200), thread(3, 2, &[], 450)];
+    assert_eq!(moves(&decide("nthread", &snapshot(nodes, threads))), []);
+}
+
+#[test]
+fn equation_2_takes_threads_by_falling_write_ratio() {
+    // Ratios: t1 300 / 600 = 0.5, t2 300 / 400 = 0.75, t3 300 / 450 = 0.67. Load of node 0: (300 + 100 + 150) / 3 = 183 and
+    // 900 of writes = 1083; average 542. t2 goes (0 + 300 ≤ 542), then nobody fits (600 > 542).
+    let threads = vec![thread(1, 0, &[(0, 300)], 300), thread(2, 0, &[(0, 100)], 300), thread(3, 0, &[(0, 150)], 300)];
+    assert_eq!(moves(&decide("nthread", &two_controllers(threads))), [(2, 1, Reason::ControllerContention)]);
+}
+
+#[test]
+fn equation_2_ties_go_by_tid() {
+    // As above with equal ratios, listed in the other order.
+    let threads = vec![thread(9, 0, &[], 300), thread(5, 0, &[], 300), thread(7, 0, &[], 300)];
+    assert_eq!(moves(&decide("nthread", &two_controllers(threads))), [(5, 1, Reason::ControllerContention)]);
+}
+
+#[test]
+fn equation_3_and_4_a_node_may_be_filled_up_to_the_average() {
+    // Node 0 has 1000: thread 1's part, and the rest of somebody who is not listed. Average 500, D_migrate of node 1 is −500:
+    // −500 + 500 = 0 ≤ 0 is allowed, −500 + 501 = 1 is not.
+    for (writes, expected) in [(500, 1), (501, 0)] {
+        let mut window = two_controllers(vec![thread(1, 0, &[], writes)]);
+        window.nodes[0].write_bytes = 1000 * MB;
+        assert_eq!(moves(&decide("nthread", &window)).len(), expected);
+    }
+}
+
+#[test]
+fn equation_4_both_nodes_amounts_are_updated_and_a_thread_that_does_not_fit_is_passed_over() {
+    // 1200 on node 0, average 600. t1 400 goes: D_1 = −200. t2 400 does not fit (200 > 0), t3 200 does (0 ≤ 0); D_0 = 0.
+    let threads = vec![thread(1, 0, &[], 400), thread(2, 0, &[], 400), thread(3, 0, &[], 200), thread(4, 0, &[], 200)];
+    let plan = decide("nthread", &two_controllers(threads));
+    assert_eq!(moves_for(&plan, Reason::ControllerContention), [(1, 1), (3, 1)]);
+}
+
+#[test]
+fn step_3_stops_when_h_has_no_surplus() {
+    // 900 on node 0 of three, average 300. t1 to node 1, t2 to node 2; then D_0 = 0 and t3 stays.
+    let nodes = (0..3).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect();
+    let threads = vec![thread(1, 0, &[], 300), thread(2, 0, &[], 300), thread(3, 0, &[], 300)];
+    assert_eq!(
+        moves_for(&decide("nthread", &snapshot(nodes, threads)), Reason::ControllerContention),
+        [(1, 1), (2, 2)]
+    );
+
+    // 920 on node 0, average 306.7: t1 (700) fits nowhere, t2 (20) does.
+    let nodes = (0..3).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect();
+    let mut window = snapshot(nodes, vec![thread(1, 0, &[], 700), thread(2, 0, &[], 20)]);
+    window.nodes[0].write_bytes = 920 * MB;
+    assert_eq!(moves_for(&decide("nthread", &window), Reason::ControllerContention), [(2, 1)]);
+}
+
+#[test]
+fn step_3_gives_a_thread_the_emptiest_node_it_may_use_then_the_nearest() {
+    // Loads 900, 100, 0, 0: average 250. Nodes 2 and 3 are empty; node 3 is nearer to node 0.
+    let mut nodes: Vec<_> = (0..4).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect();
+    nodes[0].distance.insert(NodeId(3), 12);
+    let threads = |allowed: &[u32]| {
+        let mover = Thread { allowed_nodes: allowed.iter().map(|id| NodeId(*id)).collect(), ..thread(1, 0, &[], 100) };
+        vec![mover, thread(2, 0, &[], 800), thread(3, 1, &[], 100)]
+    };
+    let to = |allowed: &[u32]| moves(&decide("nthread", &snapshot(nodes.clone(), threads(allowed))));
+    assert_eq!(to(&[0, 1, 2, 3]), [(1, 3, Reason::ControllerContention)]);
+    assert_eq!(to(&[0, 1, 2]), [(1, 2, Reason::ControllerContention)]);
+    assert_eq!(to(&[0, 1]), [(1, 1, Reason::ControllerContention)]);
+    assert_eq!(to(&[0]), []);
+}
+
+#[test]
+fn step_3_leaves_readers_where_they_are() {
+    // 3000 / 3 = 1000 of 1000 by reads alone: overloaded, but moving readers would relieve nobody.
+    let plan = decide("nthread", &two_controllers(vec![thread(1, 0, &[(0, 2000)], 0), thread(2, 0, &[(0, 1000)], 0)]));
+    assert_eq!(moves(&plan), []);
+}
+
+#[test]
+fn step_3_does_not_judge_nodes_of_unknown_bandwidth_and_says_so() {
+    let mut window = two_controllers(vec![thread(1, 0, &[], 500), thread(2, 0, &[], 400)]);
+    assert_eq!(moves(&decide("nthread", &window)).len(), 1);
+    window.nodes[0].read_bw_max = None;
+    let plan = decide("nthread", &window);
+    assert_eq!(moves(&plan), []);
+    assert_eq!(plan.notes, ["node 0: bandwidth unknown, contention not judged"]);
+    assert_eq!(node_forecast(&plan, 0).controller_before, None);
+    assert!(decide("nthread-cpu", &window).notes.is_empty());
+}
+
+#[test]
+fn step_3_uses_no_node_without_memory() {
+    // Node 1 has CPUs but no memory: what is written there lands on node 0, so it offers no relief; node 2 does.
+    let nodes = (0..3).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect();
+    let window = snapshot(nodes, vec![thread(1, 0, &[], 450), thread(2, 1, &[], 0), thread(3, 0, &[], 450)]);
+    let mut topology = window.topology();
+    topology.nodes[1].memory = MemoryKind::None;
+    let plan = decide_with("nthread", &Settings::default(), &topology, &window);
+    // Average over the two controllers: 450.
+    assert_eq!(moves(&plan), [(1, 2, Reason::ControllerContention)]);
+}
+
+#[test]
+fn one_node_has_nowhere_to_go() {
+    let mut window =
+        snapshot(vec![node_with_bandwidth(0, 1, 100.0)], vec![with_cpu(1.0, thread(1, 0, &[(0, 900)], 900))]);
+    window.nodes[0].cpu_s = Some(1.0);
+    for name in common::VARIANTS {
+        let plan = decide(name, &window);
+        assert_eq!((moves(&plan), plan.declined.len()), (vec![], 0));
+    }
+}
+
+// Step 4: III-C2.
+
+/// Four readers of node 0, each half of one of its two CPUs: 100 %. The other node is idle.
+fn crowd() -> Vec<Thread> {
+    (1..=4).map(|tid| with_cpu(0.5, thread(tid, 0, &[(0, 200 + 100 * u64::from(5 - tid))], 0))).collect()
+}
+
+#[test]
+fn equation_5_and_6_threads_that_read_least_from_h_go_until_it_is_within_the_limit() {
+    // CPU_i = 0.5 / (1 s × 2) = 25 %. 100 % > 90 % and 0 %: thread 4 reads least (300 MB), 75 % is within the limit.
+    let plan = decide("nthread", &two_nodes(crowd()));
+    assert_eq!(moves(&plan), [(4, 1, Reason::CpuContention)]);
+    assert_eq!(why(&plan, 4), "300.0 MB read from node 0; node 0's CPUs would be at 100 %");
+    close(node_forecast(&plan, 0).cpu_before, 1.0);
+    close(node_forecast(&plan, 0).cpu_after, 0.75);
+    close(node_forecast(&plan, 1).cpu_after, 0.25);
+    // 300 of 300 + 400 + 500 + 600 MB are read from node 0 by a thread on node 1.
+    close(plan.predicted.unwrap().remote_share_after, 300.0 / 1800.0);
+}
+
+#[test]
+fn step_4_sees_the_crowd_that_step_1_would_make() {
+    // The same four, spread over two nodes: the what-if puts all four on node 0.
+    let mut threads = crowd();
+    threads[2].node = NodeId(1);
+    threads[3].node = NodeId(1);
+    let plan = decide("nthread", &two_nodes(threads));
+    assert_eq!(moves(&plan), [(3, 0, Reason::ReadLocality)]);
+    let why = "300.0 MB of 300.0 MB read from node 0; node 0's CPUs would be at 100 %";
+    assert_eq!(declined(&plan, 4), Some(("cpu_contention", why)));
+    assert_eq!(moves(&decide("nthread-rl", &two_nodes(crowd()))), []);
+}
+
+#[test]
+fn step_4_overloaded_is_above_90_percent_and_at_least_twice_the_others() {
+    let with_totals = |h: f64, other: f64| {
+        let mut window = two_nodes(vec![with_cpu(0.2, thread(1, 0, &[(0, 300)], 0))]);
+        (window.nodes[0].cpu_s, window.nodes[1].cpu_s) = (Some(h), Some(other));
+        moves(&decide("nthread", &window)).len()
+    };
+    // Of two CPUs: 1.8 s are exactly 90 %.
+    assert_eq!(with_totals(1.8, 0.0), 0);
+    assert_eq!(with_totals(1.81, 0.0), 1);
+    // 100 % against 50 % is twice; against 51 % is less.
+    assert_eq!(with_totals(2.0, 1.0), 1);
+    assert_eq!(with_totals(2.0, 1.02), 0);
+}
+
+#[test]
+fn equation_5_a_node_may_be_filled_up_to_the_limit_and_what_does_not_fit_is_passed_over() {
+    // Node 1 has one CPU, used 0.4; threads of 0.6, 0.5 and 0.2: 0.4 + 0.6 > 0.9, 0.4 + 0.5 = 0.9 fits. Node 0: 2.3 of 2 CPUs,
+    // then 1.8 = 90 %: thread 3 stays.
+    let threads = vec![
+        with_cpu(0.6, thread(1, 0, &[(0, 300)], 0)),
+        with_cpu(0.5, thread(2, 0, &[(0, 400)], 0)),
+        with_cpu(0.2, thread(3, 0, &[(0, 500)], 0)),
+    ];
+    let mut window = snapshot(vec![node(0, 2), node(1, 1)], threads);
+    (window.nodes[0].cpu_s, window.nodes[1].cpu_s) = (Some(2.3), Some(0.4));
+    let plan = decide("nthread", &window);
+    assert_eq!(moves(&plan), [(2, 1, Reason::CpuContention)]);
+    // CPU_i counts against the node it goes to: 0.5 / 1 CPU.
+    close(node_forecast(&plan, 1).cpu_after, 0.9);
+}
+
+#[test]
+fn step_4_gives_a_thread_the_least_used_node() {
+    // 3.8 of four CPUs; nodes 1 to 3 at 30 %, 10 % and 20 %.
+    let mut window =
+        snapshot((0..4).map(|id| node(id, 4)).collect(), vec![with_cpu(0.5, thread(1, 0, &[(0, 300)], 0))]);
+    for (node, cpu_s) in window.nodes.iter_mut().zip([3.8, 1.2, 0.4, 0.8]) {
+        node.cpu_s = Some(cpu_s);
+    }
+    assert_eq!(moves(&decide("nthread", &window)), [(1, 2, Reason::CpuContention)]);
+}
+
+#[test]
+fn step_4_is_not_taken_while_a_controller_is_overloaded() {
+    // Node 0: 900 of 1000 MB/s and 100 % CPU. Only the writer is relieved; the crowd stays.
+    let mut threads = crowd();
+    threads.push(thread(5, 0, &[(0, 300)], 300));
+    let mut window = two_controllers(threads);
+    // (300 + 400 + 500 + 600 + 300) / 3 = 700 and 300 of writes = 1000; average 500.
+    let plan = decide("nthread", &window);
+    assert_eq!(moves(&plan), [(5, 1, Reason::ControllerContention)]);
+    // nthread-cpu knows no controllers, and takes thread 4 or, reading as little, thread 5 — which uses no CPU.
+    assert_eq!(moves(&decide("nthread-cpu", &window)), [(4, 1, Reason::CpuContention)]);
+    // An overloaded controller that nobody can relieve still comes first (III-B).
+    window.threads[4].allowed_nodes = vec![NodeId(0)];
+    assert_eq!(moves(&decide("nthread", &window)), []);
+}
+
+#[test]
+fn step_4_does_not_make_work_for_step_3() {
+    // 95 % CPU on node 0; its controller is at 600 / 3 + 590 = 790. Thread 1 writes 590 and so would bring node 1 (250 of
+    // others) to 840 and node 0 to 200: overloaded. Thread 2 goes instead.
+    let threads = vec![
+        with_cpu(0.5, thread(1, 0, &[], 590)),
+        with_cpu(0.5, thread(2, 0, &[(0, 300)], 0)),
+        with_cpu(0.9, thread(3, 0, &[(0, 300)], 0)),
+    ];
+    let mut window = two_controllers(threads);
+    window.nodes[1].write_bytes = 250 * MB;
+    assert_eq!(moves(&decide("nthread", &window)), [(2, 1, Reason::CpuContention)]);
+    assert_eq!(moves(&decide("nthread-cpu", &window)), [(1, 1, Reason::CpuContention)]);
+}
+
+#[test]
+fn a_forecast_may_exceed_all_cpus() {
+    // Four readers, each with a CPU of its own on node 1, would share two CPUs on node 0; each may only go to node 0 or stay.
+    let threads = (1..=4).map(|tid| with_cpu(1.0, thread(tid, 1, &[(0, 300)], 0))).collect();
+    let plan = decide("nthread-rl", &snapshot(vec![node(0, 2), node(1, 4)], threads));
+    close(node_forecast(&plan, 0).cpu_after, 2.0);
+}
+
+// Step 5: III-D and Table II.
+
+#[test]
+fn step_5_sharers_get_their_initial_target_and_keep_it() {
+    let mut threads = crowd();
+    for t in &mut threads {
+        (t.shares_file, t.node) = (true, NodeId(1));
+    }
+    let plan = decide("nthread", &two_nodes(threads));
+    assert_eq!(moves_for(&plan, Reason::ReadLocality), [(1, 0), (2, 0), (3, 0), (4, 0)]);
+}
+
+#[test]
+fn step_5_a_sharer_is_passed_over_and_the_plan_says_what_it_shares() {
+    let mut threads = crowd();
+    threads[3].shares_file = true;
+    threads[3].files = vec![placement::FileUse { file: "8:1:1".into(), ..Default::default() }];
+    let mut window = two_nodes(threads);
+    let readers = vec![1, 2, 3, 4];
+    window.files =
+        vec![ObservedFile { file: "8:1:1".into(), path: Some("/db/2619".into()), readers, ..Default::default() }];
+    let plan = decide("nthread", &window);
+    // Thread 3 is next: 400 MB.
+    assert_eq!(moves(&plan), [(3, 1, Reason::CpuContention)]);
+    assert_eq!(declined(&plan, 4), Some(("shares_file", "shares /db/2619 with 3 threads")));
+    // The other variants ignore sharing.
+    for name in ["nthread-cpu", "nthread-nm"] {
+        assert_eq!(moves(&decide(name, &window)), [(4, 1, Reason::CpuContention)]);
+    }
+}
+
+#[test]
+fn table_ii_says_which_steps_a_variant_takes() {
+    // A controller to relieve (900 of 1000; t1 may go), a crowd if there were none, and a reader that is away from home.
+    let mut threads = crowd();
+    threads[0].node = NodeId(1);
+    threads.push(Thread { shares_file: true, ..thread(5, 0, &[], 300) });
+    threads.push(thread(6, 0, &[], 250));
+    let window = two_controllers(threads);
+    // Node 0: 1800 / 3 + 550 = 1150, average 575. Falling ratio: t5 (300 ≤ 575), then t6 (550 ≤ 575).
+    let of = |name| moves(&decide(name, &window));
+    let home = (1, 0, Reason::ReadLocality);
+    assert_eq!(of("nthread-rl"), [home]);
+    assert_eq!(of("nthread-cpu"), [home, (4, 1, Reason::CpuContention)]);
+    // Both writers have no target: once they are gone node 0 is at 60 %, and its CPUs come into view.
+    let (t5, t6) = ((5, 1, Reason::ControllerContention), (6, 1, Reason::ControllerContention));
+    assert_eq!(of("nthread-nm"), [home, (4, 1, Reason::CpuContention), t5, t6]);
+    // Here t5 stays: node 0 at 600 + 300 = 900 is overloaded still, and CPUs wait.
+    assert_eq!(of("nthread"), [home, t6]);
+}
+
+// Moving twice is moving once.
+
+#[test]
+fn a_thread_without_a_target_that_relieves_a_node_spares_those_with_one() {
+    // Node 0: t1 writes 250 and has no target; t2 reads 300 from node 0 and writes 20; 450 are others'. 100 + 720 = 820 > 800,
+    // average of three 273.3. Taken once, the rules send t1 to node 1 and, as node 0 with 570 has a surplus still, t2
+    // to node 2. But then the next window finds 570 on node 0 with t2 at home, no overload, and calls t2 back. So t2 stays.
+    let nodes = || (0..3).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect::<Vec<_>>();
+    let mut window = snapshot(nodes(), vec![thread(1, 0, &[], 250), thread(2, 0, &[(0, 300)], 20)]);
+    window.nodes[0].write_bytes = 720 * MB;
+    let plan = decide("nthread", &window);
+    assert_eq!(moves(&plan), [(1, 1, Reason::ControllerContention)]);
+    let next = next_window(&window.topology(), &window, &plan);
+    assert_eq!(moves(&decide("nthread", &next)), []);
+}
+
+#[test]
+fn a_thread_that_was_sent_away_is_not_called_back() {
+    for window in
+        [two_nodes(crowd()), two_controllers(vec![thread(1, 0, &[(0, 300)], 500), thread(2, 0, &[(0, 600)], 400)])]
+    {
+        let plan = decide("nthread", &window);
+        assert_eq!(moves(&plan).len(), 1);
+        let next = next_window(&window.topology(), &window, &plan);
+        let then = decide("nthread", &next);
+        assert_eq!(moves(&then), []);
+        // It reads remotely now, and the plan says why it stays there.
+        assert!(then.declined[0].reason.ends_with("_contention"), "{:?}", then.declined);
+    }
+}
+
+// The plan itself.
+
+#[test]
+fn moves_come_with_relief_first_and_then_by_what_they_gain() {
+    let window = snapshot(
+        vec![node_with_bandwidth(0, 2, 1000.0), node_with_bandwidth(1, 2, 1000.0)],
+        vec![
+            thread(1, 1, &[(0, 300)], 0),
+            thread(2, 1, &[(0, 600)], 0),
+            thread(3, 0, &[], 400),
+            thread(4, 0, &[], 500),
+        ],
+    );
+    // Node 0: 900 / 3 + 900 = 1200, average 600: t3 goes (400), t4 (900) does not fit.
+    let order: Vec<_> =
+        decide("nthread", &window).moves.iter().map(|m| serde_json::to_value(m).unwrap()["tid"].clone()).collect();
+    assert_eq!(order, [3, 2, 1]);
+}
+
+#[test]
+fn threads_that_stay_are_listed_up_to_a_bound_those_with_most_remote_bytes() {
+    let many = MAX_DECLINED as u32 + 7;
+    let threads = (1..=many).map(|tid| thread(tid, 1, &[(0, 10 + u64::from(tid % 100))], 0)).collect();
+    let plan = decide("nthread-rl", &two_nodes(threads));
+    assert_eq!(plan.declined.len(), MAX_DECLINED);
+    assert_eq!(plan.notes, ["more threads stay than are listed: 7 more"]);
+    assert!(plan.declined[0].why.starts_with("109.0 MB"), "{:?}", plan.declined[0]);
+    // The seven that are left out are of the least: 10 MB each, tids 100, 200, …
+    let listed = plan.declined.iter().filter(|d| d.why.starts_with("10.0 MB")).count();
+    assert_eq!(listed, many as usize / 100 - 7);
+}
+
+#[test]
+fn observed_remote_bytes_count_before_and_the_new_node_after() {
+    // The thread read 300 MB from node 0, 120 of it while it still ran elsewhere.
+    let t = Thread { remote_read_bytes: Some(120 * MB), ..thread(1, 1, &[(0, 300), (1, 0)], 0) };
+    let plan = decide("nthread", &two_nodes(vec![t]));
+    close(plan.predicted.as_ref().unwrap().remote_share_before, 0.4);
+    close(plan.predicted.as_ref().unwrap().remote_share_after, 0.0);
+}
+
+#[test]
+fn a_window_without_length_decides_nothing() {
+    for window_s in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let mut window = two_nodes(vec![thread(1, 1, &[(0, 300)], 0)]);
+        window.window_s = window_s;
+        let plan = decide_with("nthread", &Settings::default(), &window.topology(), &window);
+        assert_eq!((plan.moves.len(), plan.notes.len()), (0, 1));
+    }
+}
+
+#[test]
+fn every_policy_is_known_by_its_name() {
+    for (name, about) in placement::POLICIES.iter().filter(|(name, _)| name.starts_with("nthread")) {
+        assert_eq!(placement::policy(name, &Settings::default()).unwrap().name(), *name);
+        assert!(!about.is_empty());
+    }
+    assert!(placement::policy("nthread-xl", &Settings::default()).is_none());
+}
+
+#[test]
+fn settings_refuse_unknown_keys_and_impossible_values() {
+    let read = |text: &str| serde_json::from_str::<Settings>(text).map_err(|e| e.to_string());
+    assert_eq!(read("{}").unwrap(), Settings::default());
+    assert_eq!(read(r#"{"cpu_limit":1.1}"#).unwrap().cpu_limit, 1.1);
+    assert!(read(r#"{"cpu_limits":1}"#).unwrap_err().contains("unknown field `cpu_limits`"));
+    assert!(read(r#"{"cpu_limit":0}"#).unwrap_err().contains("0 is not a positive number"));
+    assert!(read(r#"{"read_weight":-1}"#).unwrap_err().contains("-1 is not a positive number"));
+    assert!(read(r#"{"locality_margin":-1}"#).unwrap_err().contains("-1"));
+    assert!(read(r#"{"min_bytes":-1}"#).is_err());
+}
