@@ -299,7 +299,7 @@ impl<P: Plane> Engine<P> {
         notes: &mut Vec<String>,
     ) -> Result<(), PlaneError> {
         let hold = |r: &Ready<'_>| Record::Hold { comm: r.about.comm.clone(), undo: r.undo.clone() };
-        let holds: Vec<Record> = ready.iter().map(hold).collect();
+        let holds: Vec<Record> = ready.iter().filter(|r| r.undo.masks().is_some()).map(hold).collect();
         if let Some(Err(error)) = self.disk.as_mut().map(|d| d.file.append(&holds, true)) {
             let why = format!("not moved, because what undoes it cannot be written down: {error}");
             for r in ready {
@@ -314,14 +314,15 @@ impl<P: Plane> Engine<P> {
         let mut broken = Ok(());
         for r in ready {
             let (tid, start) = r.undo.key();
+            let written = r.undo.masks().is_some();
             match self.plane.apply(r.mv, &r.undo) {
                 Ok(()) => {
-                    settled.push(Record::Made { tid, start });
+                    settled.extend(written.then_some(Record::Made { tid, start }));
                     verdicts[r.index] = Verdict::Applied;
                     self.made(r, notes);
                 }
                 Err(error) => {
-                    settled.push(Record::NotMade { tid, start });
+                    settled.extend(written.then_some(Record::NotMade { tid, start }));
                     match self.not_made(error, r.key, r.from, r.to, r.about) {
                         Ok(verdict) => verdicts[r.index] = verdict,
                         Err(error) => {
@@ -347,7 +348,9 @@ impl<P: Plane> Engine<P> {
             self.write(Some(about.clone()), Event::Note { text });
         }
         self.audit.moved(about.clone(), remote_share);
-        self.held.put(undo, about);
+        if undo.masks().is_some() {
+            self.held.put(undo, about);
+        }
     }
 
     /// What a plane's refusal comes to. A broken plane stays an error.
@@ -379,8 +382,9 @@ impl<P: Plane> Engine<P> {
 
     /// The undo of a second move leads back to the affinity before the first, not to our own value.
     fn first(&self, undo: Undo) -> Undo {
-        match self.held.get(undo.key()) {
-            Some(Undo::Thread { before, ours, .. }) if undo.before() == ours => undo.back_to(before),
+        let Some(held) = self.held.get(undo.key()) else { return undo };
+        match (held.masks(), undo.masks()) {
+            (Some((_, ours)), Some((before, _))) if before == ours => undo.back_to(held),
             _ => undo,
         }
     }

@@ -86,7 +86,7 @@ mod tests {
 
     fn undo(tid: u32) -> Undo {
         let set = |t: &str| t.parse().unwrap();
-        Undo::Thread { tid, pid: 1, start: 7, before: set("0-3"), ours: set("0-1"), family: None }
+        Undo::Thread { tid, pid: 1, start: 7, before: set("0-3"), ours: set("0-1"), unbound: false, family: None }
     }
 
     fn table(tids: &[u32]) -> HeldTable {

@@ -81,9 +81,33 @@ pub enum Undo {
         before: CpuSet,
         /// Affinity that we set.
         ours: CpuSet,
+        /// It had no affinity of its own before: undoing allows it every CPU again, also those that its cpuset or the
+        /// machine has gained since, instead of pinning it to `before`.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unbound: bool,
         /// By what descendants of this thread can be known, where the plane needs it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         family: Option<Family>,
+    },
+    /// The affinity of all threads of a process. Its memory stays where it was moved to.
+    Process {
+        /// Process id.
+        pid: u32,
+        /// Start time of the process, in the units of `Undo::Thread::start`.
+        start: u64,
+        /// Affinity of its threads before our first move of the process.
+        before: CpuSet,
+        /// Affinity that we set.
+        ours: CpuSet,
+        /// It had no affinity of its own before: undoing allows it every CPU again, also those that its cpuset or the
+        /// machine has gained since, instead of pinning it to `before`.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unbound: bool,
+    },
+    /// A file's data, which stays where it was moved to: nothing is put back, and nothing is written down.
+    File {
+        /// File id, as in the move.
+        file: String,
     },
 }
 
@@ -103,26 +127,41 @@ pub struct Family {
 pub(crate) type Key = (u32, u64);
 
 impl Undo {
+    /// What the record is about. A process is not its first thread, which has the same id and start time.
     pub(crate) fn key(&self) -> Key {
-        let Self::Thread { tid, start, .. } = self;
-        (*tid, *start)
+        match self {
+            Self::Thread { tid, start, .. } => (*tid, *start),
+            Self::Process { pid, start, .. } => (*pid, !*start),
+            Self::File { .. } => (0, 0),
+        }
     }
 
     pub(crate) fn tid_pid(&self) -> (u32, u32) {
-        let Self::Thread { tid, pid, .. } = self;
-        (*tid, *pid)
+        match self {
+            Self::Thread { tid, pid, .. } => (*tid, *pid),
+            Self::Process { pid, .. } => (*pid, *pid),
+            Self::File { .. } => (0, 0),
+        }
     }
 
-    pub(crate) fn before(&self) -> &CpuSet {
-        let Self::Thread { before, .. } = self;
-        before
+    /// The affinity that this leads back to, and ours; `None` where there is nothing to put back.
+    pub(crate) fn masks(&self) -> Option<(&CpuSet, &CpuSet)> {
+        match self {
+            Self::Thread { before, ours, .. } | Self::Process { before, ours, .. } => Some((before, ours)),
+            Self::File { .. } => None,
+        }
     }
 
-    /// The same record, undoing to the affinity that `first` undoes to: a second move of a thread must not lead back to
-    /// the first move's value.
-    pub(crate) fn back_to(self, first: &CpuSet) -> Self {
-        let Self::Thread { tid, pid, start, ours, family, .. } = self;
-        Self::Thread { tid, pid, start, before: first.clone(), ours, family }
+    /// The same record, undoing to what `first` undoes to: a second move of a thread must not lead back to the first
+    /// move's value.
+    pub(crate) fn back_to(mut self, first: &Self) -> Self {
+        if let Self::Thread { before, unbound, .. } | Self::Process { before, unbound, .. } = &mut self
+            && let Self::Thread { before: b, unbound: u, .. } | Self::Process { before: b, unbound: u, .. } = first
+        {
+            before.clone_from(b);
+            *unbound = *u;
+        }
+        self
     }
 }
 

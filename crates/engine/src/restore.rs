@@ -31,6 +31,7 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>
     for (held, about) in held {
         let Some(newest) = held.candidates.last() else { continue };
         let (tid, pid) = newest.tid_pid();
+        let before = newest.masks().map(|m| m.0.to_string()).unwrap_or_default();
         let about = about.unwrap_or_else(|| About { tid, pid, comm: held.comm.clone(), start_ns: None });
         let finished = &mut restored.finished;
         let event = match undo_one(plane, &held.candidates) {
@@ -40,11 +41,11 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>
                     Undone::ChangedByOthers => finished.changed_by_others += 1,
                     Undone::Gone => finished.gone += 1,
                 }
-                Event::Undone { result, affinity: newest.before().to_string(), occasion: occasion.to_owned() }
+                Event::Undone { result, affinity: before, occasion: occasion.to_owned() }
             }
             Err(error) => {
                 finished.failed += 1;
-                let why = format!("thread {tid}: affinity {} cannot be put back: {error}", newest.before());
+                let why = format!("thread {tid}: affinity {before} cannot be put back: {error}");
                 tracing::error!(tid, pid, "{why}");
                 finished.note(why.clone());
                 restored.failed.push(held);

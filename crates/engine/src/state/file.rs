@@ -108,7 +108,8 @@ mod tests {
 
     fn held(tid: u32) -> Held {
         let set = |t: &str| t.parse().unwrap();
-        let undo = Undo::Thread { tid, pid: 1, start: 7, before: set("0-3"), ours: set("0-1"), family: None };
+        let undo =
+            Undo::Thread { tid, pid: 1, start: 7, before: set("0-3"), ours: set("0-1"), unbound: false, family: None };
         Held { comm: "fio".into(), candidates: vec![undo] }
     }
 

@@ -138,6 +138,7 @@ mod tests {
             start: 7,
             before: "0-3".parse().unwrap(),
             ours: ours.parse().unwrap(),
+            unbound: false,
             family: None,
         };
         Record::Hold { comm: "fio".into(), undo }
@@ -145,10 +146,7 @@ mod tests {
 
     fn ours(records: &[Record]) -> Vec<(u32, Vec<String>)> {
         let replayed = replay(&lines(records).unwrap()).unwrap();
-        let candidate = |u: &Undo| {
-            let Undo::Thread { ours, .. } = u;
-            ours.to_string()
-        };
+        let candidate = |u: &Undo| u.masks().map(|m| m.1.to_string()).unwrap_or_default();
         replayed.held.iter().map(|h| (h.candidates[0].key().0, h.candidates.iter().map(candidate).collect())).collect()
     }
 

@@ -181,7 +181,7 @@ impl Plane for Fake {
             return Err(PlaneError::Refused { reason: "own_affinity", why });
         }
         let (before, start) = (task.mask.clone(), task.start);
-        Ok(Undo::Thread { tid: *tid, pid: *pid, start, before, ours: node_cpus(to.0), family: None })
+        Ok(Undo::Thread { tid: *tid, pid: *pid, start, before, ours: node_cpus(to.0), unbound: false, family: None })
     }
 
     fn apply(&mut self, mv: &Move, undo: &Undo) -> Result<(), PlaneError> {
@@ -208,7 +208,7 @@ impl Plane for Fake {
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        let Undo::Thread { tid, start, before, ours, .. } = undo;
+        let Undo::Thread { tid, start, before, ours, .. } = undo else { panic!("{undo:?} was never prepared") };
         let mut world = self.world();
         world.wreck();
         let Some(task) = world.tasks.get_mut(tid).filter(|t| t.start == *start) else { return Ok(Undone::Gone) };
@@ -230,7 +230,8 @@ impl Plane for Fake {
             world.fork(parent, child);
         }
         let mut heirs = Vec::new();
-        for Undo::Thread { tid: parent, before, ours, .. } in held {
+        for undo in held {
+            let Undo::Thread { tid: parent, before, ours, .. } = undo else { continue };
             for (tid, task) in &world.tasks {
                 if task.parent == Some(*parent) && task.mask == *ours {
                     let undo = Undo::Thread {
@@ -239,6 +240,7 @@ impl Plane for Fake {
                         start: task.start,
                         before: before.clone(),
                         ours: ours.clone(),
+                        unbound: false,
                         family: None,
                     };
                     heirs.push(undo);
@@ -249,7 +251,7 @@ impl Plane for Fake {
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {
-        let Undo::Thread { tid, start, .. } = undo;
+        let Undo::Thread { tid, start, .. } = undo else { return false };
         self.world().tasks.get(tid).is_none_or(|t| t.start != *start)
     }
 
