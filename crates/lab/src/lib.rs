@@ -5,7 +5,7 @@
 //! and pages are.
 //!
 //! **Approach.** [`machine`] and [`threads`] read sysfs and procfs, [`pages`] asks `move_pages(2)`, [`cache`] puts a file's
-//! pages on a node, [`load`] reads files with a controlled share of a CPU, [`fio`] and [`daemon`] start fio and homenode,
+//! pages on a node, [`load`] reads files with a controlled share of a CPU, [`fio`], [`readers`] and [`daemon`] start fio, such readers and homenode,
 //! [`plot`] draws what was seen. Nothing here uses another crate of homenode.
 //!
 //! **Limits.** For measuring, not for servers: it polls, and it trusts the machine it runs on.
@@ -17,4 +17,5 @@ pub mod load;
 pub mod machine;
 pub mod pages;
 pub mod plot;
+pub mod readers;
 pub mod threads;
