@@ -83,7 +83,7 @@ fn node(source: &Source<'_>, id: NodeId, ids: &[NodeId], online: &CpuSet) -> Res
     }
     let cpus = listed.intersection(online);
     let offline_cpus = present.difference(&cpus);
-    let memory_bytes = mem_total(source, &format!("{dir}/meminfo"))?;
+    let memory_bytes = meminfo(source, &format!("{dir}/meminfo"), "MemTotal:")?;
     let memory = match (memory_bytes, present.is_empty()) {
         (0, _) => MemoryKind::None,
         (_, true) => MemoryKind::CpuLess,
@@ -93,13 +93,20 @@ fn node(source: &Source<'_>, id: NodeId, ids: &[NodeId], online: &CpuSet) -> Res
     Ok(Node { id, cpus, offline_cpus, memory_bytes, memory, distance, read_bw_max: None, write_bw_max: None })
 }
 
-/// `MemTotal` of a node's meminfo (`Node 0 MemTotal:       65536 kB`), in bytes.
-fn mem_total(source: &Source<'_>, file: &str) -> Result<u64, TopologyError> {
+/// Free memory of each node in bytes, now. A node that does not say is absent; so is every node of a kernel without NUMA.
+pub fn free_memory(sys: &Path, topology: &Topology) -> BTreeMap<NodeId, u64> {
+    let source = Source::new(sys);
+    let free = |id| meminfo(&source, &format!("{NODES}/node{id}/meminfo"), "MemFree:").ok();
+    topology.nodes.iter().filter_map(|node| Some((node.id, free(node.id)?))).collect()
+}
+
+/// A field of a node's meminfo (`Node 0 MemTotal:       65536 kB`), in bytes.
+fn meminfo(source: &Source<'_>, file: &str, field: &str) -> Result<u64, TopologyError> {
     let text = source.text(file)?;
-    let Some(line) = text.lines().find(|line| line.contains("MemTotal:")) else {
-        return Err(source.wrong(file, &text, "has no line with MemTotal"));
+    let Some(line) = text.lines().find(|line| line.contains(field)) else {
+        return Err(source.wrong(file, &text, format!("has no line with {}", field.trim_end_matches(':'))));
     };
-    let value = line.split_once("MemTotal:").and_then(|(_, value)| value.trim().strip_suffix("kB"));
+    let value = line.split_once(field).and_then(|(_, value)| value.trim().strip_suffix("kB"));
     value
         .and_then(|kib| kib.trim().parse::<u64>().ok()?.checked_mul(1024))
         .ok_or_else(|| source.wrong(file, line, "is not a size in kB"))

@@ -86,6 +86,13 @@ fn a_kernel_without_numa_is_one_node() {
 }
 
 #[test]
+fn free_memory_is_known_where_the_kernel_says() {
+    let free = |name| sysfs::free_memory(&fixture(name), &read(name));
+    assert_eq!(free("memory-less"), [(NodeId(0), 16 * GIB), (NodeId(1), 0)].into());
+    assert!(free("no-numa").is_empty());
+}
+
+#[test]
 fn two_sockets() {
     let machine = read("two-sockets");
     let expected = [(0, "0-7,16-23".into(), 64, MemoryKind::Dram), (1, "8-15,24-31".into(), 64, MemoryKind::Dram)];
