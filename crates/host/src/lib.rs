@@ -1,1 +1,3 @@
 //! The Linux plane: what runs where, which node its file bytes come from, and how to move it.
+
+pub mod residency;

@@ -1,0 +1,101 @@
+//! Asks the kernel which pages of a file are cached; reads and touches nothing.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// `cachestat(2)`, since Linux 6.5; the number is the same on every architecture that homenode is built for.
+const SYS_CACHESTAT: libc::c_long = 451;
+
+/// `struct cachestat_range`, `linux/mman.h`.
+#[repr(C)]
+struct CachestatRange {
+    off: u64,
+    len: u64,
+}
+
+/// `struct cachestat`, `linux/mman.h`.
+#[repr(C)]
+#[derive(Default)]
+struct Cachestat {
+    nr_cache: u64,
+    nr_dirty: u64,
+    nr_writeback: u64,
+    nr_evicted: u64,
+    nr_recently_evicted: u64,
+}
+
+/// How many pages of a range of a file are cached; `None` where the kernel has no answer. `len` is not 0.
+pub(super) fn count(file: &File, offset: u64, len: u64) -> Option<u64> {
+    let range = CachestatRange { off: offset, len };
+    let mut stat = Cachestat::default();
+    // SAFETY: both pointers are to live values of the layout that the system call documents.
+    let rc = unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut stat, 0) };
+    (rc == 0).then_some(stat.nr_cache)
+}
+
+/// Which pages of a mapped range are cached, up to date, and need no reading.
+pub(super) enum Pages {
+    /// None is.
+    None,
+    /// All are; so many pages.
+    All(usize),
+    /// As `mincore(2)` says: bit 0 of each page's byte.
+    Some(Vec<u8>),
+}
+
+/// Asks for each page of a range that is mapped at `start`.
+pub(super) fn pages(start: usize, pages: usize) -> io::Result<Pages> {
+    let mut resident = vec![0; pages];
+    // SAFETY: mincore only looks; the range is mapped by us, and the vector has a byte for each of its pages.
+    let rc = unsafe {
+        libc::mincore(
+            std::ptr::with_exposed_provenance_mut(start),
+            pages * rustix::param::page_size(),
+            resident.as_mut_ptr(),
+        )
+    };
+    match rc {
+        0 => Ok(Pages::Some(resident)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+impl Pages {
+    /// How many pages are cached.
+    pub(super) fn count(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::All(pages) => *pages,
+            Self::Some(resident) => resident.iter().filter(|r| **r & 1 == 1).count(),
+        }
+    }
+
+    /// The first cached page of each run of `around` pages that has one.
+    pub(super) fn one_of_each(&self, around: usize) -> impl Iterator<Item = usize> + '_ {
+        let (all, some): (usize, &[u8]) = match self {
+            Self::None => (0, &[]),
+            Self::All(pages) => (*pages, &[]),
+            Self::Some(resident) => (0, resident),
+        };
+        let some = some.chunks(around).enumerate();
+        let some = some.filter_map(move |(i, run)| Some(i * around + run.iter().position(|r| r & 1 == 1)?));
+        (0..all).step_by(around).chain(some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Pages;
+
+    #[test]
+    fn one_page_of_each_run() {
+        let of = |pages: &Pages, around| pages.one_of_each(around).collect::<Vec<_>>();
+        let some = Pages::Some(vec![0, 0, 1, 1, 0, 0, 0, 0, 1]);
+        assert_eq!((some.count(), of(&some, 4), of(&some, 1)), (3, vec![2, 8], vec![2, 3, 8]));
+        assert_eq!(of(&Pages::All(9), 4), [0, 4, 8]);
+        assert_eq!((Pages::None.count(), of(&Pages::None, 4)), (0, vec![]));
+        // mincore's upper bits are reserved.
+        assert_eq!(Pages::Some(vec![0xfe, 0xff]).count(), 1);
+    }
+}

@@ -1,0 +1,156 @@
+//! Address space for mapping a file piece by piece, and a way to touch it that cannot raise a signal.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr::{null_mut, with_exposed_provenance_mut};
+
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
+
+/// What a page-table page covers. Mappings that start and end so are moved by the page-table page, not by the entry.
+const GRAIN: usize = 2 << 20;
+
+/// Reserved address space with slots of one size, each followed by a gap so that two mappings never become one.
+pub(super) struct Arena {
+    base: usize,
+    len: usize,
+    slot: usize,
+    first: usize,
+}
+
+impl Arena {
+    /// Reserves `slots` slots for mappings of up to `size` bytes of a file with pages of `page` bytes.
+    pub(super) fn reserve(slots: usize, size: usize, page: usize) -> io::Result<Self> {
+        let grain = GRAIN.max(page);
+        let slot = size.next_multiple_of(grain) + grain;
+        let len = slots * slot + grain;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address the kernel chooses touches no memory that exists.
+        let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), len, ProtFlags::empty(), flags) }?;
+        let base = base.expose_provenance();
+        Ok(Self { base, len, slot, first: base.next_multiple_of(grain) })
+    }
+
+    /// Maps a part of a file into a slot, in place of what was there. Returns its address.
+    pub(super) fn map(&self, slot: usize, file: &File, offset: u64, len: usize) -> io::Result<usize> {
+        let at = self.first + slot * self.slot;
+        debug_assert!(at + len < self.base + self.len);
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: the slot is inside our reservation, and only the slot's thread uses what is mapped there.
+        unsafe {
+            let map =
+                rustix::mm::mmap(with_exposed_provenance_mut(at), len, ProtFlags::READ, flags, file.as_fd(), offset)?;
+            // No readahead, and no sign of use left on the pages when the mapping goes (`vma_has_recency`, mm/memory.c).
+            rustix::mm::madvise(map, len, Advice::Random)?;
+        }
+        Ok(at)
+    }
+
+    /// Moves a mapping with what is entered in its page table to slot 0, the lowest, in place of what was there. The old
+    /// place stays reserved. Where the kernel cannot (before 5.13) the mapping stays. Returns its address.
+    pub(super) fn move_to_first(&self, mapped: usize, len: usize) -> usize {
+        // SAFETY: source and target are inside our reservation; DONTUNMAP keeps the source range ours, so that no
+        // other thread's mapping can take it. Nobody holds a reference into either.
+        let moved = unsafe {
+            rustix::mm::mremap_fixed(
+                with_exposed_provenance_mut(mapped),
+                len,
+                len,
+                MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP,
+                with_exposed_provenance_mut(self.first),
+            )
+        };
+        if moved.is_ok() { self.first } else { mapped }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the whole range is ours, and nothing refers to it any more.
+        let unmapped = unsafe { rustix::mm::munmap(with_exposed_provenance_mut(self.base), self.len) };
+        debug_assert_eq!(unmapped, Ok(()));
+    }
+}
+
+/// Touches memory through a system call: the kernel copies a byte from each address, and says EFAULT where a load would
+/// raise SIGBUS because the file ended.
+pub(super) struct Toucher(OwnedFd);
+
+/// Most addresses per system call: the kernel's `UIO_MAXIOV`.
+const BATCH: usize = 1024;
+
+impl Toucher {
+    pub(super) fn new() -> io::Result<Self> {
+        // A file in memory for the copied bytes: writing to /dev/null would copy, and so touch, nothing.
+        Ok(Self(rustix::fs::memfd_create("homenode-touch", rustix::fs::MemfdFlags::CLOEXEC)?))
+    }
+
+    /// Touches the page at each address. What is not there any more is left out.
+    pub(super) fn touch(&self, mut addresses: impl Iterator<Item = usize>) -> io::Result<()> {
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            batch.clear();
+            batch.extend(
+                addresses.by_ref().take(BATCH).map(|address| libc::iovec {
+                    iov_base: with_exposed_provenance_mut::<c_void>(address),
+                    iov_len: 1,
+                }),
+            );
+            let mut left = batch.as_slice();
+            if left.is_empty() {
+                return Ok(());
+            }
+            while !left.is_empty() {
+                // SAFETY: the kernel checks every address as it copies, so that one without memory is an error code.
+                let touched = unsafe { libc::pwritev(self.0.as_raw_fd(), left.as_ptr(), left.len() as libc::c_int, 0) };
+                let touched = match usize::try_from(touched) {
+                    Ok(touched) => touched,
+                    Err(_) => match io::Error::last_os_error() {
+                        e if e.raw_os_error() == Some(libc::EFAULT) => 0,
+                        e if e.kind() == io::ErrorKind::Interrupted => continue,
+                        e => return Err(e),
+                    },
+                };
+                // A short count ends before an address that could not be touched: go on after that.
+                left = left.get(touched + 1..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    /// A page-sized step through a mapping of a file that ends after its first page, and what `mincore` says then.
+    #[test]
+    fn touching_beyond_the_end_of_a_file_is_no_signal() {
+        let page = rustix::param::page_size();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![1; page]).unwrap();
+        let arena = Arena::reserve(2, 16 * page, page).unwrap();
+        let at = arena.map(1, &file, 0, 16 * page).unwrap();
+        // More than one batch, with one page in a thousand that is there.
+        let addresses = (0..3000).map(|i| if i % 1000 == 999 { at } else { at + (1 + i % 15) * page });
+        Toucher::new().unwrap().touch(addresses).unwrap();
+        let counted = super::super::count::mapping(at, page as u64).unwrap();
+        assert_eq!(counted.iter().map(|n| n.1).sum::<u64>(), page as u64);
+    }
+
+    #[test]
+    fn what_is_entered_moves_along() {
+        let page = rustix::param::page_size();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![1; 40 * page]).unwrap();
+        let arena = Arena::reserve(3, 40 * page, page).unwrap();
+        for slot in [1, 2, 1] {
+            let at = arena.map(slot, &file, 0, 40 * page).unwrap();
+            Toucher::new().unwrap().touch((0..40).map(|i| at + i * page)).unwrap();
+            let moved = arena.move_to_first(at, 40 * page);
+            let counted = super::super::count::mapping(moved, 40 * page as u64).unwrap();
+            assert_eq!(counted.iter().map(|n| n.1).sum::<u64>(), 40 * page as u64);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Opens a file without side effects, and finds out what may be asked about it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+
+use super::{ResidencyError, cached};
+
+/// File systems that matter to how a file is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fs {
+    /// `cachestat(2)` and a mapping look at the same page cache, whose pages are whole: counts can be trusted.
+    Plain,
+    /// Huge pages, which `mincore(2)` does not know.
+    Hugetlb,
+    /// Anything else, such as overlayfs, where the open file and the mapping have different page caches.
+    Other,
+}
+
+/// A regular file, open for reading.
+pub(super) struct Opened {
+    pub path: PathBuf,
+    pub fd: File,
+    pub size: u64,
+    /// Bytes of storage, in whole blocks.
+    pub allocated: u64,
+    pub dax: bool,
+    pub fs: Fs,
+    /// Preferred unit of the file system; on hugetlbfs the size of a huge page.
+    pub block: u64,
+    /// Device the file system is on.
+    pub device: (u32, u32),
+    owner: u32,
+    /// `O_NOATIME` was granted: the caller owns the file or has CAP_FOWNER over its owner.
+    owned: bool,
+}
+
+pub(super) fn open(path: &Path) -> Result<Opened, ResidencyError> {
+    // Not even an open may have an effect on a device or wake a writer of a pipe, so look first.
+    let kind = rustix::fs::stat(path).map_err(|e| ResidencyError::file("look at", path, e))?;
+    regular(path, kind.st_mode)?;
+    // NONBLOCK for the case that the path is something else by now.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let open = |flags| rustix::fs::open(path, flags, Mode::empty());
+    let (fd, owned): (OwnedFd, bool) = match open(flags | OFlags::NOATIME) {
+        Ok(fd) => (fd, true),
+        Err(Errno::PERM) => (open(flags).map_err(|e| ResidencyError::file("open", path, e))?, false),
+        Err(e) => return Err(ResidencyError::file("open", path, e)),
+    };
+    let look = |e| ResidencyError::file("look at", path, e);
+    let stat = rustix::fs::fstat(&fd).map_err(look)?;
+    regular(path, stat.st_mode)?;
+    let statx = rustix::fs::statx(&fd, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).map_err(look)?;
+    let statfs = rustix::fs::fstatfs(&fd).map_err(look)?;
+    Ok(Opened {
+        path: path.to_owned(),
+        fd: fd.into(),
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        allocated: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
+        dax: statx.stx_attributes.contains(StatxAttributes::DAX),
+        fs: file_system(statfs.f_type as i64, statfs.f_bsize as u64),
+        block: u64::try_from(stat.st_blksize).unwrap_or(0),
+        device: (statx.stx_dev_major, statx.stx_dev_minor),
+        owner: stat.st_uid,
+        owned,
+    })
+}
+
+fn regular(path: &Path, mode: u32) -> Result<(), ResidencyError> {
+    let kind = match FileType::from_raw_mode(mode) {
+        FileType::RegularFile => return Ok(()),
+        FileType::Directory => "directory",
+        FileType::Fifo => "pipe",
+        FileType::Socket => "socket",
+        FileType::CharacterDevice => "character device",
+        FileType::BlockDevice => "block device",
+        FileType::Symlink | FileType::Unknown => "special file",
+    };
+    Err(ResidencyError::NotAFile { path: path.to_owned(), kind })
+}
+
+/// Sorts a file system by its magic number (`linux/magic.h`).
+///
+/// Blocks smaller than a page make it [`Fs::Other`]: a page written in part is then in the cache and yet incomplete, and
+/// touching it would read the rest. `mincore` says which pages are complete, `cachestat` does not.
+fn file_system(magic: i64, block: u64) -> Fs {
+    let whole_pages = block >= rustix::param::page_size() as u64;
+    match magic {
+        libc::HUGETLBFS_MAGIC => Fs::Hugetlb,
+        libc::EXT4_SUPER_MAGIC | libc::XFS_SUPER_MAGIC | libc::BTRFS_SUPER_MAGIC | libc::TMPFS_MAGIC if whole_pages => {
+            Fs::Plain
+        }
+        _ => Fs::Other,
+    }
+}
+
+impl Opened {
+    /// Why `mincore` would not tell this caller the truth, if so.
+    ///
+    /// The kernel's rule (`mm/mincore.c`, `can_do_mincore`, and the same in `mm/filemap.c`, `can_do_cachestat`) is
+    /// `inode_owner_or_capable() || MAY_WRITE`; whoever fails it is told that every page is resident. `O_NOATIME` is
+    /// granted by exactly the first half, `faccessat2` answers the second.
+    pub(super) fn hidden_cause(&self) -> Result<Option<String>, ResidencyError> {
+        if self.owned {
+            return Ok(None);
+        }
+        // SAFETY: the path is a valid, empty C string and the descriptor is open.
+        let refused = unsafe {
+            libc::syscall(
+                libc::SYS_faccessat2,
+                self.fd.as_raw_fd(),
+                c"".as_ptr(),
+                libc::W_OK,
+                libc::AT_EACCESS | libc::AT_EMPTY_PATH,
+            )
+        };
+        if refused == 0 {
+            return Ok(None);
+        }
+        match io::Error::last_os_error() {
+            e if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY)) => {
+                Ok(Some(format!(
+                    "the file belongs to uid {} and the kernel shows residency only to the owner, to who may write the \
+                     file, and to root",
+                    self.owner
+                )))
+            }
+            e => Err(ResidencyError::file("ask for write permission on", &self.path, e)),
+        }
+    }
+
+    /// How many pages of a range are cached; `None` where the kernel has no answer that can be trusted.
+    pub(super) fn cached(&self, offset: u64, len: u64) -> Option<u64> {
+        (self.fs == Fs::Plain).then(|| cached::count(&self.fd, offset, len))?
+    }
+
+    /// Size of the file at this moment, bytes.
+    pub(super) fn size_now(&self) -> Result<u64, ResidencyError> {
+        self.fd.metadata().map(|m| m.len()).map_err(|e| ResidencyError::file("look at", &self.path, e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_trusted_only_where_pages_are_whole() {
+        assert_eq!(file_system(libc::EXT4_SUPER_MAGIC, 4096), Fs::Plain);
+        assert_eq!(file_system(libc::EXT4_SUPER_MAGIC, 1024), Fs::Other);
+        assert_eq!(file_system(libc::OVERLAYFS_SUPER_MAGIC, 4096), Fs::Other);
+        assert_eq!(file_system(libc::HUGETLBFS_MAGIC, 2 << 20), Fs::Hugetlb);
+    }
+}
