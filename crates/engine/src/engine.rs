@@ -199,9 +199,6 @@ impl<P: Plane> Engine<P> {
     /// Threads that were born of moved ones have been decided on by nobody: they start as if their parent had not been
     /// moved. The policy may move them for what they read themselves.
     fn put_back_inherited(&mut self, notes: &mut Vec<String>) -> usize {
-        if self.held.len() == 0 {
-            return 0;
-        }
         let mut restored = 0;
         for heir in self.plane.inherited(self.held.undos()) {
             match self.plane.undo(&heir) {

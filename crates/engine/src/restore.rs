@@ -71,9 +71,6 @@ fn undo_one<P: Plane>(plane: &mut P, candidates: &[Undo]) -> Result<Undone, Plan
 }
 
 fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut Finished) {
-    if records.is_empty() {
-        return;
-    }
     let mut given_up: FxHashSet<Key> = FxHashSet::default();
     for _ in 0..ROUNDS {
         let mut heirs = plane.inherited(records);
