@@ -12,6 +12,8 @@ use crate::threads::{self, Thread};
 /// A running fio; ended when dropped.
 pub struct Fio {
     child: Child,
+    /// Its threads that read: as many as it has files. It has others, which wait and count.
+    pub readers: Vec<u32>,
 }
 
 impl Fio {
@@ -29,7 +31,7 @@ impl Fio {
             .stdout(Stdio::null())
             .spawn()
             .context("fio could not be started (is it installed?)")?;
-        let mut fio = Self { child };
+        let mut fio = Self { child, readers: Vec::new() };
         fio.wait_until_busy(files.len())?;
         Ok(fio)
     }
@@ -39,25 +41,30 @@ impl Fio {
         self.child.id()
     }
 
-    /// Its threads that read, as seen twice within a moment: those that used CPU time in between.
-    pub fn readers(&self) -> Result<Vec<Thread>> {
-        let before = threads::of(self.pid())?;
-        thread::sleep(Duration::from_millis(500));
-        let busy = |t: &Thread| before.iter().any(|b| b.tid == t.tid && t.ticks > b.ticks + 2);
-        Ok(threads::of(self.pid())?.into_iter().filter(busy).collect())
-    }
-
+    /// Finds the readers: the threads that used most CPU time within a moment, once there are enough that used a good part of it.
     fn wait_until_busy(&mut self, readers: usize) -> Result<()> {
+        const MOMENT: Duration = Duration::from_millis(500);
+        const BUSY_TICKS: u64 = 10;
         let began = Instant::now();
-        while self.readers().map_or(0, |r| r.len()) < readers {
+        loop {
+            let before = threads::of(self.pid())?;
+            thread::sleep(MOMENT);
+            let used =
+                |t: &Thread| before.iter().find(|b| b.tid == t.tid).map_or(0, |b| t.ticks.saturating_sub(b.ticks));
+            let mut busy: Vec<_> = threads::of(self.pid())?.iter().map(|t| (used(t), t.tid)).collect();
+            busy.sort_unstable_by(|a, b| b.cmp(a));
+            busy.truncate(readers);
+            if busy.len() == readers && busy.iter().all(|(ticks, _)| *ticks >= BUSY_TICKS) {
+                self.readers = busy.into_iter().map(|(_, tid)| tid).collect();
+                return Ok(());
+            }
             if let Some(status) = self.child.try_wait().context("fio")? {
                 bail!("fio ended before it read: {status}");
             }
             if began.elapsed() > Duration::from_secs(60) {
-                bail!("fio does not read after a minute");
+                bail!("fio does not read after a minute: ticks used and thread ids {busy:?}");
             }
         }
-        Ok(())
     }
 }
 

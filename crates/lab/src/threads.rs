@@ -65,28 +65,25 @@ pub fn affinities(pids: &[u32]) -> BTreeMap<u32, String> {
     pids.iter().filter_map(|pid| of(*pid).ok()).flatten().map(|t| (t.tid, t.allowed)).collect()
 }
 
-/// Counts where the busy threads of a process run: of each sampling, which ran on `node`.
+/// Counts, over several samplings, where threads run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Whereabouts {
-    /// Threads seen busy, summed over samplings.
+    /// Threads seen, summed over samplings.
     pub seen: u64,
     /// Of them, on the node in question.
     pub at_home: u64,
 }
 
 impl Whereabouts {
-    /// Adds one sampling: threads that used CPU time since `before`.
-    pub fn sample(&mut self, before: &[Thread], now: &[Thread], machine: &Machine, node: u32) {
-        for thread in now {
-            let ran = before.iter().any(|b| b.tid == thread.tid && thread.ticks > b.ticks + 2);
-            if ran {
-                self.seen += 1;
-                self.at_home += u64::from(machine.node_of(thread.cpu) == Some(node));
-            }
+    /// Adds one sampling: those of `threads` that are in `tids`, and which of them last ran on `node`.
+    pub fn sample(&mut self, threads: &[Thread], tids: &[u32], machine: &Machine, node: u32) {
+        for thread in threads.iter().filter(|t| tids.contains(&t.tid)) {
+            self.seen += 1;
+            self.at_home += u64::from(machine.node_of(thread.cpu) == Some(node));
         }
     }
 
-    /// Share of busy threads that ran on another node; `None` where none was seen.
+    /// Share that ran on another node; `None` where none was seen.
     pub fn away(&self) -> Option<f64> {
         (self.seen > 0).then(|| 1.0 - self.at_home as f64 / self.seen as f64)
     }
@@ -125,15 +122,13 @@ mod tests {
     }
 
     #[test]
-    fn only_threads_that_ran_are_counted() {
+    fn only_the_threads_asked_for_are_counted() {
         let machine = Machine { nodes: [(0, vec![0, 1]), (1, vec![2, 3])].into() };
-        let thread = |tid, cpu, ticks| Thread { tid, comm: String::new(), cpu, ticks, allowed: String::new() };
-        let before = [thread(1, 0, 0), thread(2, 2, 0), thread(3, 0, 0)];
-        let now = [thread(1, 1, 50), thread(2, 3, 50), thread(3, 0, 1), thread(4, 0, 50)];
+        let thread = |tid, cpu| Thread { tid, comm: String::new(), cpu, ticks: 0, allowed: String::new() };
         let mut whereabouts = Whereabouts::default();
         assert_eq!(whereabouts.away(), None);
-        whereabouts.sample(&before, &now, &machine, 0);
-        // Threads 1 (home) and 2 (away) ran; 3 slept; 4 is new.
+        whereabouts.sample(&[thread(1, 1), thread(2, 3), thread(3, 0)], &[1, 2, 4], &machine, 0);
+        // Thread 1 is at home, 2 is away; 3 was not asked for and 4 is gone.
         assert_eq!((whereabouts.seen, whereabouts.away()), (2, Some(0.5)));
     }
 }

@@ -74,7 +74,7 @@ impl Way {
 struct Run {
     way: Way,
     windows: Vec<Window>,
-    /// Share of the samples of `/proc` that saw a busy thread away from its data, second half of the run.
+    /// Share of the samples of `/proc` that saw a reader away from its data, second half of the run.
     away: Option<f64>,
 }
 
@@ -108,14 +108,11 @@ fn run(args: &Args, machine: &Machine, home: u32, way: Way, files: &[PathBuf]) -
     let options = ["--pid", &pid].into_iter().chain(dry).chain(args.options.split_ascii_whitespace());
     let mut daemon = Daemon::start(&args.homenode, options)?;
     let (mut windows, mut whereabouts) = (Vec::new(), Whereabouts::default());
-    let mut before = threads::of(fio.pid())?;
     while windows.len() < args.windows {
         windows.push(daemon.window()?);
-        let now = threads::of(fio.pid())?;
         if windows.len() > args.windows / 2 {
-            whereabouts.sample(&before, &now, machine, home);
+            whereabouts.sample(&threads::of(fio.pid())?, &fio.readers, machine, home);
         }
-        before = now;
     }
     daemon.stop(Signal::TERM)?;
     drop(numad);

@@ -106,7 +106,7 @@ struct Demo<'a> {
 /// What one phase showed.
 struct Phase {
     windows: Vec<Window>,
-    /// Share of busy threads that `/proc` saw on another node than the data's, over the settled part.
+    /// Share of samples in which `/proc` saw a reader on another node than the data's, over the settled part.
     away: Option<f64>,
 }
 
@@ -183,7 +183,7 @@ impl Demo<'_> {
             println!("\nwithout homenode: the kernel places the threads");
             let fio = Fio::start(self.files)?;
             let mut daemon = self.daemon(fio.pid(), &["--dry-run"])?;
-            let phase = self.watch(&mut daemon, fio.pid(), home, self.args.off_windows)?;
+            let phase = self.watch(&mut daemon, &fio, home, self.args.off_windows)?;
             daemon.stop(Signal::TERM)?;
             let share = remote_share(&phase.windows).unwrap_or(0.0);
             last = Some((home, phase));
@@ -218,7 +218,7 @@ impl Demo<'_> {
         let fio = Fio::start(self.files)?;
         let before = threads::affinities(&threads::tree(fio.pid()));
         let mut daemon = self.daemon(fio.pid(), &[])?;
-        let phase = self.watch(&mut daemon, fio.pid(), home, self.args.on_windows)?;
+        let phase = self.watch(&mut daemon, &fio, home, self.args.on_windows)?;
         let during = threads::affinities(&threads::tree(fio.pid()));
         daemon.stop(Signal::TERM)?;
         let after = threads::affinities(&threads::tree(fio.pid()));
@@ -251,20 +251,17 @@ impl Demo<'_> {
     }
 
     /// Prints windows as they come, and samples from `/proc` where the busy threads run.
-    fn watch(&self, daemon: &mut Daemon, pid: u32, home: u32, windows: usize) -> Result<Phase> {
+    fn watch(&self, daemon: &mut Daemon, fio: &Fio, home: u32, windows: usize) -> Result<Phase> {
         println!("  window        read   from another node");
         let mut phase = Phase { windows: Vec::new(), away: None };
         let mut whereabouts = Whereabouts::default();
-        let mut before = threads::of(pid)?;
         while phase.windows.len() < windows {
             let window = daemon.window()?;
             print_window(&window);
             phase.windows.push(window);
-            let now = threads::of(pid)?;
             if phase.windows.len() > SETTLE_WITHIN {
-                whereabouts.sample(&before, &now, self.machine, home);
+                whereabouts.sample(&threads::of(fio.pid())?, &fio.readers, self.machine, home);
             }
-            before = now;
         }
         phase.away = whereabouts.away();
         Ok(phase)
