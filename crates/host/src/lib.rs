@@ -2,3 +2,4 @@
 
 pub mod interference;
 pub mod residency;
+pub mod observe;

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the programs and user space exchange. Read by ../observe/records.rs, whose tests compare the sizes. */
+#ifndef HOMENODE_INTF_H
+#define HOMENODE_INTF_H
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long s64;
+
+#define COMM_LEN 16
+
+/* Hash key: one thread, one file, one node. All zero but the node: what no entry was free for. */
+struct usage_key {
+	u32 tid;
+	u32 dev;      /* superblock's device, kernel encoding: major << 20 | minor */
+	u64 ino;
+	u32 start_lo; /* start_boottime >> START_SHIFT, low bits: tells a reused tid apart */
+	u32 node;
+};
+#define START_SHIFT 16
+
+/* Signed: a correction may land in the window after the one it corrects. */
+struct usage {
+	s64 read;
+	s64 remote; /* of `read`: the CPU that read was on another node */
+	s64 written;
+};
+
+/* Per CPU: which event is counted next. */
+struct sampler {
+	s64 countdown;  /* pages left until an event is counted */
+	u64 open_last;  /* last page of `open`'s request, or NOT_OPEN */
+	u32 k;          /* one page in 2^k is drawn; the event it is in is counted */
+	u32 counted;    /* since `since` */
+	s64 budget;     /* events that may still be counted before k must rise */
+	u64 since;      /* ns */
+	/* The counted request that may go on in another batch (tracepoint path). */
+	u64 open_mapping;
+	u64 open_first; /* first page counted */
+	u64 open_end;   /* first page not counted */
+	u64 open_start_byte, open_end_byte;
+	u64 open_syscalls;
+	u64 open_weight;
+	u32 open_tid;
+	u32 pad;
+};
+/* Weights are in 1/1024ths. */
+#define WEIGHT_SHIFT 10
+#define NOT_OPEN (~0ULL)
+
+/* Per CPU: what could not be counted as it should, and what ended threads used. */
+struct counters {
+	u64 full_events;     /* no free entry */
+	u64 full_bytes;
+	u64 unknown_read;    /* bytes whose page was not found */
+	u64 unknown_written;
+	u64 exited_cpu_ns;   /* CPU time of threads that ended, since their last pass */
+	u64 counted;         /* events counted, all windows */
+	u64 stood_for;       /* events that those stood for */
+	u64 children_full;
+};
+
+struct task_record {
+	u32 tid, tgid, ppid;
+	u32 cpu;
+	u64 start_ns;
+	u64 cpu_ns;    /* since the last pass */
+	u64 wait_ns;
+	u64 cgroup_id;
+	u32 flags;     /* TASK_* */
+	u32 mask_words;
+	char comm[COMM_LEN];
+	/* followed by mask_words u64 */
+};
+#define TASK_KTHREAD 1
+#define TASK_USER_MASK 2
+#define TASK_IN_TREE 4
+
+/* Lineage. */
+struct watched {
+	u64 start_ns;
+	u32 tgid;
+	u32 parent_tid;
+	u32 marks;     /* MARK_* */
+	u32 born;      /* 1: inherited its mark, 0: marked by user space */
+};
+#define MARK_MOVED 1
+#define MARK_TREE 2
+
+#endif

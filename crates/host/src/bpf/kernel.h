@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The few fields of the few kernel structures that are read; offsets come from the running kernel's BTF. */
+#ifndef HOMENODE_KERNEL_H
+#define HOMENODE_KERNEL_H
+
+#include "intf.h"
+
+typedef unsigned char __u8;
+typedef short __s16;
+typedef unsigned short __u16;
+typedef int __s32;
+typedef unsigned int __u32;
+typedef long long __s64;
+typedef unsigned long long __u64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u32 __wsum;
+typedef _Bool bool;
+#define true 1
+#define false 0
+#define NULL ((void *)0)
+
+/* uapi/linux/bpf.h (only what is used: the whole header needs the distribution's kernel headers) */
+enum {
+	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_TASK_STORAGE = 29,
+};
+enum { BPF_ANY = 0, BPF_NOEXIST = 1, BPF_EXIST = 2 };
+enum { BPF_F_NO_PREALLOC = 1 };
+enum { BPF_LOCAL_STORAGE_GET_F_CREATE = 1 };
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct super_block {
+	u32 s_dev;
+	unsigned long s_flags;
+	unsigned long s_magic;
+	struct block_device *s_bdev;
+};
+struct gendisk {
+	int node_id;
+};
+struct block_device {
+	struct gendisk *bd_disk;
+};
+struct inode {
+	struct super_block *i_sb;
+	unsigned long i_ino;
+	s64 i_size;
+	struct address_space *i_mapping;
+};
+struct xarray {
+	void *xa_head;
+};
+struct address_space {
+	struct inode *host;
+	struct xarray i_pages;
+	const struct address_space_operations *a_ops;
+};
+struct address_space_operations {
+	void *write_begin;
+};
+struct xa_node {
+	u8 shift;
+	void *slots[64];
+};
+typedef struct {
+	unsigned long f;
+} memdesc_flags_t;
+struct folio {
+	memdesc_flags_t flags; /* since 6.18 */
+	unsigned long _flags_1; /* low byte: order (since 6.6), for a large folio */
+};
+struct folio___long_flags {
+	unsigned long flags; /* before 6.18 */
+};
+struct folio___order {
+	u8 _folio_order; /* before 6.6 */
+};
+struct page {
+	memdesc_flags_t flags;
+};
+struct folio_batch {
+	u8 nr;
+	struct folio *folios[31]; /* 15 before 6.10: the size comes from BTF */
+};
+struct file {
+	struct address_space *f_mapping;
+	s64 f_pos;
+	struct inode *f_inode;
+};
+struct fdtable {
+	u32 max_fds;
+	struct file **fd;
+};
+struct files_struct {
+	struct fdtable *fdt;
+};
+struct kiocb {
+	struct file *ki_filp;
+	s64 ki_pos;
+	int ki_flags;
+};
+struct iov_iter {
+	bool data_source;
+	unsigned long count;
+};
+struct vm_area_struct {
+	struct file *vm_file;
+};
+struct vm_fault {
+	struct vm_area_struct *vma;
+	unsigned long pgoff;
+	void *pmd;
+	struct page *page;
+};
+struct kernfs_node {
+	u64 id;
+};
+struct cgroup {
+	struct kernfs_node *kn;
+};
+struct css_set {
+	struct cgroup *dfl_cgrp;
+};
+struct task_io_accounting {
+	u64 syscr;
+};
+struct sched_entity {
+	u64 sum_exec_runtime;
+};
+struct sched_info {
+	u64 run_delay;
+};
+struct thread_info {
+	u32 cpu;
+};
+struct cpumask {
+	unsigned long bits[1];
+};
+struct task_struct {
+	struct thread_info thread_info;
+	u32 flags;
+	struct sched_entity se;
+	struct sched_info sched_info;
+	const struct cpumask *cpus_ptr;
+	int pid;
+	int tgid;
+	struct task_struct *real_parent;
+	u64 start_boottime;
+	char comm[16];
+	struct files_struct *files;
+	struct css_set *cgroups;
+	struct task_io_accounting ioac;
+};
+struct task_struct___user_mask {
+	struct cpumask *user_cpus_ptr; /* since 5.15 */
+};
+#if defined(__TARGET_ARCH_x86)
+struct pt_regs {
+	unsigned long orig_ax, di, si, dx, r10;
+};
+#endif
+struct seq_file;
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+};
+enum pageflags {
+	PG_locked = 0,
+	PG_uptodate = 3,
+	PG_head = 6,
+	PG_readahead = 16,
+};
+
+#pragma clang attribute pop
+
+#define PAGE_SHIFT 12 /* x86-64, arm64 with 4 KiB pages; user space refuses others */
+#define PF_EXITING 0x4
+#define PF_KTHREAD 0x200000
+#define SB_KERNMOUNT (1UL << 22)
+#define VM_FAULT_LOCKED 0x200
+
+#endif

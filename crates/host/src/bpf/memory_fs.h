@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* File systems whose data does not pass filemap_get_pages: tmpfs (its pages are the file), DAX (there are no pages). */
+#ifndef HOMENODE_MEMORY_FS_H
+#define HOMENODE_MEMORY_FS_H
+
+#include "walk.h"
+
+static __always_inline int memory_read(struct address_space *mapping, u64 end, s64 bytes)
+{
+	struct sampler *s = sampler();
+	struct walk walk = {};
+
+	if (!s || !drawn(s, pages_of(bytes)))
+		return 0;
+	access_init(&walk.access, mapping->host, false, take(s, pages_of(bytes)));
+	walk.kind = WALK_RANGE; /* a hole is read from the zero page: no node */
+	walk.folios = WALK_MAX;
+	walk_range(&walk, mapping, end - bytes, end);
+	return 0;
+}
+
+SEC("fexit/shmem_file_read_iter")
+int BPF_PROG(shmem_read, struct kiocb *iocb, struct iov_iter *to, long bytes)
+{
+	if (bytes <= 0)
+		return 0;
+	return memory_read(iocb->ki_filp->f_mapping, iocb->ki_pos, bytes);
+}
+
+/* splice and sendfile from tmpfs (since 6.5). */
+SEC("fexit/shmem_file_splice_read")
+int BPF_PROG(shmem_splice, struct file *in, s64 *pos, void *pipe, unsigned long len, unsigned int flags, long bytes)
+{
+	u64 end = 0;
+
+	if (bytes <= 0)
+		return 0;
+	bpf_probe_read_kernel(&end, sizeof(end), pos);
+	return memory_read(in->f_mapping, end, bytes);
+}
+
+/* read and write of DAX files. The node is that of the block device: persistent memory belongs to one. */
+SEC("fexit/dax_iomap_rw")
+int BPF_PROG(dax_rw, struct kiocb *iocb, struct iov_iter *iter, void *ops, long bytes)
+{
+	struct sampler *s;
+	struct inode *inode;
+	struct access w;
+	int node;
+
+	if (bytes <= 0)
+		return 0;
+	s = sampler();
+	if (!s || !drawn(s, pages_of(bytes)))
+		return 0;
+	inode = iocb->ki_filp->f_mapping->host;
+	access_init(&w, inode, iter->data_source, take(s, pages_of(bytes)));
+	node = inode->i_sb->s_bdev->bd_disk->node_id;
+	if (node >= 0)
+		account(&w, node, bytes);
+	else
+		unknown(&w, bytes);
+	return 0;
+}
+
+#endif

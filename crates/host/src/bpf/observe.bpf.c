@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/* File bytes per thread, file and node, counted where the kernel touches the pages.
+ *
+ * Which of these programs are loaded is decided in user space (../observe/choose.rs): never two that see the same bytes. */
+#include "intf.h"
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_tracing.h>
+
+#include "reads.h"
+#include "faults.h"
+#include "writes.h"
+#include "memory_fs.h"
+#include "tasks.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* read, pread, readv, splice, sendfile, io_uring and libaio of page-cache files: all pass filemap_get_pages, which fills
+ * batches of folios that are then copied. */
+#ifndef HOMENODE_READS_H
+#define HOMENODE_READS_H
+
+#include "walk.h"
+
+/* --- fexit/filemap_get_pages: the batch and the request are arguments. --- */
+
+struct batch {
+	struct walk walk; /* only its accumulators and byte range */
+	struct folio_batch *folios;
+	u64 pos;
+	u32 nr;
+};
+
+static __always_inline long batch_step(u32 i, struct batch *batch)
+{
+	struct walk *walk = &batch->walk;
+	unsigned long flags;
+	void *folio = NULL;
+	u64 next;
+
+	if (i >= batch->nr || batch->pos >= walk->end)
+		return 1;
+	bpf_probe_read_kernel(&folio, sizeof(folio),
+			      (void *)batch->folios + bpf_core_field_offset(struct folio_batch, folios) + 8 * i);
+	flags = folio_flags(folio);
+	next = (((batch->pos >> PAGE_SHIFT) | ((1ULL << folio_order(folio, flags)) - 1)) + 1) << PAGE_SHIFT;
+	if (next > walk->end)
+		next = walk->end;
+	walk_add(walk, node_of_flags(flags), next - batch->pos);
+	batch->pos = next;
+	return 0;
+}
+
+static long batch_step_loop(u64 i, struct batch *batch)
+{
+	return batch_step(i + 1, batch);
+}
+
+static __always_inline int batch_read(struct kiocb *iocb, u64 count, struct folio_batch *folios)
+{
+	struct sampler *s = sampler();
+	struct batch batch = {};
+	struct inode *inode;
+	s64 size;
+
+	if (!s || !drawn(s, pages_of(count)))
+		return 0;
+	inode = iocb->ki_filp->f_mapping->host;
+	access_init(&batch.walk.access, inode, false, take(s, pages_of(count)));
+	batch.folios = folios;
+	batch.nr = folios->nr;
+	batch.pos = iocb->ki_pos;
+	size = inode->i_size;
+	if (size < 0)
+		return 0;
+	batch.walk.end = batch.pos + count;
+	if (batch.walk.end > (u64)size || batch.walk.end < batch.pos)
+		batch.walk.end = size;
+	if (!batch_step(0, &batch) && batch.nr > 1)
+		bpf_loop(64, batch_step_loop, &batch, 0);
+	walk_flush(&batch.walk);
+	return 0;
+}
+
+SEC("fexit/filemap_get_pages")
+int BPF_PROG(read_function, struct kiocb *iocb, unsigned long count, struct folio_batch *folios)
+{
+	return batch_read(iocb, count, folios);
+}
+
+/* Before 6.3 the request came as an iterator. */
+SEC("fexit/filemap_get_pages")
+int BPF_PROG(read_function_iter, struct kiocb *iocb, struct iov_iter *iter, struct folio_batch *folios)
+{
+	return batch_read(iocb, iter->count, folios);
+}
+
+/* --- tp_btf/mm_filemap_get_pages: first and last page of what is left of the request. --- */
+
+/* The exact byte range, where the system call says it: read and pread64. Believed only if it fits the pages. */
+static __always_inline void exact_range(struct task_struct *task, u64 first, u64 last, u64 *start, u64 *end)
+{
+#if defined(__TARGET_ARCH_x86)
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	u64 nr = regs->orig_ax, count = regs->dx, pos;
+
+	if (nr == 17 /* pread64 */) {
+		pos = regs->r10;
+	} else if (nr == 0 /* read */) {
+		struct fdtable *fdt = task->files->fdt;
+		struct file **files = fdt->fd, *file = NULL;
+		u32 fd = regs->di;
+
+		if (fd >= fdt->max_fds)
+			return;
+		bpf_probe_read_kernel(&file, sizeof(file), files + fd);
+		pos = 0;
+		bpf_core_read(&pos, sizeof(pos), &file->f_pos);
+	} else {
+		return;
+	}
+	if (!count || pos + count < pos || (pos + count - 1) >> PAGE_SHIFT != last || pos >> PAGE_SHIFT > first)
+		return;
+	if (pos > *start)
+		*start = pos;
+	*end = pos + count;
+#endif
+}
+
+static __always_inline u64 syscalls(struct task_struct *task)
+{
+	return bpf_core_field_exists(task->ioac.syscr) ? task->ioac.syscr : 0;
+}
+
+/* The kernel ended the last batch of this request earlier than we thought (at a folio that was not uptodate or marked for
+ * readahead, both no longer to be seen when the tracepoint fires): what comes again now is taken back. */
+static __always_inline void take_back(struct sampler *s, struct address_space *mapping, struct task_struct *task, u64 first)
+{
+	struct walk walk = {};
+	u64 start = first << PAGE_SHIFT, end = s->open_end << PAGE_SHIFT;
+
+	if (s->open_mapping != (u64)mapping || s->open_tid != (u32)task->pid || s->open_syscalls != syscalls(task))
+		return;
+	if (first <= s->open_first || first >= s->open_end)
+		return;
+	if (end > s->open_end_byte)
+		end = s->open_end_byte;
+	access_init(&walk.access, mapping->host, false, -(s64)s->open_weight);
+	walk.kind = WALK_READ;
+	walk.folios = WALK_MAX;
+	walk_range(&walk, mapping, start, end);
+}
+
+static __always_inline int pages_read(struct sampler *s, struct address_space *mapping, u64 first, u64 last, bool due)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct walk walk = {};
+	u64 start = first << PAGE_SHIFT, end = (last + 1) << PAGE_SHIFT;
+
+	if (s->open_last == last)
+		take_back(s, mapping, task, first);
+	s->open_last = NOT_OPEN;
+	if (!due)
+		return 0;
+	access_init(&walk.access, mapping->host, false, take(s, last - first + 1));
+	exact_range(task, first, last, &start, &end);
+	walk.kind = WALK_READ;
+	walk.folios = bpf_core_field_size(struct folio_batch, folios) / sizeof(void *);
+	walk_range(&walk, mapping, start, end);
+	if (!walk.found && walk.end > start)
+		/* The page went away since: rare. */
+		unknown(&walk.access, (walk.end < start + 4096 ? walk.end : start + 4096) - start);
+	if (walk.index > first + 1) {
+		s->open_last = last;
+		s->open_mapping = (u64)mapping;
+		s->open_tid = walk.access.key.tid;
+		s->open_syscalls = syscalls(task);
+		s->open_first = first;
+		s->open_end = walk.index;
+		s->open_end_byte = end;
+		s->open_weight = walk.access.weight;
+	}
+	return 0;
+}
+
+SEC("tp_btf/mm_filemap_get_pages")
+int BPF_PROG(read_tracepoint, struct address_space *mapping, unsigned long first, unsigned long last)
+{
+	struct sampler *s = sampler();
+	bool due;
+
+	if (!s)
+		return 0;
+	due = drawn(s, last - first < SIZE_MAX_PAGES ? last - first + 1 : SIZE_MAX_PAGES);
+	if (!due && s->open_last != last)
+		return 0;
+	return pages_read(s, mapping, first, last, due);
+}
+
+#endif

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* One page in 2^k is drawn, and the event (a read, a fault, a write) that it belongs to is counted.
+ *
+ * An event of u pages is counted with probability 1 - (1 - 2^-k)^u and weighs the inverse (Horvitz and Thompson, 1952), so
+ * sums are unbiased, and large events, which would make them noisy, are nearly always counted. The distance from one page
+ * drawn to the next is geometric: whatever came before, every page has the same chance, no pattern of the workload can hide
+ * from it, and k may change at any counted event. Events in between cost one subtraction from a per-CPU word. */
+#ifndef HOMENODE_SAMPLE_H
+#define HOMENODE_SAMPLE_H
+
+#include "tunables.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct sampler);
+} samplers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct counters);
+} counters SEC(".maps");
+
+static __always_inline struct sampler *sampler(void)
+{
+	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&samplers, &zero);
+}
+
+static __always_inline struct counters *counted(void)
+{
+	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&counters, &zero);
+}
+
+/* Whether an event of so many pages is to be counted. */
+static __always_inline bool drawn(struct sampler *s, u64 pages)
+{
+	s->countdown -= pages;
+	return s->countdown <= 0;
+}
+
+/* Keeps the number of counted events within counted_per_s, of which a second's worth can be used at once. */
+static __always_inline void adapt(struct sampler *s)
+{
+	u64 now, passed;
+	s64 earned;
+
+	/* Without sampling the clock is not looked at each time. */
+	if (s->k == 0 && s->counted < adapt_counted)
+		return;
+	now = bpf_ktime_get_ns();
+	passed = now - s->since;
+	if (s->counted < adapt_counted && passed < adapt_ns)
+		return;
+	if (passed > 1000000000ULL)
+		passed = 1000000000ULL;
+	earned = counted_per_s * passed / 1000000000ULL;
+	s->budget += earned - (s64)s->counted;
+	if (s->budget > (s64)counted_per_s)
+		s->budget = counted_per_s;
+	if (s->budget > (s64)counted_per_s / 2)
+		s->k = 0;
+	else if (s->budget > 0 && s->k > 0)
+		s->k--;
+	else if (s->budget <= 0 && earned < (s64)s->counted && s->k < k_max)
+		s->k++;
+	s->counted = 0;
+	s->since = now;
+}
+
+/* Called for an event that was drawn: draws the next page, returns the weight of this event. */
+static __always_inline u64 take(struct sampler *s, u64 pages)
+{
+	struct counters *c;
+	u64 weight, e;
+
+	if (exact) {
+		s->countdown = 1;
+		return 1 << WEIGHT_SHIFT;
+	}
+	pages = pages ? (pages - 1 < SIZE_MAX_PAGES ? pages - 1 : SIZE_MAX_PAGES - 1) : 0;
+	weight = weights[s->k & 15][pages & (SIZE_MAX_PAGES - 1)];
+	c = counted();
+	if (c) {
+		c->counted++;
+		c->stood_for += weight;
+	}
+	s->counted++;
+	adapt(s);
+	if (s->k == 0) {
+		s->countdown = 1;
+		return weight;
+	}
+	e = exp_table[bpf_get_prandom_u32() >> (32 - EXP_BITS)];
+	s->countdown = 1 + ((e * exp_scale[s->k & 15]) >> 32);
+	return weight;
+}
+
+/* Pages of a range of bytes, at most SIZE_MAX_PAGES: what an event counts as when pages are drawn. */
+static __always_inline u64 pages_of(u64 bytes)
+{
+	u64 pages = (bytes + 4095) >> PAGE_SHIFT;
+
+	return pages < SIZE_MAX_PAGES ? pages : SIZE_MAX_PAGES;
+}
+
+#endif

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What every thread is and how much CPU time it used, in one pass; and who was born of whom. */
+#ifndef HOMENODE_TASKS_H
+#define HOMENODE_TASKS_H
+
+#include "account.h"
+
+struct times {
+	u64 cpu_ns;
+	u64 wait_ns; /* ready to run, waiting for a CPU */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct times);
+} times_before SEC(".maps");
+
+/* Marked threads and those born of them, by tid. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, u32);
+	__type(value, struct watched);
+} lineage SEC(".maps");
+
+/* Threads seen by the pass, and its errors. */
+u64 pass_tasks = 0;
+
+static __always_inline u32 marks_of(struct task_struct *task)
+{
+	u32 tid = task->pid;
+	struct watched *watched = bpf_map_lookup_elem(&lineage, &tid);
+
+	return watched ? watched->marks : 0;
+}
+
+static __always_inline long put_mask(struct seq_file *seq, const struct cpumask *mask)
+{
+	u64 chunk[8];
+	long error = 0;
+
+	for (u32 done = 0; done < 128 && done < mask_words; done += 8) {
+		u32 bytes = (mask_words - done) * 8;
+
+		if (bytes > sizeof(chunk))
+			bytes = sizeof(chunk);
+		if (bpf_probe_read_kernel(chunk, bytes, (void *)mask + done * 8))
+			__builtin_memset(chunk, 0, sizeof(chunk));
+		error |= bpf_seq_write(seq, chunk, bytes);
+	}
+	return error;
+}
+
+/* Emits threads that used CPU time since the last pass: who touched a file did. */
+SEC("iter/task")
+int task_pass(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct task_record record = {};
+	struct seq_file *seq = ctx->meta->seq;
+	struct times *before, now;
+
+	if (!task || (task->flags & PF_EXITING))
+		return 0;
+	before = bpf_task_storage_get(&times_before, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!before)
+		return 0;
+	now.cpu_ns = task->se.sum_exec_runtime;
+	now.wait_ns = bpf_core_field_exists(task->sched_info.run_delay) ? task->sched_info.run_delay : 0;
+	if (now.cpu_ns <= before->cpu_ns) {
+		pass_tasks++;
+		return 0;
+	}
+	record.tid = task->pid;
+	record.tgid = task->tgid;
+	record.ppid = task->real_parent->tgid;
+	record.cpu = task->thread_info.cpu;
+	record.start_ns = task->start_boottime;
+	record.cpu_ns = now.cpu_ns - before->cpu_ns;
+	record.wait_ns = now.wait_ns - before->wait_ns;
+	record.cgroup_id = task->cgroups->dfl_cgrp->kn->id;
+	if (task->flags & PF_KTHREAD)
+		record.flags |= TASK_KTHREAD;
+	if (bpf_core_field_exists(((struct task_struct___user_mask *)task)->user_cpus_ptr) &&
+	    ((struct task_struct___user_mask *)task)->user_cpus_ptr)
+		record.flags |= TASK_USER_MASK;
+	if (marks_of(task) & MARK_TREE)
+		record.flags |= TASK_IN_TREE;
+	record.mask_words = mask_words;
+	bpf_probe_read_kernel_str(record.comm, sizeof(record.comm), task->comm);
+	/* A record that does not fit is asked for again with an empty buffer: its time stays as it was. */
+	if (bpf_seq_write(seq, &record, sizeof(record)) || put_mask(seq, task->cpus_ptr))
+		return 0;
+	pass_tasks++;
+	*before = now;
+	return 0;
+}
+
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
+{
+	u32 parent_tid = parent->pid, tid = child->pid;
+	struct watched *watched = bpf_map_lookup_elem(&lineage, &parent_tid);
+	struct watched born = {};
+	struct counters *c;
+
+	/* No look at start times: a thread's entry goes when it exits. */
+	if (!watched)
+		return 0;
+	born.start_ns = child->start_boottime;
+	born.tgid = child->tgid;
+	born.parent_tid = parent_tid;
+	born.marks = watched->marks;
+	born.born = 1;
+	if (bpf_map_update_elem(&lineage, &tid, &born, BPF_ANY)) {
+		c = counted();
+		if (c)
+			c->children_full++;
+	}
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(on_exit, struct task_struct *task)
+{
+	u32 tid = task->pid;
+	struct counters *c = counted();
+	struct times *before = bpf_task_storage_get(&times_before, task, 0, 0);
+	u64 cpu = task->se.sum_exec_runtime;
+
+	if (c)
+		c->exited_cpu_ns += before ? cpu - before->cpu_ns : cpu;
+	bpf_map_delete_elem(&lineage, &tid);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/* The smallest program of each kind: what the kernel says to them is what it says to the kind. */
+#include "intf.h"
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(trial_tracepoint)
+{
+	return 0;
+}
+
+/* A function that every kernel has and that is hardly ever called. */
+SEC("fexit/do_sysinfo")
+int BPF_PROG(trial_function)
+{
+	return 0;
+}
+
+SEC("iter/task")
+int trial_pass(void *ctx)
+{
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Which folios hold a range of a file, and on which nodes they are.
+ *
+ * The page cache's xarray is read without its lock or references, as the kernel's own lockless readers do, but with reads that
+ * cannot fault: what changes meanwhile is at worst counted on the node of the page that was there a moment ago. Every loop
+ * is bounded, every pointer is only ever read through bpf_probe_read_kernel. */
+#ifndef HOMENODE_WALK_H
+#define HOMENODE_WALK_H
+
+#include "account.h"
+
+/* lib/xarray: internal entries end in binary 10; nodes are above 4096, siblings below 64 << 2. */
+#define XA_INTERNAL 2UL
+#define XA_TAG 3UL
+#define XA_NODE_MIN 4096UL
+#define XA_SIBLING_MAX (62UL << 2 | XA_INTERNAL)
+#define XA_LEVELS 11 /* 64 bits at 6 a level */
+#define FOLIO_ORDER_MAX 20
+/* 64 MiB of single pages: what a longer write has beyond is reported as unknown. */
+#define WALK_MAX 16384
+
+enum walk_kind {
+	WALK_READ,  /* ends at the first page that is not there, as a batch of the kernel does */
+	WALK_FAULT, /* skips what fault-around skips: not uptodate, locked, marked for readahead */
+	WALK_RANGE, /* skips holes */
+};
+
+struct walk {
+	struct access access;
+	u64 root;         /* mapping->i_pages.xa_head */
+	u64 leaf;         /* xa_node of the last page found, if its entries are single pages */
+	u64 leaf_base;    /* its first page */
+	u64 index;        /* next page to look at */
+	u64 start, end;   /* bytes of the file; end is exclusive */
+	u64 bytes_0, bytes_1;
+	u64 found;        /* bytes on known nodes */
+	u32 node_0, node_1;
+	u32 folios;       /* folios that may still be taken */
+	u32 kind;
+};
+
+static __always_inline u32 node_of_flags(unsigned long flags)
+{
+	return node_bits ? flags >> (64 - (node_bits & 63)) : 0;
+}
+
+static __always_inline unsigned long folio_flags(void *folio)
+{
+	struct folio___long_flags *old = folio;
+	struct folio *now = folio;
+	unsigned long flags = 0;
+
+	if (bpf_core_field_exists(now->flags.f))
+		bpf_core_read(&flags, sizeof(flags), &now->flags.f);
+	else
+		bpf_core_read(&flags, sizeof(flags), &old->flags);
+	return flags;
+}
+
+/* Pages of a folio, as a power of two. */
+static __always_inline u32 folio_order(void *folio, unsigned long flags)
+{
+	struct folio___order *old = folio;
+	struct folio *now = folio;
+	unsigned long flags_1 = 0;
+	u8 order = 0;
+
+	if (!(flags & (1UL << bpf_core_enum_value(enum pageflags, PG_head))))
+		return 0;
+	if (bpf_core_field_exists(old->_folio_order)) {
+		bpf_core_read(&order, sizeof(order), &old->_folio_order);
+	} else {
+		bpf_core_read(&flags_1, sizeof(flags_1), &now->_flags_1);
+		order = flags_1 & 0xff;
+	}
+	return order <= FOLIO_ORDER_MAX ? order : 0;
+}
+
+static __always_inline unsigned long slot_of(void *node, u32 offset)
+{
+	unsigned long entry = 0;
+
+	bpf_probe_read_kernel(&entry, sizeof(entry),
+			      node + bpf_core_field_offset(struct xa_node, slots) + 8 * (offset & 63));
+	if ((entry & XA_TAG) == XA_INTERNAL && entry <= XA_SIBLING_MAX)
+		bpf_probe_read_kernel(&entry, sizeof(entry),
+				      node + bpf_core_field_offset(struct xa_node, slots) + 8 * ((entry >> 2) & 63));
+	return entry;
+}
+
+/* The folio at `index`, or NULL: nothing there, a shadow entry, or one that changes just now. */
+static __always_inline void *folio_at(struct walk *walk, u64 index)
+{
+	unsigned long entry;
+
+	if (walk->leaf && walk->leaf_base == (index & ~63ULL)) {
+		entry = slot_of((void *)walk->leaf, index);
+	} else {
+		entry = walk->root;
+		walk->leaf = 0;
+		for (int level = 0; level < XA_LEVELS; level++) {
+			void *node = (void *)(entry - XA_INTERNAL);
+			u8 shift = 0;
+
+			if ((entry & XA_TAG) != XA_INTERNAL || entry <= XA_NODE_MIN)
+				break;
+			bpf_core_read(&shift, sizeof(shift), &((struct xa_node *)node)->shift);
+			if (shift > 60 || (level == 0 && (index >> shift) > 63))
+				return NULL;
+			if (shift == 0) {
+				walk->leaf = (u64)node;
+				walk->leaf_base = index & ~63ULL;
+			}
+			entry = slot_of(node, index >> shift);
+			if (shift == 0)
+				break;
+		}
+		/* A file of one page has its folio in the root itself. */
+		if (entry == walk->root && index > 0)
+			return NULL;
+	}
+	return (entry & XA_TAG) ? NULL : (void *)entry;
+}
+
+static __always_inline void walk_add(struct walk *walk, u32 node, u64 bytes)
+{
+	walk->found += bytes;
+	if (walk->bytes_0 && walk->node_0 != node) {
+		if (walk->bytes_1 && walk->node_1 != node) {
+			account(&walk->access, walk->node_1, walk->bytes_1);
+			walk->bytes_1 = 0;
+		}
+		walk->node_1 = node;
+		walk->bytes_1 += bytes;
+	} else {
+		walk->node_0 = node;
+		walk->bytes_0 += bytes;
+	}
+}
+
+/* One folio (or one hole). 0: go on, 1: the walk has ended. A global function: verified once, not at every call. */
+__noinline int walk_step(struct walk *walk)
+{
+	u64 index, from, to, next;
+	unsigned long flags;
+	void *folio;
+
+	if (!walk)
+		return 1;
+	index = walk->index;
+	from = index << PAGE_SHIFT;
+	next = index + 1;
+	if (from >= walk->end || !walk->folios)
+		return 1;
+	folio = folio_at(walk, index);
+	if (!folio) {
+		if (walk->kind == WALK_READ)
+			return 1;
+		walk->index = next;
+		return 0;
+	}
+	flags = folio_flags(folio);
+	if (walk->kind == WALK_READ && !(flags & (1UL << bpf_core_enum_value(enum pageflags, PG_uptodate))))
+		return 1;
+	/* A folio of the page cache starts at a multiple of its size. */
+	next = (index | ((1ULL << folio_order(folio, flags)) - 1)) + 1;
+	walk->index = next;
+	walk->folios--;
+	if (walk->kind == WALK_FAULT) {
+		unsigned long bad = 1UL << bpf_core_enum_value(enum pageflags, PG_locked) |
+				    1UL << bpf_core_enum_value(enum pageflags, PG_readahead);
+
+		if ((flags & bad) || !(flags & (1UL << bpf_core_enum_value(enum pageflags, PG_uptodate))))
+			return 0;
+	}
+	if (from < walk->start)
+		from = walk->start;
+	to = next << PAGE_SHIFT;
+	if (to > walk->end)
+		to = walk->end;
+	if (to > from)
+		walk_add(walk, node_of_flags(flags), to - from);
+	return 0;
+}
+
+static long walk_step_loop(u64 i, struct walk *walk)
+{
+	int ended = walk_step(walk);
+
+	/* The compiler knows that it is 0 or 1, the verifier has to be shown. */
+	barrier_var(ended);
+	return ended ? 1 : 0;
+}
+
+static __always_inline void walk_flush(struct walk *walk)
+{
+	if (walk->bytes_0)
+		account(&walk->access, walk->node_0, walk->bytes_0);
+	if (walk->bytes_1)
+		account(&walk->access, walk->node_1, walk->bytes_1);
+}
+
+/* Counts bytes [start, end) of a file; walk->index is then the first page not looked at. */
+static __always_inline void walk_range(struct walk *walk, struct address_space *mapping, u64 start, u64 end)
+{
+	u64 size = mapping->host->i_size;
+
+	walk->root = (u64)mapping->i_pages.xa_head;
+	walk->start = start;
+	/* A write's hook can fire before the file's new size is stored. */
+	if (!walk->access.write && end > (u64)size)
+		end = size;
+	walk->end = end;
+	walk->index = start >> PAGE_SHIFT;
+	/* A read of one page, the most frequent event by far, needs no loop. */
+	if (!walk_step(walk) && (walk->index << PAGE_SHIFT) < walk->end && walk->folios)
+		bpf_loop(WALK_MAX, walk_step_loop, walk, 0);
+	walk_flush(walk);
+}
+
+#endif

@@ -1,0 +1,228 @@
+//! From what the programs counted to what a window showed. Pure.
+//!
+//! **Problem.** Bytes come per (thread, file, node), times per thread; some threads have ended, some ids are used again.
+//!
+//! **Approach.** Entries are sorted by thread and joined with the pass over all tasks by id *and* start time. Node totals
+//! take every entry; threads only those that are still there and in scope.
+//!
+//! **Limits.** A thread that ended within the window is in the totals, not among the threads: it cannot be moved.
+
+use std::collections::BTreeMap;
+
+use placement::{FileUse, NodeBytes, ObservedFile, Thread};
+use rustc_hash::{FxHashMap, FxHashSet};
+use topology::{CpuSet, NodeId, Topology};
+
+use super::records::{Key, Pass, Task, Usage};
+use super::scope::Filter;
+use super::types::ObservedThread;
+
+/// Node of every CPU, and back.
+#[derive(Debug)]
+pub(super) struct Places {
+    node_of_cpu: Vec<Option<NodeId>>,
+    nodes: Vec<NodeId>,
+}
+
+impl Places {
+    pub fn new(topology: &Topology) -> Self {
+        let mut node_of_cpu = Vec::new();
+        for node in &topology.nodes {
+            for cpu in node.cpus.iter().chain(node.offline_cpus.iter()) {
+                let cpu = cpu as usize;
+                if node_of_cpu.len() <= cpu {
+                    node_of_cpu.resize(cpu + 1, None);
+                }
+                if let Some(place) = node_of_cpu.get_mut(cpu) {
+                    *place = Some(node.id);
+                }
+            }
+        }
+        Self { node_of_cpu, nodes: topology.nodes.iter().map(|n| n.id).collect() }
+    }
+
+    pub fn node_of(&self, cpu: u32) -> Option<NodeId> {
+        self.node_of_cpu.get(cpu as usize).copied().flatten()
+    }
+}
+
+/// What one window yields.
+#[derive(Debug, Default)]
+pub(super) struct Assembled {
+    pub threads: Vec<ObservedThread>,
+    pub files: Vec<ObservedFile>,
+    pub node_cpu_s: BTreeMap<NodeId, f64>,
+    pub node_read: NodeBytes,
+    pub node_write: NodeBytes,
+    /// Bytes said to be on nodes that the machine does not have.
+    pub odd_node_bytes: u64,
+}
+
+type File = (u32, u64);
+
+pub(super) fn assemble(
+    pass: &Pass,
+    mut entries: Vec<(Key, Usage)>,
+    filter: &Filter,
+    places: &Places,
+    exited_cpu_ns: &[u64],
+) -> Assembled {
+    let mut out = Assembled::default();
+    entries.sort_unstable_by_key(|e| e.0);
+    totals(&entries, places, &mut out);
+    cpu_totals(pass, places, exited_cpu_ns, &mut out);
+
+    let shared = shared(&entries);
+    let mut names = Names::default();
+    let mut readers: BTreeMap<File, Vec<u32>> = BTreeMap::new();
+    let mut masks = Masks::default();
+    let mut tasks: Vec<&Task> = pass.tasks.iter().filter(|task| filter.contains(task)).collect();
+    tasks.sort_unstable_by_key(|task| task.tid);
+    for task in tasks {
+        // A thread on a CPU that the topology does not know (hot-plugged since) has no place to be judged from.
+        let Some(node) = places.node_of(task.cpu) else { continue };
+        let own = entries_of(&entries, task);
+        let mut thread = Thread {
+            tid: task.tid,
+            pid: task.tgid,
+            comm: task.comm(),
+            start_ns: Some(task.start_ns),
+            node,
+            allowed_nodes: Vec::new(),
+            held: None,
+            cpu_s: task.cpu_ns as f64 / 1e9,
+            wait_s: Some(task.wait_ns as f64 / 1e9),
+            read_bytes: NodeBytes::default(),
+            remote_read_bytes: Some(0),
+            write_bytes: NodeBytes::default(),
+            files: Vec::new(),
+            shares_file: false,
+        };
+        for file in own.chunk_by(|a, b| (a.0.dev, a.0.ino) == (b.0.dev, b.0.ino)) {
+            let Some((first, _)) = file.first() else { continue };
+            let id = (first.dev, first.ino);
+            add_file(&mut thread, names.of(id), file);
+            thread.shares_file |= shared.contains(&id);
+            readers.entry(id).or_default().push(task.tid);
+        }
+        let (mask, allowed) = masks.of(pass.mask(task), places);
+        thread.allowed_nodes = allowed;
+        out.threads.push(ObservedThread {
+            thread,
+            ppid: task.ppid,
+            mask,
+            kernel_thread: task.kernel_thread,
+            user_mask: task.user_mask,
+            cgroup_id: task.cgroup_id,
+        });
+    }
+    out.files = readers
+        .into_iter()
+        .map(|(id, readers)| ObservedFile { file: names.of(id), readers, ..ObservedFile::default() })
+        .collect();
+    out
+}
+
+/// A correction can outweigh what it corrects when a window ends between them.
+fn bytes(n: i64) -> u64 {
+    n.max(0) as u64
+}
+
+fn totals(entries: &[(Key, Usage)], places: &Places, out: &mut Assembled) {
+    for (key, usage) in entries {
+        let node = NodeId(key.node);
+        if places.nodes.binary_search(&node).is_err() {
+            out.odd_node_bytes =
+                out.odd_node_bytes.saturating_add(bytes(usage.read).saturating_add(bytes(usage.written)));
+            continue;
+        }
+        for (total, n) in [(&mut out.node_read, usage.read), (&mut out.node_write, usage.written)] {
+            if n > 0 {
+                total.add(node, bytes(n));
+            }
+        }
+    }
+}
+
+fn cpu_totals(pass: &Pass, places: &Places, exited_cpu_ns: &[u64], out: &mut Assembled) {
+    let exited = exited_cpu_ns.iter().enumerate().map(|(cpu, ns)| (cpu as u32, *ns));
+    for (cpu, ns) in pass.tasks.iter().map(|task| (task.cpu, task.cpu_ns)).chain(exited) {
+        if let Some(node) = places.node_of(cpu) {
+            *out.node_cpu_s.entry(node).or_default() += ns as f64 / 1e9;
+        }
+    }
+}
+
+/// The entries of one thread, not of an earlier one with its id.
+fn entries_of<'a>(entries: &'a [(Key, Usage)], task: &Task) -> &'a [(Key, Usage)] {
+    let thread = (task.tid, task.start_lo());
+    let from = entries.partition_point(|(key, _)| (key.tid, key.start_lo) < thread);
+    let rest = entries.get(from..).unwrap_or_default();
+    let len = rest.iter().take_while(|(key, _)| (key.tid, key.start_lo) == thread).count();
+    rest.get(..len).unwrap_or_default()
+}
+
+/// Files that more than one thread touched, in scope or not.
+fn shared(entries: &[(Key, Usage)]) -> FxHashSet<File> {
+    let mut first: FxHashMap<File, (u32, u32)> = FxHashMap::default();
+    let mut shared = FxHashSet::default();
+    for (key, _) in entries.iter().filter(|(key, _)| key.tid != 0) {
+        let thread = (key.tid, key.start_lo);
+        let file = (key.dev, key.ino);
+        if *first.entry(file).or_insert(thread) != thread {
+            shared.insert(file);
+        }
+    }
+    shared
+}
+
+fn add_file(thread: &mut Thread, file: String, entries: &[(Key, Usage)]) {
+    let mut used = FileUse { file, ..FileUse::default() };
+    for (key, usage) in entries {
+        let node = NodeId(key.node);
+        if usage.read > 0 {
+            used.read_bytes.add(node, bytes(usage.read));
+            thread.read_bytes.add(node, bytes(usage.read));
+        }
+        if usage.written > 0 {
+            used.write_bytes.add(node, bytes(usage.written));
+            thread.write_bytes.add(node, bytes(usage.written));
+        }
+        let remote = thread.remote_read_bytes.unwrap_or(0);
+        thread.remote_read_bytes = Some(remote.saturating_add(bytes(usage.remote.min(usage.read))));
+    }
+    thread.files.push(used);
+}
+
+/// File ids as text, each made once.
+#[derive(Default)]
+struct Names(FxHashMap<File, String>);
+
+impl Names {
+    fn of(&mut self, (dev, ino): File) -> String {
+        // The kernel's own dev_t: 12 bits of major, 20 of minor.
+        self.0.entry((dev, ino)).or_insert_with(|| format!("{}:{}:{ino}", dev >> 20, dev & 0xf_ffff)).clone()
+    }
+}
+
+/// Affinities: nearly all threads have one of a few.
+#[derive(Default)]
+struct Masks(FxHashMap<Vec<u64>, (CpuSet, Vec<NodeId>)>);
+
+impl Masks {
+    fn of(&mut self, words: &[u64], places: &Places) -> (CpuSet, Vec<NodeId>) {
+        if let Some(known) = self.0.get(words) {
+            return known.clone();
+        }
+        let bits = |(i, word): (usize, &u64)| {
+            let word = *word;
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| i as u32 * 64 + bit)
+        };
+        let mask: CpuSet = words.iter().enumerate().flat_map(bits).collect();
+        let mut nodes: Vec<NodeId> = mask.iter().filter_map(|cpu| places.node_of(cpu)).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        self.0.insert(words.to_vec(), (mask.clone(), nodes.clone()));
+        (mask, nodes)
+    }
+}

@@ -1,0 +1,295 @@
+//! What is attached, decided from what the kernel can do.
+//!
+//! **Problem.** Kernels differ in what they let us attach to, and two hooks on one path would count its bytes twice.
+//!
+//! **Approach.** Pure rules from facts to a set of hooks: for each path the best source that there is, and for each path
+//! without one a sentence with the cause.
+//!
+//! **Limits.** The rules know of file systems only by the hooks that see them.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use super::hooks::Hook;
+use super::probe::{Capabilities, Fact};
+use super::types::{Hooks, Settings};
+
+/// What will be attached, and what will not be seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Configuration {
+    /// Programs to attach.
+    pub hooks: BTreeSet<Hook>,
+    /// What is not seen, or seen less exactly, each with its cause.
+    pub notes: Vec<String>,
+    /// Why nothing can be observed at all: the capability and the cause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<(&'static str, String)>,
+}
+
+/// The configuration for these facts. Never two hooks that see the same bytes.
+pub fn choose(facts: &Capabilities, settings: &Settings) -> Configuration {
+    let mut chosen = Configuration { blocked: blocked(facts), ..Configuration::default() };
+    if chosen.blocked.is_some() {
+        return chosen;
+    }
+    let offer = Offer { facts, functions: settings.hooks == Hooks::Best };
+    reads(&offer, &mut chosen);
+    faults(&offer, &mut chosen);
+    writes(&offer, &mut chosen);
+    memory_file_systems(&offer, &mut chosen);
+    if !chosen.hooks.iter().any(|hook| READS.contains(hook)) {
+        let cause = offer.causes(&READS);
+        chosen.blocked = Some(("a hook on the page cache's read path", cause));
+    }
+    chosen
+}
+
+const READS: [Hook; 3] = [Hook::ReadFunction, Hook::ReadFunctionIter, Hook::ReadTracepoint];
+
+/// Without these there is nothing to choose.
+fn blocked(facts: &Capabilities) -> Option<(&'static str, String)> {
+    let needed = [
+        ("BTF (/sys/kernel/btf/vmlinux)", &facts.btf),
+        ("the right to load BPF programs (root, or CAP_BPF and CAP_PERFMON)", &facts.load),
+        ("BPF tracepoints with BTF (tp_btf)", &facts.tracepoints),
+        ("the BPF task iterator (iter/task)", &facts.task_pass),
+        ("the initial pid namespace", &facts.pid_namespace),
+        ("pages of 4 KiB", &facts.page_size),
+    ];
+    let layout = || {
+        let cause = "struct kmem_cache of the kernel's BTF has no array of nodes".to_owned();
+        facts.node_bits.is_none().then_some(("the place of the node in a page's flags", cause))
+    };
+    needed.into_iter().find_map(|(what, fact)| Some((what, fact.cause()?.to_owned()))).or_else(layout)
+}
+
+struct Offer<'a> {
+    facts: &'a Capabilities,
+    functions: bool,
+}
+
+impl Offer<'_> {
+    fn fact(&self, hook: Hook) -> Fact {
+        if hook.kind() == super::hooks::Kind::Function {
+            if !self.functions {
+                return Fact::missing("function hooks are switched off");
+            }
+            if let Some(cause) = self.facts.functions.cause() {
+                return Fact::missing(cause);
+            }
+        }
+        self.facts.hooks.get(&hook).cloned().unwrap_or_else(|| Fact::missing("not probed"))
+    }
+
+    /// The first of these that there is.
+    fn first(&self, hooks: &[Hook]) -> Option<Hook> {
+        hooks.iter().copied().find(|hook| self.fact(*hook).available())
+    }
+
+    fn causes(&self, hooks: &[Hook]) -> String {
+        let mut causes: Vec<String> = Vec::new();
+        for hook in hooks {
+            if let Some(cause) = self.fact(*hook).cause().filter(|cause| !causes.iter().any(|c| c == cause)) {
+                causes.push(cause.to_owned());
+            }
+        }
+        causes.join("; ")
+    }
+}
+
+fn reads(offer: &Offer<'_>, chosen: &mut Configuration) {
+    let Some(hook) = offer.first(&READS) else { return };
+    chosen.hooks.insert(hook);
+    if hook == Hook::ReadTracepoint {
+        let cause = offer.causes(&[Hook::ReadFunction]);
+        chosen.notes.push(format!(
+            "reads: by tracepoint ({cause}): parts of pages count as whole pages except in read and pread"
+        ));
+    }
+}
+
+fn faults(offer: &Offer<'_>, chosen: &mut Configuration) {
+    for (hooks, what) in [
+        ([Hook::MapFunction, Hook::MapTracepoint], "pages mapped around a fault"),
+        ([Hook::FaultFunction, Hook::FaultTracepoint], "faults of single pages"),
+    ] {
+        match offer.first(&hooks) {
+            Some(hook) => {
+                chosen.hooks.insert(hook);
+                if hook == Hook::MapTracepoint {
+                    let cause = offer.causes(&[Hook::MapFunction]);
+                    chosen.notes.push(format!("mapped files: pages mapped 2 MiB at a time are not seen: {cause}"));
+                }
+            }
+            None => chosen.notes.push(format!("mapped files: {what} are not seen: {}", offer.causes(&hooks))),
+        }
+    }
+}
+
+fn writes(offer: &Offer<'_>, chosen: &mut Configuration) {
+    let functions = [Hook::WriteGeneric, Hook::WriteIomap];
+    let mut missing = Vec::new();
+    if functions.iter().all(|hook| offer.fact(*hook).available()) {
+        chosen.hooks.extend(functions);
+    } else {
+        // Tracepoints of a file system that is not loaded are no loss: it writes nothing.
+        let file_systems: [&[Hook]; 2] =
+            [&[Hook::WriteExt4Delayed, Hook::WriteExt4, Hook::WriteExt4Journalled], &[Hook::WriteXfs]];
+        for hooks in file_systems {
+            if hooks.iter().all(|hook| offer.fact(*hook).available()) {
+                chosen.hooks.extend(hooks);
+            }
+        }
+        missing.push(format!("tmpfs writes are not seen: {}", offer.causes(&functions)));
+    }
+    match offer.first(&[Hook::WriteDirtied]) {
+        Some(hook) => {
+            chosen.hooks.insert(hook);
+            if !chosen.hooks.contains(&Hook::WriteGeneric) {
+                missing.push(
+                    "writes of file systems other than ext4 and xfs count once per page until it is written back"
+                        .to_owned(),
+                );
+            }
+        }
+        None => {
+            missing.push(format!("writes of some file systems are not seen: {}", offer.causes(&[Hook::WriteDirtied])))
+        }
+    }
+    chosen.notes.extend(missing);
+}
+
+fn memory_file_systems(offer: &Offer<'_>, chosen: &mut Configuration) {
+    for (hooks, what) in [
+        (&[Hook::ShmemRead][..], "tmpfs reads"),
+        (&[Hook::ShmemSplice], "sendfile and splice from tmpfs"),
+        (&[Hook::DaxRw], "reads and writes of DAX files"),
+    ] {
+        match offer.first(hooks) {
+            Some(hook) => _ = chosen.hooks.insert(hook),
+            None => chosen.notes.push(format!("{what} are not seen: {}", offer.causes(hooks))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn everything() -> Capabilities {
+        Capabilities::everything()
+    }
+
+    fn without(hooks: &[Hook]) -> Capabilities {
+        let mut facts = everything();
+        for hook in hooks {
+            facts.hooks.insert(*hook, Fact::missing(format!("no {}", hook.target())));
+        }
+        facts
+    }
+
+    fn hooks(facts: &Capabilities) -> Vec<Hook> {
+        choose(facts, &Settings::default()).hooks.into_iter().collect()
+    }
+
+    #[test]
+    fn the_best_source_of_each_path_and_no_second() {
+        assert_eq!(
+            hooks(&everything()),
+            [
+                Hook::ReadFunction,
+                Hook::MapFunction,
+                Hook::FaultFunction,
+                Hook::WriteGeneric,
+                Hook::WriteIomap,
+                Hook::WriteDirtied,
+                Hook::ShmemRead,
+                Hook::ShmemSplice,
+                Hook::DaxRw,
+            ]
+        );
+        assert_eq!(choose(&everything(), &Settings::default()).notes, Vec::<String>::new());
+    }
+
+    #[test]
+    fn refused_functions_leave_tracepoints_and_say_why() {
+        let mut facts = everything();
+        facts.functions = Fact::missing("fexit refused: EPERM");
+        let chosen = choose(&facts, &Settings::default());
+        assert_eq!(
+            chosen.hooks.into_iter().collect::<Vec<_>>(),
+            [
+                Hook::ReadTracepoint,
+                Hook::MapTracepoint,
+                Hook::FaultTracepoint,
+                Hook::WriteExt4Delayed,
+                Hook::WriteExt4,
+                Hook::WriteExt4Journalled,
+                Hook::WriteXfs,
+                Hook::WriteDirtied,
+            ]
+        );
+        assert!(
+            chosen.notes.contains(&"tmpfs reads are not seen: fexit refused: EPERM".to_owned()),
+            "{:?}",
+            chosen.notes
+        );
+        assert!(chosen.notes.iter().any(|n| n.starts_with("reads: by tracepoint (fexit refused: EPERM)")));
+        assert_eq!(chosen.blocked, None);
+    }
+
+    #[test]
+    fn tracepoints_can_be_asked_for() {
+        let settings = Settings { hooks: Hooks::Tracepoints, ..Settings::default() };
+        let chosen = choose(&everything(), &settings);
+        assert!(chosen.hooks.iter().all(|hook| hook.kind() == super::super::hooks::Kind::Tracepoint));
+        assert!(chosen.notes.iter().any(|n| n.contains("function hooks are switched off")), "{:?}", chosen.notes);
+    }
+
+    #[test]
+    fn an_older_kernel_reads_through_the_iterator_form() {
+        // 6.1: no filemap tracepoints, filemap_get_pages takes an iterator.
+        let facts = without(&[Hook::ReadFunction, Hook::ReadTracepoint, Hook::MapTracepoint, Hook::FaultTracepoint]);
+        let hooks = hooks(&facts);
+        assert!(hooks.contains(&Hook::ReadFunctionIter) && hooks.contains(&Hook::MapFunction), "{hooks:?}");
+    }
+
+    #[test]
+    fn one_missing_write_function_switches_to_tracepoints_as_a_whole() {
+        let hooks = hooks(&without(&[Hook::WriteIomap]));
+        assert!(!hooks.contains(&Hook::WriteGeneric) && hooks.contains(&Hook::WriteExt4Delayed), "{hooks:?}");
+    }
+
+    #[test]
+    fn a_file_system_with_half_its_hooks_is_left_to_the_dirtied_hook() {
+        let mut facts = without(&[Hook::WriteExt4]);
+        facts.functions = Fact::missing("no");
+        let hooks = hooks(&facts);
+        assert!(!hooks.contains(&Hook::WriteExt4Delayed) && hooks.contains(&Hook::WriteDirtied), "{hooks:?}");
+    }
+
+    #[test]
+    fn every_fact_without_which_nothing_works_blocks_by_name() {
+        type Break = fn(&mut Capabilities) -> &mut Fact;
+        let breaks: [(Break, &str); 6] = [
+            (|f| &mut f.btf, "BTF"),
+            (|f| &mut f.load, "CAP_BPF"),
+            (|f| &mut f.tracepoints, "tp_btf"),
+            (|f| &mut f.task_pass, "iter/task"),
+            (|f| &mut f.pid_namespace, "pid namespace"),
+            (|f| &mut f.page_size, "4 KiB"),
+        ];
+        for (place, name) in breaks {
+            let mut facts = everything();
+            *place(&mut facts) = Fact::missing("because");
+            let (what, cause) = choose(&facts, &Settings::default()).blocked.unwrap();
+            assert!(what.contains(name) && cause == "because", "{what}: {cause}");
+        }
+        let unknown = Capabilities { node_bits: None, ..everything() };
+        assert!(choose(&unknown, &Settings::default()).blocked.unwrap().0.contains("page's flags"));
+        let (what, cause) = choose(&without(&READS), &Settings::default()).blocked.unwrap();
+        assert!(what.contains("read path"), "{what}");
+        assert_eq!(cause, "no filemap_get_pages; no mm_filemap_get_pages");
+    }
+}

@@ -1,0 +1,71 @@
+//! Empties a hash map in batches.
+//!
+//! libbpf-rs' own batched iterator takes a batch that came back short for the last one; the kernel also returns short
+//! batches in the middle of a map (a bucket that does not fit any more waits for the next call).
+
+use std::io;
+
+use super::records::{Key, Usage};
+
+/// Reused between windows.
+#[derive(Debug, Default)]
+pub(super) struct Buffer {
+    keys: Vec<u8>,
+    values: Vec<u8>,
+}
+
+/// Entries per call: 200 KB of buffers, and 16 calls for a full default table.
+const BATCH: usize = 4096;
+
+impl Buffer {
+    /// Takes all entries out of the map behind `fd`.
+    pub fn all(&mut self, fd: i32) -> io::Result<Vec<(Key, Usage)>> {
+        let mut entries = Vec::new();
+        let mut batch = BATCH;
+        // Places of the kernel's cursor: 4 bytes for a hash map.
+        let (mut cursor, mut next) = ([0u8; 8], [0u8; 8]);
+        let mut first = true;
+        loop {
+            self.keys.resize(batch * Key::BYTES, 0);
+            self.values.resize(batch * Usage::BYTES, 0);
+            let mut count = batch as u32;
+            let from = if first { std::ptr::null_mut() } else { cursor.as_mut_ptr() };
+            // SAFETY: keys and values hold `count` elements of the map's key and value size, which the tests compare with the
+            // compiled programs'; `from` is null or a cursor of the last call; all outlive the call.
+            let result = unsafe {
+                libbpf_sys::bpf_map_lookup_and_delete_batch(
+                    fd,
+                    from.cast(),
+                    next.as_mut_ptr().cast(),
+                    self.keys.as_mut_ptr().cast(),
+                    self.values.as_mut_ptr().cast(),
+                    &mut count,
+                    std::ptr::null(),
+                )
+            };
+            let error = (result < 0).then(|| -result);
+            match error {
+                None | Some(libc::ENOENT) => {}
+                Some(libc::EINTR) => continue,
+                // One bucket holds more than a batch.
+                Some(libc::ENOSPC) => {
+                    batch *= 2;
+                    continue;
+                }
+                Some(raw) => return Err(io::Error::from_raw_os_error(raw)),
+            }
+            let keys = self.keys.chunks_exact(Key::BYTES);
+            let values = self.values.chunks_exact(Usage::BYTES);
+            entries.extend(
+                keys.zip(values)
+                    .take(count as usize)
+                    .filter_map(|(key, value)| Some((Key::decode(key)?, Usage::decode(value)?))),
+            );
+            if error.is_some() {
+                return Ok(entries);
+            }
+            cursor = next;
+            first = false;
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The places in the kernel where a program can look at file bytes.
+
+use serde::{Deserialize, Serialize};
+
+/// One place, and the program for it (`bpf/*.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hook {
+    /// `fexit/filemap_get_pages`: every batch of folios that a read copies, with the exact byte range.
+    ReadFunction,
+    /// The same on kernels before 6.3, where the request is an iterator.
+    ReadFunctionIter,
+    /// `tp_btf/mm_filemap_get_pages`: the pages of every batch.
+    ReadTracepoint,
+    /// `fexit/filemap_map_pages`: pages mapped around a fault.
+    MapFunction,
+    /// `tp_btf/mm_filemap_map_pages`: the same.
+    MapTracepoint,
+    /// `fexit/filemap_fault`: the page of a fault.
+    FaultFunction,
+    /// `tp_btf/mm_filemap_fault`: the same, before the page is there.
+    FaultTracepoint,
+    /// `fexit/generic_perform_write`: buffered writes of most file systems.
+    WriteGeneric,
+    /// `fexit/iomap_file_buffered_write`: buffered writes of xfs, gfs2 and block devices.
+    WriteIomap,
+    /// `tp_btf/ext4_da_write_end`: buffered writes of ext4.
+    WriteExt4Delayed,
+    /// `tp_btf/ext4_write_end`: the same without delayed allocation.
+    WriteExt4,
+    /// `tp_btf/ext4_journalled_write_end`: the same with `data=journal`.
+    WriteExt4Journalled,
+    /// `tp_btf/xfs_file_buffered_write`: buffered writes of xfs.
+    WriteXfs,
+    /// `tp_btf/writeback_dirty_folio`: a clean folio becomes dirty, on file systems that no other hook sees.
+    WriteDirtied,
+    /// `fexit/shmem_file_read_iter`: reads of tmpfs.
+    ShmemRead,
+    /// `fexit/shmem_file_splice_read`: sendfile and splice from tmpfs.
+    ShmemSplice,
+    /// `fexit/dax_iomap_rw`: reads and writes of DAX files.
+    DaxRw,
+}
+
+/// How a program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// At a function's return (fexit).
+    Function,
+    /// At a tracepoint, with the kernel's own types (tp_btf).
+    Tracepoint,
+}
+
+impl Hook {
+    /// All of them.
+    pub const ALL: [Self; 17] = [
+        Self::ReadFunction,
+        Self::ReadFunctionIter,
+        Self::ReadTracepoint,
+        Self::MapFunction,
+        Self::MapTracepoint,
+        Self::FaultFunction,
+        Self::FaultTracepoint,
+        Self::WriteGeneric,
+        Self::WriteIomap,
+        Self::WriteExt4Delayed,
+        Self::WriteExt4,
+        Self::WriteExt4Journalled,
+        Self::WriteXfs,
+        Self::WriteDirtied,
+        Self::ShmemRead,
+        Self::ShmemSplice,
+        Self::DaxRw,
+    ];
+
+    /// The program's name.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::ReadFunction => "read_function",
+            Self::ReadFunctionIter => "read_function_iter",
+            Self::ReadTracepoint => "read_tracepoint",
+            Self::MapFunction => "map_function",
+            Self::MapTracepoint => "map_tracepoint",
+            Self::FaultFunction => "fault_function",
+            Self::FaultTracepoint => "fault_tracepoint",
+            Self::WriteGeneric => "write_generic",
+            Self::WriteIomap => "write_iomap",
+            Self::WriteExt4Delayed => "write_ext4_delayed",
+            Self::WriteExt4 => "write_ext4",
+            Self::WriteExt4Journalled => "write_ext4_journalled",
+            Self::WriteXfs => "write_xfs",
+            Self::WriteDirtied => "write_dirtied",
+            Self::ShmemRead => "shmem_read",
+            Self::ShmemSplice => "shmem_splice",
+            Self::DaxRw => "dax_rw",
+        }
+    }
+
+    /// The kernel's function or tracepoint.
+    pub fn target(self) -> &'static str {
+        match self {
+            Self::ReadFunction | Self::ReadFunctionIter => "filemap_get_pages",
+            Self::ReadTracepoint => "mm_filemap_get_pages",
+            Self::MapFunction => "filemap_map_pages",
+            Self::MapTracepoint => "mm_filemap_map_pages",
+            Self::FaultFunction => "filemap_fault",
+            Self::FaultTracepoint => "mm_filemap_fault",
+            Self::WriteGeneric => "generic_perform_write",
+            Self::WriteIomap => "iomap_file_buffered_write",
+            Self::WriteExt4Delayed => "ext4_da_write_end",
+            Self::WriteExt4 => "ext4_write_end",
+            Self::WriteExt4Journalled => "ext4_journalled_write_end",
+            Self::WriteXfs => "xfs_file_buffered_write",
+            Self::WriteDirtied => "writeback_dirty_folio",
+            Self::ShmemRead => "shmem_file_read_iter",
+            Self::ShmemSplice => "shmem_file_splice_read",
+            Self::DaxRw => "dax_iomap_rw",
+        }
+    }
+
+    /// How it is attached.
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::ReadFunction
+            | Self::ReadFunctionIter
+            | Self::MapFunction
+            | Self::FaultFunction
+            | Self::WriteGeneric
+            | Self::WriteIomap
+            | Self::ShmemRead
+            | Self::ShmemSplice
+            | Self::DaxRw => Kind::Function,
+            Self::ReadTracepoint
+            | Self::MapTracepoint
+            | Self::FaultTracepoint
+            | Self::WriteExt4Delayed
+            | Self::WriteExt4
+            | Self::WriteExt4Journalled
+            | Self::WriteXfs
+            | Self::WriteDirtied => Kind::Tracepoint,
+        }
+    }
+
+    /// The module that the target may be in.
+    pub fn module(self) -> Option<&'static str> {
+        match self {
+            Self::WriteExt4Delayed | Self::WriteExt4 | Self::WriteExt4Journalled => Some("ext4"),
+            Self::WriteXfs => Some("xfs"),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What this kernel lets us do: facts, each missing one with its cause.
+//!
+//! **Problem.** Whether a program can be loaded and attached depends on the kernel's version, configuration, security
+//! modules and on who asks; documentation does not tell, trying does.
+//!
+//! **Approach.** Look names up in the kernel's BTF, and try the smallest program of each kind (`bpf/trial.bpf.c`). What is
+//! made of the facts is decided in [`super::choose`].
+//!
+//! **Limits.** A single function can still be refused when it is attached (inlined, blacklisted): that becomes a fact then.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::Path;
+
+use libbpf_rs::btf::types::{Array, Func, FuncProto, Ptr, Struct, Typedef};
+use libbpf_rs::btf::{Btf, BtfType};
+use serde::Serialize;
+
+use super::hooks::{Hook, Kind};
+use super::programs::Trial;
+
+/// Whether something is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "is")]
+pub enum Fact {
+    /// It is.
+    Available,
+    /// It is not.
+    Missing {
+        /// Why, with the errno where there is one.
+        cause: String,
+    },
+}
+
+impl Fact {
+    /// Something that is not there.
+    pub fn missing(cause: impl Into<String>) -> Self {
+        Self::Missing { cause: cause.into() }
+    }
+
+    /// Whether it is there.
+    pub fn available(&self) -> bool {
+        *self == Self::Available
+    }
+
+    /// Why it is not there.
+    pub fn cause(&self) -> Option<&str> {
+        match self {
+            Self::Available => None,
+            Self::Missing { cause } => Some(cause),
+        }
+    }
+}
+
+impl fmt::Display for Fact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.cause().unwrap_or("available"))
+    }
+}
+
+impl<E: fmt::Display> From<Result<(), E>> for Fact {
+    fn from(result: Result<(), E>) -> Self {
+        match result {
+            Ok(()) => Self::Available,
+            Err(error) => Self::missing(error.to_string()),
+        }
+    }
+}
+
+/// What the kernel can do.
+#[derive(Clone, Debug, Serialize)]
+pub struct Capabilities {
+    /// Release, such as `6.12.117+deb12-amd64`.
+    pub kernel: String,
+    /// Whether the kernel describes its types.
+    pub btf: Fact,
+    /// Whether we may load programs.
+    pub load: Fact,
+    /// Whether programs attach to functions (fexit).
+    pub functions: Fact,
+    /// Whether programs attach to tracepoints (tp_btf).
+    pub tracepoints: Fact,
+    /// Whether one pass over all tasks is possible (iter/task).
+    pub task_pass: Fact,
+    /// Whether the thread ids that we see are those of the whole machine.
+    pub pid_namespace: Fact,
+    /// Whether pages are of the size that the programs count with.
+    pub page_size: Fact,
+    /// Width of the node's number in a page's flags; unknown where the kernel's types do not tell.
+    pub node_bits: Option<u32>,
+    /// Every place that a program could look from.
+    pub hooks: BTreeMap<Hook, Fact>,
+}
+
+impl Capabilities {
+    /// Asks the running kernel. Loads and removes a few small programs; changes nothing.
+    pub fn probe() -> Self {
+        let btf = Btf::from_vmlinux();
+        let names = Names { btf: btf.as_ref().ok() };
+        let task_pass: Fact = Trial::Pass.run().into();
+        let tracepoints: Fact = Trial::Tracepoint.run().into();
+        Self {
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            btf: match std::fs::metadata("/sys/kernel/btf/vmlinux") {
+                Err(error) => Fact::missing(super::cause::of_io(&error)),
+                Ok(_) => btf.as_ref().map(|_| ()).map_err(super::cause::of_bpf).into(),
+            },
+            load: Trial::Load.run().into(),
+            functions: Fact::from(Trial::Function.run()).named("function hooks (fexit) refused"),
+            tracepoints,
+            task_pass,
+            pid_namespace: pid_namespace(),
+            page_size: match rustix::param::page_size() {
+                4096 => Fact::Available,
+                other => Fact::missing(format!("this kernel has pages of {other} bytes")),
+            },
+            node_bits: btf.as_ref().ok().and_then(node_bits),
+            hooks: Hook::ALL.into_iter().map(|hook| (hook, names.fact(hook))).collect(),
+        }
+    }
+
+    /// A kernel that can do everything, for tests of the rules.
+    #[cfg(test)]
+    pub(super) fn everything() -> Self {
+        Self {
+            kernel: "6.12.0".to_owned(),
+            btf: Fact::Available,
+            load: Fact::Available,
+            functions: Fact::Available,
+            tracepoints: Fact::Available,
+            task_pass: Fact::Available,
+            pid_namespace: Fact::Available,
+            page_size: Fact::Available,
+            node_bits: Some(10),
+            hooks: Hook::ALL.into_iter().map(|hook| (hook, Fact::Available)).collect(),
+        }
+    }
+}
+
+impl Fact {
+    fn named(self, what: &str) -> Self {
+        match self {
+            Self::Available => self,
+            Self::Missing { cause } => Self::missing(format!("{what}: {cause}")),
+        }
+    }
+}
+
+/// `PROC_PID_INIT_INO`, the inode number of the initial pid namespace (include/linux/proc_ns.h).
+const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
+
+fn pid_namespace() -> Fact {
+    match std::fs::read_link("/proc/self/ns/pid") {
+        Ok(link) if link == Path::new(INITIAL_PID_NAMESPACE) => Fact::Available,
+        Ok(link) => {
+            Fact::missing(format!("this process is in {}: its thread ids are not the machine's", link.display()))
+        }
+        Err(error) => Fact::missing(format!("/proc/self/ns/pid: {}", super::cause::of_io(&error))),
+    }
+}
+
+/// Names in the kernel's BTF.
+struct Names<'a> {
+    btf: Option<&'a Btf<'a>>,
+}
+
+impl Names<'_> {
+    fn fact(&self, hook: Hook) -> Fact {
+        let Some(btf) = self.btf else { return Fact::missing("no BTF to look it up in") };
+        let target = hook.target();
+        match hook.kind() {
+            Kind::Tracepoint => {
+                let name = format!("btf_trace_{target}");
+                let found = btf.type_by_name::<Typedef<'_>>(&name).is_some();
+                match found || hook.module().is_some_and(|module| module_has(module, &name)) {
+                    true => Fact::Available,
+                    false => Fact::missing(format!("this kernel has no tracepoint {target}")),
+                }
+            }
+            Kind::Function => match btf.type_by_name::<Func<'_>>(target) {
+                None => Fact::missing(format!(
+                    "this kernel has no function {target} of its own (inlined, or not configured)"
+                )),
+                Some(function) => self.form(hook, &function),
+            },
+        }
+    }
+
+    /// Which of the two forms of filemap_get_pages this is.
+    fn form(&self, hook: Hook, function: &Func<'_>) -> Fact {
+        let iterator = || {
+            let proto: FuncProto<'_> = function.next_type()?.try_into().ok()?;
+            let second = proto.iter().nth(1)?;
+            let ty = self.btf?.type_by_id::<BtfType<'_>>(second.ty)?;
+            Some(Ptr::try_from(ty.skip_mods_and_typedefs()).is_ok())
+        };
+        match (hook, iterator()) {
+            (Hook::ReadFunction, Some(true)) => Fact::missing("filemap_get_pages has its form of before 6.3"),
+            (Hook::ReadFunctionIter, Some(false)) => Fact::missing("filemap_get_pages has its form of since 6.3"),
+            (Hook::ReadFunction | Hook::ReadFunctionIter, None) => {
+                Fact::missing("filemap_get_pages has a form that is not known")
+            }
+            _ => Fact::Available,
+        }
+    }
+}
+
+/// `NODES_SHIFT`: `struct kmem_cache` has a pointer for each of its `MAX_NUMNODES = 1 << NODES_SHIFT` nodes.
+fn node_bits(btf: &Btf<'_>) -> Option<u32> {
+    let cache = btf.type_by_name::<Struct<'_>>("kmem_cache")?;
+    let node = cache.iter().find(|member| member.name == Some(OsStr::new("node")))?;
+    let array: Array<'_> = btf.type_by_id::<BtfType<'_>>(node.ty)?.try_into().ok()?;
+    let nodes = array.capacity();
+    (nodes.is_power_of_two() && nodes <= 1 << 16).then(|| nodes.ilog2())
+}
+
+/// Whether a loaded module's BTF has this name. Its string section holds each name between two zero bytes.
+fn module_has(module: &str, name: &str) -> bool {
+    let Ok(bytes) = std::fs::read(Path::new("/sys/kernel/btf").join(module)) else { return false };
+    let needle: Vec<u8> = [&[0], name.as_bytes(), &[0]].concat();
+    bytes.windows(needle.len()).any(|window| window == needle)
+}

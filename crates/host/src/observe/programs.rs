@@ -1,0 +1,354 @@
+//! The BPF programs, loaded and attached, and their maps.
+//!
+//! **Problem.** A program can be refused when it is loaded or when it is attached; nothing may stay behind then.
+//!
+//! **Approach.** Only the chosen programs are loaded. Everything is held by file descriptors, so that dropping
+//! [`Programs`], or dying, removes it all.
+//!
+//! **Limits.** libbpf says which program failed to attach, but of a load only that it failed: then each is tried alone.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Once;
+
+use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenMapMut, OpenProgramMut, PrintLevel, ProgramMut};
+
+use super::hooks::Hook;
+use super::records::{Counters, Key, Pass, Watched, fresh_sampler};
+use super::types::{ObserveError, Settings};
+use super::{cause, drain};
+
+#[allow(clippy::all, clippy::pedantic, missing_docs, clippy::undocumented_unsafe_blocks, clippy::unwrap_used, clippy::expect_used)]
+mod observe_skel {
+    include!(concat!(env!("OUT_DIR"), "/observe.skel.rs"));
+}
+#[allow(clippy::all, clippy::pedantic, missing_docs, clippy::undocumented_unsafe_blocks, clippy::unwrap_used, clippy::expect_used)]
+mod trial_skel {
+    include!(concat!(env!("OUT_DIR"), "/trial.skel.rs"));
+}
+
+use observe_skel::{ObserveSkel, ObserveSkelBuilder, OpenObserveSkel};
+use trial_skel::TrialSkelBuilder;
+
+/// Sizes of the programs' own types.
+#[cfg(test)]
+pub(super) mod layout {
+    use super::observe_skel::types;
+
+    pub const KEY: usize = size_of::<types::usage_key>();
+    pub const USAGE: usize = size_of::<types::usage>();
+    pub const COUNTERS: usize = size_of::<types::counters>();
+    pub const WATCHED: usize = size_of::<types::watched>();
+}
+
+/// The smallest program of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trial {
+    /// Load only.
+    Load,
+    Tracepoint,
+    Function,
+    Pass,
+}
+
+impl Trial {
+    /// Loads and attaches it, and removes it again.
+    pub fn run(self) -> Result<(), String> {
+        silence_libbpf();
+        let mut storage = MaybeUninit::uninit();
+        let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
+        open.progs.trial_tracepoint.set_autoload(matches!(self, Self::Load | Self::Tracepoint));
+        open.progs.trial_function.set_autoload(self == Self::Function);
+        open.progs.trial_pass.set_autoload(self == Self::Pass);
+        let loaded = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;
+        let program = match self {
+            Self::Load => return Ok(()),
+            Self::Tracepoint => &loaded.progs.trial_tracepoint,
+            Self::Function => &loaded.progs.trial_function,
+            Self::Pass => &loaded.progs.trial_pass,
+        };
+        program.attach().map(drop).map_err(|e| format!("attaching: {}", cause::of_bpf(&e)))
+    }
+}
+
+/// What libbpf has to say goes to the log: what matters of it is in our own errors.
+fn silence_libbpf() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        libbpf_rs::set_print(Some((PrintLevel::Info, |_, text| tracing::debug!("libbpf: {}", text.trim_end()))));
+    });
+}
+
+/// Why programs could not be started.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// This hook was refused: without it there may be another way.
+    Hook(Hook, String),
+    /// Something that everything needs was refused.
+    All(ObserveError),
+}
+
+impl From<ObserveError> for Refused {
+    fn from(error: ObserveError) -> Self {
+        Self::All(error)
+    }
+}
+
+fn bpf(step: impl Into<String>) -> impl FnOnce(libbpf_rs::Error) -> ObserveError {
+    let step = step.into();
+    move |source| ObserveError::Bpf { step, source }
+}
+
+/// What the machine is like, as far as the programs need to know.
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    /// CPUs that can ever be: length of affinity masks and per-CPU values.
+    pub possible_cpus: usize,
+    pub nodes: Vec<u32>,
+    /// The kernel's release.
+    pub kernel: String,
+    /// Width of the node's number in a page's flags.
+    pub node_bits: u32,
+}
+
+/// Loaded and attached programs.
+pub(super) struct Programs {
+    skel: ObserveSkel<'static>,
+    pass: Link,
+    _links: Vec<Link>,
+    nodes: Vec<u32>,
+    epoch: u32,
+    drain: drain::Buffer,
+    output: Vec<u8>,
+}
+
+impl Programs {
+    /// Loads and attaches.
+    pub fn start(hooks: &BTreeSet<Hook>, settings: &Settings, machine: &Machine) -> Result<Self, Refused> {
+        silence_libbpf();
+        match Self::load(hooks, settings, machine) {
+            Ok(skel) => Self::attach(skel, hooks, machine),
+            Err(source) => {
+                for hook in hooks {
+                    if let Err(error) = Self::load(&BTreeSet::from([*hook]), settings, machine) {
+                        return Err(Refused::Hook(*hook, refused("loading", *hook, &error)));
+                    }
+                }
+                Err(Refused::All(ObserveError::Bpf { step: "loading the BPF programs".to_owned(), source }))
+            }
+        }
+    }
+
+    fn load(
+        hooks: &BTreeSet<Hook>,
+        settings: &Settings,
+        machine: &Machine,
+    ) -> Result<ObserveSkel<'static>, libbpf_rs::Error> {
+        // The skeleton borrows this place, one pointer in size, for as long as it lives; it is left to the process.
+        let storage = Box::leak(Box::new(MaybeUninit::uninit()));
+        let mut open = ObserveSkelBuilder::default().open(storage)?;
+        for hook in Hook::ALL {
+            program(&mut open, hook).set_autoload(hooks.contains(&hook));
+        }
+        let has = |hook| hooks.contains(&hook);
+        let sampling = super::weights::Sampling::new();
+        if let Some(tunables) = open.maps.rodata_data.as_mut() {
+            tunables.exact = settings.exact;
+            tunables.node_bits = machine.node_bits;
+            tunables.mask_words = machine.possible_cpus.div_ceil(64) as u32;
+            tunables.pos_advanced = super::weights::at_least(&machine.kernel, 6, 5);
+            tunables.ext4_hooked = has(Hook::WriteExt4Delayed);
+            tunables.xfs_hooked = has(Hook::WriteXfs);
+            tunables.generic_hooked = has(Hook::WriteGeneric);
+            tunables.exp_table = sampling.table;
+            tunables.exp_scale = sampling.scale;
+            tunables.weights = sampling.weights;
+        }
+        // Room for the entry of what finds no room, one per node.
+        let entries = settings.max_entries.max(1).saturating_add(machine.nodes.len() as u32);
+        let tables: [&mut OpenMapMut<'_>; 2] = [&mut open.maps.usage_a, &mut open.maps.usage_b];
+        for table in tables {
+            table.set_max_entries(entries)?;
+        }
+        open.load()
+    }
+
+    fn attach(skel: ObserveSkel<'static>, hooks: &BTreeSet<Hook>, machine: &Machine) -> Result<Self, Refused> {
+        let output = Vec::new();
+        let drain = drain::Buffer::default();
+        let pass = skel.progs.task_pass.attach().map_err(bpf("attaching iter/task"))?;
+        let links = vec![
+            skel.progs.on_fork.attach().map_err(bpf("attaching tp_btf/sched_process_fork"))?,
+            skel.progs.on_exit.attach().map_err(bpf("attaching tp_btf/sched_process_exit"))?,
+        ];
+        let mut programs = Self { skel, pass, _links: links, nodes: machine.nodes.clone(), epoch: 0, drain, output };
+        programs.fresh_samplers(machine.possible_cpus).map_err(bpf("setting up the samplers"))?;
+        for epoch in [0, 1] {
+            programs.make_unattributed(epoch).map_err(bpf("setting up the tables"))?;
+        }
+        for hook in hooks {
+            let link = attached(&mut programs.skel, *hook);
+            programs._links.push(link.map_err(|e| Refused::Hook(*hook, refused("attaching", *hook, &e)))?);
+        }
+        Ok(programs)
+    }
+
+    fn fresh_samplers(&mut self, cpus: usize) -> Result<(), libbpf_rs::Error> {
+        let map = &self.skel.maps.samplers;
+        let values = vec![fresh_sampler(map.value_size() as usize); cpus];
+        map.update_percpu(&0u32.to_ne_bytes(), &values, MapFlags::ANY)
+    }
+
+    fn make_unattributed(&self, epoch: u32) -> Result<(), libbpf_rs::Error> {
+        let zero = [0; super::records::Usage::BYTES];
+        for node in &self.nodes {
+            self.table(epoch).update(&Key::unattributed(*node), &zero, MapFlags::ANY)?;
+        }
+        Ok(())
+    }
+
+    fn table(&self, epoch: u32) -> &libbpf_rs::MapMut<'static> {
+        match epoch {
+            0 => &self.skel.maps.usage_a,
+            _ => &self.skel.maps.usage_b,
+        }
+    }
+
+    /// From now on the programs fill the other table. Returns the epoch that has ended.
+    pub fn flip(&mut self) -> u32 {
+        let ended = self.epoch;
+        self.epoch = 1 - ended;
+        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
+            bss.epoch = self.epoch;
+        }
+        ended
+    }
+
+    /// One pass over all tasks: those that used CPU time since the last one.
+    pub fn pass(&mut self) -> Result<Pass, ObserveError> {
+        self.output.clear();
+        let mut pass = Iter::new(&self.pass).map_err(bpf("starting a pass over all tasks"))?;
+        pass.read_to_end(&mut self.output)
+            .map_err(|source| ObserveError::Io { what: "reading a pass over all tasks".to_owned(), source })?;
+        Ok(Pass::decode(&self.output))
+    }
+
+    /// How many tasks the passes have seen so far.
+    pub fn tasks_passed(&self) -> u64 {
+        self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.pass_tasks)
+    }
+
+    /// Takes everything out of an ended epoch's table and makes it ready for the next.
+    pub fn drain(&mut self, epoch: u32) -> Result<Vec<(Key, super::records::Usage)>, ObserveError> {
+        let fd = self.table(epoch).as_fd().as_raw_fd();
+        let entries = self
+            .drain
+            .all(fd)
+            .map_err(|source| ObserveError::Io { what: "emptying the table of counted bytes".to_owned(), source })?;
+        self.make_unattributed(epoch).map_err(bpf("setting up the emptied table"))?;
+        Ok(entries)
+    }
+
+    /// Facts beside the tables, per CPU.
+    pub fn counters(&self) -> Result<Vec<Counters>, ObserveError> {
+        let values = self
+            .skel
+            .maps
+            .counters
+            .lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY)
+            .map_err(bpf("reading the counters"))?;
+        Ok(values.unwrap_or_default().iter().filter_map(|value| Counters::decode(value)).collect())
+    }
+
+    /// Adds marks to a thread: it and all born of it carry them until they exit.
+    pub fn mark(&self, tid: u32, marks: u32) -> Result<(), ObserveError> {
+        let map = &self.skel.maps.lineage;
+        let key = tid.to_ne_bytes();
+        let old = map.lookup(&key, MapFlags::ANY).map_err(bpf("reading the lineage"))?;
+        let mut watched = old.and_then(|bytes| Watched::decode(&bytes)).unwrap_or_default();
+        watched.marks |= marks;
+        map.update(&key, &watched.encode(), MapFlags::ANY).map_err(bpf(format!("watching thread {tid}")))
+    }
+
+    /// Forgets a thread's marks.
+    pub fn unmark(&self, tid: u32) {
+        // Not there: it has exited, which removed it.
+        _ = self.skel.maps.lineage.delete(&tid.to_ne_bytes());
+    }
+
+    /// Marked threads and those born of them.
+    pub fn lineage(&self) -> Vec<(u32, Watched)> {
+        let map = &self.skel.maps.lineage;
+        let entry = |key: Vec<u8>| {
+            let tid = u32::from_ne_bytes(*key.first_chunk()?);
+            Some((tid, Watched::decode(&map.lookup(&key, MapFlags::ANY).ok()??)?))
+        };
+        map.keys().filter_map(entry).collect()
+    }
+
+    /// Memory of the maps, bytes, as the kernel accounts it.
+    pub fn kernel_bytes(&self) -> u64 {
+        let maps = &self.skel.maps;
+        let fds = [
+            maps.usage_a.as_fd(),
+            maps.usage_b.as_fd(),
+            maps.samplers.as_fd(),
+            maps.counters.as_fd(),
+            maps.times_before.as_fd(),
+            maps.lineage.as_fd(),
+            maps.rodata.as_fd(),
+            maps.bss.as_fd(),
+        ];
+        fds.iter().map(|fd| memlock(fd.as_raw_fd())).sum()
+    }
+}
+
+/// `memlock:` of a BPF file descriptor.
+fn memlock(fd: i32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("memlock:"));
+    line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+}
+
+fn refused(step: &str, hook: Hook, error: &libbpf_rs::Error) -> String {
+    let kind = match hook.kind() {
+        super::hooks::Kind::Function => "fexit",
+        super::hooks::Kind::Tracepoint => "tp_btf",
+    };
+    format!("{step} {kind}/{} refused: {}", hook.target(), cause::of_bpf(error))
+}
+
+fn program<'a>(open: &'a mut OpenObserveSkel<'static>, hook: Hook) -> &'a mut OpenProgramMut<'static> {
+    let progs = &mut open.progs;
+    match hook {
+        Hook::ReadFunction => &mut progs.read_function,
+        Hook::ReadFunctionIter => &mut progs.read_function_iter,
+        Hook::ReadTracepoint => &mut progs.read_tracepoint,
+        Hook::MapFunction => &mut progs.map_function,
+        Hook::MapTracepoint => &mut progs.map_tracepoint,
+        Hook::FaultFunction => &mut progs.fault_function,
+        Hook::FaultTracepoint => &mut progs.fault_tracepoint,
+        Hook::WriteGeneric => &mut progs.write_generic,
+        Hook::WriteIomap => &mut progs.write_iomap,
+        Hook::WriteExt4Delayed => &mut progs.write_ext4_delayed,
+        Hook::WriteExt4 => &mut progs.write_ext4,
+        Hook::WriteExt4Journalled => &mut progs.write_ext4_journalled,
+        Hook::WriteXfs => &mut progs.write_xfs,
+        Hook::WriteDirtied => &mut progs.write_dirtied,
+        Hook::ShmemRead => &mut progs.shmem_read,
+        Hook::ShmemSplice => &mut progs.shmem_splice,
+        Hook::DaxRw => &mut progs.dax_rw,
+    }
+}
+
+fn attached(skel: &mut ObserveSkel<'static>, hook: Hook) -> Result<Link, libbpf_rs::Error> {
+    let object = skel.object_mut();
+    let program: Option<ProgramMut<'_>> = object.progs_mut().find(|p| p.name() == hook.program());
+    match program {
+        Some(program) => program.attach(),
+        None => Err(libbpf_rs::Error::from_raw_os_error(libc::ENOENT)),
+    }
+}

@@ -1,0 +1,305 @@
+//! The bytes that the BPF programs hand over, decoded (`bpf/intf.h`).
+//!
+//! **Problem.** Map entries and iterator output are plain bytes in the kernel's layout.
+//!
+//! **Approach.** Every field is read from its place by a checked cursor: no transmutes, short input is `None`.
+//!
+//! **Limits.** Host byte order; layouts are compared with the compiled programs' own types in the tests.
+
+/// Times below this many bits of `start_boottime` are not in a key (`START_SHIFT`).
+pub(super) const START_SHIFT: u32 = 16;
+
+/// One thread, one file, one node (`struct usage_key`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Key {
+    pub tid: u32,
+    pub start_lo: u32,
+    pub dev: u32,
+    pub ino: u64,
+    pub node: u32,
+}
+
+/// What it did (`struct usage`): bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Usage {
+    pub read: i64,
+    pub remote: i64,
+    pub written: i64,
+}
+
+/// Per-CPU facts beside the tables (`struct counters`), or their sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counters {
+    pub full_events: u64,
+    pub full_bytes: u64,
+    pub unknown_read: u64,
+    pub unknown_written: u64,
+    pub exited_cpu_ns: u64,
+    pub counted: u64,
+    pub stood_for: u64,
+    pub children_full: u64,
+}
+
+/// What one pass says of one thread (`struct task_record` and the mask behind it).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Task {
+    pub tid: u32,
+    pub tgid: u32,
+    pub ppid: u32,
+    pub cpu: u32,
+    pub start_ns: u64,
+    pub cpu_ns: u64,
+    pub wait_ns: u64,
+    pub cgroup_id: u64,
+    pub kernel_thread: bool,
+    pub user_mask: bool,
+    pub in_tree: bool,
+    pub comm: [u8; 16],
+    /// Words of the affinity mask: a range of [`Pass::masks`].
+    pub mask: std::ops::Range<usize>,
+}
+
+/// All records of one pass.
+#[derive(Debug, Default)]
+pub(super) struct Pass {
+    pub tasks: Vec<Task>,
+    /// The masks of all tasks, one after the other.
+    pub masks: Vec<u64>,
+}
+
+/// One watched thread or a descendant (`struct watched`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Watched {
+    pub start_ns: u64,
+    pub tgid: u32,
+    pub parent_tid: u32,
+    pub marks: u32,
+    pub born: u32,
+}
+
+/// Marks of [`Watched`].
+pub(super) const MARK_MOVED: u32 = 1;
+pub(super) const MARK_TREE: u32 = 2;
+
+const KTHREAD: u32 = 1;
+const USER_MASK: u32 = 2;
+const IN_TREE: u32 = 4;
+
+struct Cursor<'a>(&'a [u8]);
+
+impl Cursor<'_> {
+    fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, tail) = self.0.split_first_chunk::<N>()?;
+        self.0 = tail;
+        Some(*head)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.bytes().map(u32::from_ne_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.bytes().map(u64::from_ne_bytes)
+    }
+
+    fn i64(&mut self) -> Option<i64> {
+        self.bytes().map(i64::from_ne_bytes)
+    }
+}
+
+impl Key {
+    pub const BYTES: usize = 24;
+
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut c = Cursor(bytes);
+        let (tid, dev, ino) = (c.u32()?, c.u32()?, c.u64()?);
+        Some(Self { tid, dev, ino, start_lo: c.u32()?, node: c.u32()? })
+    }
+
+    /// The key of what no entry was free for, on one node.
+    pub fn unattributed(node: u32) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[20..].copy_from_slice(&node.to_ne_bytes());
+        bytes
+    }
+}
+
+impl Usage {
+    pub const BYTES: usize = 24;
+
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut c = Cursor(bytes);
+        Some(Self { read: c.i64()?, remote: c.i64()?, written: c.i64()? })
+    }
+}
+
+impl Counters {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut c = Cursor(bytes);
+        Some(Self {
+            full_events: c.u64()?,
+            full_bytes: c.u64()?,
+            unknown_read: c.u64()?,
+            unknown_written: c.u64()?,
+            exited_cpu_ns: c.u64()?,
+            counted: c.u64()?,
+            stood_for: c.u64()?,
+            children_full: c.u64()?,
+        })
+    }
+
+    /// What was added since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            full_events: self.full_events.wrapping_sub(before.full_events),
+            full_bytes: self.full_bytes.wrapping_sub(before.full_bytes),
+            unknown_read: self.unknown_read.wrapping_sub(before.unknown_read),
+            unknown_written: self.unknown_written.wrapping_sub(before.unknown_written),
+            exited_cpu_ns: self.exited_cpu_ns.wrapping_sub(before.exited_cpu_ns),
+            counted: self.counted.wrapping_sub(before.counted),
+            stood_for: self.stood_for.wrapping_sub(before.stood_for),
+            children_full: self.children_full.wrapping_sub(before.children_full),
+        }
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        self.full_events += other.full_events;
+        self.full_bytes = self.full_bytes.wrapping_add(other.full_bytes);
+        self.unknown_read = self.unknown_read.wrapping_add(other.unknown_read);
+        self.unknown_written = self.unknown_written.wrapping_add(other.unknown_written);
+        self.exited_cpu_ns += other.exited_cpu_ns;
+        self.counted += other.counted;
+        self.stood_for += other.stood_for;
+        self.children_full += other.children_full;
+    }
+}
+
+impl Watched {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut c = Cursor(bytes);
+        Some(Self { start_ns: c.u64()?, tgid: c.u32()?, parent_tid: c.u32()?, marks: c.u32()?, born: c.u32()? })
+    }
+
+    pub fn encode(&self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&self.start_ns.to_ne_bytes());
+        for (i, word) in [self.tgid, self.parent_tid, self.marks, self.born].into_iter().enumerate() {
+            bytes[8 + 4 * i..12 + 4 * i].copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+/// `struct sampler` of a CPU that counts its next event; no request is open.
+pub(super) fn fresh_sampler(bytes: usize) -> Vec<u8> {
+    let mut sampler = vec![0; bytes];
+    for (word, value) in [(0, 1u64), (1, u64::MAX)] {
+        if let Some(place) = sampler.get_mut(8 * word..8 * word + 8) {
+            place.copy_from_slice(&value.to_ne_bytes());
+        }
+    }
+    sampler
+}
+
+impl Pass {
+    /// Decodes what the iterator wrote; a record that is cut short ends it.
+    pub fn decode(bytes: &[u8]) -> Self {
+        let mut pass = Self::default();
+        let mut c = Cursor(bytes);
+        while let Some(task) = pass.task(&mut c) {
+            pass.tasks.push(task);
+        }
+        pass
+    }
+
+    fn task(&mut self, c: &mut Cursor<'_>) -> Option<Task> {
+        let (tid, tgid, ppid, cpu) = (c.u32()?, c.u32()?, c.u32()?, c.u32()?);
+        let (start_ns, cpu_ns, wait_ns, cgroup_id) = (c.u64()?, c.u64()?, c.u64()?, c.u64()?);
+        let (flags, words, comm) = (c.u32()?, c.u32()?, c.bytes()?);
+        let from = self.masks.len();
+        for _ in 0..words {
+            let word = c.u64()?;
+            self.masks.push(word);
+        }
+        Some(Task {
+            tid,
+            tgid,
+            ppid,
+            cpu,
+            start_ns,
+            cpu_ns,
+            wait_ns,
+            cgroup_id,
+            kernel_thread: flags & KTHREAD != 0,
+            user_mask: flags & USER_MASK != 0,
+            in_tree: flags & IN_TREE != 0,
+            comm,
+            mask: from..self.masks.len(),
+        })
+    }
+
+    /// The affinity of a task of this pass.
+    pub fn mask(&self, task: &Task) -> &[u64] {
+        self.masks.get(task.mask.clone()).unwrap_or_default()
+    }
+}
+
+impl Task {
+    /// The name, as far as it is text.
+    pub fn comm(&self) -> String {
+        let end = self.comm.iter().position(|b| *b == 0).unwrap_or(self.comm.len());
+        String::from_utf8_lossy(self.comm.get(..end).unwrap_or_default()).into_owned()
+    }
+
+    /// What a table's key says of the start time.
+    pub fn start_lo(&self) -> u32 {
+        (self.start_ns >> START_SHIFT) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::programs::layout;
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_compiled_programs() {
+        assert_eq!(layout::KEY, Key::BYTES);
+        assert_eq!(layout::USAGE, Usage::BYTES);
+        assert_eq!(layout::COUNTERS, 8 * 8);
+        assert_eq!(layout::WATCHED, Watched::default().encode().len());
+    }
+
+    #[test]
+    fn a_pass_ends_at_a_record_cut_short() {
+        let mut bytes = Vec::new();
+        for tid in [7u32, 8] {
+            for word in [tid, 6, 5, 3] {
+                bytes.extend(word.to_ne_bytes());
+            }
+            for word in [1u64 << 40, 1000, 0, 42] {
+                bytes.extend(word.to_ne_bytes());
+            }
+            bytes.extend(2u32.to_ne_bytes());
+            bytes.extend(1u32.to_ne_bytes());
+            bytes.extend(*b"worker\0\0\0\0\0\0\0\0\0\0");
+            bytes.extend(0b1001u64.to_ne_bytes());
+        }
+        let whole = Pass::decode(&bytes);
+        assert_eq!(whole.tasks.len(), 2);
+        let task = &whole.tasks[1];
+        assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.user_mask), (8, 6, 5, 3, true));
+        assert_eq!((task.comm().as_str(), whole.mask(task), task.start_lo()), ("worker", &[0b1001][..], 1 << 24));
+        for cut in 0..bytes.len() {
+            assert_eq!(Pass::decode(&bytes[..cut]).tasks.len(), cut / (bytes.len() / 2));
+        }
+    }
+
+    #[test]
+    fn keys_and_marks_survive_their_encoding() {
+        let key = Key::decode(&Key::unattributed(3)).unwrap();
+        assert_eq!(key, Key { node: 3, ..Key::default() });
+        let watched = Watched { start_ns: 1 << 50, tgid: 2, parent_tid: 3, marks: MARK_TREE, born: 1 };
+        assert_eq!(Watched::decode(&watched.encode()), Some(watched));
+    }
+}

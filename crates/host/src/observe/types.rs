@@ -1,0 +1,159 @@
+//! What a window shows: the words that the rest of homenode builds on.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use placement::{NodeBytes, ObservedFile, Thread};
+use serde::{Deserialize, Serialize};
+use topology::{CpuSet, NodeId};
+
+/// Which threads are reported. Bytes of all others still count in the node totals.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// Every thread of the machine.
+    #[default]
+    All,
+    /// The threads of these processes.
+    Pids(Vec<u32>),
+    /// The threads in this control group (v2) and all below it: a directory under the cgroup2 mount.
+    Cgroup(PathBuf),
+    /// The threads of this process and of all its descendants, also those whose parents have ended since.
+    Tree(u32),
+}
+
+/// How to observe.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Count every event instead of a sample.
+    pub exact: bool,
+    /// Which threads are reported.
+    pub scope: Scope,
+    /// The procfs mount.
+    pub proc_root: PathBuf,
+    /// How many (thread, file, node) entries one window can hold; what does not fit is counted and reported in the notes.
+    pub max_entries: u32,
+    /// Which of the kernel's hooks to use.
+    pub hooks: Hooks,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            exact: false,
+            scope: Scope::All,
+            proc_root: PathBuf::from("/proc"),
+            max_entries: 65_536,
+            hooks: Hooks::Best,
+        }
+    }
+}
+
+/// Which of the kernel's hooks to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hooks {
+    /// Function hooks (fentry/fexit) where the kernel takes them, tracepoints elsewhere.
+    #[default]
+    Best,
+    /// Tracepoints only, as on kernels that refuse function hooks.
+    Tracepoints,
+}
+
+/// What one window showed.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// When the window ended: seconds on `CLOCK_BOOTTIME`.
+    pub time_s: f64,
+    /// Length of the window in seconds, as measured.
+    pub window_s: f64,
+    /// Threads in scope that touched file data or used CPU time, by rising tid.
+    pub threads: Vec<ObservedThread>,
+    /// CPU seconds used on each node's CPUs by all threads of the machine, those not listed included.
+    pub node_cpu_s: BTreeMap<NodeId, f64>,
+    /// File bytes read from each node's memory by anybody.
+    pub node_read: NodeBytes,
+    /// File bytes written to each node's memory by anybody.
+    pub node_write: NodeBytes,
+    /// Files that threads in scope touched, by id.
+    pub files: Vec<ObservedFile>,
+    /// What limits this observation, in plain sentences.
+    pub notes: Vec<String>,
+    /// How many threads there are on the machine.
+    pub tasks: usize,
+    /// What this observation cost.
+    pub cost: Cost,
+}
+
+/// One thread in one window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObservedThread {
+    /// The thread as policies see it; `held` is always `None` here (that is the plane's to say).
+    pub thread: Thread,
+    /// Process id of the parent.
+    pub ppid: u32,
+    /// Affinity.
+    pub mask: CpuSet,
+    /// Whether it is a kernel thread.
+    pub kernel_thread: bool,
+    /// Whether somebody has set an affinity with `sched_setaffinity` (`task->user_cpus_ptr` is set).
+    pub user_mask: bool,
+    /// Id of its control group in the v2 hierarchy: the inode number of the directory. 0 where there is none.
+    pub cgroup_id: u64,
+}
+
+/// A thread that was born, directly or over several generations, of a watched one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Child {
+    /// Thread id.
+    pub tid: u32,
+    /// Process id.
+    pub pid: u32,
+    /// Thread that forked it.
+    pub parent_tid: u32,
+    /// When it started, ns since boot.
+    pub start_ns: u64,
+}
+
+/// What observing cost in one window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// CPU seconds of our own process (all its threads).
+    pub cpu_s: f64,
+    /// Resident memory of our own process, bytes.
+    pub rss_bytes: u64,
+    /// Memory that our maps and programs hold in the kernel, bytes.
+    pub kernel_bytes: u64,
+}
+
+/// Why observing is not possible.
+#[derive(Debug, thiserror::Error)]
+pub enum ObserveError {
+    /// The kernel lacks something, or does not let us.
+    #[error("cannot observe: {capability} is missing: {cause}")]
+    Missing {
+        /// What is missing, such as `BTF` or `CAP_BPF`.
+        capability: &'static str,
+        /// Why, with the errno where there is one.
+        cause: String,
+    },
+    /// The kernel refused a step that its capabilities promised.
+    #[error("cannot observe: {step}: {source}")]
+    Bpf {
+        /// What was tried.
+        step: String,
+        /// The kernel's answer.
+        #[source]
+        source: libbpf_rs::Error,
+    },
+    /// A setting that cannot be.
+    #[error("cannot observe: {what}: {source}")]
+    Io {
+        /// The file or object.
+        what: String,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}

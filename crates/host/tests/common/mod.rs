@@ -1,0 +1,154 @@
+//! What the tests that observe the real kernel share.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use host::observe::{Hooks, Observed, Observer, Settings};
+use libtest_mimic::{Completion, Failed};
+use placement::{NodeBytes, Thread};
+use topology::Topology;
+
+pub type Outcome = Result<Completion, Failed>;
+
+/// Fails a test with a sentence.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(format!($($message)+).into());
+        }
+    };
+}
+
+/// One megabyte is 2^20 bytes here: file sizes are powers of two.
+pub const MIB: u64 = 1 << 20;
+
+/// A directory for one test's files, on a real file system: `$HOMENODE_TEST_DIR`, or cargo's own directory.
+pub fn directory() -> Result<tempfile::TempDir, Failed> {
+    let base = std::env::var_os("HOMENODE_TEST_DIR")
+        .or_else(|| option_env!("CARGO_TARGET_TMPDIR").filter(|d| Path::new(d).is_dir()).map(Into::into))
+        .map_or_else(std::env::temp_dir, PathBuf::from);
+    Ok(tempfile::Builder::new().prefix("observe-").tempdir_in(base)?)
+}
+
+/// A file of this size whose pages are all in the page cache and clean. Written `chunk` bytes at a time: file systems with
+/// large folios make them about as large as the writes.
+pub fn cached_file(directory: &Path, name: &str, bytes: u64, chunk: usize) -> Result<PathBuf, Failed> {
+    let path = directory.join(name);
+    let mut file = File::create(&path)?;
+    let block: Vec<u8> = (0..chunk).map(|i| ((i * 31) >> 5) as u8).collect();
+    let mut left = bytes;
+    while left > 0 {
+        let n = left.min(chunk as u64);
+        file.write_all(&block[..n as usize])?;
+        left -= n;
+    }
+    file.sync_all()?;
+    Ok(path)
+}
+
+/// The machine's topology.
+pub fn topology() -> Result<Topology, Failed> {
+    Ok(topology::sysfs::read(Path::new("/sys"))?)
+}
+
+pub fn settings(exact: bool, hooks: Hooks) -> Settings {
+    Settings { exact, hooks, ..Settings::default() }
+}
+
+pub fn open(settings: &Settings) -> Result<Observer, Failed> {
+    Ok(Observer::open(settings, &topology()?)?)
+}
+
+/// Bytes that some threads read of and wrote to one file over some windows.
+#[derive(Debug, Default)]
+pub struct Sum {
+    pub read: NodeBytes,
+    pub written: NodeBytes,
+}
+
+impl Sum {
+    pub fn add(&mut self, observed: &Observed, file: &str, of: impl Fn(&Thread) -> bool) {
+        for thread in observed.threads.iter().map(|t| &t.thread).filter(|t| of(t)) {
+            for used in thread.files.iter().filter(|used| used.file == file) {
+                used.read_bytes.iter().for_each(|(node, bytes)| self.read.add(node, bytes));
+                used.write_bytes.iter().for_each(|(node, bytes)| self.written.add(node, bytes));
+            }
+        }
+    }
+}
+
+/// A file's id as observations name it.
+pub fn id(path: &Path) -> Result<String, Failed> {
+    let stat = std::fs::metadata(path)?;
+    let dev = stat.dev();
+    Ok(format!("{}:{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev), stat.ino()))
+}
+
+/// What fio's report says it read and wrote.
+#[derive(Debug)]
+pub struct Fio {
+    pub read: u64,
+    pub written: u64,
+}
+
+/// Runs fio on a file while `observer` looks on. Returns its own figures, what was observed of its process and this file,
+/// and all that was observed.
+pub fn fio(observer: &mut Observer, file: &Path, arguments: &[&str]) -> Result<(Fio, Sum, Vec<Observed>), Failed> {
+    let mut child = Command::new("fio")
+        .args(["--name=job", "--output-format=json", "--thread", "--invalidate=0", "--fallocate=none"])
+        // A thread that has ended is no longer reported: it stays until its last window is over.
+        .args(["--exec_postrun=sleep 0.5", &format!("--filename={}", file.display())])
+        .args(arguments)
+        .current_dir(file.parent().ok_or("a file without a directory")?)
+        .arg("--output=report.json")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let pid = child.id();
+    let report = file.with_file_name("report.json");
+    let file = id(file)?;
+    let mut sum = Sum::default();
+    let mut windows = Vec::new();
+    loop {
+        let done = child.try_wait()?.is_some();
+        let observed = observer.window(Duration::from_millis(100))?;
+        sum.add(&observed, &file, |t| t.pid == pid);
+        windows.push(observed);
+        if done {
+            break;
+        }
+    }
+    // Before the report itself fio says a few words.
+    let text = std::fs::read_to_string(report)?;
+    let json = text.find("\n{").and_then(|at| text.get(at..)).unwrap_or(&text);
+    let report: serde_json::Value = serde_json::from_str(json).map_err(|e| format!("fio's report: {e}: {text}"))?;
+    let job = &report["jobs"][0];
+    ensure!(job["error"] == 0, "fio failed: {job}");
+    let bytes = |way: &str| {
+        report["jobs"].as_array().map_or(0, |jobs| jobs.iter().filter_map(|j| j[way]["io_bytes"].as_u64()).sum())
+    };
+    Ok((Fio { read: bytes("read"), written: bytes("write") }, sum, windows))
+}
+
+/// Whether `seen` is within `share` of `said`.
+pub fn close(seen: u64, said: u64, share: f64) -> bool {
+    (seen as f64 - said as f64).abs() <= said as f64 * share
+}
+
+pub fn has(program: &str) -> bool {
+    let found = |dir: PathBuf| dir.join(program).is_file();
+    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(found))
+}
+
+/// Drops a file's pages from the page cache.
+pub fn evict(file: &File) -> Result<(), Failed> {
+    file.sync_all()?;
+    rustix::fs::fadvise(file.as_fd(), 0, None, rustix::fs::Advice::DontNeed)?;
+    Ok(())
+}
