@@ -1,0 +1,112 @@
+//! The command of `run -- CMD`.
+//!
+//! **Problem.** What a command does in its first moments counts too, and its children must be known from the first one on;
+//! but observing can only start when there is a process to observe.
+//!
+//! **Approach.** homenode starts itself as `__exec`, which stops itself at once. When the observer is attached the child is
+//! continued and becomes the command. When observing is not possible the command never starts.
+//!
+//! **Limits.** SIGTERM and SIGHUP are passed on to the command; SIGINT is not, since Ctrl-C reaches it from the terminal.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
+
+use rustix::process::{Pid, Signal, WaitOptions};
+
+use crate::cli::ExecArgs;
+use crate::exit::{Exit, Failure};
+use crate::output::escape;
+
+/// A started command.
+pub struct Child {
+    inner: std::process::Child,
+    pid: Pid,
+    name: String,
+    /// Whether it was let go.
+    gone: bool,
+}
+
+impl Child {
+    /// Starts the command up to the moment before it runs; `None` for an empty command.
+    pub fn hold(command: &[OsString]) -> Result<Option<Self>, Failure> {
+        let Some(program) = command.first() else { return Ok(None) };
+        let name = escape(&program.to_string_lossy());
+        let failure = |e: &io::Error| Failure::from_error(Exit::Io, format!("cannot start {name}"), e);
+        let inner = Command::new("/proc/self/exe")
+            .arg0("homenode")
+            .args(["__exec", "--"])
+            .args(command)
+            .spawn()
+            .map_err(|e| failure(&e))?;
+        let pid = Pid::from_child(&inner);
+        match rustix::process::waitpid(Some(pid), WaitOptions::UNTRACED) {
+            Ok(Some((_, status))) if status.stopped() => Ok(Some(Self { inner, pid, name, gone: false })),
+            Ok(_) => Err(Failure::new(Exit::Io, format!("cannot start {name}"), "it ended before it began")),
+            Err(errno) => Err(failure(&errno.into())),
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.inner.id()
+    }
+
+    /// Lets it run.
+    pub fn go(&mut self) -> Result<(), Failure> {
+        self.gone = true;
+        self.signal(Signal::CONT)
+    }
+
+    /// Passes a stop on to it.
+    pub fn terminate(&self) -> Result<(), Failure> {
+        self.signal(Signal::TERM)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<(), Failure> {
+        rustix::process::kill_process(self.pid, signal)
+            .map_err(|e| Failure::from_error(Exit::Io, format!("cannot signal {}", self.name), &io::Error::from(e)))
+    }
+
+    /// Whether it has ended.
+    pub fn ended(&mut self) -> bool {
+        !matches!(self.inner.try_wait(), Ok(None))
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self) -> Exit {
+        self.inner.wait().map_or(Exit::Io, exit)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if !self.gone {
+            // It is a stopped homenode that has done nothing yet.
+            let _ = self.inner.kill();
+            let _ = self.inner.wait();
+        }
+    }
+}
+
+/// As shells have it: a command killed by signal N "returns" 128 + N.
+fn exit(status: ExitStatus) -> Exit {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
+    Exit::Command(u8::try_from(code).unwrap_or(u8::MAX))
+}
+
+/// `homenode __exec`: stops, and becomes the command when continued.
+pub fn become_command(args: &ExecArgs) -> Result<Exit, Failure> {
+    let Some((program, rest)) = args.command.split_first() else {
+        return Err(Failure::new(Exit::Usage, "cannot start a command", "there is none"));
+    };
+    rustix::process::kill_process(rustix::process::getpid(), Signal::STOP)
+        .map_err(|e| Failure::from_error(Exit::Io, "cannot wait", &io::Error::from(e)))?;
+    let error = Command::new(program).args(rest).exec();
+    let name = escape(&program.to_string_lossy());
+    let failure = Failure::from_error(Exit::Io, format!("cannot start {name}"), &error);
+    failure.report(false);
+    // As shells have it.
+    Ok(Exit::Command(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }))
+}

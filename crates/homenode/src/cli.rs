@@ -1,0 +1,403 @@
+//! What the user can type. Definitions only: the doc comments are the manual, for `--help` and the man pages alike.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::output::units;
+
+/// Where the configuration is read from unless `--config` says otherwise; it need not exist.
+pub const CONFIG_FILE: &str = "/etc/homenode/homenode.toml";
+
+/// Where a running homenode keeps what it must undo and what it did, unless `--state-dir` says otherwise.
+pub const STATE_DIR: &str = "/run/homenode";
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  some of the work failed, or doctor found something missing
+  2  wrong usage, or input that cannot be used (snapshot, configuration)
+  3  not permitted, or not supported by this kernel
+  4  another homenode is running with this state directory
+  5  reading or writing failed (file missing, disk full, …)
+`homenode run -- CMD` returns what CMD returned.";
+
+/// Keep threads next to the file data they read, on NUMA machines.
+///
+/// Every file byte that a thread reads comes from the memory of some node. When that is not the node the thread runs on,
+/// the read crosses the interconnect between the sockets. homenode sees this for file data in the page cache and moves
+/// the thread to its home node: the node most of its file bytes come from.
+///
+/// `homenode doctor` says what works on this machine, `homenode top` shows what threads read from where, `homenode plan`
+/// what would be moved and why, and `sudo homenode run` does it until it is stopped, and then undoes it.
+#[derive(Debug, Parser)]
+#[command(name = "homenode", version, after_help = EXIT_CODES, max_term_width = 100)]
+pub struct Cli {
+    /// Options for every sub-command.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options for every sub-command.
+#[derive(Debug, Clone, Args)]
+pub struct Global {
+    /// Print JSON instead of text, also for errors (on stderr)
+    #[arg(long, global = true, help_heading = "General options")]
+    pub json: bool,
+    /// Configuration file [default: /etc/homenode/homenode.toml, if it exists]
+    #[arg(long, global = true, help_heading = "General options", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Directory for what must be undone and what was done
+    #[arg(long, global = true, help_heading = "General options", value_name = "DIR", default_value = STATE_DIR)]
+    pub state_dir: PathBuf,
+    /// Log more to stderr: -v what is done, -vv every detail (HOMENODE_LOG=… filters)
+    #[arg(short, long, global = true, help_heading = "General options", action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+/// The sub-commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show the machine's nodes: CPUs, memory, distances, bandwidth
+    ///
+    /// Needs no privileges. Bandwidth is not something Linux tells: it is `unknown` unless homenode.toml says it.
+    #[command(after_help = "\
+Examples:
+  homenode nodes
+  homenode nodes --json
+  homenode nodes --capture /tmp/mymachine     # for a bug report
+  homenode nodes --sys /tmp/mymachine")]
+    Nodes(NodesArgs),
+
+    /// Show on which node each file's cached data is
+    ///
+    /// For every FILE: its size, how much of it is resident in memory, and on which nodes that is. Reads nothing in and
+    /// changes nothing. Where the kernel hides residency from a caller who does not own the file, it says so.
+    #[command(after_help = "\
+Examples:
+  homenode where /var/lib/postgresql/15/main/base/16384/*
+  homenode where --json /data/kv/000123.sst
+
+An error for one file does not stop the others; the exit code is then 1.")]
+    Where(WhereArgs),
+
+    /// Watch nodes and threads live: load, CPU, home nodes, remote share, moves
+    ///
+    /// Observes only, moves nothing; may run beside `homenode run`, whose moves it shows. Keys: q quit, ? help, p pause,
+    /// s next sort column, r reverse, / filter, a all threads, + and - window length.
+    #[command(after_help = "\
+Examples:
+  sudo homenode top
+  sudo homenode top --window 5 --sort bytes
+  sudo homenode top --once
+  sudo homenode top --once --json | jq .remote_share")]
+    Top(TopArgs),
+
+    /// Observe, and move threads to their home nodes, until stopped
+    ///
+    /// Prints a line for each move with its reason, and a line for each window. Stopped by SIGTERM or SIGINT (Ctrl-C), it puts
+    /// back the affinity of every thread it moved. What a crashed run left behind is put back at the start.
+    ///
+    /// With `-- CMD` it starts CMD, cares only for CMD and its children, ends when CMD ends and returns its exit code.
+    #[command(after_help = "\
+Examples:
+  sudo homenode run --dry-run                  # say what would be moved
+  sudo homenode run                            # all processes
+  sudo homenode run --cgroup /sys/fs/cgroup/system.slice/postgresql.service
+  sudo homenode run --policy nthread-rl -- fio job.fio
+  sudo homenode run --json | jq -c 'select(.kind==\"window\") | [.window, .remote_share]'")]
+    Run(RunArgs),
+
+    /// Show what would be moved, and why, without moving anything
+    ///
+    /// Observes one window, or takes a snapshot written by `homenode record` or by hand; with `--snapshot` it needs no privileges.
+    #[command(after_help = "\
+Examples:
+  sudo homenode plan
+  homenode plan --snapshot window.json --policy nthread-rl
+  homenode plan --snapshot - --json < window.json")]
+    Plan(PlanArgs),
+
+    /// Write what each window shows to a file, one JSON snapshot a line
+    ///
+    /// Appends to FILE. What was written stays usable when the disk fills up or the recording is interrupted: whole lines only.
+    #[command(after_help = "\
+Examples:
+  sudo homenode record --windows 60 busy.jsonl
+  sudo homenode record --cgroup /sys/fs/cgroup/db busy.jsonl      # until Ctrl-C")]
+    Record(RecordArgs),
+
+    /// Show what a policy would have done with a recording
+    ///
+    /// Runs the policy and the safety rails over the snapshots of FILE, one plan per window. Moves nothing, needs no privileges.
+    #[command(after_help = "\
+Examples:
+  homenode replay busy.jsonl
+  homenode replay --policy nthread-cpu --json busy.jsonl")]
+    Replay(ReplayArgs),
+
+    /// Tell when and why a thread was moved
+    ///
+    /// Reads the journal that `homenode run` writes. Without an argument: every thread's moves.
+    #[command(after_help = "\
+Examples:
+  homenode explain 4121
+  homenode explain rocksdb:low3
+  homenode explain --json")]
+    Explain(ExplainArgs),
+
+    /// Put back what a crashed `homenode run` left behind
+    ///
+    /// Puts back the affinity of each moved thread that still has the value homenode set. `homenode run` does the same when it
+    /// starts. Refuses while a `homenode run` is running with the same state directory.
+    #[command(after_help = "\
+Examples:
+  sudo homenode restore")]
+    Restore,
+
+    /// Say what homenode can use on this machine, what is missing and why, and what interferes
+    ///
+    /// Exit code 0: everything needed to observe and to move is there. 1: something is missing.
+    #[command(after_help = "\
+Examples:
+  sudo homenode doctor
+  homenode doctor --json")]
+    Doctor(DoctorArgs),
+
+    /// Print a shell completion script
+    #[command(after_help = "\
+Examples:
+  homenode completions bash > /usr/share/bash-completion/completions/homenode
+  homenode completions zsh  > /usr/share/zsh/site-functions/_homenode
+  homenode completions fish > ~/.config/fish/completions/homenode.fish")]
+    Completions(CompletionsArgs),
+
+    /// Print the manual page, or write those of all sub-commands to a directory
+    #[command(after_help = "\
+Examples:
+  homenode man | man -l -
+  homenode man /usr/share/man/man1")]
+    Man(ManArgs),
+
+    /// Stop, and become CMD when continued: how `run -- CMD` starts CMD without missing its beginning
+    #[command(hide = true, name = "__exec")]
+    Exec(ExecArgs),
+}
+
+/// `homenode nodes`.
+#[derive(Debug, Args)]
+pub struct NodesArgs {
+    /// Save what the kernel says about this machine's nodes to DIR, as a fixture for tests and bug reports
+    #[arg(long, value_name = "DIR")]
+    pub capture: Option<PathBuf>,
+    /// Show the machine that was saved to DIR instead of this one
+    #[arg(long, value_name = "DIR")]
+    pub sys: Option<PathBuf>,
+}
+
+/// `homenode where`.
+#[derive(Debug, Args)]
+pub struct WhereArgs {
+    /// Files to look at
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+}
+
+/// Which threads to care for.
+#[derive(Debug, Clone, Args)]
+pub struct ScopeArgs {
+    /// Only these processes (repeat the option, or separate them by commas)
+    #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    pub pid: Vec<u32>,
+    /// Only processes in this control group and below (a directory under /sys/fs/cgroup)
+    #[arg(long, value_name = "PATH", conflicts_with = "pid")]
+    pub cgroup: Option<PathBuf>,
+}
+
+/// How to observe.
+#[derive(Debug, Clone, Args)]
+pub struct ObserveArgs {
+    /// Length of a window in seconds [default: 1]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub window: Option<f64>,
+    /// Count every read instead of a sample: costs the observed threads more
+    #[arg(long)]
+    pub exact: bool,
+    /// Which threads to care for.
+    #[command(flatten)]
+    pub scope: ScopeArgs,
+}
+
+/// How to decide.
+#[derive(Debug, Clone, Args)]
+pub struct PolicyArgs {
+    /// How to decide
+    #[arg(long, value_name = "POLICY", default_value = "nthread", value_parser = policy_names())]
+    pub policy: String,
+    /// How much more a thread must read from its home node than from any other, such as `200MB/s`
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
+    pub margin: Option<f64>,
+    /// Leave threads alone that read and wrote less than this in a window, such as `4MiB`
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
+    pub min_bytes: Option<u64>,
+}
+
+/// `homenode top`.
+#[derive(Debug, Clone, Args)]
+pub struct TopArgs {
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Print one window as text (or JSON) and end
+    #[arg(long)]
+    pub once: bool,
+    /// Column to sort threads by, largest first
+    #[arg(long, value_enum, default_value_t = Sort::Remote)]
+    pub sort: Sort,
+    /// Show threads too that touched no file data
+    #[arg(short, long)]
+    pub all: bool,
+    /// Show only threads whose name, tid or pid contains TEXT
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub filter: String,
+}
+
+/// Columns that `top` sorts by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// Bytes/s read from another node
+    Remote,
+    /// Share of file bytes read from another node
+    Share,
+    /// File bytes read and written
+    Bytes,
+    /// CPU use
+    Cpu,
+    /// Node the thread runs on
+    Node,
+    /// Thread id
+    Tid,
+    /// Name
+    Name,
+}
+
+/// `homenode run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// How to decide.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Say what would be moved, move nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print only windows in which something happened
+    #[arg(short, long, conflicts_with = "json")]
+    pub quiet: bool,
+    /// End after N windows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub windows: Option<u64>,
+    /// Command to start and to care for
+    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "cgroup"])]
+    pub command: Vec<OsString>,
+}
+
+/// `homenode plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// How to decide.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Decide from this snapshot (`-`: stdin) instead of observing
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "exact", "pid", "cgroup"])]
+    pub snapshot: Option<PathBuf>,
+}
+
+/// `homenode record`.
+#[derive(Debug, Args)]
+pub struct RecordArgs {
+    /// File to append to
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// End after N windows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub windows: Option<u64>,
+}
+
+/// `homenode replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// Recording, as `homenode record` writes it (`-`: stdin)
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// How to decide.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+}
+
+/// `homenode explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// Thread id, or name of the thread
+    #[arg(value_name = "TID|NAME")]
+    pub thread: Option<String>,
+}
+
+/// `homenode doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Check what `--exact` would need
+    #[arg(long)]
+    pub exact: bool,
+}
+
+/// `homenode completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// Shell to complete for
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// `homenode man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Directory to write one page per sub-command to
+    #[arg(value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// `homenode __exec`.
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    /// What to become
+    #[arg(last = true, required = true)]
+    pub command: Vec<OsString>,
+}
+
+fn policy_names() -> clap::builder::PossibleValuesParser {
+    clap::builder::PossibleValuesParser::new(
+        placement::POLICIES.iter().map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
+    )
+}
+
+/// A window: long enough to see something, short enough that a stop is not awaited for minutes.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('s').trim().parse::<f64>() {
+        Ok(s) if (0.01..=3600.0).contains(&s) => Ok(s),
+        Ok(_) => Err("must be between 0.01 and 3600 seconds".to_owned()),
+        Err(_) => Err("not a number of seconds".to_owned()),
+    }
+}

@@ -1,0 +1,210 @@
+//! `homenode doctor`: what is used, what is missing and why, what interferes, and how each is fixed.
+//!
+//! Facts come from the host crate's probes; what is said here is only their meaning for a person.
+
+use std::path::Path;
+
+use host::interference::Interference;
+use host::observe::hooks::Kind;
+use host::observe::{self, Capabilities, Configuration, Fact};
+use rustix::fs::{Access, access};
+use serde::Serialize;
+use topology::Topology;
+
+use crate::cli::{DoctorArgs, Global};
+use crate::commands::{nodes, session};
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output::units::count;
+use crate::output::{self, escape, words};
+
+/// Number of CAP_SYS_NICE (include/uapi/linux/capability.h): the right to set other users' threads' affinity.
+const CAP_SYS_NICE: u64 = 23;
+
+const AS_ROOT: &str = "run it as root: sudo homenode doctor";
+
+/// Everything that `doctor` has to say.
+#[derive(Serialize)]
+struct Report {
+    /// Everything that observing and moving need is there.
+    ok: bool,
+    kernel: String,
+    nodes: usize,
+    facts: Vec<Finding>,
+    /// Where the kernel will be looked at.
+    hooks: Vec<String>,
+    /// What will not be seen, or less exactly, each with its cause.
+    limits: Vec<String>,
+    interference: Vec<Interference>,
+}
+
+/// One fact.
+#[derive(Serialize)]
+struct Finding {
+    name: String,
+    available: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<String>,
+    /// Without it homenode cannot observe or move.
+    needed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix: Option<&'static str>,
+}
+
+impl Finding {
+    fn new(name: &str, cause: Option<String>, needed: bool, fix: &'static str) -> Self {
+        let available = cause.is_none();
+        Self { name: name.to_owned(), available, cause, needed, fix: (!available && !fix.is_empty()).then_some(fix) }
+    }
+}
+
+/// Prints what this machine allows.
+pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
+    let config = Config::load(global.config.as_deref())?;
+    let topology = nodes::read(Path::new(nodes::SYS), &config)?;
+    let capabilities = Capabilities::probe();
+    let settings = observe::Settings { exact: args.exact, ..observe::Settings::default() };
+    let chosen = observe::choose(&capabilities, &settings);
+    let mut facts = observing(&capabilities, &chosen);
+    facts.extend(moving(global, &topology));
+    let report = Report {
+        ok: facts.iter().all(|f| f.available || !f.needed),
+        kernel: capabilities.kernel.clone(),
+        nodes: topology.nodes.len(),
+        facts,
+        hooks: chosen.hooks.iter().map(|hook| format!("{} ({})", hook.target(), kind(hook.kind()))).collect(),
+        limits: chosen.notes,
+        interference: session::interference(),
+    };
+    if global.json {
+        output::print_json(&report)?;
+    } else {
+        output::print(&text(&report))?;
+    }
+    Ok(if report.ok { Exit::Done } else { Exit::Partly })
+}
+
+fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {
+    let fact = |name, fact: &Fact, needed, fix| Finding::new(name, fact.cause().map(str::to_owned), needed, fix);
+    let newer_kernel = "use a kernel with CONFIG_BPF_SYSCALL and CONFIG_DEBUG_INFO_BTF, 6.1 or later";
+    let mut findings = vec![
+        fact("BTF (the kernel describes its types)", &facts.btf, true, newer_kernel),
+        fact("loading BPF programs", &facts.load, true, AS_ROOT),
+        fact("BPF at tracepoints", &facts.tracepoints, true, newer_kernel),
+        fact("BPF task iterator", &facts.task_pass, true, newer_kernel),
+        fact(
+            "thread ids of the whole machine",
+            &facts.pid_namespace,
+            true,
+            "run it outside the container, or with --pid=host",
+        ),
+        fact("pages of 4 KiB", &facts.page_size, true, "use a kernel with pages of 4 KiB"),
+        fact(
+            "BPF at functions (fexit)",
+            &facts.functions,
+            false,
+            "tracepoints are used instead; fexit needs CONFIG_FUNCTION_TRACER and a hypervisor or policy that permits it",
+        ),
+    ];
+    // A blocked configuration whose cause is none of the above: no hook on the read path.
+    if let Some((what, cause)) = &chosen.blocked
+        && findings.iter().all(|f| f.available || !f.needed)
+    {
+        findings.push(Finding::new(what, Some(cause.clone()), true, newer_kernel));
+    }
+    findings
+}
+
+fn moving(global: &Global, topology: &Topology) -> Vec<Finding> {
+    let one = (topology.nodes.len() < 2)
+        .then(|| "this machine has one node: every read is local, there is nothing to move".to_owned());
+    let unknown: Vec<_> = topology
+        .nodes
+        .iter()
+        .filter(|n| n.memory_bytes > 0 && (n.read_bw_max.is_none() || n.write_bw_max.is_none()))
+        .map(|n| n.id.to_string())
+        .collect();
+    let unknown =
+        (!unknown.is_empty()).then(|| format!("read_bw_max or write_bw_max unknown for node {}", unknown.join(", ")));
+    vec![
+        Finding::new("setting other threads' affinity", may_move(), true, AS_ROOT),
+        Finding::new(
+            "state directory",
+            may_write(&global.state_dir),
+            true,
+            "run it as root, or name another with --state-dir",
+        ),
+        Finding::new("two nodes or more", one, false, ""),
+        Finding::new(
+            "bandwidth of each node",
+            unknown,
+            false,
+            "set it in homenode.toml; until then controller contention is not judged",
+        ),
+    ]
+}
+
+/// Why we may not set the affinity of other users' threads.
+fn may_move() -> Option<String> {
+    let status = match std::fs::read_to_string("/proc/self/status") {
+        Ok(status) => status,
+        Err(e) => return Some(format!("/proc/self/status: {e}")),
+    };
+    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    match effective {
+        Some(bits) if bits & (1 << CAP_SYS_NICE) != 0 => None,
+        Some(_) => Some("CAP_SYS_NICE is missing: only threads of the same user could be moved (EPERM)".to_owned()),
+        None => Some("/proc/self/status has no line CapEff".to_owned()),
+    }
+}
+
+/// Why the state directory cannot be written to. Creates nothing.
+fn may_write(dir: &Path) -> Option<String> {
+    let nearest = dir.ancestors().find(|path| path.exists()).unwrap_or(dir);
+    let error = access(nearest, Access::WRITE_OK | Access::EXEC_OK).err()?;
+    Some(crate::exit::errno_names(&format!("{}: {}", nearest.display(), std::io::Error::from(error))))
+}
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Function => "function",
+        Kind::Tracepoint => "tracepoint",
+    }
+}
+
+fn text(report: &Report) -> String {
+    let mut text = format!(
+        "kernel {} · {} · homenode {}\n\n",
+        escape(&report.kernel),
+        count(report.nodes, "node"),
+        env!("CARGO_PKG_VERSION")
+    );
+    for fact in &report.facts {
+        let verdict = match (fact.available, fact.needed) {
+            (true, _) => "ok",
+            (false, true) => "missing",
+            (false, false) => "without",
+        };
+        text.push_str(&format!("{verdict:<8} {}\n", fact.name));
+        for (word, what) in [("why", fact.cause.as_deref()), ("fix", fact.fix)] {
+            if let Some(what) = what {
+                text.push_str(&format!("         {word}: {}\n", escape(what)));
+            }
+        }
+    }
+    let mut list = |head: &str, lines: Vec<String>| {
+        if !lines.is_empty() {
+            text.push_str(&format!("\n{head}\n"));
+            lines.iter().for_each(|line| text.push_str(&format!("  {}\n", escape(line))));
+        }
+    };
+    list("looks at", report.hooks.clone());
+    list("does not see", report.limits.clone());
+    list("interferes", report.interference.iter().map(words::interference).collect());
+    text.push_str(match report.ok {
+        true => "\neverything needed is there\n",
+        false => "\nsomething needed is missing\n",
+    });
+    text
+}

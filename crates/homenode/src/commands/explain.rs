@@ -1,0 +1,121 @@
+//! `homenode explain`: when and why a thread was moved.
+
+use chrono::{DateTime, Local, TimeDelta};
+use engine::journal::{self, Event, Filter, Line};
+use engine::{EngineError, Undone};
+
+use crate::cli::{ExplainArgs, Global};
+use crate::commands::report;
+use crate::exit::{Exit, Failure};
+use crate::output::units::percent;
+use crate::output::{self, escape, words};
+
+/// Prints the journal's lines about a thread, or all.
+pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
+    let filter = match args.thread.as_deref() {
+        None => Filter::default(),
+        Some(text) => match text.parse() {
+            Ok(tid) => Filter { tid: Some(tid), ..Filter::default() },
+            Err(_) => Filter { comm: Some(text.to_owned()), ..Filter::default() },
+        },
+    };
+    let entries = journal::read(&global.state_dir, &filter).map_err(|e| {
+        let missing = matches!(&e, EngineError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound);
+        let failure = Failure::from_error(Exit::Io, "cannot read the journal", &e);
+        if missing {
+            failure.hint("`homenode run` writes it; none has run with this state directory since boot")
+        } else {
+            failure
+        }
+    })?;
+    if global.json {
+        for entry in &entries {
+            output::print_json_line(entry)?;
+        }
+        return Ok(Exit::Done);
+    }
+    if entries.is_empty() {
+        let whom = args.thread.as_deref().map_or(String::new(), |t| format!(" of {}", escape(t)));
+        output::print(&format!("the journal knows nothing{whom}\n"))?;
+        return Ok(Exit::Done);
+    }
+    let one_thread = filter.tid.is_some();
+    output::print(&text(&journal::history(entries), one_thread, Local::now()))?;
+    Ok(Exit::Done)
+}
+
+/// The lines; the thread is named unless all are about the same one.
+fn text(lines: &[Line], one_thread: bool, now: DateTime<Local>) -> String {
+    let named: Vec<_> = lines.iter().map(|line| if one_thread { String::new() } else { who(line) }).collect();
+    let width = named.iter().map(|name| name.chars().count()).max().unwrap_or_default();
+    let mut text = String::new();
+    for (line, name) in lines.iter().zip(&named) {
+        text.push_str(&time(line.entry.time, now));
+        text.push_str("  ");
+        if width > 0 {
+            text.push_str(&format!("{}{}  ", escape(name), " ".repeat(width - name.chars().count())));
+        }
+        text.push_str(&escape(&sentence(line)));
+        text.push('\n');
+    }
+    text
+}
+
+fn who(line: &Line) -> String {
+    line.entry.thread.as_ref().map_or("homenode".to_owned(), |t| words::thread(&t.comm, t.tid))
+}
+
+/// `10:02:31`, with the day where it was not today.
+pub fn time(unix_s: f64, now: DateTime<Local>) -> String {
+    let Some(time) = TimeDelta::try_milliseconds((unix_s * 1000.0) as i64)
+        .and_then(|since| DateTime::UNIX_EPOCH.checked_add_signed(since))
+        .map(|utc| utc.with_timezone(&Local))
+    else {
+        return "unknown time".to_owned();
+    };
+    let format = if time.date_naive() == now.date_naive() { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" };
+    time.format(format).to_string()
+}
+
+/// What happened, in one line.
+fn sentence(line: &Line) -> String {
+    let moved = |from, to, word: &str, why: &str| format!("{}   {word}   {why}", words::direction(from, to));
+    match &line.entry.event {
+        Event::Started { daemon, policy } => format!("started (pid {daemon}), policy {policy}"),
+        Event::Stopped { restored, changed_by_others, gone, failed } => {
+            format!("stopped: {}", counts(*restored, *changed_by_others, *gone, *failed))
+        }
+        Event::Recovered { restored, changed_by_others, gone, failed } => {
+            format!("after a crash: {}", counts(*restored, *changed_by_others, *gone, *failed))
+        }
+        Event::Moved { from, to, reason, why, .. } => {
+            let brought = line
+                .remote_share
+                .map(|(before, after)| format!("   (remote share {} → {})", percent(before), percent(after)));
+            moved(*from, *to, &words::reason(*reason), why) + &brought.unwrap_or_default()
+        }
+        Event::Audited { before, after } => {
+            let share = |share: &Option<f64>| share.map_or("unknown".to_owned(), percent);
+            format!("remote share {} → {}", share(before), share(after))
+        }
+        Event::HeldBack { from, to, rail, why } => {
+            moved(*from, *to, "held back", &format!("{}: {why}", words::rail(*rail)))
+        }
+        Event::Refused { from, to, why, .. } => moved(*from, *to, "refused", why),
+        Event::Gone => "ended before it was moved".to_owned(),
+        Event::Undone { result: Undone::Restored, affinity, occasion } => {
+            format!("undone {occasion}, affinity {affinity} as before")
+        }
+        Event::Undone { result: Undone::ChangedByOthers, occasion, .. } => {
+            format!("left alone {occasion}: its affinity was changed by others since")
+        }
+        Event::Undone { result: Undone::Gone, occasion, .. } => format!("had ended {occasion}"),
+        Event::UndoFailed { why } => format!("could not be put back: {why}"),
+        Event::Note { text } => text.clone(),
+    }
+}
+
+fn counts(restored: usize, changed_by_others: usize, gone: usize, failed: usize) -> String {
+    let finished = engine::Finished { restored, changed_by_others, gone, failed, ..engine::Finished::default() };
+    report::finished(&finished).trim_end().to_owned()
+}

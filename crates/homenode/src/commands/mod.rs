@@ -1,0 +1,40 @@
+//! The sub-commands, one module each.
+
+mod completions;
+mod doctor;
+mod explain;
+mod man;
+mod nodes;
+mod plan;
+mod record;
+mod replay;
+mod report;
+mod restore;
+mod run;
+mod session;
+mod top;
+mod where_;
+
+use crate::child;
+use crate::cli::{Cli, Command};
+use crate::exit::{Exit, Failure};
+
+/// Runs the sub-command.
+pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
+    let global = &cli.global;
+    match &cli.command {
+        Command::Nodes(args) => nodes::run(global, args),
+        Command::Where(args) => where_::run(global, args),
+        Command::Top(args) => top::run(global, args),
+        Command::Run(args) => run::run(global, args),
+        Command::Plan(args) => plan::run(global, args),
+        Command::Record(args) => record::run(global, args),
+        Command::Replay(args) => replay::run(global, args),
+        Command::Explain(args) => explain::run(global, args),
+        Command::Restore => restore::run(global),
+        Command::Doctor(args) => doctor::run(global, args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => man::run(args),
+        Command::Exec(args) => child::become_command(args),
+    }
+}

@@ -1,0 +1,59 @@
+//! `homenode plan`: what would be moved, and why.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::Path;
+use std::time::Duration;
+
+use placement::{Policy, Snapshot};
+
+use crate::cli::{Global, PlanArgs, PolicyArgs};
+use crate::commands::session;
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output::{self, words};
+
+/// Largest snapshot that is read: 100,000 threads with ten files each are below it.
+const LARGEST: u64 = 1 << 30;
+
+/// Prints the plan for a snapshot file, or for one window of this machine.
+pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
+    let config = Config::load(global.config.as_deref())?;
+    let snapshot = match &args.snapshot {
+        Some(path) => read_snapshot(path)?,
+        None => {
+            let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
+            session::observe(&mut session::open(&config, &args.observe, None)?, window)?
+        }
+    };
+    let plan = policy(&args.policy, &config)?.decide(&snapshot.topology(), &snapshot);
+    if global.json {
+        output::print_json(&plan)?;
+    } else {
+        output::print(&words::plan(&plan, &snapshot))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// The policy the user chose, with the settings of homenode.toml and of the command line.
+pub fn policy(args: &PolicyArgs, config: &Config) -> Result<Box<dyn Policy>, Failure> {
+    let mut settings = config.nthread.clone();
+    settings.locality_margin = args.margin.unwrap_or(settings.locality_margin);
+    settings.min_bytes = args.min_bytes.unwrap_or(settings.min_bytes);
+    placement::policy(&args.policy, &settings)
+        .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {}", args.policy), "there is none of this name"))
+}
+
+fn read_snapshot(path: &Path) -> Result<Snapshot, Failure> {
+    let mut text = String::new();
+    let (name, read) = if path == Path::new("-") {
+        ("stdin".to_owned(), io::stdin().lock().take(LARGEST).read_to_string(&mut text))
+    } else {
+        let read = fs::File::open(path).and_then(|file| file.take(LARGEST).read_to_string(&mut text));
+        (path.display().to_string(), read)
+    };
+    match read {
+        Ok(_) => Snapshot::from_json(&text).map_err(|e| Failure::from_error(Exit::Usage, name, &e)),
+        Err(e) => Err(Failure::from_error(Exit::Usage, format!("cannot read {name}"), &e)),
+    }
+}

@@ -1,0 +1,35 @@
+//! `homenode record`: what each window shows, to a file.
+
+use std::time::Duration;
+
+use crate::cli::{Global, RecordArgs};
+use crate::commands::session;
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output::{self, words};
+use crate::recording::Writer;
+use crate::signals::Stop;
+
+/// Records until stopped.
+pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {
+    let config = Config::load(global.config.as_deref())?;
+    let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
+    let mut writer = Writer::open(&args.file)?;
+    let stop = Stop::on_signals()?;
+    let mut plane = session::open(&config, &args.observe, None)?;
+    let to_stdout = args.file.as_os_str() == "-";
+    let mut windows = 0;
+    while !stop.requested() && args.windows.is_none_or(|most| windows < most) {
+        let snapshot = session::observe(&mut plane, window)?;
+        writer.append(&snapshot)?;
+        windows += 1;
+        if !global.json && !to_stdout {
+            output::print(&format!("{}\n", words::window(&snapshot)))?;
+        }
+    }
+    writer.finish()?;
+    if global.json && !to_stdout {
+        output::print_json(&serde_json::json!({"file": args.file, "windows": windows}))?;
+    }
+    Ok(Exit::Done)
+}

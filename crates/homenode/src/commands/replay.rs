@@ -1,0 +1,90 @@
+//! `homenode replay`: what a policy and the rails would have done with a recording.
+
+use std::time::Duration;
+
+use engine::{Engine, Plane, PlaneError, Undo, Undone};
+use placement::{Move, Snapshot};
+use topology::Topology;
+
+use crate::cli::{Global, ReplayArgs};
+use crate::commands::{plan, report};
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output;
+use crate::recording::Reader;
+
+/// Prints a plan per window of the recording.
+pub fn run(global: &Global, args: &ReplayArgs) -> Result<Exit, Failure> {
+    let config = Config::load(global.config.as_deref())?;
+    let policy = plan::policy(&args.policy, &config)?;
+    let mut reader = Reader::open(&args.file)?;
+    let failure = |e: engine::EngineError| Failure::from_error(Exit::Usage, "cannot replay", &e);
+    let mut engine = Engine::new(Recorded::default(), policy, config.engine.clone(), None).map_err(failure)?;
+    let mut lines = report::Lines::default();
+    let mut window = 0;
+    while let Some(snapshot) = reader.next()? {
+        window += 1;
+        engine.plane_mut().next(snapshot);
+        let report = engine.step().map_err(failure)?;
+        if global.json {
+            output::print_json_line(&report::json(window, &report))?;
+        } else {
+            output::print(&lines.window(window, &report).0)?;
+        }
+    }
+    if window == 0 {
+        return Err(Failure::new(Exit::Usage, args.file.display().to_string(), "holds no window"));
+    }
+    Ok(Exit::Done)
+}
+
+/// A plane that shows what was recorded and on which every move succeeds, so that the rails see a life like the real one.
+#[derive(Default)]
+struct Recorded {
+    topology: Topology,
+    snapshot: Option<Snapshot>,
+}
+
+impl Recorded {
+    fn next(&mut self, snapshot: Snapshot) {
+        self.topology = snapshot.topology();
+        self.snapshot = Some(snapshot);
+    }
+}
+
+impl Plane for Recorded {
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    fn observe(&mut self, _: Duration) -> Result<Snapshot, PlaneError> {
+        self.snapshot.take().ok_or_else(|| PlaneError::Gone { what: "the recording".to_owned() })
+    }
+
+    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
+        let cpus = self.topology.cpus();
+        match mv {
+            Move::Thread { tid, pid, start_ns, .. } => Ok(Undo::Thread {
+                tid: *tid,
+                pid: *pid,
+                start: start_ns.unwrap_or_default(),
+                before: cpus.clone(),
+                ours: cpus,
+                unbound: false,
+                family: None,
+            }),
+            Move::Process { .. } | Move::File { .. } => Err(PlaneError::Refused {
+                reason: "not_a_thread",
+                why: "only moves of threads are replayed".to_owned(),
+            }),
+        }
+    }
+
+    fn apply(&mut self, _: &Move, _: &Undo) -> Result<(), PlaneError> {
+        Ok(())
+    }
+
+    fn undo(&mut self, _: &Undo) -> Result<Undone, PlaneError> {
+        Ok(Undone::Restored)
+    }
+}

@@ -1,0 +1,178 @@
+//! One window of `run` and `replay`, as lines for people and as JSON for programs.
+
+use std::collections::HashSet;
+
+use engine::{Finished, Outcome, Rail, Verdict, WindowReport};
+use placement::Move;
+use serde_json::{Value, json};
+
+use crate::output::escape;
+use crate::output::table::Table;
+use crate::output::units::count;
+use crate::output::words::{self, Names};
+
+/// Prints windows as text. What is held back or noted window after window is said once.
+#[derive(Default)]
+pub struct Lines {
+    /// What was said of moves that were not made in the window before.
+    said: HashSet<String>,
+    /// Notes that were said, without their figures: "sampled: 1 event in 12" is said once.
+    notes: HashSet<String>,
+}
+
+/// A daemon runs for months: what was said is forgotten when there is more of it than this.
+const NOTES_MAX: usize = 1000;
+
+impl Lines {
+    /// The lines of one window; the second value tells whether anything but the first line is in it.
+    pub fn window(&mut self, window: u64, report: &WindowReport) -> (String, bool) {
+        let names = Names::new(&report.snapshot);
+        let mut table = Table::plain(4);
+        let mut said = HashSet::new();
+        let mut rows = 0;
+        for outcome in &report.outcomes {
+            let (verb, why) = verdict(outcome);
+            let (from, to, reason, _) = words::parts(&outcome.mv);
+            if !matches!(outcome.result, Verdict::Applied) {
+                let what = format!("{verb} {} {from} {to} {reason:?} {}", names.moved(&outcome.mv), rail_word(outcome));
+                let new = !self.said.contains(&what);
+                said.insert(what);
+                if !new {
+                    continue;
+                }
+            }
+            rows += 1;
+            table.row([verb.to_owned(), names.moved(&outcome.mv), words::direction(from, to), why]);
+        }
+        self.said = said;
+        let mut text = format!("{}\n{}", window_line(window, report), table.render());
+        for note in report.snapshot.notes.iter().chain(&report.plan.notes).chain(&report.notes) {
+            if self.notes.len() >= NOTES_MAX {
+                self.notes.clear();
+            }
+            if self.notes.insert(note.chars().filter(|c| !c.is_ascii_digit()).collect()) {
+                rows += 1;
+                text.push_str(&format!("note: {}\n", escape(note)));
+            }
+        }
+        if report.inherited_restored > 0 {
+            rows += 1;
+            let born = count(report.inherited_restored, "thread");
+            text.push_str(&format!("note: affinity of {born} that moved threads had started put back\n"));
+        }
+        (text, rows > 0)
+    }
+}
+
+/// `window 12 · 1.0 s · 38 threads read 4.1 GB of file data, 47 % of it from another node`.
+fn window_line(window: u64, report: &WindowReport) -> String {
+    let seconds = crate::output::units::seconds(report.snapshot.window_s);
+    format!("window {window} · {seconds} · {}", words::read_summary(&report.snapshot))
+}
+
+fn verdict(outcome: &Outcome) -> (&'static str, String) {
+    let (_, _, _, why) = words::parts(&outcome.mv);
+    match &outcome.result {
+        Verdict::Applied => ("move", why.to_owned()),
+        Verdict::HeldBack { rail: Rail::DryRun, .. } => ("would move", why.to_owned()),
+        Verdict::HeldBack { why: held, .. } => ("held back", format!("{held} ({why})")),
+        Verdict::Refused { why: refused, .. } => ("refused", refused.clone()),
+        Verdict::Gone => ("gone", "ended before it was moved".to_owned()),
+    }
+}
+
+fn rail_word(outcome: &Outcome) -> String {
+    match &outcome.result {
+        Verdict::HeldBack { rail, .. } => format!("{rail:?}"),
+        Verdict::Refused { reason, .. } => reason.clone(),
+        Verdict::Applied | Verdict::Gone => String::new(),
+    }
+}
+
+/// One window as one JSON object; docs/guide.md describes it.
+pub fn json(window: u64, report: &WindowReport) -> Value {
+    let snapshot = &report.snapshot;
+    let names = Names::new(snapshot);
+    let outcomes = |keep: fn(&Verdict) -> bool| -> Vec<Value> {
+        report.outcomes.iter().filter(|o| keep(&o.result)).map(|o| outcome_json(o, &names)).collect()
+    };
+    let sum =
+        |bytes: fn(&placement::Thread) -> u64| snapshot.threads.iter().fold(0u64, |s, t| s.saturating_add(bytes(t)));
+    json!({
+        "kind": "window",
+        "window": window,
+        "time_s": snapshot.time_s,
+        "window_s": snapshot.window_s,
+        "remote_share": report.remote_share,
+        "threads": snapshot.threads.len(),
+        "read_bytes": sum(|t| t.read_bytes.total()),
+        "remote_bytes": sum(placement::Thread::remote_bytes),
+        "write_bytes": sum(|t| t.write_bytes.total()),
+        "nodes": snapshot.nodes.iter().map(|n| json!({
+            "node": n.id,
+            "read_bytes": n.read_bytes,
+            "write_bytes": n.write_bytes,
+            "cpu_s": n.cpu_s,
+        })).collect::<Vec<_>>(),
+        "policy": report.plan.policy,
+        "moves": outcomes(|v| matches!(v, Verdict::Applied)),
+        "held_back": outcomes(|v| matches!(v, Verdict::HeldBack { .. })),
+        "refused": outcomes(|v| matches!(v, Verdict::Refused { .. })),
+        "gone": outcomes(|v| matches!(v, Verdict::Gone)),
+        "declined": report.plan.declined,
+        "predicted": report.plan.predicted,
+        "held_threads": report.held_threads,
+        "inherited_restored": report.inherited_restored,
+        "notes": snapshot.notes.iter().chain(&report.plan.notes).chain(&report.notes).collect::<Vec<_>>(),
+        "cost": report.cost,
+    })
+}
+
+/// A move as in a plan, with the thread's name, and for one that was not made, why.
+fn outcome_json(outcome: &Outcome, names: &Names<'_>) -> Value {
+    let mut value = json!(outcome.mv);
+    if let Value::Object(object) = &mut value {
+        if let Move::Thread { tid, .. } = outcome.mv {
+            object.insert("comm".to_owned(), json!(names.comm(tid)));
+        }
+        match &outcome.result {
+            Verdict::HeldBack { rail, why } => {
+                object.insert("rail".to_owned(), json!(rail));
+                object.insert("held_back_why".to_owned(), json!(why));
+            }
+            Verdict::Refused { reason, why } => {
+                object.insert("refused".to_owned(), json!(reason));
+                object.insert("refused_why".to_owned(), json!(why));
+            }
+            Verdict::Applied | Verdict::Gone => {}
+        }
+    }
+    value
+}
+
+/// What was undone: `affinity of 4 threads put back, 1 changed by others since and left alone, 2 had ended`.
+pub fn finished(finished: &Finished) -> String {
+    let mut parts = vec![format!("affinity of {} put back", count(finished.restored, "thread"))];
+    let mut part = |n: usize, what: &str| {
+        if n > 0 {
+            parts.push(format!("{n} {what}"));
+        }
+    };
+    part(finished.changed_by_others, "changed by others since and left alone");
+    part(finished.gone, "had ended");
+    part(finished.failed, "could not be put back");
+    let mut text = parts.join(", ") + "\n";
+    for note in &finished.notes {
+        text.push_str(&format!("note: {}\n", escape(note)));
+    }
+    text
+}
+
+/// The same as one JSON object of this kind.
+pub fn finished_json(kind: &str, finished: &Finished) -> Value {
+    let mut value = json!(finished);
+    if let Value::Object(object) = &mut value {
+        object.insert("kind".to_owned(), json!(kind));
+    }
+    value
+}

@@ -1,0 +1,158 @@
+//! `homenode run`: the daemon in the foreground.
+//!
+//! **Problem.** What moves threads must also stop well: on a signal, when its command ends, when stdout is closed, and when
+//! the plane breaks, everything is put back.
+//!
+//! **Approach.** One loop, one exit: whatever ends it, `Engine::finish` runs and what it did is printed.
+//!
+//! **Limits.** A stop is noticed at the end of the window under way.
+
+use engine::{Engine, Finished, Plane};
+use host::interference::Interference;
+use serde_json::json;
+
+use crate::child::Child;
+use crate::cli::{Global, RunArgs};
+use crate::commands::report::{self, Lines};
+use crate::commands::{plan, restore, session};
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::notify;
+use crate::output::units::{count, seconds};
+use crate::output::{self, escape, words};
+use crate::signals::Stop;
+
+/// Observes and moves until stopped.
+pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
+    let config = Config::load(global.config.as_deref())?;
+    let settings = engine::Settings {
+        window_s: args.observe.window.unwrap_or(config.engine.window_s),
+        dry_run: args.dry_run || config.engine.dry_run,
+        ..config.engine.clone()
+    };
+    let policy = plan::policy(&args.policy, &config)?;
+    let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
+    let stop = Stop::on_signals()?;
+    let mut child = Child::hold(&args.command)?;
+    let plane = session::open(&config, &args.observe, child.as_ref().map(Child::pid))?;
+    let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::default() };
+    out.start(policy.name(), &settings, plane.topology().nodes.len(), &session::interference())?;
+    let mut engine = Engine::new(plane, policy, settings, state)
+        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;
+    let ran = out.recovered(engine.recovered()).and_then(|()| match &mut child {
+        Some(child) => child.go(),
+        None => Ok(()),
+    });
+    notify::ready();
+    let ran = ran.and_then(|()| windows(&mut engine, &mut out, &stop, child.as_mut(), args.windows));
+    notify::stopping();
+    let finished = engine.finish();
+    drop(engine);
+    let told = out.finished(&finished);
+    let exit = match child {
+        Some(child) => {
+            // Its end may be far: what went wrong is said now.
+            for failure in [&ran, &told].into_iter().filter_map(|r| r.as_ref().err()).filter(|f| !f.is_broken_pipe()) {
+                failure.report(global.json);
+            }
+            if stop.requested() && !stop.by_interrupt() {
+                child.terminate()?;
+            }
+            return Ok(child.wait());
+        }
+        None if finished.complete() => Exit::Done,
+        None => Exit::Partly,
+    };
+    ran.and(told).map(|()| exit)
+}
+
+/// One window after the other, until something ends it.
+fn windows<P: Plane>(
+    engine: &mut Engine<P>,
+    out: &mut Output,
+    stop: &Stop,
+    mut child: Option<&mut Child>,
+    most: Option<u64>,
+) -> Result<(), Failure> {
+    let mut window = 0;
+    while !stop.requested() && most.is_none_or(|most| window < most) {
+        let report = engine.step().map_err(|e| Failure::from_error(Exit::Unsupported, "cannot go on", &e))?;
+        window += 1;
+        out.window(window, &report)?;
+        if child.as_mut().is_some_and(|child| child.ended()) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// What is printed on stdout.
+struct Output {
+    json: bool,
+    quiet: bool,
+    lines: Lines,
+}
+
+impl Output {
+    fn start(
+        &self,
+        policy: &str,
+        settings: &engine::Settings,
+        nodes: usize,
+        interference: &[Interference],
+    ) -> Result<(), Failure> {
+        if self.json {
+            output::print_json_line(&json!({
+                "kind": "start",
+                "version": 1,
+                "policy": policy,
+                "window_s": settings.window_s,
+                "dry_run": settings.dry_run,
+                "nodes": nodes,
+                "interference": interference,
+            }))?;
+            return Ok(());
+        }
+        let dry = if settings.dry_run { ", dry run: nothing is changed" } else { "" };
+        let mut text =
+            format!("policy {policy}, window {}, {}{dry}\n", seconds(settings.window_s), count(nodes, "node"));
+        for found in interference {
+            text.push_str(&format!("note: {}\n", escape(&words::interference(found))));
+        }
+        if nodes == 1 {
+            text.push_str("note: one node: every read is local, there is nothing to move\n");
+        }
+        Ok(output::print(&text)?)
+    }
+
+    /// What a crashed run had left behind.
+    fn recovered(&self, recovered: &Finished) -> Result<(), Failure> {
+        if *recovered == Finished::default() {
+            return Ok(());
+        }
+        match self.json {
+            true => output::print_json_line(&report::finished_json("recovered", recovered))?,
+            false => output::print(&format!("after a crash: {}", report::finished(recovered)))?,
+        }
+        Ok(())
+    }
+
+    fn window(&mut self, window: u64, report: &engine::WindowReport) -> Result<(), Failure> {
+        if self.json {
+            return Ok(output::print_json_line(&report::json(window, report))?);
+        }
+        let (text, news) = self.lines.window(window, report);
+        if news || !self.quiet {
+            output::print(&text)?;
+        }
+        Ok(())
+    }
+
+    fn finished(&self, finished: &Finished) -> Result<(), Failure> {
+        match self.json {
+            true => output::print_json_line(&report::finished_json("end", finished))?,
+            false => output::print(&format!("stopped: {}", report::finished(finished)))?,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,233 @@
+//! `homenode top`: nodes and threads, live.
+//!
+//! **Problem.** A window blocks for seconds, keys want an answer at once, and a terminal that is left in raw mode is worse
+//! than no view at all.
+//!
+//! **Approach.** One thread observes and sends windows; the other owns the terminal, and gives it back on every way out:
+//! end, error, signal, panic.
+//!
+//! **Limits.** Last moves are those in the journal of the state directory; what other tools move is not known.
+
+mod keys;
+mod model;
+mod view;
+
+use std::collections::HashMap;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use chrono::Local;
+use crossterm::event::{self, Event};
+use engine::journal::{self, Filter};
+use host::HostPlane;
+use placement::{Policy, Snapshot};
+
+use crate::cli::{Global, TopArgs};
+use crate::commands::explain;
+use crate::commands::session;
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output::table::Table;
+use crate::output::{self, escape};
+use crate::signals::Stop;
+use keys::Choices;
+use model::{Column, NODE_COLUMNS, THREAD_COLUMNS, Window};
+use view::Picture;
+
+/// How long keys are waited for before the next look at windows and signals.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Shows the live view, or one window.
+pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
+    let config = Config::load(global.config.as_deref())?;
+    let window_s = args.observe.window.unwrap_or(config.engine.window_s);
+    if args.once {
+        let mut window = Source::open(&config, args, &global.state_dir)?.window(Duration::from_secs_f64(window_s))?;
+        window.sort(args.sort, false);
+        window.filter(args.all, &args.filter);
+        if global.json {
+            output::print_json(&window)?;
+        } else {
+            output::print(&text(&window))?;
+        }
+        return Ok(Exit::Done);
+    }
+    if !std::io::stdout().is_terminal() {
+        let why = "stdout is no terminal";
+        return Err(
+            Failure::new(Exit::Usage, "cannot show a live view", why).hint("`homenode top --once` prints one window")
+        );
+    }
+    let choices = Choices::new(args.sort, args.all, args.filter.clone(), window_s);
+    let (args, state_dir) = (args.clone(), global.state_dir.clone());
+    live(move || Source::open(&config, &args, &state_dir), choices)
+}
+
+/// Where windows come from.
+struct Source {
+    plane: HostPlane,
+    /// Knows the load of nodes.
+    policy: Box<dyn Policy>,
+    moves: LastMoves,
+}
+
+impl Source {
+    fn open(config: &Config, args: &TopArgs, state_dir: &Path) -> Result<Self, Failure> {
+        Ok(Self {
+            plane: session::open(config, &args.observe, None)?,
+            policy: placement::policy("nthread", &config.nthread)
+                .ok_or_else(|| Failure::new(Exit::Usage, "policy nthread", "there is none of this name"))?,
+            moves: LastMoves::new(state_dir),
+        })
+    }
+
+    fn window(&mut self, length: Duration) -> Result<Window, Failure> {
+        let snapshot: Snapshot = session::observe(&mut self.plane, length)?;
+        let plan = self.policy.decide(&snapshot.topology(), &snapshot);
+        Ok(Window::new(&snapshot, &plan, self.moves.read()))
+    }
+}
+
+/// The last move of each thread, from the journal of a running homenode.
+struct LastMoves {
+    state_dir: std::path::PathBuf,
+    /// Journal's size and time when it was last read.
+    seen: Option<(u64, SystemTime)>,
+    moves: HashMap<u32, String>,
+}
+
+impl LastMoves {
+    fn new(state_dir: &Path) -> Self {
+        Self { state_dir: state_dir.to_owned(), seen: None, moves: HashMap::new() }
+    }
+
+    /// Reads the journal if it has changed. No journal: nothing was moved.
+    fn read(&mut self) -> &HashMap<u32, String> {
+        let seen =
+            self.state_dir.join(journal::JOURNAL).metadata().ok().and_then(|m| Some((m.len(), m.modified().ok()?)));
+        if seen != self.seen {
+            self.seen = seen;
+            self.moves.clear();
+            let now = Local::now();
+            for entry in journal::read(&self.state_dir, &Filter::default()).unwrap_or_default() {
+                if let (Some(thread), journal::Event::Moved { from, to, .. }) = (&entry.thread, &entry.event) {
+                    let text = format!("{} {from} → {to}", explain::time(entry.time, now));
+                    self.moves.insert(thread.tid, text);
+                }
+            }
+        }
+        &self.moves
+    }
+}
+
+/// One window as text.
+fn text(window: &Window) -> String {
+    let [heading, ..] = &window.headings;
+    let mut text = format!("{heading}\n\n") + &table(&NODE_COLUMNS, &window.nodes);
+    if !window.threads.is_empty() {
+        text.push('\n');
+        text.push_str(&table(&THREAD_COLUMNS, &window.threads));
+    }
+    for note in &window.notes {
+        text.push_str(&format!("note: {}\n", escape(note)));
+    }
+    text
+}
+
+fn table<R>(columns: &[Column<R>], rows: &[R]) -> String {
+    let heads: Vec<_> = columns.iter().map(|c| c.head).collect();
+    let mut table = Table::new(&heads);
+    for row in rows {
+        table.row(columns.iter().map(|c| (c.cell)(row)));
+    }
+    table.render()
+}
+
+/// The live view.
+fn live(
+    open: impl FnOnce() -> Result<Source, Failure> + Send + 'static,
+    mut choices: Choices,
+) -> Result<Exit, Failure> {
+    let stop = Stop::on_signals()?;
+    let window_ms = Arc::new(AtomicU64::new(milliseconds(choices.window_s)));
+    let windows = watch(open, Arc::clone(&window_ms))?;
+    let mut terminal = ratatui::try_init().map_err(|e| {
+        Failure::from_error(Exit::Io, "cannot use the terminal", &e).hint("`homenode top --once` needs none")
+    })?;
+    let ended = draw_until_quit(&mut terminal, &windows, &mut choices, &window_ms, &stop);
+    ratatui::restore();
+    ended.map(|()| Exit::Done)
+}
+
+/// Observes in a thread of its own (a plane stays where it was opened) until nobody listens. Returns when it is open.
+fn watch(
+    open: impl FnOnce() -> Result<Source, Failure> + Send + 'static,
+    window_ms: Arc<AtomicU64>,
+) -> Result<Receiver<Result<Window, Failure>>, Failure> {
+    let (send, windows) = mpsc::channel();
+    let (opened, is_open) = mpsc::channel();
+    thread::spawn(move || {
+        let mut source = match open() {
+            Ok(source) => source,
+            // Whoever asked is waiting for this answer.
+            Err(failure) => return drop(opened.send(Err(failure))),
+        };
+        let _ = opened.send(Ok(()));
+        loop {
+            let window = source.window(Duration::from_millis(window_ms.load(Ordering::Relaxed)));
+            let failed = window.is_err();
+            if send.send(window).is_err() || failed {
+                return;
+            }
+        }
+    });
+    let gone = |_| Failure::new(Exit::Unsupported, "cannot observe", "the observing thread has ended");
+    is_open.recv().map_err(gone)?.map(|()| windows)
+}
+
+fn draw_until_quit(
+    terminal: &mut ratatui::DefaultTerminal,
+    windows: &Receiver<Result<Window, Failure>>,
+    choices: &mut Choices,
+    window_ms: &AtomicU64,
+    stop: &Stop,
+) -> Result<(), Failure> {
+    let failure = |e: std::io::Error| Failure::from_error(Exit::Io, "cannot use the terminal", &e);
+    let mut newest: Option<Window> = None;
+    let mut ended: Option<String> = None;
+    while !stop.requested() && !choices.quit {
+        match windows.try_recv() {
+            Ok(Ok(window)) if !choices.paused => newest = Some(window),
+            Ok(Ok(_)) => continue,
+            Ok(Err(failure)) => ended = Some(failure.to_string()),
+            Err(TryRecvError::Disconnected) if ended.is_none() => ended = Some("observing has ended".to_owned()),
+            Err(_) => {}
+        }
+        let mut shown = newest.clone();
+        if let Some(window) = &mut shown {
+            window.sort(choices.sort, choices.reverse);
+            window.filter(choices.all, &choices.filter);
+        }
+        let picture = Picture { window: shown.as_ref(), choices, ended: ended.as_deref() };
+        let frame = terminal.draw(|frame| view::draw(frame, &picture)).map_err(failure)?;
+        let nodes = shown.as_ref().map_or(0, |w| w.nodes.len());
+        let page = view::page(frame.area.height, nodes);
+        let threads = shown.as_ref().map_or(0, |w| w.threads.len());
+        if event::poll(TICK).map_err(failure)?
+            && let Event::Key(key) = event::read().map_err(failure)?
+        {
+            choices.key(key, threads, page);
+            window_ms.store(milliseconds(choices.window_s), Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
+fn milliseconds(seconds: f64) -> u64 {
+    (seconds * 1000.0).round() as u64
+}

@@ -1,0 +1,223 @@
+//! The live view's picture: from what is to be shown to cells of the terminal, whatever its size.
+
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::{Line, Text};
+use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
+
+use super::keys::{Choices, HELP};
+use super::model::{Column, NODE_COLUMNS, NodeRow, THREAD_COLUMNS, Window};
+use crate::output::escape;
+
+/// Columns between two columns of a table.
+const GAP: u16 = 1;
+
+/// What is drawn.
+pub struct Picture<'a> {
+    /// The window, sorted and filtered; absent before the first has passed.
+    pub window: Option<&'a Window>,
+    /// What the user has chosen.
+    pub choices: &'a Choices,
+    /// Why there will be no further window.
+    pub ended: Option<&'a str>,
+}
+
+/// How many threads are seen at once in an area of this height.
+pub fn page(height: u16, nodes: usize) -> usize {
+    let [_, _, threads, _] = rows(Rect::new(0, 0, 1, height), nodes);
+    usize::from(threads.height.saturating_sub(1))
+}
+
+/// Title, nodes, threads, footer. Threads keep at least a third of the height.
+fn rows(area: Rect, nodes: usize) -> [Rect; 4] {
+    let most = (area.height.saturating_sub(2) * 2 / 3).max(2);
+    let nodes = u16::try_from(nodes + 2).unwrap_or(u16::MAX).min(most);
+    Layout::vertical([Constraint::Length(1), Constraint::Length(nodes), Constraint::Min(0), Constraint::Length(1)])
+        .areas(area)
+}
+
+/// Draws everything.
+pub fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>) {
+    let nodes: &[NodeRow] = picture.window.map_or(&[], |w| &w.nodes);
+    let [title, node_area, thread_area, footer] = rows(frame.area(), nodes.len());
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    frame.render_widget(Line::styled(heading(picture.window, title.width), bold), title);
+    if let Some(window) = picture.window {
+        frame.render_widget(table(&NODE_COLUMNS, &window.nodes, node_area.width), node_area);
+        let seen = window.threads.get(picture.choices.scroll.min(window.threads.len())..).unwrap_or_default();
+        frame.render_widget(table(&THREAD_COLUMNS, seen, thread_area.width), thread_area);
+    }
+    frame.render_widget(
+        Line::styled(status(picture, footer.width), Style::new().add_modifier(Modifier::REVERSED)),
+        footer,
+    );
+    if picture.choices.help {
+        help(frame);
+    }
+}
+
+/// The longest heading that fits.
+fn heading(window: Option<&Window>, width: u16) -> &str {
+    let Some(window) = window else { return "the first window is on its way" };
+    let fits = |text: &&String| text.chars().count() <= usize::from(width);
+    window.headings.iter().find(fits).or(window.headings.last()).map_or("", |text| text)
+}
+
+fn status(picture: &Picture<'_>, width: u16) -> String {
+    let choices = picture.choices;
+    if let Some(why) = picture.ended {
+        return format!(" {why} · q quit ");
+    }
+    if choices.typing {
+        return format!(" filter: {}▏ Enter keep · Esc clear ", escape(&choices.filter));
+    }
+    let mut parts = Vec::new();
+    if choices.paused {
+        parts.push("paused".to_owned());
+    }
+    parts.push(format!("sort {}{}", name(choices.sort), if choices.reverse { ", reversed" } else { "" }));
+    if !choices.filter.is_empty() {
+        parts.push(format!("filter {}", escape(&choices.filter)));
+    }
+    parts.push(format!("window {} s", choices.window_s));
+    parts.push("? help".to_owned());
+    parts.push("q quit".to_owned());
+    // What the keys are is wanted most by who has least room.
+    while parts.len() > 2 && parts.iter().map(|p| p.chars().count() + 3).sum::<usize>() > usize::from(width) {
+        parts.remove(parts.len() - 3);
+    }
+    format!(" {} ", parts.join(" · "))
+}
+
+fn name(sort: crate::cli::Sort) -> String {
+    use clap::ValueEnum;
+    sort.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+}
+
+fn table<'a, R>(columns: &[Column<R>], rows: &[R], width: u16) -> Table<'a> {
+    let columns = fitting(columns, width);
+    let cell = |text: String, head: &str| {
+        let side = if head.starts_with('>') { Alignment::Right } else { Alignment::Left };
+        Cell::from(Text::from(text).alignment(side))
+    };
+    let heads = columns.iter().map(|c| cell(c.head.trim_start_matches('>').to_owned(), c.head));
+    let heads = Row::new(heads.collect::<Vec<_>>()).style(Style::new().add_modifier(Modifier::BOLD | Modifier::DIM));
+    let body = rows
+        .iter()
+        .map(|row| Row::new(columns.iter().map(|c| cell(escape(&(c.cell)(row)), c.head)).collect::<Vec<_>>()));
+    let last = columns.len().saturating_sub(1);
+    let widths = columns.iter().enumerate().map(|(i, c)| match i == last && !c.head.starts_with('>') {
+        true => Constraint::Min(c.width),
+        false => Constraint::Length(c.width),
+    });
+    Table::new(body.collect::<Vec<_>>(), widths.collect::<Vec<_>>()).header(heads).column_spacing(GAP)
+}
+
+/// The columns that fit: the most expendable go first.
+fn fitting<R>(columns: &[Column<R>], width: u16) -> Vec<&Column<R>> {
+    let mut fitting: Vec<_> = columns.iter().collect();
+    while fitting.iter().map(|c| c.width + GAP).sum::<u16>() > width + GAP {
+        let Some(worst) = fitting.iter().enumerate().max_by_key(|(_, c)| c.expendable).map(|(i, _)| i) else { break };
+        if fitting.len() == 1 {
+            break;
+        }
+        fitting.remove(worst);
+    }
+    fitting
+}
+
+fn help(frame: &mut Frame<'_>) {
+    let area = frame.area();
+    let lines: Vec<_> = HELP.iter().map(|(keys, what)| Line::from(format!("{keys:<15} {what}"))).collect();
+    let height = u16::try_from(lines.len() + 2).unwrap_or(u16::MAX).min(area.height);
+    let width = 70.min(area.width);
+    let area = Rect::new((area.width - width) / 2, (area.height - height) / 2, width, height);
+    frame.render_widget(Clear, area);
+    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" keys ")), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use placement::{Plan, Snapshot};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+    use crate::cli::Sort;
+
+    /// Two nodes; three threads, one with a name that is no good for a terminal.
+    fn window() -> Window {
+        let thread = |tid: u32, comm: &str, read: u64| {
+            format!(
+                r#"{{"tid":{tid},"pid":100,"comm":"{comm}","node":1,"allowed_nodes":[0,1],"cpu_s":0.8,
+                    "read_bytes":{{"0":{read},"1":1000000}},"write_bytes":{{"1":2000}},"files":[],"shares_file":false}}"#
+            )
+        };
+        let node = |id: u32| {
+            format!(
+                r#"{{"id":{id},"cpus":[{id}],"distance":{{"0":{},"1":{}}},"read_bytes":300000000,"memory_free":8000000000}}"#,
+                if id == 0 { 10 } else { 21 },
+                if id == 0 { 21 } else { 10 },
+            )
+        };
+        let text = format!(
+            r#"{{"version":1,"window_s":1.0,"nodes":[{},{}],"threads":[{},{},{}]}}"#,
+            node(0),
+            node(1),
+            thread(101, "rocksdb:low3", 300_000_000),
+            thread(102, "postgres", 0),
+            thread(103, "a\\u001bb", 5_000_000)
+        );
+        let snapshot = Snapshot::from_json(&text).unwrap();
+        let plan: Plan = placement::policy("nthread", &placement::nthread::Settings::default())
+            .unwrap()
+            .decide(&snapshot.topology(), &snapshot);
+        let moves = HashMap::from([(101, "10:02:31 0 → 1".to_owned())]);
+        let mut window = Window::new(&snapshot, &plan, &moves);
+        window.sort(Sort::Remote, false);
+        window
+    }
+
+    fn screen(width: u16, height: u16, change: impl FnOnce(&mut Choices)) -> String {
+        let mut choices = Choices::new(Sort::Remote, false, String::new(), 1.0);
+        change(&mut choices);
+        let window = window();
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, &Picture { window: Some(&window), choices: &choices, ended: None })).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let rows = buffer.content().chunks(usize::from(width));
+        rows.map(|row| row.iter().map(|c| c.symbol()).collect::<String>().trim_end().to_owned() + "\n").collect()
+    }
+
+    #[test]
+    fn wide() {
+        insta::assert_snapshot!(screen(120, 12, |_| ()));
+    }
+
+    #[test]
+    fn eighty_by_twenty_four() {
+        insta::assert_snapshot!(screen(80, 24, |_| ()));
+    }
+
+    #[test]
+    fn forty_by_ten() {
+        insta::assert_snapshot!(screen(40, 10, |_| ()));
+    }
+
+    #[test]
+    fn help_covers_the_middle() {
+        insta::assert_snapshot!(screen(80, 24, |c| c.help = true));
+    }
+
+    #[test]
+    fn no_size_is_too_small() {
+        for width in 1..12 {
+            for height in 1..12 {
+                screen(width, height, |c| c.help = height % 2 == 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! `homenode where`: on which node each file's cached data is.
+
+use std::collections::BTreeSet;
+use std::io::{self, IsTerminal};
+use std::path::Path;
+
+use host::residency::{self, Residency};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use topology::NodeId;
+
+use crate::cli::{Global, WhereArgs};
+use crate::commands::nodes;
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output::table::Table;
+use crate::output::units::{percent, size};
+use crate::output::{self, escape};
+
+/// Smaller files are through before a progress bar could be read.
+const LARGE: u64 = 256 << 20;
+
+/// Prints where each file is; a file that fails does not stop the others.
+pub fn run(global: &Global, args: &WhereArgs) -> Result<Exit, Failure> {
+    let config = Config::load(global.config.as_deref())?;
+    let mut found = Vec::new();
+    let mut exit = Exit::Done;
+    for path in &args.files {
+        match look(path, global.json) {
+            Ok(residency) => found.push(residency),
+            Err(failure) => {
+                failure.report(global.json);
+                exit = Exit::Partly;
+            }
+        }
+    }
+    if global.json {
+        output::print_json(&json!({"files": found.iter().map(file_json).collect::<Vec<_>>()}))?;
+    } else if !found.is_empty() {
+        // A machine whose sysfs is unreadable still has the nodes that the files are on.
+        let known = nodes::read(Path::new(nodes::SYS), &config).map(|t| t.nodes).unwrap_or_default();
+        let known = known.iter().filter(|n| n.memory_bytes > 0).map(|n| n.id);
+        output::print(&text(&found, known.collect()))?;
+    }
+    Ok(exit)
+}
+
+fn look(path: &Path, json: bool) -> Result<Residency, Failure> {
+    let bar = match path.metadata() {
+        Ok(meta) if meta.len() >= LARGE && !json && io::stderr().is_terminal() => bar(path, meta.len()),
+        _ => ProgressBar::hidden(),
+    };
+    let residency = residency::of(path, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    residency.map_err(|e| Failure::from_error(Exit::Partly, "where", &e))
+}
+
+fn bar(path: &Path, length: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {percent} %  {eta} left");
+    let bar = ProgressBar::new(length).with_message(escape(&path.display().to_string()));
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+/// One file; bytes are bytes. Where residency is hidden nothing is said about it.
+fn file_json(file: &Residency) -> Value {
+    let shown = file.hidden.is_none();
+    json!({
+        "path": file.path.to_string_lossy(),
+        "size": file.size,
+        "resident": shown.then_some(file.resident),
+        "nodes": shown.then_some(&file.nodes),
+        "dax": file.dax,
+        "hidden": file.hidden,
+        "notes": file.notes,
+    })
+}
+
+fn text(files: &[Residency], mut nodes: BTreeSet<NodeId>) -> String {
+    nodes.extend(files.iter().flat_map(|f| f.nodes.iter().map(|(node, _)| node)));
+    let mut heads = vec!["file".to_owned(), ">size".to_owned(), ">resident".to_owned()];
+    heads.extend(nodes.iter().map(|node| format!(">node {node}")));
+    let mut table = Table::new(&heads);
+    let mut notes = String::new();
+    for file in files {
+        let path = file.path.display().to_string();
+        let mut row = vec![path.clone(), size(file.size)];
+        match &file.hidden {
+            Some(why) => {
+                row.push("hidden".to_owned());
+                row.extend(nodes.iter().map(|_| "-".to_owned()));
+                notes.push_str(&format!("{}: {}\n", escape(&path), escape(why)));
+            }
+            None => {
+                row.push(size(file.resident));
+                let placed = file.nodes.total();
+                row.extend(nodes.iter().map(|node| match placed {
+                    0 => "-".to_owned(),
+                    placed => percent(file.nodes.get(*node) as f64 / placed as f64),
+                }));
+            }
+        }
+        for note in &file.notes {
+            notes.push_str(&format!("{}: {}\n", escape(&path), escape(note)));
+        }
+        table.row(row);
+    }
+    table.render() + &notes
+}
+
+#[cfg(test)]
+mod tests {
+    use placement::NodeBytes;
+
+    use super::*;
+
+    fn file(path: &str, size: u64, nodes: &[(u32, u64)]) -> Residency {
+        let nodes: NodeBytes = nodes.iter().map(|(node, bytes)| (NodeId(*node), *bytes)).collect();
+        Residency {
+            path: path.into(),
+            size,
+            resident: nodes.total(),
+            nodes,
+            dax: false,
+            hidden: None,
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_table_of_the_design() {
+        let files = [
+            file("/var/lib/pg/base/16384/2619", 1 << 30, &[(0, 1_052_266_987), (1, 21_474_837)]),
+            file("/data/kv/000123.sst", 64 << 20, &[(1, 12 << 20)]),
+        ];
+        let text = text(&files, [NodeId(0), NodeId(1)].into());
+        assert_eq!(
+            text,
+            "\
+file                             size  resident  node 0  node 1
+/var/lib/pg/base/16384/2619   1.0 GiB   1.0 GiB    98 %     2 %
+/data/kv/000123.sst          64.0 MiB  12.0 MiB     0 %   100 %
+"
+        );
+    }
+
+    #[test]
+    fn what_the_kernel_hides_is_not_shown_as_nothing() {
+        let hidden = Residency { hidden: Some("belongs to another user".into()), ..file("/etc/shadow", 1000, &[]) };
+        let text = text(&[hidden, file("/empty", 0, &[])], [NodeId(0)].into());
+        assert!(text.contains("hidden") && text.contains("/etc/shadow: belongs to another user"), "{text}");
+        assert!(text.contains("/empty          0 B       0 B       -"), "{text}");
+    }
+}

@@ -1,0 +1,248 @@
+//! How the command ends: exit codes and error messages, defined once.
+//!
+//! **Problem.** Scripts act on exit codes, people on messages; both must name what failed and why, with the kernel's own reason.
+//!
+//! **Approach.** Every sub-command returns `Result<Exit, Failure>`. A [`Failure`] is one line, `homenode: <what>: <why (errno
+//! name)>`, and a hint where one helps; with `--json` it is one JSON object on stderr. The exit code follows from the
+//! errno found in the error's chain unless the sub-command knows better.
+//!
+//! **Limits.** Wrong usage is reported by clap in its own form (with `--json` as JSON all the same).
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use nix::errno::Errno;
+use serde_json::json;
+
+use crate::output::escape;
+
+/// Exit codes. `cli::Cli`'s help and docs/guide.md list the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Exit {
+    /// Done.
+    Done,
+    /// Some of the work failed, or `doctor` found something missing.
+    Partly,
+    /// Wrong usage, or input that cannot be used.
+    Usage,
+    /// Not permitted, or not supported by this kernel.
+    Unsupported,
+    /// Another homenode is running with this state directory.
+    Busy,
+    /// Reading or writing failed.
+    Io,
+    /// What the command that `run` started returned.
+    Command(u8),
+}
+
+impl Exit {
+    /// The number the shell sees.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Partly => 1,
+            Self::Usage => 2,
+            Self::Unsupported => 3,
+            Self::Busy => 4,
+            Self::Io => 5,
+            Self::Command(code) => code,
+        }
+    }
+}
+
+/// Why a sub-command failed.
+#[derive(Debug)]
+pub struct Failure {
+    exit: Exit,
+    what: String,
+    why: String,
+    errno: Option<Errno>,
+    hint: Option<String>,
+}
+
+impl Failure {
+    /// A failure that no error of the kernel or a library stands behind.
+    pub fn new(exit: Exit, what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { exit, what: what.into(), why: why.into(), errno: None, hint: None }
+    }
+
+    /// A failure with its cause; the exit code follows from the errno in the cause's chain, else it is `otherwise`.
+    pub fn from_error(otherwise: Exit, what: impl Into<String>, cause: &(dyn Error + 'static)) -> Self {
+        let errno = errno_of(cause);
+        let exit = match errno {
+            Some(Errno::EPERM | Errno::EACCES | Errno::ENOSYS | Errno::EOPNOTSUPP) => Exit::Unsupported,
+            Some(_) if otherwise == Exit::Unsupported => Exit::Unsupported,
+            Some(_) => Exit::Io,
+            None => otherwise,
+        };
+        let mut failure = Self { exit, what: what.into(), why: chain(cause), errno, hint: None };
+        if matches!(errno, Some(Errno::EPERM | Errno::EACCES)) && !nix::unistd::geteuid().is_root() {
+            failure.hint = Some("this needs root: try sudo".to_owned());
+        }
+        failure
+    }
+
+    /// A file that could not be read or written.
+    pub fn io(action: &str, path: &Path, cause: &io::Error) -> Self {
+        Self::from_error(Exit::Io, format!("cannot {action} {}", path.display()), cause)
+    }
+
+    /// Adds what the user can do about it.
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The exit code.
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// Whether stdout was closed by its reader (`homenode top --once | head -1`): not worth a word.
+    pub fn is_broken_pipe(&self) -> bool {
+        self.errno == Some(Errno::EPIPE)
+    }
+
+    /// One or two lines on stderr, or one JSON object.
+    pub fn report(&self, json: bool) {
+        let mut stderr = io::stderr().lock();
+        // Nobody is left to tell if stderr is closed.
+        let _ = if json { writeln!(stderr, "{}", self.json()) } else { write!(stderr, "{self}") };
+    }
+
+    fn json(&self) -> serde_json::Value {
+        json!({"error": {
+            "what": self.what,
+            "why": self.why,
+            "errno": self.errno.map(|e| format!("{e:?}")),
+            "hint": self.hint,
+            "exit_code": self.exit.code(),
+        }})
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "homenode: {}: {}", escape(&self.what), escape(&self.why))?;
+        match &self.hint {
+            Some(hint) => writeln!(f, "  hint: {}", escape(hint)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Prints what clap says about the arguments (help and version are no errors) and returns the exit code.
+pub fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // `homenode --help | head -1`: nobody is left to tell.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    if std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json") {
+        let text = error.render().to_string();
+        let mut lines = text.lines();
+        let why = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        let rest = lines.map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ");
+        Failure::new(Exit::Usage, "usage", why).hint(rest).report(true);
+    } else {
+        let _ = error.print();
+    }
+    ExitCode::from(Exit::Usage.code())
+}
+
+/// Writing to stdout failed (a file error names its file by [`Failure::io`]).
+impl From<io::Error> for Failure {
+    fn from(cause: io::Error) -> Self {
+        Self::from_error(Exit::Io, "cannot write to stdout", &cause)
+    }
+}
+
+/// The errno at the bottom of an error, if the kernel said one.
+fn errno_of(error: &(dyn Error + 'static)) -> Option<Errno> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let raw = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::raw_os_error)
+            .or_else(|| error.downcast_ref::<rustix::io::Errno>().map(|e| e.raw_os_error()));
+        if let Some(raw) = raw {
+            return Some(Errno::from_raw(raw));
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// An error and its causes as one sentence; a cause that the error already quotes is not said twice.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        next = cause.source();
+    }
+    errno_names(&text.replace('\n', " "))
+}
+
+/// std and rustix write `(os error 28)`: people and search engines know it as `ENOSPC`.
+pub fn errno_names(text: &str) -> String {
+    const MARK: &str = "(os error ";
+    let mut named = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(MARK) {
+        let (before, after) = rest.split_at(at);
+        let after = after.get(MARK.len()..).unwrap_or_default();
+        named.push_str(before);
+        match after.split_once(')').map(|(number, tail)| (number.parse::<i32>(), tail)) {
+            Some((Ok(number), tail)) => {
+                named.push_str(&format!("({:?})", Errno::from_raw(number)));
+                rest = tail;
+            }
+            _ => {
+                named.push_str(MARK);
+                rest = after;
+            }
+        }
+    }
+    named.push_str(rest);
+    named
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_errno_is_named_and_decides_the_exit_code() {
+        for (raw, name, exit) in [
+            (libc::ENOSPC, "ENOSPC", Exit::Io),
+            (libc::ENOENT, "ENOENT", Exit::Io),
+            (libc::EPERM, "EPERM", Exit::Unsupported),
+            (libc::ENOSYS, "ENOSYS", Exit::Unsupported),
+        ] {
+            let failure = Failure::io("write", Path::new("/x/rec.jsonl"), &io::Error::from_raw_os_error(raw));
+            let text = failure.to_string();
+            assert!(text.starts_with("homenode: cannot write /x/rec.jsonl: "), "{text}");
+            assert!(text.contains(&format!("({name})")), "{text}");
+            assert_eq!(failure.exit(), exit, "{text}");
+            assert_eq!(failure.json()["error"]["errno"], name);
+        }
+    }
+
+    #[test]
+    fn a_message_cannot_write_to_the_terminal_behind_the_users_back() {
+        let text = Failure::new(Exit::Usage, "\u{1b}[2Jx", "two\nlines").to_string();
+        assert!(!text.contains('\u{1b}') && text.lines().count() == 1, "{text:?}");
+    }
+
+    #[test]
+    fn text_that_only_looks_like_an_errno_is_left_alone() {
+        assert_eq!(errno_names("a (os error x) b (os error 2"), "a (os error x) b (os error 2");
+        assert_eq!(errno_names("no space (os error 28), (os error 2)"), "no space (ENOSPC), (ENOENT)");
+    }
+}

@@ -1,0 +1,23 @@
+//! Structured logs on stderr: warnings by default, more with `-v`, JSON lines with `--json`.
+
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::{Cli, Command};
+
+/// Environment variable with a filter such as `host=debug,engine=info`.
+const FILTER: &str = "HOMENODE_LOG";
+
+/// Starts logging. The live view owns the terminal: nothing is logged over it.
+pub fn init(cli: &Cli) {
+    if matches!(&cli.command, Command::Top(top) if !top.once) {
+        return;
+    }
+    let level = match cli.global.verbose {
+        0 => "warn",
+        1 => "info",
+        _ => "debug",
+    };
+    let filter = EnvFilter::try_from_env(FILTER).unwrap_or_else(|_| EnvFilter::new(level));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if cli.global.json { builder.json().init() } else { builder.without_time().with_target(false).init() }
+}

@@ -1,0 +1,54 @@
+//! What the user sees: tables, figures and the words of homenode, the same in every sub-command.
+
+pub mod table;
+pub mod units;
+pub mod words;
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+/// Text from outside (file names, thread names, messages) with control characters shown, not sent to the terminal.
+pub fn escape(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            // Formatting characters that reorder or hide text are no letters of a name either.
+            c if c.is_control()
+                || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
+            {
+                // Writing to a string cannot fail.
+                let _ = write!(safe, "{}", c.escape_default());
+            }
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+/// One JSON value and a newline on stdout, pretty for people.
+pub fn print_json(value: &impl Serialize) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}
+
+/// One JSON value on one line, at once: for streams.
+pub fn print_json_line(value: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value).map_err(io::Error::from)?;
+    line.push(b'\n');
+    print_raw(&line)
+}
+
+/// Text on stdout, at once.
+pub fn print(text: &str) -> io::Result<()> {
+    print_raw(text.as_bytes())
+}
+
+fn print_raw(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()
+}

@@ -1,0 +1,132 @@
+//! Figures as people read them, the same everywhere: `300.0 MB`, `1.0 GiB`, `98 %`, `1.0 s`.
+//!
+//! Bytes that were read, written or moved are decimal (MB, as bandwidth is); sizes of files and memories are binary (MiB,
+//! as pages are).
+
+/// Bytes that moved: `512 B`, `4.1 kB`, `300.0 MB`.
+pub fn bytes(n: u64) -> String {
+    scaled(n as f64, 1000.0, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
+}
+
+/// Size of a file or a memory: `512 B`, `64.0 MiB`, `1.0 GiB`.
+pub fn size(n: u64) -> String {
+    scaled(n as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
+}
+
+/// Bandwidth in bytes/s: `812.0 MB/s`.
+pub fn rate(bytes_per_s: f64) -> String {
+    scaled(bytes_per_s.max(0.0), 1000.0, &["B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s", "EB/s"])
+}
+
+/// A fraction: `98 %`. What is not quite nothing or not quite all is not rounded to it: `<1 %`, `>99 %`.
+pub fn percent(fraction: f64) -> String {
+    let percent = fraction * 100.0;
+    match percent {
+        p if p > 0.0 && p <= 0.5 => "<1 %".to_owned(),
+        p if (99.5..100.0).contains(&p) => ">99 %".to_owned(),
+        p => format!("{p:.0} %"),
+    }
+}
+
+/// A time: `1.0 s`.
+pub fn seconds(s: f64) -> String {
+    format!("{s:.1} s")
+}
+
+/// `1 thread`, `2 threads`.
+pub fn count(n: usize, one: &str) -> String {
+    format!("{n} {one}{}", if n == 1 { "" } else { "s" })
+}
+
+fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
+    let mut unit = 0;
+    // 999.95 would print as 1000.0: it belongs to the next unit.
+    while value >= step - 0.05 && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let name = units.get(unit).copied().unwrap_or_default();
+    if unit == 0 { format!("{value:.0} {name}") } else { format!("{value:.1} {name}") }
+}
+
+/// Reads `4MiB`, `300 MB`, `4096`.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let value = parse(text, "")?;
+    if value > u64::MAX as f64 {
+        return Err("too large".to_owned());
+    }
+    Ok(value.round() as u64)
+}
+
+/// Reads `200MB/s`, `6.8 GB/s`, `1e9`: bytes/s.
+pub fn parse_rate(text: &str) -> Result<f64, String> {
+    parse(text, "/s")
+}
+
+fn parse(text: &str, suffix: &str) -> Result<f64, String> {
+    let error = || format!("expected a number with a unit, such as 200MB{suffix}");
+    let text = text.trim();
+    let text = text.strip_suffix(suffix).unwrap_or(text).trim_end();
+    // An exponent's `e` is part of the number; no unit starts with it.
+    let end = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | 'e' | '+' | '-'))).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let factor = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "t" | "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1024.0 * 1024.0,
+        "gib" => 1024.0 * 1024.0 * 1024.0,
+        "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(error()),
+    };
+    match number.parse::<f64>() {
+        Ok(value) if value.is_finite() && value >= 0.0 && (value * factor).is_finite() => Ok(value * factor),
+        _ => Err(error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_decimal_and_sizes_binary() {
+        for (n, decimal, binary) in [
+            (0, "0 B", "0 B"),
+            (999, "999 B", "999 B"),
+            (1_000, "1.0 kB", "1000 B"),
+            (999_949, "999.9 kB", "976.5 KiB"),
+            (999_950, "1.0 MB", "976.5 KiB"), // 999.95 kB would round to 1000.0 kB
+            (300_000_000, "300.0 MB", "286.1 MiB"),
+            (1 << 30, "1.1 GB", "1.0 GiB"),
+            (u64::MAX, "18.4 EB", "16.0 EiB"),
+        ] {
+            assert_eq!((bytes(n).as_str(), size(n).as_str()), (decimal, binary));
+        }
+        assert_eq!(rate(6.8e9), "6.8 GB/s");
+        assert_eq!(rate(f64::from(u32::MAX) * 1e20), "429496729500.0 EB/s");
+    }
+
+    #[test]
+    fn almost_nothing_is_not_nothing() {
+        let shown: Vec<_> = [0.0, 0.001, 0.005, 0.47, 0.994, 0.9951, 1.0, 1.25].map(percent).into();
+        assert_eq!(shown, ["0 %", "<1 %", "<1 %", "47 %", "99 %", ">99 %", "100 %", "125 %"].map(String::from));
+    }
+
+    #[test]
+    fn what_a_user_types_is_read_with_its_unit() {
+        for (text, n) in [("4MiB", 4 << 20), ("300 MB", 300_000_000), ("4096", 4096), ("1.5k", 1500), ("0", 0)] {
+            assert_eq!(parse_bytes(text), Ok(n), "{text}");
+        }
+        for (text, n) in [("200MB/s", 2e8), ("6.8 GB/s", 6.8e9), ("1e9", 1e9), ("5", 5.0)] {
+            assert_eq!(parse_rate(text), Ok(n), "{text}");
+        }
+        for text in ["", "MB", "-1", "1e999", "nan", "inf", "5 parsecs", "1..2", "3e40"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+        assert!(parse_rate("-5MB/s").is_err());
+    }
+}
