@@ -1,5 +1,9 @@
 //! The Linux plane: what runs where, which node its file bytes come from, and how to move it.
 
+pub mod act;
 pub mod interference;
-pub mod residency;
 pub mod observe;
+pub mod plane;
+pub mod residency;
+
+pub use plane::{HostError, HostPlane, Settings};

@@ -1,0 +1,250 @@
+//! Which CPUs a thread may use by default: those of its cpuset.
+//!
+//! **Problem.** An affinity is "of its own" when it differs from what the thread would have if nobody had set one: the CPUs
+//! of its cpuset. Where that is written depends on the control group version, on mounts, and on what we can see.
+//!
+//! **Approach.** `/proc/<tid>/cgroup` names the group, `/proc/self/mountinfo` where groups are shown. Version 1:
+//! `cpuset.effective_cpus` of the group. Version 2: `cpuset.cpus.effective` of the nearest group upwards that has it (the
+//! controller need not be on further down). A machine without cpusets gives every CPU.
+//!
+//! **Limits.** A group outside of what is mounted for us (we run in a container, the thread does not) is not guessed at:
+//! [`Group::Hidden`].
+
+use std::io::{BufReader, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use procfs::FromBufRead;
+use procfs::process::MountInfos;
+use topology::CpuSet;
+
+/// Where a thread's cpuset is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Group {
+    /// This machine has no cpusets.
+    None,
+    /// A directory of the version-1 hierarchy.
+    V1(PathBuf),
+    /// A directory of the version-2 hierarchy.
+    V2(PathBuf),
+    /// A group that is not shown to us, by the name the kernel gives it.
+    Hidden(String),
+}
+
+/// A hierarchy of groups as mounted here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    /// The group that is at the mount point.
+    root: String,
+    point: PathBuf,
+}
+
+/// The machine's cpusets.
+#[derive(Clone, Debug)]
+pub struct Cpusets {
+    v1: Option<Mount>,
+    v2: Option<Mount>,
+}
+
+impl Cpusets {
+    /// Looks where control groups are mounted.
+    pub fn new(proc_root: &Path) -> std::io::Result<Self> {
+        let path = proc_root.join("self/mountinfo");
+        let file = std::fs::File::open(&path)?;
+        let infos = MountInfos::from_buf_read(BufReader::new(file))
+            .map_err(|e| std::io::Error::new(ErrorKind::InvalidData, format!("{}: {e}", path.display())))?;
+        let mut found = Self { v1: None, v2: None };
+        for info in infos.0 {
+            let is_v1 = info.fs_type == "cgroup" && info.super_options.contains_key("cpuset");
+            let mount = Mount { root: info.root, point: info.mount_point };
+            match info.fs_type.as_str() {
+                _ if is_v1 => _ = found.v1.get_or_insert(mount),
+                "cgroup2" => _ = found.v2.get_or_insert(mount),
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// The cpuset of a thread, from its `/proc/<tid>/cgroup`.
+    pub fn group(&self, cgroups: &str) -> Group {
+        let mut v2_path = None;
+        for line in cgroups.lines() {
+            let mut parts = line.splitn(3, ':');
+            let (Some(id), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
+                continue;
+            };
+            if controllers.split(',').any(|c| c == "cpuset") {
+                return match &self.v1 {
+                    Some(mount) => mount.dir(path).map_or_else(|| Group::Hidden(path.to_owned()), Group::V1),
+                    None => Group::Hidden(path.to_owned()),
+                };
+            }
+            if id == "0" && controllers.is_empty() {
+                v2_path = Some(path);
+            }
+        }
+        match (v2_path, &self.v2) {
+            (Some(path), Some(mount)) => mount.dir(path).map_or_else(|| Group::Hidden(path.to_owned()), Group::V2),
+            // Groups exist but are not mounted: whoever is in the root group has no limits, of others we know nothing.
+            (Some(path), None) if path != "/" => Group::Hidden(path.to_owned()),
+            _ => Group::None,
+        }
+    }
+
+    /// The CPUs of a cpuset; `None` where it does not limit them. A group that has vanished or cannot be read is an error.
+    pub fn cpus(&self, group: &Group) -> std::io::Result<Option<CpuSet>> {
+        match group {
+            Group::None => Ok(None),
+            Group::V1(dir) => {
+                let path = dir.join("cpuset.effective_cpus");
+                let cpus = read(&path)?;
+                let missing = || std::io::Error::new(ErrorKind::NotFound, format!("{} is not there", path.display()));
+                cpus.map(Some).ok_or_else(missing)
+            }
+            Group::V2(dir) => {
+                let top = self.v2.as_ref().map_or(Path::new("/"), |m| m.point.as_path());
+                std::fs::metadata(dir)?;
+                for dir in dir.ancestors().take_while(|d| d.starts_with(top)) {
+                    if let Some(cpus) = read(&dir.join("cpuset.cpus.effective"))? {
+                        return Ok(Some(cpus));
+                    }
+                }
+                Ok(None)
+            }
+            Group::Hidden(name) => {
+                let why = format!("its control group {name} is outside of what is visible here");
+                Err(std::io::Error::new(ErrorKind::NotFound, why))
+            }
+        }
+    }
+}
+
+impl Mount {
+    /// Where a group is shown; `None` when it is not under the mount.
+    fn dir(&self, path: &str) -> Option<PathBuf> {
+        let below = Path::new(path).strip_prefix(&self.root).ok()?;
+        let inside = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
+        inside.then(|| self.point.join(below))
+    }
+}
+
+/// The name by which descendants share a group with their ancestors; empty for the root group, which says nothing.
+pub fn family_name(cgroups: &str) -> String {
+    // The version-2 group, or systemd's own on a machine without: what a service or a login session is kept together by.
+    let path_of = |want: &str| {
+        cgroups.lines().find_map(|line| {
+            let (_, rest) = line.split_once(':')?;
+            rest.strip_prefix(want)
+        })
+    };
+    let path = path_of(":").filter(|p| *p != "/").or_else(|| path_of("name=systemd:"));
+    path.filter(|p| *p != "/").unwrap_or_default().to_owned()
+}
+
+/// A list of CPUs from a file; `None` where it is missing or empty.
+fn read(path: &Path) -> std::io::Result<Option<CpuSet>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => {
+            let cpus: CpuSet = text
+                .parse()
+                .map_err(|e| std::io::Error::new(ErrorKind::InvalidData, format!("{}: {e}", path.display())))?;
+            Ok((!cpus.is_empty()).then_some(cpus))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fake machine: mounts as given (`{}` is its root), files with content.
+    fn machine(mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Cpusets) {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().display().to_string();
+        std::fs::create_dir_all(dir.path().join("proc/self")).unwrap();
+        std::fs::write(dir.path().join("proc/self/mountinfo"), mounts.replace("{}", &root)).unwrap();
+        for (path, content) in files {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, content).unwrap();
+        }
+        let cpusets = Cpusets::new(&dir.path().join("proc")).unwrap();
+        (dir, cpusets)
+    }
+
+    const V2: &str = "30 23 0:28 / {}/cg rw - cgroup2 cgroup2 rw\n";
+    const V1: &str =
+        "34 31 0:31 / {}/cpuset rw - cgroup cgroup rw,cpuset\n41 31 0:38 / {}/cg rw - cgroup2 cgroup2 rw\n";
+
+    fn cpus(cpusets: &Cpusets, cgroups: &str) -> Result<String, String> {
+        let cpus = cpusets.cpus(&cpusets.group(cgroups)).map_err(|e| e.to_string())?;
+        Ok(cpus.map_or("none".to_owned(), |c| c.to_string()))
+    }
+
+    #[test]
+    fn version_2_is_looked_for_upwards() {
+        let files = [
+            ("cg/cpuset.cpus.effective", "0-31"),
+            ("cg/a/cpuset.cpus.effective", "0-7\n"),
+            ("cg/a/b/c/x", ""),
+            ("cg/d/x", ""),
+        ];
+        let (_dir, cpusets) = machine(V2, &files);
+        assert_eq!(cpus(&cpusets, "0::/a/b/c\n"), Ok("0-7".into()));
+        assert_eq!(cpus(&cpusets, "0::/d\n"), Ok("0-31".into()));
+        assert_eq!(cpus(&cpusets, "0::/\n"), Ok("0-31".into()));
+    }
+
+    #[test]
+    fn version_1_wins_where_it_has_the_cpuset() {
+        let files = [("cpuset/a/cpuset.effective_cpus", "4-5"), ("cg/b/x", "")];
+        let (_dir, cpusets) = machine(V1, &files);
+        assert_eq!(cpus(&cpusets, "5:cpu,cpuset:/a\n4:memory:/m\n0::/b\n"), Ok("4-5".into()));
+        // The kernel names no version-1 cpuset: it is not in use.
+        assert_eq!(cpus(&cpusets, "4:memory:/m\n0::/b\n"), Ok("none".into()));
+    }
+
+    #[test]
+    fn no_cpusets_is_no_limit() {
+        let (_dir, cpusets) = machine("1 0 0:1 / / rw - ext4 /dev/vda rw\n", &[]);
+        assert_eq!(cpus(&cpusets, ""), Ok("none".into()));
+        assert_eq!(cpus(&cpusets, "0::/\n"), Ok("none".into()));
+    }
+
+    #[test]
+    fn groups_that_are_not_shown_are_not_guessed_at() {
+        let mounts = "30 23 0:28 /docker/1 {}/cg rw - cgroup2 cgroup2 rw\n";
+        let files = [("cg/cpuset.cpus.effective", "0-3"), ("cg/in/cpuset.cpus.effective", "0-1")];
+        let (_dir, cpusets) = machine(mounts, &files);
+        assert_eq!(cpus(&cpusets, "0::/docker/1/in\n"), Ok("0-1".into()));
+        for hidden in ["/docker/12", "/", "/docker/1/../2", "/../2"] {
+            let error = cpus(&cpusets, &format!("0::{hidden}\n")).unwrap_err();
+            assert!(error.contains(&format!("control group {hidden} is outside")), "{error}");
+        }
+        let (_dir, unmounted) = machine("1 0 0:1 / / rw - ext4 /dev/vda rw\n", &[]);
+        assert!(cpus(&unmounted, "0::/a\n").unwrap_err().contains("/a is outside"));
+    }
+
+    #[test]
+    fn a_group_that_vanished_is_an_error_not_its_parent() {
+        let (_dir, cpusets) = machine(V2, &[("cg/cpuset.cpus.effective", "0-31")]);
+        assert!(cpus(&cpusets, "0::/gone\n").is_err());
+    }
+
+    #[test]
+    fn damaged_lists_are_errors_that_name_the_file() {
+        let (_dir, cpusets) = machine(V2, &[("cg/a/cpuset.cpus.effective", "0-")]);
+        let error = cpus(&cpusets, "0::/a\n").unwrap_err();
+        assert!(error.contains("cg/a/cpuset.cpus.effective"), "{error}");
+    }
+
+    #[test]
+    fn families_are_kept_together_by_the_group_that_managers_use() {
+        let name = |text: &str| family_name(text);
+        assert_eq!(name("0::/system.slice/pg.service\n"), "/system.slice/pg.service");
+        assert_eq!(name("9:name=systemd:/system.slice/pg\n3:cpuset:/\n0::/\n"), "/system.slice/pg");
+        assert_eq!(name("4:memory:/m\n3:cpuset:/x\n0::/\n"), "");
+    }
+}

@@ -1,0 +1,107 @@
+//! What a thread's affinity would be if nobody had set one.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustc_hash::FxHashMap;
+use topology::CpuSet;
+
+use super::cpuset::{Cpusets, Group};
+use super::mover::Key;
+use super::threads::Threads;
+
+/// For how many windows a thread is taken to be in the same control group. What is decided by it is checked anew before
+/// a move is made.
+const REMEMBERED: u64 = 8;
+
+/// Default affinities, as the kernel would show them: only CPUs that are online.
+#[derive(Debug)]
+pub struct Defaults {
+    threads: Threads,
+    cpusets: Cpusets,
+    sys_root: PathBuf,
+    online: CpuSet,
+    window: u64,
+    /// Groups of threads, with the window they were read in.
+    groups: FxHashMap<Key, (Group, u64)>,
+    /// CPUs of the groups, as read in this window.
+    cpus: FxHashMap<Group, Result<CpuSet, String>>,
+}
+
+impl Defaults {
+    /// Defaults on the machine whose procfs and sysfs are mounted here.
+    pub fn new(proc_root: &Path, sys_root: &Path) -> io::Result<Self> {
+        let mut defaults = Self {
+            threads: Threads::new(proc_root),
+            cpusets: Cpusets::new(proc_root)?,
+            sys_root: sys_root.to_owned(),
+            online: CpuSet::default(),
+            window: 0,
+            groups: FxHashMap::default(),
+            cpus: FxHashMap::default(),
+        };
+        defaults.online = defaults.cpu_list("online")?;
+        Ok(defaults)
+    }
+
+    /// CPUs that are online.
+    pub fn online(&self) -> &CpuSet {
+        &self.online
+    }
+
+    /// Every CPU that there can be: what a thread without an affinity of its own may use as far as its cpuset allows.
+    pub fn possible(&self) -> CpuSet {
+        self.cpu_list("possible").unwrap_or_else(|_| self.online.clone())
+    }
+
+    /// Looks again which CPUs are online, and forgets the CPUs of groups. To be called once a window.
+    pub fn refresh(&mut self) {
+        self.window += 1;
+        self.cpus.clear();
+        if let Ok(online) = self.cpu_list("online") {
+            self.online = online;
+        }
+        let oldest = self.window.saturating_sub(REMEMBERED);
+        self.groups.retain(|_, (_, read)| *read > oldest);
+    }
+
+    /// The default of a thread, read now. The error says why it cannot be known.
+    pub fn of(&self, tid: u32) -> Result<CpuSet, String> {
+        let cgroups = self.threads.cgroups(tid).map_err(|e| e.to_string())?;
+        self.of_group(&self.cpusets.group(&cgroups))
+    }
+
+    /// The default of a thread, from what was read in the last few windows where that is known.
+    pub fn remembered(&mut self, key: Key) -> Result<CpuSet, String> {
+        let group = match self.groups.get(&key) {
+            Some((group, _)) => group.clone(),
+            None => {
+                let cgroups = self.threads.cgroups(key.0).map_err(|e| e.to_string())?;
+                let group = self.cpusets.group(&cgroups);
+                self.groups.insert(key, (group.clone(), self.window));
+                group
+            }
+        };
+        if let Some(known) = self.cpus.get(&group) {
+            return known.clone();
+        }
+        let cpus = self.of_group(&group);
+        self.cpus.insert(group, cpus.clone());
+        cpus
+    }
+
+    fn of_group(&self, group: &Group) -> Result<CpuSet, String> {
+        match self.cpusets.cpus(group) {
+            Ok(Some(cpus)) => Ok(cpus.intersection(&self.online)),
+            Ok(None) => Ok(self.online.clone()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn cpu_list(&self, name: &str) -> io::Result<CpuSet> {
+        let path = self.sys_root.join("devices/system/cpu").join(name);
+        let named = |why: String| io::Error::other(format!("{}: {why}", path.display()));
+        let text = std::fs::read_to_string(&path).map_err(|e| named(e.to_string()))?;
+        text.parse().map_err(|e: topology::ParseCpuSetError| named(e.to_string()))
+    }
+}

@@ -1,0 +1,150 @@
+//! What procfs says about one thread: the few facts that acting needs, read in one go.
+//!
+//! A general parser of `/proc/<tid>/stat` builds 52 fields; this is asked for every thread that is moved and again while
+//! it is moved, so only the needed ones are read.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+/// `PF_KTHREAD` in `task->flags` (include/linux/sched.h).
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// One thread as `/proc/<tid>/stat` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Name.
+    pub comm: String,
+    /// Process id of the parent.
+    pub ppid: u32,
+    /// Session id.
+    pub session: u32,
+    /// Whether it is a kernel thread.
+    pub kernel_thread: bool,
+    /// When it started, in hundredths of a second since boot: tells it from a later thread with its id.
+    pub start: u64,
+}
+
+/// Threads of a machine.
+#[derive(Clone, Debug)]
+pub struct Threads {
+    proc_root: PathBuf,
+}
+
+impl Threads {
+    /// Threads as shown by the procfs that is mounted here.
+    pub fn new(proc_root: &Path) -> Self {
+        Self { proc_root: proc_root.to_owned() }
+    }
+
+    /// The thread with this id; `None` when it has ended (a zombie has).
+    pub fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
+        let bytes = match std::fs::read(self.proc_root.join(format!("{tid}/stat"))) {
+            Ok(bytes) => bytes,
+            Err(error) if is_gone(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        match parse(&bytes) {
+            Some((b'Z' | b'X' | b'x', _)) => Ok(None),
+            Some((_, stat)) => Ok(Some(stat)),
+            None => Err(io::Error::new(ErrorKind::InvalidData, format!("/proc/{tid}/stat has an unknown form"))),
+        }
+    }
+
+    /// Whether the thread that started then is still there.
+    pub fn alive(&self, tid: u32, start: u64) -> bool {
+        matches!(self.stat(tid), Ok(Some(stat)) if stat.start == start)
+    }
+
+    /// Every thread with its process: (pid, tid). What ends meanwhile may or may not be among them.
+    pub fn all(&self) -> io::Result<Vec<(u32, u32)>> {
+        let mut all = Vec::new();
+        for pid in numbers(&self.proc_root)? {
+            match numbers(&self.proc_root.join(format!("{pid}/task"))) {
+                Ok(tids) => all.extend(tids.into_iter().map(|tid| (pid, tid))),
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    /// What `/proc/<tid>/cgroup` says; empty when the thread has ended.
+    pub fn cgroups(&self, tid: u32) -> io::Result<String> {
+        match std::fs::read(self.proc_root.join(format!("{tid}/cgroup"))) {
+            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(error) if is_gone(&error) => Ok(String::new()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}
+
+/// Names in a directory that are numbers.
+fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        match entry {
+            Ok(entry) => found.extend(entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok())),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// State and facts from `pid (comm) state ppid pgrp session tty tpgid flags … starttime …` (proc_pid_stat(5)); a name may
+/// hold spaces, parentheses and any bytes.
+fn parse(bytes: &[u8]) -> Option<(u8, Stat)> {
+    let open = bytes.iter().position(|b| *b == b'(')?;
+    let close = bytes.iter().rposition(|b| *b == b')')?;
+    let comm = String::from_utf8_lossy(bytes.get(open + 1..close)?).into_owned();
+    let rest = std::str::from_utf8(bytes.get(close + 1..)?).ok()?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = *fields.next()?.as_bytes().first()?;
+    let ppid = fields.next()?.parse().ok()?;
+    let session: i32 = fields.nth(1)?.parse().ok()?; // after pgrp
+    let flags: u64 = fields.nth(2)?.parse().ok()?; // after tty_nr and tpgid
+    let start = fields.nth(12)?.parse().ok()?; // field 22, flags is field 9
+    let stat =
+        Stat { comm, ppid, session: session.try_into().unwrap_or(0), kernel_thread: flags & PF_KTHREAD != 0, start };
+    Some((state, stat))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &[u8] = b"4121 (a) b\xff (c)) S 990 4121 870 0 -1 4194368 1 2 3 4 5 6 7 8 20 0 1 0 123456 9 9 9\n";
+
+    #[test]
+    fn names_with_parentheses_and_odd_bytes_are_read() {
+        let (state, stat) = parse(LINE).unwrap();
+        assert_eq!((state, stat.comm.as_str()), (b'S', "a) b\u{fffd} (c)"));
+        assert_eq!((stat.ppid, stat.session, stat.kernel_thread, stat.start), (990, 870, false, 123_456));
+    }
+
+    #[test]
+    fn any_beginning_of_a_line_is_no_panic() {
+        for end in 0..LINE.len() {
+            let _ = parse(&LINE[..end]);
+        }
+        assert_eq!(parse(b")("), None);
+    }
+
+    #[test]
+    fn our_own_threads_are_found_and_others_are_gone() {
+        let threads = Threads::new(Path::new("/proc"));
+        let me = std::process::id();
+        let stat = threads.stat(me).unwrap().unwrap();
+        assert!(!stat.kernel_thread && stat.start > 0);
+        assert!(threads.alive(me, stat.start) && !threads.alive(me, stat.start + 1));
+        assert!(threads.all().unwrap().contains(&(me, me)));
+        assert_eq!(threads.stat(u32::MAX >> 1).unwrap(), None);
+        assert!(threads.cgroups(me).unwrap().contains(':'));
+    }
+}

@@ -1,0 +1,222 @@
+//! One thread at a time.
+
+use std::process::Command;
+
+use engine::{Finished, Plane, PlaneError, Rail, Undo, Undone, Verdict};
+use host::act::affinity;
+use host::{HostPlane, Settings};
+use placement::{Move, Reason};
+use topology::NodeId;
+
+use crate::Tried;
+use crate::world::{Running, Scripted, all, engine, mask, move_of, node, plane, step, tids, topology};
+
+pub fn moved_and_put_back() -> Tried {
+    let process = Running::role("threads", &["3"]);
+    let tids = tids(process.pid());
+    assert_eq!(tids.len(), 3);
+    let mut engine = engine(plane(Some(Scripted::of(&[process.pid()]))), 1, None);
+    let report = engine.step().unwrap();
+    assert!(report.outcomes.iter().all(|o| o.result == Verdict::Applied), "{:?}", report.outcomes);
+    assert!(report.snapshot.threads.iter().all(|t| t.held.is_none() && t.allowed_nodes.len() == 2));
+    assert_eq!((report.outcomes.len(), report.held_threads), (3, 3));
+    assert!(tids.iter().all(|tid| mask(*tid) == node(1)));
+    // What is ours is shown as it was: free to move, to both nodes.
+    let report = engine.step().unwrap();
+    assert!(report.snapshot.threads.iter().all(|t| t.held.is_none() && t.allowed_nodes.len() == 2 && t.node.0 == 1));
+    let finished = engine.finish();
+    assert_eq!(finished, Finished { restored: 3, ..Finished::default() });
+    assert!(tids.iter().all(|tid| mask(*tid) == all()));
+    Ok(())
+}
+
+pub fn second_move() -> Tried {
+    let process = Running::role("threads", &["1"]);
+    let mut plane = plane(Some(Scripted::of(&[])));
+    let mut undos = Vec::new();
+    for to in [1, 0, 1, 0] {
+        let mv = move_of(process.pid(), to);
+        let undo = plane.prepare(&mv).unwrap();
+        plane.apply(&mv, &undo).unwrap();
+        assert_eq!(mask(process.pid()), node(to));
+        undos.push(undo);
+    }
+    for undo in &undos {
+        let Undo::Thread { before, unbound, .. } = undo else { panic!("{undo:?}") };
+        assert_eq!((before, *unbound), (&all(), true));
+    }
+    // The value before the last is not ours any more.
+    assert_eq!(plane.undo(&undos[2]).unwrap(), Undone::ChangedByOthers);
+    assert_eq!(plane.undo(&undos[3]).unwrap(), Undone::Restored);
+    assert_eq!(mask(process.pid()), all());
+    Ok(())
+}
+
+pub fn own_affinity() -> Tried {
+    let process = Running::role("threads", &["2"]);
+    let own = *tids(process.pid()).last().unwrap();
+    affinity::set(own, &node(0)).unwrap();
+    let mut engine = engine(plane(Some(Scripted::of(&[process.pid()]))), 1, None);
+    let report = engine.step().unwrap();
+    let why = format!("has an affinity of its own: {}", node(0));
+    for outcome in report.outcomes {
+        let Move::Thread { tid, .. } = outcome.mv else { panic!() };
+        let expected = match tid == own {
+            true => Verdict::HeldBack { rail: Rail::Held, why: why.clone() },
+            false => Verdict::Applied,
+        };
+        assert_eq!(outcome.result, expected);
+    }
+    // Nor is it moved when it is asked for directly.
+    let error = engine.plane_mut().prepare(&move_of(own, 1)).unwrap_err();
+    assert!(matches!(&error, PlaneError::Refused { reason: "own_affinity", .. }) && error.to_string() == why);
+    assert_eq!(engine.finish().restored, 1);
+    assert_eq!(mask(own), node(0));
+    Ok(())
+}
+
+pub fn touch_own_affinity() -> Tried {
+    let process = Running::role("threads", &["1"]);
+    affinity::set(process.pid(), &node(0)).unwrap();
+    let settings = Settings { touch_own_affinity: true, ..Settings::default() };
+    let observer = Scripted::of(&[process.pid()]);
+    let plane = HostPlane::with_observer(settings, topology(), Some(observer)).unwrap();
+    let mut engine = engine(plane, 1, None);
+    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    assert_eq!(mask(process.pid()), node(1));
+    assert_eq!(engine.finish().restored, 1);
+    assert_eq!(mask(process.pid()), node(0));
+    Ok(())
+}
+
+pub fn changed_by_others() -> Tried {
+    let process = Running::role("threads", &["2"]);
+    let tids = tids(process.pid());
+    let mut engine = engine(plane(Some(Scripted::of(&[process.pid()]))), 1, None);
+    engine.step().unwrap();
+    affinity::set(tids[0], &node(0)).unwrap();
+    // Seen as somebody's own from the next window on.
+    let report = engine.step().unwrap();
+    let held: Vec<_> = report.snapshot.threads.iter().map(|t| (t.tid, t.held.is_some())).collect();
+    assert_eq!(held, [(tids[0], true), (tids[1], false)]);
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.changed_by_others), (1, 1));
+    assert_eq!((mask(tids[0]), mask(tids[1])), (node(0), all()));
+
+    // Changed between the decision and the move.
+    let mut plane = plane(Some(Scripted::of(&[])));
+    let mv = move_of(tids[1], 1);
+    let undo = plane.prepare(&mv).unwrap();
+    affinity::set(tids[1], &node(0)).unwrap();
+    let error = plane.apply(&mv, &undo).unwrap_err();
+    assert!(matches!(error, PlaneError::Refused { reason: "own_affinity", .. }), "{error}");
+    assert_eq!(mask(tids[1]), node(0));
+    Ok(())
+}
+
+pub fn exec() -> Tried {
+    // The shell waits for the file, then becomes another program: same thread, same start, same mask.
+    let tmp = tempfile::tempdir().unwrap();
+    let go = tmp.path().join("go");
+    let script = format!("echo ready; while [ ! -e {} ]; do sleep 0.01; done; exec sleep 600", go.display());
+    let process = Running::shell(&script);
+    let mut engine = engine(plane(Some(Scripted::of(&[process.pid()]))), 1, None);
+    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    std::fs::write(&go, "").unwrap();
+    let comm = || std::fs::read_to_string(format!("/proc/{}/comm", process.pid())).unwrap();
+    while comm() != "sleep\n" {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(mask(process.pid()), node(1));
+    let finished = engine.finish();
+    assert_eq!(finished.restored - finished.inherited, 1); // a pause of the shell's may have inherited it too
+    assert_eq!(mask(process.pid()), all());
+    Ok(())
+}
+
+pub fn gone() -> Tried {
+    let mut process = Running::role("threads", &["1"]);
+    let tid = process.pid();
+    let mut plane = plane(Some(Scripted::of(&[])));
+    let mv = move_of(tid, 1);
+    // A later thread with the same id: nothing is set, nothing is undone.
+    let Move::Thread { pid, from, to, reason, why, start_ns, .. } = mv.clone() else { panic!() };
+    let start_ns = start_ns.map(|ns| ns + 10_000_000);
+    let later = Move::Thread { tid, pid, start_ns, from, to, reason, why };
+    assert!(matches!(plane.prepare(&later), Err(PlaneError::Gone { .. })));
+    let undo = plane.prepare(&mv).unwrap();
+    let Undo::Thread { tid, pid, start, before, ours, unbound, family } = undo.clone() else { panic!() };
+    let other = Undo::Thread { tid, pid, start: start + 1, before, ours, unbound, family };
+    assert_eq!(plane.undo(&other).unwrap(), Undone::Gone);
+    assert!(!plane.ended(&undo) && plane.ended(&other));
+    // Ends between decision and move, while it is still a zombie and when it is not.
+    process.0.kill().unwrap();
+    while plane.prepare(&mv).is_ok() {}
+    assert!(matches!(plane.prepare(&mv), Err(PlaneError::Gone { .. })));
+    assert!(matches!(plane.apply(&mv, &undo), Err(PlaneError::Gone { .. } | PlaneError::Refused { .. })));
+    process.kill();
+    let error = plane.prepare(&mv).unwrap_err();
+    assert_eq!(error.to_string(), format!("thread {tid} has ended"));
+    assert_eq!(plane.undo(&undo).unwrap(), Undone::Gone);
+    assert!(plane.ended(&undo));
+    Ok(())
+}
+
+pub fn kernel_thread() -> Tried {
+    if std::fs::read_to_string("/proc/2/comm").ok().as_deref() != Some("kthreadd\n") {
+        return Err("kernel threads are not visible here".into());
+    }
+    let mut plane = plane(Some(Scripted::of(&[2])));
+    let error = plane.prepare(&move_of(2, 1)).unwrap_err();
+    assert!(matches!(error, PlaneError::Refused { reason: "kernel_thread", .. }), "{error}");
+    let snapshot = plane.observe(std::time::Duration::ZERO).unwrap();
+    assert_eq!(snapshot.threads[0].held.as_deref(), Some("is a kernel thread"));
+    Ok(())
+}
+
+pub fn eperm() -> Tried {
+    use std::os::unix::process::CommandExt;
+    if !rustix::process::geteuid().is_root() {
+        return Err("needs root, to stop being root".into());
+    }
+    let process = Running::role("threads", &["1"]);
+    let program = std::env::current_exe().unwrap();
+    let mut nobody = Command::new(&program);
+    nobody.args(["--role", "nobody", &process.pid().to_string()]).uid(65_534).gid(65_534);
+    let said = match nobody.output() {
+        Ok(said) => String::from_utf8(said.stdout).unwrap(),
+        Err(error) => return Err(format!("nobody cannot run {}: {error}", program.display())),
+    };
+    assert_eq!(
+        said,
+        format!(
+            "eperm: the affinity of thread {} cannot be set: Operation not permitted (os error 1)\n",
+            process.pid()
+        )
+    );
+    assert_eq!(mask(process.pid()), all());
+    Ok(())
+}
+
+/// Tries to move a thread that belongs to somebody else.
+pub fn be_nobody(args: &[String]) {
+    let mv = move_of(args[0].parse().unwrap(), 1);
+    let mut plane = plane(None);
+    let undo = plane.prepare(&mv).unwrap();
+    match plane.apply(&mv, &undo) {
+        Err(PlaneError::Refused { reason, why }) => println!("{reason}: {why}"),
+        other => println!("{other:?}"),
+    }
+}
+
+pub fn not_a_thread() -> Tried {
+    let (from, to, why) = (NodeId(0), NodeId(1), String::new());
+    let mut plane = plane(None);
+    let file = Move::File { file: "8:1:2".into(), from, to, reason: Reason::OverloadedHome, why };
+    let error = plane.prepare(&file).unwrap_err();
+    assert!(matches!(error, PlaneError::Refused { reason: "not_supported", .. }), "{error}");
+    let error = plane.observe(std::time::Duration::ZERO).unwrap_err();
+    assert!(error.to_string().contains("cannot observe"), "{error}");
+    assert!(plane.epoch().is_some_and(|id| id.len() == 36));
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! Threads in a cpuset that is smaller than the machine (control groups, version 1 or 2).
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use engine::{Plane, PlaneError, Rail, Undone, Verdict};
+use host::{HostPlane, Settings};
+use topology::CpuSet;
+
+use crate::Tried;
+use crate::world::{Running, Scripted, all, engine, mask, move_of, node, plane, step, topology_of};
+
+/// A control group for one process, removed when dropped.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(cpus: &CpuSet) -> Result<Self, String> {
+        let v1 = PathBuf::from("/sys/fs/cgroup/cpuset");
+        let v2 = PathBuf::from("/sys/fs/cgroup");
+        let is_v1 = v1.join("cpuset.mems").exists();
+        let controllers = std::fs::read_to_string(v2.join("cgroup.subtree_control")).unwrap_or_default();
+        if !is_v1 && !controllers.contains("cpuset") {
+            return Err("no cpuset control groups are mounted here".into());
+        }
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("homenode-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = if is_v1 { v1 } else { v2 }.join(name);
+        std::fs::create_dir(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let group = Self(path);
+        if is_v1 {
+            let mems = std::fs::read_to_string("/sys/fs/cgroup/cpuset/cpuset.mems").unwrap();
+            std::fs::write(group.0.join("cpuset.mems"), mems).unwrap();
+        }
+        group.set(cpus);
+        Ok(group)
+    }
+
+    fn set(&self, cpus: &CpuSet) {
+        std::fs::write(self.0.join("cpuset.cpus"), cpus.to_string()).unwrap();
+    }
+
+    fn enter(&self, pid: u32) {
+        std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The kernel needs a moment after the last process has ended.
+        for _ in 0..200 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
+
+pub fn inside() -> Tried {
+    let group = Group::new(&node(1))?;
+    let process = Running::role("threads", &["1"]);
+    group.enter(process.pid());
+    assert_eq!(mask(process.pid()), node(1));
+    let _kept = KeepOrder(process, group);
+    let tid = _kept.0.pid();
+
+    // Its mask is less than the machine, but all of its cpuset: not an affinity of its own.
+    let mut narrow = plane(Some(Scripted::of(&[tid])));
+    let snapshot = narrow.observe(std::time::Duration::ZERO).unwrap();
+    assert_eq!((snapshot.threads[0].held.as_deref(), snapshot.threads[0].allowed_nodes.len()), (None, 1));
+    let error = narrow.prepare(&move_of(tid, 0)).unwrap_err();
+    assert!(matches!(error, PlaneError::Refused { reason: "no_cpu_on_node", .. }), "{error}");
+    assert_eq!(error.to_string(), format!("may use no CPU of node 0: its cpuset is {}", node(1)));
+
+    // A node of which the cpuset has a part: that part is set.
+    let nodes = topology_of([all(), node(1)]);
+    let mut wide = HostPlane::with_observer(Settings::default(), nodes, None).unwrap();
+    let mv = move_of(tid, 0);
+    let undo = wide.prepare(&mv).unwrap();
+    wide.apply(&mv, &undo).unwrap();
+    assert_eq!(mask(tid), node(1));
+    assert_eq!(wide.undo(&undo).unwrap(), Undone::Restored);
+    assert_eq!(mask(tid), node(1));
+    Ok(())
+}
+
+/// The process ends before its group is removed.
+struct KeepOrder(Running, #[allow(dead_code)] Group);
+
+pub fn changes() -> Tried {
+    let group = Group::new(&all())?;
+    let process = Running::role("threads", &["1"]);
+    group.enter(process.pid());
+    let kept = KeepOrder(process, group);
+    let (tid, group) = (kept.0.pid(), &kept.1);
+
+    // Moved to node 1, then the cpuset loses node 1: the kernel falls back to what is left, which is still our doing.
+    let mut first = engine(plane(Some(Scripted::of(&[tid]))), 1, None);
+    assert_eq!(step(&mut first), [Verdict::Applied]);
+    group.set(&node(0));
+    assert_eq!(mask(tid), node(0));
+    let report = first.step().unwrap();
+    assert_eq!((report.snapshot.threads[0].held.as_deref(), report.snapshot.threads[0].allowed_nodes.len()), (None, 1));
+    assert!(matches!(report.outcomes[0].result, Verdict::HeldBack { rail: Rail::Dwell, .. }));
+    assert_eq!(first.finish().restored, 1);
+    assert_eq!(mask(tid), node(0));
+    // Put back means put back: with its cpuset whole again it may run everywhere.
+    group.set(&all());
+    assert_eq!(mask(tid), all());
+
+    // Moved while the cpuset was narrow, undone when it is wide: all of it, not the one CPU it had before.
+    group.set(&node(1));
+    let mut second = plane(None);
+    let mv = move_of(tid, 1);
+    let undo = second.prepare(&mv).unwrap();
+    second.apply(&mv, &undo).unwrap();
+    group.set(&all());
+    assert_eq!(mask(tid), node(1));
+    assert_eq!(second.undo(&undo).unwrap(), Undone::Restored);
+    assert_eq!(mask(tid), all());
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! `kill -9`, then the next start.
+
+use std::path::Path;
+
+use engine::journal::{Event, Filter, read};
+use engine::{StateDir, Undone, recover};
+use host::act::affinity;
+
+use crate::Tried;
+use crate::world::{Running, Scripted, all, engine, mask, node, plane, tids};
+
+/// Moves all threads of the given processes and then waits to be killed.
+pub fn be_daemon(args: &[String]) {
+    let pids: Vec<u32> = args[1..].iter().map(|a| a.parse().unwrap()).collect();
+    let state = StateDir::open(Path::new(&args[0])).unwrap();
+    let mut engine = engine(plane(Some(Scripted::of(&pids))), 1, Some(state));
+    engine.step().unwrap();
+    println!("ready");
+    loop {
+        engine.step().unwrap();
+    }
+}
+
+pub fn killed_and_recovered() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path().join("state");
+    let go = tmp.path().join("go");
+    let program = Running::role("threads", &["4"]);
+    let own = *tids(program.pid()).last().unwrap();
+    affinity::set(own, &node(0)).unwrap();
+    let script = format!("echo ready; while [ ! -e {} ]; do sleep 0.02; done; sleep 600 & wait", go.display());
+    let parent = Running::shell(&script);
+    let mut ended = Running::role("threads", &["1"]);
+    let taken = Running::role("threads", &["1"]);
+
+    let pids: Vec<String> = [&program, &parent, &ended, &taken].iter().map(|r| r.pid().to_string()).collect();
+    let args: Vec<&str> = [dir.to_str().unwrap()].into_iter().chain(pids.iter().map(String::as_str)).collect();
+    let mut daemon = Running::role("daemon", &args);
+    assert_eq!(mask(program.pid()), node(1));
+    let error = StateDir::open(&dir).unwrap_err().to_string();
+    assert!(error.contains(&format!("(pid {})", daemon.pid())), "{error}");
+    daemon.kill();
+
+    // While nobody watches: a child is born, a thread ends, another one is bound by somebody else.
+    std::fs::write(&go, "").unwrap();
+    let child = loop {
+        let path = format!("/proc/{0}/task/{0}/children", parent.pid());
+        let born: Vec<u32> =
+            std::fs::read_to_string(path).unwrap().split_whitespace().map(|p| p.parse().unwrap()).collect();
+        let is_last = |pid: &&u32| {
+            std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with("sleep\x00600"))
+        };
+        if let Some(child) = born.iter().find(is_last) {
+            break *child;
+        }
+    };
+    assert_eq!(mask(child), node(1));
+    ended.kill();
+    affinity::set(taken.pid(), &node(0)).unwrap();
+
+    let mut plane = plane(None);
+    let finished = recover(&mut plane, &StateDir::open(&dir).unwrap()).unwrap();
+    assert_eq!((finished.restored, finished.inherited), (5, 1), "{finished:?}"); // 3 threads, the shell, its child
+    assert_eq!((finished.changed_by_others, finished.gone, finished.failed), (1, 1, 0), "{finished:?}");
+    for tid in tids(program.pid()) {
+        assert_eq!(mask(tid), if tid == own { node(0) } else { all() });
+    }
+    assert_eq!((mask(parent.pid()), mask(child), mask(taken.pid())), (all(), all(), node(0)));
+
+    // Once is enough, and it can be read later.
+    let again = recover(&mut plane, &StateDir::open(&dir).unwrap()).unwrap();
+    assert_eq!(again, engine::Finished::default());
+    let entries = read(&dir, &Filter { tid: Some(parent.pid()), ..Filter::default() }).unwrap();
+    let Event::Undone { result, affinity, occasion } = &entries.last().unwrap().event else { panic!("{entries:?}") };
+    assert_eq!((*result, affinity, occasion.as_str()), (Undone::Restored, &all().to_string(), "after a crash"));
+    assert!(entries.iter().any(|e| matches!(e.event, Event::Moved { .. })));
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! Children of moved threads, and many of them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use engine::{Engine, Verdict};
+use host::act::affinity;
+use host::act::threads::Threads;
+use host::observe::{self, Child, ObserveError, Observed, Observer};
+use host::plane::Observe;
+use topology::CpuSet;
+
+use crate::Tried;
+use crate::world::{AllTo, Running, Scripted, all, engine, mask, node, plane, settings, step, topology};
+
+/// The scripted observer with the kernel's real lineage.
+struct WithLineage(Box<Scripted>, Observer);
+
+impl WithLineage {
+    fn of(pids: &[u32]) -> Result<Box<Self>, String> {
+        let observer = Observer::open(&observe::Settings::default(), &topology()).map_err(|e| e.to_string())?;
+        Ok(Box::new(Self(Scripted::of(pids), observer)))
+    }
+}
+
+impl Observe for WithLineage {
+    fn window(&mut self, length: std::time::Duration) -> Result<Observed, ObserveError> {
+        self.0.window(length)
+    }
+
+    fn watch_children(&mut self, tid: u32) -> Result<(), ObserveError> {
+        self.1.watch_children(tid)
+    }
+
+    fn children(&mut self) -> Vec<Child> {
+        self.1.children()
+    }
+}
+
+/// Processes below `pid`, over all generations that still have their parents.
+fn below(pid: u32) -> Vec<u32> {
+    let children = |pid: u32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        text.split_whitespace().map(|p| p.parse().unwrap()).collect::<Vec<u32>>()
+    };
+    children(pid).into_iter().flat_map(|child| [vec![child], below(child)].concat()).collect()
+}
+
+/// A shell that, once a file is there, starts a child that starts a grandchild; both stay.
+fn family(go: &Path) -> Running {
+    let go = go.display();
+    Running::shell(&format!(
+        "echo ready; while [ ! -e {go} ]; do sleep 0.02; done; (sleep 600 & exec sleep 601) & while :; do sleep 0.05; done"
+    ))
+}
+
+/// Waits until child and grandchild (and not only the shell's own pauses) are there.
+fn grown(pid: u32) -> Vec<u32> {
+    loop {
+        let lasting = |pid: &u32| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.starts_with("sleep\x0060")
+        };
+        let all: Vec<u32> = below(pid).into_iter().filter(lasting).collect();
+        if all.len() == 2 {
+            return all;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+pub fn at_the_end() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let shell = family(&tmp.path().join("go"));
+    // Born before the move, bound by somebody else to what will be our value: a foreign mask like any other.
+    let stranger = Running::shell("echo ready; exec sleep 600");
+    affinity::set(stranger.pid(), &node(1)).unwrap();
+    let mut engine = engine(plane(Some(Scripted::of(&[shell.pid()]))), 1, None);
+    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    std::fs::write(tmp.path().join("go"), "").unwrap();
+    let born = grown(shell.pid());
+    assert!(born.iter().all(|pid| mask(*pid) == node(1)));
+    // Bound to our value after the move, but no kin of the shell.
+    let late = Running::shell("echo ready; exec sleep 600");
+    affinity::set(late.pid(), &node(1)).unwrap();
+    let finished = engine.finish();
+    assert!(finished.inherited >= 2 && finished.failed == 0, "{finished:?}");
+    assert_eq!(mask(shell.pid()), all());
+    assert!(born.iter().all(|pid| mask(*pid) == all()));
+    assert_eq!((mask(stranger.pid()), mask(late.pid())), (node(1), node(1)));
+    Ok(())
+}
+
+pub fn every_window() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let shell = family(&tmp.path().join("go"));
+    let mut engine = engine(plane(Some(WithLineage::of(&[shell.pid()])?)), 1, None);
+    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    std::fs::write(tmp.path().join("go"), "").unwrap();
+    let born = grown(shell.pid());
+    let restored = engine.step().unwrap().inherited_restored;
+    assert!(restored >= 2, "{restored}");
+    assert!(born.iter().all(|pid| mask(*pid) == all()));
+    assert_eq!(mask(shell.pid()), node(1));
+    let finished = engine.finish();
+    assert_eq!(finished.restored - finished.inherited, 1); // a pause of the shell's may have inherited it again
+    Ok(())
+}
+
+/// How many processes are born and end while the engine runs.
+const FORKS: usize = 12_000;
+
+/// A shell that, once a file is there, forks without pause; every 200th child stays. After so many it says so in a file and
+/// goes on, so that everything is put back while it forks.
+fn forker(go: &Path, done: &Path) -> Running {
+    let (go, done) = (go.display(), done.display());
+    Running::shell(&format!(
+        "echo ready; while [ ! -e {go} ]; do sleep 0.02; done; n=0; while :; do n=$((n+1)); ( : ); \
+         if [ $((n % 200)) = 0 ]; then sleep 600 & fi; if [ $n = {FORKS} ]; then echo $n > {done}; fi; \
+         if [ $n = {} ]; then break; fi; done; while :; do sleep 1; done",
+        2 * FORKS
+    ))
+}
+
+/// Masks of every thread of these processes.
+fn masks(pids: &[u32]) -> BTreeMap<u32, CpuSet> {
+    pids.iter().map(|pid| (*pid, mask(*pid))).collect()
+}
+
+pub fn beside() -> Tried {
+    forks(|pids| Ok(Scripted::of(pids)))
+}
+
+pub fn beside_with_bpf() -> Tried {
+    forks(|pids| Ok(WithLineage::of(pids)?))
+}
+
+fn forks(observer: impl Fn(&[u32]) -> Result<Box<dyn Observe>, String>) -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let (go, done) = (tmp.path().join("go"), tmp.path().join("done"));
+    // Witnesses: nobody may touch them. One is free, one bound by us to what will be our value, one to the other.
+    let witnesses: Vec<Running> = (0..3).map(|_| Running::shell("echo ready; exec sleep 600")).collect();
+    let pids: Vec<u32> = witnesses.iter().map(Running::pid).collect();
+    affinity::set(pids[1], &node(1)).unwrap();
+    affinity::set(pids[2], &node(0)).unwrap();
+    let before = masks(&pids);
+    // One that forks and is moved, one that forks and is not.
+    let moved = forker(&go, &done);
+    let other = forker(&go, &tmp.path().join("other"));
+    let mut engine = Engine::new(
+        plane(Some(observer(&[moved.pid()])?)),
+        Box::new(AllTo(1)),
+        engine::Settings { dwell_s: 0.0, ..settings() },
+        None,
+    )
+    .unwrap();
+    let (mut windows, mut applied, mut inherited) = (0, 0, 0);
+    let last = std::time::Instant::now() + std::time::Duration::from_secs(180);
+    while !done.exists() {
+        assert!(std::time::Instant::now() < last, "the shell never came to its end");
+        let report = engine.step().unwrap();
+        windows += 1;
+        std::fs::write(&go, "").unwrap(); // from now on: every child inherits
+        inherited += report.inherited_restored;
+        assert!(report.notes.is_empty(), "{:?}", report.notes);
+        for outcome in report.outcomes {
+            assert!(matches!(outcome.result, Verdict::Applied), "{outcome:?}");
+            applied += 1;
+        }
+    }
+    assert_eq!(applied, 1);
+    let finished = engine.finish();
+    let stayed = below(moved.pid());
+    println!(
+        "{FORKS} forks beside {windows} windows: {inherited} heirs put back on the way, {} at the end",
+        finished.inherited
+    );
+    assert!(stayed.len() >= FORKS / 200, "{}", stayed.len());
+    assert_eq!((finished.failed, finished.changed_by_others, &finished.notes), (0, 0, &Vec::new()));
+    assert!(inherited + finished.inherited >= FORKS / 200);
+    let threads = Threads::new(Path::new("/proc"));
+    for pid in stayed.iter().chain(&below(other.pid())).chain([&moved.pid(), &other.pid()]) {
+        match affinity::get(*pid) {
+            Ok(mask) => assert_eq!(mask, all(), "process {pid}"),
+            Err(_) => assert_eq!(threads.stat(*pid).unwrap(), None), // a pause of the shell's that is over
+        }
+    }
+    assert_eq!(masks(&pids), before);
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! Real processes, made-up nodes, a scripted observer and policy.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child as Process, Command, Stdio};
+use std::time::Duration;
+
+use engine::{Engine, Plane, Settings, StateDir, Verdict};
+use host::act::affinity;
+use host::act::mover::NS_PER_TICK;
+use host::act::threads::Threads;
+use host::observe::{Child, Cost, ObserveError, Observed, ObservedThread};
+use host::plane::Observe;
+use host::{HostPlane, Settings as HostSettings};
+use placement::{Move, NodeBytes, Plan, Policy, Reason, Snapshot};
+use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
+
+pub fn set(cpus: impl IntoIterator<Item = u32>) -> CpuSet {
+    cpus.into_iter().collect()
+}
+
+/// All CPUs of this process, and the first two of them: those of node 0 and node 1.
+pub fn two_cpus() -> Result<(CpuSet, u32, u32), String> {
+    let all = affinity::get(std::process::id()).map_err(|e| e.to_string())?;
+    let online: CpuSet = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap().parse().unwrap();
+    if all != online {
+        return Err(format!("the tests themselves are bound to the CPUs {all}"));
+    }
+    let mut cpus = all.iter();
+    match (cpus.next(), cpus.next()) {
+        (Some(a), Some(b)) => Ok((all.clone(), a, b)),
+        _ => Err("needs two CPUs".to_owned()),
+    }
+}
+
+/// The mask of node `n`.
+pub fn node(n: u32) -> CpuSet {
+    let (_, a, b) = two_cpus().unwrap();
+    set([[a, b][n as usize]])
+}
+
+pub fn all() -> CpuSet {
+    two_cpus().unwrap().0
+}
+
+/// Two nodes of one CPU each.
+pub fn topology() -> Topology {
+    topology_of([node(0), node(1)])
+}
+
+pub fn topology_of(cpus: [CpuSet; 2]) -> Topology {
+    let node = |(id, cpus)| Node {
+        id: NodeId(id),
+        cpus,
+        offline_cpus: CpuSet::default(),
+        memory_bytes: 1 << 30,
+        memory: MemoryKind::Dram,
+        distance: (0..2).map(|to| (NodeId(to), if to == id { 10 } else { 21 })).collect(),
+        read_bw_max: None,
+        write_bw_max: None,
+    };
+    Topology { nodes: (0..).zip(cpus).map(node).collect(), regions: Vec::new() }
+}
+
+/// Shows all threads of some processes as busy on node 0, unless they are bound to node 1.
+pub struct Scripted {
+    pub pids: Vec<u32>,
+    pub clock: f64,
+}
+
+impl Scripted {
+    pub fn of(pids: &[u32]) -> Box<Self> {
+        Box::new(Self { pids: pids.to_vec(), clock: 0.0 })
+    }
+}
+
+pub fn tids(pid: u32) -> Vec<u32> {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    tasks.flatten().map(|t| t.file_name().to_str().unwrap().parse().unwrap()).collect()
+}
+
+pub fn mask(tid: u32) -> CpuSet {
+    affinity::get(tid).unwrap()
+}
+
+impl Observe for Scripted {
+    fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
+        std::thread::sleep(length);
+        self.clock += 1.0;
+        let procfs = Threads::new(Path::new("/proc"));
+        let mut threads = Vec::new();
+        for pid in &self.pids {
+            for tid in tids(*pid) {
+                let (Ok(Some(stat)), Ok(mask)) = (procfs.stat(tid), affinity::get(tid)) else { continue };
+                let thread = serde_json::json!({
+                    "tid": tid, "pid": pid, "comm": stat.comm, "start_ns": stat.start * NS_PER_TICK + 4_321,
+                    "node": u32::from(mask == node(1)), "allowed_nodes": [], "cpu_s": 0.1,
+                    "read_bytes": {"1": 100_000_000},
+                });
+                threads.push(ObservedThread {
+                    thread: serde_json::from_value(thread).unwrap(),
+                    ppid: stat.ppid,
+                    mask,
+                    kernel_thread: stat.kernel_thread,
+                    user_mask: false,
+                    cgroup_id: 0,
+                });
+            }
+        }
+        Ok(Observed {
+            time_s: self.clock,
+            window_s: 1.0,
+            threads,
+            node_cpu_s: BTreeMap::new(),
+            node_read: NodeBytes::default(),
+            node_write: NodeBytes::default(),
+            files: Vec::new(),
+            notes: Vec::new(),
+            tasks: 0,
+            cost: Cost::default(),
+        })
+    }
+
+    fn watch_children(&mut self, _: u32) -> Result<(), ObserveError> {
+        Ok(())
+    }
+
+    fn children(&mut self) -> Vec<Child> {
+        Vec::new()
+    }
+}
+
+/// Sends every thread to one node.
+pub struct AllTo(pub u32);
+
+impl Policy for AllTo {
+    fn name(&self) -> &'static str {
+        "all-to-one"
+    }
+
+    fn decide(&mut self, _: &Topology, snapshot: &Snapshot) -> Plan {
+        let to = NodeId(self.0);
+        let moves = snapshot.threads.iter().filter(|t| t.node != to).map(|t| Move::Thread {
+            tid: t.tid,
+            pid: t.pid,
+            start_ns: t.start_ns,
+            from: t.node,
+            to,
+            reason: Reason::ReadLocality,
+            why: "100.0 MB of 100.0 MB read from there".into(),
+        });
+        Plan { version: 1, policy: "all-to-one".into(), moves: moves.collect(), ..Plan::default() }
+    }
+}
+
+pub fn move_of(tid: u32, to: u32) -> Move {
+    Move::Thread {
+        tid,
+        pid: tid,
+        start_ns: Threads::new(Path::new("/proc")).stat(tid).unwrap().map(|s| s.start * NS_PER_TICK),
+        from: NodeId(1 - to),
+        to: NodeId(to),
+        reason: Reason::ReadLocality,
+        why: String::new(),
+    }
+}
+
+pub fn plane(observer: Option<Box<dyn Observe>>) -> HostPlane {
+    HostPlane::with_observer(HostSettings::default(), topology(), observer).unwrap()
+}
+
+pub fn settings() -> Settings {
+    Settings { window_s: 0.05, burst: 10_000, moves_per_s: 10_000.0, ..Settings::default() }
+}
+
+pub fn engine(plane: HostPlane, to: u32, state: Option<StateDir>) -> Engine<HostPlane> {
+    Engine::new(plane, Box::new(AllTo(to)), settings(), state).unwrap()
+}
+
+/// Verdicts of one window.
+pub fn step<P: Plane>(engine: &mut Engine<P>) -> Vec<Verdict> {
+    let report = engine.step().unwrap();
+    assert!(report.notes.is_empty(), "{:?}", report.notes);
+    report.outcomes.into_iter().map(|o| o.result).collect()
+}
+
+/// A process that is killed when dropped, with all that it has started.
+pub struct Running(pub Process);
+
+impl Running {
+    /// Starts it in a process group of its own and waits for its first line.
+    pub fn start(command: &mut Command) -> Self {
+        use std::os::unix::process::CommandExt;
+        let mut process = command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self(process)
+    }
+
+    /// This program in one of its roles.
+    pub fn role(role: &str, args: &[&str]) -> Self {
+        Self::start(Command::new(std::env::current_exe().unwrap()).args(["--role", role]).args(args))
+    }
+
+    pub fn shell(script: &str) -> Self {
+        Self::start(Command::new("sh").args(["-c", script]))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Ends it and waits until it is gone.
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(group) = rustix::process::Pid::from_raw(self.pid() as i32) {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        self.kill();
+    }
+}
+
+/// A process with some threads that do nothing.
+pub fn be_threads(args: &[String]) {
+    let threads: u32 = args[0].parse().unwrap();
+    for _ in 1..threads {
+        std::thread::spawn(|| std::thread::sleep(Duration::from_secs(600)));
+    }
+    println!("ready");
+    std::thread::sleep(Duration::from_secs(600));
+}
