@@ -30,19 +30,24 @@ struct usage {
 /* Per CPU: which event is counted next. */
 struct sampler {
 	s64 countdown;  /* pages left until an event is counted */
-	u64 open_last;  /* last page of `open`'s request, or NOT_OPEN */
+	u64 open_last;  /* last page of the latest counted request that may go on, or NOT_OPEN */
 	u32 k;          /* one page in 2^k is drawn; the event it is in is counted */
 	u32 counted;    /* since `since` */
 	s64 budget;     /* events that may still be counted before k must rise */
 	u64 since;      /* ns */
-	/* The counted request that may go on in another batch (tracepoint path). */
-	u64 open_mapping;
-	u64 open_first; /* first page counted */
-	u64 open_end;   /* first page not counted */
-	u64 open_start_byte, open_end_byte;
-	u64 open_syscalls;
-	u64 open_weight;
-	u32 open_tid;
+};
+#define NOT_OPEN (~0ULL)
+
+/* A counted request that may go on in another batch (tracepoint path). */
+struct open_request {
+	u64 mapping;
+	u64 first;      /* first page counted */
+	u64 end;        /* first page not counted */
+	u64 last;       /* last page asked for */
+	u64 end_byte;
+	u64 syscalls;   /* of the thread, so far */
+	u64 weight;
+	u32 tid;
 	u32 pad;
 };
 /* Weights are in 1/1024ths. */

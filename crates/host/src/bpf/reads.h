@@ -116,37 +116,61 @@ static __always_inline u64 syscalls(struct task_struct *task)
 	return bpf_core_field_exists(task->ioac.syscr) ? task->ioac.syscr : 0;
 }
 
-/* The kernel ended the last batch of this request earlier than we thought (at a folio that was not uptodate or marked for
- * readahead, both no longer to be seen when the tracepoint fires): what comes again now is taken back. */
-static __always_inline void take_back(struct sampler *s, struct address_space *mapping, struct task_struct *task, u64 first)
+/* By tid, a few bits of it: threads whose bits collide lose a correction, no more. 4,096 requests: 256 KB. */
+#define OPEN_REQUESTS 4096
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OPEN_REQUESTS);
+	__type(key, u32);
+	__type(value, struct open_request);
+} open_requests SEC(".maps");
+
+static __always_inline struct open_request *open_request(struct task_struct *task)
+{
+	u32 slot = task->pid & (OPEN_REQUESTS - 1);
+
+	return bpf_map_lookup_elem(&open_requests, &slot);
+}
+
+/* Whether these pages go on with a request of which more was counted than the kernel's batch had. It had ended at a folio
+ * that was not uptodate or was marked for readahead: both are no longer to be seen when the tracepoint fires. */
+static __always_inline bool goes_on(struct open_request *open, struct address_space *mapping, struct task_struct *task,
+				    u64 first, u64 last)
+{
+	return open->last == last && open->mapping == (u64)mapping && open->tid == (u32)task->pid &&
+	       open->syscalls == syscalls(task) && first > open->first && first < open->end;
+}
+
+/* What comes again now is taken back. */
+static __always_inline void take_back(struct open_request *open, struct address_space *mapping, u64 first)
 {
 	struct walk walk = {};
-	u64 start = first << PAGE_SHIFT, end = s->open_end << PAGE_SHIFT;
+	u64 start = first << PAGE_SHIFT, end = open->end << PAGE_SHIFT;
 
-	if (s->open_mapping != (u64)mapping || s->open_tid != (u32)task->pid || s->open_syscalls != syscalls(task))
-		return;
-	if (first <= s->open_first || first >= s->open_end)
-		return;
-	if (end > s->open_end_byte)
-		end = s->open_end_byte;
-	access_init(&walk.access, mapping->host, false, -(s64)s->open_weight);
+	if (end > open->end_byte)
+		end = open->end_byte;
+	access_init(&walk.access, mapping->host, false, -(s64)open->weight);
 	walk.kind = WALK_READ;
 	walk.folios = WALK_MAX;
 	walk_range(&walk, mapping, start, end);
 }
 
-static __always_inline int pages_read(struct sampler *s, struct address_space *mapping, u64 first, u64 last, bool due)
+static __always_inline int pages_read(struct sampler *s, struct address_space *mapping, u64 first, u64 last, u64 pages, bool due)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
+	struct open_request *open = open_request(task);
 	struct walk walk = {};
 	u64 start = first << PAGE_SHIFT, end = (last + 1) << PAGE_SHIFT;
 
-	if (s->open_last == last)
-		take_back(s, mapping, task, first);
-	s->open_last = NOT_OPEN;
+	if (!open)
+		return 0;
+	if (goes_on(open, mapping, task, first, last)) {
+		take_back(open, mapping, first);
+		open->tid = 0;
+	}
 	if (!due)
 		return 0;
-	access_init(&walk.access, mapping->host, false, take(s, last - first + 1));
+	access_init(&walk.access, mapping->host, false, take(s, pages));
 	exact_range(task, first, last, &start, &end);
 	walk.kind = WALK_READ;
 	walk.folios = bpf_core_field_size(struct folio_batch, folios) / sizeof(void *);
@@ -154,31 +178,43 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 	if (!walk.found && walk.end > start)
 		/* The page went away since: rare. */
 		unknown(&walk.access, (walk.end < start + 4096 ? walk.end : start + 4096) - start);
+	s->open_last = NOT_OPEN;
 	if (walk.index > first + 1) {
 		s->open_last = last;
-		s->open_mapping = (u64)mapping;
-		s->open_tid = walk.access.key.tid;
-		s->open_syscalls = syscalls(task);
-		s->open_first = first;
-		s->open_end = walk.index;
-		s->open_end_byte = end;
-		s->open_weight = walk.access.weight;
+		open->mapping = (u64)mapping;
+		open->tid = walk.access.key.tid;
+		open->syscalls = syscalls(task);
+		open->first = first;
+		open->end = walk.index;
+		open->last = last;
+		open->end_byte = end;
+		open->weight = walk.access.weight;
 	}
 	return 0;
 }
 
+/* Reads of one page, the most frequent by far, look at the per-CPU word only: they can at most be the end of a request. */
 SEC("tp_btf/mm_filemap_get_pages")
 int BPF_PROG(read_tracepoint, struct address_space *mapping, unsigned long first, unsigned long last)
 {
+	u64 pages = last - first < SIZE_MAX_PAGES ? last - first + 1 : SIZE_MAX_PAGES;
 	struct sampler *s = sampler();
+	struct open_request *open;
+	struct task_struct *task;
 	bool due;
 
 	if (!s)
 		return 0;
-	due = drawn(s, last - first < SIZE_MAX_PAGES ? last - first + 1 : SIZE_MAX_PAGES);
-	if (!due && s->open_last != last)
-		return 0;
-	return pages_read(s, mapping, first, last, due);
+	due = drawn(s, pages);
+	if (!due) {
+		if (first == last && s->open_last != last)
+			return 0;
+		task = bpf_get_current_task_btf();
+		open = open_request(task);
+		if (!open || !goes_on(open, mapping, task, first, last))
+			return 0;
+	}
+	return pages_read(s, mapping, first, last, pages, due);
 }
 
 #endif

@@ -123,9 +123,10 @@ impl Observer {
         &self.capabilities
     }
 
-    /// Waits, then tells what happened since the last window ended (or since [`Observer::open`]).
+    /// Waits, then tells what happened since the last window ended (or since [`Observer::open`]). The wait ends early when
+    /// the calling thread is unparked ([`std::thread::Thread::unpark`]): who is to stop need not wait for a long window.
     pub fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
-        std::thread::sleep(length);
+        std::thread::park_timeout(length);
         let ended = self.programs.flip();
         let at = Instant::now();
         // Programs that were running when the table was changed finish during the pass.

@@ -299,6 +299,7 @@ impl Programs {
             maps.counters.as_fd(),
             maps.times_before.as_fd(),
             maps.lineage.as_fd(),
+            maps.open_requests.as_fd(),
             maps.rodata.as_fd(),
             maps.bss.as_fd(),
         ];

@@ -3,14 +3,15 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Barrier;
 use std::time::Duration;
 
-use host::observe::{Hooks, Observed, Observer, Settings};
+use host::observe::{Hooks, Observed, ObservedThread, Observer, Settings};
 use libtest_mimic::{Completion, Failed};
-use placement::{NodeBytes, Thread};
+use placement::{FileUse, NodeBytes, Thread};
 use topology::Topology;
 
 pub type Outcome = Result<Completion, Failed>;
@@ -147,8 +148,96 @@ pub fn has(program: &str) -> bool {
 }
 
 /// Drops a file's pages from the page cache.
-pub fn evict(file: &File) -> Result<(), Failed> {
+pub fn evict(path: &Path) -> Result<(), Failed> {
+    let file = File::open(path)?;
     file.sync_all()?;
     rustix::fs::fadvise(file.as_fd(), 0, None, rustix::fs::Advice::DontNeed)?;
     Ok(())
+}
+
+/// One thread's work.
+pub type Job<'a> = Box<dyn FnOnce() -> std::io::Result<()> + Send + 'a>;
+
+/// What was seen of one job.
+#[derive(Debug, Default)]
+pub struct Seen {
+    pub tid: u32,
+    /// The thread, if it was reported.
+    pub thread: Option<ObservedThread>,
+}
+
+impl Seen {
+    /// Its use of a file.
+    pub fn of(&self, file: &str) -> FileUse {
+        let files = self.thread.iter().flat_map(|t| &t.thread.files);
+        files.filter(|used| used.file == file).cloned().next().unwrap_or_default()
+    }
+
+    pub fn read(&self, path: &Path) -> Result<u64, Failed> {
+        Ok(self.of(&id(path)?).read_bytes.total())
+    }
+
+    pub fn written(&self, path: &Path) -> Result<u64, Failed> {
+        Ok(self.of(&id(path)?).write_bytes.total())
+    }
+}
+
+/// Runs each job in a thread of its own, all at once, within one window; the threads live until it is over.
+pub fn watch(observer: &mut Observer, jobs: Vec<Job<'_>>) -> Result<(Vec<Seen>, Observed), Failed> {
+    let n = jobs.len();
+    let (start, worked, end) = (Barrier::new(n + 1), Barrier::new(n + 1), Barrier::new(n + 1));
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = jobs
+            .into_iter()
+            .map(|job| {
+                scope.spawn(|| {
+                    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+                    start.wait();
+                    let result = job();
+                    worked.wait();
+                    end.wait();
+                    result.map(|()| tid)
+                })
+            })
+            .collect();
+        // What the threads' own start read is in the window before.
+        let before = observer.window(Duration::ZERO);
+        start.wait();
+        worked.wait();
+        let observed = observer.window(Duration::from_millis(5));
+        end.wait();
+        let mut all = Vec::new();
+        for thread in threads {
+            let tid = thread.join().map_err(|_| "a job panicked")??;
+            all.push(Seen { tid, thread: None });
+        }
+        before?;
+        let observed = observed?;
+        for seen in &mut all {
+            seen.thread = observed.threads.iter().find(|t| t.thread.tid == seen.tid).cloned();
+        }
+        Ok((all, observed))
+    })
+}
+
+/// [`watch`] for one job.
+pub fn watch_one<'a>(
+    observer: &mut Observer,
+    job: impl FnOnce() -> std::io::Result<()> + Send + 'a,
+) -> Result<(Seen, Observed), Failed> {
+    let (mut seen, observed) = watch(observer, vec![Box::new(job)])?;
+    Ok((seen.pop().ok_or("no job")?, observed))
+}
+
+/// Reads a whole file with preads of this size.
+pub fn pread_all(path: &Path, size: usize) -> std::io::Result<()> {
+    let file = File::open(path)?;
+    let mut buffer = vec![0; size];
+    let mut at = 0;
+    loop {
+        match file.read_at(&mut buffer, at)? {
+            0 => return Ok(()),
+            n => at += n as u64,
+        }
+    }
 }

@@ -1,0 +1,1 @@
+use crate::Case; pub const CASES: &[Case] = &[];

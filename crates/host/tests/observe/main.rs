@@ -1,0 +1,54 @@
+//! Observing the kernel that runs these tests: what a workload says it did against what was seen.
+//!
+//! Needs root, BTF and, for some, fio; without them a test is skipped and says why. Each test runs once with the best hooks
+//! that the kernel takes and once with tracepoints only. Files are made below `$HOMENODE_TEST_DIR`, or cargo's target.
+
+mod accuracy;
+mod common;
+mod lineage;
+mod paths;
+mod threads;
+
+use common::*;
+use host::observe::{Capabilities, Hooks, Settings, choose};
+use libtest_mimic::{Arguments, Completion, Trial};
+
+/// One test.
+struct Case {
+    name: &'static str,
+    /// Programs that it runs.
+    needs: &'static [&'static str],
+    run: fn(Hooks) -> Outcome,
+}
+
+/// Cases that need no program.
+#[macro_export]
+macro_rules! cases {
+    ($($name:ident),+ $(,)?) => {
+        &[$($crate::Case { name: stringify!($name), needs: &[], run: $name }),+]
+    };
+}
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    // They count what happens on the machine: one at a time.
+    arguments.test_threads = Some(1);
+    let capabilities = Capabilities::probe();
+    let blocked =
+        choose(&capabilities, &Settings::default()).blocked.map(|(what, cause)| format!("{what} is missing: {cause}"));
+    let no_functions = capabilities.functions.cause().map(str::to_owned);
+    let ways = [("functions", Hooks::Best, no_functions), ("tracepoints", Hooks::Tracepoints, None)];
+    let mut trials = Vec::new();
+    for (way, hooks, missing) in ways {
+        for case in paths::CASES.iter().chain(threads::CASES).chain(accuracy::CASES).chain(lineage::CASES) {
+            let need = case.needs.iter().find(|program| !has(program)).map(|program| format!("{program} is not installed"));
+            let skip = blocked.clone().or_else(|| missing.clone()).or(need);
+            let run = case.run;
+            trials.push(Trial::ignorable_test(format!("{way}::{}", case.name), move || match skip {
+                Some(why) => Ok(Completion::ignored_with(why)),
+                None => run(hooks),
+            }));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}

@@ -1,0 +1,349 @@
+//! Every way to read and write a file, counted one by one: the bytes must be exact.
+
+use std::fs::{File, OpenOptions};
+use std::io::{IoSliceMut, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use host::observe::Hooks;
+use libtest_mimic::Completion;
+
+use crate::common::*;
+use crate::{Case, cases, ensure};
+
+pub const CASES: &[Case] = cases![
+    pread_of_pages,
+    pread_of_parts_of_pages,
+    read_of_parts_of_pages,
+    pread_over_the_end,
+    readv_of_pages,
+    requests_larger_than_a_batch,
+    requests_that_start_within_a_page,
+    large_folios,
+    holes,
+    cold_file,
+    cold_file_by_parts,
+    sendfile_to_nowhere,
+    splice_to_a_pipe,
+    mapped_pages,
+    mapped_cold_pages,
+    direct_reads_count_nothing,
+    pipes_and_sockets_count_nothing,
+    writes,
+    overwrites_and_appends,
+    tmpfs,
+];
+
+/// Counts one job's bytes exactly.
+fn exact(hooks: Hooks, bytes: u64, chunk: usize, job: impl FnOnce(&Path) -> std::io::Result<u64> + Send) -> Outcome {
+    within(0.0, hooks, bytes, chunk, job)
+}
+
+fn within(
+    error: f64,
+    hooks: Hooks,
+    bytes: u64,
+    chunk: usize,
+    job: impl FnOnce(&Path) -> std::io::Result<u64> + Send,
+) -> Outcome {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", bytes, chunk)?;
+    let mut observer = open(&settings(true, hooks))?;
+    let mut said = 0;
+    let (seen, observed) = watch_one(&mut observer, || {
+        said = job(&path)?;
+        Ok(())
+    })?;
+    let read = seen.read(&path)?;
+    ensure!(close(read, said, error), "saw {read} bytes, {said} were read; {:?}", observed.notes);
+    Ok(Completion::Completed)
+}
+
+fn pread_of_pages(hooks: Hooks) -> Outcome {
+    exact(hooks, 16 * MIB, 4096, |path| pread_all(path, 4096).map(|()| 16 * MIB))
+}
+
+fn pread_of_parts_of_pages(hooks: Hooks) -> Outcome {
+    exact(hooks, MIB, 4096, |path| {
+        let file = File::open(path)?;
+        let mut buffer = [0; 512];
+        let mut said = 0;
+        for i in 0..1000u64 {
+            // Also across the boundary of two pages.
+            said += file.read_at(&mut buffer, i * 1000)? as u64;
+        }
+        Ok(said)
+    })
+}
+
+fn read_of_parts_of_pages(hooks: Hooks) -> Outcome {
+    exact(hooks, MIB, 4096, |path| {
+        let mut file = File::open(path)?;
+        let mut buffer = [0; 700];
+        let mut said = 0;
+        loop {
+            match file.read(&mut buffer)? {
+                0 => return Ok(said),
+                n => said += n as u64,
+            }
+        }
+    })
+}
+
+fn pread_over_the_end(hooks: Hooks) -> Outcome {
+    exact(hooks, 8192 + 100, 4096, |path| {
+        let file = File::open(path)?;
+        let mut buffer = vec![0; 65_536];
+        let mut said = 0;
+        for at in [8192, 8200, 4096, 0, 8292, 1 << 40] {
+            said += file.read_at(&mut buffer, at)? as u64;
+        }
+        Ok(said)
+    })
+}
+
+fn readv_of_pages(hooks: Hooks) -> Outcome {
+    exact(hooks, 4 * MIB, 4096, |path| {
+        let mut file = File::open(path)?;
+        let (mut a, mut b) = (vec![0; 4096], vec![0; 12_288]);
+        let mut said = 0;
+        loop {
+            match file.read_vectored(&mut [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b)])? {
+                0 => return Ok(said),
+                n => said += n as u64,
+            }
+        }
+    })
+}
+
+fn requests_larger_than_a_batch(hooks: Hooks) -> Outcome {
+    exact(hooks, 64 * MIB, 4096, |path| pread_all(path, MIB as usize).map(|()| 64 * MIB))
+}
+
+fn requests_that_start_within_a_page(hooks: Hooks) -> Outcome {
+    exact(hooks, 8 * MIB, 4096, |path| {
+        let file = File::open(path)?;
+        let mut buffer = vec![0; 300_001];
+        let mut said = 0;
+        for at in (77..8 * MIB).step_by(500_009) {
+            said += file.read_at(&mut buffer, at)? as u64;
+        }
+        Ok(said)
+    })
+}
+
+fn large_folios(hooks: Hooks) -> Outcome {
+    for size in [4096, 100_000, MIB as usize] {
+        exact(hooks, 32 * MIB + 5, 4 * MIB as usize, move |path| pread_all(path, size).map(|()| 32 * MIB + 5))?;
+    }
+    Ok(Completion::Completed)
+}
+
+fn holes(hooks: Hooks) -> Outcome {
+    exact(hooks, 0, 4096, |path| {
+        let file = OpenOptions::new().write(true).open(path)?;
+        file.set_len(4 * MIB)?;
+        file.write_all_at(&[1; 4096], 2 * MIB)?;
+        // A hole gets pages of zeros in the page cache when it is read: they are memory of a node like any other.
+        pread_all(path, 65_536).map(|()| 4 * MIB)
+    })
+}
+
+/// Reads ahead while it reads: the kernel cuts its batches short at pages that are not there yet or start the next readahead.
+/// Within 1 %: a page that is gone again, or not yet there, when it is looked at.
+fn cold(hooks: Hooks, size: usize) -> Outcome {
+    within(0.01, hooks, 32 * MIB, 4096, |path| {
+        evict(path).map_err(|e| std::io::Error::other(format!("{e:?}")))?;
+        pread_all(path, size).map(|()| 32 * MIB)
+    })
+}
+
+fn cold_file(hooks: Hooks) -> Outcome {
+    cold(hooks, MIB as usize)?;
+    cold(hooks, 65_536)?;
+    cold(hooks, 4096)
+}
+
+fn cold_file_by_parts(hooks: Hooks) -> Outcome {
+    cold(hooks, 10_000)
+}
+
+fn sendfile_to_nowhere(hooks: Hooks) -> Outcome {
+    exact(hooks, 16 * MIB + 11, 4096, |path| {
+        let (file, null) = (File::open(path)?, OpenOptions::new().write(true).open("/dev/null")?);
+        let mut said = 0;
+        loop {
+            match rustix::fs::sendfile(&null, &file, None, MIB as usize)? {
+                0 => return Ok(said),
+                n => said += n as u64,
+            }
+        }
+    })
+}
+
+fn splice_to_a_pipe(hooks: Hooks) -> Outcome {
+    exact(hooks, 4 * MIB, 4096, |path| {
+        let file = File::open(path)?;
+        let (mut reader, writer) = std::io::pipe()?;
+        let mut buffer = vec![0; 65_536];
+        let mut said = 0;
+        loop {
+            let flags = rustix::pipe::SpliceFlags::empty();
+            let n = rustix::pipe::splice(&file, None, &writer, None, 65_536, flags)?;
+            if n == 0 {
+                return Ok(said);
+            }
+            said += n as u64;
+            let mut left = n;
+            while left > 0 {
+                left -= reader.read(&mut buffer)?;
+            }
+        }
+    })
+}
+
+/// Touches every page of a mapping once.
+fn touch(path: &Path) -> std::io::Result<u64> {
+    let file = File::open(path)?;
+    let len = file.metadata()?.len() as usize;
+    // SAFETY: a new private mapping of a file that nobody truncates.
+    let map = unsafe {
+        let flags = rustix::mm::MapFlags::SHARED;
+        rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, &file, 0)?
+    };
+    // SAFETY: `map` is readable for `len` bytes until it is unmapped below.
+    let bytes = unsafe { std::slice::from_raw_parts(map.cast::<u8>(), len) };
+    let sum: u64 = bytes.iter().step_by(4096).map(|b| u64::from(*b)).sum();
+    std::hint::black_box(sum);
+    // SAFETY: nothing refers to the mapping any more.
+    unsafe { rustix::mm::munmap(map, len)? };
+    Ok(len as u64)
+}
+
+fn mapped_pages(hooks: Hooks) -> Outcome {
+    exact(hooks, 16 * MIB, 4096, touch)
+}
+
+/// Pages that come from the disk are mapped as they come: within 10 %.
+fn mapped_cold_pages(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;
+    evict(&path)?;
+    let mut observer = open(&settings(true, hooks))?;
+    let (seen, _) = watch_one(&mut observer, || touch(&path).map(drop))?;
+    let read = seen.read(&path)?;
+    ensure!(close(read, 16 * MIB, 0.10), "saw {read} bytes of {}", 16 * MIB);
+    Ok(Completion::Completed)
+}
+
+fn direct_reads_count_nothing(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", MIB, 4096)?;
+    let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path);
+    let Ok(file) = direct else { return Ok(Completion::ignored_with("this file system has no O_DIRECT")) };
+    let mut observer = open(&settings(true, hooks))?;
+    let (seen, _) = watch_one(&mut observer, || {
+        let mut buffer = vec![0; 8192];
+        let skip = buffer.as_ptr().align_offset(4096);
+        let aligned = buffer.get_mut(skip..skip + 4096).ok_or(std::io::ErrorKind::Other)?;
+        for at in (0..MIB).step_by(4096) {
+            file.read_exact_at(aligned, at)?;
+        }
+        Ok(())
+    })?;
+    let read = seen.read(&path)?;
+    ensure!(read == 0, "saw {read} bytes");
+    Ok(Completion::Completed)
+}
+
+fn pipes_and_sockets_count_nothing(hooks: Hooks) -> Outcome {
+    let mut observer = open(&settings(true, hooks))?;
+    let (mut reader, mut writer) = std::io::pipe()?;
+    let (mut a, mut b) = std::os::unix::net::UnixStream::pair()?;
+    let (seen, _) = watch_one(&mut observer, move || {
+        let mut buffer = [0; 4096];
+        for _ in 0..200 {
+            writer.write_all(&buffer)?;
+            reader.read_exact(&mut buffer)?;
+            a.write_all(&buffer)?;
+            b.read_exact(&mut buffer)?;
+        }
+        Ok(())
+    })?;
+    let thread = seen.thread.ok_or("the thread was not reported")?.thread;
+    ensure!(thread.file_bytes() == 0, "saw {thread:?}");
+    Ok(Completion::Completed)
+}
+
+fn writes(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let path = directory.path().join("new");
+    let mut observer = open(&settings(true, hooks))?;
+    let (seen, observed) = watch_one(&mut observer, || {
+        let mut file = File::create(&path)?;
+        let block = vec![7; 65_536];
+        for _ in 0..128 {
+            file.write_all(&block)?;
+        }
+        file.write_all(&block[..1000])
+    })?;
+    let (written, read) = (seen.written(&path)?, seen.read(&path)?);
+    ensure!(close(written, 8 * MIB + 1000, slack(&path)?), "saw {written} written; {:?}", observed.notes);
+    ensure!(read == 0, "saw {read} read");
+    Ok(Completion::Completed)
+}
+
+fn overwrites_and_appends(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", MIB, 4096)?;
+    if slack(&path)? > 0.0 {
+        return Ok(Completion::ignored_with("writes of this file system are counted once per page"));
+    }
+    let mut observer = open(&settings(true, hooks))?;
+    let (seen, _) = watch_one(&mut observer, || {
+        let mut file = OpenOptions::new().write(true).open(&path)?;
+        for i in 0..100 {
+            file.write_all_at(&[1; 300], i * 7000)?;
+            file.write_all_at(&[2; 300], i * 7000)?;
+        }
+        file.seek(SeekFrom::End(0))?;
+        file.write_all(&[3; 5000])
+    })?;
+    let written = seen.written(&path)?;
+    ensure!(written == 100 * 600 + 5000, "saw {written} written");
+    Ok(Completion::Completed)
+}
+
+/// ext4 and xfs are counted exactly; others, without function hooks or with a write path of their own, in whole pages.
+fn slack(path: &Path) -> Result<f64, libtest_mimic::Failed> {
+    let magic = rustix::fs::statfs(path)?.f_type as u64;
+    Ok(if [0xEF53, 0x5846_5342].contains(&magic) { 0.0 } else { 0.01 })
+}
+
+fn tmpfs(hooks: Hooks) -> Outcome {
+    let shm = Path::new("/dev/shm");
+    if !shm.is_dir() {
+        return Ok(Completion::ignored_with("/dev/shm is not there"));
+    }
+    let mut observer = open(&settings(true, hooks))?;
+    let directory = tempfile::Builder::new().prefix("observe-").tempdir_in(shm)?;
+    let path = cached_file(directory.path(), "data", 0, 4096)?;
+    let (seen, observed) = watch_one(&mut observer, || {
+        let file = OpenOptions::new().write(true).open(&path)?;
+        for at in (0..4 * MIB).step_by(10_000) {
+            file.write_all_at(&[5; 10_000], at)?;
+        }
+        pread_all(&path, 50_000)?;
+        let null = OpenOptions::new().write(true).open("/dev/null")?;
+        let file = File::open(&path)?;
+        while rustix::fs::sendfile(null.as_fd(), file.as_fd(), None, 1 << 20)? > 0 {}
+        Ok(())
+    })?;
+    let bytes = path.metadata()?.len();
+    let (read, written) = (seen.read(&path)?, seen.written(&path)?);
+    let hidden = observed.notes.iter().any(|note| note.starts_with("tmpfs reads are not seen"));
+    let expected = if hidden { (0, 0) } else { (2 * bytes, bytes) };
+    ensure!((read, written) == expected, "saw {read} read and {written} written of {bytes}; {:?}", observed.notes);
+    Ok(Completion::Completed)
+}
