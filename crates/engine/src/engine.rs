@@ -10,7 +10,7 @@ use crate::audit::{self, Audit};
 use crate::held::HeldTable;
 use crate::journal::{About, Entry, Event, Journal, unix_s};
 use crate::plane::Key;
-use crate::rails::budget::BudgetWatch;
+use crate::rails::budget::{self, BudgetWatch};
 use crate::rails::{self, HeldBack, Rail, Rails};
 use crate::restore::{Restored, recover_held, store, undo_all};
 use crate::state::file::StateFile;
@@ -387,14 +387,18 @@ impl<P: Plane> Engine<P> {
     }
 
     fn keep_budget(&mut self, cost: Cost, notes: &mut Vec<String>) {
-        let Some(over) = self.budget.window(cost, &self.settings.budget) else { return };
-        let text = match self.plane.shed() {
-            Some(less) => format!("{over}: {less}"),
-            None => format!("{over}: there is nothing left to save"),
+        let said = match self.budget.window(cost, &self.settings.budget) {
+            Some(budget::Verdict::TooMuchCpu(over)) => match self.plane.shed() {
+                Some(less) => Some(format!("{over}: {less}")),
+                None => Some(format!("{over}: there is nothing left to save")),
+            },
+            Some(budget::Verdict::TooMuchMemory(over)) => Some(over),
+            Some(budget::Verdict::Calm) => self.plane.relax(),
+            None => None,
         };
-        tracing::warn!("{text}");
-        self.write(None, Event::Note { text: text.clone() });
-        notes.push(text);
+        if let Some(text) = said {
+            self.say(notes, text);
+        }
     }
 
     /// End of a window: the journal reaches the file, and a state file that is mostly history is rewritten.

@@ -49,9 +49,15 @@ pub trait Plane {
         None
     }
 
-    /// Asks the plane to observe less because homenode is over its budget. Says what it does from now on ("sampling 1
-    /// read in 64"); `None` when there is nothing left to save.
+    /// Asks the plane to observe less because homenode is over its budget. Says what it does from now on ("windows are
+    /// twice as long"); `None` when there is nothing left to save.
     fn shed(&mut self) -> Option<String> {
+        None
+    }
+
+    /// Takes one [`shed`](Self::shed) back because homenode has been far below its budget for long. Says what it does from
+    /// now on; `None` when nothing had been saved.
+    fn relax(&mut self) -> Option<String> {
         None
     }
 }

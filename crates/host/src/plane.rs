@@ -23,6 +23,9 @@ use crate::act::mover::{Key, NS_PER_TICK, Rules, key_of, own_affinity};
 use crate::act::{Mover, kin};
 use crate::observe::{self, Child, ObserveError, Observed, ObservedThread, Observer};
 
+/// Longest windows, in times of what is asked for: ending a run waits for the window to end.
+const STRETCH_MAX: u32 = 4;
+
 /// How to observe and what may be moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -86,9 +89,11 @@ pub struct HostPlane {
     lineage: Lineage,
     settings: Settings,
     cost: Option<Cost>,
+    /// How many times as long as asked for windows are, to cost less.
+    stretch: u32,
     /// Threads whose births could not be watched, with the window's notes.
     unwatched: Option<String>,
-    /// Something that was moved has been put back since the last window: we are on the way out.
+    /// Something that was moved has been put back since the last window: we are on the way out, or cleaning up at a start.
     finishing: bool,
 }
 
@@ -119,6 +124,7 @@ impl HostPlane {
             lineage: Lineage::default(),
             settings,
             cost: None,
+            stretch: 1,
             unwatched: None,
             finishing: false,
         })
@@ -209,7 +215,7 @@ impl Plane for HostPlane {
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
         let broken = |e: HostError| PlaneError::Broken(Box::new(e));
         let Some(observer) = &mut self.observer else { return Err(broken(HostError::ActOnly)) };
-        let mut seen = observer.window(window).map_err(|e| broken(e.into()))?;
+        let mut seen = observer.window(window * self.stretch).map_err(|e| broken(e.into()))?;
         self.finishing = false;
         self.mover.begin_window();
         let window_s = seen.window_s;
@@ -251,7 +257,8 @@ impl Plane for HostPlane {
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        self.finishing |= key_of(undo).is_some_and(|key| self.mover.moved(key).is_some());
+        // Records of moves name the family; those of descendants do not.
+        self.finishing |= matches!(undo, Undo::Thread { family: Some(_), .. });
         self.mover.undo(undo)
     }
 
@@ -292,5 +299,26 @@ impl Plane for HostPlane {
 
     fn cost(&self) -> Option<Cost> {
         self.cost
+    }
+
+    /// Counting adapts to the load by itself; what costs us is each window's pass over all threads and their entries. So
+    /// there are fewer, longer windows.
+    fn shed(&mut self) -> Option<String> {
+        if self.stretch >= STRETCH_MAX {
+            return None;
+        }
+        self.stretch *= 2;
+        Some(format!("windows are {} times as long from now on", self.stretch))
+    }
+
+    fn relax(&mut self) -> Option<String> {
+        if self.stretch == 1 {
+            return None;
+        }
+        self.stretch /= 2;
+        Some(match self.stretch {
+            1 => "windows are as long as set again".to_owned(),
+            n => format!("windows are {n} times as long from now on"),
+        })
     }
 }

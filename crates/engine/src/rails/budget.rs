@@ -3,36 +3,51 @@
 use crate::Cost;
 use crate::settings::Budget;
 
+/// Windows on end far below the budget after which observing may cost more again.
+const CALM_WINDOWS: u32 = 60;
+/// What "far below" is: after doubling, the cost must still be within the budget with room to spare.
+const CALM: f64 = 0.4;
+
 /// Watches the cost of each window.
 #[derive(Clone, Debug, Default)]
 pub struct BudgetWatch {
-    over: u32,
+    over_cpu: u32,
+    over_memory: u32,
+    calm: u32,
+}
+
+/// What the cost of the last windows calls for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Too much CPU time, in a sentence: observe less.
+    TooMuchCpu(String),
+    /// Too much memory, in a sentence. Tables are bounded when they are made, so this can only be said.
+    TooMuchMemory(String),
+    /// So little for so long that what was saved need not be saved any more.
+    Calm,
 }
 
 impl BudgetWatch {
-    /// A window's cost. Returns what is too much, once it has been so for `budget.windows` windows on end; then counts
-    /// anew.
-    pub fn window(&mut self, cost: Cost, budget: &Budget) -> Option<String> {
-        let cpu = cost.cpu > budget.cpu;
-        let memory = cost.memory_bytes > budget.memory_bytes;
-        if !cpu && !memory {
-            self.over = 0;
-            return None;
+    /// A window's cost. Says what it calls for once it has been so for enough windows on end; then counts anew.
+    pub fn window(&mut self, cost: Cost, budget: &Budget) -> Option<Verdict> {
+        let reached = |count: &mut u32, now: bool, windows: u32| {
+            *count = if now { *count + 1 } else { 0 };
+            let reached = *count >= windows;
+            if reached {
+                *count = 0;
+            }
+            reached
+        };
+        if reached(&mut self.over_cpu, cost.cpu > budget.cpu, budget.windows) {
+            let (is, may) = (cost.cpu * 100.0, budget.cpu * 100.0);
+            return Some(Verdict::TooMuchCpu(format!("homenode uses {is:.1} % of a CPU, {may:.1} % allowed")));
         }
-        self.over += 1;
-        if self.over < budget.windows {
-            return None;
+        if reached(&mut self.over_memory, cost.memory_bytes > budget.memory_bytes, budget.windows) {
+            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+            let (is, may) = (mib(cost.memory_bytes), mib(budget.memory_bytes));
+            return Some(Verdict::TooMuchMemory(format!("homenode uses {is:.1} MiB of memory, {may:.1} MiB allowed")));
         }
-        self.over = 0;
-        let percent = |fraction: f64| fraction * 100.0;
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let cpu_text = format!("{:.1} % of a CPU, {:.1} % allowed", percent(cost.cpu), percent(budget.cpu));
-        let memory_text = format!("{:.1} MiB, {:.1} MiB allowed", mib(cost.memory_bytes), mib(budget.memory_bytes));
-        Some(match (cpu, memory) {
-            (true, true) => format!("homenode uses {cpu_text}, and {memory_text}"),
-            (true, false) => format!("homenode uses {cpu_text}"),
-            _ => format!("homenode uses {memory_text}"),
-        })
+        reached(&mut self.calm, cost.cpu < budget.cpu * CALM, CALM_WINDOWS).then_some(Verdict::Calm)
     }
 }
 
@@ -40,22 +55,33 @@ impl BudgetWatch {
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_windows_on_end_count() {
-        let budget = Budget { cpu: 0.03, memory_bytes: 100, windows: 3 };
-        let (low, high) = (Cost { cpu: 0.01, memory_bytes: 1 }, Cost { cpu: 0.05, memory_bytes: 1 });
+    const BUDGET: Budget = Budget { cpu: 0.03, memory_bytes: 1 << 20, windows: 3 };
+
+    fn said(costs: impl IntoIterator<Item = (f64, u64)>) -> Vec<(usize, Verdict)> {
         let mut watch = BudgetWatch::default();
-        let said: Vec<bool> = [high, high, low, high, high, high, high, high, high]
-            .into_iter()
-            .map(|cost| watch.window(cost, &budget).is_some())
-            .collect();
-        assert_eq!(said, [false, false, false, false, false, true, false, false, true]);
+        let windows = costs.into_iter().enumerate();
+        windows
+            .filter_map(|(i, (cpu, memory_bytes))| Some((i, watch.window(Cost { cpu, memory_bytes }, &BUDGET)?)))
+            .collect()
     }
 
     #[test]
-    fn memory_counts_too_and_is_named() {
-        let budget = Budget { cpu: 0.03, memory_bytes: 1 << 20, windows: 1 };
-        let text = BudgetWatch::default().window(Cost { cpu: 0.0, memory_bytes: 3 << 20 }, &budget).unwrap();
-        assert_eq!(text, "homenode uses 3.0 MiB, 1.0 MiB allowed");
+    fn only_windows_on_end_count() {
+        let (low, high) = ((0.02, 1), (0.05, 1));
+        let text = Verdict::TooMuchCpu("homenode uses 5.0 % of a CPU, 3.0 % allowed".into());
+        let said = said([high, high, low, high, high, high, high, high, high]);
+        assert_eq!(said, [(5, text.clone()), (8, text)]);
+    }
+
+    #[test]
+    fn memory_counts_for_itself() {
+        let text = Verdict::TooMuchMemory("homenode uses 3.0 MiB of memory, 1.0 MiB allowed".into());
+        assert_eq!(said([(0.02, 3 << 20); 4]), [(2, text)]);
+    }
+
+    #[test]
+    fn long_far_below_is_calm() {
+        assert_eq!(said([(0.011, 1); 120]), [(59, Verdict::Calm), (119, Verdict::Calm)]);
+        assert_eq!(said([(0.013, 1); 120]), []);
     }
 }

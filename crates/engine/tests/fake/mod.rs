@@ -269,6 +269,12 @@ impl Plane for Fake {
         world.sheds_left = world.sheds_left.checked_sub(1)?;
         Some("sampling half as much".into())
     }
+
+    fn relax(&mut self) -> Option<String> {
+        let mut world = self.world();
+        world.sheds = world.sheds.checked_sub(1)?;
+        Some("sampling as before".into())
+    }
 }
 
 pub fn mv(tid: u32, start: Option<u64>, from: u32, to: u32) -> Move {

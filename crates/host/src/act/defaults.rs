@@ -21,6 +21,8 @@ pub struct Defaults {
     cpusets: Cpusets,
     sys_root: PathBuf,
     online: CpuSet,
+    /// Fixed at boot.
+    possible: CpuSet,
     window: u64,
     /// Groups of threads, with the window they were read in.
     groups: FxHashMap<Key, (Group, u64)>,
@@ -36,11 +38,13 @@ impl Defaults {
             cpusets: Cpusets::new(proc_root)?,
             sys_root: sys_root.to_owned(),
             online: CpuSet::default(),
+            possible: CpuSet::default(),
             window: 0,
             groups: FxHashMap::default(),
             cpus: FxHashMap::default(),
         };
         defaults.online = defaults.cpu_list("online")?;
+        defaults.possible = defaults.cpu_list("possible").unwrap_or_else(|_| defaults.online.clone());
         Ok(defaults)
     }
 
@@ -50,8 +54,8 @@ impl Defaults {
     }
 
     /// Every CPU that there can be: what a thread without an affinity of its own may use as far as its cpuset allows.
-    pub fn possible(&self) -> CpuSet {
-        self.cpu_list("possible").unwrap_or_else(|_| self.online.clone())
+    pub fn possible(&self) -> &CpuSet {
+        &self.possible
     }
 
     /// Looks again which CPUs are online, and forgets the CPUs of groups. To be called once a window.

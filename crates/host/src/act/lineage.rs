@@ -1,4 +1,7 @@
 //! Who was born of moved threads, from the births that the kernel has told us of.
+//!
+//! **Limits.** A descendant that has set exactly our value itself cannot be told from one that inherited it, and is widened:
+//! `numactl -N 0 …` started by a thread that was moved to node 0, say. (Bound to any other set of CPUs it is left alone.)
 
 use rustc_hash::FxHashMap;
 

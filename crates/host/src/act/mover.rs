@@ -194,15 +194,15 @@ impl Mover {
         let Undo::Thread { tid, start, before, ours, unbound, .. } = undo else { return Err(not_a_thread()) };
         let key = (*tid, *start);
         // A thread whose cpuset cannot be known is judged by the plain mask.
-        let allowed = self.defaults.of(*tid).ok();
-        let is_ours = |mask: &CpuSet| allowed.as_ref().map_or(mask == ours, |allowed| is_ours(mask, ours, allowed));
+        let left_of_it = |mask: &CpuSet| self.defaults.of(*tid).is_ok_and(|allowed| is_ours(mask, ours, &allowed));
+        let is_ours = |mask: &CpuSet| mask == ours || left_of_it(mask);
         let possible = self.defaults.possible();
         let changed = |_: &CpuSet| refused("changed_by_others", "was changed by others");
-        let to = if *unbound { &possible } else { before };
+        let to = if *unbound { possible } else { before };
         let mut result = self.replace(key, is_ours, to, changed);
         if matches!(&result, Err(PlaneError::Refused { reason: "einval", .. })) {
             // Its cpuset has none of the CPUs of before: what it allows is all there can be.
-            result = self.replace(key, is_ours, &possible, changed);
+            result = self.replace(key, is_ours, possible, changed);
         }
         let undone = match result {
             Ok(()) => Undone::Restored,

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use engine::journal::{Event, Filter, read};
 use engine::{StateDir, Undone, recover};
+use host::HostPlane;
 use host::act::affinity;
 
 use crate::Tried;
@@ -22,6 +23,15 @@ pub fn be_daemon(args: &[String]) {
 }
 
 pub fn killed_and_recovered() -> Tried {
+    recovered_by(|| plane(None))
+}
+
+pub fn killed_and_started_again() -> Tried {
+    recovered_by(|| plane(Some(Scripted::of(&[]))))
+}
+
+/// What `restore` does with a plane that can only act, and the next start with one that observes.
+fn recovered_by(plane_of: fn() -> HostPlane) -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let dir = tmp.path().join("state");
     let go = tmp.path().join("go");
@@ -58,7 +68,7 @@ pub fn killed_and_recovered() -> Tried {
     ended.kill();
     affinity::set(taken.pid(), &node(0)).unwrap();
 
-    let mut plane = plane(None);
+    let mut plane = plane_of();
     let finished = recover(&mut plane, &StateDir::open(&dir).unwrap()).unwrap();
     assert_eq!((finished.restored, finished.inherited), (5, 1), "{finished:?}"); // 3 threads, the shell, its child
     assert_eq!((finished.changed_by_others, finished.gone, finished.failed), (1, 1, 0), "{finished:?}");

@@ -57,6 +57,7 @@ fn main() {
         trial("thousands_of_forks_beside_it", forks::beside),
         trial("thousands_of_forks_beside_it_with_bpf", forks::beside_with_bpf),
         trial("killed_and_recovered", crash::killed_and_recovered),
+        trial("killed_and_started_again", crash::killed_and_started_again),
     ];
     libtest_mimic::run(&Arguments::from_args(), tests).exit();
 }
