@@ -8,6 +8,8 @@
 //! **Limits.** Pure: no I/O, no clock, no randomness, no knowledge of Linux. Whether a move may be carried out *now*
 //! (dwell, rate, foreign affinities) is the engine's business, not a policy's.
 
+pub mod auto;
+mod budget;
 mod bytes;
 pub mod cache_affinity;
 pub mod dragonfly;
@@ -46,6 +48,7 @@ pub const POLICIES: &[(&str, &str)] = &[
     ("dragonfly", "as nthread, but where a thread's home node is overloaded its files move to it, if that pays back"),
     ("npolicy", "processes with mapped memory go to the node that holds most of what they touch, every 10 s"),
     ("arc", "a process goes, with its memory, to the node that caches what it reads, at the first remote block"),
+    ("auto", "threads, processes and data by one cost model: what saves most time over the next 30 s, counting what moving costs"),
     ("arc-guarded", "the same, only for large files, large and repeated reads, and processes small against them"),
 ];
 
@@ -56,6 +59,7 @@ pub fn policy(name: &str, settings: &nthread::Settings) -> Option<Box<dyn Policy
     }
     let arc = |variant| Box::new(cache_affinity::CacheAffinity::new(variant, Default::default()));
     match name {
+        "auto" => Some(Box::new(auto::Auto::new(Default::default()))),
         "dragonfly" => Some(Box::new(dragonfly::Dragonfly::new(Default::default(), settings.clone()))),
         "npolicy" => Some(Box::new(npolicy::NPolicy::default())),
         "arc" => Some(arc(cache_affinity::Variant::Greedy)),

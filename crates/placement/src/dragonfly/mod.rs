@@ -9,13 +9,12 @@
 //! whole number of windows in which the migration of what is in the queue pays back by Eq. 9 ([`mtp`]), from figures that are
 //! measured as migrations go ([`estimate`], [`flight`]). When the queue has waited that long, and the node is still
 //! overloaded, it is emptied: load that lasted T_window is taken to last for another. The policy so triggers itself, which the
-//! paper leaves to future work. Files go by benefit per byte, within a budget of bytes for endurance ([`budget`]) and
+//! paper leaves to future work. Files go by benefit per byte, within a budget of bytes for endurance and
 //! only if read often enough for write amplification to stay low; a file that has moved stays for a time that doubles.
 //!
 //! **Limits.** One migration at a time. Files whose size is not known are not moved. The target must have the memory, and must not
 //! become the new overloaded node. CPU contention is NThread's step 4, as ever; the paper leaves it out.
 
-mod budget;
 mod estimate;
 mod flight;
 pub mod mtp;
@@ -28,11 +27,11 @@ use rustc_hash::FxHashMap;
 pub use settings::Settings;
 use topology::{NodeId, Topology};
 
+use crate::budget::Budget;
 use crate::load::{Loads, Machine};
 use crate::nthread::{self, MAX_DECLINED, NThread, Variant};
 use crate::processes::{sane, show};
 use crate::{Declined, Move, Plan, Policy, Reason, Snapshot};
-use budget::Budget;
 use estimate::Estimates;
 use flight::{Flight, Moving, Phase};
 use queue::{Offer, Queue};
@@ -70,7 +69,7 @@ impl Dragonfly {
             locality: NThread::new(Variant::Locality, threads.clone()),
             queue: Queue::default(),
             estimates: Estimates::initial(&settings),
-            budget: Budget::full(&settings),
+            budget: Budget::full(settings.burst_bytes, settings.bytes_per_day),
             flight: None,
             moved: FxHashMap::default(),
             settings,
@@ -241,7 +240,7 @@ impl Policy for Dragonfly {
         let machine = Machine::new(topology, &self.threads, if usable { snapshot.window_s } else { 1.0 });
         let overloaded = if usable { nthread::overloaded_home(&machine, &self.threads, snapshot) } else { None };
         let now_s = sane(snapshot.time_s);
-        self.budget.fill(&self.settings, now_s);
+        self.budget.fill(now_s);
         let forget_s = REMEMBER * self.settings.cooldown_s;
         self.moved.retain(|_, m| (0.0..=forget_s).contains(&(now_s - m.at_s)));
         let Some((source, loads)) = overloaded else {

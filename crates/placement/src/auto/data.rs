@@ -1,0 +1,157 @@
+//! Data as the cost model sees it: files that one thread uses, and groups of files that several do.
+//!
+//! **Problem.** What a thread reads alone can go with it; what many read draws them together or holds them apart. Snapshots may
+//! list a hundred thousand files.
+//!
+//! **Approach.** Each file with several readers is a group of its own while there are few of them; beyond [`MOST_GROUPS`], those of
+//! the same process with most of their bytes on the same node form one group.
+//!
+//! **Limits.** A merged group moves as a whole or not at all.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::hardware::Hardware;
+use crate::Snapshot;
+
+/// Amounts by node index, few and unsorted.
+pub(super) type Shares = SmallVec<[(usize, f64); 2]>;
+
+pub(super) fn add(shares: &mut Shares, node: usize, amount: f64) {
+    match shares.iter_mut().find(|s| s.0 == node) {
+        Some(share) => share.1 += amount,
+        None => shares.push((node, amount)),
+    }
+}
+
+/// Node with the largest share; the first of equal ones.
+pub(super) fn main_node(shares: &Shares) -> Option<usize> {
+    let mut best: Option<(usize, f64)> = None;
+    for (node, share) in shares {
+        if *share > 0.0 && best.is_none_or(|b| *share > b.1 || (*share == b.1 && *node < b.0)) {
+            best = Some((*node, *share));
+        }
+    }
+    best.map(|b| b.0)
+}
+
+/// Shared files beyond this many are merged by process and node.
+const MOST_GROUPS: usize = 64;
+
+/// Files that several threads use.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Group {
+    /// Indices in the snapshot's files.
+    pub files: SmallVec<[usize; 1]>,
+    /// Share of its reads (or of its bytes, if nobody reads it) by node.
+    pub places: Shares,
+    /// Bytes resident, by node.
+    pub bytes: Shares,
+    /// Threads that use it, by the node they are on.
+    pub crowd: Vec<f64>,
+    /// Bytes/s written to it.
+    pub written: f64,
+}
+
+/// All data that the listed threads use.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Groups {
+    pub list: Vec<Group>,
+    of: FxHashMap<String, usize>,
+    files: FxHashMap<String, (usize, f64)>,
+}
+
+impl Groups {
+    pub fn new(hardware: &Hardware, snapshot: &Snapshot, listed: &[usize]) -> Self {
+        let mut groups = Self::default();
+        let mut users: FxHashMap<&str, SmallVec<[usize; 4]>> = FxHashMap::default();
+        for i in listed {
+            for used in &snapshot.threads[*i].files {
+                let by = users.entry(&used.file).or_default();
+                if by.last() != Some(i) {
+                    by.push(*i);
+                }
+            }
+        }
+        let mut shared = 0;
+        for observed in &snapshot.files {
+            let by = users.get(observed.file.as_str()).map_or(0, SmallVec::len);
+            shared += usize::from(by > 1);
+        }
+        let merge = shared > MOST_GROUPS;
+        let mut merged: FxHashMap<(u32, Option<usize>), usize> = FxHashMap::default();
+        for (f, observed) in snapshot.files.iter().enumerate() {
+            let bytes: Shares =
+                observed.bytes.iter().filter_map(|(id, b)| Some((hardware.index(id)?, b as f64))).collect();
+            let total: f64 = bytes.iter().map(|b| b.1).sum();
+            let Some(by) = users.get(observed.file.as_str()).filter(|by| by.len() > 1) else {
+                groups.files.insert(observed.file.clone(), (f, total));
+                continue;
+            };
+            let pid = snapshot.threads[by[0]].pid;
+            let new = groups.list.len();
+            let group =
+                if merge { *merged.entry((pid, main_node(&bytes))).or_insert(new) } else { new };
+            if group == new {
+                groups.list.push(Group { crowd: vec![0.0; hardware.len()], ..Group::default() });
+            }
+            let g = &mut groups.list[group];
+            g.files.push(f);
+            bytes.iter().for_each(|(n, b)| add(&mut g.bytes, *n, *b));
+            groups.of.insert(observed.file.clone(), group);
+        }
+        groups.use_of(hardware, snapshot, listed);
+        groups
+    }
+
+    fn use_of(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize]) {
+        let mut seen: SmallVec<[usize; 8]> = SmallVec::new();
+        for i in listed {
+            let t = &snapshot.threads[*i];
+            seen.clear();
+            for used in &t.files {
+                let Some(group) = self.of(&used.file) else { continue };
+                let g = &mut self.list[group];
+                for (id, bytes) in used.read_bytes.iter() {
+                    if let Some(n) = hardware.index(id) {
+                        add(&mut g.places, n, bytes as f64);
+                    }
+                }
+                g.written += used.write_bytes.total() as f64 / snapshot.window_s;
+                if let (Some(n), false) = (hardware.index(t.node), seen.contains(&group)) {
+                    g.crowd[n] += 1.0;
+                    seen.push(group);
+                }
+            }
+        }
+        for g in &mut self.list {
+            if g.places.iter().all(|p| p.1 <= 0.0) {
+                g.places = g.bytes.clone();
+            }
+            let all: f64 = g.places.iter().map(|p| p.1).sum();
+            g.places.retain(|p| p.1 > 0.0);
+            g.places.iter_mut().for_each(|p| p.1 /= all);
+        }
+    }
+
+    /// The group of a file, if it is shared.
+    pub fn of(&self, file: &str) -> Option<usize> {
+        self.of.get(file).copied()
+    }
+
+    /// Index and resident bytes of a file that is not shared.
+    pub fn file(&self, file: &str) -> Option<(usize, f64)> {
+        self.files.get(file).copied()
+    }
+
+    /// Share of the others who use a group that are on this node, for one of its users there.
+    pub fn beside(&self, group: usize, node: usize) -> f64 {
+        beside(&self.list[group].crowd, node)
+    }
+}
+
+/// Share of the others that are on `node`, for somebody there.
+pub(super) fn beside(crowd: &[f64], node: usize) -> f64 {
+    let all: f64 = crowd.iter().sum();
+    if all > 1.0 { ((crowd[node] - 1.0) / (all - 1.0)).clamp(0.0, 1.0) } else { 0.0 }
+}

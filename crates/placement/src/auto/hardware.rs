@@ -1,0 +1,147 @@
+//! The machine as the cost model sees it: what a byte costs between any two nodes, and what is taken by others.
+//!
+//! **Problem.** Topologies are incomplete (no bandwidths) and irregular (sparse ids, unequal distances, nodes without CPUs or
+//! without memory).
+//!
+//! **Approach.** Nodes by dense index. Distances become hops, `(SLIT − 10) / 11`: two usual sockets are one hop apart, and the papers'
+//! figures are for one hop; everything that gets worse with distance does so in proportion.
+//!
+//! **Limits.** A controller whose bandwidth is not known never gets crowded. Links between nodes are not told apart.
+
+use topology::{MemoryKind, NodeId, Topology};
+
+use super::Settings;
+use crate::Snapshot;
+use crate::processes::sane;
+
+/// Most hops: SLIT distances end at 255.
+const MOST_HOPS: f64 = 245.0 / 11.0;
+/// A controller or CPU that others use up keeps at least this share for the listed threads.
+const LEFT_OVER: f64 = 0.05;
+
+/// One node.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Node {
+    pub id: NodeId,
+    /// CPUs; 0 where there are none.
+    pub cpus: f64,
+    /// CPUs that threads which are not listed keep busy.
+    pub others: f64,
+    /// Node whose memory takes what is written here: itself, or the nearest with memory.
+    pub home: usize,
+    /// Seconds of the controller per byte read, and written; 0 where the bandwidth is not known.
+    pub read_work: f64,
+    pub write_work: f64,
+    /// Seconds per byte for one thread alone and local.
+    pub read_s: f64,
+    pub write_s: f64,
+    /// What one hop adds to them, and to the work: 0.655 for +65.5 %.
+    pub read_hop: f64,
+    pub write_hop: f64,
+    pub work_hop: f64,
+    /// Free memory, bytes.
+    pub free: f64,
+}
+
+/// All nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Hardware {
+    pub nodes: Vec<Node>,
+    hops: Vec<f64>,
+}
+
+impl Hardware {
+    pub fn new(topology: &Topology, snapshot: &Snapshot, settings: &Settings) -> Self {
+        let seen = |id| snapshot.nodes.iter().find(|n| n.id == id);
+        let mut nodes: Vec<Node> = (topology.nodes.iter().enumerate())
+            .map(|(i, n)| {
+                let load = seen(n.id);
+                let read_bw = n.read_bw_max.or(load.and_then(|l| l.read_bw_max)).map_or(0.0, sane);
+                let write_bw = n.write_bw_max.or(load.and_then(|l| l.write_bw_max)).map_or(0.0, sane);
+                let work = |bw: f64| if bw > 0.0 { 1.0 / bw } else { 0.0 };
+                // Persistent memory writes at less than half its read bandwidth (NT II-B: a third), DRAM does not.
+                let nvm = write_bw > 0.0 && read_bw > 2.0 * write_bw;
+                let (read_s, write_s) =
+                    if nvm { (settings.nvm_read_s, settings.nvm_write_s) } else { (settings.dram_s, settings.dram_s) };
+                Node {
+                    id: n.id,
+                    cpus: n.cpus.len() as f64,
+                    others: 0.0,
+                    home: i,
+                    read_work: work(read_bw),
+                    write_work: work(write_bw),
+                    read_s: read_s.max(work(read_bw)),
+                    write_s: write_s.max(work(write_bw)),
+                    read_hop: if nvm { settings.remote_read } else { settings.remote_dram } - 1.0,
+                    write_hop: if nvm { settings.remote_write } else { settings.remote_dram } - 1.0,
+                    work_hop: if nvm { settings.remote_load - 1.0 } else { 0.0 },
+                    free: load.map_or(0.0, |l| l.memory_free as f64),
+                }
+            })
+            .collect();
+        let hops = (topology.nodes.iter())
+            .flat_map(|from| topology.nodes.iter().map(move |to| (from.id, to.id)))
+            .map(|(from, to)| match topology.distance(from, to) {
+                _ if from == to => 0.0,
+                Some(d) => ((f64::from(d) - 10.0) / 11.0).clamp(0.1, MOST_HOPS),
+                None => 1.0,
+            })
+            .collect();
+        let mut hardware = Self { nodes: Vec::new(), hops };
+        let with_memory: Vec<usize> =
+            (0..nodes.len()).filter(|n| topology.nodes[*n].memory != MemoryKind::None).collect();
+        for n in 0..nodes.len() {
+            let near = |a: &&usize, b: &&usize| {
+                hardware.at(nodes.len(), n, **a).total_cmp(&hardware.at(nodes.len(), n, **b)).then(a.cmp(b))
+            };
+            if topology.nodes[n].memory == MemoryKind::None {
+                nodes[n].home = with_memory.iter().min_by(near).copied().unwrap_or(n);
+            }
+        }
+        hardware.nodes = nodes;
+        hardware
+    }
+
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub fn index(&self, id: NodeId) -> Option<usize> {
+        self.nodes.binary_search_by_key(&id, |n| n.id).ok()
+    }
+
+    fn at(&self, n: usize, from: usize, to: usize) -> f64 {
+        self.hops[from * n + to]
+    }
+
+    /// Hops between two nodes: 0 on the same one, 1 between usual sockets.
+    pub fn hops(&self, from: usize, to: usize) -> f64 {
+        self.at(self.nodes.len(), from, to)
+    }
+
+    /// Seconds per byte that a thread on `at` reads from `node`, alone.
+    pub fn read_s(&self, at: usize, node: usize) -> f64 {
+        let n = &self.nodes[node];
+        n.read_s * (1.0 + n.read_hop * self.hops(at, node))
+    }
+
+    /// Seconds per byte that a thread on `at` writes to `node`, alone.
+    pub fn write_s(&self, at: usize, node: usize) -> f64 {
+        let n = &self.nodes[node];
+        n.write_s * (1.0 + n.write_hop * self.hops(at, node))
+    }
+
+    /// How much more of the controller a byte takes from there than a local one.
+    pub fn service(&self, at: usize, node: usize) -> f64 {
+        1.0 + self.nodes[node].work_hop * self.hops(at, node)
+    }
+
+    /// Takes away what others use: CPU seconds per second, and controller seconds per second.
+    pub fn taken(&mut self, node: usize, cpus: f64, controller: f64) {
+        let n = &mut self.nodes[node];
+        n.others = cpus.min(n.cpus * (1.0 - LEFT_OVER));
+        let left = (1.0 - controller).max(LEFT_OVER);
+        n.read_work /= left;
+        n.write_work /= left;
+    }
+}

@@ -1,0 +1,359 @@
+//! What one window does not tell: what was asked for and is not done yet, what was tried and did not help, what is known of a process.
+//!
+//! **Problem.** A model that is a little wrong sees an improvement from A to B and another from B to A. Moves are asked for, not
+//! made: an engine or a plane may hold them back or refuse them.
+//!
+//! **Approach.** After a plan, nothing new is decided until its moves are made or given up. Then what everybody gets is held
+//! against before: a plan that made things worse is taken back, and what it moved where is not tried again; what a plan promises
+//! counts as much as earlier ones kept. Plans for a load are made in the first windows after it has appeared, and each must
+//! promise four times as much as the one before, so moves end whatever the model believes. A load that has changed (other
+//! threads, other demands) starts afresh.
+//!
+//! **Limits.** Measured and predicted throughput are those of the machine: one process's loss can hide behind another's gain.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use topology::NodeId;
+
+use super::demand::{Demands, Known};
+use crate::processes::sane;
+use crate::{Move, Snapshot};
+
+/// Windows for which a thread's move is asked for before it counts as stuck.
+const MOST_ASKED: u32 = 10;
+/// Windows without progress after which data is asked for again; and windows and times of T_m after which it is given up.
+const STALLED: u32 = 3;
+const OVERDUE_WINDOWS: f64 = 10.0;
+const OVERDUE: f64 = 4.0;
+/// A file has moved when this share is left behind, a process's memory when that is.
+const CRUMBS: f64 = 0.02;
+const MOSTLY: f64 = 0.1;
+/// What could not be moved is not asked for again for so many seconds.
+const STUCK_S: f64 = 600.0;
+/// Windows in which a plan is measured, after one that shows the moves themselves.
+const MEASURED: u32 = 3;
+/// A plan that brought less than this share of what there was before is taken back.
+const WORSE: f64 = 0.98;
+/// Each further plan for the same load must promise this many times as much.
+const STRICTER: f64 = 4.0;
+/// Windows after a load has appeared in which plans are made.
+const PLANNING: u32 = 8;
+/// A load that has lasted for so long is looked at again.
+const AGAIN_S: f64 = 600.0;
+/// What a plan's promise is worth at least, whatever earlier ones kept.
+const LEAST_TRUST: f64 = 0.1;
+/// A load has changed when this share of its threads has.
+const OTHERS: f64 = 0.2;
+/// A thread has changed when its time per byte has by this factor, or its share of reads by that much.
+const FACTOR: f64 = 2.0;
+const READS: f64 = 0.25;
+
+/// A move that was asked for.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub mv: Move,
+    /// Seconds that it should take.
+    pub takes_s: f64,
+    since_s: f64,
+    times: u32,
+    idle: u32,
+    left: f64,
+}
+
+/// A plan that is being carried out, then measured.
+#[derive(Clone, Debug)]
+struct Trial {
+    /// Bytes/s of its threads before.
+    before: f64,
+    /// Bytes/s that they were promised.
+    promised: f64,
+    threads: FxHashSet<u32>,
+    back: Vec<Move>,
+    windows: u32,
+    sum: f64,
+}
+
+/// What a thread asks for, wherever it is.
+#[derive(Clone, Copy, Debug)]
+struct Ask {
+    time_s: f64,
+    reads: f64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct History {
+    pub known: FxHashMap<u32, Known>,
+    /// Windows since the load last changed.
+    pub windows: u32,
+    plans: i32,
+    /// When the load appeared, or was looked at again.
+    since_s: f64,
+    /// Share of what plans promised that they kept.
+    trust: Option<f64>,
+    load: FxHashMap<u32, Ask>,
+    asked: Vec<Asked>,
+    trial: Option<Trial>,
+    /// Processes that are not to be moved to a node again: that made things worse.
+    veto: FxHashSet<(u32, NodeId)>,
+    stuck_threads: FxHashMap<u32, f64>,
+    stuck_processes: FxHashMap<u32, f64>,
+    stuck_files: FxHashMap<String, f64>,
+}
+
+/// What to do in this window.
+pub(super) enum Turn {
+    /// Ask for these moves (again), and decide nothing.
+    Wait(Vec<Move>),
+    /// A plan made things worse: take it back. Shares: measured / before.
+    Back(Vec<Move>, f64),
+    /// Decide; a plan must promise this many times the least gain.
+    Decide { strictness: f64 },
+    /// The load has been planned for.
+    Rest,
+}
+
+impl History {
+    /// Takes one window in.
+    pub fn turn(&mut self, snapshot: &Snapshot, demands: &Demands) -> Turn {
+        let now_s = sane(snapshot.time_s);
+        self.learn(snapshot, demands);
+        self.notice_changes(snapshot, demands, now_s);
+        self.windows = self.windows.saturating_add(1);
+        for stuck in [&mut self.stuck_threads, &mut self.stuck_processes] {
+            stuck.retain(|_, since_s| (0.0..STUCK_S).contains(&(now_s - *since_s)));
+        }
+        self.stuck_files.retain(|_, since_s| (0.0..STUCK_S).contains(&(now_s - *since_s)));
+        if !(0.0..AGAIN_S).contains(&(now_s - self.since_s)) {
+            self.since_s = now_s;
+            self.windows = 1;
+        }
+        let again = self.follow(snapshot, now_s);
+        if !self.asked.is_empty() {
+            return Turn::Wait(again);
+        }
+        if let Some(trial) = &mut self.trial {
+            let rate = |d: &super::demand::Demand| d.rate;
+            let here = |d: &&super::demand::Demand| trial.threads.contains(&snapshot.threads[d.thread].tid);
+            let (count, sum) =
+                demands.threads.iter().filter(here).fold((0, 0.0), |(n, sum), d| (n + 1, sum + rate(d)));
+            trial.windows += 1;
+            trial.sum += sum;
+            // Somebody has ended: nothing to compare with.
+            if count != trial.threads.len() {
+                self.trial = None;
+            } else if trial.windows >= MEASURED {
+                let share = trial.sum / f64::from(trial.windows) / trial.before.max(f64::MIN_POSITIVE);
+                let back = std::mem::take(&mut trial.back);
+                let promised = trial.promised / trial.before.max(f64::MIN_POSITIVE) - 1.0;
+                if promised > 0.0 {
+                    let kept = ((share - 1.0) / promised).clamp(LEAST_TRUST, 1.0);
+                    self.trust = Some(self.trust.map_or(kept, |trust| (trust + kept) / 2.0));
+                }
+                self.trial = None;
+                if share < WORSE && !back.is_empty() {
+                    for mv in &back {
+                        if let Move::Thread { pid, from, .. } | Move::Process { pid, from, .. } = mv {
+                            self.veto.insert((*pid, *from));
+                        }
+                    }
+                    return Turn::Back(back, share);
+                }
+            } else {
+                return Turn::Wait(Vec::new());
+            }
+        }
+        if self.windows > PLANNING {
+            return Turn::Rest;
+        }
+        Turn::Decide { strictness: STRICTER.powi(self.plans) / self.trust.unwrap_or(1.0) }
+    }
+
+    /// A plan has been made that promises `gain` times as many bytes/s.
+    pub fn planned(&mut self, snapshot: &Snapshot, demands: &Demands, moves: &[(Move, f64)], gain: f64) {
+        let now_s = sane(snapshot.time_s);
+        self.plans += 1;
+        let asked = |(mv, takes_s): &(Move, f64)| Asked {
+            mv: mv.clone(),
+            takes_s: *takes_s,
+            since_s: now_s,
+            times: 1,
+            idle: 0,
+            left: f64::INFINITY,
+        };
+        self.asked = moves.iter().map(asked).collect();
+        let back = moves.iter().filter_map(|(mv, _)| match mv {
+            Move::Thread { tid, pid, start_ns, from, to, reason, .. } => Some(Move::Thread {
+                tid: *tid,
+                pid: *pid,
+                start_ns: *start_ns,
+                from: *to,
+                to: *from,
+                reason: *reason,
+                why: String::new(),
+            }),
+            _ => None,
+        });
+        let before = demands.threads.iter().map(|d| d.rate).sum::<f64>();
+        self.trial = Some(Trial {
+            before,
+            promised: before * gain,
+            threads: demands.threads.iter().map(|d| snapshot.threads[d.thread].tid).collect(),
+            back: back.collect(),
+            windows: 0,
+            sum: 0.0,
+        });
+    }
+
+    /// What is taken back is asked for like any move, but not measured.
+    pub fn taken_back(&mut self, now_s: f64, moves: &[Move]) {
+        self.plans += 1;
+        let asked =
+            |mv: &Move| Asked { mv: mv.clone(), takes_s: 0.0, since_s: now_s, times: 1, idle: 0, left: f64::INFINITY };
+        self.asked = moves.iter().map(asked).collect();
+    }
+
+    pub fn may_move_thread(&self, tid: u32) -> bool {
+        !self.stuck_threads.contains_key(&tid)
+    }
+
+    pub fn may_move_process(&self, pid: u32) -> bool {
+        !self.stuck_processes.contains_key(&pid)
+    }
+
+    pub fn may_move_file(&self, file: &str) -> bool {
+        !self.stuck_files.contains_key(file)
+    }
+
+    pub fn vetoed(&self, pid: u32, node: NodeId) -> bool {
+        self.veto.contains(&(pid, node))
+    }
+
+    fn learn(&mut self, snapshot: &Snapshot, demands: &Demands) {
+        let pids: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.pid).collect();
+        let waiting = |asked: &[Asked], pid: u32| asked.iter().any(|a| matches!(a.mv, Move::Process { pid: p, .. } if p == pid));
+        self.known.retain(|pid, _| pids.contains(pid) || waiting(&self.asked, *pid));
+        for program in &demands.programs {
+            let known = self.known.entry(program.pid).or_default();
+            known.memory = program.measured.or(known.memory);
+            known.writes_stay |= !program.writes_follow;
+        }
+    }
+
+    fn notice_changes(&mut self, snapshot: &Snapshot, demands: &Demands, now_s: f64) {
+        let asks: FxHashMap<u32, Ask> = (demands.threads.iter())
+            .map(|d| {
+                let reads = d.private.iter().map(|s| s.1).sum::<f64>() + d.shared.iter().map(|s| s.1).sum::<f64>();
+                (snapshot.threads[d.thread].tid, Ask { time_s: d.soft_s + d.off_s, reads })
+            })
+            .collect();
+        let same = |tid: &u32, ask: &Ask| {
+            self.load.get(tid).is_some_and(|before| {
+                let factor = ask.time_s / before.time_s;
+                (ask.reads - before.reads).abs() < READS && (1.0 / FACTOR..FACTOR).contains(&factor)
+            })
+        };
+        let kept = asks.iter().filter(|(tid, ask)| same(tid, ask)).count();
+        let all = asks.len().max(self.load.len());
+        // A process that is being moved stands still: that is no change of the load.
+        let still = self.asked.iter().any(|a| matches!(a.mv, Move::Process { .. }));
+        if !still && ((all - kept) as f64) > OTHERS * all as f64 {
+            self.load = asks;
+            self.windows = 0;
+            self.plans = 0;
+            self.since_s = now_s;
+            self.trust = None;
+            self.trial = None;
+            self.veto.clear();
+        }
+    }
+
+    /// Which of the moves that were asked for are still to be made; those to ask for again.
+    fn follow(&mut self, snapshot: &Snapshot, now_s: f64) -> Vec<Move> {
+        let mut again = Vec::new();
+        let window_s = sane(snapshot.window_s);
+        // Planes copy one after the other: what waits its turn does not stand still while another makes progress.
+        let left = |a: &Asked| left_behind(snapshot, &a.mv);
+        let moving = self.asked.iter().any(|a| left(a).is_some_and(|left| left < a.left && a.left.is_finite()));
+        let threads: FxHashMap<u32, NodeId> = snapshot.threads.iter().map(|t| (t.tid, t.node)).collect();
+        let (stuck_threads, stuck_processes, stuck_files) =
+            (&mut self.stuck_threads, &mut self.stuck_processes, &mut self.stuck_files);
+        self.asked.retain_mut(|a| match &a.mv.clone() {
+            Move::Thread { tid, to, .. } => match threads.get(tid) {
+                Some(node) if node != to => {
+                    if a.times >= MOST_ASKED {
+                        stuck_threads.insert(*tid, now_s);
+                        return false;
+                    }
+                    a.times += 1;
+                    again.push(a.mv.clone());
+                    true
+                }
+                _ => false,
+            },
+            Move::Process { pid, to, .. } => {
+                let listed = snapshot.threads.iter().filter(|t| t.pid == *pid);
+                let arrived = listed.clone().count() > 0 && listed.clone().all(|t| t.node == *to);
+                let all = snapshot.processes.iter().find(|p| p.pid == *pid).map_or(0, |p| p.resident.total());
+                let left = left(a).unwrap_or(0.0);
+                // Where no thread of it is seen it has ended, or stands still while it is copied.
+                if arrived && (left <= MOSTLY * all as f64 || a.idle >= STALLED) {
+                    return false;
+                }
+                proceed(a, left, moving, now_s, window_s, &mut again, || {
+                    stuck_processes.insert(*pid, now_s);
+                })
+            }
+            Move::File { file, .. } => {
+                let Some(left) = left(a) else {
+                    return now_s - a.since_s < OVERDUE * a.takes_s + OVERDUE_WINDOWS * window_s;
+                };
+                let all = snapshot.files.iter().find(|f| f.file == *file).map_or(0, |f| f.bytes.total());
+                if left <= CRUMBS * all as f64 {
+                    return false;
+                }
+                proceed(a, left, moving, now_s, window_s, &mut again, || {
+                    stuck_files.insert(file.clone(), now_s);
+                })
+            }
+        });
+        again
+    }
+}
+
+/// Bytes that a move of data has still to take along; none where that is not seen.
+fn left_behind(snapshot: &Snapshot, mv: &Move) -> Option<f64> {
+    match mv {
+        Move::Thread { .. } => None,
+        Move::Process { pid, to, .. } => {
+            let memory = &snapshot.processes.iter().find(|p| p.pid == *pid)?.resident;
+            Some(memory.total().saturating_sub(memory.get(*to)) as f64)
+        }
+        Move::File { file, from, .. } => {
+            Some(snapshot.files.iter().find(|f| f.file == *file)?.bytes.get(*from) as f64)
+        }
+    }
+}
+
+/// Whether data that is moving is still waited for: asks again when it stands still, gives up when it is overdue.
+fn proceed(
+    a: &mut Asked,
+    left: f64,
+    moving: bool,
+    now_s: f64,
+    window_s: f64,
+    again: &mut Vec<Move>,
+    give_up: impl FnOnce(),
+) -> bool {
+    a.idle = if left < a.left || moving { 0 } else { a.idle + 1 };
+    a.left = left;
+    let overdue = now_s - a.since_s > OVERDUE * a.takes_s + OVERDUE_WINDOWS * window_s;
+    if overdue || (a.idle >= STALLED && a.times >= STALLED) {
+        give_up();
+        return false;
+    }
+    if a.idle >= STALLED {
+        a.idle = 0;
+        a.times += 1;
+        again.push(a.mv.clone());
+    }
+    true
+}

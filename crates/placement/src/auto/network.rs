@@ -1,0 +1,219 @@
+//! How fast everybody gets when everybody runs: the steady state of a closed queueing network.
+//!
+//! **Problem.** Threads that do one file operation after the other wait for each other at memory controllers and for CPUs, and who
+//! waits asks less often. A sum of demands says neither when a controller is full nor what that costs.
+//!
+//! **Approach.** Approximate mean-value analysis (Bard 1979, Schweitzer 1979) over cells of alike threads, counted in seconds per byte.
+//! A byte of a thread in cell *i* on node *n* takes
+//!
+//! ```text
+//! T_i = s_n × (on_i + Σ_m v_im × A_im) + off_i      CPU and memory, waiting at controller m, and asleep
+//! A_im = z_m − S_im × q_im                          what is queued at m, without the thread's own
+//! q_im = v_im × (S_im + A_im) / T_i                 the thread's own share of the queue
+//! z_m = Σ_i k_i × S_im × q_im                       the queue at m, in local requests
+//! s_n = 1 while the node has a CPU for everybody, else what makes its threads use exactly its CPUs
+//! ```
+//!
+//! where v is controller time per byte and S how much more of it a remote byte takes. z is found by Newton steps for
+//! each controller on its own, started from the last solution, as solutions of neighbouring placements are alike.
+//!
+//! **Limits.** A mean: bursts are averaged away.
+
+/// Controller time that a byte of a thread takes at one node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Visit {
+    pub node: usize,
+    /// Seconds per byte, were it local.
+    pub work: f64,
+    /// How much more it takes from where the thread is.
+    pub service: f64,
+}
+
+/// Alike threads on one node with their data at the same places.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Cell {
+    pub threads: f64,
+    pub node: usize,
+    /// CPU seconds per byte, alone: software and memory.
+    pub on_s: f64,
+    /// Seconds asleep per byte.
+    pub off_s: f64,
+    /// Its visits, as a range of [`Network::visits`].
+    pub first: usize,
+    pub last: usize,
+}
+
+/// A network to solve.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Network {
+    /// CPUs of each node, and how many of them others keep busy.
+    pub cpus: Vec<(f64, f64)>,
+    /// What taking turns costs.
+    pub time_slicing: f64,
+    pub cells: Vec<Cell>,
+    pub visits: Vec<Visit>,
+}
+
+/// The steady state.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Steady {
+    /// Bytes/s of one thread of each cell.
+    pub rate: Vec<f64>,
+    /// Of each visit, the thread's share of the queue.
+    queued: Vec<f64>,
+    /// Queue of each controller.
+    pub queue: Vec<f64>,
+    /// How many times as long CPU work takes on each node.
+    pub stretch: Vec<f64>,
+    wanted: Vec<f64>,
+    next: Vec<f64>,
+    slope: Vec<f64>,
+    /// Passes made so far: the price of it all.
+    pub passes: u64,
+}
+
+const TOLERANCE: f64 = 1e-5;
+const MOST_PASSES: usize = 60;
+/// Newton steps are at most this many times a plain one.
+const MOST_LEAP: f64 = 20.0;
+/// Nothing takes less time than this per byte: rates stay finite.
+const LEAST_S: f64 = 1e-15;
+
+impl Steady {
+    pub fn solve(&mut self, network: &Network) {
+        let nodes = network.cpus.len();
+        self.queue.resize(nodes, 0.0);
+        self.stretch.resize(nodes, 1.0);
+        self.rate.resize(network.cells.len(), 0.0);
+        // A cell's rate and queue shares are functions of the controllers' queues: no start needed but these.
+        self.queued.clear();
+        self.queued.resize(network.visits.len(), 0.0);
+        for pass in 0..MOST_PASSES {
+            let change = self.pass(network);
+            self.passes += 1 + network.visits.len() as u64;
+            if change < TOLERANCE && pass > 0 {
+                break;
+            }
+        }
+    }
+
+    fn pass(&mut self, network: &Network) -> f64 {
+        let nodes = network.cpus.len();
+        for sum in [&mut self.wanted, &mut self.next, &mut self.slope] {
+            sum.clear();
+            sum.resize(nodes, 0.0);
+        }
+        let mut change = 0.0f64;
+        for (cell, rate) in network.cells.iter().zip(&mut self.rate) {
+            let stretch = self.stretch[cell.node];
+            let slicing = if stretch > 1.0 { 1.0 + network.time_slicing } else { 1.0 };
+            let visits = &network.visits[cell.first..cell.last];
+            let queued = &mut self.queued[cell.first..cell.last];
+            let waits: f64 = visits.iter().zip(queued.iter()).map(|(v, q)| v.work * ahead(self.queue[v.node], v, *q)).sum();
+            let on = slicing * (cell.on_s + waits);
+            let new = 1.0 / (stretch * on + cell.off_s).max(LEAST_S);
+            change = change.max((new - *rate).abs() / new);
+            *rate = new;
+            for (v, q) in visits.iter().zip(queued.iter_mut()) {
+                *q = v.work * (v.service + ahead(self.queue[v.node], v, *q)) * new;
+                let weight = cell.threads * v.service;
+                self.next[v.node] += weight * *q;
+                self.slope[v.node] += weight * v.work * new * (1.0 - (stretch * slicing * *q).min(1.0));
+            }
+            self.wanted[cell.node] += cell.threads * on * new;
+        }
+        for m in 0..nodes {
+            let gap = self.next[m] - self.queue[m];
+            let leap = (1.0 / (1.0 - self.slope[m]).max(1.0 / MOST_LEAP)).max(1.0);
+            let new = (self.queue[m] + gap * leap).max(0.0);
+            change = change.max((new - self.queue[m]).abs() / (1.0 + new));
+            self.queue[m] = new;
+            let (cpus, others) = network.cpus[m];
+            // Others wait as well when there are too few CPUs: all get the same share.
+            let stretch = self.stretch[m];
+            let new = if cpus > 0.0 { ((self.wanted[m] * stretch + others) / cpus).max(1.0) } else { 1.0 };
+            change = change.max((new - stretch).abs() / new);
+            self.stretch[m] = new;
+        }
+        change
+    }
+
+    /// By how much a controller's queue grows, in the end, for each request more that is put into it.
+    pub fn leverage(&self) -> impl Iterator<Item = f64> + '_ {
+        self.slope.iter().map(|s| 1.0 / (1.0 - s).max(1.0 / MOST_LEAP))
+    }
+
+    /// CPU time that a node's cells would use if there were enough CPUs, in CPUs.
+    pub fn wanted(&self, node: usize) -> f64 {
+        self.wanted[node] * self.stretch[node]
+    }
+}
+
+/// What is queued before a thread's request: not its own.
+fn ahead(queue: f64, visit: &Visit, own: f64) -> f64 {
+    (queue - visit.service * own).max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `k` threads that need `on_s` of CPU per byte, of which `work` is the controller's, on one node.
+    fn one(k: f64, on_s: f64, work: f64, cpus: f64) -> f64 {
+        let network = Network {
+            cpus: vec![(cpus, 0.0)],
+            time_slicing: 0.0,
+            cells: vec![Cell { threads: k, node: 0, on_s, off_s: 0.0, first: 0, last: 1 }],
+            visits: vec![Visit { node: 0, work, service: 1.0 }],
+        };
+        let mut steady = Steady::default();
+        steady.solve(&network);
+        steady.rate[0] * k
+    }
+
+    #[test]
+    fn alone_a_byte_takes_its_own_time() {
+        assert!((one(1.0, 4.0, 1.0, 1.0) - 0.25).abs() < 1e-6);
+    }
+
+    #[test]
+    fn two_threads_wait_for_each_other() {
+        // Balanced: think 1, work 1. R = 1 + Q/2, Q = 2R / (1 + R), so R² − R − 1 = 0, R = 1.618: X = 2 / 2.618.
+        assert!((one(2.0, 2.0, 1.0, 2.0) - 2.0 / 2.618_034).abs() < 1e-4);
+    }
+
+    #[test]
+    fn a_controller_serves_no_more_than_it_can() {
+        for k in [1.0, 2.0, 5.0, 50.0, 5000.0] {
+            let x = one(k, 3.0, 1.0, 1e6);
+            assert!(x <= 1.0 + 1e-6 && x <= k / 3.0 + 1e-9, "{k} threads: {x}");
+        }
+        assert!(one(50.0, 3.0, 1.0, 1e6) > 0.97);
+    }
+
+    #[test]
+    fn cpus_are_shared_also_with_others() {
+        assert!((one(8.0, 1.0, 0.0, 4.0) - 4.0).abs() < 1e-4);
+        let network = Network {
+            cpus: vec![(4.0, 2.0)],
+            time_slicing: 0.0,
+            cells: vec![Cell { threads: 6.0, node: 0, on_s: 1.0, off_s: 0.0, first: 0, last: 0 }],
+            visits: vec![],
+        };
+        let mut steady = Steady::default();
+        steady.solve(&network);
+        // 6 and 2 wanted, 4 there: half of each.
+        assert!((steady.rate[0] * 6.0 - 3.0).abs() < 1e-4);
+        assert!((steady.wanted(0) - 6.0).abs() < 1e-3);
+    }
+
+    #[test]
+    fn who_sleeps_leaves_the_cpu_to_others() {
+        let cell = |off_s| Cell { threads: 4.0, node: 0, on_s: 1.0, off_s, first: 0, last: 0 };
+        let network =
+            Network { cpus: vec![(4.0, 0.0)], time_slicing: 0.0, cells: vec![cell(1.0)], visits: vec![] };
+        let mut steady = Steady::default();
+        steady.solve(&network);
+        assert!((steady.rate[0] - 0.5).abs() < 1e-6 && (steady.stretch[0] - 1.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,244 @@
+//! From a seating to a plan: moves, reasons, the gain they promise and the alternatives they beat.
+//!
+//! **Problem.** A joint decision is right as a whole; a person asks why this thread goes there.
+//!
+//! **Approach.** For each team that moves, the model is asked again: the same seating without this move, with the process and its
+//! memory moved instead, with the data moved instead. All are given in seconds of the horizon that the machine's threads save.
+//!
+//! **Limits.** Alternatives are solved for the largest [`EXPLAINED`] moves; smaller ones give the gain of the whole plan.
+
+use std::cmp::Reverse;
+
+use smallvec::SmallVec;
+use topology::NodeId;
+
+use super::search::{Change, Found};
+use super::seating::{Model, Scratch, Seat, Seating};
+use crate::processes::show;
+use crate::{Move, NodeForecast, Prediction, Reason, Snapshot};
+
+/// Moves whose alternatives are worked out.
+const EXPLAINED: usize = 16;
+
+/// One team's threads that move together.
+struct Part {
+    team: usize,
+    to: Seat,
+    members: Vec<usize>,
+}
+
+/// The moves of a seating, each with the seconds it should take, in the order in which they should be made.
+pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: &mut Scratch) -> Vec<(Move, f64)> {
+    let mut parts = parts(model, &found.seating);
+    parts.sort_by_key(|p| (Reverse((model.teams[p.team].rate * p.members.len() as f64) as u64), p.team, p.to.node));
+    let mut moves = Vec::new();
+    processes(model, found, &mut moves);
+    groups(model, snapshot, found, &mut moves);
+    for (i, part) in parts.iter().enumerate() {
+        let why = why(model, found, part, i < EXPLAINED, scratch);
+        let team = &model.teams[part.team];
+        if let Some(to) = part.to.data {
+            private_files(model, snapshot, part, to, &why, &mut moves);
+        }
+        if part.to.node != team.node && found.seating.processes[team.process].is_none() {
+            let reason = reason(model, found, part, scratch);
+            for member in &part.members {
+                let t = &snapshot.threads[model.demands.threads[*member].thread];
+                let mv = Move::Thread {
+                    tid: t.tid,
+                    pid: t.pid,
+                    start_ns: t.start_ns,
+                    from: t.node,
+                    to: model.hardware.nodes[part.to.node].id,
+                    reason,
+                    why: why.clone(),
+                };
+                moves.push((mv, 0.0));
+            }
+        }
+    }
+    moves
+}
+
+/// Which members of which teams change their seat. Those who stay are the first ones.
+fn parts(model: &Model, seating: &Seating) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for (t, team) in model.teams.iter().enumerate() {
+        let mut seats: SmallVec<[Seat; 4]> = seating.seats[t].iter().copied().collect();
+        seats.sort_by_key(|s| (s.node != team.node || s.data.is_some(), s.node, s.data));
+        let mut next = 0;
+        for to in seats {
+            let members: Vec<usize> = team.members[next..next + to.count].to_vec();
+            next += to.count;
+            if to.node != team.node || to.data.is_some() {
+                parts.push(Part { team: t, to, members });
+            }
+        }
+    }
+    parts
+}
+
+fn processes(model: &Model, found: &Found, moves: &mut Vec<(Move, f64)>) {
+    for (p, to) in found.seating.processes.iter().enumerate() {
+        let Some(to) = *to else { continue };
+        let program = &model.demands.programs[p];
+        let teams = || model.teams.iter().filter(|t| t.process == p);
+        let rate = |node: usize| teams().filter(|t| t.node == node).map(|t| t.rate * t.members.len() as f64).sum::<f64>();
+        let nodes = teams().map(|t| t.node);
+        let Some(from) = nodes.max_by(|a, b| rate(*a).total_cmp(&rate(*b)).then(b.cmp(a))) else { continue };
+        let bytes: f64 = program.memory.iter().filter(|m| m.0 != model.hardware.nodes[to].home).map(|m| m.1).sum();
+        let takes_s = model.process_copy_s(p, to);
+        let why = format!(
+            "{}; moves with {} of memory, stands still for {takes_s:.2} s",
+            whole(model, found),
+            show(bytes)
+        );
+        let (from, to) = (model.hardware.nodes[from].id, model.hardware.nodes[to].id);
+        moves.push((Move::Process { pid: program.pid, from, to, reason: Reason::CacheAffinity, why }, takes_s));
+    }
+}
+
+fn groups(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<(Move, f64)>) {
+    for (g, to) in found.seating.groups.iter().enumerate() {
+        let Some(to) = *to else { continue };
+        let takes_s = model.file_copy_s(model.group_bytes(g, to));
+        for file in &model.demands.groups.list[g].files {
+            let why = format!("{}; its readers share it, moving takes {takes_s:.1} s", whole(model, found));
+            file_moves(snapshot, *file, model.hardware.nodes[to].id, &why, takes_s, moves);
+        }
+    }
+}
+
+fn private_files(model: &Model, snapshot: &Snapshot, part: &Part, to: usize, why: &str, moves: &mut Vec<(Move, f64)>) {
+    for member in &part.members {
+        for (file, bytes) in &model.demands.threads[*member].files {
+            let takes_s = model.file_copy_s(*bytes * part.members.len() as f64);
+            file_moves(snapshot, *file, model.hardware.nodes[to].id, why, takes_s, moves);
+        }
+    }
+}
+
+fn file_moves(snapshot: &Snapshot, file: usize, to: NodeId, why: &str, takes_s: f64, moves: &mut Vec<(Move, f64)>) {
+    let observed = &snapshot.files[file];
+    for (from, bytes) in observed.bytes.iter().filter(|(from, bytes)| *from != to && *bytes > 0) {
+        // Crumbs are not worth a move.
+        if bytes as f64 >= 0.02 * observed.bytes.total() as f64 {
+            let (file, reason) = (observed.file.clone(), Reason::OverloadedHome);
+            moves.push((Move::File { file, from, to, reason, why: why.to_owned() }, takes_s));
+        }
+    }
+}
+
+/// Seconds of the horizon that the machine's threads save with `net` against `other`.
+fn saved_s(found: &Found, net: f64, other: f64) -> f64 {
+    if found.worth.rate > 0.0 { (net - other) / found.worth.rate } else { 0.0 }
+}
+
+/// The gain of the whole plan.
+pub(super) fn whole(model: &Model, found: &Found) -> String {
+    format!(
+        "all threads {}/s → {}/s, {:.2} s of {:.0} s saved",
+        show(found.stays.rate),
+        show(found.worth.rate),
+        saved_s(found, found.worth.net, found.stays.net),
+        model.settings.horizon_s
+    )
+}
+
+fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut Scratch) -> String {
+    let mut why = whole(model, found);
+    if !explained {
+        return why;
+    }
+    let team = &model.teams[part.team];
+    let back = Seat { node: team.node, data: None, count: part.to.count };
+    let at = found.seating.seats[part.team].iter().position(|s| s.node == part.to.node && s.data == part.to.data);
+    let Some(at) = at else { return why };
+    let mut without = found.seating.clone();
+    without.processes[team.process] = None;
+    without.shift(part.team, at, part.to.count, back.node, back.data);
+    let stays = model.value(&without, scratch).net;
+    let mut alternatives: Vec<(&str, Change)> = Vec::new();
+    if part.to.data.is_none() && team.file_bytes > 0.0 {
+        let home = model.hardware.nodes[team.node].home;
+        let change = Change::Threads { team: part.team, from: back, count: part.to.count, node: team.node, data: Some(home) };
+        alternatives.push(("moving its data", change));
+    }
+    if part.to.data.is_some() {
+        let change =
+            Change::Threads { team: part.team, from: back, count: part.to.count, node: part.to.node, data: None };
+        alternatives.push(("moving the thread alone", change));
+    }
+    if !model.demands.programs[team.process].memory.is_empty() && !team.held {
+        let change = Change::Process { process: team.process, node: part.to.node, memory: true };
+        alternatives.push(("moving the process", change));
+    }
+    let part_s = saved_s(found, found.worth.net, stays);
+    why.push_str(&format!("; {part_s:.2} s of it by this move of {} thread(s); instead:", part.to.count));
+    why.push_str(" staying 0 s");
+    for (name, change) in alternatives {
+        let mut other = without.clone();
+        model.apply(&mut other, &change);
+        let net = model.value(&other, scratch).net;
+        why.push_str(&format!(", {name} {:.2} s", saved_s(found, net, stays)));
+    }
+    why
+}
+
+/// What the move relieves most.
+fn reason(model: &Model, found: &Found, part: &Part, scratch: &mut Scratch) -> Reason {
+    let team = &model.teams[part.team];
+    let current = Seating::current(model.teams, model.demands);
+    model.value(&current, scratch);
+    let before = model.parts(part.team, &Seat { node: team.node, data: None, count: 1 }, &current, scratch);
+    model.value(&found.seating, scratch);
+    let after = model.parts(part.team, &part.to, &found.seating, scratch);
+    let won = [
+        (before.distance_s - after.distance_s, Reason::ReadLocality),
+        (before.waits_s - after.waits_s, Reason::ControllerContention),
+        (before.crowded_s - after.crowded_s, Reason::CpuContention),
+    ];
+    let most = won.iter().max_by(|a, b| a.0.total_cmp(&b.0)).filter(|w| w.0 > 0.0);
+    // Moved for the others' sake: they are short of what this node was short of.
+    let shortage = if before.crowded_s > before.waits_s { Reason::CpuContention } else { Reason::ControllerContention };
+    most.map_or(shortage, |w| w.1)
+}
+
+/// What the plan does to nodes and to the remote share.
+pub(super) fn predict(model: &Model, snapshot: &Snapshot, found: &Found, scratch: &mut Scratch) -> Prediction {
+    let current = Seating::current(model.teams, model.demands);
+    let before = forecast(model, &current, scratch);
+    let after = forecast(model, &found.seating, scratch);
+    Prediction {
+        remote_share_before: snapshot.remote_share(),
+        remote_share_after: snapshot.remote_share().map(|_| after.0),
+        nodes: (0..model.hardware.len())
+            .map(|n| NodeForecast {
+                node: model.hardware.nodes[n].id,
+                controller_before: before.1[n].0,
+                controller_after: after.1[n].0,
+                cpu_before: before.1[n].1,
+                cpu_after: after.1[n].1,
+            })
+            .collect(),
+    }
+}
+
+/// Remote share of reads, and of every node the use of its controller and the demand for its CPUs.
+fn forecast(model: &Model, seating: &Seating, scratch: &mut Scratch) -> (f64, Vec<(Option<f64>, Option<f64>)>) {
+    model.value(seating, scratch);
+    let mut used = vec![0.0; model.hardware.len()];
+    for (cell, rate) in scratch.network.cells.iter().zip(&scratch.steady.rate) {
+        for v in &scratch.network.visits[cell.first..cell.last] {
+            used[v.node] += cell.threads * rate * v.work * v.service;
+        }
+    }
+    let nodes = (model.hardware.nodes.iter().enumerate())
+        .map(|(i, node)| {
+            let controller = (node.read_work > 0.0).then_some(used[i]);
+            let cpu = (node.cpus > 0.0).then(|| (scratch.steady.wanted(i) + node.others) / node.cpus);
+            (controller, cpu)
+        })
+        .collect();
+    (model.remote_share(seating, scratch), nodes)
+}

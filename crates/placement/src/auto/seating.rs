@@ -1,0 +1,406 @@
+//! A hypothetical placement of everything that can move, and what it would be worth.
+//!
+//! **Problem.** Whether a thread, its process or its data should move depends on where everybody else is.
+//!
+//! **Approach.** A [`Seating`] says for every team how many of its threads sit where and where their data is, for every shared
+//! group where it is, and for every process where its memory is. [`Model::value`] turns it into a [`Network`] of cells and solves it; what
+//! comes out is bytes/s of everybody. Data that is being rewritten goes where its writers are in the course of the horizon; its
+//! mean place over that time counts.
+//!
+//! **Limits.** The load is taken to stay as it is for the horizon.
+
+use smallvec::SmallVec;
+
+use super::Settings;
+use super::data::{Shares, add, beside};
+use super::demand::{Demands, own_memory};
+use super::hardware::Hardware;
+use super::network::{Cell, Network, Steady, Visit};
+use super::team::Team;
+
+/// Some threads of a team.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seat {
+    /// Node they run on.
+    pub node: usize,
+    /// Node their private data is moved to; none: where it is.
+    pub data: Option<usize>,
+    pub count: usize,
+}
+
+/// Where everything is.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Seating {
+    /// By team; counts add up to its members.
+    pub seats: Vec<SmallVec<[Seat; 2]>>,
+    /// By group: the node it is moved to.
+    pub groups: Vec<Option<usize>>,
+    /// By process: the node that it is moved to with its memory.
+    pub processes: Vec<Option<usize>>,
+}
+
+impl Seating {
+    /// Everything as it is.
+    pub fn current(teams: &[Team], demands: &Demands) -> Self {
+        let seat = |t: &Team| Seat { node: t.node, data: None, count: t.members.len() };
+        Self {
+            seats: teams.iter().map(|t| SmallVec::from_slice(&[seat(t)])).collect(),
+            groups: vec![None; demands.groups.list.len()],
+            processes: vec![None; demands.programs.len()],
+        }
+    }
+
+    /// Moves `count` threads of a team's seat, or their data, or both.
+    pub fn shift(&mut self, team: usize, seat: usize, count: usize, node: usize, data: Option<usize>) {
+        let seats = &mut self.seats[team];
+        seats[seat].count -= count;
+        match seats.iter_mut().find(|s| s.node == node && s.data == data) {
+            Some(same) => same.count += count,
+            None => seats.push(Seat { node, data, count }),
+        }
+        seats.retain(|s| s.count > 0);
+    }
+}
+
+/// What a seating is worth.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Worth {
+    /// Bytes/s of all listed threads, less what others lose, in bytes/s.
+    pub rate: f64,
+    /// `rate × horizon`, less what the moves cost, in bytes.
+    pub net: f64,
+}
+
+/// What one more byte/s there does to everybody else, at the last solution.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Prices {
+    /// Bytes/s of all threads on a node.
+    pub rate: Vec<f64>,
+    /// Bytes/s that everybody loses per request more in a controller's queue.
+    pub queue: Vec<f64>,
+}
+
+/// Everything that does not change while placements are tried.
+pub(super) struct Model<'a> {
+    pub hardware: &'a Hardware,
+    pub demands: &'a Demands,
+    pub teams: &'a [Team],
+    pub settings: &'a Settings,
+    /// Share of the horizon's reads that old data still gets, by group; 1 where it is not rewritten.
+    pub group_stays: Vec<f64>,
+    /// The same for private data, by team.
+    pub private_stays: Vec<f64>,
+    /// Listed bytes/s per CPU that they use now: what a CPU second of others is worth.
+    pub cpu_worth: f64,
+}
+
+/// Reusable space of a [`Model`].
+#[derive(Default)]
+pub(super) struct Scratch {
+    pub network: Network,
+    pub steady: Steady,
+    crowds: Vec<Vec<f64>>,
+    places: Vec<Shares>,
+}
+
+/// Mean over the horizon of the share of data that has not been written anew, at `renewed` of it a second.
+fn stays(renewed: f64, horizon_s: f64) -> f64 {
+    let k = renewed * horizon_s;
+    if k > 1e-6 { (1.0 - (-k).exp()) / k } else { 1.0 }
+}
+
+impl<'a> Model<'a> {
+    pub fn new(hardware: &'a Hardware, demands: &'a Demands, teams: &'a [Team], settings: &'a Settings, cpus: f64) -> Self {
+        let horizon_s = settings.horizon_s;
+        let follow = |process: usize| demands.programs[process].writes_follow;
+        let mut group_stays = vec![1.0; demands.groups.list.len()];
+        for team in teams.iter().filter(|t| follow(t.process)) {
+            for (g, _, _) in team.shared.iter().filter(|s| s.2 > 0.0) {
+                let group = &demands.groups.list[*g];
+                let bytes: f64 = group.bytes.iter().map(|b| b.1).sum();
+                if bytes > 0.0 {
+                    group_stays[*g] = stays(group.written / bytes, horizon_s);
+                }
+            }
+        }
+        let private = |t: &Team| if follow(t.process) { stays(t.renewed, horizon_s) } else { 1.0 };
+        let rate: f64 = teams.iter().map(|t| t.rate * t.members.len() as f64).sum();
+        Self {
+            hardware,
+            demands,
+            teams,
+            settings,
+            group_stays,
+            private_stays: teams.iter().map(private).collect(),
+            cpu_worth: if cpus > 0.0 { rate / cpus } else { 0.0 },
+        }
+    }
+
+    /// What this seating would be worth. The solution stays in `scratch`, cells in the order of teams and their seats.
+    pub fn value(&self, seating: &Seating, scratch: &mut Scratch) -> Worth {
+        self.build(seating, scratch);
+        scratch.steady.solve(&scratch.network);
+        let Scratch { network, steady, .. } = scratch;
+        let mut rate: f64 = network.cells.iter().zip(&steady.rate).map(|(c, r)| c.threads * r).sum();
+        for (node, stretch) in self.hardware.nodes.iter().zip(&steady.stretch) {
+            rate -= self.cpu_worth * node.others * (1.0 - 1.0 / stretch);
+        }
+        let cost = self.cost(seating);
+        Worth { rate, net: rate * self.settings.horizon_s - cost }
+    }
+
+    fn build(&self, seating: &Seating, scratch: &mut Scratch) {
+        let n = self.hardware.len();
+        let Scratch { network, crowds, places, .. } = scratch;
+        network.cpus.clear();
+        network.cpus.extend(self.hardware.nodes.iter().map(|n| (n.cpus, n.others)));
+        network.time_slicing = self.settings.time_slicing;
+        network.cells.clear();
+        network.visits.clear();
+        self.groups(seating, crowds, places);
+        let mut work = vec![(0.0, 1.0); n];
+        for (t, team) in self.teams.iter().enumerate() {
+            for seat in &seating.seats[t] {
+                let on_s = self.cell(t, team, seat, seating, crowds, places, &mut work);
+                let first = network.visits.len();
+                for (node, w) in work.iter_mut().enumerate().filter(|(_, w)| w.0 > 0.0) {
+                    network.visits.push(Visit { node, work: w.0, service: w.1 });
+                    *w = (0.0, 1.0);
+                }
+                let last = network.visits.len();
+                let threads = seat.count as f64;
+                network.cells.push(Cell { threads, node: seat.node, on_s, off_s: team.off_s, first, last });
+            }
+        }
+    }
+
+    /// Who uses each group from where, and where its data is on average over the horizon.
+    fn groups(&self, seating: &Seating, crowds: &mut Vec<Vec<f64>>, places: &mut Vec<Shares>) {
+        let (n, list) = (self.hardware.len(), &self.demands.groups.list);
+        crowds.resize_with(list.len(), Vec::new);
+        places.resize_with(list.len(), Shares::new);
+        let mut writers = vec![Shares::new(); list.len()];
+        for crowd in crowds.iter_mut() {
+            crowd.clear();
+            crowd.resize(n, 0.0);
+        }
+        for (team, seats) in self.teams.iter().zip(&seating.seats) {
+            let follow = self.demands.programs[team.process].writes_follow;
+            for (g, _, written) in &team.shared {
+                for seat in seats {
+                    crowds[*g][seat.node] += seat.count as f64;
+                    if follow && *written > 0.0 && self.group_stays[*g] < 1.0 {
+                        let rate = seat.count as f64 * written * team.rate;
+                        add(&mut writers[*g], self.hardware.nodes[seat.node].home, rate);
+                    }
+                }
+            }
+        }
+        for (g, group) in list.iter().enumerate() {
+            let old = self.group_stays[g];
+            places[g].clear();
+            match seating.groups[g] {
+                Some(node) => add(&mut places[g], node, old),
+                None => places[g].extend(group.places.iter().map(|(node, share)| (*node, share * old))),
+            }
+            let all: f64 = writers[g].iter().map(|w| w.1).sum();
+            if all > 0.0 {
+                writers[g].iter().for_each(|(node, w)| add(&mut places[g], *node, (1.0 - old) * w / all));
+            }
+        }
+    }
+
+    /// CPU seconds per byte of a cell, alone, and controller time per byte by node.
+    #[allow(clippy::too_many_arguments, reason = "all of it is the hypothesis")]
+    fn cell(
+        &self,
+        t: usize,
+        team: &Team,
+        seat: &Seat,
+        seating: &Seating,
+        crowds: &[Vec<f64>],
+        places: &[Shares],
+        work: &mut [(f64, f64)],
+    ) -> f64 {
+        let hardware = self.hardware;
+        let program = &self.demands.programs[team.process];
+        let here = hardware.nodes[seat.node].home;
+        let mut memory_s = 0.0;
+        let mut flow = |node: usize, read: f64, written: f64, relief: f64| {
+            let m = &hardware.nodes[node];
+            memory_s += relief * read * hardware.read_s(seat.node, node) + written * hardware.write_s(seat.node, node);
+            work[node].0 += relief * read * m.read_work + written * m.write_work;
+            work[node].1 = hardware.service(seat.node, node);
+        };
+        let old = self.private_stays[t];
+        match seat.data {
+            Some(node) => flow(node, old * team.private.iter().map(|p| p.1).sum::<f64>(), 0.0, 1.0),
+            None => team.private.iter().for_each(|(node, share)| flow(*node, old * share, 0.0, 1.0)),
+        }
+        if old < 1.0 {
+            flow(here, (1.0 - old) * team.private.iter().map(|p| p.1).sum::<f64>(), 0.0, 1.0);
+        }
+        for (g, read, written) in &team.shared {
+            let relief = 1.0 - self.settings.cache_shared * beside(&crowds[*g], seat.node);
+            for (node, share) in &places[*g] {
+                flow(*node, read * share, if program.writes_follow { 0.0 } else { written * share }, relief);
+            }
+            if program.writes_follow && *written > 0.0 {
+                flow(here, 0.0, *written, 1.0);
+            }
+        }
+        if program.writes_follow {
+            flow(here, 0.0, team.writes, 1.0);
+        } else {
+            match seat.data {
+                Some(node) => flow(node, 0.0, team.writes, 1.0),
+                None => team.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, *share, 1.0)),
+            }
+        }
+        let far = match seating.processes[team.process] {
+            Some(node) => {
+                let home = hardware.nodes[node].home;
+                hardware.hops(seat.node, home) * hardware.nodes[home].read_hop
+            }
+            None => own_memory(hardware, program, seat.node),
+        };
+        team.soft_s * (1.0 + self.settings.own_memory * far) + team.memory * memory_s
+    }
+
+    /// Bytes that the moves of this seating cost, once.
+    pub fn cost(&self, seating: &Seating) -> f64 {
+        let s = self.settings;
+        let mut cost = 0.0;
+        for (team, seats) in self.teams.iter().zip(&seating.seats) {
+            for seat in seats {
+                let count = seat.count as f64;
+                if seat.node != team.node {
+                    cost += count * team.rate * s.thread_move_s;
+                }
+                if seat.data.is_some() {
+                    cost += count * self.file_cost(team.rate, team.file_bytes);
+                }
+            }
+        }
+        for (g, to) in seating.groups.iter().enumerate() {
+            if let Some(to) = to {
+                cost += self.file_cost(self.group_rate(g), self.group_bytes(g, *to));
+            }
+        }
+        for (p, to) in seating.processes.iter().enumerate() {
+            if let Some(to) = to {
+                cost += self.process_rate(p) * self.process_copy_s(p, *to);
+            }
+        }
+        cost
+    }
+
+    /// Dragonfly's O_m by its rule, (TH_l − TH_r) × T_m, and what is not won until the copy is done.
+    fn file_cost(&self, rate: f64, bytes: f64) -> f64 {
+        self.settings.file_move_overhead * (self.settings.remote_load - 1.0) * rate * self.file_copy_s(bytes)
+    }
+
+    /// T_m of so many bytes.
+    pub fn file_copy_s(&self, bytes: f64) -> f64 {
+        bytes / self.settings.file_copy_bw
+    }
+
+    /// Seconds for which a process stands still when it moves with its memory.
+    pub fn process_copy_s(&self, process: usize, node: usize) -> f64 {
+        let home = self.hardware.nodes[node].home;
+        let away = self.demands.programs[process].memory.iter().filter(|m| m.0 != home);
+        away.map(|m| m.1).sum::<f64>() / self.settings.process_copy_bw
+    }
+
+    /// Bytes of a group that are not on a node.
+    pub fn group_bytes(&self, group: usize, node: usize) -> f64 {
+        self.demands.groups.list[group].bytes.iter().filter(|b| b.0 != node).map(|b| b.1).sum()
+    }
+
+    fn group_rate(&self, group: usize) -> f64 {
+        let uses = |t: &&Team| t.shared.iter().any(|s| s.0 == group);
+        self.teams.iter().filter(uses).map(|t| t.rate * t.members.len() as f64).sum()
+    }
+
+    fn process_rate(&self, process: usize) -> f64 {
+        self.teams.iter().filter(|t| t.process == process).map(|t| t.rate * t.members.len() as f64).sum()
+    }
+
+    /// Prices at the solution in `scratch`.
+    pub fn prices(&self, scratch: &Scratch) -> Prices {
+        let n = self.hardware.len();
+        let mut prices = Prices { rate: vec![0.0; n], queue: vec![0.0; n] };
+        let Scratch { network, steady, .. } = scratch;
+        for (cell, rate) in network.cells.iter().zip(&steady.rate) {
+            prices.rate[cell.node] += cell.threads * rate;
+            for v in &network.visits[cell.first..cell.last] {
+                // T grows by v for each request more that is queued, so x falls by x² v.
+                prices.queue[v.node] += cell.threads * rate * rate * steady.stretch[cell.node] * v.work;
+            }
+        }
+        for (price, leverage) in prices.queue.iter_mut().zip(steady.leverage()) {
+            *price *= leverage;
+        }
+        prices
+    }
+
+    /// One cell by itself, at the queues and stretches of the solution in `scratch`: bytes/s of one thread, the CPU it
+    /// wants, and its requests queued by node.
+    pub fn alone(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> (f64, f64, SmallVec<[(usize, f64); 2]>) {
+        let team = &self.teams[t];
+        let mut work = vec![(0.0, 1.0); self.hardware.len()];
+        let on_s = self.cell(t, team, seat, seating, &scratch.crowds, &scratch.places, &mut work);
+        let steady = &scratch.steady;
+        let waits: f64 = work.iter().zip(&steady.queue).map(|(w, q)| w.0 * q).sum();
+        let on = on_s + waits;
+        let rate = 1.0 / (steady.stretch[seat.node] * on + team.off_s).max(f64::MIN_POSITIVE);
+        let queued = (work.iter().enumerate())
+            .filter(|(_, w)| w.0 > 0.0)
+            .map(|(m, w)| (m, w.1 * w.0 * (w.1 + steady.queue[m]) * rate))
+            .collect();
+        (rate, on / (on + team.off_s), queued)
+    }
+
+    /// Where a thread's time per byte goes, at the queues and stretches of the solution in `scratch`.
+    pub fn parts(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> Parts {
+        let mut work = vec![(0.0, 1.0); self.hardware.len()];
+        let on_s = self.cell(t, &self.teams[t], seat, seating, &scratch.crowds, &scratch.places, &mut work);
+        let waits_s: f64 = work.iter().zip(&scratch.steady.queue).map(|(w, q)| w.0 * q).sum();
+        let stretch = scratch.steady.stretch[seat.node];
+        Parts { distance_s: on_s, waits_s, crowded_s: (stretch - 1.0) * (on_s + waits_s) }
+    }
+
+    /// Remote reads / all reads, of all teams, at the rates of the solution in `scratch`.
+    pub fn remote_share(&self, seating: &Seating, scratch: &Scratch) -> f64 {
+        let (mut all, mut remote) = (0.0, 0.0);
+        let mut cells = scratch.network.cells.iter().zip(&scratch.steady.rate);
+        for (team, seats) in self.teams.iter().zip(&seating.seats) {
+            for seat in seats {
+                let Some((cell, rate)) = cells.next() else { return 0.0 };
+                let weight = cell.threads * rate;
+                let mut read = |node: usize, share: f64| {
+                    all += weight * share;
+                    remote += if node == seat.node { 0.0 } else { weight * share };
+                };
+                match seat.data {
+                    Some(node) => read(node, team.private.iter().map(|p| p.1).sum()),
+                    None => team.private.iter().for_each(|(node, share)| read(*node, *share)),
+                }
+                for (g, share, _) in &team.shared {
+                    scratch.places[*g].iter().for_each(|(node, place)| read(*node, share * place));
+                }
+            }
+        }
+        if all > 0.0 { remote / all } else { 0.0 }
+    }
+}
+
+/// Seconds per byte of one thread.
+pub(super) struct Parts {
+    /// Software and memory, alone: what distance changes.
+    pub distance_s: f64,
+    /// Waiting at controllers.
+    pub waits_s: f64,
+    /// Waiting for a CPU.
+    pub crowded_s: f64,
+}

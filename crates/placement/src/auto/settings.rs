@@ -1,0 +1,76 @@
+//! The model's constants, with their sources. NT: NThread (MSST'20). DF: Dragonfly. NP: N-Policy (NPC'20). AT: Adams's thesis.
+
+use serde::{Deserialize, Serialize};
+
+/// Everything the cost model believes before it has measured anything, and how sure it must be to act.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Seconds for which a placement is expected to stay useful: moves must pay back within them.
+    pub horizon_s: f64,
+    /// A thread that read, wrote and touched less than this many bytes a window is left alone (as NT IV).
+    pub min_bytes: u64,
+    /// What one hop (SLIT distance 21 against 10) makes of the latency of persistent-memory reads: +65.5 % (NT I).
+    pub remote_read: f64,
+    /// The same for writes to persistent memory: performance −65.5 % (NT III-C1), 1 / (1 − 0.655); NP Fig. 3: 2.7 to 3.6.
+    pub remote_write: f64,
+    /// The same for reads and writes of DRAM: 66.8 ns local, 108.8 ns remote (AT 4.1).
+    pub remote_dram: f64,
+    /// How much more of a persistent-memory controller a byte from one hop away takes: bandwidth −34.6 % (NT I), 1 / (1 − 0.346).
+    pub remote_load: f64,
+    /// Seconds per byte for one thread that reads persistent memory locally and alone: NP Fig. 3, 2482 MiB/s × 1.059.
+    pub nvm_read_s: f64,
+    /// The same for writes: four writers fill a module of 1.85 GB/s, so one gets at most about as much as the module.
+    pub nvm_write_s: f64,
+    /// The same for DRAM, both ways.
+    pub dram_s: f64,
+    /// Reads of shared data that the last-level cache serves when all who share it are on one node: 1 − 1 / 1.315 (NT III-D).
+    pub cache_shared: f64,
+    /// Share of a program's own CPU time that waits for its own memory, which becomes slower when the thread leaves it behind.
+    pub own_memory: f64,
+    /// What taking turns on a CPU costs, as a share of the work (NT Fig. 8: above 100 % utilisation throughput falls).
+    pub time_slicing: f64,
+    /// Seconds of work that a moved thread loses to cold caches.
+    pub thread_move_s: f64,
+    /// Bytes/s at which a file moves: 16 KiB in 35 µs (NT III-C1).
+    pub file_copy_bw: f64,
+    /// Bytes/s at which a process's memory moves: DRAM, 2.8 times as fast (NT I). The process stands still meanwhile.
+    pub process_copy_bw: f64,
+    /// O_m of a file move as a multiple of DF's rule, (TH_l − TH_r) × T_m, and half of that for the time until it is done (Eq. 3).
+    pub file_move_overhead: f64,
+    /// Bytes of files that may be moved a day, and at once: endurance.
+    pub bytes_per_day: f64,
+    /// See `bytes_per_day`.
+    pub burst_bytes: f64,
+    /// A plan must promise this share more throughput, net of what its moves cost.
+    pub min_gain: f64,
+    /// A single move must promise this share of what the moved threads do.
+    pub min_move_gain: f64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            horizon_s: 30.0,
+            min_bytes: 4 << 20,
+            remote_read: 1.655,
+            remote_write: 1.0 / (1.0 - 0.655),
+            remote_dram: 108.8 / 66.8,
+            remote_load: 1.0 / (1.0 - 0.346),
+            nvm_read_s: 1.0 / (2482.0 * 1_048_576.0 * 1.059),
+            nvm_write_s: 1.0 / 1.85e9,
+            dram_s: 1.0 / 6.7e9,
+            cache_shared: 1.0 - 1.0 / 1.315,
+            own_memory: 0.2,
+            time_slicing: 0.05,
+            thread_move_s: 2e-3,
+            file_copy_bw: 16.0 * 1024.0 / 35e-6,
+            process_copy_bw: 2.8 * 16.0 * 1024.0 / 35e-6,
+            file_move_overhead: 1.5,
+            bytes_per_day: 10e12,
+            burst_bytes: 200e9,
+            min_gain: 0.005,
+            min_move_gain: 0.01,
+        }
+    }
+}
