@@ -2,23 +2,35 @@
 # A test that was skipped in one place and ran in another is not a skip.
 
 /^ +Running |^ +Doc-tests / {
-    program = $2 == "unittests" ? $3 $4 : $2
+    program = $2 == "unittests" ? $NF : $2
     sub(/^tests\//, "", program)
-    sub(/\.rs$/, "", program)
+    sub(/(\/main)?\.rs$/, "", program)
+    sub(/^.*\//, "", program)
     sub(/-[0-9a-f]+\)$/, "", program)
-    sub(/^\(.*\//, "", program)
 }
 
-/^test .* \.\.\. / {
-    name = program ": " $0
-    sub(/: test +/, ": ", name)
-    result = name
-    sub(/ +\.\.\. .*/, "", name)
-    sub(/.* \.\.\. /, "", result)
+# What the harness says of a test: behind its name, or alone on a line when the test itself printed something.
+function took(result) {
+    if (name == "") return
     if (result ~ /^ok/) { passed++; ran[name] = 1 }
-    else if (result ~ /^FAILED/) { count++; failures[count] = name " (" FILENAME ")"; ran[name] = 1 }
-    else if (result ~ /^ignored/) { sub(/^ignored,? */, "", result); skips[name] = result }
+    else if (result ~ /^FAILED/) { failures[++count] = name " (" FILENAME ")"; ran[name] = 1 }
+    else if (result ~ /^ignored/) { sub(/^ignored[, ]*/, "", result); gsub(/^\(|\)$/, "", result); skips[name] = result }
+    else return
+    name = ""
 }
+
+/^test .* \.\.\. ?/ {
+    name = $0
+    sub(/^test +/, "", name)
+    sub(/ +\.\.\. ?.*/, "", name)
+    name = program ": " name
+    result = $0
+    sub(/.* \.\.\. ?/, "", result)
+    took(result)
+    next
+}
+
+/^(ok|FAILED)$/ { took($0) }
 
 END {
     for (name in skips) {

@@ -1,0 +1,122 @@
+//! Four nodes of two CPUs: everybody goes home, and a home is not overcrowded.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use lab::machine::Busy;
+use lab::readers::Readers;
+use rustix::process::Signal;
+
+use crate::lab_bench::{Bench, Outcome, cpus, set_mask, windows};
+use crate::{Test, say};
+
+pub const TESTS: &[Test] = &[
+    Test { name: "four_nodes::four_programs_go_home", nodes: &[4], run: four_programs_go_home },
+    Test { name: "four_nodes::read_locality_alone_crowds_a_node", nodes: &[4], run: read_locality_alone_crowds_a_node },
+    Test {
+        name: "four_nodes::nthread_does_not_crowd_a_node_nor_split_sharers",
+        nodes: &[4],
+        run: nthread_does_not_crowd_a_node_nor_split_sharers,
+    },
+];
+
+/// Share of a CPU of each of the eight readers: together 2.16 CPUs, more than a node's two. Six fit below 90 %.
+const DUTY: f64 = 0.27;
+
+/// Each program reads a file that is cached on another node.
+fn four_programs_go_home() -> Outcome {
+    let bench = Bench::new()?;
+    let files: Vec<PathBuf> = (0..4).map(|node| bench.files(node, 1)).collect::<Result<Vec<_>>>()?.concat();
+    // By chance all four may start at home; then there would be nothing to see.
+    let away = |programs: &[Readers]| -> Result<Vec<u32>> {
+        let mut away = Vec::new();
+        for (node, program) in (0..).zip(programs) {
+            let tids: Vec<u32> = program.threads.iter().map(|t| t.tid).collect();
+            let nodes = bench.nodes_of(program.pid(), &tids)?;
+            ensure!(nodes.len() == tids.len(), "a reader ended");
+            if nodes.values().any(|n| *n != Some(node)) {
+                away.push(node);
+            }
+        }
+        Ok(away)
+    };
+    let mut tries = 0;
+    let programs = loop {
+        let programs =
+            files.iter().map(|f| bench.readers(0.3, std::slice::from_ref(f))).collect::<Result<Vec<Readers>>>()?;
+        if !away(&programs)?.is_empty() {
+            break programs;
+        }
+        tries += 1;
+        ensure!(tries < 5, "all programs started at home, {tries} times");
+    };
+    let pids: Vec<u32> = programs.iter().map(Readers::pid).collect();
+    let mut daemon = bench.daemon_for(&pids, &[])?;
+    windows(&mut daemon, 5)?;
+    for _ in 0..5 {
+        daemon.window()?;
+        let away = away(&programs)?;
+        ensure!(away.is_empty(), "the programs of these nodes' files are away: {away:?}");
+    }
+    daemon.stop(Signal::TERM)?;
+    Ok(())
+}
+
+/// What the second half of a run showed.
+struct Crowd {
+    /// Utilisation of node 0's CPUs, all threads of the machine counted.
+    node_0_busy: f64,
+    /// How often, of all samples, each thread was on node 0.
+    at_home: BTreeMap<u32, f64>,
+}
+
+/// Eight readers of node 0's data under a policy.
+fn crowd(bench: &Bench, policy: &str, files: &[PathBuf]) -> Result<(Readers, Crowd)> {
+    const WINDOWS: usize = 10;
+    let readers = bench.readers(DUTY, files)?;
+    let tids: Vec<u32> = readers.threads.iter().map(|t| t.tid).collect();
+    ensure!(tids.len() == 8, "eight readers");
+    let mut daemon = bench.daemon_for(&[readers.pid()], &["--policy", policy])?;
+    // homenode itself, slow as everything here, is kept off the node in question.
+    set_mask(daemon.pid(), cpus(&bench.machine, 3)?)?;
+    windows(&mut daemon, 6)?;
+    let before = Busy::now()?;
+    let mut at_home: BTreeMap<u32, f64> = BTreeMap::new();
+    for _ in 0..WINDOWS {
+        daemon.window()?;
+        for (tid, node) in bench.nodes_of(readers.pid(), &tids)? {
+            *at_home.entry(tid).or_default() += f64::from(u8::from(node == Some(0))) / WINDOWS as f64;
+        }
+    }
+    let node_0_busy = Busy::now()?.share_since(&before, cpus(&bench.machine, 0)?);
+    daemon.stop(Signal::TERM)?;
+    say!("{policy}: node 0 is {:.0} % busy; share of time on node 0 by thread: {at_home:.2?}", node_0_busy * 100.0);
+    Ok((readers, Crowd { node_0_busy, at_home }))
+}
+
+fn read_locality_alone_crowds_a_node() -> Outcome {
+    let bench = Bench::new()?;
+    let (_readers, crowd) = crowd(&bench, "nthread-rl", &bench.files(0, 8)?)?;
+    ensure!(crowd.node_0_busy > 0.9, "node 0 is only {:.2} busy", crowd.node_0_busy);
+    ensure!(crowd.at_home.values().all(|share| *share == 1.0), "every reader goes to its data: {:?}", crowd.at_home);
+    Ok(())
+}
+
+/// The same with two of the readers on one file: the node stays at or below 90 %, and it is not the sharers who pay.
+fn nthread_does_not_crowd_a_node_nor_split_sharers() -> Outcome {
+    let bench = Bench::new()?;
+    let mut files = bench.files(0, 7)?;
+    let shared = files.first().context("a file")?.clone();
+    files.push(shared.clone());
+    let (readers, crowd) = crowd(&bench, "nthread", &files)?;
+    ensure!(crowd.node_0_busy <= 0.9, "node 0 is {:.2} busy", crowd.node_0_busy);
+    let sharers = readers.of_file(&shared);
+    ensure!(sharers.len() == 2, "two sharers, not {sharers:?}");
+    for tid in &sharers {
+        ensure!(crowd.at_home.get(tid) == Some(&1.0), "sharer {tid} was split off: {:?}", crowd.at_home);
+    }
+    let others = crowd.at_home.iter().filter(|(tid, share)| !sharers.contains(tid) && **share == 1.0).count();
+    ensure!(others >= 2, "the node is used as far as it goes: {others} of six others are at home");
+    Ok(())
+}

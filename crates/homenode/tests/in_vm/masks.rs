@@ -1,0 +1,145 @@
+//! Affinities: others' are not touched, and ours are put back however homenode ends.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use lab::daemon::Daemon;
+use lab::readers::Readers;
+use rustix::process::Signal;
+
+use crate::lab_bench::{Bench, Outcome, cpus, home_of, homenode, masks, set_mask, windows, windows_until};
+use crate::{Test, say};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "masks::an_affinity_of_its_own_is_not_touched",
+        nodes: &[2],
+        run: an_affinity_of_its_own_is_not_touched,
+    },
+    Test { name: "masks::sigterm_puts_them_back", nodes: &[2], run: || put_back_by_signal(Signal::TERM) },
+    Test { name: "masks::sigint_puts_them_back", nodes: &[2], run: || put_back_by_signal(Signal::INT) },
+    Test { name: "masks::a_normal_end_puts_them_back", nodes: &[2], run: a_normal_end_puts_them_back },
+    Test {
+        name: "masks::after_kill_restore_puts_them_back_but_not_what_others_changed",
+        nodes: &[2],
+        run: after_kill_restore,
+    },
+    Test { name: "masks::after_kill_the_next_start_puts_them_back", nodes: &[2], run: after_kill_next_start },
+];
+
+type Masks = BTreeMap<u32, String>;
+
+/// One thread bound to a whole node, one to a single CPU, both away from their data; two more that may be moved.
+fn an_affinity_of_its_own_is_not_touched() -> Outcome {
+    let bench = Bench::new()?;
+    let files = bench.files(0, 4)?;
+    let readers = bench.readers(0.25, &files)?;
+    let away = cpus(&bench.machine, 1)?;
+    let [whole, single, free @ ..] = readers.threads.as_slice() else { anyhow::bail!("no readers") };
+    set_mask(whole.tid, away)?;
+    set_mask(single.tid, away.get(..1).context("a CPU")?)?;
+    let own: Masks = masks(readers.pid()).into_iter().filter(|(t, _)| [whole.tid, single.tid].contains(t)).collect();
+    let mut daemon = bench.daemon_for(&[readers.pid()], &[])?;
+    for window in windows(&mut daemon, 8)? {
+        let moved = window.moves.iter().find(|m| own.contains_key(&m.tid));
+        ensure!(moved.is_none(), "moved a thread with an affinity of its own: {moved:?}");
+        let now = masks(readers.pid());
+        ensure!(own.iter().all(|(tid, mask)| now.get(tid) == Some(mask)), "before {own:?}, now {now:?}");
+    }
+    let free: Vec<u32> = free.iter().map(|t| t.tid).collect();
+    let nodes = bench.nodes_of(readers.pid(), &free)?;
+    ensure!(nodes.values().all(|n| *n == Some(0)), "the threads that may be moved are at home: {nodes:?}");
+    daemon.stop(Signal::TERM)?;
+    let now = masks(readers.pid());
+    ensure!(
+        own.iter().all(|(tid, mask)| now.get(tid) == Some(mask)),
+        "changed at the end: before {own:?}, now {now:?}"
+    );
+    Ok(())
+}
+
+/// Readers of both nodes' data of which homenode has moved at least one, so that something must be put back.
+struct Moved {
+    bench: Bench,
+    readers: Readers,
+    daemon: Daemon,
+    before: Masks,
+    during: Masks,
+}
+
+impl Moved {
+    fn new(options: &[&str]) -> Result<Self> {
+        let bench = Bench::new()?;
+        let files = [bench.files(0, 2)?, bench.files(1, 2)?].concat();
+        let readers = bench.readers_away(0.25, &files, home_of)?;
+        let before = masks(readers.pid());
+        let mut daemon = bench.daemon_for(&[readers.pid()], options)?;
+        windows_until(&mut daemon, 10, "a move", |window| Ok(!window.moves.is_empty()))?;
+        let during = masks(readers.pid());
+        ensure!(during != before, "homenode says it moved a thread, /proc shows the same masks: {before:?}");
+        Ok(Self { bench, readers, daemon, before, during })
+    }
+
+    /// Threads whose mask homenode changed.
+    fn changed(&self) -> Vec<u32> {
+        self.during.iter().filter(|(tid, mask)| self.before.get(*tid) != Some(*mask)).map(|(tid, _)| *tid).collect()
+    }
+}
+
+fn put_back_by_signal(signal: Signal) -> Outcome {
+    let Moved { readers, daemon, before, .. } = Moved::new(&[])?;
+    let (end, status) = daemon.stop(signal)?;
+    ensure!(masks(readers.pid()) == before, "before {before:?}, after {:?}", masks(readers.pid()));
+    ensure!(status.success(), "{status}");
+    ensure!(end.is_some_and(|end| end.restored > 0 && end.failed == 0), "{end:?}");
+    Ok(())
+}
+
+fn a_normal_end_puts_them_back() -> Outcome {
+    // Ends by itself after the last window.
+    let Moved { readers, mut daemon, before, .. } = Moved::new(&["--windows", "12"])?;
+    while daemon.window().is_ok() {}
+    ensure!(masks(readers.pid()) == before, "before {before:?}, after {:?}", masks(readers.pid()));
+    Ok(())
+}
+
+fn after_kill_restore() -> Outcome {
+    let moved = Moved::new(&[])?;
+    let changed = moved.changed();
+    let Moved { bench, readers, daemon, mut before, .. } = moved;
+    daemon.stop(Signal::KILL)?;
+    let left = masks(readers.pid());
+    ensure!(changed.iter().all(|tid| left.get(tid) != before.get(tid)), "a killed homenode put something back");
+    // Somebody else changes one of them meanwhile: that is theirs now.
+    let theirs = *changed.first().context("a moved thread")?;
+    set_mask(theirs, cpus(&bench.machine, 1)?.get(..1).context("a CPU")?)?;
+    before.insert(theirs, masks(readers.pid()).remove(&theirs).context("its mask")?);
+    restore(&bench)?;
+    ensure!(masks(readers.pid()) == before, "expected {before:?}, found {:?}", masks(readers.pid()));
+    Ok(())
+}
+
+fn after_kill_next_start() -> Outcome {
+    let Moved { bench, readers, daemon, before, .. } = Moved::new(&[])?;
+    daemon.stop(Signal::KILL)?;
+    ensure!(masks(readers.pid()) != before, "a killed homenode put something back");
+    // The next one looks only at this test, which reads nothing: whatever changes is what it puts back at its start.
+    let mut next = bench.daemon_for(&[std::process::id()], &[])?;
+    next.window()?;
+    ensure!(masks(readers.pid()) == before, "before {before:?}, after {:?}", masks(readers.pid()));
+    ensure!(next.recovered.is_some_and(|r| r.restored > 0), "it did not say so: {:?}", next.recovered);
+    next.stop(Signal::TERM)?;
+    Ok(())
+}
+
+fn restore(bench: &Bench) -> Result<()> {
+    let output = Command::new(homenode())
+        .args(["restore", "--state-dir"])
+        .arg(bench.state_dir())
+        .output()
+        .context("homenode restore")?;
+    say!("{}", String::from_utf8_lossy(&output.stdout).trim());
+    ensure!(output.status.success(), "restore: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! Two nodes: fio's unpinned threads and files that are cached on node 0.
+
+use anyhow::{Context, ensure};
+use lab::daemon::{remote_share, settled_after};
+use lab::fio::Fio;
+use lab::pages;
+use lab::threads::{self, Whereabouts};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::lab_bench::{Bench, Outcome, masks, windows};
+use crate::{Test, say};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "two_nodes::fio_reads_become_local_and_stay_so",
+        nodes: &[2],
+        run: fio_reads_become_local_and_stay_so,
+    },
+    Test {
+        name: "two_nodes::forks_and_exits_beside_it_do_no_harm",
+        nodes: &[1, 2],
+        run: forks_and_exits_beside_it_do_no_harm,
+    },
+];
+
+/// Without homenode at least 30 % of the bytes are remote; with it at most 3 % after at most 5 windows and from then on.
+fn fio_reads_become_local_and_stay_so() -> Outcome {
+    const WINDOWS_OFF: usize = 5;
+    const WINDOWS_ON: usize = 20;
+    let bench = Bench::new()?;
+    let files = bench.files(0, 4)?;
+
+    // Where the kernel puts unpinned threads is chance: fio is started until it puts at least two of four on the other node.
+    let mut tries = 0;
+    let fio = loop {
+        tries += 1;
+        let fio = Fio::start(&files)?;
+        let mut observing = bench.daemon_for(&[fio.pid()], &["--dry-run"])?;
+        let mut whereabouts = Whereabouts::default();
+        let mut off = Vec::new();
+        for _ in 0..WINDOWS_OFF {
+            off.push(observing.window()?);
+            whereabouts.sample(&threads::of(fio.pid())?, &fio.readers, &bench.machine, 0);
+        }
+        observing.stop(Signal::TERM)?;
+        let share = remote_share(&off).context("nothing was read")?;
+        let away = whereabouts.away().context("no reader seen")?;
+        say!("without homenode: remote share {share:.2}, threads away by /proc {away:.2}");
+        if share >= 0.30 && away >= 0.30 {
+            break fio;
+        }
+        ensure!(tries < 6, "the kernel put fio beside its data {tries} times");
+    };
+
+    let before = masks(fio.pid());
+    let mut daemon = bench.daemon_for(&[fio.pid()], &[])?;
+    let mut on = Vec::new();
+    let mut whereabouts = Whereabouts::default();
+    while on.len() < WINDOWS_ON {
+        on.push(daemon.window()?);
+        if on.len() > 5 {
+            whereabouts.sample(&threads::of(fio.pid())?, &fio.readers, &bench.machine, 0);
+        }
+    }
+    let shares: Vec<_> = on.iter().map(|w| w.remote_share.map(|s| (s * 100.0).round())).collect();
+    say!("with homenode: remote share per window in % {shares:?}");
+    ensure!(settled_after(&on, 0.03) <= 5, "not settled after 5 windows: {shares:?}");
+    ensure!(on.iter().skip(5).all(|w| w.remote_share.is_some()), "a window without a read: {shares:?}");
+    ensure!(whereabouts.seen > 0 && whereabouts.away() == Some(0.0), "/proc saw threads away: {whereabouts:?}");
+
+    // Whoever was moved may run on node 0 and nowhere else; whoever was not was there by itself.
+    let held = masks(fio.pid());
+    for tid in &fio.readers {
+        let mask = held.get(tid).context("a reader ended")?;
+        let allowed = [bench.machine.list_of(0), bench.machine.list_of_all()];
+        ensure!(allowed.contains(mask), "reader {tid} may run on {mask}");
+    }
+    ensure!(
+        fio.readers.iter().any(|tid| held.get(tid) == Some(&bench.machine.list_of(0))),
+        "no reader was moved: {held:?}"
+    );
+    for file in &files {
+        ensure!(pages::share_on(file, 0)? == 1.0, "{} left node 0", file.display());
+    }
+    daemon.stop(Signal::TERM)?;
+    ensure!(masks(fio.pid()) == before, "masks before {before:?}, after {:?}", masks(fio.pid()));
+    Ok(())
+}
+
+/// Short-lived processes all over the machine: no error, and nobody but the readers is moved. An emulated machine does not
+/// get to a thousand a second; the one it runs on does.
+fn forks_and_exits_beside_it_do_no_harm() -> Outcome {
+    const WINDOWS: usize = 8;
+    let bench = Bench::new()?;
+    let files = bench.files(0, 2)?;
+    let readers = bench.readers(0.2, &files)?;
+    let forks = bench.load(&["--forks", "1000", "--seconds", "15"])?;
+    let before = masks(readers.pid());
+    // All processes of the machine: what comes and goes is seen.
+    let mut daemon = bench.daemon(&[])?;
+    for window in windows(&mut daemon, WINDOWS)? {
+        for mv in &window.moves {
+            ensure!(readers.threads.iter().any(|t| t.tid == mv.tid), "moved a thread that reads nothing: {mv:?}");
+        }
+    }
+    let (end, status) = daemon.stop(Signal::TERM)?;
+    ensure!(status.success(), "homenode ended with {status}");
+    let end = end.context("homenode did not say what it put back")?;
+    ensure!(end.failed == 0, "{end:?}");
+    ensure!(masks(readers.pid()) == before, "masks were not put back");
+    let made = forks.wait()?;
+    say!("{made}");
+    ensure!(made.get("forks").and_then(Value::as_u64) >= Some(500), "too few forks to tell: {made}");
+    Ok(())
+}
