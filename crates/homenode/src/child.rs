@@ -12,8 +12,10 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
+use std::thread;
 
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid};
 
 use crate::cli::ExecArgs;
 use crate::exit::{Exit, Failure};
@@ -53,9 +55,15 @@ impl Child {
         self.inner.id()
     }
 
-    /// Lets it run.
+    /// Lets it run. When it ends the calling thread is unparked: the window under way is the last.
     pub fn go(&mut self) -> Result<(), Failure> {
         self.gone = true;
+        let (pid, waiting) = (self.pid, thread::current());
+        thread::spawn(move || {
+            // NOWAIT: its exit status is left for `wait`.
+            while let Err(Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
+            waiting.unpark();
+        });
         self.signal(Signal::CONT)
     }
 

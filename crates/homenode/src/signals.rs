@@ -1,10 +1,12 @@
-//! Stopping: SIGTERM, SIGINT and SIGHUP set a flag, and the window that is under way is the last.
+//! Stopping: SIGTERM, SIGINT and SIGHUP set a flag and end the window that is under way.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::exit::{Exit, Failure};
 
@@ -16,20 +18,28 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// From now on signals do not kill the process but are noted here.
+    /// From now on these signals do not kill the process but are noted here, and unpark the calling thread (a window that
+    /// it waits for ends).
     pub fn on_signals() -> Result<Self, Failure> {
         let failure = |e: io::Error| Failure::from_error(Exit::Unsupported, "cannot handle signals", &e);
         let stop = Self::default();
-        for signal in [SIGTERM, SIGINT, SIGHUP] {
-            signal_hook::flag::register(signal, Arc::clone(&stop.any)).map_err(failure)?;
-        }
-        signal_hook::flag::register(SIGINT, Arc::clone(&stop.interrupt)).map_err(failure)?;
+        let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failure)?;
+        let (noted, waiting) = (stop.clone(), thread::current());
+        thread::spawn(move || {
+            for signal in signals.forever() {
+                if signal == SIGINT {
+                    noted.interrupt.store(true, Ordering::Relaxed);
+                }
+                noted.any.store(true, Ordering::Release);
+                waiting.unpark();
+            }
+        });
         Ok(stop)
     }
 
     /// Whether it is time to stop.
     pub fn requested(&self) -> bool {
-        self.any.load(Ordering::Relaxed)
+        self.any.load(Ordering::Acquire)
     }
 
     /// Whether it was Ctrl-C, which the terminal sends to a command we started, too.

@@ -8,6 +8,7 @@ use host::interference::Interference;
 use host::observe::hooks::Kind;
 use host::observe::{self, Capabilities, Configuration, Fact};
 use rustix::fs::{Access, access};
+use rustix::io::Errno;
 use serde::Serialize;
 use topology::Topology;
 
@@ -162,7 +163,9 @@ fn may_move() -> Option<String> {
 /// Why the state directory cannot be written to. Creates nothing.
 fn may_write(dir: &Path) -> Option<String> {
     let nearest = dir.ancestors().find(|path| path.exists()).unwrap_or(dir);
-    let error = access(nearest, Access::WRITE_OK | Access::EXEC_OK).err()?;
+    let refused =
+        if nearest.is_dir() { access(nearest, Access::WRITE_OK | Access::EXEC_OK) } else { Err(Errno::NOTDIR) };
+    let error = refused.err()?;
     Some(crate::exit::errno_names(&format!("{}: {}", nearest.display(), std::io::Error::from(error))))
 }
 

@@ -152,6 +152,9 @@ fn outcome_json(outcome: &Outcome, names: &Names<'_>) -> Value {
 
 /// What was undone: `affinity of 4 threads put back, 1 changed by others since and left alone, 2 had ended`.
 pub fn finished(finished: &Finished) -> String {
+    if *finished == Finished::default() {
+        return "nothing to put back\n".to_owned();
+    }
     let mut parts = vec![format!("affinity of {} put back", count(finished.restored, "thread"))];
     let mut part = |n: usize, what: &str| {
         if n > 0 {

@@ -5,7 +5,7 @@
 //!
 //! **Approach.** One loop, one exit: whatever ends it, `Engine::finish` runs and what it did is printed.
 //!
-//! **Limits.** A stop is noticed at the end of the window under way.
+//! **Limits.** A stop ends the window under way, which is still decided on, like any other.
 
 use engine::{Engine, Finished, Plane};
 use host::interference::Interference;

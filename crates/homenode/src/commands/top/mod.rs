@@ -205,7 +205,10 @@ fn draw_until_quit(
             Ok(Ok(window)) if !choices.paused => newest = Some(window),
             Ok(Ok(_)) => continue,
             Ok(Err(failure)) => ended = Some(failure.to_string()),
-            Err(TryRecvError::Disconnected) if ended.is_none() => ended = Some("observing has ended".to_owned()),
+            // The observing thread has panicked, and ratatui's hook has given the terminal back.
+            Err(TryRecvError::Disconnected) if ended.is_none() => {
+                return Err(Failure::new(Exit::Unsupported, "cannot go on", "the observing thread has ended"));
+            }
             Err(_) => {}
         }
         let mut shown = newest.clone();

@@ -1,0 +1,506 @@
+//! The real binary on the running kernel: what needs root, BPF, a terminal or a tool that may be missing.
+//!
+//! A test whose needs are not met is skipped and says why; it is never counted as passed.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+type Test = (&'static str, fn());
+
+const LIVE: &[Test] = &[
+    ("top_once_shows_who_reads", top_once_shows_who_reads),
+    ("plan_of_this_machine", plan_of_this_machine),
+    ("what_is_recorded_can_be_replayed", what_is_recorded_can_be_replayed),
+    ("a_full_device_ends_a_recording_by_name", a_full_device_ends_a_recording_by_name),
+    ("a_full_disk_leaves_whole_lines", a_full_disk_leaves_whole_lines),
+    ("run_returns_what_its_command_returned", run_returns_what_its_command_returned),
+    ("a_signal_ends_a_long_window", a_signal_ends_a_long_window),
+    ("sigterm_is_passed_on_to_the_command", sigterm_is_passed_on_to_the_command),
+    ("a_second_run_is_refused", a_second_run_is_refused),
+    ("a_closed_stdout_ends_run_quietly", a_closed_stdout_ends_run_quietly),
+    ("readiness_is_told_to_systemd", readiness_is_told_to_systemd),
+    ("doctor_finds_everything", doctor_finds_everything),
+];
+
+const TERMINAL: &[Test] = &[
+    ("top_gives_the_terminal_back_on_q", top_gives_the_terminal_back_on_q),
+    ("top_gives_the_terminal_back_on_sigterm", top_gives_the_terminal_back_on_sigterm),
+];
+
+const UNPRIVILEGED: &[Test] = &[
+    ("without_root_nodes_and_plans_work", without_root_nodes_and_plans_work),
+    ("without_root_where_says_what_is_hidden", without_root_where_says_what_is_hidden),
+    ("without_root_observing_says_what_is_missing", without_root_observing_says_what_is_missing),
+];
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let root = (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned());
+    let observe = root.clone().or_else(|| {
+        let probe = json(&homenode(&["doctor", "--json"]).stdout);
+        let missing = probe["facts"].as_array()?.iter().find(|f| f["needed"] == true && f["available"] == false)?;
+        Some(format!("nothing can be observed here: {}: {}", missing["name"], missing["cause"]))
+    });
+    let script = observe.clone().or_else(|| lacks("script"));
+    let perl = observe.clone().or_else(|| lacks("perl"));
+    let mut trials = Vec::new();
+    for (tests, skip) in [(LIVE, observe), (TERMINAL, script), (UNPRIVILEGED, root)] {
+        for (name, test) in tests {
+            trials.push(trial(name, skip.clone(), *test));
+        }
+    }
+    trials.push(trial("run_sees_its_command_from_the_start", perl, run_sees_its_command_from_the_start));
+    for (shell, args) in [("bash", "-n"), ("zsh", "-n"), ("fish", "--no-execute")] {
+        trials.push(trial(&format!("{shell}_accepts_its_completions"), lacks(shell), move || completions(shell, args)));
+    }
+    trials.push(trial("manual_pages_render_without_a_warning", lacks("man").or_else(|| lacks("groff")), manual_pages));
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn trial(name: &str, skip: Option<String>, test: impl FnOnce() + Send + 'static) -> Trial {
+    Trial::ignorable_test(name, move || match skip {
+        Some(why) => Ok(Completion::ignored_with(why)),
+        None => {
+            test();
+            Ok::<_, Failed>(Completion::Completed)
+        }
+    })
+}
+
+fn lacks(tool: &str) -> Option<String> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&paths).any(|dir| dir.join(tool).is_file());
+    (!found).then(|| format!("{tool} is not installed"))
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    command.args(args).env_remove("HOMENODE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
+}
+
+fn homenode(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).unwrap_or_else(|e| panic!("{e}: {}", text(bytes)))
+}
+
+/// A directory with a state directory's path in it.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// `homenode run` with a state directory of its own.
+    fn run(&self, args: &[&str]) -> Command {
+        command(&[&["run", "--state-dir", &self.path("state")], args].concat())
+    }
+}
+
+/// A process that reads the same file over and over, by `read`, until dropped.
+struct Reader(Child);
+
+impl Reader {
+    fn new(place: &Place) -> Self {
+        let file = place.path("read-me");
+        fs::write(&file, vec![1; 8 << 20]).unwrap();
+        let script = "while :; do dd if=\"$1\" of=/dev/null bs=64k status=none; done";
+        Self(Command::new("bash").args(["-c", script, "reader", &file]).stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits for the end; a process that has not ended by then would hang the tests and is a failure.
+fn ends(mut child: Child) -> (Option<i32>, String, String) {
+    let give_up = Instant::now() + Duration::from_secs(120);
+    let drain = |pipe: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+            text(&bytes)
+        })
+    };
+    let out = drain(child.stdout.take().map(|p| Box::new(p) as Box<dyn Read + Send>));
+    let err = drain(child.stderr.take().map(|p| Box::new(p) as Box<dyn Read + Send>));
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > give_up {
+            child.kill().unwrap();
+            panic!("still running after two minutes");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    (status.code(), out.join().unwrap(), err.join().unwrap())
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+/// Starts it and returns with its first line.
+fn started(command: &mut Command) -> (Child, BufReader<std::process::ChildStdout>, String) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+    (child, lines, first)
+}
+
+fn top_once_shows_who_reads() {
+    let place = Place::new();
+    let reader = Reader::new(&place);
+    let output = homenode(&["top", "--once", "--json", "--all"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let window = json(&output.stdout);
+    assert_eq!(window["version"], 1);
+    assert!(window["nodes"][0]["cpu"].as_f64().unwrap() > 0.0, "{window}");
+    let read: f64 = window["threads"].as_array().unwrap().iter().map(|t| t["read_bytes_per_s"].as_f64().unwrap()).sum();
+    assert!(read > 0.0, "{window}");
+    let output = homenode(&["top", "--once", "--filter", &reader.pid(), "--all"]);
+    let table = text(&output.stdout);
+    assert!(table.contains(&reader.pid()) && table.contains("bash"), "{table}");
+}
+
+fn plan_of_this_machine() {
+    let output = homenode(&["plan", "--window", "0.2", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let plan: placement::Plan = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((plan.version, plan.policy.as_str()), (1, "nthread"));
+}
+
+fn what_is_recorded_can_be_replayed() {
+    let place = Place::new();
+    let _reader = Reader::new(&place);
+    let file = place.path("r.jsonl");
+    for _ in 0..2 {
+        let output = homenode(&["record", "--windows", "2", "--window", "0.2", &file]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    let output = homenode(&["replay", "--json", &file]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let windows: Vec<Value> = text(&output.stdout).lines().map(|l| json(l.as_bytes())).collect();
+    assert_eq!(windows.len(), 4);
+    assert!(windows.iter().any(|w| w["read_bytes"].as_u64() > Some(0)), "{windows:?}");
+}
+
+fn a_full_device_ends_a_recording_by_name() {
+    let output = homenode(&["record", "--windows", "1", "--window", "0.1", "/dev/full"]);
+    assert_eq!(output.status.code(), Some(5));
+    let error = text(&output.stderr);
+    assert!(error.starts_with("homenode: cannot write /dev/full: ") && error.contains("(ENOSPC)"), "{error}");
+}
+
+fn a_full_disk_leaves_whole_lines() {
+    struct Mounted(PathBuf);
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg(&self.0).status();
+        }
+    }
+    let place = Place::new();
+    let disk = Mounted(place.0.path().join("disk"));
+    fs::create_dir(&disk.0).unwrap();
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=96k", "tmpfs"]).arg(&disk.0).status().unwrap();
+    assert!(mount.success());
+    let file = disk.0.join("r.jsonl");
+    let file = file.to_str().unwrap();
+    let output = homenode(&["record", "--windows", "10000", "--window", "0.05", file]);
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    let error = text(&output.stderr);
+    assert!(error.contains(file) && error.contains("(ENOSPC)"), "{error}");
+    let recorded = fs::read(file).unwrap();
+    assert!(recorded.is_empty() || recorded.ends_with(b"\n"));
+    let lines = recorded.iter().filter(|b| **b == b'\n').count();
+    if lines > 0 {
+        let output = homenode(&["replay", "--json", file]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout).lines().count(), lines);
+    }
+}
+
+fn run_returns_what_its_command_returned() {
+    let place = Place::new();
+    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)] {
+        let output = place.run(&["--", "sh", "-c", script]).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+    }
+    let output = place.run(&["--", "/nonexistent/command"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(127));
+    assert!(text(&output.stderr).contains("cannot start /nonexistent/command: "), "{}", text(&output.stderr));
+    let output = place.run(&["--", "/etc/passwd"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(126));
+}
+
+/// All that the command reads it reads at once.
+fn run_sees_its_command_from_the_start() {
+    let place = Place::new();
+    let file = place.path("data");
+    fs::write(&file, vec![1; 32 << 20]).unwrap();
+    let script = "open F, '<', $ARGV[0] or die; 1 while sysread F, $b, 65536; sleep 2";
+    let output = place.run(&["--json", "--exact", "--", "perl", "-e", script, &file]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines: Vec<Value> = text(&output.stdout).lines().map(|l| json(l.as_bytes())).collect();
+    assert_eq!((&lines[0]["kind"], &lines.last().unwrap()["kind"]), (&"start".into(), &"end".into()));
+    let read: u64 = lines.iter().filter_map(|line| line["read_bytes"].as_u64()).sum();
+    // perl and its libraries, too.
+    assert!((32 << 20..40 << 20).contains(&read), "{read}: {lines:?}");
+}
+
+fn a_signal_ends_a_long_window() {
+    for how in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let place = Place::new();
+        let (child, mut lines, first) = started(&mut place.run(&["--json", "--window", "3600"]));
+        assert_eq!(json(first.as_bytes())["kind"], "start");
+        signal(&child, how);
+        let (code, _, err) = ends(child);
+        let mut rest = String::new();
+        lines.read_to_string(&mut rest).unwrap();
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{how:?}");
+        let last = json(rest.lines().last().unwrap().as_bytes());
+        assert_eq!((&last["kind"], &last["failed"]), (&"end".into(), &0.into()), "{how:?}");
+    }
+}
+
+fn sigterm_is_passed_on_to_the_command() {
+    let place = Place::new();
+    let script = "trap 'exit 42' TERM; echo ready; while :; do sleep 0.1; done";
+    let (child, mut lines, _) = started(&mut place.run(&["--", "sh", "-c", script]));
+    let mut line = String::new();
+    while line != "ready\n" {
+        line.clear();
+        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "the command never started");
+    }
+    signal(&child, Signal::TERM);
+    let drain = std::thread::spawn(move || lines.read_to_end(&mut Vec::new()));
+    assert_eq!(ends(child).0, Some(42));
+    drain.join().unwrap().unwrap();
+}
+
+fn a_second_run_is_refused() {
+    let place = Place::new();
+    let (first, _lines, _) = started(&mut place.run(&["--json", "--window", "3600"]));
+    let output = place.run(&["--windows", "1"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    let error = text(&output.stderr);
+    assert!(error.contains(&format!("pid {}", first.id())), "{error}");
+    let output = homenode(&["restore", "--state-dir", &place.path("state")]);
+    assert_eq!(output.status.code(), Some(4));
+    signal(&first, Signal::TERM);
+    assert_eq!(ends(first).0, Some(0));
+    let output = homenode(&["restore", "--state-dir", &place.path("state")]);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "nothing to put back\n"));
+}
+
+fn a_closed_stdout_ends_run_quietly() {
+    let place = Place::new();
+    let (child, lines, _) = started(&mut place.run(&["--window", "0.05"]));
+    drop(lines);
+    let (code, _, err) = ends(child);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+}
+
+fn readiness_is_told_to_systemd() {
+    let place = Place::new();
+    let path = place.path("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    let output = place.run(&["--windows", "1", "--window", "0.05"]).env("NOTIFY_SOCKET", &path).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    socket.set_nonblocking(true).unwrap();
+    for state in ["READY=1", "STOPPING=1"] {
+        let mut message = [0; 64];
+        let length = socket.recv(&mut message).unwrap();
+        assert_eq!(text(&message[..length]), state);
+    }
+}
+
+fn doctor_finds_everything() {
+    let output = homenode(&["doctor"]);
+    assert_eq!(output.status.code(), Some(0));
+    let report = text(&output.stdout);
+    assert!(report.contains("everything needed is there") && report.contains("filemap_get_pages"), "{report}");
+    let broken = homenode(&["doctor", "--json", "--state-dir", "/etc/passwd/state"]);
+    let report = json(&broken.stdout);
+    assert_eq!((broken.status.code(), &report["ok"]), (Some(1), &false.into()), "{report}");
+}
+
+/// `homenode top` on a terminal of its own (script makes one), and what it wrote there.
+fn on_a_terminal(end: impl FnOnce(&mut Child, u32)) -> String {
+    const ALTERNATE: &str = "\u{1b}[?1049h";
+    let place = Place::new();
+    let line = format!(
+        "stty rows 24 cols 80; echo pid $$; exec {} top --window 0.2 --state-dir {}",
+        env!("CARGO_BIN_EXE_homenode"),
+        place.path("state")
+    );
+    let mut script = Command::new("script")
+        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+        .env("TERM", "xterm")
+        .env("SHELL", "/bin/sh")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = script.stdout.take().unwrap();
+    let mut seen = Vec::new();
+    let mut block = [0; 4096];
+    while !text(&seen).contains(ALTERNATE) || !text(&seen).contains("q quit") {
+        let n = output.read(&mut block).unwrap();
+        assert_ne!(n, 0, "{}", text(&seen));
+        seen.extend_from_slice(&block[..n]);
+    }
+    let begun = text(&seen);
+    let pid = begun.split("pid ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
+    end(&mut script, pid);
+    let rest = std::thread::spawn(move || {
+        let mut rest = Vec::new();
+        output.read_to_end(&mut rest).map(|_| text(&rest))
+    });
+    let (code, _, _) = ends(script);
+    assert_eq!(code, Some(0));
+    rest.join().unwrap().unwrap()
+}
+
+const GIVEN_BACK: &str = "\u{1b}[?1049l";
+
+fn top_gives_the_terminal_back_on_q() {
+    let rest = on_a_terminal(|script, _| script.stdin.take().unwrap().write_all(b"q").unwrap());
+    assert!(rest.contains(GIVEN_BACK), "{rest:?}");
+}
+
+fn top_gives_the_terminal_back_on_sigterm() {
+    let mut stdin = None;
+    let rest = on_a_terminal(|script, pid| {
+        stdin = script.stdin.take();
+        kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::TERM).unwrap();
+    });
+    assert!(rest.contains(GIVEN_BACK), "{rest:?}");
+}
+
+/// The binary where anybody may run it, as nobody.
+struct Nobody {
+    place: Place,
+    binary: PathBuf,
+}
+
+impl Nobody {
+    fn new() -> Self {
+        let place = Place::new();
+        fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let binary = place.0.path().join("homenode");
+        fs::copy(env!("CARGO_BIN_EXE_homenode"), &binary).unwrap();
+        Self { place, binary }
+    }
+
+    fn homenode(&self, args: &[&str]) -> Output {
+        const NOBODY: u32 = 65_534;
+        Command::new(&self.binary).args(args).current_dir("/").uid(NOBODY).gid(NOBODY).output().unwrap()
+    }
+}
+
+fn without_root_nodes_and_plans_work() {
+    let nobody = Nobody::new();
+    let output = nobody.homenode(&["nodes"]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+    let snapshot = nobody.place.path("s.json");
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/inputs/two-nodes.json"), &snapshot).unwrap();
+    let output = nobody.homenode(&["plan", "--snapshot", &snapshot]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+    assert!(text(&output.stdout).contains("move  "), "{}", text(&output.stdout));
+}
+
+fn without_root_where_says_what_is_hidden() {
+    let nobody = Nobody::new();
+    let [mine, roots] = ["mine", "roots"].map(|name| nobody.place.path(name));
+    for path in [&mine, &roots] {
+        fs::write(path, vec![1; 100_000]).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    std::os::unix::fs::chown(&mine, Some(65_534), Some(65_534)).unwrap();
+    let output = nobody.homenode(&["where", "--json", &mine, &roots]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+    let files = json(&output.stdout);
+    assert_eq!((&files["files"][0]["resident"], &files["files"][0]["hidden"]), (&100_000.into(), &Value::Null));
+    assert_eq!(files["files"][1]["resident"], Value::Null);
+    assert!(files["files"][1]["hidden"].is_string(), "{files}");
+}
+
+fn without_root_observing_says_what_is_missing() {
+    let nobody = Nobody::new();
+    for args in [&["plan"][..], &["top", "--once"], &["record", "-"]] {
+        let output = nobody.homenode(args);
+        let error = text(&output.stderr);
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(3), ""), "{args:?}: {error}");
+        assert!(error.starts_with("homenode: cannot observe") && error.contains("hint: "), "{args:?}: {error}");
+        assert!(error.contains("BPF") && error.contains("EPERM"), "{args:?}: {error}");
+    }
+    let mark = nobody.place.path("started");
+    let output = nobody.homenode(&["run", "--dry-run", "--", "touch", &mark]);
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert!(!Path::new(&mark).exists());
+    let output = nobody.homenode(&["doctor", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report = json(&output.stdout);
+    let missing: Vec<_> =
+        report["facts"].as_array().unwrap().iter().filter(|f| f["available"] == false && f["needed"] == true).collect();
+    assert!(!missing.is_empty() && missing.iter().all(|f| f["cause"].is_string() && f["fix"].is_string()), "{report}");
+}
+
+fn completions(shell: &str, check_only: &str) {
+    let place = Place::new();
+    let file = place.path("completions");
+    fs::write(&file, homenode(&["completions", shell]).stdout).unwrap();
+    let output = Command::new(shell).args([check_only, &file]).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+}
+
+fn manual_pages() {
+    let place = Place::new();
+    let pages = place.path("man");
+    assert!(homenode(&["man", &pages]).status.success());
+    for page in fs::read_dir(&pages).unwrap() {
+        let page = page.unwrap().path();
+        let output =
+            Command::new("man").args(["--warnings", "--local-file"]).arg(&page).env("MANWIDTH", "80").output().unwrap();
+        let (shown, warned) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success() && warned.is_empty(), "{}: {warned}", page.display());
+        assert!(shown.contains("NAME") && shown.contains("SYNOPSIS"), "{}: {shown}", page.display());
+        // Examples and exit codes keep their lines.
+        let line = shown.lines().any(|l| l.trim_start().starts_with("sudo homenode ") || l.trim() == "0  done");
+        let plain = shown.lines().any(|l| l.trim_start().starts_with("homenode ") && l.len() < 100);
+        assert!(line || plain, "{}: {shown}", page.display());
+    }
+}
