@@ -238,10 +238,10 @@ pub struct PolicyArgs {
     /// How to decide
     #[arg(long, value_name = "POLICY", default_value = "nthread", value_parser = policy_names())]
     pub policy: String,
-    /// How much more a thread must read from its home node than from any other, such as `200MB/s`
+    /// How much more a thread must read from its home node than from any other, such as `200MB/s` [default: 200MB/s]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
     pub margin: Option<f64>,
-    /// Leave threads alone that read and wrote less than this in a window, such as `4MiB`
+    /// Leave threads alone that read and wrote less than this in a window, such as `4MiB` [default: 4MiB]
     #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
     pub min_bytes: Option<u64>,
 }

@@ -73,11 +73,16 @@ impl Failure {
         let errno = errno_of(cause);
         let exit = match errno {
             Some(Errno::EPERM | Errno::EACCES | Errno::ENOSYS | Errno::EOPNOTSUPP) => Exit::Unsupported,
+            Some(Errno::ENOENT | Errno::ENOTDIR | Errno::ENOSPC | Errno::EIO) => Exit::Io,
             Some(_) if otherwise == Exit::Unsupported => Exit::Unsupported,
             Some(_) => Exit::Io,
             None => otherwise,
         };
-        let mut failure = Self { exit, what: what.into(), why: chain(cause), errno, hint: None };
+        let (what, mut why) = (what.into(), chain(cause));
+        if let Some(rest) = why.strip_prefix(&what).and_then(|rest| rest.strip_prefix(": ")) {
+            why = rest.to_owned();
+        }
+        let mut failure = Self { exit, what, why, errno, hint: None };
         if matches!(errno, Some(Errno::EPERM | Errno::EACCES)) && !nix::unistd::geteuid().is_root() {
             failure.hint = Some("this needs root: try sudo".to_owned());
         }
@@ -232,6 +237,13 @@ mod tests {
             assert_eq!(failure.exit(), exit, "{text}");
             assert_eq!(failure.json()["error"]["errno"], name);
         }
+    }
+
+    #[test]
+    fn nothing_is_said_twice() {
+        let cause = io::Error::other("cannot observe: BTF is missing");
+        let text = Failure::from_error(Exit::Unsupported, "cannot observe", &cause).to_string();
+        assert_eq!(text, "homenode: cannot observe: BTF is missing\n");
     }
 
     #[test]

@@ -29,6 +29,7 @@ const LIVE: &[Test] = &[
     ("a_second_run_is_refused", a_second_run_is_refused),
     ("a_closed_stdout_ends_run_quietly", a_closed_stdout_ends_run_quietly),
     ("readiness_is_told_to_systemd", readiness_is_told_to_systemd),
+    ("what_is_not_there_cannot_be_observed", what_is_not_there_cannot_be_observed),
     ("doctor_finds_everything", doctor_finds_everything),
 ];
 
@@ -347,6 +348,17 @@ fn readiness_is_told_to_systemd() {
     }
 }
 
+fn what_is_not_there_cannot_be_observed() {
+    let place = Place::new();
+    let output = place.run(&["--cgroup", "/nonexistent"]).output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{error}");
+    assert!(error.contains("/nonexistent") && error.contains("(ENOENT)"), "{error}");
+    let output = place.run(&["--pid", "2147483647"]).output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!((output.status.code(), error.as_str()), (Some(2), "homenode: process 2147483647: there is none\n"));
+}
+
 fn doctor_finds_everything() {
     let output = homenode(&["doctor"]);
     assert_eq!(output.status.code(), Some(0));
@@ -464,7 +476,10 @@ fn without_root_observing_says_what_is_missing() {
         let output = nobody.homenode(args);
         let error = text(&output.stderr);
         assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(3), ""), "{args:?}: {error}");
-        assert!(error.starts_with("homenode: cannot observe") && error.contains("hint: "), "{args:?}: {error}");
+        assert!(
+            error.starts_with("homenode: cannot observe: the right to") && error.contains("hint: "),
+            "{args:?}: {error}"
+        );
         assert!(error.contains("BPF") && error.contains("EPERM"), "{args:?}: {error}");
     }
     let mark = nobody.place.path("started");

@@ -55,6 +55,9 @@ struct Finding {
 impl Finding {
     fn new(name: &str, cause: Option<String>, needed: bool, fix: &'static str) -> Self {
         let available = cause.is_none();
+        // A refusal says nothing about the kernel until root has asked.
+        let refused = cause.as_ref().is_some_and(|cause| cause.contains("EPERM"));
+        let fix = if needed && refused && !rustix::process::geteuid().is_root() { AS_ROOT } else { fix };
         Self { name: name.to_owned(), available, cause, needed, fix: (!available && !fix.is_empty()).then_some(fix) }
     }
 }

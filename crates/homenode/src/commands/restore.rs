@@ -12,7 +12,7 @@ use crate::output;
 /// Undoes what the state directory lists.
 pub fn run(global: &Global) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    if !global.state_dir.exists() {
+    if !global.state_dir.try_exists().map_err(|e| Failure::io("look at", &global.state_dir, &e))? {
         // Nothing has run since boot; to create the directory only to find it empty helps nobody.
         if global.json {
             output::print_json(&json!(engine::Finished::default()))?;

@@ -19,6 +19,9 @@ pub const PROC: &str = "/proc";
 
 /// A plane that observes the threads the user chose, or the tree of processes below `root`.
 pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>) -> Result<HostPlane, Failure> {
+    if let Some(pid) = args.scope.pid.iter().find(|pid| !Path::new(PROC).join(pid.to_string()).exists()) {
+        return Err(Failure::new(Exit::Usage, format!("process {pid}"), "there is none"));
+    }
     let scope = match (&args.scope.cgroup, root) {
         (_, Some(pid)) => Scope::Tree(pid),
         (Some(path), None) => Scope::Cgroup(path.clone()),
@@ -29,8 +32,13 @@ pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>) -> Result<Ho
     let topology = nodes::read(Path::new(nodes::SYS), config)?;
     let settings = host::Settings { observe, ..host::Settings::default() };
     HostPlane::open(settings, topology).map_err(|e| {
-        Failure::from_error(Exit::Unsupported, "cannot observe", &e)
-            .hint("`homenode doctor` says what is missing; where, nodes and plan --snapshot work all the same")
+        let failure = Failure::from_error(Exit::Unsupported, "cannot observe", &e);
+        match failure.exit() {
+            Exit::Unsupported => failure.hint(
+                "`homenode doctor` says what is missing; where, nodes, replay and plan --snapshot work all the same",
+            ),
+            _ => failure,
+        }
     })
 }
 
