@@ -9,6 +9,7 @@ mod basics;
 mod cpusets;
 mod crash;
 mod forks;
+mod whole;
 mod world;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -35,6 +36,7 @@ fn main() {
         return match role.as_str() {
             "threads" => world::be_threads(rest),
             "daemon" => crash::be_daemon(rest),
+            "readers" => whole::be_readers(rest),
             "nobody" => basics::be_nobody(rest),
             other => panic!("no role {other}"),
         };
@@ -56,6 +58,7 @@ fn main() {
         trial("children_are_put_back_every_window_with_bpf", forks::every_window),
         trial("thousands_of_forks_beside_it", forks::beside),
         trial("thousands_of_forks_beside_it_with_bpf", forks::beside_with_bpf),
+        trial("readers_go_home_to_their_files", whole::readers_go_home),
         trial("killed_and_recovered", crash::killed_and_recovered),
         trial("killed_and_started_again", crash::killed_and_started_again),
     ];
