@@ -1,5 +1,7 @@
 //! Structured logs on stderr: warnings by default, more with `-v`, JSON lines with `--json`.
 
+use std::io::IsTerminal;
+
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Command};
@@ -13,11 +15,13 @@ pub fn init(cli: &Cli) {
         return;
     }
     let level = match cli.global.verbose {
-        0 => "warn",
+        // What the engine warns of is printed with the window, as a note.
+        0 => "warn,engine=off",
         1 => "info",
         _ => "debug",
     };
     let filter = EnvFilter::try_from_env(FILTER).unwrap_or_else(|_| EnvFilter::new(level));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     if cli.global.json { builder.json().init() } else { builder.without_time().with_target(false).init() }
 }

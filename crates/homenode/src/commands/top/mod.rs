@@ -9,26 +9,23 @@
 //! **Limits.** Last moves are those in the journal of the state directory; what other tools move is not known.
 
 mod keys;
+mod last_moves;
 mod model;
 mod view;
 
-use std::collections::HashMap;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use chrono::Local;
 use crossterm::event::{self, Event};
-use engine::journal::{self, Filter};
 use host::HostPlane;
 use placement::{Policy, Snapshot};
 
 use crate::cli::{Global, TopArgs};
-use crate::commands::explain;
 use crate::commands::session;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -36,6 +33,7 @@ use crate::output::table::Table;
 use crate::output::{self, escape};
 use crate::signals::Stop;
 use keys::Choices;
+use last_moves::LastMoves;
 use model::{Column, NODE_COLUMNS, THREAD_COLUMNS, Window};
 use view::Picture;
 
@@ -89,39 +87,8 @@ impl Source {
     fn window(&mut self, length: Duration) -> Result<Window, Failure> {
         let snapshot: Snapshot = session::observe(&mut self.plane, length)?;
         let plan = self.policy.decide(&snapshot.topology(), &snapshot);
-        Ok(Window::new(&snapshot, &plan, self.moves.read()))
-    }
-}
-
-/// The last move of each thread, from the journal of a running homenode.
-struct LastMoves {
-    state_dir: std::path::PathBuf,
-    /// Journal's size and time when it was last read.
-    seen: Option<(u64, SystemTime)>,
-    moves: HashMap<u32, String>,
-}
-
-impl LastMoves {
-    fn new(state_dir: &Path) -> Self {
-        Self { state_dir: state_dir.to_owned(), seen: None, moves: HashMap::new() }
-    }
-
-    /// Reads the journal if it has changed. No journal: nothing was moved.
-    fn read(&mut self) -> &HashMap<u32, String> {
-        let seen =
-            self.state_dir.join(journal::JOURNAL).metadata().ok().and_then(|m| Some((m.len(), m.modified().ok()?)));
-        if seen != self.seen {
-            self.seen = seen;
-            self.moves.clear();
-            let now = Local::now();
-            for entry in journal::read(&self.state_dir, &Filter::default()).unwrap_or_default() {
-                if let (Some(thread), journal::Event::Moved { from, to, .. }) = (&entry.thread, &entry.event) {
-                    let text = format!("{} {from} → {to}", explain::time(entry.time, now));
-                    self.moves.insert(thread.tid, text);
-                }
-            }
-        }
-        &self.moves
+        self.moves.refresh();
+        Ok(Window::new(&snapshot, &plan, &self.moves))
     }
 }
 

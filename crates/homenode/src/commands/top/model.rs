@@ -1,11 +1,10 @@
 //! What `top` shows: nodes and threads of one window, sorted and filtered. No terminal here.
 
-use std::collections::HashMap;
-
 use placement::{Plan, Snapshot, Thread};
 use serde::Serialize;
 use topology::NodeId;
 
+use super::last_moves::LastMoves;
 use crate::cli::Sort;
 use crate::output::units::{percent, rate, size};
 use crate::output::words;
@@ -79,8 +78,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// What a snapshot shows. `plan` is a policy's, whose forecast knows the load of nodes; `last_moves` by thread id.
-    pub fn new(snapshot: &Snapshot, plan: &Plan, last_moves: &HashMap<u32, String>) -> Self {
+    /// What a snapshot shows. `plan` is a policy's, whose forecast knows the load of nodes.
+    pub fn new(snapshot: &Snapshot, plan: &Plan, last_moves: &LastMoves) -> Self {
         let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
         let forecasts = plan.predicted.as_ref().map_or(&[][..], |p| &p.nodes);
         let forecast = |node| forecasts.iter().find(|f| f.node == node);
@@ -111,7 +110,7 @@ impl Window {
                 read_bytes_per_s: per_s(read),
                 write_bytes_per_s: per_s(t.write_bytes.total()),
                 cpu: if snapshot.window_s > 0.0 { t.cpu_s / snapshot.window_s } else { 0.0 },
-                last_move: last_moves.get(&t.tid).cloned(),
+                last_move: last_moves.of(t),
                 held: t.held.clone(),
             }
         };

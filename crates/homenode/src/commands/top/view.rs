@@ -139,14 +139,13 @@ fn help(frame: &mut Frame<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
     use placement::{Plan, Snapshot};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
     use super::*;
     use crate::cli::Sort;
+    use crate::commands::top::last_moves::LastMoves;
 
     /// Two nodes; three threads, one with a name that is no good for a terminal.
     fn window() -> Window {
@@ -175,8 +174,8 @@ mod tests {
         let plan: Plan = placement::policy("nthread", &placement::nthread::Settings::default())
             .unwrap()
             .decide(&snapshot.topology(), &snapshot);
-        let moves = HashMap::from([(101, "10:02:31 0 → 1".to_owned())]);
-        let mut window = Window::new(&snapshot, &plan, &moves);
+        let mut window = Window::new(&snapshot, &plan, &LastMoves::default());
+        window.threads[0].last_move = Some("10:02:31 0 → 1".to_owned());
         window.sort(Sort::Remote, false);
         window
     }
