@@ -49,7 +49,7 @@ impl Cpusets {
     /// Looks where control groups are mounted.
     pub fn new(proc_root: &Path) -> std::io::Result<Self> {
         let path = proc_root.join("self/mountinfo");
-        let file = std::fs::File::open(&path)?;
+        let file = std::fs::File::open(&path).map_err(|e| named(&path, &e))?;
         let infos = MountInfos::from_buf_read(BufReader::new(file))
             .map_err(|e| std::io::Error::new(ErrorKind::InvalidData, format!("{}: {e}", path.display())))?;
         let mut found = Self { v1: None, v2: None };
@@ -103,7 +103,7 @@ impl Cpusets {
             }
             Group::V2(dir) => {
                 let top = self.v2.as_ref().map_or(Path::new("/"), |m| m.point.as_path());
-                std::fs::metadata(dir)?;
+                std::fs::metadata(dir).map_err(|e| named(dir, &e))?;
                 for dir in dir.ancestors().take_while(|d| d.starts_with(top)) {
                     if let Some(cpus) = read(&dir.join("cpuset.cpus.effective"))? {
                         return Ok(Some(cpus));
@@ -151,8 +151,13 @@ fn read(path: &Path) -> std::io::Result<Option<CpuSet>> {
             Ok((!cpus.is_empty()).then_some(cpus))
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => Err(named(path, &error)),
     }
+}
+
+/// The same error, with the file in its text.
+fn named(path: &Path, error: &std::io::Error) -> std::io::Error {
+    std::io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]
@@ -230,7 +235,11 @@ mod tests {
     #[test]
     fn a_group_that_vanished_is_an_error_not_its_parent() {
         let (_dir, cpusets) = machine(V2, &[("cg/cpuset.cpus.effective", "0-31")]);
-        assert!(cpus(&cpusets, "0::/gone\n").is_err());
+        assert!(cpus(&cpusets, "0::/gone\n").unwrap_err().contains("cg/gone: No such file"));
+        let (_dir, cpusets) = machine(V1, &[("cpuset/cpuset.effective_cpus", "0-31")]);
+        assert!(
+            cpus(&cpusets, "3:cpuset:/gone\n").unwrap_err().contains("cpuset/gone/cpuset.effective_cpus is not there")
+        );
     }
 
     #[test]

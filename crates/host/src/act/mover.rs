@@ -142,7 +142,8 @@ impl Mover {
             return Err(refused("kernel_thread", "is a kernel thread"));
         }
         let mask = affinity::get(tid).map_err(|e| kernel(tid, "read", e))?;
-        let cgroups = self.threads.cgroups(tid).map_err(|e| refused("unreadable", e.to_string()))?;
+        let unreadable = |e| refused("unreadable", format!("the control groups of thread {tid} cannot be read: {e}"));
+        let cgroups = self.threads.cgroups(tid).map_err(unreadable)?;
         let default = self
             .defaults
             .of(tid)
