@@ -30,7 +30,7 @@ pub(crate) fn push_number(text: &mut String, mut number: u64) {
             break;
         }
     }
-    text.extend(digits[first..].iter().map(|d| char::from(*d)));
+    text.push_str(std::str::from_utf8(&digits[first..]).unwrap_or_default());
 }
 
 /// Appends a fraction as whole percent: `97 %`.

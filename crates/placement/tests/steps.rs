@@ -102,6 +102,16 @@ fn a_thread_that_moved_little_data_is_left_alone() {
 }
 
 #[test]
+fn min_bytes_itself_is_enough() {
+    let settings = Settings { locality_margin: 0.0, ..Settings::default() };
+    for (read, expected) in [(4 * 1024 * 1024 - 1, 0), (4 * 1024 * 1024, 1)] {
+        let mut window = two_nodes(vec![thread(1, 1, &[], 0)]);
+        window.threads[0].read_bytes = [(NodeId(0), read)].into_iter().collect();
+        assert_eq!(moves(&decide_with("nthread", &settings, &window.topology(), &window)).len(), expected);
+    }
+}
+
+#[test]
 fn a_held_thread_stays_and_its_load_counts() {
     let held = Thread { held: Some("has an affinity of its own: 100".into()), ..thread(1, 1, &[(0, 300)], 0) };
     let plan = decide("nthread", &two_nodes(vec![held]));
@@ -281,6 +291,18 @@ fn step_3_stops_when_h_has_no_surplus() {
 }
 
 #[test]
+fn step_3_stops_when_h_has_no_surplus_though_there_is_room() {
+    // Loads 1000, 490, 0, 0: average 372.5. Twenty writers of 50 on node 0: thirteen bring it to 350, no surplus. Node 1
+    // has one, which is why nodes 2 and 3 have room for a fourteenth: 7 × 50 = 350 ≤ 372.5.
+    let nodes = (0..4).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect();
+    let mut window = snapshot(nodes, (1..=20).map(|tid| thread(tid, 0, &[], 50)).collect());
+    window.nodes[1].write_bytes = 490 * MB;
+    let plan = decide("nthread", &window);
+    assert_eq!(moves(&plan).len(), 13);
+    close(node_forecast(&plan, 0).controller_after, 0.35);
+}
+
+#[test]
 fn step_3_gives_a_thread_the_emptiest_node_it_may_use_then_the_nearest() {
     // Loads 900, 100, 0, 0: average 250. Nodes 2 and 3 are empty; node 3 is nearer to node 0.
     let mut nodes: Vec<_> = (0..4).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect();
@@ -443,6 +465,23 @@ fn step_4_does_not_make_work_for_step_3() {
     window.nodes[1].write_bytes = 250 * MB;
     assert_eq!(moves(&decide("nthread", &window)), [(2, 1, Reason::CpuContention)]);
     assert_eq!(moves(&decide("nthread-cpu", &window)), [(1, 1, Reason::CpuContention)]);
+}
+
+#[test]
+fn step_4_does_not_make_work_for_step_3_of_the_next_window() {
+    // t1: target node 0, writes 200. t2: no target (500 − 400 < 200), writes 850. Node 0: (300 + 500) / 3 + 1050 = 1317 of 2000,
+    // node 1: 400 / 3 = 133, node 2: 300. CPUs of node 0: 2.6 of 2.
+    // t1 goes to node 2 (0 % CPU), which has 500 then. t2 to node 1 (5 %)? That would have 983 then: above 800, but
+    // node 2 is not below half of it. In the next window, though, t1 starts from node 0 again: node 0 has 467, node 1 983, node 2
+    // 300; node 1 is overloaded. So t2 stays.
+    let (t1, t2) = (thread(1, 0, &[(0, 300)], 200), thread(2, 0, &[(0, 500), (1, 400)], 850));
+    let nodes = vec![
+        NodeLoad { cpu_s: Some(2.6), ..node_with_bandwidth(0, 2, 2000.0) },
+        NodeLoad { cpu_s: Some(0.1), ..node_with_bandwidth(1, 2, 1000.0) },
+        NodeLoad { cpu_s: Some(0.0), write_bytes: 300 * MB, ..node_with_bandwidth(2, 2, 1000.0) },
+    ];
+    let window = snapshot(nodes, vec![with_cpu(0.5, t1), with_cpu(0.5, t2)]);
+    assert_eq!(moves(&decide("nthread", &window)), [(1, 2, Reason::CpuContention)]);
 }
 
 #[test]

@@ -13,8 +13,7 @@
 //! nobody. A node whose bandwidth is not known cannot be judged overloaded, but counts and takes threads like any other.
 //! Memory-less nodes have no controller; the average is over those that do.
 
-use std::cmp::Reverse;
-
+use super::order;
 use super::state::{Candidate, Contention, Relief};
 use crate::Snapshot;
 use crate::load::{Loads, Machine};
@@ -63,10 +62,10 @@ pub(super) fn relieve(
         .iter()
         .enumerate()
         .filter(|(_, c)| machine.memory[c.place] == h && c.writes > 0)
-        .map(|(i, c)| (Reverse(write_ratio(c).to_bits()), c.tid, i))
+        .map(|(i, c)| (order::key(!write_ratio(c).to_bits(), c.tid), i))
         .collect();
     order.sort_unstable();
-    for (_, _, i) in order {
+    for (_, i) in order {
         if within_average(loads.controller(h)) {
             break;
         }

@@ -11,8 +11,8 @@
 //! move to. A thread that used no CPU time is not moved. And no move is made after which step 3 would find an overloaded
 //! controller: the next window would take it back, as controllers go first.
 
-use super::controller;
 use super::state::{Candidate, Contention, Relief};
+use super::{controller, order};
 use crate::Snapshot;
 use crate::load::{Loads, Machine};
 
@@ -62,12 +62,12 @@ pub(super) fn relieve(
         .iter()
         .enumerate()
         .filter(|(_, c)| c.place == h && c.cpu > 0)
-        .map(|(i, c)| (snapshot.threads[c.thread].read_bytes.get(home), c.tid, i))
+        .map(|(i, c)| (order::key(snapshot.threads[c.thread].read_bytes.get(home), c.tid), i))
         .collect();
     order.sort_unstable();
     // What the next window's what-if will start from: there, threads with a target are back on it.
     let mut next = loads.clone();
-    for (_, _, i) in order {
+    for (_, i) in order {
         if loads.cpu[h] <= machine.cpu_limit[h] {
             break;
         }
@@ -87,13 +87,13 @@ pub(super) fn relieve(
             loads.add(machine, to, c.writes, c.cpu);
         };
         shift(loads, h, to);
-        if !c.targeted {
+        if !c.targeted() {
             shift(&mut next, h, to);
         }
         let overloads = |loads: &Loads| controller::overloaded(machine, loads).is_some();
-        if rules.spare_controllers && (overloads(loads) || (!c.targeted && overloads(&next))) {
+        if rules.spare_controllers && (overloads(loads) || (!c.targeted() && overloads(&next))) {
             shift(loads, to, h);
-            if !c.targeted {
+            if !c.targeted() {
                 shift(&mut next, to, h);
             }
             continue;

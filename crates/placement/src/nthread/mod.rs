@@ -29,6 +29,7 @@
 mod controller;
 mod cpu;
 mod forecast;
+mod order;
 mod report;
 mod settings;
 mod state;
@@ -133,7 +134,7 @@ fn settle(machine: &Machine, snapshot: &Snapshot, state: &mut State, variant: Va
     for _ in 0..MAX_ROUNDS {
         apply_once(machine, snapshot, state, variant);
         let mut new = false;
-        for c in state.candidates.iter_mut().filter(|c| !c.targeted && c.place != c.initial) {
+        for c in state.candidates.iter_mut().filter(|c| !c.targeted() && c.place != c.initial) {
             c.initial = c.place;
             new = true;
         }
@@ -150,7 +151,7 @@ fn apply_once(machine: &Machine, snapshot: &Snapshot, state: &mut State, variant
         c.place = c.initial;
         c.passed_over = false;
         // A thread without a target keeps the reason for which it was sent away.
-        if c.targeted {
+        if c.targeted() {
             c.relief = None;
         }
     }

@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use topology::NodeId;
 
 use super::Settings;
+use super::order;
 use super::state::{Candidate, Contention, Relief, State};
 use super::target::{self, Target};
 use crate::load::Machine;
@@ -27,13 +28,13 @@ pub const MAX_DECLINED: usize = 1000;
 enum Stay<'a> {
     Held(&'a str),
     SharesFile,
-    Relieved(Relief),
-    Untargeted,
+    Relieved(Target, Relief),
+    Untargeted(Target),
 }
 
 /// Fills in moves, declined threads and notes.
 pub(super) fn fill(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &Snapshot, state: &State) {
-    moves(plan, machine, settings, snapshot, state);
+    moves(plan, machine, snapshot, state);
     declined(plan, machine, settings, snapshot, state);
     for node in (0..machine.len()).map(|n| machine.id(n)).filter(|id| snapshot.nodes.iter().all(|n| n.id != *id)) {
         plan.notes
@@ -56,8 +57,7 @@ pub(super) fn note_unknown_bandwidth(plan: &mut Plan, machine: &Machine) {
     plan.notes.push(format!("{nodes}: bandwidth unknown, contention not judged"));
 }
 
-fn moves(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &Snapshot, state: &State) {
-    let margin = target::margin(settings, snapshot.window_s);
+fn moves(plan: &mut Plan, machine: &Machine, snapshot: &Snapshot, state: &State) {
     let mut order: Vec<_> = state
         .candidates
         .iter()
@@ -65,22 +65,22 @@ fn moves(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &Sna
         .filter(|(_, c)| c.place != c.node)
         .map(|(i, c)| {
             let read = &snapshot.threads[c.thread].read_bytes;
-            let gain = match relief(state, c).map(|r| r.kind) {
+            let (class, gain) = match relief(state, c).map(|r| r.kind) {
                 Some(Contention::Controller) => (0, c.writes),
                 Some(Contention::Cpu) => (1, c.cpu),
                 None => (2, read.get(machine.id(c.place)).saturating_sub(read.get(machine.id(c.node)))),
             };
-            (gain.0, Reverse(gain.1), c.tid, i)
+            (order::key_in_class(class, !gain, c.tid), i)
         })
         .collect();
     order.sort_unstable();
     plan.moves.reserve_exact(order.len());
-    for (_, _, _, i) in order {
+    for (_, i) in order {
         let c = &state.candidates[i];
         let thread = &snapshot.threads[c.thread];
         let (reason, why) = match relief(state, c) {
             Some(relief) => contention(machine, thread, c, relief),
-            None => (Reason::ReadLocality, locality(machine, margin, thread, c)),
+            None => (Reason::ReadLocality, locality(machine, thread, c)),
         };
         plan.moves.push(Move::Thread {
             tid: thread.tid,
@@ -98,8 +98,8 @@ fn relief(state: &State, c: &Candidate) -> Option<Relief> {
     c.relief.and_then(|r| state.reliefs.get(r as usize)).copied()
 }
 
-fn locality(machine: &Machine, margin: f64, thread: &Thread, c: &Candidate) -> String {
-    match target::of(machine, margin, thread) {
+fn locality(machine: &Machine, thread: &Thread, c: &Candidate) -> String {
+    match c.target {
         Target::Near { home, .. } => {
             let mut why = read_from(thread, home);
             why.push_str(", which has no CPUs; node ");
@@ -169,29 +169,30 @@ fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &
         match relief(state, c) {
             _ if c.passed_over => Some((thread, Stay::SharesFile)),
             _ if !away(thread) => None,
-            Some(relief) if c.targeted => Some((thread, Stay::Relieved(relief))),
-            _ => Some((thread, Stay::Untargeted)),
+            Some(relief) if c.targeted() => Some((thread, Stay::Relieved(c.target, relief))),
+            _ => Some((thread, Stay::Untargeted(c.target))),
         }
     });
-    let mut staying: Vec<_> = held.chain(stays).map(|(t, stay)| (Reverse(t.remote_bytes()), t.tid, t, stay)).collect();
-    let key = |s: &(Reverse<u64>, u32, &Thread, Stay)| (s.0, s.1);
+    let mut staying: Vec<_> =
+        held.chain(stays).map(|(t, stay)| (order::key(!t.remote_bytes(), t.tid), t, stay)).collect();
+    let key = |s: &(u128, &Thread, Stay)| s.0;
     if staying.len() > MAX_DECLINED {
         plan.notes.push(format!("more threads stay than are listed: {} more", staying.len() - MAX_DECLINED));
         staying.select_nth_unstable_by_key(MAX_DECLINED, key);
         staying.truncate(MAX_DECLINED);
     }
     staying.sort_unstable_by_key(key);
-    let files = Files::new(snapshot, staying.iter().any(|s| matches!(s.3, Stay::SharesFile)));
+    let files = Files::new(snapshot, staying.iter().any(|s| matches!(s.2, Stay::SharesFile)));
     plan.declined = staying
         .into_iter()
-        .map(|(_, tid, thread, stay)| {
+        .map(|(_, thread, stay)| {
             let (reason, why) = match stay {
                 Stay::Held(held) => ("held", held_why(thread, held)),
                 Stay::SharesFile => ("shares_file", files.shared_by(thread)),
-                Stay::Relieved(relief) => relieved(machine, margin, thread, relief),
-                Stay::Untargeted => untargeted(machine, margin, thread),
+                Stay::Relieved(target, relief) => relieved(machine, target, thread, relief),
+                Stay::Untargeted(target) => untargeted(machine, target, margin, thread),
             };
-            Declined { tid, reason: reason.to_owned(), why }
+            Declined { tid: thread.tid, reason: reason.to_owned(), why }
         })
         .collect();
 }
@@ -201,8 +202,8 @@ fn held_why(thread: &Thread, held: &str) -> String {
     format!("{held}{read}")
 }
 
-fn relieved(machine: &Machine, margin: f64, thread: &Thread, relief: Relief) -> (&'static str, String) {
-    let home = match target::of(machine, margin, thread) {
+fn relieved(machine: &Machine, target: Target, thread: &Thread, relief: Relief) -> (&'static str, String) {
+    let home = match target {
         Target::Near { home, .. } => home,
         _ => machine.id(relief.node),
     };
@@ -216,8 +217,8 @@ fn relieved(machine: &Machine, margin: f64, thread: &Thread, relief: Relief) -> 
     (reason, why)
 }
 
-fn untargeted(machine: &Machine, margin: f64, thread: &Thread) -> (&'static str, String) {
-    match target::of(machine, margin, thread) {
+fn untargeted(machine: &Machine, target: Target, margin: f64, thread: &Thread) -> (&'static str, String) {
+    match target {
         Target::NotAllowed { home } => ("not_allowed", format!("{}, where it may not run", read_from(thread, home))),
         Target::NoCpus { home } => {
             ("no_cpus", format!("{}, which has no CPUs; no one node is nearest", read_from(thread, home)))

@@ -22,8 +22,8 @@ pub(super) struct Candidate {
     pub tid: u32,
     /// Node it runs on.
     pub node: usize,
-    /// Whether step 1 gives it a target; without one it starts from the node it is on.
-    pub targeted: bool,
+    /// What step 1 says; without a target it starts from the node it is on.
+    pub target: Target,
     /// Node it has in the what-if analysis.
     pub initial: usize,
     /// Node it is given.
@@ -40,6 +40,13 @@ pub(super) struct Candidate {
     pub relief: Option<u32>,
     /// Whether a relief would have taken it, had it not shared a file.
     pub passed_over: bool,
+}
+
+impl Candidate {
+    /// Whether it has a target.
+    pub fn targeted(&self) -> bool {
+        self.target.node().is_some()
+    }
 }
 
 /// Step 3 or 4 at work on one overloaded node.
@@ -141,13 +148,12 @@ fn candidate(
     writes: u64,
     cpu: u64,
 ) -> Candidate {
-    let target = target.node();
-    let initial = target.unwrap_or(node);
+    let initial = target.node().unwrap_or(node);
     Candidate {
         thread,
         tid: observed.tid,
         node,
-        targeted: target.is_some(),
+        target,
         initial,
         place: initial,
         shares: observed.shares_file,
