@@ -121,78 +121,104 @@ fn live(
     mut choices: Choices,
 ) -> Result<Exit, Failure> {
     let stop = Stop::on_signals()?;
-    let window_ms = Arc::new(AtomicU64::new(milliseconds(choices.window_s)));
-    let windows = watch(open, Arc::clone(&window_ms))?;
+    let watch = Watch::start(open, choices.window_s)?;
     let mut terminal = ratatui::try_init().map_err(|e| {
         Failure::from_error(Exit::Io, "cannot use the terminal", &e).hint("`homenode top --once` needs none")
     })?;
-    let ended = draw_until_quit(&mut terminal, &windows, &mut choices, &window_ms, &stop);
+    let ended = draw_until_quit(&mut terminal, &watch, &mut choices, &stop);
     ratatui::restore();
     ended.map(|()| Exit::Done)
 }
 
-/// Observes in a thread of its own (a plane stays where it was opened) until nobody listens. Returns when it is open.
-fn watch(
-    open: impl FnOnce() -> Result<Source, Failure> + Send + 'static,
+/// The observing thread.
+struct Watch {
+    windows: Receiver<Result<Window, Failure>>,
     window_ms: Arc<AtomicU64>,
-) -> Result<Receiver<Result<Window, Failure>>, Failure> {
-    let (send, windows) = mpsc::channel();
-    let (opened, is_open) = mpsc::channel();
-    thread::spawn(move || {
-        let mut source = match open() {
-            Ok(source) => source,
-            // Whoever asked is waiting for this answer.
-            Err(failure) => return drop(opened.send(Err(failure))),
-        };
-        let _ = opened.send(Ok(()));
-        loop {
-            let window = source.window(Duration::from_millis(window_ms.load(Ordering::Relaxed)));
-            let failed = window.is_err();
-            if send.send(window).is_err() || failed {
-                return;
+    thread: thread::Thread,
+}
+
+impl Watch {
+    /// Observes in a thread of its own (a plane stays where it was opened) until nobody listens. Returns when it is open.
+    fn start(open: impl FnOnce() -> Result<Source, Failure> + Send + 'static, window_s: f64) -> Result<Self, Failure> {
+        let window_ms = Arc::new(AtomicU64::new(milliseconds(window_s)));
+        let length = Arc::clone(&window_ms);
+        let (send, windows) = mpsc::channel();
+        let (opened, is_open) = mpsc::channel();
+        let observing = thread::spawn(move || {
+            let mut source = match open() {
+                Ok(source) => source,
+                // Whoever asked is waiting for this answer.
+                Err(failure) => return drop(opened.send(Err(failure))),
+            };
+            let _ = opened.send(Ok(()));
+            loop {
+                let window = source.window(Duration::from_millis(length.load(Ordering::Relaxed)));
+                let failed = window.is_err();
+                if send.send(window).is_err() || failed {
+                    return;
+                }
             }
+        });
+        let gone = |_| Failure::new(Exit::Unsupported, "cannot observe", "the observing thread has ended");
+        is_open.recv().map_err(gone)??;
+        Ok(Self { windows, window_ms, thread: observing.thread().clone() })
+    }
+
+    /// From now on windows have this length; the one under way ends.
+    fn set_length(&self, window_s: f64) {
+        let length = milliseconds(window_s);
+        if self.window_ms.swap(length, Ordering::Relaxed) != length {
+            self.thread.unpark();
         }
-    });
-    let gone = |_| Failure::new(Exit::Unsupported, "cannot observe", "the observing thread has ended");
-    is_open.recv().map_err(gone)?.map(|()| windows)
+    }
 }
 
 fn draw_until_quit(
     terminal: &mut ratatui::DefaultTerminal,
-    windows: &Receiver<Result<Window, Failure>>,
+    watch: &Watch,
     choices: &mut Choices,
-    window_ms: &AtomicU64,
     stop: &Stop,
 ) -> Result<(), Failure> {
     let failure = |e: std::io::Error| Failure::from_error(Exit::Io, "cannot use the terminal", &e);
     let mut newest: Option<Window> = None;
     let mut ended: Option<String> = None;
+    let (mut page, mut threads) = (0, 0);
+    let mut changed = true;
     while !stop.requested() && !choices.quit {
-        match windows.try_recv() {
-            Ok(Ok(window)) if !choices.paused => newest = Some(window),
-            Ok(Ok(_)) => continue,
-            Ok(Err(failure)) => ended = Some(failure.to_string()),
+        match watch.windows.try_recv() {
+            Ok(Ok(window)) if !choices.paused => {
+                newest = Some(window);
+                changed = true;
+            }
+            Ok(Ok(_)) => {}
+            Ok(Err(failure)) => {
+                ended = Some(failure.to_string());
+                changed = true;
+            }
             // The observing thread has panicked, and ratatui's hook has given the terminal back.
             Err(TryRecvError::Disconnected) if ended.is_none() => {
                 return Err(Failure::new(Exit::Unsupported, "cannot go on", "the observing thread has ended"));
             }
             Err(_) => {}
         }
-        let mut shown = newest.clone();
-        if let Some(window) = &mut shown {
-            window.sort(choices.sort, choices.reverse);
-            window.filter(choices.all, &choices.filter);
+        // Drawn only when there is something new: the view must cost less than what it shows.
+        if std::mem::take(&mut changed) {
+            let mut shown = newest.clone();
+            if let Some(window) = &mut shown {
+                window.filter(choices.all, &choices.filter);
+                window.sort(choices.sort, choices.reverse);
+            }
+            let picture = Picture { window: shown.as_ref(), choices, ended: ended.as_deref() };
+            let frame = terminal.draw(|frame| view::draw(frame, &picture)).map_err(failure)?;
+            page = view::page(frame.area.height, shown.as_ref().map_or(0, |w| w.nodes.len()));
+            threads = shown.map_or(0, |w| w.threads.len());
         }
-        let picture = Picture { window: shown.as_ref(), choices, ended: ended.as_deref() };
-        let frame = terminal.draw(|frame| view::draw(frame, &picture)).map_err(failure)?;
-        let nodes = shown.as_ref().map_or(0, |w| w.nodes.len());
-        let page = view::page(frame.area.height, nodes);
-        let threads = shown.as_ref().map_or(0, |w| w.threads.len());
-        if event::poll(TICK).map_err(failure)?
-            && let Event::Key(key) = event::read().map_err(failure)?
-        {
-            choices.key(key, threads, page);
-            window_ms.store(milliseconds(choices.window_s), Ordering::Relaxed);
+        if event::poll(TICK).map_err(failure)? {
+            if let Event::Key(key) = event::read().map_err(failure)? {
+                choices.key(key, threads, page);
+                watch.set_length(choices.window_s);
+            }
+            changed = true;
         }
     }
     Ok(())
