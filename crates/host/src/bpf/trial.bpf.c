@@ -11,8 +11,8 @@ int BPF_PROG(trial_tracepoint)
 	return 0;
 }
 
-/* A function that every kernel has and that is hardly ever called. */
-SEC("fexit/do_sysinfo")
+/* Its function is set by user space: one that the programs proper want. */
+SEC("fexit")
 int BPF_PROG(trial_function)
 {
 	return 0;

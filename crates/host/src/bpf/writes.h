@@ -60,29 +60,30 @@ int BPF_PROG(write_iomap, struct kiocb *iocb)
 	return file_written(iocb, written);
 }
 
+/* Some kernels take every argument of a module's tracepoint for one that may be NULL. */
 SEC("tp_btf/ext4_da_write_end")
 int BPF_PROG(write_ext4_delayed, struct inode *inode, s64 pos, unsigned int len, unsigned int copied)
 {
-	return range_written(inode->i_mapping, pos, copied, false);
+	return inode ? range_written(inode->i_mapping, pos, copied, false) : 0;
 }
 
 SEC("tp_btf/ext4_write_end")
 int BPF_PROG(write_ext4, struct inode *inode, s64 pos, unsigned int len, unsigned int copied)
 {
-	return range_written(inode->i_mapping, pos, copied, false);
+	return inode ? range_written(inode->i_mapping, pos, copied, false) : 0;
 }
 
 SEC("tp_btf/ext4_journalled_write_end")
 int BPF_PROG(write_ext4_journalled, struct inode *inode, s64 pos, unsigned int len, unsigned int copied)
 {
-	return range_written(inode->i_mapping, pos, copied, false);
+	return inode ? range_written(inode->i_mapping, pos, copied, false) : 0;
 }
 
 /* Fires before the write: what is cut short after it (a full disk) is counted all the same. */
 SEC("tp_btf/xfs_file_buffered_write")
 int BPF_PROG(write_xfs, struct kiocb *iocb, struct iov_iter *from)
 {
-	return range_written(iocb->ki_filp->f_mapping, iocb->ki_pos, from->count, true);
+	return iocb && from ? range_written(iocb->ki_filp->f_mapping, iocb->ki_pos, from->count, true) : 0;
 }
 
 /* The last resort, for file systems whose writes no hook above sees: a folio that was clean becomes dirty. It counts as
@@ -95,7 +96,7 @@ int BPF_PROG(write_dirtied, struct folio *folio, struct address_space *mapping)
 	struct access w;
 	unsigned long magic, flags;
 
-	if (!mapping)
+	if (!mapping || !folio)
 		return 0;
 	inode = mapping->host;
 	magic = inode->i_sb->s_magic;

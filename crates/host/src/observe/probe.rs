@@ -98,16 +98,24 @@ impl Capabilities {
     pub fn probe() -> Self {
         let btf = Btf::from_vmlinux();
         let names = Names { btf: btf.as_ref().ok() };
-        let task_pass: Fact = Trial::Pass.run().into();
-        let tracepoints: Fact = Trial::Tracepoint.run().into();
+        let hooks: BTreeMap<Hook, Fact> = Hook::ALL.into_iter().map(|hook| (hook, names.fact(hook))).collect();
+        let function = hooks.iter().find(|(hook, fact)| hook.kind() == Kind::Function && fact.available());
+        let functions = match function {
+            Some((hook, _)) => {
+                Fact::from(Trial::Function.run(Some(hook.target()))).named("function hooks (fexit) refused")
+            }
+            None => Fact::missing("none of the functions that matter is in the kernel's BTF"),
+        };
+        let task_pass: Fact = Trial::Pass.run(None).into();
+        let tracepoints: Fact = Trial::Tracepoint.run(None).into();
         Self {
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             btf: match std::fs::metadata("/sys/kernel/btf/vmlinux") {
                 Err(error) => Fact::missing(super::cause::of_io(&error)),
                 Ok(_) => btf.as_ref().map(|_| ()).map_err(super::cause::of_bpf).into(),
             },
-            load: Trial::Load.run().into(),
-            functions: Fact::from(Trial::Function.run()).named("function hooks (fexit) refused"),
+            load: Trial::Load.run(None).into(),
+            functions,
             tracepoints,
             task_pass,
             pid_namespace: pid_namespace(),
@@ -116,7 +124,7 @@ impl Capabilities {
                 other => Fact::missing(format!("this kernel has pages of {other} bytes")),
             },
             node_bits: btf.as_ref().ok().and_then(node_bits),
-            hooks: Hook::ALL.into_iter().map(|hook| (hook, names.fact(hook))).collect(),
+            hooks,
         }
     }
 

@@ -21,11 +21,25 @@ use super::records::{Counters, Key, Pass, Watched, fresh_sampler};
 use super::types::{ObserveError, Settings};
 use super::{cause, drain};
 
-#[allow(clippy::all, clippy::pedantic, missing_docs, clippy::undocumented_unsafe_blocks, clippy::unwrap_used, clippy::expect_used)]
+#[allow(
+    clippy::all,
+    clippy::pedantic,
+    missing_docs,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::expect_used
+)]
 mod observe_skel {
     include!(concat!(env!("OUT_DIR"), "/observe.skel.rs"));
 }
-#[allow(clippy::all, clippy::pedantic, missing_docs, clippy::undocumented_unsafe_blocks, clippy::unwrap_used, clippy::expect_used)]
+#[allow(
+    clippy::all,
+    clippy::pedantic,
+    missing_docs,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::expect_used
+)]
 mod trial_skel {
     include!(concat!(env!("OUT_DIR"), "/trial.skel.rs"));
 }
@@ -55,14 +69,18 @@ pub(super) enum Trial {
 }
 
 impl Trial {
-    /// Loads and attaches it, and removes it again.
-    pub fn run(self) -> Result<(), String> {
+    /// Loads and attaches it, and removes it again. `function` is what [`Trial::Function`] is attached to.
+    pub fn run(self, function: Option<&str>) -> Result<(), String> {
         silence_libbpf();
         let mut storage = MaybeUninit::uninit();
         let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
         open.progs.trial_tracepoint.set_autoload(matches!(self, Self::Load | Self::Tracepoint));
         open.progs.trial_function.set_autoload(self == Self::Function);
         open.progs.trial_pass.set_autoload(self == Self::Pass);
+        if let Some(function) = function {
+            let target = open.progs.trial_function.set_attach_target(0, Some(function.to_owned()));
+            target.map_err(|e| cause::of_bpf(&e))?;
+        }
         let loaded = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;
         let program = match self {
             Self::Load => return Ok(()),

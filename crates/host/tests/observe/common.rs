@@ -1,18 +1,19 @@
 //! What the tests that observe the real kernel share.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
 use std::time::Duration;
 
 use host::observe::{Hooks, Observed, ObservedThread, Observer, Settings};
 use libtest_mimic::{Completion, Failed};
 use placement::{FileUse, NodeBytes, Thread};
-use topology::Topology;
+use topology::{CpuSet, Topology};
 
 pub type Outcome = Result<Completion, Failed>;
 
@@ -20,8 +21,9 @@ pub type Outcome = Result<Completion, Failed>;
 #[macro_export]
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {
-        if !$condition {
-            return Err(format!($($message)+).into());
+        match $condition {
+            true => {}
+            false => return Err(format!($($message)+).into()),
         }
     };
 }
@@ -169,8 +171,8 @@ pub struct Seen {
 impl Seen {
     /// Its use of a file.
     pub fn of(&self, file: &str) -> FileUse {
-        let files = self.thread.iter().flat_map(|t| &t.thread.files);
-        files.filter(|used| used.file == file).cloned().next().unwrap_or_default()
+        let mut files = self.thread.iter().flat_map(|t| &t.thread.files);
+        files.find(|used| used.file == file).cloned().unwrap_or_default()
     }
 
     pub fn read(&self, path: &Path) -> Result<u64, Failed> {
@@ -240,4 +242,80 @@ pub fn pread_all(path: &Path, size: usize) -> std::io::Result<()> {
             n => at += n as u64,
         }
     }
+}
+
+/// Whether writes of a file's file system are counted byte by byte whatever the hooks: ext4 and xfs.
+pub fn file_system_is_exact(path: &Path) -> Result<bool, Failed> {
+    let magic = rustix::fs::statfs(path)?.f_type as u64;
+    Ok([0xEF53, 0x5846_5342].contains(&magic))
+}
+
+/// Pins the calling thread.
+pub fn pin(cpus: &CpuSet) -> std::io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(cpu as usize));
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+/// Runs something on these CPUs.
+pub fn on_node<T: Send>(cpus: &CpuSet, job: impl FnOnce() -> T + Send) -> Result<T, Failed> {
+    let pinned = || pin(cpus).map(|()| job());
+    Ok(std::thread::scope(|scope| scope.spawn(pinned).join()).map_err(|_| "a job panicked")??)
+}
+
+/// Bytes of a file on each node, as move_pages(2) tells for a mapping of it.
+pub fn host_nodes(path: &Path) -> Result<BTreeMap<u32, u64>, Failed> {
+    let file = File::open(path)?;
+    let len = file.metadata()?.len() as usize;
+    // SAFETY: a new mapping of a file that nobody truncates; populated, so that every page can be asked for.
+    let map = unsafe {
+        let flags = rustix::mm::MapFlags::SHARED | rustix::mm::MapFlags::POPULATE;
+        rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, &file, 0)?
+    };
+    let pages: Vec<*mut libc::c_void> = (0..len).step_by(4096).map(|at| map.wrapping_byte_add(at)).collect();
+    let mut status = vec![-1i32; pages.len()];
+    // SAFETY: both arrays have one element per page; without nodes nothing is moved.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0,
+            pages.len(),
+            pages.as_ptr(),
+            std::ptr::null::<i32>(),
+            status.as_mut_ptr(),
+            0,
+        )
+    };
+    // SAFETY: nothing refers to the mapping any more.
+    unsafe { rustix::mm::munmap(map, len)? };
+    if result != 0 {
+        return Err(format!("move_pages: {}", std::io::Error::last_os_error()).into());
+    }
+    let mut nodes = BTreeMap::new();
+    for (i, node) in status.iter().enumerate() {
+        let node = u32::try_from(*node).map_err(|_| format!("page {i}: status {node}"))?;
+        *nodes.entry(node).or_default() += 4096.min(len as u64 - i as u64 * 4096);
+    }
+    Ok(nodes)
+}
+
+/// A child whose descendants can be ended with it.
+pub trait OwnGroup {
+    fn process_group_of_its_own(&mut self) -> &mut Self;
+}
+
+impl OwnGroup for Command {
+    fn process_group_of_its_own(&mut self) -> &mut Self {
+        std::os::unix::process::CommandExt::process_group(self, 0)
+    }
+}
+
+/// Ends a child, and its group if it has one of its own.
+pub fn kill_group(child: &mut Child) {
+    if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
+        // It may not lead a group: then it alone is ended.
+        _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+    }
+    _ = child.kill();
+    _ = child.wait();
 }

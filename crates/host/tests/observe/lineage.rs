@@ -1,1 +1,82 @@
-use crate::Case; pub const CASES: &[Case] = &[];
+//! Who was born of whom.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use host::observe::Hooks;
+use libtest_mimic::Completion;
+
+use crate::common::*;
+use crate::{Case, cases, ensure};
+
+pub const CASES: &[Case] = cases![children_of_watched_threads, a_fork_storm_beside];
+
+fn children_of_watched_threads(hooks: Hooks) -> Outcome {
+    let observer = open(&settings(false, hooks))?;
+    // Not watched yet: its first child is not ours.
+    let mut shell = Command::new("sh")
+        .args(["-c", "sleep 100 & read go; sh -c 'sleep 200 & echo $!; wait' & wait"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .process_group_of_its_own()
+        .spawn()?;
+    let result = (|| -> Outcome {
+        let (mut input, output) = (shell.stdin.take().ok_or("stdin")?, shell.stdout.take().ok_or("stdout")?);
+        std::thread::sleep(Duration::from_millis(200));
+        observer.watch_children(shell.id())?;
+        ensure!(observer.children().is_empty(), "{:?}", observer.children());
+        std::io::Write::write_all(&mut input, b"go\n")?;
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line)?;
+        let grandchild: u32 = line.trim().parse()?;
+        let children = observer.children();
+        let born =
+            children.iter().find(|c| c.tid == grandchild).ok_or_else(|| format!("{grandchild}: {children:?}"))?;
+        ensure!(children.len() == 2, "{children:?}");
+        ensure!(children.iter().any(|c| c.tid == born.parent_tid && c.parent_tid == shell.id()), "{children:?}");
+        let stat = std::fs::read_to_string(format!("/proc/{grandchild}/stat"))?;
+        let fields: Vec<&str> = stat.rsplit_once(')').ok_or("stat")?.1.split_whitespace().collect();
+        let start: u64 = fields.get(19).ok_or("stat")?.parse()?;
+        ensure!(born.start_ns / 10_000_000 == start, "start {} ns, /proc says {start} ticks", born.start_ns);
+        ensure!(born.pid == grandchild, "{born:?}");
+        Ok(Completion::Completed)
+    })();
+    kill_group(&mut shell);
+    result?;
+    // The group's processes end when they are scheduled next.
+    for _ in 0..100 {
+        if observer.children().is_empty() {
+            return Ok(Completion::Completed);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Err(format!("still there: {:?}", observer.children()).into())
+}
+
+/// A thousand processes come and go: bytes stay exact, nobody is reported who is not there.
+fn a_fork_storm_beside(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;
+    let mut observer = open(&settings(true, hooks))?;
+    observer.watch_children(std::process::id())?;
+    let mut storm = Command::new("sh")
+        .args(["-c", "i=0; while [ $i -lt 1000 ]; do (:); i=$((i+1)); done"])
+        .stdin(Stdio::null())
+        .process_group_of_its_own()
+        .spawn()?;
+    let result = (|| -> Outcome {
+        while storm.try_wait()?.is_none() {
+            let (seen, observed) = watch_one(&mut observer, || pread_all(&path, 4096))?;
+            ensure!(seen.read(&path)? == 16 * MIB, "{} bytes", seen.read(&path)?);
+            let tids: BTreeSet<u32> = observed.threads.iter().map(|t| t.thread.tid).collect();
+            ensure!(tids.len() == observed.threads.len(), "a thread is reported twice");
+        }
+        Ok(Completion::Completed)
+    })();
+    kill_group(&mut storm);
+    result?;
+    let left = observer.children();
+    ensure!(left.is_empty(), "{left:?}");
+    Ok(Completion::Completed)
+}

@@ -41,7 +41,8 @@ fn main() {
     let mut trials = Vec::new();
     for (way, hooks, missing) in ways {
         for case in paths::CASES.iter().chain(threads::CASES).chain(accuracy::CASES).chain(lineage::CASES) {
-            let need = case.needs.iter().find(|program| !has(program)).map(|program| format!("{program} is not installed"));
+            let need =
+                case.needs.iter().find(|program| !has(program)).map(|program| format!("{program} is not installed"));
             let skip = blocked.clone().or_else(|| missing.clone()).or(need);
             let run = case.run;
             trials.push(Trial::ignorable_test(format!("{way}::{}", case.name), move || match skip {

@@ -1,1 +1,251 @@
-use crate::Case; pub const CASES: &[Case] = &[];
+//! Who did it: threads, nodes, sharing, scopes, what stays behind.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use host::observe::{Hooks, Observer, Scope, Settings};
+use libtest_mimic::Completion;
+use topology::{CpuSet, NodeId};
+
+use crate::common::*;
+use crate::{Case, cases, ensure};
+
+pub const CASES: &[Case] = cases![
+    what_is_attached,
+    each_thread_has_its_own_bytes,
+    sharing_is_seen,
+    a_thread_that_ended_counts_for_its_node,
+    facts_about_threads,
+    cpu_time_adds_up,
+    bytes_are_on_the_node_of_the_page,
+    remote_bytes_are_those_read_from_another_node,
+    only_the_scope_is_reported,
+    nothing_stays_behind,
+];
+
+/// Run with `--nocapture` it shows what `doctor` shows.
+fn what_is_attached(hooks: Hooks) -> Outcome {
+    let observer = open(&settings(false, hooks))?;
+    println!("{}", serde_json::to_string_pretty(observer.capabilities())?);
+    println!("{}", serde_json::to_string_pretty(observer.configuration())?);
+    for hook in &observer.configuration().hooks {
+        let fact = observer.capabilities().hooks.get(hook).ok_or("a hook without a fact")?;
+        ensure!(fact.available(), "{hook:?} is attached although {fact}");
+    }
+    Ok(Completion::Completed)
+}
+
+fn each_thread_has_its_own_bytes(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let files: Vec<_> =
+        (1..=4u64).map(|i| cached_file(directory.path(), &i.to_string(), i * MIB, 4096)).collect::<Result<_, _>>()?;
+    let mut observer = open(&settings(true, hooks))?;
+    let jobs = files.iter().map(|path| Box::new(|| pread_all(path, 8192)) as Job<'_>).collect();
+    let (seen, observed) = watch(&mut observer, jobs)?;
+    for (i, seen) in seen.iter().enumerate() {
+        let expected = (i as u64 + 1) * MIB;
+        ensure!(seen.read(&files[i])? == expected, "thread {i}: {seen:?}");
+        let file = id(&files[i])?;
+        let readers = observed.files.iter().find(|f| f.file == file).map(|f| f.readers.clone());
+        ensure!(readers == Some(vec![seen.tid]), "readers of {file}: {readers:?}, not {}", seen.tid);
+    }
+    Ok(Completion::Completed)
+}
+
+fn sharing_is_seen(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let shared = cached_file(directory.path(), "shared", MIB, 4096)?;
+    let own = cached_file(directory.path(), "own", MIB, 4096)?;
+    let mut observer = open(&settings(true, hooks))?;
+    let jobs: Vec<Job<'_>> = vec![
+        Box::new(|| pread_all(&shared, 4096)),
+        Box::new(|| pread_all(&shared, 65_536)),
+        Box::new(|| pread_all(&own, 4096)),
+    ];
+    let (seen, _) = watch(&mut observer, jobs)?;
+    let shares: Vec<_> = seen.iter().map(|s| s.thread.as_ref().map(|t| t.thread.shares_file)).collect();
+    ensure!(shares == [Some(true), Some(true), Some(false)], "{shares:?}");
+    // Sharing is of this window: alone in the next, the file is its own.
+    let (seen, _) = watch_one(&mut observer, || pread_all(&shared, 4096))?;
+    ensure!(seen.thread.is_some_and(|t| !t.thread.shares_file), "shared with nobody");
+    Ok(Completion::Completed)
+}
+
+fn a_thread_that_ended_counts_for_its_node(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", 32 * MIB, 4096)?;
+    let mut observer = open(&settings(true, hooks))?;
+    observer.window(Duration::ZERO)?;
+    std::thread::scope(|scope| scope.spawn(|| pread_all(&path, 65_536)).join()).map_err(|_| "a job panicked")??;
+    let observed = observer.window(Duration::ZERO)?;
+    let file = id(&path)?;
+    ensure!(observed.files.iter().all(|f| f.file != file), "the thread that ended is among the readers");
+    ensure!(observed.node_read.total() >= 32 * MIB, "the nodes' sum is {}", observed.node_read.total());
+    Ok(Completion::Completed)
+}
+
+fn facts_about_threads(hooks: Hooks) -> Outcome {
+    let mut observer = open(&settings(false, hooks))?;
+    let spin = || {
+        (0..50_000_000u64).for_each(|i| _ = std::hint::black_box(i));
+        Ok(())
+    };
+    let (seen, observed) = watch_one(&mut observer, spin)?;
+    let seen_thread = seen.thread.ok_or("the thread was not reported")?;
+    let thread = &seen_thread.thread;
+    let pid = std::process::id();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields: Vec<&str> = stat.rsplit_once(')').ok_or("stat")?.1.split_whitespace().collect();
+    ensure!(thread.pid == pid, "pid {}", thread.pid);
+    ensure!(fields[1] == seen_thread.ppid.to_string(), "ppid {} of {}", seen_thread.ppid, fields[1]);
+    ensure!(!seen_thread.kernel_thread, "not a kernel thread");
+    ensure!(thread.cpu_s > 0.0 && thread.cpu_s <= observed.window_s * 1.1, "CPU {} s", thread.cpu_s);
+    ensure!(thread.start_ns.is_some_and(|ns| ns as f64 / 1e9 < observed.time_s), "start {:?}", thread.start_ns);
+    ensure!(thread.wait_s.is_some(), "no waiting time");
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).ok_or("status")?;
+    ensure!(seen_thread.mask == mask.trim().parse::<CpuSet>()?, "mask {} of {mask}", seen_thread.mask);
+    ensure!(thread.allowed_nodes.contains(&thread.node), "on {} of {:?}", thread.node, thread.allowed_nodes);
+    let kernel = observed.threads.iter().any(|t| t.kernel_thread);
+    ensure!(kernel || observed.threads.len() < 20, "no kernel thread among {}", observed.threads.len());
+    ensure!(observed.tasks >= observed.threads.len(), "{} tasks", observed.tasks);
+    ensure!(observed.cost.rss_bytes > 0 && observed.cost.kernel_bytes > 0, "{:?}", observed.cost);
+
+    // An affinity of its own shows.
+    let (seen, _) = watch_one(&mut observer, move || {
+        let mut one = rustix::thread::CpuSet::new();
+        one.set(rustix::thread::sched_getcpu());
+        rustix::thread::sched_setaffinity(None, &one)?;
+        spin()
+    })?;
+    let thread = seen.thread.ok_or("the thread was not reported")?;
+    ensure!(thread.user_mask && thread.mask.len() == 1, "{thread:?}");
+    Ok(Completion::Completed)
+}
+
+/// Busy threads, also those that end within the window, account for the nodes' CPU time.
+fn cpu_time_adds_up(hooks: Hooks) -> Outcome {
+    let mut observer = open(&settings(false, hooks))?;
+    observer.window(Duration::ZERO)?;
+    let spin = || {
+        let start = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        loop {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            if now.tv_sec * 1000 + now.tv_nsec / 1_000_000 >= start.tv_sec * 1000 + start.tv_nsec / 1_000_000 + 200 {
+                return;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(spin);
+        scope.spawn(spin);
+    });
+    let observed = observer.window(Duration::ZERO)?;
+    let used: f64 = observed.node_cpu_s.values().sum();
+    let cpus = topology()?.cpus().len() as f64;
+    ensure!(used >= 0.39, "two threads of 200 ms used {used} s");
+    ensure!(used <= observed.window_s * cpus * 1.05, "{used} s of CPU in {} s on {cpus} CPUs", observed.window_s);
+    Ok(Completion::Completed)
+}
+
+/// The nodes that are reported are those that move_pages tells.
+fn bytes_are_on_the_node_of_the_page(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    for node in topology()?.nodes.iter().filter(|n| !n.cpus.is_empty() && n.memory_bytes > 0) {
+        let path = directory.path().join(format!("on-{}", node.id));
+        on_node(&node.cpus, || cached_file(directory.path(), &format!("on-{}", node.id), 4 * MIB, 4096))??;
+        let told = host_nodes(&path)?;
+        let mut observer = open(&settings(true, hooks))?;
+        let (seen, _) = watch_one(&mut observer, || pread_all(&path, 100_000))?;
+        let used = seen.of(&id(&path)?);
+        for (id, bytes) in &told {
+            ensure!(used.read_bytes.get(NodeId(*id)) == *bytes, "node {}: {used:?}, move_pages: {told:?}", node.id);
+        }
+    }
+    Ok(Completion::Completed)
+}
+
+fn remote_bytes_are_those_read_from_another_node(hooks: Hooks) -> Outcome {
+    let topology = topology()?;
+    let with_both: Vec<_> = topology.nodes.iter().filter(|n| !n.cpus.is_empty() && n.memory_bytes > 0).collect();
+    let directory = directory()?;
+    let mut remote_seen = 0;
+    for home in &with_both {
+        let path = on_node(&home.cpus, || cached_file(directory.path(), &home.id.to_string(), 8 * MIB, 4096))??;
+        for reader in &with_both {
+            let mut observer = open(&settings(true, hooks))?;
+            let (seen, _) = watch_one(&mut observer, || {
+                pin(&reader.cpus)?;
+                pread_all(&path, 4096)
+            })?;
+            let thread = seen.thread.ok_or("the thread was not reported")?.thread;
+            let (from_home, all) = (thread.read_bytes.get(home.id), thread.read_bytes.total());
+            ensure!(thread.node == reader.id, "on node {} instead of {}", thread.node, reader.id);
+            // A page that found no room at home went elsewhere.
+            ensure!(from_home * 100 >= all * 95, "{from_home} of {all} from node {}", home.id);
+            let remote = thread.remote_read_bytes.unwrap_or(0);
+            let expected = all - thread.read_bytes.get(reader.id);
+            ensure!(remote == expected, "{remote} remote, {expected} on other nodes");
+            remote_seen += remote;
+        }
+    }
+    if with_both.len() < 2 {
+        return Ok(Completion::ignored_with("this machine has one node: nothing is remote, and nothing was"));
+    }
+    ensure!(remote_seen > 0, "nothing was remote");
+    Ok(Completion::Completed)
+}
+
+fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
+    let busy = || Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn();
+    let mut tree = Command::new("sh")
+        .args(["-c", "(while :; do :; done) & while :; do (:) ; done"])
+        .stdin(Stdio::null())
+        .process_group_of_its_own()
+        .spawn()?;
+    let mut other = busy()?;
+    let result = (|| -> Outcome {
+        // Until all of `wanted` have had a CPU, on a busy machine.
+        let pids = |scope: Scope, wanted: &[u32]| -> Result<BTreeSet<u32>, libtest_mimic::Failed> {
+            let mut observer = open(&Settings { scope, ..settings(false, hooks) })?;
+            let mut pids = BTreeSet::new();
+            for _ in 0..50 {
+                let observed = observer.window(Duration::from_millis(100))?;
+                pids.extend(observed.threads.iter().map(|t| t.thread.pid));
+                if wanted.iter().all(|pid| pids.contains(pid)) {
+                    break;
+                }
+            }
+            Ok(pids)
+        };
+        std::thread::sleep(Duration::from_millis(100));
+        let (root, outside) = (tree.id(), other.id());
+        let only = pids(Scope::Pids(vec![outside]), &[outside])?;
+        ensure!(only == BTreeSet::from([outside]), "of {outside}: {only:?}");
+        let inside = pids(Scope::Tree(root), &[root])?;
+        ensure!(inside.contains(&root) && inside.len() >= 2, "the tree of {root}: {inside:?}");
+        ensure!(!inside.contains(&outside), "{outside} is not below {root}: {inside:?}");
+        let all = pids(Scope::All, &[root, outside])?;
+        ensure!(all.contains(&root) && all.contains(&outside), "all: {all:?}");
+        Ok(Completion::Completed)
+    })();
+    for child in [&mut tree, &mut other] {
+        kill_group(child);
+    }
+    result
+}
+
+fn nothing_stays_behind(hooks: Hooks) -> Outcome {
+    let open_files = || std::fs::read_dir("/proc/self/fd").map(|entries| entries.count());
+    drop(open(&settings(false, hooks))?);
+    let before = open_files()?;
+    for _ in 0..3 {
+        let mut observer: Observer = open(&settings(false, hooks))?;
+        observer.window(Duration::ZERO)?;
+        ensure!(open_files()? > before, "an observer without files");
+        drop(observer);
+        ensure!(open_files()? == before, "{} files, {before} before", open_files()?);
+    }
+    Ok(Completion::Completed)
+}
