@@ -23,6 +23,8 @@ use lab::threads::{self, Whereabouts};
 use rustix::process::Signal;
 
 const THREADS: usize = 4;
+/// Where numad says what it does.
+const NUMAD_LOG: &str = "/var/log/numad.log";
 /// The kernel's own NUMA balancing.
 const AUTONUMA: &str = "/proc/sys/kernel/numa_balancing";
 
@@ -74,6 +76,8 @@ impl Way {
 struct Run {
     way: Way,
     windows: Vec<Window>,
+    /// Decisions: homenode's moves, numad's placements of the process.
+    decisions: usize,
     /// Share of the samples of `/proc` that saw a reader away from its data, second half of the run.
     away: Option<f64>,
 }
@@ -115,26 +119,41 @@ fn run(args: &Args, machine: &Machine, home: u32, way: Way, files: &[PathBuf]) -
         }
     }
     daemon.stop(Signal::TERM)?;
+    let decisions = match &numad {
+        Some(numad) => Numad::placements()?.saturating_sub(numad.placements_before),
+        None => windows.iter().map(|w| w.moves.len()).sum(),
+    };
     drop(numad);
     println!("  remote share {:.0} %", remote_share(&windows).unwrap_or(0.0) * 100.0);
-    Ok(Run { way, windows, away: whereabouts.away() })
+    Ok(Run { way, windows, decisions, away: whereabouts.away() })
 }
 
 /// numad, told to look at this process whatever its size, as often as it can.
 struct Numad {
     child: Child,
+    placements_before: usize,
 }
 
 impl Numad {
     fn start(pid: &str) -> Result<Self> {
-        // -S 0: only processes that it is told; -i: seconds between looks; -d would keep it in the foreground but floods.
+        let placements_before = Self::placements()?;
+        // -S 0: only processes that it is told; -i: seconds between looks.
         let child = Command::new("numad")
             .args(["-i", "1:2", "-S", "0", "-p", pid])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
             .context("numad could not be started (is it installed?)")?;
-        Ok(Self { child })
+        Ok(Self { child, placements_before })
+    }
+
+    /// How often it has advised a process to a node, as its log says.
+    fn placements() -> Result<usize> {
+        match fs::read(NUMAD_LOG) {
+            Ok(log) => Ok(String::from_utf8_lossy(&log).lines().filter(|l| l.contains("Advising pid")).count()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(0),
+            Err(e) => Err(e).context(NUMAD_LOG),
+        }
     }
 }
 
@@ -205,7 +224,10 @@ fn table(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<Stri
     };
     row("second half", &|run| percent(remote_share(run.windows.get(args.windows / 2..).unwrap_or_default())))?;
     row("threads away from their data, by /proc, second half", &|run| percent(run.away))?;
-    row("moves by homenode", &|run| run.windows.iter().map(|w| w.moves.len()).sum::<usize>().to_string())?;
+    row("moves of threads (homenode), placements of the process (numad)", &|run| match run.way {
+        Way::Numad | Way::Homenode => run.decisions.to_string(),
+        Way::Kernel | Way::AutoNuma => "–".to_owned(),
+    })?;
     text.push_str(
         "\n\n- kernel scheduler: `numa_balancing` 0. AutoNUMA: `numa_balancing` 1. numad: told fio's process id, looking every 1 to \
          2 s. homenode: `numa_balancing` 0.\n- Made by `make bench`.\n",
