@@ -216,6 +216,9 @@ pub struct ScopeArgs {
     /// Only processes in this control group and below (a directory under /sys/fs/cgroup)
     #[arg(long, value_name = "PATH", conflicts_with = "pid")]
     pub cgroup: Option<PathBuf>,
+    /// Also threads that have an affinity of their own, within their cpuset; it is put back like any other
+    #[arg(long)]
+    pub touch_own_affinity: bool,
 }
 
 /// How to observe.
@@ -318,7 +321,7 @@ pub struct PlanArgs {
     #[command(flatten)]
     pub observe: ObserveArgs,
     /// Decide from this snapshot (`-`: stdin) instead of observing
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "exact", "pid", "cgroup"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "exact", "pid", "cgroup", "touch_own_affinity"])]
     pub snapshot: Option<PathBuf>,
 }
 

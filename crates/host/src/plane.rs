@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use engine::{Cost, Plane, PlaneError, Undo, Undone};
 use placement::{Move, NodeLoad, Snapshot, Thread};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, Topology};
 
 use crate::act::lineage::Lineage;
@@ -138,6 +138,8 @@ impl HostPlane {
         let mask = mask.intersection(online);
         let (allowed, held) = if kernel_thread {
             (mask, Some("is a kernel thread".to_owned()))
+        } else if thread.pid == std::process::id() {
+            (mask, Some("is homenode itself".to_owned()))
         } else if mask == *online {
             // Whatever its cpuset is, it allows all of this.
             (mask, None)
@@ -169,20 +171,8 @@ impl HostPlane {
         }
     }
 
-    /// Free bytes of every node's memory, where sysfs says.
-    fn memory_free(&self) -> FxHashMap<NodeId, u64> {
-        let root = self.settings.sys_root.join("devices/system/node");
-        let free = |id: NodeId| {
-            let text = std::fs::read_to_string(root.join(format!("node{id}/meminfo"))).ok()?;
-            let line = text.lines().find(|l| l.contains("MemFree:"))?;
-            let kilobytes: u64 = line.split_ascii_whitespace().rev().nth(1)?.parse().ok()?;
-            Some((id, kilobytes.saturating_mul(1024)))
-        };
-        self.topology.nodes.iter().filter_map(|n| free(n.id)).collect()
-    }
-
     fn nodes(&self, seen: &Observed) -> Vec<NodeLoad> {
-        let free = self.memory_free();
+        let free = topology::sysfs::free_memory(&self.settings.sys_root, &self.topology);
         let load = |node: &topology::Node| NodeLoad {
             id: node.id,
             cpus: node.cpus.iter().collect(),

@@ -30,7 +30,8 @@ pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>) -> Result<Ho
     };
     let observe = observe::Settings { exact: args.exact, scope, ..observe::Settings::default() };
     let topology = nodes::read(Path::new(nodes::SYS), config)?;
-    let settings = host::Settings { observe, ..host::Settings::default() };
+    let touch_own_affinity = args.scope.touch_own_affinity;
+    let settings = host::Settings { observe, touch_own_affinity, ..host::Settings::default() };
     HostPlane::open(settings, topology).map_err(|e| {
         let failure = Failure::from_error(Exit::Unsupported, "cannot observe", &e);
         match failure.exit() {

@@ -174,6 +174,14 @@ pub fn kernel_thread() -> Tried {
     Ok(())
 }
 
+pub fn itself() -> Tried {
+    let mut plane = plane(Some(Scripted::of(&[std::process::id()])));
+    let snapshot = plane.observe(std::time::Duration::ZERO).unwrap();
+    assert!(!snapshot.threads.is_empty());
+    assert!(snapshot.threads.iter().all(|t| t.held.as_deref() == Some("is homenode itself")), "{:?}", snapshot.threads);
+    Ok(())
+}
+
 pub fn eperm() -> Tried {
     use std::os::unix::process::CommandExt;
     if !rustix::process::geteuid().is_root() {

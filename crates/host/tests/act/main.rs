@@ -50,6 +50,7 @@ fn main() {
         trial("exec_keeps_it_ours", basics::exec),
         trial("ended_threads_and_reused_ids_are_facts", basics::gone),
         trial("kernel_threads_are_refused", basics::kernel_thread),
+        trial("homenode_does_not_move_itself", basics::itself),
         trial("eperm_is_a_fact", basics::eperm),
         trial("what_is_not_a_thread_is_refused", basics::not_a_thread),
         trial("targets_stay_inside_the_cpuset", cpusets::inside),
