@@ -5,32 +5,47 @@
 
 /// Appends bytes in decimal units with one decimal: `830.0 MB`, `4.1 GB`.
 pub(crate) fn push_bytes(text: &mut String, bytes: u64) {
-    // 999.95 MB and more would round to 1000.0 MB: write it as 1.0 GB.
-    let (unit, name) = match bytes {
-        0..999_950_000 => (1_000_000, " MB"),
-        999_950_000..999_950_000_000 => (1_000_000_000, " GB"),
-        _ => (1_000_000_000_000, " TB"),
-    };
-    let tenths = bytes.saturating_add(unit / 20) / (unit / 10);
-    push_number(text, tenths / 10);
-    text.push('.');
-    push_number(text, tenths % 10);
-    text.push_str(name);
+    // 999.95 MB and more would round to 1000.0 MB: write it as 1.0 GB. A constant divisor in each arm is a multiplication.
+    match bytes {
+        0..999_950_000 => push_tenths(text, (bytes + 50_000) / 100_000, b" MB"),
+        999_950_000..999_950_000_000 => push_tenths(text, (bytes + 50_000_000) / 100_000_000, b" GB"),
+        _ => push_tenths(text, bytes.saturating_add(50_000_000_000) / 100_000_000_000, b" TB"),
+    }
+}
+
+/// Appends `12.3 MB` for 123 tenths, in one piece.
+fn push_tenths(text: &mut String, tenths: u64, unit: &[u8; 3]) {
+    let mut piece = [0u8; 32];
+    let end = piece.len() - unit.len();
+    piece[end..].copy_from_slice(unit);
+    piece[end - 1] = b'0' + (tenths % 10) as u8;
+    piece[end - 2] = b'.';
+    let first = write_number(&mut piece[..end - 2], tenths / 10);
+    push_ascii(text, &piece[first..]);
 }
 
 /// Appends a number.
-pub(crate) fn push_number(text: &mut String, mut number: u64) {
-    let mut digits = [0u8; 20];
-    let mut first = digits.len();
+pub(crate) fn push_number(text: &mut String, number: u64) {
+    let mut piece = [0u8; 20];
+    let first = write_number(&mut piece, number);
+    push_ascii(text, &piece[first..]);
+}
+
+/// Writes digits that end where `piece`, of at least 20 bytes, ends; returns where they begin.
+fn write_number(piece: &mut [u8], mut number: u64) -> usize {
+    let mut first = piece.len();
     loop {
         first -= 1;
-        digits[first] = b'0' + (number % 10) as u8;
+        piece[first] = b'0' + (number % 10) as u8;
         number /= 10;
         if number == 0 {
-            break;
+            return first;
         }
     }
-    text.push_str(std::str::from_utf8(&digits[first..]).unwrap_or_default());
+}
+
+fn push_ascii(text: &mut String, ascii: &[u8]) {
+    text.push_str(std::str::from_utf8(ascii).unwrap_or_default());
 }
 
 /// Appends a fraction as whole percent: `97 %`.

@@ -351,8 +351,8 @@ fn step_3_uses_no_node_without_memory() {
 
 #[test]
 fn one_node_has_nowhere_to_go() {
-    let mut window =
-        snapshot(vec![node_with_bandwidth(0, 1, 100.0)], vec![with_cpu(1.0, thread(1, 0, &[(0, 900)], 900))]);
+    let sharer = Thread { shares_file: true, ..with_cpu(1.0, thread(1, 0, &[(0, 900)], 900)) };
+    let mut window = snapshot(vec![node_with_bandwidth(0, 1, 100.0)], vec![sharer]);
     window.nodes[0].cpu_s = Some(1.0);
     for name in common::VARIANTS {
         let plan = decide(name, &window);

@@ -91,7 +91,9 @@ pub(super) fn relieve(
             shift(&mut next, h, to);
         }
         let overloads = |loads: &Loads| controller::overloaded(machine, loads).is_some();
-        if rules.spare_controllers && (overloads(loads) || (!c.targeted() && overloads(&next))) {
+        // Without writes the controllers carry what they did, and step 3 found none overloaded.
+        let judge = rules.spare_controllers && c.writes > 0;
+        if judge && (overloads(loads) || (!c.targeted() && overloads(&next))) {
             shift(loads, to, h);
             if !c.targeted() {
                 shift(&mut next, to, h);
