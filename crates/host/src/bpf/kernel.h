@@ -51,6 +51,9 @@ struct inode {
 	s64 i_size;
 	struct address_space *i_mapping;
 };
+struct timespec64 {
+	s64 tv_sec;
+};
 struct xarray {
 	void *xa_head;
 };
@@ -79,9 +82,7 @@ struct folio___long_flags {
 struct folio___order {
 	u8 _folio_order; /* before 6.6 */
 };
-struct page {
-	memdesc_flags_t flags;
-};
+struct page;
 struct folio_batch {
 	u8 nr;
 	struct folio *folios[31]; /* 15 before 6.10: the size comes from BTF */

@@ -19,13 +19,12 @@ static __always_inline long batch_step(u32 i, struct batch *batch)
 {
 	struct walk *walk = &batch->walk;
 	unsigned long flags;
-	void *folio = NULL;
+	void *folio;
 	u64 next;
 
 	if (i >= batch->nr || batch->pos >= walk->end)
 		return 1;
-	bpf_probe_read_kernel(&folio, sizeof(folio),
-			      (void *)batch->folios + bpf_core_field_offset(struct folio_batch, folios) + 8 * i);
+	folio = (void *)word_at((u64)batch->folios + bpf_core_field_offset(struct folio_batch, folios) + 8 * i);
 	flags = folio_flags(folio);
 	next = (((batch->pos >> PAGE_SHIFT) | ((1ULL << folio_order(folio, flags)) - 1)) + 1) << PAGE_SHIFT;
 	if (next > walk->end)

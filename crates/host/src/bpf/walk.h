@@ -3,7 +3,7 @@
  *
  * The page cache's xarray is read without its lock or references, as the kernel's own lockless readers do, but with reads that
  * cannot fault: what changes meanwhile is at worst counted on the node of the page that was there a moment ago. Every loop
- * is bounded, every pointer is only ever read through bpf_probe_read_kernel. */
+ * is bounded, every load is one that cannot fault (word_at). */
 #ifndef HOMENODE_WALK_H
 #define HOMENODE_WALK_H
 
@@ -44,47 +44,55 @@ static __always_inline u32 node_of_flags(unsigned long flags)
 	return node_bits ? flags >> (64 - (node_bits & 63)) : 0;
 }
 
+/* Since 6.2: a load that the verifier lets through because it cannot do harm. */
+extern void *bpf_rdonly_cast(const void *address, u32 btf_id) __ksym __weak;
+
+/* A word of the kernel's memory, 0 where there is none. With the cast it is one instruction instead of a call: any structure
+ * that starts with a 64-bit number will do. */
+static __always_inline u64 word_at(u64 address)
+{
+	u64 word = 0;
+
+	if (bpf_ksym_exists(bpf_rdonly_cast)) {
+		struct timespec64 *number = bpf_rdonly_cast((void *)address, bpf_core_type_id_kernel(struct timespec64));
+
+		return number->tv_sec;
+	}
+	bpf_probe_read_kernel(&word, sizeof(word), (void *)address);
+	return word;
+}
+
 static __always_inline unsigned long folio_flags(void *folio)
 {
-	struct folio___long_flags *old = folio;
 	struct folio *now = folio;
-	unsigned long flags = 0;
 
 	if (bpf_core_field_exists(now->flags.f))
-		bpf_core_read(&flags, sizeof(flags), &now->flags.f);
-	else
-		bpf_core_read(&flags, sizeof(flags), &old->flags);
-	return flags;
+		return word_at((u64)folio + bpf_core_field_offset(struct folio, flags));
+	return word_at((u64)folio + bpf_core_field_offset(struct folio___long_flags, flags));
 }
 
 /* Pages of a folio, as a power of two. */
 static __always_inline u32 folio_order(void *folio, unsigned long flags)
 {
 	struct folio___order *old = folio;
-	struct folio *now = folio;
-	unsigned long flags_1 = 0;
-	u8 order = 0;
+	u32 order;
 
 	if (!(flags & (1UL << bpf_core_enum_value(enum pageflags, PG_head))))
 		return 0;
-	if (bpf_core_field_exists(old->_folio_order)) {
-		bpf_core_read(&order, sizeof(order), &old->_folio_order);
-	} else {
-		bpf_core_read(&flags_1, sizeof(flags_1), &now->_flags_1);
-		order = flags_1 & 0xff;
-	}
+	if (bpf_core_field_exists(old->_folio_order))
+		order = word_at((u64)folio + bpf_core_field_offset(struct folio___order, _folio_order)) & 0xff;
+	else
+		order = word_at((u64)folio + bpf_core_field_offset(struct folio, _flags_1)) & 0xff;
 	return order <= FOLIO_ORDER_MAX ? order : 0;
 }
 
-static __always_inline unsigned long slot_of(void *node, u32 offset)
+static __always_inline unsigned long slot_of(u64 node, u32 offset)
 {
-	unsigned long entry = 0;
+	u64 slots = node + bpf_core_field_offset(struct xa_node, slots);
+	unsigned long entry = word_at(slots + 8 * (offset & 63));
 
-	bpf_probe_read_kernel(&entry, sizeof(entry),
-			      node + bpf_core_field_offset(struct xa_node, slots) + 8 * (offset & 63));
 	if ((entry & XA_TAG) == XA_INTERNAL && entry <= XA_SIBLING_MAX)
-		bpf_probe_read_kernel(&entry, sizeof(entry),
-				      node + bpf_core_field_offset(struct xa_node, slots) + 8 * ((entry >> 2) & 63));
+		entry = word_at(slots + 8 * ((entry >> 2) & 63));
 	return entry;
 }
 
@@ -94,21 +102,21 @@ static __always_inline void *folio_at(struct walk *walk, u64 index)
 	unsigned long entry;
 
 	if (walk->leaf && walk->leaf_base == (index & ~63ULL)) {
-		entry = slot_of((void *)walk->leaf, index);
+		entry = slot_of(walk->leaf, index);
 	} else {
 		entry = walk->root;
 		walk->leaf = 0;
 		for (int level = 0; level < XA_LEVELS; level++) {
-			void *node = (void *)(entry - XA_INTERNAL);
-			u8 shift = 0;
+			u64 node = entry - XA_INTERNAL;
+			u8 shift;
 
 			if ((entry & XA_TAG) != XA_INTERNAL || entry <= XA_NODE_MIN)
 				break;
-			bpf_core_read(&shift, sizeof(shift), &((struct xa_node *)node)->shift);
+			shift = word_at(node + bpf_core_field_offset(struct xa_node, shift));
 			if (shift > 60 || (level == 0 && (index >> shift) > 63))
 				return NULL;
 			if (shift == 0) {
-				walk->leaf = (u64)node;
+				walk->leaf = node;
 				walk->leaf_base = index & ~63ULL;
 			}
 			entry = slot_of(node, index >> shift);

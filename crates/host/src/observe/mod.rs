@@ -12,7 +12,7 @@
 //! | path | function hooks (fexit) | tracepoints only |
 //! |---|---|---|
 //! | read, pread, readv, splice, sendfile, io_uring, libaio | exact range of every batch | whole pages, except read and pread (exact on x86-64); a page that is read in one at a time because readahead failed is missed |
-//! | mapped files | pages mapped by fault-around, and single faults; reads of a page that is mapped already are not seen, nor are pages mapped as a 2 MiB unit | the same; a page can count twice when its fault had to wait for the disk |
+//! | mapped files | pages mapped by fault-around, by 2 MiB mappings (x86-64), and single faults; reads of a page that is mapped already are not seen | not 2 MiB mappings, which large folios of 2 MiB get; pages around a fault that had to wait for the disk can count again (seen: up to a quarter more) |
 //! | writes to ext4, xfs | exact | exact; xfs before the write: pages that are not there yet count on the writer's node |
 //! | writes to tmpfs, f2fs, fat, nfs, gfs2, block devices | exact | not tmpfs; others once per page until written back |
 //! | writes to btrfs, 9p and others with a write path of their own | once per page until written back | the same |
@@ -20,6 +20,9 @@
 //! | tmpfs reads | exact | not seen |
 //! | DAX read and write | on the node of the block device | not seen |
 //! | file systems with a cache of their own (ZFS), FUSE without page cache, O_DIRECT | not seen: no page cache | not seen |
+//!
+//! A counted event costs about 0.2 µs, one that is passed over 20 ns beside what the kernel takes for any BPF program at
+//! that place (55 ns with retpolines, a fifth of it without). `bench/observe/run` measures it.
 //!
 //! A file is named by its superblock's device and inode number; on btrfs and overlayfs `stat` shows another device.
 

@@ -45,7 +45,7 @@ fn fio_writes(hooks: Hooks) -> Outcome {
     for exact in [false, true] {
         let mut observer = open(&settings(exact, hooks))?;
         let (said, seen, _) =
-            fio(&mut observer, &file, &["--ioengine=psync", "--rw=write", "--bs=16k", "--size=64m", "--loops=2"])?;
+            fio(&mut observer, &file, &["--ioengine=psync", "--rw=write", "--bs=16k", "--size=64m", "--loops=8"])?;
         let share = if exact { 0.01 } else { 0.05 };
         println!("exact {exact}: {:.4} of {} bytes", seen.written.total() as f64 / said.written as f64, said.written);
         if !file_system_is_exact(&file)? {

@@ -1,0 +1,219 @@
+//! What observing costs: `observe_bench DIRECTORY RESULT.json [ROUNDS]`, run by `bench/observe/run`.
+//!
+//! Two questions. How much longer does a 4 KiB `pread` of cached data take while an observer looks on? One thread, pinned,
+//! reads for a quarter of a second of CPU time at a time; without, sampled and exact take turns, each ratio is of neighbours in time. And
+//! what does the observer itself use while 1,000 and 10,000 threads read a little in every window?
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use host::observe::{Observer, Settings};
+use serde_json::{Value, json};
+
+type Anything = Box<dyn std::error::Error + Send + Sync>;
+
+const WINDOW: Duration = Duration::from_secs(1);
+const FILES: usize = 1000;
+
+fn main() -> Result<(), Anything> {
+    let mut arguments = std::env::args().skip(1);
+    let first = arguments.next().ok_or("usage: observe_bench DIRECTORY RESULT.json [ROUNDS]")?;
+    if first == "--readers" {
+        let directory = PathBuf::from(arguments.next().ok_or("--readers DIRECTORY THREADS")?);
+        return readers(&directory, arguments.next().ok_or("--readers DIRECTORY THREADS")?.parse()?);
+    }
+    let directory = PathBuf::from(first);
+    let result = PathBuf::from(arguments.next().ok_or("usage: observe_bench DIRECTORY RESULT.json [ROUNDS]")?);
+    let rounds = arguments.next().map_or(Ok(15), |n| n.parse())?;
+    std::fs::create_dir_all(&directory)?;
+    let overhead = overhead(&directory, rounds)?;
+    let capacity: Vec<Value> = [1000, 10_000].into_iter().map(|n| capacity(&directory, n)).collect::<Result<_, _>>()?;
+    let json =
+        json!({ "kernel": host::observe::Capabilities::probe().kernel, "overhead": overhead, "capacity": capacity });
+    std::fs::write(&result, serde_json::to_string_pretty(&json)? + "\n")?;
+    Ok(())
+}
+
+/// ns of CPU time per pread of 4 KiB, over a quarter of a second of it: what others do on the machine is not in it.
+fn pread_ns(file: &File) -> std::io::Result<f64> {
+    let cpu_ns = || {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        now.tv_sec * 1_000_000_000 + now.tv_nsec
+    };
+    let mut buffer = [0; 4096];
+    let (start, mut n) = (cpu_ns(), 0u64);
+    loop {
+        for i in 0..1000u64 {
+            file.read_exact_at(&mut buffer, (n + i) % 4096 * 4096)?;
+        }
+        n += 1000;
+        let used = cpu_ns() - start;
+        if used >= 250_000_000 {
+            return Ok(used as f64 / n as f64);
+        }
+    }
+}
+
+/// The same after a round to warm up.
+fn warm_ns(file: &File) -> std::io::Result<f64> {
+    pread_ns(file)?;
+    pread_ns(file)
+}
+
+/// The same while an observer takes its windows in another thread, on whichever CPU.
+fn observed_ns(file: &File, exact: bool, cpus: &rustix::thread::CpuSet) -> Result<f64, Anything> {
+    let topology = topology::sysfs::read(Path::new("/sys"))?;
+    let mut observer = Observer::open(&Settings { exact, ..Settings::default() }, &topology)?;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let windows = scope.spawn(|| -> Result<(), Anything> {
+            rustix::thread::sched_setaffinity(None, cpus)?;
+            while !done.load(Ordering::Relaxed) {
+                observer.window(Duration::from_millis(50))?;
+            }
+            Ok(())
+        });
+        // The sampling settles in the warm-up.
+        let ns = warm_ns(file);
+        done.store(true, Ordering::Relaxed);
+        windows.join().map_err(|_| "the observing thread panicked")??;
+        Ok(ns?)
+    })
+}
+
+fn overhead(directory: &Path, rounds: usize) -> Result<Value, Anything> {
+    let path = directory.join("read");
+    std::fs::write(&path, vec![1; 4096 * 4096])?;
+    let file = File::open(&path)?;
+    let all = rustix::thread::sched_getaffinity(None)?;
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(rustix::thread::sched_getcpu());
+    rustix::thread::sched_setaffinity(None, &one)?;
+    let mut ratios = [Vec::new(), Vec::new()];
+    let mut alone = Vec::new();
+    for round in 0..rounds {
+        for (way, exact) in [(0, false), (1, true)] {
+            // Around each measurement one without: what the machine does meanwhile is in both.
+            let before = warm_ns(&file)?;
+            let with = observed_ns(&file, exact, &all)?;
+            let after = warm_ns(&file)?;
+            alone.push((before + after) / 2.0);
+            ratios[way].push(with / ((before + after) / 2.0));
+        }
+        eprint!("\rround {} of {rounds}", round + 1);
+    }
+    eprintln!();
+    rustix::thread::sched_setaffinity(None, &all)?;
+    let (sampled, exact) = (quartiles(&mut ratios[0]), quartiles(&mut ratios[1]));
+    let alone = quartiles(&mut alone);
+    println!("4 KiB cached pread         median   quartiles");
+    println!("  not observed          {:>6.0} ns   {:.0} to {:.0}", alone[1], alone[0], alone[2]);
+    println!("  sampled, ratio         {:>7.3}   {:.3} to {:.3}", sampled[1], sampled[0], sampled[2]);
+    println!("  exact, ratio           {:>7.3}   {:.3} to {:.3}", exact[1], exact[0], exact[2]);
+    Ok(json!({ "rounds": rounds, "alone_ns": alone, "sampled_ratio": sampled, "exact_ratio": exact }))
+}
+
+/// First quartile, median, third quartile.
+fn quartiles(values: &mut [f64]) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    let at = |share: f64| values.get(((values.len() - 1) as f64 * share).round() as usize).copied().unwrap_or(f64::NAN);
+    [at(0.25), at(0.5), at(0.75)]
+}
+
+/// What the observer uses while `threads` threads of another process read a little in every window.
+fn capacity(directory: &Path, threads: usize) -> Result<Value, Anything> {
+    let mut load = Load::start(directory, threads)?;
+    let topology = topology::sysfs::read(Path::new("/sys"))?;
+    let mut observer = Observer::open(&Settings::default(), &topology)?;
+    // The first window grows the buffers.
+    observer.window(WINDOW)?;
+    let (mut cpu, mut rss, mut kernel, mut reported) = (Vec::new(), 0, 0, Vec::new());
+    for _ in 0..10 {
+        let observed = observer.window(WINDOW)?;
+        cpu.push(observed.cost.cpu_s / observed.window_s);
+        rss = rss.max(observed.cost.rss_bytes);
+        kernel = kernel.max(observed.cost.kernel_bytes);
+        let pid = load.0.id();
+        reported
+            .push(observed.threads.iter().filter(|t| t.thread.pid == pid && t.thread.file_bytes() > 0).count() as f64);
+    }
+    load.end();
+    let (cpu, reported) = (quartiles(&mut cpu), quartiles(&mut reported));
+    println!(
+        "{threads} threads: {:.2} % of a CPU ({:.2} to {:.2}), {:.1} MB resident, {:.1} MB in the kernel, {} reported",
+        cpu[1] * 100.0,
+        cpu[0] * 100.0,
+        cpu[2] * 100.0,
+        rss as f64 / 1e6,
+        kernel as f64 / 1e6,
+        reported[1],
+    );
+    Ok(json!({ "threads": threads, "cpu_share": cpu, "rss_bytes": rss, "kernel_bytes": kernel, "reported": reported }))
+}
+
+/// The reading process.
+struct Load(Child);
+
+impl Load {
+    fn start(directory: &Path, threads: usize) -> Result<Self, Anything> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("--readers")
+            .arg(directory)
+            .arg(threads.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let output = child.stdout.take().ok_or("no output")?;
+        let load = Self(child);
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line)?;
+        match line.trim() {
+            "ready" => Ok(load),
+            _ => Err(format!("the readers did not start: {line}").into()),
+        }
+    }
+
+    fn end(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Threads that each read 64 KiB of a small file about three times a second, until standard input ends.
+fn readers(directory: &Path, threads: usize) -> Result<(), Anything> {
+    let files: Vec<PathBuf> = (0..FILES.min(threads)).map(|i| directory.join(format!("small-{i}"))).collect();
+    for path in &files {
+        std::fs::write(path, [1; 65_536])?;
+    }
+    for i in 0..threads {
+        let path = files.get(i % files.len()).cloned().ok_or("no files")?;
+        std::thread::Builder::new().stack_size(65_536).spawn(move || {
+            let Ok(file) = File::open(path) else { return };
+            let mut buffer = [0; 4096];
+            std::thread::sleep(Duration::from_micros((i as u64 * 7919) % 300_000));
+            loop {
+                for at in 0..16 {
+                    if file.read_exact_at(&mut buffer, at * 4096).is_err() {
+                        return;
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(300));
+            }
+        })?;
+    }
+    println!("ready");
+    std::io::stdout().flush()?;
+    std::io::stdin().lines().for_each(drop);
+    Ok(())
+}
