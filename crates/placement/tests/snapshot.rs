@@ -92,7 +92,11 @@ fn wrong_json_names_the_field_the_line_and_the_column() {
         ("\"window_s\":1.0", "\"window_s\":NaN", "window_s: expected value at line 1 column"),
         ("\"node\":1", "\"knot\":1", "threads[0].knot: unknown field `knot`, expected one of"),
         ("\"cpu_s\":0.8,", "", "threads[0]: missing field `cpu_s` at line"),
-        ("{\"0\":300000000}", "{\"x\":300000000}", "threads[0].read_bytes.?: invalid value: expected key to be a number in quotes"),
+        (
+            "{\"0\":300000000}",
+            "{\"x\":300000000}",
+            "threads[0].read_bytes.?: invalid value: expected key to be a number in quotes",
+        ),
         ("{\"0\":300000000}", "{\"0\":18446744073709551616}", "threads[0].read_bytes"),
         ("\"version\":1,", "\"version\":1,\"version\":1,", "duplicate field `version`"),
     ] {
