@@ -226,3 +226,107 @@ impl Masks {
         (mask, nodes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::types::Scope;
+    use super::*;
+    use topology::{MemoryKind, Node};
+
+    /// Two nodes of two CPUs: 0 and 1 on node 0, 2 and 3 on node 8.
+    fn places() -> Places {
+        let node = |id: u32, cpus: &str| Node {
+            id: NodeId(id),
+            cpus: cpus.parse().unwrap(),
+            offline_cpus: CpuSet::default(),
+            memory_bytes: 1 << 30,
+            memory: MemoryKind::Dram,
+            distance: BTreeMap::new(),
+            read_bw_max: None,
+            write_bw_max: None,
+        };
+        Places::new(&Topology { nodes: vec![node(0, "0-1"), node(8, "2-3")], regions: Vec::new() })
+    }
+
+    fn pass(tasks: &[(u32, u32, u64)]) -> Pass {
+        let tasks: Vec<Task> = tasks
+            .iter()
+            .map(|(tid, cpu, start_ns)| Task {
+                tid: *tid,
+                tgid: *tid,
+                cpu: *cpu,
+                start_ns: *start_ns,
+                cpu_ns: 500_000_000,
+                mask: 0..1,
+                ..Task::default()
+            })
+            .collect();
+        Pass { tasks, masks: vec![0b1101] }
+    }
+
+    fn entry(tid: u32, start_ns: u64, ino: u64, node: u32, read: i64, written: i64) -> (Key, Usage) {
+        let start_lo = (start_ns >> 16) as u32;
+        let remote = if node == 8 { read } else { 0 };
+        (Key { tid, start_lo, dev: 8 << 20 | 1, ino, node }, Usage { read, remote, written })
+    }
+
+    fn all(pass: &Pass, entries: Vec<(Key, Usage)>) -> Assembled {
+        assemble(pass, entries, &Filter::new(&Scope::All).unwrap(), &places(), &[])
+    }
+
+    const EARLY: u64 = 1 << 30;
+    const LATE: u64 = 1 << 40;
+
+    #[test]
+    fn bytes_go_to_the_thread_its_files_and_the_nodes() {
+        let entries =
+            vec![entry(7, EARLY, 2, 8, 4096, 0), entry(7, EARLY, 1, 0, 100, 50), entry(7, EARLY, 1, 8, 200, 0)];
+        let out = all(&pass(&[(7, 1, EARLY)]), entries);
+        let thread = &out.threads[0].thread;
+        assert_eq!((thread.node, thread.remote_read_bytes, thread.cpu_s), (NodeId(0), Some(4296), 0.5));
+        assert_eq!((thread.read_bytes.get(NodeId(0)), thread.read_bytes.get(NodeId(8))), (100, 4296));
+        assert_eq!(thread.write_bytes.get(NodeId(0)), 50);
+        assert_eq!(thread.files.iter().map(|f| f.file.as_str()).collect::<Vec<_>>(), ["8:1:1", "8:1:2"]);
+        assert_eq!((out.node_read.get(NodeId(8)), out.node_write.get(NodeId(0))), (4296, 50));
+        // Mask 0b1101: CPUs 0, 2, 3.
+        assert_eq!(out.threads[0].mask, "0,2-3".parse().unwrap());
+        assert_eq!(thread.allowed_nodes, [NodeId(0), NodeId(8)]);
+    }
+
+    #[test]
+    fn a_reused_tid_does_not_inherit_bytes() {
+        let out = all(&pass(&[(7, 0, LATE)]), vec![entry(7, EARLY, 1, 0, 100, 0), entry(7, LATE, 2, 0, 5, 0)]);
+        assert_eq!(out.threads[0].thread.read_bytes.total(), 5);
+        assert_eq!(out.node_read.total(), 105);
+    }
+
+    #[test]
+    fn sharing_counts_threads_that_ended_or_are_out_of_scope() {
+        let entries = vec![entry(7, EARLY, 1, 0, 1, 0), entry(9, EARLY, 1, 0, 1, 0), entry(7, EARLY, 2, 0, 1, 0)];
+        assert!(all(&pass(&[(7, 0, EARLY)]), entries).threads[0].thread.shares_file);
+        let alone = vec![entry(7, EARLY, 1, 0, 1, 0), entry(7, EARLY, 1, 8, 1, 0), entry(0, 0, 1, 0, 1, 0)];
+        assert!(!all(&pass(&[(7, 0, EARLY)]), alone).threads[0].thread.shares_file);
+    }
+
+    #[test]
+    fn what_was_taken_back_too_late_is_not_negative() {
+        let out = all(&pass(&[(7, 0, EARLY)]), vec![entry(7, EARLY, 1, 8, -4096, 0), entry(7, EARLY, 2, 0, 10, 0)]);
+        assert_eq!((out.threads[0].thread.read_bytes.total(), out.node_read.total()), (10, 10));
+        assert_eq!(out.threads[0].thread.remote_read_bytes, Some(0));
+    }
+
+    #[test]
+    fn a_node_that_is_not_there_is_counted_apart() {
+        let out = all(&pass(&[]), vec![entry(7, EARLY, 1, 3, 100, 7), entry(7, EARLY, 1, 0, 1, 0)]);
+        assert_eq!((out.odd_node_bytes, out.node_read.total()), (107, 1));
+    }
+
+    #[test]
+    fn nodes_get_the_cpu_time_of_all_also_of_the_ended_and_of_those_out_of_scope() {
+        let filter = Filter::new(&Scope::Pids(vec![7])).unwrap();
+        let pass = pass(&[(7, 0, EARLY), (9, 3, EARLY)]);
+        let out = assemble(&pass, Vec::new(), &filter, &places(), &[0, 250_000_000, 0, 1_000_000_000]);
+        assert_eq!(out.node_cpu_s, BTreeMap::from([(NodeId(0), 0.75), (NodeId(8), 1.5)]));
+        assert_eq!(out.threads.iter().map(|t| t.thread.tid).collect::<Vec<_>>(), [7]);
+    }
+}

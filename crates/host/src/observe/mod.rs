@@ -22,7 +22,7 @@
 //! | file systems with a cache of their own (ZFS), FUSE without page cache, O_DIRECT | not seen: no page cache | not seen |
 //!
 //! A counted event costs about 0.2 µs, one that is passed over 20 ns beside what the kernel takes for any BPF program at
-//! that place (55 ns with retpolines, a fifth of it without). `bench/observe/run` measures it.
+//! that place (an empty one took 55 ns on a machine with retpolines). `bench/observe/run` measures it.
 //!
 //! A file is named by its superblock's device and inode number; on btrfs and overlayfs `stat` shows another device.
 
