@@ -2,10 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use placement::{Move, Plan, Policy, Snapshot, Thread};
+use placement::{Move, Policy, Snapshot, Thread};
 use rustc_hash::FxHashMap;
 use topology::NodeId;
 
+use crate::at_home;
 use crate::audit::{self, Audit};
 use crate::held::HeldTable;
 use crate::journal::{About, Entry, Event, Journal, unix_s};
@@ -144,14 +145,17 @@ impl<P: Plane> Engine<P> {
         self.forget_ended(&mut notes);
         let plan = self.policy.decide(self.plane.topology(), &snapshot);
         self.rails.begin(self.now);
-        let carried_out = self.carry_out(&plan, &snapshot, &mut notes);
+        let bound = self.held.undos().iter().map(|undo| undo.key().0).collect();
+        let mut moves = plan.moves.clone();
+        moves.extend(at_home::to_bind(&plan, &snapshot, &bound));
+        let carried_out = self.carry_out(&moves, plan.moves.len(), &snapshot, &mut notes);
         let cost = self.plane.cost();
         if let Some(cost) = cost {
             self.keep_budget(cost, &mut notes);
         }
         self.tidy(&mut notes);
         let verdicts = carried_out?;
-        let outcomes = plan.moves.iter().cloned().zip(verdicts).map(|(mv, result)| Outcome { mv, result }).collect();
+        let outcomes = moves.into_iter().zip(verdicts).map(|(mv, result)| Outcome { mv, result }).collect();
         Ok(WindowReport {
             remote_share: snapshot.remote_share(),
             held_threads: self.held.len(),
@@ -231,28 +235,31 @@ impl<P: Plane> Engine<P> {
         self.append(&done, notes);
     }
 
-    /// Judges and makes the moves of a plan. One verdict per move.
+    /// Judges and makes moves: first `planned` ones of the policy, then our own of threads that are bound where they are. One
+    /// verdict per move.
     fn carry_out(
         &mut self,
-        plan: &Plan,
+        moves: &[Move],
+        planned: usize,
         snapshot: &Snapshot,
         notes: &mut Vec<String>,
     ) -> Result<Vec<Verdict>, PlaneError> {
-        let threads: FxHashMap<u32, &Thread> = match plan.moves.is_empty() {
+        let threads: FxHashMap<u32, &Thread> = match moves.is_empty() {
             true => FxHashMap::default(),
             false => snapshot.threads.iter().map(|t| (t.tid, t)).collect(),
         };
-        let mut verdicts = Vec::with_capacity(plan.moves.len());
+        let mut verdicts = Vec::with_capacity(moves.len());
         let mut ready = Vec::new();
         let mut waiting = FxHashMap::default();
         let mut over_rate = 0;
-        for (index, mv) in plan.moves.iter().enumerate() {
+        for (index, mv) in moves.iter().enumerate() {
             let thread = match mv {
                 Move::Thread { tid, .. } => threads.get(tid).copied(),
                 _ => None,
             };
             let (key, from, to, about) = subject(mv, thread);
-            let judged = rails::fits(self.plane.topology(), thread, mv).and_then(|()| self.rails.check(key, from, to));
+            let fits = if index < planned { rails::fits(self.plane.topology(), thread, mv) } else { Ok(()) };
+            let judged = fits.and_then(|()| self.rails.check(key, from, to));
             if let Err(HeldBack { rail, why }) = judged {
                 tracing::debug!(tid = about.tid, ?rail, %why, "held back");
                 if rail == Rail::Rate {

@@ -20,16 +20,17 @@ fn rail(verdict: &Verdict) -> Option<Rail> {
 
 #[test]
 fn threads_go_home_at_once_and_stay() {
+    // Thread 2 is on node 1 already and is bound there, because thread 1 comes.
     let plane = Fake::new([(1, 0, 1), (2, 1, 1), (3, 2, 0)]);
     let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
     let report = engine.step().unwrap();
     assert!(report.outcomes.iter().all(|o| o.result == Verdict::Applied));
-    assert_eq!((report.remote_share, report.held_threads), (Some(2.0 / 3.0), 2));
+    assert_eq!((report.remote_share, report.held_threads), (Some(2.0 / 3.0), 3));
     for _ in 0..50 {
         let report = engine.step().unwrap();
-        assert_eq!((report.remote_share, report.outcomes.len(), report.held_threads), (Some(0.0), 0, 2));
+        assert_eq!((report.remote_share, report.outcomes.len(), report.held_threads), (Some(0.0), 0, 3));
     }
-    assert_eq!(plane.world().made, [(1.0, 1, 1), (1.0, 3, 0)]);
+    assert_eq!(plane.world().made, [(1.0, 1, 1), (1.0, 3, 0), (1.0, 2, 1)]);
 }
 
 #[test]

@@ -48,9 +48,9 @@ pub fn thread(comm: &str, tid: u32) -> String {
     if comm.is_empty() { format!("tid {tid}") } else { format!("{comm} (tid {tid})") }
 }
 
-/// `node 1 → 0`.
+/// `node 1 → 0`; `stays on 0` for a thread that is bound where it is.
 pub fn direction(from: NodeId, to: NodeId) -> String {
-    format!("node {from} → {to}")
+    if from == to { format!("stays on {to}") } else { format!("node {from} → {to}") }
 }
 
 /// A move's nodes, rule and sentence.

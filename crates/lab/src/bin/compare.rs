@@ -121,7 +121,7 @@ fn run(args: &Args, machine: &Machine, home: u32, way: Way, files: &[PathBuf]) -
     daemon.stop(Signal::TERM)?;
     let decisions = match &numad {
         Some(numad) => Numad::placements()?.saturating_sub(numad.placements_before),
-        None => windows.iter().map(|w| w.moves.len()).sum(),
+        None => windows.iter().flat_map(|w| &w.moves).filter(|m| m.from != m.to).count(),
     };
     drop(numad);
     println!("  remote share {:.0} %", remote_share(&windows).unwrap_or(0.0) * 100.0);

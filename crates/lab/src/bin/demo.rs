@@ -237,7 +237,7 @@ impl Demo<'_> {
             let share = pages::share_on(file, home)?;
             ensure!(share == 1.0, "{} did not stay on node {home}", file.display());
         }
-        let moves = phase.windows.iter().map(|w| w.moves.len()).sum();
+        let moves = phase.windows.iter().flat_map(|w| &w.moves).filter(|m| m.from != m.to).count();
         if moved.is_empty() && moves > 0 {
             bail!("homenode says it moved threads, but /proc shows no changed affinity");
         }
@@ -280,10 +280,12 @@ fn print_window(window: &Window) {
         None => println!("  {:>6}  {read:>7.1} MB   nothing read", window.window),
     }
     for mv in &window.moves {
-        println!(
-            "          move {} (tid {})  node {} → {}  {}: {}",
-            mv.comm, mv.tid, mv.from, mv.to, mv.reason, mv.why
-        );
+        let (verb, direction) = if mv.from == mv.to {
+            ("hold", format!("on node {}", mv.to))
+        } else {
+            ("move", format!("node {} → {}", mv.from, mv.to))
+        };
+        println!("          {verb} {} (tid {})  {direction}  {}: {}", mv.comm, mv.tid, mv.reason, mv.why);
     }
     for mv in &window.refused {
         println!("          not moved: {} (tid {})  {}", mv.comm, mv.tid, mv.why);
