@@ -58,7 +58,7 @@ fn bind(thread: &Thread) -> Move {
         to: thread.node,
         reason: Reason::ReadLocality,
         why: format!(
-            "{:.1} MB of {:.1} MB read from node {}, where it is; bound there, or the kernel would make room for those that come",
+            "{:.1} MB of {:.1} MB read from node {}, where it is: bound before the kernel balances it away",
             mb(thread.read_bytes.get(thread.node)),
             mb(thread.read_bytes.total()),
             thread.node

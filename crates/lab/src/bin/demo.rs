@@ -21,7 +21,6 @@ use lab::plot::{self, Series};
 use lab::threads::{self, Whereabouts};
 use lab::{cache, pages};
 use rustix::process::Signal;
-use serde_json::json;
 
 /// Threads of fio, and files.
 const THREADS: usize = 4;
@@ -134,13 +133,12 @@ impl Demo<'_> {
         ];
         let png = self.args.out.join("remote-share.png");
         plot::remote_share(&png, &format!("fio, {THREADS} threads, files cached on node {home}"), &series)?;
-        let summary = json!({
-            "nodes": self.machine.nodes.len(),
-            "off": {"remote_share": off_share},
-            "on": {"remote_share": on_share, "windows_to_settle": settled, "moves": moves},
-            "restored": restored,
-            "where": self.args.place,
-        });
+        let summary = format!(
+            "{{\"nodes\":{},\"off\":{{\"remote_share\":{off_share:.4}}},\"on\":{{\"remote_share\":{on_share:.4},\
+             \"windows_to_settle\":{settled},\"moves\":{moves}}},\"restored\":{restored},\"where\":\"{}\"}}",
+            self.machine.nodes.len(),
+            self.args.place
+        );
         let path = self.args.out.join("summary.json");
         fs::write(&path, format!("{summary}\n")).with_context(|| path.display().to_string())?;
 
