@@ -2,7 +2,9 @@
 //!
 //! Two questions. How much longer does a 4 KiB `pread` of cached data take while an observer looks on? One thread, pinned,
 //! reads for a quarter of a second of CPU time at a time; without, sampled and exact take turns, each ratio is of neighbours in time. And
-//! what does the observer itself use while 1,000 and 10,000 threads read a little in every window?
+//! what is used while 1,000 and 10,000 threads read a little in every window, by the observer alone, by a whole `homenode run`
+//! (the program in `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns who reads how much but
+//! not from where, and numad, which learns neither?
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -146,6 +148,8 @@ fn capacity(directory: &Path, threads: usize) -> Result<Value, Anything> {
         reported
             .push(observed.threads.iter().filter(|t| t.thread.pid == pid && t.thread.file_bytes() > 0).count() as f64);
     }
+    drop(observer);
+    let peers = peers()?;
     load.end();
     let (cpu, reported) = (quartiles(&mut cpu), quartiles(&mut reported));
     println!(
@@ -157,7 +161,124 @@ fn capacity(directory: &Path, threads: usize) -> Result<Value, Anything> {
         kernel as f64 / 1e6,
         reported[1],
     );
-    Ok(json!({ "threads": threads, "cpu_share": cpu, "rss_bytes": rss, "kernel_bytes": kernel, "reported": reported }))
+    for (name, peer) in &peers {
+        match peer {
+            Ok(Used { cpu, rss_bytes }) => {
+                println!("  {name}: {:.2} % of a CPU, {:.1} MB resident", cpu * 100.0, *rss_bytes as f64 / 1e6)
+            }
+            Err(why) => println!("  {name}: {why}"),
+        }
+    }
+    let peers: Value = peers
+        .into_iter()
+        .map(|(name, peer)| match peer {
+            Ok(Used { cpu, rss_bytes }) => (name.to_owned(), json!({ "cpu_share": cpu, "rss_bytes": rss_bytes })),
+            Err(why) => (name.to_owned(), json!({ "not_measured": why })),
+        })
+        .collect();
+    Ok(json!({
+        "threads": threads, "cpu_share": cpu, "rss_bytes": rss, "kernel_bytes": kernel, "reported": reported,
+        "beside": peers,
+    }))
+}
+
+/// What a program used: CPU seconds per second, and resident bytes.
+struct Used {
+    cpu: f64,
+    rss_bytes: u64,
+}
+
+/// homenode as a whole, and who does something like it, on the load that runs now; or why one was not measured.
+fn peers() -> Result<Vec<(&'static str, Result<Used, String>)>, Anything> {
+    let own = |name: &str| format!("not measured: {name} could not be started");
+    let homenode = match std::env::var_os("HOMENODE") {
+        Some(program) => {
+            let state = tempfile::tempdir()?;
+            let mut command = Command::new(program);
+            command.arg("--json").arg("--state-dir").arg(state.path()).args(["run", "--dry-run"]);
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(|_| own("homenode")).map(used_by)
+        }
+        None => Err("not measured: HOMENODE names no program".to_owned()),
+    };
+    let numad = numad();
+    Ok(vec![
+        ("homenode run --dry-run", homenode.and_then(|used| used)),
+        ("a reader of /proc/*/task/*/{stat,io}", procfs_reader().map_err(|e| e.to_string())),
+        ("numad, a look every second", numad),
+    ])
+}
+
+/// What a daemon of ours uses. It is ended then.
+fn used_by(mut daemon: Child) -> Result<Used, String> {
+    let used = used_in_ten_seconds(daemon.id());
+    let ended = daemon.try_wait().ok().flatten();
+    _ = daemon.kill();
+    _ = daemon.wait();
+    match ended {
+        Some(status) => Err(format!("not measured: it ended by itself ({status})")),
+        None => used,
+    }
+}
+
+/// numad goes into the background by itself, is known by its pid file and ends when told so; `-H 0` has it leave the
+/// machine's huge-page setting as it is.
+fn numad() -> Result<Used, String> {
+    let numad = |args: &[&str]| {
+        let status = Command::new("numad").args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        status.map_err(|e| format!("not measured: numad could not be started: {e}"))
+    };
+    if Path::new("/run/numad.pid").exists() {
+        return Err("not measured: a numad that is not ours is running".to_owned());
+    }
+    numad(&["-i", "1:1", "-H", "0"])?;
+    std::thread::sleep(Duration::from_millis(500));
+    let pid = std::fs::read_to_string("/run/numad.pid").ok().and_then(|pid| pid.trim().parse().ok());
+    let used = match pid {
+        Some(pid) => used_in_ten_seconds(pid),
+        None => Err("not measured: it did not stay".to_owned()),
+    };
+    numad(&["-i", "0"])?;
+    used
+}
+
+/// After two seconds to settle.
+fn used_in_ten_seconds(pid: u32) -> Result<Used, String> {
+    let look = || -> procfs::ProcResult<(u64, u64)> {
+        let stat = procfs::process::Process::new(pid as i32)?.stat()?;
+        Ok((stat.utime + stat.stime, stat.rss * procfs::page_size()))
+    };
+    let measure = || -> procfs::ProcResult<Used> {
+        std::thread::sleep(Duration::from_secs(2));
+        let (before, _) = look()?;
+        std::thread::sleep(Duration::from_secs(10));
+        let (after, rss_bytes) = look()?;
+        Ok(Used { cpu: (after - before) as f64 / procfs::ticks_per_second() as f64 / 10.0, rss_bytes })
+    };
+    measure().map_err(|e| format!("not measured: {e}"))
+}
+
+/// One pass a second over every thread's CPU time and bytes read, five times.
+fn procfs_reader() -> Result<Used, Anything> {
+    let cpu = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let seconds = |t: rustix::time::Timespec| t.tv_sec as f64 + t.tv_nsec as f64 / 1e9;
+    let mut shares = Vec::new();
+    for _ in 0..5 {
+        let before = seconds(cpu());
+        let mut seen = 0u64;
+        for process in procfs::process::all_processes()?.flatten() {
+            for task in process.tasks().into_iter().flatten().flatten() {
+                // Threads that end meanwhile are passed over.
+                if let (Ok(stat), Ok(io)) = (task.stat(), task.io()) {
+                    seen = seen.wrapping_add(stat.utime + stat.stime).wrapping_add(io.rchar);
+                }
+            }
+        }
+        std::hint::black_box(seen);
+        shares.push(seconds(cpu()) - before);
+        std::thread::sleep(WINDOW);
+    }
+    let rss_bytes = procfs::process::Process::myself()?.stat()?.rss * procfs::page_size();
+    Ok(Used { cpu: quartiles(&mut shares)[1], rss_bytes })
 }
 
 /// The reading process.
