@@ -5,7 +5,8 @@
 //! are brought back a window later, and so on until each of them was pulled away once.
 //!
 //! **Approach.** The paper binds every thread to its node (NThread, V-B). Here as many threads that are at home are bound where
-//! they are as threads come to that node for their data: about that many the kernel would pull away. Busiest readers first.
+//! they are as threads come to that node for their data: about that many the kernel would pull away. Busiest readers first, and
+//! only those that read at least as much there as one of those that come: what the policy finds too little to move is left alone.
 //!
 //! **Limits.** On a node to which nobody is moved, nobody is bound.
 
@@ -13,24 +14,35 @@ use placement::{Move, Plan, Reason, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
+/// Who comes to a node for its data.
+struct Coming {
+    threads: usize,
+    /// What the least of them reads from there.
+    least_bytes: u64,
+}
+
 /// Moves from a node to itself: threads to bind where they are because the plan moves others there. `bound` are the ids of
 /// threads whose affinity is ours already.
 pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<Move> {
-    let mut coming: FxHashMap<NodeId, usize> = FxHashMap::default();
+    let threads: FxHashMap<u32, &Thread> = match plan.moves.is_empty() {
+        true => return Vec::new(),
+        false => snapshot.threads.iter().map(|t| (t.tid, t)).collect(),
+    };
+    let mut coming: FxHashMap<NodeId, Coming> = FxHashMap::default();
     let mut named: FxHashSet<u32> = plan.declined.iter().map(|d| d.tid).collect();
     for mv in &plan.moves {
         if let Move::Thread { tid, to, reason, .. } = mv {
             named.insert(*tid);
             if *reason == Reason::ReadLocality {
-                *coming.entry(*to).or_default() += 1;
+                let reads = threads.get(tid).map_or(u64::MAX, |t| t.read_bytes.get(*to));
+                let node = coming.entry(*to).or_insert(Coming { threads: 0, least_bytes: u64::MAX });
+                node.threads += 1;
+                node.least_bytes = node.least_bytes.min(reads);
             }
         }
     }
-    if coming.is_empty() {
-        return Vec::new();
-    }
     let candidate = |t: &&Thread| {
-        coming.contains_key(&t.node)
+        coming.get(&t.node).is_some_and(|node| t.read_bytes.get(t.node) >= node.least_bytes)
             && t.held.is_none()
             && t.home() == Some(t.node)
             && !named.contains(&t.tid)
@@ -39,8 +51,8 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
     let mut staying: Vec<&Thread> = snapshot.threads.iter().filter(candidate).collect();
     staying.sort_by_key(|t| (std::cmp::Reverse(t.read_bytes.get(t.node)), t.tid));
     staying.retain(|t| match coming.get_mut(&t.node) {
-        Some(left) if *left > 0 => {
-            *left -= 1;
+        Some(node) if node.threads > 0 => {
+            node.threads -= 1;
             true
         }
         _ => false,
@@ -112,9 +124,16 @@ mod tests {
 
     #[test]
     fn as_many_as_come_the_busiest_readers_first() {
-        let threads = vec![thread(1, A, 5), thread(2, A, 9), thread(3, A, 7), thread(8, B, 9), thread(9, B, 9)];
+        let threads = vec![thread(1, A, 5), thread(2, A, 9), thread(3, A, 7), thread(8, B, 9), thread(9, B, 4)];
         let moves = vec![to_a(8, Reason::ReadLocality), to_a(9, Reason::ReadLocality)];
         assert_eq!(bound(moves, threads, &[]), [2, 3]);
+    }
+
+    #[test]
+    fn not_those_that_read_less_than_everybody_who_comes() {
+        let threads = vec![thread(1, A, 5), thread(2, A, 6), thread(8, B, 9), thread(9, B, 6)];
+        let moves = vec![to_a(8, Reason::ReadLocality), to_a(9, Reason::ReadLocality)];
+        assert_eq!(bound(moves, threads, &[]), [2]);
     }
 
     #[test]
