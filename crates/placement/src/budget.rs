@@ -21,7 +21,12 @@ pub(crate) struct Budget {
 
 impl Budget {
     pub fn full(burst_bytes: f64, bytes_per_day: f64) -> Self {
-        Self { burst_bytes: sane(burst_bytes), bytes_per_day: sane(bytes_per_day), left: sane(burst_bytes), filled_s: None }
+        Self {
+            burst_bytes: sane(burst_bytes),
+            bytes_per_day: sane(bytes_per_day),
+            left: sane(burst_bytes),
+            filled_s: None,
+        }
     }
 
     /// Fills up to now. A clock that goes back fills nothing.

@@ -48,8 +48,11 @@ pub const POLICIES: &[(&str, &str)] = &[
     ("dragonfly", "as nthread, but where a thread's home node is overloaded its files move to it, if that pays back"),
     ("npolicy", "processes with mapped memory go to the node that holds most of what they touch, every 10 s"),
     ("arc", "a process goes, with its memory, to the node that caches what it reads, at the first remote block"),
-    ("auto", "threads, processes and data by one cost model: what saves most time over the next 30 s, counting what moving costs"),
     ("arc-guarded", "the same, only for large files, large and repeated reads, and processes small against them"),
+    (
+        "auto",
+        "threads, processes and data by one cost model: what saves most over the next 30 s, net of what moving costs",
+    ),
 ];
 
 /// The policy with this name, one of [`POLICIES`].

@@ -184,12 +184,12 @@ fn data_of_threads_that_cannot_go_home_moves_to_them() {
     let plan = world.step(&mut policy);
     assert_eq!(plan.moves, []);
     assert_eq!(declined(&plan, 5).unwrap().0, "overloaded_home");
-    // 1 GB at 468 MB/s: T_m 2.1 s, K = T_m, break-even 1.5 × T_m = 3.2 s, T_window 4 s.
-    assert_eq!(plan.notes, ["2 queued files, 1.0 GB, wait 1.0 s of T_window 4.0 s (K 2.1 s, T_m 2.1 s)"]);
+    // 1 GB at 468 MB/s: T_m 2.1 s, K = T_m, break-even 1.5 × T_m = 3.2 s, well within the T_window of 6 s.
+    assert_eq!(plan.notes, ["2 queued files, 1.0 GB, wait 1.0 s of T_window 6.0 s (K 2.1 s, T_m 2.1 s)"]);
     for _ in 0..30 {
         world.step(&mut policy);
     }
-    assert_eq!(world.files_moved(), [(4, "f5", 1), (4, "f6", 1)]);
+    assert_eq!(world.files_moved(), [(6, "f5", 1), (6, "f6", 1)]);
     assert_eq!(world.made.len(), 2, "{:?}", world.made);
     assert!(world.snapshot.threads.iter().all(|t| t.read_bytes.get(t.node) == t.read_bytes.total()));
 }
@@ -206,7 +206,7 @@ fn a_home_node_that_is_not_overloaded_gets_the_threads() {
 
 #[test]
 fn what_does_not_pay_back_within_the_longest_window_stays() {
-    // 2 × 10 GB at 468 MB/s: the first file has T_m 21 s and T_window 33 s, both together 43 s and 65 s.
+    // 2 × 10 GB at 468 MB/s: the first file has T_m 21 s and T_window 33 s, in which both together (43 s) do not pay.
     let mut world = overloaded(10_000, 468e6);
     let mut policy = policy();
     for _ in 0..40 {
@@ -220,6 +220,21 @@ fn what_does_not_pay_back_within_the_longest_window_stays() {
         world.step(&mut policy);
     }
     assert_eq!(world.made, []);
+}
+
+#[test]
+fn a_long_queue_is_emptied_a_window_at_a_time() {
+    // 6 files of 1 GB at 468 MB/s, 2.1 s each: T_window 6 s takes one (3.2 s); two would need 6.4 s.
+    let threads = (1..=6).map(|tid| reader(tid, 0, 0, 1500)).chain((11..=16).map(|tid| reader(tid, 1, 0, 500)));
+    let mut world = World::new(threads.collect(), 1000, 468e6);
+    let mut policy = policy();
+    for _ in 0..26 {
+        world.step(&mut policy);
+    }
+    let windows: Vec<u32> = world.files_moved().iter().map(|m| m.0).collect();
+    // What is lost while a file moves turns out less than the text's rule says, so later windows take two.
+    assert_eq!(windows[..2], [6, 12], "{windows:?}");
+    assert!(windows.windows(2).all(|w| w[1] == w[0] || w[1] - w[0] >= 6), "{windows:?}");
 }
 
 #[test]
@@ -317,9 +332,9 @@ fn a_move_that_is_not_made_is_asked_for_three_times() {
     for _ in 0..60 {
         world.step(&mut policy);
     }
-    // At 4 s, 6 s and 8 s; then the files have moved, for all the policy knows, and cool down for 60 s.
+    // At 6 s, 8 s and 10 s; then the files have moved, for all the policy knows, and cool down for 60 s.
     let windows: Vec<u32> = world.files_moved().iter().map(|m| m.0).collect();
-    assert_eq!(windows, [4, 4, 6, 6, 8, 8]);
+    assert_eq!(windows, [6, 6, 8, 8, 10, 10]);
 }
 
 #[test]
@@ -343,7 +358,7 @@ fn a_file_is_not_moved_back_at_once_when_the_load_turns() {
     }
     let back: Vec<u32> = world.files_moved().iter().skip(2).map(|m| m.0 - before).collect();
     assert!(!back.is_empty() && back.len() <= 2, "{back:?}");
-    assert!(back.iter().all(|w| *w >= 54), "moved back after {back:?} s: cool-down is 60 s from second 4");
+    assert!(back.iter().all(|w| *w >= 56), "moved back after {back:?} s: cool-down is 60 s from second 6");
 }
 
 #[test]

@@ -90,8 +90,7 @@ impl Groups {
             };
             let pid = snapshot.threads[by[0]].pid;
             let new = groups.list.len();
-            let group =
-                if merge { *merged.entry((pid, main_node(&bytes))).or_insert(new) } else { new };
+            let group = if merge { *merged.entry((pid, main_node(&bytes))).or_insert(new) } else { new };
             if group == new {
                 groups.list.push(Group { crowd: vec![0.0; hardware.len()], ..Group::default() });
             }

@@ -63,6 +63,8 @@ pub(super) struct Program {
     pub memory: Shares,
     /// Whether what its threads write lands where they run (else: where the data is).
     pub writes_follow: bool,
+    /// Nodes, by index, that all its threads may go to, those that do no file work included; none if one of them must stay.
+    pub allowed: Vec<bool>,
     /// Correction of the memory constants that its threads show, if they do.
     pub measured: Option<f64>,
 }
@@ -100,12 +102,7 @@ const SPREAD: f64 = 0.1;
 const BUSIEST: f64 = 0.97;
 
 impl Demands {
-    pub fn new(
-        hardware: &Hardware,
-        snapshot: &Snapshot,
-        settings: &Settings,
-        known: &FxHashMap<u32, Known>,
-    ) -> Self {
+    pub fn new(hardware: &Hardware, snapshot: &Snapshot, settings: &Settings, known: &FxHashMap<u32, Known>) -> Self {
         let window_s = sane(snapshot.window_s);
         if window_s <= 0.0 {
             return Self::default();
@@ -131,13 +128,7 @@ impl Demands {
         demands
     }
 
-    fn programs(
-        &mut self,
-        hardware: &Hardware,
-        snapshot: &Snapshot,
-        listed: &[usize],
-        known: &FxHashMap<u32, Known>,
-    ) {
+    fn programs(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize], known: &FxHashMap<u32, Known>) {
         let mut pids: Vec<u32> = listed.iter().map(|i| snapshot.threads[*i].pid).collect();
         pids.sort_unstable();
         pids.dedup();
@@ -158,10 +149,18 @@ impl Demands {
                     pid: *pid,
                     memory: Shares::new(),
                     writes_follow: !known.writes_stay && elsewhere <= ELSEWHERE * all,
+                    allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
                     measured: known.memory,
                 }
             })
             .collect();
+        for t in &snapshot.threads {
+            if let Ok(p) = pids.binary_search(&t.pid) {
+                for (node, allowed) in hardware.nodes.iter().zip(&mut self.programs[p].allowed) {
+                    *allowed &= t.held.is_none() && t.allowed_nodes.contains(&node.id);
+                }
+            }
+        }
         for process in &snapshot.processes {
             if let Ok(p) = pids.binary_search(&process.pid) {
                 for (node, bytes) in process.resident.iter() {
@@ -251,7 +250,8 @@ impl Demands {
         d.shared.iter_mut().for_each(|s| (s.1, s.2) = (s.1 / all, s.2 / all));
         d.writes = writes / all;
         let landed = t.write_bytes.total() as f64;
-        let share = |(id, bytes): (topology::NodeId, u64)| Some((hardware.index(id)?, writes / all * bytes as f64 / landed));
+        let share =
+            |(id, bytes): (topology::NodeId, u64)| Some((hardware.index(id)?, writes / all * bytes as f64 / landed));
         d.wrote = t.write_bytes.iter().filter_map(share).filter(|s| s.1 > 0.0).collect();
         d.renewed = if files > 0.0 { writes / window_s / files } else { 0.0 };
 

@@ -27,7 +27,7 @@ const OVERDUE: f64 = 4.0;
 /// A file has moved when this share is left behind, a process's memory when that is.
 const CRUMBS: f64 = 0.02;
 const MOSTLY: f64 = 0.1;
-/// What could not be moved is not asked for again for so many seconds.
+/// What could not be moved is not asked for again for so many seconds; a file that was moved stays for as long.
 const STUCK_S: f64 = 600.0;
 /// Windows in which a plan is measured, after one that shows the moves themselves.
 const MEASURED: u32 = 3;
@@ -43,9 +43,12 @@ const AGAIN_S: f64 = 600.0;
 const LEAST_TRUST: f64 = 0.1;
 /// A load has changed when this share of its threads has.
 const OTHERS: f64 = 0.2;
-/// A thread has changed when its time per byte has by this factor, or its share of reads by that much.
-const FACTOR: f64 = 2.0;
+/// A thread has changed when it does so many times as much or as little, which no placement explains, when its share of reads has
+/// changed by that much, or when its data has come to be elsewhere without a move.
+const FACTOR: f64 = 4.0;
 const READS: f64 = 0.25;
+/// Data is on a node when more than this share of what is read comes from there.
+const MAINLY: f64 = 0.7;
 
 /// A move that was asked for.
 #[derive(Clone, Debug)]
@@ -72,11 +75,21 @@ struct Trial {
     sum: f64,
 }
 
-/// What a thread asks for, wherever it is.
+/// What a thread does, as far as its place does not matter.
 #[derive(Clone, Copy, Debug)]
 struct Ask {
-    time_s: f64,
+    rate: f64,
     reads: f64,
+    /// Where its data is; none where it is here and there, or is being written anew.
+    data: Option<NodeId>,
+}
+
+impl Ask {
+    fn like(&self, before: &Self) -> bool {
+        (self.reads - before.reads).abs() < READS
+            && (1.0 / FACTOR..FACTOR).contains(&(self.rate / before.rate))
+            && (self.data.is_none() || before.data.is_none() || self.data == before.data)
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -87,6 +100,8 @@ pub(super) struct History {
     plans: i32,
     /// When the load appeared, or was looked at again.
     since_s: f64,
+    /// Whether data was moved since: then it may be anywhere.
+    moved_data: bool,
     /// Share of what plans promised that they kept.
     trust: Option<f64>,
     load: FxHashMap<u32, Ask>,
@@ -133,8 +148,7 @@ impl History {
         if let Some(trial) = &mut self.trial {
             let rate = |d: &super::demand::Demand| d.rate;
             let here = |d: &&super::demand::Demand| trial.threads.contains(&snapshot.threads[d.thread].tid);
-            let (count, sum) =
-                demands.threads.iter().filter(here).fold((0, 0.0), |(n, sum), d| (n + 1, sum + rate(d)));
+            let (count, sum) = demands.threads.iter().filter(here).fold((0, 0.0), |(n, sum), d| (n + 1, sum + rate(d)));
             trial.windows += 1;
             trial.sum += sum;
             // Somebody has ended: nothing to compare with.
@@ -180,6 +194,12 @@ impl History {
             left: f64::INFINITY,
         };
         self.asked = moves.iter().map(asked).collect();
+        for (mv, _) in moves {
+            if let Move::File { file, .. } = mv {
+                self.stuck_files.insert(file.clone(), now_s);
+                self.moved_data = true;
+            }
+        }
         let back = moves.iter().filter_map(|(mv, _)| match mv {
             Move::Thread { tid, pid, start_ns, from, to, reason, .. } => Some(Move::Thread {
                 tid: *tid,
@@ -229,7 +249,8 @@ impl History {
 
     fn learn(&mut self, snapshot: &Snapshot, demands: &Demands) {
         let pids: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.pid).collect();
-        let waiting = |asked: &[Asked], pid: u32| asked.iter().any(|a| matches!(a.mv, Move::Process { pid: p, .. } if p == pid));
+        let waiting =
+            |asked: &[Asked], pid: u32| asked.iter().any(|a| matches!(a.mv, Move::Process { pid: p, .. } if p == pid));
         self.known.retain(|pid, _| pids.contains(pid) || waiting(&self.asked, *pid));
         for program in &demands.programs {
             let known = self.known.entry(program.pid).or_default();
@@ -241,16 +262,16 @@ impl History {
     fn notice_changes(&mut self, snapshot: &Snapshot, demands: &Demands, now_s: f64) {
         let asks: FxHashMap<u32, Ask> = (demands.threads.iter())
             .map(|d| {
+                let t = &snapshot.threads[d.thread];
                 let reads = d.private.iter().map(|s| s.1).sum::<f64>() + d.shared.iter().map(|s| s.1).sum::<f64>();
-                (snapshot.threads[d.thread].tid, Ask { time_s: d.soft_s + d.off_s, reads })
+                let written =
+                    t.write_bytes.total() > 0 || d.shared.iter().any(|s| demands.groups.list[s.0].written > 0.0);
+                let mostly = |home: &NodeId| t.read_bytes.get(*home) as f64 > MAINLY * t.read_bytes.total() as f64;
+                let data = if written || self.moved_data { None } else { t.home().filter(mostly) };
+                (t.tid, Ask { rate: d.rate, reads, data })
             })
             .collect();
-        let same = |tid: &u32, ask: &Ask| {
-            self.load.get(tid).is_some_and(|before| {
-                let factor = ask.time_s / before.time_s;
-                (ask.reads - before.reads).abs() < READS && (1.0 / FACTOR..FACTOR).contains(&factor)
-            })
-        };
+        let same = |tid: &u32, ask: &Ask| self.load.get(tid).is_some_and(|before| ask.like(before));
         let kept = asks.iter().filter(|(tid, ask)| same(tid, ask)).count();
         let all = asks.len().max(self.load.len());
         // A process that is being moved stands still: that is no change of the load.
@@ -261,6 +282,7 @@ impl History {
             self.plans = 0;
             self.since_s = now_s;
             self.trust = None;
+            self.moved_data = false;
             self.trial = None;
             self.veto.clear();
         }
@@ -327,9 +349,7 @@ fn left_behind(snapshot: &Snapshot, mv: &Move) -> Option<f64> {
             let memory = &snapshot.processes.iter().find(|p| p.pid == *pid)?.resident;
             Some(memory.total().saturating_sub(memory.get(*to)) as f64)
         }
-        Move::File { file, from, .. } => {
-            Some(snapshot.files.iter().find(|f| f.file == *file)?.bytes.get(*from) as f64)
-        }
+        Move::File { file, from, .. } => Some(snapshot.files.iter().find(|f| f.file == *file)?.bytes.get(*from) as f64),
     }
 }
 

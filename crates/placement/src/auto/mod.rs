@@ -85,7 +85,10 @@ impl Policy for Auto {
             Turn::Back(mut moves, share) => {
                 for mv in &mut moves {
                     if let crate::Move::Thread { why, .. } = mv {
-                        *why = format!("taken back: the plan that moved it brought {:.0} % of what there was before", 100.0 * share);
+                        *why = format!(
+                            "taken back: the plan that moved it brought {:.0} % of what there was before",
+                            100.0 * share
+                        );
                     }
                 }
                 self.history.taken_back(now_s, &moves);
@@ -130,7 +133,9 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, budget: f64, c
     let id = |node: usize| model.hardware.nodes[node].id;
     let pid = |process: usize| model.demands.programs[process].pid;
     let files = |mut files: Box<dyn Iterator<Item = usize> + '_>, bytes: f64| {
-        history.windows >= BEFORE_DATA && bytes <= budget && files.all(|f| history.may_move_file(&snapshot.files[f].file))
+        history.windows >= BEFORE_DATA
+            && bytes <= budget
+            && files.all(|f| history.may_move_file(&snapshot.files[f].file))
     };
     let threads = |team: usize, node: usize| {
         let t = &model.teams[team];
@@ -214,7 +219,11 @@ fn staying(snapshot: &Snapshot, demands: &Demands) -> Vec<Declined> {
     for d in &demands.threads {
         let t = &snapshot.threads[d.thread];
         let Some(home) = t.home().filter(|home| *home != t.node) else { continue };
-        let read = format!("{} of {} read from node {home}", show(t.read_bytes.get(home) as f64), show(t.read_bytes.total() as f64));
+        let read = format!(
+            "{} of {} read from node {home}",
+            show(t.read_bytes.get(home) as f64),
+            show(t.read_bytes.total() as f64)
+        );
         let (reason, why) = match &t.held {
             Some(held) => ("held", format!("{held}; {read}")),
             None if !t.allowed_nodes.contains(&home) => ("not_allowed", format!("{read}, where it may not run")),

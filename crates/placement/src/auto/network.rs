@@ -109,7 +109,8 @@ impl Steady {
             let slicing = if stretch > 1.0 { 1.0 + network.time_slicing } else { 1.0 };
             let visits = &network.visits[cell.first..cell.last];
             let queued = &mut self.queued[cell.first..cell.last];
-            let waits: f64 = visits.iter().zip(queued.iter()).map(|(v, q)| v.work * ahead(self.queue[v.node], v, *q)).sum();
+            let waits: f64 =
+                visits.iter().zip(queued.iter()).map(|(v, q)| v.work * ahead(self.queue[v.node], v, *q)).sum();
             let on = slicing * (cell.on_s + waits);
             let new = 1.0 / (stretch * on + cell.off_s).max(LEAST_S);
             change = change.max((new - *rate).abs() / new);
@@ -210,8 +211,7 @@ mod tests {
     #[test]
     fn who_sleeps_leaves_the_cpu_to_others() {
         let cell = |off_s| Cell { threads: 4.0, node: 0, on_s: 1.0, off_s, first: 0, last: 0 };
-        let network =
-            Network { cpus: vec![(4.0, 0.0)], time_slicing: 0.0, cells: vec![cell(1.0)], visits: vec![] };
+        let network = Network { cpus: vec![(4.0, 0.0)], time_slicing: 0.0, cells: vec![cell(1.0)], visits: vec![] };
         let mut steady = Steady::default();
         steady.solve(&network);
         assert!((steady.rate[0] - 0.5).abs() < 1e-6 && (steady.stretch[0] - 1.0).abs() < 1e-9);

@@ -83,16 +83,14 @@ fn processes(model: &Model, found: &Found, moves: &mut Vec<(Move, f64)>) {
         let Some(to) = *to else { continue };
         let program = &model.demands.programs[p];
         let teams = || model.teams.iter().filter(|t| t.process == p);
-        let rate = |node: usize| teams().filter(|t| t.node == node).map(|t| t.rate * t.members.len() as f64).sum::<f64>();
+        let rate =
+            |node: usize| teams().filter(|t| t.node == node).map(|t| t.rate * t.members.len() as f64).sum::<f64>();
         let nodes = teams().map(|t| t.node);
         let Some(from) = nodes.max_by(|a, b| rate(*a).total_cmp(&rate(*b)).then(b.cmp(a))) else { continue };
         let bytes: f64 = program.memory.iter().filter(|m| m.0 != model.hardware.nodes[to].home).map(|m| m.1).sum();
         let takes_s = model.process_copy_s(p, to);
-        let why = format!(
-            "{}; moves with {} of memory, stands still for {takes_s:.2} s",
-            whole(model, found),
-            show(bytes)
-        );
+        let why =
+            format!("{}; moves with {} of memory, stands still for {takes_s:.2} s", whole(model, found), show(bytes));
         let (from, to) = (model.hardware.nodes[from].id, model.hardware.nodes[to].id);
         moves.push((Move::Process { pid: program.pid, from, to, reason: Reason::CacheAffinity, why }, takes_s));
     }
@@ -161,7 +159,8 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
     let mut alternatives: Vec<(&str, Change)> = Vec::new();
     if part.to.data.is_none() && team.file_bytes > 0.0 {
         let home = model.hardware.nodes[team.node].home;
-        let change = Change::Threads { team: part.team, from: back, count: part.to.count, node: team.node, data: Some(home) };
+        let change =
+            Change::Threads { team: part.team, from: back, count: part.to.count, node: team.node, data: Some(home) };
         alternatives.push(("moving its data", change));
     }
     if part.to.data.is_some() {
@@ -169,7 +168,8 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
             Change::Threads { team: part.team, from: back, count: part.to.count, node: part.to.node, data: None };
         alternatives.push(("moving the thread alone", change));
     }
-    if !model.demands.programs[team.process].memory.is_empty() && !team.held {
+    let program = &model.demands.programs[team.process];
+    if !program.memory.is_empty() && program.allowed[part.to.node] {
         let change = Change::Process { process: team.process, node: part.to.node, memory: true };
         alternatives.push(("moving the process", change));
     }
@@ -224,8 +224,11 @@ pub(super) fn predict(model: &Model, snapshot: &Snapshot, found: &Found, scratch
     }
 }
 
+/// How much of a node's controller and CPUs is used; none where it has no such thing.
+type Use = (Option<f64>, Option<f64>);
+
 /// Remote share of reads, and of every node the use of its controller and the demand for its CPUs.
-fn forecast(model: &Model, seating: &Seating, scratch: &mut Scratch) -> (f64, Vec<(Option<f64>, Option<f64>)>) {
+fn forecast(model: &Model, seating: &Seating, scratch: &mut Scratch) -> (f64, Vec<Use>) {
     model.value(seating, scratch);
     let mut used = vec![0.0; model.hardware.len()];
     for (cell, rate) in scratch.network.cells.iter().zip(&scratch.steady.rate) {

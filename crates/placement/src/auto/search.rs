@@ -201,9 +201,10 @@ impl Model<'_> {
         let moved = match change {
             Change::Threads { team, node, data, .. } if *node == self.teams[*team].node && data.is_none() => 0.0,
             Change::Threads { team, count, .. } => of(*team, *count),
-            Change::Process { process, .. } => {
-                (0..self.teams.len()).filter(|t| self.teams[*t].process == *process).map(|t| of(t, self.teams[t].members.len())).sum()
-            }
+            Change::Process { process, .. } => (0..self.teams.len())
+                .filter(|t| self.teams[*t].process == *process)
+                .map(|t| of(t, self.teams[t].members.len()))
+                .sum(),
             Change::Group { .. } => 0.0,
             Change::Swap { a, b } => of(a.0, 1) + of(b.0, 1),
         };
@@ -424,10 +425,7 @@ impl Model<'_> {
         for (process, program) in self.demands.programs.iter().enumerate() {
             let teams: Vec<usize> = (0..self.teams.len()).filter(|t| self.teams[*t].process == process).collect();
             let memory: f64 = program.memory.iter().map(|m| m.1).sum();
-            for node in (0..self.hardware.len()).filter(|n| self.hardware.nodes[*n].cpus > 0.0) {
-                if !teams.iter().all(|t| self.may_sit(*t, node) && !self.teams[*t].held) {
-                    continue;
-                }
+            for node in (0..self.hardware.len()).filter(|n| program.allowed[*n]) {
                 let mut promise = 0.0;
                 let mut elsewhere = false;
                 for t in &teams {
@@ -481,7 +479,8 @@ impl Model<'_> {
                     if let Some((_, read, _)) = team.shared.iter().find(|s| s.0 == g) {
                         for seat in &seating.seats[t] {
                             let (rate, _, _) = self.alone(t, seat, seating, scratch);
-                            let now: f64 = group.places.iter().map(|(m, s)| s * self.hardware.read_s(seat.node, *m)).sum();
+                            let now: f64 =
+                                group.places.iter().map(|(m, s)| s * self.hardware.read_s(seat.node, *m)).sum();
                             let then = self.hardware.read_s(seat.node, node);
                             promise += seat.count as f64 * rate * rate * read * (now - then);
                         }

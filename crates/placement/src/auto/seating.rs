@@ -110,7 +110,13 @@ fn stays(renewed: f64, horizon_s: f64) -> f64 {
 }
 
 impl<'a> Model<'a> {
-    pub fn new(hardware: &'a Hardware, demands: &'a Demands, teams: &'a [Team], settings: &'a Settings, cpus: f64) -> Self {
+    pub fn new(
+        hardware: &'a Hardware,
+        demands: &'a Demands,
+        teams: &'a [Team],
+        settings: &'a Settings,
+        cpus: f64,
+    ) -> Self {
         let horizon_s = settings.horizon_s;
         let follow = |process: usize| demands.programs[process].writes_follow;
         let mut group_stays = vec![1.0; demands.groups.list.len()];
@@ -346,7 +352,13 @@ impl<'a> Model<'a> {
 
     /// One cell by itself, at the queues and stretches of the solution in `scratch`: bytes/s of one thread, the CPU it
     /// wants, and its requests queued by node.
-    pub fn alone(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> (f64, f64, SmallVec<[(usize, f64); 2]>) {
+    pub fn alone(
+        &self,
+        t: usize,
+        seat: &Seat,
+        seating: &Seating,
+        scratch: &Scratch,
+    ) -> (f64, f64, SmallVec<[(usize, f64); 2]>) {
         let team = &self.teams[t];
         let mut work = vec![(0.0, 1.0); self.hardware.len()];
         let on_s = self.cell(t, team, seat, seating, &scratch.crowds, &scratch.places, &mut work);

@@ -69,7 +69,7 @@ impl Default for Settings {
             file_move_overhead: 1.5,
             bytes_per_day: 10e12,
             burst_bytes: 200e9,
-            min_gain: 0.005,
+            min_gain: 0.01,
             min_move_gain: 0.01,
         }
     }

@@ -5,8 +5,8 @@
 //! controller that is overloaded.
 //!
 //! **Approach.** Threads move by NThread's rules. In windows in which its step 3 finds an overloaded node, no thread is sent there or
-//! away from it for that; the files that remote threads read from it enter a request queue ([`queue`]). T_window is the first
-//! whole number of windows in which the migration of what is in the queue pays back by Eq. 9 ([`mtp`]), from figures that are
+//! away from it for that; the files that remote threads read from it enter a request queue ([`queue`]). T_window is the paper's 6 s,
+//! or the first whole number of windows in which the best file pays back by Eq. 9 ([`mtp`]), from figures that are
 //! measured as migrations go ([`estimate`], [`flight`]). When the queue has waited that long, and the node is still
 //! overloaded, it is emptied: load that lasted T_window is taken to last for another. The policy so triggers itself, which the
 //! paper leaves to future work. Files go by benefit per byte, within a budget of bytes for endurance and
@@ -140,12 +140,14 @@ impl Dragonfly {
         self.settings.cooldown_s * f64::from(2u32.saturating_pow(times.saturating_sub(1)))
     }
 
-    /// The files of the queue that are worth moving together, best first.
-    fn batch(&self, machine: &Machine, snapshot: &Snapshot, mut loads: Loads, source: usize) -> Vec<Offer> {
+    /// The files of the queue that are worth moving together, best first, and T_window: the shortest in which the first of them
+    /// pays back, filled up with those that do so, too.
+    fn batch(&self, machine: &Machine, snapshot: &Snapshot, mut loads: Loads, source: usize) -> (Vec<Offer>, f64) {
         let now_s = sane(snapshot.time_s);
         let mut free: BTreeMap<NodeId, f64> =
             snapshot.nodes.iter().map(|n| (n.id, n.memory_free as f64 / (1.0 + SPARE))).collect();
         let (mut batch, mut bytes, mut remote_bw) = (Vec::new(), 0.0, 0.0);
+        let mut window_s = self.settings.min_window_s;
         for offer in self.queue.offers() {
             let Some(to) = machine.index(offer.to).filter(|to| machine.memory[*to] == *to) else { continue };
             let Some(free) = free.get_mut(&offer.to).filter(|f| **f >= offer.bytes) else { continue };
@@ -153,7 +155,8 @@ impl Dragonfly {
                 continue;
             }
             let mtp = self.estimates.mtp(remote_bw + offer.remote_bw, bytes + offer.bytes);
-            if mtp.window_s(snapshot.window_s) > self.settings.max_window_s {
+            let needs_s = mtp.window_s(snapshot.window_s);
+            if needs_s > if batch.is_empty() { self.settings.max_window_s } else { window_s } {
                 continue;
             }
             let load = machine.weigh(((offer.remote_bw + offer.local_bw) * snapshot.window_s) as u64);
@@ -167,9 +170,10 @@ impl Dragonfly {
             *free -= offer.bytes;
             bytes += offer.bytes;
             remote_bw += offer.remote_bw;
+            window_s = window_s.max(needs_s);
             batch.push(offer);
         }
-        batch
+        (batch, window_s)
     }
 
     /// Empties the queue if it has waited for T_window and Eq. 9 holds.
@@ -177,7 +181,7 @@ impl Dragonfly {
         if self.flight.is_some() || self.queue.is_empty() {
             return;
         }
-        let batch = self.batch(machine, snapshot, loads, source);
+        let (batch, window_s) = self.batch(machine, snapshot, loads, source);
         let waited_s = self.queue.waited_s;
         if batch.is_empty() {
             if self.queue.unknown() > 0 {
@@ -191,7 +195,6 @@ impl Dragonfly {
         }
         let (bytes, remote_bw) = batch.iter().fold((0.0, 0.0), |sum, o| (sum.0 + o.bytes, sum.1 + o.remote_bw));
         let mtp = self.estimates.mtp(remote_bw, bytes);
-        let window_s = mtp.window_s(snapshot.window_s).max(self.settings.min_window_s);
         // A hair of slack: windows are measured.
         if waited_s + 1e-6 < window_s || !mtp.pays(window_s) {
             let queued = format!("{} queued files, {}, wait {waited_s:.1} s", batch.len(), show(bytes));

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Longest T_window in seconds: what has not paid back by then is left alone. Fig. 6(c) falls beyond 6 s, the paper's choice.
+    /// Longest T_window in seconds: what would not pay back by then is left alone. Fig. 6(c) falls beyond 6 s.
     pub max_window_s: f64,
-    /// Shortest T_window in seconds: load must have lasted as long before data moves.
+    /// Shortest T_window in seconds, the paper's choice: load must have lasted as long before data moves.
     pub min_window_s: f64,
     /// TH_l / TH_r until it has been measured. The paper measures 20.7 / 13.5 = 1.53; NThread's 34.6 % less bandwidth for remote
     /// reads is the same: 1 / (1 − 0.346) = 1.53.
@@ -31,7 +31,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             max_window_s: 60.0,
-            min_window_s: 2.0,
+            min_window_s: 6.0,
             local_gain: 1.0 / (1.0 - 0.346),
             migration_bw: 16.0 * 1024.0 / 35e-6,
             margin: 1.25,
