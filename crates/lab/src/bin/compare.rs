@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use lab::cache;
 use lab::daemon::{Daemon, Window, remote_share};
@@ -120,6 +120,7 @@ fn run(args: &Args, machine: &Machine, home: u32, way: Way, files: &[PathBuf]) -
     }
     daemon.stop(Signal::TERM)?;
     let decisions = match &numad {
+        Some(numad) if !Numad::runs() => bail!("numad (started as {}) is not running", numad.child.id()),
         Some(numad) => Numad::placements()?.saturating_sub(numad.placements_before),
         None => windows.iter().flat_map(|w| &w.moves).filter(|m| m.from != m.to).count(),
     };
@@ -145,6 +146,12 @@ impl Numad {
             .spawn()
             .context("numad could not be started (is it installed?)")?;
         Ok(Self { child, placements_before })
+    }
+
+    /// Whether the daemon that it became is there.
+    fn runs() -> bool {
+        let pid = fs::read_to_string("/run/numad.pid").unwrap_or_default();
+        fs::read_to_string(format!("/proc/{}/comm", pid.trim())).is_ok_and(|comm| comm.trim() == "numad")
     }
 
     /// How often it has advised a process to a node, as its log says.
