@@ -4,45 +4,47 @@
 //! pulls away others that it still may move: those that ran beside their data without our doing. Their reads become remote, they
 //! are brought back a window later, and so on until each of them was pulled away once.
 //!
-//! **Approach.** The paper binds every thread to its node (NThread, V-B). Here as many threads that are at home are bound where
-//! they are as threads come to that node for their data: about that many the kernel would pull away. Busiest readers first, and
-//! only those that read at least as much there as one of those that come: what the policy finds too little to move is left alone.
+//! **Approach.** The paper binds every thread to its node (NThread, V-B). Here threads that are at home are bound where they are
+//! once threads have come to that node for their data, as these then push the others away, sooner or later. Only those that read
+//! a good part of what who came reads: what the policy finds too little to move is left alone.
 //!
-//! **Limits.** On a node to which nobody is moved, nobody is bound.
+//! **Limits.** On a node to which nobody was moved, nobody is bound.
 
 use placement::{Move, Plan, Reason, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
-/// Who comes to a node for its data.
-struct Coming {
-    threads: usize,
-    /// What the least of them reads from there.
-    least_bytes: u64,
-}
+/// A thread at home is bound if it reads at least this part of what the busiest does that was moved there.
+const GOOD_PART: u64 = 4;
 
-/// Moves from a node to itself: threads to bind where they are because the plan moves others there. `bound` are the ids of
-/// threads whose affinity is ours already.
+/// Moves from a node to itself: threads to bind where they are because the plan moves others there, or has done so before.
+/// `bound` are the ids of threads whose affinity is ours already.
 pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<Move> {
-    let threads: FxHashMap<u32, &Thread> = match plan.moves.is_empty() {
-        true => return Vec::new(),
-        false => snapshot.threads.iter().map(|t| (t.tid, t)).collect(),
-    };
-    let mut coming: FxHashMap<NodeId, Coming> = FxHashMap::default();
+    if plan.moves.is_empty() && bound.is_empty() {
+        return Vec::new();
+    }
     let mut named: FxHashSet<u32> = plan.declined.iter().map(|d| d.tid).collect();
+    let mut coming: FxHashMap<u32, NodeId> = FxHashMap::default();
     for mv in &plan.moves {
         if let Move::Thread { tid, to, reason, .. } = mv {
             named.insert(*tid);
             if *reason == Reason::ReadLocality {
-                let reads = threads.get(tid).map_or(u64::MAX, |t| t.read_bytes.get(*to));
-                let node = coming.entry(*to).or_insert(Coming { threads: 0, least_bytes: u64::MAX });
-                node.threads += 1;
-                node.least_bytes = node.least_bytes.min(reads);
+                coming.insert(*tid, *to);
             }
         }
     }
+    // What the busiest that came, or comes now, reads from each node.
+    let mut busiest: FxHashMap<NodeId, u64> = FxHashMap::default();
+    for thread in &snapshot.threads {
+        let at_home = bound.contains(&thread.tid) && thread.home() == Some(thread.node);
+        let node = coming.get(&thread.tid).copied().or(at_home.then_some(thread.node));
+        if let Some(node) = node {
+            let most = busiest.entry(node).or_default();
+            *most = (*most).max(thread.read_bytes.get(node));
+        }
+    }
     let candidate = |t: &&Thread| {
-        coming.get(&t.node).is_some_and(|node| t.read_bytes.get(t.node) >= node.least_bytes)
+        busiest.get(&t.node).is_some_and(|most| t.read_bytes.get(t.node) >= most / GOOD_PART)
             && t.held.is_none()
             && t.home() == Some(t.node)
             && !named.contains(&t.tid)
@@ -50,13 +52,6 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
     };
     let mut staying: Vec<&Thread> = snapshot.threads.iter().filter(candidate).collect();
     staying.sort_by_key(|t| (std::cmp::Reverse(t.read_bytes.get(t.node)), t.tid));
-    staying.retain(|t| match coming.get_mut(&t.node) {
-        Some(node) if node.threads > 0 => {
-            node.threads -= 1;
-            true
-        }
-        _ => false,
-    });
     staying.into_iter().map(bind).collect()
 }
 
@@ -123,17 +118,20 @@ mod tests {
     }
 
     #[test]
-    fn as_many_as_come_the_busiest_readers_first() {
-        let threads = vec![thread(1, A, 5), thread(2, A, 9), thread(3, A, 7), thread(8, B, 9), thread(9, B, 4)];
+    fn all_that_read_a_good_part_of_what_who_comes_reads() {
+        // The busiest who comes reads 12: 3 and more are bound, the busiest first.
+        let threads = vec![thread(1, A, 5), thread(2, A, 9), thread(3, A, 2), thread(8, B, 12), thread(9, B, 4)];
         let moves = vec![to_a(8, Reason::ReadLocality), to_a(9, Reason::ReadLocality)];
-        assert_eq!(bound(moves, threads, &[]), [2, 3]);
+        assert_eq!(bound(moves, threads, &[]), [2, 1]);
     }
 
+    /// Seen in a virtual machine: of four readers one was moved, one was bound, and 17 windows later the kernel pulled a third away.
     #[test]
-    fn not_those_that_read_less_than_everybody_who_comes() {
-        let threads = vec![thread(1, A, 5), thread(2, A, 6), thread(8, B, 9), thread(9, B, 6)];
-        let moves = vec![to_a(8, Reason::ReadLocality), to_a(9, Reason::ReadLocality)];
-        assert_eq!(bound(moves, threads, &[]), [2]);
+    fn also_later_beside_those_that_came_before() {
+        let threads = vec![thread(1, A, 8), thread(2, A, 9), thread(3, B, 9)];
+        assert_eq!(bound(Vec::new(), threads.clone(), &[2]), [1]);
+        // One that was moved elsewhere, against its reads, is no reason.
+        assert_eq!(bound(Vec::new(), threads, &[3]), [] as [u32; 0]);
     }
 
     #[test]
@@ -141,7 +139,8 @@ mod tests {
         let held = Thread { held: Some("its own affinity".into()), ..thread(2, A, 9) };
         let threads = vec![thread(1, A, 9), held, thread(3, B, 9), thread(4, A, 0), thread(8, B, 9)];
         // Bound already, an affinity of its own, away itself, reads nothing.
-        assert_eq!(bound(vec![to_a(8, Reason::ReadLocality)], threads.clone(), &[1]), [] as [u32; 0]);
+        let moves = vec![to_a(8, Reason::ReadLocality)];
+        assert_eq!(bound(moves, threads.clone(), &[1]), [] as [u32; 0]);
         // Nobody comes, or not for data.
         assert_eq!(bound(Vec::new(), threads.clone(), &[]), [] as [u32; 0]);
         assert_eq!(bound(vec![to_a(8, Reason::CpuContention)], threads, &[]), [] as [u32; 0]);
