@@ -1,0 +1,210 @@
+//! Every number the model was given, with its source. Nothing else in this crate is fitted, and nothing is fitted per figure.
+//!
+//! **Problem.** A model with enough knobs reproduces anything.
+//!
+//! **Approach.** Three kinds of numbers, told apart below: hardware constants that the papers (or the papers they build on) state;
+//! software costs that others have measured; and [`CALIBRATED`], the few that were chosen so that one stated number comes out. A
+//! figure that one of the latter was chosen on does not count as predicted.
+//!
+//! **Limits.** Where two papers contradict each other, one is followed and the other is a miss in the report.
+//!
+//! Sources: NT = NThread (MSST'20), NT-s = its slides, DF = Dragonfly, NP = SysMon-N/N-Policy (NPC'20), AT = Adams's thesis (2021),
+//! SplitFS = Kadekodi et al., SOSP'19 (NThread's reference 23), tables 1 and 6.
+
+use crate::filesystem::Costs;
+
+// ---- hardware, as the papers state it ----
+
+/// Bytes/s one Optane module reads, measured. NT-s 3. (Its peak, by which policies judge, is [`OPTANE_READ_PEAK`].)
+pub const OPTANE_READ_BW: f64 = 6.0e9;
+/// Bytes/s one Optane module writes, measured. NT-s 3. A third of its reads: the weight of NT Eq. 1.
+pub const OPTANE_WRITE_BW: f64 = 2.0e9;
+/// Bytes/s one Optane module reads in theory. NT III-C1, footnote 1.
+pub const OPTANE_READ_PEAK: f64 = 6.8e9;
+/// Bytes/s one Optane module writes in theory. NT III-C1, footnote 1.
+pub const OPTANE_WRITE_PEAK: f64 = 1.85e9;
+/// Seconds per byte for one thread that writes Optane, locally and alone: 4 KiB in 671 ns. SplitFS table 1.
+pub const OPTANE_WRITE_S: f64 = 671e-9 / 4096.0;
+/// What one hop makes of the time a thread needs to read Optane: latency +65.5 %. NT I.
+pub const REMOTE_READ_LATENCY: f64 = 1.655;
+/// What one hop makes of the time a thread needs to write Optane: performance −65.5 %. NT III-C1.
+pub const REMOTE_WRITE_LATENCY: f64 = 1.0 / (1.0 - 0.655);
+/// How much more of an Optane controller a byte from one hop away takes: bandwidth −34.6 %. NT I.
+pub const REMOTE_LOAD: f64 = 1.0 / (1.0 - 0.346);
+/// Seconds per byte of a background copy between Optane memories: 16 KiB in 35 µs. NT III-C1. (DF IV-B agrees: 10,000
+/// files of 160 KB in 3.5 s.)
+pub const OPTANE_COPY_S: f64 = 35e-6 / 16384.0;
+/// The same on DRAM, 2.8 times faster. NT I and III-C1.
+pub const DRAM_COPY_S: f64 = OPTANE_COPY_S / 2.8;
+/// What one hop makes of DRAM latency: 66.8 ns to 108.8 ns. AT 4.1.
+pub const DRAM_REMOTE_LATENCY: f64 = 108.8 / 66.8;
+/// Reads of shared data that the last-level cache serves when all sharers are on one node: 1 − 1/1.315. NT III-D.
+pub const CACHE_SHARED: f64 = 1.0 - 1.0 / 1.315;
+/// One line of Optane media in bytes: what a log entry of 64 bytes costs at least. Yang et al., FAST'20.
+pub const OPTANE_LINE: f64 = 256.0;
+
+// ---- machines of today, for scenarios that do not say ----
+
+/// Bytes/s one node of DRAM reads: eight channels of DDR4-3200 at four fifths of 204.8 GB/s.
+pub const DRAM_READ_BW: f64 = 160e9;
+/// Bytes/s it writes.
+pub const DRAM_WRITE_BW: f64 = 80e9;
+/// Bytes/s through one node's interconnect port: two UPI links of 10.4 GT/s.
+pub const PORT_BW: f64 = 41.6e9;
+/// Seconds per byte for one thread that reads a file from DRAM through `read()`, locally and alone: 4 KiB in 0.6 µs.
+pub const DRAM_READ_S: f64 = 0.15e-9;
+/// The same for writes.
+pub const DRAM_WRITE_S: f64 = 0.15e-9;
+
+// ---- software, as measured elsewhere or known in order of magnitude ----
+
+/// A system call and the VFS around one read.
+const CALL_S: f64 = 1.0e-6;
+/// Opening and closing a file: 1.54 µs + 0.34 µs. SplitFS table 6 (ext4 DAX), taken for all.
+const OPEN_S: f64 = 1.88e-6;
+/// Unlinking a file on ext4 DAX. SplitFS table 6; on the others in proportion to their appends.
+const NAME_S: f64 = 8.60e-6;
+/// Software of a 4 KiB append on ext4 DAX. SplitFS table 1.
+const EXT4_APPEND_S: f64 = 8.331e-6;
+/// The same on PMFS.
+const PMFS_APPEND_S: f64 = 3.479e-6;
+/// The same on NOVA.
+const NOVA_APPEND_S: f64 = 2.350e-6;
+/// An fsync on ext4 DAX. SplitFS table 6.
+const EXT4_FSYNC_S: f64 = 28.98e-6;
+
+/// ext4 DAX: overwrites in place; allocation and names go through the journal.
+pub const EXT4_DAX: Costs = Costs {
+    read_s: CALL_S,
+    overwrite_s: CALL_S,
+    append_s: EXT4_APPEND_S,
+    open_s: OPEN_S,
+    name_s: NAME_S,
+    entry_s: 0.0,
+    fsync_s: EXT4_FSYNC_S,
+    serial: EXT4_SERIAL,
+    overwrite_bytes: 0.0,
+    append_bytes: 2.0 * OPTANE_LINE,
+};
+
+/// PMFS: overwrites in place, undo journal, directories searched from the beginning.
+pub const PMFS: Costs = Costs {
+    read_s: CALL_S,
+    overwrite_s: CALL_S,
+    append_s: PMFS_APPEND_S,
+    open_s: OPEN_S,
+    name_s: NAME_S * PMFS_APPEND_S / EXT4_APPEND_S,
+    entry_s: PMFS_ENTRY_S,
+    fsync_s: CALL_S,
+    serial: 0.0,
+    overwrite_bytes: OPTANE_LINE,
+    append_bytes: 3.0 * OPTANE_LINE,
+};
+
+/// NOVA: every write goes to new blocks and leaves an entry and a tail in the inode's log.
+pub const NOVA: Costs = Costs {
+    read_s: CALL_S,
+    overwrite_s: NOVA_APPEND_S,
+    append_s: NOVA_APPEND_S,
+    open_s: OPEN_S,
+    name_s: NAME_S * NOVA_APPEND_S / EXT4_APPEND_S,
+    entry_s: 0.0,
+    fsync_s: CALL_S,
+    serial: 0.0,
+    overwrite_bytes: 2.0 * OPTANE_LINE,
+    append_bytes: 2.0 * OPTANE_LINE,
+};
+
+/// Files in the page cache of a disk file system.
+pub const PAGE_CACHE: Costs = Costs {
+    read_s: CALL_S,
+    overwrite_s: CALL_S,
+    append_s: 2.0 * CALL_S,
+    open_s: OPEN_S,
+    name_s: NAME_S,
+    entry_s: 0.0,
+    fsync_s: 0.0,
+    serial: 0.0,
+    overwrite_bytes: 0.0,
+    append_bytes: 0.0,
+};
+
+/// ZFS with the file in the ARC.
+pub const ZFS: Costs = Costs { read_s: 2.0 * CALL_S, ..PAGE_CACHE };
+
+/// Mapped persistent memory: what fio spends between two copies. NP Fig. 3: (4 KiB at 2273 MiB/s) − (4 KiB at 2482 MiB/s).
+pub const MAPPED: Costs = Costs { read_s: MAPPED_CALL_S, overwrite_s: MAPPED_CALL_S, ..PAGE_CACHE };
+const MAPPED_CALL_S: f64 = 4096.0 / (2273.0 * MIB) - 4096.0 / (2482.0 * MIB);
+const MIB: f64 = 1048576.0;
+
+/// `db_bench` and RocksDB per get, without the file read: a few µs of CPU.
+pub const DB_GET_S: f64 = 5.0e-6;
+/// The same per put, without the file writes.
+pub const DB_PUT_S: f64 = 3.0e-6;
+/// Of that, under the writers' lock.
+pub const DB_WRITE_LOCK_S: f64 = 0.5e-6;
+/// Share of the work that time-slicing adds where threads share CPUs: switches and cold caches.
+pub const TIME_SLICING: f64 = 0.05;
+/// Share of the software's time that waits for the process's own memory.
+pub const OWN_MEMORY: f64 = 0.2;
+/// Seconds a moved thread runs cold: 1 MiB of L2 from memory.
+pub const MOVE_STALL_S: f64 = 0.2e-3;
+/// Seconds per byte to touch new memory for the first time: a page fault of 1 µs per 4 KiB.
+pub const FILL_S: f64 = 1e-6 / 4096.0;
+
+// ---- calibrated ----
+
+/// Seconds per byte for one thread that reads Optane through a file system, locally and alone.
+pub const OPTANE_READ_S: f64 = 0.785e-9;
+/// filebench's own CPU seconds per flow-op.
+pub const FLOWOP_S: f64 = 2.55e-6;
+/// Seconds that picking a file holds filebench's file-set lock.
+pub const PICK_S: f64 = 1.5e-6;
+/// What a lock's hold becomes when the holder before was on another node one hop away: the lock's line and what it protects
+/// come from there.
+pub const CROSS_LOCK: f64 = 5.8;
+/// Share of ext4's software for appends, names and fsync that its journal serialises.
+pub const EXT4_SERIAL: f64 = 0.075;
+/// Seconds per directory entry that PMFS looks at to create or delete a name.
+pub const PMFS_ENTRY_S: f64 = 0.45e-9;
+/// Blocks that RocksDB reads per get.
+pub const DB_GET_BLOCKS: f64 = 2.0;
+/// Share of a read of mapped persistent memory by libpmem that the hop adds: its copy loop prefetches, the kernel's does not.
+pub const MAPPED_REMOTE_READ: f64 = 1.0694;
+/// Seconds per byte of software in a read from the ARC: ZFS copies, and looks each block up.
+pub const ARC_COPY_S: f64 = 0.3e-9;
+/// Seconds from exec to the first read of the thesis's program.
+pub const PROCESS_START_S: f64 = 0.05;
+
+/// A calibrated constant: which, and on which stated number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Calibrated {
+    /// Its name here.
+    pub name: &'static str,
+    /// Its value.
+    pub value: f64,
+    /// Its unit.
+    pub unit: &'static str,
+    /// What it was chosen on.
+    pub on: &'static str,
+}
+
+/// Every constant that was chosen so that a stated number comes out.
+pub const CALIBRATED: &[Calibrated] = &[
+    Calibrated { name: "OPTANE_READ_S", value: OPTANE_READ_S, unit: "s/B", on: "DF IV-B: TH_l of Webserver (Heavy), 20.7 GB/s" },
+    Calibrated { name: "FLOWOP_S", value: FLOWOP_S, unit: "s", on: "DF Fig. 2: Webserver (Node0), normal, 972 kIOPS" },
+    Calibrated { name: "PICK_S", value: PICK_S, unit: "s", on: "NT Fig. 6(a): NThread_rl / NOVA_n, 1.351" },
+    Calibrated { name: "CROSS_LOCK", value: CROSS_LOCK, unit: "x", on: "NT Fig. 6(a): NThread_rl / NOVA, 1.781" },
+    Calibrated { name: "EXT4_SERIAL", value: EXT4_SERIAL, unit: "", on: "NT Fig. 6(a): NThread_rl / ext4-dax, 2.663" },
+    Calibrated { name: "PMFS_ENTRY_S", value: PMFS_ENTRY_S, unit: "s", on: "NT Fig. 6(a): NThread_rl / PMFS, 9.691" },
+    Calibrated { name: "DB_GET_BLOCKS", value: DB_GET_BLOCKS, unit: "", on: "NT Fig. 7(a): NThread / NOVA, R, 1.504 (whole blocks)" },
+    Calibrated {
+        name: "MAPPED_CALL_S",
+        value: MAPPED_CALL_S,
+        unit: "s",
+        on: "NP Fig. 3(a): 4 KiB and 2 MiB reads before, 2273 and 2482 MiB/s",
+    },
+    Calibrated { name: "MAPPED_REMOTE_READ", value: MAPPED_REMOTE_READ, unit: "x", on: "NP Fig. 3(a): 4 KiB reads, 1.0694" },
+    Calibrated { name: "ARC_COPY_S", value: ARC_COPY_S, unit: "s/B", on: "AT Fig. 5.2: 16 GB, 15 % less" },
+    Calibrated { name: "PROCESS_START_S", value: PROCESS_START_S, unit: "s", on: "AT Fig. 5.2: 1 GB, 10 % less" },
+];

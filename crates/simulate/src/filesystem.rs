@@ -1,0 +1,117 @@
+//! File systems, as far as placement can tell them apart: software cost per call, bytes of their own, and where data lands.
+//!
+//! **Problem.** The papers compare file systems; what differs between them is partly NUMA and partly code.
+//!
+//! **Approach.** A file system is a row of [`Costs`], all in [`calibration`](crate::calibration), and a [`Layout`].
+//!
+//! **Limits.** Costs do not depend on load or fragmentation; a journal is a cost, not an object.
+
+use serde::{Deserialize, Serialize};
+
+use crate::calibration as cal;
+
+/// A file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FileSystem {
+    /// ext4 with DAX on one node's persistent memory.
+    Ext4Dax,
+    /// PMFS on one node.
+    Pmfs,
+    /// NOVA on one node.
+    Nova,
+    /// NOVA over all nodes, new blocks on a random one (NThread II-C).
+    NovaN,
+    /// homenode's own: costs of NOVA, new blocks on the node where the writer runs.
+    Homenode,
+    /// Any disk file system with its files in the page cache: written in place, new pages where the toucher runs.
+    PageCache,
+    /// ZFS with its files in the ARC.
+    Zfs,
+    /// Persistent memory mapped into the process and copied by libpmem: no calls.
+    Mapped,
+}
+
+/// Where written bytes land.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Everything on the node of the file system's device.
+    Device,
+    /// Over the old bytes; new bytes on the writer's node.
+    InPlace,
+    /// On the writer's node, old bytes given up.
+    Local,
+    /// On every node alike, old bytes given up.
+    Random,
+}
+
+/// Software cost of a file system: seconds of CPU per call, bytes of its own per write.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    /// One read call.
+    pub read_s: f64,
+    /// One write call over existing bytes.
+    pub overwrite_s: f64,
+    /// One write call beyond the end.
+    pub append_s: f64,
+    /// Opening and closing.
+    pub open_s: f64,
+    /// Creating or deleting.
+    pub name_s: f64,
+    /// Finding a name to create or delete, per entry of its directory.
+    pub entry_s: f64,
+    /// Making durable what was written.
+    pub fsync_s: f64,
+    /// Share of `append_s`, `name_s` and `fsync_s` that excludes every other writer of the file system (its journal).
+    pub serial: f64,
+    /// Bytes of its own written with every overwrite.
+    pub overwrite_bytes: f64,
+    /// Bytes of its own written with every append, create and delete.
+    pub append_bytes: f64,
+}
+
+impl FileSystem {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Ext4Dax,
+        Self::Pmfs,
+        Self::Nova,
+        Self::NovaN,
+        Self::Homenode,
+        Self::PageCache,
+        Self::Zfs,
+        Self::Mapped,
+    ];
+
+    /// Its software cost.
+    pub fn costs(self) -> &'static Costs {
+        match self {
+            Self::Ext4Dax => &cal::EXT4_DAX,
+            Self::Pmfs => &cal::PMFS,
+            Self::Nova | Self::NovaN | Self::Homenode => &cal::NOVA,
+            Self::PageCache => &cal::PAGE_CACHE,
+            Self::Zfs => &cal::ZFS,
+            Self::Mapped => &cal::MAPPED,
+        }
+    }
+
+    /// Where its writes land.
+    pub fn layout(self) -> Layout {
+        match self {
+            Self::Ext4Dax | Self::Pmfs | Self::Nova | Self::Mapped => Layout::Device,
+            Self::PageCache | Self::Zfs => Layout::InPlace,
+            Self::Homenode => Layout::Local,
+            Self::NovaN => Layout::Random,
+        }
+    }
+
+    /// Whether reads and writes pass the kernel, so that somebody can count them per thread.
+    pub fn counted(self) -> bool {
+        self != Self::Mapped
+    }
+
+    /// Whether a file's data can be moved to another node while it is in use.
+    pub fn moves_files(self) -> bool {
+        !matches!(self, Self::Ext4Dax | Self::Pmfs | Self::Mapped | Self::Zfs)
+    }
+}

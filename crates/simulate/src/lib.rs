@@ -1,0 +1,15 @@
+//! The simulated plane: machines of any size in virtual time, and the papers' experiments on them.
+pub mod calibration;
+pub mod filesystem;
+pub mod machine;
+pub mod papers;
+mod plane;
+pub mod run;
+pub mod scenario;
+pub mod solve;
+pub mod workload;
+mod world;
+
+pub use plane::SimulatedPlane;
+pub use run::{Outcome, Scenario, run};
+pub use scenario::{ScenarioError, ScenarioFile};

@@ -1,0 +1,303 @@
+//! The machine: nodes with CPUs and memory, and how far apart they are.
+//!
+//! **Problem.** A topology says which CPUs and which memory belong together; how fast a thread on one node reaches the memory
+//! of another, alone and in a crowd, is what a placement wins or loses.
+//!
+//! **Approach.** Each node's memory is a controller with a sustained read and write capacity ([`Memory`]) and with the time that
+//! one thread needs per byte when nobody else is there. Both get worse with distance: `1 + (factor − 1) × hops`, where
+//! `hops = (SLIT − 10) / 11`, so that the usual distance of two sockets, 21, is one hop and costs exactly the factors that the papers
+//! measured. Bytes that cross nodes also pass the interconnect port of both nodes.
+//!
+//! **Limits.** No routes: two flows between different pairs of nodes meet in ports, not on links. A node has one kind of memory.
+
+use std::collections::BTreeMap;
+
+use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
+
+use crate::calibration as cal;
+
+/// Memory of one node: what its controller sustains, and what one thread sees of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Memory {
+    /// Bytes/s the controller sustains for reads alone.
+    pub read_bw: f64,
+    /// Bytes/s the controller sustains for writes alone.
+    pub write_bw: f64,
+    /// Seconds per byte for one thread that reads locally and alone.
+    pub read_s: f64,
+    /// Seconds per byte for one thread that writes locally and alone.
+    pub write_s: f64,
+    /// What one hop makes of `read_s`.
+    pub remote_read: f64,
+    /// What one hop makes of `write_s`.
+    pub remote_write: f64,
+    /// How much of the controller a byte from one hop away takes, against a local byte.
+    pub remote_load: f64,
+    /// Seconds per byte for a background copy within or between memories of this kind.
+    pub copy_s: f64,
+}
+
+impl Memory {
+    /// Optane DC persistent memory of so many modules of 128 GB.
+    pub fn optane(modules: u32) -> Self {
+        let n = f64::from(modules);
+        Self {
+            read_bw: n * cal::OPTANE_READ_BW,
+            write_bw: n * cal::OPTANE_WRITE_BW,
+            read_s: cal::OPTANE_READ_S,
+            write_s: cal::OPTANE_WRITE_S,
+            remote_read: cal::REMOTE_READ_LATENCY,
+            remote_write: cal::REMOTE_WRITE_LATENCY,
+            remote_load: cal::REMOTE_LOAD,
+            copy_s: cal::OPTANE_COPY_S,
+        }
+    }
+
+    /// DRAM with these sustained bandwidths in bytes/s.
+    pub fn dram(read_bw: f64, write_bw: f64) -> Self {
+        Self {
+            read_bw,
+            write_bw,
+            read_s: cal::DRAM_READ_S,
+            write_s: cal::DRAM_WRITE_S,
+            remote_read: cal::DRAM_REMOTE_LATENCY,
+            remote_write: cal::DRAM_REMOTE_LATENCY,
+            remote_load: 1.0,
+            copy_s: cal::DRAM_COPY_S,
+        }
+    }
+
+    /// Seconds per byte that a thread `hops` away reads, alone.
+    pub fn read_at(&self, hops: f64) -> f64 {
+        (self.read_s * factor(self.remote_read, hops)).max(self.load_at(hops) / self.read_bw)
+    }
+
+    /// Seconds per byte that a thread `hops` away writes, alone.
+    pub fn write_at(&self, hops: f64) -> f64 {
+        (self.write_s.max(1.0 / self.write_bw) * factor(self.remote_write, hops)).max(self.load_at(hops) / self.write_bw)
+    }
+
+    /// How much of the controller a byte from `hops` away takes, against a local byte.
+    pub fn load_at(&self, hops: f64) -> f64 {
+        factor(self.remote_load, hops)
+    }
+}
+
+fn factor(one_hop: f64, hops: f64) -> f64 {
+    1.0 + (one_hop - 1.0) * hops
+}
+
+/// One node of a machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeModel {
+    /// Id in the topology.
+    pub id: NodeId,
+    /// CPUs; 0 for a node that has none.
+    pub cpus: f64,
+    /// Bytes of memory for files and processes.
+    pub capacity: f64,
+    /// Its memory; of a node without memory, that of the others (nothing is ever placed there).
+    pub memory: Memory,
+}
+
+/// A machine to simulate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    topology: Topology,
+    nodes: Vec<NodeModel>,
+    /// `hops[from × n + to]`, between node indices.
+    hops: Vec<f64>,
+    /// Bytes/s through one node's interconnect port.
+    port_bw: f64,
+}
+
+/// Why something cannot be simulated on a machine.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum MachineError {
+    /// No node has a CPU.
+    #[error("the topology has no CPUs: nothing can run on it")]
+    NoCpus,
+    /// No node has memory.
+    #[error("the topology has no memory: no file fits on it")]
+    NoMemory,
+    /// A figure that cannot be.
+    #[error("{what} is {value}: it must be a positive, finite number")]
+    Value {
+        /// Which figure.
+        what: String,
+        /// Its value.
+        value: f64,
+    },
+}
+
+impl Machine {
+    /// The machine of this topology. `memory` says what each node's memory is; the policies see its peak bandwidths, those of the
+    /// topology where it has them.
+    ///
+    /// # Errors
+    ///
+    /// [`MachineError`] for a machine on which nothing can run.
+    pub fn new(
+        topology: Topology,
+        port_bw: f64,
+        memory: impl Fn(&Node) -> Memory,
+    ) -> Result<Self, MachineError> {
+        positive("the interconnect bandwidth", port_bw)?;
+        let nodes: Vec<NodeModel> = topology
+            .nodes
+            .iter()
+            .map(|n| NodeModel {
+                id: n.id,
+                cpus: n.cpus.len() as f64,
+                capacity: if n.memory == MemoryKind::None { 0.0 } else { n.memory_bytes as f64 },
+                memory: memory(n),
+            })
+            .collect();
+        for node in &nodes {
+            for (what, value) in [("read", node.memory.read_bw), ("write", node.memory.write_bw)] {
+                positive(&format!("the {what} bandwidth of node {}", node.id), value)?;
+            }
+        }
+        if nodes.iter().all(|n| n.cpus == 0.0) {
+            return Err(MachineError::NoCpus);
+        }
+        if nodes.iter().all(|n| n.capacity == 0.0) {
+            return Err(MachineError::NoMemory);
+        }
+        let hops = nodes
+            .iter()
+            .flat_map(|from| nodes.iter().map(move |to| (from.id, to.id)))
+            .map(|(from, to)| hops(topology.distance(from, to), from == to))
+            .collect();
+        Ok(Self { topology, nodes, hops, port_bw })
+    }
+
+    /// A machine of alike nodes, every pair one hop apart.
+    ///
+    /// # Errors
+    ///
+    /// As [`Machine::new`].
+    pub fn uniform(nodes: u32, cpus: u32, capacity: u64, memory: Memory, port_bw: f64) -> Result<Self, MachineError> {
+        let distance = |from: u32, to: u32| if from == to { 10 } else { 21 };
+        Self::new(topology(nodes, cpus, capacity, distance), port_bw, |_| memory)
+    }
+
+    /// The machine as policies see it.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Its topology with the peak bandwidths that an administrator would configure.
+    #[must_use]
+    pub fn with_peaks(mut self, read_bw: f64, write_bw: f64) -> Self {
+        for node in &mut self.topology.nodes {
+            node.read_bw_max = Some(read_bw);
+            node.write_bw_max = Some(write_bw);
+        }
+        self
+    }
+
+    /// Nodes, in the topology's order; positions in it are the node indices used throughout this crate.
+    pub fn nodes(&self) -> &[NodeModel] {
+        &self.nodes
+    }
+
+    /// Index of a node.
+    pub fn index(&self, id: NodeId) -> Option<usize> {
+        self.nodes.binary_search_by_key(&id, |n| n.id).ok()
+    }
+
+    /// Hops between two nodes by index: 0 on the same one, 1 between usual sockets.
+    pub fn hops(&self, from: usize, to: usize) -> f64 {
+        self.hops[from * self.nodes.len() + to]
+    }
+
+    /// Bytes/s through one node's interconnect port.
+    pub fn port_bw(&self) -> f64 {
+        self.port_bw
+    }
+
+    /// Nodes with CPUs, by index.
+    pub fn seats(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.nodes.len()).filter(|n| self.nodes[*n].cpus > 0.0)
+    }
+
+    /// Nodes with memory, by index.
+    pub fn homes(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.nodes.len()).filter(|n| self.nodes[*n].capacity > 0.0)
+    }
+
+    /// The node with memory that is nearest to a node: itself where it has some.
+    pub fn nearest_home(&self, node: usize) -> usize {
+        self.homes().min_by(|a, b| self.hops(node, *a).total_cmp(&self.hops(node, *b)).then(a.cmp(b))).unwrap_or(node)
+    }
+
+    /// CPUs of a node by index.
+    pub fn cpus_of(&self, node: usize) -> &CpuSet {
+        &self.topology.nodes[node].cpus
+    }
+}
+
+fn positive(what: &str, value: f64) -> Result<(), MachineError> {
+    match value > 0.0 && value.is_finite() {
+        true => Ok(()),
+        false => Err(MachineError::Value { what: what.to_owned(), value }),
+    }
+}
+
+/// A distance that the machine does not give is one hop.
+fn hops(distance: Option<u32>, same: bool) -> f64 {
+    match distance {
+        _ if same => 0.0,
+        Some(d) => (f64::from(d) - 10.0).max(0.0) / 11.0,
+        None => 1.0,
+    }
+}
+
+/// A topology of alike nodes with consecutive CPU numbers.
+pub fn topology(nodes: u32, cpus: u32, capacity: u64, distance: impl Fn(u32, u32) -> u32) -> Topology {
+    let row = |from| -> BTreeMap<NodeId, u32> { (0..nodes).map(|to| (NodeId(to), distance(from, to))).collect() };
+    let node = |id: u32| Node {
+        id: NodeId(id),
+        cpus: (id * cpus..(id + 1) * cpus).collect(),
+        offline_cpus: CpuSet::default(),
+        memory_bytes: capacity,
+        memory: if cpus > 0 { MemoryKind::Dram } else { MemoryKind::CpuLess },
+        distance: row(id),
+        read_bw_max: None,
+        write_bw_max: None,
+    };
+    Topology { nodes: (0..nodes).map(node).collect(), regions: Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_hop_costs_exactly_the_measured_factors() {
+        let m = Memory::optane(1);
+        assert!((m.read_at(1.0) / m.read_at(0.0) - cal::REMOTE_READ_LATENCY).abs() < 1e-12);
+        assert!((m.write_at(1.0) / m.write_at(0.0) - cal::REMOTE_WRITE_LATENCY).abs() < 1e-12);
+        // Two hops (SLIT 32): 1 + (2.9 − 1) × 2
+        assert!((m.write_at(2.0) / m.write_at(0.0) - (1.0 + 2.0 * (cal::REMOTE_WRITE_LATENCY - 1.0))).abs() < 1e-12);
+    }
+
+    #[test]
+    fn distance_21_is_one_hop() {
+        let machine = Machine::uniform(2, 4, 1 << 30, Memory::optane(1), 1e9).unwrap();
+        assert_eq!((machine.hops(0, 0), machine.hops(0, 1)), (0.0, 1.0));
+    }
+
+    #[test]
+    fn machines_on_which_nothing_runs_are_refused() {
+        let memory = Memory::dram(1e9, 1e9);
+        assert_eq!(Machine::uniform(2, 0, 1 << 30, memory, 1e9), Err(MachineError::NoCpus));
+        assert_eq!(Machine::uniform(2, 4, 0, memory, 1e9), Err(MachineError::NoMemory));
+        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let error = Machine::uniform(2, 4, 1, Memory::dram(bad, 1e9), 1e9).unwrap_err().to_string();
+            assert!(error.contains("read bandwidth of node 0"), "{error}");
+            assert!(Machine::uniform(2, 4, 1, memory, bad).unwrap_err().to_string().contains("interconnect"));
+        }
+    }
+}

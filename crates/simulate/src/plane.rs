@@ -1,0 +1,58 @@
+//! The simulated machine as a plane: the engine drives it as it drives a host.
+//!
+//! **Problem.** What is proven in a simulation is worth something only if the same loop, rails and policies run on a host.
+//!
+//! **Approach.** [`SimulatedPlane`] implements [`Plane`]: observing a window lets virtual time pass, a move of a thread takes
+//! effect at once, of a process or file when its bytes are copied.
+//!
+//! **Limits.** Threads are not born of others: nothing is inherited.
+
+use std::time::Duration;
+
+use engine::{Plane, PlaneError, Undo, Undone};
+use placement::{Move, Snapshot};
+use topology::Topology;
+
+use crate::world::World;
+
+/// A machine in virtual time.
+pub struct SimulatedPlane {
+    world: World,
+}
+
+impl SimulatedPlane {
+    pub(crate) fn new(world: World) -> Self {
+        Self { world }
+    }
+
+    pub(crate) fn world(&self) -> &World {
+        &self.world
+    }
+}
+
+impl Plane for SimulatedPlane {
+    fn topology(&self) -> &Topology {
+        self.world.machine.topology()
+    }
+
+    fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
+        self.world.run(window.as_secs_f64());
+        Ok(self.world.observe())
+    }
+
+    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
+        self.world.prepare(mv)
+    }
+
+    fn apply(&mut self, mv: &Move, _: &Undo) -> Result<(), PlaneError> {
+        self.world.apply(mv)
+    }
+
+    fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
+        Ok(self.world.undo(undo))
+    }
+
+    fn ended(&mut self, undo: &Undo) -> bool {
+        self.world.ended(undo)
+    }
+}

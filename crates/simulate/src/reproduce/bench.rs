@@ -1,0 +1,174 @@
+//! What all experiments need: machines of the papers, repeated runs, policies with the papers' settings.
+
+use placement::{Policy, dragonfly, nthread};
+
+use crate::calibration as cal;
+use crate::filesystem::FileSystem;
+use crate::machine::{Machine, Memory, topology};
+use crate::papers::Paper;
+use crate::run::{Outcome, RunError, Scenario, run};
+use crate::workload::Job;
+use crate::world::{Launch, Start};
+
+/// Runs experiments.
+pub struct Bench<'a> {
+    seeds: u64,
+    say: &'a dyn Fn(Paper, &str),
+}
+
+/// Who decides where threads and data go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Who {
+    /// The kernel alone.
+    Kernel,
+    /// A policy by name, with the settings of the NThread experiments.
+    Policy(&'static str),
+    /// NThread with this limit for CPUs.
+    CpuLimit(f64),
+    /// Dragonfly with this T_window.
+    Window(f64),
+}
+
+/// Settings of NThread for the papers' experiments. Two are not the paper's numbers, because the paper's own statements exclude
+/// those: with a margin of 200 MB/s no thread of Fig. 6 could have a target (100 threads share 6.8 GB/s), yet all are moved; and with
+/// 90 % of four CPUs, four busy threads would not stay together, yet "NThread_cpu performs similar to NThread_rl".
+pub(super) fn settings() -> nthread::Settings {
+    let least = nthread::Settings::default();
+    nthread::Settings { locality_margin: least.min_bytes as f64, cpu_limit: 1.01, ..least }
+}
+
+impl Who {
+    fn policy(self) -> Option<Box<dyn Policy>> {
+        match self {
+            Self::Kernel => None,
+            Self::Policy(name) => placement::policy(name, &settings()),
+            Self::CpuLimit(limit) => {
+                let settings = nthread::Settings { cpu_limit: limit, ..settings() };
+                placement::policy("nthread-cpu", &settings)
+            }
+            Self::Window(seconds) => {
+                let window = dragonfly::Settings { min_window_s: seconds, max_window_s: seconds, ..Default::default() };
+                Some(Box::new(dragonfly::Dragonfly::new(window, settings())))
+            }
+        }
+    }
+}
+
+impl<'a> Bench<'a> {
+    /// A bench that repeats every run with so many seeds, and says what it does.
+    pub fn new(seeds: u64, say: &'a dyn Fn(Paper, &str)) -> Self {
+        Self { seeds: seeds.max(1), say }
+    }
+
+    pub(super) fn say(&self, paper: Paper, figure: &str) {
+        (self.say)(paper, figure);
+    }
+
+    /// Mean of a measure over the seeds.
+    pub(super) fn mean(
+        &self,
+        scenario: &Scenario,
+        who: Who,
+        measure: impl Fn(&Outcome) -> f64,
+    ) -> Result<f64, RunError> {
+        let mut sum = 0.0;
+        for seed in 1..=self.seeds {
+            sum += measure(&run(scenario, who.policy(), seed)?);
+        }
+        Ok(sum / self.seeds as f64)
+    }
+
+    /// One run, for its course in time.
+    pub(super) fn once(&self, scenario: &Scenario, who: Who) -> Result<Outcome, RunError> {
+        run(scenario, who.policy(), 1)
+    }
+}
+
+/// An experiment of so many seconds.
+pub(super) fn experiment(machine: Machine, launches: Vec<Launch>, seconds: f64) -> Scenario {
+    Scenario {
+        name: "experiment".into(),
+        machine,
+        launches,
+        duration_s: seconds,
+        warmup_s: 0.0,
+        autonuma: false,
+        engine: engine::Settings::default(),
+    }
+}
+
+pub(super) fn launch(job: Job, start: Start) -> Launch {
+    Launch { job, start }
+}
+
+/// A file system as the papers name it, with who decides.
+pub(super) struct Contestant {
+    pub name: &'static str,
+    pub fs: FileSystem,
+    pub who: Who,
+}
+
+const fn contestant(name: &'static str, fs: FileSystem, who: Who) -> Contestant {
+    Contestant { name, fs, who }
+}
+
+/// The file systems that NThread is compared with.
+pub(super) const OTHERS: [Contestant; 4] = [
+    contestant("ext4-dax", FileSystem::Ext4Dax, Who::Kernel),
+    contestant("PMFS", FileSystem::Pmfs, Who::Kernel),
+    contestant("NOVA", FileSystem::Nova, Who::Kernel),
+    contestant("NOVA_n", FileSystem::NovaN, Who::Kernel),
+];
+
+/// The variants of NThread's Table II.
+pub(super) const VARIANTS: [Contestant; 4] = [
+    contestant("NThread_rl", FileSystem::Homenode, Who::Policy("nthread-rl")),
+    contestant("NThread_cpu", FileSystem::Homenode, Who::Policy("nthread-cpu")),
+    contestant("NThread_nm", FileSystem::Homenode, Who::Policy("nthread-nm")),
+    contestant("NThread", FileSystem::Homenode, Who::Policy("nthread")),
+];
+
+/// Machines. None of them can fail to build, so a broken one is an empty one.
+mod machines {
+    use super::{Machine, Memory, cal, topology};
+
+    const UPI_LINK: f64 = 20.8e9;
+
+    fn build(machine: Result<Machine, crate::machine::MachineError>, read: f64, write: f64) -> Machine {
+        match machine {
+            Ok(machine) => machine.with_peaks(read, write),
+            Err(error) => unreachable!("the papers' machines are well-formed: {error}"),
+        }
+    }
+
+    /// NThread V-A: two Xeon Gold 5215 (10 cores, two UPI links), one module of Optane each; some cores may be offline.
+    pub fn nthread(cpus: u32) -> Machine {
+        let machine = Machine::uniform(2, cpus, 128_000_000_000, Memory::optane(1), 2.0 * UPI_LINK);
+        build(machine, cal::OPTANE_READ_PEAK, cal::OPTANE_WRITE_PEAK)
+    }
+
+    /// NThread V-F: four of them with DRAM in place of Optane. With two links each they form a ring.
+    pub fn nthread_four() -> Machine {
+        let ring = |a: u32, b: u32| [10, 21, 31, 21][((4 + b - a) % 4) as usize];
+        let memory = Memory::dram(20e9, 15e9); // NT-s 3
+        build(Machine::new(topology(4, 10, 16_000_000_000, ring), 2.0 * UPI_LINK, |_| memory), 20e9, 15e9)
+    }
+
+    /// Dragonfly Table I: two Xeon Platinum 8280M (28 cores, three UPI links), six modules each.
+    pub fn dragonfly() -> Machine {
+        let machine = Machine::uniform(2, 28, 768_000_000_000, Memory::optane(6), 3.0 * UPI_LINK);
+        build(machine, 6.0 * cal::OPTANE_READ_PEAK, 6.0 * cal::OPTANE_WRITE_PEAK)
+    }
+
+    /// N-Policy 3: two Xeon Gold 6240M (36 processors, three UPI links), 512 GB of Optane each.
+    pub fn npolicy() -> Machine {
+        let machine = Machine::uniform(2, 36, 512_000_000_000, Memory::optane(4), 3.0 * UPI_LINK);
+        build(machine, 4.0 * cal::OPTANE_READ_PEAK, 4.0 * cal::OPTANE_WRITE_PEAK)
+    }
+
+    /// Thesis 5.1: two Xeon X5570 (8 processors), 24 GB of DDR3 each; bandwidths as its author measured them (4.1).
+    pub fn thesis() -> Machine {
+        build(Machine::uniform(2, 8, 24_000_000_000, Memory::dram(18.4051e9, 18.4051e9), 9.284e9), 18.4051e9, 18.4051e9)
+    }
+}
+pub(super) use machines::{dragonfly as dragonfly_machine, npolicy as npolicy_machine, nthread, nthread_four, thesis};

@@ -1,0 +1,96 @@
+//! Scenario files: a machine, what runs on it, and for how long.
+//!
+//! **Problem.** "What would this do on a four-socket box?" should need no program.
+//!
+//! **Approach.** TOML (`docs/simulate.md` has every key); the machine inline or a captured one, the workloads by the
+//! parameters of their benchmarks. The file is checked as a whole before anything runs, and every complaint names file, line and key.
+//!
+//! **Limits.** A captured machine says nothing of its bandwidths: unless the file does, its memory is taken to be DRAM with
+//! [`DRAM_READ_BW`](crate::calibration::DRAM_READ_BW) per node.
+
+mod amount;
+mod check;
+mod machine;
+mod raw;
+mod workload;
+
+use std::path::{Path, PathBuf};
+
+use placement::nthread;
+
+use crate::run::Scenario;
+
+/// A scenario file, checked.
+#[derive(Clone, Debug)]
+pub struct ScenarioFile {
+    /// What to simulate.
+    pub scenario: Scenario,
+    /// Name of the policy that the file asks for; `none`: the kernel alone.
+    pub policy: String,
+    /// Seed that the file asks for.
+    pub seed: u64,
+    /// Settings of NThread.
+    pub nthread: nthread::Settings,
+}
+
+/// Why a scenario file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    /// It cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// It is not TOML, or not a scenario: the message names line and key.
+    #[error("{}: {source}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The parser's reason, with the line.
+        source: Box<toml::de::Error>,
+    },
+    /// A value cannot be.
+    #[error("{}:{line}: {key}: {why}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// Line, counting from 1.
+        line: usize,
+        /// Key, such as `workload[0].threads`.
+        key: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl ScenarioFile {
+    /// Reads and checks a file. Paths in it are relative to the directory it is in.
+    ///
+    /// # Errors
+    ///
+    /// [`ScenarioError`].
+    pub fn read(path: &Path) -> Result<Self, ScenarioError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ScenarioError::Read { path: path.to_owned(), source })?;
+        Self::parse(&text, path)
+    }
+
+    /// Checks the text of a file that is named `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`ScenarioError`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ScenarioError> {
+        let raw = toml::from_str(text)
+            .map_err(|source| ScenarioError::Parse { path: path.to_owned(), source: Box::new(source) })?;
+        check::Checker { text, path }.file(raw)
+    }
+
+    /// The policy that the file asks for.
+    pub fn policy(&self) -> Option<Box<dyn placement::Policy>> {
+        placement::policy(&self.policy, &self.nthread)
+    }
+}

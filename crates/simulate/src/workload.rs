@@ -1,0 +1,144 @@
+//! Workloads as threads see them: one operation, over and over, each time as soon as the last one is done.
+//!
+//! **Problem.** A benchmark is a program; a machine model needs what one round of it costs and touches.
+//!
+//! **Approach.** A [`Job`] is some [`Role`]s of threads over some [`FileSet`]s. A role's [`Operation`] says how much software it
+//! runs, what of it only one thread can do at a time, and which bytes of which file set it reads and writes. The benchmarks of the
+//! papers are built from their published parameters: [`fio`], [`filebench`] (NThread Table III, Dragonfly Table II),
+//! [`rocksdb`] (`db_bench`, NThread V-E), [`simpleread`] (thesis listing 5.1).
+//!
+//! **Limits.** Every round is the average round. File sets are one object each: which of its files is read does not matter.
+
+pub mod filebench;
+pub mod fio;
+pub mod rocksdb;
+pub mod simpleread;
+
+use crate::filesystem::FileSystem;
+
+/// One running program (or several alike that share nothing but the machine: one job each).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// Name, as in the scenario.
+    pub name: String,
+    /// File system its files are on.
+    pub fs: FileSystem,
+    /// Node index of the file system's device, for those that have one.
+    pub device: usize,
+    /// Its threads.
+    pub roles: Vec<Role>,
+    /// Its files.
+    pub files: Vec<FileSet>,
+    /// Bytes of memory of the process.
+    pub process_bytes: f64,
+    /// Whether every thread is a process of its own.
+    pub processes: bool,
+    /// Seconds from the start of the process to its first operation.
+    pub start_s: f64,
+}
+
+/// Alike threads of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Role {
+    /// Name of its threads.
+    pub comm: String,
+    /// How many.
+    pub threads: u32,
+    /// What each does.
+    pub op: Operation,
+    /// Whether its operations count for the job's throughput.
+    pub counts: bool,
+    /// Operations after which a thread ends; none: never.
+    pub limit: Option<f64>,
+}
+
+/// One round of a thread.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Operation {
+    /// CPU seconds of software, all of it.
+    pub cpu_s: f64,
+    /// Of that, what is done under the job's lock.
+    pub serial_s: f64,
+    /// Whether the media is written under the lock, too.
+    pub serial_media: bool,
+    /// Seconds asleep.
+    pub off_s: f64,
+    /// Operations that the benchmark itself counts in one round.
+    pub counted: f64,
+    /// What is read and written.
+    pub parts: Vec<Part>,
+}
+
+/// What one round reads and writes in one file set.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Part {
+    /// Which file set of the job.
+    pub files: usize,
+    /// Bytes read.
+    pub read: f64,
+    /// Bytes written.
+    pub write: f64,
+    /// Of the bytes written, the file system's own.
+    pub own: f64,
+    /// Bytes per read call.
+    pub call: f64,
+    /// Whether reads go on where the last one ended.
+    pub sequential: bool,
+}
+
+/// Files that are alike and used alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileSet {
+    /// Name, for output.
+    pub name: String,
+    /// Bytes there are room for: per thread if `private`.
+    pub size: f64,
+    /// Bytes there are at the start, as a fraction of `size`.
+    pub filled: f64,
+    /// Whether each thread has one of its own.
+    pub private: bool,
+    /// Whether data that one thread has read is still in the last-level cache for another one on the same node (NThread III-D).
+    pub cached: bool,
+    /// Where the bytes are at the start.
+    pub place: Place,
+}
+
+/// Where a file set's bytes are at the start.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Place {
+    /// On one node, by index; what does not fit there on the nearest others.
+    Node(usize),
+    /// On every node with memory alike.
+    Spread,
+    /// Where its threads start.
+    Threads,
+    /// These shares, by node index.
+    Shares(Vec<f64>),
+}
+
+impl FileSet {
+    /// A full set on one node.
+    pub fn on(name: &str, size: f64, node: usize) -> Self {
+        Self { name: name.into(), size, filled: 1.0, private: false, cached: false, place: Place::Node(node) }
+    }
+
+    /// The same, one for each thread.
+    #[must_use]
+    pub fn private(mut self) -> Self {
+        self.private = true;
+        self
+    }
+}
+
+impl Job {
+    /// Threads of all roles.
+    pub fn threads(&self) -> u32 {
+        self.roles.iter().map(|r| r.threads).sum()
+    }
+
+    /// Bytes of all its files.
+    pub fn file_bytes(&self) -> f64 {
+        let private = f64::from(self.threads());
+        self.files.iter().map(|f| f.size * if f.private { private } else { 1.0 }).sum()
+    }
+}

@@ -1,0 +1,162 @@
+//! filebench's personalities, flow-op by flow-op.
+//!
+//! **Problem.** NThread (Table III) and Dragonfly (Table II) run fileserver, webserver, webproxy, varmail and videoserver.
+//!
+//! **Approach.** The personalities as published with filebench 1.4.9 are lists of [`FlowOp`]s; one operation of a thread is one
+//! round of its list. Picking a file takes filebench's file-set lock. webproxy and varmail keep all files in one directory
+//! (`dirwidth=1000000`), so creating and deleting them takes that directory's lock, too; the others have 20 files per directory.
+//!
+//! **Limits.** Files are as large as the mean; the log of webserver and webproxy is part of the file set.
+
+use super::{FileSet, Job, Operation, Part, Place, Role};
+use crate::calibration as cal;
+use crate::filesystem::FileSystem;
+
+/// A personality.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Personality {
+    /// Create, write, append, read, delete whole files.
+    Fileserver,
+    /// Ten whole-file reads, then an append to the log.
+    Webserver,
+    /// Delete, create, append, then five whole-file reads.
+    Webproxy,
+    /// Mail: delete; create, append, fsync; read, append, fsync; read.
+    Varmail,
+    /// Reads whole videos, forever.
+    Videoserver,
+}
+
+/// Parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Filebench {
+    /// Which.
+    pub personality: Personality,
+    /// Threads.
+    pub threads: u32,
+    /// Files.
+    pub files: f64,
+    /// Mean bytes of a file.
+    pub file_size: f64,
+    /// Bytes per call.
+    pub io_size: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum FlowOp {
+    Open,
+    Close,
+    Create,
+    Delete,
+    Stat,
+    Read,
+    Write,
+    Append(f64),
+    Fsync,
+}
+
+use FlowOp::{Append, Close, Create, Delete, Fsync, Open, Read, Stat, Write};
+
+/// `appendfilerand` writes this much on average in every personality.
+const APPEND: f64 = 16.0 * 1024.0;
+
+impl Personality {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Fileserver, Self::Webserver, Self::Webproxy, Self::Varmail, Self::Videoserver];
+
+    /// Name as filebench knows it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fileserver => "fileserver",
+            Self::Webserver => "webserver",
+            Self::Webproxy => "webproxy",
+            Self::Varmail => "varmail",
+            Self::Videoserver => "videoserver",
+        }
+    }
+
+    fn round(self) -> Vec<FlowOp> {
+        let reads = |n: usize| [Open, Read, Close].repeat(n);
+        match self {
+            Self::Fileserver => {
+                vec![Create, Write, Close, Open, Append(APPEND), Close, Open, Read, Close, Delete, Stat]
+            }
+            Self::Webserver => [reads(10), vec![Append(APPEND)]].concat(),
+            Self::Webproxy => [vec![Delete, Create, Append(APPEND), Close], reads(5)].concat(),
+            Self::Varmail => {
+                let create = [Delete, Create, Append(APPEND), Fsync, Close];
+                let update = [Open, Read, Append(APPEND), Fsync, Close];
+                [&create[..], &update, &[Open, Read, Close]].concat()
+            }
+            Self::Videoserver => vec![Read],
+        }
+    }
+
+    /// Files in the directory that a name is created in or deleted from.
+    fn directory(self, files: f64) -> f64 {
+        if matches!(self, Self::Webproxy | Self::Varmail) { files } else { 20.0 }
+    }
+}
+
+/// The job.
+pub fn filebench(name: &str, fs: FileSystem, device: usize, place: Place, p: &Filebench) -> Job {
+    let costs = fs.costs();
+    let flat = p.personality.directory(p.files) > 20.0;
+    let size = p.file_size;
+    let calls = |bytes: f64| (bytes / p.io_size).ceil().max(1.0);
+    let mut op = Operation::default();
+    let mut part = Part { files: 0, call: p.io_size.min(size), sequential: true, ..Part::default() };
+    let naming = costs.name_s + costs.entry_s * p.personality.directory(p.files);
+    for flow in p.personality.round() {
+        op.counted += 1.0;
+        op.cpu_s += cal::FLOWOP_S;
+        match flow {
+            Open => {
+                op.cpu_s += costs.open_s;
+                op.serial_s += cal::PICK_S;
+            }
+            Create | Delete => {
+                op.cpu_s += naming;
+                op.serial_s += cal::PICK_S + if flat { naming } else { costs.serial * costs.name_s };
+                part.write += costs.append_bytes;
+                part.own += costs.append_bytes;
+            }
+            Stat => op.cpu_s += costs.read_s,
+            Close => {}
+            Read => {
+                op.cpu_s += calls(size) * costs.read_s;
+                part.read += size;
+            }
+            Write | Append(_) => {
+                let bytes = if let Append(bytes) = flow { bytes } else { size };
+                let n = calls(bytes);
+                op.cpu_s += n * costs.append_s;
+                op.serial_s += n * costs.serial * costs.append_s;
+                part.write += bytes + n * costs.append_bytes;
+                part.own += n * costs.append_bytes;
+            }
+            Fsync => {
+                op.cpu_s += costs.fsync_s;
+                op.serial_s += costs.serial * costs.fsync_s;
+            }
+        }
+    }
+    op.parts = vec![part];
+    Job {
+        name: name.into(),
+        fs,
+        device,
+        roles: vec![Role { comm: "filebench".into(), threads: p.threads, op, counts: true, limit: None }],
+        files: vec![FileSet {
+            name: format!("{name}.fileset"),
+            size: p.files * p.file_size,
+            filled: 1.0,
+            private: false,
+            cached: true,
+            place,
+        }],
+        process_bytes: 10e6 * f64::from(p.threads),
+        processes: false,
+        start_s: 0.0,
+    }
+}

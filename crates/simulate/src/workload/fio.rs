@@ -1,0 +1,68 @@
+//! fio: threads that read and write private files in blocks.
+//!
+//! **Problem.** The micro-benchmark of NThread (V-C: 4 KB blocks, 4 GB private files, read ratio 0 to 1) and of N-Policy (libpmem engine).
+//!
+//! **Approach.** One operation is one block: a read with the given probability, else an overwrite.
+//!
+//! **Limits.** fio's own bookkeeping is part of the call's cost.
+
+use super::{FileSet, Job, Operation, Part, Place, Role};
+use crate::filesystem::FileSystem;
+
+/// Parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fio {
+    /// Threads.
+    pub threads: u32,
+    /// Bytes per call.
+    pub block: f64,
+    /// Fraction of calls that read.
+    pub read: f64,
+    /// Bytes of each thread's file, or of the one file if `shared`.
+    pub file_size: f64,
+    /// Whether all threads use one file.
+    pub shared: bool,
+    /// Whether calls go on where the last one ended.
+    pub sequential: bool,
+    /// Seconds asleep after each call (`thinktime`).
+    pub think_s: f64,
+}
+
+/// The job. `place` says where the files are at the start.
+pub fn fio(name: &str, fs: FileSystem, device: usize, place: Place, p: &Fio) -> Job {
+    let costs = fs.costs();
+    let write = 1.0 - p.read;
+    // Copy-on-write and first-touch file systems write whole pages.
+    let amplified = if matches!(fs, FileSystem::Nova | FileSystem::NovaN | FileSystem::Homenode) { p.block.max(4096.0) } else { p.block };
+    let op = Operation {
+        cpu_s: p.read * costs.read_s + write * costs.overwrite_s,
+        off_s: p.think_s,
+        counted: 1.0,
+        parts: vec![Part {
+            files: 0,
+            read: p.read * p.block,
+            write: write * (amplified + costs.overwrite_bytes),
+            own: write * (amplified - p.block + costs.overwrite_bytes),
+            call: p.block,
+            sequential: p.sequential,
+        }],
+        ..Operation::default()
+    };
+    Job {
+        name: name.into(),
+        fs,
+        device,
+        roles: vec![Role { comm: "fio".into(), threads: p.threads, op, counts: true, limit: None }],
+        files: vec![FileSet {
+            name: format!("{name}.data"),
+            size: p.file_size,
+            filled: 1.0,
+            private: !p.shared,
+            cached: p.shared,
+            place,
+        }],
+        process_bytes: 16e6,
+        processes: false,
+        start_s: 0.0,
+    }
+}

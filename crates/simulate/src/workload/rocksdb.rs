@@ -1,0 +1,105 @@
+//! RocksDB under `db_bench`.
+//!
+//! **Problem.** NThread V-E: fillseq, readrandom and readwhilewriting with values of 4 KB, 10 threads, 40 GB.
+//!
+//! **Approach.** A put appends to the write-ahead log under the writers' lock (one leader writes for its group) and is written a
+//! second time when its memtable is flushed; in key order nothing is compacted. A get reads a few blocks of an SSTable
+//! ([`DB_GET_BLOCKS`](crate::calibration::DB_GET_BLOCKS)), index blocks being in memory. readwhilewriting is the given number of readers, which count, and one writer, which does not.
+//!
+//! **Limits.** No compaction, no block cache, no stalls.
+
+use super::{FileSet, Job, Operation, Part, Place, Role};
+use crate::calibration as cal;
+use crate::filesystem::FileSystem;
+
+/// Which benchmark of `db_bench`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Benchmark {
+    /// Puts in key order into an empty database.
+    FillSeq,
+    /// Gets of random keys.
+    ReadRandom,
+    /// Gets of random keys beside one thread of puts.
+    ReadWhileWriting,
+}
+
+impl Benchmark {
+    /// Name as `db_bench` knows it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FillSeq => "fillseq",
+            Self::ReadRandom => "readrandom",
+            Self::ReadWhileWriting => "readwhilewriting",
+        }
+    }
+}
+
+/// Parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RocksDb {
+    /// Which.
+    pub benchmark: Benchmark,
+    /// Threads.
+    pub threads: u32,
+    /// Keys.
+    pub keys: f64,
+    /// Bytes of a value.
+    pub value: f64,
+}
+
+/// A key, a header and a checksum.
+const RECORD: f64 = 16.0 + 12.0 + 7.0;
+
+/// The job.
+pub fn rocksdb(name: &str, fs: FileSystem, device: usize, place: Place, p: &RocksDb) -> Job {
+    let costs = fs.costs();
+    let record = p.value + RECORD;
+    let put = Operation {
+        // The memtable flush is another thread's work, but the same CPUs' and the same media's.
+        cpu_s: cal::DB_PUT_S + 2.0 * costs.append_s,
+        serial_s: cal::DB_WRITE_LOCK_S + costs.append_s,
+        serial_media: true,
+        counted: 1.0,
+        parts: vec![Part {
+            files: 0,
+            write: 2.0 * (record + costs.append_bytes),
+            own: record + 2.0 * costs.append_bytes,
+            call: record,
+            sequential: true,
+            ..Part::default()
+        }],
+        ..Operation::default()
+    };
+    let get = Operation {
+        cpu_s: cal::DB_GET_S + costs.read_s,
+        counted: 1.0,
+        parts: vec![Part { files: 0, read: cal::DB_GET_BLOCKS * record, call: record, ..Part::default() }],
+        ..Operation::default()
+    };
+    let role = |comm: &str, threads, op, counts| Role { comm: comm.into(), threads, op, counts, limit: None };
+    let roles = match p.benchmark {
+        Benchmark::FillSeq => vec![role("db_bench", p.threads, put, true)],
+        Benchmark::ReadRandom => vec![role("db_bench", p.threads, get, true)],
+        Benchmark::ReadWhileWriting => {
+            vec![role("db_bench", p.threads, get, true), role("db_bench:writer", 1, put, false)]
+        }
+    };
+    let filled = if p.benchmark == Benchmark::FillSeq { 0.0 } else { 1.0 };
+    Job {
+        name: name.into(),
+        fs,
+        device,
+        roles,
+        files: vec![FileSet {
+            name: format!("{name}.sst"),
+            size: p.keys * record,
+            filled,
+            private: false,
+            cached: true,
+            place,
+        }],
+        process_bytes: 200e6,
+        processes: false,
+        start_s: 0.0,
+    }
+}

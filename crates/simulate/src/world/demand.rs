@@ -1,0 +1,261 @@
+//! From the state of the machine to a network of classes and stations.
+//!
+//! Stations are, in this order: one controller per node, one interconnect port per node, one lock per job.
+
+use smallvec::SmallVec;
+
+use super::{Copied, World, total};
+use crate::calibration as cal;
+use crate::filesystem::Layout;
+use crate::solve::{Class, Serial, Visit};
+
+/// What the classes of the current network stand for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Network {
+    /// Threads of each class; a copy's class comes after these and has none.
+    pub threads: Vec<Vec<u32>>,
+    /// Flows of each class: per operation of one thread.
+    pub flows: Vec<SmallVec<[Flow; 2]>>,
+    /// First class of the copies, in their order.
+    pub copies: usize,
+}
+
+/// Bytes per operation between a thread and a node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Flow {
+    pub part: usize,
+    pub node: usize,
+    pub read: f64,
+    pub write: f64,
+    /// Of the bytes written, those of the program, not of the file system.
+    pub own: f64,
+}
+
+/// Bytes that a copy moves in one operation.
+const CHUNK: f64 = 65536.0;
+
+/// One class in the making.
+struct Builder {
+    on_s: f64,
+    media_s: f64,
+    visits: SmallVec<[Visit; 8]>,
+}
+
+impl Builder {
+    fn visit(&mut self, station: usize, work: f64, service: f64) {
+        match self.visits.iter_mut().find(|v| v.station as usize == station) {
+            Some(visit) => visit.work += work,
+            None => self.visits.push(Visit { station: station as u32, work, service }),
+        }
+    }
+}
+
+impl World {
+    /// Builds the network anew.
+    pub(super) fn build(&mut self) {
+        let n = self.machine.nodes().len();
+        let mut network = std::mem::take(&mut self.network);
+        let mut system = std::mem::take(&mut self.system);
+        network.threads.iter_mut().for_each(Vec::clear);
+        network.flows.clear();
+        system.classes.clear();
+        system.visits.clear();
+        system.cpus.clear();
+        system.cpus.extend(self.machine.nodes().iter().map(|node| node.cpus));
+        system.stations = 2 * n + self.jobs.len();
+
+        let on_node = self.crowds();
+        let roles: Vec<usize> = self.jobs.iter().scan(0, |sum, j| Some(std::mem::replace(sum, *sum + j.roles.len()))).collect();
+        let groups = roles.last().map_or(0, |last| last + self.jobs.last().map_or(0, |j| j.roles.len()));
+        let mut group: Vec<Option<usize>> = vec![None; groups * n];
+        for t in 0..self.threads.len() {
+            let thread = &self.threads[t];
+            if !thread.runs(self.now) {
+                continue;
+            }
+            let job = &self.jobs[thread.job];
+            let alone = job.files.iter().any(|f| f.private) || job.processes;
+            let slot = &mut group[(roles[thread.job] + thread.role) * n + thread.node];
+            if let (false, Some(class)) = (alone, *slot) {
+                network.threads[class].push(t as u32);
+                system.classes[class].count += 1.0;
+                continue;
+            }
+            let class = system.classes.len();
+            *slot = Some(class);
+            if network.threads.len() <= class {
+                network.threads.push(Vec::new());
+            }
+            network.threads[class].push(t as u32);
+            let (built, flows) = self.class(t, &on_node, &mut system.visits);
+            system.classes.push(built);
+            network.flows.push(flows);
+        }
+        network.copies = system.classes.len();
+        network.threads.truncate(network.copies);
+        for copy in &self.copies {
+            let class = self.copier(copy, &mut system.visits);
+            system.classes.push(class);
+        }
+        for file in &mut self.files {
+            file.drift = 0.0;
+        }
+        self.network = network;
+        self.system = system;
+        self.changed = false;
+    }
+
+    /// Running threads per job and node.
+    fn crowds(&self) -> Vec<f64> {
+        let n = self.machine.nodes().len();
+        let mut on_node = vec![0.0; self.jobs.len() * n];
+        for thread in self.threads.iter().filter(|t| t.runs(self.now)) {
+            on_node[thread.job * n + thread.node] += 1.0;
+        }
+        on_node
+    }
+
+    fn class(&self, t: usize, on_node: &[f64], visits: &mut Vec<Visit>) -> (Class, SmallVec<[Flow; 2]>) {
+        let n = self.machine.nodes().len();
+        let thread = &self.threads[t];
+        let job = &self.jobs[thread.job];
+        let op = &job.roles[thread.role].op;
+        let at = thread.node;
+        let crowd = &on_node[thread.job * n..][..n];
+        let all: f64 = crowd.iter().sum();
+        let beside = if all > 1.0 { (crowd[at] - 1.0) / (all - 1.0) } else { 0.0 };
+
+        let mut b = Builder { on_s: 0.0, media_s: 0.0, visits: SmallVec::new() };
+        let mut flows = SmallVec::new();
+        for (p, part) in op.parts.iter().enumerate() {
+            let file = &self.files[thread.files[part.files]];
+            let set = &job.files[file.set];
+            let media = if set.cached && all > 1.0 { 1.0 - cal::CACHE_SHARED * beside } else { 1.0 };
+            let there = total(&file.bytes);
+            for (node, bytes) in &file.bytes {
+                let read = if there > 0.0 { part.read * bytes / there } else { 0.0 };
+                if read > 0.0 {
+                    self.read(&mut b, at, *node, read * media);
+                    flows.push(Flow { part: p, node: *node, read, write: 0.0, own: 0.0 });
+                }
+            }
+            if part.write > 0.0 {
+                let own = (part.write - part.own) / part.write;
+                for (node, write) in self.lands(t, part.files, part.write) {
+                    self.write(&mut b, at, node, write);
+                    flows.push(Flow { part: p, node, read: 0.0, write, own: write * own });
+                }
+            }
+        }
+
+        // The lock's line, and what it protects, come from the CPU of the last holder.
+        let crossing: f64 = (0..n).map(|m| crowd[m] * self.machine.hops(at, m)).sum::<f64>() / (all - 1.0).max(1.0);
+        let serial_s = op.serial_s * (1.0 + (cal::CROSS_LOCK - 1.0) * crossing);
+        let own = self.own_memory(thread.pid, at);
+        b.on_s += op.cpu_s * (1.0 + cal::OWN_MEMORY * (cal::DRAM_REMOTE_LATENCY - 1.0) * own) + serial_s - op.serial_s;
+        let serial = (op.serial_s > 0.0).then(|| Serial {
+            lock: (2 * n + thread.job) as u32,
+            hold_s: serial_s + if op.serial_media { b.media_s } else { 0.0 },
+            media: op.serial_media,
+        });
+        let first = visits.len();
+        visits.extend_from_slice(&b.visits);
+        let class = Class {
+            count: 1.0,
+            node: at,
+            on_s: b.on_s + b.media_s,
+            off_s: op.off_s,
+            visits: first..visits.len(),
+            serial,
+        };
+        (class, flows)
+    }
+
+    fn read(&self, b: &mut Builder, at: usize, node: usize, bytes: f64) {
+        let hops = self.machine.hops(at, node);
+        let memory = &self.machine.nodes()[node].memory;
+        b.media_s += bytes * memory.read_at(hops);
+        b.visit(node, bytes / memory.read_bw, memory.load_at(hops));
+        self.cross(b, at, node, hops, bytes);
+    }
+
+    fn write(&self, b: &mut Builder, at: usize, node: usize, bytes: f64) {
+        let hops = self.machine.hops(at, node);
+        let memory = &self.machine.nodes()[node].memory;
+        b.media_s += bytes * memory.write_at(hops);
+        b.visit(node, bytes / memory.write_bw, memory.load_at(hops));
+        self.cross(b, at, node, hops, bytes);
+    }
+
+    /// Bytes that pass the ports of two nodes; those that go further than a hop pass more of the interconnect.
+    fn cross(&self, b: &mut Builder, at: usize, node: usize, hops: f64, bytes: f64) {
+        if hops > 0.0 {
+            let n = self.machine.nodes().len();
+            let work = bytes * hops.max(1.0) / self.machine.port_bw();
+            b.visit(n + at, work, 1.0);
+            b.visit(n + node, work, 1.0);
+        }
+    }
+
+    /// Where a thread's writes land.
+    fn lands(&self, t: usize, set: usize, bytes: f64) -> SmallVec<[(usize, f64); 2]> {
+        let thread = &self.threads[t];
+        let job = &self.jobs[thread.job];
+        let local = || SmallVec::from_slice(&[(self.machine.nearest_home(thread.node), bytes)]);
+        match job.fs.layout() {
+            Layout::Device => SmallVec::from_slice(&[(job.device, bytes)]),
+            Layout::Local => local(),
+            Layout::Random => {
+                let homes: SmallVec<[usize; 8]> = self.machine.homes().collect();
+                homes.iter().map(|n| (*n, bytes / homes.len() as f64)).collect()
+            }
+            Layout::InPlace => {
+                let file = &self.files[thread.files[set]];
+                let there = total(&file.bytes);
+                if there < 0.999 * file.size {
+                    return local();
+                }
+                file.bytes.iter().map(|(n, b)| (*n, bytes * b / there)).collect()
+            }
+        }
+    }
+
+    /// Mean hops between a process's memory and a node.
+    fn own_memory(&self, pid: u32, at: usize) -> f64 {
+        let Ok(p) = self.processes.binary_search_by_key(&pid, |p| p.pid) else { return 0.0 };
+        let resident = &self.processes[p].resident;
+        let all = total(resident);
+        if all <= 0.0 {
+            return 0.0;
+        }
+        resident.iter().map(|(n, bytes)| bytes / all * self.machine.hops(at, *n)).sum()
+    }
+
+    /// The copier of one move: it runs where the data goes.
+    fn copier(&self, copy: &super::Copy, visits: &mut Vec<Visit>) -> Class {
+        let at = self.seat(copy.to);
+        let (from, to) = (&self.machine.nodes()[copy.from].memory, &self.machine.nodes()[copy.to].memory);
+        let mut b = Builder { on_s: 0.0, media_s: 0.0, visits: SmallVec::new() };
+        self.read(&mut b, at, copy.from, CHUNK);
+        self.write(&mut b, at, copy.to, CHUNK);
+        let alone = match copy.what {
+            Copied::File(_) => from.copy_s.max(to.copy_s),
+            Copied::Process(_) => cal::DRAM_COPY_S,
+        };
+        let on_s = (CHUNK * alone).max(b.media_s);
+        let first = visits.len();
+        visits.extend_from_slice(&b.visits);
+        Class { count: 1.0, node: at, on_s, off_s: 0.0, visits: first..visits.len(), serial: None }
+    }
+
+    /// The node with CPUs that is nearest to a node.
+    pub(super) fn seat(&self, node: usize) -> usize {
+        let near = |a: &usize, b: &usize| {
+            self.machine.hops(node, *a).total_cmp(&self.machine.hops(node, *b)).then(a.cmp(b))
+        };
+        self.machine.seats().min_by(near).unwrap_or(node)
+    }
+
+    /// Bytes per operation of a copier.
+    pub(super) const CHUNK: f64 = CHUNK;
+}

@@ -1,0 +1,333 @@
+//! The simulated machine while it runs: threads, files, processes, in virtual time.
+//!
+//! **Problem.** A policy sees windows; between two windows data is written to new places, copies go on, threads end.
+//!
+//! **Approach.** The state here is advanced in steps: [`demand`] turns it into a network of classes, [`solve`](crate::solve)
+//! finds the rates, [`advance`] lets them act on threads and files until the next step or event. The network is
+//! solved again only when something has changed by more than a thousandth. [`kernel`] is what Linux does without
+//! being asked, [`observe`] what homenode sees, [`moves`] what it can do.
+//!
+//! **Limits.** Nothing happens within a step: a file of which 1 % is rewritten in 100 ms is rewritten at the end of them.
+
+mod advance;
+mod demand;
+mod kernel;
+mod moves;
+mod observe;
+
+use rand::SeedableRng;
+use rand::rngs::ChaCha12Rng;
+use smallvec::SmallVec;
+use topology::CpuSet;
+
+use crate::machine::Machine;
+use crate::solve::{Solver, System};
+use crate::workload::{FileSet, Job, Place};
+
+pub(crate) use kernel::Start;
+
+/// Bytes per node index, for the few nodes that have some.
+pub(crate) type Shares = SmallVec<[(usize, f64); 2]>;
+
+/// Adds bytes of a node.
+pub(crate) fn add(shares: &mut Shares, node: usize, bytes: f64) {
+    match shares.iter_mut().find(|s| s.0 == node) {
+        Some(share) => share.1 += bytes,
+        None => shares.push((node, bytes)),
+    }
+}
+
+pub(crate) fn total(shares: &Shares) -> f64 {
+    shares.iter().map(|s| s.1).sum()
+}
+
+/// A job with the way its threads start.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    pub job: Job,
+    pub start: Start,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Thread {
+    pub tid: u32,
+    pub pid: u32,
+    pub job: usize,
+    pub role: usize,
+    pub node: usize,
+    /// Affinity; none: every CPU.
+    pub mask: Option<CpuSet>,
+    /// Whether the affinity is its own, not homenode's.
+    pub own_affinity: bool,
+    pub start_ns: u64,
+    /// Not running before this time.
+    pub from_s: f64,
+    /// Operations left; none: it never ends.
+    pub left: Option<f64>,
+    pub ended_s: Option<f64>,
+    /// Work lost to a move, in seconds.
+    pub debt_s: f64,
+    /// Index of the first of its files; the part's file set counts from there.
+    pub files: SmallVec<[usize; 1]>,
+    pub window: Tally,
+}
+
+impl Thread {
+    fn runs(&self, now: f64) -> bool {
+        self.ended_s.is_none() && self.from_s <= now
+    }
+}
+
+/// What a thread did since the window began.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    pub ops: f64,
+    pub cpu_s: f64,
+    pub wait_s: f64,
+    pub remote_read: f64,
+    /// Part of the operation, node, bytes read, bytes written (without the file system's own).
+    pub flows: SmallVec<[(usize, usize, f64, f64); 2]>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct File {
+    pub id: String,
+    pub path: String,
+    pub job: usize,
+    pub set: usize,
+    pub size: f64,
+    pub bytes: Shares,
+    /// Change of its shares since the network was last built.
+    pub drift: f64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Process {
+    pub pid: u32,
+    pub start_ns: u64,
+    pub resident: Shares,
+}
+
+/// A copy in the background.
+#[derive(Clone, Debug)]
+pub(crate) struct Copy {
+    pub what: Copied,
+    pub from: usize,
+    pub to: usize,
+    pub left: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copied {
+    File(usize),
+    Process(usize),
+}
+
+/// Sums over the whole run, per job.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct JobTally {
+    pub ops: f64,
+    pub read: f64,
+    pub written: f64,
+    pub remote_read: f64,
+    pub cpu_s: f64,
+}
+
+pub(crate) struct World {
+    pub machine: Machine,
+    pub jobs: Vec<Job>,
+    pub threads: Vec<Thread>,
+    pub files: Vec<File>,
+    pub processes: Vec<Process>,
+    pub copies: Vec<Copy>,
+    /// Virtual time in seconds.
+    pub now: f64,
+    pub window_began: f64,
+    pub totals: Vec<JobTally>,
+    /// Bytes read and written per node since the window began, the file systems' own and copies included.
+    pub node_read: Vec<f64>,
+    pub node_written: Vec<f64>,
+    pub node_cpu_s: Vec<f64>,
+    /// Whether AutoNUMA lets the memory of processes follow their threads.
+    pub autonuma: bool,
+    network: demand::Network,
+    system: System,
+    solver: Solver,
+    changed: bool,
+}
+
+impl World {
+    /// A machine on which these jobs have just been started.
+    pub fn new(machine: Machine, launches: Vec<Launch>, seed: u64) -> Self {
+        let n = machine.nodes().len();
+        let mut world = Self {
+            jobs: Vec::new(),
+            threads: Vec::new(),
+            files: Vec::new(),
+            processes: Vec::new(),
+            copies: Vec::new(),
+            now: 0.0,
+            window_began: 0.0,
+            totals: vec![JobTally::default(); launches.len()],
+            node_read: vec![0.0; n],
+            node_written: vec![0.0; n],
+            node_cpu_s: vec![0.0; n],
+            autonuma: false,
+            network: demand::Network::default(),
+            system: System::default(),
+            solver: Solver::default(),
+            changed: true,
+            machine,
+        };
+        let mut placer = kernel::Placer::new(&world.machine, ChaCha12Rng::seed_from_u64(seed));
+        let mut id = 1000;
+        for launch in launches {
+            world.launch(launch, &mut placer, &mut id);
+        }
+        world
+    }
+
+    fn launch(&mut self, launch: Launch, placer: &mut kernel::Placer, id: &mut u32) {
+        let Launch { job, start } = launch;
+        let index = self.jobs.len();
+        let first = self.threads.len();
+        let shared: Vec<usize> = job
+            .files
+            .iter()
+            .enumerate()
+            .map(|(set, files)| if files.private { usize::MAX } else { self.file(index, set, files, "") })
+            .collect();
+        let mut pid = *id;
+        for (r, role) in job.roles.iter().enumerate() {
+            for _ in 0..role.threads {
+                let tid = *id;
+                *id += 1;
+                if job.processes {
+                    pid = tid;
+                }
+                let node = placer.place(&self.machine, start);
+                let files = job.files.iter().enumerate().map(|(set, files)| match shared[set] {
+                    usize::MAX => self.file(index, set, files, &format!(".{}", tid - pid)),
+                    file => file,
+                });
+                let files = files.collect();
+                let mask = start.pinned().map(|node| self.machine.cpus_of(node).clone());
+                self.threads.push(Thread {
+                    tid,
+                    pid,
+                    job: index,
+                    role: r,
+                    node,
+                    own_affinity: mask.is_some(),
+                    mask,
+                    start_ns: u64::from(tid) * 1_000_000,
+                    from_s: job.start_s,
+                    left: role.limit,
+                    ended_s: None,
+                    debt_s: 0.0,
+                    files,
+                    window: Tally::default(),
+                });
+            }
+        }
+        let nodes: Vec<usize> = self.threads[first..].iter().map(|t| t.node).collect();
+        let pids: Vec<(u32, u64, usize)> =
+            self.threads[first..].iter().filter(|t| t.tid == t.pid).map(|t| (t.pid, t.start_ns, t.node)).collect();
+        for (pid, start_ns, node) in pids {
+            let home = self.machine.nearest_home(node);
+            let resident = Shares::from_slice(&[(home, job.process_bytes)]);
+            self.processes.push(Process { pid, start_ns, resident });
+        }
+        self.jobs.push(job);
+        self.fill(index, first, &nodes);
+    }
+
+    /// A new, empty file.
+    fn file(&mut self, job: usize, set: usize, files: &FileSet, suffix: &str) -> usize {
+        let inode = self.files.len();
+        self.files.push(File {
+            id: format!("259:{job}:{inode}"),
+            path: format!("/sim/{}{suffix}", files.name),
+            job,
+            set,
+            size: files.size,
+            bytes: Shares::new(),
+            drift: 0.0,
+        });
+        inode
+    }
+
+    /// Puts the bytes of a job's files where its file sets say.
+    fn fill(&mut self, job: usize, first: usize, nodes: &[usize]) {
+        let homes: Vec<usize> = self.machine.homes().collect();
+        for file in 0..self.files.len() {
+            if self.files[file].job != job {
+                continue;
+            }
+            let set = &self.jobs[job].files[self.files[file].set];
+            let bytes = set.size * set.filled;
+            let threads = self.threads[first..].iter().filter(|t| t.files.contains(&file));
+            let mut wanted = Shares::new();
+            match &set.place {
+                Place::Node(node) => add(&mut wanted, *node, bytes),
+                Place::Spread => homes.iter().for_each(|n| add(&mut wanted, *n, bytes / homes.len() as f64)),
+                Place::Shares(shares) => shares
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, s)| **s > 0.0)
+                    .for_each(|(n, s)| add(&mut wanted, n, bytes * s)),
+                Place::Threads => {
+                    let of: Vec<usize> = threads.map(|t| self.machine.nearest_home(t.node)).collect();
+                    let of = if of.is_empty() { nodes.to_vec() } else { of };
+                    of.iter().for_each(|n| add(&mut wanted, *n, bytes / of.len() as f64));
+                }
+            }
+            for (node, bytes) in wanted {
+                self.put(file, node, bytes);
+            }
+        }
+    }
+
+    /// Puts bytes of a file on a node, and what does not fit there on the nearest nodes that have room.
+    fn put(&mut self, file: usize, node: usize, mut bytes: f64) {
+        let mut order: Vec<usize> = self.machine.homes().collect();
+        order.sort_by(|a, b| {
+            (*a != node)
+                .cmp(&(*b != node))
+                .then(self.machine.hops(node, *a).total_cmp(&self.machine.hops(node, *b)))
+                .then(a.cmp(b))
+        });
+        for n in order {
+            let fits = bytes.min(self.free(n).max(0.0));
+            if fits > 0.0 {
+                add(&mut self.files[file].bytes, n, fits);
+                bytes -= fits;
+            }
+        }
+    }
+
+    /// Free bytes of a node.
+    pub fn free(&self, node: usize) -> f64 {
+        let of = |shares: &Shares| shares.iter().filter(|s| s.0 == node).map(|s| s.1).sum::<f64>();
+        let files: f64 = self.files.iter().map(|f| of(&f.bytes)).sum();
+        let processes: f64 = self.processes.iter().map(|p| of(&p.resident)).sum();
+        self.machine.nodes()[node].capacity - files - processes
+    }
+
+    /// The thread with this id.
+    pub fn thread(&self, tid: u32) -> Option<usize> {
+        self.threads.binary_search_by_key(&tid, |t| t.tid).ok()
+    }
+}
+
+impl World {
+    /// Whether all threads have ended.
+    pub fn over(&self) -> bool {
+        self.threads.iter().all(|t| t.ended_s.is_some())
+    }
+
+    /// When the last thread of a job ended, if all have.
+    pub fn job_ended(&self, job: usize) -> Option<f64> {
+        self.threads.iter().filter(|t| t.job == job).try_fold(0.0, |last: f64, t| t.ended_s.map(|e| last.max(e)))
+    }
+}

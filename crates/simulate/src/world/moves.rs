@@ -1,0 +1,193 @@
+//! What homenode can do: affinities, processes with their memory, files.
+
+use engine::{PlaneError, Undo, Undone};
+use placement::Move;
+use topology::{CpuSet, NodeId};
+
+use super::{Copied, Copy, World, total};
+use crate::calibration as cal;
+
+impl World {
+    pub fn prepare(&self, mv: &Move) -> Result<Undo, PlaneError> {
+        match mv {
+            Move::Thread { tid, pid, to, .. } => {
+                let to = self.with_cpus(*to)?;
+                let thread = self.alive(*tid)?;
+                self.untouched(thread)?;
+                Ok(Undo::Thread {
+                    tid: *tid,
+                    pid: *pid,
+                    start: self.threads[thread].start_ns,
+                    before: self.mask(thread),
+                    ours: self.machine.cpus_of(to).clone(),
+                    unbound: self.threads[thread].mask.is_none(),
+                    family: None,
+                })
+            }
+            Move::Process { pid, to, .. } => {
+                let to = self.with_cpus(*to)?;
+                let process = self.process(*pid)?;
+                let mut threads = (0..self.threads.len()).filter(|t| self.threads[*t].pid == *pid);
+                let first = threads.find(|t| self.threads[*t].ended_s.is_none()).ok_or_else(|| gone("process", *pid))?;
+                threads.try_for_each(|t| self.untouched(t))?;
+                self.untouched(first)?;
+                let home = self.machine.nearest_home(to);
+                if self.free(home) < total(&self.processes[process].resident) {
+                    return Err(refused("no_memory", format!("node {} has no room for process {pid}", self.id(home))));
+                }
+                Ok(Undo::Process {
+                    pid: *pid,
+                    start: self.processes[process].start_ns,
+                    before: self.mask(first),
+                    ours: self.machine.cpus_of(to).clone(),
+                    unbound: self.threads[first].mask.is_none(),
+                })
+            }
+            Move::File { file, from, to, .. } => {
+                let (from, to) = (self.index(*from)?, self.index(*to)?);
+                let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
+                let job = &self.jobs[self.files[f].job];
+                if !job.fs.moves_files() {
+                    return Err(refused("not_supported", "its file system cannot move data between nodes".into()));
+                }
+                if self.copies.iter().any(|c| c.what == Copied::File(f)) {
+                    return Err(refused("busy", format!("file {file} is being moved")));
+                }
+                let bytes: f64 = self.files[f].bytes.iter().filter(|s| s.0 == from).map(|s| s.1).sum();
+                if self.free(to) < bytes {
+                    return Err(refused("no_memory", format!("node {} has no room for file {file}", self.id(to))));
+                }
+                Ok(Undo::File { file: file.clone() })
+            }
+        }
+    }
+
+    pub fn apply(&mut self, mv: &Move) -> Result<(), PlaneError> {
+        match mv {
+            Move::Thread { tid, to, .. } => {
+                let to = self.with_cpus(*to)?;
+                let thread = self.alive(*tid)?;
+                self.seat_thread(thread, to);
+            }
+            Move::Process { pid, to, .. } => {
+                let to = self.with_cpus(*to)?;
+                let process = self.process(*pid)?;
+                let home = self.machine.nearest_home(to);
+                let mut waits = false;
+                let resident = self.processes[process].resident.clone();
+                for (node, bytes) in resident.into_iter().filter(|s| s.0 != home && s.1 > 0.0) {
+                    self.copies.push(Copy { what: Copied::Process(process), from: node, to: home, left: bytes });
+                    waits = true;
+                }
+                for t in 0..self.threads.len() {
+                    if self.threads[t].pid == *pid && self.threads[t].ended_s.is_none() {
+                        self.seat_thread(t, to);
+                        if waits {
+                            // Pages are locked while they are copied: the process stands still.
+                            self.threads[t].from_s = f64::INFINITY;
+                        }
+                    }
+                }
+            }
+            Move::File { file, from, to, .. } => {
+                let (from, to) = (self.index(*from)?, self.index(*to)?);
+                let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
+                let left: f64 = self.files[f].bytes.iter().filter(|s| s.0 == from).map(|s| s.1).sum();
+                if left > 0.0 && from != to {
+                    self.copies.push(Copy { what: Copied::File(f), from, to, left });
+                }
+            }
+        }
+        self.changed = true;
+        Ok(())
+    }
+
+    pub fn undo(&mut self, undo: &Undo) -> Undone {
+        let (of, ours, unbound, before): (Vec<usize>, _, _, _) = match undo {
+            Undo::Thread { tid, ours, unbound, before, .. } => {
+                (self.thread(*tid).into_iter().collect(), ours, *unbound, before)
+            }
+            Undo::Process { pid, ours, unbound, before, .. } => {
+                ((0..self.threads.len()).filter(|t| self.threads[*t].pid == *pid).collect(), ours, *unbound, before)
+            }
+            Undo::File { .. } => return Undone::Restored,
+        };
+        let mut result = Undone::Gone;
+        for t in of {
+            let thread = &mut self.threads[t];
+            if thread.ended_s.is_some() {
+                continue;
+            }
+            if thread.mask.as_ref() != Some(ours) {
+                result = Undone::ChangedByOthers;
+                continue;
+            }
+            thread.mask = if unbound { None } else { Some(before.clone()) };
+            result = Undone::Restored;
+        }
+        result
+    }
+
+    /// Whether what the record undoes has ended.
+    pub fn ended(&self, undo: &Undo) -> bool {
+        let alive = |t: &&super::Thread| t.ended_s.is_none();
+        match undo {
+            Undo::Thread { tid, .. } => self.alive(*tid).is_err(),
+            Undo::Process { pid, .. } => !self.threads.iter().filter(alive).any(|t| t.pid == *pid),
+            Undo::File { .. } => true,
+        }
+    }
+
+    fn seat_thread(&mut self, thread: usize, to: usize) {
+        let mask = self.machine.cpus_of(to).clone();
+        let thread = &mut self.threads[thread];
+        thread.mask = Some(mask);
+        if thread.node != to {
+            thread.node = to;
+            thread.debt_s += cal::MOVE_STALL_S;
+        }
+    }
+
+    fn mask(&self, thread: usize) -> CpuSet {
+        self.threads[thread].mask.clone().unwrap_or_else(|| self.machine.topology().cpus())
+    }
+
+    fn alive(&self, tid: u32) -> Result<usize, PlaneError> {
+        self.thread(tid).filter(|t| self.threads[*t].ended_s.is_none()).ok_or_else(|| gone("thread", tid))
+    }
+
+    fn process(&self, pid: u32) -> Result<usize, PlaneError> {
+        self.processes.binary_search_by_key(&pid, |p| p.pid).map_err(|_| gone("process", pid))
+    }
+
+    fn untouched(&self, thread: usize) -> Result<(), PlaneError> {
+        match self.threads[thread].own_affinity {
+            true => Err(refused("own_affinity", format!("has an affinity of its own: {}", self.mask(thread)))),
+            false => Ok(()),
+        }
+    }
+
+    fn index(&self, node: NodeId) -> Result<usize, PlaneError> {
+        self.machine.index(node).ok_or_else(|| refused("no_node", format!("there is no node {node}")))
+    }
+
+    fn with_cpus(&self, node: NodeId) -> Result<usize, PlaneError> {
+        let index = self.index(node)?;
+        match self.machine.nodes()[index].cpus > 0.0 {
+            true => Ok(index),
+            false => Err(refused("no_cpus", format!("node {node} has no CPUs"))),
+        }
+    }
+
+    fn id(&self, node: usize) -> NodeId {
+        self.machine.nodes()[node].id
+    }
+}
+
+fn gone(what: &str, id: impl std::fmt::Display) -> PlaneError {
+    PlaneError::Gone { what: format!("{what} {id}") }
+}
+
+fn refused(reason: &'static str, why: String) -> PlaneError {
+    PlaneError::Refused { reason, why }
+}

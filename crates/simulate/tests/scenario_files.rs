@@ -1,0 +1,136 @@
+//! Scenario files: what is refused, and with which words; and that the ones in `scenarios/` run.
+
+use std::path::Path;
+
+use simulate::ScenarioFile;
+
+const GOOD: &str = r#"
+duration_s = 10
+policy = "nthread"
+
+[machine]
+nodes = 2
+cpus = 4
+memory = "16 GiB"
+
+[[workload]]
+kind = "fio"
+threads = 4
+file_size = "1 GiB"
+data = 0
+"#;
+
+fn error(text: &str) -> String {
+    ScenarioFile::parse(text, Path::new("x.toml")).unwrap_err().to_string()
+}
+
+/// The scenario with a line replaced.
+fn with(line: &str, new: &str) -> String {
+    assert!(GOOD.contains(line), "{line}");
+    GOOD.replace(line, new)
+}
+
+#[test]
+fn a_good_file_is_accepted() {
+    let file = ScenarioFile::parse(GOOD, Path::new("x.toml")).unwrap();
+    assert_eq!((file.policy.as_str(), file.seed), ("nthread", 1));
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_key_and_line() {
+    for (text, key, line, why) in [
+        (with("threads = 4", "threads = 0"), "workload[0].threads", 12, "0 threads"),
+        (with("file_size = \"1 GiB\"", "file_size = \"64 GiB\""), "workload[0].file_size", 13, "all memory of the machine is 32.0 GiB"),
+        (with("cpus = 4", "cpus = 0"), "machine", 5, "no CPUs"),
+        (with("memory = \"16 GiB\"", "memory = 0"), "machine", 5, "no memory"),
+        (with("nodes = 2", "nodes = 0"), "machine.nodes", 6, "0 is not a number from 1"),
+        (with("nodes = 2", "nodes = 100000"), "machine.nodes", 6, "100000"),
+        (with("duration_s = 10", "duration_s = 0"), "duration_s", 2, "0 is not a number above 0"),
+        (with("duration_s = 10", "duration_s = nan"), "duration_s", 2, "NaN"),
+        (with("duration_s = 10", "duration_s = inf"), "duration_s", 2, "inf"),
+        (with("duration_s = 10", "duration_s = 10\nwarmup_s = 11"), "warmup_s", 3, "11"),
+        (with("policy = \"nthread\"", "policy = \"best\""), "policy", 3, "`best` is not a policy: none, nthread"),
+        (with("data = 0", "data = 2"), "workload[0].data", 14, "no node 2"),
+        (with("data = 0", "data = \"here\""), "workload[0].data", 14, "`here`"),
+        (with("data = 0", "data = [0.5, -0.5]"), "workload[0].data", 14, "none negative"),
+        (with("data = 0", "data = [0.5]"), "workload[0].data", 14, "2 numbers"),
+        (with("data = 0", "read = 1.5"), "workload[0].read", 14, "1.5 is not a number from 0 to 1"),
+        (with("data = 0", "read = nan"), "workload[0].read", 14, "NaN"),
+        (with("data = 0", "keys = 5"), "workload[0].keys", 14, "says nothing to `fio`"),
+        (with("data = 0", "start = 7"), "workload[0].start", 14, "no node 7"),
+        (with("data = 0", "start = 0\npin = 1"), "workload[0].start", 14, "`pin`"),
+        (with("data = 0", "device = 1"), "workload[0].device", 14, "not on one device"),
+        (with("data = 0", "fs = \"nova\"\ndata = 0"), "workload[0].data", 15, "`device`"),
+        (with("kind = \"fio\"", "kind = \"foi\""), "workload[0].kind", 11, "`foi` is not one of fio, simpleread, fileserver"),
+        (with("file_size = \"1 GiB\"", ""), "workload[0].file_size", 11, "is missing"),
+        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\nread_bw = 0"), "machine.read_bw", 9, "not above 0"),
+        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\ninterconnect = 0"), "machine.interconnect", 9, "not above 0"),
+        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\noptane_modules = 0"), "machine.optane_modules", 9, "0 modules"),
+        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\noptane_modules = 1\nread_bw = 1"), "machine.optane_modules", 9, "one or the other"),
+        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\ndistance = [[10]]"), "machine.distance", 9, "2 rows of 2"),
+        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\ndistance = 9"), "machine.distance", 9, "10 to 254"),
+        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\n[machine.node.5]"), "machine.node.5", 9, "no node 5"),
+        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\n[machine.node.1]\ncpus = 9"), "machine.node.1.cpus", 10, "9 CPUs"),
+        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\n[engine]\nwindow_s = 0"), "engine", 9, "window_s"),
+        (with("nodes = 2\n", ""), "machine.nodes", 5, "is missing"),
+        (with("nodes = 2\n", "nodes = 2\ntopology = \"dir\"\n"), "machine.nodes", 6, "says that already"),
+        (GOOD[..GOOD.find("[[workload]]").unwrap()].to_owned(), "workload", 5, "nothing would run"),
+    ] {
+        let error = error(&text);
+        assert!(error.starts_with(&format!("x.toml:{line}: {key}: ")), "{error}\n{text}");
+        assert!(error.contains(why), "{error} should say {why}");
+    }
+}
+
+#[test]
+fn unknown_keys_and_wrong_types_are_refused_with_key_and_line() {
+    for (text, words) in [
+        (with("threads = 4", "thread = 4"), ["line 12", "thread"]),
+        (with("cpus = 4", "cpu = 4"), ["line 7", "cpu"]),
+        (with("duration_s = 10", "duration = 10"), ["line 2", "duration"]),
+        (with("threads = 4", "threads = -1"), ["line 12", "threads"]),
+        (with("threads = 4", "threads = 2.5"), ["line 12", "threads"]),
+        (with("file_size = \"1 GiB\"", "file_size = -1"), ["line 13", "not an amount"]),
+        (with("file_size = \"1 GiB\"", "file_size = nan"), ["line 13", "not an amount"]),
+        (with("file_size = \"1 GiB\"", "file_size = \"1 gib\""), ["line 13", "`1 gib` is not an amount"]),
+        (with("data = 0", "fs = \"ntfs\""), ["line 14", "ntfs"]),
+        (with("policy = \"nthread\"", "[nthread]\nread_wait = 1"), ["line 4", "read_wait"]),
+        (with("policy = \"nthread\"", "policy = nthread"), ["line 3", "policy"]),
+    ] {
+        let error = error(&text);
+        assert!(error.contains("x.toml") && words.iter().all(|w| error.contains(w)), "{error}\n{text}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let error = ScenarioFile::read(Path::new("/nowhere/x.toml")).unwrap_err().to_string();
+    assert!(error.contains("cannot read /nowhere/x.toml"), "{error}");
+}
+
+#[test]
+fn a_captured_machine_is_read_beside_the_scenario() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../topology/tests/fixtures");
+    let fixture = std::fs::read_dir(&fixtures).unwrap().map(|e| e.unwrap().path()).find(|p| p.join("devices").exists()).unwrap();
+    let machine = GOOD.find("nodes").unwrap()..GOOD.find("[[workload]]").unwrap();
+    let mut text = GOOD.to_owned();
+    text.replace_range(machine, &format!("topology = {:?}\n", fixture.file_name().unwrap()));
+    ScenarioFile::parse(&text, &fixtures.join("x.toml")).unwrap();
+    let error = error(&text.replace("topology = \"", "topology = \"nowhere/"));
+    assert!(error.starts_with("x.toml:6: machine.topology: "), "{error}");
+}
+
+#[test]
+fn the_scenarios_that_come_with_homenode_run() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let file = ScenarioFile::read(&path).unwrap_or_else(|e| panic!("{e}"));
+        let outcome = simulate::run(&file.scenario, file.policy(), file.seed).unwrap();
+        assert!(outcome.ops_per_s() > 0.0, "{}", path.display());
+        assert!(file.policy == "none" || outcome.policy == file.policy);
+        seen += 1;
+    }
+    assert!(seen >= 5);
+}
