@@ -188,8 +188,11 @@ struct Used {
     rss_bytes: u64,
 }
 
+/// Programs by name, with what each used, or why it was not measured.
+type Peers = Vec<(&'static str, Result<Used, String>)>;
+
 /// homenode as a whole, and who does something like it, on the load that runs now; or why one was not measured.
-fn peers() -> Result<Vec<(&'static str, Result<Used, String>)>, Anything> {
+fn peers() -> Result<Peers, Anything> {
     let own = |name: &str| format!("not measured: {name} could not be started");
     let homenode = match std::env::var_os("HOMENODE") {
         Some(program) => {

@@ -29,9 +29,10 @@ fn error(path: &Path) -> String {
     residency::of(path, &mut |_, _| ()).unwrap_err().to_string()
 }
 
-/// A directory on a disk file system, where pages can be evicted, that anybody may enter.
+/// A directory on a disk file system, where pages can be evicted, that anybody may enter: below `$HOMENODE_TEST_DIR`, or /tmp.
 fn dir() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
+    let base = std::env::var_os("HOMENODE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    let dir = tempfile::tempdir_in(base).unwrap();
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     dir
 }

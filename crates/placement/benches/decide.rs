@@ -27,6 +27,9 @@ const THREADS: [u32; 4] = [100, 1_000, 10_000, 100_000];
 const NODES: [u32; 3] = [2, 8, 64];
 const MB: u64 = 1_000_000;
 
+/// Seconds per decision of each sample, and how many moves it gave.
+type Samples = (Vec<f64>, usize);
+
 fn snapshot(workload: &str, threads: u32, nodes: u32) -> Snapshot {
     let all: Vec<_> = (0..nodes).map(NodeId).collect();
     // Enough for everybody to be at home, so that contention is where the workload makes it.
@@ -82,8 +85,7 @@ fn main() {
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_millis(1000))
         .configure_from_args();
-    // Seconds per decision of each sample, and how many moves it gave.
-    let samples: RefCell<BTreeMap<(&str, u32, u32), (Vec<f64>, usize)>> = RefCell::default();
+    let samples: RefCell<BTreeMap<(&str, u32, u32), Samples>> = RefCell::default();
     for workload in WORKLOADS {
         let mut group = criterion.benchmark_group(workload);
         // One decision takes up to a tenth of a second: equal samples, not growing ones.

@@ -72,16 +72,8 @@ pub struct Costs {
 
 impl FileSystem {
     /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Ext4Dax,
-        Self::Pmfs,
-        Self::Nova,
-        Self::NovaN,
-        Self::Homenode,
-        Self::PageCache,
-        Self::Zfs,
-        Self::Mapped,
-    ];
+    pub const ALL: [Self; 8] =
+        [Self::Ext4Dax, Self::Pmfs, Self::Nova, Self::NovaN, Self::Homenode, Self::PageCache, Self::Zfs, Self::Mapped];
 
     /// Its software cost.
     pub fn costs(self) -> &'static Costs {

@@ -74,7 +74,8 @@ impl Memory {
 
     /// Seconds per byte that a thread `hops` away writes, alone.
     pub fn write_at(&self, hops: f64) -> f64 {
-        (self.write_s.max(1.0 / self.write_bw) * factor(self.remote_write, hops)).max(self.load_at(hops) / self.write_bw)
+        (self.write_s.max(1.0 / self.write_bw) * factor(self.remote_write, hops))
+            .max(self.load_at(hops) / self.write_bw)
     }
 
     /// How much of the controller a byte from `hops` away takes, against a local byte.
@@ -137,11 +138,7 @@ impl Machine {
     /// # Errors
     ///
     /// [`MachineError`] for a machine on which nothing can run.
-    pub fn new(
-        topology: Topology,
-        port_bw: f64,
-        memory: impl Fn(&Node) -> Memory,
-    ) -> Result<Self, MachineError> {
+    pub fn new(topology: Topology, port_bw: f64, memory: impl Fn(&Node) -> Memory) -> Result<Self, MachineError> {
         positive("the interconnect bandwidth", port_bw)?;
         let nodes: Vec<NodeModel> = topology
             .nodes

@@ -1,5 +1,7 @@
 //! What any machine must do, whatever the constants: nobody gets more than there is, near is not slower than far, the same is the same.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
 use std::path::Path;
 
 use proptest::prelude::*;
@@ -109,7 +111,8 @@ start = 1
         )
     };
     let runtime = |process: &str, policy: &str| outcome(&text(process, policy)).workloads[0].runtime_s.unwrap();
-    let (small, large) = (runtime("1 MB", "arc") / runtime("1 MB", "none"), runtime("2 GB", "arc") / runtime("2 GB", "none"));
+    let (small, large) =
+        (runtime("1 MB", "arc") / runtime("1 MB", "none"), runtime("2 GB", "arc") / runtime("2 GB", "none"));
     assert!(small < 1.0 && large > small, "{small} {large}");
     assert_eq!(outcome(&text("1 MB", "arc")).moves.processes, 1);
 }
@@ -126,8 +129,12 @@ fn a_moved_file_is_read_where_it_goes() {
 }
 
 fn any_fio() -> impl Strategy<Value = (u32, f64, &'static str, &'static str)> {
-    (1u32..40, 0.0f64..=1.0, prop::sample::select(vec!["1 KiB", "4 KiB", "64 KiB", "1 MiB"]),
-     prop::sample::select(vec!["homenode", "page-cache", "nova-n"]))
+    (
+        1u32..40,
+        0.0f64..=1.0,
+        prop::sample::select(vec!["1 KiB", "4 KiB", "64 KiB", "1 MiB"]),
+        prop::sample::select(vec!["homenode", "page-cache", "nova-n"]),
+    )
 }
 
 proptest! {

@@ -1,5 +1,7 @@
 //! Scenario files: what is refused, and with which words; and that the ones in `scenarios/` run.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
 use std::path::Path;
 
 use simulate::ScenarioFile;
@@ -40,7 +42,12 @@ fn a_good_file_is_accepted() {
 fn what_cannot_be_is_refused_with_key_and_line() {
     for (text, key, line, why) in [
         (with("threads = 4", "threads = 0"), "workload[0].threads", 12, "0 threads"),
-        (with("file_size = \"1 GiB\"", "file_size = \"64 GiB\""), "workload[0].file_size", 13, "all memory of the machine is 32.0 GiB"),
+        (
+            with("file_size = \"1 GiB\"", "file_size = \"64 GiB\""),
+            "workload[0].file_size",
+            13,
+            "all memory of the machine is 32.0 GiB",
+        ),
         (with("cpus = 4", "cpus = 0"), "machine", 5, "no CPUs"),
         (with("memory = \"16 GiB\"", "memory = 0"), "machine", 5, "no memory"),
         (with("nodes = 2", "nodes = 0"), "machine.nodes", 6, "0 is not a number from 1"),
@@ -61,16 +68,41 @@ fn what_cannot_be_is_refused_with_key_and_line() {
         (with("data = 0", "start = 0\npin = 1"), "workload[0].start", 14, "`pin`"),
         (with("data = 0", "device = 1"), "workload[0].device", 14, "not on one device"),
         (with("data = 0", "fs = \"nova\"\ndata = 0"), "workload[0].data", 15, "`device`"),
-        (with("kind = \"fio\"", "kind = \"foi\""), "workload[0].kind", 11, "`foi` is not one of fio, simpleread, fileserver"),
+        (
+            with("kind = \"fio\"", "kind = \"foi\""),
+            "workload[0].kind",
+            11,
+            "`foi` is not one of fio, simpleread, fileserver",
+        ),
         (with("file_size = \"1 GiB\"", ""), "workload[0].file_size", 11, "is missing"),
         (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\nread_bw = 0"), "machine.read_bw", 9, "not above 0"),
-        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\ninterconnect = 0"), "machine.interconnect", 9, "not above 0"),
-        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\noptane_modules = 0"), "machine.optane_modules", 9, "0 modules"),
-        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\noptane_modules = 1\nread_bw = 1"), "machine.optane_modules", 9, "one or the other"),
+        (
+            with("memory = \"16 GiB\"", "memory = \"16 GiB\"\ninterconnect = 0"),
+            "machine.interconnect",
+            9,
+            "not above 0",
+        ),
+        (
+            with("memory = \"16 GiB\"", "memory = \"16 GiB\"\noptane_modules = 0"),
+            "machine.optane_modules",
+            9,
+            "0 modules",
+        ),
+        (
+            with("memory = \"16 GiB\"", "memory = \"16 GiB\"\noptane_modules = 1\nread_bw = 1"),
+            "machine.optane_modules",
+            9,
+            "one or the other",
+        ),
         (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\ndistance = [[10]]"), "machine.distance", 9, "2 rows of 2"),
         (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\ndistance = 9"), "machine.distance", 9, "10 to 254"),
         (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\n[machine.node.5]"), "machine.node.5", 9, "no node 5"),
-        (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\n[machine.node.1]\ncpus = 9"), "machine.node.1.cpus", 10, "9 CPUs"),
+        (
+            with("memory = \"16 GiB\"", "memory = \"16 GiB\"\n[machine.node.1]\ncpus = 9"),
+            "machine.node.1.cpus",
+            10,
+            "9 CPUs",
+        ),
         (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\n[engine]\nwindow_s = 0"), "engine", 9, "window_s"),
         (with("nodes = 2\n", ""), "machine.nodes", 5, "is missing"),
         (with("nodes = 2\n", "nodes = 2\ntopology = \"dir\"\n"), "machine.nodes", 6, "says that already"),
@@ -111,7 +143,8 @@ fn a_file_that_is_not_there_is_named() {
 #[test]
 fn a_captured_machine_is_read_beside_the_scenario() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../topology/tests/fixtures");
-    let fixture = std::fs::read_dir(&fixtures).unwrap().map(|e| e.unwrap().path()).find(|p| p.join("devices").exists()).unwrap();
+    let fixture =
+        std::fs::read_dir(&fixtures).unwrap().map(|e| e.unwrap().path()).find(|p| p.join("devices").exists()).unwrap();
     let machine = GOOD.find("nodes").unwrap()..GOOD.find("[[workload]]").unwrap();
     let mut text = GOOD.to_owned();
     text.replace_range(machine, &format!("topology = {:?}\n", fixture.file_name().unwrap()));

@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use super::Settings;
 use super::data::{Groups, Shares, add};
 use super::hardware::Hardware;
+use super::history::History;
 use crate::processes::sane;
 use crate::{Snapshot, Thread};
 
@@ -49,6 +50,8 @@ pub(super) struct Demand {
     pub wrote: Shares,
     /// How much of its private data a thread writes anew each second (new blocks land where it runs).
     pub renewed: f64,
+    /// Whether it shares data with others of its process, and so perhaps locks.
+    pub shares: bool,
     /// Nodes it may run on, by index, as an index into [`Demands::allowed`].
     pub allowed: usize,
     /// Whether it must stay.
@@ -63,6 +66,8 @@ pub(super) struct Program {
     pub memory: Shares,
     /// Whether what its threads write lands where they run (else: where the data is).
     pub writes_follow: bool,
+    /// Seconds per byte for which its sharing threads hold a lock, were they all on one node; 0 where none is seen.
+    pub lock_s: f64,
     /// Nodes, by index, that all its threads may go to, those that do no file work included; none if one of them must stay.
     pub allowed: Vec<bool>,
     /// Correction of the memory constants that its threads show, if they do.
@@ -89,6 +94,8 @@ pub(super) struct Known {
 
 /// Share of written bytes on other nodes above which writes do not follow the thread.
 const ELSEWHERE: f64 = 0.1;
+/// Threads that share data and sleep for this part of the time are taken to wait for a lock.
+const BLOCKED: f64 = 0.1;
 /// A node whose CPUs are busier than this is full.
 const FULL: f64 = 0.95;
 /// Software takes at least this share of CPU time per byte.
@@ -102,7 +109,7 @@ const SPREAD: f64 = 0.1;
 const BUSIEST: f64 = 0.97;
 
 impl Demands {
-    pub fn new(hardware: &Hardware, snapshot: &Snapshot, settings: &Settings, known: &FxHashMap<u32, Known>) -> Self {
+    pub fn new(hardware: &Hardware, snapshot: &Snapshot, settings: &Settings, history: &History) -> Self {
         let window_s = sane(snapshot.window_s);
         if window_s <= 0.0 {
             return Self::default();
@@ -118,13 +125,16 @@ impl Demands {
         listed.sort_by_key(|i| snapshot.threads[*i].tid);
         listed.dedup_by_key(|i| snapshot.threads[*i].tid);
         let mut demands = Self { groups: Groups::new(hardware, snapshot, &listed), ..Self::default() };
-        demands.programs(hardware, snapshot, &listed, known);
+        demands.programs(hardware, snapshot, &listed, &history.known);
         let busy = busy(hardware, snapshot, window_s);
         for i in listed {
-            let demand = demands.thread(hardware, snapshot, i, window_s, &busy, &mapped);
+            let mut demand = demands.thread(hardware, snapshot, i, window_s, &busy, &mapped);
+            let t = &snapshot.threads[i];
+            demand.held = t.held.is_some() || !history.may_move_thread(t.tid, t.pid);
             demands.threads.push(demand);
         }
         demands.tell_memory_from_software(hardware, snapshot, settings);
+        demands.tell_locks_from_sleep(hardware, settings);
         demands
     }
 
@@ -148,6 +158,7 @@ impl Demands {
                 Program {
                     pid: *pid,
                     memory: Shares::new(),
+                    lock_s: 0.0,
                     writes_follow: !known.writes_stay && elsewhere <= ELSEWHERE * all,
                     allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
                     measured: known.memory,
@@ -183,7 +194,7 @@ impl Demands {
     ) -> Demand {
         let t = &snapshot.threads[index];
         let node = hardware.index(t.node).unwrap_or(0);
-        let mut d = Demand { thread: index, node, held: t.held.is_some(), memory: 1.0, ..Demand::default() };
+        let mut d = Demand { thread: index, node, memory: 1.0, ..Demand::default() };
         d.process = self.programs.partition_point(|p| p.pid < t.pid);
         let mut allowed = vec![false; hardware.len()];
         for n in t.allowed_nodes.iter().filter_map(|id| hardware.index(*id)) {
@@ -258,6 +269,7 @@ impl Demands {
         let cpu_s = sane(t.cpu_s).min(window_s);
         let missing = (window_s - cpu_s).max(0.0);
         let waited = t.wait_s.map_or(if busy[node] > FULL { missing } else { 0.0 }, |w| sane(w).min(missing));
+        d.shares = !d.shared.is_empty();
         d.soft_s = cpu_s / all;
         d.off_s = (missing - waited) / all;
         d
@@ -307,6 +319,35 @@ impl Demands {
             }
             let own = 1.0 + settings.own_memory * own_memory(hardware, &self.programs[d.process], d.node);
             d.soft_s = (s.on - d.memory * s.memory).max(LEAST_SOFTWARE * s.on) / own;
+        }
+    }
+
+    /// Threads that share data and sleep a good part of their time wait for each other. For how long a lock must be held to
+    /// make k threads with X bytes/s together wait w seconds per byte: w = h A with A = (k − 1) / k × X (h + w), so
+    /// h² + w h − w k / ((k − 1) X) = 0.
+    fn tell_locks_from_sleep(&mut self, hardware: &Hardware, settings: &Settings) {
+        for p in 0..self.programs.len() {
+            let mut crowd = vec![0.0; hardware.len()];
+            let (mut rate, mut asleep) = (0.0, 0.0);
+            for d in self.threads.iter().filter(|d| d.process == p && d.shares && d.rate > 0.0) {
+                crowd[d.node] += 1.0;
+                rate += d.rate;
+                asleep += d.off_s * d.rate;
+            }
+            let k: f64 = crowd.iter().sum();
+            if k >= 2.0 && asleep > BLOCKED * k {
+                let w = asleep / rate;
+                let hold_s = ((w * w + 4.0 * w * k / ((k - 1.0) * rate)).sqrt() - w) / 2.0;
+                let on_node = |(n, threads): (usize, &f64)| threads * crossed(hardware, settings, &crowd, n);
+                let factor = crowd.iter().enumerate().map(on_node).sum::<f64>() / k;
+                self.programs[p].lock_s = hold_s / factor;
+                for d in self.threads.iter_mut().filter(|d| d.process == p && d.shares) {
+                    d.off_s = (d.off_s - w).max(0.0);
+                    // Holding it is work; at any other placement it is held for another time.
+                    let held_s = hold_s / factor * crossed(hardware, settings, &crowd, d.node);
+                    d.soft_s = (d.soft_s - held_s).max(LEAST_SOFTWARE * d.soft_s);
+                }
+            }
         }
     }
 
@@ -381,6 +422,13 @@ struct Seen {
     on: f64,
     /// Memory time per byte by the constants.
     memory: f64,
+}
+
+/// How many times as long a lock is held on a node as if all who share it were there.
+pub(super) fn crossed(hardware: &Hardware, settings: &Settings, crowd: &[f64], node: usize) -> f64 {
+    let all: f64 = crowd.iter().sum();
+    let hops: f64 = crowd.iter().enumerate().map(|(m, threads)| threads * hardware.hops(node, m)).sum();
+    1.0 + (settings.cross_lock - 1.0) * hops / (all - 1.0).max(1.0)
 }
 
 /// How much more a process's own memory takes from a node than were it local, relative.

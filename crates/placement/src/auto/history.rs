@@ -109,6 +109,9 @@ pub(super) struct History {
     trial: Option<Trial>,
     /// Processes that are not to be moved to a node again: that made things worse.
     veto: FxHashSet<(u32, NodeId)>,
+    /// Threads and processes that were moved for this load: once is enough.
+    moved_threads: FxHashSet<u32>,
+    moved_processes: FxHashSet<u32>,
     stuck_threads: FxHashMap<u32, f64>,
     stuck_processes: FxHashMap<u32, f64>,
     stuck_files: FxHashMap<String, f64>,
@@ -195,9 +198,17 @@ impl History {
         };
         self.asked = moves.iter().map(asked).collect();
         for (mv, _) in moves {
-            if let Move::File { file, .. } = mv {
-                self.stuck_files.insert(file.clone(), now_s);
-                self.moved_data = true;
+            match mv {
+                Move::Thread { tid, .. } => {
+                    self.moved_threads.insert(*tid);
+                }
+                Move::Process { pid, .. } => {
+                    self.moved_processes.insert(*pid);
+                }
+                Move::File { file, .. } => {
+                    self.stuck_files.insert(file.clone(), now_s);
+                    self.moved_data = true;
+                }
             }
         }
         let back = moves.iter().filter_map(|(mv, _)| match mv {
@@ -231,12 +242,14 @@ impl History {
         self.asked = moves.iter().map(asked).collect();
     }
 
-    pub fn may_move_thread(&self, tid: u32) -> bool {
+    pub fn may_move_thread(&self, tid: u32, pid: u32) -> bool {
         !self.stuck_threads.contains_key(&tid)
+            && !self.moved_threads.contains(&tid)
+            && !self.moved_processes.contains(&pid)
     }
 
     pub fn may_move_process(&self, pid: u32) -> bool {
-        !self.stuck_processes.contains_key(&pid)
+        !self.stuck_processes.contains_key(&pid) && !self.moved_processes.contains(&pid)
     }
 
     pub fn may_move_file(&self, file: &str) -> bool {
@@ -285,6 +298,8 @@ impl History {
             self.moved_data = false;
             self.trial = None;
             self.veto.clear();
+            self.moved_threads.clear();
+            self.moved_processes.clear();
         }
     }
 

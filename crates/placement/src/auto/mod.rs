@@ -76,7 +76,7 @@ impl Policy for Auto {
         self.budget.fill(now_s);
         let mut hardware = self.hardware(topology, snapshot);
         let listed_cpus = take_others(&mut hardware, snapshot, &self.settings);
-        let demands = Demands::new(&hardware, snapshot, &self.settings, &self.history.known);
+        let demands = Demands::new(&hardware, snapshot, &self.settings, &self.history);
         let strictness = match self.history.turn(snapshot, &demands) {
             Turn::Wait(again) => {
                 plan.moves = again;
@@ -139,9 +139,7 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, budget: f64, c
     };
     let threads = |team: usize, node: usize| {
         let t = &model.teams[team];
-        let tid = |m: &usize| snapshot.threads[model.demands.threads[*m].thread].tid;
-        node == t.node
-            || (!history.vetoed(pid(t.process), id(node)) && t.members.iter().all(|m| history.may_move_thread(tid(m))))
+        node == t.node || !history.vetoed(pid(t.process), id(node))
     };
     match change {
         Change::Threads { team, node, data, count, .. } => {
@@ -150,7 +148,10 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, budget: f64, c
             threads(*team, *node) && (data.is_none() || files(Box::new(own), t.file_bytes * *count as f64))
         }
         Change::Process { process, node, .. } => {
-            !history.vetoed(pid(*process), id(*node)) && history.may_move_process(pid(*process))
+            let mut teams = model.teams.iter().filter(|t| t.process == *process);
+            !history.vetoed(pid(*process), id(*node))
+                && history.may_move_process(pid(*process))
+                && teams.all(|t| t.node == *node || !t.held)
         }
         Change::Group { group, node, .. } => {
             let g = &model.demands.groups.list[*group];

@@ -7,14 +7,15 @@
 //! A byte of a thread in cell *i* on node *n* takes
 //!
 //! ```text
-//! T_i = s_n × (on_i + Σ_m v_im × A_im) + off_i      CPU and memory, waiting at controller m, and asleep
+//! T_i = s_n × (on_i + Σ_m v_im × A_im) + h_i × A_i + off_i    CPU and memory, waiting at controller m, for a lock, asleep
 //! A_im = z_m − S_im × q_im                          what is queued at m, without the thread's own
 //! q_im = v_im × (S_im + A_im) / T_i                 the thread's own share of the queue
 //! z_m = Σ_i k_i × S_im × q_im                       the queue at m, in local requests
 //! s_n = 1 while the node has a CPU for everybody, else what makes its threads use exactly its CPUs
 //! ```
 //!
-//! where v is controller time per byte and S how much more of it a remote byte takes. z is found by Newton steps for
+//! where v is controller time per byte and S how much more of it a remote byte takes; a lock that is held for h is a station like a
+//! controller, with S = 1, but who waits for it sleeps. z is found by Newton steps for
 //! each controller on its own, started from the last solution, as solutions of neighbouring placements are alike.
 //!
 //! **Limits.** A mean: bursts are averaged away.
@@ -29,6 +30,15 @@ pub(super) struct Visit {
     pub service: f64,
 }
 
+/// What only one thread of a process can do at a time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Lock {
+    /// Station of the lock: they come after those of the nodes.
+    pub station: usize,
+    /// Seconds per byte for which it is held; part of `on_s`.
+    pub hold_s: f64,
+}
+
 /// Alike threads on one node with their data at the same places.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Cell {
@@ -41,6 +51,8 @@ pub(super) struct Cell {
     /// Its visits, as a range of [`Network::visits`].
     pub first: usize,
     pub last: usize,
+    /// The lock it takes.
+    pub lock: Option<Lock>,
 }
 
 /// A network to solve.
@@ -48,6 +60,8 @@ pub(super) struct Cell {
 pub(super) struct Network {
     /// CPUs of each node, and how many of them others keep busy.
     pub cpus: Vec<(f64, f64)>,
+    /// Locks, after the nodes' controllers.
+    pub locks: usize,
     /// What taking turns costs.
     pub time_slicing: f64,
     pub cells: Vec<Cell>,
@@ -59,9 +73,10 @@ pub(super) struct Network {
 pub(super) struct Steady {
     /// Bytes/s of one thread of each cell.
     pub rate: Vec<f64>,
-    /// Of each visit, the thread's share of the queue.
+    /// Of each visit, the thread's share of the queue; of each cell, that of its lock.
     queued: Vec<f64>,
-    /// Queue of each controller.
+    locked: Vec<f64>,
+    /// Queue of each controller, then of each lock.
     pub queue: Vec<f64>,
     /// How many times as long CPU work takes on each node.
     pub stretch: Vec<f64>,
@@ -81,16 +96,17 @@ const LEAST_S: f64 = 1e-15;
 
 impl Steady {
     pub fn solve(&mut self, network: &Network) {
-        let nodes = network.cpus.len();
-        self.queue.resize(nodes, 0.0);
-        self.stretch.resize(nodes, 1.0);
+        self.queue.resize(network.cpus.len() + network.locks, 0.0);
+        self.stretch.resize(network.cpus.len(), 1.0);
         self.rate.resize(network.cells.len(), 0.0);
-        // A cell's rate and queue shares are functions of the controllers' queues: no start needed but these.
+        // A cell's rate and queue shares are functions of the queues: no start needed but these.
         self.queued.clear();
         self.queued.resize(network.visits.len(), 0.0);
+        self.locked.clear();
+        self.locked.resize(network.cells.len(), 0.0);
         for pass in 0..MOST_PASSES {
             let change = self.pass(network);
-            self.passes += 1 + network.visits.len() as u64;
+            self.passes += (1 + network.cells.len() + network.visits.len()) as u64;
             if change < TOLERANCE && pass > 0 {
                 break;
             }
@@ -99,40 +115,50 @@ impl Steady {
 
     fn pass(&mut self, network: &Network) -> f64 {
         let nodes = network.cpus.len();
-        for sum in [&mut self.wanted, &mut self.next, &mut self.slope] {
+        for (sum, len) in
+            [(&mut self.wanted, nodes), (&mut self.next, self.queue.len()), (&mut self.slope, self.queue.len())]
+        {
             sum.clear();
-            sum.resize(nodes, 0.0);
+            sum.resize(len, 0.0);
         }
         let mut change = 0.0f64;
-        for (cell, rate) in network.cells.iter().zip(&mut self.rate) {
+        for (i, (cell, rate)) in network.cells.iter().zip(&mut self.rate).enumerate() {
             let stretch = self.stretch[cell.node];
             let slicing = if stretch > 1.0 { 1.0 + network.time_slicing } else { 1.0 };
             let visits = &network.visits[cell.first..cell.last];
             let queued = &mut self.queued[cell.first..cell.last];
             let waits: f64 =
-                visits.iter().zip(queued.iter()).map(|(v, q)| v.work * ahead(self.queue[v.node], v, *q)).sum();
+                visits.iter().zip(queued.iter()).map(|(v, q)| v.work * ahead(self.queue[v.node], v.service, *q)).sum();
             let on = slicing * (cell.on_s + waits);
-            let new = 1.0 / (stretch * on + cell.off_s).max(LEAST_S);
+            let locked = &mut self.locked[i];
+            let lock_wait = cell.lock.map_or(0.0, |l| l.hold_s * ahead(self.queue[l.station], 1.0, *locked));
+            let new = 1.0 / (stretch * on + cell.off_s + lock_wait).max(LEAST_S);
             change = change.max((new - *rate).abs() / new);
             *rate = new;
             for (v, q) in visits.iter().zip(queued.iter_mut()) {
-                *q = v.work * (v.service + ahead(self.queue[v.node], v, *q)) * new;
+                *q = v.work * (v.service + ahead(self.queue[v.node], v.service, *q)) * new;
                 let weight = cell.threads * v.service;
                 self.next[v.node] += weight * *q;
                 self.slope[v.node] += weight * v.work * new * (1.0 - (stretch * slicing * *q).min(1.0));
             }
+            if let Some(l) = cell.lock {
+                *locked = ((l.hold_s + lock_wait) * new).min(1.0);
+                self.next[l.station] += cell.threads * *locked;
+                self.slope[l.station] += cell.threads * l.hold_s * new * (1.0 - *locked);
+            }
             self.wanted[cell.node] += cell.threads * on * new;
         }
-        for m in 0..nodes {
-            let gap = self.next[m] - self.queue[m];
-            let leap = (1.0 / (1.0 - self.slope[m]).max(1.0 / MOST_LEAP)).max(1.0);
-            let new = (self.queue[m] + gap * leap).max(0.0);
-            change = change.max((new - self.queue[m]).abs() / (1.0 + new));
-            self.queue[m] = new;
-            let (cpus, others) = network.cpus[m];
+        for station in 0..self.queue.len() {
+            let gap = self.next[station] - self.queue[station];
+            let leap = (1.0 / (1.0 - self.slope[station]).max(1.0 / MOST_LEAP)).max(1.0);
+            let new = (self.queue[station] + gap * leap).max(0.0);
+            change = change.max((new - self.queue[station]).abs() / (1.0 + new));
+            self.queue[station] = new;
+        }
+        for (m, (cpus, others)) in network.cpus.iter().enumerate() {
             // Others wait as well when there are too few CPUs: all get the same share.
             let stretch = self.stretch[m];
-            let new = if cpus > 0.0 { ((self.wanted[m] * stretch + others) / cpus).max(1.0) } else { 1.0 };
+            let new = if *cpus > 0.0 { ((self.wanted[m] * stretch + others) / cpus).max(1.0) } else { 1.0 };
             change = change.max((new - stretch).abs() / new);
             self.stretch[m] = new;
         }
@@ -151,8 +177,8 @@ impl Steady {
 }
 
 /// What is queued before a thread's request: not its own.
-fn ahead(queue: f64, visit: &Visit, own: f64) -> f64 {
-    (queue - visit.service * own).max(0.0)
+fn ahead(queue: f64, service: f64, own: f64) -> f64 {
+    (queue - service * own).max(0.0)
 }
 
 #[cfg(test)]
@@ -163,8 +189,9 @@ mod tests {
     fn one(k: f64, on_s: f64, work: f64, cpus: f64) -> f64 {
         let network = Network {
             cpus: vec![(cpus, 0.0)],
+            locks: 0,
             time_slicing: 0.0,
-            cells: vec![Cell { threads: k, node: 0, on_s, off_s: 0.0, first: 0, last: 1 }],
+            cells: vec![Cell { threads: k, node: 0, on_s, off_s: 0.0, first: 0, last: 1, lock: None }],
             visits: vec![Visit { node: 0, work, service: 1.0 }],
         };
         let mut steady = Steady::default();
@@ -197,8 +224,9 @@ mod tests {
         assert!((one(8.0, 1.0, 0.0, 4.0) - 4.0).abs() < 1e-4);
         let network = Network {
             cpus: vec![(4.0, 2.0)],
+            locks: 0,
             time_slicing: 0.0,
-            cells: vec![Cell { threads: 6.0, node: 0, on_s: 1.0, off_s: 0.0, first: 0, last: 0 }],
+            cells: vec![Cell { threads: 6.0, node: 0, on_s: 1.0, off_s: 0.0, first: 0, last: 0, lock: None }],
             visits: vec![],
         };
         let mut steady = Steady::default();
@@ -209,9 +237,27 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_serves_one_at_a_time() {
+        // 50 threads, 2 s of work of which half a second under the lock: two a second.
+        let lock = Some(Lock { station: 1, hold_s: 0.5 });
+        let network = Network {
+            cpus: vec![(50.0, 0.0)],
+            locks: 1,
+            time_slicing: 0.0,
+            cells: vec![Cell { threads: 50.0, node: 0, on_s: 2.0, off_s: 0.0, first: 0, last: 0, lock }],
+            visits: vec![],
+        };
+        let mut steady = Steady::default();
+        steady.solve(&network);
+        let x = steady.rate[0] * 50.0;
+        assert!(x <= 2.0 + 1e-6 && x > 1.9, "{x}");
+    }
+
+    #[test]
     fn who_sleeps_leaves_the_cpu_to_others() {
-        let cell = |off_s| Cell { threads: 4.0, node: 0, on_s: 1.0, off_s, first: 0, last: 0 };
-        let network = Network { cpus: vec![(4.0, 0.0)], time_slicing: 0.0, cells: vec![cell(1.0)], visits: vec![] };
+        let cell = |off_s| Cell { threads: 4.0, node: 0, on_s: 1.0, off_s, first: 0, last: 0, lock: None };
+        let network =
+            Network { cpus: vec![(4.0, 0.0)], locks: 0, time_slicing: 0.0, cells: vec![cell(1.0)], visits: vec![] };
         let mut steady = Steady::default();
         steady.solve(&network);
         assert!((steady.rate[0] - 0.5).abs() < 1e-6 && (steady.stretch[0] - 1.0).abs() < 1e-9);

@@ -12,6 +12,7 @@ use std::cmp::Reverse;
 use smallvec::SmallVec;
 use topology::NodeId;
 
+use super::data::{Shares, add, main_node};
 use super::search::{Change, Found};
 use super::seating::{Model, Scratch, Seat, Seating};
 use crate::processes::show;
@@ -82,11 +83,7 @@ fn processes(model: &Model, found: &Found, moves: &mut Vec<(Move, f64)>) {
     for (p, to) in found.seating.processes.iter().enumerate() {
         let Some(to) = *to else { continue };
         let program = &model.demands.programs[p];
-        let teams = || model.teams.iter().filter(|t| t.process == p);
-        let rate =
-            |node: usize| teams().filter(|t| t.node == node).map(|t| t.rate * t.members.len() as f64).sum::<f64>();
-        let nodes = teams().map(|t| t.node);
-        let Some(from) = nodes.max_by(|a, b| rate(*a).total_cmp(&rate(*b)).then(b.cmp(a))) else { continue };
+        let Some(from) = leaves(model, p, to) else { continue };
         let bytes: f64 = program.memory.iter().filter(|m| m.0 != model.hardware.nodes[to].home).map(|m| m.1).sum();
         let takes_s = model.process_copy_s(p, to);
         let why =
@@ -94,6 +91,18 @@ fn processes(model: &Model, found: &Found, moves: &mut Vec<(Move, f64)>) {
         let (from, to) = (model.hardware.nodes[from].id, model.hardware.nodes[to].id);
         moves.push((Move::Process { pid: program.pid, from, to, reason: Reason::CacheAffinity, why }, takes_s));
     }
+}
+
+/// The node that most of a process leaves: of its threads by what they do, or if they are all there already, of its memory.
+fn leaves(model: &Model, process: usize, to: usize) -> Option<usize> {
+    let mut threads = Shares::new();
+    for t in model.teams.iter().filter(|t| t.process == process && t.node != to) {
+        add(&mut threads, t.node, t.rate * t.members.len() as f64);
+    }
+    main_node(&threads).or_else(|| {
+        let away = model.demands.programs[process].memory.iter().filter(|m| m.0 != to);
+        main_node(&away.copied().collect())
+    })
 }
 
 fn groups(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<(Move, f64)>) {

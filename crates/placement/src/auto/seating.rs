@@ -13,9 +13,9 @@ use smallvec::SmallVec;
 
 use super::Settings;
 use super::data::{Shares, add, beside};
-use super::demand::{Demands, own_memory};
+use super::demand::{Demands, crossed, own_memory};
 use super::hardware::Hardware;
-use super::network::{Cell, Network, Steady, Visit};
+use super::network::{Cell, Lock, Network, Steady, Visit};
 use super::team::Team;
 
 /// Some threads of a team.
@@ -101,6 +101,8 @@ pub(super) struct Scratch {
     pub steady: Steady,
     crowds: Vec<Vec<f64>>,
     places: Vec<Shares>,
+    /// Sharing threads by process and node.
+    sharers: Vec<Vec<f64>>,
 }
 
 /// Mean over the horizon of the share of data that has not been written anew, at `renewed` of it a second.
@@ -157,7 +159,9 @@ impl<'a> Model<'a> {
 
     fn build(&self, seating: &Seating, scratch: &mut Scratch) {
         let n = self.hardware.len();
-        let Scratch { network, crowds, places, .. } = scratch;
+        let Scratch { network, crowds, places, sharers, .. } = scratch;
+        network.locks = self.demands.programs.len();
+        self.sharers(seating, sharers);
         network.cpus.clear();
         network.cpus.extend(self.hardware.nodes.iter().map(|n| (n.cpus, n.others)));
         network.time_slicing = self.settings.time_slicing;
@@ -167,7 +171,9 @@ impl<'a> Model<'a> {
         let mut work = vec![(0.0, 1.0); n];
         for (t, team) in self.teams.iter().enumerate() {
             for seat in &seating.seats[t] {
-                let on_s = self.cell(t, team, seat, seating, crowds, places, &mut work);
+                let lock = self.lock(team, seat.node, sharers);
+                let on_s =
+                    self.cell(t, team, seat, seating, crowds, places, &mut work) + lock.map_or(0.0, |l| l.hold_s);
                 let first = network.visits.len();
                 for (node, w) in work.iter_mut().enumerate().filter(|(_, w)| w.0 > 0.0) {
                     network.visits.push(Visit { node, work: w.0, service: w.1 });
@@ -175,9 +181,31 @@ impl<'a> Model<'a> {
                 }
                 let last = network.visits.len();
                 let threads = seat.count as f64;
-                network.cells.push(Cell { threads, node: seat.node, on_s, off_s: team.off_s, first, last });
+                network.cells.push(Cell { threads, node: seat.node, on_s, off_s: team.off_s, first, last, lock });
             }
         }
+    }
+
+    fn sharers(&self, seating: &Seating, sharers: &mut Vec<Vec<f64>>) {
+        sharers.resize_with(self.demands.programs.len(), Vec::new);
+        for crowd in sharers.iter_mut() {
+            crowd.clear();
+            crowd.resize(self.hardware.len(), 0.0);
+        }
+        for (team, seats) in self.teams.iter().zip(&seating.seats).filter(|(t, _)| t.shares) {
+            for seat in seats {
+                sharers[team.process][seat.node] += seat.count as f64;
+            }
+        }
+    }
+
+    /// The lock that a team's threads on a node take, if they do.
+    fn lock(&self, team: &Team, node: usize, sharers: &[Vec<f64>]) -> Option<Lock> {
+        let lock_s = self.demands.programs[team.process].lock_s;
+        (team.shares && lock_s > 0.0).then(|| Lock {
+            station: self.hardware.len() + team.process,
+            hold_s: lock_s * crossed(self.hardware, self.settings, &sharers[team.process], node),
+        })
     }
 
     /// Who uses each group from where, and where its data is on average over the horizon.
@@ -334,14 +362,17 @@ impl<'a> Model<'a> {
 
     /// Prices at the solution in `scratch`.
     pub fn prices(&self, scratch: &Scratch) -> Prices {
-        let n = self.hardware.len();
-        let mut prices = Prices { rate: vec![0.0; n], queue: vec![0.0; n] };
         let Scratch { network, steady, .. } = scratch;
+        let n = self.hardware.len();
+        let mut prices = Prices { rate: vec![0.0; n], queue: vec![0.0; n + network.locks] };
         for (cell, rate) in network.cells.iter().zip(&steady.rate) {
             prices.rate[cell.node] += cell.threads * rate;
             for v in &network.visits[cell.first..cell.last] {
                 // T grows by v for each request more that is queued, so x falls by x² v.
                 prices.queue[v.node] += cell.threads * rate * rate * steady.stretch[cell.node] * v.work;
+            }
+            if let Some(l) = cell.lock {
+                prices.queue[l.station] += cell.threads * rate * rate * l.hold_s;
             }
         }
         for (price, leverage) in prices.queue.iter_mut().zip(steady.leverage()) {
@@ -361,16 +392,21 @@ impl<'a> Model<'a> {
     ) -> (f64, f64, SmallVec<[(usize, f64); 2]>) {
         let team = &self.teams[t];
         let mut work = vec![(0.0, 1.0); self.hardware.len()];
-        let on_s = self.cell(t, team, seat, seating, &scratch.crowds, &scratch.places, &mut work);
+        let lock = self.lock(team, seat.node, &scratch.sharers);
+        let on_s = self.cell(t, team, seat, seating, &scratch.crowds, &scratch.places, &mut work)
+            + lock.map_or(0.0, |l| l.hold_s);
         let steady = &scratch.steady;
         let waits: f64 = work.iter().zip(&steady.queue).map(|(w, q)| w.0 * q).sum();
+        let lock_wait = lock.map_or(0.0, |l| l.hold_s * steady.queue[l.station]);
         let on = on_s + waits;
-        let rate = 1.0 / (steady.stretch[seat.node] * on + team.off_s).max(f64::MIN_POSITIVE);
-        let queued = (work.iter().enumerate())
+        let off_s = team.off_s + lock_wait;
+        let rate = 1.0 / (steady.stretch[seat.node] * on + off_s).max(f64::MIN_POSITIVE);
+        let mut queued: SmallVec<[(usize, f64); 2]> = (work.iter().enumerate())
             .filter(|(_, w)| w.0 > 0.0)
             .map(|(m, w)| (m, w.1 * w.0 * (w.1 + steady.queue[m]) * rate))
             .collect();
-        (rate, on / (on + team.off_s), queued)
+        queued.extend(lock.map(|l| (l.station, (l.hold_s + lock_wait) * rate)));
+        (rate, on / (on + off_s), queued)
     }
 
     /// Where a thread's time per byte goes, at the queues and stretches of the solution in `scratch`.

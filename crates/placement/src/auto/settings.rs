@@ -26,6 +26,9 @@ pub struct Settings {
     pub dram_s: f64,
     /// Reads of shared data that the last-level cache serves when all who share it are on one node: 1 − 1 / 1.315 (NT III-D).
     pub cache_shared: f64,
+    /// What one hop makes of the time that a lock is held: its line and what it protects come from the last holder's cache. NT V-D:
+    /// filebench wins 78 % when the half of its threads that ran on the other node joins the rest, 1 + ½ (x − 1) = 1.78.
+    pub cross_lock: f64,
     /// Share of a program's own CPU time that waits for its own memory, which becomes slower when the thread leaves it behind.
     pub own_memory: f64,
     /// What taking turns on a CPU costs, as a share of the work (NT Fig. 8: above 100 % utilisation throughput falls).
@@ -61,6 +64,7 @@ impl Default for Settings {
             nvm_write_s: 1.0 / 1.85e9,
             dram_s: 1.0 / 6.7e9,
             cache_shared: 1.0 - 1.0 / 1.315,
+            cross_lock: 2.56,
             own_memory: 0.2,
             time_slicing: 0.05,
             thread_move_s: 2e-3,

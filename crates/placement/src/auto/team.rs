@@ -33,6 +33,7 @@ pub(super) struct Team {
     pub writes: f64,
     pub wrote: Shares,
     pub renewed: f64,
+    pub shares: bool,
     /// Bytes of private files of one member, if they can move.
     pub file_bytes: f64,
 }
@@ -101,7 +102,8 @@ fn team(demands: &Demands, members: Vec<usize>) -> Team {
     let mut team = Team::default();
     for i in &members {
         let d = &demands.threads[*i];
-        (team.node, team.process, team.allowed, team.held) = (d.node, d.process, d.allowed, d.held);
+        (team.node, team.process, team.allowed) = (d.node, d.process, d.allowed);
+        (team.held, team.shares) = (d.held, d.shares);
         team.rate += d.rate / all;
         team.soft_s += d.soft_s / all;
         team.off_s += d.off_s / all;

@@ -49,7 +49,9 @@ impl Paper {
             Self::NPolicy => {
                 "Yang et al.: Monitoring Memory Behaviors and Mitigating NUMA Drawbacks on Tiered NVM Systems (NPC 2020)"
             }
-            Self::Arc => "Adams: Performance Implications of Memory Affinity on Filesystem Caches (William & Mary 2021)",
+            Self::Arc => {
+                "Adams: Performance Implications of Memory Affinity on Filesystem Caches (William & Mary 2021)"
+            }
         }
     }
 

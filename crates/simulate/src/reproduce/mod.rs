@@ -180,12 +180,23 @@ impl Draft {
 
     pub fn point(&mut self, series: impl Into<String>, point: impl Into<String>, unit: &'static str, value: f64) {
         let (series, point) = (series.into(), point.into());
-        let stated = self.figure.paper.stated(self.figure.id, &series, &point);
-        let kind = match self.calibrated.contains(&(series.as_str(), point.as_str())) {
-            true => Kind::Calibrated,
-            false => Kind::Predicted,
-        };
-        let paper_value = stated.map(|s| s.value);
+        let stated = self.figure.paper.stated(self.figure.id, &series, &point).map(|s| s.value);
+        let calibrated = self.calibrated.contains(&(series.as_str(), point.as_str()));
+        self.stated(&series, &point, unit, value, stated, calibrated);
+    }
+
+    /// A point of which the caller knows what the paper states.
+    pub fn stated(
+        &mut self,
+        series: &str,
+        point: &str,
+        unit: &'static str,
+        value: f64,
+        paper_value: Option<f64>,
+        calibrated: bool,
+    ) {
+        let kind = if calibrated { Kind::Calibrated } else { Kind::Predicted };
+        let (series, point) = (series.to_owned(), point.to_owned());
         self.figure.points.push(Point { series, point, unit, paper_value, homenode_value: value, kind });
     }
 

@@ -77,12 +77,7 @@ impl Checker<'_> {
     }
 
     /// Everything has to fit into memory.
-    fn fits(
-        &self,
-        machine: &Machine,
-        launches: &[Launch],
-        raw: &[Spanned<RawWorkload>],
-    ) -> Result<(), ScenarioError> {
+    fn fits(&self, machine: &Machine, launches: &[Launch], raw: &[Spanned<RawWorkload>]) -> Result<(), ScenarioError> {
         let all: f64 = machine.nodes().iter().map(|n| n.capacity).sum();
         let threads: u32 = launches.iter().fold(0, |sum, l| sum.saturating_add(l.job.threads()));
         let mut used = 0.0;
@@ -91,6 +86,13 @@ impl Checker<'_> {
             used += bytes + launch.job.process_bytes;
             let RawWorkload { file_size, files, keys, .. } = raw.get_ref();
             let at = |key: &str, place: std::ops::Range<usize>| (format!("workload[{i}].{key}"), place);
+            if threads > MOST_THREADS {
+                let (key, span) = match &raw.get_ref().threads {
+                    Some(threads) => at("threads", threads.span()),
+                    None => at("kind", raw.get_ref().kind.span()),
+                };
+                return Err(self.error_at(span, key, format!("{threads} threads in all, at most {MOST_THREADS}")));
+            }
             let (key, span) = match (file_size, files, keys) {
                 (Some(size), ..) => at("file_size", size.span()),
                 (_, Some(files), _) => at("files", files.span()),
@@ -100,16 +102,11 @@ impl Checker<'_> {
             if used > all {
                 let why = match bytes > all {
                     true => format!("its files are {}, all memory of the machine is {}", gib(bytes), gib(all)),
-                    false => format!("with it all workloads need {}, all memory of the machine is {}", gib(used), gib(all)),
+                    false => {
+                        format!("with it all workloads need {}, all memory of the machine is {}", gib(used), gib(all))
+                    }
                 };
                 return Err(self.error_at(span, key, why));
-            }
-            if threads > MOST_THREADS {
-                let (key, span) = match &raw.get_ref().threads {
-                    Some(threads) => at("threads", threads.span()),
-                    None => at("kind", raw.get_ref().kind.span()),
-                };
-                return Err(self.error_at(span, key, format!("{threads} threads in all, at most {MOST_THREADS}")));
             }
         }
         Ok(())

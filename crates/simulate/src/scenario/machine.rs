@@ -94,7 +94,11 @@ impl Checker<'_> {
             if rows.len() != n as usize || rows.iter().any(|row| row.len() != n as usize) {
                 return Err(self.error(d, "machine.distance", format!("it must have {n} rows of {n} distances")));
             }
-            if rows.iter().enumerate().any(|(i, row)| row.iter().enumerate().any(|(j, d)| i != j && !(10..=254).contains(d))) {
+            if rows
+                .iter()
+                .enumerate()
+                .any(|(i, row)| row.iter().enumerate().any(|(j, d)| i != j && !(10..=254).contains(d)))
+            {
                 return Err(self.error(d, "machine.distance", "distances are 10 to 254 (ACPI SLIT)".to_owned()));
             }
         }
@@ -132,7 +136,11 @@ impl Checker<'_> {
         own: Option<&RawNode>,
     ) -> Result<(Memory, (f64, f64)), ScenarioError> {
         let machine = Words { optane: m.optane_modules.as_ref(), read: m.read_bw.as_ref(), write: m.write_bw.as_ref() };
-        let own = own.map(|o| Words { optane: o.optane_modules.as_ref(), read: o.read_bw.as_ref(), write: o.write_bw.as_ref() });
+        let own = own.map(|o| Words {
+            optane: o.optane_modules.as_ref(),
+            read: o.read_bw.as_ref(),
+            write: o.write_bw.as_ref(),
+        });
         let says = |w: &Words<'_>| w.optane.is_some() || w.read.is_some() || w.write.is_some();
         let (words, prefix) = match own.filter(says) {
             Some(own) => (own, format!("machine.node.{}", node.id)),
@@ -142,7 +150,11 @@ impl Checker<'_> {
             Words { optane: Some(modules), read: None, write: None } => {
                 let n = *modules.get_ref();
                 if n == 0 {
-                    return Err(self.error(modules, &format!("{prefix}.optane_modules"), "0 modules are no memory".into()));
+                    return Err(self.error(
+                        modules,
+                        &format!("{prefix}.optane_modules"),
+                        "0 modules are no memory".into(),
+                    ));
                 }
                 let n_f = f64::from(n);
                 Ok((Memory::optane(n), (n_f * cal::OPTANE_READ_PEAK, n_f * cal::OPTANE_WRITE_PEAK)))

@@ -73,8 +73,8 @@ impl ScenarioFile {
     ///
     /// [`ScenarioError`].
     pub fn read(path: &Path) -> Result<Self, ScenarioError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ScenarioError::Read { path: path.to_owned(), source })?;
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ScenarioError::Read { path: path.to_owned(), source })?;
         Self::parse(&text, path)
     }
 

@@ -64,11 +64,17 @@ struct Table<'a> {
 }
 
 impl Checker<'_> {
-    pub fn workload(&self, machine: &Machine, raw: &Spanned<RawWorkload>, index: usize) -> Result<Launch, ScenarioError> {
+    pub fn workload(
+        &self,
+        machine: &Machine,
+        raw: &Spanned<RawWorkload>,
+        index: usize,
+    ) -> Result<Launch, ScenarioError> {
         let table = Table { checker: self, raw: raw.get_ref(), index };
         let w = table.raw;
-        let kind = Kind::of(w.kind.get_ref())
-            .ok_or_else(|| table.error(&w.kind, "kind", format!("`{}` is not one of {}", w.kind.get_ref(), Kind::names())))?;
+        let kind = Kind::of(w.kind.get_ref()).ok_or_else(|| {
+            table.error(&w.kind, "kind", format!("`{}` is not one of {}", w.kind.get_ref(), Kind::names()))
+        })?;
         table.only(kind)?;
         let fs = w.fs.as_ref().map_or(FileSystem::PageCache, |fs| *fs.get_ref());
         let device = table.node(machine, w.device.as_ref(), "device")?;
@@ -94,35 +100,62 @@ impl Table<'_> {
         Ok(match kind {
             Kind::Fio => {
                 let read = w.read.as_ref().map_or(Ok(1.0), |r| self.checker.within(r, &self.key("read"), 0.0, 1.0))?;
-                fio(name, fs, device, place, &Fio {
-                    threads: self.threads(1)?,
-                    block: self.amount(w.block.as_ref(), "block", 4096.0)?,
-                    read,
-                    file_size: self.needed(w.file_size.as_ref(), "file_size")?,
-                    shared: w.shared.as_ref().is_some_and(|s| *s.get_ref()),
-                    sequential: w.sequential.as_ref().is_some_and(|s| *s.get_ref()),
-                    think_s: w.think_s.as_ref().map_or(Ok(0.0), |t| self.checker.within(t, &self.key("think_s"), 0.0, 1e3))?,
-                })
+                fio(
+                    name,
+                    fs,
+                    device,
+                    place,
+                    &Fio {
+                        threads: self.threads(1)?,
+                        block: self.amount(w.block.as_ref(), "block", 4096.0)?,
+                        read,
+                        file_size: self.needed(w.file_size.as_ref(), "file_size")?,
+                        shared: w.shared.as_ref().is_some_and(|s| *s.get_ref()),
+                        sequential: w.sequential.as_ref().is_some_and(|s| *s.get_ref()),
+                        think_s: w
+                            .think_s
+                            .as_ref()
+                            .map_or(Ok(0.0), |t| self.checker.within(t, &self.key("think_s"), 0.0, 1e3))?,
+                    },
+                )
             }
-            Kind::Filebench(personality) => filebench(name, fs, device, place, &Filebench {
-                personality,
-                threads: self.threads(1)?,
-                files: self.count(w.files.as_ref(), "files", 1000.0)?,
-                file_size: self.needed(w.file_size.as_ref(), "file_size")?,
-                io_size: self.amount(w.io_size.as_ref(), "io_size", 1048576.0)?,
-            }),
-            Kind::RocksDb(benchmark) => rocksdb(name, fs, device, place, &RocksDb {
-                benchmark,
-                threads: self.threads(1)?,
-                keys: self.count(w.keys.as_ref(), "keys", 1e6)?,
-                value: self.amount(w.value.as_ref(), "value", 100.0)?,
-            }),
-            Kind::SimpleRead => simpleread(name, fs, device, place, &SimpleRead {
-                file_size: self.needed(w.file_size.as_ref(), "file_size")?,
-                read_size: self.amount(w.read_size.as_ref(), "read_size", 1048576.0)?,
-                process_size: w.process_size.as_ref().map_or(1e6, |s| s.get_ref().0),
-                passes: self.count(w.passes.as_ref(), "passes", 1.0)?,
-            }),
+            Kind::Filebench(personality) => filebench(
+                name,
+                fs,
+                device,
+                place,
+                &Filebench {
+                    personality,
+                    threads: self.threads(1)?,
+                    files: self.count(w.files.as_ref(), "files", 1000.0)?,
+                    file_size: self.needed(w.file_size.as_ref(), "file_size")?,
+                    io_size: self.amount(w.io_size.as_ref(), "io_size", 1048576.0)?,
+                },
+            ),
+            Kind::RocksDb(benchmark) => rocksdb(
+                name,
+                fs,
+                device,
+                place,
+                &RocksDb {
+                    benchmark,
+                    threads: self.threads(1)?,
+                    keys: self.count(w.keys.as_ref(), "keys", 1e6)?,
+                    value: self.amount(w.value.as_ref(), "value", 100.0)?,
+                },
+            ),
+            Kind::SimpleRead => simpleread(
+                name,
+                fs,
+                device,
+                place,
+                &SimpleRead {
+                    file_size: self.needed(w.file_size.as_ref(), "file_size")?,
+                    read_size: self.amount(w.read_size.as_ref(), "read_size", 1048576.0)?,
+                    process_size: w.process_size.as_ref().map_or(1e6, |s| s.get_ref().0),
+                    passes: self.count(w.passes.as_ref(), "passes", 1.0)?,
+                },
+            ),
         })
     }
 
@@ -175,9 +208,11 @@ impl Table<'_> {
             }
             RawPlace::Word(word) if word == "spread" => Ok(Place::Spread),
             RawPlace::Word(word) if word == "threads" => Ok(Place::Threads),
-            RawPlace::Word(word) => {
-                Err(self.error(data, "data", format!("`{word}` is not a node, \"spread\", \"threads\" or a list of shares")))
-            }
+            RawPlace::Word(word) => Err(self.error(
+                data,
+                "data",
+                format!("`{word}` is not a node, \"spread\", \"threads\" or a list of shares"),
+            )),
             RawPlace::Shares(shares) => {
                 let sum: f64 = shares.iter().sum();
                 let bad = shares.iter().any(|s| !(*s >= 0.0 && s.is_finite())) || !(sum > 0.0 && sum.is_finite());

@@ -33,7 +33,11 @@ pub fn fio(name: &str, fs: FileSystem, device: usize, place: Place, p: &Fio) -> 
     let costs = fs.costs();
     let write = 1.0 - p.read;
     // Copy-on-write and first-touch file systems write whole pages.
-    let amplified = if matches!(fs, FileSystem::Nova | FileSystem::NovaN | FileSystem::Homenode) { p.block.max(4096.0) } else { p.block };
+    let amplified = if matches!(fs, FileSystem::Nova | FileSystem::NovaN | FileSystem::Homenode) {
+        p.block.max(4096.0)
+    } else {
+        p.block
+    };
     let op = Operation {
         cpu_s: p.read * costs.read_s + write * costs.overwrite_s,
         off_s: p.think_s,

@@ -134,7 +134,10 @@ impl World {
                 if let Copied::Process(p) = copy.what {
                     let pid = self.processes[p].pid;
                     let now = self.now + dt;
-                    self.threads.iter_mut().filter(|t| t.pid == pid && t.from_s == f64::INFINITY).for_each(|t| t.from_s = now);
+                    self.threads
+                        .iter_mut()
+                        .filter(|t| t.pid == pid && t.from_s == f64::INFINITY)
+                        .for_each(|t| t.from_s = now);
                 }
                 self.changed = true;
             }

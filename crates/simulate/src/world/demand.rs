@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Copied, World, total};
 use crate::calibration as cal;
-use crate::filesystem::Layout;
+use crate::filesystem::{FileSystem, Layout};
 use crate::solve::{Class, Serial, Visit};
 
 /// What the classes of the current network stand for.
@@ -65,7 +65,8 @@ impl World {
         system.stations = 2 * n + self.jobs.len();
 
         let on_node = self.crowds();
-        let roles: Vec<usize> = self.jobs.iter().scan(0, |sum, j| Some(std::mem::replace(sum, *sum + j.roles.len()))).collect();
+        let roles: Vec<usize> =
+            self.jobs.iter().scan(0, |sum, j| Some(std::mem::replace(sum, *sum + j.roles.len()))).collect();
         let groups = roles.last().map_or(0, |last| last + self.jobs.last().map_or(0, |j| j.roles.len()));
         let mut group: Vec<Option<usize>> = vec![None; groups * n];
         for t in 0..self.threads.len() {
@@ -135,7 +136,7 @@ impl World {
             for (node, bytes) in &file.bytes {
                 let read = if there > 0.0 { part.read * bytes / there } else { 0.0 };
                 if read > 0.0 {
-                    self.read(&mut b, at, *node, read * media);
+                    self.read(&mut b, at, *node, read * media, job.fs);
                     flows.push(Flow { part: p, node: *node, read, write: 0.0, own: 0.0 });
                 }
             }
@@ -171,10 +172,14 @@ impl World {
         (class, flows)
     }
 
-    fn read(&self, b: &mut Builder, at: usize, node: usize, bytes: f64) {
+    fn read(&self, b: &mut Builder, at: usize, node: usize, bytes: f64, fs: FileSystem) {
         let hops = self.machine.hops(at, node);
         let memory = &self.machine.nodes()[node].memory;
-        b.media_s += bytes * memory.read_at(hops);
+        b.media_s += bytes
+            * match fs {
+                FileSystem::Mapped => cal::MAPPED_READ_S * (1.0 + (cal::MAPPED_REMOTE_READ - 1.0) * hops),
+                _ => memory.read_at(hops),
+            };
         b.visit(node, bytes / memory.read_bw, memory.load_at(hops));
         self.cross(b, at, node, hops, bytes);
     }
@@ -236,7 +241,7 @@ impl World {
         let at = self.seat(copy.to);
         let (from, to) = (&self.machine.nodes()[copy.from].memory, &self.machine.nodes()[copy.to].memory);
         let mut b = Builder { on_s: 0.0, media_s: 0.0, visits: SmallVec::new() };
-        self.read(&mut b, at, copy.from, CHUNK);
+        self.read(&mut b, at, copy.from, CHUNK, FileSystem::PageCache);
         self.write(&mut b, at, copy.to, CHUNK);
         let alone = match copy.what {
             Copied::File(_) => from.copy_s.max(to.copy_s),
@@ -250,9 +255,8 @@ impl World {
 
     /// The node with CPUs that is nearest to a node.
     pub(super) fn seat(&self, node: usize) -> usize {
-        let near = |a: &usize, b: &usize| {
-            self.machine.hops(node, *a).total_cmp(&self.machine.hops(node, *b)).then(a.cmp(b))
-        };
+        let near =
+            |a: &usize, b: &usize| self.machine.hops(node, *a).total_cmp(&self.machine.hops(node, *b)).then(a.cmp(b));
         self.machine.seats().min_by(near).unwrap_or(node)
     }
 

@@ -75,7 +75,8 @@ impl World {
         let mut pulls = Vec::new();
         while pulls.len() < PULLS {
             let busiest = self.machine.seats().min_by(|a, b| spare(&load, *a).total_cmp(&spare(&load, *b)));
-            let idlest = self.machine.seats().max_by(|a, b| spare(&load, *a).total_cmp(&spare(&load, *b)).then(b.cmp(a)));
+            let idlest =
+                self.machine.seats().max_by(|a, b| spare(&load, *a).total_cmp(&spare(&load, *b)).then(b.cmp(a)));
             let (Some(from), Some(to)) = (busiest, idlest) else { break };
             if spare(&load, from) > -SPARE || spare(&load, to) < 1.0 {
                 break;
@@ -104,7 +105,8 @@ impl World {
         }
         for p in 0..self.processes.len() {
             let pid = self.processes[p].pid;
-            let mut threads = self.threads.iter().filter(|t| t.pid == pid && t.runs(self.now) && self.now > t.from_s + 1.0);
+            let mut threads =
+                self.threads.iter().filter(|t| t.pid == pid && t.runs(self.now) && self.now > t.from_s + 1.0);
             let Some(node) = threads.next().map(|t| t.node) else { continue };
             let home = self.machine.nearest_home(node);
             if threads.all(|t| t.node == node) && !self.processes[p].resident.iter().all(|s| s.0 == home) {

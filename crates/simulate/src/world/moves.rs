@@ -28,7 +28,8 @@ impl World {
                 let to = self.with_cpus(*to)?;
                 let process = self.process(*pid)?;
                 let mut threads = (0..self.threads.len()).filter(|t| self.threads[*t].pid == *pid);
-                let first = threads.find(|t| self.threads[*t].ended_s.is_none()).ok_or_else(|| gone("process", *pid))?;
+                let first =
+                    threads.find(|t| self.threads[*t].ended_s.is_none()).ok_or_else(|| gone("process", *pid))?;
                 threads.try_for_each(|t| self.untouched(t))?;
                 self.untouched(first)?;
                 let home = self.machine.nearest_home(to);

@@ -61,9 +61,8 @@ impl World {
             });
         }
         for thread in &mut snapshot.threads {
-            thread.shares_file = self
-                .thread(thread.tid)
-                .is_some_and(|t| self.threads[t].files.iter().any(|f| readers[*f].len() > 1));
+            thread.shares_file =
+                self.thread(thread.tid).is_some_and(|t| self.threads[t].files.iter().any(|f| readers[*f].len() > 1));
         }
         for (file, readers) in self.files.iter().zip(readers).filter(|(_, r)| !r.is_empty()) {
             snapshot.files.push(ObservedFile {
