@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::ptr::null_mut;
+use std::sync::{PoisonError, RwLock};
 
 use host::residency::{self, Residency};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -60,14 +61,22 @@ fn evict(path: &Path) {
     assert_eq!(cached(path).iter().filter(|c| **c).count(), 0, "the file system does not evict");
 }
 
-/// Caches the page at each offset and no other.
-fn cache(path: &Path, offsets: impl Iterator<Item = usize>) {
+/// Caches the page at each offset and no other. The kernel may drop pages that were read once while it looks for huge pages
+/// (kswapd, after `huge_pages`): they are read again then.
+fn cache(path: &Path, offsets: impl Iterator<Item = usize> + Clone) {
     let file = File::open(path).unwrap();
     // SAFETY: advice on an open descriptor.
     assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) }, 0);
-    for offset in offsets {
-        file.read_at(&mut [0], offset as u64).unwrap();
+    for _ in 0..10 {
+        for offset in offsets.clone() {
+            file.read_at(&mut [0], offset as u64).unwrap();
+        }
+        let there = cached(path);
+        if offsets.clone().all(|offset| there[offset / page()]) {
+            return;
+        }
     }
+    panic!("the kernel does not keep what was read");
 }
 
 /// Maps the whole file and calls `f` with the address and the length.
@@ -441,12 +450,16 @@ fn huge_pages() {
     assert_eq!((whole.resident, whole.nodes.total(), whole.notes.len()), (3 * huge, 3 * huge, 0));
 }
 
+/// Held while huge pages are lent: to find some, the kernel drops cached pages that the other tests count on.
+static MEMORY: RwLock<()> = RwLock::new(());
+
 /// A test, or the same test as ignored, with the reason, where this machine lacks what it needs.
 fn needing(name: &str, missing: Option<String>, test: impl FnOnce() + Send + 'static) -> Trial {
     let runner = move || -> Result<libtest_mimic::Completion, Failed> {
         match missing {
             Some(why) => Ok(libtest_mimic::Completion::ignored_with(why)),
             None => {
+                let _others = MEMORY.read().unwrap_or_else(PoisonError::into_inner);
                 test();
                 Ok(libtest_mimic::Completion::Completed)
             }
@@ -474,6 +487,7 @@ fn main() -> ExitCode {
         }
     };
     let huge = || -> Result<libtest_mimic::Completion, Failed> {
+        let _alone = MEMORY.write().unwrap_or_else(PoisonError::into_inner);
         match HugePages::lend(3) {
             Ok(_lent) => {
                 huge_pages();
