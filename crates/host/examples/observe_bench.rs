@@ -67,6 +67,11 @@ fn warm_ns(file: &File) -> std::io::Result<f64> {
     pread_ns(file)
 }
 
+/// Rounds until the observer knows how much there is to see: two of its windows.
+const SETTLE: Duration = Duration::from_millis(2200);
+/// Rounds of which an observed measurement is the mean: a second, as the observer does not look all the time.
+const ROUNDS_OBSERVED: u32 = 4;
+
 /// The same while an observer takes its windows in another thread, on whichever CPU.
 fn observed_ns(file: &File, exact: bool, cpus: &rustix::thread::CpuSet) -> Result<f64, Anything> {
     let topology = topology::sysfs::read(Path::new("/sys"))?;
@@ -76,16 +81,24 @@ fn observed_ns(file: &File, exact: bool, cpus: &rustix::thread::CpuSet) -> Resul
         let windows = scope.spawn(|| -> Result<(), Anything> {
             rustix::thread::sched_setaffinity(None, cpus)?;
             while !done.load(Ordering::Relaxed) {
-                observer.window(Duration::from_millis(50))?;
+                observer.window(WINDOW)?;
             }
             Ok(())
         });
-        // The sampling settles in the warm-up.
-        let ns = warm_ns(file);
+        let ns = settled_ns(file);
         done.store(true, Ordering::Relaxed);
         windows.join().map_err(|_| "the observing thread panicked")??;
         Ok(ns?)
     })
+}
+
+fn settled_ns(file: &File) -> std::io::Result<f64> {
+    let start = std::time::Instant::now();
+    while start.elapsed() < SETTLE {
+        pread_ns(file)?;
+    }
+    let rounds = (0..ROUNDS_OBSERVED).map(|_| pread_ns(file));
+    Ok(rounds.sum::<std::io::Result<f64>>()? / f64::from(ROUNDS_OBSERVED))
 }
 
 fn overhead(directory: &Path, rounds: usize) -> Result<Value, Anything> {

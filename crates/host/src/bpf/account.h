@@ -20,6 +20,7 @@ struct access {
 	struct usage_key key; /* node is set per folio */
 	u32 here;             /* node of this CPU */
 	bool write;
+	bool sliced;          /* by the hook on the read path */
 	s64 weight;           /* in 1/1024ths; negative takes back */
 };
 
@@ -34,6 +35,7 @@ static __always_inline void access_init(struct access *w, struct inode *inode, b
 	w->key.node = 0;
 	w->here = bpf_get_numa_node_id();
 	w->write = write;
+	w->sliced = false;
 	w->weight = weight;
 }
 
@@ -43,6 +45,11 @@ static __always_inline void usage_add(struct usage *u, struct access *w, u32 nod
 	 * table is just being drained may be lost with the entry: at most one event. */
 	if (w->write) {
 		u->written += bytes;
+	} else if (w->sliced) {
+		u->sliced += bytes;
+		u->sliced_reads += w->weight;
+		if (node != w->here)
+			u->sliced_remote += bytes;
 	} else {
 		u->read += bytes;
 		if (node != w->here)
@@ -66,6 +73,10 @@ static __always_inline void usage_full(void *table, struct access *w, u32 node, 
 		return;
 	if (w->write) {
 		__sync_fetch_and_add(&u->written, bytes);
+	} else if (w->sliced) {
+		__sync_fetch_and_add(&u->sliced, bytes);
+		if (node != w->here)
+			__sync_fetch_and_add(&u->sliced_remote, bytes);
 	} else {
 		__sync_fetch_and_add(&u->read, bytes);
 		if (node != w->here)

@@ -25,6 +25,9 @@ struct usage {
 	s64 read;
 	s64 remote; /* of `read`: the CPU that read was on another node */
 	s64 written;
+	s64 sliced; /* read while the hook on the read path was attached: see ../observe/slices.rs */
+	s64 sliced_remote;
+	s64 sliced_reads; /* how many reads that were, in 1/1024ths */
 };
 
 /* Per CPU: which event is counted next. */
@@ -64,6 +67,7 @@ struct counters {
 	u64 counted;         /* events counted, all windows */
 	u64 stood_for;       /* events that those stood for */
 	u64 children_full;
+	u64 reads;           /* what those counted by the hook on the read path stood for */
 };
 
 struct task_record {

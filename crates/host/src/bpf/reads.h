@@ -49,7 +49,8 @@ static __always_inline int batch_read(struct kiocb *iocb, u64 count, struct foli
 	if (!s || !drawn(s, pages_of(count)))
 		return 0;
 	inode = iocb->ki_filp->f_mapping->host;
-	access_init(&batch.walk.access, inode, false, take(s, pages_of(count)));
+	access_init(&batch.walk.access, inode, false, take_read(s, pages_of(count)));
+	batch.walk.access.sliced = true;
 	batch.folios = folios;
 	batch.nr = folios->nr;
 	batch.pos = iocb->ki_pos;
@@ -149,6 +150,7 @@ static __always_inline void take_back(struct open_request *open, struct address_
 	if (end > open->end_byte)
 		end = open->end_byte;
 	access_init(&walk.access, mapping->host, false, -(s64)open->weight);
+	walk.access.sliced = true;
 	walk.kind = WALK_READ;
 	walk.folios = WALK_MAX;
 	walk_range(&walk, mapping, start, end);
@@ -169,7 +171,8 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 	}
 	if (!due)
 		return 0;
-	access_init(&walk.access, mapping->host, false, take(s, pages));
+	access_init(&walk.access, mapping->host, false, take_read(s, pages));
+	walk.access.sliced = true;
 	exact_range(task, first, last, &start, &end);
 	walk.kind = WALK_READ;
 	walk.folios = bpf_core_field_size(struct folio_batch, folios) / sizeof(void *);

@@ -102,6 +102,17 @@ static __always_inline u64 take(struct sampler *s, u64 pages)
 	return weight;
 }
 
+/* The same for a read, by the hook on the read path: it tells how often that runs. */
+static __always_inline u64 take_read(struct sampler *s, u64 pages)
+{
+	u64 weight = take(s, pages);
+	struct counters *c = counted();
+
+	if (c)
+		c->reads += weight;
+	return weight;
+}
+
 /* Pages of a range of bytes, at most SIZE_MAX_PAGES: what an event counts as when pages are drawn. */
 static __always_inline u64 pages_of(u64 bytes)
 {

@@ -15,6 +15,7 @@ use topology::{CpuSet, NodeId, Topology};
 
 use super::records::{Key, Pass, Task, Usage};
 use super::scope::Filter;
+use super::slices::Slices;
 use super::types::ObservedThread;
 
 /// Node of every CPU, and back.
@@ -121,6 +122,24 @@ pub(super) fn assemble(
         .map(|(id, readers)| ObservedFile { file: names.of(id), readers, ..ObservedFile::default() })
         .collect();
     out
+}
+
+/// Makes what was read within slices of the window what was read in the window, thread by thread.
+pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]) {
+    if !slices.sliced() {
+        entries.iter_mut().for_each(|(_, usage)| usage.unslice(1.0));
+        return;
+    }
+    let cpu_ns: FxHashMap<(u32, u32), u64> =
+        pass.tasks.iter().map(|task| ((task.tid, task.start_lo()), task.cpu_ns)).collect();
+    entries.sort_unstable_by_key(|e| e.0);
+    for thread in entries.chunk_by_mut(|a, b| (a.0.tid, a.0.start_lo) == (b.0.tid, b.0.start_lo)) {
+        let Some((key, _)) = thread.first() else { continue };
+        let cpu_s = cpu_ns.get(&(key.tid, key.start_lo)).copied().unwrap_or(0) as f64 / 1e9;
+        let reads = thread.iter().map(|(_, usage)| usage.sliced_reads).sum::<i64>() as f64 / 1024.0;
+        let scale = slices.scale(reads, cpu_s);
+        thread.iter_mut().for_each(|(_, usage)| usage.unslice(scale));
+    }
 }
 
 /// A correction can outweigh what it corrects when a window ends between them.
@@ -267,7 +286,7 @@ mod tests {
     fn entry(tid: u32, start_ns: u64, ino: u64, node: u32, read: i64, written: i64) -> (Key, Usage) {
         let start_lo = (start_ns >> 16) as u32;
         let remote = if node == 8 { read } else { 0 };
-        (Key { tid, start_lo, dev: 8 << 20 | 1, ino, node }, Usage { read, remote, written })
+        (Key { tid, start_lo, dev: 8 << 20 | 1, ino, node }, Usage { read, remote, written, ..Usage::default() })
     }
 
     fn all(pass: &Pass, entries: Vec<(Key, Usage)>) -> Assembled {

@@ -45,7 +45,8 @@ pub fn choose(facts: &Capabilities, settings: &Settings) -> Configuration {
     chosen
 }
 
-const READS: [Hook; 3] = [Hook::ReadFunction, Hook::ReadFunctionIter, Hook::ReadTracepoint];
+/// The hooks on the read path: one of them is attached.
+pub(super) const READS: [Hook; 3] = [Hook::ReadFunction, Hook::ReadFunctionIter, Hook::ReadTracepoint];
 
 /// Without these there is nothing to choose.
 fn blocked(facts: &Capabilities) -> Option<(&'static str, String)> {

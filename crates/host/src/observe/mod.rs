@@ -35,6 +35,7 @@ pub mod probe;
 mod programs;
 mod records;
 mod scope;
+mod slices;
 mod types;
 mod weights;
 
@@ -51,6 +52,7 @@ use assemble::Places;
 use programs::{Machine, Programs, Refused};
 use records::{Counters, MARK_MOVED, MARK_TREE};
 use scope::Filter;
+use slices::{HookCost, Slicer, Slices};
 
 /// Observes until it is dropped; nothing stays in the kernel then.
 pub struct Observer {
@@ -66,6 +68,8 @@ pub struct Observer {
 /// Where the last window ended.
 struct Before {
     at: Instant,
+    /// How long the hook on the read path had been attached by then.
+    attached: Duration,
     counters: Vec<Counters>,
     tasks_passed: u64,
     cpu_s: f64,
@@ -109,6 +113,7 @@ impl Observer {
         programs.drain(ended)?;
         let before = Before {
             at: Instant::now(),
+            attached: programs.reads().map(Slicer::attached).unwrap_or_default().0,
             counters: programs.counters()?,
             tasks_passed: programs.tasks_passed(),
             cpu_s: cpu_s(),
@@ -133,8 +138,9 @@ impl Observer {
         let ended = self.programs.flip();
         let at = Instant::now();
         // Programs that were running when the table was changed finish during the pass.
+        let (attached, refused) = self.programs.reads().map(Slicer::attached).unwrap_or_default();
         let pass = self.programs.pass()?;
-        let entries = self.programs.drain(ended)?;
+        let mut entries = self.programs.drain(ended)?;
         let counters = self.programs.counters()?;
         let tasks_passed = self.programs.tasks_passed();
 
@@ -145,14 +151,24 @@ impl Observer {
             .collect();
         let mut sum = Counters::default();
         since.iter().for_each(|cpu| sum.add(cpu));
+        let length_s = at.duration_since(self.before.at).as_secs_f64();
+        let slices = Slices {
+            attached_s: (attached - self.before.attached).as_secs_f64(),
+            length_s,
+            cost: self.programs.reads().map_or_else(HookCost::default, |reads| reads.cost),
+            counted: 1024.0 * sum.counted as f64 / sum.stood_for.max(1) as f64,
+            refused,
+        };
+        assemble::unslice(&slices, &pass, &mut entries);
+        self.set_slices(&slices, &since);
         let exited: Vec<u64> = since.iter().map(|cpu| cpu.exited_cpu_ns).collect();
         self.filter.learn(&pass.tasks);
         let all = assemble::assemble(&pass, entries, &self.filter, &self.places, &exited);
-        let notes = self.notes(&sum, all.odd_node_bytes);
+        let notes = self.notes(&sum, &slices, all.odd_node_bytes);
         let cpu = cpu_s();
         let observed = Observed {
             time_s: boot_time_s(),
-            window_s: at.duration_since(self.before.at).as_secs_f64(),
+            window_s: length_s,
             threads: all.threads,
             node_cpu_s: all.node_cpu_s,
             node_read: all.node_read,
@@ -166,8 +182,20 @@ impl Observer {
                 kernel_bytes: self.programs.kernel_bytes(),
             },
         };
-        self.before = Before { at, counters, tasks_passed, cpu_s: cpu };
+        self.before = Before { at, attached, counters, tasks_passed, cpu_s: cpu };
         Ok(observed)
+    }
+
+    /// Decides how long the slices of the next window are.
+    fn set_slices(&self, slices: &Slices, since: &[Counters]) {
+        let busiest = since.iter().map(|cpu| cpu.reads).max().unwrap_or(0) as f64 / 1024.0;
+        if let Some(reads) = self.programs.reads()
+            && !self.settings.exact
+            && slices.attached_s > 0.0
+        {
+            let length = Duration::from_secs_f64(slices.length_s);
+            reads.set_share(slices.cost.share(length, busiest / slices.attached_s));
+        }
     }
 
     /// From now on tells of the threads that this one gives birth to, and of theirs.
@@ -186,8 +214,15 @@ impl Observer {
         born.map(|(tid, w)| Child { tid, pid: w.tgid, parent_tid: w.parent_tid, start_ns: w.start_ns }).collect()
     }
 
-    fn notes(&self, sum: &Counters, odd_node_bytes: u64) -> Vec<String> {
+    fn notes(&self, sum: &Counters, slices: &Slices, odd_node_bytes: u64) -> Vec<String> {
         let mut notes = self.configuration.notes.clone();
+        if slices.sliced() {
+            let part = 100.0 * slices.attached_s / slices.length_s;
+            notes.push(format!("reads were looked at for {part:.0} % of the window, to cost them little, and scaled"));
+        }
+        if let Some(error) = &slices.refused {
+            notes.push(format!("the hook on the read path could not be attached again for a while: {error}"));
+        }
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
         // In 1/1024ths; below one in 1.05 the sample is as good as everything.
         let stood_for = sum.stood_for as f64 / 1024.0 / sum.counted.max(1) as f64;

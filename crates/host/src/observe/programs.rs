@@ -18,8 +18,9 @@ use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenMapMut, OpenProgramMut, Print
 
 use super::hooks::Hook;
 use super::records::{Counters, Key, Pass, Watched, fresh_sampler};
+use super::slices::Slicer;
 use super::types::{ObserveError, Settings};
-use super::{cause, drain};
+use super::{cause, choose, drain};
 
 #[allow(
     clippy::all,
@@ -137,6 +138,8 @@ pub(super) struct Programs {
     skel: ObserveSkel<'static>,
     pass: Link,
     _links: Vec<Link>,
+    /// The hook on the read path.
+    reads: Option<Slicer>,
     nodes: Vec<u32>,
     epoch: u32,
     drain: drain::Buffer,
@@ -202,14 +205,19 @@ impl Programs {
             skel.progs.on_fork.attach().map_err(bpf("attaching tp_btf/sched_process_fork"))?,
             skel.progs.on_exit.attach().map_err(bpf("attaching tp_btf/sched_process_exit"))?,
         ];
-        let mut programs = Self { skel, pass, _links: links, nodes: machine.nodes.clone(), epoch: 0, drain, output };
+        let nodes = machine.nodes.clone();
+        let mut programs = Self { skel, pass, _links: links, reads: None, nodes, epoch: 0, drain, output };
         programs.fresh_samplers(machine.possible_cpus).map_err(bpf("setting up the samplers"))?;
         for epoch in [0, 1] {
             programs.make_unattributed(epoch).map_err(bpf("setting up the tables"))?;
         }
         for hook in hooks {
-            let link = attached(&mut programs.skel, *hook);
-            programs._links.push(link.map_err(|e| Refused::Hook(*hook, refused("attaching", *hook, &e)))?);
+            let refused = |e| Refused::Hook(*hook, refused("attaching", *hook, &e));
+            if choose::READS.contains(hook) {
+                programs.reads = Some(sliced(&mut programs.skel, *hook).map_err(refused)?);
+            } else {
+                programs._links.push(attached(&mut programs.skel, *hook).map_err(refused)?);
+            }
         }
         Ok(programs)
     }
@@ -233,6 +241,11 @@ impl Programs {
             0 => &self.skel.maps.usage_a,
             _ => &self.skel.maps.usage_b,
         }
+    }
+
+    /// The hook on the read path.
+    pub fn reads(&self) -> Option<&Slicer> {
+        self.reads.as_ref()
     }
 
     /// From now on the programs fill the other table. Returns the epoch that has ended.
@@ -363,11 +376,16 @@ fn program<'a>(open: &'a mut OpenObserveSkel<'static>, hook: Hook) -> &'a mut Op
     }
 }
 
+fn find<'a>(skel: &'a mut ObserveSkel<'static>, hook: Hook) -> Result<ProgramMut<'a>, libbpf_rs::Error> {
+    let program = skel.object_mut().progs_mut().find(|p| p.name() == hook.program());
+    program.ok_or_else(|| libbpf_rs::Error::from_raw_os_error(libc::ENOENT))
+}
+
 fn attached(skel: &mut ObserveSkel<'static>, hook: Hook) -> Result<Link, libbpf_rs::Error> {
-    let object = skel.object_mut();
-    let program: Option<ProgramMut<'_>> = object.progs_mut().find(|p| p.name() == hook.program());
-    match program {
-        Some(program) => program.attach(),
-        None => Err(libbpf_rs::Error::from_raw_os_error(libc::ENOENT)),
-    }
+    find(skel, hook)?.attach()
+}
+
+fn sliced(skel: &mut ObserveSkel<'static>, hook: Hook) -> Result<Slicer, libbpf_rs::Error> {
+    let program = find(skel, hook)?.as_fd().try_clone_to_owned().map_err(libbpf_rs::Error::from)?;
+    Slicer::start(program).map_err(libbpf_rs::Error::from)
 }

@@ -25,6 +25,9 @@ pub(super) struct Usage {
     pub read: i64,
     pub remote: i64,
     pub written: i64,
+    pub sliced: i64,
+    pub sliced_remote: i64,
+    pub sliced_reads: i64,
 }
 
 /// Per-CPU facts beside the tables (`struct counters`), or their sum.
@@ -38,6 +41,7 @@ pub(super) struct Counters {
     pub counted: u64,
     pub stood_for: u64,
     pub children_full: u64,
+    pub reads: u64,
 }
 
 /// What one pass says of one thread (`struct task_record` and the mask behind it).
@@ -125,11 +129,20 @@ impl Key {
 }
 
 impl Usage {
-    pub const BYTES: usize = 24;
+    pub const BYTES: usize = 48;
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut c = Cursor(bytes);
-        Some(Self { read: c.i64()?, remote: c.i64()?, written: c.i64()? })
+        let (read, remote, written) = (c.i64()?, c.i64()?, c.i64()?);
+        let (sliced, sliced_remote, sliced_reads) = (c.i64()?, c.i64()?, c.i64()?);
+        Some(Self { read, remote, written, sliced, sliced_remote, sliced_reads })
+    }
+
+    /// Adds what was read while the hook was attached, times `scale`, to what was read.
+    pub fn unslice(&mut self, scale: f64) {
+        let scaled = |bytes: i64| (bytes as f64 * scale).round() as i64;
+        self.read += scaled(std::mem::take(&mut self.sliced));
+        self.remote += scaled(std::mem::take(&mut self.sliced_remote));
     }
 }
 
@@ -145,6 +158,7 @@ impl Counters {
             counted: c.u64()?,
             stood_for: c.u64()?,
             children_full: c.u64()?,
+            reads: c.u64()?,
         })
     }
 
@@ -159,6 +173,7 @@ impl Counters {
             counted: self.counted.wrapping_sub(before.counted),
             stood_for: self.stood_for.wrapping_sub(before.stood_for),
             children_full: self.children_full.wrapping_sub(before.children_full),
+            reads: self.reads.wrapping_sub(before.reads),
         }
     }
 
@@ -171,6 +186,7 @@ impl Counters {
         self.counted += other.counted;
         self.stood_for += other.stood_for;
         self.children_full += other.children_full;
+        self.reads += other.reads;
     }
 }
 
@@ -266,7 +282,7 @@ mod tests {
     fn sizes_are_those_of_the_compiled_programs() {
         assert_eq!(layout::KEY, Key::BYTES);
         assert_eq!(layout::USAGE, Usage::BYTES);
-        assert_eq!(layout::COUNTERS, 8 * 8);
+        assert_eq!(layout::COUNTERS, 9 * 8);
         assert_eq!(layout::WATCHED, Watched::default().encode().len());
     }
 

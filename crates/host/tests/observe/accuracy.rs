@@ -1,10 +1,13 @@
 //! How close the sums are: against what fio reports, and without bias over many windows.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use host::observe::{Hooks, Settings};
-use libtest_mimic::Completion;
+use libtest_mimic::{Completion, Failed};
 
 use crate::common::*;
 use crate::{Case, ensure};
@@ -16,6 +19,7 @@ pub const CASES: &[Case] = &[
     Case { name: "fio_libaio", needs: &["fio"], run: |hooks| fio_agrees("libaio", "--loops=8", hooks) },
     Case { name: "fio_writes", needs: &["fio"], run: fio_writes },
     Case { name: "sampling_has_no_bias", needs: &[], run: sampling_has_no_bias },
+    Case { name: "slices_are_scaled", needs: &[], run: slices_are_scaled },
     Case { name: "a_full_table_is_reported", needs: &[], run: a_full_table_is_reported },
 ];
 
@@ -102,6 +106,59 @@ fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
         // One in 15,000 by chance.
         ensure!(z.abs() < 4.0, "reads of {size} bytes: mean {mean:.4}, deviation {deviation:.4}, z {z:.1}");
     }
+    Ok(Completion::Completed)
+}
+
+/// More readers than CPUs, as fast as they can, so that reads are looked at in slices of time: each thread's bytes are still right.
+fn slices_are_scaled(hooks: Hooks) -> Outcome {
+    const WINDOWS: usize = 8;
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", MIB, 4096)?;
+    let threads = 2 * std::thread::available_parallelism()?.get();
+    let mut observer = open(&settings(false, hooks))?;
+    let done = AtomicBool::new(false);
+    let file = id(&path)?;
+    let (said, seen, sliced) = std::thread::scope(|scope| -> Result<_, Failed> {
+        let read = || -> std::io::Result<(u32, u64)> {
+            let file = File::open(&path)?;
+            let mut buffer = vec![0; 4096];
+            let mut so_far = 0;
+            while !done.load(Ordering::Relaxed) {
+                for at in (0..MIB).step_by(4096) {
+                    file.read_exact_at(&mut buffer, at)?;
+                }
+                so_far += MIB;
+            }
+            Ok((rustix::thread::gettid().as_raw_nonzero().get() as u32, so_far))
+        };
+        let readers: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
+        let mut seen: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut sliced = 0;
+        for _ in 0..WINDOWS {
+            let observed = observer.window(Duration::from_secs(1))?;
+            sliced += usize::from(observed.notes.iter().any(|note| note.starts_with("reads were looked at for")));
+            for thread in observed.threads.iter().map(|t| &t.thread) {
+                let bytes = thread.files.iter().filter(|f| f.file == file).map(|f| f.read_bytes.total()).sum::<u64>();
+                *seen.entry(thread.tid).or_default() += bytes;
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        let mut said = Vec::new();
+        for reader in readers {
+            said.push(reader.join().map_err(|_| "a reader panicked")??);
+        }
+        Ok((said, seen, sliced))
+    })?;
+    let ratio = |(tid, bytes): &(u32, u64)| seen.get(tid).copied().unwrap_or(0) as f64 / *bytes as f64;
+    let ratios: Vec<f64> = said.iter().map(ratio).collect();
+    println!("{sliced} of {WINDOWS} windows sliced: {ratios:.3?}");
+    if sliced == 0 {
+        return Ok(Completion::ignored_with("this machine reads too slowly for slices"));
+    }
+    // Threads that take turns on a CPU are in a slice for more or less of their turn.
+    ensure!(ratios.iter().all(|ratio| (0.85..1.15).contains(ratio)), "{ratios:.3?}");
+    let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
+    ensure!((0.93..1.07).contains(&mean), "{mean:.3}: {ratios:.3?}");
     Ok(Completion::Completed)
 }
 
