@@ -450,6 +450,31 @@ fn huge_pages() {
     assert_eq!((whole.resident, whole.nodes.total(), whole.notes.len()), (3 * huge, 3 * huge, 0));
 }
 
+/// Persistent memory that the virtual machine has mounted with DAX, and the node that it was put on (`vm/run --pmem`).
+fn pmem() -> Vec<(PathBuf, NodeId)> {
+    let mount = |n: u32| (PathBuf::from(format!("/mnt/pmem{n}")), NodeId(n));
+    (0..8).map(mount).filter(|(path, _)| path.is_dir()).collect()
+}
+
+fn dax(mounts: &[(PathBuf, NodeId)]) {
+    for (mount, node) in mounts {
+        let path = mount.join("file");
+        let mut file = File::create(&path).unwrap();
+        file.write_all(&vec![7; 4 * MIB + 5]).unwrap();
+        // A hole, and a page behind it.
+        file.write_all_at(&[1; 4096], 8 * MIB as u64).unwrap();
+        file.sync_all().unwrap();
+        let found = of(&path);
+        let there = (4 * MIB + 2 * 4096) as u64;
+        let mut expected = NodeBytes::default();
+        expected.add(*node, there);
+        assert!(found.dax, "{found:?}");
+        assert_eq!((found.size, found.resident, &found.nodes), (8 * MIB as u64 + 4096, there, &expected), "{found:?}");
+        assert_eq!((&found.hidden, found.notes.as_slice()), (&None, &[][..]));
+        fs::remove_file(&path).unwrap();
+    }
+}
+
 /// Held while huge pages are lent: to find some, the kernel drops cached pages that the other tests count on.
 static MEMORY: RwLock<()> = RwLock::new(());
 
@@ -496,6 +521,8 @@ fn main() -> ExitCode {
             Err(why) => Ok(libtest_mimic::Completion::ignored_with(why)),
         }
     };
+    let mounts = pmem();
+    let no_pmem = mounts.is_empty().then(|| "no persistent memory is mounted as /mnt/pmemN".to_owned());
     let trials = vec![
         trial("all_cached", all_cached),
         trial("a_few_bytes", a_few_bytes),
@@ -515,6 +542,7 @@ fn main() -> ExitCode {
         needing("hidden_from_strangers", root.clone(), hidden_from_strangers),
         needing("shown_to_who_may_write", root, shown_to_who_may_write),
         needing("each_node", one_node, move || each_node(&nodes)),
+        needing("dax", no_pmem, move || dax(&mounts)),
         Trial::ignorable_test("overlay", overlaid),
         Trial::ignorable_test("huge_pages", huge),
     ];

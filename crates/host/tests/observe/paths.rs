@@ -8,6 +8,8 @@ use std::path::Path;
 
 use host::observe::Hooks;
 use libtest_mimic::Completion;
+use placement::NodeBytes;
+use topology::NodeId;
 
 use crate::common::*;
 use crate::{Case, cases, ensure};
@@ -33,6 +35,7 @@ pub const CASES: &[Case] = cases![
     writes,
     overwrites_and_appends,
     tmpfs,
+    dax,
 ];
 
 /// Counts one job's bytes exactly.
@@ -313,6 +316,36 @@ fn overwrites_and_appends(hooks: Hooks) -> Outcome {
     })?;
     let written = seen.written(&path)?;
     ensure!(written == 100 * 600 + 5000, "saw {written} written");
+    Ok(Completion::Completed)
+}
+
+/// Reads and writes of persistent memory are on the node of its device, wherever the thread runs (`vm/run --pmem`).
+fn dax(hooks: Hooks) -> Outcome {
+    let mounts: Vec<_> = (0..8).map(|n| (n, format!("/mnt/pmem{n}"))).filter(|(_, m)| Path::new(m).is_dir()).collect();
+    if mounts.is_empty() {
+        return Ok(Completion::ignored_with("no persistent memory is mounted as /mnt/pmemN"));
+    }
+    let mut observer = open(&settings(true, hooks))?;
+    for (node, mount) in mounts {
+        let path = Path::new(&mount).join("data");
+        let (seen, observed) = watch_one(&mut observer, || {
+            let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path)?;
+            for at in (0..4 * MIB).step_by(10_000) {
+                file.write_all_at(&[5; 10_000], at)?;
+            }
+            pread_all(&path, 50_000)
+        })?;
+        let (bytes, used) = (path.metadata()?.len(), seen.of(&id(&path)?));
+        std::fs::remove_file(&path)?;
+        let (read, written) = (used.read_bytes, used.write_bytes);
+        let hidden = observed.notes.iter().any(|note| note.starts_with("reads and writes of DAX files are not seen"));
+        if hidden {
+            ensure!((read.total(), written.total()) == (0, 0), "hidden, yet {read:?} and {written:?} were seen");
+            continue;
+        }
+        let expected = NodeBytes::from_iter([(NodeId(node), bytes)]);
+        ensure!((&read, &written) == (&expected, &expected), "saw {read:?} and {written:?}, not {expected:?}");
+    }
     Ok(Completion::Completed)
 }
 
