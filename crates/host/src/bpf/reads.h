@@ -6,6 +6,22 @@
 
 #include "walk.h"
 
+/* Whether a slice is on (../observe/slices.rs). A program is already, or still, called while the kernel attaches or detaches it,
+ * which can take longer than a slice. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u32);
+} slice_on SEC(".maps");
+
+static __always_inline bool in_slice(void)
+{
+	u32 zero = 0, *on = bpf_map_lookup_elem(&slice_on, &zero);
+
+	return on && *on;
+}
+
 /* --- fexit/filemap_get_pages: the batch and the request are arguments. --- */
 
 struct batch {
@@ -46,7 +62,7 @@ static __always_inline int batch_read(struct kiocb *iocb, u64 count, struct foli
 	struct inode *inode;
 	s64 size;
 
-	if (!s || !drawn(s, pages_of(count)))
+	if (!in_slice() || !s || !drawn(s, pages_of(count)))
 		return 0;
 	inode = iocb->ki_filp->f_mapping->host;
 	access_init(&batch.walk.access, inode, false, take_read(s, pages_of(count)));
@@ -205,7 +221,7 @@ int BPF_PROG(read_tracepoint, struct address_space *mapping, unsigned long first
 	struct task_struct *task;
 	bool due;
 
-	if (!s)
+	if (!in_slice() || !s)
 		return 0;
 	due = drawn(s, pages);
 	if (!due) {

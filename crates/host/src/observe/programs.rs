@@ -387,5 +387,6 @@ fn attached(skel: &mut ObserveSkel<'static>, hook: Hook) -> Result<Link, libbpf_
 
 fn sliced(skel: &mut ObserveSkel<'static>, hook: Hook) -> Result<Slicer, libbpf_rs::Error> {
     let program = find(skel, hook)?.as_fd().try_clone_to_owned().map_err(libbpf_rs::Error::from)?;
-    Slicer::start(program).map_err(libbpf_rs::Error::from)
+    let on = skel.maps.slice_on.as_fd().try_clone_to_owned().map_err(libbpf_rs::Error::from)?;
+    Slicer::start(program, on).map_err(libbpf_rs::Error::from)
 }

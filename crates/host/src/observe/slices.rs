@@ -16,7 +16,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -141,13 +141,15 @@ pub(super) struct Slicer {
 
 struct Shared {
     program: OwnedFd,
+    on: OwnedFd,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 struct State {
     share: f64,
-    link: Option<(OwnedFd, Instant)>,
+    /// Since when the slice is on, if it is.
+    since: Option<Instant>,
     /// Of slices that have ended.
     attached: Duration,
     refused: Option<io::Error>,
@@ -155,14 +157,16 @@ struct State {
 }
 
 impl Slicer {
-    /// Attaches a program, at first for good. `program` is a descriptor of it.
-    pub fn start(program: OwnedFd) -> io::Result<Self> {
+    /// Attaches a program, at first for good. `program` is a descriptor of it, `on` of the map that tells it whether a slice is on.
+    pub fn start(program: OwnedFd, on: OwnedFd) -> io::Result<Self> {
+        set(&on, true)?;
         let cost = HookCost::measure(&program)?;
-        let link = Some((attach(&program)?, Instant::now()));
-        let state = State { share: 1.0, link, attached: Duration::ZERO, refused: None, stop: false };
-        let shared = Arc::new(Shared { program, state: Mutex::new(state), changed: Condvar::new() });
+        let link = Some(attach(&program)?);
+        let state =
+            State { share: 1.0, since: Some(Instant::now()), attached: Duration::ZERO, refused: None, stop: false };
+        let shared = Arc::new(Shared { program, on, state: Mutex::new(state), changed: Condvar::new() });
         let theirs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("slices".to_owned()).spawn(move || theirs.run())?;
+        let thread = std::thread::Builder::new().name("slices".to_owned()).spawn(move || theirs.run(link))?;
         Ok(Self { cost, shared, thread: Some(thread) })
     }
 
@@ -178,7 +182,7 @@ impl Slicer {
     /// For how long it has been attached since the start, and why it could not be since the last call.
     pub fn attached(&self) -> (Duration, Option<io::Error>) {
         let mut state = self.shared.lock();
-        let current = state.link.as_ref().map_or(Duration::ZERO, |(_, since)| since.elapsed());
+        let current = state.since.map_or(Duration::ZERO, |since| since.elapsed());
         (state.attached + current, state.refused.take())
     }
 }
@@ -199,26 +203,31 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self) {
+    fn run(&self, mut link: Option<OwnedFd>) {
         let mut state = self.lock();
         while !state.stop {
             if state.share >= 1.0 {
-                self.attach(&mut state);
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.begin(state, &mut link);
+                if link.is_none() {
+                    // Refused, which `attached` tells: tried again.
+                    state = self.sleep(state, CYCLE);
+                    continue;
+                }
+                let forever = |state: &mut State| !state.stop && state.share >= 1.0;
+                state = self.changed.wait_while(state, forever).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
             let slice = CYCLE.mul_f64(state.share);
             let before = (CYCLE - slice).mul_f64(random());
-            Self::detach(&mut state);
+            state = self.end(state, &mut link);
             state = self.sleep(state, before);
-            self.attach(&mut state);
+            state = self.begin(state, &mut link);
             state = self.sleep(state, slice);
             if state.share < 1.0 {
-                Self::detach(&mut state);
+                state = self.end(state, &mut link);
                 state = self.sleep(state, CYCLE - slice - before);
             }
         }
-        Self::detach(&mut state);
     }
 
     /// Waits, or until somebody stops it. A change of the share waits for the end of the cycle: a cycle cut short would favour its beginning.
@@ -227,26 +236,39 @@ impl Shared {
         result.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    fn attach(&self, state: &mut State) {
-        if state.link.is_none() && !state.stop {
-            match attach(&self.program) {
-                Ok(link) => state.link = Some((link, Instant::now())),
-                Err(error) => state.refused = Some(error),
-            }
+    /// Begins a slice. Attaching can take longer than one, so it is done without the lock.
+    fn begin<'a>(&'a self, state: MutexGuard<'a, State>, link: &mut Option<OwnedFd>) -> MutexGuard<'a, State> {
+        if link.is_some() || state.stop {
+            return state;
         }
+        drop(state);
+        let attached = attach(&self.program).and_then(|link| set(&self.on, true).map(|()| link));
+        let mut state = self.lock();
+        match attached {
+            Ok(attached) => (*link, state.since) = (Some(attached), Some(Instant::now())),
+            Err(error) => state.refused = Some(error),
+        }
+        state
     }
 
-    fn detach(state: &mut State) {
-        if let Some((link, since)) = state.link.take() {
-            state.attached += since.elapsed();
-            drop(link);
+    /// Ends a slice.
+    fn end<'a>(&'a self, mut state: MutexGuard<'a, State>, link: &mut Option<OwnedFd>) -> MutexGuard<'a, State> {
+        let Some(link) = link.take() else { return state };
+        // Refused, it goes on counting for as long as detaching takes.
+        if let Err(error) = set(&self.on, false) {
+            state.refused = Some(error);
         }
+        if let Some(since) = state.since.take() {
+            state.attached += since.elapsed();
+        }
+        drop(state);
+        drop(link);
+        self.lock()
     }
 }
 
 /// A program of type tracing knows itself what it is attached to.
 fn attach(program: &OwnedFd) -> io::Result<OwnedFd> {
-    use std::os::fd::AsRawFd;
     // SAFETY: without a name only the descriptor is used, which is open.
     let fd = unsafe { libbpf_sys::bpf_raw_tracepoint_open(std::ptr::null(), program.as_raw_fd()) };
     if fd < 0 {
@@ -254,6 +276,21 @@ fn attach(program: &OwnedFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: a new descriptor that nobody else has.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Tells the program whether a slice is on.
+fn set(on: &OwnedFd, value: bool) -> io::Result<()> {
+    let (key, value) = (0u32, u32::from(value));
+    // SAFETY: key and value are of the map's sizes, four bytes each, and outlive the call.
+    let result = unsafe {
+        libbpf_sys::bpf_map_update_elem(
+            on.as_raw_fd(),
+            std::ptr::from_ref(&key).cast(),
+            std::ptr::from_ref(&value).cast(),
+            libbpf_sys::BPF_ANY.into(),
+        )
+    };
+    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
 /// From 0 to 1. The kernel's own generator: a few bytes, ten times a second.
