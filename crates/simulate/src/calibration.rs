@@ -12,6 +12,7 @@
 //! SplitFS = Kadekodi et al., SOSP'19 (NThread's reference 23), tables 1 and 6.
 
 use crate::filesystem::Costs;
+use crate::papers::Paper;
 
 // ---- hardware, as the papers state it ----
 
@@ -76,6 +77,7 @@ const EXT4_FSYNC_S: f64 = 28.98e-6;
 /// ext4 DAX: overwrites in place; allocation and names go through the journal.
 pub const EXT4_DAX: Costs = Costs {
     read_s: CALL_S,
+    read_byte_s: 0.0,
     overwrite_s: CALL_S,
     append_s: EXT4_APPEND_S,
     open_s: OPEN_S,
@@ -90,6 +92,7 @@ pub const EXT4_DAX: Costs = Costs {
 /// PMFS: overwrites in place, undo journal, directories searched from the beginning.
 pub const PMFS: Costs = Costs {
     read_s: CALL_S,
+    read_byte_s: 0.0,
     overwrite_s: CALL_S,
     append_s: PMFS_APPEND_S,
     open_s: OPEN_S,
@@ -104,6 +107,7 @@ pub const PMFS: Costs = Costs {
 /// NOVA: every write goes to new blocks and leaves an entry and a tail in the inode's log.
 pub const NOVA: Costs = Costs {
     read_s: CALL_S,
+    read_byte_s: 0.0,
     overwrite_s: NOVA_APPEND_S,
     append_s: NOVA_APPEND_S,
     open_s: OPEN_S,
@@ -118,6 +122,7 @@ pub const NOVA: Costs = Costs {
 /// Files in the page cache of a disk file system.
 pub const PAGE_CACHE: Costs = Costs {
     read_s: CALL_S,
+    read_byte_s: 0.0,
     overwrite_s: CALL_S,
     append_s: 2.0 * CALL_S,
     open_s: OPEN_S,
@@ -130,7 +135,7 @@ pub const PAGE_CACHE: Costs = Costs {
 };
 
 /// ZFS with the file in the ARC.
-pub const ZFS: Costs = Costs { read_s: 2.0 * CALL_S, ..PAGE_CACHE };
+pub const ZFS: Costs = Costs { read_s: 2.0 * CALL_S, read_byte_s: ARC_COPY_S, ..PAGE_CACHE };
 
 /// Mapped persistent memory: what fio spends between two copies. NP Fig. 3: (4 KiB at 2273 MiB/s) − (4 KiB at 2482 MiB/s).
 pub const MAPPED: Costs = Costs { read_s: MAPPED_CALL_S, overwrite_s: MAPPED_CALL_S, ..PAGE_CACHE };
@@ -178,7 +183,7 @@ pub const ARC_COPY_S: f64 = 0.369e-9;
 /// Seconds from the shell's fork to the first read of the thesis's program.
 pub const PROCESS_START_S: f64 = 0.3;
 
-/// A calibrated constant: which, and on which stated number.
+/// A calibrated constant: which, and on which stated numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calibrated {
     /// Its name here.
@@ -187,41 +192,46 @@ pub struct Calibrated {
     pub value: f64,
     /// Its unit.
     pub unit: &'static str,
-    /// What it was chosen on.
-    pub on: &'static str,
+    /// What it was chosen on: paper, and figure, series and point as in [`Data::stated`](crate::papers::Data::stated).
+    pub on: &'static [(Paper, [&'static str; 3])],
+}
+
+const fn chosen(
+    name: &'static str,
+    value: f64,
+    unit: &'static str,
+    on: &'static [(Paper, [&'static str; 3])],
+) -> Calibrated {
+    Calibrated { name, value, unit, on }
 }
 
 /// Every constant that was chosen so that a stated number comes out.
 pub const CALIBRATED: &[Calibrated] = &[
-    Calibrated {
-        name: "OPTANE_READ_S",
-        value: OPTANE_READ_S,
-        unit: "s/B",
-        on: "DF IV-B: TH_l of Webserver (Heavy), 20.7 GB/s",
-    },
-    Calibrated { name: "FLOWOP_S", value: FLOWOP_S, unit: "s", on: "DF Fig. 2: Webserver (Node0), normal, 972 kIOPS" },
-    Calibrated { name: "PICK_S", value: PICK_S, unit: "s", on: "NT Fig. 6(a): NThread_rl / NOVA_n, 1.351" },
-    Calibrated { name: "CROSS_LOCK", value: CROSS_LOCK, unit: "x", on: "NT Fig. 6(a): NThread_rl / NOVA, 1.781" },
-    Calibrated { name: "EXT4_SERIAL", value: EXT4_SERIAL, unit: "", on: "NT Fig. 6(a): NThread_rl / ext4-dax, 2.663" },
-    Calibrated { name: "PMFS_ENTRY_S", value: PMFS_ENTRY_S, unit: "s", on: "NT Fig. 6(a): NThread_rl / PMFS, 9.691" },
-    Calibrated {
-        name: "DB_GET_BLOCKS",
-        value: DB_GET_BLOCKS,
-        unit: "",
-        on: "NT Fig. 7(a): NThread / NOVA, R, 1.504 (whole blocks)",
-    },
-    Calibrated {
-        name: "MAPPED_CALL_S",
-        value: MAPPED_CALL_S,
-        unit: "s",
-        on: "NP Fig. 3(a): 4 KiB and 2 MiB reads before, 2273 and 2482 MiB/s",
-    },
-    Calibrated {
-        name: "MAPPED_REMOTE_READ",
-        value: MAPPED_REMOTE_READ,
-        unit: "x",
-        on: "NP Fig. 3(a): 4 KiB reads, 1.0694",
-    },
-    Calibrated { name: "ARC_COPY_S", value: ARC_COPY_S, unit: "s/B", on: "AT Fig. 5.2: 16 GB, 15 % less" },
-    Calibrated { name: "PROCESS_START_S", value: PROCESS_START_S, unit: "s", on: "AT Fig. 5.2: 1 GB, 10 % less" },
+    chosen("OPTANE_READ_S", OPTANE_READ_S, "s/B", &[(Paper::Dragonfly, ["MTP", "TH_l", "Webserver (Heavy)"])]),
+    chosen("FLOWOP_S", FLOWOP_S, "s", &[(Paper::Dragonfly, ["2", "Webserver (Node0)", "normal"])]),
+    chosen("PICK_S", PICK_S, "s", &[(Paper::NThread, ["6a", "NThread_rl / NOVA_n", "average"])]),
+    chosen("CROSS_LOCK", CROSS_LOCK, "x", &[(Paper::NThread, ["6a", "NThread_rl / NOVA", "average"])]),
+    chosen("EXT4_SERIAL", EXT4_SERIAL, "", &[(Paper::NThread, ["6a", "NThread_rl / ext4-dax", "average"])]),
+    chosen("PMFS_ENTRY_S", PMFS_ENTRY_S, "s", &[(Paper::NThread, ["6a", "NThread_rl / PMFS", "average"])]),
+    // A whole number of blocks: the nearest.
+    chosen("DB_GET_BLOCKS", DB_GET_BLOCKS, "", &[(Paper::NThread, ["7a", "NThread / NOVA", "R"])]),
+    chosen(
+        "MAPPED_CALL_S",
+        MAPPED_CALL_S,
+        "s",
+        &[(Paper::NPolicy, ["3a", "before", "4 KiB read"]), (Paper::NPolicy, ["3a", "before", "2 MiB read"])],
+    ),
+    chosen(
+        "MAPPED_REMOTE_READ",
+        MAPPED_REMOTE_READ,
+        "x",
+        &[(Paper::NPolicy, ["3a", "N-Policy / before", "4 KiB read"])],
+    ),
+    chosen("ARC_COPY_S", ARC_COPY_S, "s/B", &[(Paper::Arc, ["5.2", "less run time on the data's node", "16 GB"])]),
+    chosen(
+        "PROCESS_START_S",
+        PROCESS_START_S,
+        "s",
+        &[(Paper::Arc, ["5.2", "less run time on the data's node", "1 GB"])],
+    ),
 ];

@@ -50,6 +50,8 @@ pub enum Layout {
 pub struct Costs {
     /// One read call.
     pub read_s: f64,
+    /// Each byte read, beyond what its memory takes.
+    pub read_byte_s: f64,
     /// One write call over existing bytes.
     pub overwrite_s: f64,
     /// One write call beyond the end.
@@ -68,6 +70,13 @@ pub struct Costs {
     pub overwrite_bytes: f64,
     /// Bytes of its own written with every append, create and delete.
     pub append_bytes: f64,
+}
+
+impl Costs {
+    /// Software of reading so many bytes in calls of at most that size.
+    pub fn reading(&self, bytes: f64, call: f64) -> f64 {
+        (bytes / call).ceil().max(1.0) * self.read_s + bytes * self.read_byte_s
+    }
 }
 
 impl FileSystem {

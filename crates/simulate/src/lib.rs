@@ -4,6 +4,7 @@ pub mod filesystem;
 pub mod machine;
 pub mod papers;
 mod plane;
+pub mod reproduce;
 pub mod run;
 pub mod scenario;
 pub mod solve;

@@ -9,6 +9,7 @@ mod plan;
 mod record;
 mod replay;
 mod report;
+mod reproduce;
 mod restore;
 mod run;
 mod session;
@@ -33,6 +34,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Explain(args) => explain::run(global, args),
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),
+        Command::Reproduce(args) => reproduce::run(global, args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
         Command::Exec(args) => child::become_command(args),

@@ -13,7 +13,7 @@ use crate::world::{Launch, Start};
 /// Runs experiments.
 pub struct Bench<'a> {
     seeds: u64,
-    say: &'a dyn Fn(Paper, &str),
+    say: &'a (dyn Fn(Paper, &str) + Sync),
 }
 
 /// Who decides where threads and data go.
@@ -55,8 +55,8 @@ impl Who {
 }
 
 impl<'a> Bench<'a> {
-    /// A bench that repeats every run with so many seeds, and says what it does.
-    pub fn new(seeds: u64, say: &'a dyn Fn(Paper, &str)) -> Self {
+    /// A bench that repeats every run with so many seeds, and says which figures are done.
+    pub fn new(seeds: u64, say: &'a (dyn Fn(Paper, &str) + Sync)) -> Self {
         Self { seeds: seeds.max(1), say }
     }
 

@@ -64,7 +64,7 @@ pub(super) fn fig5a(bench: &Bench<'_>) -> Result<Figure, RunError> {
         d.check(format!("NThread is similar to NThread_rl for {group}"), similar(ratio, 1.0), format!("{ratio:.2} x"));
     }
     bars.all(&mut d, "GB/s");
-    Ok(d.plot(bars.plot("GB/s (Eq. 1)", false)))
+    Ok(d.plot(bars.plot("GB/s (Eq. 1)")))
 }
 
 pub(super) fn fig5b(bench: &Bench<'_>) -> Result<Figure, RunError> {
@@ -90,7 +90,11 @@ pub(super) fn fig5b(bench: &Bench<'_>) -> Result<Figure, RunError> {
         let (n, rl) = (bars.at("NOVA_n", group), bars.at("NThread_rl", group));
         d.check(format!("NOVA_n beats NThread_rl for {group}"), n > rl, format!("{n:.2} and {rl:.2} GB/s"));
         let best = bars.at("NThread", group).min(bars.at("NThread_cpu", group));
-        d.check(format!("NThread and NThread_cpu beat NOVA_n for {group}"), best > n, format!("{best:.2} and {n:.2} GB/s"));
+        d.check(
+            format!("NThread and NThread_cpu beat NOVA_n for {group}"),
+            best > n,
+            format!("{best:.2} and {n:.2} GB/s"),
+        );
     }
     for (group, _) in READS {
         let (now, before) = (bars.at("NThread_rl", group), four.at("NThread_rl", group));
@@ -103,7 +107,7 @@ pub(super) fn fig5b(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let writes = bars.ratio_in("NThread", "NThread_rl", &["write-only"]);
     d.check("the NThreads perform similarly for write-only", similar(writes, 1.0), format!("{writes:.2} x"));
     bars.all(&mut d, "GB/s");
-    Ok(d.plot(bars.plot("GB/s (Eq. 1)", false)))
+    Ok(d.plot(bars.plot("GB/s (Eq. 1)")))
 }
 
 /// III-B: everything on node 0; then half of the threads on node 1, their data operations still on node 0.
@@ -135,13 +139,17 @@ pub(super) fn fig4(bench: &Bench<'_>) -> Result<Figure, RunError> {
         "8 and 16 fio threads on the 4 cores of node 0 with NOVA; against half of them on node 1, reading and writing node 0.",
     );
     let small = 0.5 * (bars.at("1 KB_8", "rw80") + bars.at("1 KB_16", "rw80"));
-    let worst = ["4 KB_8", "4 KB_16", "16 KB_8", "16 KB_16"].iter().flat_map(|s| bars.of(s)).copied().fold(f64::INFINITY, f64::min);
+    let worst = ["4 KB_8", "4 KB_16", "16 KB_8", "16 KB_16"]
+        .iter()
+        .flat_map(|s| bars.of(s))
+        .copied()
+        .fold(f64::INFINITY, f64::min);
     d.point("moved / stayed", "1 KB", "x", small);
     d.point("moved / stayed", "4 KB, 16 KB, worst", "x", worst);
     d.check("with 1 KB blocks moving threads to free CPUs helps", small > 1.0, format!("{small:.2} x at rw80"));
     d.check("with 4 KB and 16 KB blocks it can hurt", worst < 1.0, format!("{worst:.2} x"));
     bars.all(&mut d, "x");
-    Ok(d.plot(bars.plot("moved / stayed", false)))
+    Ok(d.plot(bars.plot("moved / stayed")))
 }
 
 /// V-G: 16 threads of 1 KB operations that are idle some of the time; more or fewer of them at their data.
@@ -164,15 +172,20 @@ pub(super) fn fig8(bench: &Bench<'_>) -> Result<Figure, RunError> {
          node, files on node 0; NThread_cpu with different CPU limits.",
     );
     let of = |name: &str| bars.at("bandwidth / at 100 %", name);
-    d.check("beyond 100 % bandwidth falls", of("130 %") < 1.0 && of("no limit") < of("130 %") + 1e-9, format!("{:.3} at 130 %, {:.3} without limit", of("130 %"), of("no limit")));
+    d.check(
+        "beyond 100 % bandwidth falls",
+        of("130 %") < 1.0 && of("no limit") < of("130 %") + 1e-9,
+        format!("{:.3} at 130 %, {:.3} without limit", of("130 %"), of("no limit")),
+    );
     d.check("90 % costs little against 100 %", similar(of("90 %"), 1.0), format!("{:.3}", of("90 %")));
     bars.all(&mut d, "x 100 %");
-    Ok(d.plot(bars.plot("bandwidth, 100 % = 1", false)))
+    Ok(d.plot(bars.plot("bandwidth, 100 % = 1")))
 }
 
 /// V-G: read ratio from 100 % to 0 %; bandwidth by different ways to count it.
 pub(super) fn fig9(bench: &Bench<'_>) -> Result<Figure, RunError> {
-    let ways = [("read + write", 1.0), ("read / 2 + write", 0.5), ("read / 3 + write", 1.0 / 3.0), ("read / 4 + write", 0.25)];
+    let ways =
+        [("read + write", 1.0), ("read / 2 + write", 0.5), ("read / 3 + write", 1.0 / 3.0), ("read / 4 + write", 0.25)];
     let reads: Vec<f64> = (0..=10).map(|i| 1.0 - f64::from(i) / 10.0).collect();
     let outcomes: Result<Vec<Outcome>, RunError> = reads
         .iter()

@@ -6,7 +6,7 @@
 //! round of its list. Picking a file takes filebench's file-set lock. webproxy and varmail keep all files in one directory
 //! (`dirwidth=1000000`), so creating and deleting them takes that directory's lock, too; the others have 20 files per directory.
 //!
-//! **Limits.** Files are as large as the mean; the log of webserver and webproxy is part of the file set.
+//! **Limits.** Files are as large as the mean; webserver's log, a file of its own, does not grow beyond [`LOG`].
 
 use super::{FileSet, Job, Operation, Part, Place, Role};
 use crate::calibration as cal;
@@ -52,10 +52,12 @@ enum FlowOp {
     Read,
     Write,
     Append(f64),
+    /// Append to the log, a file of its own that nobody reads.
+    Log(f64),
     Fsync,
 }
 
-use FlowOp::{Append, Close, Create, Delete, Fsync, Open, Read, Stat, Write};
+use FlowOp::{Append, Close, Create, Delete, Fsync, Log, Open, Read, Stat, Write};
 
 /// `appendfilerand` writes this much on average in every personality.
 const APPEND: f64 = 16.0 * 1024.0;
@@ -81,7 +83,7 @@ impl Personality {
             Self::Fileserver => {
                 vec![Create, Write, Close, Open, Append(APPEND), Close, Open, Read, Close, Delete, Stat]
             }
-            Self::Webserver => [reads(10), vec![Append(APPEND)]].concat(),
+            Self::Webserver => [reads(10), vec![Log(APPEND)]].concat(),
             Self::Webproxy => [vec![Delete, Create, Append(APPEND), Close], reads(5)].concat(),
             Self::Varmail => {
                 let create = [Delete, Create, Append(APPEND), Fsync, Close];
@@ -98,6 +100,9 @@ impl Personality {
     }
 }
 
+/// Bytes of webserver's log that are kept.
+pub const LOG: f64 = 16e6;
+
 /// The job.
 pub fn filebench(name: &str, fs: FileSystem, device: usize, place: Place, p: &Filebench) -> Job {
     let costs = fs.costs();
@@ -106,6 +111,7 @@ pub fn filebench(name: &str, fs: FileSystem, device: usize, place: Place, p: &Fi
     let calls = |bytes: f64| (bytes / p.io_size).ceil().max(1.0);
     let mut op = Operation::default();
     let mut part = Part { files: 0, call: p.io_size.min(size), sequential: true, ..Part::default() };
+    let mut log = Part { files: 1, call: APPEND, sequential: true, ..Part::default() };
     let naming = costs.name_s + costs.entry_s * p.personality.directory(p.files);
     for flow in p.personality.round() {
         op.counted += 1.0;
@@ -124,11 +130,15 @@ pub fn filebench(name: &str, fs: FileSystem, device: usize, place: Place, p: &Fi
             Stat => op.cpu_s += costs.read_s,
             Close => {}
             Read => {
-                op.cpu_s += calls(size) * costs.read_s;
+                op.cpu_s += costs.reading(size, p.io_size);
                 part.read += size;
             }
-            Write | Append(_) => {
-                let bytes = if let Append(bytes) = flow { bytes } else { size };
+            Write | Append(_) | Log(_) => {
+                let (bytes, part) = match flow {
+                    Append(bytes) => (bytes, &mut part),
+                    Log(bytes) => (bytes, &mut log),
+                    _ => (size, &mut part),
+                };
                 let n = calls(bytes);
                 op.cpu_s += n * costs.append_s;
                 op.serial_s += n * costs.serial * costs.append_s;
@@ -141,20 +151,26 @@ pub fn filebench(name: &str, fs: FileSystem, device: usize, place: Place, p: &Fi
             }
         }
     }
+    let fileset = FileSet {
+        name: format!("{name}.fileset"),
+        size: p.files * p.file_size,
+        filled: 1.0,
+        private: false,
+        cached: true,
+        place: place.clone(),
+    };
     op.parts = vec![part];
+    let mut files = vec![fileset];
+    if log.write > 0.0 {
+        op.parts.push(log);
+        files.push(FileSet { name: format!("{name}.log"), size: LOG, cached: false, place, ..files[0].clone() });
+    }
     Job {
         name: name.into(),
         fs,
         device,
         roles: vec![Role { comm: "filebench".into(), threads: p.threads, op, counts: true, limit: None }],
-        files: vec![FileSet {
-            name: format!("{name}.fileset"),
-            size: p.files * p.file_size,
-            filled: 1.0,
-            private: false,
-            cached: true,
-            place,
-        }],
+        files,
         process_bytes: 10e6 * f64::from(p.threads),
         processes: false,
         start_s: 0.0,

@@ -39,7 +39,7 @@ pub fn fio(name: &str, fs: FileSystem, device: usize, place: Place, p: &Fio) -> 
         p.block
     };
     let op = Operation {
-        cpu_s: p.read * costs.read_s + write * costs.overwrite_s,
+        cpu_s: p.read * costs.reading(p.block, p.block) + write * costs.overwrite_s,
         off_s: p.think_s,
         counted: 1.0,
         parts: vec![Part {

@@ -71,7 +71,7 @@ pub fn rocksdb(name: &str, fs: FileSystem, device: usize, place: Place, p: &Rock
         ..Operation::default()
     };
     let get = Operation {
-        cpu_s: cal::DB_GET_S + costs.read_s,
+        cpu_s: cal::DB_GET_S + costs.reading(cal::DB_GET_BLOCKS * record, cal::DB_GET_BLOCKS * record),
         counted: 1.0,
         parts: vec![Part { files: 0, read: cal::DB_GET_BLOCKS * record, call: record, ..Part::default() }],
         ..Operation::default()

@@ -28,7 +28,7 @@ pub fn simpleread(name: &str, fs: FileSystem, device: usize, place: Place, p: &S
     let costs = fs.costs();
     let calls = (p.file_size / p.read_size).ceil() * p.passes;
     let op = Operation {
-        cpu_s: costs.read_s + cal::ARC_COPY_S * p.read_size,
+        cpu_s: costs.reading(p.read_size, p.read_size),
         counted: 1.0,
         parts: vec![Part { files: 0, read: p.read_size, call: p.read_size, sequential: true, ..Part::default() }],
         ..Operation::default()

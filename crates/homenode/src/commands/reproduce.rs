@@ -1,0 +1,76 @@
+//! `homenode reproduce`: the papers' experiments on the simulated machine, beside what the papers state.
+
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use simulate::papers::Paper;
+use simulate::reproduce::{self, Bench, Figure, Score, WriteError};
+
+use crate::cli::{Global, ReproduceArgs};
+use crate::exit::{Exit, Failure};
+use crate::output;
+use crate::output::table::Table;
+
+/// Runs the experiments and writes the report. A miss is a result, not a failure.
+pub fn run(global: &Global, args: &ReproduceArgs) -> Result<Exit, Failure> {
+    let papers = args.paper.papers();
+    reproduce::prepare(&args.out).map_err(|e| unwritten(&e))?;
+    let bar = bar(reproduce::figures(&papers), global.json);
+    let say = |paper: Paper, figure: &str| {
+        bar.set_message(format!("{} {figure}", paper.name()));
+        bar.inc(1);
+    };
+    let figures = reproduce::reproduce(&papers, &Bench::new(args.seeds, &say))
+        .map_err(|e| Failure::from_error(Exit::Partly, "reproduce", &e))?;
+    bar.set_message("plots and report");
+    let written = reproduce::write(&args.out, &figures, args.seeds).map_err(|e| unwritten(&e))?;
+    bar.finish_and_clear();
+    if global.json {
+        output::print_json(&as_json(&figures, args.seeds, &written))?;
+    } else {
+        output::print(&text(&figures, args))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn unwritten(error: &WriteError) -> Failure {
+    Failure::from_error(Exit::Io, "reproduce", error)
+}
+
+fn bar(figures: usize, json: bool) -> ProgressBar {
+    if json || !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(figures as u64);
+    match ProgressStyle::with_template("{wide_bar} {pos} of {len} figures  {elapsed}  {msg:20}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+fn as_json(figures: &[Figure], seeds: u64, written: &[PathBuf]) -> Value {
+    let scores: serde_json::Map<String, Value> =
+        reproduce::score(figures).into_iter().map(|(paper, score)| (paper.name().to_owned(), json!(score))).collect();
+    json!({ "seeds": seeds, "scores": scores, "files": written, "figures": figures })
+}
+
+fn text(figures: &[Figure], args: &ReproduceArgs) -> String {
+    let mut table = Table::new(&[
+        "paper",
+        ">predicted",
+        ">missed",
+        ">beside calibrated",
+        ">missed",
+        ">calibrated",
+        ">orderings",
+        ">missed",
+    ]);
+    for (paper, score) in reproduce::score(figures) {
+        let Score { met, missed, beside_met, beside_missed, calibrated, orderings, orderings_missed } = score;
+        let figures = [met, missed, beside_met, beside_missed, calibrated, orderings, orderings_missed];
+        table.row([paper.name().to_owned()].into_iter().chain(figures.map(|n| n.to_string())));
+    }
+    format!("{}\n{}\n", table.render(), args.out.join("report.html").display())
+}

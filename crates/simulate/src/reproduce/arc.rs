@@ -1,0 +1,303 @@
+//! The thesis: reading a file from the ARC of the other node, and moving the process to it.
+
+use super::bench::{Bench, Who, experiment, launch, thesis};
+use super::{Bars, Draft, Figure, Plot, similar};
+use crate::filesystem::FileSystem;
+use crate::papers::Paper;
+use crate::run::{RunError, Scenario};
+use crate::workload::Place;
+use crate::workload::fio::{Fio, fio};
+use crate::workload::simpleread::{SimpleRead, simpleread};
+use crate::world::Start;
+
+const KB: f64 = 1024.0;
+const MB: f64 = KB * KB;
+const GB: f64 = KB * MB;
+const FILES: [(&str, f64); 7] = [
+    ("256 MB", 256.0 * MB),
+    ("512 MB", 512.0 * MB),
+    ("1 GB", GB),
+    ("2 GB", 2.0 * GB),
+    ("4 GB", 4.0 * GB),
+    ("8 GB", 8.0 * GB),
+    ("16 GB", 16.0 * GB),
+];
+/// The thesis's prototype moves at the first remote block. A window this short is the nearest to it.
+const WINDOW_S: f64 = 0.02;
+const ARC: Who = Who::Policy("arc");
+
+fn small(file_size: f64) -> SimpleRead {
+    SimpleRead { file_size, read_size: MB, process_size: 0.0, passes: 1.0 }
+}
+
+/// simpleread with its file in the ARC of node 0, started on `node`.
+fn scenario(p: &SimpleRead, node: usize) -> Scenario {
+    let job = simpleread("simpleread", FileSystem::Zfs, 0, Place::Node(0), p);
+    // Long enough for the slowest; a run ends with its process.
+    let mut scenario = experiment(thesis(), vec![launch(job, Start::On(node))], 600.0);
+    scenario.engine.window_s = WINDOW_S;
+    scenario
+}
+
+/// Seconds from start to end, as `time` says.
+fn run_time(bench: &Bench<'_>, scenario: &Scenario, who: Who) -> Result<f64, RunError> {
+    bench.mean(scenario, who, |o| o.workloads[0].runtime_s.unwrap_or(f64::NAN))
+}
+
+fn less(here: f64, there: f64) -> f64 {
+    100.0 * (1.0 - here / there)
+}
+
+/// Run times of the small process over all files.
+fn times(bench: &Bench<'_>, node: usize, autonuma: bool, who: Who) -> Result<Vec<f64>, RunError> {
+    let time = |size: f64| {
+        let scenario = Scenario { autonuma, ..scenario(&small(size), node) };
+        run_time(bench, &scenario, who)
+    };
+    FILES.iter().map(|(_, size)| time(*size)).collect()
+}
+
+fn names() -> [&'static str; 7] {
+    FILES.map(|f| f.0)
+}
+
+/// Fewer seconds in per cent, with the points of the files that are named.
+fn percents(d: &mut Draft, series: &str, here: &[f64], there: &[f64]) -> Vec<f64> {
+    let values: Vec<f64> = here.iter().zip(there).map(|(h, t)| less(*h, *t)).collect();
+    for (name, value) in names().into_iter().zip(&values) {
+        d.point(series, name, "%", *value);
+    }
+    values
+}
+
+pub(super) fn fig5_2(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let (same, other) = (times(bench, 0, false, Who::Kernel)?, times(bench, 1, false, Who::Kernel)?);
+    let mut d = Draft::new(
+        Paper::Arc,
+        "5.2",
+        "Reading from the ARC of the same and of the other node",
+        "simpleread, reads of 1 MB, small process, file in the ARC of node 0; run time from start to end.",
+    );
+    let values = percents(&mut d, "less run time on the data's node", &same, &other);
+    let grows = values.windows(2).all(|v| v[1] > v[0]);
+    d.check("the loss grows with the file", grows, format!("{:.1} % to {:.1} %", values[0], values[6]));
+    let mut bars = Bars::new(names());
+    bars.push("same node", same);
+    bars.push("different node", other);
+    bars.all(&mut d, "s");
+    Ok(d.plot(bars.plot("run time, s")))
+}
+
+pub(super) fn fig6_1(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let (off, on) = (times(bench, 1, false, Who::Kernel)?, times(bench, 1, true, Who::Kernel)?);
+    let same = times(bench, 0, false, Who::Kernel)?;
+    let mut d = Draft::new(
+        Paper::Arc,
+        "6.1",
+        "AutoNUMA does not help",
+        "As Fig. 5.2 on the other node, without and with NUMA balancing, which moves a process's own memory and never the ARC.",
+    );
+    let values = percents(&mut d, "less run time with NUMA balancing", &on, &off);
+    let best = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    d.point("less run time with NUMA balancing", "best", "%", best);
+    d.check("NUMA balancing regains 3 % at best", best <= 3.0, format!("{best:.2} %"));
+    let slower = on.iter().zip(&same).all(|(on, same)| on > same);
+    d.check(
+        "with NUMA balancing the other node is always slower than the same",
+        slower,
+        format!("{:.2} s and {:.2} s at 16 GB", on[6], same[6]),
+    );
+    let mut bars = Bars::new(names());
+    bars.push("same node", same);
+    bars.push("different node", off);
+    bars.push("different node, NUMA balancing", on);
+    Ok(d.plot(bars.plot("run time, s")))
+}
+
+pub(super) fn fig6_2(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let p = SimpleRead { passes: 100.0, ..small(GB) };
+    let run = |node: usize| {
+        let mut scenario = Scenario { autonuma: true, ..scenario(&p, node) };
+        scenario.engine.window_s = 1.0;
+        bench.once(&scenario, Who::Kernel)
+    };
+    let latency = |outcome: crate::run::Outcome| -> Vec<(f64, f64)> {
+        // The first window has the start of the process in it, the last one its end.
+        let windows = outcome.windows.get(1..outcome.windows.len().saturating_sub(1)).unwrap_or_default().to_vec();
+        windows.iter().map(|w| (w.time_s, 1e6 / w.ops_per_s[0])).collect()
+    };
+    let (same, other) = (latency(run(0)?), latency(run(1)?));
+    let [first, last] = [other.first(), other.last()].map(|p| p.map_or(f64::NAN, |p| p.1));
+    let mut d = Draft::new(
+        Paper::Arc,
+        "6.2",
+        "Reading again and again does not help AutoNUMA either",
+        "A file of 1 GB in the ARC of the other node, read 100 times in reads of 1 MB, NUMA balancing on.",
+    );
+    d.point("latency, last run / first run", "100 runs", "x", last / first);
+    let nearest = other.iter().map(|p| p.1).fold(f64::INFINITY, f64::min);
+    let near = same.first().map_or(f64::NAN, |p| p.1);
+    d.check(
+        "the latency never comes near that of the same node",
+        nearest > near * 1.05,
+        format!("{nearest:.0} µs and {near:.0} µs"),
+    );
+    let series = vec![("same node".to_owned(), same), ("different node, NUMA balancing".to_owned(), other)];
+    Ok(d.plot(Plot::Lines { x: "seconds", y: "latency of a read of 1 MB, µs", series }))
+}
+
+pub(super) fn fig8_1(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let (stay, moved) = (times(bench, 1, false, Who::Kernel)?, times(bench, 1, false, ARC)?);
+    let mut d = Draft::new(
+        Paper::Arc,
+        "8.1",
+        "Task migration against none",
+        "As Fig. 5.2 on the other node; the policy `arc` moves the process at the first remote read (windows of 20 ms).",
+    );
+    let values = percents(&mut d, "less run time with task migration", &moved, &stay);
+    d.check(
+        "task migration helps from 1 GB on",
+        values[2..].iter().all(|v| *v > 3.0),
+        format!("{:.1} % at 1 GB, {:.1} % at 16 GB", values[2], values[6]),
+    );
+    d.check(
+        "it helps more the larger the file",
+        values.windows(2).all(|v| v[1] > v[0]),
+        format!("{:.1} % to {:.1} %", values[0], values[6]),
+    );
+    let mut bars = Bars::new(names());
+    bars.push("ZFS", stay);
+    bars.push("task migration", moved);
+    bars.all(&mut d, "s");
+    Ok(d.plot(bars.plot("run time, s")))
+}
+
+pub(super) fn fig8_2(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let (local, moved) = (times(bench, 0, false, Who::Kernel)?, times(bench, 1, false, ARC)?);
+    let mut d = Draft::new(
+        Paper::Arc,
+        "8.2",
+        "Task migration against starting at the data",
+        "As Fig. 8.1; the process starts on the other node and is moved, or starts on the node that has the file.",
+    );
+    let ratios = local.iter().zip(&moved).map(|(l, m)| m / l);
+    let worst = ratios.fold(1.0, |worst: f64, r| if (r - 1.0).abs() > (worst - 1.0).abs() { r } else { worst });
+    d.point("run time, migrated / local", "all", "x", worst);
+    d.check("the two are practically identical", similar(worst, 1.0), format!("{worst:.3} x at worst"));
+    let mut bars = Bars::new(names());
+    bars.push("same node", local);
+    bars.push("different node, task migration", moved);
+    bars.all(&mut d, "s");
+    Ok(d.plot(bars.plot("run time, s")))
+}
+
+pub(super) fn fig8_3(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let mut d = Draft::new(
+        Paper::Arc,
+        "8.3",
+        "Bandwidth of fio",
+        "One thread of fio, sequential reads of 2 MB, file in the ARC of the other node, 10 s.",
+    );
+    let mut bars = Bars::new(names());
+    let bandwidth = |size: f64, who: Who| {
+        let p = Fio {
+            threads: 1,
+            block: 2.0 * MB,
+            read: 1.0,
+            file_size: size,
+            shared: false,
+            sequential: true,
+            think_s: 0.0,
+        };
+        let job = fio("fio", FileSystem::Zfs, 0, Place::Node(0), &p);
+        let mut scenario = experiment(thesis(), vec![launch(job, Start::On(1))], 10.0);
+        scenario.engine.window_s = WINDOW_S;
+        bench.mean(&scenario, who, |o| o.workloads[0].read_bw / 1e9)
+    };
+    for (name, who) in [("ZFS", Who::Kernel), ("task migration", ARC)] {
+        let values: Result<Vec<f64>, RunError> = FILES.iter().map(|(_, size)| bandwidth(*size, who)).collect();
+        bars.push(name, values?);
+    }
+    let more = 100.0 * (bars.ratio("task migration", "ZFS") - 1.0);
+    d.point("more bandwidth with task migration", "all", "%", more);
+    d.check("task migration gives more bandwidth", more > 0.0, format!("{more:.1} %"));
+    bars.all(&mut d, "GB/s");
+    Ok(d.plot(bars.plot("GB/s")))
+}
+
+pub(super) fn fig8_5(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let processes =
+        [("small", 0.0), ("10 MB", 10.0 * MB), ("100 MB", 100.0 * MB), ("500 MB", 500.0 * MB), ("1 GB", GB)];
+    let mut d = Draft::new(
+        Paper::Arc,
+        "8.5",
+        "The size of the process",
+        "As Fig. 8.1 with a process that fills memory of its own first, which moves with it.",
+    );
+    let mut bars = Bars::new(names());
+    for (name, process_size) in processes {
+        let value = |size: f64| -> Result<f64, RunError> {
+            let scenario = scenario(&SimpleRead { process_size, ..small(size) }, 1);
+            Ok(less(run_time(bench, &scenario, ARC)?, run_time(bench, &scenario, Who::Kernel)?))
+        };
+        let values: Result<Vec<f64>, RunError> = FILES.iter().map(|(_, size)| value(*size)).collect();
+        bars.push(name, values?);
+    }
+    let large = bars.of("1 GB").to_vec();
+    let series = "less run time, process of 1 GB";
+    let (least, most) = large[3..].iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), v| (a.min(*v), b.max(*v)));
+    d.point(series, "1 GB", "%", large[2]);
+    d.point(series, "files above 1 GB, least", "%", least);
+    d.point(series, "files above 1 GB, most", "%", most);
+    let falls = |file: usize| bars.series.windows(2).all(|s| s[1].1[file] < s[0].1[file] + 0.05);
+    let seen = bars.series.iter().map(|s| format!("{} {:.1} %", s.0, s.1[4])).collect::<Vec<_>>().join(", ");
+    d.check("the larger the process, the less is gained", (2..7).all(falls), format!("4 GB file: {seen}"));
+    d.check("a process of 1 GB gains nothing with a file of 1 GB", large[2] < 1.0, format!("{:.1} %", large[2]));
+    bars.all(&mut d, "%");
+    Ok(d.plot(bars.plot("less run time, %")))
+}
+
+pub(super) fn fig8_6(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let sizes = [
+        ("4 KB", 4.0 * KB),
+        ("16 KB", 16.0 * KB),
+        ("64 KB", 64.0 * KB),
+        ("128 KB", 128.0 * KB),
+        ("256 KB", 256.0 * KB),
+        ("512 KB", 512.0 * KB),
+        ("1 MB", MB),
+        ("2 MB", 2.0 * MB),
+    ];
+    let latency = |read_size: f64, who: Who| {
+        let scenario = scenario(&SimpleRead { read_size, ..small(4.0 * GB) }, 1);
+        // Median of a run that is moved in its first window: the latency of a window near its end.
+        let late = |o: &crate::run::Outcome| o.windows[o.windows.len() * 3 / 4].ops_per_s[0];
+        bench.mean(&scenario, who, |o| 1.0 / late(o))
+    };
+    let mut bars = Bars::new(sizes.map(|s| s.0));
+    let values: Result<Vec<f64>, RunError> =
+        sizes.iter().map(|(_, size)| Ok(less(latency(*size, ARC)?, latency(*size, Who::Kernel)?))).collect();
+    let values = values?;
+    let mut d = Draft::new(
+        Paper::Arc,
+        "8.6",
+        "The size of a read",
+        "simpleread on a file of 4 GB, small process; median latency of a read with task migration against without.",
+    );
+    let series = "less latency with task migration";
+    let (below, from) = values.split_at(3);
+    let [least, most] = [f64::min, f64::max].map(|pick| from.iter().copied().reduce(pick).unwrap_or(f64::NAN));
+    d.point(series, "below 128 KB", "%", below.iter().sum::<f64>() / below.len() as f64);
+    d.point(series, "128 KB and more, least", "%", least);
+    d.point(series, "128 KB and more, most", "%", most);
+    let more = below.iter().all(|b| from.iter().all(|f| f > b));
+    d.check(
+        "reads of 128 KB and more gain more than smaller ones",
+        more,
+        format!("{:.1} % at 4 KB, {:.1} % at 128 KB", values[0], values[3]),
+    );
+    d.check("reads below 128 KB gain nothing", below.iter().all(|v| *v < 1.0), format!("{:.1} % at 64 KB", values[2]));
+    bars.push(series, values);
+    bars.all(&mut d, "%");
+    Ok(d.plot(bars.plot("less latency, %")))
+}

@@ -1,0 +1,277 @@
+//! Dragonfly: Fig. 2, the worked example of its trigger, Fig. 6.
+
+use placement::dragonfly::mtp::Mtp;
+
+use super::bench::{Bench, Who, dragonfly_machine, experiment, launch};
+use super::{Bars, Draft, Figure, Plot, similar};
+use crate::calibration as cal;
+use crate::filesystem::FileSystem;
+use crate::papers::Paper;
+use crate::run::{Outcome, RunError, Scenario};
+use crate::workload::Place;
+use crate::workload::filebench::{Filebench, Personality, filebench};
+use crate::world::{Launch, Start};
+
+const KB: f64 = 1024.0;
+const GB: f64 = KB * KB * KB;
+/// filebench's default for whole-file reads and writes.
+const IO_SIZE: f64 = KB * KB;
+/// IV-B.
+const T_WINDOW: f64 = 6.0;
+
+/// One row of Table II: bytes of a file, files, threads; four applications, or two of videoserver.
+struct Load {
+    personality: Personality,
+    heavy: (f64, f64, u32),
+    light: (f64, f64, u32),
+    applications: u32,
+}
+
+const fn load(personality: Personality, heavy: (f64, f64, u32), light: (f64, f64, u32), applications: u32) -> Load {
+    Load { personality, heavy, light, applications }
+}
+
+const WEBSERVER: Load = load(Personality::Webserver, (160.0 * KB, 10e3, 14), (16.0 * KB, 10e3, 7), 4);
+const LOADS: [Load; 4] = [
+    WEBSERVER,
+    load(Personality::Webproxy, (160.0 * KB, 100e3, 14), (64.0 * KB, 10e3, 7), 4),
+    load(Personality::Videoserver, (2.0 * GB, 50.0, 28), (GB, 50.0, 14), 2),
+    load(Personality::Fileserver, (128.0 * KB, 10e3, 14), (128.0 * KB, 1e3, 7), 4),
+];
+
+/// One application of a row, with its files on node 0.
+fn application(name: &str, load: &Load, heavy: bool, start: Start) -> Launch {
+    let (file_size, files, threads) = if heavy { load.heavy } else { load.light };
+    let p = Filebench { personality: load.personality, threads, files, file_size, io_size: IO_SIZE };
+    // Vanilla NOVA in this paper writes on the writer's node: "local writes and reads are performed dependent on the location of
+    // the thread" is said of all three.
+    launch(filebench(name, FileSystem::Homenode, 0, Place::Node(0), &p), start)
+}
+
+/// The applications of a row: the first half starts on node 0, the other on node 1.
+fn scenario(load: &Load, heavy: bool, seconds: f64) -> Scenario {
+    let half = load.applications / 2;
+    let launches = (0..load.applications)
+        .map(|i| application(&format!("app{i}"), load, heavy, Start::On((i / half) as usize)))
+        .collect();
+    experiment(dragonfly_machine(), launches, seconds)
+}
+
+fn kops(outcome: &Outcome) -> f64 {
+    outcome.ops_per_s() / 1e3
+}
+
+/// II-B: two light webservers with their files on node 0, one on each node; three more that overload node 0's controller.
+pub(super) fn fig2(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let run = |more: Option<usize>| -> Result<[f64; 2], RunError> {
+        let mut launches = vec![
+            application("node0", &WEBSERVER, false, Start::Pinned(0)),
+            application("node1", &WEBSERVER, false, Start::Pinned(1)),
+        ];
+        if let Some(node) = more {
+            let dummy = |i| application(&format!("dummy{i}"), &WEBSERVER, false, Start::Pinned(node));
+            launches.extend((0..3).map(dummy));
+        }
+        let outcome = bench.once(&experiment(dragonfly_machine(), launches, 10.0), Who::Kernel)?;
+        Ok([0, 1].map(|w| outcome.workloads[w].ops_per_s / 1e3))
+    };
+    let (normal, a, b) = (run(None)?, run(Some(0))?, run(Some(1))?);
+    let mut d = Draft::new(
+        Paper::Dragonfly,
+        "2",
+        "Webserver with and without an overloaded controller",
+        "Two Webserver (Light) with their files on node 0, one on each node; case A: three more on node 0, case B: on node 1, all \
+         reading node 0.",
+    );
+    let mut bars = Bars::new(["Normal", "Case A", "Case B"]);
+    for (w, name) in ["Webserver (Node0)", "Webserver (Node1)"].into_iter().enumerate() {
+        d.point(name, "normal", "kIOPS", normal[w]);
+        d.point(name, "case A", "x normal", a[w] / normal[w]);
+        d.point(name, "case B", "x normal", b[w] / normal[w]);
+        bars.push(name, vec![normal[w], a[w], b[w]]);
+    }
+    let [loss_a, loss_b] = [&a, &b].map(|c| [0, 1].map(|w| 1.0 - c[w] / normal[w]));
+    let seen = |v: &[f64; 2], unit: f64| format!("{:.1} % and {:.1} %", v[0] * unit, v[1] * unit);
+    let kiops = format!("{:.0} and {:.0} kIOPS", normal[0], normal[1]);
+    d.check("Webserver (Node0) beats Webserver (Node1) in the normal case", normal[0] > normal[1], kiops);
+    d.check("in case A Webserver (Node0) loses more", loss_a[0] > loss_a[1], seen(&loss_a, 100.0));
+    d.check("in case B Webserver (Node0) loses more", loss_b[0] > loss_b[1], seen(&loss_b, 100.0));
+    d.check("both lose more in case B than in case A", loss_b[0] > loss_a[0] && loss_b[1] > loss_a[1], {
+        format!("{}; {}", seen(&loss_a, 100.0), seen(&loss_b, 100.0))
+    });
+    Ok(d.plot(bars.plot("kIOPS")))
+}
+
+/// Bytes/s that one heavy webserver reads with all files on node 0 and all threads on `node`.
+fn webserver_alone(bench: &Bench<'_>, node: usize) -> Result<f64, RunError> {
+    let launches = vec![application("webserver", &WEBSERVER, true, Start::Pinned(node))];
+    let outcome = bench.once(&experiment(dragonfly_machine(), launches, 10.0), Who::Kernel)?;
+    Ok(outcome.workloads[0].read_bw)
+}
+
+/// IV-B: the trigger's figures for one heavy webserver.
+pub(super) fn mtp(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let (local_bw, remote_bw) = (webserver_alone(bench, 0)?, webserver_alone(bench, 1)?);
+    let (size, files, _) = WEBSERVER.heavy;
+    let migration_s = size * files * cal::OPTANE_COPY_S;
+    let overhead = Mtp::overhead_by_rule(local_bw, remote_bw, migration_s);
+    let mtp = Mtp { local_bw, remote_bw, overhead, migration_s };
+    let mut d = Draft::new(
+        Paper::Dragonfly,
+        "MTP",
+        "When moving the files of Webserver (Heavy) pays back",
+        "TH_l and TH_r from runs of one Webserver (Heavy) alone; T_m from NThread's cost of a copy (16 KB in 35 µs); O_m by the \
+         text's rule, TH_l × T_m − TH_r × T_m; K and T_window by Eq. 7 and 9.",
+    );
+    let example = "Webserver (Heavy)";
+    d.point("TH_l", example, "GB/s", local_bw / 1e9);
+    d.point("TH_r", example, "GB/s", remote_bw / 1e9);
+    d.point("T_m", example, "s", migration_s);
+    d.point("O_m", example, "GB", overhead / 1e9);
+    d.point("K", example, "s", mtp.k());
+    d.point("T_window", example, "s", mtp.window_s(1.0));
+    let (short, paper) = (mtp.k().floor(), T_WINDOW);
+    d.check(
+        "a T_window of 6 s pays, one below K does not (Eq. 9)",
+        mtp.pays(paper) && !mtp.pays(short),
+        format!("break-even {:.2} s", mtp.break_even_s()),
+    );
+    let window = |seconds: f64| (mtp.served_with(seconds, 0.0) - mtp.served_without(seconds)) / 1e9;
+    let gains: Vec<(f64, f64)> = (4..=12).map(|s| (f64::from(s), window(f64::from(s)))).collect();
+    Ok(d.plot(Plot::Lines {
+        x: "T_window, s",
+        y: "GB gained by moving (Eq. 4 − Eq. 5)",
+        series: vec![("Webserver (Heavy)".into(), gains)],
+    }))
+}
+
+const WHO: [(&str, Who); 3] =
+    [("baseline", Who::Kernel), ("NThread", Who::Policy("nthread")), ("Dragonfly", Who::Window(T_WINDOW))];
+
+fn fig6(bench: &Bench<'_>, heavy: bool) -> Result<Bars, RunError> {
+    let mut bars = Bars::new(LOADS.map(|l| l.personality.name()));
+    for (name, who) in WHO {
+        let values: Result<Vec<f64>, RunError> =
+            LOADS.iter().map(|load| bench.mean(&scenario(load, heavy, 60.0), who, kops)).collect();
+        bars.push(name, values?);
+    }
+    Ok(bars)
+}
+
+pub(super) fn fig6a(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let bars = fig6(bench, true)?;
+    let mut d = Draft::new(
+        Paper::Dragonfly,
+        "6a",
+        "Heavy: the controller of node 0 is overloaded",
+        "Four applications (two of videoserver), half of them on each node, all files on node 0 at the start; T_window 6 s, 60 s.",
+    );
+    let over = |load: &str| bars.at("Dragonfly", load) / bars.at("NThread", load);
+    let moving = ["webserver", "webproxy", "videoserver"];
+    for load in moving {
+        d.point("Dragonfly / NThread", load, "x", over(load));
+    }
+    d.point("Dragonfly / NThread", "average without fileserver", "x", moving.map(over).iter().sum::<f64>() / 3.0);
+    for load in moving {
+        d.check(format!("Dragonfly beats NThread for {load}"), over(load) > 1.02, format!("{:.2} x", over(load)));
+    }
+    d.check(
+        "Dragonfly gains most for videoserver, least for webproxy",
+        over("videoserver") > over("webserver") && over("webserver") > over("webproxy"),
+        moving.map(|l| format!("{l} {:.2} x", over(l))).join(", "),
+    );
+    for load in moving {
+        let ratio = bars.at("NThread", load) / bars.at("baseline", load);
+        d.check(format!("NThread equals baseline for {load}"), similar(ratio, 1.0), format!("{ratio:.2} x"));
+    }
+    let values = ["baseline", "NThread", "Dragonfly"].map(|w| bars.at(w, "fileserver"));
+    let alike = similar(values[1], values[0]) && similar(values[2], values[0]);
+    let seen = values.map(|v| format!("{v:.0}")).join(", ") + " kIOPS";
+    d.check("all three are similar for fileserver", alike, seen);
+    Ok(normalised(d, &bars, "baseline"))
+}
+
+/// All values, and bars relative to one series: the personalities count operations of very different size.
+fn normalised(mut d: Draft, bars: &Bars, to: &str) -> Figure {
+    bars.all(&mut d, "kIOPS");
+    let mut relative = Bars::new(bars.groups.clone());
+    let base = bars.of(to).to_vec();
+    for (name, values) in &bars.series {
+        relative.push(name, values.iter().zip(&base).map(|(v, b)| v / b).collect());
+    }
+    d.plot(relative.plot("throughput, baseline = 1"))
+}
+
+pub(super) fn fig6b(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let bars = fig6(bench, false)?;
+    let mut d = Draft::new(
+        Paper::Dragonfly,
+        "6b",
+        "Light: no controller is overloaded",
+        "As Fig. 6(a) with half of the threads and smaller files.",
+    );
+    d.point("NThread / baseline", "average", "x", bars.ratio("NThread", "baseline"));
+    for load in LOADS.map(|l| l.personality.name()) {
+        let ratio = bars.at("Dragonfly", load) / bars.at("NThread", load);
+        d.check(format!("Dragonfly equals NThread for {load}"), similar(ratio, 1.0), format!("{ratio:.2} x"));
+    }
+    let ratio = bars.ratio("NThread", "baseline");
+    d.check("NThread beats baseline on average", ratio > 1.0, format!("{ratio:.2} x"));
+    Ok(normalised(d, &bars, "baseline"))
+}
+
+pub(super) fn fig6c(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let windows = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0];
+    let scenario = scenario(&WEBSERVER, true, 60.0);
+    let without = bench.mean(&scenario, Who::Policy("nthread"), kops)?;
+    let with: Result<Vec<(f64, f64)>, RunError> =
+        windows.iter().map(|w| Ok((*w, bench.mean(&scenario, Who::Window(*w), kops)?))).collect();
+    let with = with?;
+    let best = with.iter().fold((0.0, 0.0), |best, p| if p.1 > best.1 * (1.0 + 1e-6) { *p } else { best });
+    let mut d = Draft::new(
+        Paper::Dragonfly,
+        "6c",
+        "The choice of T_window",
+        "Webserver (Heavy) as in Fig. 6(a), 60 s, with a T_window of 2 s to 30 s; NThread moves no data.",
+    );
+    d.point("best T_window", "webserver", "s", best.0);
+    let at = |w: f64| with.iter().find(|p| p.0 == w).map_or(f64::NAN, |p| p.1);
+    let seen = format!("{:.0} kIOPS at 6 s, {:.0} at 10 s, {:.0} at 30 s", at(6.0), at(10.0), at(30.0));
+    d.check("longer windows than the best are worse", at(10.0) < best.1 && at(30.0) < at(10.0), seen);
+    let seen = format!("{:.0} kIOPS at 2 s, {:.0} at 4 s, {:.0} at 6 s", at(2.0), at(4.0), at(6.0));
+    d.check("shorter windows than 6 s are worse", at(2.0) < at(6.0) && at(4.0) < at(6.0), seen);
+    for (window, value) in &with {
+        d.point("Dragonfly", format!("{window:.0} s"), "kIOPS", *value);
+    }
+    d.point("NThread", "any", "kIOPS", without);
+    let line = windows.iter().map(|w| (*w, without)).collect();
+    let series = vec![("Dragonfly".to_owned(), with), ("NThread (remote access only)".to_owned(), line)];
+    Ok(d.plot(Plot::Lines { x: "T_window, s", y: "kIOPS", series }))
+}
+
+pub(super) fn fig6d(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let lengths = [10.0, 20.0, 30.0, 60.0, 120.0, 180.0];
+    let mut lines: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+    let mut d = Draft::new(
+        Paper::Dragonfly,
+        "6d",
+        "The length of the run",
+        "Webserver (Heavy) as in Fig. 6(a), run for 10 s to 180 s; the mean includes the time before and during migration.",
+    );
+    for (name, who) in [WHO[1], WHO[2]] {
+        let points: Result<Vec<(f64, f64)>, RunError> =
+            lengths.iter().map(|s| Ok((*s, bench.mean(&scenario(&WEBSERVER, true, *s), who, kops)?))).collect();
+        let points = points?;
+        for (length, value) in &points {
+            d.point(name, format!("{length:.0} s"), "kIOPS", *value);
+        }
+        lines.push((name.to_owned(), points));
+    }
+    let [nthread, dragonfly] = [&lines[0].1, &lines[1].1];
+    let spread = nthread.iter().map(|p| p.1 / nthread[0].1).fold(0.0f64, |worst, r| worst.max((r - 1.0).abs()));
+    d.check("NThread does not depend on the length", spread < 0.02, format!("{:.1} % at most", 100.0 * spread));
+    let grows = dragonfly.windows(2).all(|p| p[1].1 > p[0].1);
+    let (first, last) = (dragonfly[0].1, dragonfly[dragonfly.len() - 1].1);
+    d.check("Dragonfly gains with the length", grows, format!("{first:.0} kIOPS at 10 s, {last:.0} at 180 s"));
+    Ok(d.plot(Plot::Lines { x: "run time, s", y: "kIOPS", series: lines }))
+}

@@ -1,0 +1,76 @@
+//! Writes the results: all files or none.
+
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use super::plot::{self, PlotError};
+use super::{Figure, csv, report};
+
+/// Why results were not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// A file or directory.
+    #[error("cannot write {}", path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A plot.
+    #[error(transparent)]
+    Plot(#[from] PlotError),
+    /// The table.
+    #[error("results.csv cannot be put together")]
+    Csv(#[from] ::csv::Error),
+}
+
+/// Makes sure that files can be written to a directory, before minutes are spent on them.
+///
+/// # Errors
+///
+/// [`WriteError::Io`] when it cannot be created or written to.
+pub fn prepare(dir: &Path) -> Result<(), WriteError> {
+    std::fs::create_dir_all(dir).map_err(|source| WriteError::Io { path: dir.to_owned(), source })?;
+    temporary(dir).map(drop)
+}
+
+/// Writes `report.html`, `results.csv` and a PNG per figure to a directory. Each file is written beside its place first and moved
+/// there when all of them are complete, so that a full disk leaves nothing half-written. Returns what was written.
+///
+/// # Errors
+///
+/// [`WriteError`]; the directory is then as it was, unless moving itself fails.
+pub fn write(dir: &Path, figures: &[Figure], seeds: u64) -> Result<Vec<PathBuf>, WriteError> {
+    let plots = figures.iter().map(plot::png).collect::<Result<Vec<_>, PlotError>>()?;
+    let mut files = vec![
+        ("report.html".to_owned(), report::html(figures, &plots, seeds).into_bytes()),
+        ("results.csv".to_owned(), csv::csv(figures)?),
+    ];
+    files.extend(figures.iter().map(Figure::png_name).zip(plots));
+    let mut complete = Vec::new();
+    for (name, bytes) in files {
+        let path = dir.join(name);
+        let error = |source| WriteError::Io { path: path.clone(), source };
+        let mut file = temporary(dir)?;
+        file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).map_err(error)?;
+        complete.push((file, path));
+    }
+    let mut written = Vec::new();
+    for (file, path) in complete {
+        file.persist(&path).map_err(|e| WriteError::Io { path: path.clone(), source: e.error })?;
+        written.push(path);
+    }
+    Ok(written)
+}
+
+fn temporary(dir: &Path) -> Result<NamedTempFile, WriteError> {
+    // As any program would create it: the umask decides.
+    let permissions = std::fs::Permissions::from_mode(0o666);
+    let mut builder = tempfile::Builder::new();
+    let file = builder.prefix(".homenode-").permissions(permissions).tempfile_in(dir);
+    file.map_err(|source| WriteError::Io { path: dir.to_owned(), source })
+}

@@ -1,0 +1,293 @@
+//! NThread's applications: RocksDB (Fig. 2, 7), filebench (Fig. 6), and what each of its parts brings (Table II).
+
+use super::bench::{Bench, Contestant, OTHERS, VARIANTS, Who, experiment, launch, nthread, nthread_four};
+use super::{Bars, Draft, Figure, similar};
+use crate::filesystem::FileSystem;
+use crate::machine::Machine;
+use crate::papers::Paper;
+use crate::run::{Outcome, RunError, Scenario};
+use crate::workload::filebench::{Filebench, Personality, filebench};
+use crate::workload::fio::{Fio, fio};
+use crate::workload::rocksdb::{Benchmark, RocksDb, rocksdb};
+use crate::workload::{Job, Place};
+use crate::world::Start;
+
+const KB: f64 = 1024.0;
+const NAMES: [&str; 4] = ["ext4-dax", "PMFS", "NOVA", "NOVA_n"];
+/// As the paper abbreviates them.
+const DATABASES: [(&str, Benchmark); 3] =
+    [("W", Benchmark::FillSeq), ("R", Benchmark::ReadRandom), ("RW", Benchmark::ReadWhileWriting)];
+
+fn kops(outcome: &Outcome) -> f64 {
+    outcome.ops_per_s() / 1e3
+}
+
+/// Where an application's data is at the start: on the device of its file system, or on all of them.
+fn placed(fs: FileSystem, device: usize) -> Place {
+    match fs {
+        FileSystem::NovaN => Place::Spread,
+        _ => Place::Node(device),
+    }
+}
+
+/// Applications with one thread placement by the kernel, each on a file system of its own node ("we run one application on each").
+fn applications(machine: &Machine, count: usize, job: impl Fn(usize, Place) -> Job, fs: FileSystem) -> Scenario {
+    let launches = (0..count).map(|i| launch(job(i, placed(fs, i)), Start::Kernel)).collect();
+    experiment(machine.clone(), launches, 60.0)
+}
+
+fn db(fs: FileSystem, benchmark: Benchmark, keys: f64, device: usize, place: Place) -> Job {
+    let p = RocksDb { benchmark, threads: 10, keys, value: 4.0 * KB };
+    rocksdb(&format!("rocksdb{device}"), fs, device, place, &p)
+}
+
+/// II-C: two RocksDB on two file systems, against all threads at their data, and all away from it.
+pub(super) fn fig2(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let mut d = Draft::new(
+        Paper::NThread,
+        "2",
+        "What existing file systems reach without knowing of nodes",
+        "Two RocksDB of 10 threads, 40 GB each, each on a file system of its own node (NOVA_n: one over both); threads where the \
+         kernel puts them, against all threads on their data's node (best) and on the other one (worst). NOVA_n, whose data is \
+         never on one node, against the best of NOVA.",
+    );
+    let machine = nthread(10);
+    let mut bars = Bars::new(DATABASES.map(|d| d.0));
+    let run = |fs: FileSystem, benchmark: Benchmark, start: Option<usize>| {
+        let mut scenario = applications(&machine, 2, |i, place| db(fs, benchmark, 10e6, i, place), fs);
+        if let Some(shift) = start {
+            scenario.launches.iter_mut().enumerate().for_each(|(i, l)| l.start = Start::Pinned((i + shift) % 2));
+        }
+        bench.mean(&scenario, Who::Kernel, kops)
+    };
+    let mut low = Vec::new();
+    for Contestant { name, fs, .. } in &OTHERS {
+        let best_of = if *fs == FileSystem::NovaN { FileSystem::Nova } else { *fs };
+        let mut shares = Vec::new();
+        for (_, benchmark) in DATABASES {
+            let best = run(best_of, benchmark, Some(0))?;
+            shares.push(run(*fs, benchmark, None)? / best);
+            low.push((*name, run(*fs, benchmark, Some(1))? / best));
+        }
+        bars.push(*name, shares);
+    }
+    for name in NAMES {
+        let share = bars.at(name, "RW");
+        d.check(format!("{name} falls short of its best for RW"), share < 0.95, format!("{share:.2} of the best"));
+    }
+    for (i, (name, share)) in low.iter().enumerate() {
+        d.point(format!("{name}, all threads away from the data"), DATABASES[i % 3].0, "x max", *share);
+    }
+    bars.all(&mut d, "x max");
+    Ok(d.plot(bars.plot("throughput, best = 1")))
+}
+
+/// Table III.
+const FILEBENCH: [(Personality, f64, f64, f64, u32); 4] = [
+    (Personality::Fileserver, 128.0 * KB, 100e3, 1024.0 * KB, 50),
+    (Personality::Webserver, 16.0 * KB, 100e3, 1024.0 * KB, 100),
+    (Personality::Webproxy, 16.0 * KB, 100e3, 16.0 * KB, 100),
+    (Personality::Varmail, 16.0 * KB, 100e3, 1024.0 * KB, 16),
+];
+
+fn bench_job(fs: FileSystem, row: usize, device: usize, place: Place) -> Job {
+    let (personality, file_size, files, io_size, threads) = FILEBENCH[row];
+    filebench(
+        &format!("filebench{device}"),
+        fs,
+        device,
+        place,
+        &Filebench { personality, threads, files, file_size, io_size },
+    )
+}
+
+fn fig6(bench: &Bench<'_>, count: usize) -> Result<Bars, RunError> {
+    let machine = nthread(10);
+    let mut bars = Bars::new(FILEBENCH.map(|row| row.0.name()));
+    for c in OTHERS.iter().chain(&VARIANTS) {
+        let value = |row: usize| {
+            bench.mean(&applications(&machine, count, |i, place| bench_job(c.fs, row, i, place), c.fs), c.who, kops)
+        };
+        let values: Result<Vec<f64>, RunError> = (0..FILEBENCH.len()).map(value).collect();
+        bars.push(c.name, values?);
+    }
+    Ok(bars)
+}
+
+/// Averages over the others, and that each is beaten.
+fn averages(d: &mut Draft, bars: &Bars, who: &str) {
+    for other in NAMES {
+        let ratio = bars.ratio(who, other);
+        d.point(format!("{who} / {other}"), "average", "x", ratio);
+        d.check(format!("{who} beats {other} on average"), ratio > 1.0, format!("{ratio:.2} x"));
+    }
+}
+
+/// Bars relative to NOVA: the benchmarks count operations of very different size.
+fn to_nova(bars: &Bars) -> Bars {
+    let mut relative = Bars::new(bars.groups.clone());
+    let base = bars.of("NOVA");
+    for (name, values) in &bars.series {
+        relative.push(name, values.iter().zip(base).map(|(v, b)| v / b).collect());
+    }
+    relative
+}
+
+pub(super) fn fig6a(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let bars = fig6(bench, 1)?;
+    let mut d = Draft::new(
+        Paper::NThread,
+        "6a",
+        "filebench, one application",
+        "Table III, 10 cores a node, files on node 0 (NOVA_n: on both nodes), 60 s.",
+    );
+    averages(&mut d, &bars, "NThread_rl");
+    for other in &NAMES[..3] {
+        d.point(format!("NThread / {other}"), "average", "x", bars.ratio("NThread", other));
+    }
+    for less in ["NThread_nm", "NThread_cpu"] {
+        for more in ["NThread_rl", "NThread"] {
+            let ratio = bars.ratio(more, less);
+            d.check(format!("{more} beats {less} on average"), ratio > 1.0, format!("{ratio:.2} x"));
+        }
+    }
+    bars.all(&mut d, "kops/s");
+    Ok(d.plot(to_nova(&bars).plot("throughput, NOVA = 1")))
+}
+
+pub(super) fn fig6b(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let bars = fig6(bench, 2)?;
+    let mut d = Draft::new(
+        Paper::NThread,
+        "6b",
+        "filebench, two applications",
+        "Twice Fig. 6(a): the second application's files are on node 1.",
+    );
+    averages(&mut d, &bars, "NThread_rl");
+    for variant in ["NThread_cpu", "NThread_nm", "NThread"] {
+        let ratio = bars.ratio(variant, "NThread_rl");
+        d.check(format!("{variant} is similar to NThread_rl"), similar(ratio, 1.0), format!("{ratio:.2} x"));
+    }
+    bars.all(&mut d, "kops/s");
+    Ok(d.plot(to_nova(&bars).plot("throughput, NOVA = 1")))
+}
+
+fn fig7(bench: &Bench<'_>, machine: &Machine, count: usize, keys: f64) -> Result<Bars, RunError> {
+    let mut bars = Bars::new(DATABASES.map(|d| d.0));
+    for c in OTHERS.iter().chain(VARIANTS.last()) {
+        let value = |(_, benchmark): (&str, Benchmark)| {
+            bench.mean(&applications(machine, count, |i, place| db(c.fs, benchmark, keys, i, place), c.fs), c.who, kops)
+        };
+        let values: Result<Vec<f64>, RunError> = DATABASES.into_iter().map(value).collect();
+        bars.push(c.name, values?);
+    }
+    Ok(bars)
+}
+
+fn rocksdb_figure(mut d: Draft, bars: Bars, single: bool) -> Figure {
+    averages(&mut d, &bars, "NThread");
+    for group in ["R", "RW"].into_iter().filter(|_| single) {
+        for other in NAMES {
+            let ratio = bars.ratio_in("NThread", other, &[group]);
+            d.point(format!("NThread / {other}"), group, "x", ratio);
+            d.check(format!("NThread beats {other} for {group}"), ratio > 1.0, format!("{ratio:.2} x"));
+        }
+    }
+    if single {
+        for other in &NAMES[..3] {
+            let (n, o) = (bars.at("NOVA_n", "R"), bars.at(other, "R"));
+            d.check(format!("NOVA_n beats {other} for R"), n > o, format!("{n:.0} and {o:.0} kops/s"));
+        }
+    }
+    bars.all(&mut d, "kops/s");
+    d.plot(bars.plot("kops/s"))
+}
+
+pub(super) fn fig7a(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let d = Draft::new(
+        Paper::NThread,
+        "7a",
+        "RocksDB, one application",
+        "db_bench with 10 threads, 10 M keys, values of 4 KB, 10 cores a node, 60 s. R and RW: database on node 0 (NOVA_n: on both).",
+    );
+    Ok(rocksdb_figure(d, fig7(bench, &nthread(10), 1, 10e6)?, true))
+}
+
+pub(super) fn fig7b(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let d = Draft::new(
+        Paper::NThread,
+        "7b",
+        "RocksDB, two applications",
+        "Twice Fig. 7(a): the second database is on node 1.",
+    );
+    Ok(rocksdb_figure(d, fig7(bench, &nthread(10), 2, 10e6)?, false))
+}
+
+pub(super) fn fig7c(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let d = Draft::new(
+        Paper::NThread,
+        "7c",
+        "RocksDB on four nodes with DRAM",
+        "As Fig. 7(a) with 1 M keys on four nodes in a ring, 16 GB of DRAM each.",
+    );
+    Ok(rocksdb_figure(d, fig7(bench, &nthread_four(), 1, 1e6)?, false))
+}
+
+/// Table II lists what each variant does; here is what each of these parts brings, where the text says that it brings something.
+pub(super) fn table2(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let fio_job = |threads: u32| {
+        move |_: usize, place: Place| {
+            let p = Fio {
+                threads,
+                block: 4.0 * KB,
+                read: 0.8,
+                file_size: 4e9,
+                shared: false,
+                sequential: false,
+                think_s: 0.0,
+            };
+            fio("fio", FileSystem::Homenode, 0, place, &p)
+        }
+    };
+    let (few, all, fs) = (nthread(4), nthread(10), FileSystem::Homenode);
+    let scenarios = [
+        ("fio rw80, 4 threads", applications(&few, 1, fio_job(4), fs)),
+        ("fio rw80, 8 threads", applications(&few, 1, fio_job(8), fs)),
+        ("webserver", applications(&all, 1, |i, place| bench_job(fs, 1, i, place), fs)),
+        ("two webservers", applications(&all, 2, |i, place| bench_job(fs, 1, i, place), fs)),
+    ];
+    let mut bars = Bars::new(scenarios.each_ref().map(|s| s.0));
+    let variants = [Contestant { name: "no policy", fs, who: Who::Kernel }];
+    let value = |who: Who, (i, scenario): (usize, &(&str, Scenario))| {
+        bench.mean(&scenario.1, who, |o| if i < 2 { o.weighted_bw() } else { o.ops_per_s() })
+    };
+    let base: Result<Vec<f64>, RunError> =
+        scenarios.iter().enumerate().map(|s| value(Who::Policy("nthread-rl"), s)).collect();
+    let base = base?;
+    for c in variants.iter().chain(&VARIANTS) {
+        let values: Result<Vec<f64>, RunError> =
+            scenarios.iter().enumerate().zip(&base).map(|(s, base)| Ok(value(c.who, s)? / base)).collect();
+        bars.push(c.name, values?);
+    }
+    let mut d = Draft::new(
+        Paper::NThread,
+        "Table II",
+        "What each part of NThread brings",
+        "The variants of Table II on the same file system; bandwidth (fio) or operations (filebench) against NThread_rl.",
+    );
+    let at = |who: &str, group: usize| bars.at(who, scenarios[group].0);
+    let mut check =
+        |statement: &str, holds: bool, a: f64, b: f64| d.check(statement, holds, format!("{a:.2} and {b:.2}"));
+    let (a, b) = (at("NThread_rl", 0), at("no policy", 0));
+    check("reducing remote access helps 4 threads of fio", a > b, a, b);
+    let (a, b) = (at("NThread_cpu", 1), at("NThread_rl", 1));
+    check("reducing CPU contention helps 8 threads of fio on 4 cores", a > b, a, b);
+    let (a, b) = (at("NThread_nm", 0), at("NThread_cpu", 0));
+    check("reducing NVMM contention helps 4 threads of fio", a > b, a, b);
+    let (a, b) = (at("NThread", 2), at("NThread_nm", 2));
+    check("keeping sharers together helps webserver", a > b, a, b);
+    let (a, b) = (at("NThread", 3), at("NThread_rl", 3));
+    check("two webservers need no more than locality", similar(a, b), a, b);
+    bars.all(&mut d, "x NThread_rl");
+    Ok(d.plot(bars.plot("NThread_rl = 1")))
+}
