@@ -27,6 +27,9 @@ pub(super) enum Who {
     CpuLimit(f64),
     /// Dragonfly with this T_window.
     Window(f64),
+    /// NThread as Dragonfly's paper describes it, "if the target node's iMC is overloaded, NThread stops migrating threads": Dragonfly
+    /// that may move no byte. (By its own paper NThread sends threads that share files to their node all the same.)
+    NoData,
 }
 
 /// Settings of NThread for the papers' experiments. Two are not the paper's numbers, because the paper's own statements exclude
@@ -35,6 +38,11 @@ pub(super) enum Who {
 pub(super) fn settings() -> nthread::Settings {
     let least = nthread::Settings::default();
     nthread::Settings { locality_margin: least.min_bytes as f64, cpu_limit: 1.01, ..least }
+}
+
+/// Dragonfly's paper leaves NThread's rule for CPUs out (IV-A).
+fn dragonfly(window: dragonfly::Settings) -> Box<dyn Policy> {
+    Box::new(dragonfly::Dragonfly::new(window, nthread::Settings { cpu_limit: f64::from(u16::MAX), ..settings() }))
 }
 
 impl Who {
@@ -47,8 +55,10 @@ impl Who {
                 placement::policy("nthread-cpu", &settings)
             }
             Self::Window(seconds) => {
-                let window = dragonfly::Settings { min_window_s: seconds, max_window_s: seconds, ..Default::default() };
-                Some(Box::new(dragonfly::Dragonfly::new(window, settings())))
+                Some(dragonfly(dragonfly::Settings { min_window_s: seconds, max_window_s: seconds, ..Default::default() }))
+            }
+            Self::NoData => {
+                Some(dragonfly(dragonfly::Settings { bytes_per_day: 0.0, burst_bytes: 0.0, ..Default::default() }))
             }
         }
     }
@@ -84,6 +94,20 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// The engine's rails, wide open: none of the papers' systems has any, and a dwell of 10 s changes what a policy does within a run
+/// of 60 s.
+fn rails() -> engine::Settings {
+    let mut settings = engine::Settings {
+        dwell_s: 0.0,
+        cooldown_s: 0.0,
+        moves_per_s: 1e6,
+        burst: 1_000_000,
+        ..Default::default()
+    };
+    settings.oscillation.leave_alone_s = 0.0;
+    settings
+}
+
 /// An experiment of so many seconds.
 pub(super) fn experiment(machine: Machine, launches: Vec<Launch>, seconds: f64) -> Scenario {
     Scenario {
@@ -93,7 +117,7 @@ pub(super) fn experiment(machine: Machine, launches: Vec<Launch>, seconds: f64) 
         duration_s: seconds,
         warmup_s: 0.0,
         autonuma: false,
-        engine: engine::Settings::default(),
+        engine: rails(),
     }
 }
 

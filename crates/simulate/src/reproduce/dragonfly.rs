@@ -146,7 +146,7 @@ pub(super) fn mtp(bench: &Bench<'_>) -> Result<Figure, RunError> {
 }
 
 const WHO: [(&str, Who); 3] =
-    [("baseline", Who::Kernel), ("NThread", Who::Policy("nthread")), ("Dragonfly", Who::Window(T_WINDOW))];
+    [("baseline", Who::Kernel), ("NThread", Who::NoData), ("Dragonfly", Who::Window(T_WINDOW))];
 
 fn fig6(bench: &Bench<'_>, heavy: bool) -> Result<Bars, RunError> {
     let mut bars = Bars::new(LOADS.map(|l| l.personality.name()));
@@ -223,7 +223,7 @@ pub(super) fn fig6b(bench: &Bench<'_>) -> Result<Figure, RunError> {
 pub(super) fn fig6c(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let windows = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0];
     let scenario = scenario(&WEBSERVER, true, 60.0);
-    let without = bench.mean(&scenario, Who::Policy("nthread"), kops)?;
+    let without = bench.mean(&scenario, Who::NoData, kops)?;
     let with: Result<Vec<(f64, f64)>, RunError> =
         windows.iter().map(|w| Ok((*w, bench.mean(&scenario, Who::Window(*w), kops)?))).collect();
     let with = with?;

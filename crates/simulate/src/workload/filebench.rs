@@ -6,6 +6,8 @@
 //! round of its list. Picking a file takes filebench's file-set lock. webproxy and varmail keep all files in one directory
 //! (`dirwidth=1000000`), so creating and deleting them takes that directory's lock, too; the others have 20 files per directory.
 //!
+//! A set of many files is several [`FileSet`]s that are used alike, of about a GB each, so that it can be moved in parts.
+//!
 //! **Limits.** Files are as large as the mean; webserver's log, a file of its own, does not grow beyond [`LOG`].
 
 use super::{FileSet, Job, Operation, Part, Place, Role};
@@ -100,6 +102,11 @@ impl Personality {
     }
 }
 
+/// About so many bytes of a set are one object.
+const PART: f64 = 1e9;
+/// At most so many parts of a set: more would cost time and tell nothing.
+const MAX_PARTS: f64 = 16.0;
+
 /// Bytes of webserver's log that are kept.
 pub const LOG: f64 = 16e6;
 
@@ -111,7 +118,7 @@ pub fn filebench(name: &str, fs: FileSystem, device: usize, place: Place, p: &Fi
     let calls = |bytes: f64| (bytes / p.io_size).ceil().max(1.0);
     let mut op = Operation::default();
     let mut part = Part { files: 0, call: p.io_size.min(size), sequential: true, ..Part::default() };
-    let mut log = Part { files: 1, call: APPEND, sequential: true, ..Part::default() };
+    let mut log = Part { call: APPEND, sequential: true, ..Part::default() };
     let naming = costs.name_s + costs.entry_s * p.personality.directory(p.files);
     for flow in p.personality.round() {
         op.counted += 1.0;
@@ -151,19 +158,24 @@ pub fn filebench(name: &str, fs: FileSystem, device: usize, place: Place, p: &Fi
             }
         }
     }
-    let fileset = FileSet {
-        name: format!("{name}.fileset"),
-        size: p.files * p.file_size,
+    let total = p.files * size;
+    let parts = (total / PART).ceil().clamp(1.0, MAX_PARTS.min(p.files).max(1.0)) as usize;
+    let share = 1.0 / parts as f64;
+    let file_set = |name: String, size: f64, cached: bool| FileSet {
+        name,
+        size,
         filled: 1.0,
         private: false,
-        cached: true,
+        cached,
         place: place.clone(),
     };
-    op.parts = vec![part];
-    let mut files = vec![fileset];
+    let mut files: Vec<FileSet> =
+        (0..parts).map(|i| file_set(format!("{name}.fileset.{i}"), total * share, true)).collect();
+    let (read, write, own) = (part.read * share, part.write * share, part.own * share);
+    op.parts = (0..parts).map(|files| Part { files, read, write, own, ..part }).collect();
     if log.write > 0.0 {
-        op.parts.push(log);
-        files.push(FileSet { name: format!("{name}.log"), size: LOG, cached: false, place, ..files[0].clone() });
+        op.parts.push(Part { files: parts, ..log });
+        files.push(file_set(format!("{name}.log"), LOG, false));
     }
     Job {
         name: name.into(),

@@ -125,13 +125,14 @@ impl World {
         let crowd = &on_node[thread.job * n..][..n];
         let all: f64 = crowd.iter().sum();
         let beside = if all > 1.0 { (crowd[at] - 1.0) / (all - 1.0) } else { 0.0 };
+        let hits = cal::CACHE_SHARED * beside * self.cache_share(thread.job, at, on_node);
 
         let mut b = Builder { on_s: 0.0, media_s: 0.0, visits: SmallVec::new() };
         let mut flows = SmallVec::new();
         for (p, part) in op.parts.iter().enumerate() {
             let file = &self.files[thread.files[part.files]];
             let set = &job.files[file.set];
-            let media = if set.cached && all > 1.0 { 1.0 - cal::CACHE_SHARED * beside } else { 1.0 };
+            let media = if set.cached { 1.0 - hits } else { 1.0 };
             let there = total(&file.bytes);
             for (node, bytes) in &file.bytes {
                 let read = if there > 0.0 { part.read * bytes / there } else { 0.0 };
@@ -170,6 +171,14 @@ impl World {
             serial,
         };
         (class, flows)
+    }
+
+    /// How much of a node's last-level cache a job has: jobs that leave data there for others share it by their threads.
+    fn cache_share(&self, job: usize, at: usize, on_node: &[f64]) -> f64 {
+        let n = self.machine.nodes().len();
+        let cached = |j: &usize| self.jobs[*j].files.iter().any(|f| f.cached);
+        let all: f64 = (0..self.jobs.len()).filter(cached).map(|j| on_node[j * n + at]).sum();
+        if all > 0.0 { on_node[job * n + at] / all } else { 0.0 }
     }
 
     fn read(&self, b: &mut Builder, at: usize, node: usize, bytes: f64, fs: FileSystem) {
