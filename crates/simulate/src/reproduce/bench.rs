@@ -54,9 +54,11 @@ impl Who {
                 let settings = nthread::Settings { cpu_limit: limit, ..settings() };
                 placement::policy("nthread-cpu", &settings)
             }
-            Self::Window(seconds) => {
-                Some(dragonfly(dragonfly::Settings { min_window_s: seconds, max_window_s: seconds, ..Default::default() }))
-            }
+            Self::Window(seconds) => Some(dragonfly(dragonfly::Settings {
+                min_window_s: seconds,
+                max_window_s: seconds,
+                ..Default::default()
+            })),
             Self::NoData => {
                 Some(dragonfly(dragonfly::Settings { bytes_per_day: 0.0, burst_bytes: 0.0, ..Default::default() }))
             }
@@ -97,13 +99,8 @@ impl<'a> Bench<'a> {
 /// The engine's rails, wide open: none of the papers' systems has any, and a dwell of 10 s changes what a policy does within a run
 /// of 60 s.
 fn rails() -> engine::Settings {
-    let mut settings = engine::Settings {
-        dwell_s: 0.0,
-        cooldown_s: 0.0,
-        moves_per_s: 1e6,
-        burst: 1_000_000,
-        ..Default::default()
-    };
+    let mut settings =
+        engine::Settings { dwell_s: 0.0, cooldown_s: 0.0, moves_per_s: 1e6, burst: 1_000_000, ..Default::default() };
     settings.oscillation.leave_alone_s = 0.0;
     settings
 }

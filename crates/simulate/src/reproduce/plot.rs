@@ -75,6 +75,8 @@ pub fn png(figure: &Figure) -> Result<Vec<u8>, PlotError> {
     let mut bytes = Vec::new();
     let mut encoder = png::Encoder::new(&mut bytes, WIDTH, HEIGHT);
     encoder.set_color(png::ColorType::Rgb);
+    encoder.set_compression(png::Compression::Best);
+    encoder.set_filter(png::FilterType::NoFilter);
     let mut writer = encoder.write_header()?;
     writer.write_image_data(&pixels)?;
     writer.finish()?;
@@ -101,6 +103,16 @@ fn draw<'a>(root: &Area<'a>, figure: &Figure) -> Drawn<'a> {
 
 fn text(size: i32) -> TextStyle<'static> {
     (FONT, size).into_font().color(&INK)
+}
+
+/// A number at an axis.
+fn tick(value: &f64) -> String {
+    let decimals = if value.fract().abs() < 1e-9 { 0 } else { 2 };
+    let text = format!("{value:.decimals$}");
+    match text.contains('.') {
+        true => text.trim_end_matches('0').to_owned(),
+        false => text,
+    }
 }
 
 /// The legend above the plot; returns how many lines it took.
@@ -153,6 +165,7 @@ fn bars<'a>(area: &Area<'a>, figure: &Figure, y: &str, groups: &[String], series
     let low = if low < 0.0 { low - margin } else { 0.0 };
     let mut chart = ChartBuilder::on(area)
         .margin_right(30)
+        .margin_left(24)
         .margin_top(10)
         .x_label_area_size(60)
         .y_label_area_size(110)
@@ -165,6 +178,7 @@ fn bars<'a>(area: &Area<'a>, figure: &Figure, y: &str, groups: &[String], series
         .bold_line_style(GRID)
         .axis_style(INK)
         .y_labels(6)
+        .y_label_formatter(&tick)
         .y_desc(y)
         .label_style(text(LABEL))
         .axis_desc_style(text(LABEL))
@@ -201,6 +215,7 @@ fn curves<'a>(area: &Area<'a>, x: &str, y: &str, series: &[(String, Vec<(f64, f6
     let high = if high > low { high + 0.06 * (high - low) } else { low + 1.0 };
     let mut chart = ChartBuilder::on(area)
         .margin_right(30)
+        .margin_left(24)
         .margin_top(10)
         .x_label_area_size(90)
         .y_label_area_size(110)
@@ -212,6 +227,8 @@ fn curves<'a>(area: &Area<'a>, x: &str, y: &str, series: &[(String, Vec<(f64, f6
         .bold_line_style(GRID)
         .axis_style(INK)
         .y_labels(6)
+        .x_label_formatter(&tick)
+        .y_label_formatter(&tick)
         .x_desc(x)
         .y_desc(y)
         .label_style(text(LABEL))

@@ -34,7 +34,8 @@ pub fn html(figures: &[Figure], plots: &[Vec<u8>], seeds: u64) -> String {
                 h1 { "The papers' results, reproduced" }
                 p {
                     "Each experiment below ran on a simulated machine, under the policies and the engine that run on a host. "
-                    "Mean of " (seeds) " start placements of the kernel. Same seeds, same bytes."
+                    "Means of " (seeds) " start placements of the kernel; the same seeds give the same bytes. homenode's safety rails "
+                    "(how long a moved thread stays, how many moves a second) are open, as none of the papers has any."
                 }
                 (summary(figures, &papers))
                 (misses(figures))
@@ -56,15 +57,22 @@ fn summary(figures: &[Figure], papers: &[Paper]) -> Markup {
     html! {
         h2 { "Summary" }
         p {
-            "A stated number counts as met within " (percent(TOLERANCE)) " of the stated ratio. "
-            span.cal { "Calibrated" } " numbers, on which a constant of the model was chosen, count as neither met nor missed; other "
-            "numbers of the same figure are counted apart."
+            "A stated number counts as met within " (percent(TOLERANCE)) " of the stated ratio. Numbers of figures on which nothing was "
+            "calibrated come first. Where a constant of the model was chosen on one number of a figure, that one is "
+            span.cal { "calibrated" } " and counts as neither; its neighbours, predicted but not by much, are counted apart. "
+            "Orderings are what a paper reads off its bars: who beats whom, and who is like whom."
         }
         table {
-            thead { tr {
-                th { "paper" } th.n { "predicted, met" } th.n { "missed" } th.n { "beside a calibrated one, met" } th.n { "missed" }
-                th.n { "calibrated" } th.n { "orderings held" } th.n { "missed" }
-            } }
+            thead {
+                tr {
+                    th { "" } th.n colspan="2" { "stated numbers" } th.n colspan="2" { "beside calibrated ones" }
+                    th.n { "calibrated" } th.n colspan="2" { "orderings" }
+                }
+                tr {
+                    th { "paper" } th.n { "met" } th.n { "missed" } th.n { "met" } th.n { "missed" } th { "" }
+                    th.n { "held" } th.n { "missed" }
+                }
+            }
             tbody {
                 @for paper in papers {
                     @let Score { met, missed, beside_met, beside_missed, calibrated, orderings, orderings_missed }
