@@ -4,6 +4,8 @@ pub mod filesystem;
 pub mod machine;
 pub mod papers;
 mod plane;
+pub mod random;
+pub mod regret;
 pub mod reproduce;
 pub mod run;
 pub mod scenario;

@@ -133,7 +133,30 @@ pub enum RunError {
     Plane(#[from] engine::PlaneError),
 }
 
+impl Scenario {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many windows it lasts, unless everything ends before.
+    pub fn windows(&self) -> usize {
+        (self.duration_s / self.engine.window_s).ceil().max(1.0) as usize
+    }
+
+    /// The window in which the last of its jobs starts, counting from 1.
+    pub(crate) fn all_started(&self) -> usize {
+        let last = self.launches.iter().map(|l| l.job.start_s).fold(0.0, f64::max);
+        (last / self.engine.window_s).ceil() as usize
+    }
+}
+
 impl Outcome {
+    /// File bytes read and written per second, by all workloads together.
+    pub fn bytes_per_s(&self) -> f64 {
+        self.workloads.iter().map(|w| w.read_bw + w.write_bw).sum()
+    }
+
     /// Operations per second of all workloads together.
     pub fn ops_per_s(&self) -> f64 {
         self.workloads.iter().map(|w| w.ops_per_s).sum()
@@ -165,8 +188,24 @@ pub fn run_with(
     seed: u64,
     mut after: impl FnMut(&WindowOutcome),
 ) -> Result<Outcome, RunError> {
+    drive(scenario, start(scenario, seed), policy, seed, &mut after)
+}
+
+/// A scenario's machine on which its jobs have just been started.
+pub(crate) fn start(scenario: &Scenario, seed: u64) -> World {
     let mut world = World::new(scenario.machine.clone(), scenario.launches.clone(), seed);
     world.autonuma = scenario.autonuma;
+    world
+}
+
+/// [`run`], from a world in which somebody has changed something since [`start`].
+pub(crate) fn drive(
+    scenario: &Scenario,
+    world: World,
+    policy: Option<Box<dyn Policy>>,
+    seed: u64,
+    after: &mut dyn FnMut(&WindowOutcome),
+) -> Result<Outcome, RunError> {
     let mut sums = Sums::new(scenario, policy.as_ref().map_or("none", |p| p.name()), seed);
     let plane = SimulatedPlane::new(world);
     let window = scenario.engine.window_s;
@@ -174,8 +213,7 @@ pub fn run_with(
         Some(policy) => Driver::Engine(Box::new(Engine::new(plane, policy, scenario.engine.clone(), None)?)),
         None => Driver::Kernel(Box::new(plane)),
     };
-    let windows = (scenario.duration_s / window).ceil().max(1.0) as usize;
-    for _ in 0..windows {
+    for _ in 0..scenario.windows() {
         let report = driver.step(window)?;
         sums.window(driver.plane().world(), &report);
         if let Some(last) = sums.outcome.windows.last() {

@@ -11,6 +11,7 @@
 
 mod advance;
 mod demand;
+mod fixed;
 mod kernel;
 mod moves;
 mod observe;

@@ -1,0 +1,287 @@
+//! Regret: how much less a policy gets done than the best policy for that machine and load would.
+//!
+//! **Problem.** A mean over chosen scenarios hides the one in which a policy halves the throughput.
+//!
+//! **Approach.** Every policy, and the kernel alone (`none`), runs on every scenario of the [papers](experiments) and on so many
+//! [random](crate::random) ones, through the same engine. Throughput is the file bytes that all workloads together read and write per
+//! second after the warm-up; regret is `1 − throughput / best`, with the best of all policies on that scenario. On small scenarios
+//! the [optimum](search) is searched for, too; the gap to it is `1 − throughput / optimum`, negative where a policy that moves data
+//! beats every placement of threads. A policy is *late* where it still moved something more than [`SETTLED`] windows after the
+//! last program had started.
+//!
+//! **Limits.** Bytes count alike, whoever reads them: a policy may starve a small program for a large one. Scenarios are run
+//! side by side on all CPUs, which changes nothing of the result.
+
+pub mod experiments;
+mod search;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde::Serialize;
+
+use crate::random;
+use crate::run::{RunError, run};
+use crate::scenario::{ScenarioError, ScenarioFile};
+
+pub use search::{MOST_PLACEMENTS, Optimum};
+
+/// Windows after which nothing should be moved any more while the load is constant.
+pub const SETTLED: usize = 10;
+
+/// What counts.
+const MEASURE: &str = "file bytes read and written per second by all workloads, after each scenario's warm-up";
+
+/// How all policies fared.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Regret {
+    /// Random scenarios.
+    pub scenarios: u32,
+    /// Seed of the random scenarios.
+    pub seed: u64,
+    /// Scenarios of the papers, run as well.
+    pub papers: usize,
+    /// Scenarios whose optimum was searched for.
+    pub searched: usize,
+    /// What throughput means here.
+    pub measure: &'static str,
+    /// By policy.
+    pub policies: BTreeMap<String, PolicyRegret>,
+    /// Every scenario, the papers' first.
+    pub results: Vec<ScenarioResult>,
+}
+
+/// How one policy fared.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PolicyRegret {
+    /// Over all scenarios.
+    #[serde(flatten)]
+    pub all: Spread,
+    /// In how many scenarios it still moved something after [`SETTLED`] windows.
+    pub late: usize,
+    /// In which.
+    pub late_scenarios: Vec<String>,
+    /// Over the papers' scenarios.
+    pub papers: Spread,
+    /// Over the random scenarios.
+    pub random: Spread,
+    /// Gap to the optimum, over the scenarios whose optimum is known.
+    pub optimum: Spread,
+}
+
+/// Mean and worst of some regrets; fractions.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Spread {
+    /// Mean; 0 of none.
+    pub mean: f64,
+    /// Highest.
+    pub worst: f64,
+    /// Where that was.
+    pub worst_scenario: Option<String>,
+}
+
+/// One scenario.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ScenarioResult {
+    /// Its name: `random K`, or paper, figure and point.
+    pub scenario: String,
+    /// The policy that got most done; of equals the one that comes first in the list of policies, `none` before all.
+    pub best: String,
+    /// By policy.
+    pub policies: BTreeMap<String, PolicyResult>,
+    /// The best fixed placement, where it was searched for.
+    pub optimum: Option<Optimum>,
+}
+
+/// One policy on one scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PolicyResult {
+    /// Throughput.
+    pub bytes_per_s: f64,
+    /// `1 − throughput / best`.
+    pub regret: f64,
+    /// Moves made.
+    pub moves: usize,
+    /// The window of the last one; 0: none was made.
+    pub last_move: usize,
+    /// Whether that was too late.
+    pub late: bool,
+}
+
+/// Why a scenario could not be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum RegretError {
+    /// It is none: a mistake in homenode, for it wrote the scenario itself.
+    #[error(transparent)]
+    Scenario(#[from] ScenarioError),
+    /// It did not run.
+    #[error("{scenario} with {policy}: {source}")]
+    Run {
+        /// Which scenario.
+        scenario: String,
+        /// Which policy.
+        policy: String,
+        /// Why.
+        source: RunError,
+    },
+}
+
+/// What to compare the policies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// How many random scenarios.
+    pub scenarios: u32,
+    /// Their seed.
+    pub seed: u64,
+    /// Whether the papers' scenarios are run as well.
+    pub papers: bool,
+    /// How many scenarios are run at a time; changes nothing of the result.
+    pub workers: usize,
+}
+
+/// Compares all policies. `done` is told how many scenarios are done, of how many.
+///
+/// # Errors
+///
+/// [`RegretError`], only if homenode is broken.
+pub fn regret(request: Request, done: &(dyn Fn(usize, usize) + Sync)) -> Result<Regret, RegretError> {
+    let Request { scenarios, seed, workers, .. } = request;
+    let papers = if request.papers { experiments::all() } else { Vec::new() };
+    let count = papers.len() + scenarios as usize;
+    let next = AtomicUsize::new(0);
+    let finished = AtomicUsize::new(0);
+    let results: Mutex<Vec<Option<Result<ScenarioResult, RegretError>>>> =
+        Mutex::new((0..count).map(|_| None).collect());
+    let work = || {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= count {
+                return;
+            }
+            let result = match papers.get(i) {
+                Some(paper) => ScenarioFile::parse(&paper.text, Path::new(&paper.name)),
+                None => random::scenario(seed, (i - papers.len()) as u32),
+            };
+            let result = result.map_err(RegretError::from).and_then(|file| compare(&file));
+            // A worker that panics ends them all (scope): nobody sees a poisoned list.
+            if let Ok(mut results) = results.lock() {
+                results[i] = Some(result);
+            }
+            done(finished.fetch_add(1, Ordering::Relaxed) + 1, count);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..workers.clamp(1, count.max(1)) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let results = results.into_iter().flatten().collect::<Result<Vec<_>, _>>()?;
+    Ok(sum_up(scenarios, seed, papers.len(), results))
+}
+
+/// All policies on one scenario, and its optimum if it is small.
+///
+/// # Errors
+///
+/// [`RegretError::Run`].
+pub fn compare(file: &ScenarioFile) -> Result<ScenarioResult, RegretError> {
+    let scenario = &file.scenario;
+    let failed = |policy: &str| {
+        let (scenario, policy) = (scenario.name().to_owned(), policy.to_owned());
+        move |source| RegretError::Run { scenario, policy, source }
+    };
+    let mut policies = BTreeMap::new();
+    let mut best = ("none", 0.0);
+    for name in names() {
+        let outcome = run(scenario, placement::policy(name, &file.nthread), file.seed).map_err(failed(name))?;
+        let bytes_per_s = outcome.bytes_per_s();
+        if bytes_per_s > best.1 {
+            best = (name, bytes_per_s);
+        }
+        let moves = outcome.moves;
+        let result = PolicyResult {
+            bytes_per_s,
+            regret: 0.0,
+            moves: moves.threads + moves.processes + moves.files,
+            last_move: outcome.last_move,
+            late: outcome.last_move > scenario.all_started() + SETTLED,
+        };
+        policies.insert(name.to_owned(), result);
+    }
+    for result in policies.values_mut() {
+        result.regret = below(result.bytes_per_s, best.1);
+    }
+    let small = scenario.machine.nodes().len() <= random::SMALL_NODES as usize
+        && scenario.launches.iter().map(|l| l.job.threads()).sum::<u32>() <= random::SMALL_THREADS;
+    let optimum = match small {
+        true => search::search(scenario, file.seed).map_err(failed("fixed placements"))?,
+        false => None,
+    };
+    Ok(ScenarioResult { scenario: scenario.name().to_owned(), best: best.0.to_owned(), policies, optimum })
+}
+
+/// The kernel alone and every policy.
+fn names() -> impl Iterator<Item = &'static str> {
+    std::iter::once("none").chain(placement::POLICIES.iter().map(|p| p.0))
+}
+
+/// How far below, as a fraction; nothing is below nothing.
+fn below(value: f64, best: f64) -> f64 {
+    if best > 0.0 { 1.0 - value / best } else { 0.0 }
+}
+
+fn sum_up(scenarios: u32, seed: u64, papers: usize, results: Vec<ScenarioResult>) -> Regret {
+    let policies = names().map(|name| (name.to_owned(), policy_regret(name, papers, &results)));
+    Regret {
+        scenarios,
+        seed,
+        papers,
+        searched: results.iter().filter(|r| r.optimum.is_some()).count(),
+        measure: MEASURE,
+        policies: policies.collect(),
+        results,
+    }
+}
+
+fn policy_regret(name: &str, papers: usize, results: &[ScenarioResult]) -> PolicyRegret {
+    let of = |results: &[ScenarioResult]| {
+        Spread::of(results.iter().filter_map(|r| Some((r.scenario.as_str(), r.policies.get(name)?.regret))))
+    };
+    let (from_papers, random) = results.split_at(papers.min(results.len()));
+    let late: Vec<String> =
+        results.iter().filter(|r| r.policies.get(name).is_some_and(|p| p.late)).map(|r| r.scenario.clone()).collect();
+    let gaps = results
+        .iter()
+        .filter_map(|r| Some((r.scenario.as_str(), below(r.policies.get(name)?.bytes_per_s, r.optimum?.bytes_per_s))));
+    PolicyRegret {
+        all: of(results),
+        late: late.len(),
+        late_scenarios: late,
+        papers: of(from_papers),
+        random: of(random),
+        optimum: Spread::of(gaps),
+    }
+}
+
+impl Spread {
+    fn of<'a>(regrets: impl Iterator<Item = (&'a str, f64)>) -> Self {
+        let (mut count, mut sum) = (0, 0.0);
+        let mut worst: Option<(&str, f64)> = None;
+        for (scenario, regret) in regrets {
+            count += 1;
+            sum += regret;
+            if worst.is_none_or(|w| regret > w.1) {
+                worst = Some((scenario, regret));
+            }
+        }
+        Self {
+            mean: if count > 0 { sum / f64::from(count) } else { 0.0 },
+            worst: worst.map_or(0.0, |w| w.1),
+            worst_scenario: worst.map(|w| w.0.to_owned()),
+        }
+    }
+}
