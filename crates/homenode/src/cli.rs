@@ -141,6 +141,21 @@ Examples:
   homenode replay --policy nthread-cpu --json busy.jsonl")]
     Replay(ReplayArgs),
 
+    /// Simulate a machine and a load: what each policy would do there
+    ///
+    /// Runs policies in virtual time, through the same loop and rails as `homenode run`, and shows what the machine gets done, what was
+    /// moved and how the nodes were loaded. What to run is a scenario file, a snapshot that `homenode record` wrote on a host, or
+    /// random scenarios. Moves nothing, needs no privileges. docs/simulate.md has every key of scenario files and the model's limits.
+    #[command(after_help = "\
+Examples:
+  homenode simulate scenarios/fio-away-from-its-data.toml
+  homenode simulate scenarios/page-cache.toml --policy all
+  homenode simulate scenarios/page-cache.toml --policy none,auto --topology /tmp/mymachine
+  sudo homenode record --windows 1 busy.json && homenode simulate --snapshot busy.json --topology /tmp/four-sockets
+  homenode simulate --regret 200 --seed 1 --json
+  homenode simulate --random 17 --print > scenario17.toml")]
+    Simulate(SimulateArgs),
+
     /// Tell when and why a thread was moved
     ///
     /// Reads the journal that `homenode run` writes. Without an argument: every thread's moves.
@@ -363,6 +378,36 @@ pub struct ReplayArgs {
     pub policy: PolicyArgs,
 }
 
+/// `homenode simulate`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["scenario", "snapshot", "regret", "random"]))]
+pub struct SimulateArgs {
+    /// Scenario file
+    #[arg(value_name = "SCENARIO")]
+    pub scenario: Option<PathBuf>,
+    /// Policies to compare: repeat the option, or separate them by commas [default: none and the scenario's own, or auto]
+    #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = simulated_policies())]
+    pub policy: Vec<String>,
+    /// Where threads start, and which random scenarios [default: the scenario's own, or 1]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Run it on this machine instead: a directory as `homenode nodes --capture` writes it
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["regret", "random"])]
+    pub topology: Option<PathBuf>,
+    /// What if this load ran there: one snapshot, as for `plan --snapshot` (`-`: stdin); needs --topology
+    #[arg(long, value_name = "FILE", requires = "topology")]
+    pub snapshot: Option<PathBuf>,
+    /// Compare all policies on the papers' scenarios and N random ones: how much less than the best each gets done
+    #[arg(long, value_name = "N", conflicts_with = "policy", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub regret: Option<u32>,
+    /// Run random scenario number K of the seed
+    #[arg(long, value_name = "K")]
+    pub random: Option<u32>,
+    /// Print the random scenario as a scenario file instead of running it
+    #[arg(long, requires = "random", conflicts_with = "policy")]
+    pub print: bool,
+}
+
 /// `homenode explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
@@ -448,6 +493,17 @@ pub struct ExecArgs {
 fn policy_names() -> clap::builder::PossibleValuesParser {
     clap::builder::PossibleValuesParser::new(
         placement::POLICIES.iter().map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
+    )
+}
+
+/// The policies, with the two words that only a simulation knows.
+fn simulated_policies() -> clap::builder::PossibleValuesParser {
+    let words = [("none", "the kernel alone"), ("all", "none and every policy")];
+    clap::builder::PossibleValuesParser::new(
+        words
+            .iter()
+            .chain(placement::POLICIES)
+            .map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
     )
 }
 

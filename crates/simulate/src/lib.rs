@@ -10,9 +10,11 @@ pub mod reproduce;
 pub mod run;
 pub mod scenario;
 pub mod solve;
+pub mod whatif;
 pub mod workload;
 mod world;
 
 pub use plane::SimulatedPlane;
 pub use run::{Outcome, Scenario, run};
 pub use scenario::{ScenarioError, ScenarioFile};
+pub use whatif::WhatIf;

@@ -13,6 +13,7 @@ use engine::{Plane, PlaneError, Undo, Undone};
 use placement::{Move, Snapshot};
 use topology::Topology;
 
+use crate::run::{Scenario, start};
 use crate::world::World;
 
 /// A machine in virtual time.
@@ -21,6 +22,11 @@ pub struct SimulatedPlane {
 }
 
 impl SimulatedPlane {
+    /// The machine of a scenario on which its jobs have just been started.
+    pub fn start(scenario: &Scenario, seed: u64) -> Self {
+        Self::new(start(scenario, seed))
+    }
+
     pub(crate) fn new(world: World) -> Self {
         Self { world }
     }

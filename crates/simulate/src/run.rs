@@ -139,6 +139,21 @@ impl Scenario {
         &self.name
     }
 
+    /// The machine it runs on.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// How many programs it has.
+    pub fn jobs(&self) -> usize {
+        self.launches.len()
+    }
+
+    /// How many threads they have together.
+    pub fn threads(&self) -> usize {
+        self.launches.iter().map(|l| l.job.threads() as usize).sum()
+    }
+
     /// How many windows it lasts, unless everything ends before.
     pub fn windows(&self) -> usize {
         (self.duration_s / self.engine.window_s).ceil().max(1.0) as usize

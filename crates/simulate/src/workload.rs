@@ -114,6 +114,8 @@ pub enum Place {
     Threads,
     /// These shares, by node index.
     Shares(Vec<f64>),
+    /// It is a file of another job, which is started before: the job's position, and that of its file set. Not `private`.
+    Same(usize, usize),
 }
 
 impl FileSet {

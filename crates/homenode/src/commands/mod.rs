@@ -13,6 +13,7 @@ mod reproduce;
 mod restore;
 mod run;
 mod session;
+mod simulate;
 mod top;
 mod where_;
 
@@ -31,6 +32,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Plan(args) => plan::run(global, args),
         Command::Record(args) => record::run(global, args),
         Command::Replay(args) => replay::run(global, args),
+        Command::Simulate(args) => simulate::run(global, args),
         Command::Explain(args) => explain::run(global, args),
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),

@@ -44,7 +44,8 @@ pub fn policy(args: &PolicyArgs, config: &Config) -> Result<Box<dyn Policy>, Fai
         .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {}", args.policy), "there is none of this name"))
 }
 
-fn read_snapshot(path: &Path) -> Result<Snapshot, Failure> {
+/// The snapshot in a file, `-` being stdin.
+pub fn read_snapshot(path: &Path) -> Result<Snapshot, Failure> {
     let mut text = String::new();
     let (name, read) = if path == Path::new("-") {
         ("stdin".to_owned(), io::stdin().lock().take(LARGEST).read_to_string(&mut text))

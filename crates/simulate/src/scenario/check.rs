@@ -13,6 +13,8 @@ use crate::world::Launch;
 pub(super) struct Checker<'a> {
     pub text: &'a str,
     pub path: &'a Path,
+    /// Nodes to use instead of the file's.
+    pub topology: Option<topology::Topology>,
 }
 
 /// Longest run: what a person would wait for.
@@ -20,7 +22,30 @@ const LONGEST_S: f64 = 1e6;
 /// Most threads of a scenario.
 const MOST_THREADS: u32 = 1_000_000;
 
+/// What a value with its place in the file adds to the path of a key.
+const SPANNED: &str = ".$__serde_spanned_private_value";
+
 impl Checker<'_> {
+    /// The file's form: keys that are known, with values of the right type.
+    pub fn raw(&self) -> Result<Raw, ScenarioError> {
+        let syntax = |e: &toml::de::Error, key: &str| {
+            // A parser that does not know where is at the end.
+            let at = e.span().map_or(self.text.len(), |span| span.start);
+            let why = e.message().replace('\n', ", ");
+            match key.is_empty() {
+                true => ScenarioError::Syntax { path: self.path.to_owned(), line: self.line(at), why },
+                false => self.error_at(at..at, key.to_owned(), why),
+            }
+        };
+        let parsed = toml::Deserializer::parse(self.text).map_err(|e| syntax(&e, ""))?;
+        serde_path_to_error::deserialize(parsed).map_err(|e| {
+            // What `Spanned` calls itself inside is no key of the file.
+            let key = e.path().to_string().replace(SPANNED, "");
+            let key = key.trim_start_matches('.');
+            syntax(e.inner(), key)
+        })
+    }
+
     pub fn file(&self, raw: Raw) -> Result<ScenarioFile, ScenarioError> {
         let duration_s = self.within(&raw.duration_s, "duration_s", f64::MIN_POSITIVE, LONGEST_S)?;
         let warmup_s = match &raw.warmup_s {
@@ -131,9 +156,11 @@ impl Checker<'_> {
 
     /// A complaint about a place in the file.
     pub fn error_at(&self, span: std::ops::Range<usize>, key: String, why: String) -> ScenarioError {
-        let before = self.text.as_bytes().iter().take(span.start);
-        let line = 1 + before.filter(|b| **b == b'\n').count();
-        ScenarioError::Value { path: self.path.to_owned(), line, key, why }
+        ScenarioError::Value { path: self.path.to_owned(), line: self.line(span.start), key, why }
+    }
+
+    fn line(&self, at: usize) -> usize {
+        1 + self.text.as_bytes().iter().take(at).filter(|b| **b == b'\n').count()
     }
 }
 

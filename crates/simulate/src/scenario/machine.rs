@@ -27,9 +27,10 @@ struct Words<'a> {
 impl Checker<'_> {
     pub fn machine(&self, raw: &Spanned<RawMachine>) -> Result<Machine, ScenarioError> {
         let m = raw.get_ref();
-        let mut topology = match &m.topology {
-            Some(dir) => self.captured(m, dir)?,
-            None => self.inline(raw)?,
+        let mut topology = match (&self.topology, &m.topology) {
+            (Some(other), _) => other.clone(),
+            (None, Some(dir)) => self.captured(m, dir)?,
+            (None, None) => self.inline(raw)?,
         };
         for (id, node) in &m.node {
             if topology.node(*id).is_none() {

@@ -44,15 +44,25 @@ pub enum ScenarioError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// It is not TOML, or not a scenario: the message names line and key.
-    #[error("{}: {source}", path.display())]
-    Parse {
+    /// It is not TOML.
+    #[error("{}:{line}: {why}", path.display())]
+    Syntax {
         /// The file.
         path: PathBuf,
-        /// The parser's reason, with the line.
-        source: Box<toml::de::Error>,
+        /// Line, counting from 1.
+        line: usize,
+        /// The parser's reason.
+        why: String,
     },
-    /// A value cannot be.
+    /// The machine to run it on instead of its own cannot be read.
+    #[error("cannot tell the nodes of {}: {source}", path.display())]
+    Topology {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: topology::TopologyError,
+    },
+    /// A key that is not known, or a value that cannot be.
     #[error("{}:{line}: {key}: {why}", path.display())]
     Value {
         /// The file.
@@ -73,9 +83,19 @@ impl ScenarioFile {
     ///
     /// [`ScenarioError`].
     pub fn read(path: &Path) -> Result<Self, ScenarioError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ScenarioError::Read { path: path.to_owned(), source })?;
-        Self::parse(&text, path)
+        Self::parse(&text_of(path)?, path)
+    }
+
+    /// The same with the nodes of another machine: a directory as `homenode nodes --capture` writes it. What the file says about
+    /// nodes, CPUs, memory and distances is not used; its bandwidths are.
+    ///
+    /// # Errors
+    ///
+    /// [`ScenarioError`]; also where a workload names a node that the other machine does not have.
+    pub fn read_on(path: &Path, topology: &Path) -> Result<Self, ScenarioError> {
+        let nodes = topology::sysfs::read(topology)
+            .map_err(|source| ScenarioError::Topology { path: topology.to_owned(), source })?;
+        Self::check(&text_of(path)?, path, Some(nodes))
     }
 
     /// Checks the text of a file that is named `path`.
@@ -84,13 +104,21 @@ impl ScenarioFile {
     ///
     /// [`ScenarioError`].
     pub fn parse(text: &str, path: &Path) -> Result<Self, ScenarioError> {
-        let raw = toml::from_str(text)
-            .map_err(|source| ScenarioError::Parse { path: path.to_owned(), source: Box::new(source) })?;
-        check::Checker { text, path }.file(raw)
+        Self::check(text, path, None)
+    }
+
+    fn check(text: &str, path: &Path, topology: Option<topology::Topology>) -> Result<Self, ScenarioError> {
+        let checker = check::Checker { text, path, topology };
+        let raw = checker.raw()?;
+        checker.file(raw)
     }
 
     /// The policy that the file asks for.
     pub fn policy(&self) -> Option<Box<dyn placement::Policy>> {
         placement::policy(&self.policy, &self.nthread)
     }
+}
+
+fn text_of(path: &Path) -> Result<String, ScenarioError> {
+    std::fs::read_to_string(path).map_err(|source| ScenarioError::Read { path: path.to_owned(), source })
 }

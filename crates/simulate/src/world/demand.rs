@@ -131,7 +131,7 @@ impl World {
         let mut flows = SmallVec::new();
         for (p, part) in op.parts.iter().enumerate() {
             let file = &self.files[thread.files[part.files]];
-            let set = &job.files[file.set];
+            let set = &job.files[part.files];
             let media = if set.cached { 1.0 - hits } else { 1.0 };
             let there = total(&file.bytes);
             for (node, bytes) in &file.bytes {

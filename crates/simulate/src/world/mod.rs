@@ -15,6 +15,7 @@ mod fixed;
 mod kernel;
 mod moves;
 mod observe;
+mod recorded;
 
 use rand::SeedableRng;
 use rand::rngs::ChaCha12Rng;
@@ -196,7 +197,11 @@ impl World {
             .files
             .iter()
             .enumerate()
-            .map(|(set, files)| if files.private { usize::MAX } else { self.file(index, set, files, "") })
+            .map(|(set, files)| match files.place {
+                Place::Same(job, set) => self.shared(job, set),
+                _ if files.private => usize::MAX,
+                _ => self.file(index, set, files, ""),
+            })
             .collect();
         let mut pid = *id;
         for (r, role) in job.roles.iter().enumerate() {
@@ -243,6 +248,11 @@ impl World {
         self.fill(index, first, &nodes);
     }
 
+    /// The file that a job that was started before has for one of its file sets.
+    fn shared(&self, job: usize, set: usize) -> usize {
+        self.files.iter().position(|f| (f.job, f.set) == (job, set)).unwrap_or(usize::MAX)
+    }
+
     /// A new, empty file.
     fn file(&mut self, job: usize, set: usize, files: &FileSet, suffix: &str) -> usize {
         let inode = self.files.len();
@@ -270,6 +280,7 @@ impl World {
             let threads = self.threads[first..].iter().filter(|t| t.files.contains(&file));
             let mut wanted = Shares::new();
             match &set.place {
+                Place::Same(..) => {}
                 Place::Node(node) => add(&mut wanted, *node, bytes),
                 Place::Spread => homes.iter().for_each(|n| add(&mut wanted, *n, bytes / homes.len() as f64)),
                 Place::Shares(shares) => shares

@@ -43,8 +43,10 @@ impl World {
                 }
             }
             let seen = self.seen(t, &tally);
-            for file in thread.files.iter().filter(|_| job.fs.counted()) {
-                readers[*file].push(thread.tid);
+            for file in self.used(t).filter(|_| job.fs.counted()) {
+                if readers[file].last() != Some(&thread.tid) {
+                    readers[file].push(thread.tid);
+                }
             }
             let allowed_nodes = match &thread.mask {
                 None => all.clone(),
@@ -61,8 +63,7 @@ impl World {
             });
         }
         for thread in &mut snapshot.threads {
-            thread.shares_file =
-                self.thread(thread.tid).is_some_and(|t| self.threads[t].files.iter().any(|f| readers[*f].len() > 1));
+            thread.shares_file = self.thread(thread.tid).is_some_and(|t| self.used(t).any(|f| readers[f].len() > 1));
         }
         for (file, readers) in self.files.iter().zip(readers).filter(|(_, r)| !r.is_empty()) {
             snapshot.files.push(ObservedFile {
@@ -151,6 +152,12 @@ impl World {
             files,
             shares_file: false,
         }
+    }
+
+    /// The files that a thread's operations touch.
+    fn used(&self, t: usize) -> impl Iterator<Item = usize> + '_ {
+        let thread = &self.threads[t];
+        self.jobs[thread.job].roles[thread.role].op.parts.iter().map(|p| thread.files[p.files])
     }
 
     fn node_bytes(&self, shares: &Shares) -> NodeBytes {

@@ -1,0 +1,153 @@
+//! Outcomes side by side, as tables that a person can check: the parts add up to the whole.
+
+use simulate::whatif::Recorded;
+use simulate::{Outcome, Scenario};
+
+use crate::output::table::Table;
+use crate::output::units::{count, percent, rate, seconds};
+
+/// How many of a policy's remarks are shown.
+const REMARKS: usize = 3;
+
+/// Everything about these outcomes of one scenario.
+pub fn text(scenario: &Scenario, recorded: Option<&Recorded>, outcomes: &[Outcome]) -> String {
+    let Some(first) = outcomes.first() else { return String::new() };
+    let mut text = head(scenario, first);
+    if let Some(recorded) = recorded {
+        text.push_str(&as_recorded(recorded));
+    }
+    for part in [policies(outcomes), workloads(outcomes), nodes(outcomes), remarks(outcomes)] {
+        if !part.is_empty() {
+            text.push('\n');
+            text.push_str(&part);
+        }
+    }
+    text
+}
+
+fn head(scenario: &Scenario, outcome: &Outcome) -> String {
+    let machine = scenario.machine();
+    format!(
+        "{}: {}, {}, {} in {}, seed {}\n{} simulated, the last {} count\n",
+        crate::output::escape(scenario.name()),
+        count(machine.nodes().len(), "node"),
+        count(machine.topology().cpus().len(), "CPU"),
+        count(scenario.threads(), "thread"),
+        count(scenario.jobs(), "program"),
+        outcome.seed,
+        seconds(outcome.windows.last().map_or(0.0, |w| w.time_s)),
+        seconds(outcome.measured_s),
+    )
+}
+
+/// What the machine did on which the load was recorded.
+fn as_recorded(recorded: &Recorded) -> String {
+    let mut text = format!(
+        "recorded: {} read, {} written, {} of it remote\n",
+        rate(recorded.read_bw),
+        rate(recorded.write_bw),
+        recorded.remote_share.map_or("nothing".to_owned(), percent),
+    );
+    for note in &recorded.notes {
+        text.push_str(&format!("note: {}\n", crate::output::escape(note)));
+    }
+    text
+}
+
+/// One row per policy.
+fn policies(outcomes: &[Outcome]) -> String {
+    let best = outcomes.iter().map(Outcome::bytes_per_s).fold(0.0, f64::max);
+    let mut table = Table::new(&[
+        "policy",
+        ">read",
+        ">written",
+        ">throughput",
+        ">of best",
+        ">remote share",
+        ">threads moved",
+        ">processes",
+        ">files",
+        ">held back",
+        "last move",
+    ]);
+    for o in outcomes {
+        let all = o.bytes_per_s();
+        table.row([
+            o.policy.clone(),
+            rate(o.workloads.iter().map(|w| w.read_bw).sum()),
+            rate(o.workloads.iter().map(|w| w.write_bw).sum()),
+            rate(all),
+            if best > 0.0 { percent(all / best) } else { "-".to_owned() },
+            o.remote_share.map_or("-".to_owned(), percent),
+            o.moves.threads.to_string(),
+            o.moves.processes.to_string(),
+            o.moves.files.to_string(),
+            (o.moves.held_back + o.moves.refused).to_string(),
+            if o.last_move == 0 { "never".to_owned() } else { format!("window {}", o.last_move) },
+        ]);
+    }
+    table.render()
+}
+
+/// One row per workload, one column per policy.
+fn workloads(outcomes: &[Outcome]) -> String {
+    let Some(first) = outcomes.first() else { return String::new() };
+    let heads = outcomes.iter().map(|o| format!(">{}", o.policy));
+    let mut table = Table::new(&std::iter::once("workload, bytes/s".to_owned()).chain(heads).collect::<Vec<_>>());
+    for (i, workload) in first.workloads.iter().enumerate() {
+        let of = |o: &Outcome| {
+            o.workloads.get(i).map_or(String::new(), |w| {
+                let ended = w.runtime_s.map_or(String::new(), |s| format!(", done at {}", seconds(s)));
+                format!("{}{ended}", rate(w.read_bw + w.write_bw))
+            })
+        };
+        table.row(std::iter::once(workload.name.clone()).chain(outcomes.iter().map(of)));
+    }
+    table.render()
+}
+
+/// One row per node: what was read from and written to its memory, and how busy its CPUs were, on average where it counts.
+fn nodes(outcomes: &[Outcome]) -> String {
+    let Some(first) = outcomes.first().and_then(|o| o.windows.last()) else { return String::new() };
+    let heads = outcomes.iter().map(|o| format!(">{}", o.policy));
+    let mut table =
+        Table::new(&std::iter::once("node, read + written, CPU".to_owned()).chain(heads).collect::<Vec<_>>());
+    for (i, node) in first.nodes.iter().enumerate() {
+        let of = |o: &Outcome| {
+            let (mut bytes, mut cpu, mut seconds) = (0.0, None, 0.0);
+            let end = o.windows.last().map_or(0.0, |w| w.time_s);
+            let mut began = 0.0;
+            for window in &o.windows {
+                let length = window.time_s - began;
+                began = window.time_s;
+                // A window belongs to what counts if it began there.
+                if let (true, Some(n)) = (window.time_s - length >= end - o.measured_s - 1e-6, window.nodes.get(i)) {
+                    seconds += length;
+                    bytes += length * (n.read_bw + n.write_bw);
+                    cpu = n.cpu.map(|c| cpu.unwrap_or(0.0) + c * length).or(cpu);
+                }
+            }
+            match (seconds > 0.0, cpu) {
+                (false, _) => "-".to_owned(),
+                (true, Some(cpu)) => format!("{}, {}", rate(bytes / seconds), percent(cpu / seconds)),
+                (true, None) => format!("{}, no CPUs", rate(bytes / seconds)),
+            }
+        };
+        table.row(std::iter::once(node.node.to_string()).chain(outcomes.iter().map(of)));
+    }
+    table.render()
+}
+
+/// What the policies had to say.
+fn remarks(outcomes: &[Outcome]) -> String {
+    let mut text = String::new();
+    for o in outcomes {
+        for note in o.notes.iter().take(REMARKS) {
+            text.push_str(&format!("{}: {}\n", o.policy, crate::output::escape(note)));
+        }
+        if o.notes.len() > REMARKS {
+            text.push_str(&format!("{}: {} more, see --json\n", o.policy, count(o.notes.len() - REMARKS, "remark")));
+        }
+    }
+    text
+}

@@ -1,0 +1,195 @@
+//! What if a load that was recorded on a host ran on another machine?
+//!
+//! **Problem.** "Would the four-socket box be faster, and would homenode help there?" is asked before the box is bought. A snapshot
+//! says what threads got done on *this* machine, not what they would do on another one.
+//!
+//! **Approach.** Each thread becomes a closed loop: a round reads and writes the bytes per file that a thousandth of a second
+//! of its window had, and takes CPU time and time asleep. How much of either is [fitted](fit) on a model of the recorded machine,
+//! threads and data where they were seen, so that there the observed throughput and CPU time come out. What depends on the place
+//! (latency, queueing, the interconnect, CPUs) is then the other machine's. Nodes are carried over in their order ([`load`]):
+//! data of the recorded machine's i-th node with memory goes to the other's i-th, and again from the first when there are
+//! fewer. Threads stay with their nodes in the same way where both machines have as many nodes with CPUs; else they start where the
+//! kernel puts new threads. Threads that must not be moved are bound to the node they start on.
+//!
+//! **Limits.** One window stands for the load: no phases. A file's bytes are on its nodes in the proportion in which they were read
+//! in the window. Memory is taken to be DRAM, of the bandwidth that is configured or else of
+//! [`DRAM_READ_BW`](crate::calibration::DRAM_READ_BW); one CPU counts as much as another. Load that the snapshot does not list is
+//! not there, and neither is mapped memory.
+
+mod fit;
+mod load;
+
+use placement::{Policy, Snapshot};
+use serde::Serialize;
+use topology::Topology;
+
+use crate::calibration as cal;
+use crate::machine::{Machine, MachineError, Memory};
+use crate::plane::SimulatedPlane;
+use crate::run::{Outcome, RunError, Scenario, WindowOutcome, drive, start};
+use crate::world::World;
+
+use load::Load;
+
+/// Seconds that are simulated, and of these the warm-up.
+const DURATION_S: f64 = 60.0;
+const WARMUP_S: f64 = 10.0;
+
+/// A recorded load on another machine.
+#[derive(Clone, Debug)]
+pub struct WhatIf {
+    scenario: Scenario,
+    load: Load,
+    recorded: Recorded,
+}
+
+/// What the recorded machine did, and what the model of it does.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Recorded {
+    /// File bytes read per second by the listed threads.
+    pub read_bw: f64,
+    /// File bytes written per second.
+    pub write_bw: f64,
+    /// Remote file bytes / all file bytes read.
+    pub remote_share: Option<f64>,
+    /// Throughput, read and written, of the model of the recorded machine / that observed: 1 where the model fits.
+    pub fit: f64,
+    /// What had to be assumed, and what does not fit, in plain sentences.
+    pub notes: Vec<String>,
+}
+
+/// Why a load cannot run there.
+#[derive(Debug, thiserror::Error)]
+pub enum WhatIfError {
+    /// Nothing runs.
+    #[error("the snapshot lists no thread that did anything")]
+    Nothing,
+    /// The window is no time.
+    #[error("window_s is {0}: a load cannot be told from it")]
+    Window(f64),
+    /// The recorded machine cannot be modelled.
+    #[error("the snapshot's machine: {0}")]
+    Source(MachineError),
+    /// The other machine cannot run anything.
+    #[error(transparent)]
+    Target(#[from] MachineError),
+    /// It does not fit.
+    #[error("files and processes of the snapshot are {need:.1} GiB, all memory of the machine is {have:.1} GiB")]
+    Memory {
+        /// GiB that are needed.
+        need: f64,
+        /// GiB that there are.
+        have: f64,
+    },
+}
+
+impl WhatIf {
+    /// The load of this snapshot on that machine, called `name`.
+    ///
+    /// # Errors
+    ///
+    /// [`WhatIfError`].
+    pub fn new(snapshot: &Snapshot, target: Topology, name: &str) -> Result<Self, WhatIfError> {
+        if !(snapshot.window_s > 0.0 && snapshot.window_s.is_finite()) {
+            return Err(WhatIfError::Window(snapshot.window_s));
+        }
+        let mut notes = Vec::new();
+        let source = machine(load::roomy(snapshot), "the recorded machine", &mut notes).map_err(WhatIfError::Source)?;
+        let target = machine(target, "the other machine", &mut notes)?;
+        let here = Load::of(snapshot, &source, &source);
+        if here.threads() == 0 {
+            return Err(WhatIfError::Nothing);
+        }
+        let (costs, fit) = fit::costs(&here, &scenario(name, &source, &here));
+        let mut there = Load::of(snapshot, &source, &target);
+        there.set_costs(&costs);
+        let have = target.nodes().iter().map(|n| n.capacity).sum::<f64>();
+        if there.bytes() > have {
+            let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
+            return Err(WhatIfError::Memory { need: gib(there.bytes()), have: gib(have) });
+        }
+        if (fit - 1.0).abs() > 0.05 {
+            notes.push(format!(
+                "the model of the recorded machine gets {:.0} % of the observed throughput done: threads were observed that \
+                 are faster than its memory, or slower than their CPU time says",
+                fit * 100.0
+            ));
+        }
+        let per_s = |bytes: f64| bytes / snapshot.window_s;
+        let sum = |of: fn(&placement::Thread) -> u64| snapshot.threads.iter().map(|t| of(t) as f64).sum::<f64>();
+        let recorded = Recorded {
+            read_bw: per_s(sum(|t| t.read_bytes.total())),
+            write_bw: per_s(sum(|t| t.write_bytes.total())),
+            remote_share: snapshot.remote_share(),
+            fit,
+            notes,
+        };
+        Ok(Self { scenario: scenario(name, &target, &there), load: there, recorded })
+    }
+
+    /// What is run; [`run`](Self::run) also knows where every thread starts.
+    pub fn scenario(&self) -> &Scenario {
+        &self.scenario
+    }
+
+    /// What was recorded.
+    pub fn recorded(&self) -> &Recorded {
+        &self.recorded
+    }
+
+    /// The other machine on which the load has just been started.
+    pub fn plane(&self, seed: u64) -> SimulatedPlane {
+        SimulatedPlane::new(world(&self.scenario, &self.load, seed))
+    }
+
+    /// Runs it under a policy, or under none, with a word after each window.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](crate::run()).
+    pub fn run(
+        &self,
+        policy: Option<Box<dyn Policy>>,
+        seed: u64,
+        mut after: impl FnMut(&WindowOutcome),
+    ) -> Result<Outcome, RunError> {
+        drive(&self.scenario, world(&self.scenario, &self.load, seed), policy, seed, &mut after)
+    }
+}
+
+fn scenario(name: &str, machine: &Machine, load: &Load) -> Scenario {
+    Scenario {
+        name: name.to_owned(),
+        machine: machine.clone(),
+        launches: load.launches.clone(),
+        duration_s: DURATION_S,
+        warmup_s: WARMUP_S,
+        autonuma: false,
+        engine: engine::Settings::default(),
+    }
+}
+
+/// The load, started, with everything where the load says.
+fn world(scenario: &Scenario, load: &Load, seed: u64) -> World {
+    let mut world = start(scenario, seed);
+    load.place(&mut world);
+    world
+}
+
+/// A machine of DRAM, of the bandwidths that its topology says.
+fn machine(mut topology: Topology, what: &str, notes: &mut Vec<String>) -> Result<Machine, MachineError> {
+    if topology.nodes.iter().any(|n| n.read_bw_max.is_none() || n.write_bw_max.is_none()) {
+        notes.push(format!(
+            "bandwidth of {what} is not known: {:.0} GB/s read and {:.0} GB/s written per node are assumed where it is not",
+            cal::DRAM_READ_BW / 1e9,
+            cal::DRAM_WRITE_BW / 1e9
+        ));
+    }
+    for node in &mut topology.nodes {
+        node.read_bw_max.get_or_insert(cal::DRAM_READ_BW);
+        node.write_bw_max.get_or_insert(cal::DRAM_WRITE_BW);
+    }
+    Machine::new(topology, cal::PORT_BW, |node| {
+        Memory::dram(node.read_bw_max.unwrap_or(cal::DRAM_READ_BW), node.write_bw_max.unwrap_or(cal::DRAM_WRITE_BW))
+    })
+}
