@@ -54,42 +54,34 @@ impl World {
     fn step(&mut self, dt: f64) {
         for class in 0..self.network.threads.len() {
             let rate = self.solver.rates()[class];
-            for i in 0..self.network.threads[class].len() {
-                let t = self.network.threads[class][i] as usize;
-                let thread = &mut self.threads[t];
+            let Some(first) = self.network.threads[class].first() else { continue };
+            let (at, job_index, role_index) = {
+                let thread = &self.threads[*first as usize];
+                (thread.node, thread.job, thread.role)
+            };
+            let job = &self.jobs[job_index];
+            let role = &job.roles[role_index];
+            let flows = &self.network.flows[class];
+            let remote: f64 = flows.iter().filter(|f| f.node != at).map(|f| f.read).sum();
+            let stays = job.fs.layout() == crate::filesystem::Layout::InPlace;
+            let set = |part: usize| role.op.parts[part].files;
+            let private = flows.iter().any(|f| f.write > 0.0 && job.files[set(f.part)].private);
+            let mut all = 0.0;
+            for t in &self.network.threads[class] {
+                let thread = &mut self.threads[*t as usize];
                 let lost = thread.debt_s.min(dt);
                 thread.debt_s -= lost;
                 let ops = rate.ops * (dt - lost);
                 let ops = thread.left.map_or(ops, |left| left.min(ops));
+                all += ops;
+                thread.pending += ops;
                 thread.window.ops += ops;
                 thread.window.cpu_s += rate.on * dt;
                 thread.window.wait_s += rate.ready * dt;
-                let job = &self.jobs[thread.job];
-                let role = &job.roles[thread.role];
-                let totals = &mut self.totals[thread.job];
-                if role.counts {
-                    totals.ops += ops * role.op.counted;
-                }
-                totals.cpu_s += rate.on * dt;
-                self.node_cpu_s[thread.node] += rate.on * dt;
-                for flow in &self.network.flows[class] {
-                    let (read, write) = (flow.read * ops, flow.write * ops);
-                    self.node_read[flow.node] += read;
-                    self.node_written[flow.node] += flow.own * ops;
-                    totals.read += read;
-                    totals.written += flow.own * ops;
-                    if flow.node != thread.node {
-                        thread.window.remote_read += read;
-                        totals.remote_read += read;
-                    }
-                    match thread.window.flows.iter_mut().find(|f| (f.0, f.1) == (flow.part, flow.node)) {
-                        Some(sum) => (sum.2, sum.3) = (sum.2 + read, sum.3 + flow.own * ops),
-                        None => thread.window.flows.push((flow.part, flow.node, read, flow.own * ops)),
-                    }
-                    if write > 0.0 {
-                        let set = role.op.parts[flow.part].files;
-                        let stays = job.fs.layout() == crate::filesystem::Layout::InPlace;
-                        land(&mut self.files[thread.files[set]], flow.node, flow.own * ops, stays);
+                thread.window.remote_read += remote * ops;
+                if private {
+                    for flow in flows.iter().filter(|f| f.write > 0.0) {
+                        land(&mut self.files[thread.files[set(flow.part)]], flow.node, flow.own * ops, stays);
                     }
                 }
                 if let Some(left) = &mut thread.left {
@@ -100,9 +92,52 @@ impl World {
                     }
                 }
             }
+            let cpu_s = rate.on * dt * self.network.threads[class].len() as f64;
+            self.node_cpu_s[at] += cpu_s;
+            let totals = &mut self.totals[job_index];
+            totals.cpu_s += cpu_s;
+            totals.remote_read += remote * all;
+            if role.counts {
+                totals.ops += all * role.op.counted;
+            }
+            for flow in flows {
+                let (read, own) = (flow.read * all, flow.own * all);
+                self.node_read[flow.node] += read;
+                self.node_written[flow.node] += own;
+                totals.read += read;
+                totals.written += own;
+                if flow.write > 0.0 && !private {
+                    let files = &self.threads[*first as usize].files;
+                    land(&mut self.files[files[set(flow.part)]], flow.node, own, stays);
+                }
+            }
         }
         self.copy(dt);
-        self.changed |= self.files.iter().any(|f| f.drift > DRIFT);
+        self.changed |= self.files.iter().any(|f| f.drift() > DRIFT);
+    }
+
+    /// Books the operations since the network was built as the flows that they were.
+    pub(super) fn book(&mut self) {
+        for (threads, flows) in self.network.threads.iter().zip(&self.network.flows) {
+            for t in threads {
+                let thread = &mut self.threads[*t as usize];
+                let ops = std::mem::take(&mut thread.pending);
+                if ops <= 0.0 {
+                    continue;
+                }
+                let sums = &mut thread.window.flows;
+                for (i, flow) in flows.iter().enumerate() {
+                    let same = |f: &(usize, usize, f64, f64)| (f.0, f.1) == (flow.part, flow.node);
+                    let (read, own) = (flow.read * ops, flow.own * ops);
+                    // Mostly in the order of the last time.
+                    let at = if sums.get(i).is_some_and(same) { Some(i) } else { sums.iter().position(same) };
+                    match at.and_then(|at| sums.get_mut(at)) {
+                        Some(sum) => (sum.2, sum.3) = (sum.2 + read, sum.3 + own),
+                        None => sums.push((flow.part, flow.node, read, own)),
+                    }
+                }
+            }
+        }
     }
 
     /// Copies go on.
@@ -120,7 +155,7 @@ impl World {
             let shares = match copy.what {
                 Copied::File(f) => {
                     let file = &mut self.files[f];
-                    file.drift += bytes / total(&file.bytes).max(1.0);
+                    file.touched = true;
                     &mut file.bytes
                 }
                 Copied::Process(p) => &mut self.processes[p].resident,
@@ -160,16 +195,26 @@ fn land(file: &mut super::File, node: usize, bytes: f64, in_place: bool) {
     let replaces = bytes - grows;
     if grows > 0.0 {
         add(&mut file.bytes, node, grows);
-        file.drift += grows / (there + grows);
+        file.touched = true;
     }
     if replaces > 0.0 && !in_place && there > 0.0 {
-        let fraction = (replaces / there).min(1.0);
-        let elsewhere: f64 = file.bytes.iter().filter(|s| s.0 != node).map(|s| s.1).sum();
-        for share in file.bytes.iter_mut().filter(|s| s.0 != node) {
-            share.1 *= 1.0 - fraction;
+        let keeps = 1.0 - (replaces / there).min(1.0);
+        let mut gone = 0.0;
+        file.bytes.retain(|share| {
+            if share.0 == node {
+                return true;
+            }
+            let left = share.1 * keeps;
+            // Less than a byte is none.
+            let left = if left < 1.0 { 0.0 } else { left };
+            gone += share.1 - left;
+            share.1 = left;
+            left > 0.0
+        });
+        if gone > 0.0 {
+            add(&mut file.bytes, node, gone);
+            file.touched = true;
         }
-        add(&mut file.bytes, node, elsewhere * fraction);
-        file.drift += elsewhere * fraction / there;
     }
 }
 

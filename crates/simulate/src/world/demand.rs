@@ -34,18 +34,40 @@ pub(crate) struct Flow {
 /// Bytes that a copy moves in one operation.
 const CHUNK: f64 = 65536.0;
 
+/// With how many classes of its job, role and node a thread is compared before it is a class of its own.
+const MOST_COMPARED: usize = 8;
+/// Threads whose bytes are on other nodes by less than this fraction are alike.
+const ALIKE: f64 = 1e-3;
+
 /// One class in the making.
 struct Builder {
     on_s: f64,
     media_s: f64,
-    visits: SmallVec<[Visit; 8]>,
+    visits: Vec<Visit>,
+    /// Position of each station in `visits`.
+    of_station: Vec<Option<u32>>,
 }
 
 impl Builder {
+    fn new(stations: usize) -> Self {
+        Self { on_s: 0.0, media_s: 0.0, visits: Vec::new(), of_station: vec![None; stations] }
+    }
+
+    /// Ready for the next class.
+    fn clear(&mut self) {
+        (self.on_s, self.media_s) = (0.0, 0.0);
+        for visit in self.visits.drain(..) {
+            self.of_station[visit.station as usize] = None;
+        }
+    }
+
     fn visit(&mut self, station: usize, work: f64, service: f64) {
-        match self.visits.iter_mut().find(|v| v.station as usize == station) {
-            Some(visit) => visit.work += work,
-            None => self.visits.push(Visit { station: station as u32, work, service }),
+        match self.of_station[station] {
+            Some(at) => self.visits[at as usize].work += work,
+            None => {
+                self.of_station[station] = Some(self.visits.len() as u32);
+                self.visits.push(Visit { station: station as u32, work, service });
+            }
         }
     }
 }
@@ -53,6 +75,7 @@ impl Builder {
 impl World {
     /// Builds the network anew.
     pub(super) fn build(&mut self) {
+        self.book();
         let n = self.machine.nodes().len();
         let mut network = std::mem::take(&mut self.network);
         let mut system = std::mem::take(&mut self.system);
@@ -68,42 +91,63 @@ impl World {
         let roles: Vec<usize> =
             self.jobs.iter().scan(0, |sum, j| Some(std::mem::replace(sum, *sum + j.roles.len()))).collect();
         let groups = roles.last().map_or(0, |last| last + self.jobs.last().map_or(0, |j| j.roles.len()));
-        let mut group: Vec<Option<usize>> = vec![None; groups * n];
+        let mut group: Vec<SmallVec<[usize; 1]>> = vec![SmallVec::new(); groups * n];
+        let mut builder = Builder::new(system.stations);
         for t in 0..self.threads.len() {
             let thread = &self.threads[t];
             if !thread.runs(self.now) {
                 continue;
             }
-            let job = &self.jobs[thread.job];
-            let alone = job.files.iter().any(|f| f.private) || job.processes;
             let slot = &mut group[(roles[thread.job] + thread.role) * n + thread.node];
-            if let (false, Some(class)) = (alone, *slot) {
+            let alike =
+                |class: &&usize| network.threads[**class].first().is_some_and(|first| self.as_near(t, *first as usize));
+            // The newest first: threads that were moved together come together.
+            if let Some(class) = slot.iter().rev().take(MOST_COMPARED).find(alike).copied() {
                 network.threads[class].push(t as u32);
                 system.classes[class].count += 1.0;
                 continue;
             }
             let class = system.classes.len();
-            *slot = Some(class);
+            slot.push(class);
             if network.threads.len() <= class {
                 network.threads.push(Vec::new());
             }
             network.threads[class].push(t as u32);
-            let (built, flows) = self.class(t, &on_node, &mut system.visits);
+            let (built, flows) = self.class(t, &on_node, &mut builder, &mut system.visits);
             system.classes.push(built);
             network.flows.push(flows);
         }
         network.copies = system.classes.len();
         network.threads.truncate(network.copies);
         for copy in &self.copies {
-            let class = self.copier(copy, &mut system.visits);
+            let class = self.copier(copy, &mut builder, &mut system.visits);
             system.classes.push(class);
         }
         for file in &mut self.files {
-            file.drift = 0.0;
+            if std::mem::take(&mut file.touched) || file.built.is_empty() {
+                file.built.clone_from(&file.bytes);
+            }
         }
         self.network = network;
         self.system = system;
         self.changed = false;
+    }
+
+    /// Whether two threads of one role and node have their bytes on the same nodes.
+    fn as_near(&self, a: usize, b: usize) -> bool {
+        let (a, b) = (&self.threads[a], &self.threads[b]);
+        let files = a.files.iter().zip(&b.files).filter(|(a, b)| a != b);
+        let near = |a: &super::Shares, b: &super::Shares| match (total(a) > 0.0, total(b) > 0.0) {
+            (true, true) => super::apart(a, b) < ALIKE && (total(a) / total(b) - 1.0).abs() < ALIKE,
+            (a, b) => a == b,
+        };
+        let process = |pid: u32| self.processes.binary_search_by_key(&pid, |p| p.pid).ok();
+        files.into_iter().all(|(a, b)| near(&self.files[*a].bytes, &self.files[*b].bytes))
+            && (a.pid == b.pid
+                || match (process(a.pid), process(b.pid)) {
+                    (Some(a), Some(b)) => near(&self.processes[a].resident, &self.processes[b].resident),
+                    _ => false,
+                })
     }
 
     /// Running threads per job and node.
@@ -116,7 +160,13 @@ impl World {
         on_node
     }
 
-    fn class(&self, t: usize, on_node: &[f64], visits: &mut Vec<Visit>) -> (Class, SmallVec<[Flow; 2]>) {
+    fn class(
+        &self,
+        t: usize,
+        on_node: &[f64],
+        b: &mut Builder,
+        visits: &mut Vec<Visit>,
+    ) -> (Class, SmallVec<[Flow; 2]>) {
         let n = self.machine.nodes().len();
         let thread = &self.threads[t];
         let job = &self.jobs[thread.job];
@@ -127,7 +177,7 @@ impl World {
         let beside = if all > 1.0 { (crowd[at] - 1.0) / (all - 1.0) } else { 0.0 };
         let hits = cal::CACHE_SHARED * beside * self.cache_share(thread.job, at, on_node);
 
-        let mut b = Builder { on_s: 0.0, media_s: 0.0, visits: SmallVec::new() };
+        b.clear();
         let mut flows = SmallVec::new();
         for (p, part) in op.parts.iter().enumerate() {
             let file = &self.files[thread.files[part.files]];
@@ -137,14 +187,14 @@ impl World {
             for (node, bytes) in &file.bytes {
                 let read = if there > 0.0 { part.read * bytes / there } else { 0.0 };
                 if read > 0.0 {
-                    self.read(&mut b, at, *node, read * media, job.fs);
+                    self.read(b, at, *node, read * media, job.fs);
                     flows.push(Flow { part: p, node: *node, read, write: 0.0, own: 0.0 });
                 }
             }
             if part.write > 0.0 {
                 let own = (part.write - part.own) / part.write;
                 for (node, write) in self.lands(t, part.files, part.write) {
-                    self.write(&mut b, at, node, write);
+                    self.write(b, at, node, write);
                     flows.push(Flow { part: p, node, read: 0.0, write, own: write * own });
                 }
             }
@@ -246,12 +296,12 @@ impl World {
     }
 
     /// The copier of one move: it runs where the data goes.
-    fn copier(&self, copy: &super::Copy, visits: &mut Vec<Visit>) -> Class {
+    fn copier(&self, copy: &super::Copy, b: &mut Builder, visits: &mut Vec<Visit>) -> Class {
         let at = self.seat(copy.to);
         let (from, to) = (&self.machine.nodes()[copy.from].memory, &self.machine.nodes()[copy.to].memory);
-        let mut b = Builder { on_s: 0.0, media_s: 0.0, visits: SmallVec::new() };
-        self.read(&mut b, at, copy.from, CHUNK, FileSystem::PageCache);
-        self.write(&mut b, at, copy.to, CHUNK);
+        b.clear();
+        self.read(b, at, copy.from, CHUNK, FileSystem::PageCache);
+        self.write(b, at, copy.to, CHUNK);
         let alone = match copy.what {
             Copied::File(_) => from.copy_s.max(to.copy_s),
             Copied::Process(_) => cal::DRAM_COPY_S,

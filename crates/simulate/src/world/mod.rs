@@ -72,6 +72,31 @@ pub(crate) struct Thread {
     /// Index of the first of its files; the part's file set counts from there.
     pub files: SmallVec<[usize; 1]>,
     pub window: Tally,
+    /// Operations that are in `window` but for their flows, which are those of the network that is still valid.
+    pub pending: f64,
+}
+
+impl File {
+    /// How much of it is elsewhere than when the network was last built, as a fraction of it.
+    fn drift(&self) -> f64 {
+        let (now, then) = (total(&self.bytes), total(&self.built));
+        if !self.touched || now <= 0.0 {
+            return 0.0;
+        }
+        if then <= 0.0 {
+            return 1.0;
+        }
+        apart(&self.bytes, &self.built).max((now - then).abs() / now)
+    }
+}
+
+/// What fraction of two sets of bytes is on other nodes; both have some.
+fn apart(a: &Shares, b: &Shares) -> f64 {
+    let (all_a, all_b) = (total(a), total(b));
+    let of = |shares: &Shares, node: usize| shares.iter().find(|s| s.0 == node).map_or(0.0, |s| s.1);
+    // Both add up to one: what is more here is less there.
+    let more = |s: &(usize, f64)| (s.1 / all_a - of(b, s.0) / all_b).max(0.0);
+    a.iter().map(more).sum()
 }
 
 impl Thread {
@@ -99,8 +124,10 @@ pub(crate) struct File {
     pub set: usize,
     pub size: f64,
     pub bytes: Shares,
-    /// Change of its shares since the network was last built.
-    pub drift: f64,
+    /// Where its bytes were when the network was last built.
+    pub built: Shares,
+    /// Whether bytes were written or moved since.
+    pub touched: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -233,6 +260,7 @@ impl World {
                     debt_s: 0.0,
                     files,
                     window: Tally::default(),
+                    pending: 0.0,
                 });
             }
         }
@@ -263,7 +291,8 @@ impl World {
             set,
             size: files.size,
             bytes: Shares::new(),
-            drift: 0.0,
+            built: Shares::new(),
+            touched: false,
         });
         inode
     }

@@ -10,6 +10,7 @@ use super::{Shares, Tally, World};
 impl World {
     /// The window since the last call, and a new window.
     pub fn observe(&mut self) -> Snapshot {
+        self.book();
         let window_s = self.now - self.window_began;
         let nodes = self.nodes();
         let mut snapshot = Snapshot {
