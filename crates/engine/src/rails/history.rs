@@ -46,6 +46,8 @@ impl History {
     /// Whether the thread may be moved now.
     pub fn check(&self, now: f64, settings: &Settings) -> Result<(), HeldBack> {
         let since = now - self.last_move;
+        // In a dry run a move counts as made, so that the rails show what they would do.
+        let was = if settings.dry_run { "would have been" } else { "was" };
         if now < self.alone_until {
             let Settings { oscillation: o, .. } = settings;
             let why = format!(
@@ -57,11 +59,11 @@ impl History {
             return Err(HeldBack::new(Rail::LeftAlone, why));
         }
         if since < settings.dwell_s {
-            let why = format!("was moved {since:.1} s ago, stays at least {} s", settings.dwell_s);
+            let why = format!("{was} moved {since:.1} s ago, stays at least {} s", settings.dwell_s);
             return Err(HeldBack::new(Rail::Dwell, why));
         }
         if self.reversed && since < settings.cooldown_s {
-            let why = format!("was moved back {since:.1} s ago, stays at least {} s", settings.cooldown_s);
+            let why = format!("{was} moved back {since:.1} s ago, stays at least {} s", settings.cooldown_s);
             return Err(HeldBack::new(Rail::Cooldown, why));
         }
         if now < self.retry_at {

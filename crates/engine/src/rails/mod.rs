@@ -230,6 +230,17 @@ mod tests {
     }
 
     #[test]
+    fn a_dry_run_does_not_say_that_something_was_moved() {
+        for (dry_run, words) in [(false, "was moved 1.0 s ago"), (true, "would have been moved 1.0 s ago")] {
+            let mut rails = rails(|s| s.dry_run = dry_run);
+            assert_eq!(go(&mut rails, 0.0, 1, A, B), Ok(()));
+            rails.begin(1.0);
+            let why = rails.check((1, 0), B, A).unwrap_err().why;
+            assert!(why.starts_with(words), "{why}");
+        }
+    }
+
+    #[test]
     fn going_round_in_a_ring_is_going_back_too() {
         let mut rails = rails(|s| s.cooldown_s = 0.0);
         let ring = [NodeId(0), NodeId(1), NodeId(2)];
