@@ -18,6 +18,8 @@ pub(crate) struct Network {
     pub flows: Vec<SmallVec<[Flow; 2]>>,
     /// First class of the copies, in their order.
     pub copies: usize,
+    /// Threads that have not started, or stand still.
+    pub idle: Vec<u32>,
 }
 
 /// Bytes per operation between a thread and a node.
@@ -81,6 +83,7 @@ impl World {
         let mut system = std::mem::take(&mut self.system);
         network.threads.iter_mut().for_each(Vec::clear);
         network.flows.clear();
+        network.idle.clear();
         system.classes.clear();
         system.visits.clear();
         system.cpus.clear();
@@ -96,6 +99,9 @@ impl World {
         for t in 0..self.threads.len() {
             let thread = &self.threads[t];
             if !thread.runs(self.now) {
+                if thread.ended_s.is_none() {
+                    network.idle.push(t as u32);
+                }
                 continue;
             }
             let slot = &mut group[(roles[thread.job] + thread.role) * n + thread.node];

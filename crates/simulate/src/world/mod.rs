@@ -4,7 +4,7 @@
 //!
 //! **Approach.** The state here is advanced in steps: [`demand`] turns it into a network of classes, [`solve`](crate::solve)
 //! finds the rates, [`advance`] lets them act on threads and files until the next step or event. The network is
-//! solved again only when something has changed by more than a thousandth. [`kernel`] is what Linux does without
+//! solved again only when something has changed, or data has moved by more than a few thousandths of a file. [`kernel`] is what Linux does without
 //! being asked, [`observe`] what homenode sees, [`moves`] what it can do.
 //!
 //! **Limits.** Nothing happens within a step: a file of which 1 % is rewritten in 100 ms is rewritten at the end of them.
@@ -339,6 +339,9 @@ impl World {
                 .then(a.cmp(b))
         });
         for n in order {
+            if bytes <= 0.0 {
+                break;
+            }
             let fits = bytes.min(self.free(n).max(0.0));
             if fits > 0.0 {
                 add(&mut self.files[file].bytes, n, fits);
