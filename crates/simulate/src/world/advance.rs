@@ -1,6 +1,6 @@
 //! Time passes.
 
-use super::{Copied, World, add, total};
+use super::{Copied, FlowSums, World, add, total};
 
 /// Longest step in seconds.
 const STEP_S: f64 = 0.1;
@@ -118,27 +118,38 @@ impl World {
         self.changed |= self.files.iter().any(|f| f.drift() > DRIFT);
     }
 
-    /// Books the operations since the network was built as the flows that they were.
+    /// Books the operations since the network was built as the flows that they were: for a class whose threads did as much as each
+    /// other, once for all of them.
     pub(super) fn book(&mut self) {
-        for (threads, flows) in self.network.threads.iter().zip(&self.network.flows) {
+        let network = &mut self.network;
+        network.sums.resize_with(network.threads.len(), FlowSums::new);
+        for ((threads, flows), sums) in network.threads.iter().zip(&network.flows).zip(&mut network.sums) {
+            let Some(first) = threads.first() else { continue };
+            let ops = self.threads[*first as usize].pending;
+            if threads.iter().all(|t| self.threads[*t as usize].pending == ops) {
+                threads.iter().for_each(|t| self.threads[*t as usize].pending = 0.0);
+                sum_up(sums, flows.iter().map(|f| (f.part, f.node, f.read * ops, f.own * ops)));
+                continue;
+            }
             for t in threads {
                 let thread = &mut self.threads[*t as usize];
                 let ops = std::mem::take(&mut thread.pending);
-                if ops <= 0.0 {
-                    continue;
-                }
-                let sums = &mut thread.window.flows;
-                for (i, flow) in flows.iter().enumerate() {
-                    let same = |f: &(usize, usize, f64, f64)| (f.0, f.1) == (flow.part, flow.node);
-                    let (read, own) = (flow.read * ops, flow.own * ops);
-                    // Mostly in the order of the last time.
-                    let at = if sums.get(i).is_some_and(same) { Some(i) } else { sums.iter().position(same) };
-                    match at.and_then(|at| sums.get_mut(at)) {
-                        Some(sum) => (sum.2, sum.3) = (sum.2 + read, sum.3 + own),
-                        None => sums.push((flow.part, flow.node, read, own)),
-                    }
+                sum_up(&mut thread.window.flows, flows.iter().map(|f| (f.part, f.node, f.read * ops, f.own * ops)));
+            }
+        }
+    }
+
+    /// Gives every thread of these classes what was booked for all of its class.
+    pub(super) fn hand_out(&mut self, classes: &[Vec<u32>], sums: &mut [FlowSums]) {
+        for (threads, sums) in classes.iter().zip(sums) {
+            for t in threads {
+                let flows = &mut self.threads[*t as usize].window.flows;
+                match flows.is_empty() {
+                    true => flows.clone_from(sums),
+                    false => sum_up(flows, sums.iter().copied()),
                 }
             }
+            sums.clear();
         }
     }
 
@@ -189,6 +200,19 @@ impl World {
             thread.ended_s.is_none() && thread.from_s > before && thread.from_s <= now
         };
         self.changed |= self.network.idle.iter().any(starts);
+    }
+}
+
+/// Adds flows to sums by part and node.
+fn sum_up(sums: &mut FlowSums, flows: impl Iterator<Item = (usize, usize, f64, f64)>) {
+    for (i, (part, node, read, own)) in flows.enumerate().filter(|(_, f)| f.2 > 0.0 || f.3 > 0.0) {
+        let same = |f: &(usize, usize, f64, f64)| (f.0, f.1) == (part, node);
+        // Mostly in the order of the last time.
+        let at = if sums.get(i).is_some_and(same) { Some(i) } else { sums.iter().position(same) };
+        match at.and_then(|at| sums.get_mut(at)) {
+            Some(sum) => (sum.2, sum.3) = (sum.2 + read, sum.3 + own),
+            None => sums.push((part, node, read, own)),
+        }
     }
 }
 
