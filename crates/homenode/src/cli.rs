@@ -404,7 +404,7 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "K")]
     pub random: Option<u32>,
     /// Print the random scenario as a scenario file instead of running it
-    #[arg(long, requires = "random", conflicts_with = "policy")]
+    #[arg(long, requires = "random", conflicts_with_all = ["policy", "scenario", "snapshot", "regret"])]
     pub print: bool,
 }
 

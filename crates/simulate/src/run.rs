@@ -154,6 +154,16 @@ impl Scenario {
         self.launches.iter().map(|l| l.job.threads() as usize).sum()
     }
 
+    /// Seconds it lasts, unless everything ends before.
+    pub fn duration_s(&self) -> f64 {
+        self.duration_s
+    }
+
+    /// Of these, the seconds at the beginning that do not count.
+    pub fn warmup_s(&self) -> f64 {
+        self.warmup_s
+    }
+
     /// How many windows it lasts, unless everything ends before.
     pub fn windows(&self) -> usize {
         (self.duration_s / self.engine.window_s).ceil().max(1.0) as usize

@@ -104,6 +104,8 @@ pub struct Solver {
     queued: Vec<f64>,
     locked: Vec<f64>,
     next: Vec<f64>,
+    /// Seconds at every station of the class at hand.
+    residence: Vec<f64>,
     slope: Vec<f64>,
     wanted: Vec<f64>,
     /// Last step of every backlog, and how much of a Newton step is trusted: less where steps change direction.
@@ -115,7 +117,7 @@ pub struct Solver {
 }
 
 /// Relative change of a rate below which the network counts as solved.
-const TOLERANCE: f64 = 1e-7;
+const TOLERANCE: f64 = 1e-6;
 const MAX_PASSES: usize = 400;
 /// Newton steps are at most this many times a plain one.
 const MAX_LEAP: f64 = 20.0;
@@ -173,8 +175,11 @@ impl Solver {
             let visits = &system.visits[class.visits.clone()];
             let queued = &mut self.queued[class.visits.clone()];
             let mut waits = 0.0;
+            self.residence.clear();
             for (visit, queued) in visits.iter().zip(queued.iter()) {
-                waits += visit.work * ahead(self.backlog[visit.station as usize], visit.service * queued);
+                let wait = visit.work * ahead(self.backlog[visit.station as usize], visit.service * queued);
+                waits += wait;
+                self.residence.push(visit.work * visit.service + wait);
             }
             let on = (class.on_s + waits) * slicing;
             let (hold, lock_wait) = class.serial.map_or((0.0, 0.0), |serial| {
@@ -184,10 +189,8 @@ impl Solver {
             });
             let cycle = on * stretch + lock_wait + class.off_s;
             let ops = 1.0 / cycle;
-            for (visit, queued) in visits.iter().zip(queued) {
+            for ((visit, queued), residence) in visits.iter().zip(queued).zip(&self.residence) {
                 let station = visit.station as usize;
-                let ahead = ahead(self.backlog[station], visit.service * *queued);
-                let residence = visit.work * (visit.service + ahead);
                 *queued = residence * ops;
                 let k = class.count * visit.service;
                 self.next[station] += k * *queued;

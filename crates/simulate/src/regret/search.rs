@@ -7,6 +7,8 @@
 //! process memory in the same places) can change places, so that only their number on each node counts: `k` of them on `n`
 //! nodes are `C(k + n − 1, n − 1)` placements.
 //!
+//! Programs that end are left out: what is lost before a first window has been seen is no placement's fault.
+//!
 //! **Limits.** Data and processes stay where they start, and nothing moves later: a policy that moves data, too, may beat this
 //! optimum. More than [`MOST_PLACEMENTS`] placements are not tried. Threads with an affinity of their own keep it.
 
@@ -24,7 +26,7 @@ pub struct Optimum {
     pub placements: usize,
 }
 
-/// Finds the best fixed placement; none where there are more than [`MOST_PLACEMENTS`].
+/// Finds the best fixed placement; none where there are more than [`MOST_PLACEMENTS`], or where programs end.
 ///
 /// # Errors
 ///
@@ -35,6 +37,9 @@ pub fn search(scenario: &Scenario, seed: u64) -> Result<Option<Optimum>, RunErro
     let groups = world.alike();
     let placements = groups.iter().try_fold(1usize, |all, g| all.checked_mul(ways(g.len(), seats.len())?));
     let Some(placements) = placements.filter(|n| *n <= MOST_PLACEMENTS) else { return Ok(None) };
+    if ends(scenario, seed)? {
+        return Ok(None);
+    }
     let choices: Vec<Vec<Vec<usize>>> = groups.iter().map(|g| spreads(g.len(), seats.len())).collect();
     let mut best = 0.0f64;
     for mut number in 0..placements {
@@ -48,6 +53,12 @@ pub fn search(scenario: &Scenario, seed: u64) -> Result<Option<Optimum>, RunErro
         best = best.max(with(scenario, seed, &fixed)?);
     }
     Ok(Some(Optimum { bytes_per_s: best, placements }))
+}
+
+/// Whether a program ends before the scenario does.
+fn ends(scenario: &Scenario, seed: u64) -> Result<bool, RunError> {
+    let outcome = drive(scenario, start(scenario, seed), None, seed, &mut |_| {})?;
+    Ok(outcome.workloads.iter().any(|w| w.runtime_s.is_some()))
 }
 
 /// File bytes per second with these threads fixed on these nodes, by index.

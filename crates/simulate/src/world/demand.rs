@@ -4,7 +4,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Copied, World, total};
+use super::{Copied, FlowSums, World, total};
 use crate::calibration as cal;
 use crate::filesystem::{FileSystem, Layout};
 use crate::solve::{Class, Serial, Visit};
@@ -18,6 +18,10 @@ pub(crate) struct Network {
     pub flows: Vec<SmallVec<[Flow; 2]>>,
     /// First class of the copies, in their order.
     pub copies: usize,
+    /// What was booked for each thread of a class since its window began, or the classes changed.
+    pub sums: Vec<FlowSums>,
+    /// Threads that have not started, or stand still.
+    pub idle: Vec<u32>,
 }
 
 /// Bytes per operation between a thread and a node.
@@ -79,8 +83,10 @@ impl World {
         let n = self.machine.nodes().len();
         let mut network = std::mem::take(&mut self.network);
         let mut system = std::mem::take(&mut self.system);
+        let before = std::mem::replace(&mut network.threads, std::mem::take(&mut self.spare));
         network.threads.iter_mut().for_each(Vec::clear);
         network.flows.clear();
+        network.idle.clear();
         system.classes.clear();
         system.visits.clear();
         system.cpus.clear();
@@ -96,6 +102,9 @@ impl World {
         for t in 0..self.threads.len() {
             let thread = &self.threads[t];
             if !thread.runs(self.now) {
+                if thread.ended_s.is_none() {
+                    network.idle.push(t as u32);
+                }
                 continue;
             }
             let slot = &mut group[(roles[thread.job] + thread.role) * n + thread.node];
@@ -119,6 +128,10 @@ impl World {
         }
         network.copies = system.classes.len();
         network.threads.truncate(network.copies);
+        if before != network.threads {
+            self.hand_out(&before, &mut network.sums);
+        }
+        self.spare = before;
         for copy in &self.copies {
             let class = self.copier(copy, &mut builder, &mut system.visits);
             system.classes.push(class);

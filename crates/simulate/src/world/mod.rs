@@ -4,7 +4,7 @@
 //!
 //! **Approach.** The state here is advanced in steps: [`demand`] turns it into a network of classes, [`solve`](crate::solve)
 //! finds the rates, [`advance`] lets them act on threads and files until the next step or event. The network is
-//! solved again only when something has changed by more than a thousandth. [`kernel`] is what Linux does without
+//! solved again only when something has changed, or data has moved by more than a few thousandths of a file. [`kernel`] is what Linux does without
 //! being asked, [`observe`] what homenode sees, [`moves`] what it can do.
 //!
 //! **Limits.** Nothing happens within a step: a file of which 1 % is rewritten in 100 ms is rewritten at the end of them.
@@ -105,6 +105,9 @@ impl Thread {
     }
 }
 
+/// Part of the operation, node, bytes read, bytes written.
+pub(crate) type FlowSums = SmallVec<[(usize, usize, f64, f64); 2]>;
+
 /// What a thread did since the window began.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
@@ -113,7 +116,7 @@ pub(crate) struct Tally {
     pub wait_s: f64,
     pub remote_read: f64,
     /// Part of the operation, node, bytes read, bytes written (without the file system's own).
-    pub flows: SmallVec<[(usize, usize, f64, f64); 2]>,
+    pub flows: FlowSums,
 }
 
 #[derive(Clone, Debug)]
@@ -180,6 +183,8 @@ pub(crate) struct World {
     /// Whether AutoNUMA lets the memory of processes follow their threads.
     pub autonuma: bool,
     network: demand::Network,
+    /// Lists of classes that are not in use.
+    spare: Vec<Vec<u32>>,
     system: System,
     solver: Solver,
     changed: bool,
@@ -203,6 +208,7 @@ impl World {
             node_cpu_s: vec![0.0; n],
             autonuma: false,
             network: demand::Network::default(),
+            spare: Vec::new(),
             system: System::default(),
             solver: Solver::default(),
             changed: true,
@@ -339,6 +345,9 @@ impl World {
                 .then(a.cmp(b))
         });
         for n in order {
+            if bytes <= 0.0 {
+                break;
+            }
             let fits = bytes.min(self.free(n).max(0.0));
             if fits > 0.0 {
                 add(&mut self.files[file].bytes, n, fits);

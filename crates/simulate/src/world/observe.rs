@@ -11,6 +11,10 @@ impl World {
     /// The window since the last call, and a new window.
     pub fn observe(&mut self) -> Snapshot {
         self.book();
+        let classes = std::mem::take(&mut self.network.threads);
+        let mut sums = std::mem::take(&mut self.network.sums);
+        self.hand_out(&classes, &mut sums);
+        (self.network.threads, self.network.sums) = (classes, sums);
         let window_s = self.now - self.window_began;
         let nodes = self.nodes();
         let mut snapshot = Snapshot {

@@ -28,15 +28,15 @@ pub fn text(scenario: &Scenario, recorded: Option<&Recorded>, outcomes: &[Outcom
 fn head(scenario: &Scenario, outcome: &Outcome) -> String {
     let machine = scenario.machine();
     format!(
-        "{}: {}, {}, {} in {}, seed {}\n{} simulated, the last {} count\n",
+        "{}: {}, {}, {} in {}, seed {}\n{} simulated unless all ends before, the last {} count\n",
         crate::output::escape(scenario.name()),
         count(machine.nodes().len(), "node"),
         count(machine.topology().cpus().len(), "CPU"),
         count(scenario.threads(), "thread"),
         count(scenario.jobs(), "program"),
         outcome.seed,
-        seconds(outcome.windows.last().map_or(0.0, |w| w.time_s)),
-        seconds(outcome.measured_s),
+        seconds(scenario.duration_s()),
+        seconds(scenario.duration_s() - scenario.warmup_s()),
     )
 }
 
@@ -89,51 +89,68 @@ fn policies(outcomes: &[Outcome]) -> String {
     table.render()
 }
 
-/// One row per workload, one column per policy.
+/// What each workload read and wrote under each policy.
 fn workloads(outcomes: &[Outcome]) -> String {
-    let Some(first) = outcomes.first() else { return String::new() };
-    let heads = outcomes.iter().map(|o| format!(">{}", o.policy));
-    let mut table = Table::new(&std::iter::once("workload, bytes/s".to_owned()).chain(heads).collect::<Vec<_>>());
-    for (i, workload) in first.workloads.iter().enumerate() {
-        let of = |o: &Outcome| {
-            o.workloads.get(i).map_or(String::new(), |w| {
-                let ended = w.runtime_s.map_or(String::new(), |s| format!(", done at {}", seconds(s)));
-                format!("{}{ended}", rate(w.read_bw + w.write_bw))
-            })
-        };
-        table.row(std::iter::once(workload.name.clone()).chain(outcomes.iter().map(of)));
-    }
-    table.render()
+    let names = outcomes.first().into_iter().flat_map(|o| o.workloads.iter().map(|w| w.name.clone())).collect();
+    let of = |o: &Outcome, i: usize| {
+        o.workloads.get(i).map_or(String::new(), |w| {
+            let ended = w.runtime_s.map_or(String::new(), |s| format!(", done at {}", seconds(s)));
+            format!("{}{ended}", rate(w.read_bw + w.write_bw))
+        })
+    };
+    crossed("workload", names, outcomes, of)
 }
 
-/// One row per node: what was read from and written to its memory, and how busy its CPUs were, on average where it counts.
+/// What was read from and written to each node's memory, and how busy its CPUs were, on average where it counts.
 fn nodes(outcomes: &[Outcome]) -> String {
-    let Some(first) = outcomes.first().and_then(|o| o.windows.last()) else { return String::new() };
-    let heads = outcomes.iter().map(|o| format!(">{}", o.policy));
-    let mut table =
-        Table::new(&std::iter::once("node, read + written, CPU".to_owned()).chain(heads).collect::<Vec<_>>());
-    for (i, node) in first.nodes.iter().enumerate() {
-        let of = |o: &Outcome| {
-            let (mut bytes, mut cpu, mut seconds) = (0.0, None, 0.0);
-            let end = o.windows.last().map_or(0.0, |w| w.time_s);
-            let mut began = 0.0;
-            for window in &o.windows {
-                let length = window.time_s - began;
-                began = window.time_s;
-                // A window belongs to what counts if it began there.
-                if let (true, Some(n)) = (window.time_s - length >= end - o.measured_s - 1e-6, window.nodes.get(i)) {
-                    seconds += length;
-                    bytes += length * (n.read_bw + n.write_bw);
-                    cpu = n.cpu.map(|c| cpu.unwrap_or(0.0) + c * length).or(cpu);
-                }
-            }
-            match (seconds > 0.0, cpu) {
-                (false, _) => "-".to_owned(),
-                (true, Some(cpu)) => format!("{}, {}", rate(bytes / seconds), percent(cpu / seconds)),
-                (true, None) => format!("{}, no CPUs", rate(bytes / seconds)),
-            }
-        };
-        table.row(std::iter::once(node.node.to_string()).chain(outcomes.iter().map(of)));
+    let windows = outcomes.first().and_then(|o| o.windows.last());
+    let names = windows.into_iter().flat_map(|w| w.nodes.iter().map(|n| format!("node {}", n.node))).collect();
+    crossed("memory, CPU", names, outcomes, node)
+}
+
+fn node(o: &Outcome, i: usize) -> String {
+    let (mut bytes, mut cpu, mut seconds) = (0.0, None, 0.0);
+    let first = o.windows.last().map_or(0.0, |w| w.time_s) - o.measured_s;
+    let mut began = 0.0;
+    for window in &o.windows {
+        let length = window.time_s - began;
+        // A window counts if it began where counting did, or later.
+        if let (true, Some(n)) = (began >= first - 1e-6, window.nodes.get(i)) {
+            seconds += length;
+            bytes += length * (n.read_bw + n.write_bw);
+            cpu = n.cpu.map(|c| cpu.unwrap_or(0.0) + c * length).or(cpu);
+        }
+        began = window.time_s;
+    }
+    match (seconds > 0.0, cpu) {
+        (false, _) => "-".to_owned(),
+        (true, Some(cpu)) => format!("{}, {}", rate(bytes / seconds), percent(cpu / seconds)),
+        (true, None) => format!("{}, no CPUs", rate(bytes / seconds)),
+    }
+}
+
+/// Things and policies crossed; whichever are more become rows.
+fn crossed(
+    corner: &str,
+    things: Vec<String>,
+    outcomes: &[Outcome],
+    cell: impl Fn(&Outcome, usize) -> String,
+) -> String {
+    let (rows, columns) = (things.len(), outcomes.len());
+    let policies = || outcomes.iter().map(|o| o.policy.clone());
+    let heads = |names: &mut dyn Iterator<Item = String>| -> Vec<String> {
+        std::iter::once(corner.to_owned()).chain(names.map(|name| format!(">{name}"))).collect()
+    };
+    if rows >= columns {
+        let mut table = Table::new(&heads(&mut policies()));
+        for (i, thing) in things.into_iter().enumerate() {
+            table.row(std::iter::once(thing).chain(outcomes.iter().map(|o| cell(o, i))));
+        }
+        return table.render();
+    }
+    let mut table = Table::new(&heads(&mut things.into_iter()));
+    for (outcome, policy) in outcomes.iter().zip(policies()) {
+        table.row(std::iter::once(policy).chain((0..rows).map(|i| cell(outcome, i))));
     }
     table.render()
 }
