@@ -38,8 +38,21 @@ fn machine(name: &str) -> String {
     format!("{}/../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 12] =
-    ["nodes", "where", "top", "run", "plan", "record", "replay", "explain", "restore", "doctor", "completions", "man"];
+const SUB_COMMANDS: [&str; 13] = [
+    "nodes",
+    "where",
+    "top",
+    "run",
+    "plan",
+    "record",
+    "replay",
+    "explain",
+    "restore",
+    "doctor",
+    "reproduce",
+    "completions",
+    "man",
+];
 
 #[test]
 fn every_sub_command_explains_itself_with_examples() {

@@ -20,6 +20,8 @@ mod nthread_apps;
 mod nthread_fio;
 mod plot;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;

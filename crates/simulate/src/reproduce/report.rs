@@ -94,31 +94,44 @@ fn count_missed(n: usize) -> Markup {
     html! { @if n > 0 { span.bad { (n) } } @else { "0" } }
 }
 
+/// Misses of one figure that have the same cause.
+struct Missed<'a> {
+    figure: &'a Figure,
+    cause: Option<&'static str>,
+    /// What was missed, and by how much.
+    what: Vec<(String, String)>,
+}
+
+fn missed(figures: &[Figure]) -> Vec<Missed<'_>> {
+    let mut all: Vec<Missed<'_>> = Vec::new();
+    for figure in figures {
+        let points = figure.points.iter().filter(|p| p.missed()).map(|p| {
+            let [paper, here] = [p.paper_value, Some(p.homenode_value)].map(|v| amount(v, p.unit));
+            let what = format!("{}, {}", p.series, p.point);
+            (figure.cause(&p.series, &p.point), (what, format!("paper {paper}, here {here}")))
+        });
+        let checks = figure.checks.iter().filter(|c| !c.holds);
+        let checks = checks.map(|c| (figure.cause_of(c), (c.statement.clone(), c.seen.clone())));
+        for (cause, what) in points.chain(checks) {
+            match all.iter_mut().find(|m| std::ptr::eq(m.figure, figure) && m.cause == cause && cause.is_some()) {
+                Some(missed) => missed.what.push(what),
+                None => all.push(Missed { figure, cause, what: vec![what] }),
+            }
+        }
+    }
+    all
+}
+
 fn misses(figures: &[Figure]) -> Markup {
-    let missed: Vec<(&Figure, String, String, Option<&str>)> = figures
-        .iter()
-        .flat_map(|f| {
-            let points = f.points.iter().filter(|p| p.missed()).map(move |p| {
-                let here =
-                    format!("paper {}, here {}", amount(p.paper_value, p.unit), amount(Some(p.homenode_value), p.unit));
-                (f, format!("{}, {}", p.series, p.point), here, f.cause(&p.series, &p.point))
-            });
-            let checks = f
-                .checks
-                .iter()
-                .filter(|c| !c.holds)
-                .map(move |c| (f, c.statement.clone(), c.seen.clone(), f.cause_of(c)));
-            points.chain(checks).collect::<Vec<_>>()
-        })
-        .collect();
+    let missed = missed(figures);
     html! {
         h2 { "Misses" }
         @if missed.is_empty() { p { "None." } } @else {
             table {
-                thead { tr { th { "figure" } th { "what" } th { "how" } th { "cause" } } }
-                tbody { @for (figure, what, seen, cause) in &missed { tr {
+                thead { tr { th { "figure" } th { "what" } th { "cause" } } }
+                tbody { @for Missed { figure, cause, what } in &missed { tr {
                     td { a href={ "#" (anchor(figure)) } { (figure.paper.name()) " " (figure.id) } }
-                    td { (what) } td { (seen) }
+                    td { @for (what, seen) in what { div { (what) ": " span.soft { (seen) } } } }
                     td.cause { @match cause { Some(cause) => { (cause) } None => { span.bad { (UNKNOWN) } } } }
                 } } }
             }
@@ -245,7 +258,7 @@ pub(super) fn amount(value: Option<f64>, unit: &str) -> String {
     match unit {
         "" => rounded(value),
         "s" if value != 0.0 => scaled(&[(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")]),
-        "s/B" => scaled(&[(1e-9, "ns/B"), (1e-12, "ps/B")]),
+        "s/B" => format!("{} ns/B", rounded(value * 1e9)),
         "B" => scaled(&[(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "B")]),
         "B/s" => scaled(&[(1e9, "GB/s"), (1e6, "MB/s"), (1.0, "B/s")]),
         "x" => format!("{value:.3} ×"),
