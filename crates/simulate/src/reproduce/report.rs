@@ -188,10 +188,17 @@ fn section(figure: &Figure, plot: &[u8]) -> Markup {
                 thead { tr {
                     th { "stated in the paper" } th { "" } th.n { "paper" } th.n { "homenode" } th.n { "difference" } th { "kind" } th { "" }
                 } }
-                tbody { @for point in stated { (line(figure, point)) } }
+                tbody { @for point in stated { (line(point)) } }
             }
         }
-        @if !figure.checks.is_empty() { ul.checks { @for check in &figure.checks { (ordering(figure, check)) } } }
+        @if !figure.checks.is_empty() { ul.checks { @for check in &figure.checks { (ordering(check)) } } }
+        @for Missed { cause, what, .. } in missed(std::slice::from_ref(figure)) {
+            p.cause {
+                span.bad { "Missed: " }
+                (what.into_iter().map(|w| w.0).collect::<Vec<_>>().join("; ")) ". "
+                (cause.unwrap_or(UNKNOWN))
+            }
+        }
         @if !others.is_empty() {
             details {
                 summary { "all " (others.len()) " other numbers of this figure" }
@@ -206,7 +213,7 @@ fn section(figure: &Figure, plot: &[u8]) -> Markup {
     }
 }
 
-fn line(figure: &Figure, point: &Point) -> Markup {
+fn line(point: &Point) -> Markup {
     let difference = match (point.unit, point.paper_value, point.difference()) {
         ("%", Some(paper), _) => format!("{:+.1} points", point.homenode_value - paper),
         (_, _, Some(difference)) => format!("{:+.1} %", 100.0 * difference),
@@ -228,18 +235,14 @@ fn line(figure: &Figure, point: &Point) -> Markup {
                 _ => {}
             } }
         }
-        @if point.missed() {
-            tr { td colspan="7" { div.cause { "Cause: " (figure.cause(&point.series, &point.point).unwrap_or(UNKNOWN)) } } }
-        }
     }
 }
 
-fn ordering(figure: &Figure, check: &Check) -> Markup {
+fn ordering(check: &Check) -> Markup {
     html! {
         li {
             @if check.holds { span.good { "✓ held" } } @else { span.bad { "✗ missed" } }
             " · " (check.statement) ": " span.soft { (check.seen) }
-            @if !check.holds { span.cause { "Cause: " (figure.cause_of(check).unwrap_or(UNKNOWN)) } }
         }
     }
 }
