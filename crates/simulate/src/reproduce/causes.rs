@@ -35,10 +35,12 @@ const REMOTE_WRITES: &str = "Remote writes. The paper states -65.5 % for the per
     out and those of Fig. 5(a) do not.";
 const NO_CONTENTION: &str = "Four threads write as much as one module takes: 1.6 GB/s by Eq. 1, above 80 % of 1.85 GB/s, so NThread \
     sees contention, as its rule says. The paper's saw none; its bandwidth here must have been lower, and no number is given.";
-const FILESERVER: &str = "fileserver. Its writes are all that one module takes; NThread_cpu spreads them over two, which is more than \
+const FILESERVER: &str = "fileserver. Its writes are all that one module takes; the variants that part sharers spread them over two, which is more than \
     the other three could lose. The paper does not say what fileserver alone did.";
 const TWO_APPLICATIONS: &str = "What a second application costs the existing file systems. In the model an application waits for its \
     own file-set lock, directory or journal, with or without another beside it; the paper does not say what changes.";
+const EXT4_READS: &str = "A read of ext4-dax costs what one of NOVA costs here. The paper's is slower for R than NOVA, for a reason \
+    that it does not give.";
 const WRITER: &str = "The paper's gain is smaller for RW than for R. In the model one writer beside ten readers changes little; what \
     holds NThread back is not told.";
 const EMULATED: &str = "Software costs are those measured on Optane, for the emulated NVMM too: with fast memory they are all that \
@@ -56,6 +58,14 @@ const PER_APPLICATION: &str = "The paper decides for each application by itself,
 /// Every known cause.
 pub(super) const CAUSES: &[Cause] = &[
     cause(Paper::NThread, "4", "moved / stayed", "4 KB, 16 KB, worst", REMOTE_WRITES),
+    cause(
+        Paper::NThread,
+        "5a",
+        "ordering",
+        "ext4-dax beats NOVA_n",
+        "ext4-dax writes to one module, NOVA_n to two. Four threads write more than one takes here, 2 GB/s by the slides; in the \
+         paper they do not, or ext4-dax would be behind.",
+    ),
     cause(Paper::NThread, "5a", "ordering", "NThread is similar to NThread_rl for rw40", NO_CONTENTION),
     cause(Paper::NThread, "5a", "ordering", "NThread is similar to NThread_rl for rw20", NO_CONTENTION),
     cause(Paper::NThread, "5b", "NThread / ext4-dax", "average", REMOTE_WRITES),
@@ -79,23 +89,22 @@ pub(super) const CAUSES: &[Cause] = &[
          above the limit of 101 %. With the paper's 90 % it reaches 1.84 GB/s, but then one of four threads leaves its data in \
          Fig. 5(a), which the paper excludes.",
     ),
-    cause(Paper::NThread, "6a", "ordering", "NThread_rl beats NThread_cpu", FILESERVER),
-    cause(Paper::NThread, "6a", "ordering", "NThread beats NThread_cpu", FILESERVER),
+    cause(Paper::NThread, "6a", "ordering", "NThread_rl beats NThread_", FILESERVER),
+    cause(Paper::NThread, "6a", "ordering", "NThread beats NThread_", FILESERVER),
     cause(Paper::NThread, "6b", "NThread_rl / PMFS", "average", TWO_APPLICATIONS),
     cause(Paper::NThread, "6b", "NThread_rl / NOVA", "average", TWO_APPLICATIONS),
     cause(Paper::NThread, "6b", "NThread_rl / NOVA_n", "average", TWO_APPLICATIONS),
-    cause(
-        Paper::NThread,
-        "7a",
-        "NThread / ext4-dax",
-        "R",
-        "A read of ext4-dax costs what one of NOVA costs here. The paper's is slower for R than NOVA, for a reason that it does not give.",
-    ),
+    cause(Paper::NThread, "7a", "NThread / ext4-dax", "R", EXT4_READS),
+    cause(Paper::NThread, "7a", "ordering", "NOVA beats ext4-dax for R", EXT4_READS),
+    cause(Paper::NThread, "7a", "ordering", "NOVA beats PMFS for RW", WRITER),
+    cause(Paper::NThread, "7a", "ordering", "PMFS beats ext4-dax for RW", WRITER),
     cause(Paper::NThread, "7a", "NThread / PMFS", "RW", WRITER),
     cause(Paper::NThread, "7a", "NThread / NOVA", "RW", WRITER),
     cause(Paper::NThread, "7b", "NThread / ext4-dax", "average", TWO_APPLICATIONS),
     cause(Paper::NThread, "7b", "NThread / PMFS", "average", TWO_APPLICATIONS),
+    cause(Paper::NThread, "7b", "ordering", "NOVA_n beats NOVA on average", TWO_APPLICATIONS),
     cause(Paper::NThread, "7c", "NThread / ext4-dax", "average", EMULATED),
+    cause(Paper::NThread, "7c", "ordering", "ext4-dax beats NOVA on average", EMULATED),
     cause(Paper::NThread, "7c", "NThread / PMFS", "average", EMULATED),
     cause(Paper::NThread, "7c", "NThread / NOVA", "average", EMULATED),
     cause(Paper::Dragonfly, "2", "Webserver (Node0)", "case B", NOT_OVERLOADED),
@@ -137,7 +146,12 @@ pub(super) const CAUSES: &[Cause] = &[
 ];
 
 impl Cause {
-    fn is_of(&self, paper: Paper, figure: &str, series: &str, point: &str) -> bool {
+    #[cfg(test)]
+    pub(super) fn why(&self) -> &'static str {
+        self.why
+    }
+
+    pub(super) fn is_of(&self, paper: Paper, figure: &str, series: &str, point: &str) -> bool {
         self.paper == paper && self.figure == figure && self.series == series && point.starts_with(self.point)
     }
 }

@@ -20,6 +20,8 @@ mod nthread_apps;
 mod nthread_fio;
 mod plot;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -213,6 +215,27 @@ impl Draft {
             false => Kind::Predicted,
         };
         self.figure.points.push(Point { series, point, unit, paper_value, homenode_value: value, kind });
+    }
+
+    /// The order of those whom `who` is compared with, as it follows from the stated ratios: by how much each is beaten. Neighbours
+    /// within 3 % of each other have none.
+    pub fn ranking(&mut self, who: &str, others: &[&str], point: &str) {
+        let ratio = |other: &&str| {
+            let series = format!("{who} / {other}");
+            let of = self.figure.points.iter().find(|p| p.series == series && p.point == point)?;
+            Some((of.paper_value?, of.homenode_value))
+        };
+        let mut ratios: Vec<(&str, f64, f64)> =
+            others.iter().filter_map(|other| ratio(other).map(|(paper, here)| (*other, paper, here))).collect();
+        ratios.sort_by(|a, b| a.1.total_cmp(&b.1));
+        for pair in ratios.windows(2) {
+            let [(better, paper, here), (worse, paper_worse, here_worse)] = [pair[0], pair[1]];
+            if paper_worse > 1.03 * paper {
+                let when = if point == "average" { "on average".to_owned() } else { format!("for {point}") };
+                let seen = format!("{who} beats them by {here:.2} x and {here_worse:.2} x");
+                self.check(format!("{better} beats {worse} {when}"), here < here_worse, seen);
+            }
+        }
     }
 
     pub fn check(&mut self, statement: impl Into<String>, holds: bool, seen: impl Into<String>) {

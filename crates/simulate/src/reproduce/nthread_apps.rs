@@ -75,6 +75,10 @@ pub(super) fn fig2(bench: &Bench<'_>) -> Result<Figure, RunError> {
         let share = bars.at(name, "RW");
         d.check(format!("{name} falls short of its best for RW"), share < 0.95, format!("{share:.2} of the best"));
     }
+    let [ext4, pmfs, nova, nova_n] = NAMES.map(|name| bars.at(name, "RW"));
+    let seen = format!("{ext4:.3}, {pmfs:.3}, {nova:.3}, {nova_n:.3}");
+    d.check("for RW ext4-dax comes nearest to its best", ext4 > pmfs.max(nova).max(nova_n), seen.clone());
+    d.check("for RW NOVA_n stays furthest from its best", nova_n < pmfs.min(nova).min(ext4), seen);
     for (i, (name, share)) in low.iter().enumerate() {
         d.point(format!("{name}, all threads away from the data"), DATABASES[i % 3].0, "x max", *share);
     }
@@ -121,6 +125,7 @@ fn averages(d: &mut Draft, bars: &Bars, who: &str) {
         d.point(format!("{who} / {other}"), "average", "x", ratio);
         d.check(format!("{who} beats {other} on average"), ratio > 1.0, format!("{ratio:.2} x"));
     }
+    d.ranking(who, &NAMES, "average");
 }
 
 /// Bars relative to NOVA: the benchmarks count operations of very different size.
@@ -192,12 +197,15 @@ fn rocksdb_figure(mut d: Draft, bars: Bars, single: bool) -> Figure {
             d.point(format!("NThread / {other}"), group, "x", ratio);
             d.check(format!("NThread beats {other} for {group}"), ratio > 1.0, format!("{ratio:.2} x"));
         }
+        d.ranking("NThread", &NAMES, group);
     }
     if single {
-        for other in &NAMES[..3] {
-            let (n, o) = (bars.at("NOVA_n", "R"), bars.at(other, "R"));
-            d.check(format!("NOVA_n beats {other} for R"), n > o, format!("{n:.0} and {o:.0} kops/s"));
-        }
+        let alike = similar(bars.at("PMFS", "R"), bars.at("NOVA", "R"));
+        d.check(
+            "PMFS and NOVA are similar for R",
+            alike,
+            format!("{:.0} and {:.0} kops/s", bars.at("PMFS", "R"), bars.at("NOVA", "R")),
+        );
     }
     bars.all(&mut d, "kops/s");
     d.plot(bars.plot("kops/s"))

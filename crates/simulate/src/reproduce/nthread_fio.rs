@@ -55,6 +55,7 @@ pub(super) fn fig5a(bench: &Bench<'_>) -> Result<Figure, RunError> {
         let ratio = bars.ratio("NThread_rl", other);
         d.check(format!("NThread_rl beats {other} on average"), ratio > 1.0, format!("{ratio:.2} x"));
     }
+    d.ranking("NThread_rl", &["ext4-dax", "PMFS", "NOVA", "NOVA_n"], "average");
     let cpu = bars.ratio("NThread_cpu", "NThread_rl");
     d.check("NThread_cpu performs similar to NThread_rl", similar(cpu, 1.0), format!("{cpu:.2} x"));
     let better = gain("NThread_rl", &["rw80", "rw60"]);
@@ -84,6 +85,7 @@ pub(super) fn fig5b(bench: &Bench<'_>) -> Result<Figure, RunError> {
         let ratio = bars.ratio("NThread", other);
         d.check(format!("NThread beats {other} on average"), ratio > 1.0, format!("{ratio:.2} x"));
     }
+    d.ranking("NThread", &["ext4-dax", "PMFS", "NOVA", "NOVA_n"], "average");
     let cpu = bars.ratio("NThread", "NThread_cpu");
     d.check("NThread_cpu performs similar to NThread", similar(cpu, 1.0), format!("NThread / NThread_cpu {cpu:.2} x"));
     for group in MIXED {

@@ -94,31 +94,44 @@ fn count_missed(n: usize) -> Markup {
     html! { @if n > 0 { span.bad { (n) } } @else { "0" } }
 }
 
+/// Misses of one figure that have the same cause.
+struct Missed<'a> {
+    figure: &'a Figure,
+    cause: Option<&'static str>,
+    /// What was missed, and by how much.
+    what: Vec<(String, String)>,
+}
+
+fn missed(figures: &[Figure]) -> Vec<Missed<'_>> {
+    let mut all: Vec<Missed<'_>> = Vec::new();
+    for figure in figures {
+        let points = figure.points.iter().filter(|p| p.missed()).map(|p| {
+            let [paper, here] = [p.paper_value, Some(p.homenode_value)].map(|v| amount(v, p.unit));
+            let what = format!("{}, {}", p.series, p.point);
+            (figure.cause(&p.series, &p.point), (what, format!("paper {paper}, here {here}")))
+        });
+        let checks = figure.checks.iter().filter(|c| !c.holds);
+        let checks = checks.map(|c| (figure.cause_of(c), (c.statement.clone(), c.seen.clone())));
+        for (cause, what) in points.chain(checks) {
+            match all.iter_mut().find(|m| std::ptr::eq(m.figure, figure) && m.cause == cause && cause.is_some()) {
+                Some(missed) => missed.what.push(what),
+                None => all.push(Missed { figure, cause, what: vec![what] }),
+            }
+        }
+    }
+    all
+}
+
 fn misses(figures: &[Figure]) -> Markup {
-    let missed: Vec<(&Figure, String, String, Option<&str>)> = figures
-        .iter()
-        .flat_map(|f| {
-            let points = f.points.iter().filter(|p| p.missed()).map(move |p| {
-                let here =
-                    format!("paper {}, here {}", amount(p.paper_value, p.unit), amount(Some(p.homenode_value), p.unit));
-                (f, format!("{}, {}", p.series, p.point), here, f.cause(&p.series, &p.point))
-            });
-            let checks = f
-                .checks
-                .iter()
-                .filter(|c| !c.holds)
-                .map(move |c| (f, c.statement.clone(), c.seen.clone(), f.cause_of(c)));
-            points.chain(checks).collect::<Vec<_>>()
-        })
-        .collect();
+    let missed = missed(figures);
     html! {
         h2 { "Misses" }
         @if missed.is_empty() { p { "None." } } @else {
             table {
-                thead { tr { th { "figure" } th { "what" } th { "how" } th { "cause" } } }
-                tbody { @for (figure, what, seen, cause) in &missed { tr {
+                thead { tr { th { "figure" } th { "what" } th { "cause" } } }
+                tbody { @for Missed { figure, cause, what } in &missed { tr {
                     td { a href={ "#" (anchor(figure)) } { (figure.paper.name()) " " (figure.id) } }
-                    td { (what) } td { (seen) }
+                    td { @for (what, seen) in what { div { (what) ": " span.soft { (seen) } } } }
                     td.cause { @match cause { Some(cause) => { (cause) } None => { span.bad { (UNKNOWN) } } } }
                 } } }
             }
@@ -175,10 +188,17 @@ fn section(figure: &Figure, plot: &[u8]) -> Markup {
                 thead { tr {
                     th { "stated in the paper" } th { "" } th.n { "paper" } th.n { "homenode" } th.n { "difference" } th { "kind" } th { "" }
                 } }
-                tbody { @for point in stated { (line(figure, point)) } }
+                tbody { @for point in stated { (line(point)) } }
             }
         }
-        @if !figure.checks.is_empty() { ul.checks { @for check in &figure.checks { (ordering(figure, check)) } } }
+        @if !figure.checks.is_empty() { ul.checks { @for check in &figure.checks { (ordering(check)) } } }
+        @for Missed { cause, what, .. } in missed(std::slice::from_ref(figure)) {
+            p.cause {
+                span.bad { "Missed: " }
+                (what.into_iter().map(|w| w.0).collect::<Vec<_>>().join("; ")) ". "
+                (cause.unwrap_or(UNKNOWN))
+            }
+        }
         @if !others.is_empty() {
             details {
                 summary { "all " (others.len()) " other numbers of this figure" }
@@ -193,7 +213,7 @@ fn section(figure: &Figure, plot: &[u8]) -> Markup {
     }
 }
 
-fn line(figure: &Figure, point: &Point) -> Markup {
+fn line(point: &Point) -> Markup {
     let difference = match (point.unit, point.paper_value, point.difference()) {
         ("%", Some(paper), _) => format!("{:+.1} points", point.homenode_value - paper),
         (_, _, Some(difference)) => format!("{:+.1} %", 100.0 * difference),
@@ -215,18 +235,14 @@ fn line(figure: &Figure, point: &Point) -> Markup {
                 _ => {}
             } }
         }
-        @if point.missed() {
-            tr { td colspan="7" { div.cause { "Cause: " (figure.cause(&point.series, &point.point).unwrap_or(UNKNOWN)) } } }
-        }
     }
 }
 
-fn ordering(figure: &Figure, check: &Check) -> Markup {
+fn ordering(check: &Check) -> Markup {
     html! {
         li {
             @if check.holds { span.good { "✓ held" } } @else { span.bad { "✗ missed" } }
             " · " (check.statement) ": " span.soft { (check.seen) }
-            @if !check.holds { span.cause { "Cause: " (figure.cause_of(check).unwrap_or(UNKNOWN)) } }
         }
     }
 }
@@ -245,7 +261,7 @@ pub(super) fn amount(value: Option<f64>, unit: &str) -> String {
     match unit {
         "" => rounded(value),
         "s" if value != 0.0 => scaled(&[(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")]),
-        "s/B" => scaled(&[(1e-9, "ns/B"), (1e-12, "ps/B")]),
+        "s/B" => format!("{} ns/B", rounded(value * 1e9)),
         "B" => scaled(&[(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "B")]),
         "B/s" => scaled(&[(1e9, "GB/s"), (1e6, "MB/s"), (1.0, "B/s")]),
         "x" => format!("{value:.3} ×"),
