@@ -6,7 +6,8 @@
 //!
 //! **Approach.** The paper binds every thread to its node (NThread, V-B). Here threads that are at home are bound where they are
 //! once threads have come to that node for their data, as these then push the others away, sooner or later. Only those that read
-//! a good part of what who came reads: what the policy finds too little to move is left alone.
+//! a good part of what who came reads: what the policy finds too little to move is left alone. A policy that says whom it counts on
+//! where they are ([`Plan::keeps`]) has those bound.
 //!
 //! **Limits.** On a node to which nobody was moved, nobody is bound.
 
@@ -20,7 +21,7 @@ const GOOD_PART: u64 = 4;
 /// Moves from a node to itself: threads to bind where they are because the plan moves others there, or has done so before.
 /// `bound` are the ids of threads whose affinity is ours already.
 pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<Move> {
-    if plan.moves.is_empty() && bound.is_empty() {
+    if plan.moves.is_empty() && plan.keeps.is_empty() && bound.is_empty() {
         return Vec::new();
     }
     let mut named: FxHashSet<u32> = plan.declined.iter().map(|d| d.tid).collect();
@@ -52,7 +53,34 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
     };
     let mut staying: Vec<&Thread> = snapshot.threads.iter().filter(candidate).collect();
     staying.sort_by_key(|t| (std::cmp::Reverse(t.read_bytes.get(t.node)), t.tid));
-    staying.into_iter().map(bind).collect()
+    let mut moves: Vec<Move> = staying.into_iter().map(bind).collect();
+    if !plan.keeps.is_empty() {
+        let binds: FxHashSet<u32> = moves.iter().filter_map(tid).chain(plan.moves.iter().filter_map(tid)).collect();
+        let keeps: FxHashSet<u32> = plan.keeps.iter().copied().collect();
+        let kept = |t: &&Thread| {
+            keeps.contains(&t.tid) && t.held.is_none() && !bound.contains(&t.tid) && !binds.contains(&t.tid)
+        };
+        moves.extend(snapshot.threads.iter().filter(kept).map(keep));
+    }
+    moves
+}
+
+fn tid(mv: &Move) -> Option<u32> {
+    if let Move::Thread { tid, .. } = mv { Some(*tid) } else { None }
+}
+
+/// Binds a thread that the plan counts on.
+fn keep(thread: &Thread) -> Move {
+    let reason = if thread.home() == Some(thread.node) { Reason::ReadLocality } else { Reason::CpuContention };
+    Move::Thread {
+        tid: thread.tid,
+        pid: thread.pid,
+        start_ns: thread.start_ns,
+        from: thread.node,
+        to: thread.node,
+        reason,
+        why: format!("the plan counts on it on node {}: bound before the kernel balances it away", thread.node),
+    }
 }
 
 fn bind(thread: &Thread) -> Move {

@@ -12,6 +12,7 @@ use crate::held::HeldTable;
 use crate::journal::{About, Entry, Event, Journal, unix_s};
 use crate::plane::Key;
 use crate::rails::budget::{self, BudgetWatch};
+use crate::rails::settled::Settled;
 use crate::rails::{self, HeldBack, Rail, Rails};
 use crate::restore::{Restored, recover_held, store, undo_all};
 use crate::state::file::StateFile;
@@ -37,6 +38,7 @@ pub struct Engine<P: Plane> {
     policy: Box<dyn Policy>,
     settings: Settings,
     rails: Rails,
+    settled: Settled,
     audit: Audit,
     budget: BudgetWatch,
     held: HeldTable,
@@ -86,6 +88,7 @@ impl<P: Plane> Engine<P> {
         };
         let mut engine = Self {
             rails: Rails::new(&settings),
+            settled: Settled::new(&settings.settle),
             audit: Audit::default(),
             budget: BudgetWatch::default(),
             held: HeldTable::default(),
@@ -145,6 +148,7 @@ impl<P: Plane> Engine<P> {
         self.forget_ended(&mut notes);
         let plan = self.policy.decide(self.plane.topology(), &snapshot);
         self.rails.begin(self.now);
+        self.settled.window(&snapshot, self.now);
         let bound = self.held.undos().iter().map(|undo| undo.key().0).collect();
         let mut moves = plan.moves.clone();
         moves.extend(at_home::to_bind(&plan, &snapshot, &bound));
@@ -259,9 +263,16 @@ impl<P: Plane> Engine<P> {
             };
             let (key, from, to, about) = subject(mv, thread);
             let fits = if index < planned { rails::fits(self.plane.topology(), thread, mv) } else { Ok(()) };
-            let judged = fits.and_then(|()| self.rails.check(key, from, to));
+            let settled = || match mv {
+                Move::File { .. } => Ok(()),
+                _ => self.settled.check(key, self.policy.period_s()),
+            };
+            let judged = fits.and_then(|()| settled()).and_then(|()| self.rails.check(key, from, to));
             if let Err(HeldBack { rail, why }) = judged {
                 tracing::debug!(tid = about.tid, ?rail, %why, "held back");
+                if matches!(rail, Rail::Rate | Rail::Backoff | Rail::Full) {
+                    self.settled.owe(key);
+                }
                 if rail == Rail::Rate {
                     over_rate += 1;
                 } else if self.waiting.get(&key) != Some(&(rail, to)) {
@@ -308,6 +319,7 @@ impl<P: Plane> Engine<P> {
             let why = format!("not moved, because what undoes it cannot be written down: {error}");
             for r in ready {
                 self.rails.not_tried();
+                self.settled.owe(r.key);
                 verdicts[r.index] = Verdict::Refused { reason: "state_not_written".into(), why: why.clone() };
             }
             tracing::error!("{error}");
@@ -323,6 +335,7 @@ impl<P: Plane> Engine<P> {
                 Ok(()) => {
                     settled.extend(written.then_some(Record::Made { tid, start }));
                     verdicts[r.index] = Verdict::Applied;
+                    self.settled.made(r.key);
                     self.made(r, notes);
                 }
                 Err(error) => {
@@ -375,6 +388,7 @@ impl<P: Plane> Engine<P> {
             }
             PlaneError::Refused { reason, why } => {
                 self.rails.refused(key);
+                self.settled.owe(key);
                 tracing::debug!(tid = about.tid, reason, %why, "refused");
                 let reason = reason.to_owned();
                 self.write(Some(about), Event::Refused { from, to, reason: reason.clone(), why: why.clone() });

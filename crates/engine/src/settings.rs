@@ -10,7 +10,7 @@ use crate::EngineError;
 pub struct Settings {
     /// Length of a window. Default 1. Shorter reacts faster and sees fewer bytes to judge by.
     pub window_s: f64,
-    /// How long a moved thread stays before it may be moved again. Default 10.
+    /// How long a moved thread stays before it may be moved again. Default 3: two windows show what a move did.
     pub dwell_s: f64,
     /// How long a thread stays that was moved back to where it came from. Default 60.
     pub cooldown_s: f64,
@@ -20,6 +20,8 @@ pub struct Settings {
     pub burst: u32,
     /// When a thread that goes back and forth is left alone.
     pub oscillation: Oscillation,
+    /// When a load counts as placed.
+    pub settle: Settle,
     /// What homenode itself may cost.
     pub budget: Budget,
     /// Largest size of the journal in bytes, both of its files together. Default 8 MiB: it lies in memory under `/run`.
@@ -38,6 +40,16 @@ pub struct Oscillation {
     pub span_s: f64,
     /// How long the thread is left alone then. Default 3600.
     pub leave_alone_s: f64,
+}
+
+/// When a load counts as placed: its threads and processes are not moved any more.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settle {
+    /// After how many windows (or decision periods of the policy, where they are longer) of the same load. Default 10; 0: never.
+    pub windows: u32,
+    /// After how many seconds a load that has stayed the same is looked at again, as its data may have drifted. Default 600.
+    pub again_s: f64,
 }
 
 /// What homenode itself may cost before it observes less.
@@ -59,15 +71,22 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             window_s: 1.0,
-            dwell_s: 10.0,
+            dwell_s: 3.0,
             cooldown_s: 60.0,
             moves_per_s: 64.0,
             burst: 256,
             oscillation: Oscillation::default(),
+            settle: Settle::default(),
             budget: Budget::default(),
             journal_bytes: 8 << 20,
             dry_run: false,
         }
+    }
+}
+
+impl Default for Settle {
+    fn default() -> Self {
+        Self { windows: 10, again_s: 600.0 }
     }
 }
 
@@ -99,6 +118,8 @@ impl Settings {
         within("oscillation.reversals", self.oscillation.reversals.into(), 1.0, MAX_REVERSALS.into())?;
         within("oscillation.span_s", self.oscillation.span_s, 0.0, YEAR)?;
         within("oscillation.leave_alone_s", self.oscillation.leave_alone_s, 0.0, YEAR)?;
+        within("settle.windows", self.settle.windows.into(), 0.0, 1e6)?;
+        within("settle.again_s", self.settle.again_s, 1.0, YEAR)?;
         within("budget.cpu", self.budget.cpu, 0.0001, 1024.0)?;
         within("budget.memory_bytes", self.budget.memory_bytes as f64, 1e6, 1e15)?;
         within("budget.windows", self.budget.windows.into(), 1.0, 1e6)?;

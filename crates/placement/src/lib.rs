@@ -37,6 +37,11 @@ pub trait Policy: Send {
     /// The plan for one window. Deterministic; never names a node that is not in `topology`, nor one that the thread may
     /// not run on.
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan;
+
+    /// Seconds between its decisions, where they are further apart than windows; else 0.
+    fn period_s(&self) -> f64 {
+        0.0
+    }
 }
 
 /// The policies, by name, with one line about each for `--help`.

@@ -159,6 +159,10 @@ impl Policy for NPolicy {
         "npolicy"
     }
 
+    fn period_s(&self) -> f64 {
+        self.settings.epoch_s
+    }
+
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         self.epoch.add(snapshot);
         let mut plan = Plan { version: plan::VERSION, policy: self.name().into(), ..Plan::default() };

@@ -18,6 +18,10 @@ pub struct Plan {
     pub moves: Vec<Move>,
     /// Threads that stay although they read from another node, and why.
     pub declined: Vec<Declined>,
+    /// Ids of threads that the plan counts on where they are: they are bound there, for the kernel would balance them away from
+    /// those that come.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keeps: Vec<u32>,
     /// What the policy expects of the moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Prediction>,

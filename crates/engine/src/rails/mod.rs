@@ -4,7 +4,7 @@
 //! thousands of moves at once. Users of AutoNUMA and of affinity daemons complain of both.
 //!
 //! **Approach.** Each move passes in turn: does it fit what was observed; is the thread left alone because it went back
-//! and forth ([`history`]); dwell; cool-down after a reversal; back-off after a refusal; a machine-wide token bucket
+//! and forth ([`history`]); has the load [`settled`]; dwell; cool-down after a reversal; back-off after a refusal; a machine-wide token bucket
 //! ([`rate`]). Moves are asked in plan order, so that a scarce token goes to the move the policy put first. Whoever is
 //! held back is told by which rail and why.
 //!
@@ -15,6 +15,7 @@
 pub mod budget;
 pub mod history;
 pub mod rate;
+pub mod settled;
 
 use placement::{Move, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -49,6 +50,8 @@ pub enum Rail {
     Cooldown,
     /// The move was refused recently.
     Backoff,
+    /// The load has been the same for long enough: what is placed stays.
+    Settled,
     /// Too many moves at once on this machine.
     Rate,
     /// Too many threads are remembered.
@@ -216,7 +219,7 @@ mod tests {
 
     #[test]
     fn dwell_then_cooldown_then_left_alone() {
-        let mut rails = rails(|_| {}); // dwell 10, cool-down 60, 3 reversals within 300, alone for 3600
+        let mut rails = rails(|s| s.dwell_s = 10.0); // dwell 10, cool-down 60, 3 reversals within 300, alone for 3600
         assert_eq!(go(&mut rails, 0.0, 1, A, B), Ok(()));
         assert_eq!(go(&mut rails, 9.9, 1, B, A), Err(Rail::Dwell));
         assert_eq!(go(&mut rails, 10.0, 1, B, A), Ok(())); // reversal 1

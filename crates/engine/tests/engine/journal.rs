@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use engine::journal::{Event, Filter, history, read};
 use engine::{Engine, Rail, Settings, StateDir};
 
-use crate::fake::{Fake, go_home, mv, script};
+use crate::fake::{Fake, go_home, mv, restless, script};
 
 #[test]
 fn a_move_is_told_with_reason_figures_and_what_it_brought() {
@@ -38,7 +38,7 @@ fn a_move_that_is_held_back_every_window_is_told_once() {
     let plane = Fake::new([(1, 0, 1)]);
     let state = StateDir::open(tmp.path()).unwrap();
     let flutter = script(|s| vec![mv(1, None, s.threads[0].node.0, 1 - s.threads[0].node.0)]);
-    let mut engine = Engine::new(plane.clone(), flutter, Settings::default(), Some(state)).unwrap();
+    let mut engine = Engine::new(plane.clone(), flutter, restless(), Some(state)).unwrap();
     for _ in 0..500 {
         engine.step().unwrap();
     }

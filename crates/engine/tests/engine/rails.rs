@@ -1,11 +1,11 @@
 //! What the loop lets through.
 
-use engine::settings::Budget;
+use engine::settings::{Budget, Oscillation};
 use engine::{Cost, Engine, EngineError, Rail, Settings, StateDir, Verdict};
 use placement::Move;
 use proptest::prelude::*;
 
-use crate::fake::{Fake, NODES, go_home, mv, script, set};
+use crate::fake::{Fake, NODES, go_home, mv, restless, script, set};
 
 fn results(engine: &mut Engine<Fake>) -> Vec<Verdict> {
     engine.step().unwrap().outcomes.into_iter().map(|o| o.result).collect()
@@ -34,10 +34,26 @@ fn threads_go_home_at_once_and_stay() {
 }
 
 #[test]
+fn a_load_that_stays_the_same_is_moved_about_for_ten_windows_and_no_more() {
+    let plane = Fake::new([(1, 0, 1), (2, 0, 1)]);
+    let flutter = script(|s| s.threads.iter().map(|t| mv(t.tid, None, t.node.0, 1 - t.node.0)).collect());
+    let oscillation = Oscillation { reversals: 16, ..Oscillation::default() };
+    let settings = Settings { dwell_s: 0.0, cooldown_s: 0.0, oscillation, ..Settings::default() };
+    let mut engine = Engine::new(plane.clone(), flutter, settings, None).unwrap();
+    for _ in 0..100 {
+        engine.step().unwrap();
+    }
+    let times: Vec<f64> = plane.world().made.iter().map(|m| m.0).collect();
+    let each: Vec<f64> = (1..=10).flat_map(|window| [f64::from(window); 2]).collect();
+    assert_eq!(times, each);
+    assert_eq!(rail(&results(&mut engine)[0]), Some(Rail::Settled));
+}
+
+#[test]
 fn a_policy_that_goes_back_and_forth_is_stopped() {
     let plane = Fake::new([(1, 0, 1)]);
     let flutter = script(|s| vec![mv(1, None, s.threads[0].node.0, 1 - s.threads[0].node.0)]);
-    let mut engine = Engine::new(plane.clone(), flutter, Settings::default(), None).unwrap();
+    let mut engine = Engine::new(plane.clone(), flutter, restless(), None).unwrap();
     let mut notes = Vec::new();
     for _ in 0..3_000 {
         notes.extend(engine.step().unwrap().notes);
@@ -246,7 +262,7 @@ fn a_plane_whose_clock_stands_still_is_held_to_its_windows() {
     }
     let plane = Fake::new([(1, 0, 1)]);
     let flutter = script(|s| vec![mv(1, None, s.threads[0].node.0, 1 - s.threads[0].node.0)]);
-    let mut engine = Engine::new(NoClock(plane.clone()), flutter, Settings::default(), None).unwrap();
+    let mut engine = Engine::new(NoClock(plane.clone()), flutter, restless(), None).unwrap();
     for _ in 0..80 {
         engine.step().unwrap();
     }

@@ -7,12 +7,18 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use engine::settings::{Settings, Settle};
 use engine::{Cost, Plane, PlaneError, Undo, Undone};
 use placement::{Move, Plan, Policy, Reason, Snapshot, Thread};
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
 /// Nodes of the machine; node n has the CPUs 2n and 2n+1.
 pub const NODES: u32 = 3;
+
+/// Settings under which no load counts as settled, for tests of the other rails on one that stays the same.
+pub fn restless() -> Settings {
+    Settings { dwell_s: 10.0, settle: Settle { windows: 0, ..Settle::default() }, ..Settings::default() }
+}
 
 pub fn set(text: &str) -> CpuSet {
     text.parse().unwrap()

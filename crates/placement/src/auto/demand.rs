@@ -36,8 +36,9 @@ pub(super) struct Demand {
     pub soft_s: f64,
     /// Seconds asleep per byte.
     pub off_s: f64,
-    /// Correction of the memory constants: 1 is as in the settings.
+    /// What its own latency is against the constants, and what distance adds to it: 1 is as in the settings.
     pub memory: f64,
+    pub distance: f64,
     /// Reads of data that nobody else reads, by node.
     pub private: Shares,
     /// Files behind `private`, if all of it can move: (index in the snapshot's files, bytes).
@@ -66,12 +67,16 @@ pub(super) struct Program {
     pub memory: Shares,
     /// Whether what its threads write lands where they run (else: where the data is).
     pub writes_follow: bool,
+    /// Whether its file system spreads what is written over nodes, wherever thread and data are.
+    pub writes_spread: bool,
     /// Seconds per byte for which its sharing threads hold a lock, were they all on one node; 0 where none is seen.
     pub lock_s: f64,
     /// Nodes, by index, that all its threads may go to, those that do no file work included; none if one of them must stay.
     pub allowed: Vec<bool>,
-    /// Correction of the memory constants that its threads show, if they do.
+    /// What distance costs its threads, against the constants, if they show it.
     pub measured: Option<f64>,
+    /// Seconds for which it has been seen.
+    pub age_s: f64,
 }
 
 /// All threads that count in one window.
@@ -88,12 +93,18 @@ pub(super) struct Demands {
 pub(super) struct Known {
     /// Correction of the memory constants.
     pub memory: Option<f64>,
+    /// When it was first seen.
+    pub since_s: Option<f64>,
     /// Seen writing to another node than the one its thread was on.
     pub writes_stay: bool,
+    /// Seen writing to several nodes alike.
+    pub writes_spread: bool,
 }
 
 /// Share of written bytes on other nodes above which writes do not follow the thread.
 const ELSEWHERE: f64 = 0.1;
+/// Writes of one thread of which no node gets more than this share are spread by the file system.
+const ON_ONE: f64 = 0.7;
 /// Threads that share data and sleep for this part of the time are taken to wait for a lock.
 const BLOCKED: f64 = 0.1;
 /// A node whose CPUs are busier than this is full.
@@ -103,8 +114,8 @@ const LEAST_SOFTWARE: f64 = 0.02;
 /// Bounds of what a process's threads can say about the memory constants.
 const LEAST_MEMORY: f64 = 0.05;
 const MOST_MEMORY: f64 = 5.0;
-/// Threads must differ by this much in relative latency to say anything about distance.
-const SPREAD: f64 = 0.1;
+/// Threads' distances must make this much of what a byte takes to say anything about distance.
+const SPREAD: f64 = 0.05;
 /// Controllers are never taken to be fuller than this when waiting is worked out.
 const BUSIEST: f64 = 0.97;
 
@@ -139,10 +150,12 @@ impl Demands {
     }
 
     fn programs(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize], known: &FxHashMap<u32, Known>) {
+        let (now_s, window_s) = (sane(snapshot.time_s), sane(snapshot.window_s));
         let mut pids: Vec<u32> = listed.iter().map(|i| snapshot.threads[*i].pid).collect();
         pids.sort_unstable();
         pids.dedup();
-        let mut written = vec![(0.0, 0.0); pids.len()];
+        // Bytes written by each process, those of them to other nodes, and those of threads that write here and there.
+        let mut written = vec![(0.0, 0.0, 0.0); pids.len()];
         for i in listed {
             let t = &snapshot.threads[*i];
             if let Ok(p) = pids.binary_search(&t.pid) {
@@ -150,18 +163,22 @@ impl Demands {
                 let all = t.write_bytes.total() as f64;
                 written[p].0 += all;
                 written[p].1 += all - home.map_or(0.0, |h| t.write_bytes.get(h) as f64);
+                let most = t.write_bytes.iter().map(|(_, bytes)| bytes).max().unwrap_or(0) as f64;
+                written[p].2 += if most <= ON_ONE * all { all } else { 0.0 };
             }
         }
         self.programs = (pids.iter().zip(written))
-            .map(|(pid, (all, elsewhere))| {
+            .map(|(pid, (all, elsewhere, spread))| {
                 let known = known.get(pid).copied().unwrap_or_default();
                 Program {
                     pid: *pid,
                     memory: Shares::new(),
                     lock_s: 0.0,
                     writes_follow: !known.writes_stay && elsewhere <= ELSEWHERE * all,
+                    writes_spread: known.writes_spread || spread > 0.5 * all,
                     allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
                     measured: known.memory,
+                    age_s: (now_s - known.since_s.unwrap_or(now_s)).max(window_s),
                 }
             })
             .collect();
@@ -194,7 +211,7 @@ impl Demands {
     ) -> Demand {
         let t = &snapshot.threads[index];
         let node = hardware.index(t.node).unwrap_or(0);
-        let mut d = Demand { thread: index, node, memory: 1.0, ..Demand::default() };
+        let mut d = Demand { thread: index, node, memory: 1.0, distance: 1.0, ..Demand::default() };
         d.process = self.programs.partition_point(|p| p.pid < t.pid);
         let mut allowed = vec![false; hardware.len()];
         for n in t.allowed_nodes.iter().filter_map(|id| hardware.index(*id)) {
@@ -279,31 +296,34 @@ impl Demands {
     fn tell_memory_from_software(&mut self, hardware: &Hardware, snapshot: &Snapshot, settings: &Settings) {
         let queue = self.queues(hardware);
         let seen: Vec<Seen> = self.threads.iter().map(|d| self.seen(hardware, settings, &queue, d)).collect();
-        // What distance costs, where threads of a process that do the same are at different distances.
+        // What distance costs, where threads of a process that do the same are at different distances: of y = own × software +
+        // distance × far, by least squares, with software of each such set of threads its own.
         let mut alike: FxHashMap<(usize, &str, u32), Vec<usize>> = FxHashMap::default();
         for (i, d) in self.threads.iter().enumerate() {
             let reads: f64 = d.private.iter().map(|s| s.1).sum::<f64>() + d.shared.iter().map(|s| s.1).sum::<f64>();
             let key = (d.process, snapshot.threads[d.thread].comm.as_str(), (8.0 * reads).round() as u32);
-            alike.entry(key).or_default().push(i);
+            if !d.shares || d.off_s * d.rate <= BLOCKED {
+                alike.entry(key).or_default().push(i);
+            }
         }
         let mut sums = vec![(0.0, 0.0); self.programs.len()];
         for ((process, _, _), members) in alike {
-            let n = members.len() as f64;
-            let mean = |f: &dyn Fn(&Seen) -> f64| members.iter().map(|i| f(&seen[*i])).sum::<f64>() / n;
-            let (x, y) = (mean(&|s| s.memory), mean(&|s| s.on));
-            if members.len() < 2 || x <= 0.0 {
+            let spread = |f: &dyn Fn(&Seen) -> f64| {
+                let of = |i: &usize| f(&seen[*i]);
+                members.iter().map(of).fold(0.0, f64::max) - members.iter().map(of).fold(f64::INFINITY, f64::min)
+            };
+            let on = members.iter().map(|i| seen[*i].on).sum::<f64>() / members.len() as f64;
+            if members.len() < 2 || spread(&|s| s.far) < SPREAD * on {
                 continue;
             }
-            let far = members.iter().map(|i| seen[*i].memory).fold(0.0, f64::max);
-            let near = members.iter().map(|i| seen[*i].memory).fold(f64::INFINITY, f64::min);
-            if far - near < SPREAD * x {
-                continue;
+            let (mut oo, mut of, mut ff, mut oy, mut fy) = (0.0, 0.0, 0.0, 0.0, 0.0);
+            for s in members.iter().map(|i| &seen[*i]) {
+                let y = s.on - (s.memory - s.far);
+                (oo, of, ff) = (oo + s.own * s.own, of + s.own * s.far, ff + s.far * s.far);
+                (oy, fy) = (oy + s.own * y, fy + s.far * y);
             }
-            for i in &members {
-                let (dx, dy) = (seen[*i].memory - x, seen[*i].on - y);
-                sums[process].0 += dx * dy;
-                sums[process].1 += dx * dx;
-            }
+            sums[process].0 += fy - of * oy / oo;
+            sums[process].1 += ff - of * of / oo;
         }
         for (program, (xy, xx)) in self.programs.iter_mut().zip(sums) {
             if xx > 0.0 {
@@ -312,13 +332,13 @@ impl Demands {
             }
         }
         for (d, s) in self.threads.iter_mut().zip(&seen) {
-            d.memory = self.programs[d.process].measured.unwrap_or(1.0);
+            d.distance = self.programs[d.process].measured.unwrap_or(1.0);
             // Memory cannot take longer than everything.
-            if s.memory > 0.0 {
-                d.memory = d.memory.min((1.0 - LEAST_SOFTWARE) * s.on / s.memory);
+            let memory = s.memory - s.far + d.distance * s.far;
+            if memory > 0.0 {
+                d.memory = f64::min(1.0, (1.0 - LEAST_SOFTWARE) * s.on / memory);
             }
-            let own = 1.0 + settings.own_memory * own_memory(hardware, &self.programs[d.process], d.node);
-            d.soft_s = (s.on - d.memory * s.memory).max(LEAST_SOFTWARE * s.on) / own;
+            d.soft_s = (s.on - d.memory * memory).max(LEAST_SOFTWARE * s.on) / s.own;
         }
     }
 
@@ -366,19 +386,22 @@ impl Demands {
     }
 
     fn seen(&self, hardware: &Hardware, settings: &Settings, queue: &[f64], d: &Demand) -> Seen {
-        let (mut memory, mut waits) = (0.0, 0.0);
+        let (mut memory, mut far, mut waits) = (0.0, 0.0, 0.0);
         self.each_visit(hardware, d, |node, work, service| {
             let q = d.rate * work * (service + queue[node]) / (1.0 + d.rate * work * service);
             waits += work * (queue[node] - service * q).max(0.0);
         });
         self.each_flow(hardware, d, |node, read, written, group| {
             let relief = group.map_or(1.0, |g| 1.0 - settings.cache_shared * self.groups.beside(g, d.node));
-            memory += relief * read * hardware.read_s(d.node, node) + written * hardware.write_s(d.node, node);
+            let cost = |at: usize| relief * read * hardware.read_s(at, node) + written * hardware.write_s(at, node);
+            memory += cost(d.node);
+            far += cost(d.node) - cost(node);
         });
+        let own = 1.0 + settings.own_memory * own_memory(hardware, &self.programs[d.process], d.node);
         // Behind a full controller any thread waits for whatever time is left: how much of its cycle is its own cannot be seen.
         // Then memory is taken to cost what the constants say, and only the rest to be waiting.
         let waits = waits.min((d.soft_s - memory / (1.0 - LEAST_SOFTWARE)).max(0.0));
-        Seen { on: d.soft_s - waits, memory }
+        Seen { on: d.soft_s - waits, memory, far, own }
     }
 
     /// Controller time per byte, by node.
@@ -422,6 +445,10 @@ struct Seen {
     on: f64,
     /// Memory time per byte by the constants.
     memory: f64,
+    /// Of that, what distance adds.
+    far: f64,
+    /// How much more software takes because the process's own memory is far away.
+    own: f64,
 }
 
 /// How many times as long a lock is held on a node as if all who share it were there.

@@ -20,6 +20,8 @@ use crate::{Move, Snapshot};
 
 /// Windows for which a thread's move is asked for before it counts as stuck.
 const MOST_ASKED: u32 = 10;
+/// Windows of a load in which moves are asked for.
+const ASKING: u32 = 10;
 /// Windows without progress after which data is asked for again; and windows and times of T_m after which it is given up.
 const STALLED: u32 = 3;
 const OVERDUE_WINDOWS: f64 = 10.0;
@@ -32,9 +34,11 @@ const STUCK_S: f64 = 600.0;
 /// Windows in which a plan is measured, after one that shows the moves themselves.
 const MEASURED: u32 = 3;
 /// A plan that brought less than this share of what there was before is taken back.
-const WORSE: f64 = 0.98;
+const WORSE: f64 = 0.99;
 /// Each further plan for the same load must promise this many times as much.
-const STRICTER: f64 = 4.0;
+const STRICTER: f64 = 2.0;
+/// How often a thread is moved for one load.
+const MOST_MOVED: u32 = 1;
 /// Windows after a load has appeared in which plans are made.
 const PLANNING: u32 = 8;
 /// A load that has lasted for so long is looked at again.
@@ -60,6 +64,7 @@ pub(super) struct Asked {
     times: u32,
     idle: u32,
     left: f64,
+    least: f64,
 }
 
 /// A plan that is being carried out, then measured.
@@ -70,9 +75,20 @@ struct Trial {
     /// Bytes/s that they were promised.
     promised: f64,
     threads: FxHashSet<u32>,
-    back: Vec<Move>,
+    /// Processes that were moved, and to where.
+    moved: Vec<(u32, NodeId)>,
     windows: u32,
     sum: f64,
+}
+
+/// The best placement that was measured for this load.
+#[derive(Clone, Debug, Default)]
+struct Best {
+    /// Bytes/s of all threads.
+    rate: f64,
+    threads: FxHashMap<u32, NodeId>,
+    /// Processes that were moved with their memory since, and from where.
+    processes: FxHashMap<u32, NodeId>,
 }
 
 /// What a thread does, as far as its place does not matter.
@@ -107,10 +123,11 @@ pub(super) struct History {
     load: FxHashMap<u32, Ask>,
     asked: Vec<Asked>,
     trial: Option<Trial>,
+    best: Option<Best>,
     /// Processes that are not to be moved to a node again: that made things worse.
     veto: FxHashSet<(u32, NodeId)>,
-    /// Threads and processes that were moved for this load: once is enough.
-    moved_threads: FxHashSet<u32>,
+    /// How often threads were moved for this load, and processes that were: there and on, or back, is enough.
+    moved_threads: FxHashMap<u32, u32>,
     moved_processes: FxHashSet<u32>,
     stuck_threads: FxHashMap<u32, f64>,
     stuck_processes: FxHashMap<u32, f64>,
@@ -133,7 +150,7 @@ impl History {
     /// Takes one window in.
     pub fn turn(&mut self, snapshot: &Snapshot, demands: &Demands) -> Turn {
         let now_s = sane(snapshot.time_s);
-        self.learn(snapshot, demands);
+        self.learn(snapshot, demands, now_s);
         self.notice_changes(snapshot, demands, now_s);
         self.windows = self.windows.saturating_add(1);
         for stuck in [&mut self.stuck_threads, &mut self.stuck_processes] {
@@ -149,39 +166,45 @@ impl History {
             return Turn::Wait(again);
         }
         if let Some(trial) = &mut self.trial {
-            let rate = |d: &super::demand::Demand| d.rate;
             let here = |d: &&super::demand::Demand| trial.threads.contains(&snapshot.threads[d.thread].tid);
-            let (count, sum) = demands.threads.iter().filter(here).fold((0, 0.0), |(n, sum), d| (n + 1, sum + rate(d)));
+            let (count, sum) = demands.threads.iter().filter(here).fold((0, 0.0), |(n, sum), d| (n + 1, sum + d.rate));
             trial.windows += 1;
             trial.sum += sum;
             // Somebody has ended: nothing to compare with.
             if count != trial.threads.len() {
-                self.trial = None;
-            } else if trial.windows >= MEASURED {
-                let share = trial.sum / f64::from(trial.windows) / trial.before.max(f64::MIN_POSITIVE);
-                let back = std::mem::take(&mut trial.back);
-                let promised = trial.promised / trial.before.max(f64::MIN_POSITIVE) - 1.0;
-                if promised > 0.0 {
-                    let kept = ((share - 1.0) / promised).clamp(LEAST_TRUST, 1.0);
-                    self.trust = Some(self.trust.map_or(kept, |trust| (trust + kept) / 2.0));
-                }
-                self.trial = None;
-                if share < WORSE && !back.is_empty() {
-                    for mv in &back {
-                        if let Move::Thread { pid, from, .. } | Move::Process { pid, from, .. } = mv {
-                            self.veto.insert((*pid, *from));
-                        }
-                    }
-                    return Turn::Back(back, share);
-                }
-            } else {
+                (self.trial, self.best) = (None, None);
+            } else if trial.windows < MEASURED {
                 return Turn::Wait(Vec::new());
+            } else if let Some(back) = self.measured(snapshot, demands) {
+                return back;
             }
         }
         if self.windows > PLANNING {
             return Turn::Rest;
         }
         Turn::Decide { strictness: STRICTER.powi(self.plans) / self.trust.unwrap_or(1.0) }
+    }
+
+    /// A plan has been carried out and measured: what it promised against what it kept; and whether to go back.
+    fn measured(&mut self, snapshot: &Snapshot, demands: &Demands) -> Option<Turn> {
+        let trial = self.trial.take()?;
+        let rate = trial.sum / f64::from(trial.windows);
+        let promised = trial.promised / trial.before.max(f64::MIN_POSITIVE) - 1.0;
+        if promised > 0.0 {
+            let won = rate / trial.before.max(f64::MIN_POSITIVE) - 1.0;
+            let kept = (won / promised).clamp(LEAST_TRUST, 1.0);
+            self.trust = Some(self.trust.map_or(kept, |trust| (trust + kept) / 2.0));
+        }
+        let best = self.best.take()?;
+        let share = rate / best.rate.max(f64::MIN_POSITIVE);
+        if share < WORSE {
+            self.veto.extend(trial.moved);
+            let back = back_to(&best, snapshot, demands);
+            self.best = Some(best);
+            return (!back.is_empty()).then_some(Turn::Back(back, share));
+        }
+        self.best = Some(if share > 1.0 { placement(snapshot, demands, rate) } else { best });
+        None
     }
 
     /// A plan has been made that promises `gain` times as many bytes/s.
@@ -195,15 +218,22 @@ impl History {
             times: 1,
             idle: 0,
             left: f64::INFINITY,
+            least: f64::INFINITY,
         };
         self.asked = moves.iter().map(asked).collect();
+        let before = demands.threads.iter().map(|d| d.rate).sum::<f64>();
+        let best = self.best.get_or_insert_with(|| placement(snapshot, demands, before));
+        let mut moved = Vec::new();
         for (mv, _) in moves {
             match mv {
-                Move::Thread { tid, .. } => {
-                    self.moved_threads.insert(*tid);
+                Move::Thread { tid, pid, to, .. } => {
+                    *self.moved_threads.entry(*tid).or_default() += 1;
+                    moved.push((*pid, *to));
                 }
-                Move::Process { pid, .. } => {
+                Move::Process { pid, from, to, .. } => {
                     self.moved_processes.insert(*pid);
+                    best.processes.entry(*pid).or_insert(*from);
+                    moved.push((*pid, *to));
                 }
                 Move::File { file, .. } => {
                     self.stuck_files.insert(file.clone(), now_s);
@@ -211,24 +241,15 @@ impl History {
                 }
             }
         }
-        let back = moves.iter().filter_map(|(mv, _)| match mv {
-            Move::Thread { tid, pid, start_ns, from, to, reason, .. } => Some(Move::Thread {
-                tid: *tid,
-                pid: *pid,
-                start_ns: *start_ns,
-                from: *to,
-                to: *from,
-                reason: *reason,
-                why: String::new(),
-            }),
-            _ => None,
-        });
-        let before = demands.threads.iter().map(|d| d.rate).sum::<f64>();
+        // What was the best place for threads while their data was elsewhere says nothing any more.
+        if moves.iter().any(|(mv, _)| matches!(mv, Move::File { .. })) {
+            self.best = None;
+        }
         self.trial = Some(Trial {
             before,
             promised: before * gain,
             threads: demands.threads.iter().map(|d| snapshot.threads[d.thread].tid).collect(),
-            back: back.collect(),
+            moved,
             windows: 0,
             sum: 0.0,
         });
@@ -237,14 +258,21 @@ impl History {
     /// What is taken back is asked for like any move, but not measured.
     pub fn taken_back(&mut self, now_s: f64, moves: &[Move]) {
         self.plans += 1;
-        let asked =
-            |mv: &Move| Asked { mv: mv.clone(), takes_s: 0.0, since_s: now_s, times: 1, idle: 0, left: f64::INFINITY };
+        let asked = |mv: &Move| Asked {
+            mv: mv.clone(),
+            takes_s: 0.0,
+            since_s: now_s,
+            times: 1,
+            idle: 0,
+            left: f64::INFINITY,
+            least: f64::INFINITY,
+        };
         self.asked = moves.iter().map(asked).collect();
     }
 
     pub fn may_move_thread(&self, tid: u32, pid: u32) -> bool {
         !self.stuck_threads.contains_key(&tid)
-            && !self.moved_threads.contains(&tid)
+            && self.moved_threads.get(&tid).is_none_or(|times| *times < MOST_MOVED)
             && !self.moved_processes.contains(&pid)
     }
 
@@ -260,7 +288,7 @@ impl History {
         self.veto.contains(&(pid, node))
     }
 
-    fn learn(&mut self, snapshot: &Snapshot, demands: &Demands) {
+    fn learn(&mut self, snapshot: &Snapshot, demands: &Demands, now_s: f64) {
         let pids: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.pid).collect();
         let waiting =
             |asked: &[Asked], pid: u32| asked.iter().any(|a| matches!(a.mv, Move::Process { pid: p, .. } if p == pid));
@@ -268,7 +296,9 @@ impl History {
         for program in &demands.programs {
             let known = self.known.entry(program.pid).or_default();
             known.memory = program.measured.or(known.memory);
+            known.since_s = Some(now_s - program.age_s);
             known.writes_stay |= !program.writes_follow;
+            known.writes_spread |= program.writes_spread;
         }
     }
 
@@ -287,16 +317,25 @@ impl History {
         let same = |tid: &u32, ask: &Ask| self.load.get(tid).is_some_and(|before| ask.like(before));
         let kept = asks.iter().filter(|(tid, ask)| same(tid, ask)).count();
         let all = asks.len().max(self.load.len());
-        // A process that is being moved stands still: that is no change of the load.
-        let still = self.asked.iter().any(|a| matches!(a.mv, Move::Process { .. }));
-        if !still && ((all - kept) as f64) > OTHERS * all as f64 {
+        // What our own moves make of it is no change of the load.
+        let ours = !self.asked.is_empty() || self.trial.is_some();
+        let moving = self.asked.iter().any(|a| matches!(a.mv, Move::Process { .. }));
+        let gone = self.load.keys().filter(|tid| !asks.contains_key(tid)).count();
+        let new = asks.keys().filter(|tid| !self.load.contains_key(tid)).count();
+        if ours && (moving || gone.max(new) as f64 <= OTHERS * all as f64) {
+            if !moving {
+                self.load = asks;
+            }
+            return;
+        }
+        if ((all - kept) as f64) > OTHERS * all as f64 {
             self.load = asks;
             self.windows = 0;
             self.plans = 0;
             self.since_s = now_s;
             self.trust = None;
             self.moved_data = false;
-            self.trial = None;
+            (self.trial, self.best) = (None, None);
             self.veto.clear();
             self.moved_threads.clear();
             self.moved_processes.clear();
@@ -313,10 +352,11 @@ impl History {
         let threads: FxHashMap<u32, NodeId> = snapshot.threads.iter().map(|t| (t.tid, t.node)).collect();
         let (stuck_threads, stuck_processes, stuck_files) =
             (&mut self.stuck_threads, &mut self.stuck_processes, &mut self.stuck_files);
+        let now = Now { moving, over: self.windows >= ASKING, at_s: now_s, window_s };
         self.asked.retain_mut(|a| match &a.mv.clone() {
             Move::Thread { tid, to, .. } => match threads.get(tid) {
                 Some(node) if node != to => {
-                    if a.times >= MOST_ASKED {
+                    if now.over || a.times >= MOST_ASKED {
                         stuck_threads.insert(*tid, now_s);
                         return false;
                     }
@@ -335,7 +375,7 @@ impl History {
                 if arrived && (left <= MOSTLY * all as f64 || a.idle >= STALLED) {
                     return false;
                 }
-                proceed(a, left, moving, now_s, window_s, &mut again, || {
+                proceed(a, left, &now, &mut again, || {
                     stuck_processes.insert(*pid, now_s);
                 })
             }
@@ -347,13 +387,45 @@ impl History {
                 if left <= CRUMBS * all as f64 {
                     return false;
                 }
-                proceed(a, left, moving, now_s, window_s, &mut again, || {
+                proceed(a, left, &now, &mut again, || {
                     stuck_files.insert(file.clone(), now_s);
                 })
             }
         });
         again
     }
+}
+
+/// Where all threads are, and what they get there.
+fn placement(snapshot: &Snapshot, demands: &Demands, rate: f64) -> Best {
+    let at = |d: &super::demand::Demand| (snapshot.threads[d.thread].tid, snapshot.threads[d.thread].node);
+    Best { rate, threads: demands.threads.iter().map(at).collect(), processes: FxHashMap::default() }
+}
+
+/// The moves that lead back to a placement.
+fn back_to(best: &Best, snapshot: &Snapshot, demands: &Demands) -> Vec<Move> {
+    let mut back = Vec::new();
+    let reason = crate::Reason::ReadLocality;
+    // A process that was spread goes back thread by thread; its memory stays.
+    let whole = |pid: u32, to: NodeId| {
+        let mut own = snapshot.threads.iter().filter(|t| t.pid == pid);
+        own.all(|t| best.threads.get(&t.tid).is_none_or(|node| *node == to))
+    };
+    let processes: FxHashMap<u32, NodeId> =
+        best.processes.iter().filter(|(pid, to)| whole(**pid, **to)).map(|(pid, to)| (*pid, *to)).collect();
+    for (pid, to) in &processes {
+        let from = snapshot.threads.iter().find(|t| t.pid == *pid).map(|t| t.node).filter(|from| from != to);
+        back.extend(from.map(|from| Move::Process { pid: *pid, from, to: *to, reason, why: String::new() }));
+    }
+    back.sort_by_key(|mv| if let Move::Process { pid, .. } = mv { *pid } else { 0 });
+    for t in demands.threads.iter().map(|d| &snapshot.threads[d.thread]) {
+        let to = best.threads.get(&t.tid).copied().filter(|to| *to != t.node && t.held.is_none());
+        if let Some(to) = to.filter(|_| !processes.contains_key(&t.pid)) {
+            let (tid, pid, start_ns, from) = (t.tid, t.pid, t.start_ns, t.node);
+            back.push(Move::Thread { tid, pid, start_ns, from, to, reason, why: String::new() });
+        }
+    }
+    back
 }
 
 /// Bytes that a move of data has still to take along; none where that is not seen.
@@ -368,20 +440,26 @@ fn left_behind(snapshot: &Snapshot, mv: &Move) -> Option<f64> {
     }
 }
 
-/// Whether data that is moving is still waited for: asks again when it stands still, gives up when it is overdue.
-fn proceed(
-    a: &mut Asked,
-    left: f64,
+/// A window in which moves are followed.
+struct Now {
+    /// Whether any data makes progress.
     moving: bool,
-    now_s: f64,
+    /// Whether it is too late to ask again.
+    over: bool,
+    at_s: f64,
     window_s: f64,
-    again: &mut Vec<Move>,
-    give_up: impl FnOnce(),
-) -> bool {
+}
+
+/// Whether data that is moving is still waited for: asks again when it stands still, gives up when it is overdue.
+fn proceed(a: &mut Asked, left: f64, now: &Now, again: &mut Vec<Move>, give_up: impl FnOnce()) -> bool {
+    let Now { moving, over, at_s, window_s } = *now;
     a.idle = if left < a.left || moving { 0 } else { a.idle + 1 };
     a.left = left;
-    let overdue = now_s - a.since_s > OVERDUE * a.takes_s + OVERDUE_WINDOWS * window_s;
-    if overdue || (a.idle >= STALLED && a.times >= STALLED) {
+    let overdue = at_s - a.since_s > OVERDUE * a.takes_s + OVERDUE_WINDOWS * window_s;
+    // What was on its way and comes back is brought back by somebody, such as writers: that would not end.
+    let comes_back = a.left.is_finite() && left > a.least * (1.0 + CRUMBS);
+    a.least = a.least.min(left);
+    if overdue || (comes_back && !moving) || (a.idle >= STALLED && (over || a.times >= STALLED)) {
         give_up();
         return false;
     }

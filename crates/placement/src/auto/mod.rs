@@ -84,7 +84,7 @@ impl Policy for Auto {
             }
             Turn::Back(mut moves, share) => {
                 for mv in &mut moves {
-                    if let crate::Move::Thread { why, .. } = mv {
+                    if let crate::Move::Thread { why, .. } | crate::Move::Process { why, .. } = mv {
                         *why = format!(
                             "taken back: the plan that moved it brought {:.0} % of what there was before",
                             100.0 * share
@@ -118,6 +118,7 @@ impl Policy for Auto {
             self.budget.take(file_bytes(snapshot, &moves));
             self.history.planned(snapshot, &demands, &moves, found.worth.rate / found.stays.rate);
             plan.moves = moves.into_iter().map(|(mv, _)| mv).collect();
+            plan.keeps = plan::keeps(snapshot, &demands, &plan.moves);
         } else {
             plan.declined = staying(snapshot, &demands);
         }

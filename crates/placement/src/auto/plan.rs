@@ -9,14 +9,16 @@
 
 use std::cmp::Reverse;
 
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use topology::NodeId;
 
 use super::data::{Shares, add, main_node};
+use super::demand::Demands;
 use super::search::{Change, Found};
 use super::seating::{Model, Scratch, Seat, Seating};
 use crate::processes::show;
-use crate::{Move, NodeForecast, Prediction, Reason, Snapshot};
+use crate::{Move, NodeForecast, Prediction, Reason, Snapshot, Thread};
 
 /// Moves whose alternatives are worked out.
 const EXPLAINED: usize = 16;
@@ -59,6 +61,29 @@ pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: 
         }
     }
     moves
+}
+
+/// Threads that stay on nodes to which others come: left free, they would be the ones that the kernel moves away.
+pub(super) fn keeps(snapshot: &Snapshot, demands: &Demands, moves: &[Move]) -> Vec<u32> {
+    let (mut moved, mut processes, mut joined) = (FxHashSet::default(), FxHashSet::default(), FxHashSet::default());
+    for mv in moves {
+        match mv {
+            Move::Thread { tid, to, .. } => {
+                moved.insert(*tid);
+                joined.insert(*to);
+            }
+            Move::Process { pid, to, .. } => {
+                processes.insert(*pid);
+                joined.insert(*to);
+            }
+            Move::File { .. } => {}
+        }
+    }
+    let threads = demands.threads.iter().map(|d| &snapshot.threads[d.thread]);
+    let stays = |t: &&Thread| {
+        joined.contains(&t.node) && t.held.is_none() && !moved.contains(&t.tid) && !processes.contains(&t.pid)
+    };
+    threads.filter(stays).map(|t| t.tid).collect()
 }
 
 /// Which members of which teams change their seat. Those who stay are the first ones.

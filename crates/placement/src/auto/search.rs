@@ -24,6 +24,8 @@ const FEW: usize = 8;
 const MOST_TARGETS: usize = 8;
 /// Seats that may swap, the largest.
 const SWAPPERS: usize = 24;
+/// Processes that are tried together on each node.
+const MOST_TOGETHER: usize = 16;
 /// Ways of taking back one move that are tried.
 const MOST_PRUNED: usize = 12;
 /// Steps of the search.
@@ -59,9 +61,9 @@ impl Model<'_> {
         let begun = scratch.steady.passes;
         let (seating, worth) = self.climb(current.clone(), scratch, may, begun + ALLOWANCE * 2 / 3);
         let mut found = Found { seating, worth, stays };
-        if let Some(home) = self.at_home(&current, may) {
-            let spent = scratch.steady.passes - begun;
-            let (seating, worth) = self.climb(home, scratch, may, begun + spent + ALLOWANCE / 3);
+        for start in [self.at_home(&current, may), self.together(&current, scratch, may)].into_iter().flatten() {
+            let until = scratch.steady.passes + ALLOWANCE / 3;
+            let (seating, worth) = self.climb(start, scratch, may, until);
             if worth.net > found.worth.net + EPSILON * found.stays.rate * self.settings.horizon_s {
                 (found.seating, found.worth) = (seating, worth);
             }
@@ -83,6 +85,34 @@ impl Model<'_> {
             }
         }
         (home != *current).then_some(home)
+    }
+
+    /// Every process on one node, the largest first, each on the best one for all that came before it.
+    fn together(&self, current: &Seating, scratch: &mut Scratch, may: &dyn Fn(&Change) -> bool) -> Option<Seating> {
+        let mut rates = vec![0.0; self.demands.programs.len()];
+        for team in self.teams {
+            rates[team.process] += team.rate * team.members.len() as f64;
+        }
+        let mut order: Vec<usize> = (0..rates.len()).collect();
+        order.sort_by(|a, b| rates[*b].total_cmp(&rates[*a]).then(a.cmp(b)));
+        order.truncate(MOST_TOGETHER);
+        let mut seating = current.clone();
+        for process in order {
+            let mut best: Option<(Seating, f64)> = None;
+            for node in (0..self.hardware.len()).filter(|n| self.demands.programs[process].allowed[*n]) {
+                let change = Change::Process { process, node, memory: false };
+                if may(&change) {
+                    let mut next = seating.clone();
+                    self.apply(&mut next, &change);
+                    let net = self.value(&next, scratch).net;
+                    if best.as_ref().is_none_or(|b| net > b.1) {
+                        best = Some((next, net));
+                    }
+                }
+            }
+            seating = best.map_or(seating, |b| b.0);
+        }
+        (seating != *current).then_some(seating)
     }
 
     /// Fractions read by a team, by node.

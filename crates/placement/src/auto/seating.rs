@@ -105,10 +105,10 @@ pub(super) struct Scratch {
     sharers: Vec<Vec<f64>>,
 }
 
-/// Mean over the horizon of the share of data that has not been written anew, at `renewed` of it a second.
+/// Share of data that has not been written anew at the end of the horizon, at `renewed` of it a second. Not its mean over the
+/// horizon: data that comes nearer is written faster, and what lasts counts.
 fn stays(renewed: f64, horizon_s: f64) -> f64 {
-    let k = renewed * horizon_s;
-    if k > 1e-6 { (1.0 - (-k).exp()) / k } else { 1.0 }
+    (-renewed * horizon_s).exp()
 }
 
 impl<'a> Model<'a> {
@@ -120,9 +120,10 @@ impl<'a> Model<'a> {
         cpus: f64,
     ) -> Self {
         let horizon_s = settings.horizon_s;
-        let follow = |process: usize| demands.programs[process].writes_follow;
+        let renews =
+            |process: usize| demands.programs[process].writes_follow || demands.programs[process].writes_spread;
         let mut group_stays = vec![1.0; demands.groups.list.len()];
-        for team in teams.iter().filter(|t| follow(t.process)) {
+        for team in teams.iter().filter(|t| renews(t.process)) {
             for (g, _, _) in team.shared.iter().filter(|s| s.2 > 0.0) {
                 let group = &demands.groups.list[*g];
                 let bytes: f64 = group.bytes.iter().map(|b| b.1).sum();
@@ -131,7 +132,7 @@ impl<'a> Model<'a> {
                 }
             }
         }
-        let private = |t: &Team| if follow(t.process) { stays(t.renewed, horizon_s) } else { 1.0 };
+        let private = |t: &Team| if renews(t.process) { stays(t.renewed, horizon_s) } else { 1.0 };
         let rate: f64 = teams.iter().map(|t| t.rate * t.members.len() as f64).sum();
         Self {
             hardware,
@@ -219,13 +220,18 @@ impl<'a> Model<'a> {
             crowd.resize(n, 0.0);
         }
         for (team, seats) in self.teams.iter().zip(&seating.seats) {
-            let follow = self.demands.programs[team.process].writes_follow;
+            let program = &self.demands.programs[team.process];
             for (g, _, written) in &team.shared {
                 for seat in seats {
                     crowds[*g][seat.node] += seat.count as f64;
-                    if follow && *written > 0.0 && self.group_stays[*g] < 1.0 {
-                        let rate = seat.count as f64 * written * team.rate;
+                    if *written <= 0.0 || self.group_stays[*g] >= 1.0 {
+                        continue;
+                    }
+                    let rate = seat.count as f64 * written * team.rate;
+                    if program.writes_follow {
                         add(&mut writers[*g], self.hardware.nodes[seat.node].home, rate);
+                    } else if program.writes_spread {
+                        list[*g].places.iter().for_each(|(node, share)| add(&mut writers[*g], *node, share * rate));
                     }
                 }
             }
@@ -262,7 +268,8 @@ impl<'a> Model<'a> {
         let mut memory_s = 0.0;
         let mut flow = |node: usize, read: f64, written: f64, relief: f64| {
             let m = &hardware.nodes[node];
-            memory_s += relief * read * hardware.read_s(seat.node, node) + written * hardware.write_s(seat.node, node);
+            let cost = |at: usize| relief * read * hardware.read_s(at, node) + written * hardware.write_s(at, node);
+            memory_s += cost(node) + team.distance * (cost(seat.node) - cost(node));
             work[node].0 += relief * read * m.read_work + written * m.write_work;
             work[node].1 = hardware.service(seat.node, node);
         };
@@ -272,12 +279,23 @@ impl<'a> Model<'a> {
             None => team.private.iter().for_each(|(node, share)| flow(*node, old * share, 0.0, 1.0)),
         }
         if old < 1.0 {
-            flow(here, (1.0 - old) * team.private.iter().map(|p| p.1).sum::<f64>(), 0.0, 1.0);
+            let new = (1.0 - old) * team.private.iter().map(|p| p.1).sum::<f64>();
+            if program.writes_follow {
+                flow(here, new, 0.0, 1.0);
+            } else {
+                let all: f64 = team.wrote.iter().map(|w| w.1).sum();
+                team.wrote.iter().for_each(|(node, share)| flow(*node, new * share / all, 0.0, 1.0));
+            }
         }
         for (g, read, written) in &team.shared {
             let relief = 1.0 - self.settings.cache_shared * beside(&crowds[*g], seat.node);
+            let stays = !program.writes_follow && !program.writes_spread;
             for (node, share) in &places[*g] {
-                flow(*node, read * share, if program.writes_follow { 0.0 } else { written * share }, relief);
+                flow(*node, read * share, if stays { written * share } else { 0.0 }, relief);
+            }
+            if program.writes_spread && !program.writes_follow {
+                let spread = &self.demands.groups.list[*g].places;
+                spread.iter().for_each(|(node, share)| flow(*node, 0.0, written * share, 1.0));
             }
             if program.writes_follow && *written > 0.0 {
                 flow(here, 0.0, *written, 1.0);
@@ -286,7 +304,7 @@ impl<'a> Model<'a> {
         if program.writes_follow {
             flow(here, 0.0, team.writes, 1.0);
         } else {
-            match seat.data {
+            match seat.data.filter(|_| !program.writes_spread) {
                 Some(node) => flow(node, 0.0, team.writes, 1.0),
                 None => team.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, *share, 1.0)),
             }
@@ -323,7 +341,10 @@ impl<'a> Model<'a> {
         }
         for (p, to) in seating.processes.iter().enumerate() {
             if let Some(to) = to {
-                cost += self.process_rate(p) * self.process_copy_s(p, *to);
+                // Half of all processes end within their age again (Harchol-Balter and Downey 1997): who has to stand still first
+                // must win that back by then.
+                let life_s = self.demands.programs[p].age_s.min(s.horizon_s).max(f64::MIN_POSITIVE);
+                cost += self.process_rate(p) * self.process_copy_s(p, *to) * s.horizon_s / life_s;
             }
         }
         cost

@@ -64,7 +64,7 @@ impl Default for Settings {
             nvm_write_s: 1.0 / 1.85e9,
             dram_s: 1.0 / 6.7e9,
             cache_shared: 1.0 - 1.0 / 1.315,
-            cross_lock: 2.56,
+            cross_lock: 5.0,
             own_memory: 0.2,
             time_slicing: 0.05,
             thread_move_s: 2e-3,

@@ -28,6 +28,7 @@ pub(super) struct Team {
     pub soft_s: f64,
     pub off_s: f64,
     pub memory: f64,
+    pub distance: f64,
     pub private: Shares,
     pub shared: SmallVec<[(usize, f64, f64); 2]>,
     pub writes: f64,
@@ -108,6 +109,7 @@ fn team(demands: &Demands, members: Vec<usize>) -> Team {
         team.soft_s += d.soft_s / all;
         team.off_s += d.off_s / all;
         team.memory += d.memory / all;
+        team.distance += d.distance / all;
         team.writes += d.writes / all;
         team.renewed += d.renewed / all;
         team.file_bytes += d.files.iter().map(|f| f.1).sum::<f64>() / all;

@@ -238,6 +238,10 @@ impl Policy for Dragonfly {
         "dragonfly"
     }
 
+    fn period_s(&self) -> f64 {
+        self.settings.min_window_s
+    }
+
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let usable = sane(snapshot.window_s) > 0.0;
         let machine = Machine::new(topology, &self.threads, if usable { snapshot.window_s } else { 1.0 });

@@ -54,6 +54,12 @@ pub struct Toy {
     pub copy_bw: f64,
     /// Whether files can be moved at all.
     pub files_move: bool,
+    /// Whether the file system spreads what is written over all nodes; else it lands where the writer runs.
+    pub writes_spread: bool,
+    /// How many times as long software takes on each node: what no snapshot shows.
+    pub slow: Vec<f64>,
+    /// Bytes of memory of each process, where its first thread starts.
+    pub memory: u64,
     pub time_s: f64,
     pub moves: Vec<(u32, Move)>,
     pub window: u32,
@@ -84,6 +90,9 @@ impl Toy {
             write_s: 0.55e-9,
             copy_bw: 468e6,
             files_move: true,
+            writes_spread: false,
+            slow: vec![1.0; nodes],
+            memory: 16_000_000,
             time_s: 0.0,
             moves: Vec::new(),
             window: 0,
@@ -116,14 +125,21 @@ impl Toy {
         }
     }
 
+    /// Where a thread's writes land.
+    fn lands(&self, t: &ToyThread) -> Vec<(usize, f64)> {
+        let n = self.nodes.len();
+        if self.writes_spread { (0..n).map(|m| (m, 1.0 / n as f64)).collect() } else { vec![(t.node, 1.0)] }
+    }
+
     pub fn rates(&self) -> Rates {
         let n = self.nodes.len();
         let (mut stretch, mut full) = (vec![1.0f64; n], vec![1.0f64; n]);
         let mut rate = vec![0.0; self.threads.len()];
         for _ in 0..400 {
+            let before = rate.clone();
             let (mut cpu, mut controller) = (vec![0.0; n], vec![0.0; n]);
             for (t, rate) in self.threads.iter().zip(&mut rate) {
-                let mut on = t.soft_s;
+                let mut on = t.soft_s * self.slow[t.node];
                 let mut work = vec![0.0; n];
                 for (file, fraction) in &t.reads {
                     for (m, share) in self.places(*file) {
@@ -132,8 +148,11 @@ impl Toy {
                         work[m] += fraction * share / self.nodes[m].read_bw * (1.0 + 0.53 * hops);
                     }
                 }
-                on += t.writes * self.write_s * full[t.node];
-                work[t.node] += t.writes / self.nodes[t.node].write_bw;
+                for (m, share) in self.lands(t) {
+                    let hops = self.hops(t.node, m);
+                    on += t.writes * share * self.write_s * (1.0 + 1.9 * hops) * full[m];
+                    work[m] += t.writes * share / self.nodes[m].write_bw * (1.0 + 0.53 * hops);
+                }
                 *rate = 1.0 / (stretch[t.node] * on + t.off_s);
                 cpu[t.node] += *rate * on;
                 controller.iter_mut().zip(&work).for_each(|(sum, w)| *sum += *rate * w);
@@ -142,6 +161,9 @@ impl Toy {
                 let step = |factor: f64, used: f64| (factor * used.sqrt()).max(1.0);
                 full[m] = step(full[m], controller[m]);
                 stretch[m] = step(stretch[m], cpu[m] / self.nodes[m].cpus.max(1e-9));
+            }
+            if rate.iter().zip(&before).all(|(now, then): (&f64, &f64)| (now - then).abs() < 1e-7 * now) {
+                break;
             }
         }
         Rates { rate, stretch }
@@ -183,8 +205,10 @@ impl Toy {
                 readers.entry(*file).or_default().push(t.tid);
                 files.push(FileUse { file: format!("f{file}"), read_bytes: read, ..FileUse::default() });
             }
-            let written = (rate * t.writes) as u64;
-            nodes[t.node].write_bytes += written;
+            let lands = self.lands(t).into_iter();
+            let written: NodeBytes =
+                lands.map(|(m, share)| (NodeId(m as u32), (rate * t.writes * share) as u64)).collect();
+            written.iter().for_each(|(m, b)| nodes[m.0 as usize].write_bytes += b);
             let on = (1.0 - rate * t.off_s) / rates.stretch[t.node];
             *nodes[t.node].cpu_s.as_mut().unwrap() += on;
             threads.push(Thread {
@@ -199,7 +223,7 @@ impl Toy {
                 wait_s: Some((1.0 - rate * t.off_s - on).max(0.0)),
                 read_bytes,
                 remote_read_bytes: None,
-                write_bytes: [(NodeId(t.node as u32), written)].into_iter().collect(),
+                write_bytes: written,
                 files,
                 shares_file: false,
             });
@@ -221,7 +245,7 @@ impl Toy {
         });
         let processes = self.threads.iter().map(|t| Process {
             pid: t.pid,
-            resident: [(NodeId(t.node as u32), 16_000_000)].into_iter().collect(),
+            resident: [(NodeId(t.node as u32), self.memory)].into_iter().collect(),
             ..Process::default()
         });
         let mut processes: Vec<Process> = processes.collect();

@@ -1,0 +1,244 @@
+//! A load that stays the same keeps its placement.
+//!
+//! **Problem.** A policy that decides each window anew can move threads round for ever, each time for a good reason: what it moves
+//! changes what it sees next. Dwell and cool-down only make that slower.
+//!
+//! **Approach.** A load's placement is found in its first windows. It is a new load when a busy thread comes, goes for good, or does
+//! something else than before: starts or stops using files, reads where it wrote, or becomes so much faster or slower as no placement
+//! explains. When nothing of that has happened for [`Settle::windows`](crate::settings::Settle) of the policy's own decision periods,
+//! threads and processes stay. A move that was asked for in time but waits (for its turn under the rate limit, or after a refusal) is
+//! still made, and a thread that somebody else has put elsewhere meanwhile may be brought back. Data may
+//! have drifted after [`Settle::again_s`](crate::settings::Settle): then the load counts as new.
+//!
+//! **Limits.** On a machine where busy threads come and go all the time there is no constant load, and the other rails have to do.
+
+use placement::{Snapshot, Thread};
+use rustc_hash::{FxHashMap, FxHashSet};
+use topology::NodeId;
+
+use super::{HeldBack, Rail};
+use crate::plane::Key;
+use crate::settings::Settle;
+
+/// Bytes/s of files, and share of a CPU, from which a thread is busy.
+const BUSY_BYTES_S: f64 = 1048576.0;
+const BUSY_CPU: f64 = 0.05;
+/// A thread is gone for good when it was not seen for so many windows.
+const GONE: u64 = 10;
+/// It does something else when it does so many times as much or as little,
+const FACTOR: f64 = 8.0;
+/// or when the share of reads in its file bytes has changed by this much.
+const READS: f64 = 0.25;
+/// Windows after a move in which a change of rates is the move's.
+const OURS: u64 = 3;
+
+/// What a busy thread does, as far as its place does not matter.
+#[derive(Clone, Copy, Debug)]
+struct Doing {
+    bytes_s: f64,
+    /// Share of reads.
+    reads: f64,
+    node: NodeId,
+    /// Window in which it was last seen.
+    seen: u64,
+}
+
+impl Doing {
+    fn of(t: &Thread, window_s: f64, seen: u64) -> Option<Self> {
+        let (bytes, read) = (t.file_bytes() as f64, t.read_bytes.total() as f64);
+        let bytes_s = bytes / window_s;
+        let busy = bytes_s >= BUSY_BYTES_S || t.cpu_s >= BUSY_CPU * window_s;
+        let reads = if bytes > 0.0 { read / bytes } else { 0.0 };
+        busy.then_some(Self { bytes_s, reads, node: t.node, seen })
+    }
+
+    fn like(&self, before: &Self) -> bool {
+        match (self.bytes_s >= BUSY_BYTES_S, before.bytes_s >= BUSY_BYTES_S) {
+            (true, true) => {
+                (1.0 / FACTOR..FACTOR).contains(&(self.bytes_s / before.bytes_s))
+                    && (self.reads - before.reads).abs() < READS
+            }
+            (now, then) => now == then,
+        }
+    }
+}
+
+/// Whether the load has been the same for long enough.
+#[derive(Debug, Default)]
+pub struct Settled {
+    settings: Settle,
+    threads: FxHashMap<Key, Doing>,
+    /// Threads that somebody else has put elsewhere since the load settled.
+    displaced: FxHashSet<Key>,
+    /// Who was moved, and in which window: threads may be seen at their new place some windows later.
+    moved: FxHashMap<Key, u64>,
+    /// Moves that were asked for in time and wait for something else, in the last window and in this one.
+    owed: FxHashSet<Key>,
+    owing: FxHashSet<Key>,
+    window: u64,
+    last_move: u64,
+    new_since_s: f64,
+    /// Windows, and seconds, since the load was new.
+    windows: u32,
+    seconds: f64,
+}
+
+impl Settled {
+    /// Nothing seen yet.
+    pub fn new(settings: &Settle) -> Self {
+        Self { settings: settings.clone(), ..Self::default() }
+    }
+
+    /// Takes a window in that ended at `now` seconds.
+    pub fn window(&mut self, snapshot: &Snapshot, now: f64) {
+        if self.settings.windows == 0 || snapshot.window_s.is_nan() || snapshot.window_s <= 0.0 {
+            return;
+        }
+        self.window += 1;
+        self.owed = std::mem::take(&mut self.owing);
+        let ours = self.window <= self.last_move + OURS;
+        let mut new = now - self.new_since_s >= self.settings.again_s;
+        for t in &snapshot.threads {
+            let key = (t.tid, t.start_ns.unwrap_or(0));
+            let Some(doing) = Doing::of(t, snapshot.window_s, self.window) else {
+                if let Some(before) = self.threads.get_mut(&key) {
+                    before.seen = self.window;
+                }
+                continue;
+            };
+            let Some(before) = self.threads.get_mut(&key) else {
+                new = true;
+                self.threads.insert(key, doing);
+                continue;
+            };
+            let ours_moved = self.moved.contains_key(&key) || self.moved.contains_key(&(t.pid, u64::MAX));
+            if doing.node != before.node && !ours_moved {
+                self.displaced.insert(key);
+            }
+            let like = doing.like(before);
+            new |= !like && !ours;
+            // Compared with what it did when the load was new, so that slow changes are seen, too.
+            *before = if like && !ours { Doing { node: doing.node, seen: doing.seen, ..*before } } else { doing };
+        }
+        let known = self.threads.len();
+        self.threads.retain(|_, t| t.seen + GONE > self.window);
+        new |= self.threads.len() < known;
+        self.moved.retain(|_, at| *at + GONE > self.window);
+        self.windows += 1;
+        self.seconds += snapshot.window_s;
+        if new {
+            self.displaced.clear();
+            (self.new_since_s, self.windows, self.seconds) = (now, 1, snapshot.window_s);
+        }
+    }
+
+    /// Whether a thread, or a process, may be moved by a policy that decides every `period_s` seconds.
+    pub fn check(&self, key: Key, period_s: f64) -> Result<(), HeldBack> {
+        let most = self.settings.windows;
+        let fresh = self.windows <= most || self.seconds <= period_s * f64::from(most);
+        if most == 0 || fresh || self.displaced.contains(&key) || self.owed.contains(&key) {
+            return Ok(());
+        }
+        Err(HeldBack::new(Rail::Settled, format!("the load has been the same for {} windows: it stays", self.windows)))
+    }
+
+    /// A move that might have been made has to wait, for its turn or because it was refused: it may be made later.
+    pub fn owe(&mut self, key: Key) {
+        self.owing.insert(key);
+    }
+
+    /// A move was made.
+    pub fn made(&mut self, key: Key) {
+        self.last_move = self.window;
+        self.moved.insert(key, self.window);
+        self.displaced.remove(&key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use placement::NodeBytes;
+
+    use super::*;
+
+    fn thread(tid: u32, node: u32, mb: u64) -> Thread {
+        let read_bytes: NodeBytes = [(NodeId(0), mb << 20)].into_iter().collect();
+        Thread {
+            tid,
+            pid: tid,
+            comm: "t".into(),
+            start_ns: None,
+            node: NodeId(node),
+            allowed_nodes: vec![NodeId(0), NodeId(1)],
+            held: None,
+            cpu_s: 0.5,
+            wait_s: None,
+            read_bytes,
+            remote_read_bytes: None,
+            write_bytes: NodeBytes::default(),
+            files: Vec::new(),
+            shares_file: false,
+        }
+    }
+
+    fn after(settled: &mut Settled, windows: u32, threads: &[Thread]) {
+        for _ in 0..windows {
+            let snapshot = Snapshot { window_s: 1.0, threads: threads.to_vec(), ..Snapshot::default() };
+            let now = settled.window as f64 + 1.0;
+            settled.window(&snapshot, now);
+        }
+    }
+
+    #[test]
+    fn a_load_that_stays_the_same_is_left_alone_after_its_windows() {
+        let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
+        let load = [thread(1, 0, 100), thread(2, 1, 100)];
+        after(&mut settled, 3, &load);
+        assert_eq!(settled.check((1, 0), 0.0), Ok(()));
+        after(&mut settled, 1, &load);
+        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+        // A policy that decides every 10 s has ten times as long.
+        assert_eq!(settled.check((1, 0), 10.0), Ok(()));
+        after(&mut settled, 600, &load);
+        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+    }
+
+    #[test]
+    fn threads_that_come_go_or_change_make_a_new_load() {
+        let load = [thread(1, 0, 100), thread(2, 1, 100)];
+        let cases: [(&[Thread], u32); 5] = [
+            (&[thread(1, 0, 100), thread(2, 1, 100), thread(3, 1, 100)], 1),
+            (&[thread(1, 0, 100)], GONE as u32),
+            (&[thread(1, 0, 100), thread(2, 1, 900)], 1),
+            (&[thread(1, 0, 100), thread(2, 1, 0)], 1),
+            (&[thread(1, 0, 300), thread(2, 1, 60)], 0), // neither is eight times
+        ];
+        for (then, windows) in cases {
+            let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
+            after(&mut settled, 9, &load);
+            after(&mut settled, windows.max(1), then);
+            assert_eq!(settled.check((1, 0), 0.0).is_ok(), windows > 0, "{then:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_move_makes_of_rates_is_no_new_load() {
+        let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
+        after(&mut settled, 3, &[thread(1, 1, 100)]);
+        settled.made((1, 0));
+        after(&mut settled, 1, &[thread(1, 0, 5000)]);
+        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+    }
+
+    #[test]
+    fn who_was_put_elsewhere_by_others_may_be_brought_back() {
+        let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
+        after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 1, 100)]);
+        after(&mut settled, 1, &[thread(1, 1, 100), thread(2, 1, 100)]);
+        assert_eq!(settled.check((1, 0), 0.0), Ok(()));
+        assert_eq!(settled.check((2, 0), 0.0).unwrap_err().rail, Rail::Settled);
+        settled.made((1, 0));
+        after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 1, 100)]); // back: not by others
+        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+    }
+}
