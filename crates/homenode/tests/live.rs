@@ -64,6 +64,8 @@ fn main() {
             trials.push(trial(name, skip.clone(), *test));
         }
     }
+    let unshare = if rustix::process::geteuid().is_root() { lacks("unshare") } else { Some("needs root".to_owned()) };
+    trials.push(trial("without_btf_it_says_so_and_does_the_rest", unshare, without_btf));
     trials.push(trial("run_sees_its_command_from_the_start", perl, run_sees_its_command_from_the_start));
     for (shell, args) in [("bash", "-n"), ("zsh", "-n"), ("fish", "--no-execute")] {
         trials.push(trial(&format!("{shell}_accepts_its_completions"), lacks(shell), move || completions(shell, args)));
@@ -510,6 +512,27 @@ fn without_root_observing_says_what_is_missing() {
     let missing: Vec<_> =
         report["facts"].as_array().unwrap().iter().filter(|f| f["available"] == false && f["needed"] == true).collect();
     assert!(!missing.is_empty() && missing.iter().all(|f| f["cause"].is_string() && f["fix"].is_string()), "{report}");
+}
+
+/// As on a kernel without BTF: an empty directory over the place where the kernel shows it. libbpf used to say so too, on its own.
+fn without_btf() {
+    let script = "mount -t tmpfs none /sys/kernel/btf || exit 99; shift; exec \"$0\" \"$@\"";
+    let hidden = |args: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_homenode"), "--"]).args(args);
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    let output = hidden(&["plan"]);
+    let error = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(3), ""), "{error}");
+    assert!(error.starts_with("homenode: cannot observe: BTF (/sys/kernel/btf/vmlinux) is missing: ENOENT"), "{error}");
+    let output = hidden(&["doctor", "--json"]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(1), ""));
+    let report = json(&output.stdout);
+    let btf = report["facts"].as_array().unwrap().iter().find(|f| f["available"] == false).unwrap();
+    assert!(btf["name"].as_str().unwrap().contains("BTF") && btf["fix"].is_string(), "{report}");
+    let output = hidden(&["nodes"]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
 }
 
 fn completions(shell: &str, check_only: &str) {

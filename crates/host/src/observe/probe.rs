@@ -96,6 +96,7 @@ pub struct Capabilities {
 impl Capabilities {
     /// Asks the running kernel. Loads and removes a few small programs; changes nothing.
     pub fn probe() -> Self {
+        super::programs::silence_libbpf();
         let btf = Btf::from_vmlinux();
         let names = Names { btf: btf.as_ref().ok() };
         let hooks: BTreeMap<Hook, Fact> = Hook::ALL.into_iter().map(|hook| (hook, names.fact(hook))).collect();

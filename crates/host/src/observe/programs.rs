@@ -94,7 +94,7 @@ impl Trial {
 }
 
 /// What libbpf has to say goes to the log: what matters of it is in our own errors.
-fn silence_libbpf() {
+pub(super) fn silence_libbpf() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         libbpf_rs::set_print(Some((PrintLevel::Info, |_, text| tracing::debug!("libbpf: {}", text.trim_end()))));
