@@ -118,7 +118,10 @@ pub struct Solver {
 
 /// Relative change of a rate below which the network counts as solved.
 const TOLERANCE: f64 = 1e-6;
-const MAX_PASSES: usize = 400;
+/// Locks and crowded CPUs that hang together creep to their solution: a few hundred passes.
+const MAX_PASSES: usize = 2000;
+/// Steps are at most this many times a Newton step.
+const MAX_CONFIDENCE: f64 = 4.0;
 /// Newton steps are at most this many times a plain one.
 const MAX_LEAP: f64 = 20.0;
 
@@ -211,7 +214,7 @@ impl Solver {
             let leap = (1.0 / (1.0 - self.slope[station]).max(1.0 / MAX_LEAP)).max(1.0);
             let gap = self.next[station] - self.backlog[station];
             let trust = &mut self.trust[station];
-            *trust = if gap * self.step[station] < 0.0 { (*trust * 0.5).max(0.02) } else { (*trust * 1.1).min(1.0) };
+            *trust = confidence(*trust, gap * self.step[station]);
             let step = gap * leap * *trust;
             self.step[station] = step;
             self.backlog[station] = (self.backlog[station] + step).max(0.0);
@@ -222,13 +225,18 @@ impl Solver {
             let aim = if cpus > 0.0 { (stretch * self.wanted[node] / cpus).max(1.0) } else { 1.0 };
             let faith = &mut self.faith[node];
             let pull = aim - stretch;
-            *faith = if pull * self.pull[node] < 0.0 { (*faith * 0.5).max(0.02) } else { (*faith * 1.1).min(1.0) };
+            *faith = confidence(*faith, pull * self.pull[node]);
             self.pull[node] = pull;
             change = change.max(pull.abs() / stretch);
-            self.stretch[node] = stretch + pull * *faith;
+            self.stretch[node] = (stretch + pull * *faith).max(1.0);
         }
         change
     }
+}
+
+/// How much of the next step to take: less after a step too far, more, and then more than all of it, while steps go one way.
+fn confidence(before: f64, turn: f64) -> f64 {
+    if turn < 0.0 { (before * 0.5).clamp(0.02, 0.5) } else { (before * 1.1).min(MAX_CONFIDENCE) }
 }
 
 /// What is queued before a request, its own thread's requests not counted.
@@ -298,7 +306,7 @@ mod tests {
         system.visits[0].service = 2.0;
         system.classes[0].on_s = 2.0;
         let x = throughput(&system);
-        assert!(x <= 0.5 && x > 0.48, "{x}");
+        assert!(x <= 0.5 * (1.0 + TOLERANCE) && x > 0.48, "{x}");
     }
 
     prop_compose! {

@@ -173,3 +173,30 @@ proptest! {
         prop_assert!(with(threads + 1) >= with(threads) * (1.0 - 1e-6));
     }
 }
+
+/// `count` webservers of 4 threads on node `start`, files on node 0.
+fn webservers(count: usize, start: u32) -> String {
+    let one = |i| {
+        format!(
+            "[[workload]]\nname = \"w{i}\"\nkind = \"webserver\"\nfs = \"homenode\"\nthreads = 4\nfiles = 10000\n\
+             file_size = \"160 KiB\"\ndata = 0\nstart = {start}\n"
+        )
+    };
+    let machine = "duration_s = 20\npolicy = \"none\"\n[machine]\nnodes = 2\ncpus = 28\nmemory = \"768 GB\"\noptane_modules = 6\n";
+    (0..count).map(one).fold(machine.to_owned(), |text, workload| text + &workload)
+}
+
+#[test]
+fn what_is_appended_to_a_log_does_not_move_the_files_that_are_read() {
+    // Every webserver appends 16 KiB to its log in a round in which it reads ten files.
+    let outcome = outcome(&webservers(1, 1));
+    assert!(outcome.workloads[0].write_bw > 1e6);
+    assert_eq!(outcome.windows.last().unwrap().remote_share, Some(1.0));
+}
+
+#[test]
+fn jobs_on_one_node_share_its_cache() {
+    // Six modules have bandwidth for more than eight threads: what two jobs lose to each other is cache.
+    let [one, two] = [1, 2].map(|count| outcome(&webservers(count, 0)).workloads[0].ops_per_s);
+    assert!(two < 0.96 * one, "{two} of {one}");
+}

@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn amounts_read_well() {
         for (value, unit, text) in [
-            (0.785e-9, "s/B", "785 ps/B"),
+            (0.785e-9, "s/B", "0.785 ns/B"),
             (0.45e-9, "s", "0.450 ns"),
             (2.55e-6, "s", "2.550 µs"),
             (6.8e9, "B/s", "6.800 GB/s"),
