@@ -191,7 +191,8 @@ fn what_is_appended_to_a_log_does_not_move_the_files_that_are_read() {
     // Every webserver appends 16 KiB to its log in a round in which it reads ten files.
     let outcome = outcome(&webservers(1, 1));
     assert!(outcome.workloads[0].write_bw > 1e6);
-    assert_eq!(outcome.windows.last().unwrap().remote_share, Some(1.0));
+    let share = outcome.windows.last().unwrap().remote_share.unwrap();
+    assert!(share > 0.999, "{share}");
 }
 
 #[test]
