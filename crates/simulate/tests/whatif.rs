@@ -60,6 +60,25 @@ fn on_the_same_machine_the_observed_throughput_comes_out_again() {
     }
 }
 
+#[test]
+fn waiting_for_a_cpu_is_not_taken_for_sleep() {
+    // Three times as many threads as CPUs: what they waited there for, they wait for again.
+    let (snapshot, machine) = record(&scenario(
+        "duration_s = 10\n[machine]\nnodes = 2\ncpus = 4\nmemory = \"16 GiB\"\n\
+         [[workload]]\nkind = \"fio\"\nthreads = 24\nblock = \"64 KiB\"\nfile_size = \"256 MiB\"\ndata = 0\n",
+    ));
+    assert!(snapshot.threads.iter().all(|t| t.wait_s.unwrap() > 0.5));
+    let on = |machine: Topology| {
+        let whatif = WhatIf::new(&snapshot, machine, "again").unwrap();
+        whatif.run(None, 1, |_| {}).unwrap().bytes_per_s() / whatif.recorded().read_bw
+    };
+    assert!(close(on(machine.clone()), 1.0, 0.02), "{}", on(machine));
+    // Enough CPUs for all: three times as much, were it not for the remote half of them.
+    let mut large = machine;
+    large.nodes.iter_mut().zip([0..16, 16..32]).for_each(|(n, cpus)| n.cpus = cpus.collect());
+    assert!(on(large.clone()) > 2.0, "{}", on(large));
+}
+
 /// Random loads of kinds that a snapshot can tell: one copy of every file, nothing mapped, nothing that changes by being written.
 #[test]
 fn random_loads_come_out_again_on_their_machine() {

@@ -8,7 +8,7 @@
 //!
 //! **Limits.** Neither can be below 0: a thread that was faster than the modelled memory stays slower than it was.
 
-use super::load::Load;
+use super::load::{CYCLE_S, Load};
 use super::world;
 use crate::run::Scenario;
 
@@ -22,7 +22,7 @@ const STEP: f64 = 0.7;
 pub(super) fn costs(load: &Load, scenario: &Scenario) -> (Vec<(f64, f64)>, f64) {
     let mut world = world(scenario, load, 1);
     let observed = load.bytes_per_round();
-    let wanted: Vec<(f64, f64)> = (0..load.threads()).map(|t| world.cost(t)).map(|(on, off)| (on, on + off)).collect();
+    let wanted: Vec<(f64, f64)> = (0..load.threads()).map(|t| world.cost(t)).map(|(on, _)| (on, CYCLE_S)).collect();
     let mut rates = world.rates();
     for _ in 0..PASSES {
         let mut worst: f64 = 0.0;

@@ -12,6 +12,8 @@ use crate::world::{Launch, Shares, Start, World, add};
 
 /// Rounds of a thread in one second.
 const ROUNDS_PER_S: f64 = 1000.0;
+/// Seconds of a round, as recorded.
+pub(super) const CYCLE_S: f64 = 1.0 / ROUNDS_PER_S;
 /// Bytes of a read call where the snapshot does not say.
 const CALL: f64 = 65536.0;
 /// Bytes of a process whose memory was not looked at.
@@ -266,9 +268,10 @@ fn operation(thread: &Thread, window_s: f64, mut set: impl FnMut(&str) -> usize)
     if thread.files.is_empty() {
         part(set(&unnamed(thread)), thread.read_bytes.total(), thread.write_bytes.total(), None, None);
     }
-    let cycle = 1.0 / ROUNDS_PER_S;
-    let cpu_s = (thread.cpu_s / rounds).clamp(0.0, cycle);
-    Operation { cpu_s, off_s: cycle - cpu_s, counted: 1.0, parts, ..Operation::default() }
+    let cpu_s = (thread.cpu_s / rounds).clamp(0.0, CYCLE_S);
+    // Waiting for a CPU is the model's to say; what it does not explain the fit turns into sleep.
+    let off_s = (CYCLE_S - cpu_s - thread.wait_s.unwrap_or(0.0) / rounds).max(0.0);
+    Operation { cpu_s, off_s, counted: 1.0, parts, ..Operation::default() }
 }
 
 /// A process's memory on the other machine; one that was not looked at is where its last thread starts, or on the first node.

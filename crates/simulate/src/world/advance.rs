@@ -205,14 +205,17 @@ impl World {
 
 /// Adds flows to sums by part and node.
 fn sum_up(sums: &mut FlowSums, flows: impl Iterator<Item = (usize, usize, f64, f64)>) {
-    for (i, (part, node, read, own)) in flows.enumerate().filter(|(_, f)| f.2 > 0.0 || f.3 > 0.0) {
+    let mut next = 0;
+    for (part, node, read, own) in flows.filter(|f| f.2 > 0.0 || f.3 > 0.0) {
         let same = |f: &(usize, usize, f64, f64)| (f.0, f.1) == (part, node);
-        // Mostly in the order of the last time.
-        let at = if sums.get(i).is_some_and(same) { Some(i) } else { sums.iter().position(same) };
+        // Both are mostly in the same order: what is wanted is where the last one was found, or soon after.
+        let (before, after) = sums.split_at(next.min(sums.len()));
+        let at = after.iter().position(same).map(|i| before.len() + i).or_else(|| before.iter().position(same));
         match at.and_then(|at| sums.get_mut(at)) {
             Some(sum) => (sum.2, sum.3) = (sum.2 + read, sum.3 + own),
             None => sums.push((part, node, read, own)),
         }
+        next = at.map_or(next, |at| at + 1);
     }
 }
 

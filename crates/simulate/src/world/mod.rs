@@ -28,14 +28,14 @@ use crate::workload::{FileSet, Job, Place};
 
 pub(crate) use kernel::Start;
 
-/// Bytes per node index, for the few nodes that have some.
+/// Bytes per node index, for the few nodes that have some, by rising index.
 pub(crate) type Shares = SmallVec<[(usize, f64); 2]>;
 
 /// Adds bytes of a node.
 pub(crate) fn add(shares: &mut Shares, node: usize, bytes: f64) {
-    match shares.iter_mut().find(|s| s.0 == node) {
-        Some(share) => share.1 += bytes,
-        None => shares.push((node, bytes)),
+    match shares.binary_search_by_key(&node, |s| s.0) {
+        Ok(at) => shares[at].1 += bytes,
+        Err(at) => shares.insert(at, (node, bytes)),
     }
 }
 
@@ -93,7 +93,7 @@ impl File {
 /// What fraction of two sets of bytes is on other nodes; both have some.
 fn apart(a: &Shares, b: &Shares) -> f64 {
     let (all_a, all_b) = (total(a), total(b));
-    let of = |shares: &Shares, node: usize| shares.iter().find(|s| s.0 == node).map_or(0.0, |s| s.1);
+    let of = |shares: &Shares, node: usize| shares.binary_search_by_key(&node, |s| s.0).map_or(0.0, |at| shares[at].1);
     // Both add up to one: what is more here is less there.
     let more = |s: &(usize, f64)| (s.1 / all_a - of(b, s.0) / all_b).max(0.0);
     a.iter().map(more).sum()
