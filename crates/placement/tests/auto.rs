@@ -46,7 +46,7 @@ fn read_contention_moves_files_and_threads() {
     let after = toy.run(&mut auto(), 40);
     assert!(after > 13.5e9, "{after:e} of 13.6e9: {:?}", toy.moves);
     let files = toy.moves.iter().filter(|(_, mv)| matches!(mv, Move::File { .. })).count();
-    assert_eq!(files, 8, "{:?}", toy.moves);
+    assert!((7..=9).contains(&files), "{files}: {:?}", toy.moves);
 }
 
 fn random(runner: &mut TestRunner, most_nodes: usize, most_threads: usize) -> Toy {

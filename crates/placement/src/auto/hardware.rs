@@ -68,7 +68,7 @@ impl Hardware {
                     cpus: n.cpus.len() as f64,
                     others: 0.0,
                     home: i,
-                    read_work: work(read_bw),
+                    read_work: work(if nvm { settings.nvm_sustained * read_bw } else { read_bw }),
                     write_work: work(write_bw),
                     read_s: read_s.max(work(read_bw)),
                     write_s: write_s.max(work(write_bw)),

@@ -11,10 +11,12 @@
 //!
 //! **Limits.** Measured and predicted throughput are those of the machine: one process's loss can hide behind another's gain.
 
+use std::collections::BTreeMap;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
-use super::demand::{Demands, Known};
+use super::demand::{Demand, Demands, Known};
 use crate::processes::sane;
 use crate::{Move, Snapshot};
 
@@ -39,8 +41,8 @@ const WORSE: f64 = 0.99;
 const STRICTER: f64 = 2.0;
 /// How often a thread is moved for one load.
 const MOST_MOVED: u32 = 1;
-/// Windows after a load has appeared in which plans are made.
-const PLANNING: u32 = 8;
+/// Windows after a load has appeared in which plans are made: so that the last one is measured, and taken back, within ten.
+const PLANNING: u32 = 6;
 /// A load that has lasted for so long is looked at again.
 const AGAIN_S: f64 = 600.0;
 /// What a plan's promise is worth at least, whatever earlier ones kept.
@@ -89,6 +91,8 @@ struct Best {
     threads: FxHashMap<u32, NodeId>,
     /// Processes that were moved with their memory since, and from where.
     processes: FxHashMap<u32, NodeId>,
+    /// Files that were moved since: from where, and to where.
+    files: BTreeMap<String, (NodeId, NodeId)>,
 }
 
 /// What a thread does, as far as its place does not matter.
@@ -166,10 +170,10 @@ impl History {
             return Turn::Wait(again);
         }
         if let Some(trial) = &mut self.trial {
-            let here = |d: &&super::demand::Demand| trial.threads.contains(&snapshot.threads[d.thread].tid);
-            let (count, sum) = demands.threads.iter().filter(here).fold((0, 0.0), |(n, sum), d| (n + 1, sum + d.rate));
+            let here = |d: &&Demand| trial.threads.contains(&snapshot.threads[d.thread].tid);
+            let count = demands.threads.iter().filter(here).count();
             trial.windows += 1;
-            trial.sum += sum;
+            trial.sum += done(snapshot, demands);
             // Somebody has ended: nothing to compare with.
             if count != trial.threads.len() {
                 (self.trial, self.best) = (None, None);
@@ -197,7 +201,7 @@ impl History {
         }
         let best = self.best.take()?;
         let share = rate / best.rate.max(f64::MIN_POSITIVE);
-        if share < WORSE {
+        if share < WORSE && self.windows < ASKING {
             self.veto.extend(trial.moved);
             let back = back_to(&best, snapshot, demands);
             self.best = Some(best);
@@ -221,7 +225,7 @@ impl History {
             least: f64::INFINITY,
         };
         self.asked = moves.iter().map(asked).collect();
-        let before = demands.threads.iter().map(|d| d.rate).sum::<f64>();
+        let before = done(snapshot, demands);
         let best = self.best.get_or_insert_with(|| placement(snapshot, demands, before));
         let mut moved = Vec::new();
         for (mv, _) in moves {
@@ -235,15 +239,13 @@ impl History {
                     best.processes.entry(*pid).or_insert(*from);
                     moved.push((*pid, *to));
                 }
-                Move::File { file, .. } => {
+                Move::File { file, from, to, .. } => {
                     self.stuck_files.insert(file.clone(), now_s);
                     self.moved_data = true;
+                    // Of a file that was on several nodes, all goes back to the first.
+                    best.files.entry(file.clone()).or_insert((*from, *to));
                 }
             }
-        }
-        // What was the best place for threads while their data was elsewhere says nothing any more.
-        if moves.iter().any(|(mv, _)| matches!(mv, Move::File { .. })) {
-            self.best = None;
         }
         self.trial = Some(Trial {
             before,
@@ -396,16 +398,41 @@ impl History {
     }
 }
 
+/// Bytes/s that get done. Of mapped memory it is seen which pages are touched, not how often: where programs use it, what the nodes'
+/// controllers serve counts.
+fn done(snapshot: &Snapshot, demands: &Demands) -> f64 {
+    let mapped = |d: &Demand| snapshot.threads[d.thread].file_bytes() == 0;
+    let served: f64 = snapshot.nodes.iter().map(|n| n.read_bytes as f64 + n.write_bytes as f64).sum();
+    let window_s = sane(snapshot.window_s);
+    if demands.threads.iter().any(mapped) && window_s > 0.0 {
+        served / window_s
+    } else {
+        demands.threads.iter().map(|d| d.rate).sum()
+    }
+}
+
 /// Where all threads are, and what they get there.
 fn placement(snapshot: &Snapshot, demands: &Demands, rate: f64) -> Best {
-    let at = |d: &super::demand::Demand| (snapshot.threads[d.thread].tid, snapshot.threads[d.thread].node);
-    Best { rate, threads: demands.threads.iter().map(at).collect(), processes: FxHashMap::default() }
+    let at = |d: &Demand| (snapshot.threads[d.thread].tid, snapshot.threads[d.thread].node);
+    Best {
+        rate,
+        threads: demands.threads.iter().map(at).collect(),
+        processes: FxHashMap::default(),
+        files: BTreeMap::new(),
+    }
 }
 
 /// The moves that lead back to a placement.
 fn back_to(best: &Best, snapshot: &Snapshot, demands: &Demands) -> Vec<Move> {
-    let mut back = Vec::new();
     let reason = crate::Reason::ReadLocality;
+    let file = |(file, (to, from)): (&String, &(NodeId, NodeId))| Move::File {
+        file: file.clone(),
+        from: *from,
+        to: *to,
+        reason,
+        why: String::new(),
+    };
+    let mut back: Vec<Move> = best.files.iter().map(file).collect();
     // A process that was spread goes back thread by thread; its memory stays.
     let whole = |pid: u32, to: NodeId| {
         let mut own = snapshot.threads.iter().filter(|t| t.pid == pid);
@@ -417,7 +444,7 @@ fn back_to(best: &Best, snapshot: &Snapshot, demands: &Demands) -> Vec<Move> {
         let from = snapshot.threads.iter().find(|t| t.pid == *pid).map(|t| t.node).filter(|from| from != to);
         back.extend(from.map(|from| Move::Process { pid: *pid, from, to: *to, reason, why: String::new() }));
     }
-    back.sort_by_key(|mv| if let Move::Process { pid, .. } = mv { *pid } else { 0 });
+    back.sort_by_key(|mv| if let Move::Process { pid, .. } = mv { *pid } else { 0 }); // stable: files stay first
     for t in demands.threads.iter().map(|d| &snapshot.threads[d.thread]) {
         let to = best.threads.get(&t.tid).copied().filter(|to| *to != t.node && t.held.is_none());
         if let Some(to) = to.filter(|_| !processes.contains_key(&t.pid)) {
@@ -459,7 +486,10 @@ fn proceed(a: &mut Asked, left: f64, now: &Now, again: &mut Vec<Move>, give_up: 
     // What was on its way and comes back is brought back by somebody, such as writers: that would not end.
     let comes_back = a.left.is_finite() && left > a.least * (1.0 + CRUMBS);
     a.least = a.least.min(left);
-    if overdue || (comes_back && !moving) || (a.idle >= STALLED && (over || a.times >= STALLED)) {
+    // Files are asked for once: a file system that does not move them will not do so later, and what waits for them is not measured.
+    let once = over || matches!(a.mv, Move::File { .. });
+    let stalled = a.idle >= if once { STALLED - 1 } else { STALLED };
+    if overdue || (comes_back && !moving) || (stalled && (once || a.times >= STALLED)) {
         give_up();
         return false;
     }

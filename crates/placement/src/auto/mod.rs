@@ -83,13 +83,15 @@ impl Policy for Auto {
                 return plan;
             }
             Turn::Back(mut moves, share) => {
+                let text = format!(
+                    "taken back: the plan that moved it brought {:.0} % of what there was before",
+                    100.0 * share
+                );
                 for mv in &mut moves {
-                    if let crate::Move::Thread { why, .. } | crate::Move::Process { why, .. } = mv {
-                        *why = format!(
-                            "taken back: the plan that moved it brought {:.0} % of what there was before",
-                            100.0 * share
-                        );
-                    }
+                    let (crate::Move::Thread { why, .. }
+                    | crate::Move::Process { why, .. }
+                    | crate::Move::File { why, .. }) = mv;
+                    why.clone_from(&text);
                 }
                 self.history.taken_back(now_s, &moves);
                 plan.moves = moves;
@@ -154,9 +156,11 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, budget: f64, c
                 && history.may_move_process(pid(*process))
                 && teams.all(|t| t.node == *node || !t.held)
         }
-        Change::Group { group, node, .. } => {
+        Change::Group { group, node, users } => {
             let g = &model.demands.groups.list[*group];
-            files(Box::new(g.files.iter().copied()), model.group_bytes(*group, *node))
+            let uses = |t: usize| *users && model.teams[t].shared.iter().any(|s| s.0 == *group);
+            (0..model.teams.len()).all(|t| !uses(t) || threads(t, *node))
+                && files(Box::new(g.files.iter().copied()), model.group_bytes(*group, *node))
         }
         Change::Swap { a, b } => threads(a.0, b.1.node) && threads(b.0, a.1.node),
     }

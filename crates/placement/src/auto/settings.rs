@@ -18,6 +18,8 @@ pub struct Settings {
     pub remote_dram: f64,
     /// How much more of a persistent-memory controller a byte from one hop away takes: bandwidth −34.6 % (NT I), 1 / (1 − 0.346).
     pub remote_load: f64,
+    /// Share of its peak that a controller of persistent memory sustains for reads: 6 GB/s (NT slides, 3) of 6.8 (NT III-C1).
+    pub nvm_sustained: f64,
     /// Seconds per byte for one thread that reads persistent memory locally and alone: NP Fig. 3, 2482 MiB/s × 1.059.
     pub nvm_read_s: f64,
     /// The same for writes: four writers fill a module of 1.85 GB/s, so one gets at most about as much as the module.
@@ -60,6 +62,7 @@ impl Default for Settings {
             remote_write: 1.0 / (1.0 - 0.655),
             remote_dram: 108.8 / 66.8,
             remote_load: 1.0 / (1.0 - 0.346),
+            nvm_sustained: 6.0 / 6.8,
             nvm_read_s: 1.0 / (2482.0 * 1_048_576.0 * 1.059),
             nvm_write_s: 1.0 / 1.85e9,
             dram_s: 1.0 / 6.7e9,
