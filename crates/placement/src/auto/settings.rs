@@ -28,8 +28,9 @@ pub struct Settings {
     pub dram_s: f64,
     /// Reads of shared data that the last-level cache serves when all who share it are on one node: 1 − 1 / 1.315 (NT III-D).
     pub cache_shared: f64,
-    /// What one hop makes of the time that a lock is held: its line and what it protects come from the last holder's cache. NT V-D:
-    /// filebench wins 78 % when the half of its threads that ran on the other node joins the rest, 1 + ½ (x − 1) = 1.78.
+    /// What one hop makes of the time that a lock is held: its line and what it protects come from the last holder's cache. NT V-D
+    /// gives a lower bound: filebench wins 78 % when the half of its threads that ran on the other node joins the rest, 1 + ½ (x − 1) = 1.78,
+    /// x = 2.56, with everything else that a thread does in it. 5 has the least regret on simulated machines: fitted there, not measured.
     pub cross_lock: f64,
     /// Share of a program's own CPU time that waits for its own memory, which becomes slower when the thread leaves it behind.
     pub own_memory: f64,
