@@ -4,8 +4,8 @@
 //! changes what it sees next. Dwell and cool-down only make that slower.
 //!
 //! **Approach.** A load's placement is found in its first windows. It is a new load when a busy thread comes, goes for good, or does
-//! something else than before: starts or stops using files, reads where it wrote, or becomes so much faster or slower as no placement
-//! explains. When nothing of that has happened for [`Settle::windows`](crate::settings::Settle) of the policy's own decision periods,
+//! something else than before: starts or stops using files, reads from another node, reads where it wrote, or becomes so much faster or
+//! slower as no placement explains. When nothing of that has happened for [`Settle::windows`](crate::settings::Settle) of the policy's own decision periods,
 //! threads and processes stay. A move that was asked for in time but waits (for its turn under the rate limit, or after a refusal) is
 //! still made, and a thread that somebody else has put elsewhere meanwhile may be brought back. Data may
 //! have drifted after [`Settle::again_s`](crate::settings::Settle): then the load counts as new.
@@ -29,6 +29,8 @@ const GONE: u64 = 10;
 const FACTOR: f64 = 8.0;
 /// or when the share of reads in its file bytes has changed by this much.
 const READS: f64 = 0.25;
+/// Share of reads from one node from which that is clearly where a thread reads.
+const CLEAR: f64 = 0.75;
 /// Windows after a move in which a change of rates is the move's.
 const OURS: u64 = 3;
 
@@ -38,6 +40,8 @@ struct Doing {
     bytes_s: f64,
     /// Share of reads.
     reads: f64,
+    /// Where most of its reads come from, where that is clear.
+    home: Option<NodeId>,
     node: NodeId,
     /// Window in which it was last seen.
     seen: u64,
@@ -49,7 +53,8 @@ impl Doing {
         let bytes_s = bytes / window_s;
         let busy = bytes_s >= BUSY_BYTES_S || t.cpu_s >= BUSY_CPU * window_s;
         let reads = if bytes > 0.0 { read / bytes } else { 0.0 };
-        busy.then_some(Self { bytes_s, reads, node: t.node, seen })
+        let home = t.home().filter(|home| t.read_bytes.get(*home) as f64 >= CLEAR * read);
+        busy.then_some(Self { bytes_s, reads, home, node: t.node, seen })
     }
 
     fn like(&self, before: &Self) -> bool {
@@ -57,6 +62,7 @@ impl Doing {
             (true, true) => {
                 (1.0 / FACTOR..FACTOR).contains(&(self.bytes_s / before.bytes_s))
                     && (self.reads - before.reads).abs() < READS
+                    && (self.home.is_none() || before.home.is_none() || self.home == before.home)
             }
             (now, then) => now == then,
         }
@@ -162,7 +168,11 @@ mod tests {
     use super::*;
 
     fn thread(tid: u32, node: u32, mb: u64) -> Thread {
-        let read_bytes: NodeBytes = [(NodeId(0), mb << 20)].into_iter().collect();
+        reader(tid, node, 0, mb)
+    }
+
+    fn reader(tid: u32, node: u32, from: u32, mb: u64) -> Thread {
+        let read_bytes: NodeBytes = [(NodeId(from), mb << 20)].into_iter().collect();
         Thread {
             tid,
             pid: tid,
@@ -206,7 +216,9 @@ mod tests {
     #[test]
     fn threads_that_come_go_or_change_make_a_new_load() {
         let load = [thread(1, 0, 100), thread(2, 1, 100)];
-        let cases: [(&[Thread], u32); 5] = [
+        let cases: [(&[Thread], u32); 6] = [
+            // As much as before, but of a file on another node.
+            (&[thread(1, 0, 100), reader(2, 1, 1, 100)], 1),
             (&[thread(1, 0, 100), thread(2, 1, 100), thread(3, 1, 100)], 1),
             (&[thread(1, 0, 100)], GONE as u32),
             (&[thread(1, 0, 100), thread(2, 1, 900)], 1),
