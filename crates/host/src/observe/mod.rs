@@ -52,7 +52,7 @@ use assemble::Places;
 use programs::{Machine, Programs, Refused};
 use records::{Counters, MARK_MOVED, MARK_TREE};
 use scope::Filter;
-use slices::{HookCost, Slicer, Slices};
+use slices::{Attached, HookCost, Slicer, Slices};
 
 /// Observes until it is dropped; nothing stays in the kernel then.
 pub struct Observer {
@@ -69,7 +69,7 @@ pub struct Observer {
 struct Before {
     at: Instant,
     /// How long the hook on the read path had been attached by then.
-    attached: Duration,
+    attached: Attached,
     counters: Vec<Counters>,
     tasks_passed: u64,
     cpu_s: f64,
@@ -113,7 +113,7 @@ impl Observer {
         programs.drain(ended)?;
         let before = Before {
             at: Instant::now(),
-            attached: programs.reads().map(Slicer::attached).unwrap_or_default().0,
+            attached: programs.reads().map(Slicer::attached).unwrap_or_default(),
             counters: programs.counters()?,
             tasks_passed: programs.tasks_passed(),
             cpu_s: cpu_s(),
@@ -138,7 +138,7 @@ impl Observer {
         let ended = self.programs.flip();
         let at = Instant::now();
         // Programs that were running when the table was changed finish during the pass.
-        let (attached, refused) = self.programs.reads().map(Slicer::attached).unwrap_or_default();
+        let attached = self.programs.reads().map(Slicer::attached).unwrap_or_default();
         let pass = self.programs.pass()?;
         let mut entries = self.programs.drain(ended)?;
         let counters = self.programs.counters()?;
@@ -153,11 +153,11 @@ impl Observer {
         since.iter().for_each(|cpu| sum.add(cpu));
         let length_s = at.duration_since(self.before.at).as_secs_f64();
         let slices = Slices {
-            attached_s: (attached - self.before.attached).as_secs_f64(),
+            attached_s: attached.since(self.before.attached, length_s),
             length_s,
             cost: self.programs.reads().map_or_else(HookCost::default, |reads| reads.cost),
             counted: 1024.0 * sum.counted as f64 / sum.stood_for.max(1) as f64,
-            refused,
+            refused: self.programs.reads().and_then(Slicer::refused),
         };
         assemble::unslice(&slices, &pass, &mut entries);
         self.set_slices(&slices, &since);
