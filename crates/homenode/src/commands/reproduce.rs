@@ -1,23 +1,22 @@
 //! `homenode reproduce`: the papers' experiments on the simulated machine, beside what the papers state.
 
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use simulate::papers::Paper;
 use simulate::reproduce::{self, Bench, Figure, Score, WriteError};
 
 use crate::cli::{Global, ReproduceArgs};
 use crate::exit::{Exit, Failure};
-use crate::output;
 use crate::output::table::Table;
+use crate::output::{self, progress};
 
 /// Runs the experiments and writes the report. A miss is a result, not a failure.
 pub fn run(global: &Global, args: &ReproduceArgs) -> Result<Exit, Failure> {
     let papers = args.paper.papers();
     reproduce::prepare(&args.out).map_err(|e| unwritten(&e))?;
-    let bar = bar(reproduce::figures(&papers), global.json);
+    let template = "{wide_bar} {pos} of {len} figures  {elapsed}  {msg:20}";
+    let bar = progress::bar(global.json, reproduce::figures(&papers) as u64, template);
     let say = |paper: Paper, figure: &str| {
         bar.set_message(format!("{} {figure}", paper.name()));
         bar.inc(1);
@@ -37,17 +36,6 @@ pub fn run(global: &Global, args: &ReproduceArgs) -> Result<Exit, Failure> {
 
 fn unwritten(error: &WriteError) -> Failure {
     Failure::from_error(Exit::Io, "reproduce", error)
-}
-
-fn bar(figures: usize, json: bool) -> ProgressBar {
-    if json || !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(figures as u64);
-    match ProgressStyle::with_template("{wide_bar} {pos} of {len} figures  {elapsed}  {msg:20}") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }
 
 fn as_json(figures: &[Figure], seeds: u64, written: &[PathBuf]) -> Value {

@@ -1,11 +1,10 @@
 //! `homenode where`: on which node each file's cached data is.
 
 use std::collections::BTreeSet;
-use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use host::residency::{self, Residency};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use topology::NodeId;
 
@@ -15,7 +14,7 @@ use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output::table::Table;
 use crate::output::units::{percent, size};
-use crate::output::{self, escape};
+use crate::output::{self, escape, progress};
 
 /// Smaller files are through before a progress bar could be read.
 const LARGE: u64 = 256 << 20;
@@ -47,7 +46,10 @@ pub fn run(global: &Global, args: &WhereArgs) -> Result<Exit, Failure> {
 
 fn look(path: &Path, json: bool) -> Result<Residency, Failure> {
     let bar = match path.metadata() {
-        Ok(meta) if meta.len() >= LARGE && !json && io::stderr().is_terminal() => bar(path, meta.len()),
+        Ok(meta) if meta.len() >= LARGE => {
+            let bar = progress::bar(json, meta.len(), "{msg} {wide_bar} {percent} %  {eta} left");
+            bar.with_message(escape(&path.display().to_string()))
+        }
         _ => ProgressBar::hidden(),
     };
     let residency = residency::of(path, &mut |done, total| {
@@ -56,15 +58,6 @@ fn look(path: &Path, json: bool) -> Result<Residency, Failure> {
     });
     bar.finish_and_clear();
     residency.map_err(|e| Failure::from_error(Exit::Partly, "where", &e))
-}
-
-fn bar(path: &Path, length: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg} {wide_bar} {percent} %  {eta} left");
-    let bar = ProgressBar::new(length).with_message(escape(&path.display().to_string()));
-    match style {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }
 
 /// One file; bytes are bytes. Where residency is hidden nothing is said about it.

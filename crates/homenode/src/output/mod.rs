@@ -1,5 +1,6 @@
 //! What the user sees: tables, figures and the words of homenode, the same in every sub-command.
 
+pub mod progress;
 pub mod table;
 pub mod units;
 pub mod words;

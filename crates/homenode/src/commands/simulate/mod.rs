@@ -3,10 +3,9 @@
 mod regret;
 mod table;
 
-use std::io::{self, IsTerminal};
 use std::path::Path;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::json;
 use simulate::run::{RunError, WindowOutcome, run_with};
 use simulate::{Outcome, Scenario, ScenarioError, ScenarioFile, WhatIf, random};
@@ -15,7 +14,7 @@ use crate::cli::{Global, SimulateArgs};
 use crate::commands::{nodes, plan};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
-use crate::output;
+use crate::output::{self, progress};
 
 /// Seed where neither the user nor a scenario file says one.
 const SEED: u64 = 1;
@@ -87,10 +86,7 @@ impl Load {
     fn compare(&self, global: &Global, asked: &[String]) -> Result<Exit, Failure> {
         let policies = self.policies(asked);
         let scenario = self.what.scenario();
-        let bar = match !global.json && io::stderr().is_terminal() {
-            true => bar((scenario.windows() * policies.len()) as u64, "windows"),
-            false => ProgressBar::hidden(),
-        };
+        let bar = bar(global.json, (scenario.windows() * policies.len()) as u64, "windows");
         let mut outcomes: Vec<Outcome> = Vec::new();
         for name in &policies {
             bar.set_message(name.clone());
@@ -142,11 +138,7 @@ impl Load {
     }
 }
 
-/// A bar on stderr that counts to `length`.
-fn bar(length: u64, what: &'static str) -> ProgressBar {
-    let bar = ProgressBar::new(length);
-    match ProgressStyle::with_template(&format!("{{msg}} {{wide_bar}} {{pos}} of {{len}} {what}  {{eta}} left")) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
+/// A bar that counts `what` to `length`.
+fn bar(json: bool, length: u64, what: &str) -> ProgressBar {
+    progress::bar(json, length, &format!("{{msg}} {{wide_bar}} {{pos}} of {{len}} {what}  {{eta}} left"))
 }

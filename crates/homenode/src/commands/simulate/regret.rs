@@ -1,8 +1,5 @@
 //! `homenode simulate --regret`: every policy on many scenarios.
 
-use std::io::{self, IsTerminal};
-
-use indicatif::ProgressBar;
 use simulate::regret::{PolicyRegret, Regret, Request, SETTLED, Spread, regret};
 
 use crate::cli::Global;
@@ -14,10 +11,7 @@ use crate::output::units::count;
 /// Compares the policies and prints the table, or all of it as JSON.
 pub fn run(global: &Global, scenarios: u32, seed: u64) -> Result<Exit, Failure> {
     let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let bar = match !global.json && io::stderr().is_terminal() {
-        true => super::bar(0, "scenarios"),
-        false => ProgressBar::hidden(),
-    };
+    let bar = super::bar(global.json, 0, "scenarios");
     let result = regret(Request { scenarios, seed, papers: true, workers }, &|done, of| {
         bar.set_length(of as u64);
         bar.set_position(done as u64);
