@@ -41,6 +41,7 @@ mod weights;
 
 use std::time::{Duration, Instant};
 
+use rustix::time::ClockId;
 use topology::Topology;
 
 pub use choose::{Configuration, choose};
@@ -167,7 +168,7 @@ impl Observer {
         let notes = self.notes(&sum, &slices, all.odd_node_bytes);
         let cpu = cpu_s();
         let observed = Observed {
-            time_s: boot_time_s(),
+            time_s: clock_s(ClockId::Boottime),
             window_s: length_s,
             threads: all.threads,
             node_cpu_s: all.node_cpu_s,
@@ -267,15 +268,15 @@ fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<
     Ok(())
 }
 
-fn boot_time_s() -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+/// Seconds on a clock.
+fn clock_s(clock: ClockId) -> f64 {
+    let now = rustix::time::clock_gettime(clock);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
 /// CPU seconds of this process so far.
 fn cpu_s() -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+    clock_s(ClockId::ProcessCPUTime)
 }
 
 /// Resident memory of this process: second field of /proc/self/statm, in pages.

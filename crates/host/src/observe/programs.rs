@@ -151,7 +151,7 @@ impl Programs {
     pub fn start(hooks: &BTreeSet<Hook>, settings: &Settings, machine: &Machine) -> Result<Self, Refused> {
         silence_libbpf();
         match Self::load(hooks, settings, machine) {
-            Ok(skel) => Self::attach(skel, hooks, machine),
+            Ok(skel) => Self::attach(skel, hooks, settings, machine),
             Err(source) => {
                 for hook in hooks {
                     if let Err(error) = Self::load(&BTreeSet::from([*hook]), settings, machine) {
@@ -197,7 +197,12 @@ impl Programs {
         open.load()
     }
 
-    fn attach(skel: ObserveSkel<'static>, hooks: &BTreeSet<Hook>, machine: &Machine) -> Result<Self, Refused> {
+    fn attach(
+        skel: ObserveSkel<'static>,
+        hooks: &BTreeSet<Hook>,
+        settings: &Settings,
+        machine: &Machine,
+    ) -> Result<Self, Refused> {
         let output = Vec::new();
         let drain = drain::Buffer::default();
         let pass = skel.progs.task_pass.attach().map_err(bpf("attaching iter/task"))?;
@@ -214,7 +219,7 @@ impl Programs {
         for hook in hooks {
             let refused = |e| Refused::Hook(*hook, refused("attaching", *hook, &e));
             if choose::READS.contains(hook) {
-                programs.reads = Some(sliced(&mut programs.skel, *hook).map_err(refused)?);
+                programs.reads = Some(sliced(&mut programs.skel, *hook, settings).map_err(refused)?);
             } else {
                 programs._links.push(attached(&mut programs.skel, *hook).map_err(refused)?);
             }
@@ -385,8 +390,8 @@ fn attached(skel: &mut ObserveSkel<'static>, hook: Hook) -> Result<Link, libbpf_
     find(skel, hook)?.attach()
 }
 
-fn sliced(skel: &mut ObserveSkel<'static>, hook: Hook) -> Result<Slicer, libbpf_rs::Error> {
+fn sliced(skel: &mut ObserveSkel<'static>, hook: Hook, settings: &Settings) -> Result<Slicer, libbpf_rs::Error> {
     let program = find(skel, hook)?.as_fd().try_clone_to_owned().map_err(libbpf_rs::Error::from)?;
     let on = skel.maps.slice_on.as_fd().try_clone_to_owned().map_err(libbpf_rs::Error::from)?;
-    Slicer::start(program, on).map_err(libbpf_rs::Error::from)
+    Slicer::start(program, on, !settings.exact).map_err(libbpf_rs::Error::from)
 }

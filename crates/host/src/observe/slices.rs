@@ -22,6 +22,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::time::ClockId;
+
+use super::clock_s;
+
 /// What the hook may take of a CPU's time.
 const BUDGET: f64 = 0.012;
 /// What an attached hook costs a read, seconds, where it cannot be measured: 55 to 65 ns seen (AMD EPYC, Linux 6.18).
@@ -83,15 +87,11 @@ impl HookCost {
 
 /// Seconds of CPU time per cached read of a page.
 fn read_s(file: &File, reads: u32) -> io::Result<f64> {
-    let cpu = || {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
-    };
-    let (mut buffer, start) = ([0; 4096], cpu());
+    let (mut buffer, start) = ([0; 4096], clock_s(ClockId::ThreadCPUTime));
     for _ in 0..reads {
         file.read_at(&mut buffer, 0)?;
     }
-    Ok((cpu() - start) / f64::from(reads))
+    Ok((clock_s(ClockId::ThreadCPUTime) - start) / f64::from(reads))
 }
 
 /// The fastest of some rounds: what else the machine does makes them slower, never faster; and of the first, the sampler counts many.
@@ -176,10 +176,12 @@ struct State {
 }
 
 impl Slicer {
-    /// Attaches a program, at first for good. `program` is a descriptor of it, `on` of the map that tells it whether a slice is on.
-    pub fn start(program: OwnedFd, on: OwnedFd) -> io::Result<Self> {
+    /// Attaches a program, at first for good. `program` is a descriptor of it, `on` of the map that tells it whether a slice is on. What
+    /// being attached costs is measured only where it may be `sliced`.
+    pub fn start(program: OwnedFd, on: OwnedFd, sliced: bool) -> io::Result<Self> {
         set(&on, true)?;
-        let cost = HookCost::measure(&program)?;
+        // A kernel that refuses to attach it says so below.
+        let cost = if sliced { HookCost::measure(&program).unwrap_or_default() } else { HookCost::default() };
         let link = Some(attach(&program)?);
         let state = State {
             share: 1.0,
@@ -327,7 +329,7 @@ fn set(on: &OwnedFd, value: bool) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
-/// From 0 to 1. The kernel's own generator: a few bytes, ten times a second.
+/// From 0 to 1. The kernel's own generator: a few bytes, once a cycle.
 fn random() -> f64 {
     let mut bytes = [0u8; 4];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::INSECURE) {
