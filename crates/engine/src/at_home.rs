@@ -72,6 +72,18 @@ fn tid(mv: &Move) -> Option<u32> {
 /// Binds a thread that the plan counts on.
 fn keep(thread: &Thread) -> Move {
     let reason = if thread.home() == Some(thread.node) { Reason::ReadLocality } else { Reason::CpuContention };
+    stay(thread, reason, format!("the plan counts on it on node {}", thread.node))
+}
+
+fn bind(thread: &Thread) -> Move {
+    let mb = |bytes: u64| bytes as f64 / 1e6;
+    let (here, all) = (mb(thread.read_bytes.get(thread.node)), mb(thread.read_bytes.total()));
+    let why = format!("{here:.1} MB of {all:.1} MB read from node {}, where it is", thread.node);
+    stay(thread, Reason::ReadLocality, why)
+}
+
+/// A move from a thread's node to itself.
+fn stay(thread: &Thread, reason: Reason, why: String) -> Move {
     Move::Thread {
         tid: thread.tid,
         pid: thread.pid,
@@ -79,25 +91,7 @@ fn keep(thread: &Thread) -> Move {
         from: thread.node,
         to: thread.node,
         reason,
-        why: format!("the plan counts on it on node {}: bound before the kernel balances it away", thread.node),
-    }
-}
-
-fn bind(thread: &Thread) -> Move {
-    let mb = |bytes: u64| bytes as f64 / 1e6;
-    Move::Thread {
-        tid: thread.tid,
-        pid: thread.pid,
-        start_ns: thread.start_ns,
-        from: thread.node,
-        to: thread.node,
-        reason: Reason::ReadLocality,
-        why: format!(
-            "{:.1} MB of {:.1} MB read from node {}, where it is: bound before the kernel balances it away",
-            mb(thread.read_bytes.get(thread.node)),
-            mb(thread.read_bytes.total()),
-            thread.node
-        ),
+        why: why + ": bound before the kernel balances it away",
     }
 }
 
