@@ -39,10 +39,17 @@ static __always_inline void access_init(struct access *w, struct inode *inode, b
 	w->weight = weight;
 }
 
+/* What a CPU counted last, one for each table: a thread reads on where it was most of the time, and then needs no look at the
+ * table. User space adds it when it drains the table. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, u32);
+	__type(value, struct pending);
+} pending SEC(".maps");
+
 static __always_inline void usage_add(struct usage *u, struct access *w, u32 node, s64 bytes)
 {
-	/* Only this thread adds to its entries, and not twice at once: no atomics. A thread's first bytes in a window whose
-	 * table is just being drained may be lost with the entry: at most one event. */
 	if (w->write) {
 		u->written += bytes;
 	} else if (w->sliced) {
@@ -57,60 +64,97 @@ static __always_inline void usage_add(struct usage *u, struct access *w, u32 nod
 	}
 }
 
-/* The entry of all that no entry was free for; made by user space for each node. */
-static __always_inline void usage_full(void *table, struct access *w, u32 node, s64 bytes)
+/* Several CPUs may do this to one entry at once. */
+static __always_inline void usage_merge(struct usage *to, struct usage *from)
 {
-	struct usage_key none = { .node = node };
-	struct counters *c = counted();
-	struct usage *u;
-
-	if (c) {
-		c->full_events++;
-		c->full_bytes += bytes;
-	}
-	u = bpf_map_lookup_elem(table, &none);
-	if (!u)
-		return;
-	if (w->write) {
-		__sync_fetch_and_add(&u->written, bytes);
-	} else if (w->sliced) {
-		__sync_fetch_and_add(&u->sliced, bytes);
-		if (node != w->here)
-			__sync_fetch_and_add(&u->sliced_remote, bytes);
-	} else {
-		__sync_fetch_and_add(&u->read, bytes);
-		if (node != w->here)
-			__sync_fetch_and_add(&u->remote, bytes);
-	}
+	if (from->read)
+		__sync_fetch_and_add(&to->read, from->read);
+	if (from->remote)
+		__sync_fetch_and_add(&to->remote, from->remote);
+	if (from->written)
+		__sync_fetch_and_add(&to->written, from->written);
+	if (from->sliced)
+		__sync_fetch_and_add(&to->sliced, from->sliced);
+	if (from->sliced_remote)
+		__sync_fetch_and_add(&to->sliced_remote, from->sliced_remote);
+	if (from->sliced_reads)
+		__sync_fetch_and_add(&to->sliced_reads, from->sliced_reads);
 }
 
-static __always_inline void usage_to(void *table, struct access *w, u32 node, s64 bytes)
+static __always_inline void usage_to(void *table, struct usage_key *key, struct usage *from)
 {
-	struct usage *u = bpf_map_lookup_elem(table, &w->key);
+	struct usage *to = bpf_map_lookup_elem(table, key);
+	struct usage_key none = {};
+	struct counters *c;
 
-	if (!u) {
-		struct usage zero = {};
-
-		bpf_map_update_elem(table, &w->key, &zero, BPF_NOEXIST);
-		u = bpf_map_lookup_elem(table, &w->key);
+	if (to) {
+		usage_merge(to, from);
+		return;
 	}
-	if (u)
-		usage_add(u, w, node, bytes);
+	if (!bpf_map_update_elem(table, key, from, BPF_NOEXIST))
+		return;
+	/* Another CPU was faster, or there is no free entry: then it goes to the node's own, made by user space. */
+	to = bpf_map_lookup_elem(table, key);
+	if (!to) {
+		c = counted();
+		if (c) {
+			c->full_events++;
+			c->full_bytes += from->read + from->written + from->sliced;
+		}
+		none.node = key->node;
+		to = bpf_map_lookup_elem(table, &none);
+	}
+	if (to)
+		usage_merge(to, from);
+}
+
+/* A global function: verified once, not at every call. */
+__noinline int usage_put(u32 table, struct usage_key *key, struct usage *usage)
+{
+	if (!key || !usage)
+		return 0;
+	if (table)
+		usage_to(&usage_b, key, usage);
 	else
-		usage_full(table, w, node, bytes);
+		usage_to(&usage_a, key, usage);
+	return 0;
+}
+
+static __always_inline bool same_key(struct usage_key *a, struct usage_key *b)
+{
+	return a->ino == b->ino && a->tid == b->tid && a->node == b->node && a->dev == b->dev && a->start_lo == b->start_lo;
 }
 
 /* A global function: verified once, not at every call. */
 __noinline int account(struct access *w, u32 node, s64 bytes)
 {
+	u32 table = epoch;
+	struct pending *last;
+	struct usage one = {};
+
 	if (!w)
 		return 0;
 	bytes = bytes * w->weight >> WEIGHT_SHIFT;
 	w->key.node = node;
-	if (epoch)
-		usage_to(&usage_b, w, node, bytes);
-	else
-		usage_to(&usage_a, w, node, bytes);
+	last = bpf_map_lookup_elem(&pending, &table);
+	if (!last)
+		return 0;
+	if (last->busy) {
+		/* Functions, unlike tracepoints, can be preempted while their programs run. */
+		usage_add(&one, w, node, bytes);
+		return usage_put(table, &w->key, &one);
+	}
+	last->busy = 1;
+	barrier();
+	if (!same_key(&last->key, &w->key)) {
+		if (last->key.tid)
+			usage_put(table, &last->key, &last->usage);
+		last->key = w->key;
+		last->usage = one;
+	}
+	usage_add(&last->usage, w, node, bytes);
+	barrier();
+	last->busy = 0;
 	return 0;
 }
 

@@ -30,6 +30,13 @@ struct usage {
 	s64 sliced_reads; /* how many reads that were, in 1/1024ths */
 };
 
+/* Per CPU and table: what was counted there last and is not in the table yet. */
+struct pending {
+	struct usage_key key; /* of no thread: nothing is pending */
+	u64 busy;             /* a program is at it; one that interrupts it keeps away */
+	struct usage usage;
+};
+
 /* Per CPU: which event is counted next. */
 struct sampler {
 	s64 countdown;  /* pages left until an event is counted */

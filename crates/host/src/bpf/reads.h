@@ -17,8 +17,12 @@ struct {
 
 static __always_inline bool in_slice(void)
 {
-	u32 zero = 0, *on = bpf_map_lookup_elem(&slice_on, &zero);
+	u32 zero = 0, *on;
 
+	/* Then there is one slice, without end. */
+	if (exact)
+		return true;
+	on = bpf_map_lookup_elem(&slice_on, &zero);
 	return on && *on;
 }
 
@@ -211,7 +215,37 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 	return 0;
 }
 
-/* Reads of one page, the most frequent by far, look at the per-CPU word only: they can at most be the end of a request. */
+/* A read of one page, the most frequent event by far, that does not go on with an earlier request. */
+static __always_inline int page_read(struct sampler *s, struct address_space *mapping, u64 index)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	u64 start = index << PAGE_SHIFT, end = start + (1 << PAGE_SHIFT), size, leaf;
+	struct inode *inode = mapping->host;
+	struct access access;
+	unsigned long flags = 0;
+	void *folio;
+
+	s->open_last = NOT_OPEN;
+	access_init(&access, inode, false, take_read(s, 1));
+	access.sliced = true;
+	exact_range(task, index, index, &start, &end);
+	size = inode->i_size;
+	if (end > size)
+		end = size;
+	if (end <= start)
+		return 0;
+	folio = folio_under((unsigned long)mapping->i_pages.xa_head, index, &leaf);
+	if (folio)
+		flags = folio_flags(folio);
+	if (flags & (1UL << bpf_core_enum_value(enum pageflags, PG_uptodate)))
+		account(&access, node_of_flags(flags), end - start);
+	else
+		/* It went away since: rare. */
+		unknown(&access, end - start);
+	return 0;
+}
+
+/* Reads of one page that are not counted look at the per-CPU word only: they can at most be the end of a request. */
 SEC("tp_btf/mm_filemap_get_pages")
 int BPF_PROG(read_tracepoint, struct address_space *mapping, unsigned long first, unsigned long last)
 {
@@ -224,9 +258,9 @@ int BPF_PROG(read_tracepoint, struct address_space *mapping, unsigned long first
 	if (!in_slice() || !s)
 		return 0;
 	due = drawn(s, pages);
+	if (first == last && s->open_last != last)
+		return due ? page_read(s, mapping, first) : 0;
 	if (!due) {
-		if (first == last && s->open_last != last)
-			return 0;
 		task = bpf_get_current_task_btf();
 		open = open_request(task);
 		if (!open || !goes_on(open, mapping, task, first, last))

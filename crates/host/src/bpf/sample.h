@@ -41,6 +41,8 @@ static __always_inline struct counters *counted(void)
 /* Whether an event of so many pages is to be counted. */
 static __always_inline bool drawn(struct sampler *s, u64 pages)
 {
+	if (exact)
+		return true;
 	s->countdown -= pages;
 	return s->countdown <= 0;
 }
@@ -80,10 +82,8 @@ static __always_inline u64 take(struct sampler *s, u64 pages)
 	struct counters *c;
 	u64 weight, e;
 
-	if (exact) {
-		s->countdown = 1;
+	if (exact)
 		return 1 << WEIGHT_SHIFT;
-	}
 	pages = pages ? (pages - 1 < SIZE_MAX_PAGES ? pages - 1 : SIZE_MAX_PAGES - 1) : 0;
 	weight = weights[s->k & 15][pages & (SIZE_MAX_PAGES - 1)];
 	c = counted();
@@ -106,8 +106,12 @@ static __always_inline u64 take(struct sampler *s, u64 pages)
 static __always_inline u64 take_read(struct sampler *s, u64 pages)
 {
 	u64 weight = take(s, pages);
-	struct counters *c = counted();
+	struct counters *c;
 
+	/* Which is asked for to choose the slices. */
+	if (exact)
+		return weight;
+	c = counted();
 	if (c)
 		c->reads += weight;
 	return weight;

@@ -96,38 +96,44 @@ static __always_inline unsigned long slot_of(u64 node, u32 offset)
 	return entry;
 }
 
-/* The folio at `index`, or NULL: nothing there, a shadow entry, or one that changes just now. */
+/* The folio at `index` of the tree under `root`, or NULL: nothing there, a shadow entry, or one that changes just now. `leaf`
+ * becomes the xa_node it is in, if that one's entries are single pages. */
+static __always_inline void *folio_under(unsigned long root, u64 index, u64 *leaf)
+{
+	unsigned long entry = root;
+
+	for (int level = 0; level < XA_LEVELS; level++) {
+		u64 node = entry - XA_INTERNAL;
+		u8 shift;
+
+		if ((entry & XA_TAG) != XA_INTERNAL || entry <= XA_NODE_MIN)
+			break;
+		shift = word_at(node + bpf_core_field_offset(struct xa_node, shift));
+		if (shift > 60 || (level == 0 && (index >> shift) > 63))
+			return NULL;
+		entry = slot_of(node, index >> shift);
+		if (shift == 0) {
+			*leaf = node;
+			break;
+		}
+	}
+	/* A file of one page has its folio in the root itself. */
+	if (entry == root && index > 0)
+		return NULL;
+	return (entry & XA_TAG) ? NULL : (void *)entry;
+}
+
 static __always_inline void *folio_at(struct walk *walk, u64 index)
 {
 	unsigned long entry;
 
 	if (walk->leaf && walk->leaf_base == (index & ~63ULL)) {
 		entry = slot_of(walk->leaf, index);
-	} else {
-		entry = walk->root;
-		walk->leaf = 0;
-		for (int level = 0; level < XA_LEVELS; level++) {
-			u64 node = entry - XA_INTERNAL;
-			u8 shift;
-
-			if ((entry & XA_TAG) != XA_INTERNAL || entry <= XA_NODE_MIN)
-				break;
-			shift = word_at(node + bpf_core_field_offset(struct xa_node, shift));
-			if (shift > 60 || (level == 0 && (index >> shift) > 63))
-				return NULL;
-			if (shift == 0) {
-				walk->leaf = node;
-				walk->leaf_base = index & ~63ULL;
-			}
-			entry = slot_of(node, index >> shift);
-			if (shift == 0)
-				break;
-		}
-		/* A file of one page has its folio in the root itself. */
-		if (entry == walk->root && index > 0)
-			return NULL;
+		return (entry & XA_TAG) ? NULL : (void *)entry;
 	}
-	return (entry & XA_TAG) ? NULL : (void *)entry;
+	walk->leaf = 0;
+	walk->leaf_base = index & ~63ULL;
+	return folio_under(walk->root, index, &walk->leaf);
 }
 
 static __always_inline void walk_add(struct walk *walk, u32 node, u64 bytes)

@@ -17,7 +17,7 @@ use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenMapMut, OpenProgramMut, PrintLevel, ProgramMut};
 
 use super::hooks::Hook;
-use super::records::{Counters, Key, Pass, Watched, fresh_sampler};
+use super::records::{Counters, Key, Pass, Pending, Watched, fresh_sampler};
 use super::slices::Slicer;
 use super::types::{ObserveError, Settings};
 use super::{cause, choose, drain};
@@ -55,6 +55,7 @@ pub(super) mod layout {
 
     pub const KEY: usize = size_of::<types::usage_key>();
     pub const USAGE: usize = size_of::<types::usage>();
+    pub const PENDING: usize = size_of::<types::pending>();
     pub const COUNTERS: usize = size_of::<types::counters>();
     pub const WATCHED: usize = size_of::<types::watched>();
 }
@@ -277,15 +278,34 @@ impl Programs {
         self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.pass_tasks)
     }
 
-    /// Takes everything out of an ended epoch's table and makes it ready for the next.
+    /// Takes everything out of an ended epoch's table and makes it ready for the next. One entry for each key, in the keys' order.
     pub fn drain(&mut self, epoch: u32) -> Result<Vec<(Key, super::records::Usage)>, ObserveError> {
+        let pending = self.pending(epoch).map_err(bpf("taking what the CPUs counted last"))?;
         let fd = self.table(epoch).as_fd().as_raw_fd();
-        let entries = self
+        let mut entries = self
             .drain
             .all(fd)
             .map_err(|source| ObserveError::Io { what: "emptying the table of counted bytes".to_owned(), source })?;
+        entries.extend(pending.iter().map(|last| (last.key, last.usage)));
+        entries.sort_unstable_by_key(|entry| entry.0);
+        entries.dedup_by(|next, kept| {
+            let same = next.0 == kept.0;
+            if same {
+                kept.1.add(&next.1);
+            }
+            same
+        });
         self.make_unattributed(epoch).map_err(bpf("setting up the emptied table"))?;
         Ok(entries)
+    }
+
+    /// Takes what the CPUs counted last in an ended epoch.
+    fn pending(&self, epoch: u32) -> Result<Vec<Pending>, libbpf_rs::Error> {
+        let map = &self.skel.maps.pending;
+        let values = map.lookup_percpu(&epoch.to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
+        let nothing = vec![vec![0; Pending::BYTES]; values.len()];
+        map.update_percpu(&epoch.to_ne_bytes(), &nothing, MapFlags::ANY)?;
+        Ok(values.iter().filter_map(|value| Pending::decode(value)).collect())
     }
 
     /// Facts beside the tables, per CPU.
@@ -333,6 +353,7 @@ impl Programs {
             maps.usage_b.as_fd(),
             maps.samplers.as_fd(),
             maps.counters.as_fd(),
+            maps.pending.as_fd(),
             maps.times_before.as_fd(),
             maps.lineage.as_fd(),
             maps.open_requests.as_fd(),

@@ -30,6 +30,13 @@ pub(super) struct Usage {
     pub sliced_reads: i64,
 }
 
+/// What a CPU counted last and is not in its table (`struct pending`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pending {
+    pub key: Key,
+    pub usage: Usage,
+}
+
 /// Per-CPU facts beside the tables (`struct counters`), or their sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counters {
@@ -138,11 +145,33 @@ impl Usage {
         Some(Self { read, remote, written, sliced, sliced_remote, sliced_reads })
     }
 
+    /// Adds what was counted of the same key elsewhere.
+    pub fn add(&mut self, other: &Self) {
+        self.read += other.read;
+        self.remote += other.remote;
+        self.written += other.written;
+        self.sliced += other.sliced;
+        self.sliced_remote += other.sliced_remote;
+        self.sliced_reads += other.sliced_reads;
+    }
+
     /// Adds what was read while the hook was attached, times `scale`, to what was read.
     pub fn unslice(&mut self, scale: f64) {
         let scaled = |bytes: i64| (bytes as f64 * scale).round() as i64;
         self.read += scaled(std::mem::take(&mut self.sliced));
         self.remote += scaled(std::mem::take(&mut self.sliced_remote));
+    }
+}
+
+impl Pending {
+    /// Key, a word that is the programs' own, usage.
+    pub const BYTES: usize = Key::BYTES + 8 + Usage::BYTES;
+
+    /// `None` also if nothing is pending.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (key, rest) = bytes.split_at_checked(Key::BYTES)?;
+        let (key, usage) = (Key::decode(key)?, Usage::decode(rest.get(8..)?)?);
+        (key.tid != 0).then_some(Self { key, usage })
     }
 }
 
@@ -282,6 +311,7 @@ mod tests {
     fn sizes_are_those_of_the_compiled_programs() {
         assert_eq!(layout::KEY, Key::BYTES);
         assert_eq!(layout::USAGE, Usage::BYTES);
+        assert_eq!(layout::PENDING, Pending::BYTES);
         assert_eq!(layout::COUNTERS, 9 * 8);
         assert_eq!(layout::WATCHED, Watched::default().encode().len());
     }
