@@ -6,7 +6,6 @@ use placement::{Move, Policy, Snapshot, Thread};
 use rustc_hash::FxHashMap;
 use topology::NodeId;
 
-use crate::at_home;
 use crate::audit::{self, Audit};
 use crate::held::HeldTable;
 use crate::journal::{About, Entry, Event, Journal, unix_s};
@@ -151,7 +150,7 @@ impl<P: Plane> Engine<P> {
         self.settled.window(&snapshot, self.now);
         let bound = self.held.undos().iter().map(|undo| undo.key().0).collect();
         let mut moves = plan.moves.clone();
-        moves.extend(at_home::to_bind(&plan, &snapshot, &bound));
+        moves.extend(placement::at_home::to_bind(&plan, &snapshot, &bound));
         let carried_out = self.carry_out(&moves, plan.moves.len(), &snapshot, &mut notes);
         let cost = self.plane.cost();
         if let Some(cost) = cost {
@@ -357,8 +356,8 @@ impl<P: Plane> Engine<P> {
     fn made(&mut self, r: Ready<'_>, notes: &mut Vec<String>) {
         let Ready { mv, from, to, undo, key, about, remote_share, .. } = r;
         let (reason, why) = because(mv);
-        tracing::info!(tid = about.tid, pid = about.pid, comm = %about.comm, %from, %to, ?reason, why, "moved");
-        let event = Event::Moved { from, to, reason, why: why.to_owned(), remote_share };
+        tracing::info!(tid = about.tid, pid = about.pid, comm = %about.comm, %from, %to, ?reason, %why, "moved");
+        let event = Event::Moved { from, to, reason, why: why.to_string(), remote_share };
         self.write(Some(about.clone()), event);
         if let Some(text) = self.rails.made(key, from, to) {
             notes.push(format!("thread {} ({}) {text}", about.tid, about.comm));
@@ -487,7 +486,7 @@ fn subject(mv: &Move, thread: Option<&Thread>) -> (Key, NodeId, NodeId, About) {
     }
 }
 
-fn because(mv: &Move) -> (placement::Reason, &str) {
+fn because(mv: &Move) -> (placement::Reason, &placement::Why) {
     let (Move::Thread { reason, why, .. } | Move::Process { reason, why, .. } | Move::File { reason, why, .. }) = mv;
     (*reason, why)
 }

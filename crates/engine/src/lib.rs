@@ -10,7 +10,6 @@
 //! **Limits.** The engine knows nothing of Linux: a [`Plane`] observes and acts. Rails count time by the snapshots
 //! (`Snapshot::time_s`), so the same snapshots give the same moves; wall-clock time appears only in the journal.
 
-mod at_home;
 pub mod audit;
 mod engine;
 mod error;

@@ -8,6 +8,7 @@
 //! **Limits.** Pure: no I/O, no clock, no randomness, no knowledge of Linux. Whether a move may be carried out *now*
 //! (dwell, rate, foreign affinities) is the engine's business, not a policy's.
 
+pub mod at_home;
 pub mod auto;
 mod budget;
 mod bytes;
@@ -20,12 +21,14 @@ pub mod plan;
 mod processes;
 pub mod snapshot;
 mod validate;
+mod why;
 mod words;
 
 pub use bytes::NodeBytes;
 pub use plan::{Declined, Move, NodeForecast, Plan, Prediction, Reason};
 pub use snapshot::{FileUse, MappedMemory, NodeLoad, ObservedFile, Process, Snapshot, SnapshotError, Thread};
 pub use validate::MAX_BYTES;
+pub use why::Why;
 
 use topology::Topology;
 

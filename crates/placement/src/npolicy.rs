@@ -215,7 +215,7 @@ fn move_or_decline(plan: &mut Plan, topology: &Topology, thread: &Thread, verdic
             from: thread.node,
             to,
             reason: verdict.reason,
-            why: verdict.why.clone(),
+            why: verdict.why.as_str().into(),
         }),
         _ => {
             let why = format!("{}, but it may not run there or nearer", verdict.why);

@@ -4,6 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use topology::NodeId;
 
+use crate::Why;
+
 /// The only plan version there is.
 pub const VERSION: u32 = 1;
 
@@ -62,7 +64,7 @@ pub enum Move {
         /// The rule that decided.
         reason: Reason,
         /// One sentence with the figures.
-        why: String,
+        why: Why,
     },
     /// A process with all its threads and its memory.
     Process {
@@ -75,7 +77,7 @@ pub enum Move {
         /// The rule that decided.
         reason: Reason,
         /// One sentence with the figures.
-        why: String,
+        why: Why,
     },
     /// A file's data.
     File {
@@ -88,7 +90,7 @@ pub enum Move {
         /// The rule that decided.
         reason: Reason,
         /// One sentence with the figures.
-        why: String,
+        why: Why,
     },
 }
 

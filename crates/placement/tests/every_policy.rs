@@ -164,7 +164,7 @@ fn seat(topology: &Topology, s: &Snapshot, tid: u32, to: NodeId) -> Snapshot {
         from: t.node,
         to,
         reason: placement::Reason::ReadLocality,
-        why: String::new(),
+        why: "".into(),
     };
     let mut next = common::next_window(topology, s, &Plan { moves: vec![mv], ..Plan::default() });
     for t in &mut next.threads {
@@ -189,18 +189,18 @@ fn check(topology: &Topology, s: &Snapshot, plan: &Plan) -> Result<(), TestCaseE
             Move::Thread { tid, pid, from, to, why, .. } => {
                 let t = s.threads.iter().find(|t| t.tid == *tid).unwrap();
                 prop_assert_eq!((t.pid, t.node), (*pid, *from));
-                prop_assert!(from != to && !why.is_empty());
+                prop_assert!(from != to && !why.text().is_empty());
                 free(t, *to)?;
             }
             Move::Process { pid, from, to, why, .. } => {
-                prop_assert!(!why.is_empty() && topology.node(*from).is_some());
+                prop_assert!(!why.text().is_empty() && topology.node(*from).is_some());
                 for t in s.threads.iter().filter(|t| t.pid == *pid) {
                     free(t, *to)?;
                 }
             }
             Move::File { file, from, to, why, .. } => {
                 let f = s.files.iter().find(|f| f.file == *file).unwrap();
-                prop_assert!(from != to && !why.is_empty() && topology.node(*to).is_some());
+                prop_assert!(from != to && !why.text().is_empty() && topology.node(*to).is_some());
                 prop_assert!(f.bytes.get(*from) > 0, "{file} has nothing on {from}");
             }
         }

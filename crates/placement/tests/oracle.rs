@@ -241,7 +241,7 @@ fn settle(name: &str, case: &Case) -> Vec<(u32, u32, Reason)> {
                 from: t.node,
                 to: places[&t.tid],
                 reason: Reason::ReadLocality,
-                why: String::new(),
+                why: "".into(),
             })
             .collect();
         if change.is_empty() {

@@ -73,8 +73,8 @@ fn window_line(window: u64, report: &WindowReport) -> String {
 fn verdict(outcome: &Outcome) -> (&'static str, String) {
     let (_, _, _, why) = words::parts(&outcome.mv);
     match &outcome.result {
-        Verdict::Applied => ("move", why.to_owned()),
-        Verdict::HeldBack { rail: Rail::DryRun, .. } => ("would move", why.to_owned()),
+        Verdict::Applied => ("move", why.to_string()),
+        Verdict::HeldBack { rail: Rail::DryRun, .. } => ("would move", why.to_string()),
         Verdict::HeldBack { why: held, .. } => ("held back", format!("{held} ({why})")),
         Verdict::Refused { why: refused, .. } => ("refused", refused.clone()),
         Verdict::Gone => ("gone", "ended before it was moved".to_owned()),

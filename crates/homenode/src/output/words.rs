@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use engine::Rail;
 use host::interference::Interference;
-use placement::{Move, Plan, Prediction, Reason, Snapshot, Thread};
+use placement::{Move, Plan, Prediction, Reason, Snapshot, Thread, Why};
 use serde::Serialize;
 use topology::NodeId;
 
@@ -54,7 +54,7 @@ pub fn direction(from: NodeId, to: NodeId) -> String {
 }
 
 /// A move's nodes, rule and sentence.
-pub fn parts(mv: &Move) -> (NodeId, NodeId, Reason, &str) {
+pub fn parts(mv: &Move) -> (NodeId, NodeId, Reason, &Why) {
     match mv {
         Move::Thread { from, to, reason, why, .. }
         | Move::Process { from, to, reason, why, .. }
@@ -114,7 +114,7 @@ pub fn plan(plan: &Plan, snapshot: &Snapshot) -> String {
     let mut table = Table::plain(4);
     for mv in &plan.moves {
         let (from, to, _, why) = parts(mv);
-        table.row(["move".to_owned(), names.moved(mv), direction(from, to), why.to_owned()]);
+        table.row(["move".to_owned(), names.moved(mv), direction(from, to), why.to_string()]);
     }
     for stay in plan.declined.iter().take(STAY_LINES) {
         table.row(["stay".to_owned(), names.thread(stay.tid), String::new(), stay.why.clone()]);

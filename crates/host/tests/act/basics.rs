@@ -220,7 +220,7 @@ pub fn be_nobody(args: &[String]) {
 pub fn not_a_thread() -> Tried {
     let (from, to, why) = (NodeId(0), NodeId(1), String::new());
     let mut plane = plane(None);
-    let file = Move::File { file: "8:1:2".into(), from, to, reason: Reason::OverloadedHome, why };
+    let file = Move::File { file: "8:1:2".into(), from, to, reason: Reason::OverloadedHome, why: why.into() };
     let error = plane.prepare(&file).unwrap_err();
     assert!(matches!(error, PlaneError::Refused { reason: "not_supported", .. }), "{error}");
     let error = plane.observe(std::time::Duration::ZERO).unwrap_err();

@@ -162,7 +162,7 @@ pub fn move_of(tid: u32, to: u32) -> Move {
         from: NodeId(1 - to),
         to: NodeId(to),
         reason: Reason::ReadLocality,
-        why: String::new(),
+        why: "".into(),
     }
 }
 

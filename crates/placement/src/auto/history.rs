@@ -18,7 +18,7 @@ use topology::NodeId;
 
 use super::demand::{Demand, Demands, Known};
 use crate::processes::sane;
-use crate::{Move, Snapshot};
+use crate::{Move, Snapshot, Why};
 
 /// Windows for which a thread's move is asked for before it counts as stuck.
 const MOST_ASKED: u32 = 10;
@@ -430,7 +430,7 @@ fn back_to(best: &Best, snapshot: &Snapshot, demands: &Demands) -> Vec<Move> {
         from: *from,
         to: *to,
         reason,
-        why: String::new(),
+        why: Why::default(),
     };
     let mut back: Vec<Move> = best.files.iter().map(file).collect();
     // A process that was spread goes back thread by thread; its memory stays.
@@ -442,14 +442,14 @@ fn back_to(best: &Best, snapshot: &Snapshot, demands: &Demands) -> Vec<Move> {
         best.processes.iter().filter(|(pid, to)| whole(**pid, **to)).map(|(pid, to)| (*pid, *to)).collect();
     for (pid, to) in &processes {
         let from = snapshot.threads.iter().find(|t| t.pid == *pid).map(|t| t.node).filter(|from| from != to);
-        back.extend(from.map(|from| Move::Process { pid: *pid, from, to: *to, reason, why: String::new() }));
+        back.extend(from.map(|from| Move::Process { pid: *pid, from, to: *to, reason, why: Why::default() }));
     }
     back.sort_by_key(|mv| if let Move::Process { pid, .. } = mv { *pid } else { 0 }); // stable: files stay first
     for t in demands.threads.iter().map(|d| &snapshot.threads[d.thread]) {
         let to = best.threads.get(&t.tid).copied().filter(|to| *to != t.node && t.held.is_none());
         if let Some(to) = to.filter(|_| !processes.contains_key(&t.pid)) {
             let (tid, pid, start_ns, from) = (t.tid, t.pid, t.start_ns, t.node);
-            back.push(Move::Thread { tid, pid, start_ns, from, to, reason, why: String::new() });
+            back.push(Move::Thread { tid, pid, start_ns, from, to, reason, why: Why::default() });
         }
     }
     back

@@ -91,7 +91,7 @@ impl Policy for Auto {
                     let (crate::Move::Thread { why, .. }
                     | crate::Move::Process { why, .. }
                     | crate::Move::File { why, .. }) = mv;
-                    why.clone_from(&text);
+                    *why = text.as_str().into();
                 }
                 self.history.taken_back(now_s, &moves);
                 plan.moves = moves;

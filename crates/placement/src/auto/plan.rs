@@ -54,7 +54,7 @@ pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: 
                     from: t.node,
                     to: model.hardware.nodes[part.to.node].id,
                     reason,
-                    why: why.clone(),
+                    why: why.as_str().into(),
                 };
                 moves.push((mv, 0.0));
             }
@@ -114,7 +114,10 @@ fn processes(model: &Model, found: &Found, moves: &mut Vec<(Move, f64)>) {
         let why =
             format!("{}; moves with {} of memory, stands still for {takes_s:.2} s", whole(model, found), show(bytes));
         let (from, to) = (model.hardware.nodes[from].id, model.hardware.nodes[to].id);
-        moves.push((Move::Process { pid: program.pid, from, to, reason: Reason::CacheAffinity, why }, takes_s));
+        moves.push((
+            Move::Process { pid: program.pid, from, to, reason: Reason::CacheAffinity, why: why.into() },
+            takes_s,
+        ));
     }
 }
 
@@ -156,7 +159,7 @@ fn file_moves(snapshot: &Snapshot, file: usize, to: NodeId, why: &str, takes_s: 
         // Crumbs are not worth a move.
         if bytes as f64 >= 0.02 * observed.bytes.total() as f64 {
             let (file, reason) = (observed.file.clone(), Reason::OverloadedHome);
-            moves.push((Move::File { file, from, to, reason, why: why.to_owned() }, takes_s));
+            moves.push((Move::File { file, from, to, reason, why: why.into() }, takes_s));
         }
     }
 }

@@ -230,7 +230,7 @@ impl Dragonfly {
 }
 
 fn file_move(file: &str, from: NodeId, to: NodeId, why: String) -> Move {
-    Move::File { file: file.to_owned(), from, to, reason: Reason::OverloadedHome, why }
+    Move::File { file: file.to_owned(), from, to, reason: Reason::OverloadedHome, why: why.into() }
 }
 
 impl Policy for Dragonfly {

@@ -62,10 +62,10 @@ pub(super) fn relieve(
         .iter()
         .enumerate()
         .filter(|(_, c)| machine.memory[c.place] == h && c.writes > 0)
-        .map(|(i, c)| (order::key(!write_ratio(c).to_bits(), c.tid), i))
+        .map(|(i, c)| order::key(!write_ratio(c).to_bits(), c.tid, i))
         .collect();
     order.sort_unstable();
-    for (_, i) in order {
+    for i in order.into_iter().map(order::index) {
         if within_average(loads.controller(h)) {
             break;
         }

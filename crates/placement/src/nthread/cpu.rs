@@ -62,12 +62,14 @@ pub(super) fn relieve(
         .iter()
         .enumerate()
         .filter(|(_, c)| c.place == h && c.cpu > 0)
-        .map(|(i, c)| (order::key(snapshot.threads[c.thread].read_bytes.get(home), c.tid), i))
+        .map(|(i, c)| order::key(snapshot.threads[c.thread].read_bytes.get(home), c.tid, i))
         .collect();
     order.sort_unstable();
     // What the next window's what-if will start from: there, threads with a target are back on it.
     let mut next = loads.clone();
-    for (_, i) in order {
+    // Most threads may run on the same nodes as the one before.
+    let (mut last_allowed, mut elsewhere) = (Vec::new(), Vec::new());
+    for i in order.into_iter().map(order::index) {
         if loads.cpu[h] <= machine.cpu_limit[h] {
             break;
         }
@@ -76,8 +78,13 @@ pub(super) fn relieve(
             c.passed_over = true;
             continue;
         }
-        let allowed = snapshot.threads[c.thread].allowed_nodes.iter().filter_map(|id| machine.index(*id));
-        let to = allowed.filter(|n| *n != h && machine.cores[*n] > 0).reduce(|a, b| {
+        let allowed = &snapshot.threads[c.thread].allowed_nodes;
+        if *allowed != last_allowed {
+            let fits = |n: &usize| *n != h && machine.cores[*n] > 0;
+            elsewhere = allowed.iter().filter_map(|id| machine.index(*id)).filter(fits).collect();
+            last_allowed.clone_from(allowed);
+        }
+        let to = elsewhere.iter().copied().reduce(|a, b| {
             let key = |n, other| (share(machine, loads, n, other), machine.distance(h, n), n);
             if key(b, a) < key(a, b) { b } else { a }
         });

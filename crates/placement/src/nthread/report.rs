@@ -2,7 +2,7 @@
 //!
 //! **Problem.** Every move, and every thread that reads remotely and yet stays, needs a reason that a person can check.
 //!
-//! **Approach.** Sentences are made here, after everything is decided, and only for threads that have one coming. Relief of
+//! **Approach.** Moves get the figures of their sentence ([`Why`]), threads that stay the sentence itself. Relief of
 //! overloaded nodes comes first, then the threads that gain most, so that a plan which is cut short was worth most.
 //!
 //! **Limits.** At most [`MAX_DECLINED`] threads that stay are listed, those with most remote bytes; a note counts the rest.
@@ -17,8 +17,9 @@ use super::order;
 use super::state::{Candidate, Contention, Relief, State};
 use super::target::{self, Target};
 use crate::load::Machine;
-use crate::words::{push_bytes, push_number, push_percent};
-use crate::{Declined, Move, ObservedFile, Plan, Reason, Snapshot, Thread};
+use crate::why::{Fact, Overload};
+use crate::words::push_bytes;
+use crate::{Declined, Move, ObservedFile, Plan, Reason, Snapshot, Thread, Why};
 
 /// Most threads that a plan lists as staying.
 pub const MAX_DECLINED: usize = 1000;
@@ -70,12 +71,12 @@ fn moves(plan: &mut Plan, machine: &Machine, snapshot: &Snapshot, state: &State)
                 Some(Contention::Cpu) => (1, c.cpu),
                 None => (2, read.get(machine.id(c.place)).saturating_sub(read.get(machine.id(c.node)))),
             };
-            (order::key_in_class(class, !gain, c.tid), i)
+            order::key(order::class_and_falling(class, gain), c.tid, i)
         })
         .collect();
     order.sort_unstable();
     plan.moves.reserve_exact(order.len());
-    for (_, i) in order {
+    for i in order.into_iter().map(order::index) {
         let c = &state.candidates[i];
         let thread = &snapshot.threads[c.thread];
         let (reason, why) = match relief(state, c) {
@@ -98,62 +99,36 @@ fn relief(state: &State, c: &Candidate) -> Option<Relief> {
     c.relief.and_then(|r| state.reliefs.get(r as usize)).copied()
 }
 
-fn locality(machine: &Machine, thread: &Thread, c: &Candidate) -> String {
-    match c.target {
+fn locality(machine: &Machine, thread: &Thread, c: &Candidate) -> Why {
+    let near = machine.id(c.place);
+    Why::of(match c.target {
         Target::Near { home, .. } => {
-            let mut why = read_from(thread, home);
-            why.push_str(", which has no CPUs; node ");
-            push_number(&mut why, machine.id(c.place).0.into());
-            why.push_str(" is the nearest");
-            why
+            let (bytes, total) = (thread.read_bytes.get(home), thread.read_bytes.total());
+            Fact::ReadNear { bytes, total, node: home, near }
         }
-        _ => read_from(thread, machine.id(c.place)),
-    }
+        _ => read_from(thread, near),
+    })
 }
 
-fn contention(machine: &Machine, thread: &Thread, c: &Candidate, relief: Relief) -> (Reason, String) {
-    let mut why = String::with_capacity(96);
-    let home = machine.id(relief.node);
-    let reason = match relief.kind {
+fn contention(machine: &Machine, thread: &Thread, c: &Candidate, relief: Relief) -> (Reason, Why) {
+    let node = machine.id(relief.node);
+    let (reason, fact) = match relief.kind {
         Contention::Controller => {
-            push_bytes(&mut why, c.writes);
-            why.push_str(" of ");
-            push_bytes(&mut why, c.writes.saturating_add(c.reads));
-            why.push_str(" are writes");
-            Reason::ControllerContention
+            let total = c.writes.saturating_add(c.reads);
+            (Reason::ControllerContention, Fact::Writes { bytes: c.writes, total })
         }
-        Contention::Cpu => {
-            push_bytes(&mut why, thread.read_bytes.get(home));
-            why.push_str(" read from node ");
-            push_number(&mut why, home.0.into());
-            Reason::CpuContention
-        }
+        Contention::Cpu => (Reason::CpuContention, Fact::Read { bytes: thread.read_bytes.get(node), node }),
     };
-    why.push_str("; ");
-    push_relief(&mut why, machine, relief);
-    (reason, why)
+    (reason, Why::with(fact, overload(machine, relief)))
 }
 
-/// `node 0's memory controller would be at 97 %`
-fn push_relief(why: &mut String, machine: &Machine, relief: Relief) {
-    why.push_str("node ");
-    push_number(why, machine.id(relief.node).0.into());
-    why.push_str(match relief.kind {
-        Contention::Controller => "'s memory controller would be at ",
-        Contention::Cpu => "'s CPUs would be at ",
-    });
-    push_percent(why, relief.load);
+fn overload(machine: &Machine, relief: Relief) -> Overload {
+    let controller = relief.kind == Contention::Controller;
+    Overload { node: machine.id(relief.node), controller, load: relief.load }
 }
 
-/// `812.0 MB of 830.0 MB read from node 0`
-fn read_from(thread: &Thread, node: NodeId) -> String {
-    let mut why = String::with_capacity(48);
-    push_bytes(&mut why, thread.read_bytes.get(node));
-    why.push_str(" of ");
-    push_bytes(&mut why, thread.read_bytes.total());
-    why.push_str(" read from node ");
-    push_number(&mut why, node.0.into());
-    why
+fn read_from(thread: &Thread, node: NodeId) -> Fact {
+    Fact::ReadOf { bytes: thread.read_bytes.get(node), total: thread.read_bytes.total(), node }
 }
 
 fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &Snapshot, state: &State) {
@@ -174,7 +149,7 @@ fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &
         }
     });
     let mut staying: Vec<_> =
-        held.chain(stays).map(|(t, stay)| (order::key(!t.remote_bytes(), t.tid), t, stay)).collect();
+        held.chain(stays).map(|(t, stay)| (order::key(!t.remote_bytes(), t.tid, 0), t, stay)).collect();
     let key = |s: &(u128, &Thread, Stay)| s.0;
     if staying.len() > MAX_DECLINED {
         plan.notes.push(format!("more threads stay than are listed: {} more", staying.len() - MAX_DECLINED));
@@ -198,7 +173,7 @@ fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &
 }
 
 fn held_why(thread: &Thread, held: &str) -> String {
-    let read = thread.home().map_or_else(String::new, |home| format!("; {}", read_from(thread, home)));
+    let read = thread.home().map_or_else(String::new, |home| format!("; {}", Why::of(read_from(thread, home))));
     format!("{held}{read}")
 }
 
@@ -207,9 +182,7 @@ fn relieved(machine: &Machine, target: Target, thread: &Thread, relief: Relief) 
         Target::Near { home, .. } => home,
         _ => machine.id(relief.node),
     };
-    let mut why = read_from(thread, home);
-    why.push_str("; ");
-    push_relief(&mut why, machine, relief);
+    let why = Why::with(read_from(thread, home), overload(machine, relief)).to_string();
     let reason = match relief.kind {
         Contention::Controller => "controller_contention",
         Contention::Cpu => "cpu_contention",
@@ -218,20 +191,21 @@ fn relieved(machine: &Machine, target: Target, thread: &Thread, relief: Relief) 
 }
 
 fn untargeted(machine: &Machine, target: Target, margin: f64, thread: &Thread) -> (&'static str, String) {
+    let read_from = |home| Why::of(read_from(thread, home)).to_string();
     match target {
-        Target::NotAllowed { home } => ("not_allowed", format!("{}, where it may not run", read_from(thread, home))),
+        Target::NotAllowed { home } => ("not_allowed", format!("{}, where it may not run", read_from(home))),
         Target::NoCpus { home } => {
-            ("no_cpus", format!("{}, which has no CPUs; no one node is nearest", read_from(thread, home)))
+            ("no_cpus", format!("{}, which has no CPUs; no one node is nearest", read_from(home)))
         }
         Target::Near { home, node } => {
             let near = machine.id(node);
-            ("no_cpus", format!("{}, which has no CPUs; node {near} is the nearest", read_from(thread, home)))
+            ("no_cpus", format!("{}, which has no CPUs; node {near} is the nearest", read_from(home)))
         }
         Target::Home(_) | Target::None => {
             let mut most: Vec<_> = thread.read_bytes.iter().map(|(_, bytes)| bytes).collect();
             most.sort_unstable_by_key(|bytes| Reverse(*bytes));
             let lead = most.first().copied().unwrap_or(0) - most.get(1).copied().unwrap_or(0);
-            let mut why = thread.home().map_or_else(String::new, |home| read_from(thread, home));
+            let mut why = thread.home().map_or_else(String::new, read_from);
             why.push_str(": a lead of ");
             push_bytes(&mut why, lead);
             why.push_str(", below the margin of ");

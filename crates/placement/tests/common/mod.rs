@@ -108,11 +108,11 @@ pub fn declined(plan: &Plan, tid: u32) -> Option<(&str, &str)> {
     plan.declined.iter().find(|d| d.tid == tid).map(|d| (d.reason.as_str(), d.why.as_str()))
 }
 
-pub fn why(plan: &Plan, of: u32) -> &str {
+pub fn why(plan: &Plan, of: u32) -> std::borrow::Cow<'_, str> {
     plan.moves
         .iter()
         .find_map(|mv| match mv {
-            Move::Thread { tid, why, .. } if *tid == of => Some(why.as_str()),
+            Move::Thread { tid, why, .. } if *tid == of => Some(why.text()),
             _ => None,
         })
         .unwrap()

@@ -11,9 +11,10 @@
 //!
 //! **Limits.** On a node to which nobody was moved, nobody is bound.
 
-use placement::{Move, Plan, Reason, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
+
+use crate::{Move, Plan, Reason, Snapshot, Thread};
 
 /// A thread at home is bound if it reads at least this part of what the busiest does that was moved there.
 const GOOD_PART: u64 = 4;
@@ -91,15 +92,14 @@ fn stay(thread: &Thread, reason: Reason, why: String) -> Move {
         from: thread.node,
         to: thread.node,
         reason,
-        why: why + ": bound before the kernel balances it away",
+        why: (why + ": bound before the kernel balances it away").into(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use placement::NodeBytes;
-
     use super::*;
+    use crate::{NodeBytes, Why};
 
     const A: NodeId = NodeId(0);
     const B: NodeId = NodeId(1);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     fn to_a(tid: u32, reason: Reason) -> Move {
-        Move::Thread { tid, pid: tid, start_ns: None, from: B, to: A, reason, why: String::new() }
+        Move::Thread { tid, pid: tid, start_ns: None, from: B, to: A, reason, why: Why::default() }
     }
 
     fn bound(moves: Vec<Move>, threads: Vec<Thread>, already: &[u32]) -> Vec<u32> {
