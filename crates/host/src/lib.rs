@@ -2,6 +2,7 @@
 
 pub mod act;
 pub mod interference;
+pub mod memory;
 pub mod observe;
 pub mod plane;
 pub mod residency;

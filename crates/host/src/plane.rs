@@ -88,6 +88,7 @@ pub struct HostPlane {
     mover: Mover,
     lineage: Lineage,
     settings: Settings,
+    own_pid: u32,
     cost: Option<Cost>,
     /// How many times as long as asked for windows are, to cost less.
     stretch: u32,
@@ -123,6 +124,7 @@ impl HostPlane {
             mover,
             lineage: Lineage::default(),
             settings,
+            own_pid: std::process::id(),
             cost: None,
             stretch: 1,
             unwatched: None,
@@ -135,39 +137,45 @@ impl HostPlane {
         let ObservedThread { mut thread, mask, kernel_thread, .. } = seen;
         let online = self.mover.defaults().online();
         // The task's own mask may contain CPUs that are offline; what the kernel shows does not.
-        let mask = mask.intersection(online);
+        let mask = if mask.is_subset(online) {
+            mask
+        } else {
+            let shown = mask.intersection(online);
+            thread.allowed_nodes = nodes_of(&self.topology, &shown);
+            shown
+        };
         let (allowed, held) = if kernel_thread {
-            (mask, Some("is a kernel thread".to_owned()))
-        } else if thread.pid == std::process::id() {
-            (mask, Some("is homenode itself".to_owned()))
+            (None, Some("is a kernel thread".to_owned()))
+        } else if thread.pid == self.own_pid {
+            (None, Some("is homenode itself".to_owned()))
         } else if mask == *online {
             // Whatever its cpuset is, it allows all of this.
-            (mask, None)
+            (None, None)
         } else {
             let key: Key = (thread.tid, thread.start_ns.unwrap_or(0) / NS_PER_TICK);
-            self.judge(key, mask)
+            self.judge(key, &mask)
         };
-        thread.allowed_nodes = nodes_of(&self.topology, &allowed);
+        // The observer has found the nodes of most masks once for all threads that have them.
+        if let Some(allowed) = allowed {
+            thread.allowed_nodes = nodes_of(&self.topology, &allowed);
+        }
         thread.held = held;
         thread
     }
 
-    /// The CPUs that a thread with a mask of less than all may be moved within, and why it must not be.
-    fn judge(&mut self, key: Key, mask: CpuSet) -> (CpuSet, Option<String>) {
+    /// The CPUs that a thread with a mask of less than all may be moved within, if not the mask, and why it must not be.
+    fn judge(&mut self, key: Key, mask: &CpuSet) -> (Option<CpuSet>, Option<String>) {
         let default = match self.mover.defaults().remembered(key) {
             Ok(default) => default,
-            Err(why) => return (mask, Some(format!("its cpuset is not known: {why}"))),
+            Err(why) => return (None, Some(format!("its cpuset is not known: {why}"))),
         };
         match self.mover.moved(key) {
-            Some(moved) if moved.holds(&mask, &default) => match moved.unbound {
-                true => (default, None),
-                false => (moved.before.clone(), None),
+            Some(moved) if moved.holds(mask, &default) => match moved.unbound {
+                true => (Some(default), None),
+                false => (Some(moved.before.clone()), None),
             },
-            _ if mask == default || self.mover.rules().touch_own_affinity => (default, None),
-            _ => {
-                let why = own_affinity(&mask);
-                (mask, Some(why))
-            }
+            _ if *mask == default || self.mover.rules().touch_own_affinity => (Some(default), None),
+            _ => (None, Some(own_affinity(mask))),
         }
     }
 

@@ -28,6 +28,7 @@ pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>) -> Result<Ho
         (None, None) if !args.scope.pid.is_empty() => Scope::Pids(args.scope.pid.clone()),
         (None, None) => Scope::All,
     };
+    host::memory::give_back_freed();
     let observe = observe::Settings { exact: args.exact, scope, ..observe::Settings::default() };
     let topology = nodes::read(Path::new(nodes::SYS), config)?;
     let touch_own_affinity = args.scope.touch_own_affinity;

@@ -90,7 +90,7 @@ int task_pass(struct bpf_iter__task *ctx)
 	if (marks_of(task) & MARK_TREE)
 		record.flags |= TASK_IN_TREE;
 	record.mask_words = mask_words;
-	bpf_probe_read_kernel_str(record.comm, sizeof(record.comm), task->comm);
+	__builtin_memcpy(record.comm, task->comm, sizeof(record.comm));
 	/* A record that does not fit is asked for again with an empty buffer: its time stays as it was. */
 	if (bpf_seq_write(seq, &record, sizeof(record)) || put_mask(seq, task->cpus_ptr))
 		return 0;
