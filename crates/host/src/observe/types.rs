@@ -90,7 +90,8 @@ pub struct Observed {
 /// One thread in one window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObservedThread {
-    /// The thread as policies see it; `held` is always `None` here (that is the plane's to say).
+    /// The thread as policies see it; `allowed_nodes` are those of the mask, and `held` is always `None` here (that is the
+    /// plane's to say).
     pub thread: Thread,
     /// Process id of the parent.
     pub ppid: u32,

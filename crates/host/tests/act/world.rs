@@ -93,9 +93,10 @@ impl Observe for Scripted {
         for pid in &self.pids {
             for tid in tids(*pid) {
                 let (Ok(Some(stat)), Ok(mask)) = (procfs.stat(tid), affinity::get(tid)) else { continue };
+                let allowed: Vec<u32> = (0..2).filter(|n| !mask.intersection(&node(*n)).is_empty()).collect();
                 let thread = serde_json::json!({
                     "tid": tid, "pid": pid, "comm": stat.comm, "start_ns": stat.start * NS_PER_TICK + 4_321,
-                    "node": u32::from(mask == node(1)), "allowed_nodes": [], "cpu_s": 0.1,
+                    "node": u32::from(mask == node(1)), "allowed_nodes": allowed, "cpu_s": 0.1,
                     "read_bytes": {"1": 100_000_000},
                 });
                 threads.push(ObservedThread {
