@@ -26,7 +26,7 @@ pub(super) fn predict(machine: &Machine, snapshot: &Snapshot, state: &State) -> 
                 after.writes[node] = after.writes[node].saturating_sub(bytes);
             }
         }
-        after.cpu[c.node] = after.cpu[c.node].saturating_sub(c.cpu);
+        after.cpu[c.node] = after.cpu[c.node].saturating_sub(c.used);
         after.add(machine, c.place, c.writes, c.cpu);
         remote_after = remote_after.saturating_sub(thread.remote_bytes());
         remote_after = remote_after.saturating_add(c.reads - thread.read_bytes.get(machine.id(c.place)).min(c.reads));

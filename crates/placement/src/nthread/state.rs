@@ -6,12 +6,16 @@
 //! **Approach.** One pass takes from the snapshot each node's load *without* the threads that may be moved ([`State::rest`]) and
 //! those threads as small records; a what-if load is `rest` plus the threads at their places.
 //!
+//! A thread's CPU time is what it had and what it waited for: eight busy threads on four CPUs want 200 % of them. The paper's
+//! `Time_i` is "the time that thread i runs", yet its utilisation passes 100 % (Fig. 8 tries limits up to 130 %), which what
+//! threads have had of one node never does: the what-if would see the crowd before it has come together and never after.
+//!
 //! **Limits.** A snapshot says where a thread ran at the end of the window: all its CPU time is taken to be from that node.
 
 use super::Settings;
 use super::target::{self, Target};
+use crate::Snapshot;
 use crate::load::{Loads, Machine, nanoseconds};
-use crate::{Snapshot, Thread};
 
 /// A thread that may be moved.
 #[derive(Clone, Debug)]
@@ -34,8 +38,10 @@ pub(super) struct Candidate {
     pub reads: u64,
     /// File bytes written, `D_write_i`.
     pub writes: u64,
-    /// CPU nanoseconds, `Time_i`.
+    /// CPU nanoseconds that it wants, `Time_i`: those it had, and those it was ready to run and waited for.
     pub cpu: u64,
+    /// CPU nanoseconds that it had.
+    pub used: u64,
     /// The relief (step 3 or 4) that gave it its place, as an index into [`State::reliefs`].
     pub relief: Option<u32>,
     /// Whether a relief would have taken it, had it not shared a file.
@@ -92,7 +98,8 @@ impl State {
         let (mut listed, mut movable) = (Loads::none(nodes), Loads::none(nodes));
         for (index, thread) in snapshot.threads.iter().enumerate() {
             let node = machine.index(thread.node);
-            let cpu = nanoseconds(thread.cpu_s);
+            let used = nanoseconds(thread.cpu_s);
+            let wants = used.saturating_add(nanoseconds(thread.wait_s.unwrap_or(0.0)));
             let (reads, writes) = (thread.read_bytes.total(), thread.write_bytes.total());
             let considered = reads.saturating_add(writes) >= settings.min_bytes;
             let moves = considered && thread.held.is_none() && node.is_some();
@@ -106,7 +113,7 @@ impl State {
                     add(&mut movable.writes, on, bytes);
                 }
             }
-            add(&mut listed.cpu, node, cpu);
+            add(&mut listed.cpu, node, used);
             let Some(node) = node else {
                 lost += 1;
                 continue;
@@ -117,8 +124,24 @@ impl State {
                 }
                 continue;
             }
-            add(&mut movable.cpu, Some(node), cpu);
-            candidates.push(candidate(index, thread, node, target::of(machine, margin, thread), reads, writes, cpu));
+            add(&mut movable.cpu, Some(node), used);
+            let target = target::of(machine, margin, thread);
+            let initial = target.node().unwrap_or(node);
+            candidates.push(Candidate {
+                thread: index,
+                tid: thread.tid,
+                node,
+                target,
+                initial,
+                place: initial,
+                shares: thread.shares_file,
+                reads,
+                writes,
+                cpu: wants,
+                used,
+                relief: None,
+                passed_over: false,
+            });
         }
         let observed = observed(machine, snapshot, listed);
         let rest = Loads {
@@ -136,32 +159,6 @@ impl State {
             loads.add(machine, c.initial, c.writes, c.cpu);
         }
         loads
-    }
-}
-
-fn candidate(
-    thread: usize,
-    observed: &Thread,
-    node: usize,
-    target: Target,
-    reads: u64,
-    writes: u64,
-    cpu: u64,
-) -> Candidate {
-    let initial = target.node().unwrap_or(node);
-    Candidate {
-        thread,
-        tid: observed.tid,
-        node,
-        target,
-        initial,
-        place: initial,
-        shares: observed.shares_file,
-        reads,
-        writes,
-        cpu,
-        relief: None,
-        passed_over: false,
     }
 }
 

@@ -38,8 +38,6 @@ const NO_CONTENTION: &str = "Four threads write as much as one module takes: 1.6
 const RW80: &str = "NThread for rw80. What it does first, for the controller, brings all threads to node 0; then four CPUs are 100 % \
     busy, which is not above the limit of 101 %. With the paper's 90 % it reaches 1.84 GB/s, but then one of four threads leaves its \
     data in Fig. 5(a), which the paper excludes.";
-const FILESERVER: &str = "fileserver. Its writes are all that one module takes; the variants that part sharers spread them over two, which is more than \
-    the other three could lose. The paper does not say what fileserver alone did.";
 const TWO_APPLICATIONS: &str = "What a second application costs the existing file systems. In the model an application waits for its \
     own file-set lock, directory or journal, with or without another beside it; the paper does not say what changes.";
 const EXT4_READS: &str = "A read of ext4-dax costs what one of NOVA costs here. The paper's is slower for R than NOVA, for a reason \
@@ -85,8 +83,6 @@ pub(super) const CAUSES: &[Cause] = &[
     ),
     cause(Paper::NThread, "5b", "ordering", "NThread_cpu performs similar to NThread", RW80),
     cause(Paper::NThread, "5b", "ordering", "NThread and NThread_cpu beat NOVA_n for rw80", RW80),
-    cause(Paper::NThread, "6a", "ordering", "NThread_rl beats NThread_", FILESERVER),
-    cause(Paper::NThread, "6a", "ordering", "NThread beats NThread_", FILESERVER),
     cause(Paper::NThread, "6b", "NThread_rl / PMFS", "average", TWO_APPLICATIONS),
     cause(Paper::NThread, "6b", "NThread_rl / NOVA", "average", TWO_APPLICATIONS),
     cause(Paper::NThread, "6b", "NThread_rl / NOVA_n", "average", TWO_APPLICATIONS),
