@@ -9,6 +9,7 @@
 //! **Limits.** Where two papers contradict each other, one is followed and the other is a miss in the report.
 //!
 //! Sources: NT = NThread (MSST'20), NT-s = its slides, DF = Dragonfly, NP = SysMon-N/N-Policy (NPC'20), AT = Adams's thesis (2021),
+//! FAST'20 = Yang et al., "An Empirical Guide to the Behavior and Use of Scalable Persistent Memory" (NThread's reference 49),
 //! SplitFS = Kadekodi et al., SOSP'19 (NThread's reference 23), tables 1 and 6.
 
 use crate::filesystem::Costs;
@@ -41,8 +42,19 @@ pub const DRAM_COPY_S: f64 = OPTANE_COPY_S / 2.8;
 pub const DRAM_REMOTE_LATENCY: f64 = 108.8 / 66.8;
 /// Reads of shared data that the last-level cache serves when all sharers are on one node: 1 − 1/1.315. NT III-D.
 pub const CACHE_SHARED: f64 = 1.0 - 1.0 / 1.315;
-/// One line of Optane media in bytes: what a log entry of 64 bytes costs at least. Yang et al., FAST'20.
+/// One line of Optane media in bytes: what a log entry of 64 bytes costs at least. FAST'20.
 pub const OPTANE_LINE: f64 = 256.0;
+
+/// Threads that [`OPTANE_WRITE_BW`] is for: "4 running threads can run out of its bandwidth". NT V-C.
+pub const OPTANE_WRITERS: f64 = 4.0;
+/// Bytes written per byte that reaches the media with one thread that writes to a module: its buffer gathers whole lines. FAST'20 5.3,
+/// quoted from memory: the paper was not at hand. (Two modules with eight threads were measured at 3.93 GB/s elsewhere, the 2 GB/s of
+/// four each that follow from [`OPTANE_WRITERS`].)
+pub const GATHER_ONE: f64 = 0.98;
+/// The same with [`GATHER_MANY`] threads, which push each other out of the buffer.
+pub const GATHER_EIGHT: f64 = 0.62;
+/// How many threads that was measured with; beyond, it is taken to stay.
+pub const GATHER_MANY: f64 = 8.0;
 
 // ---- machines of today, for scenarios that do not say ----
 
@@ -59,8 +71,8 @@ pub const DRAM_WRITE_S: f64 = 0.15e-9;
 
 // ---- software, as measured elsewhere or known in order of magnitude ----
 
-/// A system call and the VFS around one read.
-const CALL_S: f64 = 1.0e-6;
+/// A system call and the VFS around one read: `pread` of one byte from the page cache, 0.47 µs as measured (Linux 6.18, EPYC).
+const CALL_S: f64 = 0.5e-6;
 /// Opening and closing a file: 1.54 µs + 0.34 µs. SplitFS table 6 (ext4 DAX), taken for all.
 const OPEN_S: f64 = 1.88e-6;
 /// Unlinking a file on ext4 DAX. SplitFS table 6; on the others in proportion to their appends.
@@ -161,14 +173,14 @@ pub const FILL_S: f64 = 3.1e-9;
 // ---- calibrated ----
 
 /// Seconds per byte for one thread that reads Optane through a file system, locally and alone.
-pub const OPTANE_READ_S: f64 = 0.785e-9;
+pub const OPTANE_READ_S: f64 = 0.67e-9;
 /// filebench's own CPU seconds per flow-op.
-pub const FLOWOP_S: f64 = 2.55e-6;
+pub const FLOWOP_S: f64 = 2.85e-6;
 /// Seconds that picking a file holds filebench's file-set lock.
 pub const PICK_S: f64 = 1.5e-6;
 /// What a lock's hold becomes when the holder before was on another node one hop away: the lock's line and what it protects
 /// come from there.
-pub const CROSS_LOCK: f64 = 5.8;
+pub const CROSS_LOCK: f64 = 5.7;
 /// Share of ext4's software for appends, names and fsync that its journal serialises.
 pub const EXT4_SERIAL: f64 = 0.070;
 /// Seconds per directory entry that PMFS looks at to create or delete a name.

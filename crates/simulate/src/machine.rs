@@ -6,7 +6,8 @@
 //! **Approach.** Each node's memory is a controller with a sustained read and write capacity ([`Memory`]) and with the time that
 //! one thread needs per byte when nobody else is there. Both get worse with distance: `1 + (factor − 1) × hops`, where
 //! `hops = (SLIT − 10) / 11`, so that the usual distance of two sockets, 21, is one hop and costs exactly the factors that the papers
-//! measured. Bytes that cross nodes also pass the interconnect port of both nodes.
+//! measured. Where modules stand side by side, each request waits for one of them ([`Memory::modules`]), and many writers make an Optane
+//! module write more than they do ([`Memory::crowded`]). Bytes that cross nodes also pass the interconnect port of both nodes.
 //!
 //! **Limits.** No routes: two flows between different pairs of nodes meet in ports, not on links. A node has one kind of memory.
 
@@ -35,6 +36,10 @@ pub struct Memory {
     pub remote_load: f64,
     /// Seconds per byte for a background copy within or between memories of this kind.
     pub copy_s: f64,
+    /// Modules side by side, one of which serves a request; 1 where that is not known.
+    pub modules: f64,
+    /// Whether what is written gathers in a small buffer of each module first, where many writers push each other out.
+    pub gathers: bool,
 }
 
 impl Memory {
@@ -50,6 +55,8 @@ impl Memory {
             remote_write: cal::REMOTE_WRITE_LATENCY,
             remote_load: cal::REMOTE_LOAD,
             copy_s: cal::OPTANE_COPY_S,
+            modules: n,
+            gathers: true,
         }
     }
 
@@ -64,6 +71,8 @@ impl Memory {
             remote_write: cal::DRAM_REMOTE_LATENCY,
             remote_load: 1.0,
             copy_s: cal::DRAM_COPY_S,
+            modules: 1.0,
+            gathers: false,
         }
     }
 
@@ -76,6 +85,17 @@ impl Memory {
     pub fn write_at(&self, hops: f64) -> f64 {
         (self.write_s.max(1.0 / self.write_bw) * factor(self.remote_write, hops))
             .max(self.load_at(hops) / self.write_bw)
+    }
+
+    /// How much longer a written byte takes each module while so many threads write: 1 for as many as the bandwidth was measured with.
+    pub fn crowded(&self, writers: f64) -> f64 {
+        if !self.gathers {
+            return 1.0;
+        }
+        let writers = (writers / self.modules).clamp(1.0, cal::GATHER_MANY);
+        let lost = (cal::GATHER_ONE - cal::GATHER_EIGHT) / (cal::GATHER_MANY - 1.0);
+        let kept = |writers: f64| cal::GATHER_ONE - lost * (writers - 1.0);
+        kept(cal::OPTANE_WRITERS) / kept(writers)
     }
 
     /// How much of the controller a byte from `hops` away takes, against a local byte.
@@ -278,6 +298,16 @@ mod tests {
         assert!((m.write_at(1.0) / m.write_at(0.0) - cal::REMOTE_WRITE_LATENCY).abs() < 1e-12);
         // Two hops (SLIT 32): 1 + (2.9 − 1) × 2
         assert!((m.write_at(2.0) / m.write_at(0.0) - (1.0 + 2.0 * (cal::REMOTE_WRITE_LATENCY - 1.0))).abs() < 1e-12);
+    }
+
+    #[test]
+    fn writers_push_each_other_out_of_a_modules_buffer() {
+        let m = Memory::optane(6);
+        // 0.98 of what is written reaches the media as it came with one writer a module, 0.62 with eight; the bandwidth is for four.
+        assert_eq!(m.crowded(24.0), 1.0);
+        assert!((m.crowded(48.0) - (0.98 - 3.0 * 0.36 / 7.0) / 0.62).abs() < 1e-12);
+        assert_eq!((m.crowded(1.0), m.crowded(480.0)), (m.crowded(6.0), m.crowded(48.0)));
+        assert_eq!(Memory::dram(1e9, 1e9).crowded(48.0), 1.0);
     }
 
     #[test]

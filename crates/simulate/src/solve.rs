@@ -10,12 +10,14 @@
 //! T_i = s_n (1 + o_n) (on_i + Σ_m v_im A_im) + L_i + off_i         on its CPU, waiting for its lock, asleep
 //! A_im = z_m − S_im q_im             what is queued at station m, without oneself
 //! z_m = Σ_j k_j S_jm q_jm            backlog of station m
-//! q_jm = v_jm (S_jm + A_jm) / T_j    mean number of a class-j thread's requests at m
+//! q_jm = (R_jm + v_jm A_jm) / T_j    mean number of a class-j thread's requests at m
 //! ```
 //!
 //! `v` is work in seconds of an idle station with local requests, `S` how much longer a request takes there than a
-//! local one ([`Memory::load_at`](crate::machine::Memory::load_at)). Multiplying the definition of `z` out gives
-//! `U_m = Σ_j k_j v_jm S_jm / T_j = 1 − Σ_j u_j (S_j − S_j q_j) / z_m ≤ 1`: no station serves more than it can, whatever the load.
+//! local one ([`Memory::load_at`](crate::machine::Memory::load_at)), `R ≥ v S` how long it is there alone. A station of `m` modules
+//! side by side is one that is `m` times as fast, where a request is `m` times as long: those before it are spread over all.
+//! Multiplying the definition of `z` out gives `U_m = Σ_j k_j v_jm S_jm / T_j = 1 − Σ_j (k_j S_j / T_j) (R_j − v_j S_j q_j) / z_m ≤ 1`: no
+//! station serves more than it can, whatever the load.
 //!
 //! CPUs: while a node's threads want more CPU time than it has, each gets the same share (`s_n ≥ 1`), and time-slicing itself costs
 //! [`TIME_SLICING`](crate::calibration::TIME_SLICING) of the work. A thread that has no CPU is in no queue of a controller. Locks are
@@ -40,6 +42,9 @@ pub struct Visit {
     pub work: f64,
     /// How many times as long as local work it takes there (`S`).
     pub service: f64,
+    /// Seconds there when nobody else is (`R`): `work × service`, or more where one of several modules serves the request. Part of
+    /// the class's `on_s`.
+    pub alone: f64,
 }
 
 /// The part of an operation that only one thread at a time can do.
@@ -182,7 +187,7 @@ impl Solver {
             for (visit, queued) in visits.iter().zip(queued.iter()) {
                 let wait = visit.work * ahead(self.backlog[visit.station as usize], visit.service * queued);
                 waits += wait;
-                self.residence.push(visit.work * visit.service + wait);
+                self.residence.push(visit.alone + wait);
             }
             let on = (class.on_s + waits) * slicing;
             let (hold, lock_wait) = class.serial.map_or((0.0, 0.0), |serial| {
@@ -256,7 +261,7 @@ mod tests {
             cpus: vec![1e6],
             stations: 1,
             classes: vec![Class { count: n, node: 0, on_s: think + work, off_s: 0.0, visits: 0..1, serial: None }],
-            visits: vec![Visit { station: 0, work, service: 1.0 }],
+            visits: vec![Visit { station: 0, work, service: 1.0, alone: work }],
         }
     }
 
@@ -285,6 +290,20 @@ mod tests {
     }
 
     #[test]
+    fn modules_side_by_side_serve_as_many_and_let_each_wait_longer() {
+        // Four modules, each a fourth of the station: alone a request takes as long as in one of them.
+        let modules = |n: f64| {
+            let mut system = one(n, 3.0, 1.0);
+            (system.visits[0].alone, system.classes[0].on_s) = (4.0, 7.0);
+            throughput(&system)
+        };
+        assert!((modules(1.0) - 1.0 / 7.0).abs() < 1e-9);
+        let (few, many) = (modules(7.0), modules(100.0));
+        assert!(few < throughput(&one(7.0, 6.0, 1.0)), "{few}");
+        assert!(many <= 1.0 && many > 0.95, "{many}");
+    }
+
+    #[test]
     fn too_many_threads_share_the_cpus_and_pay_for_slicing() {
         let mut system = one(8.0, 1.0, 0.0);
         system.cpus = vec![4.0];
@@ -303,7 +322,7 @@ mod tests {
     #[test]
     fn remote_requests_take_more_of_the_station() {
         let mut system = one(50.0, 0.0, 1.0);
-        system.visits[0].service = 2.0;
+        (system.visits[0].service, system.visits[0].alone) = (2.0, 2.0);
         system.classes[0].on_s = 2.0;
         let x = throughput(&system);
         assert!(x <= 0.5 * (1.0 + TOLERANCE) && x > 0.48, "{x}");
@@ -312,11 +331,14 @@ mod tests {
     prop_compose! {
         fn classes(nodes: usize, stations: u32)(
             count in 1u32..40, node in 0..nodes, think in 0.01f64..5.0, off_s in 0.0f64..2.0,
-            visits in prop::collection::vec((0..stations, 0.001f64..1.0, 1.0f64..3.0), 0..4),
+            visits in prop::collection::vec((0..stations, 0.001f64..1.0, 1.0f64..3.0, 1.0f64..6.0), 0..4),
             serial in prop::option::of((0.0f64..1.0, any::<bool>())),
         ) -> (Class, Vec<Visit>) {
-            let visits: Vec<Visit> = visits.into_iter().map(|(station, work, service)| Visit { station, work, service }).collect();
-            let media: f64 = visits.iter().map(|v| v.work * v.service).sum();
+            let visits: Vec<Visit> = visits
+                .into_iter()
+                .map(|(station, work, service, modules)| Visit { station, work, service, alone: work * service * modules })
+                .collect();
+            let media: f64 = visits.iter().map(|v| v.alone).sum();
             let hold = |share: f64, m: bool| share * think + if m { media } else { 0.0 };
             let serial = serial.map(|(share, media)| Serial { lock: stations, hold_s: hold(share, media), media });
             (Class { count: count.into(), node, on_s: think + media, off_s, visits: 0..0, serial }, visits)

@@ -57,6 +57,16 @@ fn scenario(load: &Load, heavy: bool, seconds: f64) -> Scenario {
     experiment(dragonfly_machine(), launches, seconds)
 }
 
+/// The same with each application's files on its own node from the beginning: what moving them could bring at the most.
+fn settled(load: &Load, heavy: bool, seconds: f64) -> Scenario {
+    let mut scenario = scenario(load, heavy, seconds);
+    for launch in &mut scenario.launches {
+        let Start::On(node) = launch.start else { continue };
+        launch.job.files.iter_mut().for_each(|f| f.place = Place::Node(node));
+    }
+    scenario
+}
+
 fn kops(outcome: &Outcome) -> f64 {
     outcome.ops_per_s() / 1e3
 }
@@ -183,6 +193,11 @@ pub(super) fn fig6a(bench: &Bench<'_>) -> Result<Figure, RunError> {
     for load in moving {
         let ratio = bars.at("NThread", load) / bars.at("baseline", load);
         d.check(format!("NThread equals baseline for {load}"), similar(ratio, 1.0), format!("{ratio:.2} x"));
+    }
+    for load in &LOADS[..3] {
+        let name = load.personality.name();
+        let ideal = bench.mean(&settled(load, true, 60.0), Who::Kernel, kops)? / bars.at("NThread", name);
+        d.point("files with their readers from the beginning / NThread", name, "x", ideal);
     }
     let values = ["baseline", "NThread", "Dragonfly"].map(|w| bars.at(w, "fileserver"));
     let alike = similar(values[1], values[0]) && similar(values[2], values[0]);

@@ -193,7 +193,7 @@ pub(super) fn fig9(bench: &Bench<'_>) -> Result<Figure, RunError> {
         .iter()
         .map(|read| {
             let job = fio("fio", FileSystem::Nova, 0, Place::Node(0), &threads(8, 4096.0, *read));
-            bench.once(&experiment(nthread(10), vec![launch(job, Start::Pinned(0))], 10.0), Who::Kernel)
+            bench.once(&experiment(nthread(4), vec![launch(job, Start::Pinned(0))], 10.0), Who::Kernel)
         })
         .collect();
     let outcomes = outcomes?;
@@ -201,7 +201,8 @@ pub(super) fn fig9(bench: &Bench<'_>) -> Result<Figure, RunError> {
         Paper::NThread,
         "9",
         "Bandwidth of one Optane module under mixed load, counted in different ways",
-        "8 fio threads on the node that has the data, NOVA, 4 KB blocks; the machine's capacities are hardware constants.",
+        "8 fio threads on the 4 cores of the node that has the data (V-G keeps 4 cores online), NOVA, 4 KB blocks; the machine's \
+         capacities are hardware constants.",
     );
     let mut series = Vec::new();
     let mut spread = Vec::new();

@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 use super::{Copied, FlowSums, World, total};
 use crate::calibration as cal;
 use crate::filesystem::{FileSystem, Layout};
-use crate::solve::{Class, Serial, Visit};
+use crate::machine::Memory;
+use crate::solve::{Class, Serial, System, Visit};
 
 /// What the classes of the current network stand for.
 #[derive(Clone, Debug, Default)]
@@ -48,13 +49,15 @@ struct Builder {
     on_s: f64,
     media_s: f64,
     visits: Vec<Visit>,
+    /// Of each visit's work, what is written.
+    written: Vec<f64>,
     /// Position of each station in `visits`.
     of_station: Vec<Option<u32>>,
 }
 
 impl Builder {
     fn new(stations: usize) -> Self {
-        Self { on_s: 0.0, media_s: 0.0, visits: Vec::new(), of_station: vec![None; stations] }
+        Self { on_s: 0.0, media_s: 0.0, visits: Vec::new(), written: Vec::new(), of_station: vec![None; stations] }
     }
 
     /// Ready for the next class.
@@ -63,16 +66,30 @@ impl Builder {
         for visit in self.visits.drain(..) {
             self.of_station[visit.station as usize] = None;
         }
+        self.written.clear();
     }
 
-    fn visit(&mut self, station: usize, work: f64, service: f64) {
-        match self.of_station[station] {
-            Some(at) => self.visits[at as usize].work += work,
+    fn visit(&mut self, visit: Visit, written: f64) {
+        match self.of_station[visit.station as usize] {
+            Some(at) => {
+                let before = &mut self.visits[at as usize];
+                before.work += visit.work;
+                before.alone += visit.alone;
+                self.written[at as usize] += written;
+            }
             None => {
-                self.of_station[station] = Some(self.visits.len() as u32);
-                self.visits.push(Visit { station: station as u32, work, service });
+                self.of_station[visit.station as usize] = Some(self.visits.len() as u32);
+                self.visits.push(visit);
+                self.written.push(written);
             }
         }
+    }
+
+    /// Bytes at a memory: `work` seconds of all its modules, `media_s` for a thread that is alone.
+    fn media(&mut self, node: usize, memory: &Memory, load: f64, (work, media_s): (f64, f64), written: f64) {
+        self.media_s += media_s;
+        let alone = (work * load * memory.modules).min(media_s).max(work * load);
+        self.visit(Visit { station: node as u32, work, service: load, alone }, written);
     }
 }
 
@@ -89,6 +106,8 @@ impl World {
         network.idle.clear();
         system.classes.clear();
         system.visits.clear();
+        let mut written = std::mem::take(&mut self.written);
+        written.clear();
         system.cpus.clear();
         system.cpus.extend(self.machine.nodes().iter().map(|node| node.cpus));
         system.stations = 2 * n + self.jobs.len();
@@ -123,6 +142,7 @@ impl World {
             }
             network.threads[class].push(t as u32);
             let (built, flows) = self.class(t, &on_node, &mut builder, &mut system.visits);
+            written.extend_from_slice(&builder.written);
             system.classes.push(built);
             network.flows.push(flows);
         }
@@ -134,8 +154,11 @@ impl World {
         self.spare = before;
         for copy in &self.copies {
             let class = self.copier(copy, &mut builder, &mut system.visits);
+            written.extend_from_slice(&builder.written);
             system.classes.push(class);
         }
+        self.crowd(&mut system, &written);
+        self.written = written;
         for file in &mut self.files {
             if std::mem::take(&mut file.touched) || file.built.is_empty() {
                 file.built.clone_from(&file.bytes);
@@ -161,6 +184,47 @@ impl World {
                     (Some(a), Some(b)) => near(&self.processes[a].resident, &self.processes[b].resident),
                     _ => false,
                 })
+    }
+
+    /// Makes writes longer where many threads write at a time. How many do follows from the bounds of a closed network: of `N` threads
+    /// that need `D` of the station and are `Z` elsewhere, `N R / (Z + R)` are there while it is idle, and `N − Z / D` when it is not.
+    fn crowd(&self, system: &mut System, written: &[f64]) {
+        let running: SmallVec<[f64; 8]> = (0..system.cpus.len())
+            .map(|n| system.classes.iter().filter(|c| c.node == n).map(|c| c.count).sum())
+            .collect();
+        for (station, node) in self.machine.nodes().iter().enumerate().filter(|(_, node)| node.memory.gathers) {
+            let (mut threads, mut demand, mut writes, mut there, mut cycle) = (0.0, 0.0, 0.0, 0.0, 0.0);
+            let at = |v: &Visit| v.station as usize == station;
+            for class in &system.classes {
+                let Some(v) = class.visits.clone().find(|v| at(&system.visits[*v])) else { continue };
+                // Who has no CPU writes nothing.
+                let count = class.count * (system.cpus[class.node] / running[class.node]).min(1.0);
+                let visit = &system.visits[v];
+                threads += count;
+                demand += count * visit.work * visit.service;
+                writes += count * written[v] * visit.service;
+                there += count * visit.alone;
+                cycle += count * (class.on_s + class.off_s);
+            }
+            if writes <= 0.0 {
+                continue;
+            }
+            let away = (cycle - there).max(0.0);
+            let here = (threads * there / cycle).max(threads * (1.0 - away / (threads * demand)));
+            let crowded = node.memory.crowded(here * writes / demand);
+            for class in &mut system.classes {
+                let Some(v) = class.visits.clone().find(|v| at(&system.visits[*v])) else { continue };
+                let visit = &mut system.visits[v];
+                visit.work += written[v] * (crowded - 1.0);
+                // No shorter alone than what it takes of the station.
+                let longer = (visit.work * visit.service - visit.alone).max(0.0);
+                visit.alone += longer;
+                class.on_s += longer;
+                if let Some(serial) = class.serial.as_mut().filter(|s| s.media) {
+                    serial.hold_s += longer;
+                }
+            }
+        }
     }
 
     /// Running threads per job and node.
@@ -247,20 +311,20 @@ impl World {
     fn read(&self, b: &mut Builder, at: usize, node: usize, bytes: f64, fs: FileSystem) {
         let hops = self.machine.hops(at, node);
         let memory = &self.machine.nodes()[node].memory;
-        b.media_s += bytes
+        let media_s = bytes
             * match fs {
                 FileSystem::Mapped => cal::MAPPED_READ_S * (1.0 + (cal::MAPPED_REMOTE_READ - 1.0) * hops),
                 _ => memory.read_at(hops),
             };
-        b.visit(node, bytes / memory.read_bw, memory.load_at(hops));
+        b.media(node, memory, memory.load_at(hops), (bytes / memory.read_bw, media_s), 0.0);
         self.cross(b, at, node, hops, bytes);
     }
 
     fn write(&self, b: &mut Builder, at: usize, node: usize, bytes: f64) {
         let hops = self.machine.hops(at, node);
         let memory = &self.machine.nodes()[node].memory;
-        b.media_s += bytes * memory.write_at(hops);
-        b.visit(node, bytes / memory.write_bw, memory.load_at(hops));
+        let work = bytes / memory.write_bw;
+        b.media(node, memory, memory.load_at(hops), (work, bytes * memory.write_at(hops)), work);
         self.cross(b, at, node, hops, bytes);
     }
 
@@ -269,8 +333,9 @@ impl World {
         if hops > 0.0 {
             let n = self.machine.nodes().len();
             let work = bytes * hops.max(1.0) / self.machine.port_bw();
-            b.visit(n + at, work, 1.0);
-            b.visit(n + node, work, 1.0);
+            for port in [n + at, n + node] {
+                b.visit(Visit { station: port as u32, work, service: 1.0, alone: work }, 0.0);
+            }
         }
     }
 

@@ -183,6 +183,8 @@ pub(crate) struct World {
     /// Whether AutoNUMA lets the memory of processes follow their threads.
     pub autonuma: bool,
     network: demand::Network,
+    /// What is written of the work of each of the system's visits.
+    written: Vec<f64>,
     /// Lists of classes that are not in use.
     spare: Vec<Vec<u32>>,
     system: System,
@@ -208,6 +210,7 @@ impl World {
             node_cpu_s: vec![0.0; n],
             autonuma: false,
             network: demand::Network::default(),
+            written: Vec::new(),
             spare: Vec::new(),
             system: System::default(),
             solver: Solver::default(),
