@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
-use engine::{Engine, Plane, Verdict, WindowReport};
-use placement::{Move, Policy, Snapshot};
+use engine::{Engine, Verdict, WindowReport};
+use placement::{Move, NodeLoad, Policy};
 use serde::Serialize;
 use topology::NodeId;
 
@@ -258,7 +258,7 @@ enum Driver {
 
 /// What a window came to, with or without an engine.
 struct Report {
-    snapshot: Snapshot,
+    nodes: Vec<NodeLoad>,
     moves: Vec<(Move, Verdict)>,
     notes: Vec<String>,
 }
@@ -269,11 +269,11 @@ impl Driver {
             Self::Engine(engine) => {
                 let WindowReport { snapshot, plan, outcomes, notes, .. } = engine.step()?;
                 let moves = outcomes.into_iter().map(|o| (o.mv, o.result)).collect();
-                Ok(Report { snapshot, moves, notes: plan.notes.into_iter().chain(notes).collect() })
+                Ok(Report { nodes: snapshot.nodes, moves, notes: plan.notes.into_iter().chain(notes).collect() })
             }
             Self::Kernel(plane) => {
-                let snapshot = plane.observe(Duration::from_secs_f64(window_s))?;
-                Ok(Report { snapshot, moves: Vec::new(), notes: Vec::new() })
+                let nodes = plane.observe_nodes(Duration::from_secs_f64(window_s));
+                Ok(Report { nodes, moves: Vec::new(), notes: Vec::new() })
             }
         }
     }
@@ -346,7 +346,7 @@ impl Sums {
         let (began, before) = &self.at_window;
         let seconds = world.now - began;
         let ops_per_s = world.totals.iter().zip(before).map(|(now, then)| (now.ops - then.ops) / seconds).collect();
-        let nodes = report.snapshot.nodes.iter().map(|n| NodeOutcome {
+        let nodes = report.nodes.iter().map(|n| NodeOutcome {
             node: n.id,
             read_bw: n.read_bytes as f64 / seconds,
             write_bw: n.write_bytes as f64 / seconds,

@@ -4,7 +4,8 @@
 
 use smallvec::SmallVec;
 
-use super::{Copied, FlowSums, World, total};
+use super::flows::{Flow, Flows};
+use super::{Copied, World, total};
 use crate::calibration as cal;
 use crate::filesystem::{FileSystem, Layout};
 use crate::solve::{Class, Serial, Visit};
@@ -14,25 +15,16 @@ use crate::solve::{Class, Serial, Visit};
 pub(crate) struct Network {
     /// Threads of each class; a copy's class comes after these and has none.
     pub threads: Vec<Vec<u32>>,
-    /// Flows of each class: per operation of one thread.
-    pub flows: Vec<SmallVec<[Flow; 2]>>,
+    /// Bytes that a thread of each class reads per operation.
+    pub reads: Flows,
+    /// Bytes of the program that it writes, those of the file system left out. Also what is only the file system's: as nothing.
+    pub writes: Flows,
+    /// Of the bytes read, those from other nodes than the class's own.
+    pub remote: Vec<f64>,
     /// First class of the copies, in their order.
     pub copies: usize,
-    /// What was booked for each thread of a class since its window began, or the classes changed.
-    pub sums: Vec<FlowSums>,
     /// Threads that have not started, or stand still.
     pub idle: Vec<u32>,
-}
-
-/// Bytes per operation between a thread and a node.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Flow {
-    pub part: usize,
-    pub node: usize,
-    pub read: f64,
-    pub write: f64,
-    /// Of the bytes written, those of the program, not of the file system.
-    pub own: f64,
 }
 
 /// Bytes that a copy moves in one operation.
@@ -85,7 +77,13 @@ impl World {
         let mut system = std::mem::take(&mut self.system);
         let before = std::mem::replace(&mut network.threads, std::mem::take(&mut self.spare));
         network.threads.iter_mut().for_each(Vec::clear);
-        network.flows.clear();
+        // Those of the network before this one, once for what was booked of them.
+        let (mut old_reads, mut old_writes) = (std::mem::take(&mut network.reads), std::mem::take(&mut network.writes));
+        std::mem::swap(&mut network.reads, &mut self.spare_flows.0);
+        std::mem::swap(&mut network.writes, &mut self.spare_flows.1);
+        network.reads.clear();
+        network.writes.clear();
+        network.remote.clear();
         network.idle.clear();
         system.classes.clear();
         system.visits.clear();
@@ -122,16 +120,20 @@ impl World {
                 network.threads.push(Vec::new());
             }
             network.threads[class].push(t as u32);
-            let (built, flows) = self.class(t, &on_node, &mut builder, &mut system.visits);
+            let built = self.class(t, &on_node, &mut builder, &mut system.visits, &mut network);
             system.classes.push(built);
-            network.flows.push(flows);
         }
         network.copies = system.classes.len();
         network.threads.truncate(network.copies);
-        if before != network.threads {
-            self.hand_out(&before, &mut network.sums);
+        if before == network.threads {
+            network.reads.go_on(&mut old_reads);
+            network.writes.go_on(&mut old_writes);
+        } else {
+            self.hand_out(&before, &old_reads, &old_writes);
+            network.reads.start();
+            network.writes.start();
         }
-        self.spare = before;
+        (self.spare, self.spare_flows) = (before, (old_reads, old_writes));
         for copy in &self.copies {
             let class = self.copier(copy, &mut builder, &mut system.visits);
             system.classes.push(class);
@@ -173,13 +175,15 @@ impl World {
         on_node
     }
 
+    /// The class of a thread; its flows go to the network.
     fn class(
         &self,
         t: usize,
         on_node: &[f64],
         b: &mut Builder,
         visits: &mut Vec<Visit>,
-    ) -> (Class, SmallVec<[Flow; 2]>) {
+        network: &mut Network,
+    ) -> Class {
         let n = self.machine.nodes().len();
         let thread = &self.threads[t];
         let job = &self.jobs[thread.job];
@@ -191,7 +195,7 @@ impl World {
         let hits = cal::CACHE_SHARED * beside * self.cache_share(thread.job, at, on_node);
 
         b.clear();
-        let mut flows = SmallVec::new();
+        let mut remote = 0.0;
         for (p, part) in op.parts.iter().enumerate() {
             let file = &self.files[thread.files[part.files]];
             let set = &job.files[part.files];
@@ -201,17 +205,21 @@ impl World {
                 let read = if there > 0.0 { part.read * bytes / there } else { 0.0 };
                 if read > 0.0 {
                     self.read(b, at, *node, read * media, job.fs);
-                    flows.push(Flow { part: p, node: *node, read, write: 0.0, own: 0.0 });
+                    network.reads.push(Flow::new(p, *node, read));
+                    remote += if *node == at { 0.0 } else { read };
                 }
             }
             if part.write > 0.0 {
                 let own = (part.write - part.own) / part.write;
                 for (node, write) in self.lands(t, part.files, part.write) {
                     self.write(b, at, node, write);
-                    flows.push(Flow { part: p, node, read: 0.0, write, own: write * own });
+                    network.writes.push(Flow::new(p, node, write * own));
                 }
             }
         }
+        network.reads.end();
+        network.writes.end();
+        network.remote.push(remote);
 
         // The lock's line, and what it protects, come from the CPU of the last holder.
         let crossing: f64 = (0..n).map(|m| crowd[m] * self.machine.hops(at, m)).sum::<f64>() / (all - 1.0).max(1.0);
@@ -225,15 +233,7 @@ impl World {
         });
         let first = visits.len();
         visits.extend_from_slice(&b.visits);
-        let class = Class {
-            count: 1.0,
-            node: at,
-            on_s: b.on_s + b.media_s,
-            off_s: op.off_s,
-            visits: first..visits.len(),
-            serial,
-        };
-        (class, flows)
+        Class { count: 1.0, node: at, on_s: b.on_s + b.media_s, off_s: op.off_s, visits: first..visits.len(), serial }
     }
 
     /// How much of a node's last-level cache a job has: jobs that leave data there for others share it by their threads.

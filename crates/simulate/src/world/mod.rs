@@ -12,6 +12,7 @@
 mod advance;
 mod demand;
 mod fixed;
+mod flows;
 mod kernel;
 mod moves;
 mod observe;
@@ -26,6 +27,7 @@ use crate::machine::Machine;
 use crate::solve::{Solver, System};
 use crate::workload::{FileSet, Job, Place};
 
+use flows::FlowSums;
 pub(crate) use kernel::Start;
 
 /// Bytes per node index, for the few nodes that have some, by rising index.
@@ -105,9 +107,6 @@ impl Thread {
     }
 }
 
-/// Part of the operation, node, bytes read, bytes written.
-pub(crate) type FlowSums = SmallVec<[(usize, usize, f64, f64); 2]>;
-
 /// What a thread did since the window began.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
@@ -115,8 +114,9 @@ pub(crate) struct Tally {
     pub cpu_s: f64,
     pub wait_s: f64,
     pub remote_read: f64,
-    /// Part of the operation, node, bytes read, bytes written (without the file system's own).
-    pub flows: FlowSums,
+    /// Bytes read, and written (without the file system's own), that are not among those booked for the whole class.
+    pub read: FlowSums,
+    pub written: FlowSums,
 }
 
 #[derive(Clone, Debug)]
@@ -183,8 +183,9 @@ pub(crate) struct World {
     /// Whether AutoNUMA lets the memory of processes follow their threads.
     pub autonuma: bool,
     network: demand::Network,
-    /// Lists of classes that are not in use.
+    /// Lists of classes and flows that are not in use.
     spare: Vec<Vec<u32>>,
+    spare_flows: (flows::Flows, flows::Flows),
     system: System,
     solver: Solver,
     changed: bool,
@@ -209,6 +210,7 @@ impl World {
             autonuma: false,
             network: demand::Network::default(),
             spare: Vec::new(),
+            spare_flows: Default::default(),
             system: System::default(),
             solver: Solver::default(),
             changed: true,
