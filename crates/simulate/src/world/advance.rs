@@ -1,7 +1,7 @@
 //! Time passes.
 
 use super::demand::Network;
-use super::flows::{Flow, Flows, sum_up};
+use super::flows::{Flows, sum_up};
 use super::{Copied, World, add, total};
 
 /// Longest step in seconds.
@@ -65,11 +65,11 @@ impl World {
             };
             let job = &self.jobs[job_index];
             let role = &job.roles[role_index];
-            let (reads, writes) = (self.network.reads.of(class), self.network.writes.of(class));
+            let Network { reads, writes, .. } = &self.network;
             let remote = self.network.remote[class];
             let stays = job.fs.layout() == crate::filesystem::Layout::InPlace;
             let set = |part: usize| role.op.parts[part].files;
-            let private = writes.iter().any(|f| job.files[set(f.part())].private);
+            let private = writes.of(class).any(|f| job.files[set(f.part())].private);
             let mut all = 0.0;
             for t in &self.network.threads[class] {
                 let thread = &mut self.threads[*t as usize];
@@ -84,7 +84,7 @@ impl World {
                 thread.window.wait_s += rate.ready * dt;
                 thread.window.remote_read += remote * ops;
                 if private {
-                    for flow in writes {
+                    for flow in writes.of(class) {
                         land(&mut self.files[thread.files[set(flow.part())]], flow.node(), flow.bytes * ops, stays);
                     }
                 }
@@ -105,13 +105,13 @@ impl World {
                 totals.ops += all * role.op.counted;
             }
             let mut sum = totals.read;
-            for flow in reads {
+            for flow in reads.of(class) {
                 let read = flow.bytes * all;
                 self.node_read[flow.node()] += read;
                 sum += read;
             }
             totals.read = sum;
-            for flow in writes {
+            for flow in writes.of(class) {
                 let written = flow.bytes * all;
                 self.node_written[flow.node()] += written;
                 totals.written += written;
@@ -141,9 +141,8 @@ impl World {
             for t in threads {
                 let thread = &mut self.threads[*t as usize];
                 let ops = std::mem::take(&mut thread.pending);
-                let times = |f: &Flow| Flow { bytes: f.bytes * ops, ..*f };
-                sum_up(&mut thread.window.read, reads.of(class).iter().map(times));
-                sum_up(&mut thread.window.written, writes.of(class).iter().map(times));
+                sum_up(&mut thread.window.read, reads.of(class).map(|flow| flow.times(ops)));
+                sum_up(&mut thread.window.written, writes.of(class).map(|flow| flow.times(ops)));
             }
         }
     }
@@ -220,18 +219,18 @@ fn land(file: &mut super::File, node: usize, bytes: f64, in_place: bool) {
     }
     if replaces > 0.0 && !in_place && there > 0.0 {
         let keeps = 1.0 - (replaces / there).min(1.0);
-        let mut gone = 0.0;
-        file.bytes.retain(|share| {
-            if share.0 == node {
-                return true;
-            }
+        let (mut gone, mut emptied) = (0.0, false);
+        for share in file.bytes.iter_mut().filter(|share| share.0 != node) {
             let left = share.1 * keeps;
             // Less than a byte is none.
             let left = if left < 1.0 { 0.0 } else { left };
             gone += share.1 - left;
             share.1 = left;
-            left > 0.0
-        });
+            emptied |= left <= 0.0;
+        }
+        if emptied {
+            file.bytes.retain(|share| share.0 == node || share.1 > 0.0);
+        }
         if gone > 0.0 {
             add(&mut file.bytes, node, gone);
             file.touched = true;

@@ -35,6 +35,18 @@ const MOST_COMPARED: usize = 8;
 /// Threads whose bytes are on other nodes by less than this fraction are alike.
 const ALIKE: f64 = 1e-3;
 
+/// What many classes need to know of the machine's state.
+struct Crowds {
+    /// Running threads per job and node.
+    on_node: Vec<f64>,
+    /// Running threads per job.
+    of_job: Vec<f64>,
+    /// Running threads per node of jobs whose files are cached.
+    caching: Vec<f64>,
+    /// Bytes that each file has.
+    bytes: Vec<f64>,
+}
+
 /// One class in the making.
 struct Builder {
     on_s: f64,
@@ -91,7 +103,7 @@ impl World {
         system.cpus.extend(self.machine.nodes().iter().map(|node| node.cpus));
         system.stations = 2 * n + self.jobs.len();
 
-        let on_node = self.crowds();
+        let crowds = self.crowds();
         let roles: Vec<usize> =
             self.jobs.iter().scan(0, |sum, j| Some(std::mem::replace(sum, *sum + j.roles.len()))).collect();
         let groups = roles.last().map_or(0, |last| last + self.jobs.last().map_or(0, |j| j.roles.len()));
@@ -120,7 +132,7 @@ impl World {
                 network.threads.push(Vec::new());
             }
             network.threads[class].push(t as u32);
-            let built = self.class(t, &on_node, &mut builder, &mut system.visits, &mut network);
+            let built = self.class(t, &crowds, &mut builder, &mut system.visits, &mut network);
             system.classes.push(built);
         }
         network.copies = system.classes.len();
@@ -165,21 +177,27 @@ impl World {
                 })
     }
 
-    /// Running threads per job and node.
-    fn crowds(&self) -> Vec<f64> {
+    /// Who runs where, and how much there is of each file.
+    fn crowds(&self) -> Crowds {
         let n = self.machine.nodes().len();
         let mut on_node = vec![0.0; self.jobs.len() * n];
         for thread in self.threads.iter().filter(|t| t.runs(self.now)) {
             on_node[thread.job * n + thread.node] += 1.0;
         }
-        on_node
+        let mut caching = vec![0.0; n];
+        let cached = |j: &usize| self.jobs[*j].files.iter().any(|f| f.cached);
+        for job in (0..self.jobs.len()).filter(cached) {
+            caching.iter_mut().zip(&on_node[job * n..][..n]).for_each(|(sum, threads)| *sum += threads);
+        }
+        let of_job = on_node.chunks(n).map(|nodes| nodes.iter().sum()).collect();
+        Crowds { on_node, of_job, caching, bytes: self.files.iter().map(|f| total(&f.bytes)).collect() }
     }
 
     /// The class of a thread; its flows go to the network.
     fn class(
         &self,
         t: usize,
-        on_node: &[f64],
+        crowds: &Crowds,
         b: &mut Builder,
         visits: &mut Vec<Visit>,
         network: &mut Network,
@@ -189,10 +207,12 @@ impl World {
         let job = &self.jobs[thread.job];
         let op = &job.roles[thread.role].op;
         let at = thread.node;
-        let crowd = &on_node[thread.job * n..][..n];
-        let all: f64 = crowd.iter().sum();
+        let crowd = &crowds.on_node[thread.job * n..][..n];
+        let all = crowds.of_job[thread.job];
         let beside = if all > 1.0 { (crowd[at] - 1.0) / (all - 1.0) } else { 0.0 };
-        let hits = cal::CACHE_SHARED * beside * self.cache_share(thread.job, at, on_node);
+        // Jobs that leave data in a node's last-level cache for others share it by their threads.
+        let share = if crowds.caching[at] > 0.0 { crowd[at] / crowds.caching[at] } else { 0.0 };
+        let hits = cal::CACHE_SHARED * beside * share;
 
         b.clear();
         let mut remote = 0.0;
@@ -200,7 +220,7 @@ impl World {
             let file = &self.files[thread.files[part.files]];
             let set = &job.files[part.files];
             let media = if set.cached { 1.0 - hits } else { 1.0 };
-            let there = total(&file.bytes);
+            let there = crowds.bytes[thread.files[part.files]];
             for (node, bytes) in &file.bytes {
                 let read = if there > 0.0 { part.read * bytes / there } else { 0.0 };
                 if read > 0.0 {
@@ -222,8 +242,12 @@ impl World {
         network.remote.push(remote);
 
         // The lock's line, and what it protects, come from the CPU of the last holder.
-        let crossing: f64 = (0..n).map(|m| crowd[m] * self.machine.hops(at, m)).sum::<f64>() / (all - 1.0).max(1.0);
-        let serial_s = op.serial_s * (1.0 + (cal::CROSS_LOCK - 1.0) * crossing);
+        let serial_s = if op.serial_s > 0.0 {
+            let crossing: f64 = (0..n).map(|m| crowd[m] * self.machine.hops(at, m)).sum::<f64>() / (all - 1.0).max(1.0);
+            op.serial_s * (1.0 + (cal::CROSS_LOCK - 1.0) * crossing)
+        } else {
+            0.0
+        };
         let own = self.own_memory(thread.pid, at);
         b.on_s += op.cpu_s * (1.0 + cal::OWN_MEMORY * (cal::DRAM_REMOTE_LATENCY - 1.0) * own) + serial_s - op.serial_s;
         let serial = (op.serial_s > 0.0).then(|| Serial {
@@ -236,31 +260,23 @@ impl World {
         Class { count: 1.0, node: at, on_s: b.on_s + b.media_s, off_s: op.off_s, visits: first..visits.len(), serial }
     }
 
-    /// How much of a node's last-level cache a job has: jobs that leave data there for others share it by their threads.
-    fn cache_share(&self, job: usize, at: usize, on_node: &[f64]) -> f64 {
-        let n = self.machine.nodes().len();
-        let cached = |j: &usize| self.jobs[*j].files.iter().any(|f| f.cached);
-        let all: f64 = (0..self.jobs.len()).filter(cached).map(|j| on_node[j * n + at]).sum();
-        if all > 0.0 { on_node[job * n + at] / all } else { 0.0 }
-    }
-
     fn read(&self, b: &mut Builder, at: usize, node: usize, bytes: f64, fs: FileSystem) {
         let hops = self.machine.hops(at, node);
-        let memory = &self.machine.nodes()[node].memory;
+        let (memory, reach) = (&self.machine.nodes()[node].memory, self.machine.reach(at, node));
         b.media_s += bytes
             * match fs {
                 FileSystem::Mapped => cal::MAPPED_READ_S * (1.0 + (cal::MAPPED_REMOTE_READ - 1.0) * hops),
-                _ => memory.read_at(hops),
+                _ => reach.read_s,
             };
-        b.visit(node, bytes / memory.read_bw, memory.load_at(hops));
+        b.visit(node, bytes / memory.read_bw, reach.load);
         self.cross(b, at, node, hops, bytes);
     }
 
     fn write(&self, b: &mut Builder, at: usize, node: usize, bytes: f64) {
         let hops = self.machine.hops(at, node);
-        let memory = &self.machine.nodes()[node].memory;
-        b.media_s += bytes * memory.write_at(hops);
-        b.visit(node, bytes / memory.write_bw, memory.load_at(hops));
+        let (memory, reach) = (&self.machine.nodes()[node].memory, self.machine.reach(at, node));
+        b.media_s += bytes * reach.write_s;
+        b.visit(node, bytes / memory.write_bw, reach.load);
         self.cross(b, at, node, hops, bytes);
     }
 

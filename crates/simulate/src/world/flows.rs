@@ -7,33 +7,39 @@
 //! addition of two arrays. When the network is built anew, the sums are kept as they are where the flows are still between the same
 //! parts and nodes, which they mostly are.
 //!
-//! **Limits.** A flow that has ceased stays in the list, with no bytes, until its sum has been handed out.
+//! **Limits.** What was booked of a flow that has ceased lies apart until it has been handed out.
+
+use std::ops::Range;
 
 use smallvec::SmallVec;
 
-/// Bytes per operation between a part of it and a node.
+/// Bytes between a part of an operation and a node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Flow {
-    pub part: u32,
-    pub node: u32,
+    between: Between,
     pub bytes: f64,
 }
 
+/// Part and node in one number, so that lists of them are compared as memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Between(u64);
+
 impl Flow {
     pub fn new(part: usize, node: usize, bytes: f64) -> Self {
-        Self { part: part as u32, node: node as u32, bytes }
+        Self { between: Between((part as u64) << 32 | node as u64), bytes }
     }
 
     pub fn node(&self) -> usize {
-        self.node as usize
+        (self.between.0 & 0xffff_ffff) as usize
     }
 
     pub fn part(&self) -> usize {
-        self.part as usize
+        (self.between.0 >> 32) as usize
     }
 
-    fn key(&self) -> (u32, u32) {
-        (self.part, self.node)
+    /// That of so many operations.
+    pub fn times(self, ops: f64) -> Self {
+        Self { bytes: self.bytes * ops, ..self }
     }
 }
 
@@ -43,91 +49,121 @@ pub(crate) type FlowSums = SmallVec<[Flow; 2]>;
 /// Flows of all classes in one direction.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flows {
-    flows: Vec<Flow>,
-    /// Where each class's end.
-    ends: Vec<usize>,
+    between: Vec<Between>,
+    /// Bytes per operation.
+    bytes: Vec<f64>,
     /// Bytes of each flow that have been booked for every thread of its class.
     sums: Vec<f64>,
+    /// What has been booked of flows that are no more, by class.
+    ceased: Vec<(usize, Flow)>,
+    /// Where each class's end.
+    ends: Vec<usize>,
 }
 
 impl Flows {
     pub fn clear(&mut self) {
-        self.flows.clear();
-        self.ends.clear();
+        self.between.clear();
+        self.bytes.clear();
         self.sums.clear();
+        self.ceased.clear();
+        self.ends.clear();
     }
 
     /// Adds a flow to the class that is [ended](Self::end) next.
     pub fn push(&mut self, flow: Flow) {
-        self.flows.push(flow);
+        self.between.push(flow.between);
+        self.bytes.push(flow.bytes);
     }
 
     /// The class at hand has all its flows.
     pub fn end(&mut self) {
-        self.ends.push(self.flows.len());
+        self.ends.push(self.between.len());
     }
 
-    fn range(&self, class: usize) -> std::ops::Range<usize> {
+    fn range(&self, class: usize) -> Range<usize> {
         class.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[class]
     }
 
-    /// A class's flows.
-    pub fn of(&self, class: usize) -> &[Flow] {
-        &self.flows[self.range(class)]
+    /// A class's flows, with their bytes per operation.
+    pub fn of(&self, class: usize) -> impl Iterator<Item = Flow> + '_ {
+        let range = self.range(class);
+        listed(&self.between[range.clone()], &self.bytes[range])
     }
 
     /// Bytes of a class's flows that have been booked for each of its threads.
     pub fn booked(&self, class: usize) -> impl Iterator<Item = Flow> + '_ {
         let range = self.range(class);
-        let sums = &self.sums[range.clone()];
-        self.flows[range]
-            .iter()
-            .zip(sums)
-            .filter(|(_, sum)| **sum > 0.0)
-            .map(|(flow, sum)| Flow { bytes: *sum, ..*flow })
+        let first = self.ceased.partition_point(|sum| sum.0 < class);
+        let ceased = self.ceased[first..].iter().take_while(move |sum| sum.0 == class).map(|sum| sum.1);
+        listed(&self.between[range.clone()], &self.sums[range]).filter(|flow| flow.bytes > 0.0).chain(ceased)
     }
 
     /// Books so many operations of every thread of a class.
     pub fn book(&mut self, class: usize, ops: f64) {
         let range = self.range(class);
-        for (sum, flow) in self.sums[range.clone()].iter_mut().zip(&self.flows[range]) {
-            *sum += flow.bytes * ops;
+        for (sum, bytes) in self.sums[range.clone()].iter_mut().zip(&self.bytes[range]) {
+            *sum += bytes * ops;
         }
     }
 
     /// Nothing has been booked.
     pub fn start(&mut self) {
+        self.ceased.clear();
+        self.start_sums();
+    }
+
+    fn start_sums(&mut self) {
         self.sums.clear();
-        self.sums.resize(self.flows.len(), 0.0);
+        self.sums.resize(self.bytes.len(), 0.0);
     }
 
     /// Takes over what was booked before these flows of the same classes were found anew. `old` is of no use afterwards.
     pub fn go_on(&mut self, old: &mut Self) {
-        let keys = |flows: &Self| flows.flows.len();
-        let same = keys(self) == keys(old)
-            && self.ends == old.ends
-            && self.flows.iter().zip(&old.flows).all(|(a, b)| a.key() == b.key());
-        if same {
+        self.ceased = std::mem::take(&mut old.ceased);
+        if self.ends == old.ends && self.between == old.between {
             std::mem::swap(&mut self.sums, &mut old.sums);
-            return;
+        } else {
+            self.start_sums();
+            (0..self.ends.len()).for_each(|class| self.take_over(class, old));
         }
-        let found = std::mem::take(self);
-        for class in 0..found.ends.len() {
-            let (now, first) = (found.of(class), self.flows.len());
-            self.flows.extend_from_slice(now);
-            self.sums.resize(self.flows.len(), 0.0);
-            for sum in old.booked(class) {
-                let at = now.iter().position(|flow| flow.key() == sum.key()).map(|at| first + at);
-                let at = at.unwrap_or_else(|| {
-                    self.flows.push(Flow { bytes: 0.0, ..sum });
-                    self.sums.push(0.0);
-                    self.flows.len() - 1
-                });
-                self.sums[at] = sum.bytes;
-            }
-            self.end();
+        if !self.ceased.is_empty() {
+            self.resume();
         }
     }
+
+    /// Takes over what was booked for a class.
+    fn take_over(&mut self, class: usize, old: &Self) {
+        let (now, then) = (self.range(class), old.range(class));
+        if self.between[now.clone()] == old.between[then.clone()] {
+            self.sums[now].copy_from_slice(&old.sums[then]);
+            return;
+        }
+        for sum in listed(&old.between[then.clone()], &old.sums[then]).filter(|sum| sum.bytes > 0.0) {
+            match self.between[now.clone()].iter().position(|between| *between == sum.between) {
+                Some(at) => self.sums[now.start + at] = sum.bytes,
+                None => self.ceased.push((class, sum)),
+            }
+        }
+    }
+
+    /// Flows that had ceased may be there again.
+    fn resume(&mut self) {
+        let mut ceased = std::mem::take(&mut self.ceased);
+        ceased.retain(|(class, sum)| {
+            let range = self.range(*class);
+            let at = self.between[range.clone()].iter().position(|between| *between == sum.between);
+            if let Some(at) = at {
+                self.sums[range.start + at] = sum.bytes;
+            }
+            at.is_none()
+        });
+        ceased.sort_by_key(|sum| sum.0);
+        self.ceased = ceased;
+    }
+}
+
+fn listed<'a>(between: &'a [Between], bytes: &'a [f64]) -> impl Iterator<Item = Flow> + 'a {
+    between.iter().zip(bytes).map(|(between, bytes)| Flow { between: *between, bytes: *bytes })
 }
 
 /// Adds bytes to sums by part and node; no two of the flows have the same.
@@ -139,7 +175,7 @@ pub(crate) fn sum_up(sums: &mut FlowSums, flows: impl Iterator<Item = Flow>) {
     }
     let mut next = 0;
     for flow in flows {
-        let same = |f: &Flow| f.key() == flow.key();
+        let same = |f: &Flow| f.between == flow.between;
         // Both are mostly in the same order: what is wanted is where the last one was found, or soon after.
         let (before, after) = sums.split_at(next.min(sums.len()));
         let at = after.iter().position(same).map(|i| before.len() + i).or_else(|| before.iter().position(same));
@@ -164,8 +200,8 @@ mod tests {
         all
     }
 
-    fn booked(flows: &Flows, class: usize) -> Vec<(u32, u32, f64)> {
-        flows.booked(class).map(|f| (f.part, f.node, f.bytes)).collect()
+    fn booked(flows: &Flows, class: usize) -> Vec<(usize, usize, f64)> {
+        flows.booked(class).map(|f| (f.part(), f.node(), f.bytes)).collect()
     }
 
     #[test]

@@ -52,8 +52,17 @@ pub(crate) struct Launch {
     pub start: Start,
 }
 
+/// A thread. What every step changes comes first and together: ten thousand threads do not fit into a cache.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub(crate) struct Thread {
+    /// Work lost to a move, in seconds.
+    pub debt_s: f64,
+    /// Operations left; none: it never ends.
+    pub left: Option<f64>,
+    /// Operations that are in `window` but for their flows, which are those of the network that is still valid.
+    pub pending: f64,
+    pub window: Tally,
     pub tid: u32,
     pub pid: u32,
     pub job: usize,
@@ -66,16 +75,9 @@ pub(crate) struct Thread {
     pub start_ns: u64,
     /// Not running before this time.
     pub from_s: f64,
-    /// Operations left; none: it never ends.
-    pub left: Option<f64>,
     pub ended_s: Option<f64>,
-    /// Work lost to a move, in seconds.
-    pub debt_s: f64,
     /// Index of the first of its files; the part's file set counts from there.
     pub files: SmallVec<[usize; 1]>,
-    pub window: Tally,
-    /// Operations that are in `window` but for their flows, which are those of the network that is still valid.
-    pub pending: f64,
 }
 
 impl File {
@@ -109,6 +111,7 @@ impl Thread {
 
 /// What a thread did since the window began.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Tally {
     pub ops: f64,
     pub cpu_s: f64,

@@ -145,13 +145,8 @@ impl World {
         (read, written)
     }
 
-    /// What a thread did in the window, by part of its operation. Threads of a class that have done nothing beside it, which is nearly
-    /// all, are looked at once.
-    fn parts(&self, t: usize, tally: &Tally, of_class: &mut OfClass) -> Parts {
-        let class = of_class.class(t).filter(|_| tally.read.is_empty() && tally.written.is_empty());
-        if let Some(known) = class.and_then(|class| of_class.parts[class].as_ref()) {
-            return known.clone();
-        }
+    /// What a thread did in the window, by part of its operation.
+    fn parts(&self, t: usize, tally: &Tally, of_class: &OfClass) -> Parts {
         let thread = &self.threads[t];
         let parts = self.jobs[thread.job].roles[thread.role].op.parts.len();
         let mut done = Parts { each: vec![Default::default(); parts], ..Parts::default() };
@@ -164,9 +159,6 @@ impl World {
         for (part, node, bytes) in written.iter().filter_map(whole) {
             done.each[part].1.add(node, bytes);
             done.written.add(node, bytes);
-        }
-        if let Some(class) = class {
-            of_class.parts[class] = Some(done.clone());
         }
         done
     }
@@ -195,15 +187,28 @@ impl World {
         let mut files: Vec<FileUse> = Vec::new();
         let (mut read_bytes, mut write_bytes) = (NodeBytes::default(), NodeBytes::default());
         if job.fs.counted() {
-            let done = self.parts(t, tally, of_class);
-            (read_bytes, write_bytes) = (done.read, done.written);
-            for (part, (read_bytes, write_bytes)) in op.parts.iter().zip(done.each) {
+            // Threads of a class that have done nothing beside it, which is nearly all, are looked at once.
+            let as_its_class = tally.read.is_empty() && tally.written.is_empty();
+            let own;
+            let done = match of_class.class(t).filter(|_| as_its_class) {
+                Some(class) => {
+                    let known = of_class.parts[class].take().unwrap_or_else(|| self.parts(t, tally, of_class));
+                    of_class.parts[class].insert(known)
+                }
+                None => {
+                    own = self.parts(t, tally, of_class);
+                    &own
+                }
+            };
+            (read_bytes, write_bytes) = (done.read.clone(), done.written.clone());
+            files.reserve_exact(op.parts.len());
+            for (part, (read_bytes, write_bytes)) in op.parts.iter().zip(&done.each) {
                 files.push(FileUse {
                     file: self.files[thread.files[part.files]].id.clone(),
                     read_size: (part.read > 0.0).then_some(part.call as u64),
                     sequential: (part.read > 0.0).then_some(part.sequential),
-                    read_bytes,
-                    write_bytes,
+                    read_bytes: read_bytes.clone(),
+                    write_bytes: write_bytes.clone(),
                     ..FileUse::default()
                 });
             }
