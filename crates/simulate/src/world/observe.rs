@@ -89,7 +89,8 @@ impl World {
                     readers[file].push(thread.tid);
                 }
             }
-            let allowed_nodes = match &thread.mask {
+            // Homenode moves what it has bound itself: only an affinity of the thread's own limits it.
+            let allowed_nodes = match thread.mask.as_ref().filter(|_| thread.own_affinity) {
                 None => all.clone(),
                 Some(mask) => {
                     let nodes = &self.machine.topology().nodes;
@@ -97,8 +98,7 @@ impl World {
                 }
             };
             snapshot.threads.push(Thread {
-                // Homenode moves what it has bound itself: only an affinity of the thread's own limits it.
-                allowed_nodes: if thread.own_affinity { allowed_nodes } else { all.clone() },
+                allowed_nodes,
                 held: thread.own_affinity.then(|| "has an affinity of its own".to_owned()),
                 ..seen
             });
