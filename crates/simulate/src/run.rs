@@ -413,5 +413,20 @@ fn share<'a>(tallies: impl Iterator<Item = (&'a JobTally, &'a JobTally)>) -> Opt
     let (remote, all) = tallies
         .map(|(now, then)| (now.remote_read - then.remote_read, now.read - then.read))
         .fold((0.0, 0.0), |sum, t| (sum.0 + t.0, sum.1 + t.1));
-    (all > 0.0).then(|| remote / all)
+    // Both are sums of the same bytes, the remote ones by class and step, all of them by flow: rounded differently.
+    (all > 0.0).then(|| remote.min(all) / all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_remote_than_all() {
+        let tally = |remote_read, read| JobTally { remote_read, read, ..JobTally::default() };
+        let of = |remote, all| share([(&tally(remote, all), &tally(0.0, 0.0))].into_iter());
+        assert_eq!(of(1.0 + 4e-15, 1.0), Some(1.0));
+        assert_eq!(of(0.25, 1.0), Some(0.25));
+        assert_eq!(of(0.0, 0.0), None);
+    }
 }
