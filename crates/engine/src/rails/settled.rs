@@ -9,8 +9,8 @@
 //! them, and that a process stands still while its memory is copied. Nor is data that drifts to another node bit by bit, as it does where
 //! what is written lands on the writer's node. When nothing of that has happened for [`Settle::windows`](crate::settings::Settle) of the policy's own decision periods,
 //! threads and processes stay. A move that was asked for in time but waits (for its turn under the rate limit, or after a refusal) is
-//! still made, and a thread that somebody else has put elsewhere meanwhile may be brought back; not where that happens in window after
-//! window, as then the kernel and the policy are at odds, and would go on to be. Data may
+//! still made, and a thread that somebody else has put elsewhere meanwhile may be brought back; not one to which that happens in window
+//! after window, as then the kernel and the policy are at odds about it, and would go on to be. Data may
 //! have drifted after [`Settle::again_s`](crate::settings::Settle): then the load counts as new.
 //!
 //! **Limits.** On a machine where busy threads come and go all the time there is no constant load, and the other rails have to do.
@@ -40,7 +40,7 @@ const CLEAR: f64 = 0.75;
 const OURS: u64 = 3;
 /// Within so many windows a thread that turns to something else does so; data that drifts takes longer.
 const AT_ONCE: u64 = 3;
-/// In how many windows threads may be put elsewhere by others and still be brought back.
+/// In how many windows a thread may be put elsewhere by others and still be brought back.
 const DISPLACED: u32 = 3;
 
 /// What a busy thread does, as far as its place does not matter.
@@ -101,14 +101,22 @@ impl Doing {
     }
 }
 
+/// A thread that somebody else has put elsewhere.
+#[derive(Clone, Copy, Debug, Default)]
+struct Displaced {
+    /// And that was not moved since.
+    now: bool,
+    /// In how many windows.
+    windows: u32,
+}
+
 /// Whether the load has been the same for long enough.
 #[derive(Debug, Default)]
 pub struct Settled {
     settings: Settle,
     threads: FxHashMap<Key, Doing>,
-    /// Threads that somebody else has put elsewhere since the load was new, and in how many windows.
-    displaced: FxHashSet<Key>,
-    displacements: u32,
+    /// Threads that somebody else has put elsewhere since the load was new.
+    displaced: FxHashMap<Key, Displaced>,
     /// Who was moved, and in which window: threads may be seen at their new place some windows later.
     moved: FxHashMap<Key, u64>,
     /// Moves that were asked for in time and wait for something else, in the last window and in this one.
@@ -137,7 +145,6 @@ impl Settled {
         self.owed = std::mem::take(&mut self.owing);
         let ours = self.window <= self.last_move + OURS;
         let mut new = now - self.new_since_s >= self.settings.again_s;
-        let mut displaced = false;
         for t in &snapshot.threads {
             let key = (t.tid, t.start_ns.unwrap_or(0));
             let Some(mut doing) = Doing::of(t, snapshot.window_s, self.window) else {
@@ -154,8 +161,8 @@ impl Settled {
             };
             let ours_moved = self.moved.contains_key(&key) || self.moved.contains_key(&(t.pid, u64::MAX));
             if doing.node != before.node && !ours_moved && !before.stands {
-                self.displaced.insert(key);
-                displaced = true;
+                let displaced = self.displaced.entry(key).or_default();
+                *displaced = Displaced { now: true, windows: displaced.windows + 1 };
             }
             let back = std::mem::take(&mut before.stands);
             doing.since = if back { self.window } else { before.since };
@@ -173,7 +180,6 @@ impl Settled {
                 false => doing,
             };
         }
-        self.displacements += u32::from(displaced);
         let (window, moved) = (self.window, &self.moved);
         for (key, t) in self.threads.iter_mut().filter(|(_, t)| t.seen + 1 == window) {
             let at = moved.get(key).max(moved.get(&(t.pid, u64::MAX)));
@@ -190,7 +196,6 @@ impl Settled {
         self.seconds += snapshot.window_s;
         if new {
             self.displaced.clear();
-            self.displacements = 0;
             (self.new_since_s, self.windows, self.seconds) = (now, 1, snapshot.window_s);
         }
     }
@@ -199,7 +204,7 @@ impl Settled {
     pub fn check(&self, key: Key, period_s: f64) -> Result<(), HeldBack> {
         let most = self.settings.windows;
         let fresh = self.windows <= most || self.seconds <= period_s * f64::from(most);
-        let displaced = self.displacements <= DISPLACED && self.displaced.contains(&key);
+        let displaced = self.displaced.get(&key).is_some_and(|d| d.now && d.windows <= DISPLACED);
         if most == 0 || fresh || displaced || self.owed.contains(&key) {
             return Ok(());
         }
@@ -215,7 +220,9 @@ impl Settled {
     pub fn made(&mut self, key: Key) {
         self.last_move = self.window;
         self.moved.insert(key, self.window);
-        self.displaced.remove(&key);
+        if let Some(displaced) = self.displaced.get_mut(&key) {
+            displaced.now = false;
+        }
     }
 }
 
@@ -349,7 +356,7 @@ mod tests {
         for _ in 0..20 {
             after(&mut settled, 1, &[thread(1, 1, 100), thread(2, 1, 100)]);
             brought_back += u32::from(settled.check((1, 0), 0.0).is_ok());
-            settled.displaced.remove(&(1, 0)); // as a move does that is not remembered any more
+            settled.displaced.get_mut(&(1, 0)).unwrap().now = false; // as a move does that is not remembered any more
             after(&mut settled, 1, &[thread(1, 0, 100), thread(2, 1, 100)]);
         }
         assert!((1..=DISPLACED).contains(&brought_back), "{brought_back}");
