@@ -262,10 +262,12 @@ impl<P: Plane> Engine<P> {
             };
             let (key, from, to, about) = subject(mv, thread);
             let fits = if index < planned { rails::fits(self.plane.topology(), thread, mv) } else { Ok(()) };
-            let settled = || match mv {
-                Move::File { .. } => Ok(()),
-                _ => self.settled.check(key, self.policy.period_s()),
+            // Files, too: half of a plan can be worse than none of it.
+            let period_s = match mv {
+                Move::File { .. } => self.policy.data_period_s(),
+                _ => self.policy.period_s(),
             };
+            let settled = || self.settled.check(key, period_s);
             let judged = fits.and_then(|()| settled()).and_then(|()| self.rails.check(key, from, to));
             if let Err(HeldBack { rail, why }) = judged {
                 tracing::debug!(tid = about.tid, ?rail, %why, "held back");

@@ -76,3 +76,27 @@ fn a_directory_that_cannot_be_written_to_is_named_before_anything_runs() {
     assert_eq!(std::fs::read(&file).unwrap(), b"mine");
     assert_eq!(entries(dir.path()), 1);
 }
+
+#[test]
+fn a_full_disk_leaves_what_was_there() {
+    struct Mounted(std::path::PathBuf);
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg(&self.0).status();
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Mounted(dir.path().join("disk"));
+    std::fs::create_dir(&disk.0).unwrap();
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&disk.0).output();
+    if !mount.is_ok_and(|done| done.status.success()) {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    }
+    std::fs::write(disk.0.join("results.csv"), "of last time").unwrap();
+    let (code, out, err) = reproduce(&["npolicy", "--out", disk.0.to_str().unwrap(), "--seeds", "1"]);
+    assert_eq!((code, out.as_str()), (5, ""), "{err}");
+    assert!(err.contains(disk.0.to_str().unwrap()) && err.contains("ENOSPC"), "{err}");
+    assert_eq!(std::fs::read_to_string(disk.0.join("results.csv")).unwrap(), "of last time");
+    assert_eq!(entries(&disk.0), 1, "nothing half-written");
+}

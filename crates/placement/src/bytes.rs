@@ -10,8 +10,15 @@ use smallvec::SmallVec;
 use topology::NodeId;
 
 /// Bytes per node, by rising node id; a node that is absent has 0. JSON: an object such as `{"0":300000000}`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct NodeBytes(SmallVec<[(NodeId, u64); 2]>);
+
+impl Clone for NodeBytes {
+    /// As memory is copied: `SmallVec::clone` goes entry by entry.
+    fn clone(&self) -> Self {
+        Self(SmallVec::from_slice(&self.0))
+    }
+}
 
 impl NodeBytes {
     /// Bytes of one node.
@@ -21,6 +28,11 @@ impl NodeBytes {
 
     /// Adds bytes to a node (saturating).
     pub fn add(&mut self, node: NodeId, bytes: u64) {
+        // Whoever fills it does so by rising id, mostly.
+        if self.0.last().is_none_or(|last| last.0 < node) {
+            self.0.push((node, bytes));
+            return;
+        }
         match self.0.binary_search_by_key(&node, |e| e.0) {
             Ok(i) => self.0[i].1 = self.0[i].1.saturating_add(bytes),
             Err(i) => self.0.insert(i, (node, bytes)),

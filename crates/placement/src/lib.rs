@@ -41,9 +41,14 @@ pub trait Policy: Send {
     /// not run on.
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan;
 
-    /// Seconds between its decisions, where they are further apart than windows; else 0.
+    /// Seconds between its decisions about threads and processes, where they are further apart than windows; else 0.
     fn period_s(&self) -> f64 {
         0.0
+    }
+
+    /// The same of its decisions about files.
+    fn data_period_s(&self) -> f64 {
+        self.period_s()
     }
 }
 

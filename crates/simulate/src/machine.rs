@@ -128,8 +128,23 @@ pub struct Machine {
     nodes: Vec<NodeModel>,
     /// `hops[from × n + to]`, between node indices.
     hops: Vec<f64>,
+    /// What the memory of `to` is to a thread on `from`, at `from × n + to`.
+    reaches: Vec<Reach>,
+    /// Index of the node with memory that is nearest to each.
+    homes: Vec<usize>,
     /// Bytes/s through one node's interconnect port.
     port_bw: f64,
+}
+
+/// What the memory of a node is to a thread on some node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reach {
+    /// Seconds per byte read, alone.
+    pub read_s: f64,
+    /// Seconds per byte written, alone.
+    pub write_s: f64,
+    /// How much of the controller a byte takes, against a local byte.
+    pub load: f64,
 }
 
 /// Why something cannot be simulated on a machine.
@@ -181,12 +196,22 @@ impl Machine {
         if nodes.iter().all(|n| n.capacity == 0.0) {
             return Err(MachineError::NoMemory);
         }
-        let hops = nodes
-            .iter()
-            .flat_map(|from| nodes.iter().map(move |to| (from.id, to.id)))
-            .map(|(from, to)| hops(topology.distance(from, to), from == to))
-            .collect();
-        Ok(Self { topology, nodes, hops, port_bw })
+        let pairs = || nodes.iter().flat_map(|from| nodes.iter().map(move |to| (from, to)));
+        let hops: Vec<f64> =
+            pairs().map(|(from, to)| hops(topology.distance(from.id, to.id), from.id == to.id)).collect();
+        let reach = |memory: &Memory, hops: f64| Reach {
+            read_s: memory.read_at(hops),
+            write_s: memory.write_at(hops),
+            load: memory.load_at(hops),
+        };
+        let reaches = pairs().zip(&hops).map(|((_, to), hops)| reach(&to.memory, *hops)).collect();
+        let n = nodes.len();
+        let nearest = |from: usize| {
+            let near = |a: &usize, b: &usize| hops[from * n + a].total_cmp(&hops[from * n + b]).then(a.cmp(b));
+            (0..n).filter(|to| nodes[*to].capacity > 0.0).min_by(near).unwrap_or(from)
+        };
+        let homes = (0..n).map(nearest).collect();
+        Ok(Self { topology, nodes, hops, reaches, homes, port_bw })
     }
 
     /// A machine of alike nodes, every pair one hop apart.
@@ -229,6 +254,11 @@ impl Machine {
         self.hops[from * self.nodes.len() + to]
     }
 
+    /// What the memory of `to` is to a thread on `from`, by index.
+    pub fn reach(&self, from: usize, to: usize) -> &Reach {
+        &self.reaches[from * self.nodes.len() + to]
+    }
+
     /// Bytes/s through one node's interconnect port.
     pub fn port_bw(&self) -> f64 {
         self.port_bw
@@ -246,7 +276,7 @@ impl Machine {
 
     /// The node with memory that is nearest to a node: itself where it has some.
     pub fn nearest_home(&self, node: usize) -> usize {
-        self.homes().min_by(|a, b| self.hops(node, *a).total_cmp(&self.hops(node, *b)).then(a.cmp(b))).unwrap_or(node)
+        self.homes[node]
     }
 
     /// CPUs of a node by index.

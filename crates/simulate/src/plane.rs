@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use engine::{Plane, PlaneError, Undo, Undone};
-use placement::{Move, Snapshot};
+use placement::{Move, NodeLoad, Snapshot};
 use topology::Topology;
 
 use crate::run::{Scenario, start};
@@ -33,6 +33,12 @@ impl SimulatedPlane {
 
     pub(crate) fn world(&self) -> &World {
         &self.world
+    }
+
+    /// [`observe`](Plane::observe) where nobody wants to know about threads.
+    pub(crate) fn observe_nodes(&mut self, window: Duration) -> Vec<NodeLoad> {
+        self.world.run(window.as_secs_f64());
+        self.world.observe_nodes()
     }
 }
 

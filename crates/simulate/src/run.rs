@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
-use engine::{Engine, Plane, Verdict, WindowReport};
-use placement::{Move, Policy, Snapshot};
+use engine::{Engine, Verdict, WindowReport};
+use placement::{Move, NodeLoad, Policy};
 use serde::Serialize;
 use topology::NodeId;
 
@@ -105,6 +105,8 @@ pub struct WindowOutcome {
     pub remote_share: Option<f64>,
     /// Moves made in it.
     pub moves: usize,
+    /// Of these, those of files.
+    pub files: usize,
     /// Every node.
     pub nodes: Vec<NodeOutcome>,
 }
@@ -169,14 +171,29 @@ impl Scenario {
         (self.duration_s / self.engine.window_s).ceil().max(1.0) as usize
     }
 
-    /// The window in which the last of its jobs starts, counting from 1.
-    pub(crate) fn all_started(&self) -> usize {
-        let last = self.launches.iter().map(|l| l.job.start_s).fold(0.0, f64::max);
-        (last / self.engine.window_s).ceil() as usize
+    /// The window in which something that happens at this time shows first, counting from 1; 0: before all.
+    fn window_of(&self, time_s: f64) -> usize {
+        (time_s / self.engine.window_s).ceil() as usize
     }
 }
 
 impl Outcome {
+    /// Whether a move was made more than so many windows, or the policy's decision periods where they are longer, after the load was the
+    /// same: after a program has started or ended.
+    pub(crate) fn moved_late(&self, scenario: &Scenario, most: usize, period_s: f64, data_period_s: f64) -> bool {
+        let starts = scenario.launches.iter().map(|l| l.job.start_s);
+        let ends = self.workloads.iter().filter_map(|w| w.runtime_s);
+        let changes: Vec<usize> = starts.chain(ends).map(|time_s| scenario.window_of(time_s)).collect();
+        let most = |period_s: f64| most * scenario.window_of(period_s).max(1);
+        let (most, most_of_files) = (most(period_s), most(data_period_s));
+        self.windows.iter().enumerate().any(|(i, window)| {
+            let number = i + 1;
+            let change = changes.iter().copied().filter(|change| *change <= number).max().unwrap_or(0);
+            (window.moves > window.files && number > change + most)
+                || (window.files > 0 && number > change + most_of_files)
+        })
+    }
+
     /// File bytes read and written per second, by all workloads together.
     pub fn bytes_per_s(&self) -> f64 {
         self.workloads.iter().map(|w| w.read_bw + w.write_bw).sum()
@@ -258,7 +275,7 @@ enum Driver {
 
 /// What a window came to, with or without an engine.
 struct Report {
-    snapshot: Snapshot,
+    nodes: Vec<NodeLoad>,
     moves: Vec<(Move, Verdict)>,
     notes: Vec<String>,
 }
@@ -269,11 +286,11 @@ impl Driver {
             Self::Engine(engine) => {
                 let WindowReport { snapshot, plan, outcomes, notes, .. } = engine.step()?;
                 let moves = outcomes.into_iter().map(|o| (o.mv, o.result)).collect();
-                Ok(Report { snapshot, moves, notes: plan.notes.into_iter().chain(notes).collect() })
+                Ok(Report { nodes: snapshot.nodes, moves, notes: plan.notes.into_iter().chain(notes).collect() })
             }
             Self::Kernel(plane) => {
-                let snapshot = plane.observe(Duration::from_secs_f64(window_s))?;
-                Ok(Report { snapshot, moves: Vec::new(), notes: Vec::new() })
+                let nodes = plane.observe_nodes(Duration::from_secs_f64(window_s));
+                Ok(Report { nodes, moves: Vec::new(), notes: Vec::new() })
             }
         }
     }
@@ -322,7 +339,7 @@ impl Sums {
 
     fn window(&mut self, world: &World, report: &Report) {
         let outcome = &mut self.outcome;
-        let mut made = 0;
+        let (mut made, mut files) = (0, outcome.moves.files);
         for (mv, verdict) in &report.moves {
             let moves = &mut outcome.moves;
             match verdict {
@@ -338,6 +355,7 @@ impl Sums {
                 Verdict::Refused { .. } | Verdict::Gone => moves.refused += 1,
             }
         }
+        files = outcome.moves.files - files;
         for note in &report.notes {
             if outcome.notes.len() < NOTES && !outcome.notes.contains(note) {
                 outcome.notes.push(note.clone());
@@ -346,7 +364,7 @@ impl Sums {
         let (began, before) = &self.at_window;
         let seconds = world.now - began;
         let ops_per_s = world.totals.iter().zip(before).map(|(now, then)| (now.ops - then.ops) / seconds).collect();
-        let nodes = report.snapshot.nodes.iter().map(|n| NodeOutcome {
+        let nodes = report.nodes.iter().map(|n| NodeOutcome {
             node: n.id,
             read_bw: n.read_bytes as f64 / seconds,
             write_bw: n.write_bytes as f64 / seconds,
@@ -357,6 +375,7 @@ impl Sums {
             ops_per_s,
             remote_share: share(world.totals.iter().zip(before)),
             moves: made,
+            files,
             nodes: nodes.collect(),
         });
         if made > 0 {
@@ -394,5 +413,20 @@ fn share<'a>(tallies: impl Iterator<Item = (&'a JobTally, &'a JobTally)>) -> Opt
     let (remote, all) = tallies
         .map(|(now, then)| (now.remote_read - then.remote_read, now.read - then.read))
         .fold((0.0, 0.0), |sum, t| (sum.0 + t.0, sum.1 + t.1));
-    (all > 0.0).then(|| remote / all)
+    // Both are sums of the same bytes, the remote ones by class and step, all of them by flow: rounded differently.
+    (all > 0.0).then(|| remote.min(all) / all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_remote_than_all() {
+        let tally = |remote_read, read| JobTally { remote_read, read, ..JobTally::default() };
+        let of = |remote, all| share([(&tally(remote, all), &tally(0.0, 0.0))].into_iter());
+        assert_eq!(of(1.0 + 4e-15, 1.0), Some(1.0));
+        assert_eq!(of(0.25, 1.0), Some(0.25));
+        assert_eq!(of(0.0, 0.0), None);
+    }
 }

@@ -131,6 +131,15 @@ fn unknown_keys_and_wrong_types_are_refused_with_key_and_line() {
         ),
         (with("nodes = 2", "nodes = 2\nread_bw = nan"), "7: machine.read_bw", "`NaN` is not an amount"),
         (with("nodes = 2", "nodes = 2\nwrite_bw = -1e9"), "7: machine.write_bw", "`-1000000000` is not an amount"),
+        (with("nodes = 2", "nodes = 2\nread_bw = inf"), "7: machine.read_bw", "`inf` is not an amount"),
+        (with("nodes = 2", "nodes = 2\nread_bw = 1e300"), "7: machine.read_bw", "`1e300` is too much"),
+        (with("nodes = 2", "nodes = 2\nwrite_bw = 1e-300"), "7: machine.write_bw", "`1e-300` is less than a byte"),
+        (with("memory = \"16 GiB\"", "memory = \"1e30 TB\""), "8: machine.memory", "`1e30 TB` is too much"),
+        (with("data = 0", "block = 1e300"), "14: workload[0].block", "`1e300` is too much"),
+        (with("data = 0", "think_s = inf"), "14: workload[0].think_s", "inf is not a number from 0"),
+        (with("duration_s = 10", "duration_s = 1e300"), "2: duration_s", "1e300 is not a number above 0"),
+        (with("threads = 4", "threads = 4\nthreads = 5"), "13: ", "duplicate key"),
+        ("".to_owned(), "1: ", "missing field `duration_s`"),
         (with("data = 0", "fs = \"ntfs\""), "14: workload[0].fs", "unknown variant `ntfs`"),
         (with("policy = \"nthread\"", "[nthread]\nread_wait = 1"), "4: nthread.read_wait", "unknown field `read_wait`"),
         (with("policy = \"nthread\"", "[engine]\nwindow = 1"), "4: engine.window", "unknown field `window`"),
@@ -141,6 +150,32 @@ fn unknown_keys_and_wrong_types_are_refused_with_key_and_line() {
         let error = error(&text);
         assert!(error.starts_with(&format!("x.toml:{place}")) && error.contains(why), "{error}\n{text}");
         assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
+#[test]
+fn two_workloads_of_one_name_are_refused() {
+    let second = &GOOD[GOOD.find("[[workload]]").unwrap()..];
+    ScenarioFile::parse(&format!("{GOOD}{second}"), Path::new("x.toml")).unwrap(); // `fio 0` and `fio 1`
+    let named = format!("{GOOD}name = \"a\"\n{second}name = \"a\"\n");
+    let error = error(&named);
+    assert!(error.starts_with("x.toml:16: workload[1].name: workload[0] is named `a` already"), "{error}");
+}
+
+#[test]
+fn what_is_no_text_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = ScenarioFile::read(dir.path()).unwrap_err();
+    assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
+    let garbage = dir.path().join("garbage.toml");
+    // Bytes of no encoding, and what is text by chance.
+    for seed in 0u32..64 {
+        let byte = |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(seed.wrapping_mul(40_503)) >> 13) as u8;
+        let ascii = seed % 2 == 0;
+        let bytes: Vec<u8> = (0..500).map(|i| if ascii { byte(i) % 95 + 32 } else { byte(i) }).collect();
+        std::fs::write(&garbage, bytes).unwrap();
+        let error = ScenarioFile::read(&garbage).unwrap_err();
+        assert!(error.to_string().contains("garbage.toml"), "{error}");
     }
 }
 

@@ -4,16 +4,21 @@
 //! changes what it sees next. Dwell and cool-down only make that slower.
 //!
 //! **Approach.** A load's placement is found in its first windows. It is a new load when a busy thread comes, goes for good, or does
-//! something else than before: starts or stops using files, reads from another node, reads where it wrote, or becomes so much faster or
-//! slower as no placement explains. When nothing of that has happened for [`Settle::windows`](crate::settings::Settle) of the policy's own decision periods,
+//! something else than before: starts or stops using files, reads from another node (at once, or of other files), reads where
+//! it wrote, or becomes so much faster or slower as no placement explains. What our own moves do is no new load: the rates right after
+//! them, and that a process stands still while its memory is copied. Nor is data that drifts to another node bit by bit, as it does where
+//! what is written lands on the writer's node. When nothing of that has happened for [`Settle::windows`](crate::settings::Settle) of the policy's own decision periods,
 //! threads and processes stay. A move that was asked for in time but waits (for its turn under the rate limit, or after a refusal) is
-//! still made, and a thread that somebody else has put elsewhere meanwhile may be brought back. Data may
+//! still made, and a thread that somebody else has put elsewhere meanwhile may be brought back; not one to which that happens in window
+//! after window, as then the kernel and the policy are at odds about it, and would go on to be. Data may
 //! have drifted after [`Settle::again_s`](crate::settings::Settle): then the load counts as new.
 //!
 //! **Limits.** On a machine where busy threads come and go all the time there is no constant load, and the other rails have to do.
 
+use std::hash::{BuildHasher, BuildHasherDefault};
+
 use placement::{Snapshot, Thread};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use topology::NodeId;
 
 use super::{HeldBack, Rail};
@@ -25,14 +30,18 @@ const BUSY_BYTES_S: f64 = 1048576.0;
 const BUSY_CPU: f64 = 0.05;
 /// A thread is gone for good when it was not seen for so many windows.
 const GONE: u64 = 10;
-/// It does something else when it does so many times as much or as little,
+/// It does something else when it does so many times as much or as little at once, twice that when it gets there bit by bit,
 const FACTOR: f64 = 8.0;
 /// or when the share of reads in its file bytes has changed by this much.
 const READS: f64 = 0.25;
 /// Share of reads from one node from which that is clearly where a thread reads.
 const CLEAR: f64 = 0.75;
-/// Windows after a move in which a change of rates is the move's.
+/// Windows after a move in which a change of rates is the move's, and of a thread's life in which its rates say little.
 const OURS: u64 = 3;
+/// Within so many windows a thread that turns to something else does so; data that drifts takes longer.
+const AT_ONCE: u64 = 3;
+/// In how many windows a thread may be put elsewhere by others and still be brought back.
+const DISPLACED: u32 = 3;
 
 /// What a busy thread does, as far as its place does not matter.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +52,17 @@ struct Doing {
     /// Where most of its reads come from, where that is clear.
     home: Option<NodeId>,
     node: NodeId,
-    /// Window in which it was last seen.
+    pid: u32,
+    /// The file it reads most of.
+    file: Option<u64>,
+    /// Windows in which it was last seen, in which its reads last came from `home`, and in which it was last about as fast.
     seen: u64,
+    at_home: u64,
+    at_rate: u64,
+    /// Since when it is seen without a break.
+    since: u64,
+    /// It has stood still since we moved it.
+    stands: bool,
 }
 
 impl Doing {
@@ -54,19 +72,42 @@ impl Doing {
         let busy = bytes_s >= BUSY_BYTES_S || t.cpu_s >= BUSY_CPU * window_s;
         let reads = if bytes > 0.0 { read / bytes } else { 0.0 };
         let home = t.home().filter(|home| t.read_bytes.get(*home) as f64 >= CLEAR * read);
-        busy.then_some(Self { bytes_s, reads, home, node: t.node, seen })
+        let most = t.files.iter().max_by_key(|f| (f.read_bytes.total(), std::cmp::Reverse(&f.file)));
+        let file = most.map(|f| BuildHasherDefault::<FxHasher>::default().hash_one(&f.file));
+        let (node, pid) = (t.node, t.pid);
+        let (at_home, at_rate, since) = (seen, seen, seen);
+        busy.then_some(Self { bytes_s, reads, home, node, pid, file, seen, at_home, at_rate, since, stands: false })
+    }
+
+    /// Whether its reads come from where they came from, or their data has drifted.
+    fn same_home(&self, before: &Self) -> bool {
+        let (Some(now), Some(then)) = (self.home, before.home) else { return true };
+        let other_file = self.file.is_some() && before.file.is_some() && self.file != before.file;
+        now == then || !(other_file || self.seen <= before.at_home + AT_ONCE)
     }
 
     fn like(&self, before: &Self) -> bool {
-        match (self.bytes_s >= BUSY_BYTES_S, before.bytes_s >= BUSY_BYTES_S) {
-            (true, true) => {
-                (1.0 / FACTOR..FACTOR).contains(&(self.bytes_s / before.bytes_s))
-                    && (self.reads - before.reads).abs() < READS
-                    && (self.home.is_none() || before.home.is_none() || self.home == before.home)
-            }
-            (now, then) => now == then,
-        }
+        let busy = |doing: &Self| doing.bytes_s >= BUSY_BYTES_S;
+        let at_once = self.seen <= before.at_rate + AT_ONCE;
+        self.near(before, if at_once { FACTOR } else { 2.0 * FACTOR })
+            && (!busy(self) || !busy(before) || (self.reads - before.reads).abs() < READS && self.same_home(before))
     }
+
+    /// Whether it is less than so many times as fast or slow; little is like nothing.
+    fn near(&self, before: &Self, factor: f64) -> bool {
+        let rate = |doing: &Self| doing.bytes_s.max(BUSY_BYTES_S / FACTOR);
+        let times = rate(self) / rate(before);
+        1.0 / factor < times && times < factor
+    }
+}
+
+/// A thread that somebody else has put elsewhere.
+#[derive(Clone, Copy, Debug, Default)]
+struct Displaced {
+    /// And that was not moved since.
+    now: bool,
+    /// In how many windows.
+    windows: u32,
 }
 
 /// Whether the load has been the same for long enough.
@@ -74,8 +115,8 @@ impl Doing {
 pub struct Settled {
     settings: Settle,
     threads: FxHashMap<Key, Doing>,
-    /// Threads that somebody else has put elsewhere since the load settled.
-    displaced: FxHashSet<Key>,
+    /// Threads that somebody else has put elsewhere since the load was new.
+    displaced: FxHashMap<Key, Displaced>,
     /// Who was moved, and in which window: threads may be seen at their new place some windows later.
     moved: FxHashMap<Key, u64>,
     /// Moves that were asked for in time and wait for something else, in the last window and in this one.
@@ -106,29 +147,50 @@ impl Settled {
         let mut new = now - self.new_since_s >= self.settings.again_s;
         for t in &snapshot.threads {
             let key = (t.tid, t.start_ns.unwrap_or(0));
-            let Some(doing) = Doing::of(t, snapshot.window_s, self.window) else {
+            let Some(mut doing) = Doing::of(t, snapshot.window_s, self.window) else {
                 if let Some(before) = self.threads.get_mut(&key) {
                     before.seen = self.window;
                 }
                 continue;
             };
             let Some(before) = self.threads.get_mut(&key) else {
+                tracing::debug!(tid = t.tid, "new load: a thread came");
                 new = true;
                 self.threads.insert(key, doing);
                 continue;
             };
             let ours_moved = self.moved.contains_key(&key) || self.moved.contains_key(&(t.pid, u64::MAX));
-            if doing.node != before.node && !ours_moved {
-                self.displaced.insert(key);
+            if doing.node != before.node && !ours_moved && !before.stands {
+                let displaced = self.displaced.entry(key).or_default();
+                *displaced = Displaced { now: true, windows: displaced.windows + 1 };
             }
+            let back = std::mem::take(&mut before.stands);
+            doing.since = if back { self.window } else { before.since };
+            let young = self.window < doing.since + OURS;
             let like = doing.like(before);
-            new |= !like && !ours;
+            if !like && !ours && !young {
+                tracing::debug!(tid = t.tid, ?before, now = ?doing, "new load: a thread does something else");
+                new = true;
+            }
             // Compared with what it did when the load was new, so that slow changes are seen, too.
-            *before = if like && !ours { Doing { node: doing.node, seen: doing.seen, ..*before } } else { doing };
+            let at_home = if doing.home == before.home { self.window } else { before.at_home };
+            let at_rate = if doing.near(before, FACTOR / 2.0) { self.window } else { before.at_rate };
+            *before = match like && !ours && !young {
+                true => Doing { node: doing.node, seen: doing.seen, since: doing.since, at_home, at_rate, ..*before },
+                false => doing,
+            };
+        }
+        let (window, moved) = (self.window, &self.moved);
+        for (key, t) in self.threads.iter_mut().filter(|(_, t)| t.seen + 1 == window) {
+            let at = moved.get(key).max(moved.get(&(t.pid, u64::MAX)));
+            t.stands = at.is_some_and(|at| window <= at + OURS);
         }
         let known = self.threads.len();
-        self.threads.retain(|_, t| t.seen + GONE > self.window);
-        new |= self.threads.len() < known;
+        self.threads.retain(|_, t| t.stands || t.seen + GONE > window);
+        if self.threads.len() < known {
+            tracing::debug!(threads = known - self.threads.len(), "new load: threads are gone");
+            new = true;
+        }
         self.moved.retain(|_, at| *at + GONE > self.window);
         self.windows += 1;
         self.seconds += snapshot.window_s;
@@ -142,7 +204,8 @@ impl Settled {
     pub fn check(&self, key: Key, period_s: f64) -> Result<(), HeldBack> {
         let most = self.settings.windows;
         let fresh = self.windows <= most || self.seconds <= period_s * f64::from(most);
-        if most == 0 || fresh || self.displaced.contains(&key) || self.owed.contains(&key) {
+        let displaced = self.displaced.get(&key).is_some_and(|d| d.now && d.windows <= DISPLACED);
+        if most == 0 || fresh || displaced || self.owed.contains(&key) {
             return Ok(());
         }
         Err(HeldBack::new(Rail::Settled, format!("the load has been the same for {} windows: it stays", self.windows)))
@@ -157,7 +220,9 @@ impl Settled {
     pub fn made(&mut self, key: Key) {
         self.last_move = self.window;
         self.moved.insert(key, self.window);
-        self.displaced.remove(&key);
+        if let Some(displaced) = self.displaced.get_mut(&key) {
+            displaced.now = false;
+        }
     }
 }
 
@@ -240,6 +305,61 @@ mod tests {
         settled.made((1, 0));
         after(&mut settled, 1, &[thread(1, 0, 5000)]);
         assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+    }
+
+    #[test]
+    fn a_process_that_stands_still_after_our_move_is_not_gone_and_not_new() {
+        let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
+        let load = [thread(1, 0, 100), thread(2, 1, 100)];
+        after(&mut settled, 2, &load);
+        settled.made((2, u64::MAX));
+        after(&mut settled, 40, &load[..1]);
+        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+        after(&mut settled, 1, &[thread(1, 0, 100), thread(2, 0, 3)]); // it ran at the end of the window only
+        after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 0, 100)]);
+        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+    }
+
+    #[test]
+    fn data_that_drifts_is_no_new_load_but_another_file_is() {
+        let mixed = |parts: [u64; 2], file: &str| {
+            let read_bytes: NodeBytes =
+                [(NodeId(0), parts[0] << 20), (NodeId(1), parts[1] << 20)].into_iter().collect();
+            let used = placement::FileUse { file: file.into(), read_bytes: read_bytes.clone(), ..Default::default() };
+            [Thread { read_bytes, files: vec![used], ..thread(1, 0, 0) }]
+        };
+        let drifted = |to: &str| {
+            let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
+            (0..=100).step_by(5).for_each(|share| after(&mut settled, 1, &mixed([100 - share, share], "a")));
+            after(&mut settled, 1, &mixed([0, 100], to));
+            settled.check((1, 0), 0.0).is_ok()
+        };
+        assert!(!drifted("a"));
+        assert!(drifted("b"));
+    }
+
+    #[test]
+    fn a_rate_about_the_least_that_counts_is_no_new_load() {
+        let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
+        for window in 0..20 {
+            let reads: NodeBytes = [(NodeId(0), BUSY_BYTES_S as u64 - 9 + window)].into_iter().collect();
+            after(&mut settled, 1, &[Thread { read_bytes: reads, ..thread(1, 0, 0) }]);
+        }
+        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+    }
+
+    #[test]
+    fn who_is_put_elsewhere_in_window_after_window_stays_there() {
+        let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
+        after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 1, 100)]);
+        let mut brought_back = 0;
+        for _ in 0..20 {
+            after(&mut settled, 1, &[thread(1, 1, 100), thread(2, 1, 100)]);
+            brought_back += u32::from(settled.check((1, 0), 0.0).is_ok());
+            settled.displaced.get_mut(&(1, 0)).unwrap().now = false; // as a move does that is not remembered any more
+            after(&mut settled, 1, &[thread(1, 0, 100), thread(2, 1, 100)]);
+        }
+        assert!((1..=DISPLACED).contains(&brought_back), "{brought_back}");
     }
 
     #[test]

@@ -238,7 +238,7 @@ impl Policy for Dragonfly {
         "dragonfly"
     }
 
-    fn period_s(&self) -> f64 {
+    fn data_period_s(&self) -> f64 {
         self.settings.min_window_s
     }
 

@@ -6,8 +6,8 @@
 //! [random](crate::random) ones, through the same engine. Throughput is the file bytes that all workloads together read and write per
 //! second after the warm-up; regret is `1 − throughput / best`, with the best of all policies on that scenario. On small scenarios
 //! the [optimum](search) is searched for, too; the gap to it is `1 − throughput / optimum`, negative where a policy that moves data
-//! beats every placement of threads. A policy is *late* where it still moved something more than [`SETTLED`] windows after the
-//! last program had started.
+//! beats every placement of threads. A policy is *late* where it still moved something more than [`SETTLED`] windows (or of its
+//! own decision periods, where they are longer) after a program had started or ended.
 //!
 //! **Limits.** Bytes count alike, whoever reads them: a policy may starve a small program for a large one. Scenarios are run
 //! side by side on all CPUs, which changes nothing of the result.
@@ -197,7 +197,9 @@ pub fn compare(file: &ScenarioFile) -> Result<ScenarioResult, RegretError> {
     let mut policies = BTreeMap::new();
     let mut best = ("none", 0.0);
     for name in names() {
-        let outcome = run(scenario, placement::policy(name, &file.nthread), file.seed).map_err(failed(name))?;
+        let policy = placement::policy(name, &file.nthread);
+        let periods = policy.as_ref().map_or((0.0, 0.0), |p| (p.period_s(), p.data_period_s()));
+        let outcome = run(scenario, policy, file.seed).map_err(failed(name))?;
         let bytes_per_s = outcome.bytes_per_s();
         if bytes_per_s > best.1 {
             best = (name, bytes_per_s);
@@ -208,7 +210,7 @@ pub fn compare(file: &ScenarioFile) -> Result<ScenarioResult, RegretError> {
             regret: 0.0,
             moves: moves.threads + moves.processes + moves.files,
             last_move: outcome.last_move,
-            late: outcome.last_move > scenario.all_started() + SETTLED,
+            late: outcome.moved_late(scenario, SETTLED, periods.0, periods.1),
         };
         policies.insert(name.to_owned(), result);
     }

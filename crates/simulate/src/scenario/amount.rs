@@ -5,7 +5,10 @@ use std::fmt;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Bytes, or bytes per second: a finite number, not negative.
+/// The largest: no machine has more, and no sum of a run gets out of hand.
+const MOST: f64 = 1e18;
+
+/// Bytes, or bytes per second: a finite number, not negative; none, or at least one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Amount(pub f64);
 
@@ -35,6 +38,8 @@ impl<'de> Deserialize<'de> for Amount {
         struct Text;
         fn check<E: Error>(value: Option<f64>, shown: impl fmt::Display) -> Result<Amount, E> {
             match value.filter(|v| v.is_finite() && *v >= 0.0) {
+                Some(value) if value > MOST => Err(E::custom(format!("`{shown}` is too much: at most 1e18 bytes"))),
+                Some(value) if value > 0.0 && value < 1.0 => Err(E::custom(format!("`{shown}` is less than a byte"))),
                 Some(value) => Ok(Amount(value)),
                 None => Err(E::custom(format!(
                     "`{shown}` is not an amount: a number of bytes, or text such as \"4 KiB\" or \"6.8 GB/s\""
@@ -49,7 +54,11 @@ impl<'de> Deserialize<'de> for Amount {
             }
 
             fn visit_f64<E: Error>(self, value: f64) -> Result<Amount, E> {
-                check(Some(value), value)
+                // A number of three hundred digits is not read.
+                match value.abs() < 1e16 && (value == 0.0 || value.abs() > 1e-5) {
+                    true => check(Some(value), value),
+                    false => check(Some(value), format!("{value:e}")),
+                }
             }
 
             fn visit_i64<E: Error>(self, value: i64) -> Result<Amount, E> {

@@ -79,7 +79,13 @@ impl Checker<'_> {
             return Err(self.error(&raw.machine, "workload", why));
         }
         for (i, workload) in raw.workload.iter().enumerate() {
-            launches.push(self.workload(&machine, workload, i)?);
+            let launch = self.workload(&machine, workload, i)?;
+            // Results are told apart by it.
+            if let Some(other) = launches.iter().position(|l: &Launch| l.job.name == launch.job.name) {
+                let why = format!("workload[{other}] is named `{}` already", launch.job.name);
+                return Err(self.error(workload, &format!("workload[{i}].name"), why));
+            }
+            launches.push(launch);
         }
         self.fits(&machine, &launches, &raw.workload)?;
         let name = raw.name.unwrap_or_else(|| {
@@ -140,12 +146,14 @@ impl Checker<'_> {
     /// A number within limits.
     pub fn within(&self, value: &Spanned<f64>, key: &str, least: f64, most: f64) -> Result<f64, ScenarioError> {
         let v = *value.get_ref();
+        // A number of three hundred digits is not read.
+        let shown = if v.abs() < 1e16 { v.to_string() } else { format!("{v:e}") };
         match v >= least && v <= most {
             true => Ok(v),
             false if least == f64::MIN_POSITIVE => {
-                Err(self.error(value, key, format!("{v} is not a number above 0, at most {most}")))
+                Err(self.error(value, key, format!("{shown} is not a number above 0, at most {most}")))
             }
-            false => Err(self.error(value, key, format!("{v} is not a number from {least} to {most}"))),
+            false => Err(self.error(value, key, format!("{shown} is not a number from {least} to {most}"))),
         }
     }
 

@@ -1,6 +1,8 @@
 //! Time passes.
 
-use super::{Copied, FlowSums, World, add, total};
+use super::demand::Network;
+use super::flows::{Flows, sum_up};
+use super::{Copied, World, add, total};
 
 /// Longest step in seconds.
 const STEP_S: f64 = 0.1;
@@ -63,11 +65,11 @@ impl World {
             };
             let job = &self.jobs[job_index];
             let role = &job.roles[role_index];
-            let flows = &self.network.flows[class];
-            let remote: f64 = flows.iter().filter(|f| f.node != at).map(|f| f.read).sum();
+            let Network { reads, writes, .. } = &self.network;
+            let remote = self.network.remote[class];
             let stays = job.fs.layout() == crate::filesystem::Layout::InPlace;
             let set = |part: usize| role.op.parts[part].files;
-            let private = flows.iter().any(|f| f.write > 0.0 && job.files[set(f.part)].private);
+            let private = writes.of(class).any(|f| job.files[set(f.part())].private);
             let mut all = 0.0;
             for t in &self.network.threads[class] {
                 let thread = &mut self.threads[*t as usize];
@@ -82,8 +84,8 @@ impl World {
                 thread.window.wait_s += rate.ready * dt;
                 thread.window.remote_read += remote * ops;
                 if private {
-                    for flow in flows.iter().filter(|f| f.write > 0.0) {
-                        land(&mut self.files[thread.files[set(flow.part)]], flow.node, flow.own * ops, stays);
+                    for flow in writes.of(class) {
+                        land(&mut self.files[thread.files[set(flow.part())]], flow.node(), flow.bytes * ops, stays);
                     }
                 }
                 if let Some(left) = &mut thread.left {
@@ -102,15 +104,20 @@ impl World {
             if role.counts {
                 totals.ops += all * role.op.counted;
             }
-            for flow in flows {
-                let (read, own) = (flow.read * all, flow.own * all);
-                self.node_read[flow.node] += read;
-                self.node_written[flow.node] += own;
-                totals.read += read;
-                totals.written += own;
-                if flow.write > 0.0 && !private {
+            let mut sum = totals.read;
+            for flow in reads.of(class) {
+                let read = flow.bytes * all;
+                self.node_read[flow.node()] += read;
+                sum += read;
+            }
+            totals.read = sum;
+            for flow in writes.of(class) {
+                let written = flow.bytes * all;
+                self.node_written[flow.node()] += written;
+                totals.written += written;
+                if !private {
                     let files = &self.threads[*first as usize].files;
-                    land(&mut self.files[files[set(flow.part)]], flow.node, own, stays);
+                    land(&mut self.files[files[set(flow.part())]], flow.node(), written, stays);
                 }
             }
         }
@@ -121,35 +128,33 @@ impl World {
     /// Books the operations since the network was built as the flows that they were: for a class whose threads did as much as each
     /// other, once for all of them.
     pub(super) fn book(&mut self) {
-        let network = &mut self.network;
-        network.sums.resize_with(network.threads.len(), FlowSums::new);
-        for ((threads, flows), sums) in network.threads.iter().zip(&network.flows).zip(&mut network.sums) {
+        let Network { threads, reads, writes, .. } = &mut self.network;
+        for (class, threads) in threads.iter().enumerate() {
             let Some(first) = threads.first() else { continue };
             let ops = self.threads[*first as usize].pending;
             if threads.iter().all(|t| self.threads[*t as usize].pending == ops) {
                 threads.iter().for_each(|t| self.threads[*t as usize].pending = 0.0);
-                sum_up(sums, flows.iter().map(|f| (f.part, f.node, f.read * ops, f.own * ops)));
+                reads.book(class, ops);
+                writes.book(class, ops);
                 continue;
             }
             for t in threads {
                 let thread = &mut self.threads[*t as usize];
                 let ops = std::mem::take(&mut thread.pending);
-                sum_up(&mut thread.window.flows, flows.iter().map(|f| (f.part, f.node, f.read * ops, f.own * ops)));
+                sum_up(&mut thread.window.read, reads.of(class).map(|flow| flow.times(ops)));
+                sum_up(&mut thread.window.written, writes.of(class).map(|flow| flow.times(ops)));
             }
         }
     }
 
     /// Gives every thread of these classes what was booked for all of its class.
-    pub(super) fn hand_out(&mut self, classes: &[Vec<u32>], sums: &mut [FlowSums]) {
-        for (threads, sums) in classes.iter().zip(sums) {
+    pub(super) fn hand_out(&mut self, classes: &[Vec<u32>], reads: &Flows, writes: &Flows) {
+        for (class, threads) in classes.iter().enumerate() {
             for t in threads {
-                let flows = &mut self.threads[*t as usize].window.flows;
-                match flows.is_empty() {
-                    true => flows.clone_from(sums),
-                    false => sum_up(flows, sums.iter().copied()),
-                }
+                let window = &mut self.threads[*t as usize].window;
+                sum_up(&mut window.read, reads.booked(class));
+                sum_up(&mut window.written, writes.booked(class));
             }
-            sums.clear();
         }
     }
 
@@ -203,22 +208,6 @@ impl World {
     }
 }
 
-/// Adds flows to sums by part and node.
-fn sum_up(sums: &mut FlowSums, flows: impl Iterator<Item = (usize, usize, f64, f64)>) {
-    let mut next = 0;
-    for (part, node, read, own) in flows.filter(|f| f.2 > 0.0 || f.3 > 0.0) {
-        let same = |f: &(usize, usize, f64, f64)| (f.0, f.1) == (part, node);
-        // Both are mostly in the same order: what is wanted is where the last one was found, or soon after.
-        let (before, after) = sums.split_at(next.min(sums.len()));
-        let at = after.iter().position(same).map(|i| before.len() + i).or_else(|| before.iter().position(same));
-        match at.and_then(|at| sums.get_mut(at)) {
-            Some(sum) => (sum.2, sum.3) = (sum.2 + read, sum.3 + own),
-            None => sums.push((part, node, read, own)),
-        }
-        next = at.map_or(next, |at| at + 1);
-    }
-}
-
 /// Bytes of a file are written to a node: new ones while it grows, then instead of others wherever they are.
 fn land(file: &mut super::File, node: usize, bytes: f64, in_place: bool) {
     let there = total(&file.bytes);
@@ -230,18 +219,18 @@ fn land(file: &mut super::File, node: usize, bytes: f64, in_place: bool) {
     }
     if replaces > 0.0 && !in_place && there > 0.0 {
         let keeps = 1.0 - (replaces / there).min(1.0);
-        let mut gone = 0.0;
-        file.bytes.retain(|share| {
-            if share.0 == node {
-                return true;
-            }
+        let (mut gone, mut emptied) = (0.0, false);
+        for share in file.bytes.iter_mut().filter(|share| share.0 != node) {
             let left = share.1 * keeps;
             // Less than a byte is none.
             let left = if left < 1.0 { 0.0 } else { left };
             gone += share.1 - left;
             share.1 = left;
-            left > 0.0
-        });
+            emptied |= left <= 0.0;
+        }
+        if emptied {
+            file.bytes.retain(|share| share.0 == node || share.1 > 0.0);
+        }
         if gone > 0.0 {
             add(&mut file.bytes, node, gone);
             file.touched = true;

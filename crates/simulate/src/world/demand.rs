@@ -4,7 +4,8 @@
 
 use smallvec::SmallVec;
 
-use super::{Copied, FlowSums, World, total};
+use super::flows::{Flow, Flows};
+use super::{Copied, World, total};
 use crate::calibration as cal;
 use crate::filesystem::{FileSystem, Layout};
 use crate::machine::Memory;
@@ -15,25 +16,16 @@ use crate::solve::{Class, Serial, System, Visit};
 pub(crate) struct Network {
     /// Threads of each class; a copy's class comes after these and has none.
     pub threads: Vec<Vec<u32>>,
-    /// Flows of each class: per operation of one thread.
-    pub flows: Vec<SmallVec<[Flow; 2]>>,
+    /// Bytes that a thread of each class reads per operation.
+    pub reads: Flows,
+    /// Bytes of the program that it writes, those of the file system left out. Also what is only the file system's: as nothing.
+    pub writes: Flows,
+    /// Of the bytes read, those from other nodes than the class's own.
+    pub remote: Vec<f64>,
     /// First class of the copies, in their order.
     pub copies: usize,
-    /// What was booked for each thread of a class since its window began, or the classes changed.
-    pub sums: Vec<FlowSums>,
     /// Threads that have not started, or stand still.
     pub idle: Vec<u32>,
-}
-
-/// Bytes per operation between a thread and a node.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Flow {
-    pub part: usize,
-    pub node: usize,
-    pub read: f64,
-    pub write: f64,
-    /// Of the bytes written, those of the program, not of the file system.
-    pub own: f64,
 }
 
 /// Bytes that a copy moves in one operation.
@@ -43,6 +35,18 @@ const CHUNK: f64 = 65536.0;
 const MOST_COMPARED: usize = 8;
 /// Threads whose bytes are on other nodes by less than this fraction are alike.
 const ALIKE: f64 = 1e-3;
+
+/// What many classes need to know of the machine's state.
+struct Crowds {
+    /// Running threads per job and node.
+    on_node: Vec<f64>,
+    /// Running threads per job.
+    of_job: Vec<f64>,
+    /// Running threads per node of jobs whose files are cached.
+    caching: Vec<f64>,
+    /// Bytes that each file has.
+    bytes: Vec<f64>,
+}
 
 /// One class in the making.
 struct Builder {
@@ -102,7 +106,13 @@ impl World {
         let mut system = std::mem::take(&mut self.system);
         let before = std::mem::replace(&mut network.threads, std::mem::take(&mut self.spare));
         network.threads.iter_mut().for_each(Vec::clear);
-        network.flows.clear();
+        // Those of the network before this one, once for what was booked of them.
+        let (mut old_reads, mut old_writes) = (std::mem::take(&mut network.reads), std::mem::take(&mut network.writes));
+        std::mem::swap(&mut network.reads, &mut self.spare_flows.0);
+        std::mem::swap(&mut network.writes, &mut self.spare_flows.1);
+        network.reads.clear();
+        network.writes.clear();
+        network.remote.clear();
         network.idle.clear();
         system.classes.clear();
         system.visits.clear();
@@ -112,7 +122,7 @@ impl World {
         system.cpus.extend(self.machine.nodes().iter().map(|node| node.cpus));
         system.stations = 2 * n + self.jobs.len();
 
-        let on_node = self.crowds();
+        let crowds = self.crowds();
         let roles: Vec<usize> =
             self.jobs.iter().scan(0, |sum, j| Some(std::mem::replace(sum, *sum + j.roles.len()))).collect();
         let groups = roles.last().map_or(0, |last| last + self.jobs.last().map_or(0, |j| j.roles.len()));
@@ -141,17 +151,21 @@ impl World {
                 network.threads.push(Vec::new());
             }
             network.threads[class].push(t as u32);
-            let (built, flows) = self.class(t, &on_node, &mut builder, &mut system.visits);
+            let built = self.class(t, &crowds, &mut builder, &mut system.visits, &mut network);
             written.extend_from_slice(&builder.written);
             system.classes.push(built);
-            network.flows.push(flows);
         }
         network.copies = system.classes.len();
         network.threads.truncate(network.copies);
-        if before != network.threads {
-            self.hand_out(&before, &mut network.sums);
+        if before == network.threads {
+            network.reads.go_on(&mut old_reads);
+            network.writes.go_on(&mut old_writes);
+        } else {
+            self.hand_out(&before, &old_reads, &old_writes);
+            network.reads.start();
+            network.writes.start();
         }
-        self.spare = before;
+        (self.spare, self.spare_flows) = (before, (old_reads, old_writes));
         for copy in &self.copies {
             let class = self.copier(copy, &mut builder, &mut system.visits);
             written.extend_from_slice(&builder.written);
@@ -227,59 +241,77 @@ impl World {
         }
     }
 
-    /// Running threads per job and node.
-    fn crowds(&self) -> Vec<f64> {
+    /// Who runs where, and how much there is of each file.
+    fn crowds(&self) -> Crowds {
         let n = self.machine.nodes().len();
         let mut on_node = vec![0.0; self.jobs.len() * n];
         for thread in self.threads.iter().filter(|t| t.runs(self.now)) {
             on_node[thread.job * n + thread.node] += 1.0;
         }
-        on_node
+        let mut caching = vec![0.0; n];
+        let cached = |j: &usize| self.jobs[*j].files.iter().any(|f| f.cached);
+        for job in (0..self.jobs.len()).filter(cached) {
+            caching.iter_mut().zip(&on_node[job * n..][..n]).for_each(|(sum, threads)| *sum += threads);
+        }
+        let of_job = on_node.chunks(n).map(|nodes| nodes.iter().sum()).collect();
+        Crowds { on_node, of_job, caching, bytes: self.files.iter().map(|f| total(&f.bytes)).collect() }
     }
 
+    /// The class of a thread; its flows go to the network.
     fn class(
         &self,
         t: usize,
-        on_node: &[f64],
+        crowds: &Crowds,
         b: &mut Builder,
         visits: &mut Vec<Visit>,
-    ) -> (Class, SmallVec<[Flow; 2]>) {
+        network: &mut Network,
+    ) -> Class {
         let n = self.machine.nodes().len();
         let thread = &self.threads[t];
         let job = &self.jobs[thread.job];
         let op = &job.roles[thread.role].op;
         let at = thread.node;
-        let crowd = &on_node[thread.job * n..][..n];
-        let all: f64 = crowd.iter().sum();
+        let crowd = &crowds.on_node[thread.job * n..][..n];
+        let all = crowds.of_job[thread.job];
         let beside = if all > 1.0 { (crowd[at] - 1.0) / (all - 1.0) } else { 0.0 };
-        let hits = cal::CACHE_SHARED * beside * self.cache_share(thread.job, at, on_node);
+        // Jobs that leave data in a node's last-level cache for others share it by their threads.
+        let share = if crowds.caching[at] > 0.0 { crowd[at] / crowds.caching[at] } else { 0.0 };
+        let hits = cal::CACHE_SHARED * beside * share;
 
         b.clear();
-        let mut flows = SmallVec::new();
+        let mut remote = 0.0;
         for (p, part) in op.parts.iter().enumerate() {
             let file = &self.files[thread.files[part.files]];
             let set = &job.files[part.files];
             let media = if set.cached { 1.0 - hits } else { 1.0 };
-            let there = total(&file.bytes);
+            let there = crowds.bytes[thread.files[part.files]];
             for (node, bytes) in &file.bytes {
                 let read = if there > 0.0 { part.read * bytes / there } else { 0.0 };
                 if read > 0.0 {
                     self.read(b, at, *node, read * media, job.fs);
-                    flows.push(Flow { part: p, node: *node, read, write: 0.0, own: 0.0 });
+                    network.reads.push(Flow::new(p, *node, read));
+                    remote += if *node == at { 0.0 } else { read };
                 }
             }
             if part.write > 0.0 {
                 let own = (part.write - part.own) / part.write;
                 for (node, write) in self.lands(t, part.files, part.write) {
                     self.write(b, at, node, write);
-                    flows.push(Flow { part: p, node, read: 0.0, write, own: write * own });
+                    network.writes.push(Flow::new(p, node, write * own));
                 }
             }
         }
+        network.reads.end();
+        network.writes.end();
+        network.remote.push(remote);
 
         // The lock's line, and what it protects, come from the CPU of the last holder.
-        let crossing: f64 = (0..n).map(|m| crowd[m] * self.machine.hops(at, m)).sum::<f64>() / (all - 1.0).max(1.0);
-        let serial_s = op.serial_s * (1.0 + (cal::CROSS_LOCK - 1.0) * crossing);
+        let serial_s = if op.serial_s > 0.0 {
+            let crossing: f64 = (0..n).map(|m| crowd[m] * self.machine.hops(at, m)).sum::<f64>() / (all - 1.0).max(1.0);
+            op.serial_s * (1.0 + (cal::CROSS_LOCK - 1.0) * crossing)
+        } else {
+            0.0
+        };
         let own = self.own_memory(thread.pid, at);
         b.on_s += op.cpu_s * (1.0 + cal::OWN_MEMORY * (cal::DRAM_REMOTE_LATENCY - 1.0) * own) + serial_s - op.serial_s;
         let serial = (op.serial_s > 0.0).then(|| Serial {
@@ -289,42 +321,26 @@ impl World {
         });
         let first = visits.len();
         visits.extend_from_slice(&b.visits);
-        let class = Class {
-            count: 1.0,
-            node: at,
-            on_s: b.on_s + b.media_s,
-            off_s: op.off_s,
-            visits: first..visits.len(),
-            serial,
-        };
-        (class, flows)
-    }
-
-    /// How much of a node's last-level cache a job has: jobs that leave data there for others share it by their threads.
-    fn cache_share(&self, job: usize, at: usize, on_node: &[f64]) -> f64 {
-        let n = self.machine.nodes().len();
-        let cached = |j: &usize| self.jobs[*j].files.iter().any(|f| f.cached);
-        let all: f64 = (0..self.jobs.len()).filter(cached).map(|j| on_node[j * n + at]).sum();
-        if all > 0.0 { on_node[job * n + at] / all } else { 0.0 }
+        Class { count: 1.0, node: at, on_s: b.on_s + b.media_s, off_s: op.off_s, visits: first..visits.len(), serial }
     }
 
     fn read(&self, b: &mut Builder, at: usize, node: usize, bytes: f64, fs: FileSystem) {
         let hops = self.machine.hops(at, node);
-        let memory = &self.machine.nodes()[node].memory;
+        let (memory, reach) = (&self.machine.nodes()[node].memory, self.machine.reach(at, node));
         let media_s = bytes
             * match fs {
                 FileSystem::Mapped => cal::MAPPED_READ_S * (1.0 + (cal::MAPPED_REMOTE_READ - 1.0) * hops),
-                _ => memory.read_at(hops),
+                _ => reach.read_s,
             };
-        b.media(node, memory, memory.load_at(hops), (bytes / memory.read_bw, media_s), 0.0);
+        b.media(node, memory, reach.load, (bytes / memory.read_bw, media_s), 0.0);
         self.cross(b, at, node, hops, bytes);
     }
 
     fn write(&self, b: &mut Builder, at: usize, node: usize, bytes: f64) {
         let hops = self.machine.hops(at, node);
-        let memory = &self.machine.nodes()[node].memory;
+        let (memory, reach) = (&self.machine.nodes()[node].memory, self.machine.reach(at, node));
         let work = bytes / memory.write_bw;
-        b.media(node, memory, memory.load_at(hops), (work, bytes * memory.write_at(hops)), work);
+        b.media(node, memory, reach.load, (work, bytes * reach.write_s), work);
         self.cross(b, at, node, hops, bytes);
     }
 

@@ -12,6 +12,7 @@
 mod advance;
 mod demand;
 mod fixed;
+mod flows;
 mod kernel;
 mod moves;
 mod observe;
@@ -26,6 +27,7 @@ use crate::machine::Machine;
 use crate::solve::{Solver, System};
 use crate::workload::{FileSet, Job, Place};
 
+use flows::FlowSums;
 pub(crate) use kernel::Start;
 
 /// Bytes per node index, for the few nodes that have some, by rising index.
@@ -50,8 +52,17 @@ pub(crate) struct Launch {
     pub start: Start,
 }
 
+/// A thread. What every step changes comes first and together: ten thousand threads do not fit into a cache.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub(crate) struct Thread {
+    /// Work lost to a move, in seconds.
+    pub debt_s: f64,
+    /// Operations left; none: it never ends.
+    pub left: Option<f64>,
+    /// Operations that are in `window` but for their flows, which are those of the network that is still valid.
+    pub pending: f64,
+    pub window: Tally,
     pub tid: u32,
     pub pid: u32,
     pub job: usize,
@@ -64,16 +75,9 @@ pub(crate) struct Thread {
     pub start_ns: u64,
     /// Not running before this time.
     pub from_s: f64,
-    /// Operations left; none: it never ends.
-    pub left: Option<f64>,
     pub ended_s: Option<f64>,
-    /// Work lost to a move, in seconds.
-    pub debt_s: f64,
     /// Index of the first of its files; the part's file set counts from there.
     pub files: SmallVec<[usize; 1]>,
-    pub window: Tally,
-    /// Operations that are in `window` but for their flows, which are those of the network that is still valid.
-    pub pending: f64,
 }
 
 impl File {
@@ -105,18 +109,17 @@ impl Thread {
     }
 }
 
-/// Part of the operation, node, bytes read, bytes written.
-pub(crate) type FlowSums = SmallVec<[(usize, usize, f64, f64); 2]>;
-
 /// What a thread did since the window began.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Tally {
     pub ops: f64,
     pub cpu_s: f64,
     pub wait_s: f64,
     pub remote_read: f64,
-    /// Part of the operation, node, bytes read, bytes written (without the file system's own).
-    pub flows: FlowSums,
+    /// Bytes read, and written (without the file system's own), that are not among those booked for the whole class.
+    pub read: FlowSums,
+    pub written: FlowSums,
 }
 
 #[derive(Clone, Debug)]
@@ -185,8 +188,9 @@ pub(crate) struct World {
     network: demand::Network,
     /// What is written of the work of each of the system's visits.
     written: Vec<f64>,
-    /// Lists of classes that are not in use.
+    /// Lists of classes and flows that are not in use.
     spare: Vec<Vec<u32>>,
+    spare_flows: (flows::Flows, flows::Flows),
     system: System,
     solver: Solver,
     changed: bool,
@@ -212,6 +216,7 @@ impl World {
             network: demand::Network::default(),
             written: Vec::new(),
             spare: Vec::new(),
+            spare_flows: Default::default(),
             system: System::default(),
             solver: Solver::default(),
             changed: true,

@@ -5,16 +5,50 @@ use std::collections::BTreeMap;
 use placement::{FileUse, MappedMemory, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread, snapshot};
 use topology::NodeId;
 
+use super::demand::Network;
+use super::flows::{Flow, FlowSums, sum_up};
 use super::{Shares, Tally, World};
 
+/// What a thread read and wrote in a window.
+#[derive(Clone, Default)]
+struct Parts {
+    /// Read and written, for each part of the operation.
+    each: Vec<(NodeBytes, NodeBytes)>,
+    read: NodeBytes,
+    written: NodeBytes,
+}
+
+/// Which class each thread is of, and what the threads of a class did.
+struct OfClass {
+    class: Vec<Option<u32>>,
+    parts: Vec<Option<Parts>>,
+}
+
+impl OfClass {
+    fn new(network: &Network, threads: usize) -> Self {
+        let mut class = vec![None; threads];
+        for (c, threads) in network.threads.iter().enumerate() {
+            threads.iter().for_each(|t| class[*t as usize] = Some(c as u32));
+        }
+        Self { class, parts: vec![None; network.threads.len()] }
+    }
+
+    fn class(&self, thread: usize) -> Option<usize> {
+        self.class[thread].map(|class| class as usize)
+    }
+}
+
 impl World {
+    /// What the nodes did in the window since the last call, for when nobody looks at the threads; and a new window.
+    pub fn observe_nodes(&mut self) -> Vec<NodeLoad> {
+        self.window_began = self.now;
+        self.nodes()
+    }
+
     /// The window since the last call, and a new window.
     pub fn observe(&mut self) -> Snapshot {
         self.book();
-        let classes = std::mem::take(&mut self.network.threads);
-        let mut sums = std::mem::take(&mut self.network.sums);
-        self.hand_out(&classes, &mut sums);
-        (self.network.threads, self.network.sums) = (classes, sums);
+        let mut of_class = OfClass::new(&self.network, self.threads.len());
         let window_s = self.now - self.window_began;
         let nodes = self.nodes();
         let mut snapshot = Snapshot {
@@ -39,21 +73,24 @@ impl World {
             let job = &self.jobs[thread.job];
             if !job.fs.counted() {
                 let touched = mapped.entry(thread.pid).or_default();
-                for (_, node, read, written) in &tally.flows {
+                let (mut both, written) = self.flows(t, &tally, &of_class);
+                sum_up(&mut both, written.into_iter());
+                for flow in both {
                     let file = &self.files[thread.files[0]];
-                    let there: f64 = file.bytes.iter().filter(|s| s.0 == *node).map(|s| s.1).sum();
-                    let sum = touched.entry(*node).or_default();
-                    sum.0 += (read + written).min(there);
+                    let there: f64 = file.bytes.iter().filter(|s| s.0 == flow.node()).map(|s| s.1).sum();
+                    let sum = touched.entry(flow.node()).or_default();
+                    sum.0 += flow.bytes.min(there);
                     sum.1 = there;
                 }
             }
-            let seen = self.seen(t, &tally);
+            let seen = self.seen(t, &tally, &mut of_class);
             for file in self.used(t).filter(|_| job.fs.counted()) {
                 if readers[file].last() != Some(&thread.tid) {
                     readers[file].push(thread.tid);
                 }
             }
-            let allowed_nodes = match &thread.mask {
+            // Homenode moves what it has bound itself: only an affinity of the thread's own limits it.
+            let allowed_nodes = match thread.mask.as_ref().filter(|_| thread.own_affinity) {
                 None => all.clone(),
                 Some(mask) => {
                     let nodes = &self.machine.topology().nodes;
@@ -61,8 +98,7 @@ impl World {
                 }
             };
             snapshot.threads.push(Thread {
-                // Homenode moves what it has bound itself: only an affinity of the thread's own limits it.
-                allowed_nodes: if thread.own_affinity { allowed_nodes } else { all.clone() },
+                allowed_nodes,
                 held: thread.own_affinity.then(|| "has an affinity of its own".to_owned()),
                 ..seen
             });
@@ -93,8 +129,38 @@ impl World {
                 mapped: mapped.collect(),
             });
         }
+        self.network.reads.start();
+        self.network.writes.start();
         self.window_began = self.now;
         snapshot
+    }
+
+    /// Bytes read and written by a thread in the window, by part of its operation and node.
+    fn flows(&self, t: usize, tally: &Tally, of_class: &OfClass) -> (FlowSums, FlowSums) {
+        let (mut read, mut written) = (tally.read.clone(), tally.written.clone());
+        if let Some(class) = of_class.class(t) {
+            sum_up(&mut read, self.network.reads.booked(class));
+            sum_up(&mut written, self.network.writes.booked(class));
+        }
+        (read, written)
+    }
+
+    /// What a thread did in the window, by part of its operation.
+    fn parts(&self, t: usize, tally: &Tally, of_class: &OfClass) -> Parts {
+        let thread = &self.threads[t];
+        let parts = self.jobs[thread.job].roles[thread.role].op.parts.len();
+        let mut done = Parts { each: vec![Default::default(); parts], ..Parts::default() };
+        let (read, written) = self.flows(t, tally, of_class);
+        let whole = |f: &Flow| (f.bytes >= 1.0).then(|| (f.part(), self.machine.nodes()[f.node()].id, f.bytes as u64));
+        for (part, node, bytes) in read.iter().filter_map(whole) {
+            done.each[part].0.add(node, bytes);
+            done.read.add(node, bytes);
+        }
+        for (part, node, bytes) in written.iter().filter_map(whole) {
+            done.each[part].1.add(node, bytes);
+            done.written.add(node, bytes);
+        }
+        done
     }
 
     fn nodes(&mut self) -> Vec<NodeLoad> {
@@ -114,31 +180,37 @@ impl World {
         nodes
     }
 
-    fn seen(&self, t: usize, tally: &Tally) -> Thread {
+    fn seen(&self, t: usize, tally: &Tally, of_class: &mut OfClass) -> Thread {
         let thread = &self.threads[t];
         let job = &self.jobs[thread.job];
         let op = &job.roles[thread.role].op;
         let mut files: Vec<FileUse> = Vec::new();
         let (mut read_bytes, mut write_bytes) = (NodeBytes::default(), NodeBytes::default());
         if job.fs.counted() {
-            for (p, part) in op.parts.iter().enumerate() {
-                let mut used = FileUse {
+            // Threads of a class that have done nothing beside it, which is nearly all, are looked at once.
+            let as_its_class = tally.read.is_empty() && tally.written.is_empty();
+            let own;
+            let done = match of_class.class(t).filter(|_| as_its_class) {
+                Some(class) => {
+                    let known = of_class.parts[class].take().unwrap_or_else(|| self.parts(t, tally, of_class));
+                    of_class.parts[class].insert(known)
+                }
+                None => {
+                    own = self.parts(t, tally, of_class);
+                    &own
+                }
+            };
+            (read_bytes, write_bytes) = (done.read.clone(), done.written.clone());
+            files.reserve_exact(op.parts.len());
+            for (part, (read_bytes, write_bytes)) in op.parts.iter().zip(&done.each) {
+                files.push(FileUse {
                     file: self.files[thread.files[part.files]].id.clone(),
                     read_size: (part.read > 0.0).then_some(part.call as u64),
                     sequential: (part.read > 0.0).then_some(part.sequential),
+                    read_bytes: read_bytes.clone(),
+                    write_bytes: write_bytes.clone(),
                     ..FileUse::default()
-                };
-                for (_, node, read, written) in tally.flows.iter().filter(|f| f.0 == p) {
-                    let node = self.machine.nodes()[*node].id;
-                    for (sum, bytes) in [(&mut used.read_bytes, *read), (&mut used.write_bytes, *written)] {
-                        if bytes >= 1.0 {
-                            sum.add(node, bytes as u64);
-                        }
-                    }
-                }
-                used.read_bytes.iter().for_each(|(n, b)| read_bytes.add(n, b));
-                used.write_bytes.iter().for_each(|(n, b)| write_bytes.add(n, b));
-                files.push(used);
+                });
             }
         }
         Thread {
