@@ -9,7 +9,7 @@
 //! Workloads: `settled`, where 1 % of the threads are away from home; `all_move`, where all are, so that a sentence has to
 //! be written for each; `relief`, where the data of all is on one node, a quarter of them mostly write, and its controller is
 //! overloaded; `crowd`, the same with readers only, and its CPUs are. Snapshots are made beforehand; what is timed is
-//! `decide`, and letting go of the plan.
+//! `decide`, and letting go of the plan. These are `nthread`'s; `auto` has workloads of its own, see [`AUTO`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,6 +17,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, SamplingMode};
+use placement::auto::{self, Auto};
 use placement::nthread::{NThread, Settings, Variant};
 use placement::{NodeBytes, NodeLoad, Policy, Snapshot, Thread};
 use rustix::time::{ClockId, clock_gettime};
@@ -79,13 +80,56 @@ fn snapshot(workload: &str, threads: u32, nodes: u32) -> Snapshot {
     Snapshot { version: 1, window_s: 1.0, nodes, threads, ..Snapshot::default() }
 }
 
+/// `auto` on a load that it has planned for (`auto_settled`: what it takes in every window from then on), and on its first sight of one,
+/// when it decides (`auto_few`: 1 % are away; `auto_all_move`, `auto_crowd`: as above).
+const AUTO: [(&str, &str, usize); 4] = [
+    ("auto_settled", "settled", 12),
+    ("auto_few", "settled", 0),
+    ("auto_all_move", "all_move", 0),
+    ("auto_crowd", "crowd", 0),
+];
+
+fn auto(criterion: &mut Criterion, samples: &RefCell<BTreeMap<(&'static str, u32, u32), Samples>>) {
+    for (name, workload, seen) in AUTO {
+        let mut group = criterion.benchmark_group(name);
+        group.sampling_mode(SamplingMode::Flat).sample_size(10);
+        for (threads, nodes) in [(100, 2), (1_000, 8), (10_000, 8), (10_000, 64)] {
+            let snapshot = snapshot(workload, threads, nodes);
+            let topology = snapshot.topology();
+            group.bench_function(BenchmarkId::from_parameter(format_args!("{threads}x{nodes}")), |bencher| {
+                bencher.iter_custom(|iterations| {
+                    let (mut took, mut moves) = (Duration::ZERO, 0);
+                    for _ in 0..iterations {
+                        let mut policy = Auto::new(auto::Settings::default());
+                        let mut window = snapshot.clone();
+                        for _ in 0..seen {
+                            window.time_s += 1.0;
+                            policy.decide(&topology, &window);
+                        }
+                        window.time_s += 1.0;
+                        let started = cpu_time();
+                        moves = black_box(policy.decide(black_box(&topology), black_box(&window))).moves.len();
+                        took += cpu_time() - started;
+                    }
+                    let mut samples = samples.borrow_mut();
+                    let entry = samples.entry((name, threads, nodes)).or_default();
+                    entry.0.push(took.as_secs_f64() / iterations as f64);
+                    entry.1 = moves;
+                    took
+                });
+            });
+        }
+        group.finish();
+    }
+}
+
 fn main() {
     let mut criterion = Criterion::default()
         .sample_size(20)
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_millis(1000))
         .configure_from_args();
-    let samples: RefCell<BTreeMap<(&str, u32, u32), Samples>> = RefCell::default();
+    let samples: RefCell<BTreeMap<(&'static str, u32, u32), Samples>> = RefCell::default();
     for workload in WORKLOADS {
         let mut group = criterion.benchmark_group(workload);
         // One decision takes up to a tenth of a second: equal samples, not growing ones.
@@ -113,6 +157,7 @@ fn main() {
         }
         group.finish();
     }
+    auto(&mut criterion, &samples);
     criterion.final_summary();
     if let Some(path) = std::env::var_os("PLACEMENT_SUMMARY") {
         let summary: Vec<_> =

@@ -4,10 +4,11 @@
 mod toy;
 
 use placement::auto::{Auto, Settings};
-use placement::{Move, nthread, policy};
+use placement::{Move, NodeBytes, NodeLoad, Policy, Snapshot, Thread, nthread, policy};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
+use topology::NodeId;
 use toy::Toy;
 
 fn auto() -> Auto {
@@ -173,4 +174,74 @@ fn who_stays_where_others_come_is_named() {
     let (plan, _) = toy.step(&mut auto());
     assert_eq!(plan.moves.len(), 2);
     assert_eq!(plan.keeps, [1, 3]);
+}
+
+/// Threads in processes of 16, each with its data on another node.
+fn many(threads: u32, nodes: u32) -> Snapshot {
+    let all: Vec<NodeId> = (0..nodes).map(NodeId).collect();
+    let thread = |i: u32| {
+        let (home, node) = (NodeId(i % nodes), NodeId((i + 1 + i / 7 % (nodes - 1)) % nodes));
+        let mut t = Thread { tid: 1000 + i, pid: 1000 + i / 16, node, allowed_nodes: all.clone(), ..thread() };
+        t.read_bytes = NodeBytes::from_iter([(home, (250 + u64::from(i % 89)) * 1_000_000)]);
+        t
+    };
+    let node = |id: &NodeId| NodeLoad {
+        id: *id,
+        cpus: (id.0 * 64..(id.0 + 1) * 64).collect(),
+        distance: all.iter().map(|other| (*other, if other == id { 10 } else { 21 })).collect(),
+        read_bw_max: Some(1e9 * f64::from(threads)),
+        write_bw_max: Some(1e9 * f64::from(threads)),
+        read_bytes: 0,
+        write_bytes: 0,
+        cpu_s: None,
+        memory_free: 1 << 34,
+    };
+    let (nodes, threads) = (all.iter().map(node).collect(), (0..threads).map(thread).collect());
+    Snapshot { version: 1, window_s: 1.0, nodes, threads, ..Snapshot::default() }
+}
+
+fn thread() -> Thread {
+    Thread {
+        tid: 0,
+        pid: 0,
+        comm: "reader".to_owned(),
+        start_ns: None,
+        node: NodeId(0),
+        allowed_nodes: Vec::new(),
+        held: None,
+        cpu_s: 0.05,
+        wait_s: None,
+        read_bytes: NodeBytes::default(),
+        remote_read_bytes: None,
+        write_bytes: NodeBytes::default(),
+        files: Vec::new(),
+        shares_file: false,
+    }
+}
+
+#[test]
+fn the_work_of_a_decision_is_bounded_whatever_there_is_to_decide() {
+    for (threads, nodes) in [(1_000, 8), (10_000, 8), (10_000, 64)] {
+        let snapshot = many(threads, nodes);
+        let mut policy = auto();
+        let plan = policy.decide(&snapshot.topology(), &snapshot);
+        assert!(plan.moves.len() as u32 > threads / 2, "{} moves of {threads}", plan.moves.len());
+        // The allowance, and what each part of the search may begin with little of it left.
+        assert!(policy.work() < 12_000_000, "{threads} threads on {nodes} nodes: {}", policy.work());
+    }
+}
+
+#[test]
+fn threads_do_not_go_where_data_was_refused_to_go() {
+    // Files that could relieve node 0 cannot be moved: their readers must not leave without them.
+    let mut toy = Toy::new(2, 16.0);
+    for _ in 0..16 {
+        let f = toy.file(0, 500.0);
+        toy.reader(0, f, 0.2e-9);
+    }
+    toy.files_move = false;
+    let before = toy.rates().total();
+    let after = toy.run(&mut auto(), 20);
+    assert!(after > 0.99 * before, "{after:e} after {before:e}: {:?}", toy.moves);
+    assert!(toy.threads.iter().all(|t| t.node == 0), "{:?}", toy.moves);
 }

@@ -6,7 +6,11 @@
 //! **Approach.** Nodes by dense index. Distances become hops, `(SLIT − 10) / 11`: two usual sockets are one hop apart, and the papers'
 //! figures are for one hop; everything that gets worse with distance does so in proportion.
 //!
-//! **Limits.** A controller whose bandwidth is not known never gets crowded. Links between nodes are not told apart.
+//! Every node has a port, through which whatever is remote comes and goes; no firmware says what it carries: [`Settings::link_bw`],
+//! or the most that was seen to pass any.
+//!
+//! **Limits.** A controller whose bandwidth is not known never gets crowded. Links between nodes are not told apart: flows meet in
+//! ports only.
 
 use topology::{MemoryKind, NodeId, Topology};
 
@@ -48,6 +52,8 @@ pub(super) struct Node {
 pub(super) struct Hardware {
     pub nodes: Vec<Node>,
     hops: Vec<f64>,
+    /// Seconds of a port per byte and hop.
+    link_s: f64,
 }
 
 impl Hardware {
@@ -87,7 +93,7 @@ impl Hardware {
                 None => 1.0,
             })
             .collect();
-        let mut hardware = Self { nodes: Vec::new(), hops };
+        let mut hardware = Self { nodes: Vec::new(), hops, link_s: 1.0 / settings.link_bw.max(f64::MIN_POSITIVE) };
         let with_memory: Vec<usize> =
             (0..nodes.len()).filter(|n| topology.nodes[*n].memory != MemoryKind::None).collect();
         for n in 0..nodes.len() {
@@ -134,6 +140,39 @@ impl Hardware {
     /// How much more of the controller a byte takes from there than a local one.
     pub fn service(&self, at: usize, node: usize) -> f64 {
         1.0 + self.nodes[node].work_hop * self.hops(at, node)
+    }
+
+    /// Seconds of both ports per byte between a thread on `at` and `node`: what goes further than a hop passes more links.
+    pub fn port_s(&self, at: usize, node: usize) -> f64 {
+        if at == node { 0.0 } else { self.hops(at, node).max(1.0) * self.link_s }
+    }
+
+    /// Ports carry at least so much: it was seen to pass one, in bytes/s times hops.
+    pub fn carried(&mut self, bytes_s: f64) {
+        if bytes_s > 0.0 {
+            self.link_s = self.link_s.min(1.0 / bytes_s);
+        }
+    }
+
+    /// The most that passes any port in this window, in bytes/s times hops.
+    pub fn busiest_port(&self, snapshot: &Snapshot) -> f64 {
+        let mut ports = vec![0.0; self.len()];
+        for t in &snapshot.threads {
+            let Some(at) = self.index(t.node) else { continue };
+            for (id, bytes) in t.read_bytes.iter().chain(t.write_bytes.iter()) {
+                if let Some(node) = self.index(id).filter(|node| *node != at) {
+                    let bytes = bytes as f64 * self.hops(at, node).max(1.0);
+                    ports[at] += bytes;
+                    ports[node] += bytes;
+                }
+            }
+        }
+        ports.into_iter().fold(0.0, f64::max) / sane(snapshot.window_s).max(f64::MIN_POSITIVE)
+    }
+
+    /// Controllers, then ports.
+    pub fn stations(&self) -> usize {
+        2 * self.len()
     }
 
     /// Takes away what others use: CPU seconds per second, and controller seconds per second.

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
+use super::asked::{Asked, CRUMBS, Now, OVERDUE, OVERDUE_WINDOWS, STALLED, left_behind, proceed};
 use super::demand::{Demand, Demands, Known};
 use crate::processes::sane;
 use crate::{Move, Snapshot, Why};
@@ -24,12 +25,6 @@ use crate::{Move, Snapshot, Why};
 const MOST_ASKED: u32 = 10;
 /// Windows of a load in which moves are asked for.
 const ASKING: u32 = 10;
-/// Windows without progress after which data is asked for again; and windows and times of T_m after which it is given up.
-const STALLED: u32 = 3;
-const OVERDUE_WINDOWS: f64 = 10.0;
-const OVERDUE: f64 = 4.0;
-/// A file has moved when this share is left behind, a process's memory when that is.
-const CRUMBS: f64 = 0.02;
 const MOSTLY: f64 = 0.1;
 /// What could not be moved is not asked for again for so many seconds; a file that was moved stays for as long.
 const STUCK_S: f64 = 600.0;
@@ -37,12 +32,14 @@ const STUCK_S: f64 = 600.0;
 const MEASURED: u32 = 3;
 /// A plan that brought less than this share of what there was before is taken back.
 const WORSE: f64 = 0.99;
+/// The same for one that took so long that nothing should be moved any more.
+const MUCH_WORSE: f64 = 0.9;
 /// Each further plan for the same load must promise this many times as much.
 const STRICTER: f64 = 2.0;
 /// How often a thread is moved for one load.
-const MOST_MOVED: u32 = 1;
+const MOST_MOVED: u32 = 2;
 /// Windows after a load has appeared in which plans are made: so that the last one is measured, and taken back, within ten.
-const PLANNING: u32 = 6;
+const PLANNING: u32 = 7;
 /// A load that has lasted for so long is looked at again.
 const AGAIN_S: f64 = 600.0;
 /// What a plan's promise is worth at least, whatever earlier ones kept.
@@ -56,19 +53,6 @@ const READS: f64 = 0.25;
 /// Data is on a node when more than this share of what is read comes from there.
 const MAINLY: f64 = 0.7;
 
-/// A move that was asked for.
-#[derive(Clone, Debug)]
-pub(super) struct Asked {
-    pub mv: Move,
-    /// Seconds that it should take.
-    pub takes_s: f64,
-    since_s: f64,
-    times: u32,
-    idle: u32,
-    left: f64,
-    least: f64,
-}
-
 /// A plan that is being carried out, then measured.
 #[derive(Clone, Debug)]
 struct Trial {
@@ -81,13 +65,16 @@ struct Trial {
     moved: Vec<(u32, NodeId)>,
     windows: u32,
     sum: f64,
+    /// The same by process.
+    by: FxHashMap<u32, f64>,
 }
 
 /// The best placement that was measured for this load.
 #[derive(Clone, Debug, Default)]
 struct Best {
-    /// Bytes/s of all threads.
+    /// Bytes/s of all threads, and by process.
     rate: f64,
+    by: FxHashMap<u32, f64>,
     threads: FxHashMap<u32, NodeId>,
     /// Processes that were moved with their memory since, and from where.
     processes: FxHashMap<u32, NodeId>,
@@ -115,6 +102,8 @@ impl Ask {
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     pub known: FxHashMap<u32, Known>,
+    /// The most that was seen to pass a node's port, in bytes/s times hops.
+    pub link_bw: f64,
     /// Windows since the load last changed.
     pub windows: u32,
     plans: i32,
@@ -125,13 +114,19 @@ pub(super) struct History {
     /// Share of what plans promised that they kept.
     trust: Option<f64>,
     load: FxHashMap<u32, Ask>,
+    /// Threads that there were when the load was last looked at, busy or not.
+    present: FxHashSet<u32>,
     asked: Vec<Asked>,
+    /// Moves that come after those of the data that was asked for, once it is seen to move.
+    after: Vec<Asked>,
+    /// Whether data that was asked for could not be moved.
+    refused: bool,
     trial: Option<Trial>,
     best: Option<Best>,
     /// Processes that are not to be moved to a node again: that made things worse.
     veto: FxHashSet<(u32, NodeId)>,
     /// How often threads were moved for this load, and processes that were: there and on, or back, is enough.
-    moved_threads: FxHashMap<u32, u32>,
+    moved_threads: FxHashMap<u32, (u32, NodeId)>,
     moved_processes: FxHashSet<u32>,
     stuck_threads: FxHashMap<u32, f64>,
     stuck_processes: FxHashMap<u32, f64>,
@@ -143,7 +138,8 @@ pub(super) enum Turn {
     /// Ask for these moves (again), and decide nothing.
     Wait(Vec<Move>),
     /// A plan made things worse: take it back. Shares: measured / before.
-    Back(Vec<Move>, f64),
+    /// Instead, one may be made that promises more than there was: bytes/s now.
+    Back(Vec<Move>, f64, f64),
     /// Decide; a plan must promise this many times the least gain.
     Decide { strictness: f64 },
     /// The load has been planned for.
@@ -165,15 +161,25 @@ impl History {
             self.since_s = now_s;
             self.windows = 1;
         }
-        let again = self.follow(snapshot, now_s);
-        if !self.asked.is_empty() {
+        let mut again = self.follow(snapshot, now_s);
+        if let Some(go) = self.data_moves() {
+            let after = std::mem::take(&mut self.after);
+            if go {
+                again.extend(after.iter().map(|a| a.mv.clone()));
+                self.asked.extend(after.into_iter().map(|a| Asked { since_s: now_s, ..a }));
+            } else {
+                self.trial = None;
+            }
+        }
+        if !self.asked.is_empty() || !again.is_empty() {
             return Turn::Wait(again);
         }
         if let Some(trial) = &mut self.trial {
-            let here = |d: &&Demand| trial.threads.contains(&snapshot.threads[d.thread].tid);
-            let count = demands.threads.iter().filter(here).count();
+            // Who does little since is still here: a plan that starves threads has not ended them.
+            let count = snapshot.threads.iter().filter(|t| trial.threads.contains(&t.tid)).count();
             trial.windows += 1;
             trial.sum += done(snapshot, demands);
+            by_process(demands, &mut trial.by);
             // Somebody has ended: nothing to compare with.
             if count != trial.threads.len() {
                 (self.trial, self.best) = (None, None);
@@ -186,7 +192,20 @@ impl History {
         if self.windows > PLANNING {
             return Turn::Rest;
         }
-        Turn::Decide { strictness: STRICTER.powi(self.plans) / self.trust.unwrap_or(1.0) }
+        Turn::Decide { strictness: self.strictness() }
+    }
+
+    /// Whether what waits for data may go, now that the data of every process does, or never will; none: that is not known yet.
+    fn data_moves(&mut self) -> Option<bool> {
+        if self.after.is_empty() {
+            return None;
+        }
+        if self.refused {
+            return Some(false);
+        }
+        let files = |a: &&Asked| matches!(a.mv, Move::File { .. });
+        let goes = |owner: Option<u32>| self.asked.iter().filter(files).any(|a| a.owner == owner && a.least < a.first);
+        self.asked.iter().filter(files).all(|a| goes(a.owner)).then_some(true)
     }
 
     /// A plan has been carried out and measured: what it promised against what it kept; and whether to go back.
@@ -201,11 +220,15 @@ impl History {
         }
         let best = self.best.take()?;
         let share = rate / best.rate.max(f64::MIN_POSITIVE);
-        if share < WORSE && self.windows < ASKING {
-            self.veto.extend(trial.moved);
+        if share < if self.windows < ASKING { WORSE } else { MUCH_WORSE } {
+            // Who is better off since is not to blame.
+            let mean = |pid: &u32| trial.by.get(pid).copied().unwrap_or(0.0) / f64::from(trial.windows);
+            let worse = |pid: &u32| best.by.get(pid).is_some_and(|before| mean(pid) < WORSE * before);
+            let any = trial.moved.iter().any(|(pid, _)| worse(pid));
+            self.veto.extend(trial.moved.iter().filter(|(pid, _)| !any || worse(pid)));
             let back = back_to(&best, snapshot, demands);
             self.best = Some(best);
-            return (!back.is_empty()).then_some(Turn::Back(back, share));
+            return (!back.is_empty()).then_some(Turn::Back(back, share, rate));
         }
         self.best = Some(if share > 1.0 { placement(snapshot, demands, rate) } else { best });
         None
@@ -215,23 +238,28 @@ impl History {
     pub fn planned(&mut self, snapshot: &Snapshot, demands: &Demands, moves: &[(Move, f64)], gain: f64) {
         let now_s = sane(snapshot.time_s);
         self.plans += 1;
-        let asked = |(mv, takes_s): &(Move, f64)| Asked {
-            mv: mv.clone(),
-            takes_s: *takes_s,
-            since_s: now_s,
-            times: 1,
-            idle: 0,
-            left: f64::INFINITY,
-            least: f64::INFINITY,
-        };
-        self.asked = moves.iter().map(asked).collect();
+        self.asked = moves.iter().map(|(mv, takes_s)| Asked::new(mv, *takes_s, now_s)).collect();
+        if self.asked.iter().any(|a| matches!(a.mv, Move::File { .. })) {
+            // File systems can refuse to move data: who is to run where it goes waits until it is seen to move.
+            self.refused = false;
+            let (files, others) =
+                std::mem::take(&mut self.asked).into_iter().partition(|a| matches!(a.mv, Move::File { .. }));
+            (self.asked, self.after) = (files, others);
+            let pids: FxHashMap<u32, u32> = snapshot.threads.iter().map(|t| (t.tid, t.pid)).collect();
+            for a in &mut self.asked {
+                let Move::File { file, .. } = &a.mv else { continue };
+                let observed = snapshot.files.iter().find(|f| f.file == *file);
+                a.first = left_behind(snapshot, &a.mv).unwrap_or(0.0);
+                a.owner = observed.and_then(|f| pids.get(f.readers.first()?).copied());
+            }
+        }
         let before = done(snapshot, demands);
         let best = self.best.get_or_insert_with(|| placement(snapshot, demands, before));
         let mut moved = Vec::new();
         for (mv, _) in moves {
             match mv {
-                Move::Thread { tid, pid, to, .. } => {
-                    *self.moved_threads.entry(*tid).or_default() += 1;
+                Move::Thread { tid, pid, from, to, .. } => {
+                    self.moved_threads.entry(*tid).or_insert((0, *from)).0 += 1;
                     moved.push((*pid, *to));
                 }
                 Move::Process { pid, from, to, .. } => {
@@ -254,28 +282,41 @@ impl History {
             moved,
             windows: 0,
             sum: 0.0,
+            by: FxHashMap::default(),
         });
+    }
+
+    /// Bytes/s at the best placement that was measured, and how strict to be with what is to be better, if there is time for it.
+    pub fn other_try(&self) -> Option<(f64, f64)> {
+        let best = self.best.as_ref().filter(|_| self.windows <= PLANNING)?;
+        Some((best.rate, self.strictness()))
+    }
+
+    fn strictness(&self) -> f64 {
+        STRICTER.powi(self.plans) / self.trust.unwrap_or(1.0)
     }
 
     /// What is taken back is asked for like any move, but not measured.
     pub fn taken_back(&mut self, now_s: f64, moves: &[Move]) {
         self.plans += 1;
-        let asked = |mv: &Move| Asked {
-            mv: mv.clone(),
-            takes_s: 0.0,
-            since_s: now_s,
-            times: 1,
-            idle: 0,
-            left: f64::INFINITY,
-            least: f64::INFINITY,
-        };
-        self.asked = moves.iter().map(asked).collect();
+        self.asked = moves.iter().map(|mv| Asked::new(mv, 0.0, now_s)).collect();
+    }
+
+    /// What a plan that has just been made asks for first.
+    pub fn asked_for(&self) -> Vec<Move> {
+        self.asked.iter().map(|a| a.mv.clone()).collect()
     }
 
     pub fn may_move_thread(&self, tid: u32, pid: u32) -> bool {
         !self.stuck_threads.contains_key(&tid)
-            && self.moved_threads.get(&tid).is_none_or(|times| *times < MOST_MOVED)
+            && self.moved_threads.get(&tid).is_none_or(|moved| moved.0 < MOST_MOVED)
             && !self.moved_processes.contains(&pid)
+    }
+
+    /// The node that a thread was first moved away from. It is not to go back there but when a plan is taken back: a thread that
+    /// has gone back stays for a while, whatever happens (engine's cool-down).
+    pub fn came_from(&self, tid: u32) -> Option<NodeId> {
+        self.moved_threads.get(&tid).map(|moved| moved.1)
     }
 
     pub fn may_move_process(&self, pid: u32) -> bool {
@@ -284,6 +325,11 @@ impl History {
 
     pub fn may_move_file(&self, file: &str) -> bool {
         !self.stuck_files.contains_key(file)
+    }
+
+    /// Whether a process's file system did not move data that it was asked to.
+    pub fn files_stay(&self, pid: u32) -> bool {
+        self.known.get(&pid).is_some_and(|known| known.files_stay)
     }
 
     pub fn vetoed(&self, pid: u32, node: NodeId) -> bool {
@@ -298,6 +344,7 @@ impl History {
         for program in &demands.programs {
             let known = self.known.entry(program.pid).or_default();
             known.memory = program.measured.or(known.memory);
+            known.lock_s = known.lock_s.max(program.lock_s);
             known.since_s = Some(now_s - program.age_s);
             known.writes_stay |= !program.writes_follow;
             known.writes_spread |= program.writes_spread;
@@ -322,16 +369,18 @@ impl History {
         // What our own moves make of it is no change of the load.
         let ours = !self.asked.is_empty() || self.trial.is_some();
         let moving = self.asked.iter().any(|a| matches!(a.mv, Move::Process { .. }));
-        let gone = self.load.keys().filter(|tid| !asks.contains_key(tid)).count();
-        let new = asks.keys().filter(|tid| !self.load.contains_key(tid)).count();
+        // Nor is it that threads do so little since that they are not listed, or so much that they are.
+        let present: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.tid).collect();
+        let gone = self.load.keys().filter(|tid| !present.contains(tid)).count();
+        let new = asks.keys().filter(|tid| !self.present.contains(tid)).count();
         if ours && (moving || gone.max(new) as f64 <= OTHERS * all as f64) {
             if !moving {
-                self.load = asks;
+                (self.load, self.present) = (asks, present);
             }
             return;
         }
         if ((all - kept) as f64) > OTHERS * all as f64 {
-            self.load = asks;
+            (self.load, self.present) = (asks, present);
             self.windows = 0;
             self.plans = 0;
             self.since_s = now_s;
@@ -354,6 +403,7 @@ impl History {
         let threads: FxHashMap<u32, NodeId> = snapshot.threads.iter().map(|t| (t.tid, t.node)).collect();
         let (stuck_threads, stuck_processes, stuck_files) =
             (&mut self.stuck_threads, &mut self.stuck_processes, &mut self.stuck_files);
+        let (refused, known) = (&mut self.refused, &mut self.known);
         let now = Now { moving, over: self.windows >= ASKING, at_s: now_s, window_s };
         self.asked.retain_mut(|a| match &a.mv.clone() {
             Move::Thread { tid, to, .. } => match threads.get(tid) {
@@ -385,11 +435,16 @@ impl History {
                 let Some(left) = left(a) else {
                     return now_s - a.since_s < OVERDUE * a.takes_s + OVERDUE_WINDOWS * window_s;
                 };
+                let owner = a.owner;
                 let all = snapshot.files.iter().find(|f| f.file == *file).map_or(0, |f| f.bytes.total());
                 if left <= CRUMBS * all as f64 {
                     return false;
                 }
                 proceed(a, left, &now, &mut again, || {
+                    *refused = true;
+                    if let Some(known) = owner.and_then(|pid| known.get_mut(&pid)) {
+                        known.files_stay = true;
+                    }
                     stuck_files.insert(file.clone(), now_s);
                 })
             }
@@ -411,11 +466,21 @@ fn done(snapshot: &Snapshot, demands: &Demands) -> f64 {
     }
 }
 
+/// Adds what each process gets done.
+fn by_process(demands: &Demands, by: &mut FxHashMap<u32, f64>) {
+    for d in &demands.threads {
+        *by.entry(demands.programs[d.process].pid).or_default() += d.rate;
+    }
+}
+
 /// Where all threads are, and what they get there.
 fn placement(snapshot: &Snapshot, demands: &Demands, rate: f64) -> Best {
     let at = |d: &Demand| (snapshot.threads[d.thread].tid, snapshot.threads[d.thread].node);
+    let mut by = FxHashMap::default();
+    by_process(demands, &mut by);
     Best {
         rate,
+        by,
         threads: demands.threads.iter().map(at).collect(),
         processes: FxHashMap::default(),
         files: BTreeMap::new(),
@@ -453,50 +518,4 @@ fn back_to(best: &Best, snapshot: &Snapshot, demands: &Demands) -> Vec<Move> {
         }
     }
     back
-}
-
-/// Bytes that a move of data has still to take along; none where that is not seen.
-fn left_behind(snapshot: &Snapshot, mv: &Move) -> Option<f64> {
-    match mv {
-        Move::Thread { .. } => None,
-        Move::Process { pid, to, .. } => {
-            let memory = &snapshot.processes.iter().find(|p| p.pid == *pid)?.resident;
-            Some(memory.total().saturating_sub(memory.get(*to)) as f64)
-        }
-        Move::File { file, from, .. } => Some(snapshot.files.iter().find(|f| f.file == *file)?.bytes.get(*from) as f64),
-    }
-}
-
-/// A window in which moves are followed.
-struct Now {
-    /// Whether any data makes progress.
-    moving: bool,
-    /// Whether it is too late to ask again.
-    over: bool,
-    at_s: f64,
-    window_s: f64,
-}
-
-/// Whether data that is moving is still waited for: asks again when it stands still, gives up when it is overdue.
-fn proceed(a: &mut Asked, left: f64, now: &Now, again: &mut Vec<Move>, give_up: impl FnOnce()) -> bool {
-    let Now { moving, over, at_s, window_s } = *now;
-    a.idle = if left < a.left || moving { 0 } else { a.idle + 1 };
-    a.left = left;
-    let overdue = at_s - a.since_s > OVERDUE * a.takes_s + OVERDUE_WINDOWS * window_s;
-    // What was on its way and comes back is brought back by somebody, such as writers: that would not end.
-    let comes_back = a.left.is_finite() && left > a.least * (1.0 + CRUMBS);
-    a.least = a.least.min(left);
-    // Files are asked for once: a file system that does not move them will not do so later, and what waits for them is not measured.
-    let once = over || matches!(a.mv, Move::File { .. });
-    let stalled = a.idle >= if once { STALLED - 1 } else { STALLED };
-    if overdue || (comes_back && !moving) || (stalled && (once || a.times >= STALLED)) {
-        give_up();
-        return false;
-    }
-    if a.idle >= STALLED {
-        a.idle = 0;
-        a.times += 1;
-        again.push(a.mv.clone());
-    }
-    true
 }

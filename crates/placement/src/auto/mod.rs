@@ -12,18 +12,23 @@
 //!
 //! **Moves stop.** Plans for a load are made in its first windows, and each must promise four times as much as the one before.
 //!
-//! **Limits.** The load is taken to go on as it did. Locks and links between sockets are not seen. Memory constants come from
+//! **Limits.** The load is taken to go on as it did. Locks are inferred from sleep. Memory constants come from
 //! the papers until a process shows its own.
 
+mod asked;
+mod changes;
+mod cost;
 mod data;
 mod demand;
 mod hardware;
 mod history;
+mod mapped;
 mod network;
 mod plan;
 mod search;
 mod seating;
 mod settings;
+mod software;
 mod team;
 
 pub use settings::Settings;
@@ -36,9 +41,10 @@ use hardware::Hardware;
 use history::{History, Turn};
 use search::Change;
 use seating::{Model, Scratch};
+use team::Team;
 
 /// Windows of the same load that must have been seen before data is moved.
-const BEFORE_DATA: u32 = 2;
+const BEFORE_DATA: u32 = 5;
 /// Threads that stay which are listed.
 const MOST_DECLINED: usize = 1000;
 /// What the file system writes of its own is at most this many times what threads write.
@@ -59,6 +65,25 @@ impl Auto {
         Self { settings, history: History::default(), scratch: Scratch::default(), budget }
     }
 
+    /// Work of all decisions so far, in steps of the solver: what bounds how long one takes.
+    pub fn work(&self) -> u64 {
+        self.scratch.spent()
+    }
+
+    /// A plan that leads back.
+    fn take_back(&mut self, mut plan: Plan, now_s: f64, mut moves: Vec<crate::Move>, share: f64) -> Plan {
+        let text =
+            format!("taken back: the plan that moved it brought {:.0} % of what there was before", 100.0 * share);
+        for mv in &mut moves {
+            let (crate::Move::Thread { why, .. } | crate::Move::Process { why, .. } | crate::Move::File { why, .. }) =
+                mv;
+            *why = text.as_str().into();
+        }
+        self.history.taken_back(now_s, &moves);
+        plan.moves = moves;
+        plan
+    }
+
     /// The machine with what is not listed taken away; and the CPUs that listed threads use.
     fn hardware(&self, topology: &Topology, snapshot: &Snapshot) -> Hardware {
         Hardware::new(topology, snapshot, &self.settings)
@@ -75,51 +100,57 @@ impl Policy for Auto {
         let now_s = sane(snapshot.time_s);
         self.budget.fill(now_s);
         let mut hardware = self.hardware(topology, snapshot);
-        let listed_cpus = take_others(&mut hardware, snapshot, &self.settings);
-        let demands = Demands::new(&hardware, snapshot, &self.settings, &self.history);
-        let strictness = match self.history.turn(snapshot, &demands) {
+        self.history.link_bw = self.history.link_bw.max(hardware.busiest_port(snapshot));
+        hardware.carried(self.history.link_bw);
+        let mapped = mapped::mapped(&hardware, snapshot);
+        let listed = demand::listed(&hardware, snapshot, &self.settings, &mapped);
+        let listed_cpus = take_others(&mut hardware, snapshot, &listed, &mapped);
+        let demands = Demands::new(&hardware, snapshot, &self.settings, &self.history, &listed, &mapped);
+        let (strictness, back) = match self.history.turn(snapshot, &demands) {
             Turn::Wait(again) => {
+                plan.keeps = plan::keeps(snapshot, &demands, &again);
                 plan.moves = again;
                 return plan;
             }
-            Turn::Back(mut moves, share) => {
-                let text = format!(
-                    "taken back: the plan that moved it brought {:.0} % of what there was before",
-                    100.0 * share
-                );
-                for mv in &mut moves {
-                    let (crate::Move::Thread { why, .. }
-                    | crate::Move::Process { why, .. }
-                    | crate::Move::File { why, .. }) = mv;
-                    *why = text.as_str().into();
-                }
-                self.history.taken_back(now_s, &moves);
-                plan.moves = moves;
-                return plan;
-            }
+            Turn::Back(moves, share, now) => (2.0, Some((moves, share, now))),
             Turn::Rest => {
                 plan.declined = staying(snapshot, &demands);
                 return plan;
             }
-            Turn::Decide { strictness } => strictness,
+            Turn::Decide { strictness } => (strictness, None),
         };
+        let other = self.history.other_try();
+        if let Some((moves, share, _)) = back.as_ref().filter(|_| other.is_none()) {
+            return self.take_back(plan, now_s, moves.clone(), *share);
+        }
         if demands.threads.is_empty() {
             return plan;
         }
-        let teams = team::teams(&demands);
+        let mut teams = team::teams(&demands);
+        seating::fit(&hardware, &demands, &mut teams, &self.settings, &mut self.scratch);
         let model = Model::new(&hardware, &demands, &teams, &self.settings, listed_cpus);
         let history = &self.history;
         let budget = self.budget.left();
-        let may = |change: &Change| allowed(&model, snapshot, history, budget, change);
+        let first = back.is_none();
+        let may =
+            |change: &Change| (first || !change.moves_data()) && allowed(&model, snapshot, history, budget, change);
         let found = model.search(&mut self.scratch, &may);
         let least = self.settings.min_gain * strictness * found.stays.net;
+        let gain = found.worth.rate / found.stays.rate;
+        // A plan that made things worse has shown something: what is known now may find one that is better than what there was.
+        let beats = |now: f64| {
+            other.is_some_and(|(best, strictness)| now * gain > (1.0 + self.settings.min_gain * strictness) * best)
+        };
+        if let Some((moves, share, _)) = back.filter(|b| !beats(b.2)) {
+            return self.take_back(plan, now_s, moves, share);
+        }
         if found.worth.net - found.stays.net > least {
             let moves = plan::moves(&model, snapshot, &found, &mut self.scratch);
             plan.predicted = Some(plan::predict(&model, snapshot, &found, &mut self.scratch));
             plan.notes.push(plan::whole(&model, &found));
             self.budget.take(file_bytes(snapshot, &moves));
             self.history.planned(snapshot, &demands, &moves, found.worth.rate / found.stays.rate);
-            plan.moves = moves.into_iter().map(|(mv, _)| mv).collect();
+            plan.moves = self.history.asked_for();
             plan.keeps = plan::keeps(snapshot, &demands, &plan.moves);
         } else {
             plan.declined = staying(snapshot, &demands);
@@ -142,13 +173,15 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, budget: f64, c
     };
     let threads = |team: usize, node: usize| {
         let t = &model.teams[team];
-        node == t.node || !history.vetoed(pid(t.process), id(node))
+        node == t.node || (t.came_from != Some(node) && !history.vetoed(pid(t.process), id(node)))
     };
     match change {
         Change::Threads { team, node, data, count, .. } => {
             let t = &model.teams[*team];
             let own = t.members.iter().flat_map(|m| model.demands.threads[*m].files.iter().map(|f| f.0));
-            threads(*team, *node) && (data.is_none() || files(Box::new(own), t.file_bytes * *count as f64))
+            threads(*team, *node)
+                && (data.is_none()
+                    || !history.files_stay(pid(t.process)) && files(Box::new(own), t.file_bytes * *count as f64))
         }
         Change::Process { process, node, .. } => {
             let mut teams = model.teams.iter().filter(|t| t.process == *process);
@@ -159,7 +192,9 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, budget: f64, c
         Change::Group { group, node, users } => {
             let g = &model.demands.groups.list[*group];
             let uses = |t: usize| *users && model.teams[t].shared.iter().any(|s| s.0 == *group);
-            (0..model.teams.len()).all(|t| !uses(t) || threads(t, *node))
+            let stays = |t: &Team| t.shared.iter().any(|s| s.0 == *group) && history.files_stay(pid(t.process));
+            !model.teams.iter().any(stays)
+                && (0..model.teams.len()).all(|t| !uses(t) || threads(t, *node))
                 && files(Box::new(g.files.iter().copied()), model.group_bytes(*group, *node))
         }
         Change::Swap { a, b } => threads(a.0, b.1.node) && threads(b.0, a.1.node),
@@ -167,17 +202,24 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, budget: f64, c
 }
 
 /// Takes what is not listed from the machine. Returns the CPUs that listed threads use.
-fn take_others(hardware: &mut Hardware, snapshot: &Snapshot, settings: &Settings) -> f64 {
+fn take_others(
+    hardware: &mut Hardware,
+    snapshot: &Snapshot,
+    listed: &[usize],
+    mapped: &rustc_hash::FxHashMap<u32, mapped::Mapped>,
+) -> f64 {
     let window_s = sane(snapshot.window_s);
     if window_s <= 0.0 {
         return 0.0;
     }
     let n = hardware.len();
     let (mut cpu, mut small, mut read, mut written) = (vec![0.0; n], vec![0.0; n], vec![0.0; n], vec![0.0; n]);
-    for t in &snapshot.threads {
+    let mut counts = vec![false; snapshot.threads.len()];
+    listed.iter().for_each(|i| counts[*i] = true);
+    for (t, counts) in snapshot.threads.iter().zip(counts) {
         if let Some(node) = hardware.index(t.node) {
             cpu[node] += sane(t.cpu_s);
-            if t.file_bytes() > 0 && t.file_bytes() < settings.min_bytes {
+            if t.file_bytes() > 0 && !counts {
                 small[node] += sane(t.cpu_s);
             }
         }
@@ -186,6 +228,14 @@ fn take_others(hardware: &mut Hardware, snapshot: &Snapshot, settings: &Settings
                 if let Some(node) = hardware.index(id) {
                     sum[node] += bytes as f64;
                 }
+            }
+        }
+    }
+    for m in mapped.values() {
+        for (id, by_reading, by_writing) in &m.nodes {
+            if let Some(node) = hardware.index(*id) {
+                read[node] += by_reading;
+                written[node] += by_writing;
             }
         }
     }

@@ -20,10 +20,10 @@
 //!
 //! **Limits.** A mean: bursts are averaged away.
 
-/// Controller time that a byte of a thread takes at one node.
+/// Time that a byte of a thread takes at one station: a node's controller, or its port.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Visit {
-    pub node: usize,
+    pub station: usize,
     /// Seconds per byte, were it local.
     pub work: f64,
     /// How much more it takes from where the thread is.
@@ -33,7 +33,7 @@ pub(super) struct Visit {
 /// What only one thread of a process can do at a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Lock {
-    /// Station of the lock: they come after those of the nodes.
+    /// Station of the lock: they come after controllers and ports.
     pub station: usize,
     /// Seconds per byte for which it is held; part of `on_s`.
     pub hold_s: f64,
@@ -60,8 +60,8 @@ pub(super) struct Cell {
 pub(super) struct Network {
     /// CPUs of each node, and how many of them others keep busy.
     pub cpus: Vec<(f64, f64)>,
-    /// Locks, after the nodes' controllers.
-    pub locks: usize,
+    /// How many stations there are: controllers, ports, locks.
+    pub stations: usize,
     /// What taking turns costs.
     pub time_slicing: f64,
     pub cells: Vec<Cell>,
@@ -76,7 +76,7 @@ pub(super) struct Steady {
     /// Of each visit, the thread's share of the queue; of each cell, that of its lock.
     queued: Vec<f64>,
     locked: Vec<f64>,
-    /// Queue of each controller, then of each lock.
+    /// Queue of each controller, port and lock.
     pub queue: Vec<f64>,
     /// How many times as long CPU work takes on each node.
     pub stretch: Vec<f64>,
@@ -96,7 +96,7 @@ const LEAST_S: f64 = 1e-15;
 
 impl Steady {
     pub fn solve(&mut self, network: &Network) {
-        self.queue.resize(network.cpus.len() + network.locks, 0.0);
+        self.queue.resize(network.stations, 0.0);
         self.stretch.resize(network.cpus.len(), 1.0);
         self.rate.resize(network.cells.len(), 0.0);
         // A cell's rate and queue shares are functions of the queues: no start needed but these.
@@ -127,8 +127,11 @@ impl Steady {
             let slicing = if stretch > 1.0 { 1.0 + network.time_slicing } else { 1.0 };
             let visits = &network.visits[cell.first..cell.last];
             let queued = &mut self.queued[cell.first..cell.last];
-            let waits: f64 =
-                visits.iter().zip(queued.iter()).map(|(v, q)| v.work * ahead(self.queue[v.node], v.service, *q)).sum();
+            let waits: f64 = visits
+                .iter()
+                .zip(queued.iter())
+                .map(|(v, q)| v.work * ahead(self.queue[v.station], v.service, *q))
+                .sum();
             let on = slicing * (cell.on_s + waits);
             let locked = &mut self.locked[i];
             let lock_wait = cell.lock.map_or(0.0, |l| l.hold_s * ahead(self.queue[l.station], 1.0, *locked));
@@ -136,10 +139,10 @@ impl Steady {
             change = change.max((new - *rate).abs() / new);
             *rate = new;
             for (v, q) in visits.iter().zip(queued.iter_mut()) {
-                *q = v.work * (v.service + ahead(self.queue[v.node], v.service, *q)) * new;
+                *q = v.work * (v.service + ahead(self.queue[v.station], v.service, *q)) * new;
                 let weight = cell.threads * v.service;
-                self.next[v.node] += weight * *q;
-                self.slope[v.node] += weight * v.work * new * (1.0 - (stretch * slicing * *q).min(1.0));
+                self.next[v.station] += weight * *q;
+                self.slope[v.station] += weight * v.work * new * (1.0 - (stretch * slicing * *q).min(1.0));
             }
             if let Some(l) = cell.lock {
                 *locked = ((l.hold_s + lock_wait) * new).min(1.0);
@@ -163,6 +166,18 @@ impl Steady {
             self.stretch[m] = new;
         }
         change
+    }
+
+    /// Seconds per byte of a cell on a CPU, waiting at stations included, and waiting for its lock.
+    pub fn spent(&self, network: &Network, i: usize) -> (f64, f64) {
+        let cell = &network.cells[i];
+        let slicing = if self.stretch[cell.node] > 1.0 { 1.0 + network.time_slicing } else { 1.0 };
+        let visits = cell.first..cell.last;
+        let waits: f64 = (network.visits[visits.clone()].iter().zip(&self.queued[visits]))
+            .map(|(v, q)| v.work * ahead(self.queue[v.station], v.service, *q))
+            .sum();
+        let lock = cell.lock.map_or(0.0, |l| l.hold_s * ahead(self.queue[l.station], 1.0, self.locked[i]));
+        (slicing * (cell.on_s + waits), lock)
     }
 
     /// By how much a controller's queue grows, in the end, for each request more that is put into it.
@@ -189,10 +204,10 @@ mod tests {
     fn one(k: f64, on_s: f64, work: f64, cpus: f64) -> f64 {
         let network = Network {
             cpus: vec![(cpus, 0.0)],
-            locks: 0,
+            stations: 1,
             time_slicing: 0.0,
             cells: vec![Cell { threads: k, node: 0, on_s, off_s: 0.0, first: 0, last: 1, lock: None }],
-            visits: vec![Visit { node: 0, work, service: 1.0 }],
+            visits: vec![Visit { station: 0, work, service: 1.0 }],
         };
         let mut steady = Steady::default();
         steady.solve(&network);
@@ -224,7 +239,7 @@ mod tests {
         assert!((one(8.0, 1.0, 0.0, 4.0) - 4.0).abs() < 1e-4);
         let network = Network {
             cpus: vec![(4.0, 2.0)],
-            locks: 0,
+            stations: 1,
             time_slicing: 0.0,
             cells: vec![Cell { threads: 6.0, node: 0, on_s: 1.0, off_s: 0.0, first: 0, last: 0, lock: None }],
             visits: vec![],
@@ -242,7 +257,7 @@ mod tests {
         let lock = Some(Lock { station: 1, hold_s: 0.5 });
         let network = Network {
             cpus: vec![(50.0, 0.0)],
-            locks: 1,
+            stations: 2,
             time_slicing: 0.0,
             cells: vec![Cell { threads: 50.0, node: 0, on_s: 2.0, off_s: 0.0, first: 0, last: 0, lock }],
             visits: vec![],
@@ -257,7 +272,7 @@ mod tests {
     fn who_sleeps_leaves_the_cpu_to_others() {
         let cell = |off_s| Cell { threads: 4.0, node: 0, on_s: 1.0, off_s, first: 0, last: 0, lock: None };
         let network =
-            Network { cpus: vec![(4.0, 0.0)], locks: 0, time_slicing: 0.0, cells: vec![cell(1.0)], visits: vec![] };
+            Network { cpus: vec![(4.0, 0.0)], stations: 1, time_slicing: 0.0, cells: vec![cell(1.0)], visits: vec![] };
         let mut steady = Steady::default();
         steady.solve(&network);
         assert!((steady.rate[0] - 0.5).abs() < 1e-6 && (steady.stretch[0] - 1.0).abs() < 1e-9);

@@ -23,6 +23,9 @@ use crate::{Move, NodeForecast, Prediction, Reason, Snapshot, Thread};
 /// Moves whose alternatives are worked out.
 const EXPLAINED: usize = 16;
 
+/// Cells that may be solved for explanations.
+const EXPLAINED_CELLS: usize = 20_000;
+
 /// One team's threads that move together.
 struct Part {
     team: usize,
@@ -35,16 +38,21 @@ pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: 
     let mut parts = parts(model, &found.seating);
     parts.sort_by_key(|p| (Reverse((model.teams[p.team].rate * p.members.len() as f64) as u64), p.team, p.to.node));
     let mut moves = Vec::new();
+    // Threads that stay with their moved process have no reason of their own.
+    let going = |p: &Part| {
+        p.to.node != model.teams[p.team].node && found.seating.processes[model.teams[p.team].process].is_none()
+    };
+    let reasons = reasons(model, found, &parts, scratch);
+    let explained = (EXPLAINED_CELLS / model.teams.len().max(1)).clamp(1, EXPLAINED);
     processes(model, found, &mut moves);
     groups(model, snapshot, found, &mut moves);
     for (i, part) in parts.iter().enumerate() {
-        let why = why(model, found, part, i < EXPLAINED, scratch);
-        let team = &model.teams[part.team];
+        let why = why(model, found, part, i < explained, scratch);
         if let Some(to) = part.to.data {
             private_files(model, snapshot, part, to, &why, &mut moves);
         }
-        if part.to.node != team.node && found.seating.processes[team.process].is_none() {
-            let reason = reason(model, found, part, scratch);
+        if going(part) {
+            let reason = reasons[i];
             for member in &part.members {
                 let t = &snapshot.threads[model.demands.threads[*member].thread];
                 let mv = Move::Thread {
@@ -222,23 +230,30 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
     why
 }
 
-/// What the move relieves most.
-fn reason(model: &Model, found: &Found, part: &Part, scratch: &mut Scratch) -> Reason {
-    let team = &model.teams[part.team];
+/// What each move relieves most.
+fn reasons(model: &Model, found: &Found, parts: &[Part], scratch: &mut Scratch) -> Vec<Reason> {
     let current = Seating::current(model.teams, model.demands);
     model.value(&current, scratch);
-    let before = model.parts(part.team, &Seat { node: team.node, data: None, count: 1 }, &current, scratch);
+    let before = |p: &Part| {
+        let seat = Seat { node: model.teams[p.team].node, data: None, count: 1 };
+        model.parts(p.team, &seat, &current, scratch)
+    };
+    let before: Vec<_> = parts.iter().map(before).collect();
     model.value(&found.seating, scratch);
-    let after = model.parts(part.team, &part.to, &found.seating, scratch);
-    let won = [
-        (before.distance_s - after.distance_s, Reason::ReadLocality),
-        (before.waits_s - after.waits_s, Reason::ControllerContention),
-        (before.crowded_s - after.crowded_s, Reason::CpuContention),
-    ];
-    let most = won.iter().max_by(|a, b| a.0.total_cmp(&b.0)).filter(|w| w.0 > 0.0);
-    // Moved for the others' sake: they are short of what this node was short of.
-    let shortage = if before.crowded_s > before.waits_s { Reason::CpuContention } else { Reason::ControllerContention };
-    most.map_or(shortage, |w| w.1)
+    let reason = |(part, before): (&Part, super::seating::Parts)| {
+        let after = model.parts(part.team, &part.to, &found.seating, scratch);
+        let won = [
+            (before.distance_s - after.distance_s, Reason::ReadLocality),
+            (before.waits_s - after.waits_s, Reason::ControllerContention),
+            (before.crowded_s - after.crowded_s, Reason::CpuContention),
+        ];
+        let most = won.iter().max_by(|a, b| a.0.total_cmp(&b.0)).filter(|w| w.0 > 0.0);
+        // Moved for the others' sake: they are short of what this node was short of.
+        let short =
+            if before.crowded_s > before.waits_s { Reason::CpuContention } else { Reason::ControllerContention };
+        most.map_or(short, |w| w.1)
+    };
+    parts.iter().zip(before).map(reason).collect()
 }
 
 /// What the plan does to nodes and to the remote share.
@@ -270,7 +285,9 @@ fn forecast(model: &Model, seating: &Seating, scratch: &mut Scratch) -> (f64, Ve
     let mut used = vec![0.0; model.hardware.len()];
     for (cell, rate) in scratch.network.cells.iter().zip(&scratch.steady.rate) {
         for v in &scratch.network.visits[cell.first..cell.last] {
-            used[v.node] += cell.threads * rate * v.work * v.service;
+            if let Some(used) = used.get_mut(v.station) {
+                *used += cell.threads * rate * v.work * v.service;
+            }
         }
     }
     let nodes = (model.hardware.nodes.iter().enumerate())

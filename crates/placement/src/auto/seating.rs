@@ -9,13 +9,16 @@
 //!
 //! **Limits.** The load is taken to stay as it is for the horizon.
 
+use std::cell::Cell as Cell64;
+
 use smallvec::SmallVec;
 
 use super::Settings;
 use super::data::{Shares, add, beside};
-use super::demand::{Demands, crossed, own_memory};
+use super::demand::Demands;
 use super::hardware::Hardware;
 use super::network::{Cell, Lock, Network, Steady, Visit};
+use super::software::{crossed, own_memory};
 use super::team::Team;
 
 /// Some threads of a team.
@@ -76,7 +79,7 @@ pub(super) struct Worth {
 pub(super) struct Prices {
     /// Bytes/s of all threads on a node.
     pub rate: Vec<f64>,
-    /// Bytes/s that everybody loses per request more in a controller's queue.
+    /// Bytes/s that everybody loses per request more in a station's queue.
     pub queue: Vec<f64>,
 }
 
@@ -90,6 +93,9 @@ pub(super) struct Model<'a> {
     pub group_stays: Vec<f64>,
     /// The same for private data, by team.
     pub private_stays: Vec<f64>,
+    /// Teams of each process, and those that use each group.
+    pub of_process: Vec<Vec<usize>>,
+    pub of_group: Vec<Vec<usize>>,
     /// Listed bytes/s per CPU that they use now: what a CPU second of others is worth.
     pub cpu_worth: f64,
 }
@@ -103,12 +109,62 @@ pub(super) struct Scratch {
     places: Vec<Shares>,
     /// Sharing threads by process and node.
     sharers: Vec<Vec<f64>>,
+    /// Single cells that were looked at, in visits.
+    looked: Cell64<u64>,
 }
+
+impl Scratch {
+    /// Work done so far, in visits of a solver pass: the price of it all.
+    pub fn spent(&self) -> u64 {
+        self.steady.passes + self.looked.get()
+    }
+}
+
+/// Visits of one cell in the making.
+type Work = SmallVec<[Visit; 8]>;
+
+fn visit(work: &mut Work, station: usize, seconds: f64, service: f64) {
+    match work.iter_mut().find(|v| v.station == station) {
+        Some(v) => v.work += seconds,
+        None if seconds > 0.0 => work.push(Visit { station, work: seconds, service }),
+        None => {}
+    }
+}
+
+/// What looking at one cell by itself costs, in visits.
+const ALONE: u64 = 30;
 
 /// Share of data that has not been written anew at the end of the horizon, at `renewed` of it a second. Not its mean over the
 /// horizon: data that comes nearer is written faster, and what lasts counts.
 fn stays(renewed: f64, horizon_s: f64) -> f64 {
     (-renewed * horizon_s).exp()
+}
+
+/// How often the model is held against the window that it was made from.
+const FITTED: usize = 4;
+/// Software takes at least this share of the CPU time per byte.
+const LEAST_SOFTWARE: f64 = 0.02;
+
+/// Makes the model of the placement that is give what was observed there: what it cannot explain is software, or sleep.
+pub(super) fn fit(
+    hardware: &Hardware,
+    demands: &Demands,
+    teams: &mut [Team],
+    settings: &Settings,
+    scratch: &mut Scratch,
+) {
+    let current = Seating::current(teams, demands);
+    // Nothing has been written anew yet.
+    let now = Settings { horizon_s: 0.0, ..settings.clone() };
+    for _ in 0..FITTED {
+        let model = Model::new(hardware, demands, teams, &now, 0.0);
+        model.value(&current, scratch);
+        for (t, team) in teams.iter_mut().enumerate() {
+            let (on_s, lock_s) = scratch.steady.spent(&scratch.network, t);
+            team.soft_s = (team.soft_s + team.seen_on_s - on_s).max(LEAST_SOFTWARE * team.seen_on_s);
+            team.off_s = (team.seen_off_s - lock_s).max(0.0);
+        }
+    }
 }
 
 impl<'a> Model<'a> {
@@ -120,10 +176,8 @@ impl<'a> Model<'a> {
         cpus: f64,
     ) -> Self {
         let horizon_s = settings.horizon_s;
-        let renews =
-            |process: usize| demands.programs[process].writes_follow || demands.programs[process].writes_spread;
         let mut group_stays = vec![1.0; demands.groups.list.len()];
-        for team in teams.iter().filter(|t| renews(t.process)) {
+        for team in teams {
             for (g, _, _) in team.shared.iter().filter(|s| s.2 > 0.0) {
                 let group = &demands.groups.list[*g];
                 let bytes: f64 = group.bytes.iter().map(|b| b.1).sum();
@@ -132,9 +186,17 @@ impl<'a> Model<'a> {
                 }
             }
         }
-        let private = |t: &Team| if renews(t.process) { stays(t.renewed, horizon_s) } else { 1.0 };
+        let private = |t: &Team| stays(t.renewed, horizon_s);
         let rate: f64 = teams.iter().map(|t| t.rate * t.members.len() as f64).sum();
+        let mut of_process = vec![Vec::new(); demands.programs.len()];
+        let mut of_group = vec![Vec::new(); demands.groups.list.len()];
+        for (t, team) in teams.iter().enumerate() {
+            of_process[team.process].push(t);
+            team.shared.iter().for_each(|s| of_group[s.0].push(t));
+        }
         Self {
+            of_process,
+            of_group,
             hardware,
             demands,
             teams,
@@ -159,9 +221,8 @@ impl<'a> Model<'a> {
     }
 
     fn build(&self, seating: &Seating, scratch: &mut Scratch) {
-        let n = self.hardware.len();
         let Scratch { network, crowds, places, sharers, .. } = scratch;
-        network.locks = self.demands.programs.len();
+        network.stations = self.hardware.stations() + self.demands.programs.len();
         self.sharers(seating, sharers);
         network.cpus.clear();
         network.cpus.extend(self.hardware.nodes.iter().map(|n| (n.cpus, n.others)));
@@ -169,17 +230,14 @@ impl<'a> Model<'a> {
         network.cells.clear();
         network.visits.clear();
         self.groups(seating, crowds, places);
-        let mut work = vec![(0.0, 1.0); n];
+        let mut work = Work::new();
         for (t, team) in self.teams.iter().enumerate() {
             for seat in &seating.seats[t] {
                 let lock = self.lock(team, seat.node, sharers);
                 let on_s =
                     self.cell(t, team, seat, seating, crowds, places, &mut work) + lock.map_or(0.0, |l| l.hold_s);
                 let first = network.visits.len();
-                for (node, w) in work.iter_mut().enumerate().filter(|(_, w)| w.0 > 0.0) {
-                    network.visits.push(Visit { node, work: w.0, service: w.1 });
-                    *w = (0.0, 1.0);
-                }
+                network.visits.extend(work.drain(..).filter(|v| v.work > 0.0));
                 let last = network.visits.len();
                 let threads = seat.count as f64;
                 network.cells.push(Cell { threads, node: seat.node, on_s, off_s: team.off_s, first, last, lock });
@@ -204,7 +262,7 @@ impl<'a> Model<'a> {
     fn lock(&self, team: &Team, node: usize, sharers: &[Vec<f64>]) -> Option<Lock> {
         let lock_s = self.demands.programs[team.process].lock_s;
         (team.shares && lock_s > 0.0).then(|| Lock {
-            station: self.hardware.len() + team.process,
+            station: self.hardware.stations() + team.process,
             hold_s: lock_s * crossed(self.hardware, self.settings, &sharers[team.process], node),
         })
     }
@@ -230,7 +288,8 @@ impl<'a> Model<'a> {
                     let rate = seat.count as f64 * written * team.rate;
                     if program.writes_follow {
                         add(&mut writers[*g], self.hardware.nodes[seat.node].home, rate);
-                    } else if program.writes_spread {
+                    } else {
+                        // Spread by the file system, or to its device: new blocks go where they go now.
                         list[*g].places.iter().for_each(|(node, share)| add(&mut writers[*g], *node, share * rate));
                     }
                 }
@@ -250,7 +309,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// CPU seconds per byte of a cell, alone, and controller time per byte by node.
+    /// CPU seconds per byte of a cell, alone, and time per byte by station.
     #[allow(clippy::too_many_arguments, reason = "all of it is the hypothesis")]
     fn cell(
         &self,
@@ -260,7 +319,7 @@ impl<'a> Model<'a> {
         seating: &Seating,
         crowds: &[Vec<f64>],
         places: &[Shares],
-        work: &mut [(f64, f64)],
+        work: &mut Work,
     ) -> f64 {
         let hardware = self.hardware;
         let program = &self.demands.programs[team.process];
@@ -270,8 +329,13 @@ impl<'a> Model<'a> {
             let m = &hardware.nodes[node];
             let cost = |at: usize| relief * read * hardware.read_s(at, node) + written * hardware.write_s(at, node);
             memory_s += cost(node) + team.distance * (cost(seat.node) - cost(node));
-            work[node].0 += relief * read * m.read_work + written * m.write_work;
-            work[node].1 = hardware.service(seat.node, node);
+            let controller_s = relief * read * m.read_work + written * m.write_work;
+            visit(work, node, controller_s, hardware.service(seat.node, node));
+            if seat.node != node {
+                let port_s = (relief * read + written) * hardware.port_s(seat.node, node);
+                visit(work, hardware.len() + seat.node, port_s, 1.0);
+                visit(work, hardware.len() + node, port_s, 1.0);
+            }
         };
         let old = self.private_stays[t];
         match seat.data {
@@ -319,78 +383,16 @@ impl<'a> Model<'a> {
         team.soft_s * (1.0 + self.settings.own_memory * far) + team.memory * memory_s
     }
 
-    /// Bytes that the moves of this seating cost, once.
-    pub fn cost(&self, seating: &Seating) -> f64 {
-        let s = self.settings;
-        let mut cost = 0.0;
-        for (team, seats) in self.teams.iter().zip(&seating.seats) {
-            for seat in seats {
-                let count = seat.count as f64;
-                if seat.node != team.node {
-                    cost += count * team.rate * s.thread_move_s;
-                }
-                if seat.data.is_some() {
-                    cost += count * self.file_cost(team.rate, team.file_bytes);
-                }
-            }
-        }
-        for (g, to) in seating.groups.iter().enumerate() {
-            if let Some(to) = to {
-                cost += self.file_cost(self.group_rate(g), self.group_bytes(g, *to));
-            }
-        }
-        for (p, to) in seating.processes.iter().enumerate() {
-            if let Some(to) = to {
-                // Half of all processes end within their age again (Harchol-Balter and Downey 1997): who has to stand still first
-                // must win that back by then.
-                let life_s = self.demands.programs[p].age_s.min(s.horizon_s).max(f64::MIN_POSITIVE);
-                cost += self.process_rate(p) * self.process_copy_s(p, *to) * s.horizon_s / life_s;
-            }
-        }
-        cost
-    }
-
-    /// Dragonfly's O_m by its rule, (TH_l − TH_r) × T_m, and what is not won until the copy is done.
-    fn file_cost(&self, rate: f64, bytes: f64) -> f64 {
-        self.settings.file_move_overhead * (self.settings.remote_load - 1.0) * rate * self.file_copy_s(bytes)
-    }
-
-    /// T_m of so many bytes.
-    pub fn file_copy_s(&self, bytes: f64) -> f64 {
-        bytes / self.settings.file_copy_bw
-    }
-
-    /// Seconds for which a process stands still when it moves with its memory.
-    pub fn process_copy_s(&self, process: usize, node: usize) -> f64 {
-        let home = self.hardware.nodes[node].home;
-        let away = self.demands.programs[process].memory.iter().filter(|m| m.0 != home);
-        away.map(|m| m.1).sum::<f64>() / self.settings.process_copy_bw
-    }
-
-    /// Bytes of a group that are not on a node.
-    pub fn group_bytes(&self, group: usize, node: usize) -> f64 {
-        self.demands.groups.list[group].bytes.iter().filter(|b| b.0 != node).map(|b| b.1).sum()
-    }
-
-    fn group_rate(&self, group: usize) -> f64 {
-        let uses = |t: &&Team| t.shared.iter().any(|s| s.0 == group);
-        self.teams.iter().filter(uses).map(|t| t.rate * t.members.len() as f64).sum()
-    }
-
-    fn process_rate(&self, process: usize) -> f64 {
-        self.teams.iter().filter(|t| t.process == process).map(|t| t.rate * t.members.len() as f64).sum()
-    }
-
     /// Prices at the solution in `scratch`.
     pub fn prices(&self, scratch: &Scratch) -> Prices {
         let Scratch { network, steady, .. } = scratch;
         let n = self.hardware.len();
-        let mut prices = Prices { rate: vec![0.0; n], queue: vec![0.0; n + network.locks] };
+        let mut prices = Prices { rate: vec![0.0; n], queue: vec![0.0; network.stations] };
         for (cell, rate) in network.cells.iter().zip(&steady.rate) {
             prices.rate[cell.node] += cell.threads * rate;
             for v in &network.visits[cell.first..cell.last] {
                 // T grows by v for each request more that is queued, so x falls by x² v.
-                prices.queue[v.node] += cell.threads * rate * rate * steady.stretch[cell.node] * v.work;
+                prices.queue[v.station] += cell.threads * rate * rate * steady.stretch[cell.node] * v.work;
             }
             if let Some(l) = cell.lock {
                 prices.queue[l.station] += cell.threads * rate * rate * l.hold_s;
@@ -412,29 +414,28 @@ impl<'a> Model<'a> {
         scratch: &Scratch,
     ) -> (f64, f64, SmallVec<[(usize, f64); 2]>) {
         let team = &self.teams[t];
-        let mut work = vec![(0.0, 1.0); self.hardware.len()];
+        let mut work = Work::new();
         let lock = self.lock(team, seat.node, &scratch.sharers);
         let on_s = self.cell(t, team, seat, seating, &scratch.crowds, &scratch.places, &mut work)
             + lock.map_or(0.0, |l| l.hold_s);
         let steady = &scratch.steady;
-        let waits: f64 = work.iter().zip(&steady.queue).map(|(w, q)| w.0 * q).sum();
+        scratch.looked.set(scratch.looked.get() + ALONE + work.len() as u64);
+        let waits: f64 = work.iter().map(|v| v.work * steady.queue[v.station]).sum();
         let lock_wait = lock.map_or(0.0, |l| l.hold_s * steady.queue[l.station]);
         let on = on_s + waits;
         let off_s = team.off_s + lock_wait;
         let rate = 1.0 / (steady.stretch[seat.node] * on + off_s).max(f64::MIN_POSITIVE);
-        let mut queued: SmallVec<[(usize, f64); 2]> = (work.iter().enumerate())
-            .filter(|(_, w)| w.0 > 0.0)
-            .map(|(m, w)| (m, w.1 * w.0 * (w.1 + steady.queue[m]) * rate))
-            .collect();
+        let queue = |v: &Visit| v.service * v.work * (v.service + steady.queue[v.station]) * rate;
+        let mut queued: SmallVec<[(usize, f64); 2]> = work.iter().map(|v| (v.station, queue(v))).collect();
         queued.extend(lock.map(|l| (l.station, (l.hold_s + lock_wait) * rate)));
         (rate, on / (on + off_s), queued)
     }
 
     /// Where a thread's time per byte goes, at the queues and stretches of the solution in `scratch`.
     pub fn parts(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> Parts {
-        let mut work = vec![(0.0, 1.0); self.hardware.len()];
+        let mut work = Work::new();
         let on_s = self.cell(t, &self.teams[t], seat, seating, &scratch.crowds, &scratch.places, &mut work);
-        let waits_s: f64 = work.iter().zip(&scratch.steady.queue).map(|(w, q)| w.0 * q).sum();
+        let waits_s: f64 = work.iter().map(|v| v.work * scratch.steady.queue[v.station]).sum();
         let stretch = scratch.steady.stretch[seat.node];
         Parts { distance_s: on_s, waits_s, crowded_s: (stretch - 1.0) * (on_s + waits_s) }
     }

@@ -20,9 +20,12 @@ pub struct Settings {
     pub remote_load: f64,
     /// Share of its peak that a controller of persistent memory sustains for reads: 6 GB/s (NT slides, 3) of 6.8 (NT III-C1).
     pub nvm_sustained: f64,
-    /// Seconds per byte for one thread that reads persistent memory locally and alone: NP Fig. 3, 2482 MiB/s × 1.059.
+    /// Bytes/s that a node's port to the other nodes carries, both ways together, until more is seen: two UPI links of 10.4 GT/s.
+    pub link_bw: f64,
+    /// Seconds per byte for one thread that reads persistent memory through a file system, locally and alone: what makes DF's TH_l
+    /// (MTP, webserver) come out. Mapped reads stream at 2.8 GB/s (NP Fig. 3); the kernel's copies wait for each line.
     pub nvm_read_s: f64,
-    /// The same for writes: four writers fill a module of 1.85 GB/s, so one gets at most about as much as the module.
+    /// The same for writes: 4 KiB in 671 ns (SplitFS, SOSP'19, table 1).
     pub nvm_write_s: f64,
     /// The same for DRAM, both ways.
     pub dram_s: f64,
@@ -64,8 +67,9 @@ impl Default for Settings {
             remote_dram: 108.8 / 66.8,
             remote_load: 1.0 / (1.0 - 0.346),
             nvm_sustained: 6.0 / 6.8,
-            nvm_read_s: 1.0 / (2482.0 * 1_048_576.0 * 1.059),
-            nvm_write_s: 1.0 / 1.85e9,
+            link_bw: 41.6e9,
+            nvm_read_s: 0.785e-9,
+            nvm_write_s: 671e-9 / 4096.0,
             dram_s: 1.0 / 6.7e9,
             cache_shared: 1.0 - 1.0 / 1.315,
             cross_lock: 5.0,

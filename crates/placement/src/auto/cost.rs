@@ -1,0 +1,73 @@
+//! What moves cost, once.
+//!
+//! **Problem.** A better placement is worth nothing if getting there takes longer than it lasts.
+//!
+//! **Approach.** In bytes that are not read or written meanwhile: a thread's cold caches, a process that stands still while its memory
+//! is copied, and for files Dragonfly's O_m.
+//!
+//! **Limits.** Copies are taken to run one after the other, at the papers' speeds.
+
+use super::seating::{Model, Seating};
+
+impl Model<'_> {
+    /// Bytes that the moves of this seating cost, once.
+    pub fn cost(&self, seating: &Seating) -> f64 {
+        let s = self.settings;
+        let mut cost = 0.0;
+        for (team, seats) in self.teams.iter().zip(&seating.seats) {
+            for seat in seats {
+                let count = seat.count as f64;
+                if seat.node != team.node {
+                    cost += count * team.rate * s.thread_move_s;
+                }
+                if seat.data.is_some() {
+                    cost += count * self.file_cost(team.rate, team.file_bytes);
+                }
+            }
+        }
+        for (g, to) in seating.groups.iter().enumerate() {
+            if let Some(to) = to {
+                cost += self.file_cost(self.group_rate(g), self.group_bytes(g, *to));
+            }
+        }
+        for (p, to) in seating.processes.iter().enumerate() {
+            if let Some(to) = to {
+                // Half of all processes end within their age again (Harchol-Balter and Downey 1997): who has to stand still first
+                // must win that back by then.
+                let life_s = self.demands.programs[p].age_s.min(s.horizon_s).max(f64::MIN_POSITIVE);
+                cost += self.process_rate(p) * self.process_copy_s(p, *to) * s.horizon_s / life_s;
+            }
+        }
+        cost
+    }
+
+    /// Dragonfly's O_m by its rule, (TH_l − TH_r) × T_m, and what is not won until the copy is done.
+    fn file_cost(&self, rate: f64, bytes: f64) -> f64 {
+        self.settings.file_move_overhead * (self.settings.remote_load - 1.0) * rate * self.file_copy_s(bytes)
+    }
+
+    /// T_m of so many bytes.
+    pub fn file_copy_s(&self, bytes: f64) -> f64 {
+        bytes / self.settings.file_copy_bw
+    }
+
+    /// Seconds for which a process stands still when it moves with its memory.
+    pub fn process_copy_s(&self, process: usize, node: usize) -> f64 {
+        let home = self.hardware.nodes[node].home;
+        let away = self.demands.programs[process].memory.iter().filter(|m| m.0 != home);
+        away.map(|m| m.1).sum::<f64>() / self.settings.process_copy_bw
+    }
+
+    /// Bytes of a group that are not on a node.
+    pub fn group_bytes(&self, group: usize, node: usize) -> f64 {
+        self.demands.groups.list[group].bytes.iter().filter(|b| b.0 != node).map(|b| b.1).sum()
+    }
+
+    fn group_rate(&self, group: usize) -> f64 {
+        self.of_group[group].iter().map(|t| self.teams[*t].rate * self.teams[*t].members.len() as f64).sum()
+    }
+
+    fn process_rate(&self, process: usize) -> f64 {
+        self.of_process[process].iter().map(|t| self.teams[*t].rate * self.teams[*t].members.len() as f64).sum()
+    }
+}

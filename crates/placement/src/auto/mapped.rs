@@ -1,0 +1,94 @@
+//! What programs do with mapped files, which no call shows.
+//!
+//! **Problem.** Of mapped memory it is seen which pages a process touched in a window, not how often. A program that goes over 64 MB
+//! six times a second counts as one that reads 64 MB, beside which everything else looks important.
+//!
+//! **Approach.** What a node's controller served beyond what calls account for is the doing of the processes whose hot pages are
+//! there, by the CPU time of their threads; never more than these threads could have moved in it, were they next to it.
+//!
+//! **Limits.** Other memory of theirs and of others is taken for it as well, as far as controllers are watched. Reads and writes are told
+//! apart by node only.
+
+use rustc_hash::FxHashMap;
+use topology::NodeId;
+
+use super::hardware::Hardware;
+use crate::processes::sane;
+use crate::{Snapshot, Thread};
+
+/// Mapped memory that a process read and wrote in a window.
+pub(super) struct Mapped {
+    /// Node, bytes read, bytes written.
+    pub nodes: Vec<(NodeId, f64, f64)>,
+    pub total: u64,
+    /// CPU time of its threads that use no calls, and how many there are.
+    pub cpu_s: f64,
+    pub threads: f64,
+}
+
+impl Mapped {
+    /// A thread's share of it.
+    pub fn share(&self, t: &Thread) -> f64 {
+        if self.cpu_s > 0.0 { sane(t.cpu_s) / self.cpu_s } else { 1.0 / self.threads }
+    }
+}
+
+/// By process.
+pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot) -> FxHashMap<u32, Mapped> {
+    let mut mapped: FxHashMap<u32, Mapped> = FxHashMap::default();
+    for process in &snapshot.processes {
+        let hot = process.mapped.iter().filter(|m| m.hot_bytes > 0);
+        let nodes: Vec<_> = hot.map(|m| (m.node, m.hot_bytes as f64, 0.0)).collect();
+        if !nodes.is_empty() {
+            mapped.insert(process.pid, Mapped { nodes, total: 0, cpu_s: 0.0, threads: 0.0 });
+        }
+    }
+    if mapped.is_empty() {
+        return mapped;
+    }
+    let mut called: FxHashMap<NodeId, (f64, f64)> = FxHashMap::default();
+    for t in &snapshot.threads {
+        t.read_bytes.iter().for_each(|(n, bytes)| called.entry(n).or_default().0 += bytes as f64);
+        t.write_bytes.iter().for_each(|(n, bytes)| called.entry(n).or_default().1 += bytes as f64);
+        if let Some(m) = mapped.get_mut(&t.pid).filter(|_| t.file_bytes() == 0) {
+            m.cpu_s += sane(t.cpu_s);
+            m.threads += 1.0;
+        }
+    }
+    // CPU time that goes into each node's mapped pages.
+    let mut pids: Vec<u32> = mapped.keys().copied().collect();
+    pids.sort_unstable();
+    let mut users: FxHashMap<NodeId, f64> = FxHashMap::default();
+    for m in pids.iter().filter_map(|pid| mapped.get(pid)) {
+        let hot: f64 = m.nodes.iter().map(|n| n.1).sum();
+        m.nodes.iter().for_each(|n| *users.entry(n.0).or_default() += m.cpu_s * n.1 / hot);
+    }
+    for m in mapped.values_mut() {
+        let hot: f64 = m.nodes.iter().map(|n| n.1).sum();
+        for (id, read, written) in &mut m.nodes {
+            let (Some(load), Some(node)) = (snapshot.nodes.iter().find(|l| l.id == *id), hardware.index(*id)) else {
+                continue;
+            };
+            let (by_calls, all_s) =
+                (called.get(id).copied().unwrap_or_default(), users.get(id).copied().unwrap_or(0.0));
+            let (reads, writes) =
+                ((load.read_bytes as f64 - by_calls.0).max(0.0), (load.write_bytes as f64 - by_calls.1).max(0.0));
+            let cpu_s = m.cpu_s * *read / hot;
+            let needs_s = reads * hardware.read_s(node, node) + writes * hardware.write_s(node, node);
+            if all_s <= 0.0 || needs_s <= 0.0 {
+                continue;
+            }
+            let share = (cpu_s / all_s).min(cpu_s / needs_s);
+            if (reads + writes) * share > *read {
+                (*read, *written) = (reads * share, writes * share);
+            }
+        }
+        m.total = m.nodes.iter().map(|n| n.1 + n.2).sum::<f64>() as u64;
+    }
+    mapped
+}
+
+/// Only threads that use no file calls: for the others, bytes read and written say more.
+pub(super) fn mapped_of<'a>(mapped: &'a FxHashMap<u32, Mapped>, t: &Thread) -> Option<&'a Mapped> {
+    if t.file_bytes() == 0 { mapped.get(&t.pid) } else { None }
+}

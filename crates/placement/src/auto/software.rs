@@ -1,0 +1,176 @@
+//! What of a thread's time is its own: not memory's, not the controllers', not its lock's.
+//!
+//! **Problem.** CPU time per byte contains waiting for memory, and time asleep waiting for a lock; both change with the place.
+//!
+//! **Approach.** The waiting follows from the rates observed, by the equations of [`network`](super::network) read backwards; memory
+//! from the constants, corrected per process where its threads show by themselves what distance costs; a lock from the
+//! sleep of threads that share data. Software is the rest.
+//!
+//! **Limits.** Behind a full controller it cannot be seen how much of the time is waiting.
+
+use rustc_hash::FxHashMap;
+
+use super::Settings;
+use super::demand::{Demand, Demands, Program};
+use super::hardware::Hardware;
+use crate::Snapshot;
+
+/// Threads that share data and sleep for this part of the time are taken to wait for a lock.
+const BLOCKED: f64 = 0.1;
+/// Software takes at least this share of CPU time per byte.
+const LEAST_SOFTWARE: f64 = 0.02;
+/// Bounds of what a process's threads can say about the memory constants.
+const LEAST_MEMORY: f64 = 0.05;
+const MOST_MEMORY: f64 = 5.0;
+/// Threads' distances must make this much of what a byte takes to say anything about distance.
+const SPREAD: f64 = 0.05;
+/// Controllers are never taken to be fuller than this when waiting is worked out.
+const BUSIEST: f64 = 0.97;
+
+impl Demands {
+    /// `soft_s` is all CPU time per byte so far: takes out the waiting at controllers, then memory.
+    pub fn tell_memory_from_software(&mut self, hardware: &Hardware, snapshot: &Snapshot, settings: &Settings) {
+        let queue = self.queues(hardware);
+        let seen: Vec<Seen> = self.threads.iter().map(|d| self.seen(hardware, settings, &queue, d)).collect();
+        // What distance costs, where threads of a process that do the same are at different distances: of y = own × software +
+        // distance × far, by least squares, with software of each such set of threads its own.
+        let mut alike: FxHashMap<(usize, &str, u32), Vec<usize>> = FxHashMap::default();
+        for (i, d) in self.threads.iter().enumerate() {
+            let reads: f64 = d.private.iter().map(|s| s.1).sum::<f64>() + d.shared.iter().map(|s| s.1).sum::<f64>();
+            let key = (d.process, snapshot.threads[d.thread].comm.as_str(), (8.0 * reads).round() as u32);
+            if !d.shares || d.off_s * d.rate <= BLOCKED {
+                alike.entry(key).or_default().push(i);
+            }
+        }
+        let mut sums = vec![(0.0, 0.0); self.programs.len()];
+        for ((process, _, _), members) in alike {
+            let spread = |f: &dyn Fn(&Seen) -> f64| {
+                let of = |i: &usize| f(&seen[*i]);
+                members.iter().map(of).fold(0.0, f64::max) - members.iter().map(of).fold(f64::INFINITY, f64::min)
+            };
+            let on = members.iter().map(|i| seen[*i].on).sum::<f64>() / members.len() as f64;
+            if members.len() < 2 || spread(&|s| s.far) < SPREAD * on {
+                continue;
+            }
+            let (mut oo, mut of, mut ff, mut oy, mut fy) = (0.0, 0.0, 0.0, 0.0, 0.0);
+            for s in members.iter().map(|i| &seen[*i]) {
+                let y = s.on - (s.memory - s.far);
+                (oo, of, ff) = (oo + s.own * s.own, of + s.own * s.far, ff + s.far * s.far);
+                (oy, fy) = (oy + s.own * y, fy + s.far * y);
+            }
+            sums[process].0 += fy - of * oy / oo;
+            sums[process].1 += ff - of * of / oo;
+        }
+        for (program, (xy, xx)) in self.programs.iter_mut().zip(sums) {
+            if xx > 0.0 {
+                let now = (xy / xx).clamp(LEAST_MEMORY, MOST_MEMORY);
+                program.measured = Some(program.measured.map_or(now, |before| (before * now).sqrt()));
+            }
+        }
+        for (d, s) in self.threads.iter_mut().zip(&seen) {
+            d.distance = self.programs[d.process].measured.unwrap_or(1.0);
+            // Memory cannot take longer than everything.
+            let memory = s.memory - s.far + d.distance * s.far;
+            if memory > 0.0 {
+                d.memory = f64::min(1.0, (1.0 - LEAST_SOFTWARE) * s.on / memory);
+            }
+            d.soft_s = (s.on - d.memory * memory).max(LEAST_SOFTWARE * s.on) / s.own;
+        }
+    }
+
+    /// Threads that share data and sleep a good part of their time wait for each other. For how long a lock must be held to
+    /// make k threads with X bytes/s together wait w seconds per byte: w = h A with A = (k − 1) / k × X (h + w), so
+    /// h² + w h − w k / ((k − 1) X) = 0.
+    pub fn tell_locks_from_sleep(&mut self, hardware: &Hardware, settings: &Settings) {
+        for p in 0..self.programs.len() {
+            let mut crowd = vec![0.0; hardware.len()];
+            let (mut rate, mut asleep) = (0.0, 0.0);
+            for d in self.threads.iter().filter(|d| d.process == p && d.shares && d.rate > 0.0) {
+                crowd[d.node] += 1.0;
+                rate += d.rate;
+                asleep += d.off_s * d.rate;
+            }
+            let k: f64 = crowd.iter().sum();
+            let on_node = |(n, threads): (usize, &f64)| threads * crossed(hardware, settings, &crowd, n);
+            let factor = crowd.iter().enumerate().map(on_node).sum::<f64>() / k.max(1.0);
+            // Where threads wait for CPUs nobody waits for a lock: what was seen at another placement is remembered.
+            let before = self.programs[p].lock_s;
+            let mut w = 0.0;
+            if k >= 2.0 && asleep > BLOCKED * k {
+                w = asleep / rate;
+                let hold_s = ((w * w + 4.0 * w * k / ((k - 1.0) * rate)).sqrt() - w) / 2.0;
+                self.programs[p].lock_s = before.max(hold_s / factor);
+            }
+            if self.programs[p].lock_s > 0.0 {
+                let hold_s = self.programs[p].lock_s * factor;
+                for d in self.threads.iter_mut().filter(|d| d.process == p && d.shares) {
+                    d.off_s = (d.off_s - w).max(0.0);
+                    // Holding it is work; at any other placement it is held for another time.
+                    let held_s = hold_s / factor * crossed(hardware, settings, &crowd, d.node);
+                    d.soft_s = (d.soft_s - held_s).max(LEAST_SOFTWARE * d.soft_s);
+                }
+            }
+        }
+    }
+
+    /// The queue at every controller that the observed rates imply.
+    fn queues(&self, hardware: &Hardware) -> Vec<f64> {
+        // z = Σ k S q with q = a (S + z), a = x v / (1 + x v S): linear in z, so z = Σ a S² / (1 − Σ a S).
+        let (mut square, mut single) = (vec![0.0; hardware.stations()], vec![0.0; hardware.stations()]);
+        for d in &self.threads {
+            self.each_visit(hardware, d, |station, work, service| {
+                let a = d.rate * work / (1.0 + d.rate * work * service);
+                square[station] += a * service * service;
+                single[station] += a * service;
+            });
+        }
+        square.iter().zip(&single).map(|(s, a)| s / (1.0 - a.min(BUSIEST))).collect()
+    }
+
+    fn seen(&self, hardware: &Hardware, settings: &Settings, queue: &[f64], d: &Demand) -> Seen {
+        let (mut memory, mut far, mut waits) = (0.0, 0.0, 0.0);
+        self.each_visit(hardware, d, |station, work, service| {
+            let q = d.rate * work * (service + queue[station]) / (1.0 + d.rate * work * service);
+            waits += work * (queue[station] - service * q).max(0.0);
+        });
+        self.each_flow(hardware, d, |node, read, written, group| {
+            let relief = group.map_or(1.0, |g| 1.0 - settings.cache_shared * self.groups.beside(g, d.node));
+            let cost = |at: usize| relief * read * hardware.read_s(at, node) + written * hardware.write_s(at, node);
+            memory += cost(d.node);
+            far += cost(d.node) - cost(node);
+        });
+        let own = 1.0 + settings.own_memory * own_memory(hardware, &self.programs[d.process], d.node);
+        // Behind a full controller any thread waits for whatever time is left: how much of its cycle is its own cannot be seen.
+        // Then memory is taken to cost what the constants say, and only the rest to be waiting.
+        let waits = waits.min((d.soft_s - memory / (1.0 - LEAST_SOFTWARE)).max(0.0));
+        Seen { on: d.soft_s - waits, memory, far, own }
+    }
+}
+
+/// CPU and memory seconds per byte that a thread was seen to take.
+struct Seen {
+    /// CPU time per byte without waiting at controllers.
+    on: f64,
+    /// Memory time per byte by the constants.
+    memory: f64,
+    /// Of that, what distance adds.
+    far: f64,
+    /// How much more software takes because the process's own memory is far away.
+    own: f64,
+}
+
+/// How many times as long a lock is held on a node as if all who share it were there.
+pub(super) fn crossed(hardware: &Hardware, settings: &Settings, crowd: &[f64], node: usize) -> f64 {
+    let all: f64 = crowd.iter().sum();
+    let hops: f64 = crowd.iter().enumerate().map(|(m, threads)| threads * hardware.hops(node, m)).sum();
+    1.0 + (settings.cross_lock - 1.0) * hops / (all - 1.0).max(1.0)
+}
+
+/// How much more a process's own memory takes from a node than were it local, relative.
+pub(super) fn own_memory(hardware: &Hardware, program: &Program, node: usize) -> f64 {
+    let all: f64 = program.memory.iter().map(|s| s.1).sum();
+    if all <= 0.0 {
+        return 0.0;
+    }
+    program.memory.iter().map(|(m, bytes)| bytes / all * hardware.hops(node, *m) * hardware.nodes[*m].read_hop).sum()
+}
