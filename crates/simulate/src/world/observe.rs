@@ -209,7 +209,6 @@ impl World {
                     sequential: (part.read > 0.0).then_some(part.sequential),
                     read_bytes: read_bytes.clone(),
                     write_bytes: write_bytes.clone(),
-                    ..FileUse::default()
                 });
             }
         }
