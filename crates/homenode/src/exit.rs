@@ -181,7 +181,7 @@ fn errno_of(error: &(dyn Error + 'static)) -> Option<Errno> {
 }
 
 /// An error and its causes as one sentence; a cause that the error already quotes is not said twice.
-fn chain(error: &(dyn Error + 'static)) -> String {
+pub fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

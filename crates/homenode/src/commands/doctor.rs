@@ -6,7 +6,7 @@ use std::path::Path;
 
 use host::interference::Interference;
 use host::observe::hooks::Kind;
-use host::observe::{self, Capabilities, Configuration, Fact};
+use host::observe::{self, Capabilities, Configuration, Fact, Observer};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -15,7 +15,7 @@ use topology::Topology;
 use crate::cli::{DoctorArgs, Global};
 use crate::commands::{nodes, session};
 use crate::config::Config;
-use crate::exit::{Exit, Failure};
+use crate::exit::{self, Exit, Failure};
 use crate::output::units::count;
 use crate::output::{self, escape, words};
 
@@ -68,8 +68,9 @@ pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
     let topology = nodes::read(Path::new(nodes::SYS), &config)?;
     let capabilities = Capabilities::probe();
     let settings = observe::Settings { exact: args.exact, ..observe::Settings::default() };
-    let chosen = observe::choose(&capabilities, &settings);
+    let (capabilities, chosen, refused) = tried(capabilities, &settings, &topology);
     let mut facts = observing(&capabilities, &chosen);
+    facts.extend(refused);
     facts.extend(moving(global, &topology));
     let report = Report {
         ok: facts.iter().all(|f| f.available || !f.needed),
@@ -86,6 +87,27 @@ pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
         output::print(&text(&report))?;
     }
     Ok(if report.ok { Exit::Done } else { Exit::Partly })
+}
+
+/// Loads and attaches the programs themselves, for a moment: what a probe lets through they can still be refused.
+fn tried(
+    capabilities: Capabilities,
+    settings: &observe::Settings,
+    topology: &Topology,
+) -> (Capabilities, Configuration, Option<Finding>) {
+    let chosen = observe::choose(&capabilities, settings);
+    if chosen.blocked.is_some() {
+        return (capabilities, chosen, None);
+    }
+    match Observer::open(settings, topology) {
+        Ok(observer) => (observer.capabilities().clone(), observer.configuration().clone(), None),
+        Err(error) => {
+            let cause = Some(exit::chain(&error));
+            let finding =
+                Finding::new("homenode's own BPF programs", cause, true, "`homenode -vv top --once` says more");
+            (capabilities, chosen, Some(finding))
+        }
+    }
 }
 
 fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {

@@ -108,15 +108,20 @@ static __always_inline void usage_to(void *table, struct usage_key *key, struct 
 		usage_merge(to, from);
 }
 
-/* A global function: verified once, not at every call. */
+/* A global function: verified once, not at every call. Before 6.3 maps take keys and values from the stack, not from arguments. */
 __noinline int usage_put(u32 table, struct usage_key *key, struct usage *usage)
 {
+	struct usage_key own;
+	struct usage from;
+
 	if (!key || !usage)
 		return 0;
+	own = *key;
+	from = *usage;
 	if (table)
-		usage_to(&usage_b, key, usage);
+		usage_to(&usage_b, &own, &from);
 	else
-		usage_to(&usage_a, key, usage);
+		usage_to(&usage_a, &own, &from);
 	return 0;
 }
 

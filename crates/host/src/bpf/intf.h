@@ -90,8 +90,7 @@ struct task_record {
 	/* followed by mask_words u64 */
 };
 #define TASK_KTHREAD 1
-#define TASK_USER_MASK 2
-#define TASK_IN_TREE 4
+#define TASK_IN_TREE 2
 
 /* Lineage. */
 struct watched {

@@ -156,9 +156,6 @@ struct task_struct {
 	struct css_set *cgroups;
 	struct task_io_accounting ioac;
 };
-struct task_struct___user_mask {
-	struct cpumask *user_cpus_ptr; /* since 5.15 */
-};
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
 	unsigned long orig_ax, di, si, dx, r10;

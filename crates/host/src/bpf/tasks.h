@@ -84,9 +84,6 @@ int task_pass(struct bpf_iter__task *ctx)
 	record.cgroup_id = task->cgroups->dfl_cgrp->kn->id;
 	if (task->flags & PF_KTHREAD)
 		record.flags |= TASK_KTHREAD;
-	if (bpf_core_field_exists(((struct task_struct___user_mask *)task)->user_cpus_ptr) &&
-	    ((struct task_struct___user_mask *)task)->user_cpus_ptr)
-		record.flags |= TASK_USER_MASK;
 	if (marks_of(task) & MARK_TREE)
 		record.flags |= TASK_IN_TREE;
 	record.mask_words = mask_words;

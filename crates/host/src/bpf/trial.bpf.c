@@ -24,4 +24,16 @@ int trial_pass(void *ctx)
 	return 0;
 }
 
+/* Where a write of the thread `trial_tid` left the file position when generic_perform_write returned. */
+const volatile u32 trial_tid = 0;
+s64 trial_pos = -1;
+
+SEC("fexit/generic_perform_write")
+int BPF_PROG(trial_write, struct kiocb *iocb, struct iov_iter *iter, long written)
+{
+	if (bpf_get_current_task_btf()->pid == (int)trial_tid)
+		trial_pos = iocb->ki_pos;
+	return 0;
+}
+
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

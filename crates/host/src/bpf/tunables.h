@@ -26,8 +26,10 @@ const volatile u32 node_bits = 0;
 /* Words of an affinity mask: possible CPUs / 64. */
 const volatile u32 mask_words = 1;
 
-/* The kernel's write paths advance the file position before they return (since 6.5). */
-const volatile bool pos_advanced = true;
+/* generic_perform_write, and iomap_file_buffered_write, advance the file position before they return: since 6.5, and some of
+ * the long-term kernels before it, too. */
+const volatile bool generic_pos_advanced = true;
+const volatile bool iomap_pos_advanced = true;
 
 /* The tracepoints of these file systems' own write paths are attached: their pages are not counted again when dirtied. */
 const volatile bool ext4_hooked = false;

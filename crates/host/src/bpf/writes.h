@@ -31,7 +31,7 @@ static __always_inline int range_written(struct address_space *mapping, u64 pos,
 	return 0;
 }
 
-static __always_inline int file_written(struct kiocb *iocb, s64 written)
+static __always_inline int file_written(struct kiocb *iocb, s64 written, bool pos_advanced)
 {
 	u64 pos = iocb->ki_pos;
 
@@ -46,7 +46,7 @@ static __always_inline int file_written(struct kiocb *iocb, s64 written)
 SEC("fexit/generic_perform_write")
 int BPF_PROG(write_generic, struct kiocb *iocb, struct iov_iter *iter, long written)
 {
-	return file_written(iocb, written);
+	return file_written(iocb, written, generic_pos_advanced);
 }
 
 /* xfs, gfs2, block devices. Its number of arguments differs between kernels. */
@@ -57,7 +57,7 @@ int BPF_PROG(write_iomap, struct kiocb *iocb)
 
 	if (bpf_get_func_ret(ctx, &written))
 		return 0;
-	return file_written(iocb, written);
+	return file_written(iocb, written, iomap_pos_advanced);
 }
 
 /* Some kernels take every argument of a module's tracepoint for one that may be NULL. */

@@ -113,7 +113,6 @@ pub(super) fn assemble(
             ppid: task.ppid,
             mask,
             kernel_thread: task.kernel_thread,
-            user_mask: task.user_mask,
             cgroup_id: task.cgroup_id,
         });
     }

@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::hooks::Hook;
 use super::probe::{Capabilities, Fact};
 use super::types::{Hooks, Settings};
+use super::weights::at_least;
 
 /// What will be attached, and what will not be seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -169,6 +170,10 @@ fn memory_file_systems(offer: &Offer<'_>, chosen: &mut Configuration) {
     ] {
         match offer.first(hooks) {
             Some(hook) => _ = chosen.hooks.insert(hook),
+            // Before 6.5 splice read by shmem_file_read_iter.
+            None if hooks == [Hook::ShmemSplice]
+                && !at_least(&offer.facts.kernel, 6, 5)
+                && chosen.hooks.contains(&Hook::ShmemRead) => {}
             None => chosen.notes.push(format!("{what} are not seen: {}", offer.causes(hooks))),
         }
     }
@@ -254,6 +259,16 @@ mod tests {
         let facts = without(&[Hook::ReadFunction, Hook::ReadTracepoint, Hook::MapTracepoint, Hook::FaultTracepoint]);
         let hooks = hooks(&facts);
         assert!(hooks.contains(&Hook::ReadFunctionIter) && hooks.contains(&Hook::MapFunction), "{hooks:?}");
+    }
+
+    #[test]
+    fn splice_from_tmpfs_needs_a_hook_of_its_own_since_6_5() {
+        let notes = |kernel: &str| {
+            let facts = Capabilities { kernel: kernel.to_owned(), ..without(&[Hook::ShmemSplice]) };
+            choose(&facts, &Settings::default()).notes
+        };
+        assert_eq!(notes("6.1.0-56-amd64"), Vec::<String>::new());
+        assert_eq!(notes("6.5.0"), ["sendfile and splice from tmpfs are not seen: no shmem_file_splice_read"]);
     }
 
     #[test]

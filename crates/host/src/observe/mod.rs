@@ -92,6 +92,7 @@ impl Observer {
             nodes: topology.nodes.iter().map(|n| n.id.0).collect(),
             kernel: capabilities.kernel.clone(),
             node_bits: capabilities.node_bits.unwrap_or(0),
+            generic_pos_advanced: generic_pos_advanced(&capabilities),
         };
         let (mut programs, configuration) = loop {
             let configuration = choose(&capabilities, settings);
@@ -252,6 +253,16 @@ impl Observer {
         }
         notes
     }
+}
+
+/// By trial where that can be, else by the kernel's version.
+fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
+    let hooked = capabilities.hooks.get(&Hook::WriteGeneric).is_some_and(Fact::available);
+    let tried = if hooked && capabilities.functions.available() { programs::generic_pos_advanced() } else { Ok(true) };
+    tried.unwrap_or_else(|cause| {
+        tracing::debug!(%cause, "where writes leave the file position was not found out");
+        weights::at_least(&capabilities.kernel, 6, 5)
+    })
 }
 
 /// Marks a process and its descendants as they are now; those that come later inherit the mark.

@@ -79,6 +79,7 @@ impl Trial {
         open.progs.trial_tracepoint.set_autoload(matches!(self, Self::Load | Self::Tracepoint));
         open.progs.trial_function.set_autoload(self == Self::Function);
         open.progs.trial_pass.set_autoload(self == Self::Pass);
+        open.progs.trial_write.set_autoload(false);
         if let Some(function) = function {
             let target = open.progs.trial_function.set_attach_target(0, Some(function.to_owned()));
             target.map_err(|e| cause::of_bpf(&e))?;
@@ -91,6 +92,31 @@ impl Trial {
             Self::Pass => &loaded.progs.trial_pass,
         };
         program.attach().map(drop).map_err(|e| format!("attaching: {}", cause::of_bpf(&e)))
+    }
+}
+
+/// Whether `generic_perform_write` advances the file position before it returns: a byte is written to a file in memory, and its
+/// position looked at. Versions do not tell, long-term kernels have taken it over.
+pub(super) fn generic_pos_advanced() -> Result<bool, String> {
+    const AT: u64 = 4096;
+    silence_libbpf();
+    let mut storage = MaybeUninit::uninit();
+    let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
+    open.progs.trial_tracepoint.set_autoload(false);
+    open.progs.trial_function.set_autoload(false);
+    open.progs.trial_pass.set_autoload(false);
+    if let Some(tunables) = open.maps.rodata_data.as_mut() {
+        tunables.trial_tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+    }
+    let loaded = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;
+    let _link = loaded.progs.trial_write.attach().map_err(|e| format!("attaching: {}", cause::of_bpf(&e)))?;
+    let file =
+        rustix::fs::memfd_create("homenode-trial", rustix::fs::MemfdFlags::CLOEXEC).map_err(|e| e.to_string())?;
+    std::os::unix::fs::FileExt::write_all_at(&std::fs::File::from(file), &[0], AT).map_err(|e| e.to_string())?;
+    match loaded.maps.data_data.as_ref().map(|data| data.trial_pos) {
+        Some(pos) if pos == AT as i64 => Ok(false),
+        Some(pos) if pos == AT as i64 + 1 => Ok(true),
+        pos => Err(format!("a write at {AT} was seen at {pos:?}")),
     }
 }
 
@@ -132,6 +158,8 @@ pub(super) struct Machine {
     pub kernel: String,
     /// Width of the node's number in a page's flags.
     pub node_bits: u32,
+    /// Whether `generic_perform_write` advances the file position before it returns.
+    pub generic_pos_advanced: bool,
 }
 
 /// Loaded and attached programs.
@@ -181,7 +209,8 @@ impl Programs {
             tunables.exact = settings.exact;
             tunables.node_bits = machine.node_bits;
             tunables.mask_words = machine.possible_cpus.div_ceil(64) as u32;
-            tunables.pos_advanced = super::weights::at_least(&machine.kernel, 6, 5);
+            tunables.generic_pos_advanced = machine.generic_pos_advanced;
+            tunables.iomap_pos_advanced = super::weights::at_least(&machine.kernel, 6, 5);
             tunables.ext4_hooked = has(Hook::WriteExt4Delayed);
             tunables.xfs_hooked = has(Hook::WriteXfs);
             tunables.generic_hooked = has(Hook::WriteGeneric);

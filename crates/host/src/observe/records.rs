@@ -63,7 +63,6 @@ pub(super) struct Task {
     pub wait_ns: u64,
     pub cgroup_id: u64,
     pub kernel_thread: bool,
-    pub user_mask: bool,
     pub in_tree: bool,
     pub comm: [u8; 16],
     /// Words of the affinity mask: a range of [`Pass::masks`].
@@ -93,8 +92,7 @@ pub(super) const MARK_MOVED: u32 = 1;
 pub(super) const MARK_TREE: u32 = 2;
 
 const KTHREAD: u32 = 1;
-const USER_MASK: u32 = 2;
-const IN_TREE: u32 = 4;
+const IN_TREE: u32 = 2;
 
 struct Cursor<'a>(&'a [u8]);
 
@@ -276,7 +274,6 @@ impl Pass {
             wait_ns,
             cgroup_id,
             kernel_thread: flags & KTHREAD != 0,
-            user_mask: flags & USER_MASK != 0,
             in_tree: flags & IN_TREE != 0,
             comm,
             mask: from..self.masks.len(),
@@ -334,7 +331,7 @@ mod tests {
         let whole = Pass::decode(&bytes);
         assert_eq!(whole.tasks.len(), 2);
         let task = &whole.tasks[1];
-        assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.user_mask), (8, 6, 5, 3, true));
+        assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.kernel_thread), (8, 6, 5, 3, true));
         assert_eq!((task.comm().as_str(), whole.mask(task), task.start_lo()), ("worker", &[0b1001][..], 1 << 24));
         for cut in 0..bytes.len() {
             assert_eq!(Pass::decode(&bytes[..cut]).tasks.len(), cut / (bytes.len() / 2));

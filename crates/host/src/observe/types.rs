@@ -99,8 +99,6 @@ pub struct ObservedThread {
     pub mask: CpuSet,
     /// Whether it is a kernel thread.
     pub kernel_thread: bool,
-    /// Whether somebody has set an affinity with `sched_setaffinity` (`task->user_cpus_ptr` is set).
-    pub user_mask: bool,
     /// Id of its control group in the v2 hierarchy: the inode number of the directory. 0 where there is none.
     pub cgroup_id: u64,
 }

@@ -104,7 +104,6 @@ impl Observe for Scripted {
                     ppid: stat.ppid,
                     mask,
                     kernel_thread: stat.kernel_thread,
-                    user_mask: false,
                     cgroup_id: 0,
                 });
             }

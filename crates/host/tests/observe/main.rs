@@ -34,12 +34,15 @@ fn main() {
     // They count what happens on the machine: one at a time.
     arguments.test_threads = Some(1);
     let capabilities = Capabilities::probe();
-    let blocked =
-        choose(&capabilities, &Settings::default()).blocked.map(|(what, cause)| format!("{what} is missing: {cause}"));
+    let blocked = |hooks| {
+        let chosen = choose(&capabilities, &Settings { hooks, ..Settings::default() });
+        chosen.blocked.map(|(what, cause)| format!("{what} is missing: {cause}"))
+    };
     let no_functions = capabilities.functions.cause().map(str::to_owned);
     let ways = [("functions", Hooks::Best, no_functions), ("tracepoints", Hooks::Tracepoints, None)];
     let mut trials = Vec::new();
     for (way, hooks, missing) in ways {
+        let blocked = blocked(hooks);
         for case in paths::CASES.iter().chain(threads::CASES).chain(accuracy::CASES).chain(lineage::CASES) {
             let need =
                 case.needs.iter().find(|program| !has(program)).map(|program| format!("{program} is not installed"));
