@@ -331,7 +331,7 @@ mod tests {
         let whole = Pass::decode(&bytes);
         assert_eq!(whole.tasks.len(), 2);
         let task = &whole.tasks[1];
-        assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.kernel_thread), (8, 6, 5, 3, true));
+        assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.in_tree), (8, 6, 5, 3, true));
         assert_eq!((task.comm().as_str(), whole.mask(task), task.start_lo()), ("worker", &[0b1001][..], 1 << 24));
         for cut in 0..bytes.len() {
             assert_eq!(Pass::decode(&bytes[..cut]).tasks.len(), cut / (bytes.len() / 2));
