@@ -81,86 +81,38 @@ static __always_inline void usage_merge(struct usage *to, struct usage *from)
 		__sync_fetch_and_add(&to->sliced_reads, from->sliced_reads);
 }
 
-static __always_inline void usage_to(void *table, struct usage_key *key, struct usage *from)
+/* Puts what is pending into the table. Key and value are passed as they lie in their map: before 6.3 maps take nothing that came
+ * through a function's argument, and copies would be too much for the stack, of which all programs in a chain of calls have 512 bytes. */
+static __always_inline void usage_to(void *table, struct pending *last)
 {
-	struct usage *to = bpf_map_lookup_elem(table, key);
+	struct usage *to = bpf_map_lookup_elem(table, &last->key);
 	struct usage_key none = {};
 	struct counters *c;
 
 	if (to) {
-		usage_merge(to, from);
+		usage_merge(to, &last->usage);
 		return;
 	}
-	if (!bpf_map_update_elem(table, key, from, BPF_NOEXIST))
+	if (!bpf_map_update_elem(table, &last->key, &last->usage, BPF_NOEXIST))
 		return;
 	/* Another CPU was faster, or there is no free entry: then it goes to the node's own, made by user space. */
-	to = bpf_map_lookup_elem(table, key);
+	to = bpf_map_lookup_elem(table, &last->key);
 	if (!to) {
 		c = counted();
 		if (c) {
 			c->full_events++;
-			c->full_bytes += from->read + from->written + from->sliced;
+			c->full_bytes += last->usage.read + last->usage.written + last->usage.sliced;
 		}
-		none.node = key->node;
+		none.node = last->key.node;
 		to = bpf_map_lookup_elem(table, &none);
 	}
 	if (to)
-		usage_merge(to, from);
-}
-
-/* A global function: verified once, not at every call. Before 6.3 maps take keys and values from the stack, not from arguments. */
-__noinline int usage_put(u32 table, struct usage_key *key, struct usage *usage)
-{
-	struct usage_key own;
-	struct usage from;
-
-	if (!key || !usage)
-		return 0;
-	own = *key;
-	from = *usage;
-	if (table)
-		usage_to(&usage_b, &own, &from);
-	else
-		usage_to(&usage_a, &own, &from);
-	return 0;
+		usage_merge(to, &last->usage);
 }
 
 static __always_inline bool same_key(struct usage_key *a, struct usage_key *b)
 {
 	return a->ino == b->ino && a->tid == b->tid && a->node == b->node && a->dev == b->dev && a->start_lo == b->start_lo;
-}
-
-/* A global function: verified once, not at every call. */
-__noinline int account(struct access *w, u32 node, s64 bytes)
-{
-	u32 table = epoch;
-	struct pending *last;
-	struct usage one = {};
-
-	if (!w)
-		return 0;
-	bytes = bytes * w->weight >> WEIGHT_SHIFT;
-	w->key.node = node;
-	last = bpf_map_lookup_elem(&pending, &table);
-	if (!last)
-		return 0;
-	if (last->busy) {
-		/* Functions, unlike tracepoints, can be preempted while their programs run. */
-		usage_add(&one, w, node, bytes);
-		return usage_put(table, &w->key, &one);
-	}
-	last->busy = 1;
-	barrier();
-	if (!same_key(&last->key, &w->key)) {
-		if (last->key.tid)
-			usage_put(table, &last->key, &last->usage);
-		last->key = w->key;
-		last->usage = one;
-	}
-	usage_add(&last->usage, w, node, bytes);
-	barrier();
-	last->busy = 0;
-	return 0;
 }
 
 static __always_inline void unknown(struct access *w, s64 bytes)
@@ -173,6 +125,40 @@ static __always_inline void unknown(struct access *w, s64 bytes)
 		c->unknown_written += bytes * w->weight >> WEIGHT_SHIFT;
 	else
 		c->unknown_read += bytes * w->weight >> WEIGHT_SHIFT;
+}
+
+/* A global function: verified once, not at every call. */
+__noinline int account(struct access *w, u32 node, s64 bytes)
+{
+	u32 table = epoch;
+	struct pending *last;
+
+	if (!w)
+		return 0;
+	last = bpf_map_lookup_elem(&pending, &table);
+	if (!last)
+		return 0;
+	if (last->busy) {
+		/* Functions, unlike tracepoints, can be preempted while their programs run: rare. */
+		unknown(w, bytes);
+		return 0;
+	}
+	bytes = bytes * w->weight >> WEIGHT_SHIFT;
+	w->key.node = node;
+	last->busy = 1;
+	barrier();
+	if (!same_key(&last->key, &w->key)) {
+		if (last->key.tid && table)
+			usage_to(&usage_b, last);
+		else if (last->key.tid)
+			usage_to(&usage_a, last);
+		last->key = w->key;
+		__builtin_memset(&last->usage, 0, sizeof(last->usage));
+	}
+	usage_add(&last->usage, w, node, bytes);
+	barrier();
+	last->busy = 0;
+	return 0;
 }
 
 #endif
