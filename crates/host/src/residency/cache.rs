@@ -35,6 +35,11 @@ pub(super) fn locate(
     residency: &mut Residency,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ResidencyError> {
+    // Nothing can be mapped of it, and before 6.5 nothing said so earlier.
+    if file.size == 0 {
+        progress(0, 0);
+        return Ok(());
+    }
     let chunks = usize::try_from(file.size.div_ceil(CHUNK)).unwrap_or(THREADS);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(THREADS).min(chunks);
     // Slot 0 is where mappings are counted, the others are where each thread fills its own.
