@@ -58,12 +58,16 @@ fn sharing_is_seen(hooks: Hooks) -> Outcome {
     let shared = cached_file(directory.path(), "shared", MIB, 4096)?;
     let own = cached_file(directory.path(), "own", MIB, 4096)?;
     let mut observer = open(&settings(true, hooks))?;
-    let jobs: Vec<Job<'_>> = vec![
-        Box::new(|| pread_all(&shared, 4096)),
-        Box::new(|| pread_all(&shared, 65_536)),
-        Box::new(|| pread_all(&own, 4096)),
-    ];
-    let (seen, _) = watch(&mut observer, jobs)?;
+    let jobs = || -> Vec<Job<'_>> {
+        vec![
+            Box::new(|| pread_all(&shared, 4096)),
+            Box::new(|| pread_all(&shared, 65_536)),
+            Box::new(|| pread_all(&own, 4096)),
+        ]
+    };
+    // This program is a mapped file that its threads share, too: what they need of it is mapped the first time.
+    watch(&mut observer, jobs())?;
+    let (seen, _) = watch(&mut observer, jobs())?;
     let shares: Vec<_> = seen.iter().map(|s| s.thread.as_ref().map(|t| t.thread.shares_file)).collect();
     ensure!(shares == [Some(true), Some(true), Some(false)], "{shares:?}");
     // Sharing is of this window: alone in the next, the file is its own.
