@@ -52,14 +52,11 @@ fn snapshot(workload: &str, threads: u32, nodes: u32) -> Snapshot {
                 start_ns: Some(u64::from(i)),
                 node,
                 allowed_nodes: all.clone(),
-                held: None,
                 cpu_s: f64::from(cpus * nodes) * if workload == "crowd" { 0.6 } else { 0.3 } / f64::from(threads),
-                wait_s: None,
                 read_bytes: NodeBytes::from_iter([(NodeId(home), (250 + u64::from(i % 89)) * MB), (node, MB)]),
-                remote_read_bytes: None,
                 write_bytes: NodeBytes::from_iter([(node, writes * MB)]),
-                files: Vec::new(),
                 shares_file: i % 10 == 0,
+                ..Thread::default()
             }
         })
         .collect();
@@ -71,10 +68,8 @@ fn snapshot(workload: &str, threads: u32, nodes: u32) -> Snapshot {
             distance: all.iter().map(|other| (*other, if other == id { 10 } else { 20 })).collect(),
             read_bw_max: Some(bandwidth),
             write_bw_max: Some(if workload == "relief" { bandwidth / 10.0 } else { bandwidth }),
-            read_bytes: 0,
-            write_bytes: 0,
-            cpu_s: None,
             memory_free: 1 << 34,
+            ..NodeLoad::default()
         })
         .collect();
     Snapshot { version: 1, window_s: 1.0, nodes, threads, ..Snapshot::default() }
@@ -89,7 +84,17 @@ const AUTO: [(&str, &str, usize); 4] = [
     ("auto_crowd", "crowd", 0),
 ];
 
-fn auto(criterion: &mut Criterion, samples: &RefCell<BTreeMap<(&'static str, u32, u32), Samples>>) {
+/// By name, threads and nodes.
+type All = RefCell<BTreeMap<(&'static str, u32, u32), Samples>>;
+
+fn record(samples: &All, of: (&'static str, u32, u32), took: Duration, iterations: u64, moves: usize) {
+    let mut samples = samples.borrow_mut();
+    let entry = samples.entry(of).or_default();
+    entry.0.push(took.as_secs_f64() / iterations as f64);
+    entry.1 = moves;
+}
+
+fn auto(criterion: &mut Criterion, samples: &All) {
     for (name, workload, seen) in AUTO {
         let mut group = criterion.benchmark_group(name);
         group.sampling_mode(SamplingMode::Flat).sample_size(10);
@@ -111,10 +116,7 @@ fn auto(criterion: &mut Criterion, samples: &RefCell<BTreeMap<(&'static str, u32
                         moves = black_box(policy.decide(black_box(&topology), black_box(&window))).moves.len();
                         took += cpu_time() - started;
                     }
-                    let mut samples = samples.borrow_mut();
-                    let entry = samples.entry((name, threads, nodes)).or_default();
-                    entry.0.push(took.as_secs_f64() / iterations as f64);
-                    entry.1 = moves;
+                    record(samples, (name, threads, nodes), took, iterations, moves);
                     took
                 });
             });
@@ -129,7 +131,7 @@ fn main() {
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_millis(1000))
         .configure_from_args();
-    let samples: RefCell<BTreeMap<(&'static str, u32, u32), Samples>> = RefCell::default();
+    let samples = All::default();
     for workload in WORKLOADS {
         let mut group = criterion.benchmark_group(workload);
         // One decision takes up to a tenth of a second: equal samples, not growing ones.
@@ -146,10 +148,7 @@ fn main() {
                             moves = black_box(policy.decide(black_box(&topology), black_box(&snapshot))).moves.len();
                         }
                         let took = cpu_time() - started;
-                        let mut samples = samples.borrow_mut();
-                        let entry = samples.entry((workload, threads, nodes)).or_default();
-                        entry.0.push(took.as_secs_f64() / iterations as f64);
-                        entry.1 = moves;
+                        record(&samples, (workload, threads, nodes), took, iterations, moves);
                         took
                     });
                 });

@@ -106,22 +106,7 @@ mod tests {
 
     fn thread(tid: u32, node: NodeId, from_a: u64) -> Thread {
         let read_bytes: NodeBytes = [(A, from_a)].into_iter().collect();
-        Thread {
-            tid,
-            pid: tid,
-            comm: String::new(),
-            start_ns: None,
-            node,
-            allowed_nodes: vec![A, B],
-            held: None,
-            cpu_s: 0.0,
-            wait_s: None,
-            read_bytes,
-            remote_read_bytes: None,
-            write_bytes: NodeBytes::default(),
-            files: Vec::new(),
-            shares_file: false,
-        }
+        Thread { tid, pid: tid, node, allowed_nodes: vec![A, B], read_bytes, ..Thread::default() }
     }
 
     fn to_a(tid: u32, reason: Reason) -> Move {

@@ -42,7 +42,7 @@ pub struct Snapshot {
 }
 
 /// One node in one window.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeLoad {
     /// Node id.
@@ -74,7 +74,7 @@ pub struct NodeLoad {
 }
 
 /// One thread in one window.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Thread {
     /// Thread id.

@@ -100,15 +100,21 @@ fn near_the_best_there_is_and_at_rest_after_ten_windows() {
     assert!(lost < 0.02, "loses {lost:.4} on average");
 }
 
+/// Readers on node 0 of two, each of a file of its own there, `mb` large, which cannot be moved.
+fn all_on_node_0(readers: u32, cpus: f64, mb: f64, soft_s: f64) -> Toy {
+    let mut toy = Toy::new(2, cpus);
+    for _ in 0..readers {
+        let file = toy.file(0, mb);
+        toy.reader(0, file, soft_s);
+    }
+    toy.files_move = false;
+    toy
+}
+
 #[test]
 fn a_plan_that_made_things_worse_is_taken_back() {
     // Twice as many threads as CPUs on node 0, none on node 1: half of them should go, were node 1 not ten times as slow.
-    let mut toy = Toy::new(2, 4.0);
-    for _ in 0..8 {
-        let f = toy.file(0, 100.0);
-        toy.reader(0, f, 3e-9);
-    }
-    toy.files_move = false;
+    let mut toy = all_on_node_0(8, 4.0, 100.0, 3e-9);
     toy.slow[1] = 10.0;
     let before = toy.rates().total();
     let after = toy.run(&mut auto(), 20);
@@ -181,9 +187,15 @@ fn many(threads: u32, nodes: u32) -> Snapshot {
     let all: Vec<NodeId> = (0..nodes).map(NodeId).collect();
     let thread = |i: u32| {
         let (home, node) = (NodeId(i % nodes), NodeId((i + 1 + i / 7 % (nodes - 1)) % nodes));
-        let mut t = Thread { tid: 1000 + i, pid: 1000 + i / 16, node, allowed_nodes: all.clone(), ..thread() };
-        t.read_bytes = NodeBytes::from_iter([(home, (250 + u64::from(i % 89)) * 1_000_000)]);
-        t
+        Thread {
+            tid: 1000 + i,
+            pid: 1000 + i / 16,
+            node,
+            allowed_nodes: all.clone(),
+            cpu_s: 0.05,
+            read_bytes: NodeBytes::from_iter([(home, (250 + u64::from(i % 89)) * 1_000_000)]),
+            ..Thread::default()
+        }
     };
     let node = |id: &NodeId| NodeLoad {
         id: *id,
@@ -191,32 +203,11 @@ fn many(threads: u32, nodes: u32) -> Snapshot {
         distance: all.iter().map(|other| (*other, if other == id { 10 } else { 21 })).collect(),
         read_bw_max: Some(1e9 * f64::from(threads)),
         write_bw_max: Some(1e9 * f64::from(threads)),
-        read_bytes: 0,
-        write_bytes: 0,
-        cpu_s: None,
         memory_free: 1 << 34,
+        ..NodeLoad::default()
     };
     let (nodes, threads) = (all.iter().map(node).collect(), (0..threads).map(thread).collect());
     Snapshot { version: 1, window_s: 1.0, nodes, threads, ..Snapshot::default() }
-}
-
-fn thread() -> Thread {
-    Thread {
-        tid: 0,
-        pid: 0,
-        comm: "reader".to_owned(),
-        start_ns: None,
-        node: NodeId(0),
-        allowed_nodes: Vec::new(),
-        held: None,
-        cpu_s: 0.05,
-        wait_s: None,
-        read_bytes: NodeBytes::default(),
-        remote_read_bytes: None,
-        write_bytes: NodeBytes::default(),
-        files: Vec::new(),
-        shares_file: false,
-    }
 }
 
 #[test]
@@ -234,12 +225,7 @@ fn the_work_of_a_decision_is_bounded_whatever_there_is_to_decide() {
 #[test]
 fn threads_do_not_go_where_data_was_refused_to_go() {
     // Files that could relieve node 0 cannot be moved: their readers must not leave without them.
-    let mut toy = Toy::new(2, 16.0);
-    for _ in 0..16 {
-        let f = toy.file(0, 500.0);
-        toy.reader(0, f, 0.2e-9);
-    }
-    toy.files_move = false;
+    let mut toy = all_on_node_0(16, 16.0, 500.0, 0.2e-9);
     let before = toy.rates().total();
     let after = toy.run(&mut auto(), 20);
     assert!(after > 0.99 * before, "{after:e} after {before:e}: {:?}", toy.moves);

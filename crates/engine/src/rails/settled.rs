@@ -242,17 +242,11 @@ mod tests {
             tid,
             pid: tid,
             comm: "t".into(),
-            start_ns: None,
             node: NodeId(node),
             allowed_nodes: vec![NodeId(0), NodeId(1)],
-            held: None,
             cpu_s: 0.5,
-            wait_s: None,
             read_bytes,
-            remote_read_bytes: None,
-            write_bytes: NodeBytes::default(),
-            files: Vec::new(),
-            shares_file: false,
+            ..Thread::default()
         }
     }
 

@@ -67,18 +67,17 @@ static __always_inline void usage_add(struct usage *u, struct access *w, u32 nod
 /* Several CPUs may do this to one entry at once. */
 static __always_inline void usage_merge(struct usage *to, struct usage *from)
 {
-	if (from->read)
-		__sync_fetch_and_add(&to->read, from->read);
-	if (from->remote)
-		__sync_fetch_and_add(&to->remote, from->remote);
-	if (from->written)
-		__sync_fetch_and_add(&to->written, from->written);
-	if (from->sliced)
-		__sync_fetch_and_add(&to->sliced, from->sliced);
-	if (from->sliced_remote)
-		__sync_fetch_and_add(&to->sliced_remote, from->sliced_remote);
-	if (from->sliced_reads)
-		__sync_fetch_and_add(&to->sliced_reads, from->sliced_reads);
+	/* Most are 0, and an atomic operation costs more than a look. */
+#define MERGE(field)                                             \
+	if (from->field)                                         \
+	__sync_fetch_and_add(&to->field, from->field)
+	MERGE(read);
+	MERGE(remote);
+	MERGE(written);
+	MERGE(sliced);
+	MERGE(sliced_remote);
+	MERGE(sliced_reads);
+#undef MERGE
 }
 
 /* Puts what is pending into the table. Key and value are passed as they lie in their map: before 6.3 maps take nothing that came

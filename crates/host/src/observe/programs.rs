@@ -76,10 +76,11 @@ impl Trial {
         silence_libbpf();
         let mut storage = MaybeUninit::uninit();
         let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
-        open.progs.trial_tracepoint.set_autoload(matches!(self, Self::Load | Self::Tracepoint));
-        open.progs.trial_function.set_autoload(self == Self::Function);
-        open.progs.trial_pass.set_autoload(self == Self::Pass);
-        open.progs.trial_write.set_autoload(false);
+        match self {
+            Self::Load | Self::Tracepoint => open.progs.trial_tracepoint.set_autoload(true),
+            Self::Function => open.progs.trial_function.set_autoload(true),
+            Self::Pass => open.progs.trial_pass.set_autoload(true),
+        }
         if let Some(function) = function {
             let target = open.progs.trial_function.set_attach_target(0, Some(function.to_owned()));
             target.map_err(|e| cause::of_bpf(&e))?;
@@ -102,9 +103,7 @@ pub(super) fn generic_pos_advanced() -> Result<bool, String> {
     silence_libbpf();
     let mut storage = MaybeUninit::uninit();
     let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
-    open.progs.trial_tracepoint.set_autoload(false);
-    open.progs.trial_function.set_autoload(false);
-    open.progs.trial_pass.set_autoload(false);
+    open.progs.trial_write.set_autoload(true);
     if let Some(tunables) = open.maps.rodata_data.as_mut() {
         tunables.trial_tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
     }

@@ -75,8 +75,7 @@ impl Model<'_> {
         let k = count as f64;
         let come = self.gone(t, to, seating, scratch);
         let mut promise = k * (come.rate - gone.rate);
-        let queue = |g: &Gone| g.queued.iter().map(|(m, q)| prices.queue[*m] * q).sum::<f64>();
-        promise += k * (queue(gone) - queue(&come));
+        promise += k * (gone.queue(prices) - come.queue(prices));
         if from.node != to.node {
             promise += self.crowding(from.node, -k * gone.wants, scratch, prices);
             promise += self.crowding(to.node, k * come.wants, scratch, prices);
@@ -201,8 +200,7 @@ impl Model<'_> {
                 let one = |from: &(usize, Seat, Gone), node: usize| {
                     let to = Seat { node, ..from.1 };
                     let come = self.gone(from.0, &to, seating, scratch);
-                    let queue = |g: &Gone| g.queued.iter().map(|(m, q)| prices.queue[*m] * q).sum::<f64>();
-                    come.rate - from.2.rate + queue(&from.2) - queue(&come)
+                    come.rate - from.2.rate + from.2.queue(prices) - come.queue(prices)
                 };
                 let promise = one(a, b.1.node) + one(b, a.1.node);
                 if promise > 0.0 {
@@ -303,4 +301,11 @@ struct Gone {
     rate: f64,
     wants: f64,
     queued: SmallVec<[(usize, f64); 2]>,
+}
+
+impl Gone {
+    /// What its queueing costs the others.
+    fn queue(&self, prices: &Prices) -> f64 {
+        self.queued.iter().map(|(m, q)| prices.queue[*m] * q).sum()
+    }
 }

@@ -27,18 +27,11 @@ fn thread(tid: u32, node: u32, percent: u64) -> Thread {
     Thread {
         tid,
         pid: 1,
-        comm: String::new(),
-        start_ns: None,
         node: NodeId(node),
         allowed_nodes: vec![NodeId(0), NodeId(1)],
-        held: None,
-        cpu_s: 0.0,
-        wait_s: None,
         read_bytes: bytes(100 - percent),
-        remote_read_bytes: None,
         write_bytes: bytes(percent),
-        files: Vec::new(),
-        shares_file: false,
+        ..Thread::default()
     }
 }
 

@@ -49,14 +49,9 @@ pub fn thread(tid: u32, node: u32, reads: &[(u32, u64)], writes: u64) -> Thread 
         start_ns: Some(u64::from(tid)),
         node: NodeId(node),
         allowed_nodes: (0..4).map(NodeId).collect(),
-        held: None,
-        cpu_s: 0.0,
-        wait_s: None,
         read_bytes: bytes(reads),
-        remote_read_bytes: None,
         write_bytes: bytes(&[(node, writes)]),
-        files: Vec::new(),
-        shares_file: false,
+        ..Thread::default()
     }
 }
 

@@ -215,17 +215,15 @@ impl Toy {
                 tid: t.tid,
                 pid: t.pid,
                 comm: "toy".into(),
-                start_ns: None,
                 node: NodeId(t.node as u32),
                 allowed_nodes: seats.clone(),
                 held: t.held.then(|| "held".into()),
                 cpu_s: on.max(0.0),
                 wait_s: Some((1.0 - rate * t.off_s - on).max(0.0)),
                 read_bytes,
-                remote_read_bytes: None,
                 write_bytes: written,
                 files,
-                shares_file: false,
+                ..Thread::default()
             });
         }
         for t in &mut threads {

@@ -8,6 +8,14 @@ use serde::{Deserialize, Deserializer};
 /// The largest: no machine has more, and no sum of a run gets out of hand.
 const MOST: f64 = 1e18;
 
+/// A number as a person reads it: not with three hundred digits.
+pub(super) fn shown(value: f64) -> String {
+    match value.abs() < 1e16 && (value == 0.0 || value.abs() > 1e-5) {
+        true => value.to_string(),
+        false => format!("{value:e}"),
+    }
+}
+
 /// Bytes, or bytes per second: a finite number, not negative; none, or at least one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Amount(pub f64);
@@ -54,11 +62,7 @@ impl<'de> Deserialize<'de> for Amount {
             }
 
             fn visit_f64<E: Error>(self, value: f64) -> Result<Amount, E> {
-                // A number of three hundred digits is not read.
-                match value.abs() < 1e16 && (value == 0.0 || value.abs() > 1e-5) {
-                    true => check(Some(value), value),
-                    false => check(Some(value), format!("{value:e}")),
-                }
+                check(Some(value), shown(value))
             }
 
             fn visit_i64<E: Error>(self, value: i64) -> Result<Amount, E> {

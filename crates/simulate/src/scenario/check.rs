@@ -4,6 +4,7 @@ use std::path::Path;
 
 use toml::Spanned;
 
+use super::amount::shown;
 use super::raw::{Raw, RawWorkload};
 use super::{ScenarioError, ScenarioFile};
 use crate::machine::Machine;
@@ -146,8 +147,7 @@ impl Checker<'_> {
     /// A number within limits.
     pub fn within(&self, value: &Spanned<f64>, key: &str, least: f64, most: f64) -> Result<f64, ScenarioError> {
         let v = *value.get_ref();
-        // A number of three hundred digits is not read.
-        let shown = if v.abs() < 1e16 { v.to_string() } else { format!("{v:e}") };
+        let shown = shown(v);
         match v >= least && v <= most {
             true => Ok(v),
             false if least == f64::MIN_POSITIVE => {
