@@ -27,12 +27,17 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
     }
     let mut named: FxHashSet<u32> = plan.declined.iter().map(|d| d.tid).collect();
     let mut coming: FxHashMap<u32, NodeId> = FxHashMap::default();
+    let mut going: FxHashSet<u32> = FxHashSet::default();
     for mv in &plan.moves {
-        if let Move::Thread { tid, to, reason, .. } = mv {
-            named.insert(*tid);
-            if *reason == Reason::ReadLocality {
-                coming.insert(*tid, *to);
+        match mv {
+            Move::Thread { tid, to, reason, .. } => {
+                named.insert(*tid);
+                if *reason == Reason::ReadLocality {
+                    coming.insert(*tid, *to);
+                }
             }
+            Move::Process { pid, .. } => _ = going.insert(*pid),
+            Move::File { .. } => {}
         }
     }
     // What the busiest that came, or comes now, reads from each node.
@@ -50,6 +55,7 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
             && t.held.is_none()
             && t.home() == Some(t.node)
             && !named.contains(&t.tid)
+            && !going.contains(&t.pid)
             && !bound.contains(&t.tid)
     };
     let mut staying: Vec<&Thread> = snapshot.threads.iter().filter(candidate).collect();
@@ -139,6 +145,14 @@ mod tests {
         assert_eq!(bound(Vec::new(), threads.clone(), &[2]), [1]);
         // One that was moved elsewhere, against its reads, is no reason.
         assert_eq!(bound(Vec::new(), threads, &[3]), [] as [u32; 0]);
+    }
+
+    /// Seen on a simulated machine: a process was moved and its thread bound where it had been, so that it came straight back.
+    #[test]
+    fn nobody_whose_process_goes() {
+        let threads = vec![thread(1, A, 9), thread(2, A, 9), thread(8, B, 9)];
+        let process = Move::Process { pid: 1, from: A, to: B, reason: Reason::CacheAffinity, why: Why::default() };
+        assert_eq!(bound(vec![process, to_a(8, Reason::ReadLocality)], threads, &[]), [2]);
     }
 
     #[test]
