@@ -223,6 +223,30 @@ fn the_work_of_a_decision_is_bounded_whatever_there_is_to_decide() {
 }
 
 #[test]
+fn what_has_just_been_started_is_given_time_to_find_its_place() {
+    let started = |ns: u64, rates: &[u64]| {
+        let mut policy = auto();
+        let mut planned = Vec::new();
+        for (second, mb) in (1u32..).zip(rates) {
+            let mut snapshot = many(16, 2);
+            snapshot.time_s = 100.0 + f64::from(second);
+            for t in &mut snapshot.threads {
+                t.start_ns = Some(ns);
+                t.read_bytes = t.read_bytes.iter().map(|(node, _)| (node, mb * 1_000_000)).collect();
+            }
+            if !policy.decide(&snapshot.topology(), &snapshot).moves.is_empty() {
+                planned.push(second);
+            }
+        }
+        planned.first().copied()
+    };
+    assert_eq!(started(0, &[250]), Some(1)); // a minute and more ago
+    assert_eq!(started(100_000_000_000, &[250, 250]), Some(2));
+    assert_eq!(started(100_000_000_000, &[250, 400, 410, 410]), Some(3));
+    assert_eq!(started(100_000_000_000, &[250, 270, 290, 310]), Some(4)); // not for ever
+}
+
+#[test]
 fn threads_do_not_go_where_data_was_refused_to_go() {
     // Files that could relieve node 0 cannot be moved: their readers must not leave without them.
     let mut toy = all_on_node_0(16, 16.0, 500.0, 0.2e-9);

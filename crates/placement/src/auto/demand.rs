@@ -19,6 +19,7 @@ use super::data::{Groups, Shares, add};
 use super::hardware::Hardware;
 use super::history::History;
 use super::mapped::{Mapped, mapped_of};
+use super::network::Visits;
 use crate::processes::sane;
 use crate::{Snapshot, Thread};
 
@@ -92,6 +93,8 @@ pub(super) struct Demands {
     pub programs: Vec<Program>,
     pub groups: Groups,
     pub allowed: Vec<Vec<bool>>,
+    /// Whether distance costs so much that a port must be full.
+    pub port_full: bool,
 }
 
 /// What was learned about a process in earlier windows.
@@ -301,21 +304,13 @@ impl Demands {
     }
 
     /// Time per byte, by station.
-    pub fn each_visit(&self, hardware: &Hardware, d: &Demand, mut visit: impl FnMut(usize, f64, f64)) {
-        let (mut work, mut ports) = (Shares::new(), Shares::new());
+    pub fn visits(&self, hardware: &Hardware, d: &Demand) -> Visits {
+        let mut visits = Visits::default();
         self.each_flow(hardware, d, |node, read, written, _| {
-            let n = &hardware.nodes[node];
-            add(&mut work, node, read * n.read_work + written * n.write_work);
-            let port_s = (read + written) * hardware.port_s(d.node, node);
-            if port_s > 0.0 {
-                add(&mut ports, hardware.len() + d.node, port_s);
-                add(&mut ports, hardware.len() + node, port_s);
-            }
+            let media_s = read * hardware.read_s(d.node, node) + written * hardware.write_s(d.node, node);
+            visits.flow(hardware, d.node, node, (read, written), media_s);
         });
-        for (node, work) in work.into_iter().filter(|w| w.1 > 0.0) {
-            visit(node, work, hardware.service(d.node, node));
-        }
-        ports.into_iter().for_each(|(station, work)| visit(station, work, 1.0));
+        visits
     }
 
     /// Where the thread's bytes go now: node, fraction read, fraction written, shared group.

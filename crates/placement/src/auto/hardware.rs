@@ -20,6 +20,13 @@ use crate::processes::sane;
 
 /// Most hops: SLIT distances end at 255.
 const MOST_HOPS: f64 = 245.0 / 11.0;
+/// Bytes written to a module of persistent memory per byte that reaches its media, with one thread that writes to it and with
+/// [`MANY`]: its buffer gathers whole lines, and many push each other out. Yang et al., FAST'20, 5.3.
+const GATHERED: [f64; 2] = [0.98, 0.62];
+const MANY: f64 = 8.0;
+/// Threads that a module's write bandwidth is stated for (NT V-C: four use it up).
+const WRITERS: f64 = 4.0;
+
 /// A controller or CPU that others use up keeps at least this share for the listed threads.
 const LEFT_OVER: f64 = 0.05;
 
@@ -43,6 +50,8 @@ pub(super) struct Node {
     pub read_hop: f64,
     pub write_hop: f64,
     pub work_hop: f64,
+    /// Modules of persistent memory side by side, one of which serves a request; 0 where it is other memory.
+    pub modules: f64,
     /// Free memory, bytes.
     pub free: f64,
 }
@@ -81,6 +90,7 @@ impl Hardware {
                     read_hop: if nvm { settings.remote_read } else { settings.remote_dram } - 1.0,
                     write_hop: if nvm { settings.remote_write } else { settings.remote_dram } - 1.0,
                     work_hop: if nvm { settings.remote_load - 1.0 } else { 0.0 },
+                    modules: if nvm { (read_bw / settings.nvm_module_bw).round().max(1.0) } else { 0.0 },
                     free: load.map_or(0.0, |l| l.memory_free as f64),
                 }
             })
@@ -142,15 +152,30 @@ impl Hardware {
         1.0 + self.nodes[node].work_hop * self.hops(at, node)
     }
 
+    /// How long a visit of so much work is when nobody else is there, of the `media_s` that its bytes take a thread.
+    pub fn alone(&self, node: usize, work: f64, media_s: f64) -> f64 {
+        (work * self.nodes[node].modules).min(media_s).max(work)
+    }
+
+    /// How much longer a written byte takes a node's modules while so many threads write there.
+    pub fn crowded(&self, node: usize, writers: f64) -> f64 {
+        let modules = self.nodes[node].modules;
+        if modules <= 0.0 {
+            return 1.0;
+        }
+        let kept = |writers: f64| GATHERED[0] - (GATHERED[0] - GATHERED[1]) * (writers - 1.0) / (MANY - 1.0);
+        kept(WRITERS) / kept((writers / modules).clamp(1.0, MANY))
+    }
+
     /// Seconds of both ports per byte between a thread on `at` and `node`: what goes further than a hop passes more links.
     pub fn port_s(&self, at: usize, node: usize) -> f64 {
         if at == node { 0.0 } else { self.hops(at, node).max(1.0) * self.link_s }
     }
 
-    /// Ports carry at least so much: it was seen to pass one, in bytes/s times hops.
-    pub fn carried(&mut self, bytes_s: f64) {
+    /// Ports carry at least so much, or just so much if that was `full`: it was seen to pass one, in bytes/s times hops.
+    pub fn carried(&mut self, bytes_s: f64, full: bool) {
         if bytes_s > 0.0 {
-            self.link_s = self.link_s.min(1.0 / bytes_s);
+            self.link_s = if full { 1.0 / bytes_s } else { self.link_s.min(1.0 / bytes_s) };
         }
     }
 
@@ -182,5 +207,31 @@ impl Hardware {
         let left = (1.0 - controller).max(LEFT_OVER);
         n.read_work /= left;
         n.write_work /= left;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NodeLoad;
+
+    #[test]
+    fn writers_push_each_other_out_of_a_modules_buffer() {
+        let of = |read_bw: f64, write_bw: f64| {
+            let load = NodeLoad { read_bw_max: Some(read_bw), write_bw_max: Some(write_bw), ..NodeLoad::default() };
+            let snapshot = Snapshot { nodes: vec![load], ..Snapshot::default() };
+            Hardware::new(&snapshot.topology(), &snapshot, &Settings::default())
+        };
+        // Two modules. Of what is written reaches the media as it came: 0.98 with one writer a module, 0.98 − 3/7 × 0.36 with the four
+        // that the bandwidth is stated for, 0.62 with eight and more.
+        let two = of(13.6e9, 3.7e9);
+        let stated = 0.98 - 3.0 / 7.0 * 0.36;
+        let all = [1.0, 8.0, 16.0, 160.0].map(|writers| two.crowded(0, writers));
+        let expected = [stated / 0.98, 1.0, stated / 0.62, stated / 0.62];
+        assert!(all.iter().zip(expected).all(|(a, e)| (a - e).abs() < 1e-12), "{all:?}");
+        // Alone a request waits for one of the two, but not longer than its bytes take the thread.
+        assert_eq!([two.alone(0, 1.0, 9.0), two.alone(0, 1.0, 1.5), two.alone(0, 1.0, 0.5)], [2.0, 1.5, 1.0]);
+        let dram = of(160e9, 80e9);
+        assert_eq!((dram.crowded(0, 160.0), dram.alone(0, 1.0, 9.0)), (1.0, 1.0));
     }
 }

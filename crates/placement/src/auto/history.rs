@@ -40,6 +40,12 @@ const STRICTER: f64 = 2.0;
 const MOST_MOVED: u32 = 2;
 /// Windows after a load has appeared in which plans are made: so that the last one is measured, and taken back, within ten.
 const PLANNING: u32 = 7;
+/// Windows for which the first plan waits while what is done still changes by more than this share: where threads start together the
+/// kernel spreads them first.
+const SETTLING: u32 = 4;
+const STEADY: f64 = 0.03;
+/// Seconds after its start for which a thread is taken to be on its way to where the kernel wants it.
+const YOUNG_S: f64 = 3.0;
 /// A load that has lasted for so long is looked at again.
 const AGAIN_S: f64 = 600.0;
 /// What a plan's promise is worth at least, whatever earlier ones kept.
@@ -60,6 +66,8 @@ struct Trial {
     before: f64,
     /// Bytes/s that they were promised.
     promised: f64,
+    /// Whether some of its moves are made even if its data stays.
+    without_data: bool,
     threads: FxHashSet<u32>,
     /// Processes that were moved, and to where.
     moved: Vec<(u32, NodeId)>,
@@ -104,9 +112,16 @@ pub(super) struct History {
     pub known: FxHashMap<u32, Known>,
     /// The most that was seen to pass a node's port, in bytes/s times hops.
     pub link_bw: f64,
+    /// Whether a port has shown that it carries no more.
+    pub link_full: bool,
     /// Windows since the load last changed.
     pub windows: u32,
     plans: i32,
+    /// Window of the last plan, and how many were lost waiting for data that could not be moved.
+    planned_at: u32,
+    lost: u32,
+    /// Bytes/s in the last window.
+    rate: f64,
     /// When the load appeared, or was looked at again.
     since_s: f64,
     /// Whether data was moved since: then it may be anywhere.
@@ -153,6 +168,10 @@ impl History {
         self.learn(snapshot, demands, now_s);
         self.notice_changes(snapshot, demands, now_s);
         self.windows = self.windows.saturating_add(1);
+        let rate = done(snapshot, demands);
+        let before = std::mem::replace(&mut self.rate, rate);
+        let young = before == 0.0 && mostly_young(snapshot, demands, now_s);
+        let changing = self.plans == 0 && (young || before > 0.0 && (rate - before).abs() > STEADY * rate);
         for stuck in [&mut self.stuck_threads, &mut self.stuck_processes] {
             stuck.retain(|_, since_s| (0.0..STUCK_S).contains(&(now_s - *since_s)));
         }
@@ -168,7 +187,8 @@ impl History {
                 again.extend(after.iter().map(|a| a.mv.clone()));
                 self.asked.extend(after.into_iter().map(|a| Asked { since_s: now_s, ..a }));
             } else {
-                self.trial = None;
+                self.lost = self.windows - self.planned_at;
+                self.trial = self.trial.take().filter(|trial| trial.without_data);
             }
         }
         if !self.asked.is_empty() || !again.is_empty() {
@@ -189,8 +209,11 @@ impl History {
                 return back;
             }
         }
-        if self.windows > PLANNING {
+        if self.windows > PLANNING + self.lost {
             return Turn::Rest;
+        }
+        if changing && self.windows < SETTLING {
+            return Turn::Wait(Vec::new());
         }
         Turn::Decide { strictness: self.strictness() }
     }
@@ -228,7 +251,10 @@ impl History {
             self.veto.extend(trial.moved.iter().filter(|(pid, _)| !any || worse(pid)));
             let back = back_to(&best, snapshot, demands);
             self.best = Some(best);
-            return (!back.is_empty()).then_some(Turn::Back(back, share, rate));
+            // Half of the way back can be worse than both.
+            let stuck = |mv: &Move| matches!(mv, Move::Thread { tid, from, .. } if self.came_from(*tid) == Some(*from));
+            let able = share < MUCH_WORSE || !back.iter().any(stuck);
+            return (!back.is_empty() && able).then_some(Turn::Back(back, share, rate));
         }
         self.best = Some(if share > 1.0 { placement(snapshot, demands, rate) } else { best });
         None
@@ -238,20 +264,26 @@ impl History {
     pub fn planned(&mut self, snapshot: &Snapshot, demands: &Demands, moves: &[(Move, f64)], gain: f64) {
         let now_s = sane(snapshot.time_s);
         self.plans += 1;
+        self.planned_at = self.windows;
         self.asked = moves.iter().map(|(mv, takes_s)| Asked::new(mv, *takes_s, now_s)).collect();
         if self.asked.iter().any(|a| matches!(a.mv, Move::File { .. })) {
             // File systems can refuse to move data: who is to run where it goes waits until it is seen to move.
             self.refused = false;
-            let (files, others) =
-                std::mem::take(&mut self.asked).into_iter().partition(|a| matches!(a.mv, Move::File { .. }));
-            (self.asked, self.after) = (files, others);
             let pids: FxHashMap<u32, u32> = snapshot.threads.iter().map(|t| (t.tid, t.pid)).collect();
+            let mut owners: FxHashSet<u32> = FxHashSet::default();
             for a in &mut self.asked {
                 let Move::File { file, .. } = &a.mv else { continue };
                 let observed = snapshot.files.iter().find(|f| f.file == *file);
+                let readers = || observed.iter().flat_map(|f| &f.readers).filter_map(|tid| pids.get(tid).copied());
                 a.first = left_behind(snapshot, &a.mv).unwrap_or(0.0);
-                a.owner = observed.and_then(|f| pids.get(f.readers.first()?).copied());
+                a.owner = readers().next();
+                owners.extend(readers());
             }
+            let waits = |a: &Asked| match &a.mv {
+                Move::Thread { pid, .. } | Move::Process { pid, .. } => owners.contains(pid),
+                Move::File { .. } => false,
+            };
+            (self.after, self.asked) = std::mem::take(&mut self.asked).into_iter().partition(waits);
         }
         let before = done(snapshot, demands);
         let best = self.best.get_or_insert_with(|| placement(snapshot, demands, before));
@@ -278,6 +310,7 @@ impl History {
         self.trial = Some(Trial {
             before,
             promised: before * gain,
+            without_data: self.asked.iter().any(|a| !matches!(a.mv, Move::File { .. })),
             threads: demands.threads.iter().map(|d| snapshot.threads[d.thread].tid).collect(),
             moved,
             windows: 0,
@@ -383,6 +416,7 @@ impl History {
             (self.load, self.present) = (asks, present);
             self.windows = 0;
             self.plans = 0;
+            self.lost = 0;
             self.since_s = now_s;
             self.trust = None;
             self.moved_data = false;
@@ -464,6 +498,13 @@ fn done(snapshot: &Snapshot, demands: &Demands) -> f64 {
     } else {
         demands.threads.iter().map(|d| d.rate).sum()
     }
+}
+
+/// Whether most threads have only just been started.
+fn mostly_young(snapshot: &Snapshot, demands: &Demands, now_s: f64) -> bool {
+    let started = |d: &Demand| snapshot.threads[d.thread].start_ns.map(|ns| ns as f64 / 1e9);
+    let young = demands.threads.iter().filter(|d| started(d).is_some_and(|s| (0.0..YOUNG_S).contains(&(now_s - s))));
+    young.count() as f64 > OTHERS * demands.threads.len() as f64
 }
 
 /// Adds what each process gets done.

@@ -79,9 +79,10 @@ pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot) -> FxHashMap<u32,
                 continue;
             }
             let share = (cpu_s / all_s).min(cpu_s / needs_s);
-            if (reads + writes) * share > *read {
-                (*read, *written) = (reads * share, writes * share);
-            }
+            // At least what was seen to be touched, read and written as the controller says.
+            let total = ((reads + writes) * share).max(*read);
+            let reads = reads / (reads + writes);
+            (*read, *written) = (total * reads, total * (1.0 - reads));
         }
         m.total = m.nodes.iter().map(|n| n.1 + n.2).sum::<f64>() as u64;
     }
@@ -91,4 +92,30 @@ pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot) -> FxHashMap<u32,
 /// Only threads that use no file calls: for the others, bytes read and written say more.
 pub(super) fn mapped_of<'a>(mapped: &'a FxHashMap<u32, Mapped>, t: &Thread) -> Option<&'a Mapped> {
     if t.file_bytes() == 0 { mapped.get(&t.pid) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Settings;
+    use super::*;
+    use crate::{MappedMemory, NodeLoad, Process};
+
+    /// Seen on a simulated machine: all that was touched counted as read where no more was served than was touched.
+    #[test]
+    fn what_is_touched_is_read_and_written_as_the_controller_says() {
+        let of = |hot_bytes: u64| {
+            let node = NodeId(0);
+            let nodes =
+                vec![NodeLoad { id: node, cpus: vec![0], read_bytes: 300, write_bytes: 100, ..NodeLoad::default() }];
+            let mapped = vec![MappedMemory { node, hot_bytes, cold_bytes: 0, touched_bytes: None }];
+            let processes = vec![Process { pid: 1, mapped, ..Process::default() }];
+            let threads = vec![Thread { tid: 1, pid: 1, cpu_s: 1.0, ..Thread::default() }];
+            let snapshot = Snapshot { window_s: 1.0, nodes, threads, processes, ..Snapshot::default() };
+            let hardware = Hardware::new(&snapshot.topology(), &snapshot, &Settings::default());
+            super::mapped(&hardware, &snapshot)[&1].nodes.clone()
+        };
+        assert_eq!(of(400), [(NodeId(0), 300.0, 100.0)]);
+        assert_eq!(of(40), [(NodeId(0), 300.0, 100.0)]); // ten times over
+        assert_eq!(of(800), [(NodeId(0), 600.0, 200.0)]); // half of it from caches
+    }
 }

@@ -101,11 +101,16 @@ impl Policy for Auto {
         self.budget.fill(now_s);
         let mut hardware = self.hardware(topology, snapshot);
         self.history.link_bw = self.history.link_bw.max(hardware.busiest_port(snapshot));
-        hardware.carried(self.history.link_bw);
+        hardware.carried(self.history.link_bw, self.history.link_full);
         let mapped = mapped::mapped(&hardware, snapshot);
         let listed = demand::listed(&hardware, snapshot, &self.settings, &mapped);
         let listed_cpus = take_others(&mut hardware, snapshot, &listed, &mapped);
-        let demands = Demands::new(&hardware, snapshot, &self.settings, &self.history, &listed, &mapped);
+        let mut demands = Demands::new(&hardware, snapshot, &self.settings, &self.history, &listed, &mapped);
+        if demands.port_full && !self.history.link_full {
+            self.history.link_full = true;
+            hardware.carried(self.history.link_bw, true);
+            demands = Demands::new(&hardware, snapshot, &self.settings, &self.history, &listed, &mapped);
+        }
         let (strictness, back) = match self.history.turn(snapshot, &demands) {
             Turn::Wait(again) => {
                 plan.keeps = plan::keeps(snapshot, &demands, &again);

@@ -9,16 +9,21 @@
 //! ```text
 //! T_i = s_n × (on_i + Σ_m v_im × A_im) + h_i × A_i + off_i    CPU and memory, waiting at controller m, for a lock, asleep
 //! A_im = z_m − S_im × q_im                          what is queued at m, without the thread's own
-//! q_im = v_im × (S_im + A_im) / T_i                 the thread's own share of the queue
+//! q_im = (R_im + v_im × A_im) / T_i                 the thread's own share of the queue
 //! z_m = Σ_i k_i × S_im × q_im                       the queue at m, in local requests
 //! s_n = 1 while the node has a CPU for everybody, else what makes its threads use exactly its CPUs
 //! ```
 //!
-//! where v is controller time per byte and S how much more of it a remote byte takes; a lock that is held for h is a station like a
+//! where v is controller time per byte, S how much more of it a remote byte takes, and R ≥ v S how long it is there alone: where modules
+//! stand side by side, one of them serves a request, and takes as many times as long as there are of them; a lock that is held for h is a station like a
 //! controller, with S = 1, but who waits for it sleeps. z is found by Newton steps for
 //! each controller on its own, started from the last solution, as solutions of neighbouring placements are alike.
 //!
 //! **Limits.** A mean: bursts are averaged away.
+
+use smallvec::SmallVec;
+
+use super::hardware::Hardware;
 
 /// Time that a byte of a thread takes at one station: a node's controller, or its port.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +33,55 @@ pub(super) struct Visit {
     pub work: f64,
     /// How much more it takes from where the thread is.
     pub service: f64,
+    /// Seconds per byte there when nobody else is: `work × service`, or more where one of several modules serves it.
+    pub alone: f64,
+    /// The part of `work` that is writes.
+    pub written: f64,
+}
+
+impl Visit {
+    /// Makes what is written longer; returns by how much the visit is longer alone.
+    pub fn crowd(&mut self, crowded: f64) -> f64 {
+        self.work += self.written * (crowded - 1.0);
+        self.written *= crowded;
+        let longer = (self.work * self.service - self.alone).max(0.0);
+        self.alone += longer;
+        longer
+    }
+}
+
+/// The visits of one thread, one for each station.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Visits(pub SmallVec<[Visit; 8]>);
+
+impl Visits {
+    fn add(&mut self, visit: Visit) {
+        match self.0.iter_mut().find(|v| v.station == visit.station) {
+            Some(v) => {
+                v.work += visit.work;
+                v.alone += visit.alone;
+                v.written += visit.written;
+            }
+            None if visit.work > 0.0 => self.0.push(visit),
+            None => {}
+        }
+    }
+
+    /// Bytes that a thread on `at` reads and writes on `node`, for which it takes `media_s` when nobody else is there.
+    pub fn flow(&mut self, hardware: &Hardware, at: usize, node: usize, (read, written): (f64, f64), media_s: f64) {
+        let (m, service) = (&hardware.nodes[node], hardware.service(at, node));
+        let written_s = written * m.write_work;
+        let work = read * m.read_work + written_s;
+        let alone = hardware.alone(node, work * service, media_s);
+        self.add(Visit { station: node, work, service, alone, written: written_s });
+        if at != node {
+            let work = (read + written) * hardware.port_s(at, node);
+            for port in [at, node] {
+                let station = hardware.len() + port;
+                self.add(Visit { station, work, service: 1.0, alone: work, written: 0.0 });
+            }
+        }
+    }
 }
 
 /// What only one thread of a process can do at a time.
@@ -94,6 +148,65 @@ const MOST_LEAP: f64 = 20.0;
 /// Nothing takes less time than this per byte: rates stay finite.
 const LEAST_S: f64 = 1e-15;
 
+impl Network {
+    /// Makes writes longer where many threads write at a time: by `crowded(station, writers)`, kept in `factors`, for the first stations,
+    /// as many as there are nodes. How many threads that are follows from the bounds of a closed network: of `N` threads that need `D` of
+    /// the station and are `Z` elsewhere, `N R / (Z + R)` are there while it is idle, and `N − Z / D` when it is not.
+    pub fn crowd(&mut self, crowded: impl Fn(usize, f64) -> f64, factors: &mut Vec<f64>) {
+        let nodes = self.cpus.len();
+        let mut running: SmallVec<[f64; 8]> = SmallVec::from_elem(0.0, nodes);
+        self.cells.iter().for_each(|cell| running[cell.node] += cell.threads);
+        let mut sums: SmallVec<[Crowd; 8]> = SmallVec::from_elem(Crowd::default(), nodes);
+        for cell in &self.cells {
+            // Who has no CPU writes nothing.
+            let (cpus, others) = self.cpus[cell.node];
+            let count = cell.threads * ((cpus - others) / running[cell.node]).clamp(0.0, 1.0);
+            for v in self.visits[cell.first..cell.last].iter().filter(|v| v.station < nodes) {
+                let sum = &mut sums[v.station];
+                sum.threads += count;
+                sum.demand += count * v.work * v.service;
+                sum.writes += count * v.written * v.service;
+                sum.there += count * v.alone;
+                sum.cycle += count * (cell.on_s + cell.off_s);
+            }
+        }
+        factors.clear();
+        factors.extend(
+            sums.iter().enumerate().map(|(n, sum)| if sum.writes > 0.0 { crowded(n, sum.writers()) } else { 1.0 }),
+        );
+        if factors.iter().all(|f| *f == 1.0) {
+            return;
+        }
+        for cell in &mut self.cells {
+            for v in self.visits[cell.first..cell.last].iter_mut().filter(|v| v.station < nodes) {
+                cell.on_s += v.crowd(factors[v.station]);
+            }
+        }
+    }
+}
+
+/// Who comes to a station: sums over threads, in seconds per byte.
+#[derive(Clone, Copy, Debug, Default)]
+struct Crowd {
+    threads: f64,
+    demand: f64,
+    /// The part of `demand` that is writes.
+    writes: f64,
+    /// Alone at the station, and all there is alone.
+    there: f64,
+    cycle: f64,
+}
+
+impl Crowd {
+    /// How many threads write at a time.
+    fn writers(&self) -> f64 {
+        let away = (self.cycle - self.there).max(0.0);
+        let here =
+            (self.threads * self.there / self.cycle).max(self.threads * (1.0 - away / (self.threads * self.demand)));
+        here * self.writes / self.demand
+    }
+}
+
 impl Steady {
     pub fn solve(&mut self, network: &Network) {
         self.queue.resize(network.stations, 0.0);
@@ -139,7 +252,7 @@ impl Steady {
             change = change.max((new - *rate).abs() / new);
             *rate = new;
             for (v, q) in visits.iter().zip(queued.iter_mut()) {
-                *q = v.work * (v.service + ahead(self.queue[v.station], v.service, *q)) * new;
+                *q = (v.alone + v.work * ahead(self.queue[v.station], v.service, *q)) * new;
                 let weight = cell.threads * v.service;
                 self.next[v.station] += weight * *q;
                 self.slope[v.station] += weight * v.work * new * (1.0 - (stretch * slicing * *q).min(1.0));
@@ -207,7 +320,7 @@ mod tests {
             stations: 1,
             time_slicing: 0.0,
             cells: vec![Cell { threads: k, node: 0, on_s, off_s: 0.0, first: 0, last: 1, lock: None }],
-            visits: vec![Visit { station: 0, work, service: 1.0 }],
+            visits: vec![Visit { station: 0, work, service: 1.0, alone: work, written: 0.0 }],
         };
         let mut steady = Steady::default();
         steady.solve(&network);
@@ -217,6 +330,52 @@ mod tests {
     #[test]
     fn alone_a_byte_takes_its_own_time() {
         assert!((one(1.0, 4.0, 1.0, 1.0) - 0.25).abs() < 1e-6);
+    }
+
+    #[test]
+    fn writes_take_longer_where_many_write_at_a_time() {
+        // Twelve that do nothing but write, of which two thirds of what they are there for are writes: eight at a time.
+        let visit = Visit { station: 0, work: 3.0, service: 1.0, alone: 3.0, written: 2.0 };
+        let mut network = Network {
+            cpus: vec![(12.0, 0.0)],
+            stations: 1,
+            time_slicing: 0.0,
+            cells: vec![Cell { threads: 12.0, node: 0, on_s: 3.0, off_s: 0.0, first: 0, last: 1, lock: None }],
+            visits: vec![visit],
+        };
+        let mut factors = Vec::new();
+        network.crowd(
+            |node, writers| {
+                assert!(node == 0 && (writers - 8.0).abs() < 1e-9, "{writers}");
+                1.5
+            },
+            &mut factors,
+        );
+        assert_eq!(factors, [1.5]);
+        assert_eq!((network.visits[0].work, network.visits[0].written, network.cells[0].on_s), (4.0, 3.0, 4.0));
+        // On half of the CPUs only half of them write.
+        (network.visits[0], network.cells[0].on_s, network.cpus[0]) = (visit, 3.0, (8.0, 2.0));
+        network.crowd(
+            |_, writers| {
+                assert!((writers - 4.0).abs() < 1e-9, "{writers}");
+                1.0
+            },
+            &mut factors,
+        );
+        assert_eq!(network.visits[0], visit);
+    }
+
+    #[test]
+    fn modules_side_by_side_let_each_wait_longer() {
+        let of = |alone: f64| {
+            let visits = vec![Visit { station: 0, work: 1.0, service: 1.0, alone, written: 0.0 }];
+            let cells = vec![Cell { threads: 4.0, node: 0, on_s: 6.0, off_s: 0.0, first: 0, last: 1, lock: None }];
+            let mut steady = Steady::default();
+            steady.solve(&Network { cpus: vec![(4.0, 0.0)], stations: 1, time_slicing: 0.0, cells, visits });
+            (steady.rate[0], steady.queue[0])
+        };
+        let (one, four) = (of(1.0), of(4.0));
+        assert!(four.1 > 2.0 * one.1 && four.0 < one.0, "{one:?} {four:?}");
     }
 
     #[test]

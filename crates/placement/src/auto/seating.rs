@@ -17,7 +17,7 @@ use super::Settings;
 use super::data::{Shares, add, beside};
 use super::demand::Demands;
 use super::hardware::Hardware;
-use super::network::{Cell, Lock, Network, Steady, Visit};
+use super::network::{Cell, Lock, Network, Steady, Visit, Visits};
 use super::software::{crossed, own_memory};
 use super::team::Team;
 
@@ -107,6 +107,8 @@ pub(super) struct Scratch {
     pub steady: Steady,
     crowds: Vec<Vec<f64>>,
     places: Vec<Shares>,
+    /// How much longer writes take at each node's memory because of how many threads write there.
+    crowded: Vec<f64>,
     /// Sharing threads by process and node.
     sharers: Vec<Vec<f64>>,
     /// Single cells that were looked at, in visits.
@@ -117,17 +119,6 @@ impl Scratch {
     /// Work done so far, in visits of a solver pass: the price of it all.
     pub fn spent(&self) -> u64 {
         self.steady.passes + self.looked.get()
-    }
-}
-
-/// Visits of one cell in the making.
-type Work = SmallVec<[Visit; 8]>;
-
-fn visit(work: &mut Work, station: usize, seconds: f64, service: f64) {
-    match work.iter_mut().find(|v| v.station == station) {
-        Some(v) => v.work += seconds,
-        None if seconds > 0.0 => work.push(Visit { station, work: seconds, service }),
-        None => {}
     }
 }
 
@@ -221,7 +212,7 @@ impl<'a> Model<'a> {
     }
 
     fn build(&self, seating: &Seating, scratch: &mut Scratch) {
-        let Scratch { network, crowds, places, sharers, .. } = scratch;
+        let Scratch { network, crowds, places, sharers, crowded, .. } = scratch;
         network.stations = self.hardware.stations() + self.demands.programs.len();
         self.sharers(seating, sharers);
         network.cpus.clear();
@@ -230,19 +221,20 @@ impl<'a> Model<'a> {
         network.cells.clear();
         network.visits.clear();
         self.groups(seating, crowds, places);
-        let mut work = Work::new();
+        let mut visits = Visits::default();
         for (t, team) in self.teams.iter().enumerate() {
             for seat in &seating.seats[t] {
                 let lock = self.lock(team, seat.node, sharers);
                 let on_s =
-                    self.cell(t, team, seat, seating, crowds, places, &mut work) + lock.map_or(0.0, |l| l.hold_s);
+                    self.cell(t, team, seat, seating, crowds, places, &mut visits) + lock.map_or(0.0, |l| l.hold_s);
                 let first = network.visits.len();
-                network.visits.extend(work.drain(..).filter(|v| v.work > 0.0));
+                network.visits.extend(visits.0.drain(..));
                 let last = network.visits.len();
                 let threads = seat.count as f64;
                 network.cells.push(Cell { threads, node: seat.node, on_s, off_s: team.off_s, first, last, lock });
             }
         }
+        network.crowd(|node, writers| self.hardware.crowded(node, writers), crowded);
     }
 
     fn sharers(&self, seating: &Seating, sharers: &mut Vec<Vec<f64>>) {
@@ -319,23 +311,17 @@ impl<'a> Model<'a> {
         seating: &Seating,
         crowds: &[Vec<f64>],
         places: &[Shares],
-        work: &mut Work,
+        visits: &mut Visits,
     ) -> f64 {
         let hardware = self.hardware;
         let program = &self.demands.programs[team.process];
         let here = hardware.nodes[seat.node].home;
         let mut memory_s = 0.0;
         let mut flow = |node: usize, read: f64, written: f64, relief: f64| {
-            let m = &hardware.nodes[node];
             let cost = |at: usize| relief * read * hardware.read_s(at, node) + written * hardware.write_s(at, node);
-            memory_s += cost(node) + team.distance * (cost(seat.node) - cost(node));
-            let controller_s = relief * read * m.read_work + written * m.write_work;
-            visit(work, node, controller_s, hardware.service(seat.node, node));
-            if seat.node != node {
-                let port_s = (relief * read + written) * hardware.port_s(seat.node, node);
-                visit(work, hardware.len() + seat.node, port_s, 1.0);
-                visit(work, hardware.len() + node, port_s, 1.0);
-            }
+            let media_s = team.memory * (cost(node) + team.distance * (cost(seat.node) - cost(node)));
+            memory_s += media_s;
+            visits.flow(hardware, seat.node, node, (relief * read, written), media_s);
         };
         let old = self.private_stays[t];
         match seat.data {
@@ -380,7 +366,7 @@ impl<'a> Model<'a> {
             }
             None => own_memory(hardware, program, seat.node),
         };
-        team.soft_s * (1.0 + self.settings.own_memory * far) + team.memory * memory_s
+        team.soft_s * (1.0 + self.settings.own_memory * far) + memory_s
     }
 
     /// Prices at the solution in `scratch`.
@@ -414,10 +400,9 @@ impl<'a> Model<'a> {
         scratch: &Scratch,
     ) -> (f64, f64, SmallVec<[(usize, f64); 2]>) {
         let team = &self.teams[t];
-        let mut work = Work::new();
         let lock = self.lock(team, seat.node, &scratch.sharers);
-        let on_s = self.cell(t, team, seat, seating, &scratch.crowds, &scratch.places, &mut work)
-            + lock.map_or(0.0, |l| l.hold_s);
+        let (on_s, work) = self.now(t, seat, seating, scratch);
+        let on_s = on_s + lock.map_or(0.0, |l| l.hold_s);
         let steady = &scratch.steady;
         scratch.looked.set(scratch.looked.get() + ALONE + work.len() as u64);
         let waits: f64 = work.iter().map(|v| v.work * steady.queue[v.station]).sum();
@@ -425,16 +410,24 @@ impl<'a> Model<'a> {
         let on = on_s + waits;
         let off_s = team.off_s + lock_wait;
         let rate = 1.0 / (steady.stretch[seat.node] * on + off_s).max(f64::MIN_POSITIVE);
-        let queue = |v: &Visit| v.service * v.work * (v.service + steady.queue[v.station]) * rate;
+        let queue = |v: &Visit| v.service * (v.alone + v.work * steady.queue[v.station]) * rate;
         let mut queued: SmallVec<[(usize, f64); 2]> = work.iter().map(|v| (v.station, queue(v))).collect();
         queued.extend(lock.map(|l| (l.station, (l.hold_s + lock_wait) * rate)));
         (rate, on / (on + off_s), queued)
     }
 
+    /// [`cell`](Self::cell) beside the writers of the solution in `scratch`.
+    fn now(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> (f64, SmallVec<[Visit; 8]>) {
+        let mut visits = Visits::default();
+        let on_s = self.cell(t, &self.teams[t], seat, seating, &scratch.crowds, &scratch.places, &mut visits);
+        let crowded = |v: &Visit| scratch.crowded.get(v.station).copied().unwrap_or(1.0);
+        let longer: f64 = visits.0.iter_mut().map(|v| v.crowd(crowded(v))).sum();
+        (on_s + longer, visits.0)
+    }
+
     /// Where a thread's time per byte goes, at the queues and stretches of the solution in `scratch`.
     pub fn parts(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> Parts {
-        let mut work = Work::new();
-        let on_s = self.cell(t, &self.teams[t], seat, seating, &scratch.crowds, &scratch.places, &mut work);
+        let (on_s, work) = self.now(t, seat, seating, scratch);
         let waits_s: f64 = work.iter().map(|v| v.work * scratch.steady.queue[v.station]).sum();
         let stretch = scratch.steady.stretch[seat.node];
         Parts { distance_s: on_s, waits_s, crowded_s: (stretch - 1.0) * (on_s + waits_s) }

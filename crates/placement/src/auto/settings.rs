@@ -20,6 +20,8 @@ pub struct Settings {
     pub remote_load: f64,
     /// Share of its peak that a controller of persistent memory sustains for reads: 6 GB/s (NT slides, 3) of 6.8 (NT III-C1).
     pub nvm_sustained: f64,
+    /// Bytes/s that one module of persistent memory reads at most: how many there are follows from it (NT III-C1).
+    pub nvm_module_bw: f64,
     /// Bytes/s that a node's port to the other nodes carries, both ways together, until more is seen: two UPI links of 10.4 GT/s.
     pub link_bw: f64,
     /// Seconds per byte for one thread that reads persistent memory through a file system, locally and alone: what makes DF's TH_l
@@ -67,8 +69,9 @@ impl Default for Settings {
             remote_dram: 108.8 / 66.8,
             remote_load: 1.0 / (1.0 - 0.346),
             nvm_sustained: 6.0 / 6.8,
+            nvm_module_bw: 6.8e9,
             link_bw: 41.6e9,
-            nvm_read_s: 0.785e-9,
+            nvm_read_s: 0.67e-9,
             nvm_write_s: 671e-9 / 4096.0,
             dram_s: 1.0 / 6.7e9,
             cache_shared: 1.0 - 1.0 / 1.315,

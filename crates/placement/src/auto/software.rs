@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use super::Settings;
 use super::demand::{Demand, Demands, Program};
 use super::hardware::Hardware;
+use super::network::{Visit, Visits};
 use crate::Snapshot;
 
 /// Threads that share data and sleep for this part of the time are taken to wait for a lock.
@@ -22,16 +23,20 @@ const LEAST_SOFTWARE: f64 = 0.02;
 /// Bounds of what a process's threads can say about the memory constants.
 const LEAST_MEMORY: f64 = 0.05;
 const MOST_MEMORY: f64 = 5.0;
+/// What no distance costs, against the constants: a port is full.
+const FULL_PORT: f64 = 3.0;
 /// Threads' distances must make this much of what a byte takes to say anything about distance.
 const SPREAD: f64 = 0.05;
 /// Controllers are never taken to be fuller than this when waiting is worked out.
 const BUSIEST: f64 = 0.97;
+/// How often queues and writers are worked out from each other.
+const ROUNDS: usize = 4;
 
 impl Demands {
     /// `soft_s` is all CPU time per byte so far: takes out the waiting at controllers, then memory.
     pub fn tell_memory_from_software(&mut self, hardware: &Hardware, snapshot: &Snapshot, settings: &Settings) {
-        let queue = self.queues(hardware);
-        let seen: Vec<Seen> = self.threads.iter().map(|d| self.seen(hardware, settings, &queue, d)).collect();
+        let queues = self.queues(hardware);
+        let seen: Vec<Seen> = self.threads.iter().map(|d| self.seen(hardware, settings, &queues, d)).collect();
         // What distance costs, where threads of a process that do the same are at different distances: of y = own × software +
         // distance × far, by least squares, with software of each such set of threads its own.
         let mut alike: FxHashMap<(usize, &str, u32), Vec<usize>> = FxHashMap::default();
@@ -48,7 +53,8 @@ impl Demands {
                 let of = |i: &usize| f(&seen[*i]);
                 members.iter().map(of).fold(0.0, f64::max) - members.iter().map(of).fold(f64::INFINITY, f64::min)
             };
-            let on = members.iter().map(|i| seen[*i].on).sum::<f64>() / members.len() as f64;
+            // Waiting included: behind a full queue distance does not show.
+            let on = members.iter().map(|i| self.threads[*i].soft_s).sum::<f64>() / members.len() as f64;
             if members.len() < 2 || spread(&|s| s.far) < SPREAD * on {
                 continue;
             }
@@ -63,6 +69,7 @@ impl Demands {
         }
         for (program, (xy, xx)) in self.programs.iter_mut().zip(sums) {
             if xx > 0.0 {
+                self.port_full |= xy / xx > FULL_PORT;
                 let now = (xy / xx).clamp(LEAST_MEMORY, MOST_MEMORY);
                 program.measured = Some(program.measured.map_or(now, |before| (before * now).sqrt()));
             }
@@ -113,26 +120,51 @@ impl Demands {
         }
     }
 
-    /// The queue at every controller that the observed rates imply.
-    fn queues(&self, hardware: &Hardware) -> Vec<f64> {
-        // z = Σ k S q with q = a (S + z), a = x v / (1 + x v S): linear in z, so z = Σ a S² / (1 − Σ a S).
-        let (mut square, mut single) = (vec![0.0; hardware.stations()], vec![0.0; hardware.stations()]);
-        for d in &self.threads {
-            self.each_visit(hardware, d, |station, work, service| {
-                let a = d.rate * work / (1.0 + d.rate * work * service);
-                square[station] += a * service * service;
-                single[station] += a * service;
+    /// The queues that the observed rates imply.
+    fn queues(&self, hardware: &Hardware) -> Queues {
+        // z = Σ k S q with q = x (R + v z) / (1 + x v S): linear in z, so z = Σ S x R / (1 + x v S) / (1 − Σ S x v / (1 + x v S)). How many
+        // write at a time follows from the queue, and the queue from how long they write.
+        let n = hardware.stations();
+        // From the top: a controller that is as full as many writers make it is hardly so by chance.
+        let many = |at: usize| if at < hardware.len() { hardware.crowded(at, f64::INFINITY) } else { 1.0 };
+        let mut queues = Queues { queue: vec![0.0; n], crowded: (0..n).map(many).collect() };
+        let all: Vec<(f64, Visits)> = self.threads.iter().map(|d| (d.rate, self.visits(hardware, d))).collect();
+        for _ in 0..ROUNDS {
+            let (mut alone, mut busy, mut writers) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
+            let each = |queues: &Queues, visit: &mut dyn FnMut(&Visit, f64)| {
+                for (rate, visits) in &all {
+                    visits
+                        .0
+                        .iter()
+                        .map(|v| queues.crowd(v))
+                        .for_each(|v| visit(&v, rate / (1.0 + rate * v.work * v.service)));
+                }
+            };
+            each(&queues, &mut |v, once| {
+                alone[v.station] += v.service * once * v.alone;
+                busy[v.station] += v.service * once * v.work;
             });
+            queues.queue = alone.iter().zip(&busy).map(|(alone, busy)| alone / (1.0 - busy.min(BUSIEST))).collect();
+            each(&queues, &mut |v, once| {
+                writers[v.station] += once * (v.alone + v.work * queues.queue[v.station]) * v.written / v.work;
+            });
+            queues
+                .crowded
+                .iter_mut()
+                .enumerate()
+                .take(hardware.len())
+                .for_each(|(at, c)| *c = hardware.crowded(at, writers[at]));
         }
-        square.iter().zip(&single).map(|(s, a)| s / (1.0 - a.min(BUSIEST))).collect()
+        queues
     }
 
-    fn seen(&self, hardware: &Hardware, settings: &Settings, queue: &[f64], d: &Demand) -> Seen {
+    fn seen(&self, hardware: &Hardware, settings: &Settings, queues: &Queues, d: &Demand) -> Seen {
         let (mut memory, mut far, mut waits) = (0.0, 0.0, 0.0);
-        self.each_visit(hardware, d, |station, work, service| {
-            let q = d.rate * work * (service + queue[station]) / (1.0 + d.rate * work * service);
-            waits += work * (queue[station] - service * q).max(0.0);
-        });
+        for visit in &self.visits(hardware, d).0 {
+            let (v, queue) = (queues.crowd(visit), queues.queue[visit.station]);
+            let q = d.rate * (v.alone + v.work * queue) / (1.0 + d.rate * v.work * v.service);
+            waits += v.work * (queue - v.service * q).max(0.0);
+        }
         self.each_flow(hardware, d, |node, read, written, group| {
             let relief = group.map_or(1.0, |g| 1.0 - settings.cache_shared * self.groups.beside(g, d.node));
             let cost = |at: usize| relief * read * hardware.read_s(at, node) + written * hardware.write_s(at, node);
@@ -144,6 +176,20 @@ impl Demands {
         // Then memory is taken to cost what the constants say, and only the rest to be waiting.
         let waits = waits.min((d.soft_s - memory / (1.0 - LEAST_SOFTWARE)).max(0.0));
         Seen { on: d.soft_s - waits, memory, far, own }
+    }
+}
+
+/// The queue at every station, and how much longer writes take there because of how many threads write.
+struct Queues {
+    queue: Vec<f64>,
+    crowded: Vec<f64>,
+}
+
+impl Queues {
+    fn crowd(&self, visit: &Visit) -> Visit {
+        let mut visit = *visit;
+        visit.crowd(self.crowded[visit.station]);
+        visit
     }
 }
 

@@ -267,7 +267,7 @@ impl World {
                     node,
                     own_affinity: mask.is_some(),
                     mask,
-                    start_ns: u64::from(tid) * 1_000_000,
+                    start_ns: (job.start_s * 1e9) as u64 + u64::from(tid),
                     from_s: job.start_s,
                     left: role.limit,
                     ended_s: None,
