@@ -107,6 +107,8 @@ fn auto(criterion: &mut Criterion, samples: &All) {
                     for _ in 0..iterations {
                         let mut policy = Auto::new(auto::Settings::default());
                         let mut window = snapshot.clone();
+                        // Nobody has just been started.
+                        window.time_s = 100.0;
                         for _ in 0..seen {
                             window.time_s += 1.0;
                             policy.decide(&topology, &window);

@@ -119,6 +119,8 @@ pub struct Settled {
     displaced: FxHashMap<Key, Displaced>,
     /// Who was moved, and in which window: threads may be seen at their new place some windows later.
     moved: FxHashMap<Key, u64>,
+    /// Files that were moved since the load was new, as [`Doing::file`].
+    files: FxHashSet<u64>,
     /// Moves that were asked for in time and wait for something else, in the last window and in this one.
     owed: FxHashSet<Key>,
     owing: FxHashSet<Key>,
@@ -153,6 +155,8 @@ impl Settled {
                 }
                 continue;
             };
+            // Data that we move comes from elsewhere, when its copy is done.
+            doing.home = doing.home.filter(|_| doing.file.is_none_or(|file| !self.files.contains(&file)));
             let Some(before) = self.threads.get_mut(&key) else {
                 tracing::debug!(tid = t.tid, "new load: a thread came");
                 new = true;
@@ -196,6 +200,7 @@ impl Settled {
         self.seconds += snapshot.window_s;
         if new {
             self.displaced.clear();
+            self.files.clear();
             (self.new_since_s, self.windows, self.seconds) = (now, 1, snapshot.window_s);
         }
     }
@@ -216,9 +221,12 @@ impl Settled {
         self.owing.insert(key);
     }
 
-    /// A move was made.
+    /// A move was made: of a thread, of a process, or of a file (no thread has the id 0).
     pub fn made(&mut self, key: Key) {
         self.last_move = self.window;
+        if key.0 == 0 {
+            self.files.insert(key.1);
+        }
         self.moved.insert(key, self.window);
         if let Some(displaced) = self.displaced.get_mut(&key) {
             displaced.now = false;
@@ -322,6 +330,7 @@ mod tests {
             let used = placement::FileUse { file: file.into(), read_bytes: read_bytes.clone(), ..Default::default() };
             [Thread { read_bytes, files: vec![used], ..thread(1, 0, 0) }]
         };
+        let hash = BuildHasherDefault::<FxHasher>::default().hash_one("a".to_owned());
         let drifted = |to: &str| {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
             (0..=100).step_by(5).for_each(|share| after(&mut settled, 1, &mixed([100 - share, share], "a")));
@@ -330,6 +339,15 @@ mod tests {
         };
         assert!(!drifted("a"));
         assert!(drifted("b"));
+        // Nor is it one when the copy of a file that we move is done at last, whichever thread it is.
+        for ours in [true, false] {
+            let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
+            after(&mut settled, 3, &mixed([100, 0], "a"));
+            settled.made((0, if ours { hash } else { hash + 1 }));
+            after(&mut settled, 20, &mixed([100, 0], "a"));
+            after(&mut settled, 1, &mixed([0, 100], "a"));
+            assert_eq!(settled.check((1, 0), 0.0).is_ok(), !ours);
+        }
     }
 
     #[test]

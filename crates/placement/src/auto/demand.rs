@@ -72,8 +72,9 @@ pub(super) struct Program {
     pub pid: u32,
     /// Resident bytes by node; empty where it is not known.
     pub memory: Shares,
-    /// Whether what its threads write lands where they run (else: where the data is).
-    pub writes_follow: bool,
+    /// The share of what its threads write that is taken to land where they run (the rest: where it lands now, or with the data): all
+    /// or none of it where that was seen, else [`UNSURE`].
+    pub writes_follow: f64,
     /// Whether its file system spreads what is written over nodes, wherever thread and data are.
     pub writes_spread: bool,
     /// Seconds per byte for which its sharing threads hold a lock, were they all on one node; 0 where none is seen.
@@ -108,6 +109,8 @@ pub(super) struct Known {
     pub since_s: Option<f64>,
     /// Seen writing to another node than the one its thread was on.
     pub writes_stay: bool,
+    /// Seen writing to the nodes of its threads while they were on several.
+    pub writes_follow: bool,
     /// Seen not to move data that it was asked to.
     pub files_stay: bool,
     /// Seen writing to several nodes alike.
@@ -116,6 +119,8 @@ pub(super) struct Known {
 
 /// Share of written bytes on other nodes above which writes do not follow the thread.
 const ELSEWHERE: f64 = 0.1;
+/// Share of writes that follow the thread where all of a process's writers are, and write, on one node.
+const UNSURE: f64 = 0.5;
 /// Writes of one thread of which no node gets more than this share are spread by the file system.
 const ON_ONE: f64 = 0.7;
 /// A node whose CPUs are busier than this is full.
@@ -138,7 +143,7 @@ impl Demands {
         demands.programs(hardware, snapshot, listed, &history.known);
         for p in demands.programs.iter_mut().filter(|p| mapped.contains_key(&p.pid)) {
             // Mapped pages stay where they are.
-            p.writes_follow = false;
+            p.writes_follow = 0.0;
         }
         let busy = busy(hardware, snapshot, window_s);
         for i in listed.iter().copied() {
@@ -158,27 +163,38 @@ impl Demands {
         let mut pids: Vec<u32> = listed.iter().map(|i| snapshot.threads[*i].pid).collect();
         pids.sort_unstable();
         pids.dedup();
-        // Bytes written by each process, those of them to other nodes, and those of threads that write here and there.
-        let mut written = vec![(0.0, 0.0, 0.0); pids.len()];
+        // Bytes written by each process, those of them to other nodes, those of threads that write here and there, and those to the
+        // writers' nodes.
+        let mut written = vec![(0.0, 0.0, 0.0, Shares::new()); pids.len()];
         for i in listed {
             let t = &snapshot.threads[*i];
             if let Ok(p) = pids.binary_search(&t.pid) {
-                let home = hardware.index(t.node).map(|n| hardware.nodes[hardware.nodes[n].home].id);
+                let home = hardware.index(t.node).map(|n| hardware.nodes[n].home);
+                let local = home.map_or(0.0, |h| t.write_bytes.get(hardware.nodes[h].id) as f64);
                 let all = t.write_bytes.total() as f64;
                 written[p].0 += all;
-                written[p].1 += all - home.map_or(0.0, |h| t.write_bytes.get(h) as f64);
+                written[p].1 += all - local;
+                add(&mut written[p].3, home.unwrap_or(0), local);
                 let most = t.write_bytes.iter().map(|(_, bytes)| bytes).max().unwrap_or(0) as f64;
                 written[p].2 += if most <= ON_ONE * all { all } else { 0.0 };
             }
         }
+        let several = |local: &Shares| {
+            let (all, most) = local.iter().fold((0.0, 0.0f64), |sum, s| (sum.0 + s.1, sum.1.max(s.1)));
+            all - most > ELSEWHERE * all
+        };
         self.programs = (pids.iter().zip(written))
-            .map(|(pid, (all, elsewhere, spread))| {
+            .map(|(pid, (all, elsewhere, spread, local))| {
                 let known = known.get(pid).copied().unwrap_or_default();
                 Program {
                     pid: *pid,
                     memory: Shares::new(),
                     lock_s: known.lock_s,
-                    writes_follow: !known.writes_stay && elsewhere <= ELSEWHERE * all,
+                    writes_follow: match () {
+                        _ if known.writes_stay || elsewhere > ELSEWHERE * all => 0.0,
+                        _ if known.writes_follow || several(&local) => 1.0,
+                        _ => UNSURE,
+                    },
                     writes_spread: known.writes_spread || spread > 0.5 * all,
                     allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
                     measured: known.memory,
@@ -315,7 +331,8 @@ impl Demands {
 
     /// Where the thread's bytes go now: node, fraction read, fraction written, shared group.
     pub fn each_flow(&self, hardware: &Hardware, d: &Demand, mut flow: impl FnMut(usize, f64, f64, Option<usize>)) {
-        let follow = self.programs[d.process].writes_follow;
+        // Nobody's were seen elsewhere: this is where they are now.
+        let follow = self.programs[d.process].writes_follow > 0.0;
         let here = hardware.nodes[d.node].home;
         for (node, read) in &d.private {
             flow(*node, *read, 0.0, None);

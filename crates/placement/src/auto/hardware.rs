@@ -7,7 +7,8 @@
 //! figures are for one hop; everything that gets worse with distance does so in proportion.
 //!
 //! Every node has a port, through which whatever is remote comes and goes; no firmware says what it carries: [`Settings::link_bw`],
-//! or the most that was seen to pass any.
+//! or the most that was seen to pass any, which is all there is once threads near and far show that a port is full. Persistent memory is modules side
+//! by side, of which one serves a request, and which many writers make slower.
 //!
 //! **Limits.** A controller whose bandwidth is not known never gets crowded. Links between nodes are not told apart: flows meet in
 //! ports only.

@@ -11,15 +11,14 @@
 //!
 //! **Limits.** Measured and predicted throughput are those of the machine: one process's loss can hide behind another's gain.
 
-use std::collections::BTreeMap;
-
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
 use super::asked::{Asked, CRUMBS, Now, OVERDUE, OVERDUE_WINDOWS, STALLED, left_behind, proceed};
+use super::best::{Best, by_process, done};
 use super::demand::{Demand, Demands, Known};
 use crate::processes::sane;
-use crate::{Move, Snapshot, Why};
+use crate::{Move, Snapshot};
 
 /// Windows for which a thread's move is asked for before it counts as stuck.
 const MOST_ASKED: u32 = 10;
@@ -49,7 +48,7 @@ const YOUNG_S: f64 = 3.0;
 /// A load that has lasted for so long is looked at again.
 const AGAIN_S: f64 = 600.0;
 /// What a plan's promise is worth at least, whatever earlier ones kept.
-const LEAST_TRUST: f64 = 0.1;
+const LEAST_TRUST: f64 = 0.3;
 /// A load has changed when this share of its threads has.
 const OTHERS: f64 = 0.2;
 /// A thread has changed when it does so many times as much or as little, which no placement explains, when its share of reads has
@@ -75,19 +74,6 @@ struct Trial {
     sum: f64,
     /// The same by process.
     by: FxHashMap<u32, f64>,
-}
-
-/// The best placement that was measured for this load.
-#[derive(Clone, Debug, Default)]
-struct Best {
-    /// Bytes/s of all threads, and by process.
-    rate: f64,
-    by: FxHashMap<u32, f64>,
-    threads: FxHashMap<u32, NodeId>,
-    /// Processes that were moved with their memory since, and from where.
-    processes: FxHashMap<u32, NodeId>,
-    /// Files that were moved since: from where, and to where.
-    files: BTreeMap<String, (NodeId, NodeId)>,
 }
 
 /// What a thread does, as far as its place does not matter.
@@ -187,7 +173,7 @@ impl History {
                 again.extend(after.iter().map(|a| a.mv.clone()));
                 self.asked.extend(after.into_iter().map(|a| Asked { since_s: now_s, ..a }));
             } else {
-                self.lost = self.windows - self.planned_at;
+                self.lost = (self.windows - self.planned_at).min(STALLED);
                 self.trial = self.trial.take().filter(|trial| trial.without_data);
             }
         }
@@ -249,14 +235,14 @@ impl History {
             let worse = |pid: &u32| best.by.get(pid).is_some_and(|before| mean(pid) < WORSE * before);
             let any = trial.moved.iter().any(|(pid, _)| worse(pid));
             self.veto.extend(trial.moved.iter().filter(|(pid, _)| !any || worse(pid)));
-            let back = back_to(&best, snapshot, demands);
+            let back = best.back_to(snapshot, demands);
             self.best = Some(best);
             // Half of the way back can be worse than both.
             let stuck = |mv: &Move| matches!(mv, Move::Thread { tid, from, .. } if self.came_from(*tid) == Some(*from));
             let able = share < MUCH_WORSE || !back.iter().any(stuck);
             return (!back.is_empty() && able).then_some(Turn::Back(back, share, rate));
         }
-        self.best = Some(if share > 1.0 { placement(snapshot, demands, rate) } else { best });
+        self.best = Some(if share > 1.0 { Best::measured(snapshot, demands, rate) } else { best });
         None
     }
 
@@ -286,7 +272,7 @@ impl History {
             (self.after, self.asked) = std::mem::take(&mut self.asked).into_iter().partition(waits);
         }
         let before = done(snapshot, demands);
-        let best = self.best.get_or_insert_with(|| placement(snapshot, demands, before));
+        let best = self.best.get_or_insert_with(|| Best::measured(snapshot, demands, before));
         let mut moved = Vec::new();
         for (mv, _) in moves {
             match mv {
@@ -379,7 +365,8 @@ impl History {
             known.memory = program.measured.or(known.memory);
             known.lock_s = known.lock_s.max(program.lock_s);
             known.since_s = Some(now_s - program.age_s);
-            known.writes_stay |= !program.writes_follow;
+            known.writes_stay |= program.writes_follow == 0.0;
+            known.writes_follow |= program.writes_follow == 1.0;
             known.writes_spread |= program.writes_spread;
         }
     }
@@ -487,76 +474,9 @@ impl History {
     }
 }
 
-/// Bytes/s that get done. Of mapped memory it is seen which pages are touched, not how often: where programs use it, what the nodes'
-/// controllers serve counts.
-fn done(snapshot: &Snapshot, demands: &Demands) -> f64 {
-    let mapped = |d: &Demand| snapshot.threads[d.thread].file_bytes() == 0;
-    let served: f64 = snapshot.nodes.iter().map(|n| n.read_bytes as f64 + n.write_bytes as f64).sum();
-    let window_s = sane(snapshot.window_s);
-    if demands.threads.iter().any(mapped) && window_s > 0.0 {
-        served / window_s
-    } else {
-        demands.threads.iter().map(|d| d.rate).sum()
-    }
-}
-
 /// Whether most threads have only just been started.
 fn mostly_young(snapshot: &Snapshot, demands: &Demands, now_s: f64) -> bool {
     let started = |d: &Demand| snapshot.threads[d.thread].start_ns.map(|ns| ns as f64 / 1e9);
     let young = demands.threads.iter().filter(|d| started(d).is_some_and(|s| (0.0..YOUNG_S).contains(&(now_s - s))));
     young.count() as f64 > OTHERS * demands.threads.len() as f64
-}
-
-/// Adds what each process gets done.
-fn by_process(demands: &Demands, by: &mut FxHashMap<u32, f64>) {
-    for d in &demands.threads {
-        *by.entry(demands.programs[d.process].pid).or_default() += d.rate;
-    }
-}
-
-/// Where all threads are, and what they get there.
-fn placement(snapshot: &Snapshot, demands: &Demands, rate: f64) -> Best {
-    let at = |d: &Demand| (snapshot.threads[d.thread].tid, snapshot.threads[d.thread].node);
-    let mut by = FxHashMap::default();
-    by_process(demands, &mut by);
-    Best {
-        rate,
-        by,
-        threads: demands.threads.iter().map(at).collect(),
-        processes: FxHashMap::default(),
-        files: BTreeMap::new(),
-    }
-}
-
-/// The moves that lead back to a placement.
-fn back_to(best: &Best, snapshot: &Snapshot, demands: &Demands) -> Vec<Move> {
-    let reason = crate::Reason::ReadLocality;
-    let file = |(file, (to, from)): (&String, &(NodeId, NodeId))| Move::File {
-        file: file.clone(),
-        from: *from,
-        to: *to,
-        reason,
-        why: Why::default(),
-    };
-    let mut back: Vec<Move> = best.files.iter().map(file).collect();
-    // A process that was spread goes back thread by thread; its memory stays.
-    let whole = |pid: u32, to: NodeId| {
-        let mut own = snapshot.threads.iter().filter(|t| t.pid == pid);
-        own.all(|t| best.threads.get(&t.tid).is_none_or(|node| *node == to))
-    };
-    let processes: FxHashMap<u32, NodeId> =
-        best.processes.iter().filter(|(pid, to)| whole(**pid, **to)).map(|(pid, to)| (*pid, *to)).collect();
-    for (pid, to) in &processes {
-        let from = snapshot.threads.iter().find(|t| t.pid == *pid).map(|t| t.node).filter(|from| from != to);
-        back.extend(from.map(|from| Move::Process { pid: *pid, from, to: *to, reason, why: Why::default() }));
-    }
-    back.sort_by_key(|mv| if let Move::Process { pid, .. } = mv { *pid } else { 0 }); // stable: files stay first
-    for t in demands.threads.iter().map(|d| &snapshot.threads[d.thread]) {
-        let to = best.threads.get(&t.tid).copied().filter(|to| *to != t.node && t.held.is_none());
-        if let Some(to) = to.filter(|_| !processes.contains_key(&t.pid)) {
-            let (tid, pid, start_ns, from) = (t.tid, t.pid, t.start_ns, t.node);
-            back.push(Move::Thread { tid, pid, start_ns, from, to, reason, why: Why::default() });
-        }
-    }
-    back
 }

@@ -16,6 +16,7 @@
 //! the papers until a process shows its own.
 
 mod asked;
+mod best;
 mod changes;
 mod cost;
 mod data;

@@ -131,6 +131,9 @@ fn stays(renewed: f64, horizon_s: f64) -> f64 {
     (-renewed * horizon_s).exp()
 }
 
+/// Where writes do not follow the thread, some file systems write where the data is and others where their device is, which shows
+/// only once data was moved: this share is taken to go with the data.
+const IN_PLACE: f64 = 0.5;
 /// How often the model is held against the window that it was made from.
 const FITTED: usize = 4;
 /// Software takes at least this share of the CPU time per byte.
@@ -278,10 +281,13 @@ impl<'a> Model<'a> {
                         continue;
                     }
                     let rate = seat.count as f64 * written * team.rate;
-                    if program.writes_follow {
-                        add(&mut writers[*g], self.hardware.nodes[seat.node].home, rate);
-                    } else {
+                    let follow = program.writes_follow;
+                    if follow > 0.0 {
+                        add(&mut writers[*g], self.hardware.nodes[seat.node].home, follow * rate);
+                    }
+                    if follow < 1.0 {
                         // Spread by the file system, or to its device: new blocks go where they go now.
+                        let rate = (1.0 - follow) * rate;
                         list[*g].places.iter().for_each(|(node, share)| add(&mut writers[*g], *node, share * rate));
                     }
                 }
@@ -315,7 +321,7 @@ impl<'a> Model<'a> {
     ) -> f64 {
         let hardware = self.hardware;
         let program = &self.demands.programs[team.process];
-        let here = hardware.nodes[seat.node].home;
+        let (here, follow) = (hardware.nodes[seat.node].home, program.writes_follow);
         let mut memory_s = 0.0;
         let mut flow = |node: usize, read: f64, written: f64, relief: f64| {
             let cost = |at: usize| relief * read * hardware.read_s(at, node) + written * hardware.write_s(at, node);
@@ -330,35 +336,30 @@ impl<'a> Model<'a> {
         }
         if old < 1.0 {
             let new = (1.0 - old) * team.private.iter().map(|p| p.1).sum::<f64>();
-            if program.writes_follow {
-                flow(here, new, 0.0, 1.0);
-            } else {
-                let all: f64 = team.wrote.iter().map(|w| w.1).sum();
-                team.wrote.iter().for_each(|(node, share)| flow(*node, new * share / all, 0.0, 1.0));
+            let all: f64 = team.wrote.iter().map(|w| w.1).sum();
+            flow(here, follow * new, 0.0, 1.0);
+            if follow < 1.0 {
+                team.wrote.iter().for_each(|(node, share)| flow(*node, (1.0 - follow) * new * share / all, 0.0, 1.0));
             }
         }
         for (g, read, written) in &team.shared {
             let relief = 1.0 - self.settings.cache_shared * beside(&crowds[*g], seat.node);
-            let stays = !program.writes_follow && !program.writes_spread;
-            for (node, share) in &places[*g] {
-                flow(*node, read * share, if stays { written * share } else { 0.0 }, relief);
-            }
-            if program.writes_spread && !program.writes_follow {
-                let spread = &self.demands.groups.list[*g].places;
-                spread.iter().for_each(|(node, share)| flow(*node, 0.0, written * share, 1.0));
-            }
-            if program.writes_follow && *written > 0.0 {
-                flow(here, 0.0, *written, 1.0);
-            }
+            let stays = (1.0 - follow) * written;
+            let in_place = if program.writes_spread { 0.0 } else { IN_PLACE * stays };
+            places[*g].iter().for_each(|(node, share)| flow(*node, read * share, in_place * share, relief));
+            flow(here, 0.0, follow * written, 1.0);
+            let lands = &self.demands.groups.list[*g].places;
+            lands.iter().for_each(|(node, share)| flow(*node, 0.0, (stays - in_place) * share, 1.0));
         }
-        if program.writes_follow {
-            flow(here, 0.0, team.writes, 1.0);
-        } else {
-            match seat.data.filter(|_| !program.writes_spread) {
-                Some(node) => flow(node, 0.0, team.writes, 1.0),
-                None => team.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, *share, 1.0)),
+        flow(here, 0.0, follow * team.writes, 1.0);
+        let in_place = match seat.data.filter(|_| !program.writes_spread) {
+            Some(node) => {
+                flow(node, 0.0, IN_PLACE * (1.0 - follow) * team.writes, 1.0);
+                IN_PLACE
             }
-        }
+            None => 0.0,
+        };
+        team.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, (1.0 - follow) * (1.0 - in_place) * share, 1.0));
         let far = match seating.processes[team.process] {
             Some(node) => {
                 let home = hardware.nodes[node].home;

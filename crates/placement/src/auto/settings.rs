@@ -22,10 +22,11 @@ pub struct Settings {
     pub nvm_sustained: f64,
     /// Bytes/s that one module of persistent memory reads at most: how many there are follows from it (NT III-C1).
     pub nvm_module_bw: f64,
-    /// Bytes/s that a node's port to the other nodes carries, both ways together, until more is seen: two UPI links of 10.4 GT/s.
+    /// Bytes/s that a node's port to the other nodes carries, both ways together, until more is seen: one UPI link of 10.4 GT/s. Firmware does
+    /// not say; too little makes threads go home too willingly, too much hides that a port is full.
     pub link_bw: f64,
     /// Seconds per byte for one thread that reads persistent memory through a file system, locally and alone: what makes DF's TH_l
-    /// (MTP, webserver) come out. Mapped reads stream at 2.8 GB/s (NP Fig. 3); the kernel's copies wait for each line.
+    /// (MTP, webserver) come out beside modules of which one serves a request. Mapped reads stream at 2.8 GB/s (NP Fig. 3); the kernel's copies wait for each line.
     pub nvm_read_s: f64,
     /// The same for writes: 4 KiB in 671 ns (SplitFS, SOSP'19, table 1).
     pub nvm_write_s: f64,
@@ -70,7 +71,7 @@ impl Default for Settings {
             remote_load: 1.0 / (1.0 - 0.346),
             nvm_sustained: 6.0 / 6.8,
             nvm_module_bw: 6.8e9,
-            link_bw: 41.6e9,
+            link_bw: 20.8e9,
             nvm_read_s: 0.67e-9,
             nvm_write_s: 671e-9 / 4096.0,
             dram_s: 1.0 / 6.7e9,

@@ -1,0 +1,99 @@
+//! What gets done, and the placement at which most got done.
+//!
+//! **Problem.** A plan is judged by what everybody gets before and after it, and has to be undone as a whole.
+//!
+//! **Approach.** The best placement of a load that was measured is kept: where its threads were, and what has been moved since. The way
+//! back to it are moves like any others.
+//!
+//! **Limits.** Memory of a process whose threads were on several nodes stays where it was moved.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+use topology::NodeId;
+
+use super::demand::{Demand, Demands};
+use crate::processes::sane;
+use crate::{Move, Snapshot, Why};
+
+/// The best placement that was measured for this load.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Best {
+    /// Bytes/s of all threads, and by process.
+    pub rate: f64,
+    pub by: FxHashMap<u32, f64>,
+    pub threads: FxHashMap<u32, NodeId>,
+    /// Processes that were moved with their memory since, and from where.
+    pub processes: FxHashMap<u32, NodeId>,
+    /// Files that were moved since: from where, and to where.
+    pub files: BTreeMap<String, (NodeId, NodeId)>,
+}
+
+impl Best {
+    /// Where all threads are, and what they get there.
+    pub fn measured(snapshot: &Snapshot, demands: &Demands, rate: f64) -> Self {
+        let at = |d: &Demand| (snapshot.threads[d.thread].tid, snapshot.threads[d.thread].node);
+        let mut by = FxHashMap::default();
+        by_process(demands, &mut by);
+        Self {
+            rate,
+            by,
+            threads: demands.threads.iter().map(at).collect(),
+            processes: FxHashMap::default(),
+            files: BTreeMap::new(),
+        }
+    }
+
+    /// The moves that lead back to a placement.
+    pub fn back_to(&self, snapshot: &Snapshot, demands: &Demands) -> Vec<Move> {
+        let reason = crate::Reason::ReadLocality;
+        let file = |(file, (to, from)): (&String, &(NodeId, NodeId))| Move::File {
+            file: file.clone(),
+            from: *from,
+            to: *to,
+            reason,
+            why: Why::default(),
+        };
+        let mut back: Vec<Move> = self.files.iter().map(file).collect();
+        // A process that was spread goes back thread by thread; its memory stays.
+        let whole = |pid: u32, to: NodeId| {
+            let mut own = snapshot.threads.iter().filter(|t| t.pid == pid);
+            own.all(|t| self.threads.get(&t.tid).is_none_or(|node| *node == to))
+        };
+        let processes: FxHashMap<u32, NodeId> =
+            self.processes.iter().filter(|(pid, to)| whole(**pid, **to)).map(|(pid, to)| (*pid, *to)).collect();
+        for (pid, to) in &processes {
+            let from = snapshot.threads.iter().find(|t| t.pid == *pid).map(|t| t.node).filter(|from| from != to);
+            back.extend(from.map(|from| Move::Process { pid: *pid, from, to: *to, reason, why: Why::default() }));
+        }
+        back.sort_by_key(|mv| if let Move::Process { pid, .. } = mv { *pid } else { 0 }); // stable: files stay first
+        for t in demands.threads.iter().map(|d| &snapshot.threads[d.thread]) {
+            let to = self.threads.get(&t.tid).copied().filter(|to| *to != t.node && t.held.is_none());
+            if let Some(to) = to.filter(|_| !processes.contains_key(&t.pid)) {
+                let (tid, pid, start_ns, from) = (t.tid, t.pid, t.start_ns, t.node);
+                back.push(Move::Thread { tid, pid, start_ns, from, to, reason, why: Why::default() });
+            }
+        }
+        back
+    }
+}
+
+/// Bytes/s that get done. Of mapped memory it is seen which pages are touched, not how often: where programs use it, what the nodes'
+/// controllers serve counts.
+pub(super) fn done(snapshot: &Snapshot, demands: &Demands) -> f64 {
+    let mapped = |d: &Demand| snapshot.threads[d.thread].file_bytes() == 0;
+    let served: f64 = snapshot.nodes.iter().map(|n| n.read_bytes as f64 + n.write_bytes as f64).sum();
+    let window_s = sane(snapshot.window_s);
+    if demands.threads.iter().any(mapped) && window_s > 0.0 {
+        served / window_s
+    } else {
+        demands.threads.iter().map(|d| d.rate).sum()
+    }
+}
+
+/// Adds what each process gets done.
+pub(super) fn by_process(demands: &Demands, by: &mut FxHashMap<u32, f64>) {
+    for d in &demands.threads {
+        *by.entry(demands.programs[d.process].pid).or_default() += d.rate;
+    }
+}
