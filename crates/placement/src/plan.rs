@@ -127,6 +127,11 @@ pub struct Declined {
     pub why: String,
 }
 
+impl Declined {
+    /// It stays with those that it shares a file with, where it is.
+    pub const SHARES_FILE: &str = "shares_file";
+}
+
 /// What a policy expects of its plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Prediction {

@@ -163,7 +163,7 @@ fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &
         .map(|(_, thread, stay)| {
             let (reason, why) = match stay {
                 Stay::Held(held) => ("held", held_why(thread, held)),
-                Stay::SharesFile => ("shares_file", files.shared_by(thread)),
+                Stay::SharesFile => (Declined::SHARES_FILE, files.shared_by(thread)),
                 Stay::Relieved(target, relief) => relieved(machine, target, thread, relief),
                 Stay::Untargeted(target) => untargeted(machine, target, margin, thread),
             };
