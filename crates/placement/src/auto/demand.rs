@@ -163,9 +163,8 @@ impl Demands {
         let mut pids: Vec<u32> = listed.iter().map(|i| snapshot.threads[*i].pid).collect();
         pids.sort_unstable();
         pids.dedup();
-        // Bytes written by each process, those of them to other nodes, those of threads that write here and there, and those to the
-        // writers' nodes.
-        let mut written = vec![(0.0, 0.0, 0.0, Shares::new()); pids.len()];
+        // Bytes written by each process, those of threads that write here and there, and those to the writers' nodes.
+        let mut written = vec![(0.0, 0.0, Shares::new()); pids.len()];
         for i in listed {
             let t = &snapshot.threads[*i];
             if let Ok(p) = pids.binary_search(&t.pid) {
@@ -173,26 +172,22 @@ impl Demands {
                 let local = home.map_or(0.0, |h| t.write_bytes.get(hardware.nodes[h].id) as f64);
                 let all = t.write_bytes.total() as f64;
                 written[p].0 += all;
-                written[p].1 += all - local;
-                add(&mut written[p].3, home.unwrap_or(0), local);
+                add(&mut written[p].2, home.unwrap_or(0), local);
                 let most = t.write_bytes.iter().map(|(_, bytes)| bytes).max().unwrap_or(0) as f64;
-                written[p].2 += if most <= ON_ONE * all { all } else { 0.0 };
+                written[p].1 += if most <= ON_ONE * all { all } else { 0.0 };
             }
         }
-        let several = |local: &Shares| {
-            let (all, most) = local.iter().fold((0.0, 0.0f64), |sum, s| (sum.0 + s.1, sum.1.max(s.1)));
-            all - most > ELSEWHERE * all
-        };
         self.programs = (pids.iter().zip(written))
-            .map(|(pid, (all, elsewhere, spread, local))| {
+            .map(|(pid, (all, spread, local))| {
+                let (near, most) = local.iter().fold((0.0, 0.0f64), |sum, s| (sum.0 + s.1, sum.1.max(s.1)));
                 let known = known.get(pid).copied().unwrap_or_default();
                 Program {
                     pid: *pid,
                     memory: Shares::new(),
                     lock_s: known.lock_s,
                     writes_follow: match () {
-                        _ if known.writes_stay || elsewhere > ELSEWHERE * all => 0.0,
-                        _ if known.writes_follow || several(&local) => 1.0,
+                        _ if known.writes_stay || all - near > ELSEWHERE * all => 0.0,
+                        _ if known.writes_follow || near - most > ELSEWHERE * near => 1.0,
                         _ => UNSURE,
                     },
                     writes_spread: known.writes_spread || spread > 0.5 * all,

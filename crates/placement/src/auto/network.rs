@@ -40,6 +40,11 @@ pub(super) struct Visit {
 }
 
 impl Visit {
+    /// A thread's own share of a queue, at `rate` bytes/s: q = x (R + v z) / (1 + x v S).
+    pub fn queued(&self, rate: f64, queue: f64) -> f64 {
+        rate * (self.alone + self.work * queue) / (1.0 + rate * self.work * self.service)
+    }
+
     /// Makes what is written longer; returns by how much the visit is longer alone.
     pub fn crowd(&mut self, crowded: f64) -> f64 {
         self.work += self.written * (crowded - 1.0);

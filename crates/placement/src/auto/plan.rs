@@ -13,6 +13,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use topology::NodeId;
 
+use super::asked::CRUMBS;
 use super::data::{Shares, add, main_node};
 use super::demand::Demands;
 use super::search::{Change, Found};
@@ -165,7 +166,7 @@ fn file_moves(snapshot: &Snapshot, file: usize, to: NodeId, why: &str, takes_s: 
     let observed = &snapshot.files[file];
     for (from, bytes) in observed.bytes.iter().filter(|(from, bytes)| *from != to && *bytes > 0) {
         // Crumbs are not worth a move.
-        if bytes as f64 >= 0.02 * observed.bytes.total() as f64 {
+        if bytes as f64 >= CRUMBS * observed.bytes.total() as f64 {
             let (file, reason) = (observed.file.clone(), Reason::OverloadedHome);
             moves.push((Move::File { file, from, to, reason, why: why.into() }, takes_s));
         }

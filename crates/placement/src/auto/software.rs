@@ -9,6 +9,7 @@
 //! **Limits.** Behind a full controller it cannot be seen how much of the time is waiting.
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::Settings;
 use super::demand::{Demand, Demands, Program};
@@ -35,8 +36,10 @@ const ROUNDS: usize = 4;
 impl Demands {
     /// `soft_s` is all CPU time per byte so far: takes out the waiting at controllers, then memory.
     pub fn tell_memory_from_software(&mut self, hardware: &Hardware, snapshot: &Snapshot, settings: &Settings) {
-        let queues = self.queues(hardware);
-        let seen: Vec<Seen> = self.threads.iter().map(|d| self.seen(hardware, settings, &queues, d)).collect();
+        let visits: Vec<Visits> = self.threads.iter().map(|d| self.visits(hardware, d)).collect();
+        let queues = self.queues(hardware, &visits);
+        let see = |(d, visits): (&Demand, &Visits)| self.seen(hardware, settings, &queues, d, visits);
+        let seen: Vec<Seen> = self.threads.iter().zip(&visits).map(see).collect();
         // What distance costs, where threads of a process that do the same are at different distances: of y = own × software +
         // distance × far, by least squares, with software of each such set of threads its own.
         let mut alike: FxHashMap<(usize, &str, u32), Vec<usize>> = FxHashMap::default();
@@ -121,49 +124,40 @@ impl Demands {
     }
 
     /// The queues that the observed rates imply.
-    fn queues(&self, hardware: &Hardware) -> Queues {
+    fn queues(&self, hardware: &Hardware, visits: &[Visits]) -> Queues {
         // z = Σ k S q with q = x (R + v z) / (1 + x v S): linear in z, so z = Σ S x R / (1 + x v S) / (1 − Σ S x v / (1 + x v S)). How many
         // write at a time follows from the queue, and the queue from how long they write.
         let n = hardware.stations();
         // From the top: a controller that is as full as many writers make it is hardly so by chance.
         let many = |at: usize| if at < hardware.len() { hardware.crowded(at, f64::INFINITY) } else { 1.0 };
         let mut queues = Queues { queue: vec![0.0; n], crowded: (0..n).map(many).collect() };
-        let all: Vec<(f64, Visits)> = self.threads.iter().map(|d| (d.rate, self.visits(hardware, d))).collect();
         for _ in 0..ROUNDS {
-            let (mut alone, mut busy, mut writers) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
-            let each = |queues: &Queues, visit: &mut dyn FnMut(&Visit, f64)| {
-                for (rate, visits) in &all {
-                    visits
-                        .0
-                        .iter()
-                        .map(|v| queues.crowd(v))
-                        .for_each(|v| visit(&v, rate / (1.0 + rate * v.work * v.service)));
-                }
+            let of = |(d, visits): (&Demand, &Visits)| -> SmallVec<[(f64, Visit); 8]> {
+                visits.0.iter().map(|v| (d.rate, queues.crowd(v))).collect()
             };
-            each(&queues, &mut |v, once| {
+            let crowded: Vec<(f64, Visit)> = self.threads.iter().zip(visits).flat_map(of).collect();
+            let (mut alone, mut busy, mut writers) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
+            for (rate, v) in &crowded {
+                let once = rate / (1.0 + rate * v.work * v.service);
                 alone[v.station] += v.service * once * v.alone;
                 busy[v.station] += v.service * once * v.work;
-            });
+            }
             queues.queue = alone.iter().zip(&busy).map(|(alone, busy)| alone / (1.0 - busy.min(BUSIEST))).collect();
-            each(&queues, &mut |v, once| {
-                writers[v.station] += once * (v.alone + v.work * queues.queue[v.station]) * v.written / v.work;
-            });
-            queues
-                .crowded
-                .iter_mut()
-                .enumerate()
-                .take(hardware.len())
-                .for_each(|(at, c)| *c = hardware.crowded(at, writers[at]));
+            for (rate, v) in &crowded {
+                writers[v.station] += v.queued(*rate, queues.queue[v.station]) * v.written / v.work;
+            }
+            for (at, factor) in queues.crowded.iter_mut().enumerate().take(hardware.len()) {
+                *factor = hardware.crowded(at, writers[at]);
+            }
         }
         queues
     }
 
-    fn seen(&self, hardware: &Hardware, settings: &Settings, queues: &Queues, d: &Demand) -> Seen {
+    fn seen(&self, hardware: &Hardware, settings: &Settings, queues: &Queues, d: &Demand, visits: &Visits) -> Seen {
         let (mut memory, mut far, mut waits) = (0.0, 0.0, 0.0);
-        for visit in &self.visits(hardware, d).0 {
+        for visit in &visits.0 {
             let (v, queue) = (queues.crowd(visit), queues.queue[visit.station]);
-            let q = d.rate * (v.alone + v.work * queue) / (1.0 + d.rate * v.work * v.service);
-            waits += v.work * (queue - v.service * q).max(0.0);
+            waits += v.work * (queue - v.service * v.queued(d.rate, queue)).max(0.0);
         }
         self.each_flow(hardware, d, |node, read, written, group| {
             let relief = group.map_or(1.0, |g| 1.0 - settings.cache_shared * self.groups.beside(g, d.node));
