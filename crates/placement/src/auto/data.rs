@@ -14,13 +14,13 @@ use smallvec::SmallVec;
 use super::hardware::Hardware;
 use crate::Snapshot;
 
-/// Amounts by node index, few and unsorted.
+/// Amounts by rising node index: few, or one for each of many nodes.
 pub(super) type Shares = SmallVec<[(usize, f64); 2]>;
 
 pub(super) fn add(shares: &mut Shares, node: usize, amount: f64) {
-    match shares.iter_mut().find(|s| s.0 == node) {
-        Some(share) => share.1 += amount,
-        None => shares.push((node, amount)),
+    match shares.binary_search_by_key(&node, |s| s.0) {
+        Ok(at) => shares[at].1 += amount,
+        Err(at) => shares.insert(at, (node, amount)),
     }
 }
 

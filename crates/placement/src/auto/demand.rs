@@ -197,12 +197,17 @@ impl Demands {
                 }
             })
             .collect();
+        let mut last: Option<&Thread> = None;
         for t in &snapshot.threads {
+            if last.is_some_and(|l| l.pid == t.pid && l.held == t.held && l.allowed_nodes == t.allowed_nodes) {
+                continue;
+            }
             if let Ok(p) = pids.binary_search(&t.pid) {
                 for (node, allowed) in hardware.nodes.iter().zip(&mut self.programs[p].allowed) {
                     *allowed &= t.held.is_none() && t.allowed_nodes.contains(&node.id);
                 }
             }
+            last = Some(t);
         }
         for process in &snapshot.processes {
             if let Ok(p) = pids.binary_search(&process.pid) {
@@ -228,14 +233,10 @@ impl Demands {
         let node = hardware.index(t.node).unwrap_or(0);
         let mut d = Demand { thread: index, node, memory: 1.0, distance: 1.0, ..Demand::default() };
         d.process = self.programs.partition_point(|p| p.pid < t.pid);
-        let mut allowed = vec![false; hardware.len()];
-        for n in t.allowed_nodes.iter().filter_map(|id| hardware.index(*id)) {
-            allowed[n] = hardware.nodes[n].cpus > 0.0;
-        }
-        d.allowed = self.allowed.iter().position(|a| *a == allowed).unwrap_or_else(|| {
-            self.allowed.push(allowed);
-            self.allowed.len() - 1
-        });
+        d.allowed = match self.threads.last() {
+            Some(last) if snapshot.threads[last.thread].allowed_nodes == t.allowed_nodes => last.allowed,
+            _ => self.allowed(hardware, t),
+        };
 
         // Bytes first, fractions at the end.
         let mut rest = Shares::new();
@@ -312,6 +313,18 @@ impl Demands {
         d.off_s = (missing - waited) / all;
         (d.seen_on_s, d.seen_off_s) = (d.soft_s, d.off_s);
         d
+    }
+
+    /// Index of the nodes with CPUs that a thread may run on, in [`Self::allowed`].
+    fn allowed(&mut self, hardware: &Hardware, t: &Thread) -> usize {
+        let mut allowed = vec![false; hardware.len()];
+        for n in t.allowed_nodes.iter().filter_map(|id| hardware.index(*id)) {
+            allowed[n] = hardware.nodes[n].cpus > 0.0;
+        }
+        self.allowed.iter().position(|a| *a == allowed).unwrap_or_else(|| {
+            self.allowed.push(allowed);
+            self.allowed.len() - 1
+        })
     }
 
     /// Time per byte, by station.

@@ -55,36 +55,51 @@ impl Visit {
     }
 }
 
-/// The visits of one thread, one for each station.
+/// The visits of one thread, one for each station: the port of its own node if it uses it, then by node, controller before port.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Visits(pub SmallVec<[Visit; 8]>);
 
 impl Visits {
-    fn add(&mut self, visit: Visit) {
-        match self.0.iter_mut().find(|v| v.station == visit.station) {
-            Some(v) => {
-                v.work += visit.work;
-                v.alone += visit.alone;
-                v.written += visit.written;
-            }
-            None if visit.work > 0.0 => self.0.push(visit),
-            None => {}
-        }
-    }
-
     /// Bytes that a thread on `at` reads and writes on `node`, for which it takes `media_s` when nobody else is there.
     pub fn flow(&mut self, hardware: &Hardware, at: usize, node: usize, (read, written): (f64, f64), media_s: f64) {
         let (m, service) = (&hardware.nodes[node], hardware.service(at, node));
         let written_s = written * m.write_work;
         let work = read * m.read_work + written_s;
         let alone = hardware.alone(node, work * service, media_s);
-        self.add(Visit { station: node, work, service, alone, written: written_s });
+        let nodes = hardware.len();
+        // Its own port first, then by node: who comes by rising node always comes last.
+        let order = |station: usize| match station {
+            _ if station == nodes + at => 0,
+            _ if station < nodes => 2 * station + 1,
+            _ => 2 * (station - nodes) + 2,
+        };
+        self.add(Visit { station: node, work, service, alone, written: written_s }, order);
         if at != node {
             let work = (read + written) * hardware.port_s(at, node);
-            for port in [at, node] {
-                let station = hardware.len() + port;
-                self.add(Visit { station, work, service: 1.0, alone: work, written: 0.0 });
+            for station in [nodes + at, nodes + node] {
+                self.add(Visit { station, work, service: 1.0, alone: work, written: 0.0 }, order);
             }
+        }
+    }
+
+    fn add(&mut self, visit: Visit, order: impl Fn(usize) -> usize) {
+        if visit.work <= 0.0 {
+            return;
+        }
+        let of = order(visit.station);
+        let at = match (self.0.first(), self.0.last()) {
+            (Some(first), _) if first.station == visit.station => Ok(0),
+            (_, Some(last)) if of > order(last.station) => Err(self.0.len()),
+            _ => self.0.binary_search_by_key(&of, |v| order(v.station)),
+        };
+        match at {
+            Ok(at) => {
+                let v = &mut self.0[at];
+                v.work += visit.work;
+                v.alone += visit.alone;
+                v.written += visit.written;
+            }
+            Err(at) => self.0.insert(at, visit),
         }
     }
 }

@@ -9,7 +9,6 @@
 //! **Limits.** Behind a full controller it cannot be seen how much of the time is waiting.
 
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
 
 use super::Settings;
 use super::demand::{Demand, Demands, Program};
@@ -132,19 +131,19 @@ impl Demands {
         let many = |at: usize| if at < hardware.len() { hardware.crowded(at, f64::INFINITY) } else { 1.0 };
         let mut queues = Queues { queue: vec![0.0; n], crowded: (0..n).map(many).collect() };
         for _ in 0..ROUNDS {
-            let of = |(d, visits): (&Demand, &Visits)| -> SmallVec<[(f64, Visit); 8]> {
-                visits.0.iter().map(|v| (d.rate, queues.crowd(v))).collect()
-            };
-            let crowded: Vec<(f64, Visit)> = self.threads.iter().zip(visits).flat_map(of).collect();
             let (mut alone, mut busy, mut writers) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
-            for (rate, v) in &crowded {
-                let once = rate / (1.0 + rate * v.work * v.service);
-                alone[v.station] += v.service * once * v.alone;
-                busy[v.station] += v.service * once * v.work;
+            for (d, visits) in self.threads.iter().zip(visits) {
+                for v in visits.0.iter().map(|v| queues.crowd(v)) {
+                    let once = d.rate / (1.0 + d.rate * v.work * v.service);
+                    alone[v.station] += v.service * once * v.alone;
+                    busy[v.station] += v.service * once * v.work;
+                }
             }
             queues.queue = alone.iter().zip(&busy).map(|(alone, busy)| alone / (1.0 - busy.min(BUSIEST))).collect();
-            for (rate, v) in &crowded {
-                writers[v.station] += v.queued(*rate, queues.queue[v.station]) * v.written / v.work;
+            for (d, visits) in self.threads.iter().zip(visits) {
+                for v in visits.0.iter().filter(|v| v.written > 0.0).map(|v| queues.crowd(v)) {
+                    writers[v.station] += v.queued(d.rate, queues.queue[v.station]) * v.written / v.work;
+                }
             }
             for (at, factor) in queues.crowded.iter_mut().enumerate().take(hardware.len()) {
                 *factor = hardware.crowded(at, writers[at]);
