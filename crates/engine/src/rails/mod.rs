@@ -18,7 +18,7 @@ pub mod rate;
 pub mod settled;
 
 use placement::{Move, Thread};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use topology::{NodeId, Topology};
 
@@ -81,8 +81,8 @@ pub struct Rails {
     settings: Settings,
     threads: FxHashMap<Key, History>,
     bucket: TokenBucket,
-    /// Threads for which a move was let through in this window.
-    passed: FxHashSet<Key>,
+    /// What a move was let through for in this window: from where, and to where.
+    passed: FxHashMap<Key, (NodeId, NodeId)>,
     /// How many refused moves of this window may still give their token back.
     refunds: u32,
     now: f64,
@@ -95,7 +95,7 @@ impl Rails {
             bucket: TokenBucket::new(settings.moves_per_s, settings.burst),
             settings: settings.clone(),
             threads: FxHashMap::default(),
-            passed: FxHashSet::default(),
+            passed: FxHashMap::default(),
             refunds: 0,
             now: f64::NEG_INFINITY,
         }
@@ -113,7 +113,8 @@ impl Rails {
 
     /// Whether a move may be made now. Letting it through takes a token.
     pub fn check(&mut self, key: Key, from: NodeId, to: NodeId) -> Result<(), HeldBack> {
-        if self.passed.contains(&key) {
+        // A file may come from several nodes, but only to one.
+        if self.passed.get(&key).is_some_and(|passed| passed.0 == from || passed.1 != to) {
             return Err(HeldBack::new(Rail::Dwell, "already named in this window"));
         }
         match self.threads.get(&key) {
@@ -127,7 +128,7 @@ impl Rails {
             let why = format!("more than {} moves per second: node {from} → {to} waits", self.settings.moves_per_s);
             return Err(HeldBack::new(Rail::Rate, why));
         }
-        self.passed.insert(key);
+        self.passed.insert(key, (from, to));
         // Counts against the bound from now on; the next window drops it again if nothing comes of it.
         self.threads.entry(key).or_default();
         Ok(())
@@ -293,6 +294,15 @@ mod tests {
         rails.check((1, 0), A, B).unwrap();
         rails.made((1, 0), A, B);
         assert_eq!(rails.check((1, 0), B, A).unwrap_err().rail, Rail::Dwell);
+    }
+
+    #[test]
+    fn a_file_may_come_from_several_nodes_to_one() {
+        let c = NodeId(2);
+        let mut rails = rails(|_| {});
+        rails.begin(1.0);
+        assert_eq!([rails.check((0, 9), A, B), rails.check((0, 9), c, B)], [Ok(()), Ok(())]);
+        assert_eq!(rails.check((0, 9), B, c).unwrap_err().rail, Rail::Dwell);
     }
 
     #[test]
