@@ -46,6 +46,16 @@ fn auto_does_not_lose_again_what_it_lost() {
         (5, 59, 0.106, "a thread was bound where its process was just leaving"),
         (5, 112, 0.460, "a plan was made, and measured against, while the kernel still spread the threads"),
         (1, 357, 0.377, "half of a plan was taken back, the other half could not go back"),
+        (20261122, 353, 0.080, "data that was refused was waited for and measured as if it had moved"),
+        (7, 178, 0.230, "writes of a thread that had just moved were taken for writes that stay where they are"),
+        (7, 277, 0.400, "each of 42 files was taken to move at once, while they move one after the other"),
+        (7, 597, 0.120, "of a file on several nodes only one part was moved"),
+        (
+            20261122,
+            257,
+            0.090,
+            "who writes next to it and reads elsewhere was as likely to write there wherever it goes as not",
+        ),
     ] {
         let result = compare(&random::scenario(seed, scenario).unwrap()).unwrap();
         let regret = result.policies["auto"].regret;

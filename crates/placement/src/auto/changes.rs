@@ -140,8 +140,7 @@ impl Model<'_> {
         changes: &mut Vec<(f64, Change)>,
     ) {
         let team = &self.teams[t];
-        let moves_data = team.file_bytes > 0.0
-            && self.file_copy_s(team.file_bytes) * self.settings.file_move_overhead <= self.settings.horizon_s;
+        let moves_data = team.file_bytes > 0.0 && self.file_copy_s(team.file_bytes) <= self.settings.horizon_s;
         let mut counts: SmallVec<[usize; 4]> = SmallVec::new();
         for count in [seat.count, seat.count.div_ceil(2), seat.count.div_ceil(4), 1] {
             if !counts.contains(&count) {
@@ -272,13 +271,12 @@ impl Model<'_> {
             }
             for node in 0..self.hardware.len() {
                 let away = self.group_bytes(g, node);
-                let copy_s = self.file_copy_s(away) * self.settings.file_move_overhead;
                 let home = self.hardware.nodes[node].home;
                 if seating.groups[g] == Some(node)
                     || home != node
                     || away <= 0.0
                     || away > self.hardware.nodes[node].free
-                    || copy_s > self.settings.horizon_s
+                    || self.file_copy_s(away) > self.settings.horizon_s
                 {
                     continue;
                 }

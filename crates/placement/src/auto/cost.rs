@@ -8,42 +8,51 @@
 //! **Limits.** Copies are taken to run one after the other, at the papers' speeds.
 
 use super::seating::{Model, Seating};
+use super::team::Team;
 
 impl Model<'_> {
     /// Bytes that the moves of this seating cost, once.
     pub fn cost(&self, seating: &Seating) -> f64 {
         let s = self.settings;
-        let mut cost = 0.0;
+        let (mut cost, mut waiting, mut copies_s) = (0.0, 0.0, 0.0);
+        let mut file = |rate: f64, count: f64, bytes: f64| {
+            let copy_s = self.file_copy_s(bytes);
+            cost += count * self.file_cost(rate, copy_s);
+            waiting += count * rate;
+            copies_s += count * copy_s;
+        };
         for (team, seats) in self.teams.iter().zip(&seating.seats) {
-            for seat in seats {
-                let count = seat.count as f64;
-                if seat.node != team.node {
-                    cost += count * team.rate * s.thread_move_s;
-                }
-                if seat.data.is_some() {
-                    cost += count * self.file_cost(team.rate, team.file_bytes);
-                }
+            for seat in seats.iter().filter(|seat| seat.data.is_some()) {
+                file(team.rate, seat.count as f64, team.file_bytes);
             }
         }
         for (g, to) in seating.groups.iter().enumerate() {
             if let Some(to) = to {
-                cost += self.file_cost(self.group_rate(g), self.group_bytes(g, *to));
+                file(self.group_rate(g), 1.0, self.group_bytes(g, *to));
+            }
+        }
+        // Who comes after others waits for half of them on average.
+        cost = cost.max(self.file_cost(waiting, copies_s / 2.0));
+        for (team, seats) in self.teams.iter().zip(&seating.seats) {
+            for seat in seats.iter().filter(|seat| seat.node != team.node) {
+                cost += seat.count as f64 * team.rate * s.thread_move_s;
             }
         }
         for (p, to) in seating.processes.iter().enumerate() {
             if let Some(to) = to {
-                // Half of all processes end within their age again (Harchol-Balter and Downey 1997): who has to stand still first
-                // must win that back by then.
-                let life_s = self.demands.programs[p].age_s.min(s.horizon_s).max(f64::MIN_POSITIVE);
+                // Of processes of age T, T / (T + t) are there t later (Harchol-Balter and Downey 1997): who has to stand still first
+                // must win that back in the time that is left on average, of the horizon h: T ln (1 + h / T).
+                let age_s = self.demands.programs[p].age_s.max(f64::MIN_POSITIVE);
+                let life_s = age_s * (s.horizon_s / age_s).ln_1p();
                 cost += self.process_rate(p) * self.process_copy_s(p, *to) * s.horizon_s / life_s;
             }
         }
         cost
     }
 
-    /// Dragonfly's O_m by its rule, (TH_l − TH_r) × T_m, and what is not won until the copy is done.
-    fn file_cost(&self, rate: f64, bytes: f64) -> f64 {
-        self.settings.file_move_overhead * (self.settings.remote_load - 1.0) * rate * self.file_copy_s(bytes)
+    /// Dragonfly's O_m by its rule, (TH_l − TH_r) × T_m: what is not won until the copy is done.
+    fn file_cost(&self, rate: f64, copy_s: f64) -> f64 {
+        (self.settings.remote_load - 1.0) * rate * copy_s
     }
 
     /// T_m of so many bytes.
@@ -63,8 +72,10 @@ impl Model<'_> {
         self.demands.groups.list[group].bytes.iter().filter(|b| b.0 != node).map(|b| b.1).sum()
     }
 
+    /// Bytes/s of a group's data.
     fn group_rate(&self, group: usize) -> f64 {
-        self.of_group[group].iter().map(|t| self.teams[*t].rate * self.teams[*t].members.len() as f64).sum()
+        let share = |t: &Team| t.shared.iter().filter(|s| s.0 == group).map(|s| s.1 + s.2).sum::<f64>();
+        self.of_group[group].iter().map(|t| &self.teams[*t]).map(|t| t.rate * t.members.len() as f64 * share(t)).sum()
     }
 
     fn process_rate(&self, process: usize) -> f64 {

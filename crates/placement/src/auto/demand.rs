@@ -121,10 +121,62 @@ pub(super) struct Known {
 const ELSEWHERE: f64 = 0.1;
 /// Share of writes that follow the thread where all of a process's writers are, and write, on one node.
 const UNSURE: f64 = 0.5;
+/// The same where less than this share of what is written goes to where it reads: who writes to the device of its file system, or over
+/// its data, would write there.
+const LIKELY: f64 = 0.9;
+const APART: f64 = 0.3;
 /// Writes of one thread of which no node gets more than this share are spread by the file system.
 const ON_ONE: f64 = 0.7;
 /// A node whose CPUs are busier than this is full.
 const FULL: f64 = 0.95;
+
+/// What those threads of a process that have stayed where they were did with files, in bytes.
+#[derive(Clone, Debug, Default)]
+struct Writing {
+    /// Written.
+    all: f64,
+    /// Of that, by threads that write here and there.
+    spread: f64,
+    /// Of that, to the writers' own nodes.
+    near: Shares,
+    read: Shares,
+}
+
+impl Writing {
+    fn count(&mut self, hardware: &Hardware, t: &Thread) {
+        let home = hardware.index(t.node).map_or(0, |n| hardware.nodes[n].home);
+        let all = t.write_bytes.total() as f64;
+        self.all += all;
+        add(&mut self.near, home, t.write_bytes.get(hardware.nodes[home].id) as f64);
+        let most = t.write_bytes.iter().map(|(_, bytes)| bytes).max().unwrap_or(0) as f64;
+        self.spread += if most <= ON_ONE * all { all } else { 0.0 };
+        for (id, bytes) in t.read_bytes.iter() {
+            if let Some(n) = hardware.index(id) {
+                add(&mut self.read, n, bytes as f64);
+            }
+        }
+    }
+
+    /// Share of the writes that follow the thread, as far as this tells.
+    fn follow(&self, known: &Known) -> f64 {
+        let sum = |shares: &Shares| shares.iter().map(|s| s.1).sum::<f64>();
+        let (near, read) = (sum(&self.near), sum(&self.read));
+        let most = self.near.iter().map(|s| s.1).fold(0.0, f64::max);
+        let there = |n: usize| self.near.iter().find(|s| s.0 == n).map_or(0.0, |s| s.1 / near);
+        match () {
+            _ if known.writes_stay || self.all - near > ELSEWHERE * self.all => 0.0,
+            _ if known.writes_follow || near - most > ELSEWHERE * near => 1.0,
+            // Where the data is nobody writes.
+            _ if near > 0.0
+                && read > 0.0
+                && self.read.iter().map(|(n, r)| (r / read).min(there(*n))).sum::<f64>() < APART =>
+            {
+                LIKELY
+            }
+            _ => UNSURE,
+        }
+    }
+}
 
 impl Demands {
     pub fn new(
@@ -140,7 +192,7 @@ impl Demands {
             return Self::default();
         }
         let mut demands = Self { groups: Groups::new(hardware, snapshot, listed), ..Self::default() };
-        demands.programs(hardware, snapshot, listed, &history.known);
+        demands.programs(hardware, snapshot, listed, history);
         for p in demands.programs.iter_mut().filter(|p| mapped.contains_key(&p.pid)) {
             // Mapped pages stay where they are.
             p.writes_follow = 0.0;
@@ -158,39 +210,28 @@ impl Demands {
         demands
     }
 
-    fn programs(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize], known: &FxHashMap<u32, Known>) {
+    fn programs(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize], history: &History) {
         let (now_s, window_s) = (sane(snapshot.time_s), sane(snapshot.window_s));
         let mut pids: Vec<u32> = listed.iter().map(|i| snapshot.threads[*i].pid).collect();
         pids.sort_unstable();
         pids.dedup();
-        // Bytes written by each process, those of threads that write here and there, and those to the writers' nodes.
-        let mut written = vec![(0.0, 0.0, Shares::new()); pids.len()];
-        for i in listed {
-            let t = &snapshot.threads[*i];
+        let mut writing = vec![Writing::default(); pids.len()];
+        // A thread that has moved may have written before it did.
+        let stayed = |t: &&Thread| history.stayed(t.tid, t.node);
+        for t in listed.iter().map(|i| &snapshot.threads[*i]).filter(stayed) {
             if let Ok(p) = pids.binary_search(&t.pid) {
-                let home = hardware.index(t.node).map(|n| hardware.nodes[n].home);
-                let local = home.map_or(0.0, |h| t.write_bytes.get(hardware.nodes[h].id) as f64);
-                let all = t.write_bytes.total() as f64;
-                written[p].0 += all;
-                add(&mut written[p].2, home.unwrap_or(0), local);
-                let most = t.write_bytes.iter().map(|(_, bytes)| bytes).max().unwrap_or(0) as f64;
-                written[p].1 += if most <= ON_ONE * all { all } else { 0.0 };
+                writing[p].count(hardware, t);
             }
         }
-        self.programs = (pids.iter().zip(written))
-            .map(|(pid, (all, spread, local))| {
-                let (near, most) = local.iter().fold((0.0, 0.0f64), |sum, s| (sum.0 + s.1, sum.1.max(s.1)));
-                let known = known.get(pid).copied().unwrap_or_default();
+        self.programs = (pids.iter().zip(writing))
+            .map(|(pid, writing)| {
+                let known = history.known.get(pid).copied().unwrap_or_default();
                 Program {
                     pid: *pid,
                     memory: Shares::new(),
                     lock_s: known.lock_s,
-                    writes_follow: match () {
-                        _ if known.writes_stay || all - near > ELSEWHERE * all => 0.0,
-                        _ if known.writes_follow || near - most > ELSEWHERE * near => 1.0,
-                        _ => UNSURE,
-                    },
-                    writes_spread: known.writes_spread || spread > 0.5 * all,
+                    writes_follow: writing.follow(&known),
+                    writes_spread: known.writes_spread || writing.spread > 0.5 * writing.all,
                     allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
                     measured: known.memory,
                     age_s: (now_s - known.since_s.unwrap_or(now_s)).max(window_s),

@@ -39,6 +39,8 @@ const STRICTER: f64 = 2.0;
 const MOST_MOVED: u32 = 2;
 /// Windows after a load has appeared in which plans are made: so that the last one is measured, and taken back, within ten.
 const PLANNING: u32 = 7;
+/// How many more it may be when a plan's data could not be moved.
+const LATE: u32 = 1;
 /// Windows for which the first plan waits while what is done still changes by more than this share: where threads start together the
 /// kernel spreads them first.
 const SETTLING: u32 = 4;
@@ -117,6 +119,8 @@ pub(super) struct History {
     load: FxHashMap<u32, Ask>,
     /// Threads that there were when the load was last looked at, busy or not.
     present: FxHashSet<u32>,
+    /// Where threads were at the end of the last window.
+    nodes: FxHashMap<u32, NodeId>,
     asked: Vec<Asked>,
     /// Moves that come after those of the data that was asked for, once it is seen to move.
     after: Vec<Asked>,
@@ -152,6 +156,7 @@ impl History {
     pub fn turn(&mut self, snapshot: &Snapshot, demands: &Demands) -> Turn {
         let now_s = sane(snapshot.time_s);
         self.learn(snapshot, demands, now_s);
+        self.nodes = snapshot.threads.iter().map(|t| (t.tid, t.node)).collect();
         self.notice_changes(snapshot, demands, now_s);
         self.windows = self.windows.saturating_add(1);
         let rate = done(snapshot, demands);
@@ -173,8 +178,10 @@ impl History {
                 again.extend(after.iter().map(|a| a.mv.clone()));
                 self.asked.extend(after.into_iter().map(|a| Asked { since_s: now_s, ..a }));
             } else {
-                self.lost = (self.windows - self.planned_at).min(STALLED);
+                self.lost = (self.windows - self.planned_at).min(LATE);
                 self.trial = self.trial.take().filter(|trial| trial.without_data);
+                // Nothing was tried.
+                self.plans -= i32::from(self.trial.is_none());
             }
         }
         if !self.asked.is_empty() || !again.is_empty() {
@@ -189,7 +196,7 @@ impl History {
             // Somebody has ended: nothing to compare with.
             if count != trial.threads.len() {
                 (self.trial, self.best) = (None, None);
-            } else if trial.windows < MEASURED {
+            } else if trial.windows < MEASURED && self.windows < ASKING {
                 return Turn::Wait(Vec::new());
             } else if let Some(back) = self.measured(snapshot, demands) {
                 return back;
@@ -206,11 +213,11 @@ impl History {
 
     /// Whether what waits for data may go, now that the data of every process does, or never will; none: that is not known yet.
     fn data_moves(&mut self) -> Option<bool> {
+        if std::mem::take(&mut self.refused) {
+            return Some(false);
+        }
         if self.after.is_empty() {
             return None;
-        }
-        if self.refused {
-            return Some(false);
         }
         let files = |a: &&Asked| matches!(a.mv, Move::File { .. });
         let goes = |owner: Option<u32>| self.asked.iter().filter(files).any(|a| a.owner == owner && a.least < a.first);
@@ -336,6 +343,11 @@ impl History {
     /// has gone back stays for a while, whatever happens (engine's cool-down).
     pub fn came_from(&self, tid: u32) -> Option<NodeId> {
         self.moved_threads.get(&tid).map(|moved| moved.1)
+    }
+
+    /// Whether a thread is where it was at the end of the last window.
+    pub fn stayed(&self, tid: u32, node: NodeId) -> bool {
+        self.nodes.get(&tid) == Some(&node)
     }
 
     pub fn may_move_process(&self, pid: u32) -> bool {

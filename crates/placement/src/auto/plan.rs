@@ -85,7 +85,7 @@ pub(super) fn keeps(snapshot: &Snapshot, demands: &Demands, moves: &[Move]) -> V
                 processes.insert(*pid);
                 joined.insert(*to);
             }
-            Move::File { .. } => {}
+            Move::File { to, .. } => _ = joined.insert(*to),
         }
     }
     let threads = demands.threads.iter().map(|d| &snapshot.threads[d.thread]);

@@ -48,8 +48,6 @@ pub struct Settings {
     pub file_copy_bw: f64,
     /// Bytes/s at which a process's memory moves: DRAM, 2.8 times as fast (NT I). The process stands still meanwhile.
     pub process_copy_bw: f64,
-    /// O_m of a file move as a multiple of DF's rule, (TH_l − TH_r) × T_m, and half of that for the time until it is done (Eq. 3).
-    pub file_move_overhead: f64,
     /// Bytes of files that may be moved a day, and at once: endurance.
     pub bytes_per_day: f64,
     /// See `bytes_per_day`.
@@ -82,7 +80,6 @@ impl Default for Settings {
             thread_move_s: 2e-3,
             file_copy_bw: 16.0 * 1024.0 / 35e-6,
             process_copy_bw: 2.8 * 16.0 * 1024.0 / 35e-6,
-            file_move_overhead: 1.5,
             bytes_per_day: 10e12,
             burst_bytes: 200e9,
             min_gain: 0.01,
