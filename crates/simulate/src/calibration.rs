@@ -10,6 +10,7 @@
 //!
 //! Sources: NT = NThread (MSST'20), NT-s = its slides, DF = Dragonfly, NP = SysMon-N/N-Policy (NPC'20), AT = Adams's thesis (2021),
 //! FAST'20 = Yang et al., "An Empirical Guide to the Behavior and Use of Scalable Persistent Memory" (NThread's reference 49),
+//! OptaneStudy = its published measurements (github.com/NVSL/OptaneStudy),
 //! SplitFS = Kadekodi et al., SOSP'19 (NThread's reference 23), tables 1 and 6.
 
 use crate::filesystem::Costs;
@@ -45,16 +46,12 @@ pub const CACHE_SHARED: f64 = 1.0 - 1.0 / 1.315;
 /// One line of Optane media in bytes: what a log entry of 64 bytes costs at least. FAST'20.
 pub const OPTANE_LINE: f64 = 256.0;
 
-/// Threads that [`OPTANE_WRITE_BW`] is for: "4 running threads can run out of its bandwidth". NT V-C.
-pub const OPTANE_WRITERS: f64 = 4.0;
-/// Bytes written per byte that reaches the media with one thread that writes to a module: its buffer gathers whole lines. FAST'20 5.3,
-/// quoted from memory: the paper was not at hand. (Two modules with eight threads were measured at 3.93 GB/s elsewhere, the 2 GB/s of
-/// four each that follow from [`OPTANE_WRITERS`].)
-pub const GATHER_ONE: f64 = 0.98;
-/// The same with [`GATHER_MANY`] threads, which push each other out of the buffer.
-pub const GATHER_EIGHT: f64 = 0.62;
-/// How many threads that was measured with; beyond, it is taken to stay.
-pub const GATHER_MANY: f64 = 8.0;
+/// How much longer a written byte takes an Optane module while so many threads write to it, against up to four: (threads, times). Its
+/// buffer gathers whole lines, and many writers push each other out of it. OptaneStudy, graphs/04-bandwidth_thcount_optane_ni.csv,
+/// sequential non-temporal stores: 2.22, 2.21, 2.21, 2.20 GB/s with one to four threads, 1.96 with six, 1.53, 1.12, 0.94 and 0.80 with 8, 12,
+/// 16 and 24. NT V-C, too, has four threads use up the bandwidth.
+pub const OPTANE_CROWDED: [(f64, f64); 6] =
+    [(4.0, 1.0), (6.0, 2.20 / 1.96), (8.0, 2.20 / 1.53), (12.0, 2.20 / 1.12), (16.0, 2.20 / 0.94), (24.0, 2.20 / 0.80)];
 
 // ---- machines of today, for scenarios that do not say ----
 
@@ -177,7 +174,7 @@ pub const OPTANE_READ_S: f64 = 0.67e-9;
 /// filebench's own CPU seconds per flow-op.
 pub const FLOWOP_S: f64 = 2.85e-6;
 /// Seconds that picking a file holds filebench's file-set lock.
-pub const PICK_S: f64 = 1.5e-6;
+pub const PICK_S: f64 = 1.4e-6;
 /// What a lock's hold becomes when the holder before was on another node one hop away: the lock's line and what it protects
 /// come from there.
 pub const CROSS_LOCK: f64 = 5.7;

@@ -87,15 +87,16 @@ impl Memory {
             .max(self.load_at(hops) / self.write_bw)
     }
 
-    /// How much longer a written byte takes each module while so many threads write: 1 for as many as the bandwidth was measured with.
+    /// How much longer a written byte takes each module while so many threads write: 1 for up to four a module.
     pub fn crowded(&self, writers: f64) -> f64 {
         if !self.gathers {
             return 1.0;
         }
-        let writers = (writers / self.modules).clamp(1.0, cal::GATHER_MANY);
-        let lost = (cal::GATHER_ONE - cal::GATHER_EIGHT) / (cal::GATHER_MANY - 1.0);
-        let kept = |writers: f64| cal::GATHER_ONE - lost * (writers - 1.0);
-        kept(cal::OPTANE_WRITERS) / kept(writers)
+        let (writers, table) = (writers / self.modules, &cal::OPTANE_CROWDED);
+        let above = table.partition_point(|point| point.0 <= writers).max(1);
+        let (from, low) = table[above - 1];
+        let times = |(to, high): &(f64, f64)| low + (high - low) * (writers - from).max(0.0) / (to - from);
+        table.get(above).map_or(low, times)
     }
 
     /// How much of the controller a byte from `hops` away takes, against a local byte.
@@ -333,10 +334,10 @@ mod tests {
     #[test]
     fn writers_push_each_other_out_of_a_modules_buffer() {
         let m = Memory::optane(6);
-        // 0.98 of what is written reaches the media as it came with one writer a module, 0.62 with eight; the bandwidth is for four.
-        assert_eq!(m.crowded(24.0), 1.0);
-        assert!((m.crowded(48.0) - (0.98 - 3.0 * 0.36 / 7.0) / 0.62).abs() < 1e-12);
-        assert_eq!((m.crowded(1.0), m.crowded(480.0)), (m.crowded(6.0), m.crowded(48.0)));
+        // 2.20 GB/s with four writers a module and fewer, 1.53 with eight, 0.80 with 24 and more; 7 is half way from 6 to 8.
+        let all = [1.0, 24.0, 48.0, 144.0, 480.0].map(|writers| m.crowded(writers));
+        assert_eq!(all.map(|times| (2.20 / times * 100.0).round()), [220.0, 220.0, 153.0, 80.0, 80.0]);
+        assert!((m.crowded(42.0) - (2.20 / 1.96 + 2.20 / 1.53) / 2.0).abs() < 1e-12);
         assert_eq!(Memory::dram(1e9, 1e9).crowded(48.0), 1.0);
     }
 

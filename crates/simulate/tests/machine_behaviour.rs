@@ -145,8 +145,8 @@ proptest! {
         let outcome = outcome(&fio(threads, read, block, fs, "", policy));
         for window in &outcome.windows {
             for node in &window.nodes {
-                // A module reads 6.0 GB/s alone and writes 2.0 GB/s alone, one writer 2.37; mixed, the shares add up to one.
-                prop_assert!(node.read_bw / 6.0e9 + node.write_bw / 2.375e9 <= 1.0 + 1e-4, "{node:?}");
+                // A module reads 6.0 GB/s alone and writes 2.0 GB/s alone; mixed, the shares add up to one.
+                prop_assert!(node.read_bw / 6.0e9 + node.write_bw / 2.0e9 <= 1.0 + 1e-4, "{node:?}");
                 prop_assert!(node.cpu.unwrap() <= 1.0 + 1e-4, "{node:?}");
             }
         }
@@ -172,9 +172,10 @@ proptest! {
         let optane = |n: u32| fio(n, read, "4 KiB", "page-cache", "pin = 0", "none");
         let dram = |n: u32| optane(n).replace("optane_modules = 1", "");
         prop_assert!(outcome(&dram(threads + 1)).ops_per_s() >= outcome(&dram(threads)).ops_per_s() * (1.0 - 1e-6));
-        // One more writer costs an Optane module's buffer 0.36 / 7 of what it gathers, 0.62 at the least.
+        // One more writer costs an Optane module 11 % at most: the eighth makes a written byte 2.20 / 1.53 times as long, seven half of that
+        // and of 2.20 / 1.96.
         let (before, after) = (outcome(&optane(threads)).ops_per_s(), outcome(&optane(threads + 1)).ops_per_s());
-        prop_assert!(after >= before * (1.0 - 0.36 / 7.0 / 0.62), "{before} {after}");
+        prop_assert!(after >= before * 0.88, "{before} {after}");
     }
 }
 

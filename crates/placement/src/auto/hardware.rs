@@ -21,12 +21,11 @@ use crate::processes::sane;
 
 /// Most hops: SLIT distances end at 255.
 const MOST_HOPS: f64 = 245.0 / 11.0;
-/// Bytes written to a module of persistent memory per byte that reaches its media, with one thread that writes to it and with
-/// [`MANY`]: its buffer gathers whole lines, and many push each other out. Yang et al., FAST'20, 5.3.
-const GATHERED: [f64; 2] = [0.98, 0.62];
-const MANY: f64 = 8.0;
-/// Threads that a module's write bandwidth is stated for (NT V-C: four use it up).
-const WRITERS: f64 = 4.0;
+/// How much longer a written byte takes a module of persistent memory while so many threads write to it, against up to four (NT V-C: four use
+/// it up): its buffer gathers whole lines, and many push each other out. 2.20, 1.96, 1.53, 1.12, 0.94, 0.80 GB/s as measured for Yang
+/// et al., FAST'20 (github.com/NVSL/OptaneStudy, graphs/04-bandwidth_thcount_optane_ni.csv).
+const CROWDED: [(f64, f64); 6] =
+    [(4.0, 1.0), (6.0, 2.20 / 1.96), (8.0, 2.20 / 1.53), (12.0, 2.20 / 1.12), (16.0, 2.20 / 0.94), (24.0, 2.20 / 0.80)];
 
 /// A controller or CPU that others use up keeps at least this share for the listed threads.
 const LEFT_OVER: f64 = 0.05;
@@ -166,8 +165,11 @@ impl Hardware {
         if modules <= 0.0 {
             return 1.0;
         }
-        let kept = |writers: f64| GATHERED[0] - (GATHERED[0] - GATHERED[1]) * (writers - 1.0) / (MANY - 1.0);
-        kept(WRITERS) / kept((writers / modules).clamp(1.0, MANY))
+        let writers = writers / modules;
+        let above = CROWDED.partition_point(|point| point.0 <= writers).max(1);
+        let (from, low) = CROWDED[above - 1];
+        let times = |(to, high): &(f64, f64)| low + (high - low) * (writers - from).max(0.0) / (to - from);
+        CROWDED.get(above).map_or(low, times)
     }
 
     /// Seconds of both ports per byte between a thread on `at` and `node`: what goes further than a hop passes more links.
@@ -225,12 +227,10 @@ mod tests {
             let snapshot = Snapshot { nodes: vec![load], ..Snapshot::default() };
             Hardware::new(&snapshot.topology(), &snapshot, &Settings::default())
         };
-        // Two modules. Of what is written reaches the media as it came: 0.98 with one writer a module, 0.98 − 3/7 × 0.36 with the four
-        // that the bandwidth is stated for, 0.62 with eight and more.
+        // Two modules, 2.20 GB/s each with up to four writers, 1.53 with eight, 0.80 with 24 and more.
         let two = of(13.6e9, 3.7e9);
-        let stated = 0.98 - 3.0 / 7.0 * 0.36;
-        let all = [1.0, 8.0, 16.0, 160.0].map(|writers| two.crowded(0, writers));
-        let expected = [stated / 0.98, 1.0, stated / 0.62, stated / 0.62];
+        let all = [1.0, 8.0, 14.0, 16.0, 48.0, 480.0].map(|writers| two.crowded(0, writers));
+        let expected = [1.0, 1.0, (2.20 / 1.96 + 2.20 / 1.53) / 2.0, 2.20 / 1.53, 2.75, 2.75];
         assert!(all.iter().zip(expected).all(|(a, e)| (a - e).abs() < 1e-12), "{all:?}");
         // Alone a request waits for one of the two, but not longer than its bytes take the thread.
         assert_eq!([two.alone(0, 1.0, 9.0), two.alone(0, 1.0, 1.5), two.alone(0, 1.0, 0.5)], [2.0, 1.5, 1.0]);

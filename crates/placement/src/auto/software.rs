@@ -29,6 +29,9 @@ const FULL_PORT: f64 = 3.0;
 const SPREAD: f64 = 0.05;
 /// Controllers are never taken to be fuller than this when waiting is worked out.
 const BUSIEST: f64 = 0.97;
+/// How full a full controller looks, as far as the constants are right; and how full it is then taken to be.
+const FULL: std::ops::Range<f64> = 0.85..1.3;
+const FULLEST: f64 = 0.999;
 /// How often queues and writers are worked out from each other.
 const ROUNDS: usize = 4;
 
@@ -127,9 +130,9 @@ impl Demands {
         // z = Σ k S q with q = x (R + v z) / (1 + x v S): linear in z, so z = Σ S x R / (1 + x v S) / (1 − Σ S x v / (1 + x v S)). How many
         // write at a time follows from the queue, and the queue from how long they write.
         let n = hardware.stations();
-        // From the top: a controller that is as full as many writers make it is hardly so by chance.
-        let many = |at: usize| if at < hardware.len() { hardware.crowded(at, f64::INFINITY) } else { 1.0 };
-        let mut queues = Queues { queue: vec![0.0; n], crowded: (0..n).map(many).collect() };
+        let full = self.full(hardware, visits);
+        let crowded = (0..n).map(|at| full.get(at).copied().flatten().unwrap_or(1.0)).collect();
+        let mut queues = Queues { queue: vec![0.0; n], crowded };
         for _ in 0..ROUNDS {
             let (mut alone, mut busy, mut writers) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
             for (d, visits) in self.threads.iter().zip(visits) {
@@ -139,17 +142,40 @@ impl Demands {
                     busy[v.station] += v.service * once * v.work;
                 }
             }
-            queues.queue = alone.iter().zip(&busy).map(|(alone, busy)| alone / (1.0 - busy.min(BUSIEST))).collect();
+            for at in 0..n {
+                let busy = if matches!(full.get(at), Some(Some(_))) { FULLEST } else { busy[at].min(BUSIEST) };
+                queues.queue[at] = alone[at] / (1.0 - busy);
+            }
             for (d, visits) in self.threads.iter().zip(visits) {
                 for v in visits.0.iter().filter(|v| v.written > 0.0).map(|v| queues.crowd(v)) {
                     writers[v.station] += v.queued(d.rate, queues.queue[v.station]) * v.written / v.work;
                 }
             }
-            for (at, factor) in queues.crowded.iter_mut().enumerate().take(hardware.len()) {
-                *factor = hardware.crowded(at, writers[at]);
+            for at in (0..hardware.len()).filter(|at| full[*at].is_none()) {
+                queues.crowded[at] = hardware.crowded(at, writers[at]);
             }
         }
         queues
+    }
+
+    /// Controllers that are full: how much longer writes take there because of how many threads write, none for others. Where many
+    /// writers make memory slower, the same rates can be those of slow software beside half a controller, or of threads that all wait for a
+    /// whole one. If threads did nothing but wait, as far as their CPU time and what they ask of other stations leaves it possible, the
+    /// controller would be just about as full as it can be: that is hardly so by chance.
+    fn full(&self, hardware: &Hardware, visits: &[Visits]) -> Vec<Option<f64>> {
+        let (mut writers, mut busy) = (vec![0.0; hardware.stations()], vec![0.0; hardware.stations()]);
+        for (d, visits) in self.threads.iter().zip(visits) {
+            let all: f64 = visits.0.iter().map(|v| v.alone).sum();
+            let on = (d.soft_s * d.rate).min(1.0);
+            visits.0.iter().for_each(|v| writers[v.station] += on * v.alone / all * v.written / v.work);
+        }
+        let crowded = (0..hardware.len()).map(|at| hardware.crowded(at, writers[at])).collect::<Vec<f64>>();
+        for (d, visits) in self.threads.iter().zip(visits) {
+            for v in visits.0.iter().filter(|v| v.station < hardware.len()) {
+                busy[v.station] += d.rate * v.service * (v.work + v.written * (crowded[v.station] - 1.0));
+            }
+        }
+        crowded.into_iter().zip(busy).map(|(crowded, busy)| FULL.contains(&busy).then_some(crowded)).collect()
     }
 
     fn seen(&self, hardware: &Hardware, settings: &Settings, queues: &Queues, d: &Demand, visits: &Visits) -> Seen {
