@@ -171,6 +171,24 @@ fn a_young_process_does_not_stand_still_for_its_memory() {
 }
 
 #[test]
+fn a_process_that_has_run_for_days_may_stand_still() {
+    // The same, but the process did not begin when it was first seen.
+    let mut toy = Toy::new(2, 8.0);
+    toy.memory = 2_000_000_000;
+    let f = toy.file(1, 50_000.0);
+    toy.reader(0, f, 3e-9);
+    toy.files_move = false;
+    let of = |started_s: f64| {
+        let mut snapshot = toy.observe(&toy.rates());
+        snapshot.time_s = 1e6;
+        snapshot.threads.iter_mut().for_each(|t| t.start_ns = Some((started_s * 1e9) as u64));
+        auto().decide(&toy.topology(), &snapshot).moves
+    };
+    assert!(matches!(of(0.0)[..], [Move::Process { .. }]), "{:?}", of(0.0));
+    assert!(!of(1e6 - 5.0).iter().any(|mv| matches!(mv, Move::Process { .. })), "{:?}", of(1e6 - 5.0));
+}
+
+#[test]
 fn who_stays_where_others_come_is_named() {
     let mut toy = Toy::new(2, 8.0);
     for i in 0..4 {

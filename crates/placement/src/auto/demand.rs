@@ -223,8 +223,15 @@ impl Demands {
                 writing[p].count(hardware, t);
             }
         }
-        self.programs = (pids.iter().zip(writing))
-            .map(|(pid, writing)| {
+        // A process is as old as its oldest thread, or has been seen for longer.
+        let mut began_s = vec![now_s; pids.len()];
+        for t in &snapshot.threads {
+            if let (Some(ns), Ok(p)) = (t.start_ns, pids.binary_search(&t.pid)) {
+                began_s[p] = f64::min(began_s[p], ns as f64 / 1e9);
+            }
+        }
+        self.programs = (pids.iter().zip(writing).zip(began_s))
+            .map(|((pid, writing), began_s)| {
                 let known = history.known.get(pid).copied().unwrap_or_default();
                 Program {
                     pid: *pid,
@@ -234,7 +241,7 @@ impl Demands {
                     writes_spread: known.writes_spread || writing.spread > 0.5 * writing.all,
                     allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
                     measured: known.memory,
-                    age_s: (now_s - known.since_s.unwrap_or(now_s)).max(window_s),
+                    age_s: (now_s - known.since_s.map_or(began_s, |since_s| since_s.min(began_s))).max(window_s),
                 }
             })
             .collect();
