@@ -267,7 +267,7 @@ impl<P: Plane> Engine<P> {
                 Move::File { .. } => self.policy.data_period_s(),
                 _ => self.policy.period_s(),
             };
-            let settled = || self.settled.check(key, period_s);
+            let settled = || self.settled.check(key, to, period_s);
             let judged = fits.and_then(|()| settled()).and_then(|()| self.rails.check(key, from, to));
             if let Err(HeldBack { rail, why }) = judged {
                 tracing::debug!(tid = about.tid, ?rail, %why, "held back");

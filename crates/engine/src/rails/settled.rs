@@ -9,8 +9,9 @@
 //! them, and that a process stands still while its memory is copied. Nor is data that drifts to another node bit by bit, as it does where
 //! what is written lands on the writer's node. When nothing of that has happened for [`Settle::windows`](crate::settings::Settle) of the policy's own decision periods,
 //! threads and processes stay. A move that was asked for in time but waits (for its turn under the rate limit, or after a refusal) is
-//! still made, and a thread that somebody else has put elsewhere meanwhile may be brought back; not one to which that happens in window
-//! after window, as then the kernel and the policy are at odds about it, and would go on to be. Data may
+//! still made, and a thread that somebody else has put elsewhere meanwhile may be brought back to where it was: not elsewhere, or a kernel that
+//! spreads a crowd and a policy that takes who comes to a free node home would empty it thread by thread; and not one to which that happens
+//! in window after window, as then the kernel and the policy are at odds about it, and would go on to be. Data may
 //! have drifted after [`Settle::again_s`](crate::settings::Settle): then the load counts as new.
 //!
 //! **Limits.** On a machine where busy threads come and go all the time there is no constant load, and the other rails have to do.
@@ -102,8 +103,10 @@ impl Doing {
 }
 
 /// A thread that somebody else has put elsewhere.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Displaced {
+    /// Where it was before.
+    from: NodeId,
     /// And that was not moved since.
     now: bool,
     /// In how many windows.
@@ -165,8 +168,10 @@ impl Settled {
             };
             let ours_moved = self.moved.contains_key(&key) || self.moved.contains_key(&(t.pid, u64::MAX));
             if doing.node != before.node && !ours_moved && !before.stands {
-                let displaced = self.displaced.entry(key).or_default();
-                *displaced = Displaced { now: true, windows: displaced.windows + 1 };
+                let never = Displaced { from: before.node, now: false, windows: 0 };
+                let displaced = self.displaced.entry(key).or_insert(never);
+                let from = if displaced.now { displaced.from } else { before.node };
+                *displaced = Displaced { from, now: true, windows: displaced.windows + 1 };
             }
             let back = std::mem::take(&mut before.stands);
             doing.since = if back { self.window } else { before.since };
@@ -205,11 +210,12 @@ impl Settled {
         }
     }
 
-    /// Whether a thread, or a process, may be moved by a policy that decides every `period_s` seconds.
-    pub fn check(&self, key: Key, period_s: f64) -> Result<(), HeldBack> {
+    /// Whether a thread, a process or a file may be moved to a node by a policy that decides every `period_s` seconds.
+    pub fn check(&self, key: Key, to: NodeId, period_s: f64) -> Result<(), HeldBack> {
         let most = self.settings.windows;
         let fresh = self.windows <= most || self.seconds <= period_s * f64::from(most);
-        let displaced = self.displaced.get(&key).is_some_and(|d| d.now && d.windows <= DISPLACED);
+        let back = |d: &Displaced| d.now && d.from == to && d.windows <= DISPLACED;
+        let displaced = self.displaced.get(&key).is_some_and(back);
         if most == 0 || fresh || displaced || self.owed.contains(&key) {
             return Ok(());
         }
@@ -271,13 +277,13 @@ mod tests {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         let load = [thread(1, 0, 100), thread(2, 1, 100)];
         after(&mut settled, 3, &load);
-        assert_eq!(settled.check((1, 0), 0.0), Ok(()));
+        assert_eq!(settled.check((1, 0), NodeId(0), 0.0), Ok(()));
         after(&mut settled, 1, &load);
-        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
         // A policy that decides every 10 s has ten times as long.
-        assert_eq!(settled.check((1, 0), 10.0), Ok(()));
+        assert_eq!(settled.check((1, 0), NodeId(0), 10.0), Ok(()));
         after(&mut settled, 600, &load);
-        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
     }
 
     #[test]
@@ -296,7 +302,7 @@ mod tests {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
             after(&mut settled, 9, &load);
             after(&mut settled, windows.max(1), then);
-            assert_eq!(settled.check((1, 0), 0.0).is_ok(), windows > 0, "{then:?}");
+            assert_eq!(settled.check((1, 0), NodeId(0), 0.0).is_ok(), windows > 0, "{then:?}");
         }
     }
 
@@ -306,7 +312,7 @@ mod tests {
         after(&mut settled, 3, &[thread(1, 1, 100)]);
         settled.made((1, 0));
         after(&mut settled, 1, &[thread(1, 0, 5000)]);
-        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
     }
 
     #[test]
@@ -316,10 +322,10 @@ mod tests {
         after(&mut settled, 2, &load);
         settled.made((2, u64::MAX));
         after(&mut settled, 40, &load[..1]);
-        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
         after(&mut settled, 1, &[thread(1, 0, 100), thread(2, 0, 3)]); // it ran at the end of the window only
         after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 0, 100)]);
-        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
     }
 
     #[test]
@@ -335,7 +341,7 @@ mod tests {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
             (0..=100).step_by(5).for_each(|share| after(&mut settled, 1, &mixed([100 - share, share], "a")));
             after(&mut settled, 1, &mixed([0, 100], to));
-            settled.check((1, 0), 0.0).is_ok()
+            settled.check((1, 0), NodeId(0), 0.0).is_ok()
         };
         assert!(!drifted("a"));
         assert!(drifted("b"));
@@ -346,7 +352,7 @@ mod tests {
             settled.made((0, if ours { hash } else { hash + 1 }));
             after(&mut settled, 20, &mixed([100, 0], "a"));
             after(&mut settled, 1, &mixed([0, 100], "a"));
-            assert_eq!(settled.check((1, 0), 0.0).is_ok(), !ours);
+            assert_eq!(settled.check((1, 0), NodeId(0), 0.0).is_ok(), !ours);
         }
     }
 
@@ -357,7 +363,7 @@ mod tests {
             let reads: NodeBytes = [(NodeId(0), BUSY_BYTES_S as u64 - 9 + window)].into_iter().collect();
             after(&mut settled, 1, &[Thread { read_bytes: reads, ..thread(1, 0, 0) }]);
         }
-        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
     }
 
     #[test]
@@ -367,7 +373,7 @@ mod tests {
         let mut brought_back = 0;
         for _ in 0..20 {
             after(&mut settled, 1, &[thread(1, 1, 100), thread(2, 1, 100)]);
-            brought_back += u32::from(settled.check((1, 0), 0.0).is_ok());
+            brought_back += u32::from(settled.check((1, 0), NodeId(0), 0.0).is_ok());
             settled.displaced.get_mut(&(1, 0)).unwrap().now = false; // as a move does that is not remembered any more
             after(&mut settled, 1, &[thread(1, 0, 100), thread(2, 1, 100)]);
         }
@@ -379,10 +385,12 @@ mod tests {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 1, 100)]);
         after(&mut settled, 1, &[thread(1, 1, 100), thread(2, 1, 100)]);
-        assert_eq!(settled.check((1, 0), 0.0), Ok(()));
-        assert_eq!(settled.check((2, 0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check((1, 0), NodeId(0), 0.0), Ok(()));
+        // To where it was: what was away from a third node's data before is so still.
+        assert_eq!(settled.check((1, 0), NodeId(2), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check((2, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
         settled.made((1, 0));
         after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 1, 100)]); // back: not by others
-        assert_eq!(settled.check((1, 0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
     }
 }
