@@ -177,11 +177,14 @@ impl History {
             if go {
                 again.extend(after.iter().map(|a| a.mv.clone()));
                 self.asked.extend(after.into_iter().map(|a| Asked { since_s: now_s, ..a }));
-            } else {
+            } else if let Some(trial) = self.trial.take() {
                 self.lost = (self.windows - self.planned_at).min(LATE);
-                self.trial = self.trial.take().filter(|trial| trial.without_data);
-                // Nothing was tried.
-                self.plans -= i32::from(self.trial.is_none());
+                if trial.without_data {
+                    self.trial = Some(trial);
+                } else {
+                    // Nothing was tried.
+                    self.plans -= 1;
+                }
             }
         }
         if !self.asked.is_empty() || !again.is_empty() {
