@@ -157,14 +157,20 @@ fn files_whose_writes_the_file_system_spreads_are_not_moved() {
     assert!(files.is_empty(), "{files:?}");
 }
 
+/// A reader on node 0 of two, with so much memory of its own, of a file on node 1 that cannot be moved.
+fn away_from_its_file(memory: u64, soft_s: f64) -> Toy {
+    let mut toy = Toy::new(2, 8.0);
+    toy.memory = memory;
+    let f = toy.file(1, 50_000.0);
+    toy.reader(0, f, soft_s);
+    toy.files_move = false;
+    toy
+}
+
 #[test]
 fn a_young_process_does_not_stand_still_for_its_memory() {
     // 4 GB take three seconds; the thread alone wins nearly as much.
-    let mut toy = Toy::new(2, 8.0);
-    toy.memory = 4_000_000_000;
-    let f = toy.file(1, 50_000.0);
-    toy.reader(0, f, 0.5e-9);
-    toy.files_move = false;
+    let mut toy = away_from_its_file(4_000_000_000, 0.5e-9);
     toy.run(&mut auto(), 3);
     assert!(toy.moves.iter().all(|(_, mv)| matches!(mv, Move::Thread { .. })), "{:?}", toy.moves);
     assert_eq!(toy.threads[0].node, 1);
@@ -173,11 +179,7 @@ fn a_young_process_does_not_stand_still_for_its_memory() {
 #[test]
 fn a_process_that_has_run_for_days_may_stand_still() {
     // The same, but the process did not begin when it was first seen.
-    let mut toy = Toy::new(2, 8.0);
-    toy.memory = 2_000_000_000;
-    let f = toy.file(1, 50_000.0);
-    toy.reader(0, f, 3e-9);
-    toy.files_move = false;
+    let toy = away_from_its_file(2_000_000_000, 3e-9);
     let of = |started_s: f64| {
         let mut snapshot = toy.observe(&toy.rates());
         snapshot.time_s = 1e6;

@@ -14,16 +14,22 @@ impl Model<'_> {
     /// Bytes that the moves of this seating cost, once.
     pub fn cost(&self, seating: &Seating) -> f64 {
         let s = self.settings;
-        let (mut cost, mut waiting, mut copies_s) = (0.0, 0.0, 0.0);
+        let (mut cost, mut each, mut waiting, mut copies_s) = (0.0, 0.0, 0.0, 0.0);
         let mut file = |rate: f64, count: f64, bytes: f64| {
             let copy_s = self.file_copy_s(bytes);
-            cost += count * self.file_cost(rate, copy_s);
+            each += count * self.file_cost(rate, copy_s);
             waiting += count * rate;
             copies_s += count * copy_s;
         };
         for (team, seats) in self.teams.iter().zip(&seating.seats) {
-            for seat in seats.iter().filter(|seat| seat.data.is_some()) {
-                file(team.rate, seat.count as f64, team.file_bytes);
+            for seat in seats {
+                let count = seat.count as f64;
+                if seat.node != team.node {
+                    cost += count * team.rate * s.thread_move_s;
+                }
+                if seat.data.is_some() {
+                    file(team.rate, count, team.file_bytes);
+                }
             }
         }
         for (g, to) in seating.groups.iter().enumerate() {
@@ -32,12 +38,7 @@ impl Model<'_> {
             }
         }
         // Who comes after others waits for half of them on average.
-        cost = cost.max(self.file_cost(waiting, copies_s / 2.0));
-        for (team, seats) in self.teams.iter().zip(&seating.seats) {
-            for seat in seats.iter().filter(|seat| seat.node != team.node) {
-                cost += seat.count as f64 * team.rate * s.thread_move_s;
-            }
-        }
+        cost += f64::max(each, self.file_cost(waiting, copies_s / 2.0));
         for (p, to) in seating.processes.iter().enumerate() {
             if let Some(to) = to {
                 // Of processes of age T, T / (T + t) are there t later (Harchol-Balter and Downey 1997): who has to stand still first

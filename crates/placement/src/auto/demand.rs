@@ -163,16 +163,12 @@ impl Writing {
         let (near, read) = (sum(&self.near), sum(&self.read));
         let most = self.near.iter().map(|s| s.1).fold(0.0, f64::max);
         let there = |n: usize| self.near.iter().find(|s| s.0 == n).map_or(0.0, |s| s.1 / near);
+        let both: f64 = self.read.iter().map(|(n, r)| (r / read).min(there(*n))).sum();
         match () {
             _ if known.writes_stay || self.all - near > ELSEWHERE * self.all => 0.0,
             _ if known.writes_follow || near - most > ELSEWHERE * near => 1.0,
             // Where the data is nobody writes.
-            _ if near > 0.0
-                && read > 0.0
-                && self.read.iter().map(|(n, r)| (r / read).min(there(*n))).sum::<f64>() < APART =>
-            {
-                LIKELY
-            }
+            _ if near > 0.0 && read > 0.0 && both < APART => LIKELY,
             _ => UNSURE,
         }
     }

@@ -119,7 +119,7 @@ pub(super) struct History {
     load: FxHashMap<u32, Ask>,
     /// Threads that there were when the load was last looked at, busy or not.
     present: FxHashSet<u32>,
-    /// Where threads were at the end of the last window.
+    /// Where all threads are; until a window has been taken in, where they were before it.
     nodes: FxHashMap<u32, NodeId>,
     asked: Vec<Asked>,
     /// Moves that come after those of the data that was asked for, once it is seen to move.
@@ -405,17 +405,17 @@ impl History {
         let ours = !self.asked.is_empty() || self.trial.is_some();
         let moving = self.asked.iter().any(|a| matches!(a.mv, Move::Process { .. }));
         // Nor is it that threads do so little since that they are not listed, or so much that they are.
-        let present: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.tid).collect();
-        let gone = self.load.keys().filter(|tid| !present.contains(tid)).count();
+        let present = || self.nodes.keys().copied().collect();
+        let gone = self.load.keys().filter(|tid| !self.nodes.contains_key(tid)).count();
         let new = asks.keys().filter(|tid| !self.present.contains(tid)).count();
         if ours && (moving || gone.max(new) as f64 <= OTHERS * all as f64) {
             if !moving {
-                (self.load, self.present) = (asks, present);
+                (self.load, self.present) = (asks, present());
             }
             return;
         }
         if ((all - kept) as f64) > OTHERS * all as f64 {
-            (self.load, self.present) = (asks, present);
+            (self.load, self.present) = (asks, present());
             self.windows = 0;
             self.plans = 0;
             self.lost = 0;
@@ -436,13 +436,12 @@ impl History {
         // Planes copy one after the other: what waits its turn does not stand still while another makes progress.
         let left = |a: &Asked| left_behind(snapshot, &a.mv);
         let moving = self.asked.iter().any(|a| left(a).is_some_and(|left| left < a.left && a.left.is_finite()));
-        let threads: FxHashMap<u32, NodeId> = snapshot.threads.iter().map(|t| (t.tid, t.node)).collect();
         let (stuck_threads, stuck_processes, stuck_files) =
             (&mut self.stuck_threads, &mut self.stuck_processes, &mut self.stuck_files);
         let (refused, known) = (&mut self.refused, &mut self.known);
         let now = Now { moving, over: self.windows >= ASKING, at_s: now_s, window_s };
         self.asked.retain_mut(|a| match &a.mv.clone() {
-            Move::Thread { tid, to, .. } => match threads.get(tid) {
+            Move::Thread { tid, to, .. } => match self.nodes.get(tid) {
                 Some(node) if node != to => {
                     if now.over || a.times >= MOST_ASKED {
                         stuck_threads.insert(*tid, now_s);

@@ -131,8 +131,7 @@ impl Demands {
         // write at a time follows from the queue, and the queue from how long they write.
         let n = hardware.stations();
         let full = self.full(hardware, visits);
-        let crowded = (0..n).map(|at| full.get(at).copied().flatten().unwrap_or(1.0)).collect();
-        let mut queues = Queues { queue: vec![0.0; n], crowded };
+        let mut queues = Queues { queue: vec![0.0; n], crowded: full.iter().map(|f| f.unwrap_or(1.0)).collect() };
         for _ in 0..ROUNDS {
             let (mut alone, mut busy, mut writers) = (vec![0.0; n], vec![0.0; n], vec![0.0; n]);
             for (d, visits) in self.threads.iter().zip(visits) {
@@ -143,7 +142,7 @@ impl Demands {
                 }
             }
             for at in 0..n {
-                let busy = if matches!(full.get(at), Some(Some(_))) { FULLEST } else { busy[at].min(BUSIEST) };
+                let busy = if full[at].is_some() { FULLEST } else { busy[at].min(BUSIEST) };
                 queues.queue[at] = alone[at] / (1.0 - busy);
             }
             for (d, visits) in self.threads.iter().zip(visits) {
@@ -158,24 +157,27 @@ impl Demands {
         queues
     }
 
-    /// Controllers that are full: how much longer writes take there because of how many threads write, none for others. Where many
+    /// By station, of controllers that are full: how much longer writes take there because of how many threads write. Where many
     /// writers make memory slower, the same rates can be those of slow software beside half a controller, or of threads that all wait for a
     /// whole one. If threads did nothing but wait, as far as their CPU time and what they ask of other stations leaves it possible, the
     /// controller would be just about as full as it can be: that is hardly so by chance.
     fn full(&self, hardware: &Hardware, visits: &[Visits]) -> Vec<Option<f64>> {
-        let (mut writers, mut busy) = (vec![0.0; hardware.stations()], vec![0.0; hardware.stations()]);
+        let n = hardware.stations();
+        let (mut writers, mut busy) = (vec![0.0; n], vec![0.0; n]);
         for (d, visits) in self.threads.iter().zip(visits) {
             let all: f64 = visits.0.iter().map(|v| v.alone).sum();
             let on = (d.soft_s * d.rate).min(1.0);
             visits.0.iter().for_each(|v| writers[v.station] += on * v.alone / all * v.written / v.work);
         }
-        let crowded = (0..hardware.len()).map(|at| hardware.crowded(at, writers[at])).collect::<Vec<f64>>();
+        let controller = |at: usize| at < hardware.len();
+        let crowded: Vec<f64> =
+            (0..n).map(|at| if controller(at) { hardware.crowded(at, writers[at]) } else { 1.0 }).collect();
         for (d, visits) in self.threads.iter().zip(visits) {
-            for v in visits.0.iter().filter(|v| v.station < hardware.len()) {
+            for v in &visits.0 {
                 busy[v.station] += d.rate * v.service * (v.work + v.written * (crowded[v.station] - 1.0));
             }
         }
-        crowded.into_iter().zip(busy).map(|(crowded, busy)| FULL.contains(&busy).then_some(crowded)).collect()
+        (0..n).map(|at| (controller(at) && FULL.contains(&busy[at])).then_some(crowded[at])).collect()
     }
 
     fn seen(&self, hardware: &Hardware, settings: &Settings, queues: &Queues, d: &Demand, visits: &Visits) -> Seen {
