@@ -1,34 +1,39 @@
-//! Threads that are at home already, where others are about to join them.
+//! Binds threads that are already at home on nodes where others arrive.
 //!
-//! **Problem.** The kernel evens out the number of busy threads per node. When threads are moved to a node and bound there, it
-//! pulls away others that it still may move: those that ran beside their data without our doing. Their reads become remote, they
-//! are brought back a window later, and so on until each of them was pulled away once.
+//! **Problem.** The kernel evens out the number of busy threads per node. When homenode moves
+//! threads to a node and binds them there, the kernel pulls away other threads, those that ran
+//! beside their data without being bound. Their reads become remote, homenode brings them back a
+//! window later, and so on until the kernel has pulled each of them away once.
 //!
-//! **Approach.** The paper binds every thread to its node (NThread, V-B). Here threads that are at home are bound where they are
-//! once threads have come to that node for their data, as these then push the others away, sooner or later. Only those that read
-//! a good part of what who came reads: what the policy finds too little to move is left alone. Of the process of somebody who came a
-//! small part is enough: on a crowded node its threads get less done than one that was pulled away to an idle CPU. A policy that says whom it counts on
-//! where they are ([`Plan::keeps`]) has those bound.
+//! **Approach.** The paper binds every thread to its node (NThread, V-B). homenode binds a thread
+//! that is at home once others have come to its node for their data, because these displace it
+//! sooner or later. It binds only threads that read a good part of what the newcomers read, and
+//! leaves alone threads that the policy finds too small to move. For a thread of a newcomer's
+//! process, a small part is enough: on a crowded node such threads get less done than one that the
+//! kernel pulled away to an idle CPU. homenode also binds the threads that a policy counts on where
+//! they are ([`Plan::keeps`]).
 //!
-//! **Limits.** On a node to which nobody was moved, nobody is bound.
+//! **Limits.** homenode binds no thread on a node to which it moved none.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
 use crate::{Declined, Move, Plan, Reason, Snapshot, Thread};
 
-/// A thread at home is bound if it reads at least this part of what the busiest does that was moved there.
+/// A thread at home is bound if it reads at least this part (one in so many) of the reads of the
+/// busiest thread that was moved to its node.
 const GOOD_PART: u64 = 4;
-/// The same for a thread of the same process.
+/// The same for a thread of a moved thread's process.
 const PART_OF_KIN: u64 = 64;
 
-/// Moves from a node to itself: threads to bind where they are because the plan moves others there, or has done so before.
-/// `bound` are the ids of threads whose affinity is ours already.
+/// Returns moves from a node to itself, for threads to bind where they are because the plan moves
+/// others there, or an earlier one did. `bound` holds the ids of threads that already have an
+/// affinity set by homenode.
 pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<Move> {
     if plan.moves.is_empty() && plan.keeps.is_empty() && bound.is_empty() {
         return Vec::new();
     }
-    // Who stays because it shares a file stays for good.
+    // A thread that stays because it shares a file stays for good.
     let undecided = plan.declined.iter().filter(|d| d.reason != Declined::SHARES_FILE);
     let mut named: FxHashSet<u32> = undecided.map(|d| d.tid).collect();
     let mut coming: FxHashMap<u32, NodeId> = FxHashMap::default();
@@ -45,7 +50,7 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
             Move::File { .. } => {}
         }
     }
-    // What the busiest that came, or comes now, reads from each node.
+    // For each node, the bytes read from it by the busiest thread that came or comes.
     let mut busiest: FxHashMap<NodeId, u64> = FxHashMap::default();
     let mut kin: FxHashSet<(NodeId, u32)> = FxHashSet::default();
     for thread in &snapshot.threads {
@@ -87,13 +92,13 @@ fn tid(mv: &Move) -> Option<u32> {
 /// Binds a thread that the plan counts on.
 fn keep(thread: &Thread) -> Move {
     let reason = if thread.home() == Some(thread.node) { Reason::ReadLocality } else { Reason::CpuContention };
-    stay(thread, reason, format!("the plan counts on it on node {}", thread.node))
+    stay(thread, reason, format!("the plan relies on it running on node {}", thread.node))
 }
 
 fn bind(thread: &Thread) -> Move {
     let mb = |bytes: u64| bytes as f64 / 1e6;
     let (here, all) = (mb(thread.read_bytes.get(thread.node)), mb(thread.read_bytes.total()));
-    let why = format!("{here:.1} MB of {all:.1} MB read from node {}, where it is", thread.node);
+    let why = format!("{here:.1} MB of {all:.1} MB read from node {}, where it runs", thread.node);
     stay(thread, Reason::ReadLocality, why)
 }
 
@@ -106,7 +111,7 @@ fn stay(thread: &Thread, reason: Reason, why: String) -> Move {
         from: thread.node,
         to: thread.node,
         reason,
-        why: (why + ": bound before the kernel balances it away").into(),
+        why: (why + "; bound so that the kernel does not move it away").into(),
     }
 }
 
@@ -139,35 +144,38 @@ mod tests {
     }
 
     #[test]
-    fn all_that_read_a_good_part_of_what_who_comes_reads() {
-        // The busiest who comes reads 12: 3 and more are bound, the busiest first.
+    fn binds_threads_that_read_a_good_part_of_what_newcomers_read() {
+        // The busiest newcomer reads 12. Threads that read 3 or more are bound, busiest first.
         let threads = vec![thread(1, A, 5), thread(2, A, 9), thread(3, A, 2), thread(8, B, 12), thread(9, B, 4)];
         let moves = vec![to_a(8, Reason::ReadLocality), to_a(9, Reason::ReadLocality)];
         assert_eq!(bound(moves, threads, &[]), [2, 1]);
     }
 
-    /// Seen in a virtual machine: of four readers one was moved, one was bound, and 17 windows later the kernel pulled a third away.
+    /// Seen in a virtual machine: of four readers, one was moved and one was bound. 17 windows
+    /// later the kernel pulled a third away.
     #[test]
-    fn also_later_beside_those_that_came_before() {
+    fn binds_threads_beside_earlier_newcomers() {
         let threads = vec![thread(1, A, 8), thread(2, A, 9), thread(3, B, 9)];
         assert_eq!(bound(Vec::new(), threads.clone(), &[2]), [1]);
-        // One that was moved elsewhere, against its reads, is no reason.
+        // A bound thread that was moved away from its data is no reason to bind others.
         assert_eq!(bound(Vec::new(), threads, &[3]), [] as [u32; 0]);
     }
 
-    /// Seen on a simulated machine: 78 threads of one program on a node with 8 CPUs, and in each of 60 windows the kernel pulled another
-    /// one to an idle CPU elsewhere, where it got done nine times as much as those that stayed.
+    /// Seen on a simulated machine: 78 threads of one program ran on a node with 8 CPUs. In each of
+    /// 60 windows the kernel pulled another one to an idle CPU on another node, where it did nine
+    /// times as much as those that stayed.
     #[test]
-    fn of_the_same_process_those_too_that_get_little_done() {
+    fn binds_slow_threads_of_a_newcomers_process() {
         let of = |pid: u32, thread: Thread| Thread { pid, ..thread };
         let threads =
             vec![of(7, thread(1, A, 10)), of(9, thread(2, A, 10)), of(7, thread(3, A, 1)), of(7, thread(8, B, 90))];
         assert_eq!(bound(vec![to_a(8, Reason::ReadLocality)], threads, &[]), [1, 3]);
     }
 
-    /// Seen on the same machine: threads that share a file are not moved to where CPUs are free, and then not bound either.
+    /// Seen on the same machine: threads that share a file were not moved to free CPUs, and then
+    /// not bound either.
     #[test]
-    fn who_stays_with_its_file_but_not_who_was_left_alone() {
+    fn binds_sharers_but_not_other_declined_threads() {
         let declined = |tid, reason: &str| Declined { tid, reason: reason.into(), why: String::new() };
         let plan = Plan {
             moves: vec![to_a(8, Reason::ReadLocality)],
@@ -179,22 +187,24 @@ mod tests {
         assert_eq!(moves.iter().filter_map(tid).collect::<Vec<_>>(), [1]);
     }
 
-    /// Seen on a simulated machine: a process was moved and its thread bound where it had been, so that it came straight back.
+    /// Seen on a simulated machine: a process moved while its thread was bound to the old node, so
+    /// it came straight back.
     #[test]
-    fn nobody_whose_process_goes() {
+    fn binds_no_thread_of_a_process_that_moves() {
         let threads = vec![thread(1, A, 9), thread(2, A, 9), thread(8, B, 9)];
         let process = Move::Process { pid: 1, from: A, to: B, reason: Reason::CacheAffinity, why: Why::default() };
         assert_eq!(bound(vec![process, to_a(8, Reason::ReadLocality)], threads, &[]), [2]);
     }
 
     #[test]
-    fn nobody_without_a_reason() {
+    fn binds_no_thread_without_a_reason() {
         let held = Thread { held: Some("its own affinity".into()), ..thread(2, A, 9) };
         let threads = vec![thread(1, A, 9), held, thread(3, B, 9), thread(4, A, 0), thread(8, B, 9)];
-        // Bound already, an affinity of its own, away itself, reads nothing.
+        // Threads that are already bound, have a custom affinity, run away from home, or read
+        // nothing.
         let moves = vec![to_a(8, Reason::ReadLocality)];
         assert_eq!(bound(moves, threads.clone(), &[1]), [] as [u32; 0]);
-        // Nobody comes, or not for data.
+        // No thread comes, or it does not come for its data.
         assert_eq!(bound(Vec::new(), threads.clone(), &[]), [] as [u32; 0]);
         assert_eq!(bound(vec![to_a(8, Reason::CpuContention)], threads, &[]), [] as [u32; 0]);
     }

@@ -1,10 +1,10 @@
-//! How much file data may still be moved: a bucket of bytes that fills slowly.
+//! A budget of file bytes that may still be moved: a bucket that fills slowly.
 //!
-//! **Problem.** NVM wears with writes, and a moved file is written once more.
+//! **Problem.** NVM wears with writes, and moving a file writes it once more.
 //!
-//! **Approach.** The bytes moved in any time t are at most `burst_bytes + t × bytes_per_day / 86,400`.
+//! **Approach.** In any time t, at most `burst_bytes + t × bytes_per_day / 86,400` bytes move.
 //!
-//! **Limits.** One bucket for the whole machine, not one per module.
+//! **Limits.** There is one bucket for the machine, not one per module.
 
 use crate::processes::sane;
 
@@ -29,7 +29,7 @@ impl Budget {
         }
     }
 
-    /// Fills up to now. A clock that goes back fills nothing.
+    /// Fills the bucket for the time up to now. A clock that goes back fills nothing.
     pub fn fill(&mut self, now_s: f64) {
         let since = self.filled_s.map_or(0.0, |then| (now_s - then).max(0.0));
         self.left = (self.left + since * self.bytes_per_day / DAY_S).min(self.burst_bytes);
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_day_fills_a_days_bytes_and_never_more_than_the_burst() {
+    fn a_day_fills_a_days_bytes_up_to_the_burst() {
         let mut budget = Budget::full(5_000.0, 86_400.0);
         budget.fill(100.0);
         budget.take(4_000.0);
@@ -58,7 +58,7 @@ mod tests {
         // 1,000 s × 1 byte/s.
         budget.fill(1_100.0);
         assert_eq!(budget.left(), 2_000.0);
-        // The clock went back: nothing is filled, and time counts from there.
+        // The clock went back: nothing is filled, and time counts from the new reading.
         budget.fill(50.0);
         budget.fill(60.0);
         assert_eq!(budget.left(), 2_010.0);

@@ -1,7 +1,7 @@
 //! Bytes per node, small and sorted.
 //!
-//! A thread touches one or two nodes in a window, whatever the machine's size: a sorted inline array beats a map, and
-//! a snapshot of 100,000 threads costs no allocation per thread.
+//! A thread touches one or two nodes in a window, whatever the machine's size. A sorted inline
+//! array therefore beats a map, and a snapshot of 100,000 threads needs no allocation per thread.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{MapAccess, Visitor};
@@ -9,12 +9,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
 use topology::NodeId;
 
-/// Bytes per node, by rising node id; a node that is absent has 0. JSON: an object such as `{"0":300000000}`.
+/// Bytes per node, by rising node id; absent nodes have 0. JSON: an object such as
+/// `{"0":300000000}`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct NodeBytes(SmallVec<[(NodeId, u64); 2]>);
 
 impl Clone for NodeBytes {
-    /// As memory is copied: `SmallVec::clone` goes entry by entry.
+    /// Copies memory; `SmallVec::clone` copies entry by entry.
     fn clone(&self) -> Self {
         Self(SmallVec::from_slice(&self.0))
     }
@@ -28,7 +29,7 @@ impl NodeBytes {
 
     /// Adds bytes to a node (saturating).
     pub fn add(&mut self, node: NodeId, bytes: u64) {
-        // Whoever fills it does so by rising id, mostly.
+        // Callers mostly add nodes by rising id.
         if self.0.last().is_none_or(|last| last.0 < node) {
             self.0.push((node, bytes));
             return;
@@ -49,7 +50,7 @@ impl NodeBytes {
         self.0.iter().copied()
     }
 
-    /// Whether no node has an entry.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,12 +1,14 @@
-//! The brain: from what was observed ([`Snapshot`]) to what should move ([`Plan`]).
+//! Policies: they decide from the observations of a window ([`Snapshot`]) what should move
+//! ([`Plan`]).
 //!
 //! **Problem.** Threads read file bytes from the memory of nodes they do not run on.
 //!
-//! **Approach.** A [`Policy`] is a deterministic state machine: the same snapshots in the same order give the same plans.
-//! Everything it knows comes from the topology and the snapshots; time is `Snapshot::time_s`.
+//! **Approach.** A [`Policy`] is a deterministic state machine: the same sequence of snapshots
+//! gives the same plans. Its only inputs are the topology and the snapshots; it takes the time from
+//! `Snapshot::time_s`.
 //!
-//! **Limits.** Pure: no I/O, no clock, no randomness, no knowledge of Linux. Whether a move may be carried out *now*
-//! (dwell, rate, foreign affinities) is the engine's business, not a policy's.
+//! **Limits.** Pure: no I/O, no clock, no randomness, no knowledge of Linux. The engine decides
+//! whether a move may be made *now* (dwell, rate, foreign affinities).
 
 pub mod at_home;
 pub mod auto;
@@ -34,41 +36,39 @@ use topology::Topology;
 
 /// Decides moves from snapshots.
 pub trait Policy: Send {
-    /// Name as the user types it, such as `nthread-rl`.
+    /// The name that the user types, such as `nthread-rl`.
     fn name(&self) -> &'static str;
 
-    /// The plan for one window. Deterministic; never names a node that is not in `topology`, nor one that the thread may
-    /// not run on.
+    /// Returns the plan for one window. Deterministic. The plan names only nodes in `topology`, and
+    /// moves a thread only to nodes where it may run.
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan;
 
-    /// Seconds between its decisions about threads and processes, where they are further apart than windows; else 0.
+    /// Seconds between decisions about threads and processes; 0 if the policy decides in each
+    /// window.
     fn period_s(&self) -> f64 {
         0.0
     }
 
-    /// The same of its decisions about files.
+    /// Seconds between decisions about files; 0 if the policy decides in each window.
     fn data_period_s(&self) -> f64 {
         self.period_s()
     }
 }
 
-/// The policies, by name, with one line about each for `--help`.
+/// The name of each policy, and its line in `--help`.
 pub const POLICIES: &[(&str, &str)] = &[
-    ("nthread", "data locality, then memory controllers, then CPUs; threads that share a file stay together"),
-    ("nthread-rl", "data locality only: every thread to the node it reads most from"),
+    ("nthread", "data locality, then memory controllers, then CPUs; keeps threads that share a file together"),
+    ("nthread-rl", "data locality only: moves each thread to the node it reads most from"),
     ("nthread-cpu", "data locality, then CPUs"),
-    ("nthread-nm", "data locality, then memory controllers, then CPUs; sharing is ignored"),
-    ("dragonfly", "as nthread, but where a thread's home node is overloaded its files move to it, if that pays back"),
-    ("npolicy", "processes with mapped memory go to the node that holds most of what they touch, every 10 s"),
-    ("arc", "a process goes, with its memory, to the node that caches what it reads, at the first remote block"),
-    ("arc-guarded", "the same, only for large files, large and repeated reads, and processes small against them"),
-    (
-        "auto",
-        "threads, processes and data by one cost model: what saves most over the next 30 s, net of what moving costs",
-    ),
+    ("nthread-nm", "data locality, then memory controllers, then CPUs; ignores sharing"),
+    ("dragonfly", "like nthread, but if a thread's home node is overloaded, moves its files, if that pays back"),
+    ("npolicy", "every 10 s, moves processes with mapped memory to the node with most of the data they touch"),
+    ("arc", "at the first remote block, moves a process and its memory to the node that caches its file"),
+    ("arc-guarded", "like arc, but only for large files, large repeated reads, and comparatively small processes"),
+    ("auto", "moves threads, processes and files by one cost model: the largest net saving over 30 s"),
 ];
 
-/// The policy with this name, one of [`POLICIES`].
+/// Returns the policy of this name, which is one of [`POLICIES`].
 pub fn policy(name: &str, settings: &nthread::Settings) -> Option<Box<dyn Policy>> {
     if let Some(variant) = nthread::Variant::ALL.into_iter().find(|v| v.name() == name) {
         return Some(Box::new(nthread::NThread::new(variant, settings.clone())));

@@ -1,38 +1,41 @@
-//! The machine by dense index, and what is loaded onto it.
+//! The machine by dense index, and the loads on its nodes.
 //!
-//! **Problem.** Node ids are sparse, and a decision over 100,000 threads cannot look each one up in a map. A decision must
-//! also not depend on the order in which threads are listed, and sums of floats do.
+//! **Problem.** Node ids are sparse, and a decision about 100,000 threads cannot look each id up in
+//! a map. A decision must not depend on the order in which threads are listed either, but sums of
+//! floats do.
 //!
-//! **Approach.** [`Machine`] numbers the nodes 0, 1, 2 … once per window and turns every limit into a whole number of bytes
-//! or CPU nanoseconds of that window. [`Loads`] are sums of whole numbers: adding in any order, and taking away what was
-//! added, is exact.
+//! **Approach.** [`Machine`] numbers the nodes 0, 1, 2 … once per window and turns each limit into
+//! a whole number of bytes or CPU nanoseconds per window. [`Loads`] are sums of whole numbers:
+//! adding in any order, and subtracting again, is exact.
 //!
-//! **Limits.** Weighted reads (Eq. 1) are rounded to whole bytes. Sums saturate instead of overflowing, which validated
-//! snapshots cannot reach.
+//! **Limits.** Weighted reads (Eq. 1) are rounded to whole bytes. Sums saturate instead of
+//! overflowing; validated snapshots cannot reach the limit.
 
 use topology::{MemoryKind, NodeId, Topology};
 
 use crate::nthread::Settings;
 
-/// Ids below this are looked up in a table.
+/// Node ids below this are looked up in a table.
 const TABLE: usize = 1024;
 
 /// A machine in one window; nodes are numbered by rising id.
 pub(crate) struct Machine {
     ids: Vec<NodeId>,
-    /// Index of each small id, `u16::MAX` where there is no such node.
+    /// Index of each small id; `u16::MAX` if no node has it.
     table: Vec<u16>,
     /// CPUs of each node; 0 for a CPU-less node.
     pub cores: Vec<u64>,
-    /// Node whose memory takes what is written on this node: itself, or for a memory-less node the nearest with memory.
+    /// The node whose memory takes the writes of threads on this node: the node itself, or for a
+    /// node without memory, the nearest with memory.
     pub memory: Vec<usize>,
-    /// Bytes per window that each controller can take (Eq. 1 units); `None` where a bandwidth is not known.
+    /// Bytes per window that each controller can carry (Eq. 1 units); `None` if a bandwidth is
+    /// unknown.
     pub capacity: Vec<Option<f64>>,
     /// Controller load (bytes per window) above which a node is overloaded.
     pub controller_limit: Vec<Option<u64>>,
     /// CPU nanoseconds per window above which a node is overloaded.
     pub cpu_limit: Vec<u64>,
-    /// CPU nanoseconds that one core has in a window.
+    /// CPU nanoseconds of one core in a window.
     pub core_ns: u64,
     distance: Vec<u32>,
     read_weight: f64,
@@ -88,17 +91,17 @@ impl Machine {
         machine
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// Id of the node with this index.
+    /// The id of the node with this index.
     pub fn id(&self, node: usize) -> NodeId {
         self.ids[node]
     }
 
-    /// Index of the node with this id.
+    /// The index of the node with this id.
     #[inline]
     pub fn index(&self, id: NodeId) -> Option<usize> {
         match self.table.get(id.0 as usize) {
@@ -108,38 +111,38 @@ impl Machine {
         }
     }
 
-    /// SLIT distance; `u32::MAX` where it is not known.
+    /// SLIT distance; `u32::MAX` if unknown.
     pub fn distance(&self, from: usize, to: usize) -> u32 {
         self.distance[from * self.ids.len() + to]
     }
 
-    /// Nodes with a memory controller.
+    /// The nodes with a memory controller.
     pub fn controllers(&self) -> impl Iterator<Item = usize> + '_ {
         self.memory.iter().enumerate().filter(|(n, memory)| n == *memory).map(|(n, _)| n)
     }
 
-    /// Read bytes as Eq. 1 counts them.
+    /// Weights read bytes as in Eq. 1.
     pub fn weigh(&self, read_bytes: u64) -> u64 {
         (read_bytes as f64 * self.read_weight).round() as u64
     }
 
-    /// A controller load as a fraction of the node's capacity.
+    /// Converts a controller load to a fraction of the node's capacity.
     pub fn controller_fraction(&self, node: usize, load: u64) -> Option<f64> {
         self.capacity[node].map(|capacity| load as f64 / capacity)
     }
 
-    /// CPU nanoseconds as a fraction of the node's CPUs (Eq. 6).
+    /// Converts CPU nanoseconds to a fraction of the node's CPUs (Eq. 6).
     pub fn cpu_fraction(&self, node: usize, cpu: u64) -> Option<f64> {
         (self.cores[node] > 0).then(|| cpu as f64 / self.cores[node].saturating_mul(self.core_ns) as f64)
     }
 }
 
-/// Whole nanoseconds; what is not a positive number of seconds is 0.
+/// Converts to whole nanoseconds; anything but a positive number of seconds becomes 0.
 pub(crate) fn nanoseconds(seconds: f64) -> u64 {
     (seconds * 1e9).round() as u64
 }
 
-/// What every node carries in one window.
+/// The load of each node in one window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Loads {
     /// Bytes read from the node's memory, weighted (Eq. 1).
@@ -161,7 +164,7 @@ impl Loads {
         self.reads[node].saturating_add(self.writes[node])
     }
 
-    /// Puts a thread's writes and CPU time on a node.
+    /// Adds a thread's writes and CPU time to a node.
     #[inline]
     pub fn add(&mut self, machine: &Machine, node: usize, writes: u64, cpu: u64) {
         let written = &mut self.writes[machine.memory[node]];
@@ -169,7 +172,7 @@ impl Loads {
         self.cpu[node] = self.cpu[node].saturating_add(cpu);
     }
 
-    /// Takes a thread's writes and CPU time from a node.
+    /// Subtracts a thread's writes and CPU time from a node.
     #[inline]
     pub fn remove(&mut self, machine: &Machine, node: usize, writes: u64, cpu: u64) {
         let written = &mut self.writes[machine.memory[node]];

@@ -1,19 +1,25 @@
-//! N-Policy: which node a process that maps persistent memory belongs on (Yang et al., "Monitoring Memory Behaviors and
-//! Mitigating NUMA Drawbacks on Tiered NVM Systems", NPC'20, section 2.2).
+//! N-Policy: moves processes that map persistent memory to the node they belong on (Yang et al.,
+//! "Monitoring Memory Behaviors and Mitigating NUMA Drawbacks on Tiered NVM Systems", NPC'20,
+//! section 2.2).
 //!
-//! **Problem.** Mapped files are read by loads, not by `read()`: no byte is counted anywhere, but the pages' access bits tell
-//! which are hot. The data is persistent and large, so it stays; the process moves.
+//! **Problem.** Programs read mapped files with loads, not with `read()`, so no byte counter sees
+//! them. The pages' access bits tell which pages are hot. The data is persistent and large, so it
+//! stays and the process moves.
 //!
-//! **Approach.** Windows are added up to epochs of 10 s ("receives messages from SysMon-N for every 10 seconds"). At the end of
-//! each, per process, the conditional migration model of Fig. 2: (a) nothing it touched is on a node it runs on: move to the
-//! data; (b) one remote node holds more than 80 % of the access coverage: move there; (c) else the node with more hot pages,
-//! if it has more by a margin (the paper's "repeated and meaningless migrations").
-//! The paper binds the process's tasks with `sched_setaffinity` and moves no memory, so the plan names threads, not processes.
+//! **Approach.** The policy adds windows up to epochs of 10 s ("receives messages from SysMon-N for
+//! every 10 seconds"). At the end of each epoch it applies the conditional migration model of Fig.
+//! 2 to each process: (a) none of the data it touched is on a node it runs on: move it to the data;
+//! (b) one remote node holds more than 80 % of the access coverage: move it there; (c) otherwise,
+//! move it to the node with more hot pages, if that node leads by a margin (the paper's "repeated
+//! and meaningless migrations"). The paper binds the process's tasks with `sched_setaffinity` and
+//! moves no memory, so the plan names threads, not processes.
 //!
-//! **Limits.** "The least utilized CPU on the node" is left to the kernel, which chooses inside the node's mask; between equally
-//! near nodes the least used is taken here. The paper binds a process even to nodes outside its affinity (its case a compares
-//! with the nodes that the process is *allowed*); homenode never does, so (a) compares with the nodes it runs on and falls back to
-//! the nearest node that it may use. Read and write calls are not looked at, nor is CPU or controller load.
+//! **Limits.** The paper chooses "the least utilized CPU on the node"; homenode leaves that choice
+//! to the kernel. Of equally near nodes, the policy takes the least used. The paper binds a process
+//! even to nodes outside its affinity (its case a compares with the nodes that the process is
+//! *allowed*). homenode never does, so (a) compares with the nodes that the process runs on, and
+//! falls back to the nearest node that it may use. The policy does not consider read and write
+//! calls, CPU load or controller load.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +29,7 @@ use topology::{NodeId, Topology};
 use crate::processes::{by_pid, distance, node_of, sane, seat, show, utilisation};
 use crate::{Declined, Move, Plan, Policy, Process, Reason, Snapshot, Thread, plan};
 
-/// What can be set.
+/// The settings of N-Policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -31,9 +37,10 @@ pub struct Settings {
     pub epoch_s: f64,
     /// Share of the access coverage that one remote node must exceed (Fig. 2: 80 %).
     pub coverage: f64,
-    /// The other node must have this many times the hot bytes of the process's own. 1 is the paper's comparison, without hysteresis.
+    /// The other node must have this many times as many hot bytes as the process's own node. 1 is
+    /// the paper's comparison, without hysteresis.
     pub hot_margin: f64,
-    /// A process that touched less than this many bytes a window, on average, is left alone.
+    /// Processes that touched fewer bytes per window than this, on average, are ignored.
     pub min_bytes: u64,
 }
 
@@ -50,14 +57,14 @@ struct Touched {
     hot: f64,
 }
 
-/// One epoch in the making.
+/// The current epoch.
 #[derive(Clone, Debug, Default)]
 struct Epoch {
-    /// When it began, on the plane's clock.
+    /// Its start, on the plane's clock.
     begin_s: f64,
-    /// When its last window ended.
+    /// The end of its last window.
     end_s: f64,
-    /// Seconds of windows in it (recorded windows may come without a clock).
+    /// The summed length of its windows, in seconds (recorded windows may lack a clock).
     windows_s: f64,
     windows: u32,
     processes: BTreeMap<u32, BTreeMap<NodeId, Touched>>,
@@ -95,7 +102,7 @@ fn add_touched(nodes: &mut BTreeMap<NodeId, Touched>, process: &Process) {
     }
 }
 
-/// Where a process belongs, and by which condition of Fig. 2.
+/// The node where a process belongs, and the condition of Fig. 2 that says so.
 #[derive(Clone, Debug, PartialEq)]
 struct Verdict {
     node: NodeId,
@@ -103,7 +110,7 @@ struct Verdict {
     why: String,
 }
 
-/// The policy: see the module.
+/// The policy; see the module.
 #[derive(Debug, Default)]
 pub struct NPolicy {
     settings: Settings,
@@ -111,12 +118,13 @@ pub struct NPolicy {
 }
 
 impl NPolicy {
-    /// A policy at the beginning of its first epoch.
+    /// Creates a policy at the start of its first epoch.
     pub fn new(settings: Settings) -> Self {
         Self { settings, epoch: Epoch::default() }
     }
 
-    /// Fig. 2 for one process. `home` is the node it is on, `runs_on` every node that a thread of it is on.
+    /// Applies Fig. 2 to one process. `home` is the node it is on; `runs_on` lists all nodes that
+    /// its threads are on.
     fn judge(&self, touched: &BTreeMap<NodeId, Touched>, home: NodeId, runs_on: &[NodeId]) -> Option<Verdict> {
         let total: f64 = touched.values().map(|t| t.all).sum();
         if total < self.settings.min_bytes as f64 * f64::from(self.epoch.windows) || total <= 0.0 {
@@ -131,8 +139,7 @@ impl NPolicy {
         let (widest, covered) = most(|t| t.all)?;
         let share = 100.0 * covered / total;
         if !touched.keys().any(|node| runs_on.contains(node)) {
-            let why =
-                format!("none of the mapped data it touched is on a node it runs on, {share:.0} % is on node {widest}");
+            let why = format!("it runs on no node that holds mapped data it touched; {share:.0} % is on node {widest}");
             return Some(Verdict { node: widest, reason: Reason::RemoteOnly, why });
         }
         if covered > self.settings.coverage * total {
@@ -166,10 +173,10 @@ impl Policy for NPolicy {
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         self.epoch.add(snapshot);
         let mut plan = Plan { version: plan::VERSION, policy: self.name().into(), ..Plan::default() };
-        // Half a window of slack: windows are measured, so ten of them may be 9.99 s.
+        // Half a window of slack, because window lengths are measured: ten windows may last 9.99 s.
         if self.epoch.length_s() + 0.5 * sane(snapshot.window_s) < self.settings.epoch_s {
             let (seen, all) = (self.epoch.length_s(), self.settings.epoch_s);
-            plan.notes.push(format!("{seen:.1} s of an epoch of {all:.1} s observed, decided at its end"));
+            plan.notes.push(format!("observed {seen:.1} s of an epoch of {all:.1} s; decisions come at its end"));
             return plan;
         }
         let used = utilisation(topology, snapshot);
@@ -177,7 +184,7 @@ impl Policy for NPolicy {
         for (pid, touched) in &self.epoch.processes {
             let Some(threads) = threads.get(pid) else {
                 if !touched.is_empty() {
-                    plan.notes.push(format!("process {pid}: none of its threads was listed, left alone"));
+                    plan.notes.push(format!("process {pid}: left alone, because none of its threads is listed"));
                 }
                 continue;
             };
@@ -203,7 +210,7 @@ fn move_or_decline(plan: &mut Plan, topology: &Topology, thread: &Thread, verdic
         plan.declined.push(declined("held", held.clone()));
         return;
     }
-    // Not the data's own node: worth a move only if it is nearer than where the thread is.
+    // This is not the data's own node: move only if it is nearer than the thread's current node.
     let nearer = |to: NodeId| {
         to == verdict.node || distance(topology, to, verdict.node) < distance(topology, thread.node, verdict.node)
     };
@@ -218,7 +225,7 @@ fn move_or_decline(plan: &mut Plan, topology: &Topology, thread: &Thread, verdic
             why: verdict.why.as_str().into(),
         }),
         _ => {
-            let why = format!("{}, but it may not run there or nearer", verdict.why);
+            let why = format!("{}, but it may run neither there nor on a nearer node", verdict.why);
             plan.declined.push(declined("not_allowed", why));
         }
     }

@@ -1,4 +1,5 @@
-//! What should move, and why. Plain data with a documented JSON form (`docs/plan.schema.json`).
+//! The moves that a policy wants, with their reasons. Plain data with a documented JSON form
+//! (`docs/plan.schema.json`).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,34 +7,35 @@ use topology::NodeId;
 
 use crate::Why;
 
-/// The only plan version there is.
+/// The only plan version.
 pub const VERSION: u32 = 1;
 
-/// The moves decided from one snapshot, and what was left alone.
+/// The moves decided from one snapshot, and the threads left in place.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Plan {
     /// Format version, 1.
     pub version: u32,
-    /// Policy that made it.
+    /// The policy that made the plan.
     pub policy: String,
-    /// Moves, in the order they should be made.
+    /// Moves, in the order to make them.
     pub moves: Vec<Move>,
-    /// Threads that stay although they read from another node, and why.
+    /// Threads that stay although they read from another node, with the reason.
     pub declined: Vec<Declined>,
-    /// Ids of threads that the plan counts on where they are: they are bound there, for the kernel would balance them away from
-    /// those that come.
+    /// Ids of threads that the plan relies on where they are. They are bound there, because the
+    /// kernel would otherwise move them away when others arrive.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keeps: Vec<u32>,
-    /// What the policy expects of the moves.
+    /// The effect that the policy expects of the moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Prediction>,
-    /// What the policy could not judge, in plain sentences ("node 0: bandwidth unknown, contention not judged").
+    /// What the policy could not judge, in plain sentences ("node 0: bandwidth unknown, contention
+    /// not judged").
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
 impl Plan {
-    /// An empty plan of the named policy.
+    /// Creates an empty plan of this policy.
     pub fn new(policy: &str) -> Self {
         Self { version: VERSION, policy: policy.to_owned(), ..Self::default() }
     }
@@ -48,65 +50,65 @@ impl Plan {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Move {
-    /// A thread to another node's CPUs; its data stays.
+    /// Moves a thread to another node's CPUs; its data stays.
     Thread {
         /// Thread id.
         tid: u32,
         /// Process id.
         pid: u32,
-        /// Start time as in the snapshot.
+        /// Start time, as in the snapshot.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         start_ns: Option<u64>,
-        /// Node it runs on.
+        /// The node it runs on.
         from: NodeId,
-        /// Node it should run on.
+        /// The node it should run on.
         to: NodeId,
-        /// The rule that decided.
+        /// The rule behind the move.
         reason: Reason,
         /// One sentence with the figures.
         why: Why,
     },
-    /// A process with all its threads and its memory.
+    /// Moves a process with all its threads and its memory.
     Process {
         /// Process id.
         pid: u32,
-        /// Node it is on.
+        /// The node it is on.
         from: NodeId,
-        /// Node it should be on.
+        /// The node it should be on.
         to: NodeId,
-        /// The rule that decided.
+        /// The rule behind the move.
         reason: Reason,
         /// One sentence with the figures.
         why: Why,
     },
-    /// A file's data.
+    /// Moves a file's data.
     File {
         /// File id: `major:minor:inode`.
         file: String,
-        /// Node the data is on.
+        /// The node the data is on.
         from: NodeId,
-        /// Node the data should be on.
+        /// The node the data should be on.
         to: NodeId,
-        /// The rule that decided.
+        /// The rule behind the move.
         reason: Reason,
         /// One sentence with the figures.
         why: Why,
     },
 }
 
-/// The rules that decide moves.
+/// The rules behind moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// Most of its file bytes are there (NThread III-A).
+    /// Most of the thread's file bytes are there (NThread III-A).
     ReadLocality,
-    /// Its home node's memory controller is overloaded (NThread III-C1).
+    /// The memory controller of its home node is overloaded (NThread III-C1).
     ControllerContention,
-    /// Its home node's CPUs are overloaded (NThread III-C2).
+    /// The CPUs of its home node are overloaded (NThread III-C2).
     CpuContention,
-    /// None of the memory it uses is on a node it runs on (N-Policy a).
+    /// None of the memory it touches is on a node it runs on (N-Policy a).
     RemoteOnly,
-    /// One remote node holds most of what it touches (N-Policy b).
+    /// One remote node holds most of the memory it touches (N-Policy b).
     Coverage,
     /// The other node has more hot pages (N-Policy c).
     Hotness,
@@ -116,30 +118,31 @@ pub enum Reason {
     OverloadedHome,
 }
 
-/// A thread that stays where it is, and why.
+/// A thread that stays where it is, with the reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Declined {
     /// Thread id.
     pub tid: u32,
-    /// Stable word for programs, such as `shares_file`, `below_margin`, `held`, `not_allowed`.
+    /// A stable word for programs, such as `shares_file`, `below_margin`, `held`, `not_allowed`.
     pub reason: String,
     /// One sentence with the figures.
     pub why: String,
 }
 
 impl Declined {
-    /// It stays with those that it shares a file with, where it is.
+    /// The thread stays with the threads that it shares a file with.
     pub const SHARES_FILE: &str = "shares_file";
 }
 
-/// What a policy expects of its plan.
+/// The effect that a policy expects of its plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Prediction {
-    /// Share of file bytes read from another node in the observed window; absent where nothing was read.
+    /// Share of file bytes read from another node in the observed window; absent if nothing was
+    /// read.
     pub remote_share_before: Option<f64>,
-    /// The same after the moves, if every thread reads on as it did.
+    /// The same after the moves, if all threads continue reading as before.
     pub remote_share_after: Option<f64>,
-    /// Per node.
+    /// One forecast per node.
     pub nodes: Vec<NodeForecast>,
 }
 
@@ -148,7 +151,8 @@ pub struct Prediction {
 pub struct NodeForecast {
     /// Node id.
     pub node: NodeId,
-    /// Controller load (NThread Eq. 1) as a fraction of the node's capacity; absent where the capacity is not known.
+    /// Controller load (NThread Eq. 1) as a fraction of the node's capacity; absent if the capacity
+    /// is unknown.
     pub controller_before: Option<f64>,
     /// The same after the moves.
     pub controller_after: Option<f64>,

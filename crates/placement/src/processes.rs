@@ -1,12 +1,15 @@
-//! What the process-wise policies ([`npolicy`](crate::npolicy), [`cache_affinity`](crate::cache_affinity),
-//! [`auto`](crate::auto)) ask of a snapshot: which listed threads form a process, where it is, where it could be seated.
+//! Helpers for the policies that move processes ([`npolicy`](crate::npolicy),
+//! [`cache_affinity`](crate::cache_affinity), [`auto`](crate::auto)): the threads of a process, the
+//! node it is on, and the nodes it could move to.
 //!
-//! **Problem.** A snapshot lists threads; some papers move processes. The data's node may have no CPUs, or be closed to a thread.
+//! **Problem.** A snapshot lists threads; some papers move processes. The data's node may have no
+//! CPUs, or the thread may not be allowed to run there.
 //!
-//! **Approach.** A process is on the node where its threads spent most CPU time. Its seat for some data is the data's node, or
-//! else the nearest node that has CPUs and that it may run on; equally near seats are told apart by how busy they are.
+//! **Approach.** A process is on the node where its threads spent most CPU time. Its seat for some
+//! data is the data's node, or else the nearest node with CPUs where it may run. Of equally near
+//! nodes, the least used is its seat.
 //!
-//! **Limits.** Threads that did no file work in the window are not listed, so they do not count.
+//! **Limits.** Threads without file I/O in the window are not listed, so they do not count.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +17,12 @@ use topology::{NodeId, Topology};
 
 use crate::{Snapshot, Thread};
 
-/// A number as observed, or 0 where it cannot be one (NaN, infinite, negative).
+/// Returns the number, or 0 if it is NaN, infinite or negative.
 pub(crate) fn sane(x: f64) -> f64 {
     if x.is_finite() && x > 0.0 { x } else { 0.0 }
 }
 
-/// Threads by process, both by rising id.
+/// Groups threads by process, both by rising id.
 pub(crate) fn by_pid(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Thread>> {
     let mut processes: BTreeMap<u32, Vec<&Thread>> = BTreeMap::new();
     for thread in &snapshot.threads {
@@ -31,7 +34,8 @@ pub(crate) fn by_pid(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Thread>> {
     processes
 }
 
-/// The node where these threads spent most CPU time; at a tie (idle threads) where most of them are, then the lowest id.
+/// The node where these threads spent most CPU time. In a tie (idle threads), the node with most of
+/// them, then the lowest id.
 pub(crate) fn node_of(threads: &[&Thread]) -> Option<NodeId> {
     let mut nodes: BTreeMap<NodeId, (f64, usize)> = BTreeMap::new();
     for thread in threads {
@@ -45,7 +49,7 @@ pub(crate) fn node_of(threads: &[&Thread]) -> Option<NodeId> {
     nodes.into_iter().max_by(by_rising_use).map(|(node, _)| node)
 }
 
-/// CPU utilisation of every node with CPUs, as a fraction of its CPUs.
+/// CPU utilisation of each node with CPUs, as a fraction of its CPUs.
 pub(crate) fn utilisation(topology: &Topology, snapshot: &Snapshot) -> BTreeMap<NodeId, f64> {
     let window = sane(snapshot.window_s);
     let mut used: BTreeMap<NodeId, f64> = BTreeMap::new();
@@ -65,18 +69,20 @@ pub(crate) fn utilisation(topology: &Topology, snapshot: &Snapshot) -> BTreeMap<
         .collect()
 }
 
-/// Distance between two nodes, the machine's word where it gives one, else the two values that nearly every machine has.
+/// The distance between two nodes: the topology's if it has one, otherwise the value that nearly
+/// all machines use.
 pub(crate) fn distance(topology: &Topology, from: NodeId, to: NodeId) -> u32 {
     topology.distance(from, to).unwrap_or(if from == to { 10 } else { 20 })
 }
 
-/// Whether threads can run on this node at all.
+/// Whether threads can run on this node.
 pub(crate) fn has_cpus(topology: &Topology, node: NodeId) -> bool {
     topology.node(node).is_some_and(|n| !n.cpus.is_empty())
 }
 
-/// Where a thread should sit to be nearest to data on `data`: `data` itself if the thread may run there, else the nearest of
-/// its nodes that has CPUs; of equally near ones the least used, then the lowest id.
+/// The node where a thread should run to be nearest to data on `data`: `data` itself if the thread
+/// may run there, otherwise the nearest node with CPUs that it may run on. In a tie, the least
+/// used, then the lowest id.
 pub(crate) fn seat(
     topology: &Topology,
     used: &BTreeMap<NodeId, f64>,
@@ -90,7 +96,7 @@ pub(crate) fn seat(
     })
 }
 
-/// Bytes as a person reads them: decimal units.
+/// Formats bytes in decimal units.
 pub(crate) fn show(bytes: f64) -> String {
     match bytes {
         b if b >= 1e12 => format!("{:.1} TB", b / 1e12),

@@ -1,7 +1,8 @@
-//! What was observed in one window. Plain data with a documented JSON form (`docs/snapshot.schema.json`), so that a
-//! window can be recorded, replayed, attached to a bug report or written by hand.
+//! The observations of one window. Plain data with a documented JSON form
+//! (`docs/snapshot.schema.json`): a window can be recorded, replayed, attached to a bug report or
+//! written by hand.
 //!
-//! Units: bytes are bytes, bandwidth is bytes/s, times are seconds.
+//! Units: bytes, bytes/s, seconds.
 
 use std::collections::BTreeMap;
 
@@ -11,32 +12,34 @@ use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
 use crate::NodeBytes;
 
-/// The only snapshot version there is.
+/// The only snapshot version.
 pub const VERSION: u32 = 1;
 
-/// Everything one window showed.
+/// The observations of one window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Snapshot {
     /// Format version, 1.
     pub version: u32,
-    /// When the window ended: seconds on the plane's own clock (monotonic on a host, virtual in a simulation).
+    /// The end of the window: seconds on the plane's own clock (monotonic on a host, virtual in a
+    /// simulation).
     #[serde(default)]
     pub time_s: f64,
-    /// Length of the window in seconds, as measured.
+    /// The measured length of the window in seconds.
     pub window_s: f64,
-    /// Every node of the machine.
+    /// All nodes of the machine.
     pub nodes: Vec<NodeLoad>,
     /// Threads that touched file data in the window.
     #[serde(default)]
     pub threads: Vec<Thread>,
-    /// Files that were touched in the window.
+    /// Files that threads touched in the window.
     #[serde(default)]
     pub files: Vec<ObservedFile>,
-    /// Processes, where their memory was looked at.
+    /// Processes whose memory was observed.
     #[serde(default)]
     pub processes: Vec<Process>,
-    /// What limits this observation, in plain sentences ("sampled 1 in 16", "tmpfs reads are not seen: …").
+    /// Limits of this observation, in plain sentences ("sampled 1 in 16", "tmpfs reads are not
+    /// seen: …").
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -52,20 +55,20 @@ pub struct NodeLoad {
     /// SLIT distance to every node.
     #[serde(default)]
     pub distance: BTreeMap<NodeId, u32>,
-    /// Highest read bandwidth, bytes/s; absent where it is not known.
+    /// Highest read bandwidth, bytes/s; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bw_max: Option<f64>,
-    /// Highest write bandwidth, bytes/s; absent where it is not known.
+    /// Highest write bandwidth, bytes/s; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_bw_max: Option<f64>,
-    /// File bytes read from this node's memory in the window, by anybody.
+    /// File bytes that all threads together read from this node's memory in the window.
     #[serde(default)]
     pub read_bytes: u64,
-    /// File bytes written to this node's memory in the window, by anybody.
+    /// File bytes that all threads together wrote to this node's memory in the window.
     #[serde(default)]
     pub write_bytes: u64,
-    /// CPU seconds used on the node's CPUs in the window by all threads, those not listed included; absent: only the
-    /// listed threads count.
+    /// CPU seconds that all threads, including those not listed, used on the node's CPUs in the
+    /// window; absent: only the listed threads count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_s: Option<f64>,
     /// Free memory in bytes.
@@ -84,34 +87,37 @@ pub struct Thread {
     /// Name of the thread.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub comm: String,
-    /// When the thread started: nanoseconds since boot on a host, so that a reused tid is not taken for this thread.
+    /// Start time of the thread: nanoseconds since boot on a host. It tells this thread from a
+    /// later one with the same tid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<u64>,
-    /// Node the thread ran on at the end of the window.
+    /// The node that the thread ran on at the end of the window.
     pub node: NodeId,
-    /// Nodes the thread may run on (affinity and cpuset).
+    /// Nodes where the thread may run (affinity and cpuset).
     pub allowed_nodes: Vec<NodeId>,
-    /// Why this thread must not be moved although it could be ("has an affinity of its own: 0-3"); absent: it may be.
+    /// Why no policy may move this thread ("has a custom affinity: 0-3"); absent if it may be
+    /// moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<String>,
     /// CPU seconds used in the window.
     pub cpu_s: f64,
-    /// Seconds of the window in which it was ready to run and waited for a CPU; absent: not known.
+    /// Seconds of the window in which the thread was ready to run but waited for a CPU; absent if
+    /// unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_s: Option<f64>,
-    /// File bytes read, by the node the data was on.
+    /// File bytes read, by the node of the data.
     #[serde(default)]
     pub read_bytes: NodeBytes,
-    /// Of `read_bytes`, those that crossed nodes when they were read; absent: all that are not on `node`.
+    /// The part of `read_bytes` that crossed nodes; absent: all bytes that are not on `node`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_read_bytes: Option<u64>,
-    /// File bytes written, by the node they landed on.
+    /// File bytes written, by the node of the data.
     #[serde(default)]
     pub write_bytes: NodeBytes,
     /// The files the thread touched.
     #[serde(default)]
     pub files: Vec<FileUse>,
-    /// Whether another thread touched one of these files in this window too.
+    /// Whether another thread also touched one of these files in this window.
     #[serde(default)]
     pub shares_file: bool,
 }
@@ -128,10 +134,10 @@ pub struct FileUse {
     /// Bytes written, by node.
     #[serde(default)]
     pub write_bytes: NodeBytes,
-    /// Mean bytes per read call; absent: not known.
+    /// Mean bytes per read call; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_size: Option<u64>,
-    /// Whether most reads went on where the one before had ended; absent: not known.
+    /// Whether most reads began where the previous one ended; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequential: Option<bool>,
 }
@@ -142,13 +148,13 @@ pub struct FileUse {
 pub struct ObservedFile {
     /// File id: `major:minor:inode`.
     pub file: String,
-    /// Path, where it is known.
+    /// Path, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Length in bytes, cached or not; absent: not known.
+    /// Length in bytes, cached or not; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Bytes resident per node, where they were counted.
+    /// Resident bytes per node, where counted.
     #[serde(default)]
     pub bytes: NodeBytes,
     /// Threads that touched it, by rising tid.
@@ -180,18 +186,19 @@ pub struct MappedMemory {
     pub hot_bytes: u64,
     /// Bytes in cold pages.
     pub cold_bytes: u64,
-    /// Bytes in pages touched at all while they were watched; absent: all pages listed were.
+    /// Bytes in pages that were touched while watched; absent: all listed pages were touched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub touched_bytes: Option<u64>,
 }
 
 impl Snapshot {
-    /// Reads a snapshot from JSON and checks that it can be true ([`Snapshot::validate`]).
+    /// Reads a snapshot from JSON and checks its values ([`Snapshot::validate`]).
     ///
     /// # Errors
     ///
-    /// [`SnapshotError::Parse`] names the field, the line and the column; [`SnapshotError::Version`] comes before
-    /// complaints about fields, which another version may well have; [`SnapshotError::Value`] names the field and the value.
+    /// [`SnapshotError::Parse`] names the field, the line and the column.
+    /// [`SnapshotError::Version`] takes precedence over complaints about fields, because another
+    /// version may have other fields. [`SnapshotError::Value`] names the field and the value.
     pub fn from_json(text: &str) -> Result<Self, SnapshotError> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -219,10 +226,10 @@ impl Snapshot {
         serde_json::to_string(self)
     }
 
-    /// The machine as far as the snapshot tells, for a snapshot that is looked at elsewhere.
+    /// Reconstructs the machine from the snapshot, for use on another machine.
     ///
-    /// A node that only a distance table mentions has no CPUs here. How much memory a node has is not recorded:
-    /// `memory_bytes` is what was free, and no node counts as memory-less.
+    /// A node that only a distance table mentions has no CPUs here. A snapshot does not record a
+    /// node's total memory: `memory_bytes` is the free memory, and no node counts as memory-less.
     pub fn topology(&self) -> Topology {
         let mut nodes: BTreeMap<NodeId, Node> = BTreeMap::new();
         let node = |id, cpus: CpuSet, memory_bytes, distance, read_bw_max, write_bw_max| Node {
@@ -245,14 +252,14 @@ impl Snapshot {
                 let mentioned = nodes
                     .entry(other)
                     .or_insert_with(|| node(other, CpuSet::default(), 0, BTreeMap::new(), None, None));
-                // Tables are symmetric on nearly every machine: better than not knowing.
+                // Distance tables are symmetric on nearly every machine.
                 mentioned.distance.entry(n.id).or_insert(distance);
             }
         }
         Topology { nodes: nodes.into_values().collect(), regions: Vec::new() }
     }
 
-    /// Remote file bytes / all file bytes that the listed threads read; `None` where nothing was read.
+    /// Remote file bytes / all file bytes that the listed threads read; `None` if nothing was read.
     pub fn remote_share(&self) -> Option<f64> {
         let (remote, all) = self.threads.iter().fold((0u64, 0u64), |(remote, all), t| {
             (remote.saturating_add(t.remote_bytes()), all.saturating_add(t.read_bytes.total()))
@@ -262,14 +269,15 @@ impl Snapshot {
 }
 
 impl Thread {
-    /// File bytes that crossed nodes when the thread read them: as observed, else those not on the node it runs on.
+    /// File bytes that crossed nodes when the thread read them: the observed figure, or else all
+    /// bytes that are not on its node.
     pub fn remote_bytes(&self) -> u64 {
         let all = self.read_bytes.total();
         self.remote_read_bytes.map_or_else(|| all - self.read_bytes.get(self.node), |remote| remote.min(all))
     }
 
-    /// The node most of its file bytes come from; `None` if it read nothing. Among equals the node it runs on, else the
-    /// lowest id.
+    /// The node that most of its file bytes come from; `None` if it read nothing. In a tie, the
+    /// node it runs on, otherwise the lowest id.
     pub fn home(&self) -> Option<NodeId> {
         let most = self.read_bytes.iter().map(|(_, bytes)| bytes).max().filter(|bytes| *bytes > 0)?;
         if self.read_bytes.get(self.node) == most {
@@ -290,20 +298,21 @@ pub enum SnapshotError {
     /// Not JSON, or not a snapshot.
     #[error("not a snapshot: {at}{source}")]
     Parse {
-        /// Field with a colon after it, such as `threads[3].tid: `; empty where the text is not JSON at all.
+        /// The field with a colon, such as `threads[3].tid: `; empty if the text is not JSON at
+        /// all.
         at: String,
         /// The parser's message, with line and column.
         source: serde_json::Error,
     },
-    /// A version this build does not know.
+    /// A version that this build does not support.
     #[error("snapshot version {0} is not supported, this build reads version {VERSION}")]
     Version(u32),
-    /// A value that cannot be: names the field and the value.
+    /// An impossible value, with its field.
     #[error("{field}: {why}")]
     Value {
-        /// Field, such as `threads[3].cpu_s`.
+        /// The field, such as `threads[3].cpu_s`.
         field: String,
-        /// What is wrong, with the value.
+        /// The problem, with the value.
         why: String,
     },
 }

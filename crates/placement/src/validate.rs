@@ -1,12 +1,14 @@
-//! What a snapshot must satisfy before anything is decided from it.
+//! The conditions that a snapshot must satisfy before any decision.
 //!
-//! **Problem.** Snapshots are recorded, edited and written by hand; a wrong one must end in a sentence that a person can act
-//! on, not in a plan.
+//! **Problem.** People record, edit and write snapshots by hand. A wrong one must lead to an error
+//! message that helps them, not to a plan.
 //!
-//! **Approach.** One pass over all fields; the first impossible value ends it, named by its JSON path.
+//! **Approach.** One pass checks all fields and stops at the first impossible value, named by its
+//! JSON path.
 //!
-//! **Limits.** Checks what cannot be, not what is unlikely: sampling makes sums differ from totals, so no sums are compared.
-//! A node counts as known when it is listed or when a listed node's distance table mentions it.
+//! **Limits.** The check rejects impossible values, not unlikely ones. It compares no sums, because
+//! sampling makes sums differ from totals. A node is known if it is listed or if the distance table
+//! of a listed node mentions it.
 
 use std::fmt::Display;
 
@@ -16,17 +18,18 @@ use topology::NodeId;
 use crate::snapshot::{FileUse, NodeLoad, ObservedFile, Process, Thread, VERSION};
 use crate::{NodeBytes, Snapshot, SnapshotError};
 
-/// Most bytes of anything: 2^53, beyond which JSON readers that hold numbers as doubles lose digits (9 petabytes).
+/// Largest byte count: 2^53 (9 petabytes). Beyond it, JSON readers that hold numbers as doubles
+/// lose digits.
 pub const MAX_BYTES: u64 = 1 << 53;
-/// Most seconds of anything (30 years).
+/// Largest number of seconds (30 years).
 const MAX_SECONDS: f64 = 1e9;
-/// Highest bandwidth of a node, bytes/s (an exabyte a second).
+/// Largest bandwidth of a node, bytes/s (an exabyte per second).
 const MAX_BANDWIDTH: f64 = 1e18;
-/// Most nodes: the kernel's own limit (`NODES_SHIFT` ≤ 10).
+/// Largest number of nodes: the kernel's own limit (`NODES_SHIFT` ≤ 10).
 const MAX_NODES: usize = 1024;
-/// Most threads: the kernel's own limit (`PID_MAX_LIMIT`).
+/// Largest number of threads: the kernel's own limit (`PID_MAX_LIMIT`).
 const MAX_THREADS: usize = 1 << 22;
-/// CPU numbers end here (`NR_CPUS` ≤ 8,192, with room above).
+/// Upper bound of CPU numbers (`NR_CPUS` ≤ 8,192, with room above).
 const MAX_CPU: u32 = 65_536;
 /// SLIT distances are one byte.
 const MAX_DISTANCE: u32 = 255;
@@ -38,11 +41,12 @@ fn wrong(field: impl Display, why: impl Display) -> Checked {
 }
 
 impl Snapshot {
-    /// Checks every value; the first that cannot be is the error.
+    /// Checks all values; the first impossible one is the error.
     ///
     /// # Errors
     ///
-    /// [`SnapshotError::Version`], or [`SnapshotError::Value`] with the field's JSON path and its value.
+    /// [`SnapshotError::Version`], or [`SnapshotError::Value`] with the field's JSON path and its
+    /// value.
     pub fn validate(&self) -> Result<(), SnapshotError> {
         if self.version != VERSION {
             return Err(SnapshotError::Version(self.version));
@@ -157,7 +161,7 @@ fn threads(threads: &[Thread], known: &Known) -> Checked {
 fn files(files: &[ObservedFile], known: &Known) -> Checked {
     let mut ids = FxHashSet::default();
     for (i, file) in files.iter().enumerate() {
-        // `size` is not bounded: a sparse file may claim to be as long as a u64 can say.
+        // `size` has no bound: a sparse file may claim any length up to 2^64 − 1.
         let at = format!("files[{i}] (file {})", file.file);
         if !ids.insert(file.file.as_str()) {
             wrong(&at, "listed twice")?;

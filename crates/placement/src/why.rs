@@ -1,11 +1,13 @@
 //! The sentence behind a move.
 //!
-//! **Problem.** Every move has a reason that a person can check, but nobody reads 10,000 sentences a window, and writing
-//! them took longer than deciding.
+//! **Problem.** Each move has a reason that a person can check. But nobody reads 10,000 sentences
+//! per window, and writing them took longer than deciding.
 //!
-//! **Approach.** A move carries the figures; the sentence is written when it is displayed or serialised.
+//! **Approach.** A move carries the figures. The sentence is written only when it is displayed or
+//! serialised.
 //!
-//! **Limits.** A sentence that was read back from JSON, or that a policy wrote itself, is just text. Two are equal if they read the same.
+//! **Limits.** A sentence that comes from JSON, or that a policy wrote itself, is just text. Two
+//! sentences are equal if they read the same.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,7 +18,7 @@ use topology::NodeId;
 
 use crate::words::{push_bytes, push_number, push_percent};
 
-/// One sentence with the figures: displayed, and serialised as a string.
+/// One sentence with the figures; serialised as a string.
 #[derive(Clone, Debug)]
 pub struct Why(Kind);
 
@@ -26,7 +28,7 @@ enum Kind {
     Facts(Fact, Option<Overload>),
 }
 
-/// What a thread did.
+/// The observed fact behind a move.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fact {
     /// `812.0 MB of 830.0 MB read from node 0`
@@ -43,7 +45,7 @@ pub(crate) enum Fact {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overload {
     pub node: NodeId,
-    /// The memory controller, else the CPUs.
+    /// Whether the memory controller is overloaded; otherwise, the CPUs are.
     pub controller: bool,
     pub load: f64,
 }
@@ -117,7 +119,7 @@ impl Why {
 }
 
 impl Default for Why {
-    /// Nothing.
+    /// The empty sentence.
     fn default() -> Self {
         Self::from("")
     }
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reads_the_same_is_equal_also_after_json() {
+    fn equal_sentences_are_equal_even_after_json() {
         let why = Why::of(Fact::Read { bytes: 1_000_000, node: A });
         let json = serde_json::to_string(&why).unwrap();
         assert_eq!(json, r#""1.0 MB read from node 0""#);

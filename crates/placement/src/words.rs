@@ -1,11 +1,13 @@
 //! Figures in the sentences of a plan.
 //!
-//! Written by hand rather than with `format!("{:.1}")`: a plan may hold a sentence for each of 100,000 threads, and
-//! formatting floats would take most of the time of deciding.
+//! The formatting is written by hand rather than with `format!("{:.1}")`: a plan may hold a
+//! sentence for each of 100,000 threads, and formatting floats would take most of the decision
+//! time.
 
 /// Appends bytes in decimal units with one decimal: `830.0 MB`, `4.1 GB`.
 pub(crate) fn push_bytes(text: &mut String, bytes: u64) {
-    // 999.95 MB and more would round to 1000.0 MB: write it as 1.0 GB. A constant divisor in each arm is a multiplication.
+    // 999.95 MB and more would round to 1000.0 MB, so they become 1.0 GB. With a constant divisor
+    // in each arm, the division compiles to a multiplication.
     match bytes {
         0..999_950_000 => push_tenths(text, (bytes + 50_000) / 100_000, b" MB"),
         999_950_000..999_950_000_000 => push_tenths(text, (bytes + 50_000_000) / 100_000_000, b" GB"),
@@ -31,7 +33,8 @@ pub(crate) fn push_number(text: &mut String, number: u64) {
     push_ascii(text, &piece[first..]);
 }
 
-/// Writes digits that end where `piece`, of at least 20 bytes, ends; returns where they begin.
+/// Writes digits that end at the end of `piece`, which has at least 20 bytes; returns where they
+/// begin.
 fn write_number(piece: &mut [u8], mut number: u64) -> usize {
     let mut first = piece.len();
     loop {
@@ -50,7 +53,7 @@ fn push_ascii(text: &mut String, ascii: &[u8]) {
 
 /// Appends a fraction as whole percent: `97 %`.
 pub(crate) fn push_percent(text: &mut String, fraction: f64) {
-    // A float that is too large for u64 becomes its maximum, NaN becomes 0.
+    // A float too large for u64 becomes its maximum; NaN becomes 0.
     push_number(text, (fraction * 100.0).round() as u64);
     text.push_str(" %");
 }

@@ -44,7 +44,7 @@ fn a_process_with_all_its_data_elsewhere_moves_there_after_ten_seconds() {
     // Fig. 3: fio on node 0, everything on node 1.
     let plan = first(&window(2, vec![thread(7, 0, &[], 0)], vec![mapped(1000, &[(1, 100, 20)])]));
     assert_eq!(moves(&plan), [(7, 1, Reason::RemoteOnly)]);
-    assert_eq!(why(&plan, 7), "none of the mapped data it touched is on a node it runs on, 100 % is on node 1");
+    assert_eq!(why(&plan, 7), "it runs on no node that holds mapped data it touched; 100 % is on node 1");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn little_touched_or_unlisted_processes_are_left_alone() {
     let plan = first(&window(2, vec![], vec![mapped(1000, &[(1, 400, 0)])]));
     assert_eq!(
         (plan.moves, plan.notes),
-        (vec![], vec!["process 1000: none of its threads was listed, left alone".into()])
+        (vec![], vec!["process 1000: left alone, because none of its threads is listed".into()])
     );
 }
 
@@ -164,7 +164,7 @@ fn a_recording_without_a_clock_still_makes_epochs_and_one_that_starts_over_begin
         policy.decide(&w.topology(), &w);
     }
     let notes = policy.decide(&w.topology(), &Snapshot { time_s: 2.0, ..w.clone() }).notes;
-    assert_eq!(notes, ["2.0 s of an epoch of 10.0 s observed, decided at its end"]);
+    assert_eq!(notes, ["observed 2.0 s of an epoch of 10.0 s; decisions come at its end"]);
 }
 
 #[test]
