@@ -173,7 +173,7 @@ fn nodes_the_topology_does_not_have_are_no_targets() {
     assert_eq!(moves(&plan), []);
     assert_eq!(declined(&plan, 1).unwrap().0, "not_allowed");
     assert!(
-        plan.notes.contains(&"threads on nodes that the topology does not have, left alone: 1".to_owned()),
+        plan.notes.contains(&"threads left alone because the topology lacks their node: 1".to_owned()),
         "{:?}",
         plan.notes
     );
@@ -599,7 +599,7 @@ fn threads_that_stay_are_listed_up_to_a_bound_those_with_most_remote_bytes() {
     let threads = (1..=many).map(|tid| thread(tid, 1, &[(0, 10 + u64::from(tid % 100))], 0)).collect();
     let plan = decide("nthread-rl", &two_nodes(threads));
     assert_eq!(plan.declined.len(), MAX_DECLINED);
-    assert_eq!(plan.notes, ["more threads stay than are listed: 7 more"]);
+    assert_eq!(plan.notes, ["7 more threads stay than are listed"]);
     assert!(plan.declined[0].why.starts_with("109.0 MB"), "{:?}", plan.declined[0]);
     // The seven that are left out are of the least: 10 MB each, tids 100, 200, …
     let listed = plan.declined.iter().filter(|d| d.why.starts_with("10.0 MB")).count();

@@ -1,30 +1,31 @@
-//! What a process has read so far, and when it was moved: the memory that one window lacks.
+//! Per process: what it has read so far, and when it was moved. A single window does not show this.
 
 use std::collections::BTreeMap;
 
 use topology::NodeId;
 
-/// A process or file not seen for this long is forgotten, seconds.
+/// A process or file not seen for this many seconds is forgotten.
 const FORGET_S: f64 = 60.0;
-/// Asked for a move this many windows in a row without its being made: not asked again.
+/// A move that was requested in this many consecutive windows but not made is not requested again.
 const MAX_ASKED: u32 = 5;
-/// Reading has changed when this share of it comes from other nodes than before, after smoothing.
+/// Reading has changed when, after smoothing, this share of it comes from other nodes than before.
 const CHANGED: f64 = 0.25;
-/// Weight of the newest window in the smoothed profile: a reader that flips a coin for each of ten blocks a window has a
-/// standard deviation of 0.16, smoothed 0.16 × √(0.3 / 1.7) = 0.07, far from `CHANGED`; one that turns to another node shows at once.
+/// Weight of the newest window in the smoothed profile. A reader that picks a node at random for
+/// each of ten blocks a window has a standard deviation of 0.16, smoothed 0.16 × √(0.3 / 1.7) =
+/// 0.07, which is far from `CHANGED`. A reader that turns to another node shows at once.
 const NEWEST: f64 = 0.3;
 
 /// Share of a process's file bytes by the node they come from.
 pub(super) type Profile = BTreeMap<NodeId, f64>;
 
-/// Half the sum of differences (total variation): 0 for equal profiles, 1 for disjoint ones.
+/// Half the sum of the differences (total variation): 0 for equal profiles, 1 for disjoint ones.
 pub(super) fn difference(a: &Profile, b: &Profile) -> f64 {
     let at = |p: &Profile, n: &NodeId| p.get(n).copied().unwrap_or(0.0);
     let gone: f64 = b.iter().filter(|(n, _)| !a.contains_key(n)).map(|(_, share)| share).sum();
     (a.iter().map(|(n, share)| (share - at(b, n)).abs()).sum::<f64>() + gone) / 2.0
 }
 
-/// A file as one process has read it.
+/// One process's reading of one file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reading {
     /// Bytes read since it was first seen.
@@ -33,13 +34,14 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Whether the reader has come round: it has read more than there is.
+    /// Whether the reader has started over: it has read more bytes than the file has.
     pub fn repeated(&self, size: f64) -> bool {
         size > 0.0 && self.total > size
     }
 
-    /// Bytes of a file of `size` bytes that are still to be read. A first pass ends at the end of the file; who has read
-    /// it more than once is taken to read on as much as it has so far.
+    /// Bytes still to be read of a file of `size` bytes. A first pass ends at the end of the file.
+    /// A process that has read the file more than once is assumed to read as much again as it has
+    /// so far.
     pub fn remaining(&self, size: f64) -> f64 {
         if self.repeated(size) { self.total } else { (size - self.total).max(0.0) }
     }
@@ -50,9 +52,9 @@ impl Reading {
 pub(super) struct History {
     pub files: BTreeMap<String, Reading>,
     last_s: f64,
-    /// The move asked for last, and how often.
+    /// The latest requested move, and how often it was requested.
     asked: Option<(NodeId, u32)>,
-    /// Moves made since the reading last changed, and how it read then.
+    /// Moves made since the reading last changed, and the profile at that change.
     trips: u32,
     anchor: Profile,
     smooth: Profile,
@@ -65,7 +67,8 @@ fn smoothed(old: &Profile, new: &Profile) -> Profile {
 }
 
 impl History {
-    /// Takes one window in: `files` is bytes read per file, `profile` the shares by node, `home` the node it is on.
+    /// Takes in one window. `files` holds bytes read per file, `profile` the shares by node, and
+    /// `home` the node the process is on.
     pub fn observe(&mut self, now_s: f64, files: &BTreeMap<&str, f64>, profile: &Profile, home: NodeId) {
         self.last_s = now_s;
         for (file, bytes) in files {
@@ -92,7 +95,7 @@ impl History {
         self.trips
     }
 
-    /// Asks for a move; false when it has been asked for in vain often enough.
+    /// Requests a move; false if it was requested in vain too often.
     pub fn ask(&mut self, to: NodeId) -> bool {
         let times = self.asked.filter(|(node, _)| *node == to).map_or(0, |(_, times)| times);
         self.asked = Some((to, times.saturating_add(1)));

@@ -1,18 +1,22 @@
-//! ARC task migration: move a process, with its memory, to the node that caches the file it reads (Adams, "Automatic Task
-//! Migration Based on Data Location in a Non-Uniform Memory Access-Aware ZFS Filesystem Cache", 2021).
+//! ARC task migration: moves a process, with its memory, to the node that caches the file it reads
+//! (Adams, "Automatic Task Migration Based on Data Location in a Non-Uniform Memory Access-Aware
+//! ZFS Filesystem Cache", 2021).
 //!
-//! **Problem.** The ZFS ARC is kernel memory: AutoNUMA does not see it (Fig. 6.1), so a reader on the wrong node stays there and
-//! loses 10 to 15 % (Fig. 5.2).
+//! **Problem.** The ZFS ARC is kernel memory. AutoNUMA does not see it (Fig. 6.1), so a reader on
+//! the wrong node stays there and loses 10 to 15 % (Fig. 5.2).
 //!
-//! **Approach.** Two policies. `arc` is the thesis's: "greedy, considering only one block at a time" (section 9.1.6), the first
-//! remote block of a file moves the process. `arc-guarded` is what its future work asks for: reads of 128 KiB or more (8.2),
-//! a sequential reader with a long way to go or one that comes back, a file of 1 GiB or more, and a process small against it, by
-//! `I = M − (P / F) × R` (8.1), where M counts only as far as more is read there than here.
+//! **Approach.** There are two policies. `arc` is the thesis's: "greedy, considering only one block
+//! at a time" (section 9.1.6). The first remote block of a file moves the process. `arc-guarded` is
+//! what the thesis's future work asks for. It requires reads of 128 KiB or more (8.2), a sequential
+//! reader with much left to read or one that starts over, a file of 1 GiB or more, and a process
+//! that is small against it by `I = M − (P / F) × R` (8.1). M counts only as far as the process
+//! reads more there than here.
 //!
-//! **Limits.** A snapshot is a window, not a block: of several remote nodes in one window the one with most bytes is followed.
-//! The thesis's prototype would follow files on two nodes back and forth with every block; here a process that has been moved
-//! goes back only to where more is read, and after two moves it stays until its reading has changed. Neither policy looks at
-//! the load of CPUs or controllers, as the thesis does not.
+//! **Limits.** A snapshot is a window, not a block: if a process reads from several remote nodes in
+//! one window, the node with most bytes wins. The thesis's prototype would follow files on two
+//! nodes back and forth with every block. Here, a moved process goes back only to where it reads
+//! more, and after two moves it stays until its reading has changed. Like the thesis, neither
+//! policy considers the load of CPUs or controllers.
 
 mod history;
 mod model;
@@ -26,19 +30,20 @@ use topology::{NodeId, Topology};
 use crate::processes::{by_pid, has_cpus, node_of, sane, show};
 use crate::{Declined, FileUse, Move, Plan, Policy, Process, Reason, Snapshot, Thread};
 
-/// Which of the two policies.
+/// Selects one of the two policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
     /// The first remote block moves the process.
     Greedy,
-    /// Only where it pays.
+    /// A process moves only if it pays.
     Guarded,
 }
 
-/// Moves a process whose reading is settled makes at most: there, and back if that was the worse end.
+/// Largest number of moves of a process whose reading does not change: there, and back if that was
+/// worse.
 const MAX_TRIPS: u32 = 2;
 
-/// The policy: see the module.
+/// The policy; see the module.
 #[derive(Debug)]
 pub struct CacheAffinity {
     variant: Variant,
@@ -46,7 +51,7 @@ pub struct CacheAffinity {
     histories: BTreeMap<u32, History>,
 }
 
-/// What one process read in one window.
+/// The reads of one process in one window.
 struct Reads<'a> {
     home: NodeId,
     threads: &'a [&'a Thread],
@@ -88,25 +93,26 @@ impl<'a> Reads<'a> {
     }
 }
 
-/// What the guard says of one file.
+/// The guard's verdict on one file.
 enum Guard {
     Passed { remaining: f64 },
     Failed { reason: &'static str, why: String },
 }
 
 impl CacheAffinity {
-    /// A policy that has seen nothing yet.
+    /// Creates a policy without history.
     pub fn new(variant: Variant, settings: Settings) -> Self {
         Self { variant, settings, histories: BTreeMap::new() }
     }
 
-    /// Greedy: any remote block will do; of several remote nodes the one with most bytes.
+    /// Greedy: any remote block suffices; of several remote nodes, the one with most bytes wins.
     fn greedy(reads: &Reads) -> Option<(NodeId, String)> {
         let (to, bytes) = reads.most_remote()?;
-        Some((to, format!("{} of {} come from node {to}", show(bytes), show(reads.total))))
+        Some((to, format!("reads {} of {} from node {to}", show(bytes), show(reads.total))))
     }
 
-    /// Guarded: the node whose large, long-read files outweigh moving the process's memory.
+    /// Guarded: the node whose large files, with much left to read, outweigh moving the process's
+    /// memory.
     fn guarded(
         &self,
         reads: &Reads,
@@ -120,7 +126,7 @@ impl CacheAffinity {
         if bytes <= here * self.settings.margin {
             return Err(Some((
                 "below_margin",
-                format!("{share} of {all} from node {to}, {} from its own", show(here)),
+                format!("{share} of {all} from node {to}, {} from its own node", show(here)),
             )));
         }
         let mut failed = None;
@@ -141,10 +147,11 @@ impl CacheAffinity {
             return Err(failed);
         }
         let Some(memory) = memory else {
-            return Err(Some(("process_size_unknown", "how much memory it has was not looked at".into())));
+            return Err(Some(("process_size_unknown", "the size of its memory was not observed".into())));
         };
         let process = memory.resident.total().saturating_sub(memory.resident.get(to)) as f64;
-        // The thesis's M is for a reader all of whose data is there; what is local now would become remote.
+        // The thesis's M is for a reader with all its data there; what is local now would become
+        // remote.
         let weight = ((bytes - here) / reads.total).clamp(0.0, 1.0);
         let mut model = self.settings.clone();
         model.max_improvement *= weight;
@@ -162,13 +169,13 @@ impl CacheAffinity {
         let failed = |reason, why| Guard::Failed { reason, why };
         let uses = reads.uses.get(file).map_or(&[][..], Vec::as_slice);
         let Some(read_size) = uses.iter().filter_map(|u| u.read_size).max() else {
-            return failed("read_size_unknown", format!("how much of {file} it reads at a time was not seen"));
+            return failed("read_size_unknown", format!("the read size on {file} was not observed"));
         };
         if read_size < self.settings.min_read_size {
             return failed("small_reads", format!("reads {read_size} B of {file} at a time"));
         }
         let Some(size) = size.filter(|s| *s > 0.0) else {
-            return failed("file_size_unknown", format!("the length of {file} is not known"));
+            return failed("file_size_unknown", format!("the length of {file} is unknown"));
         };
         if size < self.settings.min_file as f64 {
             return failed("small_file", format!("{file} has only {}", show(size)));
@@ -178,7 +185,7 @@ impl CacheAffinity {
         };
         let sequential = uses.iter().any(|u| u.sequential == Some(true));
         if !sequential && !reading.repeated(size) {
-            return failed("not_sequential", format!("neither reads {file} in order nor a second time"));
+            return failed("not_sequential", format!("reads {file} neither sequentially nor repeatedly"));
         }
         Guard::Passed { remaining: reading.remaining(size) }
     }
@@ -233,11 +240,11 @@ impl CacheAffinity {
         if history.trips() >= MAX_TRIPS {
             return Err(Some((
                 "settled",
-                format!("{why}, but it was moved {} times and reads as before", history.trips()),
+                format!("{why}, but it moved {} times and its reading has not changed", history.trips()),
             )));
         }
         if history.trips() > 0 && reads.on(to) <= self.settings.margin * reads.on(reads.home) {
-            return Err(Some(("below_margin", format!("{why}, {} from its own", show(reads.on(reads.home))))));
+            return Err(Some(("below_margin", format!("{why}, {} from its own node", show(reads.on(reads.home))))));
         }
         if history.ask(to) {
             Ok((to, why))

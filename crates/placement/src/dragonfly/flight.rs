@@ -1,11 +1,13 @@
-//! A migration on its way, and what it teaches.
+//! A migration in progress, and the measurements it yields.
 //!
-//! **Problem.** A plan only asks. How fast the data moves, what that costs its readers and what it wins shows in the windows after.
+//! **Problem.** A plan only requests a migration. Its speed, its cost to readers and its gain show
+//! in the windows after the request.
 //!
-//! **Approach.** The bytes that are still on the source tell how far each file is. While the migration runs, what its readers
-//! get is held against the straight line of Eq. 2; when it has ended, two more windows give TH_l.
+//! **Approach.** The bytes still on the source give the progress of each file. While the migration
+//! runs, the readers' throughput is compared with the straight line of Eq. 2. After its end, two
+//! more windows give TH_l.
 //!
-//! **Limits.** A file that no thread touches in a window is taken to be where it last was.
+//! **Limits.** A file that no thread touches in a window is assumed to be where it was last seen.
 
 use std::collections::BTreeMap;
 
@@ -16,34 +18,34 @@ use super::mtp::Mtp;
 use crate::Snapshot;
 use crate::processes::sane;
 
-/// Of a file, at most this share is left behind when it counts as moved.
+/// A file counts as moved when at most this share of it is left behind.
 const LEFT: f64 = 0.02;
-/// Windows without any progress after which what is left is asked for again, and how often that is done.
+/// After this many windows without progress, the rest is requested again, at most this many times.
 const STALLED: u32 = 2;
 const MOST_ASKED: u32 = 3;
-/// A migration that takes this many times T_m, and this many windows more, is over.
+/// A migration ends after this many times T_m plus this many windows.
 const OVERDUE: f64 = 4.0;
 const OVERDUE_WINDOWS: f64 = 10.0;
-/// Windows after a migration whose reads give TH_l.
+/// Number of windows after a migration whose reads give TH_l.
 const WATCHED: u32 = 2;
 
 #[derive(Clone, Debug)]
 pub(super) struct Moving {
     pub to: NodeId,
-    /// Bytes on the source when it was asked for, and now.
+    /// Bytes on the source at the time of the request, and now.
     pub asked: f64,
     pub left: f64,
 }
 
-/// Where a migration is.
+/// The phase of a migration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Phase {
     Running,
-    /// Nothing has moved for a while: ask again for what is left.
+    /// Nothing has moved for a while: request the rest again.
     Stalled,
-    /// Ended; its readers are being watched.
+    /// The migration ended; its readers are being observed.
     Ended,
-    /// Everything there was to learn has been learned.
+    /// There is nothing more to learn from it.
     Over,
 }
 
@@ -79,7 +81,7 @@ impl Flight {
         }
     }
 
-    /// Takes in one window; corrects the estimates when there is something to learn.
+    /// Takes in one window, and corrects the estimates if it yields a measurement.
     pub fn pass(&mut self, snapshot: &Snapshot, estimates: &mut Estimates) -> Phase {
         let window_s = sane(snapshot.window_s);
         let served = self.served(snapshot);
@@ -132,7 +134,7 @@ impl Flight {
         }
     }
 
-    /// Bytes of the moving files that were read by threads on the nodes they move to.
+    /// Bytes of the moving files that threads on their target nodes read.
     fn served(&self, snapshot: &Snapshot) -> f64 {
         let of = |node: NodeId, file: &str| self.files.get(file).is_some_and(|m| m.to == node);
         let uses = snapshot.threads.iter().flat_map(|t| t.files.iter().map(move |u| (t.node, u)));
@@ -147,7 +149,7 @@ impl Flight {
         self.files.values().map(|m| m.left).sum()
     }
 
-    /// Files that have not moved, or not all of them.
+    /// Files that have not moved completely.
     pub fn unmoved(&self) -> impl Iterator<Item = (&str, &Moving)> {
         self.files.iter().filter(|(_, m)| m.left > LEFT * m.asked).map(|(file, m)| (file.as_str(), m))
     }

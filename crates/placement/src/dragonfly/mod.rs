@@ -1,19 +1,23 @@
-//! Dragonfly: where NThread gives up because the home node's controller is overloaded, the data moves instead (Han et al.,
-//! "Is Data Migration Evil in the NVM File System?").
+//! Dragonfly: moves the data where NThread gives up because the home node's controller is
+//! overloaded (Han et al., "Is Data Migration Evil in the NVM File System?").
 //!
-//! **Problem.** NThread does not send a thread to an overloaded node, so the thread reads on remotely, through the very
-//! controller that is overloaded.
+//! **Problem.** NThread does not send a thread to an overloaded node. The thread continues to read
+//! remotely, through the very controller that is overloaded.
 //!
-//! **Approach.** Threads move by NThread's rules. In windows in which its step 3 finds an overloaded node, no thread is sent there or
-//! away from it for that; the files that remote threads read from it enter a request queue ([`queue`]). T_window is the paper's 6 s,
-//! or the first whole number of windows in which the best file pays back by Eq. 9 ([`mtp`]), from figures that are
-//! measured as migrations go ([`estimate`], [`flight`]). When the queue has waited that long, and the node is still
-//! overloaded, it is emptied: load that lasted T_window is taken to last for another. The policy so triggers itself, which the
-//! paper leaves to future work. Files go by benefit per byte, within a budget of bytes for endurance and
-//! only if read often enough for write amplification to stay low; a file that has moved stays for a time that doubles.
+//! **Approach.** Threads move by NThread's rules. In a window in which step 3 finds an overloaded
+//! node, no thread moves to that node, or away from it to relieve it. Instead, the files that
+//! remote threads read from it enter a request queue ([`queue`]). T_window is the paper's 6 s, or
+//! the first whole number of windows in which the best file pays back by Eq. 9 ([`mtp`]), from
+//! figures that migrations measure ([`estimate`], [`flight`]). When the queue has waited for
+//! T_window and the node is still overloaded, the queue is emptied: a load that lasted T_window is
+//! expected to last for another. The policy thus triggers itself, which the paper leaves to future
+//! work. Files move in the order of benefit per byte. A budget of bytes protects endurance, and
+//! only files that are read often enough move, which bounds write amplification. A file that has
+//! moved stays for a time that doubles with each move.
 //!
-//! **Limits.** One migration at a time. Files whose size is not known are not moved. The target must have the memory, and must not
-//! become the new overloaded node. CPU contention is NThread's step 4, as ever; the paper leaves it out.
+//! **Limits.** One migration runs at a time. Files of unknown size do not move. The target needs
+//! enough memory and must not become the next overloaded node. CPU contention is handled by
+//! NThread's step 4; the paper leaves it out.
 
 mod estimate;
 mod flight;
@@ -41,14 +45,14 @@ const SPARE: f64 = 0.1;
 /// A file's moves are forgotten after this many cool-downs.
 const REMEMBER: f64 = 64.0;
 
-/// When a file moved, and how often it has.
+/// When a file last moved, and how often it has moved.
 #[derive(Clone, Copy, Debug)]
 struct Moved {
     at_s: f64,
     times: u32,
 }
 
-/// The policy: see the module.
+/// The policy; see the module.
 pub struct Dragonfly {
     settings: Settings,
     threads: nthread::Settings,
@@ -62,7 +66,7 @@ pub struct Dragonfly {
 }
 
 impl Dragonfly {
-    /// A policy that has seen nothing yet.
+    /// Creates a policy without history.
     pub fn new(settings: Settings, threads: nthread::Settings) -> Self {
         Self {
             nthread: NThread::new(Variant::Full, threads.clone()),
@@ -77,20 +81,20 @@ impl Dragonfly {
         }
     }
 
-    /// Takes the windows' word for how the migration on its way goes.
+    /// Follows the migration in progress through this window.
     fn follow(&mut self, plan: &mut Plan, snapshot: &Snapshot) {
         let Some(flight) = &mut self.flight else { return };
         match flight.pass(snapshot, &mut self.estimates) {
             Phase::Running | Phase::Ended => {}
             Phase::Stalled => {
                 for (file, moving) in flight.unmoved() {
-                    let why = format!("asked for before, {} still on node {}", show(moving.left), flight.source);
+                    let why = format!("requested before; {} still on node {}", show(moving.left), flight.source);
                     plan.moves.push(file_move(file, flight.source, moving.to, why));
                 }
             }
             Phase::Over => {
                 for (file, _) in flight.unmoved() {
-                    plan.notes.push(format!("{file}: asked for and not moved"));
+                    plan.notes.push(format!("{file}: requested, but not moved"));
                 }
                 self.flight = None;
             }
@@ -102,7 +106,8 @@ impl Dragonfly {
         let window_s = snapshot.window_s;
         self.queue.pass(window_s, source);
         let in_flight = |file: &str| self.flight.as_ref().is_some_and(|f| f.files.contains_key(file));
-        // First those who cannot go to their data, as they bring files in, then whoever else reads the same files.
+        // First the threads that cannot go to their data, because they bring files in; then other
+        // readers of the same files.
         let (away, others): (Vec<_>, Vec<_>) = snapshot
             .threads
             .iter()
@@ -122,7 +127,7 @@ impl Dragonfly {
         }
     }
 
-    /// Whether a file may move at all, and why not.
+    /// Whether a file must stay, with the reason.
     fn refuse(&self, now_s: f64, offer: &Offer) -> Option<String> {
         if offer.remote_bw <= self.settings.margin * offer.local_bw {
             return Some(format!("{}/s read remotely, {}/s locally", show(offer.remote_bw), show(offer.local_bw)));
@@ -140,8 +145,9 @@ impl Dragonfly {
         self.settings.cooldown_s * f64::from(2u32.saturating_pow(times.saturating_sub(1)))
     }
 
-    /// The files of the queue that are worth moving together, best first, and T_window: the shortest in which the first of them
-    /// pays back, filled up with those that do so, too.
+    /// The files of the queue that are worth moving together, best first, and T_window: the
+    /// shortest window in which the first file pays back, filled up with other files that do so
+    /// too.
     fn batch(&self, machine: &Machine, snapshot: &Snapshot, mut loads: Loads, source: usize) -> (Vec<Offer>, f64) {
         let now_s = sane(snapshot.time_s);
         let mut free: BTreeMap<NodeId, f64> =
@@ -195,9 +201,9 @@ impl Dragonfly {
         }
         let (bytes, remote_bw) = batch.iter().fold((0.0, 0.0), |sum, o| (sum.0 + o.bytes, sum.1 + o.remote_bw));
         let mtp = self.estimates.mtp(remote_bw, bytes);
-        // A hair of slack: windows are measured.
+        // A little slack, because window lengths are measured.
         if waited_s + 1e-6 < window_s || !mtp.pays(window_s) {
-            let queued = format!("{} queued files, {}, wait {waited_s:.1} s", batch.len(), show(bytes));
+            let queued = format!("{} queued files, {}, have waited {waited_s:.1} s", batch.len(), show(bytes));
             plan.notes.push(format!(
                 "{queued} of T_window {window_s:.1} s (K {:.1} s, T_m {:.1} s)",
                 mtp.k(),
@@ -257,7 +263,8 @@ impl Policy for Dragonfly {
             }
             return plan;
         };
-        // Step 3 has priority: steps 1 and 3 without what concerns the overloaded node.
+        // Step 3 has priority: apply steps 1 and 3 without the part that concerns the overloaded
+        // node.
         let mut plan = Plan { policy: self.name().to_owned(), ..self.locality.decide(topology, snapshot) };
         let id = machine.id(source);
         let load = machine.controller_fraction(source, loads.controller(source)).unwrap_or(0.0);
@@ -267,14 +274,14 @@ impl Policy for Dragonfly {
                 && plan.declined.len() < MAX_DECLINED
             {
                 let why = format!(
-                    "{why}; node {id}'s memory controller would be at {:.0} %: its files wait to move",
+                    "{why}; node {id}'s memory controller would be at {:.0} %; its files wait to move",
                     100.0 * load
                 );
                 plan.declined.push(Declined { tid: *tid, reason: "overloaded_home".into(), why });
             }
         }
         plan.moves.retain(|mv| !stays(mv));
-        // It speaks of moves that were struck out.
+        // The prediction includes moves that were struck out.
         plan.predicted = None;
         self.follow(&mut plan, snapshot);
         self.enqueue(&machine, snapshot, id);

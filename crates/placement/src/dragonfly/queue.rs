@@ -1,11 +1,15 @@
-//! The request queue (Dragonfly III-A): files of threads that could not go to their overloaded home node.
+//! The request queue (Dragonfly III-A): files of threads that could not go to their overloaded home
+//! node.
 //!
-//! **Problem.** One window says too little: which files are hot, for whom, and whether that lasts.
+//! **Problem.** One window does not show which files are hot, which threads need them, and whether
+//! that lasts.
 //!
-//! **Approach.** While a node is overloaded, every window adds to each queued file what was read of it, by the node that the
-//! reader runs on. When the queue is emptied, files are ranked by benefit per byte moved and taken from the top.
+//! **Approach.** While a node is overloaded, each window adds the reads of each queued file, by the
+//! reader's node. When the queue is emptied, files are ranked by benefit per byte moved and taken
+//! from the top.
 //!
-//! **Limits.** A file moves to one node, that of the readers who read most of it; the others read it remotely.
+//! **Limits.** A file moves to one node, that of the readers who read most of it. The others read
+//! it remotely.
 
 use std::collections::BTreeMap;
 
@@ -14,34 +18,34 @@ use topology::NodeId;
 /// One file in the queue.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Request {
-    /// Bytes of it on the overloaded node, as last counted; 0 until it was.
+    /// Its bytes on the overloaded node, as last counted; 0 until counted.
     pub bytes: f64,
-    /// Bytes read of it from the overloaded node, by the node that the reader runs on.
+    /// Bytes of it read from the overloaded node, by the reader's node.
     readers: BTreeMap<NodeId, f64>,
 }
 
-/// What moving a file would do.
+/// The effect of moving a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Offer {
     pub file: String,
-    /// The node whose threads read most of it remotely.
+    /// The node whose threads read most of the file remotely.
     pub to: NodeId,
     /// Bytes to move.
     pub bytes: f64,
     /// Bytes/s read by threads on `to`.
     pub remote_bw: f64,
-    /// Bytes/s read by threads on the overloaded node, which would become remote.
+    /// Bytes/s that threads on the overloaded node read; these would become remote.
     pub local_bw: f64,
 }
 
 impl Offer {
-    /// Bytes/s that become local, less those that become remote, per byte moved.
+    /// Bytes/s that become local, less bytes/s that become remote, per byte moved.
     pub fn benefit(&self) -> f64 {
         (self.remote_bw - self.local_bw) / self.bytes
     }
 }
 
-/// Files waiting for one overloaded node to be relieved.
+/// Files that wait for the relief of one overloaded node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Queue {
     /// The overloaded node.
@@ -61,7 +65,7 @@ impl Queue {
         self.requests.contains_key(file)
     }
 
-    /// One more window has passed. A queue for another node than before starts anew.
+    /// Counts one more window. A queue for a different node starts anew.
     pub fn pass(&mut self, window_s: f64, source: NodeId) {
         if self.source != Some(source) {
             *self = Self { source: Some(source), ..Self::default() };
@@ -71,7 +75,8 @@ impl Queue {
         }
     }
 
-    /// A thread on `reader` read `bytes` of the file from the overloaded node. Only a remote reader brings a file in.
+    /// Records that a thread on `reader` read `bytes` of the file from the overloaded node. Only a
+    /// remote reader adds a file.
     pub fn read(&mut self, window_s: f64, file: &str, reader: NodeId, bytes: f64) {
         if Some(reader) != self.source && !self.requests.contains_key(file) {
             if self.requests.is_empty() {
@@ -84,15 +89,15 @@ impl Queue {
         }
     }
 
-    /// The file has `bytes` on the overloaded node.
+    /// Records that `bytes` of the file are on the overloaded node.
     pub fn resident(&mut self, file: &str, bytes: f64) {
         if let Some(request) = self.requests.get_mut(file) {
             request.bytes = bytes;
         }
     }
 
-    /// What moving each file would do, most benefit per byte first; equal ones by file id. Files whose size is not known are
-    /// left out: they cannot be ranked.
+    /// The effect of moving each file, most benefit per byte first; ties by file id. Files of
+    /// unknown size are left out, because they cannot be ranked.
     pub fn offers(&self) -> Vec<Offer> {
         let mut offers: Vec<Offer> =
             self.requests.iter().filter(|(_, r)| r.bytes > 0.0).filter_map(|(f, r)| self.offer(f, r)).collect();
@@ -110,7 +115,7 @@ impl Queue {
         Some(Offer { file: file.to_owned(), to: *to, bytes: request.bytes, remote_bw, local_bw })
     }
 
-    /// Files of unknown size.
+    /// The number of files of unknown size.
     pub fn unknown(&self) -> usize {
         self.requests.values().filter(|r| r.bytes <= 0.0).count()
     }
@@ -128,7 +133,7 @@ mod tests {
     fn files_come_out_by_benefit_per_byte() {
         let mut queue = Queue::default();
         queue.pass(1.0, A);
-        // Per window: large is read at 100 MB from B, small at 50 MB from C and 20 MB from A.
+        // Per window: B reads 100 MB of large; C reads 50 MB and A reads 20 MB of small.
         for window in 0..2 {
             if window > 0 {
                 queue.pass(1.0, A);
@@ -148,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn local_readers_bring_no_file_in_and_another_source_starts_anew() {
+    fn local_readers_add_no_file_and_another_source_starts_anew() {
         let mut queue = Queue::default();
         queue.pass(1.0, A);
         queue.read(1.0, "f", A, 1e9);

@@ -1,29 +1,34 @@
-//! What can be set, with its sources.
+//! Settings, with their sources.
 
 use serde::{Deserialize, Serialize};
 
-/// Settings of Dragonfly; those of the thread rules are NThread's.
+/// Settings of Dragonfly. The settings of the thread rules are NThread's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Longest T_window in seconds: what would not pay back by then is left alone. Fig. 6(c) falls beyond 6 s.
+    /// Longest T_window in seconds: data that would not pay back by then does not move. Throughput
+    /// falls beyond 6 s in Fig. 6(c).
     pub max_window_s: f64,
-    /// Shortest T_window in seconds, the paper's choice: load must have lasted as long before data moves.
+    /// Shortest T_window in seconds, the paper's choice: a load must have lasted this long before
+    /// data moves.
     pub min_window_s: f64,
-    /// TH_l / TH_r until it has been measured. The paper measures 20.7 / 13.5 = 1.53; NThread's 34.6 % less bandwidth for remote
-    /// reads is the same: 1 / (1 − 0.346) = 1.53.
+    /// TH_l / TH_r until measured. The paper measures 20.7 / 13.5 = 1.53. NThread's 34.6 % less
+    /// bandwidth for remote reads gives the same: 1 / (1 − 0.346) = 1.53.
     pub local_gain: f64,
-    /// Bytes/s at which data moves until it has been measured: 16 KiB in 35 µs (NThread III-C1).
+    /// Migration speed in bytes/s until measured: 16 KiB in 35 µs (NThread III-C1).
     pub migration_bw: f64,
-    /// A file's readers on the target must read this many times what its readers on the source do.
+    /// A file's readers on the target must read this many times as much as its readers on the
+    /// source.
     pub margin: f64,
-    /// Seconds in which every byte moved must be read remotely at least once, at the rate seen: bounds write amplification.
+    /// Within this many seconds, each moved byte must be read remotely at least once at the
+    /// observed rate. This bounds write amplification.
     pub reuse_s: f64,
-    /// A file that moved stays for this long, seconds; doubled with every further move.
+    /// A file that moved stays for this many seconds, doubled with each further move.
     pub cooldown_s: f64,
-    /// Bytes a day that may be moved, over all files: endurance. 10 TB is about a sixteenth of what one 128 GB Optane module is rated for.
+    /// Bytes that may move per day, over all files, to limit wear. 10 TB is about a sixteenth of
+    /// the rating of one 128 GB Optane module.
     pub bytes_per_day: f64,
-    /// Bytes that may be moved at once when nothing has moved for long.
+    /// Bytes that may move at once after a long time without moves.
     pub burst_bytes: f64,
 }
 

@@ -1,24 +1,28 @@
 //! Step 3, contention for a memory controller (NThread III-C1), the first priority.
 //!
-//! **Problem.** When every thread sits where its data is, one node's controller may have to carry most of the traffic.
-//! Data stays where it is, and so do reads; what a thread writes lands where the thread runs.
+//! **Problem.** With every thread on the node of its data, one node's controller may have to carry
+//! most of the traffic. The data and its reads stay where they are; writes land where the thread
+//! runs.
 //!
-//! **Approach.** Node H is overloaded when its load (Eq. 1) exceeds 80 % of its capacity and every other node's is below half
-//! of H's: at most one node can be. H's threads are taken by falling write ratio (Eq. 2) and each is given the node with
-//! the most room, `D_migrate_N = (BW_N − BW_average) × W` (Eq. 3), if it still has room afterwards, `D_migrate_N + D_write_i
-//! ≤ 0` (Eq. 4); until H has no surplus, `D_migrate_H ≤ 0`.
+//! **Approach.** Node H is overloaded when its load (Eq. 1) exceeds 80 % of its capacity and the
+//! load of each other node is below half of H's. At most one node can be overloaded. The step takes
+//! H's threads by falling write ratio (Eq. 2) and offers each the node with the most room,
+//! `D_migrate_N = (BW_N − BW_average) × W` (Eq. 3). The thread moves if the node still has room
+//! afterwards, `D_migrate_N + D_write_i ≤ 0` (Eq. 4). The step ends when H has no surplus,
+//! `D_migrate_H ≤ 0`.
 //!
-//! Where the paper is silent: a thread that fits nowhere is passed over and the next is tried; equal write ratios go by tid,
-//! equally loaded nodes by distance from H, then by id; a thread that writes nothing is not moved, as that would relieve
-//! nobody. A node whose bandwidth is not known cannot be judged overloaded, but counts and takes threads like any other.
-//! Memory-less nodes have no controller; the average is over those that do.
+//! Where the paper is silent: a thread that fits nowhere is skipped and the next is tried. Ties of
+//! write ratio are broken by tid, ties of load by distance from H, then by id. A thread that writes
+//! nothing does not move, because its move would relieve no node. A node of unknown bandwidth
+//! cannot be judged overloaded, but it counts and takes threads like any other. Nodes without
+//! memory have no controller; the average is over the nodes that have one.
 
 use super::order;
 use super::state::{Candidate, Contention, Relief};
 use crate::Snapshot;
 use crate::load::{Loads, Machine};
 
-/// The overloaded node, if there is one.
+/// Returns the overloaded node, if there is one.
 pub(super) fn overloaded(machine: &Machine, loads: &Loads) -> Option<usize> {
     let (mut most, mut second) = (None::<(u64, usize)>, None::<u64>);
     for node in machine.controllers() {
@@ -31,13 +35,13 @@ pub(super) fn overloaded(machine: &Machine, loads: &Loads) -> Option<usize> {
             }
         }
     }
-    // No second node: nowhere to go.
+    // There is no second node to move threads to.
     let ((load, node), second) = (most?, second?);
     let limit = machine.controller_limit[node]?;
     (load > limit && u128::from(second) * 2 < u128::from(load)).then_some(node)
 }
 
-/// The relief that [`relieve`] would be, for its reason.
+/// Describes the relief that [`relieve`] provides, for the moves' reasons.
 pub(super) fn relief(machine: &Machine, loads: &Loads, node: usize) -> Relief {
     let load = machine.controller_fraction(node, loads.controller(node)).unwrap_or(0.0);
     Relief { kind: Contention::Controller, node, load }
@@ -87,7 +91,7 @@ pub(super) fn relieve(
     }
 }
 
-/// Eq. 2. Not negative, so that its bits order as it does.
+/// Eq. 2. The ratio is not negative, so its bits sort like its value.
 fn write_ratio(c: &Candidate) -> f64 {
     c.writes as f64 / (c.writes as f64 + c.reads as f64)
 }

@@ -1,22 +1,25 @@
-//! Step 4, contention for CPUs (NThread III-C2), only where step 3 found none.
+//! Step 4, contention for CPUs (NThread III-C2), only if step 3 found none.
 //!
-//! **Problem.** Reads that all come from one node draw all their readers to that node's CPUs.
+//! **Problem.** Data on one node draws all its readers to that node's CPUs.
 //!
-//! **Approach.** Node H is overloaded when its utilisation (Eq. 6) exceeds 90 % and is at least twice that of every other node
-//! with CPUs: at most one node can be. Its threads are taken by what they lose, fewest bytes read from H first, and each is
-//! given the least used node if that stays within the limit, `CPU_i + CPU_N ≤ CPU_limit` (Eq. 5); until H is within the limit.
+//! **Approach.** Node H is overloaded when its utilisation (Eq. 6) exceeds 90 % and is at least
+//! twice that of each other node with CPUs. At most one node can be overloaded. The step takes H's
+//! threads by what they lose, fewest bytes read from H first. Each moves to the least used node if
+//! that node stays within the limit, `CPU_i + CPU_N ≤ CPU_limit` (Eq. 5). The step ends when H is
+//! within the limit.
 //!
-//! Where the paper is silent: a thread that does not fit is passed over and the next, perhaps smaller, is tried; equal threads
-//! go by tid, equally used nodes by distance from H, then by id. `CPU_i` is counted against the CPUs of the node it would
-//! move to. A thread that used no CPU time is not moved. And no move is made after which step 3 would find an overloaded
-//! controller: the next window would take it back, as controllers go first.
+//! Where the paper is silent: a thread that does not fit is skipped and the next, which may be
+//! smaller, is tried. Ties are broken by tid; ties of nodes by distance from H, then by id. `CPU_i`
+//! is counted against the CPUs of the node that the thread would move to. A thread that used no CPU
+//! time does not move. The step makes no move after which step 3 would find an overloaded
+//! controller: controllers go first, so the next window would take the move back.
 
 use super::state::{Candidate, Contention, Relief};
 use super::{controller, order};
 use crate::Snapshot;
 use crate::load::{Loads, Machine};
 
-/// The overloaded node, if there is one.
+/// Returns the overloaded node, if there is one.
 pub(super) fn overloaded(machine: &Machine, loads: &Loads) -> Option<usize> {
     let with_cpus = || (0..machine.len()).filter(|n| machine.cores[*n] > 0);
     let h = with_cpus().find(|n| {
@@ -24,26 +27,27 @@ pub(super) fn overloaded(machine: &Machine, loads: &Loads) -> Option<usize> {
             && with_cpus()
                 .all(|other| other == *n || share(machine, loads, *n, other) >= 2 * share(machine, loads, other, *n))
     })?;
-    // No second node: nowhere to go.
+    // There is no second node to move threads to.
     (with_cpus().count() > 1).then_some(h)
 }
 
-/// Utilisation of a node, comparable with that of `other` the other way round: both over the product of their CPUs.
+/// Utilisation of a node, comparable with that of `other`: both are scaled by the product of the
+/// two nodes' CPUs.
 fn share(machine: &Machine, loads: &Loads, node: usize, other: usize) -> u128 {
     u128::from(loads.cpu[node]) * u128::from(machine.cores[other])
 }
 
-/// The relief that [`relieve`] would be, for its reason.
+/// Describes the relief that [`relieve`] provides, for the moves' reasons.
 pub(super) fn relief(machine: &Machine, loads: &Loads, node: usize) -> Relief {
     Relief { kind: Contention::Cpu, node, load: machine.cpu_fraction(node, loads.cpu[node]).unwrap_or(0.0) }
 }
 
-/// How step 4 is carried out.
+/// The rules that apply to step 4.
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
     /// Threads that share a file stay (step 5).
     pub keep_sharers: bool,
-    /// Step 3 is in force: do not overload a controller.
+    /// Step 3 is in force: step 4 must not overload a controller.
     pub spare_controllers: bool,
 }
 
@@ -65,9 +69,9 @@ pub(super) fn relieve(
         .map(|(i, c)| order::key(snapshot.threads[c.thread].read_bytes.get(home), c.tid, i))
         .collect();
     order.sort_unstable();
-    // What the next window's what-if will start from: there, threads with a target are back on it.
+    // The start of the next window's what-if, in which threads with a target are back on it.
     let mut next = loads.clone();
-    // Most threads may run on the same nodes as the one before.
+    // Most threads may run on the same nodes as the thread before.
     let (mut last_allowed, mut elsewhere) = (Vec::new(), Vec::new());
     for i in order.into_iter().map(order::index) {
         if loads.cpu[h] <= machine.cpu_limit[h] {
@@ -98,7 +102,8 @@ pub(super) fn relieve(
             shift(&mut next, h, to);
         }
         let overloads = |loads: &Loads| controller::overloaded(machine, loads).is_some();
-        // Without writes the controllers carry what they did, and step 3 found none overloaded.
+        // Without writes, the load of the controllers does not change, and step 3 found none
+        // overloaded.
         let judge = rules.spare_controllers && c.writes > 0;
         if judge && (overloads(loads) || (!c.targeted() && overloads(&next))) {
             shift(loads, to, h);

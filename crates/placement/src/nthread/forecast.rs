@@ -1,16 +1,19 @@
-//! What the plan would do: remote share, controllers and CPUs, before and after its moves.
+//! The effect of a plan: remote share, controllers and CPUs, before and after its moves.
 //!
-//! **Problem.** A person decides on "would cut the remote share to 3 %, node 0 controller 41 % → 44 %", not on a list of moves.
+//! **Problem.** A person decides on "would cut the remote share to 3 %, node 0 controller 41 % → 44
+//! %", not on a list of moves.
 //!
-//! **Approach.** The observed loads, with the writes and CPU time of the threads that move taken along; reads by where the data is.
+//! **Approach.** The forecast starts from the observed loads and moves the writes and CPU time of
+//! each moving thread. Reads stay with the data.
 //!
-//! **Limits.** Every thread is taken to go on as it did in this window; threads do not speed up when they read locally.
+//! **Limits.** The forecast assumes that each thread continues as in this window; threads do not
+//! speed up when their reads become local.
 
 use super::state::State;
 use crate::load::Machine;
 use crate::{NodeForecast, Prediction, Snapshot};
 
-/// The forecast of the moves in `state`.
+/// Forecasts the effect of the moves in `state`.
 pub(super) fn predict(machine: &Machine, snapshot: &Snapshot, state: &State) -> Prediction {
     let mut after = state.observed.clone();
     let (mut all, mut remote_before) = (0u64, 0u64);

@@ -1,30 +1,35 @@
-//! NThread: threads go where the data they read is, unless a controller or the CPUs there would be overloaded.
+//! NThread: moves threads to the data they read, unless a controller or the CPUs there would be
+//! overloaded.
 //!
-//! Y. Wang, D. Jiang, J. Xiong: *NUMA-Aware Thread Migration for High Performance NVMM File Systems*, MSST 2020. Section and
-//! equation numbers in this module are the paper's.
+//! Y. Wang, D. Jiang, J. Xiong: *NUMA-Aware Thread Migration for High Performance NVMM File
+//! Systems*, MSST 2020. Section and equation numbers in this module are the paper's.
 //!
-//! **Problem.** The kernel places threads by CPU load and knows nothing of where their file data lies. Moving every thread to
-//! its data may overload one node.
+//! **Problem.** The kernel places threads by CPU load and does not know where their file data is.
+//! Moving every thread to its data may overload one node.
 //!
-//! **Approach.** What-if analysis, once a window: [`target`] gives each thread the node it reads most from (step 1); suppose
-//! everybody sits there, reads stay with the data and writes move with the thread (step 2, [`state`]); if that would overload a
-//! memory controller, [`controller`] sends writers elsewhere (step 3); if not, but it would overload a node's CPUs, [`cpu`]
-//! sends readers elsewhere (step 4). Threads that share a file are left out of steps 3 and 4 (step 5). [`Variant`] says
-//! which steps are taken (Table II).
+//! **Approach.** Once per window, what-if analysis runs in steps. [`target`] gives each thread the
+//! node it reads most from (step 1). The analysis supposes that each thread runs on its target:
+//! reads stay with the data and writes move with the thread (step 2, [`state`]). If that would
+//! overload a memory controller, [`controller`] sends writers elsewhere (step 3). If it would
+//! overload a node's CPUs instead, [`cpu`] sends readers elsewhere (step 4). Steps 3 and 4 leave
+//! out threads that share a file (step 5). [`Variant`] selects the steps (Table II).
 //!
-//! **Moving twice is moving once.** Targets depend on where data is, never on where threads are, so the next window's
-//! what-if puts a thread that steps 3 or 4 sent away back on its target and sends it away again: no move. That is not so
-//! for a thread *without* a target: it starts from where it is, so once it has been sent away the what-if is a different one.
-//! Taken literally, the rules then change their mind in the next window: H, relieved of such threads, is no longer overloaded,
-//! and others that were sent away for nothing come back. So the rules are applied again to what they have just decided, until
-//! they decide nothing new, and that is the plan. Where the rules settle at once, which is nearly always, this changes
-//! nothing. It ends: step 3 moves writes only from above the average to below it, which makes the loads more equal every time;
-//! step 4 fills no node above its limit, so takes threads only from nodes that it never fills, and makes no
-//! work for step 3 (see [`cpu`]).
+//! **A repeated decision makes no moves.** Targets depend on where data is, never on where threads
+//! are. The next window's what-if therefore returns a thread that steps 3 or 4 sent away to its
+//! target and sends it away again, so it does not move. A thread *without* a target is different:
+//! it starts from where it is, so after its move the what-if starts from another state. Taken
+//! literally, the rules then reverse their decision in the next window: H, relieved of such
+//! threads, is no longer overloaded, and other threads that were sent away come back. So the policy
+//! re-applies the rules to their own result until they decide nothing new. In nearly all cases one
+//! round suffices, and the result is the paper's. The rounds end: step 3 moves writes only from
+//! above the average to below it, which makes the loads more equal each time. Step 4 fills no node
+//! above its limit, so it takes threads only from nodes that it never fills, and it makes no work
+//! for step 3 (see [`cpu`]).
 //!
-//! **Limits.** The next window is taken to be like this one. What is written over pages that are cached already lands where
-//! they are, not where the thread runs, and is predicted wrongly. File sizes, and the cost of a move, play no part: how
-//! often a thread may move is the engine's business.
+//! **Limits.** The policy assumes that the next window is like this one. Writes over pages that are
+//! already cached land where those pages are, not where the thread runs; the forecast is wrong for
+//! them. The policy ignores file sizes and the cost of a move. The engine decides how often a
+//! thread may move.
 
 mod controller;
 mod cpu;
@@ -45,11 +50,11 @@ use crate::{Plan, Policy, Snapshot, Thread};
 use state::State;
 use target::Target;
 
-/// Rounds after which the rules are stopped where they are. Termination is proven for any number; random workloads
-/// take three at most.
+/// The rules stop after this many rounds. They are proven to end; random workloads take three
+/// rounds at most.
 const MAX_ROUNDS: usize = 64;
 
-/// Which of NThread's steps are taken (Table II).
+/// Selects NThread's steps (Table II).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Variant {
     /// `NThread_rl`: step 1.
@@ -58,15 +63,15 @@ pub enum Variant {
     Cpu,
     /// `NThread_nm`: steps 1, 3 and 4.
     Memory,
-    /// `NThread`: all, threads that share a file stay together.
+    /// `NThread`: all steps; threads that share a file stay together.
     Full,
 }
 
 impl Variant {
-    /// All of them, in Table II's order.
+    /// All variants, in Table II's order.
     pub const ALL: [Self; 4] = [Self::Locality, Self::Cpu, Self::Memory, Self::Full];
 
-    /// Name as the user types it.
+    /// The name that the user types.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Locality => "nthread-rl",
@@ -97,7 +102,7 @@ pub struct NThread {
 }
 
 impl NThread {
-    /// NThread in one of its variants.
+    /// Creates one of NThread's variants.
     pub fn new(variant: Variant, settings: Settings) -> Self {
         Self { variant, settings }
     }
@@ -111,7 +116,7 @@ impl Policy for NThread {
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let mut plan = Plan::new(self.name());
         if !(snapshot.window_s > 0.0 && snapshot.window_s.is_finite()) {
-            plan.notes.push(format!("nothing decided: a window of {} s", snapshot.window_s));
+            plan.notes.push(format!("nothing decided: the window lasted {} s", snapshot.window_s));
             return plan;
         }
         let machine = Machine::new(topology, &self.settings, snapshot.window_s);
@@ -129,7 +134,7 @@ impl Policy for NThread {
     }
 }
 
-/// Applies the rules until they decide nothing new; whether they came to that.
+/// Applies the rules until they decide nothing new. Returns whether they got there.
 fn settle(machine: &Machine, snapshot: &Snapshot, state: &mut State, variant: Variant) -> bool {
     for _ in 0..MAX_ROUNDS {
         apply_once(machine, snapshot, state, variant);
@@ -145,12 +150,12 @@ fn settle(machine: &Machine, snapshot: &Snapshot, state: &mut State, variant: Va
     false
 }
 
-/// Steps 2 to 5, once: from every candidate's initial node to its place.
+/// Applies steps 2 to 5 once, from each candidate's initial node to its place.
 fn apply_once(machine: &Machine, snapshot: &Snapshot, state: &mut State, variant: Variant) {
     for c in &mut state.candidates {
         c.place = c.initial;
         c.passed_over = false;
-        // A thread without a target keeps the reason for which it was sent away.
+        // A thread without a target keeps the reason for its earlier move.
         if c.targeted() {
             c.relief = None;
         }
@@ -173,13 +178,15 @@ fn apply_once(machine: &Machine, snapshot: &Snapshot, state: &mut State, variant
     }
 }
 
-/// Steps 1 to 3 for Dragonfly: the node whose controller would be overloaded if every thread sat on its target, and the loads then.
+/// Steps 1 to 3 for Dragonfly: the node whose controller would be overloaded with every thread on
+/// its target, and the loads in that case.
 pub(crate) fn overloaded_home(machine: &Machine, settings: &Settings, snapshot: &Snapshot) -> Option<(usize, Loads)> {
     let loads = State::new(machine, settings, snapshot).what_if(machine);
     controller::overloaded(machine, &loads).map(|node| (node, loads))
 }
 
-/// Step 1 for Dragonfly: the node that a thread's data is on, by the margin, whether or not it may go there.
+/// Step 1 for Dragonfly: the node of a thread's data, by the margin, whether or not the thread may
+/// run there.
 pub(crate) fn data_home(machine: &Machine, settings: &Settings, window_s: f64, thread: &Thread) -> Option<NodeId> {
     if thread.file_bytes() < settings.min_bytes {
         return None;

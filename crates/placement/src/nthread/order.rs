@@ -2,11 +2,12 @@
 //!
 //! **Problem.** With 100,000 threads, sorting is a noticeable part of deciding.
 //!
-//! **Approach.** One wide number holds what is compared and whose it is: it compares in a few instructions and takes the least memory.
+//! **Approach.** One wide number holds both the sort criteria and the thread: it compares in a few
+//! instructions and takes the least memory.
 //!
 //! **Limits.** Indices below 2^32.
 
-/// Sorts by `first`, then by tid; carries an index. For falling order give `!first`.
+/// Sorts by `first`, then by tid; carries an index. For falling order, pass `!first`.
 pub(super) fn key(first: u64, tid: u32, index: usize) -> u128 {
     u128::from(first) << 64 | u128::from(tid) << 32 | u128::from(index as u32)
 }
@@ -16,7 +17,7 @@ pub(super) fn index(key: u128) -> usize {
     key as u32 as usize
 }
 
-/// Sorts by class (0 to 3) first, then by falling `amount`: what is above 2^62 counts as 2^62.
+/// Sorts by class (0 to 3), then by falling `amount`; amounts above 2^62 count as 2^62.
 pub(super) fn class_and_falling(class: u8, amount: u64) -> u64 {
     const MOST: u64 = (1 << 62) - 1;
     u64::from(class) << 62 | (MOST - amount.min(MOST))

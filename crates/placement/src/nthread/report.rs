@@ -1,11 +1,15 @@
-//! From decided places to a plan: the moves, the threads that stay, and a sentence with the figures for each.
+//! Turns decided places into a plan: the moves, the threads that stay, and a sentence with the
+//! figures for each.
 //!
-//! **Problem.** Every move, and every thread that reads remotely and yet stays, needs a reason that a person can check.
+//! **Problem.** A person must be able to check the reason for each move, and for each thread that
+//! stays although it reads remotely.
 //!
-//! **Approach.** Moves get the figures of their sentence ([`Why`]), threads that stay the sentence itself. Relief of
-//! overloaded nodes comes first, then the threads that gain most, so that a plan which is cut short was worth most.
+//! **Approach.** Moves get the figures of their sentence ([`Why`]); threads that stay get the
+//! sentence itself. Moves that relieve overloaded nodes come first, then the threads that gain
+//! most, so that a plan cut short keeps its best moves.
 //!
-//! **Limits.** At most [`MAX_DECLINED`] threads that stay are listed, those with most remote bytes; a note counts the rest.
+//! **Limits.** A plan lists at most [`MAX_DECLINED`] threads that stay, those with most remote
+//! bytes. A note counts the rest.
 
 use std::cmp::Reverse;
 
@@ -21,7 +25,7 @@ use crate::why::{Fact, Overload};
 use crate::words::push_bytes;
 use crate::{Declined, Move, ObservedFile, Plan, Reason, Snapshot, Thread, Why};
 
-/// Most threads that a plan lists as staying.
+/// Largest number of threads that a plan lists as staying.
 pub const MAX_DECLINED: usize = 1000;
 
 /// Why a thread stays.
@@ -39,14 +43,14 @@ pub(super) fn fill(plan: &mut Plan, machine: &Machine, settings: &Settings, snap
     declined(plan, machine, settings, snapshot, state);
     for node in (0..machine.len()).map(|n| machine.id(n)).filter(|id| snapshot.nodes.iter().all(|n| n.id != *id)) {
         plan.notes
-            .push(format!("node {node}: not described in this snapshot, taken as idle but for the listed threads"));
+            .push(format!("node {node}: not described in this snapshot; assumed idle apart from the listed threads"));
     }
     if state.lost > 0 {
-        plan.notes.push(format!("threads on nodes that the topology does not have, left alone: {}", state.lost));
+        plan.notes.push(format!("threads left alone because the topology lacks their node: {}", state.lost));
     }
 }
 
-/// Says which nodes step 3 could not judge.
+/// Notes the nodes that step 3 could not judge.
 pub(super) fn note_unknown_bandwidth(plan: &mut Plan, machine: &Machine) {
     let unknown: Vec<_> =
         machine.controllers().filter(|n| machine.capacity[*n].is_none()).map(|n| machine.id(n).to_string()).collect();
@@ -152,7 +156,7 @@ fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &
         held.chain(stays).map(|(t, stay)| (order::key(!t.remote_bytes(), t.tid, 0), t, stay)).collect();
     let key = |s: &(u128, &Thread, Stay)| s.0;
     if staying.len() > MAX_DECLINED {
-        plan.notes.push(format!("more threads stay than are listed: {} more", staying.len() - MAX_DECLINED));
+        plan.notes.push(format!("{} more threads stay than are listed", staying.len() - MAX_DECLINED));
         staying.select_nth_unstable_by_key(MAX_DECLINED, key);
         staying.truncate(MAX_DECLINED);
     }
@@ -195,7 +199,7 @@ fn untargeted(machine: &Machine, target: Target, margin: f64, thread: &Thread) -
     match target {
         Target::NotAllowed { home } => ("not_allowed", format!("{}, where it may not run", read_from(home))),
         Target::NoCpus { home } => {
-            ("no_cpus", format!("{}, which has no CPUs; no one node is nearest", read_from(home)))
+            ("no_cpus", format!("{}, which has no CPUs; several nodes are equally near", read_from(home)))
         }
         Target::Near { home, node } => {
             let near = machine.id(node);
@@ -215,7 +219,7 @@ fn untargeted(machine: &Machine, target: Target, margin: f64, thread: &Thread) -
     }
 }
 
-/// Who shares what, for the sentences about sharers.
+/// The files and their readers, for the sentences about sharers.
 struct Files<'a>(FxHashMap<&'a str, &'a ObservedFile>);
 
 impl<'a> Files<'a> {

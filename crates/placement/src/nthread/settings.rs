@@ -1,4 +1,4 @@
-//! What a user may set. Every default is the paper's.
+//! NThread's settings. All defaults are the paper's.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -6,12 +6,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// A thread that read and wrote fewer file bytes than this in a window is left alone (IV: "we skip some threads").
+    /// Threads that read and wrote fewer file bytes than this in a window are ignored (IV: "we skip
+    /// some threads").
     pub min_bytes: u64,
-    /// How much more a thread must read from one node than from any other, bytes/s (III-A: 200 MB in a second).
+    /// Lead in reads of one node over every other node that makes it the target, bytes/s (III-A:
+    /// 200 MB in a second).
     #[serde(deserialize_with = "not_negative")]
     pub locality_margin: f64,
-    /// `BWr_weight` of Eq. 1: what a byte read costs a controller against a byte written.
+    /// `BWr_weight` of Eq. 1: controller cost of a byte read, relative to a byte written.
     #[serde(deserialize_with = "positive")]
     pub read_weight: f64,
     /// Fraction of a controller's capacity above which it can be overloaded (III-C1).

@@ -1,16 +1,20 @@
-//! What one decision works on: the threads that may be moved, and the loads they make.
+//! The input of one decision: the threads that may be moved, and their loads.
 //!
-//! **Problem.** Steps 3 and 4 look at the loads "if every thread sat on its target" (what-if analysis, III), where reads stay
-//! with the data, each thread's writes and CPU time go with it, and what belongs to no listed thread stays.
+//! **Problem.** Steps 3 and 4 look at the loads "if every thread sat on its target" (what-if
+//! analysis, III). Reads stay with the data, each thread's writes and CPU time move with it, and
+//! loads that belong to no listed thread stay.
 //!
-//! **Approach.** One pass takes from the snapshot each node's load *without* the threads that may be moved ([`State::rest`]) and
-//! those threads as small records; a what-if load is `rest` plus the threads at their places.
+//! **Approach.** One pass over the snapshot yields each node's load *without* the threads that may
+//! be moved ([`State::rest`]), and those threads as small records. A what-if load is `rest` plus
+//! the threads at their places.
 //!
-//! A thread's CPU time is what it had and what it waited for: eight busy threads on four CPUs want 200 % of them. The paper's
-//! `Time_i` is "the time that thread i runs", yet its utilisation passes 100 % (Fig. 8 tries limits up to 130 %), which what
-//! threads have had of one node never does: the what-if would see the crowd before it has come together and never after.
+//! A thread's CPU time includes the time that it waited for a CPU: eight busy threads on four CPUs
+//! want 200 % of them. The paper's `Time_i` is "the time that thread i runs", yet its utilisation
+//! passes 100 % (Fig. 8 tries limits up to 130 %). Time that threads ran on one node never passes
+//! 100 %: the what-if would see the crowd before the threads come together, and never after.
 //!
-//! **Limits.** A snapshot says where a thread ran at the end of the window: all its CPU time is taken to be from that node.
+//! **Limits.** A snapshot says where a thread ran at the end of the window. The policy attributes
+//! all its CPU time to that node.
 
 use super::Settings;
 use super::target::{self, Target};
@@ -26,11 +30,11 @@ pub(super) struct Candidate {
     pub tid: u32,
     /// Node it runs on.
     pub node: usize,
-    /// What step 1 says; without a target it starts from the node it is on.
+    /// The result of step 1; without a target, the thread starts from the node it is on.
     pub target: Target,
-    /// Node it has in the what-if analysis.
+    /// Its node in the what-if analysis.
     pub initial: usize,
-    /// Node it is given.
+    /// The node assigned to it.
     pub place: usize,
     /// Whether another thread touched one of its files.
     pub shares: bool,
@@ -38,13 +42,13 @@ pub(super) struct Candidate {
     pub reads: u64,
     /// File bytes written, `D_write_i`.
     pub writes: u64,
-    /// CPU nanoseconds that it wants, `Time_i`: those it had, and those it was ready to run and waited for.
+    /// CPU nanoseconds that it wants, `Time_i`: the time it ran plus the time it waited for a CPU.
     pub cpu: u64,
-    /// CPU nanoseconds that it had.
+    /// CPU nanoseconds that it ran.
     pub used: u64,
-    /// The relief (step 3 or 4) that gave it its place, as an index into [`State::reliefs`].
+    /// The relief (step 3 or 4) that assigned its place, as an index into [`State::reliefs`].
     pub relief: Option<u32>,
-    /// Whether a relief would have taken it, had it not shared a file.
+    /// Whether a relief would have moved it if it did not share a file.
     pub passed_over: bool,
 }
 
@@ -55,36 +59,36 @@ impl Candidate {
     }
 }
 
-/// Step 3 or 4 at work on one overloaded node.
+/// The relief of one overloaded node by step 3 or 4.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Relief {
     pub kind: Contention,
     /// The overloaded node H.
     pub node: usize,
-    /// Its load as a fraction of its capacity, before.
+    /// Its load before the relief, as a fraction of its capacity.
     pub load: f64,
 }
 
-/// What an overloaded node is short of.
+/// The scarce resource of an overloaded node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contention {
     Controller,
     Cpu,
 }
 
-/// One window, ready to decide.
+/// One window, prepared for a decision.
 pub(super) struct State {
     /// Threads that may be moved, in the snapshot's order.
     pub candidates: Vec<Candidate>,
-    /// Threads above `min_bytes` that must not be moved, as indices in the snapshot.
+    /// Held threads above `min_bytes`, as indices in the snapshot.
     pub held: Vec<usize>,
-    /// How many threads run on a node that the topology does not have.
+    /// Number of threads on nodes that are not in the topology.
     pub lost: usize,
-    /// Loads as observed.
+    /// The observed loads.
     pub observed: Loads,
-    /// Loads without the candidates.
+    /// The loads without the candidates.
     pub rest: Loads,
-    /// What steps 3 and 4 did.
+    /// The reliefs by steps 3 and 4.
     pub reliefs: Vec<Relief>,
 }
 
@@ -94,7 +98,7 @@ impl State {
         let nodes = machine.len();
         let mut candidates = Vec::with_capacity(snapshot.threads.len());
         let (mut held, mut lost) = (Vec::new(), 0);
-        // What the listed threads account for, and of that what the candidates do.
+        // The part of the loads due to listed threads, and the part of that due to candidates.
         let (mut listed, mut movable) = (Loads::none(nodes), Loads::none(nodes));
         for (index, thread) in snapshot.threads.iter().enumerate() {
             let node = machine.index(thread.node);
@@ -152,7 +156,7 @@ impl State {
         Self { candidates, held, lost, observed, rest, reliefs: Vec::new() }
     }
 
-    /// The loads if every candidate sat on its initial node.
+    /// The loads with each candidate on its initial node.
     pub fn what_if(&self, machine: &Machine) -> Loads {
         let mut loads = self.rest.clone();
         for c in &self.candidates {
@@ -162,7 +166,8 @@ impl State {
     }
 }
 
-/// Node totals, or what the listed threads add up to where that is more (sampling, or a total that was not counted).
+/// The node totals, or the sums over the listed threads where those are larger (sampling, or a
+/// total that was not counted).
 fn observed(machine: &Machine, snapshot: &Snapshot, mut loads: Loads) -> Loads {
     for load in &snapshot.nodes {
         let Some(node) = machine.index(load.id) else { continue };

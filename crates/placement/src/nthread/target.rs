@@ -1,13 +1,16 @@
 //! Step 1, the initial target node (NThread III-A).
 //!
-//! **Problem.** A thread may read files that lie on several nodes; moving it after every small shift would make it wander.
+//! **Problem.** A thread may read files on several nodes; moving it after each small shift would
+//! make it wander.
 //!
-//! **Approach.** A node is a thread's target only if the thread reads at least `locality_margin` more from it than from any
-//! other node. Writes never give a target: they land where the thread runs.
+//! **Approach.** A node is a thread's target only if the thread reads at least `locality_margin`
+//! more from it than from any other node. Writes never give a target: they land where the thread
+//! runs.
 //!
-//! Where the paper is silent: a node without CPUs (CXL, persistent memory) cannot be run on, so the target is the one
-//! nearest node with CPUs that the thread may run on. Two that are equally near, like two nodes that are read from
-//! equally, give no target. Neither depends on where the thread is, so that deciding again after a move decides the same.
+//! Where the paper is silent: a thread cannot run on a node without CPUs (CXL, persistent memory),
+//! so its target is the single nearest node with CPUs where it may run. Two equally near nodes give
+//! no target, and neither do two nodes with equal reads. Neither rule depends on where the thread
+//! is, so a decision after the move is the same.
 
 use topology::NodeId;
 
@@ -15,14 +18,15 @@ use super::Settings;
 use crate::Thread;
 use crate::load::Machine;
 
-/// What step 1 says about a thread.
+/// The result of step 1 for a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
-    /// The node that it reads most from, by the margin.
+    /// The node that the thread reads most from, by the margin.
     Home(usize),
-    /// That node, `home`, has no CPUs; `node` is the nearest to it where the thread may run.
+    /// That node, `home`, has no CPUs; `node` is the nearest node where the thread may run.
     Near { home: NodeId, node: usize },
-    /// That node has no CPUs, and there is no one nearest node where the thread may run.
+    /// That node has no CPUs, and several nodes where the thread may run are equally near, or none
+    /// exists.
     NoCpus { home: NodeId },
     /// The thread may not run on that node.
     NotAllowed { home: NodeId },
@@ -40,12 +44,12 @@ impl Target {
     }
 }
 
-/// The bytes by which a node must lead in a window.
+/// The lead in bytes per window that makes a node the target.
 pub(super) fn margin(settings: &Settings, window_s: f64) -> f64 {
     settings.locality_margin * window_s
 }
 
-/// Step 1 for one thread; `margin` in bytes per window.
+/// Applies step 1 to one thread; `margin` is in bytes per window.
 pub(super) fn of(machine: &Machine, margin: f64, thread: &Thread) -> Target {
     let (mut home, mut most, mut second) = (None, 0, 0);
     for (node, bytes) in thread.read_bytes.iter() {
@@ -72,7 +76,7 @@ pub(super) fn of(machine: &Machine, margin: f64, thread: &Thread) -> Target {
     }
 }
 
-/// The one node with CPUs, of those the thread may run on, that is nearest to `home`.
+/// The single nearest node to `home` with CPUs where the thread may run.
 fn nearest(machine: &Machine, home: usize, thread: &Thread) -> Option<usize> {
     let mut nearest: Option<(u32, usize)> = None;
     let mut tie = false;

@@ -1,4 +1,4 @@
-//! What cannot be seen from outside: a rule without the condition that comes before it.
+//! Tests of a rule without the condition that precedes it, which public functions cannot reach.
 
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
@@ -21,7 +21,8 @@ fn two_nodes() -> Topology {
     Topology { nodes: vec![node(0), node(1)], regions: Vec::new() }
 }
 
-/// A thread of the slides: one unit (1 GB) of access to its node in a window, `percent` of it writes.
+/// A thread of the slides: one unit (1 GB) of access to its node in a window, `percent` of it
+/// writes.
 fn thread(tid: u32, node: u32, percent: u64) -> Thread {
     let bytes = |n: u64| NodeBytes::from_iter([(NodeId(node), n * 10_000_000)]);
     Thread {
@@ -37,9 +38,9 @@ fn thread(tid: u32, node: u32, percent: u64) -> Thread {
 
 #[test]
 fn page_19_equation_4_keeps_the_heavy_writers() {
-    // Slides, page 19: access 4 on node 0 (T1 W 90 %, T2 70 %, T3 20 %, T4 10 %), 3 on node 1 (T5 to T7), average 3.5. Were
-    // node 0 to be relieved: D_migrate = +0.5 and −0.5.
-    //   T1: −0.5 + 0.9 > 0 stays. T2: −0.5 + 0.7 > 0 stays. T3: −0.5 + 0.2 = −0.3 goes. T4: −0.3 + 0.1 = −0.2 goes.
+    // Slides, page 19: access 4 on node 0 (T1 W 90 %, T2 70 %, T3 20 %, T4 10 %), 3 on node 1 (T5
+    // to T7), average 3.5. To relieve node 0: D_migrate = +0.5 and −0.5.
+    //     T1: −0.5 + 0.9 > 0 stays. T2: −0.5 + 0.7 > 0 stays. T3: −0.5 + 0.2 = −0.3 goes. T4: −0.3 + 0.1 = −0.2 goes.
     let threads = [(1, 0, 90), (2, 0, 70), (3, 0, 20), (4, 0, 10), (5, 1, 90), (6, 1, 70), (7, 1, 70)];
     let threads = threads.map(|(tid, node, percent)| thread(tid, node, percent)).to_vec();
     let snapshot = Snapshot { version: 1, window_s: 1.0, threads, ..Snapshot::default() };
