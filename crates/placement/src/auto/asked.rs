@@ -1,22 +1,24 @@
-//! Moves that were asked for, until they are made or given up.
+//! Moves that were requested but are not yet made or given up.
 //!
-//! **Problem.** An engine holds moves back, a plane or a file system refuses them, and copies take seconds: none of it is reported.
+//! **Problem.** An engine holds moves back, a plane or a file system refuses them, and copies take
+//! seconds. Nothing reports this to the policy.
 //!
-//! **Approach.** What a move has still to take along is seen in the next windows. While it shrinks it is waited for; when it stands still
-//! it is asked for again, and given up after a while.
+//! **Approach.** The next windows show what a move has left behind. While that shrinks, the policy
+//! waits. When it stalls, the policy requests the move again, and gives up after a while.
 //!
-//! **Limits.** Data that others move as well is taken for our own.
+//! **Limits.** If something else moves the same data, the policy takes that for its own move.
 
 use crate::{Move, Snapshot};
 
-/// Windows without progress after which data is asked for again; and windows and times of T_m after which it is given up.
+/// Windows without progress after which data is requested again. Windows, and multiples of T_m,
+/// after which it is given up.
 pub(super) const STALLED: u32 = 3;
 pub(super) const OVERDUE_WINDOWS: f64 = 10.0;
 pub(super) const OVERDUE: f64 = 4.0;
-/// A file has moved when this share is left behind, a process's memory when that is.
+/// A file has moved when at most this share of it is left behind; so has a process's memory.
 pub(super) const CRUMBS: f64 = 0.02;
 
-/// A move that was asked for.
+/// A requested move.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub mv: Move,
@@ -27,7 +29,7 @@ pub(super) struct Asked {
     pub idle: u32,
     pub left: f64,
     pub least: f64,
-    /// What was left when it was first seen.
+    /// The bytes left when they were first observed.
     pub first: f64,
     /// Of a file: a process that uses it.
     pub owner: Option<u32>,
@@ -40,7 +42,7 @@ impl Asked {
     }
 }
 
-/// Bytes that a move of data has still to take along; none where that is not seen.
+/// Bytes that a data move has left behind; `None` if they are not observed.
 pub(super) fn left_behind(snapshot: &Snapshot, mv: &Move) -> Option<f64> {
     match mv {
         Move::Thread { .. } => None,
@@ -52,26 +54,29 @@ pub(super) fn left_behind(snapshot: &Snapshot, mv: &Move) -> Option<f64> {
     }
 }
 
-/// A window in which moves are followed.
+/// A window in which requested moves are followed.
 pub(super) struct Now {
     /// Whether any data makes progress.
     pub moving: bool,
-    /// Whether it is too late to ask again.
+    /// Whether it is too late to request a move again.
     pub over: bool,
     pub at_s: f64,
     pub window_s: f64,
 }
 
-/// Whether data that is moving is still waited for: asks again when it stands still, gives up when it is overdue.
+/// Whether to keep waiting for moving data. Requests it again when it stalls, and gives up when it
+/// is overdue.
 pub(super) fn proceed(a: &mut Asked, left: f64, now: &Now, again: &mut Vec<Move>, give_up: impl FnOnce()) -> bool {
     let Now { moving, over, at_s, window_s } = *now;
     a.idle = if left < a.left || moving { 0 } else { a.idle + 1 };
     a.left = left;
     let overdue = at_s - a.since_s > OVERDUE * a.takes_s + OVERDUE_WINDOWS * window_s;
-    // What was on its way and comes back is brought back by somebody, such as writers: that would not end.
+    // Something, such as writers, brings back data that was on its way; waiting for it would not
+    // end.
     let comes_back = a.left.is_finite() && left > a.least * (1.0 + CRUMBS);
     a.least = a.least.min(left);
-    // Files are asked for once: a file system that does not move them will not do so later, and what waits for them is not measured.
+    // Files are requested once: a file system that does not move them now will not do so later, and
+    // moves that wait for them are not measured.
     let once = over || matches!(a.mv, Move::File { .. });
     let stalled = a.idle >= if once { STALLED - 1 } else { STALLED };
     if overdue || (comes_back && !moving) || (stalled && (once || a.times >= STALLED)) {

@@ -1,11 +1,13 @@
-//! What gets done, and the placement at which most got done.
+//! Throughput, and the placement with the highest measured throughput.
 //!
-//! **Problem.** A plan is judged by what everybody gets before and after it, and has to be undone as a whole.
+//! **Problem.** A plan is judged by the throughput before and after it, and must be undone as a
+//! whole.
 //!
-//! **Approach.** The best placement of a load that was measured is kept: where its threads were, and what has been moved since. The way
-//! back to it are moves like any others.
+//! **Approach.** The policy keeps the best measured placement of a load: where its threads were,
+//! and what has moved since. The way back consists of ordinary moves.
 //!
-//! **Limits.** Memory of a process whose threads were on several nodes stays where it was moved.
+//! **Limits.** If the threads of a process were on several nodes, its memory stays where it was
+//! moved.
 
 use std::collections::BTreeMap;
 
@@ -16,21 +18,21 @@ use super::demand::{Demand, Demands};
 use crate::processes::sane;
 use crate::{Move, Snapshot, Why};
 
-/// The best placement that was measured for this load.
+/// The best measured placement of this load.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Best {
     /// Bytes/s of all threads, and by process.
     pub rate: f64,
     pub by: FxHashMap<u32, f64>,
     pub threads: FxHashMap<u32, NodeId>,
-    /// Processes that were moved with their memory since, and from where.
+    /// Processes that have moved with their memory since, and their former nodes.
     pub processes: FxHashMap<u32, NodeId>,
-    /// Files that were moved since: from where, and to where.
+    /// Files that have moved since: from where, and to where.
     pub files: BTreeMap<String, (NodeId, NodeId)>,
 }
 
 impl Best {
-    /// Where all threads are, and what they get there.
+    /// Records where all threads are and their throughput there.
     pub fn measured(snapshot: &Snapshot, demands: &Demands, rate: f64) -> Self {
         let at = |d: &Demand| (snapshot.threads[d.thread].tid, snapshot.threads[d.thread].node);
         let mut by = FxHashMap::default();
@@ -55,7 +57,7 @@ impl Best {
             why: Why::default(),
         };
         let mut back: Vec<Move> = self.files.iter().map(file).collect();
-        // A process that was spread goes back thread by thread; its memory stays.
+        // A process that was spread over nodes goes back thread by thread; its memory stays.
         let whole = |pid: u32, to: NodeId| {
             let mut own = snapshot.threads.iter().filter(|t| t.pid == pid);
             own.all(|t| self.threads.get(&t.tid).is_none_or(|node| *node == to))
@@ -78,8 +80,8 @@ impl Best {
     }
 }
 
-/// Bytes/s that get done. Of mapped memory it is seen which pages are touched, not how often: where programs use it, what the nodes'
-/// controllers serve counts.
+/// Bytes/s of all programs. Mapped memory shows which pages are touched, not how often; where
+/// programs use it, the traffic of the nodes' controllers counts.
 pub(super) fn done(snapshot: &Snapshot, demands: &Demands) -> f64 {
     let mapped = |d: &Demand| snapshot.threads[d.thread].file_bytes() == 0;
     let served: f64 = snapshot.nodes.iter().map(|n| n.read_bytes as f64 + n.write_bytes as f64).sum();
@@ -91,7 +93,7 @@ pub(super) fn done(snapshot: &Snapshot, demands: &Demands) -> f64 {
     }
 }
 
-/// Adds what each process gets done.
+/// Adds the throughput of each process.
 pub(super) fn by_process(demands: &Demands, by: &mut FxHashMap<u32, f64>) {
     for d in &demands.threads {
         *by.entry(demands.programs[d.process].pid).or_default() += d.rate;

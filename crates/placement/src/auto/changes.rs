@@ -1,28 +1,31 @@
-//! What could be changed about a seating, and what each change promises by the prices of the last solution.
+//! The possible changes of a seating, and what each promises by the prices of the last solution.
 //!
 //! **Problem.** Solving the network for every possible change of 10,000 threads takes minutes.
 //!
-//! **Approach.** A change is priced without solving: what those who move would get at the queues and crowds that are, and what their
-//! coming and going does to the others, by the [prices](Model::prices) of queues and CPUs. On large machines the seats that lose most
-//! to their place are looked at, and for each the nodes nearest to its data and the emptiest ones.
+//! **Approach.** A change is priced without solving: what the moving threads would get at the
+//! current queues and crowds, and what their coming and going does to the others by the
+//! [prices](Model::prices) of queues and CPUs. On large machines, only the seats that lose most to
+//! their place are considered; for each, the nodes nearest to its data and the emptiest nodes.
 //!
-//! **Limits.** Prices are slopes: a promise for many threads at once is too high. The [search](super::search) solves what it takes.
+//! **Limits.** Prices are slopes, so the promise for many threads at once is too high. The
+//! [search](super::search) solves the changes it considers.
 
 use smallvec::SmallVec;
 
 use super::search::Change;
 use super::seating::{Model, Prices, Scratch, Seat, Seating};
 
-/// Seats, and processes, that are looked at in one step: those that lose most to where they are.
+/// Largest number of seats, and of processes, considered in one step: those that lose most to their
+/// place.
 const MOST_SEATS: usize = 512;
 const MOST_PROCESSES: usize = 64;
-/// Target nodes that are looked at for each team on large machines.
+/// Largest number of target nodes per team on large machines.
 const MOST_TARGETS: usize = 8;
-/// Seats that may swap, the largest.
+/// Number of seats considered for swaps, the largest.
 const SWAPPERS: usize = 24;
 
 impl Model<'_> {
-    /// Every change worth looking at, with what it promises in bytes/s.
+    /// All changes worth considering, with what each promises in bytes/s.
     pub fn changes(&self, seating: &Seating, scratch: &Scratch, prices: &Prices) -> Vec<(f64, Change)> {
         let mut changes = Vec::new();
         let mut sitting: Vec<(usize, Seat, Gone)> = Vec::new();
@@ -37,7 +40,8 @@ impl Model<'_> {
         changes
     }
 
-    /// The seats that lose most to distance, queues and crowds, in the order of teams; all where they are few.
+    /// The seats that lose most to distance, queues and crowds, in the order of teams; all seats if
+    /// there are few.
     fn worst_off(&self, seating: &Seating, scratch: &Scratch) -> Vec<(usize, Seat)> {
         let seats = seating.seats.iter().enumerate().flat_map(|(t, seats)| seats.iter().map(move |s| (t, *s)));
         let mut all: Vec<(f64, usize, Seat)> = (seats.zip(&scratch.steady.rate))
@@ -60,7 +64,8 @@ impl Model<'_> {
         Gone { rate, wants, queued }
     }
 
-    /// What `count` threads promise when they go from one seat to another: what they win, and what others win and lose.
+    /// The promise of moving `count` threads from one seat to another: their own gain, plus the
+    /// gain and loss of others.
     #[allow(clippy::too_many_arguments, reason = "two seats and all prices")]
     fn promise(
         &self,
@@ -83,7 +88,7 @@ impl Model<'_> {
         promise
     }
 
-    /// What everybody on a node wins when it has `more` CPUs' worth of work more.
+    /// The gain of all threads on a node when `more` CPUs' worth of work is added to it.
     fn crowding(&self, node: usize, more: f64, scratch: &Scratch, prices: &Prices) -> f64 {
         let (cpus, others) = scratch.network.cpus[node];
         if cpus <= 0.0 {
@@ -95,14 +100,14 @@ impl Model<'_> {
         prices.rate[node] * (now / then - 1.0)
     }
 
-    /// Nodes that a team might go to.
+    /// The nodes that a team might move to.
     fn targets(&self, t: usize, scratch: &Scratch, prices: &Prices) -> SmallVec<[usize; MOST_TARGETS]> {
         let n = self.hardware.len();
         let allowed: Vec<usize> = (0..n).filter(|n| self.may_sit(t, *n)).collect();
         if allowed.len() <= MOST_TARGETS {
             return allowed.into();
         }
-        // Where its data is, the nearest to that, and where most CPUs are free.
+        // The node of its data, the nodes nearest to that, and the nodes with most free CPUs.
         let reads = self.reads(t);
         let near = |node: usize| -> f64 { reads.iter().map(|(m, share)| share * self.hardware.hops(node, *m)).sum() };
         let crowded = |node: usize| {
@@ -172,7 +177,8 @@ impl Model<'_> {
         }
     }
 
-    /// Two threads on different nodes that would each be better off, or do less harm, at the other's.
+    /// Swaps of two threads on different nodes where each would do better, or less harm, on the
+    /// other's node.
     fn swaps(
         &self,
         sitting: &mut [(usize, Seat, Gone)],
@@ -181,7 +187,7 @@ impl Model<'_> {
         prices: &Prices,
         changes: &mut Vec<(f64, Change)>,
     ) {
-        // Where CPUs are free, one thread can go without another's coming.
+        // Where CPUs are free, a thread can come without another's leaving.
         let full = |node: usize| scratch.steady.stretch[node] > 1.0 || self.crowding(node, 1.0, scratch, prices) < 0.0;
         sitting.sort_by(|a, b| {
             let rate = |s: &(usize, Seat, Gone)| s.2.rate * s.1.count as f64;
@@ -259,7 +265,7 @@ impl Model<'_> {
             if total <= 0.0 {
                 continue;
             }
-            // How hard the readers press on the controllers where it is now.
+            // The pressure of the readers on the controllers where the group is now.
             let pressed: f64 = group.places.iter().map(|(m, share)| share * prices.queue[*m]).sum();
             let mut users: Vec<(usize, f64)> = Vec::new();
             for t in &self.of_group[g] {
@@ -294,7 +300,7 @@ impl Model<'_> {
     }
 }
 
-/// A seat's thread by itself: what it gets, wants of a CPU, and queues at controllers.
+/// One thread of a seat by itself: its throughput, its CPU demand, and its queueing at controllers.
 struct Gone {
     rate: f64,
     wants: f64,
@@ -302,7 +308,7 @@ struct Gone {
 }
 
 impl Gone {
-    /// What its queueing costs the others.
+    /// The cost of its queueing to the others.
     fn queue(&self, prices: &Prices) -> f64 {
         self.queued.iter().map(|(m, q)| prices.queue[*m] * q).sum()
     }

@@ -1,11 +1,11 @@
-//! What moves cost, once.
+//! The one-time cost of moves.
 //!
-//! **Problem.** A better placement is worth nothing if getting there takes longer than it lasts.
+//! **Problem.** A better placement is worth nothing if reaching it takes longer than it lasts.
 //!
-//! **Approach.** In bytes that are not read or written meanwhile: a thread's cold caches, a process that stands still while its memory
-//! is copied, and for files Dragonfly's O_m.
+//! **Approach.** The cost is in bytes not read or written meanwhile: by a thread with cold caches,
+//! by a process that stops while its memory is copied, and for files, Dragonfly's O_m.
 //!
-//! **Limits.** Copies are taken to run one after the other, at the papers' speeds.
+//! **Limits.** Copies are assumed to run one after the other, at the papers' speeds.
 
 use super::seating::{Model, Seating};
 use super::team::Team;
@@ -37,12 +37,13 @@ impl Model<'_> {
                 file(self.group_rate(g), 1.0, self.group_bytes(g, *to));
             }
         }
-        // Who comes after others waits for half of them on average.
+        // A file that follows others waits for half of them on average.
         cost += f64::max(each, self.file_cost(waiting, copies_s / 2.0));
         for (p, to) in seating.processes.iter().enumerate() {
             if let Some(to) = to {
-                // Of processes of age T, T / (T + t) are there t later (Harchol-Balter and Downey 1997): who has to stand still first
-                // must win that back in the time that is left on average, of the horizon h: T ln (1 + h / T).
+                // Of processes of age T, the fraction T / (T + t) exists t later (Harchol-Balter
+                // and Downey 1997). A process that must stop first must win that back in its
+                // expected remaining time within the horizon h: T ln (1 + h / T).
                 let age_s = self.demands.programs[p].age_s.max(f64::MIN_POSITIVE);
                 let life_s = age_s * (s.horizon_s / age_s).ln_1p();
                 cost += self.process_rate(p) * self.process_copy_s(p, *to) * s.horizon_s / life_s;
@@ -51,17 +52,17 @@ impl Model<'_> {
         cost
     }
 
-    /// Dragonfly's O_m by its rule, (TH_l − TH_r) × T_m: what is not won until the copy is done.
+    /// Dragonfly's O_m by its rule, (TH_l − TH_r) × T_m: the gain forgone until the copy ends.
     fn file_cost(&self, rate: f64, copy_s: f64) -> f64 {
         (self.settings.remote_load - 1.0) * rate * copy_s
     }
 
-    /// T_m of so many bytes.
+    /// T_m of this many bytes.
     pub fn file_copy_s(&self, bytes: f64) -> f64 {
         bytes / self.settings.file_copy_bw
     }
 
-    /// Seconds for which a process stands still when it moves with its memory.
+    /// Seconds that a process stops when it moves with its memory.
     pub fn process_copy_s(&self, process: usize, node: usize) -> f64 {
         let home = self.hardware.nodes[node].home;
         let away = self.demands.programs[process].memory.iter().filter(|m| m.0 != home);

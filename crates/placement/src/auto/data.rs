@@ -1,10 +1,12 @@
-//! Data as the cost model sees it: files that one thread uses, and groups of files that several do.
+//! Data in the cost model: files that one thread uses, and groups of files that several threads
+//! use.
 //!
-//! **Problem.** What a thread reads alone can go with it; what many read draws them together or holds them apart. Snapshots may
-//! list a hundred thousand files.
+//! **Problem.** Data that one thread reads can move with it. Data that many threads read draws them
+//! together or keeps them apart. Snapshots may list a hundred thousand files.
 //!
-//! **Approach.** Each file with several readers is a group of its own while there are few of them; beyond [`MOST_GROUPS`], those of
-//! the same process with most of their bytes on the same node form one group.
+//! **Approach.** While there are few files with several readers, each is a group of its own. Beyond
+//! [`MOST_GROUPS`], files of the same process with most of their bytes on the same node form one
+//! group.
 //!
 //! **Limits.** A merged group moves as a whole or not at all.
 
@@ -14,7 +16,7 @@ use smallvec::SmallVec;
 use super::hardware::Hardware;
 use crate::Snapshot;
 
-/// Amounts by rising node index: few, or one for each of many nodes.
+/// Amounts by rising node index: few nodes, or all of many nodes.
 pub(super) type Shares = SmallVec<[(usize, f64); 2]>;
 
 pub(super) fn add(shares: &mut Shares, node: usize, amount: f64) {
@@ -24,7 +26,7 @@ pub(super) fn add(shares: &mut Shares, node: usize, amount: f64) {
     }
 }
 
-/// Node with the largest share; the first of equal ones.
+/// The node with the largest share; in a tie, the first.
 pub(super) fn main_node(shares: &Shares) -> Option<usize> {
     let mut best: Option<(usize, f64)> = None;
     for (node, share) in shares {
@@ -35,7 +37,7 @@ pub(super) fn main_node(shares: &Shares) -> Option<usize> {
     best.map(|b| b.0)
 }
 
-/// Shared files beyond this many are merged by process and node.
+/// Beyond this many shared files, they are merged by process and node.
 const MOST_GROUPS: usize = 64;
 
 /// Files that several threads use.
@@ -43,11 +45,11 @@ const MOST_GROUPS: usize = 64;
 pub(super) struct Group {
     /// Indices in the snapshot's files.
     pub files: SmallVec<[usize; 1]>,
-    /// Share of its reads (or of its bytes, if nobody reads it) by node.
+    /// Shares of its reads by node; if nobody reads it, of its bytes.
     pub places: Shares,
     /// Bytes resident, by node.
     pub bytes: Shares,
-    /// Threads that use it, by the node they are on.
+    /// The threads that use it, by their node.
     pub crowd: Vec<f64>,
     /// Bytes/s written to it.
     pub written: f64,
@@ -143,13 +145,13 @@ impl Groups {
         self.files.get(file).copied()
     }
 
-    /// Share of the others who use a group that are on this node, for one of its users there.
+    /// For a user of the group on this node: the share of the other users that are on this node.
     pub fn beside(&self, group: usize, node: usize) -> f64 {
         beside(&self.list[group].crowd, node)
     }
 }
 
-/// Share of the others that are on `node`, for somebody there.
+/// For a thread on `node`: the share of the other threads that are on `node`.
 pub(super) fn beside(crowd: &[f64], node: usize) -> f64 {
     let all: f64 = crowd.iter().sum();
     if all > 1.0 { ((crowd[node] - 1.0) / (all - 1.0)).clamp(0.0, 1.0) } else { 0.0 }

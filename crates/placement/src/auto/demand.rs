@@ -1,15 +1,17 @@
-//! What each thread asks of the machine, apart from where it is: seconds of software and of sleep per byte, and which data.
+//! Each thread's demand, apart from where it runs: seconds of software and of sleep per byte, and
+//! the data it uses.
 //!
-//! **Problem.** A window shows what threads did at the placement they had. To predict another placement, what is the thread's own
-//! must be told from what its place did to it.
+//! **Problem.** A window shows what threads did at their current placement. To predict another
+//! placement, the thread's own demand must be separated from the effect of its place.
 //!
-//! **Approach.** CPU time per byte is software + memory (by distance) + waiting at controllers. The waiting follows from the rates
-//! observed, by the equations of [`network`](super::network) read backwards; memory from the constants, corrected per process
-//! where its threads show by themselves what distance costs (local and remote threads that do the same); software is
-//! the rest. Time asleep is what is neither on a CPU nor waiting for one.
+//! **Approach.** CPU time per byte is software + memory (by distance) + waiting at controllers. The
+//! waiting follows from the observed rates, by the equations of [`network`](super::network) solved
+//! backwards. Memory time follows from the constants, corrected per process if its threads reveal
+//! the cost of distance (local and remote threads that do the same). Software is the rest. Sleep is
+//! the time spent neither on a CPU nor waiting for one.
 //!
-//! **Limits.** Where it is not known how long a thread waited for a CPU, all the time missing on a node whose CPUs are full is
-//! taken for waiting.
+//! **Limits.** If the time that a thread waited for a CPU is unknown, all the time missing on a
+//! node with full CPUs counts as waiting.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -23,46 +25,48 @@ use super::network::Visits;
 use crate::processes::sane;
 use crate::{Snapshot, Thread};
 
-/// One thread's demand. Fractions are of its file bytes, read and written.
+/// The demand of one thread. Fractions are of its file bytes, read and written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Demand {
     /// Index in the snapshot.
     pub thread: usize,
-    /// Node it is on.
+    /// The node it is on.
     pub node: usize,
-    /// Index of its process.
+    /// The index of its process.
     pub process: usize,
-    /// Bytes/s as observed.
+    /// Observed bytes/s.
     pub rate: f64,
-    /// CPU seconds per byte without memory.
+    /// CPU seconds per byte, without memory.
     pub soft_s: f64,
     /// Seconds asleep per byte.
     pub off_s: f64,
-    /// Seconds per byte on a CPU and asleep, all of it, as observed.
+    /// Observed seconds per byte on a CPU, and asleep, in total.
     pub seen_on_s: f64,
     pub seen_off_s: f64,
-    /// What its own latency is against the constants, and what distance adds to it: 1 is as in the settings.
+    /// Its own latency relative to the constants, and the cost of distance relative to the
+    /// constants: 1 is as in the settings.
     pub memory: f64,
     pub distance: f64,
-    /// Reads of data that nobody else reads, by node.
+    /// Reads of data that no other thread reads, by node.
     pub private: Shares,
-    /// Files behind `private`, if all of it can move: (index in the snapshot's files, bytes).
+    /// The files behind `private`, if all of it can move: (index in the snapshot's files, bytes).
     pub files: SmallVec<[(usize, f64); 1]>,
-    /// Reads and writes of shared data: group, fraction read, fraction written.
+    /// Reads and writes of shared data: (group, fraction read, fraction written).
     pub shared: SmallVec<[(usize, f64, f64); 2]>,
-    /// Writes that are not in `shared`.
+    /// Writes outside `shared`.
     pub writes: f64,
-    /// Where they landed, by node.
+    /// The nodes where these writes landed.
     pub wrote: Shares,
-    /// How much of its private data a thread writes anew each second (new blocks land where it runs).
+    /// The share of its private data that the thread rewrites each second (new blocks land where it
+    /// runs).
     pub renewed: f64,
-    /// Whether it shares data with others of its process, and so perhaps locks.
+    /// Whether it shares data with other threads of its process, and thus possibly locks.
     pub shares: bool,
-    /// Nodes it may run on, by index, as an index into [`Demands::allowed`].
+    /// The nodes where it may run, as an index into [`Demands::allowed`].
     pub allowed: usize,
     /// Whether it must stay.
     pub held: bool,
-    /// Node that it was moved away from for this load.
+    /// The node that it was moved away from for this load.
     pub came_from: Option<usize>,
 }
 
@@ -70,20 +74,23 @@ pub(super) struct Demand {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Program {
     pub pid: u32,
-    /// Resident bytes by node; empty where it is not known.
+    /// Resident bytes by node; empty if unknown.
     pub memory: Shares,
-    /// The share of what its threads write that is taken to land where they run (the rest: where it lands now, or with the data): all
-    /// or none of it where that was seen, else [`UNSURE`].
+    /// The share of its threads' writes that is expected to land where they run; the rest lands
+    /// where it lands now, or with the data. It is all or nothing if that was observed, otherwise
+    /// [`UNSURE`].
     pub writes_follow: f64,
-    /// Whether its file system spreads what is written over nodes, wherever thread and data are.
+    /// Whether its file system spreads writes over nodes, wherever thread and data are.
     pub writes_spread: bool,
-    /// Seconds per byte for which its sharing threads hold a lock, were they all on one node; 0 where none is seen.
+    /// Seconds per byte that its sharing threads would hold a lock if all were on one node; 0 if no
+    /// lock is observed.
     pub lock_s: f64,
-    /// Nodes, by index, that all its threads may go to, those that do no file work included; none if one of them must stay.
+    /// The nodes, by index, where all its threads may go, including those without file I/O; no node
+    /// if one thread must stay.
     pub allowed: Vec<bool>,
-    /// What distance costs its threads, against the constants, if they show it.
+    /// The cost of distance for its threads, relative to the constants, if they reveal it.
     pub measured: Option<f64>,
-    /// Seconds for which it has been seen.
+    /// Seconds since it was first seen.
     pub age_s: f64,
 }
 
@@ -98,46 +105,47 @@ pub(super) struct Demands {
     pub port_full: bool,
 }
 
-/// What was learned about a process in earlier windows.
+/// Knowledge about a process from earlier windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Known {
-    /// Correction of the memory constants.
+    /// The correction of the memory constants.
     pub memory: Option<f64>,
-    /// The longest that its lock was inferred to be held per byte, see [`Program::lock_s`].
+    /// The longest inferred lock time per byte, see [`Program::lock_s`].
     pub lock_s: f64,
     /// When it was first seen.
     pub since_s: Option<f64>,
-    /// Seen writing to another node than the one its thread was on.
+    /// It was observed to write to a node other than its thread's.
     pub writes_stay: bool,
-    /// Seen writing to the nodes of its threads while they were on several.
+    /// It was observed to write to the nodes of its threads while they were on several.
     pub writes_follow: bool,
-    /// Seen not to move data that it was asked to.
+    /// It was observed not to move data on request.
     pub files_stay: bool,
-    /// Seen writing to several nodes alike.
+    /// It was observed to write to several nodes alike.
     pub writes_spread: bool,
 }
 
-/// Share of written bytes on other nodes above which writes do not follow the thread.
+/// Writes do not follow the thread if more than this share of the written bytes is on other nodes.
 const ELSEWHERE: f64 = 0.1;
-/// Share of writes that follow the thread where all of a process's writers are, and write, on one node.
+/// The share of writes expected to follow the thread if all writers of a process, and their writes,
+/// are on one node.
 const UNSURE: f64 = 0.5;
-/// The same where less than this share of what is written goes to where it reads: who writes to the device of its file system, or over
-/// its data, would write there.
+/// The same if less than this share of the writes goes to the node it reads from: a process that
+/// writes to the device of its file system, or over its data, would write there.
 const LIKELY: f64 = 0.9;
 const APART: f64 = 0.3;
-/// Writes of one thread of which no node gets more than this share are spread by the file system.
+/// The file system spreads a thread's writes if no node gets more than this share of them.
 const ON_ONE: f64 = 0.7;
 /// A node whose CPUs are busier than this is full.
 const FULL: f64 = 0.95;
 
-/// What those threads of a process that have stayed where they were did with files, in bytes.
+/// File bytes of those threads of a process that have not moved.
 #[derive(Clone, Debug, Default)]
 struct Writing {
-    /// Written.
+    /// Bytes written.
     all: f64,
-    /// Of that, by threads that write here and there.
+    /// Of these, bytes written by threads that write to several nodes.
     spread: f64,
-    /// Of that, to the writers' own nodes.
+    /// Of these, bytes written to the writers' own nodes.
     near: Shares,
     read: Shares,
 }
@@ -157,7 +165,7 @@ impl Writing {
         }
     }
 
-    /// Share of the writes that follow the thread, as far as this tells.
+    /// The share of the writes that follow the thread, as far as this shows it.
     fn follow(&self, known: &Known) -> f64 {
         let sum = |shares: &Shares| shares.iter().map(|s| s.1).sum::<f64>();
         let (near, read) = (sum(&self.near), sum(&self.read));
@@ -167,7 +175,7 @@ impl Writing {
         match () {
             _ if known.writes_stay || self.all - near > ELSEWHERE * self.all => 0.0,
             _ if known.writes_follow || near - most > ELSEWHERE * near => 1.0,
-            // Where the data is nobody writes.
+            // No thread writes where the data is.
             _ if near > 0.0 && read > 0.0 && both < APART => LIKELY,
             _ => UNSURE,
         }
@@ -212,14 +220,14 @@ impl Demands {
         pids.sort_unstable();
         pids.dedup();
         let mut writing = vec![Writing::default(); pids.len()];
-        // A thread that has moved may have written before it did.
+        // A thread that has moved may have written before it moved.
         let stayed = |t: &&Thread| history.stayed(t.tid, t.node);
         for t in listed.iter().map(|i| &snapshot.threads[*i]).filter(stayed) {
             if let Ok(p) = pids.binary_search(&t.pid) {
                 writing[p].count(hardware, t);
             }
         }
-        // A process is as old as its oldest thread, or has been seen for longer.
+        // A process is as old as its oldest thread, or as long as it has been observed.
         let mut began_s = vec![now_s; pids.len()];
         for t in &snapshot.threads {
             if let (Some(ns), Ok(p)) = (t.start_ns, pids.binary_search(&t.pid)) {
@@ -282,7 +290,7 @@ impl Demands {
             _ => self.allowed(hardware, t),
         };
 
-        // Bytes first, fractions at the end.
+        // Bytes first; fractions at the end.
         let mut rest = Shares::new();
         for (id, bytes) in t.read_bytes.iter() {
             if let Some(n) = hardware.index(id) {
@@ -314,7 +322,7 @@ impl Demands {
         }
         rest.retain(|s| s.1 > 0.0);
         if let Some(m) = mapped_of(mapped, t) {
-            // Loads are counted per process: each thread by its share of the CPU time.
+            // Loads are counted per process; each thread gets its share by CPU time.
             let share = m.share(t);
             for (id, read, written) in &m.nodes {
                 if let Some(n) = hardware.index(*id) {
@@ -359,7 +367,7 @@ impl Demands {
         d
     }
 
-    /// Index of the nodes with CPUs that a thread may run on, in [`Self::allowed`].
+    /// The index, in [`Self::allowed`], of the nodes with CPUs where a thread may run.
     fn allowed(&mut self, hardware: &Hardware, t: &Thread) -> usize {
         let mut allowed = vec![false; hardware.len()];
         for n in t.allowed_nodes.iter().filter_map(|id| hardware.index(*id)) {
@@ -381,9 +389,10 @@ impl Demands {
         visits
     }
 
-    /// Where the thread's bytes go now: node, fraction read, fraction written, shared group.
+    /// The current place of the thread's bytes: node, fraction read, fraction written, shared
+    /// group.
     pub fn each_flow(&self, hardware: &Hardware, d: &Demand, mut flow: impl FnMut(usize, f64, f64, Option<usize>)) {
-        // Nobody's were seen elsewhere: this is where they are now.
+        // No writes were observed elsewhere, so they are here now.
         let follow = self.programs[d.process].writes_follow > 0.0;
         let here = hardware.nodes[d.node].home;
         for (node, read) in &d.private {
@@ -405,8 +414,8 @@ impl Demands {
     }
 }
 
-/// Threads that count, by rising tid: those that do something with files, of processes that do enough together. Many threads that
-/// wait for each other each do little.
+/// Threads that count, by rising tid: threads with file I/O, of processes with enough of it
+/// together. Many threads that wait for each other each do little.
 pub(super) fn listed(
     hardware: &Hardware,
     snapshot: &Snapshot,
@@ -428,7 +437,7 @@ pub(super) fn listed(
     listed
 }
 
-/// CPU utilisation of every node.
+/// CPU utilisation of each node.
 fn busy(hardware: &Hardware, snapshot: &Snapshot, window_s: f64) -> Vec<f64> {
     let mut used = vec![0.0f64; hardware.len()];
     for t in &snapshot.threads {

@@ -1,15 +1,18 @@
-//! What one window does not tell: what was asked for and is not done yet, what was tried and did not help, what is known of a process.
+//! State across windows: requested moves that are not done yet, attempts that did not help, and
+//! knowledge about processes.
 //!
-//! **Problem.** A model that is a little wrong sees an improvement from A to B and another from B to A. Moves are asked for, not
-//! made: an engine or a plane may hold them back or refuse them.
+//! **Problem.** A slightly wrong model sees an improvement from A to B and another from B to A.
+//! Moves are requests: an engine or a plane may hold them back or refuse them.
 //!
-//! **Approach.** After a plan, nothing new is decided until its moves are made or given up. Then what everybody gets is held
-//! against before: a plan that made things worse is taken back, and what it moved where is not tried again; what a plan promises
-//! counts as much as earlier ones kept. Plans for a load are made in the first windows after it has appeared, and each must
-//! promise four times as much as the one before, so moves end whatever the model believes. A load that has changed (other
+//! **Approach.** After a plan, the policy decides nothing new until the plan's moves are made or
+//! given up. Then it compares throughput with the time before. A plan that made things worse is
+//! reverted, and its moves are not tried again. The promise of a plan counts as much as earlier
+//! plans kept theirs. Plans for a load are made in its first windows, and each must promise four
+//! times as much as the one before, so moves end whatever the model predicts. A changed load (other
 //! threads, other demands) starts afresh.
 //!
-//! **Limits.** Measured and predicted throughput are those of the machine: one process's loss can hide behind another's gain.
+//! **Limits.** Measured and predicted throughput are those of the machine: one process's gain can
+//! hide another's loss.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
@@ -20,44 +23,47 @@ use super::demand::{Demand, Demands, Known};
 use crate::processes::sane;
 use crate::{Move, Snapshot};
 
-/// Windows for which a thread's move is asked for before it counts as stuck.
+/// A thread's move counts as stuck after it was requested in this many windows.
 const MOST_ASKED: u32 = 10;
-/// Windows of a load in which moves are asked for.
+/// Moves are requested in this many windows of a load.
 const ASKING: u32 = 10;
 const MOSTLY: f64 = 0.1;
-/// What could not be moved is not asked for again for so many seconds; a file that was moved stays for as long.
+/// A failed move is not requested again for this many seconds; a moved file stays for as long.
 const STUCK_S: f64 = 600.0;
-/// Windows in which a plan is measured, after one that shows the moves themselves.
+/// Number of windows in which a plan is measured, after one window that shows the moves themselves.
 const MEASURED: u32 = 3;
-/// A plan that brought less than this share of what there was before is taken back.
+/// A plan is reverted if it brought less than this share of the throughput before.
 const WORSE: f64 = 0.99;
-/// The same for one that took so long that nothing should be moved any more.
+/// The same for a plan that took so long that nothing else should move.
 const MUCH_WORSE: f64 = 0.9;
 /// Each further plan for the same load must promise this many times as much.
 const STRICTER: f64 = 2.0;
-/// How often a thread is moved for one load.
+/// Largest number of moves of a thread for one load.
 const MOST_MOVED: u32 = 2;
-/// Windows after a load has appeared in which plans are made: so that the last one is measured, and taken back, within ten.
+/// Plans are made in this many windows after a load appears, so that the last one is measured, and
+/// if need be reverted, within ten.
 const PLANNING: u32 = 7;
-/// How many more it may be when a plan's data could not be moved.
+/// Additional windows if a plan's data could not be moved.
 const LATE: u32 = 1;
-/// Windows for which the first plan waits while what is done still changes by more than this share: where threads start together the
-/// kernel spreads them first.
+/// Number of windows that the first plan waits while throughput still changes by more than this
+/// share: the kernel spreads threads that start together first.
 const SETTLING: u32 = 4;
 const STEADY: f64 = 0.03;
-/// Seconds after its start for which a thread is taken to be on its way to where the kernel wants it.
+/// For this many seconds after its start, a thread is assumed to be on its way to where the kernel
+/// wants it.
 const YOUNG_S: f64 = 3.0;
-/// A load that has lasted for so long is looked at again.
+/// A load that has lasted this long is examined again.
 const AGAIN_S: f64 = 600.0;
-/// What a plan's promise is worth at least, whatever earlier ones kept.
+/// The least weight of a plan's promise, whatever earlier plans kept.
 const LEAST_TRUST: f64 = 0.3;
 /// A load has changed when this share of its threads has.
 const OTHERS: f64 = 0.2;
-/// A thread has changed when it does so many times as much or as little, which no placement explains, when its share of reads has
-/// changed by that much, or when its data has come to be elsewhere without a move.
+/// A thread has changed when it does this many times as much or as little, which no placement
+/// explains; when its share of reads has changed by that much; or when its data has come to be
+/// elsewhere without a move.
 const FACTOR: f64 = 4.0;
 const READS: f64 = 0.25;
-/// Data is on a node when more than this share of what is read comes from there.
+/// Data is on a node when more than this share of the reads comes from it.
 const MAINLY: f64 = 0.7;
 
 /// A plan that is being carried out, then measured.
@@ -65,12 +71,12 @@ const MAINLY: f64 = 0.7;
 struct Trial {
     /// Bytes/s of its threads before.
     before: f64,
-    /// Bytes/s that they were promised.
+    /// Bytes/s promised for them.
     promised: f64,
     /// Whether some of its moves are made even if its data stays.
     without_data: bool,
     threads: FxHashSet<u32>,
-    /// Processes that were moved, and to where.
+    /// Moved processes, with their new nodes.
     moved: Vec<(u32, NodeId)>,
     windows: u32,
     sum: f64,
@@ -78,12 +84,12 @@ struct Trial {
     by: FxHashMap<u32, f64>,
 }
 
-/// What a thread does, as far as its place does not matter.
+/// The behaviour of a thread, as far as its place does not matter.
 #[derive(Clone, Copy, Debug)]
 struct Ask {
     rate: f64,
     reads: f64,
-    /// Where its data is; none where it is here and there, or is being written anew.
+    /// The node of its data; `None` if the data is on several nodes or being rewritten.
     data: Option<NodeId>,
 }
 
@@ -98,39 +104,40 @@ impl Ask {
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     pub known: FxHashMap<u32, Known>,
-    /// The most that was seen to pass a node's port, in bytes/s times hops.
+    /// The highest observed traffic through a node's port, in bytes/s times hops.
     pub link_bw: f64,
     /// Whether a port has shown that it carries no more.
     pub link_full: bool,
     /// Windows since the load last changed.
     pub windows: u32,
     plans: i32,
-    /// Window of the last plan, and how many were lost waiting for data that could not be moved.
+    /// The window of the last plan, and the number of windows lost waiting for data that could not
+    /// be moved.
     planned_at: u32,
     lost: u32,
     /// Bytes/s in the last window.
     rate: f64,
-    /// When the load appeared, or was looked at again.
+    /// When the load appeared or was last examined.
     since_s: f64,
-    /// Whether data was moved since: then it may be anywhere.
+    /// Whether data has moved since; then it may be anywhere.
     moved_data: bool,
-    /// Share of what plans promised that they kept.
+    /// The share of plans' promises that was kept.
     trust: Option<f64>,
     load: FxHashMap<u32, Ask>,
-    /// Threads that there were when the load was last looked at, busy or not.
+    /// The threads present when the load was last examined, busy or not.
     present: FxHashSet<u32>,
-    /// Where all threads are; until a window has been taken in, where they were before it.
+    /// The nodes of all threads; until a window has been taken in, their nodes before it.
     nodes: FxHashMap<u32, NodeId>,
     asked: Vec<Asked>,
-    /// Moves that come after those of the data that was asked for, once it is seen to move.
+    /// Moves that follow the requested data moves once the data is seen to move.
     after: Vec<Asked>,
-    /// Whether data that was asked for could not be moved.
+    /// Whether requested data could not be moved.
     refused: bool,
     trial: Option<Trial>,
     best: Option<Best>,
-    /// Processes that are not to be moved to a node again: that made things worse.
+    /// Processes that must not move to a node again, because that made things worse.
     veto: FxHashSet<(u32, NodeId)>,
-    /// How often threads were moved for this load, and processes that were: there and on, or back, is enough.
+    /// How often threads moved for this load, and processes: there and on, or back, is enough.
     moved_threads: FxHashMap<u32, (u32, NodeId)>,
     moved_processes: FxHashSet<u32>,
     stuck_threads: FxHashMap<u32, f64>,
@@ -138,12 +145,13 @@ pub(super) struct History {
     stuck_files: FxHashMap<String, f64>,
 }
 
-/// What to do in this window.
+/// The action of this window.
 pub(super) enum Turn {
-    /// Ask for these moves (again), and decide nothing.
+    /// Request these moves (again), and decide nothing.
     Wait(Vec<Move>),
-    /// A plan made things worse: take it back. Shares: measured / before.
-    /// Instead, one may be made that promises more than there was: bytes/s now.
+    /// A plan made things worse: revert it. The figure is the share measured / before.
+    /// Alternatively, make a plan that promises more than before; the last figure is the current
+    /// bytes/s.
     Back(Vec<Move>, f64, f64),
     /// Decide; a plan must promise this many times the least gain.
     Decide { strictness: f64 },
@@ -182,7 +190,7 @@ impl History {
                 if trial.without_data {
                     self.trial = Some(trial);
                 } else {
-                    // Nothing was tried.
+                    // No move was tried.
                     self.plans -= 1;
                 }
             }
@@ -191,12 +199,13 @@ impl History {
             return Turn::Wait(again);
         }
         if let Some(trial) = &mut self.trial {
-            // Who does little since is still here: a plan that starves threads has not ended them.
+            // A thread that has done little since is still here: a plan that starves threads has
+            // not ended them.
             let count = snapshot.threads.iter().filter(|t| trial.threads.contains(&t.tid)).count();
             trial.windows += 1;
             trial.sum += done(snapshot, demands);
             by_process(demands, &mut trial.by);
-            // Somebody has ended: nothing to compare with.
+            // A thread has ended, so there is nothing to compare with.
             if count != trial.threads.len() {
                 (self.trial, self.best) = (None, None);
             } else if trial.windows < MEASURED && self.windows < ASKING {
@@ -214,7 +223,8 @@ impl History {
         Turn::Decide { strictness: self.strictness() }
     }
 
-    /// Whether what waits for data may go, now that the data of every process does, or never will; none: that is not known yet.
+    /// Whether moves that wait for data may go, because the data of each process moves or never
+    /// will; `None` while that is unknown.
     fn data_moves(&mut self) -> Option<bool> {
         if std::mem::take(&mut self.refused) {
             return Some(false);
@@ -227,7 +237,8 @@ impl History {
         self.asked.iter().filter(files).all(|a| goes(a.owner)).then_some(true)
     }
 
-    /// A plan has been carried out and measured: what it promised against what it kept; and whether to go back.
+    /// The result of a plan that was carried out and measured: its promise against what it kept,
+    /// and whether to revert it.
     fn measured(&mut self, snapshot: &Snapshot, demands: &Demands) -> Option<Turn> {
         let trial = self.trial.take()?;
         let rate = trial.sum / f64::from(trial.windows);
@@ -240,14 +251,14 @@ impl History {
         let best = self.best.take()?;
         let share = rate / best.rate.max(f64::MIN_POSITIVE);
         if share < if self.windows < ASKING { WORSE } else { MUCH_WORSE } {
-            // Who is better off since is not to blame.
+            // A process that is better off since is not to blame.
             let mean = |pid: &u32| trial.by.get(pid).copied().unwrap_or(0.0) / f64::from(trial.windows);
             let worse = |pid: &u32| best.by.get(pid).is_some_and(|before| mean(pid) < WORSE * before);
             let any = trial.moved.iter().any(|(pid, _)| worse(pid));
             self.veto.extend(trial.moved.iter().filter(|(pid, _)| !any || worse(pid)));
             let back = best.back_to(snapshot, demands);
             self.best = Some(best);
-            // Half of the way back can be worse than both.
+            // Half of the way back can be worse than both ends.
             let stuck = |mv: &Move| matches!(mv, Move::Thread { tid, from, .. } if self.came_from(*tid) == Some(*from));
             let able = share < MUCH_WORSE || !back.iter().any(stuck);
             return (!back.is_empty() && able).then_some(Turn::Back(back, share, rate));
@@ -256,14 +267,15 @@ impl History {
         None
     }
 
-    /// A plan has been made that promises `gain` times as many bytes/s.
+    /// Records a plan that promises `gain` times as many bytes/s.
     pub fn planned(&mut self, snapshot: &Snapshot, demands: &Demands, moves: &[(Move, f64)], gain: f64) {
         let now_s = sane(snapshot.time_s);
         self.plans += 1;
         self.planned_at = self.windows;
         self.asked = moves.iter().map(|(mv, takes_s)| Asked::new(mv, *takes_s, now_s)).collect();
         if self.asked.iter().any(|a| matches!(a.mv, Move::File { .. })) {
-            // File systems can refuse to move data: who is to run where it goes waits until it is seen to move.
+            // File systems can refuse to move data, so threads that are to run beside it wait until
+            // it is seen to move.
             self.refused = false;
             let pids: FxHashMap<u32, u32> = snapshot.threads.iter().map(|t| (t.tid, t.pid)).collect();
             let mut owners: FxHashSet<u32> = FxHashSet::default();
@@ -298,7 +310,7 @@ impl History {
                 Move::File { file, from, to, .. } => {
                     self.stuck_files.insert(file.clone(), now_s);
                     self.moved_data = true;
-                    // Of a file that was on several nodes, all goes back to the first.
+                    // A file that was on several nodes goes back to the first as a whole.
                     best.files.entry(file.clone()).or_insert((*from, *to));
                 }
             }
@@ -315,7 +327,8 @@ impl History {
         });
     }
 
-    /// Bytes/s at the best placement that was measured, and how strict to be with what is to be better, if there is time for it.
+    /// Bytes/s at the best measured placement, and the strictness for a better one, if there is
+    /// time for it.
     pub fn other_try(&self) -> Option<(f64, f64)> {
         let best = self.best.as_ref().filter(|_| self.windows <= PLANNING)?;
         Some((best.rate, self.strictness()))
@@ -325,13 +338,13 @@ impl History {
         STRICTER.powi(self.plans) / self.trust.unwrap_or(1.0)
     }
 
-    /// What is taken back is asked for like any move, but not measured.
+    /// The moves of a reverted plan are requested like any move, but not measured.
     pub fn taken_back(&mut self, now_s: f64, moves: &[Move]) {
         self.plans += 1;
         self.asked = moves.iter().map(|mv| Asked::new(mv, 0.0, now_s)).collect();
     }
 
-    /// What a plan that has just been made asks for first.
+    /// The first requests of a plan that has just been made.
     pub fn asked_for(&self) -> Vec<Move> {
         self.asked.iter().map(|a| a.mv.clone()).collect()
     }
@@ -342,13 +355,14 @@ impl History {
             && !self.moved_processes.contains(&pid)
     }
 
-    /// The node that a thread was first moved away from. It is not to go back there but when a plan is taken back: a thread that
-    /// has gone back stays for a while, whatever happens (engine's cool-down).
+    /// The node that a thread was first moved away from. It returns there only when a plan is
+    /// reverted: a thread that has gone back stays for a while, whatever happens (the engine's
+    /// cool-down).
     pub fn came_from(&self, tid: u32) -> Option<NodeId> {
         self.moved_threads.get(&tid).map(|moved| moved.1)
     }
 
-    /// Whether a thread is where it was at the end of the last window.
+    /// Whether a thread is on the same node as at the end of the last window.
     pub fn stayed(&self, tid: u32, node: NodeId) -> bool {
         self.nodes.get(&tid) == Some(&node)
     }
@@ -361,7 +375,7 @@ impl History {
         !self.stuck_files.contains_key(file)
     }
 
-    /// Whether a process's file system did not move data that it was asked to.
+    /// Whether a process's file system did not move data on request.
     pub fn files_stay(&self, pid: u32) -> bool {
         self.known.get(&pid).is_some_and(|known| known.files_stay)
     }
@@ -401,10 +415,11 @@ impl History {
         let same = |tid: &u32, ask: &Ask| self.load.get(tid).is_some_and(|before| ask.like(before));
         let kept = asks.iter().filter(|(tid, ask)| same(tid, ask)).count();
         let all = asks.len().max(self.load.len());
-        // What our own moves make of it is no change of the load.
+        // The effects of the policy's own moves are no change of the load.
         let ours = !self.asked.is_empty() || self.trial.is_some();
         let moving = self.asked.iter().any(|a| matches!(a.mv, Move::Process { .. }));
-        // Nor is it that threads do so little since that they are not listed, or so much that they are.
+        // Neither is a thread that does so little since that it is not listed, or so much that it
+        // is.
         let present = || self.nodes.keys().copied().collect();
         let gone = self.load.keys().filter(|tid| !self.nodes.contains_key(tid)).count();
         let new = asks.keys().filter(|tid| !self.present.contains(tid)).count();
@@ -429,11 +444,12 @@ impl History {
         }
     }
 
-    /// Which of the moves that were asked for are still to be made; those to ask for again.
+    /// Follows the requested moves; returns those to request again.
     fn follow(&mut self, snapshot: &Snapshot, now_s: f64) -> Vec<Move> {
         let mut again = Vec::new();
         let window_s = sane(snapshot.window_s);
-        // Planes copy one after the other: what waits its turn does not stand still while another makes progress.
+        // Planes copy one after the other: a move that waits its turn does not stall while another
+        // makes progress.
         let left = |a: &Asked| left_behind(snapshot, &a.mv);
         let moving = self.asked.iter().any(|a| left(a).is_some_and(|left| left < a.left && a.left.is_finite()));
         let (stuck_threads, stuck_processes, stuck_files) =
@@ -458,7 +474,8 @@ impl History {
                 let arrived = listed.clone().count() > 0 && listed.clone().all(|t| t.node == *to);
                 let all = snapshot.processes.iter().find(|p| p.pid == *pid).map_or(0, |p| p.resident.total());
                 let left = left(a).unwrap_or(0.0);
-                // Where no thread of it is seen it has ended, or stands still while it is copied.
+                // If none of its threads is seen, the process has ended, or stops while it is
+                // copied.
                 if arrived && (left <= MOSTLY * all as f64 || a.idle >= STALLED) {
                     return false;
                 }
@@ -488,7 +505,7 @@ impl History {
     }
 }
 
-/// Whether most threads have only just been started.
+/// Whether most threads have only just started.
 fn mostly_young(snapshot: &Snapshot, demands: &Demands, now_s: f64) -> bool {
     let started = |d: &Demand| snapshot.threads[d.thread].start_ns.map(|ns| ns as f64 / 1e9);
     let young = demands.threads.iter().filter(|d| started(d).is_some_and(|s| (0.0..YOUNG_S).contains(&(now_s - s))));

@@ -1,13 +1,15 @@
-//! What programs do with mapped files, which no call shows.
+//! The use of mapped files, which no call shows.
 //!
-//! **Problem.** Of mapped memory it is seen which pages a process touched in a window, not how often. A program that goes over 64 MB
-//! six times a second counts as one that reads 64 MB, beside which everything else looks important.
+//! **Problem.** For mapped memory, a window shows which pages a process touched, not how often. A
+//! program that goes over 64 MB six times a second counts as one that reads 64 MB, which makes
+//! everything else look important.
 //!
-//! **Approach.** What a node's controller served beyond what calls account for is the doing of the processes whose hot pages are
-//! there, by the CPU time of their threads; never more than these threads could have moved in it, were they next to it.
+//! **Approach.** The traffic of a node's controller beyond what calls account for belongs to the
+//! processes whose hot pages are there, in proportion to the CPU time of their threads. It never
+//! exceeds what these threads could have moved in that time if they were next to the node.
 //!
-//! **Limits.** Other memory of theirs and of others is taken for it as well, as far as controllers are watched. Reads and writes are told
-//! apart by node only.
+//! **Limits.** Other memory traffic counts as mapped-file traffic too, as far as controllers are
+//! observed. Reads and writes are told apart by node only.
 
 use rustc_hash::FxHashMap;
 use topology::NodeId;
@@ -18,10 +20,10 @@ use crate::{Snapshot, Thread};
 
 /// Mapped memory that a process read and wrote in a window.
 pub(super) struct Mapped {
-    /// Node, bytes read, bytes written.
+    /// (node, bytes read, bytes written)
     pub nodes: Vec<(NodeId, f64, f64)>,
     pub total: u64,
-    /// CPU time of its threads that use no calls, and how many there are.
+    /// CPU time of its threads that use no calls, and the number of these threads.
     pub cpu_s: f64,
     pub threads: f64,
 }
@@ -55,7 +57,7 @@ pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot) -> FxHashMap<u32,
             m.threads += 1.0;
         }
     }
-    // CPU time that goes into each node's mapped pages.
+    // CPU time spent on each node's mapped pages.
     let mut pids: Vec<u32> = mapped.keys().copied().collect();
     pids.sort_unstable();
     let mut users: FxHashMap<NodeId, f64> = FxHashMap::default();
@@ -79,7 +81,8 @@ pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot) -> FxHashMap<u32,
                 continue;
             }
             let share = (cpu_s / all_s).min(cpu_s / needs_s);
-            // At least what was seen to be touched, read and written as the controller says.
+            // At least the bytes observed as touched, split into reads and writes like the
+            // controller's traffic.
             let total = ((reads + writes) * share).max(*read);
             let reads = reads / (reads + writes);
             (*read, *written) = (total * reads, total * (1.0 - reads));
@@ -89,7 +92,7 @@ pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot) -> FxHashMap<u32,
     mapped
 }
 
-/// Only threads that use no file calls: for the others, bytes read and written say more.
+/// Only for threads that use no file calls: for the others, bytes read and written say more.
 pub(super) fn mapped_of<'a>(mapped: &'a FxHashMap<u32, Mapped>, t: &Thread) -> Option<&'a Mapped> {
     if t.file_bytes() == 0 { mapped.get(&t.pid) } else { None }
 }
@@ -100,9 +103,10 @@ mod tests {
     use super::*;
     use crate::{MappedMemory, NodeLoad, Process};
 
-    /// Seen on a simulated machine: all that was touched counted as read where no more was served than was touched.
+    /// Seen on a simulated machine: all touched bytes counted as read when the controller served no
+    /// more than was touched.
     #[test]
-    fn what_is_touched_is_read_and_written_as_the_controller_says() {
+    fn touched_bytes_split_into_reads_and_writes_like_the_controllers() {
         let of = |hot_bytes: u64| {
             let node = NodeId(0);
             let nodes =

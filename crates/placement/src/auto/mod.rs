@@ -1,19 +1,24 @@
-//! homenode's own policy: threads, processes and data in one decision, by what it saves.
+//! homenode's own policy: moves threads, processes and data in one decision, by what the moves
+//! save.
 //!
-//! **Problem.** Each paper moves one kind of thing for one reason. What they leave out: read contention on the home node (NThread
-//! V-C), mapped files (NThread), more than two nodes at unequal distances (thesis 9.1.4), memory without CPUs; and when it is
-//! better to move the data, the process or nothing.
+//! **Problem.** Each paper moves one kind of thing for one reason. They leave out read contention
+//! on the home node (NThread V-C), mapped files (NThread), more than two nodes at unequal distances
+//! (thesis 9.1.4), memory without CPUs, and the choice between moving the data, the process or
+//! nothing.
 //!
-//! **Approach.** One cost model in seconds over a horizon ([`Settings::horizon_s`]). From a window it takes what each thread asks for
-//! wherever it is ([`demand`]), merges alike threads ([`team`]), and predicts for any placement how fast all of them get, with
-//! latency by distance, queues at controllers, shared CPUs and caches ([`seating`], [`network`]); a search looks for a better one, net
-//! of what the moves cost ([`search`]). A plan is made if it promises enough; it is then measured, and taken back if things got
-//! worse ([`history`]). Every move says what it saves and what the alternatives would ([`plan`]).
+//! **Approach.** One cost model counts seconds over a horizon ([`Settings::horizon_s`]). From a
+//! window it derives each thread's demand apart from where it runs ([`demand`]) and merges similar
+//! threads ([`team`]). For any placement it predicts the throughput of all threads, with latency by
+//! distance, queues at controllers, shared CPUs and caches ([`seating`], [`network`]). A search
+//! looks for a better placement, net of the cost of its moves ([`search`]). The policy makes a plan
+//! that promises enough, measures it, and reverts it if things got worse ([`history`]). Each move
+//! states what it saves and what the alternatives would save ([`plan`]).
 //!
-//! **Moves stop.** Plans for a load are made in its first windows, and each must promise four times as much as the one before.
+//! **Moves end.** Plans for a load are made in its first windows, and each must promise four times
+//! as much as the one before.
 //!
-//! **Limits.** The load is taken to go on as it did. Locks are inferred from sleep. Memory constants come from
-//! the papers until a process shows its own.
+//! **Limits.** The model assumes that the load continues as it was. It infers locks from sleep.
+//! Memory constants come from the papers until a process reveals its own.
 
 mod asked;
 mod best;
@@ -44,14 +49,14 @@ use search::Change;
 use seating::{Model, Scratch};
 use team::Team;
 
-/// Windows of the same load that must have been seen before data is moved.
+/// Windows of the same load before data may move.
 const BEFORE_DATA: u32 = 5;
-/// Threads that stay which are listed.
+/// Largest number of staying threads that are listed.
 const MOST_DECLINED: usize = 1000;
-/// What the file system writes of its own is at most this many times what threads write.
+/// Upper bound of the file system's own writes, relative to the writes of threads.
 const MOST_OVERHEAD: f64 = 2.0;
 
-/// The policy: see the module.
+/// The policy; see the module.
 pub struct Auto {
     settings: Settings,
     history: History,
@@ -60,21 +65,20 @@ pub struct Auto {
 }
 
 impl Auto {
-    /// A policy that has seen nothing yet.
+    /// Creates a policy without history.
     pub fn new(settings: Settings) -> Self {
         let budget = crate::budget::Budget::full(settings.burst_bytes, settings.bytes_per_day);
         Self { settings, history: History::default(), scratch: Scratch::default(), budget }
     }
 
-    /// Work of all decisions so far, in steps of the solver: what bounds how long one takes.
+    /// The work of all decisions so far in solver steps, the unit that bounds a decision.
     pub fn work(&self) -> u64 {
         self.scratch.spent()
     }
 
     /// A plan that leads back.
     fn take_back(&mut self, mut plan: Plan, now_s: f64, mut moves: Vec<crate::Move>, share: f64) -> Plan {
-        let text =
-            format!("taken back: the plan that moved it brought {:.0} % of what there was before", 100.0 * share);
+        let text = format!("reverted: the plan that moved it brought {:.0} % of the throughput before", 100.0 * share);
         for mv in &mut moves {
             let (crate::Move::Thread { why, .. } | crate::Move::Process { why, .. } | crate::Move::File { why, .. }) =
                 mv;
@@ -85,7 +89,8 @@ impl Auto {
         plan
     }
 
-    /// The machine with what is not listed taken away; and the CPUs that listed threads use.
+    /// The machine without the part that unlisted threads use, and the CPUs that listed threads
+    /// use.
     fn hardware(&self, topology: &Topology, snapshot: &Snapshot) -> Hardware {
         Hardware::new(topology, snapshot, &self.settings)
     }
@@ -143,7 +148,8 @@ impl Policy for Auto {
         let found = model.search(&mut self.scratch, &may);
         let least = self.settings.min_gain * strictness * found.stays.net;
         let gain = found.worth.rate / found.stays.rate;
-        // A plan that made things worse has shown something: what is known now may find one that is better than what there was.
+        // A plan that made things worse has shown something; with it, the model may find a
+        // placement better than the one before.
         let beats = |now: f64| {
             other.is_some_and(|(best, strictness)| now * gain > (1.0 + self.settings.min_gain * strictness) * best)
         };
@@ -162,7 +168,7 @@ impl Policy for Auto {
             plan.declined = staying(snapshot, &demands);
         }
         if hardware.nodes.iter().any(|n| n.read_work <= 0.0) {
-            plan.notes.push("bandwidth of some nodes unknown: contention there not judged".into());
+            plan.notes.push("bandwidth of some nodes unknown; contention there not judged".into());
         }
         plan
     }
@@ -207,7 +213,8 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, budget: f64, c
     }
 }
 
-/// Takes what is not listed from the machine. Returns the CPUs that listed threads use.
+/// Subtracts the loads of unlisted threads from the machine. Returns the CPUs that listed threads
+/// use.
 fn take_others(
     hardware: &mut Hardware,
     snapshot: &Snapshot,
@@ -247,7 +254,7 @@ fn take_others(
     }
     let all_written: f64 = written.iter().sum();
     let seen_written: f64 = snapshot.nodes.iter().map(|l| l.write_bytes as f64).sum();
-    // Journals and logs come with what threads write, wherever that is.
+    // Journals and logs accompany the writes of threads, wherever those land.
     let overhead = if all_written > 0.0 { (seen_written / all_written).clamp(1.0, MOST_OVERHEAD) } else { 1.0 };
     for node in &mut hardware.nodes {
         node.write_work *= overhead;
@@ -264,7 +271,7 @@ fn take_others(
     cpu.iter().sum::<f64>() / window_s
 }
 
-/// Bytes of files that these moves write anew.
+/// Bytes of files that these moves rewrite.
 fn file_bytes(snapshot: &Snapshot, moves: &[(crate::Move, f64)]) -> f64 {
     let bytes = |(mv, _): &(crate::Move, f64)| match mv {
         crate::Move::File { file, from, .. } => {
@@ -275,7 +282,7 @@ fn file_bytes(snapshot: &Snapshot, moves: &[(crate::Move, f64)]) -> f64 {
     moves.iter().map(bytes).sum()
 }
 
-/// Threads that read remotely and stay.
+/// Threads that stay although they read remotely.
 fn staying(snapshot: &Snapshot, demands: &Demands) -> Vec<Declined> {
     let mut staying: Vec<(u64, u32, Declined)> = Vec::new();
     for d in &demands.threads {

@@ -1,11 +1,15 @@
-//! From a seating to a plan: moves, reasons, the gain they promise and the alternatives they beat.
+//! Turns a seating into a plan: moves, reasons, the gain they promise and the alternatives they
+//! beat.
 //!
-//! **Problem.** A joint decision is right as a whole; a person asks why this thread goes there.
+//! **Problem.** A joint decision is right as a whole, but a person asks why this thread moves to
+//! that node.
 //!
-//! **Approach.** For each team that moves, the model is asked again: the same seating without this move, with the process and its
-//! memory moved instead, with the data moved instead. All are given in seconds of the horizon that the machine's threads save.
+//! **Approach.** For each moving team, the model evaluates the same seating without this move, with
+//! the process and its memory moved instead, and with the data moved instead. All results are in
+//! seconds of the horizon that the machine's threads save.
 //!
-//! **Limits.** Alternatives are solved for the largest [`EXPLAINED`] moves; smaller ones give the gain of the whole plan.
+//! **Limits.** Alternatives are solved for the largest [`EXPLAINED`] moves. Smaller moves state the
+//! gain of the whole plan.
 
 use std::cmp::Reverse;
 
@@ -21,20 +25,20 @@ use super::seating::{Model, Scratch, Seat, Seating};
 use crate::processes::show;
 use crate::{Move, NodeForecast, Prediction, Reason, Snapshot, Thread};
 
-/// Moves whose alternatives are worked out.
+/// Number of moves whose alternatives are solved.
 const EXPLAINED: usize = 16;
 
-/// Cells that may be solved for explanations.
+/// Number of cells that may be solved for explanations.
 const EXPLAINED_CELLS: usize = 20_000;
 
-/// One team's threads that move together.
+/// Threads of one team that move together.
 struct Part {
     team: usize,
     to: Seat,
     members: Vec<usize>,
 }
 
-/// The moves of a seating, each with the seconds it should take, in the order in which they should be made.
+/// The moves of a seating in the order to make them, each with the seconds it should take.
 pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: &mut Scratch) -> Vec<(Move, f64)> {
     let mut parts = parts(model, &found.seating);
     parts.sort_by_key(|p| (Reverse((model.teams[p.team].rate * p.members.len() as f64) as u64), p.team, p.to.node));
@@ -72,7 +76,8 @@ pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: 
     moves
 }
 
-/// Threads that stay on nodes to which others come: left free, they would be the ones that the kernel moves away.
+/// Threads that stay on nodes where others arrive; if they stayed unbound, the kernel would move
+/// them away.
 pub(super) fn keeps(snapshot: &Snapshot, demands: &Demands, moves: &[Move]) -> Vec<u32> {
     let (mut moved, mut processes, mut joined) = (FxHashSet::default(), FxHashSet::default(), FxHashSet::default());
     for mv in moves {
@@ -95,7 +100,7 @@ pub(super) fn keeps(snapshot: &Snapshot, demands: &Demands, moves: &[Move]) -> V
     threads.filter(stays).map(|t| t.tid).collect()
 }
 
-/// Which members of which teams change their seat. Those who stay are the first ones.
+/// The members of teams that change their seat. The members that stay are the first ones.
 fn parts(model: &Model, seating: &Seating) -> Vec<Part> {
     let mut parts = Vec::new();
     for (t, team) in model.teams.iter().enumerate() {
@@ -120,8 +125,7 @@ fn processes(model: &Model, found: &Found, moves: &mut Vec<(Move, f64)>) {
         let Some(from) = leaves(model, p, to) else { continue };
         let bytes: f64 = program.memory.iter().filter(|m| m.0 != model.hardware.nodes[to].home).map(|m| m.1).sum();
         let takes_s = model.process_copy_s(p, to);
-        let why =
-            format!("{}; moves with {} of memory, stands still for {takes_s:.2} s", whole(model, found), show(bytes));
+        let why = format!("{}; moves with {} of memory, stops for {takes_s:.2} s", whole(model, found), show(bytes));
         let (from, to) = (model.hardware.nodes[from].id, model.hardware.nodes[to].id);
         moves.push((
             Move::Process { pid: program.pid, from, to, reason: Reason::CacheAffinity, why: why.into() },
@@ -130,7 +134,8 @@ fn processes(model: &Model, found: &Found, moves: &mut Vec<(Move, f64)>) {
     }
 }
 
-/// The node that most of a process leaves: of its threads by what they do, or if they are all there already, of its memory.
+/// The node that most of a process leaves: by the work of its threads, or if all of them are there
+/// already, by its memory.
 fn leaves(model: &Model, process: usize, to: usize) -> Option<usize> {
     let mut threads = Shares::new();
     for t in model.teams.iter().filter(|t| t.process == process && t.node != to) {
@@ -147,7 +152,7 @@ fn groups(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<(Mo
         let Some(to) = *to else { continue };
         let takes_s = model.file_copy_s(model.group_bytes(g, to));
         for file in &model.demands.groups.list[g].files {
-            let why = format!("{}; its readers share it, moving takes {takes_s:.1} s", whole(model, found));
+            let why = format!("{}; its readers share it; moving takes {takes_s:.1} s", whole(model, found));
             file_moves(snapshot, *file, model.hardware.nodes[to].id, &why, takes_s, moves);
         }
     }
@@ -165,7 +170,7 @@ fn private_files(model: &Model, snapshot: &Snapshot, part: &Part, to: usize, why
 fn file_moves(snapshot: &Snapshot, file: usize, to: NodeId, why: &str, takes_s: f64, moves: &mut Vec<(Move, f64)>) {
     let observed = &snapshot.files[file];
     for (from, bytes) in observed.bytes.iter().filter(|(from, bytes)| *from != to && *bytes > 0) {
-        // Crumbs are not worth a move.
+        // Small remainders are not worth a move.
         if bytes as f64 >= CRUMBS * observed.bytes.total() as f64 {
             let (file, reason) = (observed.file.clone(), Reason::OverloadedHome);
             moves.push((Move::File { file, from, to, reason, why: why.into() }, takes_s));
@@ -173,7 +178,7 @@ fn file_moves(snapshot: &Snapshot, file: usize, to: NodeId, why: &str, takes_s: 
     }
 }
 
-/// Seconds of the horizon that the machine's threads save with `net` against `other`.
+/// Seconds of the horizon that the machine's threads save with `net` compared with `other`.
 fn saved_s(found: &Found, net: f64, other: f64) -> f64 {
     if found.worth.rate > 0.0 { (net - other) / found.worth.rate } else { 0.0 }
 }
@@ -212,7 +217,7 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
     if part.to.data.is_some() {
         let change =
             Change::Threads { team: part.team, from: back, count: part.to.count, node: part.to.node, data: None };
-        alternatives.push(("moving the thread alone", change));
+        alternatives.push(("moving only the thread", change));
     }
     let program = &model.demands.programs[team.process];
     if !program.memory.is_empty() && program.allowed[part.to.node] {
@@ -220,7 +225,7 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
         alternatives.push(("moving the process", change));
     }
     let part_s = saved_s(found, found.worth.net, stays);
-    why.push_str(&format!("; {part_s:.2} s of it by this move of {} thread(s); instead:", part.to.count));
+    why.push_str(&format!("; this move of {} thread(s) saves {part_s:.2} s of it; alternatives:", part.to.count));
     why.push_str(" staying 0 s");
     for (name, change) in alternatives {
         let mut other = without.clone();
@@ -231,7 +236,7 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
     why
 }
 
-/// What each move relieves most.
+/// The main reason of each move: the largest saving.
 fn reasons(model: &Model, found: &Found, parts: &[Part], scratch: &mut Scratch) -> Vec<Reason> {
     let current = Seating::current(model.teams, model.demands);
     model.value(&current, scratch);
@@ -249,7 +254,7 @@ fn reasons(model: &Model, found: &Found, parts: &[Part], scratch: &mut Scratch) 
             (before.crowded_s - after.crowded_s, Reason::CpuContention),
         ];
         let most = won.iter().max_by(|a, b| a.0.total_cmp(&b.0)).filter(|w| w.0 > 0.0);
-        // Moved for the others' sake: they are short of what this node was short of.
+        // A move for the sake of others: they were short of the same resource on this node.
         let short =
             if before.crowded_s > before.waits_s { Reason::CpuContention } else { Reason::ControllerContention };
         most.map_or(short, |w| w.1)
@@ -257,7 +262,7 @@ fn reasons(model: &Model, found: &Found, parts: &[Part], scratch: &mut Scratch) 
     parts.iter().zip(before).map(reason).collect()
 }
 
-/// What the plan does to nodes and to the remote share.
+/// The effect of the plan on nodes and on the remote share.
 pub(super) fn predict(model: &Model, snapshot: &Snapshot, found: &Found, scratch: &mut Scratch) -> Prediction {
     let current = Seating::current(model.teams, model.demands);
     let before = forecast(model, &current, scratch);
@@ -277,10 +282,11 @@ pub(super) fn predict(model: &Model, snapshot: &Snapshot, found: &Found, scratch
     }
 }
 
-/// How much of a node's controller and CPUs is used; none where it has no such thing.
+/// Used shares of a node's controller and CPUs; `None` if it has none.
 type Use = (Option<f64>, Option<f64>);
 
-/// Remote share of reads, and of every node the use of its controller and the demand for its CPUs.
+/// The remote share of reads, and for each node the use of its controller and the demand for its
+/// CPUs.
 fn forecast(model: &Model, seating: &Seating, scratch: &mut Scratch) -> (f64, Vec<Use>) {
     model.value(seating, scratch);
     let mut used = vec![0.0; model.hardware.len()];
