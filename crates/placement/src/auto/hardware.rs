@@ -1,17 +1,20 @@
-//! The machine as the cost model sees it: what a byte costs between any two nodes, and what is taken by others.
+//! The machine in the cost model: the cost of a byte between any two nodes, and the resources that
+//! unlisted threads use.
 //!
-//! **Problem.** Topologies are incomplete (no bandwidths) and irregular (sparse ids, unequal distances, nodes without CPUs or
-//! without memory).
+//! **Problem.** Topologies are incomplete (no bandwidths) and irregular (sparse ids, unequal
+//! distances, nodes without CPUs or without memory).
 //!
-//! **Approach.** Nodes by dense index. Distances become hops, `(SLIT − 10) / 11`: two usual sockets are one hop apart, and the papers'
-//! figures are for one hop; everything that gets worse with distance does so in proportion.
+//! **Approach.** Nodes have dense indices. Distances become hops, `(SLIT − 10) / 11`: two ordinary
+//! sockets are one hop apart, and the papers' figures are for one hop. All effects of distance grow
+//! in proportion to hops.
 //!
-//! Every node has a port, through which whatever is remote comes and goes; no firmware says what it carries: [`Settings::link_bw`],
-//! or the most that was seen to pass any, which is all there is once threads near and far show that a port is full. Persistent memory is modules side
-//! by side, of which one serves a request, and which many writers make slower.
+//! Each node has a port that carries all its remote traffic. Firmware does not state a port's
+//! bandwidth. The model uses [`Settings::link_bw`] or the highest observed traffic; once threads
+//! near and far show that a port is full, the observed traffic is its bandwidth. Persistent memory
+//! consists of modules side by side; one module serves a request, and many writers slow it down.
 //!
-//! **Limits.** A controller whose bandwidth is not known never gets crowded. Links between nodes are not told apart: flows meet in
-//! ports only.
+//! **Limits.** A controller of unknown bandwidth never gets crowded. The model does not tell links
+//! between nodes apart: flows meet only in ports.
 
 use topology::{MemoryKind, NodeId, Topology};
 
@@ -19,15 +22,16 @@ use super::Settings;
 use crate::Snapshot;
 use crate::processes::sane;
 
-/// Most hops: SLIT distances end at 255.
+/// Most hops: the largest SLIT distance is 255.
 const MOST_HOPS: f64 = 245.0 / 11.0;
-/// How much longer a written byte takes a module of persistent memory while so many threads write to it, against up to four (NT V-C: four use
-/// it up): its buffer gathers whole lines, and many push each other out. 2.20, 1.96, 1.53, 1.12, 0.94, 0.80 GB/s as measured for Yang
-/// et al., FAST'20 (github.com/NVSL/OptaneStudy, graphs/04-bandwidth_thcount_optane_ni.csv).
+/// How much longer a written byte takes a module of persistent memory with this many writers,
+/// relative to up to four (NT V-C: four use it up). The module's buffer gathers whole lines, and
+/// many writers evict each other's lines. 2.20, 1.96, 1.53, 1.12, 0.94, 0.80 GB/s as measured for
+/// Yang et al., FAST'20 (github.com/NVSL/OptaneStudy, graphs/04-bandwidth_thcount_optane_ni.csv).
 const CROWDED: [(f64, f64); 6] =
     [(4.0, 1.0), (6.0, 2.20 / 1.96), (8.0, 2.20 / 1.53), (12.0, 2.20 / 1.12), (16.0, 2.20 / 0.94), (24.0, 2.20 / 0.80)];
 
-/// A controller or CPU that others use up keeps at least this share for the listed threads.
+/// The least share of a controller or CPU that listed threads keep, however much others use.
 const LEFT_OVER: f64 = 0.05;
 
 /// One node.
@@ -36,21 +40,23 @@ pub(super) struct Node {
     pub id: NodeId,
     /// CPUs; 0 where there are none.
     pub cpus: f64,
-    /// CPUs that threads which are not listed keep busy.
+    /// CPUs that unlisted threads keep busy.
     pub others: f64,
-    /// Node whose memory takes what is written here: itself, or the nearest with memory.
+    /// The node whose memory takes writes on this node: the node itself, or the nearest with
+    /// memory.
     pub home: usize,
-    /// Seconds of the controller per byte read, and written; 0 where the bandwidth is not known.
+    /// Seconds of the controller per byte read, and written; 0 if the bandwidth is unknown.
     pub read_work: f64,
     pub write_work: f64,
-    /// Seconds per byte for one thread alone and local.
+    /// Seconds per byte of one thread, alone and local.
     pub read_s: f64,
     pub write_s: f64,
-    /// What one hop adds to them, and to the work: 0.655 for +65.5 %.
+    /// The increase of these, and of the controller work, per hop: 0.655 for +65.5 %.
     pub read_hop: f64,
     pub write_hop: f64,
     pub work_hop: f64,
-    /// Modules of persistent memory side by side, one of which serves a request; 0 where it is other memory.
+    /// Modules of persistent memory side by side, one of which serves a request; 0 for other
+    /// memory.
     pub modules: f64,
     /// Free memory, bytes.
     pub free: f64,
@@ -123,7 +129,7 @@ impl Hardware {
     }
 
     pub fn index(&self, id: NodeId) -> Option<usize> {
-        // Ids mostly count from 0, and every thread asks for every node.
+        // Ids mostly count from 0, and each thread looks up each node.
         let counts = usize::try_from(id.0).ok().filter(|at| self.nodes.get(*at).is_some_and(|n| n.id == id));
         counts.or_else(|| self.nodes.binary_search_by_key(&id, |n| n.id).ok())
     }
@@ -132,34 +138,35 @@ impl Hardware {
         self.hops[from * n + to]
     }
 
-    /// Hops between two nodes: 0 on the same one, 1 between usual sockets.
+    /// Hops between two nodes: 0 on the same node, 1 between ordinary sockets.
     pub fn hops(&self, from: usize, to: usize) -> f64 {
         self.at(self.nodes.len(), from, to)
     }
 
-    /// Seconds per byte that a thread on `at` reads from `node`, alone.
+    /// Seconds per byte of a thread on `at` that reads from `node`, alone.
     pub fn read_s(&self, at: usize, node: usize) -> f64 {
         let n = &self.nodes[node];
         n.read_s * (1.0 + n.read_hop * self.hops(at, node))
     }
 
-    /// Seconds per byte that a thread on `at` writes to `node`, alone.
+    /// Seconds per byte of a thread on `at` that writes to `node`, alone.
     pub fn write_s(&self, at: usize, node: usize) -> f64 {
         let n = &self.nodes[node];
         n.write_s * (1.0 + n.write_hop * self.hops(at, node))
     }
 
-    /// How much more of the controller a byte takes from there than a local one.
+    /// How much more controller time a byte takes from there than a local byte.
     pub fn service(&self, at: usize, node: usize) -> f64 {
         1.0 + self.nodes[node].work_hop * self.hops(at, node)
     }
 
-    /// How long a visit of so much work is when nobody else is there, of the `media_s` that its bytes take a thread.
+    /// The length of a visit of this much work, alone; `media_s` is the time that its bytes take a
+    /// thread.
     pub fn alone(&self, node: usize, work: f64, media_s: f64) -> f64 {
         (work * self.nodes[node].modules).min(media_s).max(work)
     }
 
-    /// How much longer a written byte takes a node's modules while so many threads write there.
+    /// How much longer a written byte takes a node's modules with this many writers.
     pub fn crowded(&self, node: usize, writers: f64) -> f64 {
         let modules = self.nodes[node].modules;
         if modules <= 0.0 {
@@ -172,19 +179,21 @@ impl Hardware {
         CROWDED.get(above).map_or(low, times)
     }
 
-    /// Seconds of both ports per byte between a thread on `at` and `node`: what goes further than a hop passes more links.
+    /// Seconds of both ports per byte between a thread on `at` and `node`. Traffic over more than
+    /// one hop passes more links.
     pub fn port_s(&self, at: usize, node: usize) -> f64 {
         if at == node { 0.0 } else { self.hops(at, node).max(1.0) * self.link_s }
     }
 
-    /// Ports carry at least so much, or just so much if that was `full`: it was seen to pass one, in bytes/s times hops.
+    /// Records that a port carries at least this much, or exactly this much if it was `full`, in
+    /// bytes/s times hops.
     pub fn carried(&mut self, bytes_s: f64, full: bool) {
         if bytes_s > 0.0 {
             self.link_s = if full { 1.0 / bytes_s } else { self.link_s.min(1.0 / bytes_s) };
         }
     }
 
-    /// The most that passes any port in this window, in bytes/s times hops.
+    /// The highest traffic through any port in this window, in bytes/s times hops.
     pub fn busiest_port(&self, snapshot: &Snapshot) -> f64 {
         let mut ports = vec![0.0; self.len()];
         for t in &snapshot.threads {
@@ -200,12 +209,12 @@ impl Hardware {
         ports.into_iter().fold(0.0, f64::max) / sane(snapshot.window_s).max(f64::MIN_POSITIVE)
     }
 
-    /// Controllers, then ports.
+    /// The number of stations: controllers, then ports.
     pub fn stations(&self) -> usize {
         2 * self.len()
     }
 
-    /// Takes away what others use: CPU seconds per second, and controller seconds per second.
+    /// Subtracts the use of others: CPU seconds per second, and controller seconds per second.
     pub fn taken(&mut self, node: usize, cpus: f64, controller: f64) {
         let n = &mut self.nodes[node];
         n.others = cpus.min(n.cpus * (1.0 - LEFT_OVER));
@@ -221,18 +230,19 @@ mod tests {
     use crate::NodeLoad;
 
     #[test]
-    fn writers_push_each_other_out_of_a_modules_buffer() {
+    fn writers_crowd_a_modules_buffer() {
         let of = |read_bw: f64, write_bw: f64| {
             let load = NodeLoad { read_bw_max: Some(read_bw), write_bw_max: Some(write_bw), ..NodeLoad::default() };
             let snapshot = Snapshot { nodes: vec![load], ..Snapshot::default() };
             Hardware::new(&snapshot.topology(), &snapshot, &Settings::default())
         };
-        // Two modules, 2.20 GB/s each with up to four writers, 1.53 with eight, 0.80 with 24 and more.
+        // Two modules: 2.20 GB/s each with up to four writers, 1.53 with eight, 0.80 with 24 and
+        // more.
         let two = of(13.6e9, 3.7e9);
         let all = [1.0, 8.0, 14.0, 16.0, 48.0, 480.0].map(|writers| two.crowded(0, writers));
         let expected = [1.0, 1.0, (2.20 / 1.96 + 2.20 / 1.53) / 2.0, 2.20 / 1.53, 2.75, 2.75];
         assert!(all.iter().zip(expected).all(|(a, e)| (a - e).abs() < 1e-12), "{all:?}");
-        // Alone a request waits for one of the two, but not longer than its bytes take the thread.
+        // Alone, a request waits for one of the two, but not longer than its bytes take the thread.
         assert_eq!([two.alone(0, 1.0, 9.0), two.alone(0, 1.0, 1.5), two.alone(0, 1.0, 0.5)], [2.0, 1.5, 1.0]);
         let dram = of(160e9, 80e9);
         assert_eq!((dram.crowded(0, 160.0), dram.alone(0, 1.0, 9.0)), (1.0, 1.0));

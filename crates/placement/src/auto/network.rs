@@ -1,39 +1,42 @@
-//! How fast everybody gets when everybody runs: the steady state of a closed queueing network.
+//! The steady state of a closed queueing network: the throughput of all threads when all of them
+//! run.
 //!
-//! **Problem.** Threads that do one file operation after the other wait for each other at memory controllers and for CPUs, and who
-//! waits asks less often. A sum of demands says neither when a controller is full nor what that costs.
+//! **Problem.** Threads that do one file operation after the other wait for each other at memory
+//! controllers and for CPUs, and a waiting thread makes fewer requests. A sum of demands shows
+//! neither when a controller is full nor what that costs.
 //!
-//! **Approach.** Approximate mean-value analysis (Bard 1979, Schweitzer 1979) over cells of alike threads, counted in seconds per byte.
-//! A byte of a thread in cell *i* on node *n* takes
+//! **Approach.** Approximate mean-value analysis (Bard 1979, Schweitzer 1979) over cells of similar
+//! threads, counted in seconds per byte. A byte of a thread in cell *i* on node *n* takes
 //!
 //! ```text
 //! T_i = s_n × (on_i + Σ_m v_im × A_im) + h_i × A_i + off_i    CPU and memory, waiting at controller m, for a lock, asleep
-//! A_im = z_m − S_im × q_im                          what is queued at m, without the thread's own
+//! A_im = z_m − S_im × q_im                          the queue at m, without the thread's own requests
 //! q_im = (R_im + v_im × A_im) / T_i                 the thread's own share of the queue
 //! z_m = Σ_i k_i × S_im × q_im                       the queue at m, in local requests
-//! s_n = 1 while the node has a CPU for everybody, else what makes its threads use exactly its CPUs
+//! s_n = 1 if the node has a CPU for every thread, otherwise the stretch at which its threads use exactly its CPUs
 //! ```
 //!
-//! where v is controller time per byte, S how much more of it a remote byte takes, and R ≥ v S how long it is there alone: where modules
-//! stand side by side, one of them serves a request, and takes as many times as long as there are of them; a lock that is held for h is a station like a
-//! controller, with S = 1, but who waits for it sleeps. z is found by Newton steps for
-//! each controller on its own, started from the last solution, as solutions of neighbouring placements are alike.
+//! Here v is controller time per byte, S how much more of it a remote byte takes, and R ≥ v S its
+//! time there alone. With modules side by side, one of them serves a request and takes as many
+//! times as long as there are modules. A lock that is held for h is a station like a controller,
+//! with S = 1, but a thread that waits for it sleeps. Newton steps for each controller find z,
+//! starting from the last solution, because neighbouring placements have similar solutions.
 //!
-//! **Limits.** A mean: bursts are averaged away.
+//! **Limits.** The solution is a mean: it averages bursts away.
 
 use smallvec::SmallVec;
 
 use super::hardware::Hardware;
 
-/// Time that a byte of a thread takes at one station: a node's controller, or its port.
+/// The time of a byte of a thread at one station: a node's controller, or its port.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Visit {
     pub station: usize,
-    /// Seconds per byte, were it local.
+    /// Seconds per byte if it were local.
     pub work: f64,
-    /// How much more it takes from where the thread is.
+    /// The factor for the distance of the thread.
     pub service: f64,
-    /// Seconds per byte there when nobody else is: `work × service`, or more where one of several modules serves it.
+    /// Seconds per byte there alone: `work × service`, or more if one of several modules serves it.
     pub alone: f64,
     /// The part of `work` that is writes.
     pub written: f64,
@@ -45,7 +48,7 @@ impl Visit {
         rate * (self.alone + self.work * queue) / (1.0 + rate * self.work * self.service)
     }
 
-    /// Makes what is written longer; returns by how much the visit is longer alone.
+    /// Lengthens the writes; returns how much longer the visit is alone.
     pub fn crowd(&mut self, crowded: f64) -> f64 {
         self.work += self.written * (crowded - 1.0);
         self.written *= crowded;
@@ -55,19 +58,21 @@ impl Visit {
     }
 }
 
-/// The visits of one thread, one for each station: the port of its own node if it uses it, then by node, controller before port.
+/// The visits of one thread, one for each station: first the port of its own node if it uses it,
+/// then by node, controller before port.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Visits(pub SmallVec<[Visit; 8]>);
 
 impl Visits {
-    /// Bytes that a thread on `at` reads and writes on `node`, for which it takes `media_s` when nobody else is there.
+    /// Adds the bytes that a thread on `at` reads and writes on `node`; alone, they take the thread
+    /// `media_s`.
     pub fn flow(&mut self, hardware: &Hardware, at: usize, node: usize, (read, written): (f64, f64), media_s: f64) {
         let (m, service) = (&hardware.nodes[node], hardware.service(at, node));
         let written_s = written * m.write_work;
         let work = read * m.read_work + written_s;
         let alone = hardware.alone(node, work * service, media_s);
         let nodes = hardware.len();
-        // Its own port first, then by node: who comes by rising node always comes last.
+        // Its own port first, then by node: callers that go by rising node always append.
         let order = |station: usize| match station {
             _ if station == nodes + at => 0,
             _ if station < nodes => 2 * station + 1,
@@ -104,16 +109,16 @@ impl Visits {
     }
 }
 
-/// What only one thread of a process can do at a time.
+/// Work that only one thread of a process can do at a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Lock {
-    /// Station of the lock: they come after controllers and ports.
+    /// The lock's station; locks come after controllers and ports.
     pub station: usize,
-    /// Seconds per byte for which it is held; part of `on_s`.
+    /// Seconds per byte that it is held; part of `on_s`.
     pub hold_s: f64,
 }
 
-/// Alike threads on one node with their data at the same places.
+/// Similar threads on one node with their data in the same places.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Cell {
     pub threads: f64,
@@ -132,11 +137,11 @@ pub(super) struct Cell {
 /// A network to solve.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Network {
-    /// CPUs of each node, and how many of them others keep busy.
+    /// CPUs of each node, and how many of them unlisted threads keep busy.
     pub cpus: Vec<(f64, f64)>,
-    /// How many stations there are: controllers, ports, locks.
+    /// The number of stations: controllers, ports, locks.
     pub stations: usize,
-    /// What taking turns costs.
+    /// The cost of taking turns.
     pub time_slicing: f64,
     pub cells: Vec<Cell>,
     pub visits: Vec<Visit>,
@@ -147,7 +152,7 @@ pub(super) struct Network {
 pub(super) struct Steady {
     /// Bytes/s of one thread of each cell.
     pub rate: Vec<f64>,
-    /// Of each visit, the thread's share of the queue; of each cell, that of its lock.
+    /// The thread's share of the queue for each visit, and of its lock for each cell.
     queued: Vec<f64>,
     locked: Vec<f64>,
     /// Queue of each controller, port and lock.
@@ -157,28 +162,30 @@ pub(super) struct Steady {
     wanted: Vec<f64>,
     next: Vec<f64>,
     slope: Vec<f64>,
-    /// Passes made so far: the price of it all.
+    /// Passes made so far, which measure the work.
     pub passes: u64,
 }
 
 const TOLERANCE: f64 = 1e-5;
 const MOST_PASSES: usize = 60;
-/// Newton steps are at most this many times a plain one.
+/// Upper bound of a Newton step, in plain steps.
 const MOST_LEAP: f64 = 20.0;
-/// Nothing takes less time than this per byte: rates stay finite.
+/// Lower bound of the time per byte, which keeps rates finite.
 const LEAST_S: f64 = 1e-15;
 
 impl Network {
-    /// Makes writes longer where many threads write at a time: by `crowded(station, writers)`, kept in `factors`, for the first stations,
-    /// as many as there are nodes. How many threads that are follows from the bounds of a closed network: of `N` threads that need `D` of
-    /// the station and are `Z` elsewhere, `N R / (Z + R)` are there while it is idle, and `N − Z / D` when it is not.
+    /// Lengthens writes where many threads write at the same time, by `crowded(station, writers)`,
+    /// for as many stations as there are nodes; keeps the results in `factors`. The number of
+    /// writers follows from the bounds of a closed network. Of `N` threads that need `D` of the
+    /// station and are `Z` elsewhere, `N R / (Z + R)` are there while it is idle, and `N − Z / D`
+    /// while it is busy.
     pub fn crowd(&mut self, crowded: impl Fn(usize, f64) -> f64, factors: &mut Vec<f64>) {
         let nodes = self.cpus.len();
         let mut running: SmallVec<[f64; 8]> = SmallVec::from_elem(0.0, nodes);
         self.cells.iter().for_each(|cell| running[cell.node] += cell.threads);
         let mut sums: SmallVec<[Crowd; 8]> = SmallVec::from_elem(Crowd::default(), nodes);
         for cell in &self.cells {
-            // Who has no CPU writes nothing.
+            // A thread without a CPU writes nothing.
             let (cpus, others) = self.cpus[cell.node];
             let count = cell.threads * ((cpus - others) / running[cell.node]).clamp(0.0, 1.0);
             for v in self.visits[cell.first..cell.last].iter().filter(|v| v.station < nodes) {
@@ -205,20 +212,20 @@ impl Network {
     }
 }
 
-/// Who comes to a station: sums over threads, in seconds per byte.
+/// The threads that use a station: sums over threads, in seconds per byte.
 #[derive(Clone, Copy, Debug, Default)]
 struct Crowd {
     threads: f64,
     demand: f64,
     /// The part of `demand` that is writes.
     writes: f64,
-    /// Alone at the station, and all there is alone.
+    /// Time alone at the station, and total time alone.
     there: f64,
     cycle: f64,
 }
 
 impl Crowd {
-    /// How many threads write at a time.
+    /// The number of threads that write at the same time.
     fn writers(&self) -> f64 {
         let away = (self.cycle - self.there).max(0.0);
         let here =
@@ -232,7 +239,8 @@ impl Steady {
         self.queue.resize(network.stations, 0.0);
         self.stretch.resize(network.cpus.len(), 1.0);
         self.rate.resize(network.cells.len(), 0.0);
-        // A cell's rate and queue shares are functions of the queues: no start needed but these.
+        // A cell's rate and queue shares are functions of the queues, so these need no initial
+        // values.
         self.queued.clear();
         self.queued.resize(network.visits.len(), 0.0);
         self.locked.clear();
@@ -292,7 +300,7 @@ impl Steady {
             self.queue[station] = new;
         }
         for (m, (cpus, others)) in network.cpus.iter().enumerate() {
-            // Others wait as well when there are too few CPUs: all get the same share.
+            // Unlisted threads wait as well if there are too few CPUs: all get the same share.
             let stretch = self.stretch[m];
             let new = if *cpus > 0.0 { ((self.wanted[m] * stretch + others) / cpus).max(1.0) } else { 1.0 };
             change = change.max((new - stretch).abs() / new);
@@ -301,7 +309,8 @@ impl Steady {
         change
     }
 
-    /// Seconds per byte of a cell on a CPU, waiting at stations included, and waiting for its lock.
+    /// Seconds per byte of a cell on a CPU, including waits at stations; and seconds waiting for
+    /// its lock.
     pub fn spent(&self, network: &Network, i: usize) -> (f64, f64) {
         let cell = &network.cells[i];
         let slicing = if self.stretch[cell.node] > 1.0 { 1.0 + network.time_slicing } else { 1.0 };
@@ -313,18 +322,18 @@ impl Steady {
         (slicing * (cell.on_s + waits), lock)
     }
 
-    /// By how much a controller's queue grows, in the end, for each request more that is put into it.
+    /// The final growth of a controller's queue per request added to it.
     pub fn leverage(&self) -> impl Iterator<Item = f64> + '_ {
         self.slope.iter().map(|s| 1.0 / (1.0 - s).max(1.0 / MOST_LEAP))
     }
 
-    /// CPU time that a node's cells would use if there were enough CPUs, in CPUs.
+    /// CPU time that a node's cells would use with enough CPUs, in CPUs.
     pub fn wanted(&self, node: usize) -> f64 {
         self.wanted[node] * self.stretch[node]
     }
 }
 
-/// What is queued before a thread's request: not its own.
+/// The queue before a thread's request, without the thread's own.
 fn ahead(queue: f64, service: f64, own: f64) -> f64 {
     (queue - service * own).max(0.0)
 }
@@ -353,8 +362,9 @@ mod tests {
     }
 
     #[test]
-    fn writes_take_longer_where_many_write_at_a_time() {
-        // Twelve that do nothing but write, of which two thirds of what they are there for are writes: eight at a time.
+    fn writes_take_longer_with_many_writers() {
+        // Twelve threads that only write; writes are two thirds of their time there: eight at a
+        // time.
         let visit = Visit { station: 0, work: 3.0, service: 1.0, alone: 3.0, written: 2.0 };
         let mut network = Network {
             cpus: vec![(12.0, 0.0)],
@@ -373,7 +383,7 @@ mod tests {
         );
         assert_eq!(factors, [1.5]);
         assert_eq!((network.visits[0].work, network.visits[0].written, network.cells[0].on_s), (4.0, 3.0, 4.0));
-        // On half of the CPUs only half of them write.
+        // With half of the CPUs, only half of them write.
         (network.visits[0], network.cells[0].on_s, network.cpus[0]) = (visit, 3.0, (8.0, 2.0));
         network.crowd(
             |_, writers| {
@@ -386,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_side_by_side_let_each_wait_longer() {
+    fn with_modules_side_by_side_a_request_waits_longer() {
         let of = |alone: f64| {
             let visits = vec![Visit { station: 0, work: 1.0, service: 1.0, alone, written: 0.0 }];
             let cells = vec![Cell { threads: 4.0, node: 0, on_s: 6.0, off_s: 0.0, first: 0, last: 1, lock: None }];
@@ -414,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_are_shared_also_with_others() {
+    fn cpus_are_shared_with_unlisted_threads() {
         assert!((one(8.0, 1.0, 0.0, 4.0) - 4.0).abs() < 1e-4);
         let network = Network {
             cpus: vec![(4.0, 2.0)],
@@ -448,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_leaves_the_cpu_to_others() {
+    fn sleeping_threads_leave_the_cpu_to_others() {
         let cell = |off_s| Cell { threads: 4.0, node: 0, on_s: 1.0, off_s, first: 0, last: 0, lock: None };
         let network =
             Network { cpus: vec![(4.0, 0.0)], stations: 1, time_slicing: 0.0, cells: vec![cell(1.0)], visits: vec![] };

@@ -1,49 +1,56 @@
-//! From the seating that is to one that is worth more: a deterministic local search.
+//! A deterministic local search from the current seating to a better one.
 //!
-//! **Problem.** Threads compete for CPUs and controllers, so each one's best place depends on all others': thread by thread
-//! greedily ends in crowds. All placements of 10,000 threads on 8 nodes cannot be tried.
+//! **Problem.** Threads compete for CPUs and controllers, so each thread's best place depends on
+//! all others. A greedy search thread by thread ends in crowds, and there are too many placements
+//! of 10,000 threads on 8 nodes to try all.
 //!
-//! **Approach.** From two starts, what is and everybody at home with their data, step by step: every possible change is priced with
-//! what the last solution says about queues and CPUs (what it wins for those who move, what it does to the others); the
-//! most promising are solved exactly; the best is taken. A change is some threads of a team, with or without their data; data to
-//! its threads; a whole process, with or without its memory; a shared group, with or without its users; or two threads that swap.
-//! It ends when no change is worth its cost, or the work allowed is used up.
+//! **Approach.** The search starts from the current seating, from all threads at home with their
+//! data, and from each process on one node. In each step, it prices all possible changes with the
+//! last solution's queues and CPUs (the gain of the moving threads, the effect on others). It
+//! solves the most promising ones exactly and takes the best. A change is one of: some threads of a
+//! team, with or without their data; data to its threads; a whole process, with or without its
+//! memory; a shared group, with or without its users; two threads that swap. The search ends when
+//! no change is worth its cost, or when the allowance is used up.
 //!
-//! **Limits.** A local optimum of a model. With very many teams the allowance ends the search early; the next window goes on.
+//! **Limits.** The result is a local optimum of a model. With very many teams, the allowance ends
+//! the search early; the next window continues.
 
 use super::data::{Shares, add, main_node};
 use super::seating::{Model, Scratch, Seat, Seating, Worth};
 
-/// Work allowed per decision, in visits of a solver pass (some nanoseconds each): a few tens of milliseconds.
+/// Work allowed per decision, in visits of a solver pass (some nanoseconds each): a few tens of
+/// milliseconds.
 const ALLOWANCE: u64 = 2_000_000;
-/// Promising changes of different teams from which on they are tried all at once, then half of them, and so on.
+/// With at least this many promising changes of different teams, the search first tries all of them
+/// at once, then half of them, and so on.
 const BATCH: usize = 32;
-/// Promising changes that are solved before the best of them is taken; while none was good, all are.
+/// Number of promising changes that are solved before the best one is taken; all are solved until
+/// one is good.
 const FEW: usize = 8;
-/// Processes that are tried together on each node.
+/// Number of processes that are placed together on each node.
 const MOST_TOGETHER: usize = 16;
-/// Ways of taking back one move that are tried.
+/// Number of ways to take back one move that are tried.
 const MOST_PRUNED: usize = 12;
-/// Steps of the search.
+/// Number of search steps.
 const MOST_STEPS: usize = 400;
-/// What counts as better: this share of everything.
+/// Smallest improvement that counts, as a share of the total.
 const EPSILON: f64 = 1e-5;
 
 /// One possible change.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Change {
-    /// Threads of a team's seat to a node and their private data to a node.
+    /// Moves threads of a team's seat to a node, and their private data to a node.
     Threads { team: usize, from: Seat, count: usize, node: usize, data: Option<usize> },
-    /// A whole process, with its memory or without.
+    /// Moves a whole process, with or without its memory.
     Process { process: usize, node: usize, memory: bool },
-    /// A shared group's data, with the threads that use it or without.
+    /// Moves a shared group's data, with or without the threads that use it.
     Group { group: usize, node: usize, users: bool },
-    /// One thread of each of two seats change places.
+    /// Swaps one thread of each of two seats.
     Swap { a: (usize, Seat), b: (usize, Seat) },
 }
 
 impl Change {
-    /// Whether it moves files, which file systems can refuse.
+    /// Whether it moves files, which file systems can refuse to do.
     pub fn moves_data(&self) -> bool {
         match self {
             Self::Threads { data, .. } => data.is_some(),
@@ -53,7 +60,7 @@ impl Change {
     }
 }
 
-/// What the search found.
+/// The result of the search.
 pub(super) struct Found {
     pub seating: Seating,
     pub worth: Worth,
@@ -61,7 +68,7 @@ pub(super) struct Found {
 }
 
 impl Model<'_> {
-    /// The best seating that the search finds; `keep` forbids some changes.
+    /// The best seating found; `may` forbids some changes.
     pub fn search(&self, scratch: &mut Scratch, may: &dyn Fn(&Change) -> bool) -> Found {
         let current = Seating::current(self.teams, self.demands);
         let stays = self.value(&current, scratch);
@@ -79,7 +86,7 @@ impl Model<'_> {
         found
     }
 
-    /// Every team where most of its data is. None where that is as it is.
+    /// Each team on the node with most of its data; `None` if that changes nothing.
     fn at_home(&self, current: &Seating, may: &dyn Fn(&Change) -> bool) -> Option<Seating> {
         let mut home = current.clone();
         for (t, team) in self.teams.iter().enumerate() {
@@ -95,7 +102,8 @@ impl Model<'_> {
         (home != *current).then_some(home)
     }
 
-    /// Every process on one node, the largest first, each on the best one for all that came before it.
+    /// Each process on one node, the largest first, on the node that is best with the processes
+    /// placed before.
     fn together(
         &self,
         current: &Seating,
@@ -129,7 +137,7 @@ impl Model<'_> {
         (seating != *current).then_some(seating)
     }
 
-    /// Fractions read by a team, by node.
+    /// Fractions of a team's reads, by node.
     pub fn reads(&self, t: usize) -> Shares {
         let team = &self.teams[t];
         let mut reads = team.private.clone();
@@ -155,7 +163,7 @@ impl Model<'_> {
     ) -> (Seating, Worth) {
         let mut worth = self.value(&seating, scratch);
         for _ in 0..MOST_STEPS {
-            // Prices need the solution of this very seating.
+            // The prices need the solution of this seating.
             self.value(&seating, scratch);
             let prices = self.prices(scratch);
             let mut changes = self.changes(&seating, scratch, &prices);
@@ -187,7 +195,8 @@ impl Model<'_> {
         (seating, worth)
     }
 
-    /// Many changes at once, the most promising one of each team; fewer where they get into each other's way.
+    /// Many changes at once, the most promising of each team; fewer if they interfere with each
+    /// other.
     fn batch(
         &self,
         seating: &Seating,
@@ -219,7 +228,8 @@ impl Model<'_> {
         None
     }
 
-    /// Takes back what turned out not to be needed: every move costs something, and a person has to understand it.
+    /// Takes back moves that turned out to be unnecessary: each move has a cost, and a person must
+    /// understand it.
     fn prune(&self, seating: &mut Seating, worth: &mut Worth, scratch: &mut Scratch, until: u64) {
         let mut tries: Vec<Seating> = Vec::new();
         for (g, _) in seating.groups.iter().enumerate().filter(|(_, to)| to.is_some()) {
@@ -233,7 +243,7 @@ impl Model<'_> {
             tries.push(without);
         }
         self.keep_best(seating, worth, scratch, tries);
-        // Alike moves in opposite directions (one thread there, another one here) cancel.
+        // Opposite moves of similar threads (one thread there, another one here) cancel.
         for t in 0..self.teams.len() {
             let home = self.teams[t].node;
             for seat in seating.seats[t].clone() {
@@ -275,7 +285,8 @@ impl Model<'_> {
         }
     }
 
-    /// What a change must win at least, in bytes over the horizon. Going back to where things are is always welcome.
+    /// The least gain that a change must promise, in bytes over the horizon. Going back to the
+    /// current placement needs none.
     fn least_gain(&self, change: &Change, all: f64) -> f64 {
         let of = |team: usize, count: usize| self.teams[team].rate * count as f64;
         let moved = match change {

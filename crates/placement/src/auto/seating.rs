@@ -1,13 +1,15 @@
-//! A hypothetical placement of everything that can move, and what it would be worth.
+//! A hypothetical placement of everything that can move, and its value.
 //!
-//! **Problem.** Whether a thread, its process or its data should move depends on where everybody else is.
+//! **Problem.** Whether a thread, its process or its data should move depends on where everything
+//! else is.
 //!
-//! **Approach.** A [`Seating`] says for every team how many of its threads sit where and where their data is, for every shared
-//! group where it is, and for every process where its memory is. [`Model::value`] turns it into a [`Network`] of cells and solves it; what
-//! comes out is bytes/s of everybody. Data that is being rewritten goes where its writers are in the course of the horizon; its
+//! **Approach.** A [`Seating`] gives the number of threads of each team per node and the node of
+//! their data, the node of each shared group, and the node of each process's memory.
+//! [`Model::value`] turns it into a [`Network`] of cells and solves it, which yields bytes/s of all
+//! threads. Data that is being rewritten moves to its writers in the course of the horizon; its
 //! mean place over that time counts.
 //!
-//! **Limits.** The load is taken to stay as it is for the horizon.
+//! **Limits.** The model assumes that the load stays the same for the horizon.
 
 use std::cell::Cell as Cell64;
 
@@ -24,26 +26,26 @@ use super::team::Team;
 /// Some threads of a team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seat {
-    /// Node they run on.
+    /// The node they run on.
     pub node: usize,
-    /// Node their private data is moved to; none: where it is.
+    /// The node that their private data moves to; `None`: it stays.
     pub data: Option<usize>,
     pub count: usize,
 }
 
-/// Where everything is.
+/// The place of everything that can move.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seating {
-    /// By team; counts add up to its members.
+    /// By team; the counts add up to its members.
     pub seats: Vec<SmallVec<[Seat; 2]>>,
-    /// By group: the node it is moved to.
+    /// By group: the node that it moves to.
     pub groups: Vec<Option<usize>>,
-    /// By process: the node that it is moved to with its memory.
+    /// By process: the node that it moves to with its memory.
     pub processes: Vec<Option<usize>>,
 }
 
 impl Seating {
-    /// Everything as it is.
+    /// The current placement.
     pub fn current(teams: &[Team], demands: &Demands) -> Self {
         let seat = |t: &Team| Seat { node: t.node, data: None, count: t.members.len() };
         Self {
@@ -65,81 +67,85 @@ impl Seating {
     }
 }
 
-/// What a seating is worth.
+/// The value of a seating.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Worth {
-    /// Bytes/s of all listed threads, less what others lose, in bytes/s.
+    /// Bytes/s of all listed threads, less the loss of others.
     pub rate: f64,
-    /// `rate × horizon`, less what the moves cost, in bytes.
+    /// `rate × horizon`, less the cost of the moves, in bytes.
     pub net: f64,
 }
 
-/// What one more byte/s there does to everybody else, at the last solution.
+/// The effect of one more byte/s on all other threads, at the last solution.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Prices {
     /// Bytes/s of all threads on a node.
     pub rate: Vec<f64>,
-    /// Bytes/s that everybody loses per request more in a station's queue.
+    /// Bytes/s that all threads lose per request added to a station's queue.
     pub queue: Vec<f64>,
 }
 
-/// Everything that does not change while placements are tried.
+/// The inputs that stay the same while placements are tried.
 pub(super) struct Model<'a> {
     pub hardware: &'a Hardware,
     pub demands: &'a Demands,
     pub teams: &'a [Team],
     pub settings: &'a Settings,
-    /// Share of the horizon's reads that old data still gets, by group; 1 where it is not rewritten.
+    /// The share of the horizon's reads that old data still gets, by group; 1 if it is not
+    /// rewritten.
     pub group_stays: Vec<f64>,
     /// The same for private data, by team.
     pub private_stays: Vec<f64>,
-    /// Teams of each process, and those that use each group.
+    /// The teams of each process, and the teams that use each group.
     pub of_process: Vec<Vec<usize>>,
     pub of_group: Vec<Vec<usize>>,
-    /// Listed bytes/s per CPU that they use now: what a CPU second of others is worth.
+    /// Listed bytes/s per CPU that they use now: the value of a CPU second of others.
     pub cpu_worth: f64,
 }
 
-/// Reusable space of a [`Model`].
+/// Reusable buffers of a [`Model`].
 #[derive(Default)]
 pub(super) struct Scratch {
     pub network: Network,
     pub steady: Steady,
     crowds: Vec<Vec<f64>>,
     places: Vec<Shares>,
-    /// How much longer writes take at each node's memory because of how many threads write there.
+    /// How much longer writes take at each node's memory because many threads write there.
     crowded: Vec<f64>,
     /// Sharing threads by process and node.
     sharers: Vec<Vec<f64>>,
-    /// Single cells that were looked at, in visits.
+    /// Work on single cells, in visits.
     looked: Cell64<u64>,
 }
 
 impl Scratch {
-    /// Work done so far, in visits of a solver pass: the price of it all.
+    /// Work done so far, in visits of a solver pass.
     pub fn spent(&self) -> u64 {
         self.steady.passes + self.looked.get()
     }
 }
 
-/// What looking at one cell by itself costs, in visits.
+/// Work to examine one cell by itself, in visits.
 const ALONE: u64 = 30;
 
-/// Share of data that has not been written anew at the end of the horizon, at `renewed` of it a second. Not its mean over the
-/// horizon: data that comes nearer is written faster, and what lasts counts.
+/// The share of data not yet rewritten at the end of the horizon, if `renewed` of it is rewritten
+/// per second. This is not the mean over the horizon: data that comes nearer is written faster, and
+/// the lasting state counts.
 fn stays(renewed: f64, horizon_s: f64) -> f64 {
     (-renewed * horizon_s).exp()
 }
 
-/// Where writes do not follow the thread, some file systems write where the data is and others where their device is, which shows
-/// only once data was moved: this share is taken to go with the data.
+/// Where writes do not follow the thread, some file systems write where the data is and others
+/// where their device is. This shows only after data has moved, so this share is assumed to go with
+/// the data.
 const IN_PLACE: f64 = 0.5;
-/// How often the model is held against the window that it was made from.
+/// How many times the model is fitted to the window it was made from.
 const FITTED: usize = 4;
-/// Software takes at least this share of the CPU time per byte.
+/// The least share of CPU time per byte that is software.
 const LEAST_SOFTWARE: f64 = 0.02;
 
-/// Makes the model of the placement that is give what was observed there: what it cannot explain is software, or sleep.
+/// Makes the model of the current placement yield the observed rates. The unexplained time becomes
+/// software or sleep.
 pub(super) fn fit(
     hardware: &Hardware,
     demands: &Demands,
@@ -148,7 +154,7 @@ pub(super) fn fit(
     scratch: &mut Scratch,
 ) {
     let current = Seating::current(teams, demands);
-    // Nothing has been written anew yet.
+    // Nothing has been rewritten yet.
     let now = Settings { horizon_s: 0.0, ..settings.clone() };
     for _ in 0..FITTED {
         let model = Model::new(hardware, demands, teams, &now, 0.0);
@@ -201,7 +207,8 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// What this seating would be worth. The solution stays in `scratch`, cells in the order of teams and their seats.
+    /// The value of this seating. The solution stays in `scratch`, with cells in the order of teams
+    /// and their seats.
     pub fn value(&self, seating: &Seating, scratch: &mut Scratch) -> Worth {
         self.build(seating, scratch);
         scratch.steady.solve(&scratch.network);
@@ -253,7 +260,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The lock that a team's threads on a node take, if they do.
+    /// The lock that a team's threads on a node take, if any.
     fn lock(&self, team: &Team, node: usize, sharers: &[Vec<f64>]) -> Option<Lock> {
         let lock_s = self.demands.programs[team.process].lock_s;
         (team.shares && lock_s > 0.0).then(|| Lock {
@@ -262,7 +269,7 @@ impl<'a> Model<'a> {
         })
     }
 
-    /// Who uses each group from where, and where its data is on average over the horizon.
+    /// The users of each group by node, and the mean place of its data over the horizon.
     fn groups(&self, seating: &Seating, crowds: &mut Vec<Vec<f64>>, places: &mut Vec<Shares>) {
         let (n, list) = (self.hardware.len(), &self.demands.groups.list);
         crowds.resize_with(list.len(), Vec::new);
@@ -286,7 +293,8 @@ impl<'a> Model<'a> {
                         add(&mut writers[*g], self.hardware.nodes[seat.node].home, follow * rate);
                     }
                     if follow < 1.0 {
-                        // Spread by the file system, or to its device: new blocks go where they go now.
+                        // The file system spreads writes or sends them to its device: new blocks go
+                        // where they go now.
                         let rate = (1.0 - follow) * rate;
                         list[*g].places.iter().for_each(|(node, share)| add(&mut writers[*g], *node, share * rate));
                     }
@@ -370,7 +378,7 @@ impl<'a> Model<'a> {
         team.soft_s * (1.0 + self.settings.own_memory * far) + memory_s
     }
 
-    /// Prices at the solution in `scratch`.
+    /// The prices at the solution in `scratch`.
     pub fn prices(&self, scratch: &Scratch) -> Prices {
         let Scratch { network, steady, .. } = scratch;
         let n = self.hardware.len();
@@ -378,7 +386,7 @@ impl<'a> Model<'a> {
         for (cell, rate) in network.cells.iter().zip(&steady.rate) {
             prices.rate[cell.node] += cell.threads * rate;
             for v in &network.visits[cell.first..cell.last] {
-                // T grows by v for each request more that is queued, so x falls by x² v.
+                // T grows by v per request added to the queue, so x falls by x² v.
                 prices.queue[v.station] += cell.threads * rate * rate * steady.stretch[cell.node] * v.work;
             }
             if let Some(l) = cell.lock {
@@ -391,8 +399,8 @@ impl<'a> Model<'a> {
         prices
     }
 
-    /// One cell by itself, at the queues and stretches of the solution in `scratch`: bytes/s of one thread, the CPU it
-    /// wants, and its requests queued by node.
+    /// One cell by itself, at the queues and stretches of the solution in `scratch`: bytes/s of one
+    /// thread, its CPU demand, and its queued requests by node.
     pub fn alone(
         &self,
         t: usize,
@@ -417,7 +425,7 @@ impl<'a> Model<'a> {
         (rate, on / (on + off_s), queued)
     }
 
-    /// [`cell`](Self::cell) beside the writers of the solution in `scratch`.
+    /// [`cell`](Self::cell), with the writers of the solution in `scratch`.
     fn now(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> (f64, SmallVec<[Visit; 8]>) {
         let mut visits = Visits::default();
         let on_s = self.cell(t, &self.teams[t], seat, seating, &scratch.crowds, &scratch.places, &mut visits);
@@ -426,7 +434,8 @@ impl<'a> Model<'a> {
         (on_s + longer, visits.0)
     }
 
-    /// Where a thread's time per byte goes, at the queues and stretches of the solution in `scratch`.
+    /// The parts of a thread's time per byte, at the queues and stretches of the solution in
+    /// `scratch`.
     pub fn parts(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> Parts {
         let (on_s, work) = self.now(t, seat, seating, scratch);
         let waits_s: f64 = work.iter().map(|v| v.work * scratch.steady.queue[v.station]).sum();
@@ -461,10 +470,10 @@ impl<'a> Model<'a> {
 
 /// Seconds per byte of one thread.
 pub(super) struct Parts {
-    /// Software and memory, alone: what distance changes.
+    /// Software and memory, alone: the part that depends on distance.
     pub distance_s: f64,
-    /// Waiting at controllers.
+    /// Waits at controllers.
     pub waits_s: f64,
-    /// Waiting for a CPU.
+    /// Waits for a CPU.
     pub crowded_s: f64,
 }

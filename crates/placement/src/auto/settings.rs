@@ -1,60 +1,75 @@
-//! The model's constants, with their sources. NT: NThread (MSST'20). DF: Dragonfly. NP: N-Policy (NPC'20). AT: Adams's thesis.
+//! The model's constants, with their sources. NT: NThread (MSST'20). DF: Dragonfly. NP: N-Policy
+//! (NPC'20). AT: Adams's thesis.
 
 use serde::{Deserialize, Serialize};
 
-/// Everything the cost model believes before it has measured anything, and how sure it must be to act.
+/// The assumptions of the cost model before it has measured anything, and the gain it requires to
+/// act.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Seconds for which a placement is expected to stay useful: moves must pay back within them.
+    /// Seconds that a placement is expected to stay useful: moves must pay back within them.
     pub horizon_s: f64,
-    /// A thread that read, wrote and touched less than this many bytes a window is left alone (as NT IV).
+    /// Threads that read, wrote and touched fewer bytes than this in a window are ignored (as NT
+    /// IV).
     pub min_bytes: u64,
-    /// What one hop (SLIT distance 21 against 10) makes of the latency of persistent-memory reads: +65.5 % (NT I).
+    /// Factor of one hop (SLIT distance 21 instead of 10) on the latency of persistent-memory
+    /// reads: +65.5 % (NT I).
     pub remote_read: f64,
     /// The same for writes to persistent memory: performance −65.5 % (NT III-C1), 1 / (1 − 0.655); NP Fig. 3: 2.7 to 3.6.
     pub remote_write: f64,
     /// The same for reads and writes of DRAM: 66.8 ns local, 108.8 ns remote (AT 4.1).
     pub remote_dram: f64,
-    /// How much more of a persistent-memory controller a byte from one hop away takes: bandwidth −34.6 % (NT I), 1 / (1 − 0.346).
+    /// How much more time of a persistent-memory controller a byte from one hop away takes:
+    /// bandwidth −34.6 % (NT I), 1 / (1 − 0.346).
     pub remote_load: f64,
-    /// Share of its peak that a controller of persistent memory sustains for reads: 6 GB/s (NT slides, 3) of 6.8 (NT III-C1).
+    /// The share of its peak read bandwidth that a controller of persistent memory sustains: 6 GB/s
+    /// (NT slides, 3) of 6.8 (NT III-C1).
     pub nvm_sustained: f64,
-    /// Bytes/s that one module of persistent memory reads at most: how many there are follows from it (NT III-C1).
+    /// Highest read bandwidth of one module of persistent memory, bytes/s; it determines the number
+    /// of modules (NT III-C1).
     pub nvm_module_bw: f64,
-    /// Bytes/s that a node's port to the other nodes carries, both ways together, until more is seen: one UPI link of 10.4 GT/s. Firmware does
-    /// not say; too little makes threads go home too willingly, too much hides that a port is full.
+    /// Bandwidth of a node's port to the other nodes, bytes/s, both directions together, until more
+    /// is observed: one UPI link of 10.4 GT/s. Firmware does not state it. A low value makes
+    /// threads go home too readily; a high value hides that a port is full.
     pub link_bw: f64,
-    /// Seconds per byte for one thread that reads persistent memory through a file system, locally and alone: what makes DF's TH_l
-    /// (MTP, webserver) come out beside modules of which one serves a request. Mapped reads stream at 2.8 GB/s (NP Fig. 3); the kernel's copies wait for each line.
+    /// Seconds per byte of one thread that reads persistent memory through a file system, local and
+    /// alone. With this value, DF's TH_l (MTP, webserver) comes out if one module serves a request.
+    /// Mapped reads stream at 2.8 GB/s (NP Fig. 3); the kernel's copies wait for each line.
     pub nvm_read_s: f64,
     /// The same for writes: 4 KiB in 671 ns (SplitFS, SOSP'19, table 1).
     pub nvm_write_s: f64,
-    /// The same for DRAM, both ways.
+    /// The same for DRAM, for reads and writes.
     pub dram_s: f64,
-    /// Reads of shared data that the last-level cache serves when all who share it are on one node: 1 − 1 / 1.315 (NT III-D).
+    /// The share of reads of shared data that the last-level cache serves if all sharers are on one
+    /// node: 1 − 1 / 1.315 (NT III-D).
     pub cache_shared: f64,
-    /// What one hop makes of the time that a lock is held: its line and what it protects come from the last holder's cache. NT V-D
-    /// gives a lower bound: filebench wins 78 % when the half of its threads that ran on the other node joins the rest, 1 + ½ (x − 1) = 1.78,
-    /// x = 2.56, with everything else that a thread does in it. 5 has the least regret on simulated machines: fitted there, not measured.
+    /// Factor of one hop on the time that a lock is held: the lock's line and the data it protects
+    /// come from the last holder's cache. NT V-D gives a lower bound: filebench gains 78 % when the
+    /// half of its threads on the other node joins the rest; 1 + ½ (x − 1) = 1.78 yields x = 2.56,
+    /// which includes all other work of a thread. 5 has the least regret on simulated machines: it
+    /// is fitted there, not measured.
     pub cross_lock: f64,
-    /// Share of a program's own CPU time that waits for its own memory, which becomes slower when the thread leaves it behind.
+    /// The share of a program's own CPU time that waits for its own memory; it slows down when the
+    /// thread leaves that memory behind.
     pub own_memory: f64,
-    /// What taking turns on a CPU costs, as a share of the work (NT Fig. 8: above 100 % utilisation throughput falls).
+    /// The cost of taking turns on a CPU, as a share of the work (NT Fig. 8: above 100 %
+    /// utilisation, throughput falls).
     pub time_slicing: f64,
     /// Seconds of work that a moved thread loses to cold caches.
     pub thread_move_s: f64,
-    /// Bytes/s at which a file moves: 16 KiB in 35 µs (NT III-C1).
+    /// File copy speed, bytes/s: 16 KiB in 35 µs (NT III-C1).
     pub file_copy_bw: f64,
-    /// Bytes/s at which a process's memory moves: DRAM, 2.8 times as fast (NT I). The process stands still meanwhile.
+    /// Copy speed of a process's memory, bytes/s: DRAM, 2.8 times as fast (NT I). The process stops
+    /// meanwhile.
     pub process_copy_bw: f64,
-    /// Bytes of files that may be moved a day, and at once: endurance.
+    /// Bytes of files that may move per day, to limit wear.
     pub bytes_per_day: f64,
-    /// See `bytes_per_day`.
+    /// Bytes of files that may move at once.
     pub burst_bytes: f64,
-    /// A plan must promise this share more throughput, net of what its moves cost.
+    /// The least gain in throughput of a plan, as a share, net of the cost of its moves.
     pub min_gain: f64,
-    /// A single move must promise this share of what the moved threads do.
+    /// The least gain of a single move, as a share of the moved threads' throughput.
     pub min_move_gain: f64,
 }
 

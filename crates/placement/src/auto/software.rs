@@ -1,12 +1,15 @@
-//! What of a thread's time is its own: not memory's, not the controllers', not its lock's.
+//! Separates a thread's own time from the time of memory, controllers and locks.
 //!
-//! **Problem.** CPU time per byte contains waiting for memory, and time asleep waiting for a lock; both change with the place.
+//! **Problem.** CPU time per byte includes waiting for memory, and sleep includes waiting for a
+//! lock. Both change with the place.
 //!
-//! **Approach.** The waiting follows from the rates observed, by the equations of [`network`](super::network) read backwards; memory
-//! from the constants, corrected per process where its threads show by themselves what distance costs; a lock from the
-//! sleep of threads that share data. Software is the rest.
+//! **Approach.** The waiting follows from the observed rates, by the equations of
+//! [`network`](super::network) solved backwards. Memory time follows from the constants, corrected
+//! per process if its threads reveal the cost of distance. A lock follows from the sleep of threads
+//! that share data. Software is the rest.
 //!
-//! **Limits.** Behind a full controller it cannot be seen how much of the time is waiting.
+//! **Limits.** Behind a full controller, the observations do not show how much of the time is
+//! waiting.
 
 use rustc_hash::FxHashMap;
 
@@ -16,34 +19,38 @@ use super::hardware::Hardware;
 use super::network::{Visit, Visits};
 use crate::Snapshot;
 
-/// Threads that share data and sleep for this part of the time are taken to wait for a lock.
+/// Threads that share data and sleep this share of the time are assumed to wait for a lock.
 const BLOCKED: f64 = 0.1;
-/// Software takes at least this share of CPU time per byte.
+/// The least share of CPU time per byte that is software.
 const LEAST_SOFTWARE: f64 = 0.02;
-/// Bounds of what a process's threads can say about the memory constants.
+/// Bounds of the correction that a process's threads can make to the memory constants.
 const LEAST_MEMORY: f64 = 0.05;
 const MOST_MEMORY: f64 = 5.0;
-/// What no distance costs, against the constants: a port is full.
+/// A cost of distance that no distance explains, relative to the constants: a port is full.
 const FULL_PORT: f64 = 3.0;
-/// Threads' distances must make this much of what a byte takes to say anything about distance.
+/// The differences of threads' distances must make up this share of the time per byte to reveal the
+/// cost of distance.
 const SPREAD: f64 = 0.05;
-/// Controllers are never taken to be fuller than this when waiting is worked out.
+/// The highest assumed utilisation of a controller when waiting is derived.
 const BUSIEST: f64 = 0.97;
-/// How full a full controller looks, as far as the constants are right; and how full it is then taken to be.
+/// The apparent utilisation of a full controller, within the accuracy of the constants; and the
+/// utilisation then assumed.
 const FULL: std::ops::Range<f64> = 0.85..1.3;
 const FULLEST: f64 = 0.999;
-/// How often queues and writers are worked out from each other.
+/// How many times queues and writers are derived from each other.
 const ROUNDS: usize = 4;
 
 impl Demands {
-    /// `soft_s` is all CPU time per byte so far: takes out the waiting at controllers, then memory.
+    /// `soft_s` holds all CPU time per byte so far: subtracts the waits at controllers, then
+    /// memory.
     pub fn tell_memory_from_software(&mut self, hardware: &Hardware, snapshot: &Snapshot, settings: &Settings) {
         let visits: Vec<Visits> = self.threads.iter().map(|d| self.visits(hardware, d)).collect();
         let queues = self.queues(hardware, &visits);
         let see = |(d, visits): (&Demand, &Visits)| self.seen(hardware, settings, &queues, d, visits);
         let seen: Vec<Seen> = self.threads.iter().zip(&visits).map(see).collect();
-        // What distance costs, where threads of a process that do the same are at different distances: of y = own × software +
-        // distance × far, by least squares, with software of each such set of threads its own.
+        // The cost of distance, if threads of a process that do the same are at different
+        // distances. A least-squares fit of y = own × software + distance × far, where each such
+        // set of threads has its own software.
         let mut alike: FxHashMap<(usize, &str, u32), Vec<usize>> = FxHashMap::default();
         for (i, d) in self.threads.iter().enumerate() {
             let reads: f64 = d.private.iter().map(|s| s.1).sum::<f64>() + d.shared.iter().map(|s| s.1).sum::<f64>();
@@ -58,7 +65,7 @@ impl Demands {
                 let of = |i: &usize| f(&seen[*i]);
                 members.iter().map(of).fold(0.0, f64::max) - members.iter().map(of).fold(f64::INFINITY, f64::min)
             };
-            // Waiting included: behind a full queue distance does not show.
+            // Includes waiting: behind a full queue, distance does not show.
             let on = members.iter().map(|i| self.threads[*i].soft_s).sum::<f64>() / members.len() as f64;
             if members.len() < 2 || spread(&|s| s.far) < SPREAD * on {
                 continue;
@@ -81,7 +88,7 @@ impl Demands {
         }
         for (d, s) in self.threads.iter_mut().zip(&seen) {
             d.distance = self.programs[d.process].measured.unwrap_or(1.0);
-            // Memory cannot take longer than everything.
+            // Memory cannot take longer than the total.
             let memory = s.memory - s.far + d.distance * s.far;
             if memory > 0.0 {
                 d.memory = f64::min(1.0, (1.0 - LEAST_SOFTWARE) * s.on / memory);
@@ -90,9 +97,9 @@ impl Demands {
         }
     }
 
-    /// Threads that share data and sleep a good part of their time wait for each other. For how long a lock must be held to
-    /// make k threads with X bytes/s together wait w seconds per byte: w = h A with A = (k − 1) / k × X (h + w), so
-    /// h² + w h − w k / ((k − 1) X) = 0.
+    /// Threads that share data and sleep a good part of their time wait for each other. The time h
+    /// that a lock must be held to make k threads with X bytes/s together wait w seconds per byte:
+    /// w = h A with A = (k − 1) / k × X (h + w), so h² + w h − w k / ((k − 1) X) = 0.
     pub fn tell_locks_from_sleep(&mut self, hardware: &Hardware, settings: &Settings) {
         for p in 0..self.programs.len() {
             let mut crowd = vec![0.0; hardware.len()];
@@ -105,7 +112,8 @@ impl Demands {
             let k: f64 = crowd.iter().sum();
             let on_node = |(n, threads): (usize, &f64)| threads * crossed(hardware, settings, &crowd, n);
             let factor = crowd.iter().enumerate().map(on_node).sum::<f64>() / k.max(1.0);
-            // Where threads wait for CPUs nobody waits for a lock: what was seen at another placement is remembered.
+            // Where threads wait for CPUs, none waits for a lock; the value from another placement
+            // is kept.
             let before = self.programs[p].lock_s;
             let mut w = 0.0;
             if k >= 2.0 && asleep > BLOCKED * k {
@@ -117,7 +125,8 @@ impl Demands {
                 let hold_s = self.programs[p].lock_s * factor;
                 for d in self.threads.iter_mut().filter(|d| d.process == p && d.shares) {
                     d.off_s = (d.off_s - w).max(0.0);
-                    // Holding it is work; at any other placement it is held for another time.
+                    // Holding the lock is work; at another placement it is held for a different
+                    // time.
                     let held_s = hold_s / factor * crossed(hardware, settings, &crowd, d.node);
                     d.soft_s = (d.soft_s - held_s).max(LEAST_SOFTWARE * d.soft_s);
                 }
@@ -125,10 +134,11 @@ impl Demands {
         }
     }
 
-    /// The queues that the observed rates imply.
+    /// The queues that follow from the observed rates.
     fn queues(&self, hardware: &Hardware, visits: &[Visits]) -> Queues {
-        // z = Σ k S q with q = x (R + v z) / (1 + x v S): linear in z, so z = Σ S x R / (1 + x v S) / (1 − Σ S x v / (1 + x v S)). How many
-        // write at a time follows from the queue, and the queue from how long they write.
+        // z = Σ k S q with q = x (R + v z) / (1 + x v S): linear in z, so z = Σ S x R / (1 + x v S)
+        // / (1 − Σ S x v / (1 + x v S)). The number of writers follows from the queue, and the
+        // queue from the length of writes.
         let n = hardware.stations();
         let full = self.full(hardware, visits);
         let mut queues = Queues { queue: vec![0.0; n], crowded: full.iter().map(|f| f.unwrap_or(1.0)).collect() };
@@ -157,10 +167,11 @@ impl Demands {
         queues
     }
 
-    /// By station, of controllers that are full: how much longer writes take there because of how many threads write. Where many
-    /// writers make memory slower, the same rates can be those of slow software beside half a controller, or of threads that all wait for a
-    /// whole one. If threads did nothing but wait, as far as their CPU time and what they ask of other stations leaves it possible, the
-    /// controller would be just about as full as it can be: that is hardly so by chance.
+    /// By station: how much longer writes take at a full controller because of the number of
+    /// writers. Where many writers slow memory down, the same rates can come from slow software and
+    /// half a controller, or from threads that all wait for a whole one. Suppose that the threads
+    /// do nothing but wait, as far as their CPU time and their demand of other stations allow. If
+    /// that makes the controller just about full, waiting is the likelier explanation.
     fn full(&self, hardware: &Hardware, visits: &[Visits]) -> Vec<Option<f64>> {
         let n = hardware.stations();
         let (mut writers, mut busy) = (vec![0.0; n], vec![0.0; n]);
@@ -193,14 +204,16 @@ impl Demands {
             far += cost(d.node) - cost(node);
         });
         let own = 1.0 + settings.own_memory * own_memory(hardware, &self.programs[d.process], d.node);
-        // Behind a full controller any thread waits for whatever time is left: how much of its cycle is its own cannot be seen.
-        // Then memory is taken to cost what the constants say, and only the rest to be waiting.
+        // Behind a full controller, a thread waits for any time left, so the observations do not
+        // show its own part of the cycle. Memory is then assumed to cost what the constants say,
+        // and only the rest is waiting.
         let waits = waits.min((d.soft_s - memory / (1.0 - LEAST_SOFTWARE)).max(0.0));
         Seen { on: d.soft_s - waits, memory, far, own }
     }
 }
 
-/// The queue at every station, and how much longer writes take there because of how many threads write.
+/// The queue at each station, and how much longer writes take there because of the number of
+/// writers.
 struct Queues {
     queue: Vec<f64>,
     crowded: Vec<f64>,
@@ -214,26 +227,26 @@ impl Queues {
     }
 }
 
-/// CPU and memory seconds per byte that a thread was seen to take.
+/// Observed CPU and memory seconds per byte of a thread.
 struct Seen {
-    /// CPU time per byte without waiting at controllers.
+    /// CPU time per byte, without waits at controllers.
     on: f64,
     /// Memory time per byte by the constants.
     memory: f64,
-    /// Of that, what distance adds.
+    /// The part of it that distance adds.
     far: f64,
-    /// How much more software takes because the process's own memory is far away.
+    /// How much more time software takes because the process's own memory is far away.
     own: f64,
 }
 
-/// How many times as long a lock is held on a node as if all who share it were there.
+/// How many times as long a lock is held on a node as with all its sharers there.
 pub(super) fn crossed(hardware: &Hardware, settings: &Settings, crowd: &[f64], node: usize) -> f64 {
     let all: f64 = crowd.iter().sum();
     let hops: f64 = crowd.iter().enumerate().map(|(m, threads)| threads * hardware.hops(node, m)).sum();
     1.0 + (settings.cross_lock - 1.0) * hops / (all - 1.0).max(1.0)
 }
 
-/// How much more a process's own memory takes from a node than were it local, relative.
+/// How much more time a process's own memory takes from a node than locally, relative.
 pub(super) fn own_memory(hardware: &Hardware, program: &Program, node: usize) -> f64 {
     let all: f64 = program.memory.iter().map(|s| s.1).sum();
     if all <= 0.0 {

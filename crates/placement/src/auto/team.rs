@@ -1,11 +1,14 @@
-//! Teams: threads so alike that it does not matter which of them goes where.
+//! Teams: threads so similar that it does not matter which of them moves.
 //!
-//! **Problem.** Ten thousand threads have ten thousand times as many placements as one, but most do the same as others.
+//! **Problem.** Ten thousand threads have far more placements than one thread, but most of them do
+//! the same as others.
 //!
-//! **Approach.** Threads of one process on one node with the same rights whose demand is the same to within some percent form a
-//! team, which stands for them with its mean. A thread's own (private) files count as "its files", wherever they are in the list.
+//! **Approach.** Threads of one process on one node with the same allowed nodes form a team if
+//! their demands are equal to within a few percent. The team has their mean demand. A thread's own
+//! (private) files count as "its files", wherever they are in the list.
 //!
-//! **Limits.** Threads whose private data is spread over nodes in different ways are in different teams, however little they read.
+//! **Limits.** Threads whose private data is spread over nodes in different ways are in different
+//! teams, however little they read.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +17,7 @@ use smallvec::SmallVec;
 use super::data::{Shares, add};
 use super::demand::{Demand, Demands};
 
-/// Alike threads.
+/// Similar threads.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Team {
     /// Indices in [`Demands::threads`], by rising tid.
@@ -28,7 +31,7 @@ pub(super) struct Team {
     pub rate: f64,
     pub soft_s: f64,
     pub off_s: f64,
-    /// Seconds per byte on a CPU, and asleep, as observed.
+    /// Observed seconds per byte on a CPU, and asleep.
     pub seen_on_s: f64,
     pub seen_off_s: f64,
     pub memory: f64,
@@ -43,9 +46,9 @@ pub(super) struct Team {
     pub file_bytes: f64,
 }
 
-/// Steps of fractions that count as equal.
+/// Number of steps in which fractions are compared.
 const STEPS: f64 = 16.0;
-/// Steps of times and rates that count as equal, per factor of e: 12 are 8 %.
+/// Number of steps per factor of e in which times and rates are compared: 12 steps are 8 % each.
 const TIMES: f64 = 12.0;
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -86,7 +89,7 @@ impl Key {
             held: d.held,
             came_from: d.came_from,
             files: !d.files.is_empty(),
-            // Sleep matters as far as it is a part of the whole.
+            // Sleep matters only as a share of the whole.
             times: [time(busy), fraction(d.off_s / busy.max(f64::MIN_POSITIVE))],
             private,
             shared,
