@@ -1,15 +1,18 @@
-//! How long a decision takes, and how that grows with threads and nodes.
+//! The time of a decision, and its growth with threads and nodes.
 //!
 //!     cargo bench -p homenode-placement --bench decide
 //!     PLACEMENT_SUMMARY=placement.json cargo bench -p homenode-placement --bench decide -- --noplot
 //!
-//! The second also writes JSON: `[{"workload":"settled","threads":10000,"nodes":8,"seconds":…,"median_seconds":…,"moves":…}, …]`, where
-//! `seconds` is the fastest sample. Times are the CPU time of the deciding thread, so that what else the machine does counts little.
+//! The second command also writes JSON:
+//! `[{"workload":"settled","threads":10000,"nodes":8,"seconds":…,"median_seconds":…,"moves":…},
+//! …]`, where `seconds` is the fastest sample. Times are the CPU time of the deciding thread, so
+//! other load on the machine matters little.
 //!
-//! Workloads: `settled`, where 1 % of the threads are away from home; `all_move`, where all are, so that a sentence has to
-//! be written for each; `relief`, where the data of all is on one node, a quarter of them mostly write, and its controller is
-//! overloaded; `crowd`, the same with readers only, and its CPUs are. Snapshots are made beforehand; what is timed is
-//! `decide`, and letting go of the plan. These are `nthread`'s; `auto` has workloads of its own, see [`AUTO`].
+//! Workloads: in `settled`, 1 % of the threads are away from home. In `all_move`, all are, so each
+//! needs a sentence. In `relief`, the data of all threads is on one node, a quarter of them mostly
+//! write, and that node's controller is overloaded. `crowd` is the same with readers only, and that
+//! node's CPUs are overloaded. Snapshots are made beforehand; the time covers `decide` and dropping
+//! the plan. These workloads are for `nthread`; those for `auto` are in [`AUTO`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,12 +31,12 @@ const THREADS: [u32; 4] = [100, 1_000, 10_000, 100_000];
 const NODES: [u32; 3] = [2, 8, 64];
 const MB: u64 = 1_000_000;
 
-/// Seconds per decision of each sample, and how many moves it gave.
+/// Seconds per decision of each sample, and the number of moves.
 type Samples = (Vec<f64>, usize);
 
 fn snapshot(workload: &str, threads: u32, nodes: u32) -> Snapshot {
     let all: Vec<_> = (0..nodes).map(NodeId).collect();
-    // Enough for everybody to be at home, so that contention is where the workload makes it.
+    // Enough for all threads to be at home, so that only the workload causes contention.
     let bandwidth = 1e9 * f64::from(threads);
     let cpus = 16;
     let threads: Vec<_> = (0..threads)
@@ -75,8 +78,9 @@ fn snapshot(workload: &str, threads: u32, nodes: u32) -> Snapshot {
     Snapshot { version: 1, window_s: 1.0, nodes, threads, ..Snapshot::default() }
 }
 
-/// `auto` on a load that it has planned for (`auto_settled`: what it takes in every window from then on), and on its first sight of one,
-/// when it decides (`auto_few`: 1 % are away; `auto_all_move`, `auto_crowd`: as above).
+/// `auto` on a load that it has planned for (`auto_settled`: its work in each later window), and on
+/// first sight of a load, when it decides (`auto_few`: 1 % are away; `auto_all_move`, `auto_crowd`:
+/// as above).
 const AUTO: [(&str, &str, usize); 4] = [
     ("auto_settled", "settled", 12),
     ("auto_few", "settled", 0),
@@ -107,7 +111,7 @@ fn auto(criterion: &mut Criterion, samples: &All) {
                     for _ in 0..iterations {
                         let mut policy = Auto::new(auto::Settings::default());
                         let mut window = snapshot.clone();
-                        // Nobody has just been started.
+                        // No thread has just started.
                         window.time_s = 100.0;
                         for _ in 0..seen {
                             window.time_s += 1.0;

@@ -1,4 +1,4 @@
-//! `auto`: what it decides, that it stops, and how far it is from the best there is.
+//! `auto`: its decisions, that it comes to rest, and its distance from the optimum.
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 mod toy;
@@ -15,7 +15,7 @@ fn auto() -> Auto {
     Auto::new(Settings::default())
 }
 
-/// Bytes/s after `windows` windows under a policy of the papers.
+/// Bytes/s after `windows` windows under one of the papers' policies.
 fn under(name: &str, toy: &Toy, windows: u32) -> f64 {
     let mut toy = toy.clone();
     toy.run(policy(name, &nthread::Settings::default()).unwrap().as_mut(), windows)
@@ -37,7 +37,7 @@ fn remote_readers_go_to_their_data() {
 
 #[test]
 fn read_contention_moves_files_and_threads() {
-    // 16 readers fill node 0's controller; NThread moves no data, and so can do nothing (V-C).
+    // 16 readers fill node 0's controller. NThread moves no data, so it can do nothing (V-C).
     let mut toy = Toy::new(2, 16.0);
     for _ in 0..16 {
         let f = toy.file(0, 500.0);
@@ -55,7 +55,7 @@ fn random(runner: &mut TestRunner, most_nodes: usize, most_threads: usize) -> To
     let (nodes, threads, cpus, seed) = strategy.new_tree(runner).unwrap().current();
     let mut state = seed | 1;
     let mut pick = |n: u64| {
-        // xorshift64*: any numbers will do, the same every time.
+        // xorshift64*: a deterministic sequence.
         state ^= state >> 12;
         state ^= state << 25;
         state ^= state >> 27;
@@ -83,7 +83,7 @@ fn random(runner: &mut TestRunner, most_nodes: usize, most_threads: usize) -> To
 }
 
 #[test]
-fn near_the_best_there_is_and_at_rest_after_ten_windows() {
+fn near_the_optimum_and_at_rest_after_ten_windows() {
     let config = Config { failure_persistence: None, ..Config::default() };
     let mut runner =
         TestRunner::new_with_rng(config, proptest::test_runner::TestRng::deterministic_rng(Default::default()));
@@ -100,7 +100,8 @@ fn near_the_best_there_is_and_at_rest_after_ten_windows() {
     assert!(lost < 0.02, "loses {lost:.4} on average");
 }
 
-/// Readers on node 0 of two, each of a file of its own there, `mb` large, which cannot be moved.
+/// Readers on node 0 of two. Each reads its own file there, of `mb` megabytes, which cannot be
+/// moved.
 fn all_on_node_0(readers: u32, cpus: f64, mb: f64, soft_s: f64) -> Toy {
     let mut toy = Toy::new(2, cpus);
     for _ in 0..readers {
@@ -112,8 +113,9 @@ fn all_on_node_0(readers: u32, cpus: f64, mb: f64, soft_s: f64) -> Toy {
 }
 
 #[test]
-fn a_plan_that_made_things_worse_is_taken_back() {
-    // Twice as many threads as CPUs on node 0, none on node 1: half of them should go, were node 1 not ten times as slow.
+fn a_plan_that_made_things_worse_is_reverted() {
+    // Twice as many threads as CPUs on node 0, none on node 1. Half of them should move if node 1
+    // were not ten times as slow.
     let mut toy = all_on_node_0(8, 4.0, 100.0, 3e-9);
     toy.slow[1] = 10.0;
     let before = toy.rates().total();
@@ -125,8 +127,9 @@ fn a_plan_that_made_things_worse_is_taken_back() {
 }
 
 #[test]
-fn what_a_plan_makes_of_rates_is_no_new_load() {
-    // Remote writers become six times as fast at home. Were that a new load, nothing would be measured and everything planned again.
+fn the_effects_of_a_plan_are_no_new_load() {
+    // Remote writers become six times as fast at home. If that counted as a new load, the plan
+    // would never be measured and everything would be planned again.
     let mut toy = Toy::new(2, 8.0);
     toy.distance = vec![vec![10, 120], vec![120, 10]];
     for _ in 0..4 {
@@ -142,8 +145,8 @@ fn what_a_plan_makes_of_rates_is_no_new_load() {
 }
 
 #[test]
-fn files_whose_writes_the_file_system_spreads_are_not_moved() {
-    // Writes go to both nodes whatever is moved where.
+fn files_with_spread_writes_stay() {
+    // Writes go to both nodes wherever anything moves.
     let mut toy = Toy::new(2, 28.0);
     toy.writes_spread = true;
     for i in 0..16 {
@@ -157,7 +160,8 @@ fn files_whose_writes_the_file_system_spreads_are_not_moved() {
     assert!(files.is_empty(), "{files:?}");
 }
 
-/// A reader on node 0 of two, with so much memory of its own, of a file on node 1 that cannot be moved.
+/// A reader on node 0 of two, with `memory` bytes of its own, of a file on node 1 that cannot be
+/// moved.
 fn away_from_its_file(memory: u64, soft_s: f64) -> Toy {
     let mut toy = Toy::new(2, 8.0);
     toy.memory = memory;
@@ -168,8 +172,8 @@ fn away_from_its_file(memory: u64, soft_s: f64) -> Toy {
 }
 
 #[test]
-fn a_young_process_does_not_stand_still_for_its_memory() {
-    // 4 GB take three seconds; the thread alone wins nearly as much.
+fn a_young_process_does_not_stop_to_move_its_memory() {
+    // 4 GB take three seconds to move; the thread alone gains nearly as much.
     let mut toy = away_from_its_file(4_000_000_000, 0.5e-9);
     toy.run(&mut auto(), 3);
     assert!(toy.moves.iter().all(|(_, mv)| matches!(mv, Move::Thread { .. })), "{:?}", toy.moves);
@@ -177,8 +181,8 @@ fn a_young_process_does_not_stand_still_for_its_memory() {
 }
 
 #[test]
-fn a_process_that_has_run_for_days_may_stand_still() {
-    // The same, but the process did not begin when it was first seen.
+fn a_process_that_has_run_for_days_may_stop_to_move_its_memory() {
+    // The same, but the process started before it was first seen.
     let toy = away_from_its_file(2_000_000_000, 3e-9);
     let of = |started_s: f64| {
         let mut snapshot = toy.observe(&toy.rates());
@@ -191,7 +195,7 @@ fn a_process_that_has_run_for_days_may_stand_still() {
 }
 
 #[test]
-fn who_stays_where_others_come_is_named() {
+fn a_plan_names_threads_that_stay_where_others_arrive() {
     let mut toy = Toy::new(2, 8.0);
     for i in 0..4 {
         let f = toy.file(0, 4000.0);
@@ -231,19 +235,20 @@ fn many(threads: u32, nodes: u32) -> Snapshot {
 }
 
 #[test]
-fn the_work_of_a_decision_is_bounded_whatever_there_is_to_decide() {
+fn the_work_of_a_decision_is_bounded() {
     for (threads, nodes) in [(1_000, 8), (10_000, 8), (10_000, 64)] {
         let snapshot = many(threads, nodes);
         let mut policy = auto();
         let plan = policy.decide(&snapshot.topology(), &snapshot);
         assert!(plan.moves.len() as u32 > threads / 2, "{} moves of {threads}", plan.moves.len());
-        // The allowance, and what each part of the search may begin with little of it left.
+        // The allowance, plus the work that each part of the search may begin with little of it
+        // left.
         assert!(policy.work() < 12_000_000, "{threads} threads on {nodes} nodes: {}", policy.work());
     }
 }
 
 #[test]
-fn what_has_just_been_started_is_given_time_to_find_its_place() {
+fn new_threads_get_time_to_settle() {
     let started = |ns: u64, rates: &[u64]| {
         let mut policy = auto();
         let mut planned = Vec::new();
@@ -267,8 +272,8 @@ fn what_has_just_been_started_is_given_time_to_find_its_place() {
 }
 
 #[test]
-fn threads_do_not_go_where_data_was_refused_to_go() {
-    // Files that could relieve node 0 cannot be moved: their readers must not leave without them.
+fn threads_do_not_follow_data_that_was_refused() {
+    // Files that could relieve node 0 cannot be moved; their readers must not leave without them.
     let mut toy = all_on_node_0(16, 16.0, 500.0, 0.2e-9);
     let before = toy.rates().total();
     let after = toy.run(&mut auto(), 20);

@@ -11,7 +11,8 @@ use topology::NodeId;
 const GB: u64 = 1_000_000_000;
 const KIB: u64 = 1 << 10;
 
-/// A thread of process `pid` on `node`, reading MB per node of each file, 1 MiB at a time and in order.
+/// A thread of process `pid` on `node` that reads the given MB per node of each file, sequentially,
+/// 1 MiB at a time.
 fn reader(pid: u32, node: u32, files: &[(&str, &[(u32, u64)])]) -> Thread {
     let mut all = NodeBytes::default();
     let uses = files.iter().map(|(file, reads)| {
@@ -64,7 +65,7 @@ fn declined(plan: &Plan) -> &str {
     &plan.declined[0].reason
 }
 
-/// simpleread: a 16 GB file on node 1, read by a small process on node 0.
+/// simpleread: a small process on node 0 reads a 16 GB file on node 1.
 fn simpleread() -> Snapshot {
     window(vec![reader(7, 0, &[("f", &[(1, 500)])])], vec![file("f", 16 * GB, 1)], vec![memory(7, 0, GB / 1000)])
 }
@@ -90,7 +91,8 @@ fn equation_of_section_8_1() {
     // 0.15 − 0.25 × 0.15.
     assert!((s.improvement(1e9, 4e9) - 0.1125).abs() < 1e-12);
     assert_eq!(s.improvement(0.0, 4e9), 0.15);
-    // The default R: a 1 GB process wins 3.5 % on a 4 GB file (Fig. 8.5: 2 to 5 %) and loses on a 1 GB file.
+    // The default R: a 1 GB process gains 3.5 % on a 4 GB file (Fig. 8.5: 2 to 5 %) and loses on a
+    // 1 GB file.
     let s = Settings::default();
     assert!((s.improvement(1e9, 4e9) - 0.035).abs() < 1e-12);
     assert!(s.improvement(1e9, 1e9) < 0.0);
@@ -99,7 +101,7 @@ fn equation_of_section_8_1() {
 
 #[test]
 fn greedy_moves_on_any_remote_block() {
-    // One block of a tiny file, whatever the process weighs and however it reads.
+    // One block of a tiny file, whatever the size of the process and however it reads.
     let mut t = reader(7, 0, &[]);
     t.files = vec![FileUse {
         file: "tiny".into(),
@@ -114,7 +116,7 @@ fn greedy_moves_on_any_remote_block() {
 }
 
 #[test]
-fn each_guard_holds_back_and_says_so() {
+fn each_guard_declines_with_its_reason() {
     type Change = fn(&mut Snapshot);
     let guards: [(&str, Change); 9] = [
         ("small_reads", |w| w.threads[0].files[0].read_size = Some(128 * KIB - 1)),
@@ -125,7 +127,7 @@ fn each_guard_holds_back_and_says_so() {
         ("process_size_unknown", |w| w.processes.clear()),
         // P / F = 5 / 15.5 = 0.32: 0.15 − 0.32 × 0.46 = 0.0016; 5.2 GB: −0.4 %.
         ("no_gain", |w| w.processes[0] = memory(7, 0, 5_200_000_000)),
-        // As much is read where it is.
+        // It reads as much on its own node.
         ("below_margin", |w| w.threads[0] = reader(7, 0, &[("f", &[(0, 401), (1, 500)])])),
         ("held", |w| w.threads[0].held = Some("has an affinity of its own: 0-3".into())),
     ];
@@ -142,15 +144,16 @@ fn each_guard_holds_back_and_says_so() {
 }
 
 #[test]
-fn memory_that_is_there_already_need_not_be_moved() {
+fn memory_already_on_the_target_costs_nothing() {
     let mut w = simpleread();
     w.processes[0] = memory(7, 1, 100 * GB);
     assert_eq!(moves(&decide(Variant::Guarded, &w)), [(7, 0, 1)]);
 }
 
 #[test]
-fn a_random_reader_that_comes_round_is_a_repeated_one() {
-    // 1.2 GB file, 500 MB a window at random: after three windows it has read more than there is.
+fn a_random_reader_that_read_more_than_the_file_is_repeated() {
+    // 1.2 GB file, 500 MB per window at random: after three windows it has read more bytes than the
+    // file has.
     let mut w = simpleread();
     w.files[0] = file("f", 1_200_000_000, 1);
     w.threads[0].files[0].sequential = Some(false);
@@ -162,7 +165,7 @@ fn a_random_reader_that_comes_round_is_a_repeated_one() {
 }
 
 #[test]
-fn a_first_pass_that_is_nearly_over_moves_nobody() {
+fn a_first_pass_that_is_nearly_over_moves_nothing() {
     // 16 GB at 4 GB a window, 1 GB of process: at 12 GB read, 4 GB remain: +3.5 %; at 14 GB: 0.15 − 1 / 2 × 0.46 < 0.
     let mut w = simpleread();
     w.threads[0] = reader(7, 0, &[("f", &[(1, 14_000)])]);
@@ -172,7 +175,7 @@ fn a_first_pass_that_is_nearly_over_moves_nobody() {
 }
 
 #[test]
-fn all_threads_must_be_allowed_there_and_there_must_be_cpus() {
+fn the_target_must_have_cpus_and_admit_all_threads() {
     let mut w = simpleread();
     w.threads.push(Thread { tid: 8, allowed_nodes: vec![NodeId(0)], ..reader(7, 0, &[]) });
     for variant in [Variant::Greedy, Variant::Guarded] {
@@ -187,7 +190,7 @@ fn all_threads_must_be_allowed_there_and_there_must_be_cpus() {
     }
 }
 
-/// Carries the moves out and returns how many were made in each of `windows` windows.
+/// Makes the moves, and returns the number of moves in each of `windows` windows.
 fn run(variant: Variant, w: &mut Snapshot, windows: u32, mut change: impl FnMut(u32, &mut Snapshot)) -> Vec<usize> {
     let mut p = policy(variant);
     let mut made = Vec::new();
@@ -207,7 +210,7 @@ fn run(variant: Variant, w: &mut Snapshot, windows: u32, mut change: impl FnMut(
 
 #[test]
 fn a_file_on_both_nodes_is_not_followed_back_and_forth() {
-    // The thesis's rule would go to node 1, back to node 0, and on, with every block.
+    // The thesis's rule would move it to node 1, back to node 0, and so on, with every block.
     let both: &[(u32, u64)] = &[(0, 600), (1, 400)];
     let mut w = window(vec![reader(7, 0, &[("f", both)])], vec![], vec![]);
     assert_eq!(run(Variant::Greedy, &mut w, 20, |_, _| {}), [&[1, 1][..], &[0; 18]].concat());
@@ -217,7 +220,7 @@ fn a_file_on_both_nodes_is_not_followed_back_and_forth() {
 }
 
 #[test]
-fn noise_does_not_wake_a_settled_process_and_a_new_file_does() {
+fn a_new_file_unsettles_a_process_and_noise_does_not() {
     let mut w = window(vec![reader(7, 0, &[("f", &[(0, 550), (1, 450)])])], vec![], vec![]);
     let noisy = |second: u32, w: &mut Snapshot| {
         // Node 1's share swings between 30 % and 60 %, around 45 %.
@@ -235,7 +238,7 @@ fn noise_does_not_wake_a_settled_process_and_a_new_file_does() {
 }
 
 #[test]
-fn a_move_that_is_never_made_is_not_asked_for_for_ever() {
+fn a_move_that_is_never_made_is_given_up() {
     let mut p = policy(Variant::Greedy);
     let mut w = simpleread();
     let asked: usize = (1..=20)
@@ -248,7 +251,7 @@ fn a_move_that_is_never_made_is_not_asked_for_for_ever() {
 }
 
 #[test]
-fn nothing_and_nonsense_do_no_harm() {
+fn empty_and_invalid_snapshots_do_no_harm() {
     for variant in [Variant::Greedy, Variant::Guarded] {
         let mut p = policy(variant);
         let topology = simpleread().topology();

@@ -1,4 +1,4 @@
-//! Dragonfly: the model of III-C, and the policy on windows that answer its moves.
+//! Dragonfly: the model of III-C, and the policy on a machine that reacts to its moves.
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 mod common;
@@ -19,7 +19,8 @@ const PRINTED: Mtp = Mtp { local_bw: 20.7e9, remote_bw: 13.5e9, overhead: 30.6e9
 fn the_papers_example_as_printed() {
     // K = 30.6 / (20.7 − 13.5) = 30.6 / 7.2 = 4.25 s.
     assert!((PRINTED.k() - 4.25).abs() < 1e-12);
-    // K + T_m / 2 = 4.25 + 1.75 = 6.0 s: the printed T_window is the break-even, where nothing is won or lost.
+    // K + T_m / 2 = 4.25 + 1.75 = 6.0 s: the printed T_window is the break-even, which neither wins
+    // nor loses.
     assert!((PRINTED.break_even_s() - 6.0).abs() < 1e-12);
     let won = |window_s| PRINTED.served_with(window_s, 0.0) - PRINTED.served_without(window_s);
     assert!(won(6.0).abs() < 1.0 && won(6.1) > 0.7e9 && won(5.9) < -0.7e9);
@@ -56,7 +57,7 @@ fn equations_1_to_5() {
 }
 
 proptest! {
-    /// Eq. 9 says what Eq. 6 does: more is served in the window with the migration than without.
+    /// Eq. 9 agrees with Eq. 6: the window with the migration serves more than the window without.
     #[test]
     fn equation_9_is_equation_6(
         remote in 1e6f64..1e11, gain in 1.001f64..10.0, migration_s in 0.01f64..1e3, factor in 0.0f64..3.0, window in 1.0f64..5.0,
@@ -74,14 +75,15 @@ proptest! {
     }
 }
 
-/// A thread that reads `mb` of its own file on `data` in a window.
+/// A thread that reads `mb` of its own file on `data` per window.
 fn reader(tid: u32, node: u32, data: u32, mb: u64) -> Thread {
     let used = FileUse { file: format!("f{tid}"), read_bytes: common::bytes(&[(data, mb)]), ..FileUse::default() };
     let allowed_nodes = (0..2).map(NodeId).collect();
     Thread { pid: tid, files: vec![used], cpu_s: 0.1, allowed_nodes, ..thread(tid, node, &[(data, mb)], 0) }
 }
 
-/// A machine that answers: files move at `copy_bw`, readers get half as much again when they are local.
+/// A machine that reacts to moves: files move at `copy_bw`, and local readers are 1.5 times as
+/// fast.
 struct World {
     snapshot: Snapshot,
     copy_bw: f64,
@@ -91,7 +93,8 @@ struct World {
 }
 
 impl World {
-    /// Two nodes of 2 GB/s (Eq. 1 units; 6 GB/s of reads), one with all the files, each of `file_mb`.
+    /// Two nodes of 2 GB/s (Eq. 1 units; 6 GB/s of reads). One holds all the files, of `file_mb`
+    /// each.
     fn new(threads: Vec<Thread>, file_mb: u64, copy_bw: f64) -> Self {
         let mut nodes = vec![node_with_bandwidth(0, 8, 2000.0), node_with_bandwidth(1, 8, 2000.0)];
         nodes.iter_mut().for_each(|n| n.memory_free = 1 << 40);
@@ -170,7 +173,7 @@ fn policy() -> Dragonfly {
     Dragonfly::new(Settings::default(), nthread::Settings::default())
 }
 
-/// Threads 1 to 4 on node 0, 5 and 6 on node 1, each reading a file of its own on node 0.
+/// Threads 1 to 4 on node 0, and 5 and 6 on node 1, each read their own file on node 0.
 fn overloaded(file_mb: u64, copy_bw: f64) -> World {
     // 4 × 1.5 + 2 × 1.0 = 8 GB/s, weighted 2.67 of 2.0 GB/s: overloaded; node 1 has no load.
     let threads = (1..=4).map(|tid| reader(tid, 0, 0, 1500)).chain((5..=6).map(|tid| reader(tid, 1, 0, 1000)));
@@ -205,7 +208,7 @@ fn a_home_node_that_is_not_overloaded_gets_the_threads() {
 }
 
 #[test]
-fn what_does_not_pay_back_within_the_longest_window_stays() {
+fn files_that_do_not_pay_back_within_the_longest_window_stay() {
     // 2 × 10 GB at 468 MB/s: the first file has T_m 21 s and T_window 33 s, in which both together (43 s) do not pay.
     let mut world = overloaded(10_000, 468e6);
     let mut policy = policy();
@@ -213,7 +216,7 @@ fn what_does_not_pay_back_within_the_longest_window_stays() {
         world.step(&mut policy);
     }
     assert_eq!(world.files_moved(), [(33, "f5", 1)]);
-    // 40 GB: nothing does.
+    // 40 GB: no file pays back.
     let mut world = overloaded(40_000, 468e6);
     let mut policy = self::policy();
     for _ in 0..100 {
@@ -232,13 +235,13 @@ fn a_long_queue_is_emptied_a_window_at_a_time() {
         world.step(&mut policy);
     }
     let windows: Vec<u32> = world.files_moved().iter().map(|m| m.0).collect();
-    // What is lost while a file moves turns out less than the text's rule says, so later windows take two.
+    // A moving file loses less than the rule in the text says, so later windows take two files.
     assert_eq!(windows[..2], [6, 12], "{windows:?}");
     assert!(windows.windows(2).all(|w| w[1] == w[0] || w[1] - w[0] >= 6), "{windows:?}");
 }
 
 #[test]
-fn a_slow_copy_makes_the_next_one_wait_longer() {
+fn after_a_slow_copy_the_next_one_waits_longer() {
     // Files move at 100 MB/s, not 468. f5 and f6 (1 GB) take 10 s; then a third thread comes.
     let mut world = overloaded(500, 100e6);
     let mut policy = policy();
@@ -249,7 +252,8 @@ fn a_slow_copy_makes_the_next_one_wait_longer() {
     world.snapshot.threads.push(reader(7, 1, 0, 1000));
     let bytes = common::bytes(&[(0, 500)]);
     world.snapshot.files.push(ObservedFile { file: "f7".into(), bytes, readers: vec![7], ..ObservedFile::default() });
-    // Node 1 must stay below half of node 0 for node 0 to count as overloaded: its readers slow down.
+    // Node 0 counts as overloaded only if node 1 is below half of it, so node 1's readers slow
+    // down.
     let quiet = |w: &mut World| {
         for t in w.snapshot.threads.iter_mut().filter(|t| t.tid == 5 || t.tid == 6) {
             t.tid += 100;
@@ -263,7 +267,7 @@ fn a_slow_copy_makes_the_next_one_wait_longer() {
 }
 
 #[test]
-fn files_read_as_much_at_home_stay() {
+fn files_with_equal_local_reads_stay() {
     let mut world = overloaded(500, 468e6);
     // Threads 1 and 2 read the files of 5 and 6, too.
     for (tid, file) in [(1, "f5"), (2, "f6")] {
@@ -296,8 +300,8 @@ fn the_days_bytes_and_the_targets_memory_are_limits() {
 }
 
 #[test]
-fn files_that_are_hardly_read_or_of_unknown_size_stay() {
-    // 1 MB/s of 500 MB: not once in 60 s.
+fn rarely_read_files_and_files_of_unknown_size_stay() {
+    // 1 MB/s of 500 MB: each byte is read less than once in 60 s.
     let mut world = overloaded(500, 468e6);
     world.snapshot.threads.truncate(4);
     world.snapshot.files.truncate(4);
@@ -326,13 +330,14 @@ fn files_that_are_hardly_read_or_of_unknown_size_stay() {
 }
 
 #[test]
-fn a_move_that_is_not_made_is_asked_for_three_times() {
+fn a_move_that_is_not_made_is_requested_three_times() {
     let mut world = overloaded(500, 0.0);
     let mut policy = policy();
     for _ in 0..60 {
         world.step(&mut policy);
     }
-    // At 6 s, 8 s and 10 s; then the files have moved, for all the policy knows, and cool down for 60 s.
+    // At 6 s, 8 s and 10 s. Then the policy believes that the files have moved, and they cool down
+    // for 60 s.
     let windows: Vec<u32> = world.files_moved().iter().map(|m| m.0).collect();
     assert_eq!(windows, [6, 6, 8, 8, 10, 10]);
 }
@@ -345,7 +350,8 @@ fn a_file_is_not_moved_back_at_once_when_the_load_turns() {
         world.step(&mut policy);
     }
     assert_eq!(world.files_moved().len(), 2);
-    // Now four more read f5 and f6 from node 0, and nobody from node 1: node 1 is overloaded by remote readers.
+    // Now four more threads read f5 and f6 from node 0, and none reads from node 1: remote readers
+    // overload node 1.
     for t in &mut world.snapshot.threads {
         t.node = NodeId(0);
         t.files[0].file = if t.tid % 2 == 0 { "f6".into() } else { "f5".into() };
@@ -372,7 +378,7 @@ fn same_windows_same_plans() {
 }
 
 #[test]
-fn nothing_and_nonsense_do_no_harm() {
+fn empty_and_invalid_snapshots_do_no_harm() {
     let mut policy = policy();
     let world = overloaded(500, 0.0);
     let topology = world.snapshot.topology();

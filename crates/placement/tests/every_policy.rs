@@ -1,4 +1,4 @@
-//! What must hold for every policy, on random workloads with files and processes.
+//! Properties that hold for every policy, on random workloads with files and processes.
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 mod common;
@@ -21,7 +21,7 @@ fn new(name: &str) -> Box<dyn Policy> {
     policy(name, &nthread::Settings::default()).unwrap()
 }
 
-/// How the threads of a case use files: bits of one number each.
+/// How the threads of a case use files, as bits of one number each.
 #[derive(Clone, Copy, Debug)]
 struct Files {
     /// Threads per file.
@@ -54,7 +54,7 @@ fn files() -> impl Strategy<Value = Files> {
         })
 }
 
-/// The case with files, processes and mapped memory to match.
+/// The case with matching files, processes and mapped memory.
 fn complete(case: &Case, f: Files) -> Snapshot {
     let mut s = case.snapshot.clone();
     for node in &mut s.nodes {
@@ -110,7 +110,8 @@ fn complete(case: &Case, f: Files) -> Snapshot {
     s
 }
 
-/// The window after a plan that is carried out at once: threads, processes and data are where it put them, and go on as before.
+/// The window after a plan whose moves are made at once: threads, processes and data are where it
+/// put them, and continue as before.
 fn next(topology: &Topology, before: &Snapshot, plan: &Plan) -> Snapshot {
     let mut s = before.clone();
     s.time_s += s.window_s;
@@ -244,7 +245,7 @@ proptest! {
             let late = match name {
                 // N-Policy decides every 10 s.
                 "npolicy" => window > (12.0 / s.window_s) as u32,
-                // Wait for what shows late: that a file is read again, that a load lasts.
+                // These wait for late evidence: that a file is read again, that a load lasts.
                 "dragonfly" | "arc-guarded" => false,
                 _ => window > 10,
             };
@@ -252,7 +253,7 @@ proptest! {
             prop_assert!(!late || plan.moves.is_empty(), "{:#?}", made);
             s = next(&case.topology, &s, &plan);
         }
-        // Nothing comes and goes.
+        // No thread starts or ends.
         for (_, mv) in &made {
             let same = |other: &Move| match (mv, other) {
                 (Move::Thread { tid: a, .. }, Move::Thread { tid: b, .. }) => a == b,
@@ -282,7 +283,7 @@ proptest! {
     }
 
     #[test]
-    fn nonsense_does_no_harm(
+    fn invalid_snapshots_do_no_harm(
         case in case(ANY), f in files(), name in prop::sample::select(names()),
         wild in prop::sample::select(vec![f64::NAN, f64::INFINITY, -1.0, 0.0, f64::MIN_POSITIVE, 1e300]), what in 0..9,
     ) {
@@ -299,7 +300,7 @@ proptest! {
             7 => s.processes.iter_mut().for_each(|p| p.resident = huge()),
             _ => s.threads.iter_mut().for_each(|t| t.node = NodeId(999)),
         }
-        // NThread's own loads are tested with its own extremes.
+        // NThread's own loads are tested with their own extremes.
         let mut policy = new(name);
         for _ in 0..8 {
             let plan = policy.decide(&case.topology, &s);
@@ -313,7 +314,7 @@ proptest! {
 }
 
 #[test]
-fn nothing_at_all_and_one_node() {
+fn empty_snapshots_and_single_nodes_are_valid_input() {
     for name in names() {
         let mut policy = new(name);
         assert_eq!(policy.name(), name);

@@ -24,7 +24,7 @@ fn window(nodes: u32, threads: Vec<Thread>, processes: Vec<Process>) -> Snapshot
     Snapshot { processes, ..snapshot(nodes, threads) }
 }
 
-/// Ten windows of 1 s; the plan of the last, after asserting that the others move nothing.
+/// Runs ten windows of 1 s and returns the last plan, after asserting that the others move nothing.
 fn epoch(policy: &mut NPolicy, begin_s: u32, snapshot: &Snapshot) -> Plan {
     let mut plan = Plan::default();
     for second in 1..=10 {
@@ -41,14 +41,14 @@ fn first(snapshot: &Snapshot) -> Plan {
 
 #[test]
 fn a_process_with_all_its_data_elsewhere_moves_there_after_ten_seconds() {
-    // Fig. 3: fio on node 0, everything on node 1.
+    // Fig. 3: fio on node 0, all its data on node 1.
     let plan = first(&window(2, vec![thread(7, 0, &[], 0)], vec![mapped(1000, &[(1, 100, 20)])]));
     assert_eq!(moves(&plan), [(7, 1, Reason::RemoteOnly)]);
     assert_eq!(why(&plan, 7), "it runs on no node that holds mapped data it touched; 100 % is on node 1");
 }
 
 #[test]
-fn every_thread_of_the_process_goes_and_no_other() {
+fn all_threads_of_the_process_move_and_no_other() {
     let mut other = thread(9, 0, &[], 0);
     other.pid = 2000;
     let threads = vec![thread(7, 0, &[], 0), thread(8, 0, &[], 0), other];
@@ -62,14 +62,15 @@ fn coverage_decides_above_80_percent_and_not_at_it() {
     let plan = first(&window(2, vec![thread(7, 0, &[], 0)], vec![mapped(1000, &[(0, 10, 9), (1, 10, 71)])]));
     assert_eq!(moves(&plan), [(7, 1, Reason::Coverage)]);
     assert_eq!(why(&plan, 7), "81 % of the mapped data it touched is on node 1");
-    // 80 of 100, and as many hot pages on either node.
+    // 80 of 100, and equally many hot pages on both nodes.
     let plan = first(&window(2, vec![thread(7, 0, &[], 0)], vec![mapped(1000, &[(0, 10, 10), (1, 10, 70)])]));
     assert_eq!(moves(&plan), []);
 }
 
 #[test]
 fn coverage_counts_touched_pages_where_they_are_known() {
-    // 900 MB are mapped on node 1, but of these only 30 were touched: 30 of 130, and node 0 has the hot pages.
+    // 900 MB are mapped on node 1, but only 30 of them were touched: 30 of 130. Node 0 has the hot
+    // pages.
     let mut process = mapped(1000, &[(0, 100, 0), (1, 20, 880)]);
     process.mapped[1].touched_bytes = Some(30 * MB);
     assert_eq!(moves(&first(&window(2, vec![thread(7, 0, &[], 0)], vec![process]))), []);
@@ -90,15 +91,17 @@ fn hotness_decides_where_coverage_does_not() {
 fn hotness_has_hysteresis_both_ways() {
     let mut policy = NPolicy::new(Settings::default());
     let there = window(2, vec![thread(7, 1, &[], 0)], vec![mapped(1000, &[(0, 40, 30), (1, 35, 35)])]);
-    // 40 against 35 on its own node: within the margin of 1.2, both before and after it would have moved.
+    // 40 against 35 on its own node is within the margin of 1.2, so it moves neither to node 1 nor
+    // back.
     assert_eq!(moves(&epoch(&mut policy, 0, &there)), []);
     let here = window(2, vec![thread(7, 0, &[], 0)], vec![mapped(1000, &[(0, 35, 35), (1, 40, 30)])]);
     assert_eq!(moves(&epoch(&mut policy, 10, &here)), []);
 }
 
 #[test]
-fn an_epoch_adds_up_windows_that_differ() {
-    // Hot pages flicker: 60 MB in even seconds on node 1, 35 MB in every second on node 0: 300 against 350.
+fn an_epoch_sums_its_windows() {
+    // Hot pages flicker: 60 MB on node 1 in even seconds, 35 MB on node 0 in every second: 300
+    // against 350.
     let mut policy = NPolicy::new(Settings::default());
     let mut all = Vec::new();
     for second in 1..=10u32 {
@@ -111,8 +114,8 @@ fn an_epoch_adds_up_windows_that_differ() {
 }
 
 #[test]
-fn data_on_a_node_without_cpus_draws_to_the_nearest_and_there_to_the_least_used() {
-    // Node 2 has no CPUs and is as near to 0 as to 1, farther from 3, where the thread is.
+fn data_on_a_node_without_cpus_attracts_to_the_nearest_then_least_used_node() {
+    // Node 2 has no CPUs. It is equally near to 0 and 1, and farther from 3, where the thread is.
     let mut w = window(4, vec![thread(7, 3, &[], 0)], vec![mapped(1000, &[(2, 100, 0)])]);
     w.nodes[2].cpus.clear();
     w.nodes[2].distance.insert(NodeId(3), 40);
@@ -120,7 +123,7 @@ fn data_on_a_node_without_cpus_draws_to_the_nearest_and_there_to_the_least_used(
     w.nodes[0].cpu_s = Some(3.0);
     w.nodes[1].cpu_s = Some(2.0);
     assert_eq!(moves(&first(&w)), [(7, 1, Reason::RemoteOnly)]);
-    // From node 0, which is as near as node 1, it does not go anywhere.
+    // From node 0, which is as near as node 1, the thread does not move.
     w.threads[0].node = NodeId(0);
     let plan = first(&w);
     assert_eq!(moves(&plan), []);
@@ -152,7 +155,7 @@ fn little_touched_or_unlisted_processes_are_left_alone() {
 }
 
 #[test]
-fn a_recording_without_a_clock_still_makes_epochs_and_one_that_starts_over_begins_anew() {
+fn recordings_without_a_clock_form_epochs_and_a_restarted_clock_starts_a_new_one() {
     let w = window(2, vec![thread(7, 0, &[], 0)], vec![mapped(1000, &[(1, 100, 0)])]);
     let mut policy = NPolicy::new(Settings::default());
     let counts: Vec<usize> = (0..20).map(|_| policy.decide(&w.topology(), &w).moves.len()).collect();
@@ -187,7 +190,7 @@ fn nothing_moves_twice_while_the_data_stays() {
 }
 
 #[test]
-fn nothing_and_nonsense_do_no_harm() {
+fn empty_and_invalid_snapshots_do_no_harm() {
     let mut policy = NPolicy::new(Settings::default());
     let topology = window(2, vec![], vec![]).topology();
     assert!(policy.decide(&topology, &Snapshot::default()).moves.is_empty());
@@ -197,7 +200,7 @@ fn nothing_and_nonsense_do_no_harm() {
     w.processes[0].mapped[0].hot_bytes = u64::MAX;
     w.nodes[0].cpu_s = Some(-1.0);
     for time_s in [f64::NAN, f64::MAX, f64::NEG_INFINITY, 20.0] {
-        // Node 5 does not exist and nothing is nearer to it than anything else.
+        // Node 5 does not exist, and no node is nearer to it than another.
         let plan = policy.decide(&topology, &Snapshot { time_s, ..w.clone() });
         assert!(plan.moves.is_empty());
     }

@@ -1,9 +1,10 @@
-//! NThread against a second, naive implementation of its rules, on small cases.
+//! Compares NThread with a second, naive implementation of its rules, on small cases.
 //!
-//! The oracle is written from the rules alone: maps by node id, everything counted from scratch for every question, exact
-//! integers (a load is `reads + 3 × writes`, so that the weight of a third needs no division; CPU time is in milliseconds). It
-//! applies the rules literally, window after window, to a machine that does what it is told, until they decide nothing
-//! new. A plan must lead there at once.
+//! The oracle follows the rules alone. It uses maps by node id, counts everything from scratch for
+//! each question, and calculates with exact integers: a load is `reads + 3 × writes`, so that the
+//! weight of a third needs no division, and CPU time is in milliseconds. It applies the rules
+//! literally, window after window, to a machine that makes all moves, until they decide nothing
+//! new. One plan must lead to the same placement.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
@@ -74,7 +75,7 @@ impl Oracle<'_> {
         (nearest.len() == 1).then(|| nearest[0])
     }
 
-    /// Step 2: the load of a node if every thread sat where `places` says.
+    /// Step 2: the load of a node with every thread on its node in `places`.
     fn load(&self, places: &Places, node: NodeId) -> Load {
         let all = &self.snapshot.threads;
         let ms = |t: &Thread| (t.cpu_s * 1000.0).round() as i128;
@@ -126,7 +127,7 @@ impl Oracle<'_> {
         })
     }
 
-    /// Where one window's rules put every thread, and which steps put it there.
+    /// The node of each thread after one window's rules, and the steps that decided it.
     fn window(&self) -> (Places, BTreeMap<u32, Reason>) {
         let mut reasons = BTreeMap::new();
         let mut places: Places = self.threads().map(|t| (t.tid, self.target(t).unwrap_or(t.node))).collect();
@@ -201,7 +202,8 @@ impl Oracle<'_> {
             if 10 * cpu(&moved, to) > self.cpu_limit_ms_of_ten(to) {
                 continue;
             }
-            // No work for step 3, neither now nor in the next window, when threads with a target start from it again.
+            // This makes no work for step 3, neither now nor in the next window, in which threads
+            // with a target start from it again.
             let mut next = moved.clone();
             for (tid, target) in self.threads().filter_map(|t| Some((t.tid, self.target(t)?))) {
                 next.insert(tid, target);
@@ -216,7 +218,7 @@ impl Oracle<'_> {
     }
 }
 
-/// The places the rules lead to, window after window, as moves from the first window's places.
+/// The final placement by the rules, window after window, as moves from the first placement.
 fn settle(name: &str, case: &Case) -> Vec<(u32, u32, Reason)> {
     let mut now = case.snapshot.clone();
     let mut why: BTreeMap<u32, Reason> = BTreeMap::new();
@@ -257,7 +259,7 @@ proptest! {
     #![proptest_config(Config { cases: 6000, failure_persistence: None, ..Config::default() })]
 
     #[test]
-    fn a_plan_leads_where_the_rules_lead(
+    fn a_plan_equals_the_fixed_point_of_the_rules(
         case in case(Size { nodes: 3, threads: 5, odd_nodes: true }),
         name in prop::sample::select(&VARIANTS),
     ) {
@@ -266,7 +268,7 @@ proptest! {
     }
 
     #[test]
-    fn a_plan_leads_where_the_rules_lead_on_ordinary_machines(
+    fn a_plan_equals_the_fixed_point_of_the_rules_on_ordinary_machines(
         case in case(Size { nodes: 3, threads: 5, odd_nodes: false }),
     ) {
         let plan = decide_with("nthread-nm", &Settings::default(), &case.topology, &case.snapshot);

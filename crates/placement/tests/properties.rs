@@ -1,4 +1,4 @@
-//! What must hold for every workload, on random ones.
+//! Properties that hold for every workload, on random ones.
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 mod common;
@@ -19,10 +19,11 @@ fn plan(name: &str, case: &Case) -> Plan {
     decide_with(name, &Settings::default(), &case.topology, &case.snapshot)
 }
 
-/// Controller load of every node that has memory in the window after the plan, counted from scratch.
+/// The controller load of each node with memory in the window after the plan, counted from scratch.
 fn controller_loads(topology: &Topology, after: &Snapshot) -> BTreeMap<NodeId, u64> {
     let mut loads: BTreeMap<_, _> = after.nodes.iter().map(|n| (n.id, n.read_bytes / 3 + n.write_bytes)).collect();
-    // What a thread that may be moved writes is predicted to land where it runs, wherever it landed in this window.
+    // The writes of a movable thread are predicted to land where it runs, wherever they landed in
+    // this window.
     for t in after.threads.iter().filter(|t| t.held.is_none() && t.file_bytes() >= 4 * 1024 * 1024) {
         t.write_bytes.iter().for_each(|(node, n)| *loads.get_mut(&node).unwrap() -= n);
         *loads.get_mut(&memory_of(topology, t.node)).unwrap() += t.write_bytes.total();
@@ -57,7 +58,8 @@ proptest! {
     #[test]
     fn step_3_never_lifts_a_node_above_the_average(case in case(ANY), name in prop::sample::select(&["nthread-nm", "nthread"])) {
         let plan = plan(name, &case);
-        // Step 4 knows no average. It may also give a thread the node that it is on already, which is no move.
+        // Step 4 uses no average. It may also assign a thread to its current node, which is no
+        // move.
         prop_assume!(moves_for(&plan, Reason::CpuContention).is_empty());
         prop_assume!(plan.declined.iter().all(|d| d.reason != "cpu_contention"));
         let loads = controller_loads(&case.topology, &next_window(&case.topology, &case.snapshot, &plan));
@@ -111,7 +113,7 @@ proptest! {
     }
 
     #[test]
-    fn moving_twice_is_moving_once(case in case(ANY), name in prop::sample::select(&VARIANTS)) {
+    fn a_repeated_decision_makes_no_moves(case in case(ANY), name in prop::sample::select(&VARIANTS)) {
         let first = plan(name, &case);
         let snapshot = next_window(&case.topology, &case.snapshot, &first);
         let second = plan(name, &Case { snapshot, ..case });
@@ -119,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn the_forecast_is_what_the_next_window_shows(case in case(ANY), name in prop::sample::select(&VARIANTS)) {
+    fn the_forecast_matches_the_next_window(case in case(ANY), name in prop::sample::select(&VARIANTS)) {
         let first = plan(name, &case).predicted.unwrap();
         let snapshot = next_window(&case.topology, &case.snapshot, &plan(name, &case));
         let then = plan(name, &Case { snapshot, ..case }).predicted.unwrap();
@@ -135,7 +137,7 @@ proptest! {
     }
 
     #[test]
-    fn no_snapshot_however_wrong_makes_it_panic(
+    fn no_snapshot_makes_it_panic(
         case in case(ANY),
         window_s in prop::num::f64::ANY,
         numbers in prop::collection::vec((any::<u64>(), prop::num::f64::ANY, any::<u32>()), 4),
@@ -166,7 +168,8 @@ proptest! {
     }
 }
 
-/// The properties above would hold for a policy that never moves anything, too: random workloads must give every step work.
+/// A policy that never moves anything would satisfy the properties above, so random workloads must
+/// exercise each step.
 #[test]
 fn random_workloads_exercise_every_step() {
     let mut runner = TestRunner::deterministic();

@@ -1,6 +1,7 @@
-//! The schemas and the worked example in `docs/`: generated from the types, true of what is read and written.
+//! The schemas and the worked example in `docs/`: generated from the types, and valid for
+//! everything read and written.
 //!
-//! After a change of a type: `HOMENODE_BLESS=1 cargo test -p homenode-placement --test schema`.
+//! After a change of a type, run `HOMENODE_BLESS=1 cargo test -p homenode-placement --test schema`.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
@@ -32,7 +33,7 @@ fn is_in_docs<T: JsonSchema>(name: &str) {
     // As values: the order of keys depends on what else is built with serde_json.
     assert!(
         serde_json::from_str::<Value>(&written).is_ok_and(|written| written == generated),
-        "docs/{name} does not say what the types say; run: HOMENODE_BLESS=1 cargo test -p homenode-placement --test schema"
+        "docs/{name} does not match the types; run: HOMENODE_BLESS=1 cargo test -p homenode-placement --test schema"
     );
 }
 
@@ -43,12 +44,12 @@ fn assert_valid<T: JsonSchema>(value: &Value) {
 }
 
 #[test]
-fn docs_snapshot_schema_is_what_the_types_say() {
+fn the_snapshot_schema_in_docs_matches_the_types() {
     is_in_docs::<Snapshot>("snapshot.schema.json");
 }
 
 #[test]
-fn docs_plan_schema_is_what_the_types_say() {
+fn the_plan_schema_in_docs_matches_the_types() {
     is_in_docs::<Plan>("plan.schema.json");
 }
 
@@ -84,7 +85,7 @@ fn rounded(value: Value) -> Value {
 }
 
 #[test]
-fn the_schema_refuses_what_it_should() {
+fn the_schema_rejects_invalid_snapshots() {
     let validator = jsonschema::validator_for(&schema_of::<Snapshot>()).unwrap();
     let valid =
         serde_json::json!({"version": 1, "window_s": 1, "nodes": [{"id": 0, "cpus": [0], "distance": {"0": 10}}]});
@@ -102,7 +103,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_written_is_valid(
+    fn written_snapshots_and_plans_are_valid(
         Case { topology, snapshot } in case(Size { nodes: 4, threads: 6, odd_nodes: true }),
         name in prop::sample::select(&VARIANTS),
     ) {

@@ -1,7 +1,8 @@
 //! The examples of the NThread slides (MSST 2020), pages 18 and 19.
 //!
-//! The slides count "access" without weighing reads. Each thread makes one unit of it, W % of that writes: T1 writes 0.9
-//! and reads 0.1. A unit is 1 GB/s here, and `read_weight` is 1.
+//! The slides count "access" without weighting reads. Each thread makes one unit of access, of
+//! which W % are writes: T1 writes 0.9 and reads 0.1. Here, a unit is 1 GB/s and `read_weight` is
+//! 1.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
@@ -11,7 +12,7 @@ use common::{decide_with, moves, node_with_bandwidth, snapshot, thread};
 use placement::nthread::Settings;
 use placement::{Plan, Reason, Snapshot, Thread};
 
-/// A thread on a node, with one unit of access to it of which `percent` are writes.
+/// A thread on a node with one unit of access to it, of which `percent` are writes.
 fn t(tid: u32, node: u32, percent: u64) -> Thread {
     thread(tid, node, &[(node, 1000 - 10 * percent)], 10 * percent)
 }
@@ -21,7 +22,7 @@ fn t1_to_t4() -> Vec<Thread> {
     vec![t(1, 0, 90), t(2, 0, 70), t(3, 0, 20), t(4, 0, 10)]
 }
 
-/// Two controllers with capacities of 3 units (of reads as of writes): 4 units are an overload.
+/// Two controllers with a capacity of 3 units, for reads and for writes: 4 units overload one.
 fn window(threads: Vec<Thread>) -> Snapshot {
     snapshot(vec![node_with_bandwidth(0, 4, 3000.0), node_with_bandwidth(1, 4, 3000.0)], threads)
 }
@@ -38,7 +39,7 @@ fn access(plan: &Plan) -> Vec<f64> {
 }
 
 #[test]
-fn page_18_the_threads_that_write_most_take_their_writes_to_the_idle_node() {
+fn page_18_the_heaviest_writers_move_to_the_idle_node() {
     // Access 4 and 0, average 2: D_migrate = +2 and −2 (Eq. 3). By write ratio (Eq. 2):
     //   T1: −2.0 + 0.9 = −1.1 ≤ 0 goes (Eq. 4). T2: −1.1 + 0.7 = −0.4 ≤ 0 goes.
     // The slide ends there, with access 4 − 0.9 − 0.7 = 2.4 and 1.6, and the movers' reads 0.1 + 0.3 = 0.4 remote. T3 and T4
@@ -55,7 +56,7 @@ fn page_18_the_threads_that_write_most_take_their_writes_to_the_idle_node() {
 }
 
 #[test]
-fn page_18_with_nothing_to_keep_them_equation_4_lets_all_four_go() {
+fn page_18_without_sharing_equation_4_moves_all_four() {
     // After T1 and T2, D_migrate is +0.4 and −0.4: node 0 has a surplus still.
     //   T3: −0.4 + 0.2 = −0.2 ≤ 0 goes. T4: −0.2 + 0.1 = −0.1 ≤ 0 goes, too; D_migrate of node 0 is +0.1.
     // Access 4 − 1.9 = 2.1 and 1.9. The slide stops sooner than the paper's rule does; the rule is what is implemented.
@@ -65,7 +66,7 @@ fn page_18_with_nothing_to_keep_them_equation_4_lets_all_four_go() {
 }
 
 #[test]
-fn page_19_a_node_that_is_not_idle_is_no_place_to_go() {
+fn page_19_threads_do_not_move_to_a_busy_node() {
     // T5 to T7 make access 3 on node 1: 3 is not below half of 4, so there is no contention to relieve. What Eq. 4 alone would say
     // is in the unit test `page_19_equation_4_keeps_the_heavy_writers` beside the rule.
     let mut threads = t1_to_t4();

@@ -1,4 +1,4 @@
-//! Reading snapshots: the documented example, what is derived from one, and wrong ones.
+//! Reading snapshots: the documented example, derived values, and wrong snapshots.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
@@ -9,7 +9,7 @@ use placement::{Reason, Snapshot, SnapshotError, Thread};
 use proptest::prelude::*;
 use topology::{MemoryKind, NodeId};
 
-/// The example of the design document: node 1 is only mentioned, by node 0's distance table.
+/// The example of the design document. Only node 0's distance table mentions node 1.
 const DESIGN: &str = r#"{"version":1,"window_s":1.0,
  "nodes":[{"id":0,"cpus":[0,1,2,3],"distance":{"0":10,"1":21},
            "read_bw_max":6.8e9,"write_bw_max":1.85e9,
@@ -35,13 +35,13 @@ fn the_example_of_the_design_gives_the_plan_of_the_design() {
 }
 
 #[test]
-fn a_topology_has_the_mentioned_nodes_too() {
+fn a_topology_includes_mentioned_nodes() {
     let topology = Snapshot::from_json(DESIGN).unwrap().topology();
     let [zero, one] = topology.nodes.as_slice() else { panic!("{topology:?}") };
     assert_eq!((zero.id, zero.cpus.to_string(), zero.memory), (NodeId(0), "0-3".into(), MemoryKind::Dram));
     assert_eq!((zero.read_bw_max, zero.write_bw_max), (Some(6.8e9), Some(1.85e9)));
     assert_eq!((one.id, one.cpus.is_empty(), one.read_bw_max), (NodeId(1), true, None));
-    // The table is taken to be symmetric.
+    // The table is assumed to be symmetric.
     assert_eq!(topology.distance(NodeId(1), NodeId(0)), Some(21));
 }
 
@@ -49,10 +49,10 @@ fn a_topology_has_the_mentioned_nodes_too() {
 fn remote_bytes_and_home() {
     let t = thread(1, 0, &[(0, 100), (1, 300)], 0);
     assert_eq!((t.remote_bytes(), t.home(), t.file_bytes()), (300 * MB, Some(NodeId(1)), 400 * MB));
-    // As observed, but never more than all.
+    // As observed, but never more than the total.
     assert_eq!(Thread { remote_read_bytes: Some(5), ..t.clone() }.remote_bytes(), 5);
     assert_eq!(Thread { remote_read_bytes: Some(u64::MAX), ..t.clone() }.remote_bytes(), 400 * MB);
-    // Among equals: where it runs, else the lowest id.
+    // In a tie: the node where it runs, otherwise the lowest id.
     let equal = Thread { read_bytes: bytes(&[(0, 7), (1, 7), (2, 7)]), ..t.clone() };
     assert_eq!(Thread { node: NodeId(1), ..equal.clone() }.home(), Some(NodeId(1)));
     assert_eq!(Thread { node: NodeId(3), ..equal }.home(), Some(NodeId(0)));
@@ -67,7 +67,7 @@ fn remote_share_is_of_all_threads_together() {
     assert_eq!(Snapshot { threads, ..window }.remote_share(), Some(0.25));
 }
 
-/// The design's example with one piece of text replaced, and the message that it must end in.
+/// Replaces one piece of text in the design's example, and returns the resulting message.
 fn refused(from: &str, to: &str) -> String {
     let text = DESIGN.replacen(from, to, 1);
     assert_ne!(text, DESIGN, "`{from}` is not in the example");
@@ -118,7 +118,7 @@ fn wrong_json_names_the_field_the_line_and_the_column() {
 }
 
 #[test]
-fn another_version_is_named_before_anything_else_is_complained_about() {
+fn a_wrong_version_is_reported_before_any_other_problem() {
     for to in ["\"version\":2", "\"version\":2,\"zones\":[]"] {
         assert_eq!(refused("\"version\":1", to), "snapshot version 2 is not supported, this build reads version 1");
     }
@@ -200,8 +200,8 @@ fn impossible_values_are_named_with_their_field() {
 }
 
 #[test]
-fn not_a_number_cannot_come_in_by_another_way() {
-    // JSON has no NaN, but a snapshot that was made in memory may.
+fn nan_is_rejected_in_memory_too() {
+    // JSON has no NaN, but a snapshot built in memory may.
     let mut window = Snapshot::from_json(DESIGN).unwrap();
     window.threads[0].cpu_s = f64::NAN;
     assert!(
@@ -216,7 +216,7 @@ fn not_a_number_cannot_come_in_by_another_way() {
 }
 
 #[test]
-fn more_nodes_than_a_kernel_can_have_are_refused() {
+fn more_nodes_than_a_kernel_supports_are_refused() {
     let nodes: Vec<_> = (0..1025).map(|id| serde_json::json!({"id": id, "cpus": []})).collect();
     let text = serde_json::json!({"version": 1, "window_s": 1, "nodes": nodes}).to_string();
     let error = Snapshot::from_json(&text).unwrap_err().to_string();

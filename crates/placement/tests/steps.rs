@@ -1,4 +1,5 @@
-//! NThread step by step and equation by equation, the arithmetic beside each case. MB and MB/s throughout, windows of 1 s.
+//! NThread step by step and equation by equation, with the arithmetic beside each case. All figures
+//! are in MB and MB/s, with windows of 1 s.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
@@ -16,7 +17,7 @@ fn two_nodes(threads: Vec<Thread>) -> Snapshot {
     snapshot(vec![node(0, 2), node(1, 2)], threads)
 }
 
-/// Two nodes whose controllers take 1000 MB/s each, so are overloaded above 800.
+/// Two nodes whose controllers have a capacity of 1000 MB/s each; above 800 they are overloaded.
 fn two_controllers(threads: Vec<Thread>) -> Snapshot {
     snapshot(vec![node_with_bandwidth(0, 2, 1000.0), node_with_bandwidth(1, 2, 1000.0)], threads)
 }
@@ -130,7 +131,7 @@ fn a_held_thread_stays_and_its_load_counts() {
 }
 
 #[test]
-fn a_thread_goes_only_where_it_may() {
+fn a_thread_moves_only_where_it_is_allowed() {
     let confined = Thread { allowed_nodes: vec![NodeId(1)], ..thread(1, 1, &[(0, 300)], 0) };
     let plan = decide("nthread", &two_nodes(vec![confined]));
     assert_eq!(moves(&plan), []);
@@ -139,7 +140,7 @@ fn a_thread_goes_only_where_it_may() {
 }
 
 #[test]
-fn data_on_a_node_without_cpus_draws_to_the_nearest_node_with_some() {
+fn data_on_a_node_without_cpus_attracts_to_the_nearest_node_with_some() {
     let far = |mut n: NodeLoad, distance| {
         n.distance.insert(NodeId(2), distance);
         n
@@ -153,7 +154,7 @@ fn data_on_a_node_without_cpus_draws_to_the_nearest_node_with_some() {
     let why = "300.0 MB of 300.0 MB read from node 2, which has no CPUs; node 0 is the nearest";
     assert_eq!(declined(&plan, 2), Some(("no_cpus", why)));
 
-    // Where it may not run on node 0, node 1 is the nearest, and it is there.
+    // If it may not run on node 0, node 1 is the nearest, and it runs there already.
     let confined = Thread { allowed_nodes: vec![NodeId(1)], ..thread(1, 1, &[(2, 300)], 0) };
     assert_eq!(moves(&decide("nthread", &snapshot(nodes, vec![confined]))), []);
 
@@ -183,9 +184,10 @@ fn nodes_the_topology_does_not_have_are_no_targets() {
 
 #[test]
 fn step_2_reads_stay_and_writes_go_with_the_thread() {
-    // Threads 1 and 2 write 300 each on node 1 and read 300 each from node 0. If both sat on node 0, it would have
-    // 600 / 3 + 600 + 100 that belong to nobody listed = 900 > 800, node 1 nothing: overloaded though it is not now
-    // (200 + 100 = 300). Average 450: thread 1 goes to (stays on) node 1, 0 + 300 ≤ 450; thread 2 would make 600.
+    // Threads 1 and 2 write 300 each on node 1 and read 300 each from node 0. If both ran on node
+    // 0, node 0 would have 600 / 3 + 600 + 100 of unlisted threads = 900 > 800, and node 1 nothing:
+    // an overload, although it has only 200 + 100 = 300 now. Average 450: thread 1 goes to (stays
+    // on) node 1, 0 + 300 ≤ 450; thread 2 would make 600.
     let mut window = two_controllers(vec![thread(1, 1, &[(0, 300)], 300), thread(2, 1, &[(0, 300)], 300)]);
     window.nodes[0].write_bytes = 100;
     window.nodes[0].write_bytes *= MB;
@@ -233,7 +235,7 @@ fn step_3_overloaded_means_that_every_other_node_has_less_than_half() {
         let threads = vec![thread(1, 0, &[], 700), thread(2, 0, &[], 200), thread(3, 1, &[], other)];
         assert_eq!(moves(&decide("nthread", &two_controllers(threads))).len(), expected);
     }
-    // A third node at 450 spoils it as well.
+    // A third node at 450 prevents it as well.
     let nodes = (0..3).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect();
     let threads = vec![thread(1, 0, &[], 700), thread(2, 0, &[], 200), thread(3, 2, &[], 450)];
     assert_eq!(moves(&decide("nthread", &snapshot(nodes, threads))), []);
@@ -241,8 +243,9 @@ fn step_3_overloaded_means_that_every_other_node_has_less_than_half() {
 
 #[test]
 fn equation_2_takes_threads_by_falling_write_ratio() {
-    // Ratios: t1 300 / 600 = 0.5, t2 300 / 400 = 0.75, t3 300 / 450 = 0.67. Load of node 0: (300 + 100 + 150) / 3 = 183 and
-    // 900 of writes = 1083; average 542. t2 goes (0 + 300 ≤ 542), then nobody fits (600 > 542).
+    // Ratios: t1 300 / 600 = 0.5, t2 300 / 400 = 0.75, t3 300 / 450 = 0.67. Load of node 0: (300 +
+    // 100 + 150) / 3 = 183 and 900 of writes = 1083; average 542. t2 moves (0 + 300 ≤ 542), then no
+    // thread fits (600 > 542).
     let threads = vec![thread(1, 0, &[(0, 300)], 300), thread(2, 0, &[(0, 100)], 300), thread(3, 0, &[(0, 150)], 300)];
     assert_eq!(moves(&decide("nthread", &two_controllers(threads))), [(2, 1, Reason::ControllerContention)]);
 }
@@ -256,8 +259,8 @@ fn equation_2_ties_go_by_tid() {
 
 #[test]
 fn equation_3_and_4_a_node_may_be_filled_up_to_the_average() {
-    // Node 0 has 1000: thread 1's part, and the rest of somebody who is not listed. Average 500, D_migrate of node 1 is −500:
-    // −500 + 500 = 0 ≤ 0 is allowed, −500 + 501 = 1 is not.
+    // Node 0 has 1000: thread 1's part and that of unlisted threads. Average 500, D_migrate of node
+    // 1 is −500: −500 + 500 = 0 ≤ 0 is allowed, −500 + 501 = 1 is not.
     for (writes, expected) in [(500, 1), (501, 0)] {
         let mut window = two_controllers(vec![thread(1, 0, &[], writes)]);
         window.nodes[0].write_bytes = 1000 * MB;
@@ -266,7 +269,7 @@ fn equation_3_and_4_a_node_may_be_filled_up_to_the_average() {
 }
 
 #[test]
-fn equation_4_both_nodes_amounts_are_updated_and_a_thread_that_does_not_fit_is_passed_over() {
+fn equation_4_updates_both_nodes_and_skips_a_thread_that_does_not_fit() {
     // 1200 on node 0, average 600. t1 400 goes: D_1 = −200. t2 400 does not fit (200 > 0), t3 200 does (0 ≤ 0); D_0 = 0.
     let threads = vec![thread(1, 0, &[], 400), thread(2, 0, &[], 400), thread(3, 0, &[], 200), thread(4, 0, &[], 200)];
     let plan = decide("nthread", &two_controllers(threads));
@@ -320,7 +323,7 @@ fn step_3_gives_a_thread_the_emptiest_node_it_may_use_then_the_nearest() {
 
 #[test]
 fn step_3_leaves_readers_where_they_are() {
-    // 3000 / 3 = 1000 of 1000 by reads alone: overloaded, but moving readers would relieve nobody.
+    // 3000 / 3 = 1000 of 1000 by reads alone: overloaded, but moving readers would not relieve it.
     let plan = decide("nthread", &two_controllers(vec![thread(1, 0, &[(0, 2000)], 0), thread(2, 0, &[(0, 1000)], 0)]));
     assert_eq!(moves(&plan), []);
 }
@@ -339,7 +342,8 @@ fn step_3_does_not_judge_nodes_of_unknown_bandwidth_and_says_so() {
 
 #[test]
 fn step_3_uses_no_node_without_memory() {
-    // Node 1 has CPUs but no memory: what is written there lands on node 0, so it offers no relief; node 2 does.
+    // Node 1 has CPUs but no memory. Its writes land on node 0, so it offers no relief; node 2
+    // does.
     let nodes = (0..3).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect();
     let window = snapshot(nodes, vec![thread(1, 0, &[], 450), thread(2, 1, &[], 0), thread(3, 0, &[], 450)]);
     let mut topology = window.topology();
@@ -362,7 +366,7 @@ fn one_node_has_nowhere_to_go() {
 
 // Step 4: III-C2.
 
-/// Four readers of node 0, each half of one of its two CPUs: 100 %. The other node is idle.
+/// Four readers of node 0, each using half of one of its two CPUs: 100 %. The other node is idle.
 fn crowd() -> Vec<Thread> {
     (1..=4).map(|tid| with_cpu(0.5, thread(tid, 0, &[(0, 200 + 100 * u64::from(5 - tid))], 0))).collect()
 }
@@ -382,7 +386,7 @@ fn equation_5_and_6_threads_that_read_least_from_h_go_until_it_is_within_the_lim
 
 #[test]
 fn step_4_sees_the_crowd_that_step_1_would_make() {
-    // The same four, spread over two nodes: the what-if puts all four on node 0.
+    // The same four threads, spread over two nodes: the what-if puts all four on node 0.
     let mut threads = crowd();
     threads[2].node = NodeId(1);
     threads[3].node = NodeId(1);
@@ -409,7 +413,7 @@ fn step_4_overloaded_is_above_90_percent_and_at_least_twice_the_others() {
 }
 
 #[test]
-fn equation_5_a_node_may_be_filled_up_to_the_limit_and_what_does_not_fit_is_passed_over() {
+fn equation_5_fills_a_node_up_to_the_limit_and_skips_threads_that_do_not_fit() {
     // Node 1 has one CPU, used 0.4; threads of 0.6, 0.5 and 0.2: 0.4 + 0.6 > 0.9, 0.4 + 0.5 = 0.9 fits. Node 0: 2.3 of 2 CPUs,
     // then 1.8 = 90 %: thread 3 stays.
     let threads = vec![
@@ -421,7 +425,7 @@ fn equation_5_a_node_may_be_filled_up_to_the_limit_and_what_does_not_fit_is_pass
     (window.nodes[0].cpu_s, window.nodes[1].cpu_s) = (Some(2.3), Some(0.4));
     let plan = decide("nthread", &window);
     assert_eq!(moves(&plan), [(2, 1, Reason::CpuContention)]);
-    // CPU_i counts against the node it goes to: 0.5 / 1 CPU.
+    // CPU_i counts against the node that it moves to: 0.5 / 1 CPU.
     close(node_forecast(&plan, 1).cpu_after, 0.9);
 }
 
@@ -438,16 +442,17 @@ fn step_4_gives_a_thread_the_least_used_node() {
 
 #[test]
 fn step_4_is_not_taken_while_a_controller_is_overloaded() {
-    // Node 0: 900 of 1000 MB/s and 100 % CPU. Only the writer is relieved; the crowd stays.
+    // Node 0: 900 of 1000 MB/s and 100 % CPU. Only the writer moves; the crowd stays.
     let mut threads = crowd();
     threads.push(thread(5, 0, &[(0, 300)], 300));
     let mut window = two_controllers(threads);
     // (300 + 400 + 500 + 600 + 300) / 3 = 700 and 300 of writes = 1000; average 500.
     let plan = decide("nthread", &window);
     assert_eq!(moves(&plan), [(5, 1, Reason::ControllerContention)]);
-    // nthread-cpu knows no controllers, and takes thread 4 or, reading as little, thread 5 — which uses no CPU.
+    // nthread-cpu ignores controllers. It takes thread 4, not thread 5, which reads as little but
+    // uses no CPU.
     assert_eq!(moves(&decide("nthread-cpu", &window)), [(4, 1, Reason::CpuContention)]);
-    // An overloaded controller that nobody can relieve still comes first (III-B).
+    // An overloaded controller that no move can relieve still comes first (III-B).
     window.threads[4].allowed_nodes = vec![NodeId(0)];
     assert_eq!(moves(&decide("nthread", &window)), []);
 }
@@ -486,7 +491,8 @@ fn step_4_does_not_make_work_for_step_3_of_the_next_window() {
 
 #[test]
 fn a_forecast_may_exceed_all_cpus() {
-    // Four readers, each with a CPU of its own on node 1, would share two CPUs on node 0; each may only go to node 0 or stay.
+    // Four readers, each with its own CPU on node 1, would share two CPUs on node 0. Each may only
+    // move to node 0 or stay.
     let threads = (1..=4).map(|tid| with_cpu(1.0, thread(tid, 1, &[(0, 300)], 0))).collect();
     let plan = decide("nthread-rl", &snapshot(vec![node(0, 2), node(1, 4)], threads));
     close(node_forecast(&plan, 0).cpu_after, 2.0);
@@ -505,7 +511,7 @@ fn step_5_sharers_get_their_initial_target_and_keep_it() {
 }
 
 #[test]
-fn step_5_a_sharer_is_passed_over_and_the_plan_says_what_it_shares() {
+fn step_5_skips_a_sharer_and_the_plan_says_what_it_shares() {
     let mut threads = crowd();
     threads[3].shares_file = true;
     threads[3].files = vec![placement::FileUse { file: "8:1:1".into(), ..Default::default() }];
@@ -524,8 +530,9 @@ fn step_5_a_sharer_is_passed_over_and_the_plan_says_what_it_shares() {
 }
 
 #[test]
-fn table_ii_says_which_steps_a_variant_takes() {
-    // A controller to relieve (900 of 1000; t1 may go), a crowd if there were none, and a reader that is away from home.
+fn each_variant_takes_its_steps_of_table_ii() {
+    // A controller to relieve (900 of 1000; t1 may move), a crowd if the controller were fine, and
+    // a reader away from home.
     let mut threads = crowd();
     threads[0].node = NodeId(1);
     threads.push(Thread { shares_file: true, ..thread(5, 0, &[], 300) });
@@ -536,14 +543,15 @@ fn table_ii_says_which_steps_a_variant_takes() {
     let home = (1, 0, Reason::ReadLocality);
     assert_eq!(of("nthread-rl"), [home]);
     assert_eq!(of("nthread-cpu"), [home, (4, 1, Reason::CpuContention)]);
-    // Both writers have no target: once they are gone node 0 is at 60 %, and its CPUs come into view.
+    // Both writers have no target. Once they have moved, node 0 is at 60 %, and its CPUs are
+    // considered.
     let (t5, t6) = ((5, 1, Reason::ControllerContention), (6, 1, Reason::ControllerContention));
     assert_eq!(of("nthread-nm"), [home, (4, 1, Reason::CpuContention), t5, t6]);
-    // Here t5 stays: node 0 at 600 + 300 = 900 is overloaded still, and CPUs wait.
+    // Here t5 stays: with 600 + 300 = 900, node 0 is still overloaded, and CPUs wait.
     assert_eq!(of("nthread"), [home, t6]);
 }
 
-// Moving twice is moving once.
+// A repeated decision makes no moves.
 
 #[test]
 fn a_thread_without_a_target_that_relieves_a_node_spares_those_with_one() {
@@ -560,7 +568,7 @@ fn a_thread_without_a_target_that_relieves_a_node_spares_those_with_one() {
 }
 
 #[test]
-fn a_thread_that_was_sent_away_is_not_called_back() {
+fn a_thread_that_was_sent_away_stays_away() {
     for window in
         [two_nodes(crowd()), two_controllers(vec![thread(1, 0, &[(0, 300)], 500), thread(2, 0, &[(0, 600)], 400)])]
     {
@@ -569,7 +577,7 @@ fn a_thread_that_was_sent_away_is_not_called_back() {
         let next = next_window(&window.topology(), &window, &plan);
         let then = decide("nthread", &next);
         assert_eq!(moves(&then), []);
-        // It reads remotely now, and the plan says why it stays there.
+        // It now reads remotely, and the plan states why it stays there.
         assert!(then.declined[0].reason.ends_with("_contention"), "{:?}", then.declined);
     }
 }
@@ -577,7 +585,7 @@ fn a_thread_that_was_sent_away_is_not_called_back() {
 // The plan itself.
 
 #[test]
-fn moves_come_with_relief_first_and_then_by_what_they_gain() {
+fn moves_are_ordered_by_relief_then_gain() {
     let window = snapshot(
         vec![node_with_bandwidth(0, 2, 1000.0), node_with_bandwidth(1, 2, 1000.0)],
         vec![
@@ -594,20 +602,20 @@ fn moves_come_with_relief_first_and_then_by_what_they_gain() {
 }
 
 #[test]
-fn threads_that_stay_are_listed_up_to_a_bound_those_with_most_remote_bytes() {
+fn staying_threads_are_listed_by_remote_bytes_up_to_a_bound() {
     let many = MAX_DECLINED as u32 + 7;
     let threads = (1..=many).map(|tid| thread(tid, 1, &[(0, 10 + u64::from(tid % 100))], 0)).collect();
     let plan = decide("nthread-rl", &two_nodes(threads));
     assert_eq!(plan.declined.len(), MAX_DECLINED);
     assert_eq!(plan.notes, ["7 more threads stay than are listed"]);
     assert!(plan.declined[0].why.starts_with("109.0 MB"), "{:?}", plan.declined[0]);
-    // The seven that are left out are of the least: 10 MB each, tids 100, 200, …
+    // The seven threads left out have the least remote bytes: 10 MB each, tids 100, 200, …
     let listed = plan.declined.iter().filter(|d| d.why.starts_with("10.0 MB")).count();
     assert_eq!(listed, many as usize / 100 - 7);
 }
 
 #[test]
-fn observed_remote_bytes_count_before_and_the_new_node_after() {
+fn forecasts_use_observed_remote_bytes_before_and_the_new_node_after() {
     // The thread read 300 MB from node 0, 120 of it while it still ran elsewhere.
     let t = Thread { remote_read_bytes: Some(120 * MB), ..thread(1, 1, &[(0, 300), (1, 0)], 0) };
     let plan = decide("nthread", &two_nodes(vec![t]));

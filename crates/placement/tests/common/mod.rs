@@ -1,4 +1,4 @@
-//! Snapshots for tests: built by hand, generated at random, and carried one window on.
+//! Snapshots for tests: built by hand, generated at random, and advanced by one window.
 #![allow(dead_code, reason = "each test target uses a part of this")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may stop at the first surprise")]
 
@@ -20,7 +20,8 @@ pub fn bytes(megabytes: &[(u32, u64)]) -> NodeBytes {
     megabytes.iter().map(|(node, mb)| (NodeId(*node), mb * MB)).collect()
 }
 
-/// A node with `cpus` CPUs, 10 from itself and 20 from the other nodes of a machine with ids 0 to 7.
+/// A node with `cpus` CPUs, at distance 10 from itself and 20 from the other nodes of a machine
+/// with ids 0 to 7.
 pub fn node(id: u32, cpus: u32) -> NodeLoad {
     NodeLoad {
         id: NodeId(id),
@@ -40,7 +41,8 @@ pub fn node_with_bandwidth(id: u32, cpus: u32, write_bw_max: f64) -> NodeLoad {
     NodeLoad { read_bw_max: Some(3e6 * write_bw_max), write_bw_max: Some(1e6 * write_bw_max), ..node(id, cpus) }
 }
 
-/// A thread on `node`, allowed on nodes 0 to 3, reading MB per node and writing `writes` MB where it runs.
+/// A thread on `node`, allowed on nodes 0 to 3, that reads the given MB per node and writes
+/// `writes` MB where it runs.
 pub fn thread(tid: u32, node: u32, reads: &[(u32, u64)], writes: u64) -> Thread {
     Thread {
         tid,
@@ -74,7 +76,7 @@ pub fn decide_with(name: &str, settings: &Settings, topology: &Topology, snapsho
     policy(name, settings).unwrap().decide(topology, snapshot)
 }
 
-/// The plan of a policy with the paper's settings for a snapshot that passes validation.
+/// The plan of a policy with the paper's settings for a valid snapshot.
 pub fn decide(name: &str, snapshot: &Snapshot) -> Plan {
     snapshot.validate().unwrap();
     decide_with(name, &Settings::default(), &snapshot.topology(), snapshot)
@@ -113,7 +115,8 @@ pub fn why(plan: &Plan, of: u32) -> std::borrow::Cow<'_, str> {
         .unwrap()
 }
 
-/// The node whose memory takes what is written on a node: itself, or the nearest if it has none.
+/// The node whose memory takes the writes on a node: the node itself, or the nearest if it has no
+/// memory.
 pub fn memory_of(topology: &Topology, node: NodeId) -> NodeId {
     let has = |id: NodeId| topology.node(id).is_some_and(|n| n.memory != MemoryKind::None);
     if has(node) {
@@ -123,11 +126,11 @@ pub fn memory_of(topology: &Topology, node: NodeId) -> NodeId {
     others.min_by_key(|id| (topology.distance(node, *id).unwrap_or(u32::MAX), *id)).unwrap_or(node)
 }
 
-/// The next window if the plan is carried out and everybody goes on as before: reads stay with the data, writes and CPU time
-/// go with the thread, and what belongs to no listed thread stays.
+/// The next window if the plan's moves are made and all threads continue as before. Reads stay with
+/// the data, writes and CPU time move with the thread, and loads of unlisted threads stay.
 pub fn next_window(topology: &Topology, before: &Snapshot, plan: &Plan) -> Snapshot {
     let mut next = before.clone();
-    // Totals that are less than what is listed would lose track: make them add up first.
+    // Totals below the sum of the listed threads would lose loads, so raise them first.
     let mut writes: BTreeMap<NodeId, u64> = BTreeMap::new();
     let mut cpu: BTreeMap<NodeId, f64> = BTreeMap::new();
     for t in &before.threads {
@@ -172,7 +175,7 @@ pub struct Case {
     pub snapshot: Snapshot,
 }
 
-/// Workloads in which every step has something to do: few sizes, all multiples of 3 MB so that thirds are whole.
+/// Workloads that give each step work: few sizes, all multiples of 3 MB so that thirds are whole.
 pub fn case(size: Size) -> impl Strategy<Value = Case> {
     let nodes = proptest::collection::vec(any_node(size.odd_nodes), 1..=size.nodes);
     let threads = proptest::collection::vec(any_thread(size.nodes), 0..=size.threads);
@@ -252,7 +255,7 @@ struct AnyThread {
 
 fn any_thread(nodes: usize) -> impl Strategy<Value = AnyThread> {
     (
-        // Half of all threads on and reading from the first node, so that something is overloaded often.
+        // Half of all threads run on the first node and read from it, so that overloads are common.
         prop_oneof![Just(0), 0..nodes],
         proptest::collection::vec(proptest::bool::weighted(0.85), nodes),
         proptest::bool::weighted(0.08),

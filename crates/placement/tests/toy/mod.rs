@@ -1,7 +1,8 @@
-//! A toy machine that answers moves, for policies that learn from what their moves did.
+//! A toy machine that reacts to moves, for policies that learn from the effects of their moves.
 //!
-//! Deliberately not the model that `auto` decides by: no queues. Controllers and CPUs serve everybody at full speed until they are
-//! full, then slow all their users down by one factor until what is used fits.
+//! It is deliberately not the model that `auto` uses: it has no queues. Controllers and CPUs serve
+//! all users at full speed until they are full. Then they slow all their users down by one factor,
+//! until the load fits.
 #![allow(dead_code, reason = "each test target uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
@@ -27,7 +28,7 @@ pub struct ToyThread {
     pub off_s: f64,
     /// Fractions of bytes read, by file.
     pub reads: Vec<(usize, f64)>,
-    /// Fraction of bytes written, where it runs.
+    /// Fraction of bytes written, on the node where it runs.
     pub writes: f64,
     pub held: bool,
 }
@@ -36,29 +37,30 @@ pub struct ToyThread {
 pub struct ToyFile {
     pub node: usize,
     pub bytes: f64,
-    /// Where it is going, and how much of it is not there yet.
+    /// The node it is moving to, and the bytes that are not there yet.
     pub moving: Option<(usize, f64)>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Toy {
     pub nodes: Vec<ToyNode>,
-    /// SLIT.
+    /// SLIT distances.
     pub distance: Vec<Vec<u32>>,
     pub threads: Vec<ToyThread>,
     pub files: Vec<ToyFile>,
-    /// Seconds per byte for one thread, local and alone.
+    /// Seconds per byte of one thread, local and alone.
     pub read_s: f64,
     pub write_s: f64,
     /// Bytes/s of a file copy.
     pub copy_bw: f64,
-    /// Whether files can be moved at all.
+    /// Whether files can be moved.
     pub files_move: bool,
-    /// Whether the file system spreads what is written over all nodes; else it lands where the writer runs.
+    /// Whether the file system spreads writes over all nodes; otherwise they land where the writer
+    /// runs.
     pub writes_spread: bool,
-    /// How many times as long software takes on each node: what no snapshot shows.
+    /// How many times as long software takes on each node, which no snapshot shows.
     pub slow: Vec<f64>,
-    /// Bytes of memory of each process, where its first thread starts.
+    /// Bytes of memory of each process, on the node where its first thread starts.
     pub memory: u64,
     pub time_s: f64,
     pub moves: Vec<(u32, Move)>,
@@ -105,7 +107,7 @@ impl Toy {
         self.files.len() - 1
     }
 
-    /// A thread of its own process that reads one file.
+    /// A thread, with a process of its own, that reads one file.
     pub fn reader(&mut self, node: usize, file: usize, soft_s: f64) {
         let tid = self.threads.len() as u32 + 1;
         let reads = vec![(file, 1.0)];
@@ -125,7 +127,7 @@ impl Toy {
         }
     }
 
-    /// Where a thread's writes land.
+    /// The nodes where a thread's writes land.
     fn lands(&self, t: &ToyThread) -> Vec<(usize, f64)> {
         let n = self.nodes.len();
         if self.writes_spread { (0..n).map(|m| (m, 1.0 / n as f64)).collect() } else { vec![(t.node, 1.0)] }
@@ -260,7 +262,7 @@ impl Toy {
         }
     }
 
-    /// One window: observe, decide, move. Returns the plan and bytes served.
+    /// Runs one window: observe, decide, move. Returns the plan and the bytes served.
     pub fn step(&mut self, policy: &mut dyn Policy) -> (Plan, f64) {
         self.window += 1;
         self.time_s += 1.0;
@@ -309,7 +311,7 @@ impl Toy {
         }
     }
 
-    /// Runs for so many windows; bytes/s at the end.
+    /// Runs this many windows; returns bytes/s at the end.
     pub fn run(&mut self, policy: &mut dyn Policy, windows: u32) -> f64 {
         for _ in 0..windows {
             self.step(policy);
@@ -317,7 +319,7 @@ impl Toy {
         self.rates().total()
     }
 
-    /// The best bytes/s that any placement of the threads gives, data staying where it is.
+    /// The best bytes/s of all placements of the threads, with the data in place.
     pub fn best(&self) -> f64 {
         let seats: Vec<usize> = (0..self.nodes.len()).filter(|n| self.nodes[*n].cpus > 0.0).collect();
         let mut toy = self.clone();
