@@ -7,8 +7,8 @@
 //! **Approach.** After a plan, the policy decides nothing new until the plan's moves are made or
 //! given up. Then it compares throughput with the time before. A plan that made things worse is
 //! reverted, and its moves are not tried again. The promise of a plan counts as much as earlier
-//! plans kept theirs. Plans for a load are made in its first windows, and each must promise four
-//! times as much as the one before, so moves end whatever the model predicts. A changed load (other
+//! plans kept theirs. Plans for a load are made in its first windows, and each must promise twice
+//! as much as the one before, so moves end whatever the model predicts. A changed load (other
 //! threads, other demands) starts afresh.
 //!
 //! **Limits.** Measured and predicted throughput are those of the machine: one process's gain can
@@ -27,6 +27,7 @@ use crate::{Move, Snapshot};
 const MOST_ASKED: u32 = 10;
 /// Moves are requested in this many windows of a load.
 const ASKING: u32 = 10;
+/// Memory of a process has mostly arrived when at most this share of it is left behind.
 const MOSTLY: f64 = 0.1;
 /// A failed move is not requested again for this many seconds; a moved file stays for as long.
 const STUCK_S: f64 = 600.0;

@@ -14,7 +14,7 @@
 //! that promises enough, measures it, and reverts it if things got worse ([`history`]). Each move
 //! states what it saves and what the alternatives would save ([`plan`]).
 //!
-//! **Moves end.** Plans for a load are made in its first windows, and each must promise four times
+//! **Moves end.** Plans for a load are made in its first windows, and each must promise twice
 //! as much as the one before.
 //!
 //! **Limits.** The model assumes that the load continues as it was. It infers locks from sleep.
