@@ -10,10 +10,11 @@
 
 use crate::{Move, Snapshot};
 
-/// Windows without progress after which data is requested again. Windows, and multiples of T_m,
-/// after which it is given up.
+/// Windows without progress after which data is requested again.
 pub(super) const STALLED: u32 = 3;
+/// Data is given up after this many windows plus [`OVERDUE`] times T_m.
 pub(super) const OVERDUE_WINDOWS: f64 = 10.0;
+/// See [`OVERDUE_WINDOWS`].
 pub(super) const OVERDUE: f64 = 4.0;
 /// A file has moved when at most this share of it is left behind; so has a process's memory.
 pub(super) const CRUMBS: f64 = 0.02;

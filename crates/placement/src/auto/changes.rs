@@ -18,6 +18,7 @@ use super::seating::{Model, Prices, Scratch, Seat, Seating};
 /// Largest number of seats, and of processes, considered in one step: those that lose most to their
 /// place.
 const MOST_SEATS: usize = 512;
+/// See [`MOST_SEATS`].
 const MOST_PROCESSES: usize = 64;
 /// Largest number of target nodes per team on large machines.
 const MOST_TARGETS: usize = 8;

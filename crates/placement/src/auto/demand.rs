@@ -129,9 +129,10 @@ const ELSEWHERE: f64 = 0.1;
 /// The share of writes expected to follow the thread if all writers of a process, and their writes,
 /// are on one node.
 const UNSURE: f64 = 0.5;
-/// The same if less than this share of the writes goes to the node it reads from: a process that
+/// The same if less than [`APART`] of the writes goes to the node it reads from: a process that
 /// writes to the device of its file system, or over its data, would write there.
 const LIKELY: f64 = 0.9;
+/// The share for [`LIKELY`].
 const APART: f64 = 0.3;
 /// The file system spreads a thread's writes if no node gets more than this share of them.
 const ON_ONE: f64 = 0.7;

@@ -46,9 +46,10 @@ const MOST_MOVED: u32 = 2;
 const PLANNING: u32 = 7;
 /// Additional windows if a plan's data could not be moved.
 const LATE: u32 = 1;
-/// Number of windows that the first plan waits while throughput still changes by more than this
-/// share: the kernel spreads threads that start together first.
+/// Number of windows that the first plan waits while throughput still changes by more than
+/// [`STEADY`]: the kernel spreads threads that start together first.
 const SETTLING: u32 = 4;
+/// The share for [`SETTLING`].
 const STEADY: f64 = 0.03;
 /// For this many seconds after its start, a thread is assumed to be on its way to where the kernel
 /// wants it.
@@ -60,9 +61,10 @@ const LEAST_TRUST: f64 = 0.3;
 /// A load has changed when this share of its threads has.
 const OTHERS: f64 = 0.2;
 /// A thread has changed when it does this many times as much or as little, which no placement
-/// explains; when its share of reads has changed by that much; or when its data has come to be
+/// explains; when its share of reads has changed by [`READS`]; or when its data has come to be
 /// elsewhere without a move.
 const FACTOR: f64 = 4.0;
+/// The change of the share of reads for [`FACTOR`].
 const READS: f64 = 0.25;
 /// Data is on a node when more than this share of the reads comes from it.
 const MAINLY: f64 = 0.7;

@@ -166,7 +166,9 @@ pub(super) struct Steady {
     pub passes: u64,
 }
 
+/// A solution is found when no figure changes by more than this share.
 const TOLERANCE: f64 = 1e-5;
+/// Largest number of passes of a solution.
 const MOST_PASSES: usize = 60;
 /// Upper bound of a Newton step, in plain steps.
 const MOST_LEAP: f64 = 20.0;

@@ -33,9 +33,9 @@ const FULL_PORT: f64 = 3.0;
 const SPREAD: f64 = 0.05;
 /// The highest assumed utilisation of a controller when waiting is derived.
 const BUSIEST: f64 = 0.97;
-/// The apparent utilisation of a full controller, within the accuracy of the constants; and the
-/// utilisation then assumed.
+/// The apparent utilisation of a full controller, within the accuracy of the constants.
 const FULL: std::ops::Range<f64> = 0.85..1.3;
+/// The utilisation assumed for a full controller.
 const FULLEST: f64 = 0.999;
 /// How many times queues and writers are derived from each other.
 const ROUNDS: usize = 4;

@@ -20,11 +20,13 @@ use crate::processes::sane;
 
 /// A file counts as moved when at most this share of it is left behind.
 const LEFT: f64 = 0.02;
-/// After this many windows without progress, the rest is requested again, at most this many times.
+/// After this many windows without progress, the rest is requested again.
 const STALLED: u32 = 2;
+/// Largest number of requests for one migration.
 const MOST_ASKED: u32 = 3;
-/// A migration ends after this many times T_m plus this many windows.
+/// A migration ends after this many times T_m plus [`OVERDUE_WINDOWS`] windows.
 const OVERDUE: f64 = 4.0;
+/// See [`OVERDUE`].
 const OVERDUE_WINDOWS: f64 = 10.0;
 /// Number of windows after a migration whose reads give TH_l.
 const WATCHED: u32 = 2;
