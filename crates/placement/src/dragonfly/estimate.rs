@@ -4,7 +4,7 @@
 //! others by hand.
 //!
 //! **Approach.** TH_r is the rate of remote reads of the queued files while they waited. The other
-//! estimates start with figures from the papers ([`Settings`](super::Settings)), and each migration
+//! estimates start with figures from the papers ([`Settings`]), and each migration
 //! corrects them. Its speed gives T_m; reads after it against reads before it give TH_l / TH_r; the
 //! loss against the straight line of Eq. 2 while it ran gives O_m.
 //!
