@@ -61,7 +61,7 @@ pub const POLICIES: &[(&str, &str)] = &[
     ("nthread-rl", "data locality only: moves each thread to the node it reads most from"),
     ("nthread-cpu", "data locality, then CPUs"),
     ("nthread-nm", "data locality, then memory controllers, then CPUs; ignores sharing"),
-    ("dragonfly", "like nthread, but if a thread's home node is overloaded, moves its files, if that pays back"),
+    ("dragonfly", "like nthread, but moves a thread's files to it if their node is overloaded and that pays back"),
     ("npolicy", "every 10 s, moves processes with mapped memory to the node with most of the data they touch"),
     ("arc", "at the first remote block, moves a process and its memory to the node that caches its file"),
     ("arc-guarded", "like arc, but only for large files, large repeated reads, and comparatively small processes"),

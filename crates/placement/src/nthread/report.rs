@@ -199,7 +199,7 @@ fn untargeted(machine: &Machine, target: Target, margin: f64, thread: &Thread) -
     match target {
         Target::NotAllowed { home } => ("not_allowed", format!("{}, where it may not run", read_from(home))),
         Target::NoCpus { home } => {
-            ("no_cpus", format!("{}, which has no CPUs; several nodes are equally near", read_from(home)))
+            ("no_cpus", format!("{}, which has no CPUs; no single node is nearest", read_from(home)))
         }
         Target::Near { home, node } => {
             let near = machine.id(node);
