@@ -74,6 +74,7 @@ struct counters {
 	u64 counted;         /* events counted, all windows */
 	u64 stood_for;       /* events that those stood for */
 	u64 children_full;
+	u64 no_node;         /* bytes of DAX files on a device whose node is not known */
 	u64 reads;           /* what those counted by the hook on the read path stood for */
 };
 
@@ -84,6 +85,8 @@ struct task_record {
 	u64 cpu_ns;    /* since the last pass */
 	u64 wait_ns;
 	u64 cgroup_id;
+	u64 leader_start_ns; /* when its process started */
+	u64 parent_start_ns; /* when its parent process started */
 	u32 flags;     /* TASK_* */
 	u32 mask_words;
 	char comm[COMM_LEN];

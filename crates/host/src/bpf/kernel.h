@@ -146,10 +146,11 @@ struct task_struct {
 	u32 flags;
 	struct sched_entity se;
 	struct sched_info sched_info;
-	const struct cpumask *cpus_ptr;
+	struct cpumask cpus_mask;
 	int pid;
 	int tgid;
 	struct task_struct *real_parent;
+	struct task_struct *group_leader;
 	u64 start_boottime;
 	char comm[16];
 	struct files_struct *files;
@@ -168,6 +169,12 @@ struct bpf_iter_meta {
 struct bpf_iter__task {
 	struct bpf_iter_meta *meta;
 	struct task_struct *task;
+};
+struct bpf_iter__task_file {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	u32 fd;
+	struct file *file;
 };
 enum pageflags {
 	PG_locked = 0,

@@ -19,8 +19,7 @@ static __always_inline bool in_slice(void)
 {
 	u32 zero = 0, *on;
 
-	/* Then there is one slice, without end. */
-	if (exact)
+	if (steady)
 		return true;
 	on = bpf_map_lookup_elem(&slice_on, &zero);
 	return on && *on;

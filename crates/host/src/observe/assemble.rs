@@ -247,8 +247,11 @@ impl Masks {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::super::types::Scope;
     use super::*;
+    use crate::act::mover::NS_PER_TICK;
     use topology::{MemoryKind, Node};
 
     /// Two nodes of two CPUs: 0 and 1 on node 0, 2 and 3 on node 8.
@@ -289,7 +292,7 @@ mod tests {
     }
 
     fn all(pass: &Pass, entries: Vec<(Key, Usage)>) -> Assembled {
-        assemble(pass, entries, &Filter::new(&Scope::All).unwrap(), &places(), &[])
+        assemble(pass, entries, &Filter::All, &places(), &[])
     }
 
     const EARLY: u64 = 1 << 30;
@@ -341,10 +344,14 @@ mod tests {
 
     #[test]
     fn nodes_get_the_cpu_time_of_all_also_of_the_ended_and_of_those_out_of_scope() {
-        let filter = Filter::new(&Scope::Pids(vec![7])).unwrap();
-        let pass = pass(&[(7, 0, EARLY), (9, 3, EARLY)]);
+        let pid = std::process::id();
+        let filter = Filter::new(&Scope::Pids(vec![pid]), Path::new("/proc")).unwrap();
+        let mut pass = pass(&[(pid, 0, EARLY), (pid + 1, 3, EARLY)]);
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let ticks = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap();
+        pass.tasks[0].leader_start_ns = ticks.parse::<u64>().unwrap() * NS_PER_TICK;
         let out = assemble(&pass, Vec::new(), &filter, &places(), &[0, 250_000_000, 0, 1_000_000_000]);
         assert_eq!(out.node_cpu_s, BTreeMap::from([(NodeId(0), 0.75), (NodeId(8), 1.5)]));
-        assert_eq!(out.threads.iter().map(|t| t.thread.tid).collect::<Vec<_>>(), [7]);
+        assert_eq!(out.threads.iter().map(|t| t.thread.tid).collect::<Vec<_>>(), [pid]);
     }
 }

@@ -21,6 +21,9 @@ use super::weights::at_least;
 pub struct Configuration {
     /// Programs to attach.
     pub hooks: BTreeSet<Hook>,
+    /// Whether the hook on the read path stays attached. Otherwise it is attached for a part of the time where it costs
+    /// more than its budget.
+    pub steady: bool,
     /// What is not seen, or seen less exactly, each with its cause.
     pub notes: Vec<String>,
     /// Why nothing can be observed at all: the capability and the cause.
@@ -39,6 +42,15 @@ pub fn choose(facts: &Capabilities, settings: &Settings) -> Configuration {
     faults(&offer, &mut chosen);
     writes(&offer, &mut chosen);
     memory_file_systems(&offer, &mut chosen);
+    chosen.steady = settings.exact || settings.steady;
+    if !chosen.steady && !facts.nohz_full.is_empty() {
+        chosen.steady = true;
+        chosen.notes.push(format!(
+            "reads: the hook stays attached (--steady), as attaching it interrupts all CPUs and CPUs {} run without a \
+             timer tick (nohz_full)",
+            facts.nohz_full
+        ));
+    }
     if !chosen.hooks.iter().any(|hook| READS.contains(hook)) {
         let cause = offer.causes(&READS);
         chosen.blocked = Some(("a hook on the page cache's read path", cause));
@@ -251,6 +263,20 @@ mod tests {
         let chosen = choose(&everything(), &settings);
         assert!(chosen.hooks.iter().all(|hook| hook.kind() == super::super::hooks::Kind::Tracepoint));
         assert!(chosen.notes.iter().any(|n| n.contains("function hooks are switched off")), "{:?}", chosen.notes);
+    }
+
+    #[test]
+    fn the_hook_stays_attached_where_asked_for_and_where_cpus_run_without_a_tick() {
+        let steady = |exact, steady, nohz_full: &str| {
+            let facts = Capabilities { nohz_full: nohz_full.parse().unwrap(), ..everything() };
+            let chosen = choose(&facts, &Settings { exact, steady, ..Settings::default() });
+            (chosen.steady, chosen.notes.join("\n"))
+        };
+        assert_eq!(steady(false, false, ""), (false, String::new()));
+        assert_eq!(steady(true, false, ""), (true, String::new()));
+        assert_eq!(steady(false, true, "2-7"), (true, String::new()));
+        let (chosen, note) = steady(false, false, "2-7");
+        assert!(chosen && note.contains("CPUs 2-7 run without a timer tick (nohz_full)"), "{note}");
     }
 
     #[test]

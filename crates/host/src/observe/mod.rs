@@ -18,7 +18,7 @@
 //! | writes to btrfs, 9p and others with a write path of their own | once per page until written back | the same |
 //! | writes through a mapping | as the fault's read | the same, and as writes where no own hook knows the file system |
 //! | tmpfs reads | exact | not seen |
-//! | DAX read and write | on the node of the block device | not seen |
+//! | DAX read and write | on the node of the block device; not counted, and said so, where that is not known (virtiofs) | not seen |
 //! | file systems with a cache of their own (ZFS), FUSE without page cache, O_DIRECT | not seen: no page cache | not seen |
 //!
 //! A counted event costs about 0.2 µs, one that is passed over 20 ns beside what the kernel takes for any BPF program at
@@ -30,6 +30,7 @@ mod assemble;
 mod cause;
 pub mod choose;
 mod drain;
+mod grace;
 pub mod hooks;
 pub mod probe;
 mod programs;
@@ -84,7 +85,7 @@ impl Observer {
     /// [`ObserveError::Missing`] names what the kernel lacks or does not allow; nothing stays attached.
     pub fn open(settings: &Settings, topology: &Topology) -> Result<Self, ObserveError> {
         let mut capabilities = Capabilities::probe();
-        let mut filter = Filter::new(&settings.scope)?;
+        let mut filter = Filter::new(&settings.scope, &settings.proc_root)?;
         let places = Places::new(topology);
         let machine = Machine {
             possible_cpus: libbpf_rs::num_possible_cpus()
@@ -99,7 +100,7 @@ impl Observer {
             if let Some((capability, cause)) = configuration.blocked {
                 return Err(ObserveError::Missing { capability, cause });
             }
-            match Programs::start(&configuration.hooks, settings, &machine) {
+            match Programs::start(&configuration, settings, &machine) {
                 Ok(programs) => break (programs, configuration),
                 // Each round loses one hook, so this ends.
                 Err(Refused::Hook(hook, cause)) => _ = capabilities.hooks.insert(hook, Fact::missing(cause)),
@@ -139,7 +140,6 @@ impl Observer {
         std::thread::park_timeout(length);
         let ended = self.programs.flip();
         let at = Instant::now();
-        // Programs that were running when the table was changed finish during the pass.
         let attached = self.programs.reads().map(Slicer::attached).unwrap_or_default();
         let pass = self.programs.pass()?;
         let mut entries = self.programs.drain(ended)?;
@@ -192,7 +192,7 @@ impl Observer {
     fn set_slices(&self, slices: &Slices, since: &[Counters]) {
         let busiest = since.iter().map(|cpu| cpu.reads).max().unwrap_or(0) as f64 / 1024.0;
         if let Some(reads) = self.programs.reads()
-            && !self.settings.exact
+            && !self.configuration.steady
             && slices.attached_s > 0.0
         {
             let length = Duration::from_secs_f64(slices.length_s);
@@ -202,9 +202,9 @@ impl Observer {
 
     /// From now on tells of the threads that this one gives birth to, and of theirs.
     pub fn watch_children(&self, tid: u32) -> Result<(), ObserveError> {
-        self.programs.mark(tid, MARK_MOVED)?;
-        // A thread that had ended before it was marked has nobody to take its mark away.
-        if !self.settings.proc_root.join(tid.to_string()).exists() {
+        self.programs.mark(tid, 0, MARK_MOVED)?;
+        // The kernel takes the mark away when the thread exits, unless that was before it got one. Errors are not "gone".
+        if self.settings.proc_root.join(tid.to_string()).try_exists().is_ok_and(|exists| !exists) {
             self.programs.unmark(tid);
         }
         Ok(())
@@ -245,6 +245,12 @@ impl Observer {
                 megabytes(sum.unknown_written)
             ));
         }
+        if sum.no_node > 0 {
+            notes.push(format!(
+                "{:.1} MB of DAX files are not counted: the kernel does not say which node their device is on",
+                megabytes(sum.no_node)
+            ));
+        }
         if odd_node_bytes > 0 {
             notes.push(format!("{:.1} MB were on nodes that this machine does not have", megabytes(odd_node_bytes)));
         }
@@ -267,13 +273,13 @@ fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
 
 /// Marks a process and its descendants as they are now; those that come later inherit the mark.
 fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<(), ObserveError> {
-    programs.mark(root, MARK_TREE)?;
+    programs.mark(root, 0, MARK_TREE)?;
     // The first pass shows every task; the second those that ran meanwhile, so also those born of a parent not marked yet.
     for _ in 0..2 {
         let pass = programs.pass()?;
         filter.learn(&pass.tasks);
         for task in pass.tasks.iter().filter(|task| filter.contains(task) && !task.in_tree) {
-            programs.mark(task.tid, MARK_TREE)?;
+            programs.mark(task.tid, task.start_ns, MARK_TREE)?;
         }
     }
     Ok(())

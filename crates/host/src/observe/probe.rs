@@ -16,6 +16,7 @@ use std::path::Path;
 use libbpf_rs::btf::types::{Array, Func, FuncProto, Ptr, Struct, Typedef};
 use libbpf_rs::btf::{Btf, BtfType};
 use serde::Serialize;
+use topology::CpuSet;
 
 use super::hooks::{Hook, Kind};
 use super::programs::Trial;
@@ -89,6 +90,9 @@ pub struct Capabilities {
     pub page_size: Fact,
     /// Width of the node's number in a page's flags; unknown where the kernel's types do not tell.
     pub node_bits: Option<u32>,
+    /// CPUs that run without a timer tick (`nohz_full`): to interrupt them does most harm.
+    #[serde(skip_serializing_if = "CpuSet::is_empty")]
+    pub nohz_full: CpuSet,
     /// Every place that a program could look from.
     pub hooks: BTreeMap<Hook, Fact>,
 }
@@ -125,6 +129,7 @@ impl Capabilities {
                 other => Fact::missing(format!("this kernel has pages of {other} bytes")),
             },
             node_bits: btf.as_ref().ok().and_then(node_bits),
+            nohz_full: nohz_full(Path::new("/sys")),
             hooks,
         }
     }
@@ -142,6 +147,7 @@ impl Capabilities {
             pid_namespace: Fact::Available,
             page_size: Fact::Available,
             node_bits: Some(10),
+            nohz_full: CpuSet::default(),
             hooks: Hook::ALL.into_iter().map(|hook| (hook, Fact::Available)).collect(),
         }
     }
@@ -154,6 +160,12 @@ impl Fact {
             Self::Missing { cause } => Self::missing(format!("{what}: {cause}")),
         }
     }
+}
+
+/// The file is not there, or holds `(null)` or nothing, where there are none.
+fn nohz_full(sys: &Path) -> CpuSet {
+    let text = std::fs::read_to_string(sys.join("devices/system/cpu/nohz_full")).unwrap_or_default();
+    text.parse().unwrap_or_default()
 }
 
 /// `PROC_PID_INIT_INO`, the inode number of the initial pid namespace (include/linux/proc_ns.h).
@@ -229,4 +241,20 @@ fn module_has(module: &str, name: &str) -> bool {
     let Ok(bytes) = std::fs::read(Path::new("/sys/kernel/btf").join(module)) else { return false };
     let needle: Vec<u8> = [&[0], name.as_bytes(), &[0]].concat();
     bytes.windows(needle.len()).any(|window| window == needle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_without_a_tick_are_found() {
+        let sys = tempfile::tempdir().unwrap();
+        assert!(nohz_full(sys.path()).is_empty());
+        std::fs::create_dir_all(sys.path().join("devices/system/cpu")).unwrap();
+        for (text, cpus) in [("\n", ""), ("(null)\n", ""), ("  (null)\n", ""), ("2-7,9\n", "2-7,9")] {
+            std::fs::write(sys.path().join("devices/system/cpu/nohz_full"), text).unwrap();
+            assert_eq!(nohz_full(sys.path()).to_string(), cpus);
+        }
+    }
 }

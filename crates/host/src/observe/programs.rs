@@ -16,6 +16,8 @@ use std::sync::Once;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenMapMut, OpenProgramMut, PrintLevel, ProgramMut};
 
+use super::choose::Configuration;
+use super::grace::Grace;
 use super::hooks::Hook;
 use super::records::{Counters, Key, Pass, Pending, Watched, fresh_sampler};
 use super::slices::Slicer;
@@ -170,19 +172,21 @@ pub(super) struct Programs {
     reads: Option<Slicer>,
     nodes: Vec<u32>,
     epoch: u32,
+    grace: Grace,
     drain: drain::Buffer,
     output: Vec<u8>,
 }
 
 impl Programs {
     /// Loads and attaches.
-    pub fn start(hooks: &BTreeSet<Hook>, settings: &Settings, machine: &Machine) -> Result<Self, Refused> {
+    pub fn start(chosen: &Configuration, settings: &Settings, machine: &Machine) -> Result<Self, Refused> {
         silence_libbpf();
-        match Self::load(hooks, settings, machine) {
-            Ok(skel) => Self::attach(skel, hooks, settings, machine),
+        match Self::load(&chosen.hooks, chosen.steady, settings, machine) {
+            Ok(skel) => Self::attach(skel, chosen, machine),
             Err(source) => {
-                for hook in hooks {
-                    if let Err(error) = Self::load(&BTreeSet::from([*hook]), settings, machine) {
+                for hook in &chosen.hooks {
+                    let alone = BTreeSet::from([*hook]);
+                    if let Err(error) = Self::load(&alone, chosen.steady, settings, machine) {
                         return Err(Refused::Hook(*hook, refused("loading", *hook, &error)));
                     }
                 }
@@ -193,6 +197,7 @@ impl Programs {
 
     fn load(
         hooks: &BTreeSet<Hook>,
+        steady: bool,
         settings: &Settings,
         machine: &Machine,
     ) -> Result<ObserveSkel<'static>, libbpf_rs::Error> {
@@ -206,6 +211,7 @@ impl Programs {
         let sampling = super::weights::Sampling::new();
         if let Some(tunables) = open.maps.rodata_data.as_mut() {
             tunables.exact = settings.exact;
+            tunables.steady = steady;
             tunables.node_bits = machine.node_bits;
             tunables.mask_words = machine.possible_cpus.div_ceil(64) as u32;
             tunables.generic_pos_advanced = machine.generic_pos_advanced;
@@ -226,13 +232,9 @@ impl Programs {
         open.load()
     }
 
-    fn attach(
-        skel: ObserveSkel<'static>,
-        hooks: &BTreeSet<Hook>,
-        settings: &Settings,
-        machine: &Machine,
-    ) -> Result<Self, Refused> {
+    fn attach(skel: ObserveSkel<'static>, chosen: &Configuration, machine: &Machine) -> Result<Self, Refused> {
         let output = Vec::new();
+        let grace = Grace::new().map_err(bpf("making a map of maps"))?;
         let drain = drain::Buffer::default();
         let pass = skel.progs.task_pass.attach().map_err(bpf("attaching iter/task"))?;
         let links = vec![
@@ -240,15 +242,15 @@ impl Programs {
             skel.progs.on_exit.attach().map_err(bpf("attaching tp_btf/sched_process_exit"))?,
         ];
         let nodes = machine.nodes.clone();
-        let mut programs = Self { skel, pass, _links: links, reads: None, nodes, epoch: 0, drain, output };
+        let mut programs = Self { skel, pass, _links: links, reads: None, nodes, epoch: 0, grace, drain, output };
         programs.fresh_samplers(machine.possible_cpus).map_err(bpf("setting up the samplers"))?;
         for epoch in [0, 1] {
             programs.make_unattributed(epoch).map_err(bpf("setting up the tables"))?;
         }
-        for hook in hooks {
+        for hook in &chosen.hooks {
             let refused = |e| Refused::Hook(*hook, refused("attaching", *hook, &e));
             if choose::READS.contains(hook) {
-                programs.reads = Some(sliced(&mut programs.skel, *hook, settings).map_err(refused)?);
+                programs.reads = Some(read_hook(&mut programs.skel, *hook, chosen.steady).map_err(refused)?);
             } else {
                 programs._links.push(attached(&mut programs.skel, *hook).map_err(refused)?);
             }
@@ -308,6 +310,8 @@ impl Programs {
 
     /// Takes everything out of an ended epoch's table and makes it ready for the next. One entry for each key, in the keys' order.
     pub fn drain(&mut self, epoch: u32) -> Result<Vec<(Key, super::records::Usage)>, ObserveError> {
+        // A program that had read the epoch before it ended may still be adding to it.
+        self.grace.wait().map_err(bpf("waiting for running programs"))?;
         let pending = self.pending(epoch).map_err(bpf("taking what the CPUs counted last"))?;
         let fd = self.table(epoch).as_fd().as_raw_fd();
         let mut entries = self
@@ -347,12 +351,16 @@ impl Programs {
         Ok(values.unwrap_or_default().iter().filter_map(|value| Counters::decode(value)).collect())
     }
 
-    /// Adds marks to a thread: it and all born of it carry them until they exit.
-    pub fn mark(&self, tid: u32, marks: u32) -> Result<(), ObserveError> {
+    /// Adds marks to a thread, started at `start_ns` (0: not known). It and all threads born of it carry them until they exit.
+    pub fn mark(&self, tid: u32, start_ns: u64, marks: u32) -> Result<(), ObserveError> {
         let map = &self.skel.maps.lineage;
         let key = tid.to_ne_bytes();
         let old = map.lookup(&key, MapFlags::ANY).map_err(bpf("reading the lineage"))?;
-        let mut watched = old.and_then(|bytes| Watched::decode(&bytes)).unwrap_or_default();
+        let old = old.and_then(|bytes| Watched::decode(&bytes));
+        // Not that of an earlier thread with this id.
+        let same = |old: &Watched| start_ns == 0 || old.start_ns == 0 || old.start_ns == start_ns;
+        let mut watched = old.filter(same).unwrap_or_default();
+        watched.start_ns = watched.start_ns.max(start_ns);
         watched.marks |= marks;
         map.update(&key, &watched.encode(), MapFlags::ANY).map_err(bpf(format!("watching thread {tid}")))
     }
@@ -439,8 +447,8 @@ fn attached(skel: &mut ObserveSkel<'static>, hook: Hook) -> Result<Link, libbpf_
     find(skel, hook)?.attach()
 }
 
-fn sliced(skel: &mut ObserveSkel<'static>, hook: Hook, settings: &Settings) -> Result<Slicer, libbpf_rs::Error> {
+fn read_hook(skel: &mut ObserveSkel<'static>, hook: Hook, steady: bool) -> Result<Slicer, libbpf_rs::Error> {
     let program = find(skel, hook)?.as_fd().try_clone_to_owned().map_err(libbpf_rs::Error::from)?;
     let on = skel.maps.slice_on.as_fd().try_clone_to_owned().map_err(libbpf_rs::Error::from)?;
-    Slicer::start(program, on, !settings.exact).map_err(libbpf_rs::Error::from)
+    Slicer::start(program, on, !steady).map_err(libbpf_rs::Error::from)
 }

@@ -48,6 +48,7 @@ pub(super) struct Counters {
     pub counted: u64,
     pub stood_for: u64,
     pub children_full: u64,
+    pub no_node: u64,
     pub reads: u64,
 }
 
@@ -62,6 +63,10 @@ pub(super) struct Task {
     pub cpu_ns: u64,
     pub wait_ns: u64,
     pub cgroup_id: u64,
+    /// When its process started.
+    pub leader_start_ns: u64,
+    /// When its parent process started.
+    pub parent_start_ns: u64,
     pub kernel_thread: bool,
     pub in_tree: bool,
     pub comm: [u8; 16],
@@ -185,6 +190,7 @@ impl Counters {
             counted: c.u64()?,
             stood_for: c.u64()?,
             children_full: c.u64()?,
+            no_node: c.u64()?,
             reads: c.u64()?,
         })
     }
@@ -200,6 +206,7 @@ impl Counters {
             counted: self.counted.wrapping_sub(before.counted),
             stood_for: self.stood_for.wrapping_sub(before.stood_for),
             children_full: self.children_full.wrapping_sub(before.children_full),
+            no_node: self.no_node.wrapping_sub(before.no_node),
             reads: self.reads.wrapping_sub(before.reads),
         }
     }
@@ -213,6 +220,7 @@ impl Counters {
         self.counted += other.counted;
         self.stood_for += other.stood_for;
         self.children_full += other.children_full;
+        self.no_node = self.no_node.wrapping_add(other.no_node);
         self.reads += other.reads;
     }
 }
@@ -258,6 +266,7 @@ impl Pass {
     fn task(&mut self, c: &mut Cursor<'_>) -> Option<Task> {
         let (tid, tgid, ppid, cpu) = (c.u32()?, c.u32()?, c.u32()?, c.u32()?);
         let (start_ns, cpu_ns, wait_ns, cgroup_id) = (c.u64()?, c.u64()?, c.u64()?, c.u64()?);
+        let (leader_start_ns, parent_start_ns) = (c.u64()?, c.u64()?);
         let (flags, words, comm) = (c.u32()?, c.u32()?, c.bytes()?);
         let from = self.masks.len();
         for _ in 0..words {
@@ -273,6 +282,8 @@ impl Pass {
             cpu_ns,
             wait_ns,
             cgroup_id,
+            leader_start_ns,
+            parent_start_ns,
             kernel_thread: flags & KTHREAD != 0,
             in_tree: flags & IN_TREE != 0,
             comm,
@@ -309,7 +320,7 @@ mod tests {
         assert_eq!(layout::KEY, Key::BYTES);
         assert_eq!(layout::USAGE, Usage::BYTES);
         assert_eq!(layout::PENDING, Pending::BYTES);
-        assert_eq!(layout::COUNTERS, 9 * 8);
+        assert_eq!(layout::COUNTERS, 10 * 8);
         assert_eq!(layout::WATCHED, Watched::default().encode().len());
     }
 
@@ -320,7 +331,7 @@ mod tests {
             for word in [tid, 6, 5, 3] {
                 bytes.extend(word.to_ne_bytes());
             }
-            for word in [1u64 << 40, 1000, 0, 42] {
+            for word in [1u64 << 40, 1000, 0, 42, 7, 5] {
                 bytes.extend(word.to_ne_bytes());
             }
             bytes.extend(2u32.to_ne_bytes());
@@ -332,6 +343,7 @@ mod tests {
         assert_eq!(whole.tasks.len(), 2);
         let task = &whole.tasks[1];
         assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.in_tree), (8, 6, 5, 3, true));
+        assert_eq!((task.cgroup_id, task.leader_start_ns, task.parent_start_ns), (42, 7, 5));
         assert_eq!((task.comm().as_str(), whole.mask(task), task.start_lo()), ("worker", &[0b1001][..], 1 << 24));
         for cut in 0..bytes.len() {
             assert_eq!(Pass::decode(&bytes[..cut]).tasks.len(), cut / (bytes.len() / 2));

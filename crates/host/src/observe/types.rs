@@ -28,6 +28,9 @@ pub enum Scope {
 pub struct Settings {
     /// Count every event instead of a sample.
     pub exact: bool,
+    /// Keep the hook on the read path attached, even where that slows reads: attaching it again interrupts every CPU.
+    /// Implied by `exact`, and on machines with `nohz_full` CPUs.
+    pub steady: bool,
     /// Which threads are reported.
     pub scope: Scope,
     /// The procfs mount.
@@ -42,6 +45,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             exact: false,
+            steady: false,
             scope: Scope::All,
             proc_root: PathBuf::from("/proc"),
             // Nearly five for each of 10,000 threads, in 12 MB of kernel memory.

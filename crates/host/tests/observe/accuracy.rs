@@ -1,12 +1,14 @@
 //! How close the sums are: against what fio reports, and without bias over many windows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use host::observe::{Hooks, Settings};
+use host::observe::{Hooks, Observed, Settings};
 use libtest_mimic::{Completion, Failed};
 
 use crate::common::*;
@@ -19,7 +21,9 @@ pub const CASES: &[Case] = &[
     Case { name: "fio_libaio", needs: &["fio"], run: |hooks| fio_agrees("libaio", "--loops=8", hooks) },
     Case { name: "fio_writes", needs: &["fio"], run: fio_writes },
     Case { name: "sampling_has_no_bias", needs: &[], run: sampling_has_no_bias },
+    Case { name: "no_byte_is_lost_between_windows", needs: &[], run: no_byte_is_lost_between_windows },
     Case { name: "slices_are_scaled", needs: &[], run: slices_are_scaled },
+    Case { name: "steady_hooks_are_attached_once", needs: &[], run: steady_hooks_are_attached_once },
     Case { name: "a_full_table_is_reported", needs: &[], run: a_full_table_is_reported },
 ];
 
@@ -110,6 +114,64 @@ fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
+/// A reader on each CPU and windows in quick succession: every byte is in one of them.
+fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
+    const WINDOWS: usize = 50;
+    // Several ticks: the kernel adds up a running thread's CPU time at each, and threads without any are not reported.
+    const LENGTH: Duration = Duration::from_millis(40);
+    let directory = directory()?;
+    let readers = std::thread::available_parallelism()?.get();
+    let name = |i: usize| cached_file(directory.path(), &i.to_string(), MIB, 4096);
+    let files: Vec<_> = (0..readers).map(name).collect::<Result<_, _>>()?;
+    let mut observer = open(&settings(true, hooks))?;
+    let (done, start) = (AtomicBool::new(false), Barrier::new(readers + 1));
+    let (finished, end) = (Barrier::new(readers + 1), Barrier::new(readers + 1));
+    let read = |path: &Path| -> std::io::Result<u64> {
+        start.wait();
+        let mut rounds = 0;
+        let mut result = Ok(());
+        while result.is_ok() && !done.load(Ordering::Relaxed) {
+            result = pread_all(path, 4096);
+            rounds += 1;
+        }
+        // A thread that has ended is no longer reported.
+        finished.wait();
+        end.wait();
+        result.map(|()| rounds * MIB)
+    };
+    let (said, seen) = std::thread::scope(|scope| -> Result<_, Failed> {
+        let threads: Vec<_> = files.iter().map(|path| scope.spawn(|| read(path))).collect();
+        let mut sums: Vec<Sum> = files.iter().map(|_| Sum::default()).collect();
+        start.wait();
+        let mut result = Ok(());
+        for window in 0..=WINDOWS {
+            if window == WINDOWS {
+                done.store(true, Ordering::Relaxed);
+                finished.wait();
+            }
+            let observed = match observer.window(LENGTH) {
+                Ok(observed) => observed,
+                Err(error) => {
+                    result = Err(error);
+                    continue;
+                }
+            };
+            for (sum, path) in sums.iter_mut().zip(&files) {
+                sum.add(&observed, &id(path)?, |_| true);
+            }
+        }
+        end.wait();
+        let mut said = Vec::new();
+        for thread in threads {
+            said.push(thread.join().map_err(|_| "a reader panicked")??);
+        }
+        result?;
+        Ok((said, sums.iter().map(|sum| sum.read.total()).collect::<Vec<_>>()))
+    })?;
+    ensure!(said == seen, "read {said:?} bytes, saw {seen:?}");
+    Ok(Completion::Completed)
+}
+
 /// More readers than CPUs, as fast as they can, so that reads are looked at in slices of time: each thread's bytes are still right.
 fn slices_are_scaled(hooks: Hooks) -> Outcome {
     const WINDOWS: usize = 8;
@@ -164,6 +226,53 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
     ensure!(ratios.iter().all(|ratio| (0.6..1.4).contains(ratio)), "{ratios:.3?}");
     let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
     ensure!((0.85..1.15).contains(&mean), "{mean:.3}: {ratios:.3?}");
+    Ok(Completion::Completed)
+}
+
+/// Ids of this process's BPF links: each attachment has a new one.
+fn links() -> Result<BTreeSet<String>, Failed> {
+    let mut links = BTreeSet::new();
+    for entry in std::fs::read_dir("/proc/self/fdinfo")? {
+        // The descriptor of this very directory is gone again.
+        let text = std::fs::read_to_string(entry?.path()).unwrap_or_default();
+        links.extend(text.lines().filter(|line| line.starts_with("link_id:")).map(str::to_owned));
+    }
+    Ok(links)
+}
+
+/// Under a load for which the hook would be attached and detached all the time, it is attached once.
+fn steady_hooks_are_attached_once(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", MIB, 4096)?;
+    let threads = 2 * std::thread::available_parallelism()?.get();
+    for steady in [true, false] {
+        let mut observer = open(&Settings { steady, ..settings(false, hooks) })?;
+        let (before, done) = (links()?, AtomicBool::new(false));
+        let (sliced, after) = std::thread::scope(|scope| -> Result<_, Failed> {
+            let read = || -> std::io::Result<()> {
+                while !done.load(Ordering::Relaxed) {
+                    pread_all(&path, 4096)?;
+                }
+                Ok(())
+            };
+            let readers: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
+            let windows = (0..3).map(|_| observer.window(Duration::from_secs(1))).collect::<Result<Vec<_>, _>>();
+            let after = links();
+            done.store(true, Ordering::Relaxed);
+            for reader in readers {
+                reader.join().map_err(|_| "a reader panicked")??;
+            }
+            let sliced = |w: &Observed| w.notes.iter().any(|note| note.starts_with("reads were looked at for"));
+            Ok((windows?.iter().filter(|w| sliced(w)).count(), after?))
+        })?;
+        match steady {
+            true => {
+                ensure!(before == after && sliced == 0, "links {before:?}, then {after:?}; {sliced} sliced windows")
+            }
+            false if sliced == 0 => return Ok(Completion::ignored_with("this machine reads too slowly for slices")),
+            false => ensure!(before != after, "{sliced} sliced windows without a new attachment"),
+        }
+    }
     Ok(Completion::Completed)
 }
 

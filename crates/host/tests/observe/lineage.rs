@@ -1,11 +1,12 @@
 //! Who was born of whom.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use host::observe::{Hooks, Observer};
-use libtest_mimic::Completion;
+use libtest_mimic::{Completion, Failed};
 
 use crate::common::*;
 use crate::{Case, cases, ensure};
@@ -16,20 +17,20 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
     let observer = open(&settings(false, hooks))?;
     // Not watched yet: its first child is not ours.
     let mut shell = Command::new("sh")
-        .args(["-c", "sleep 100 & read go; sh -c 'sleep 200 & echo $!; wait' & wait"])
+        .args(["-c", "sleep 100 & echo born; read go; sh -c 'sleep 200 & echo $!; wait' & wait"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .process_group_of_its_own()
         .spawn()?;
     let result = (|| -> Outcome {
         let (mut input, output) = (shell.stdin.take().ok_or("stdin")?, shell.stdout.take().ok_or("stdout")?);
-        std::thread::sleep(Duration::from_millis(200));
+        let mut lines = BufReader::new(output).lines();
+        let mut line = || lines.next().ok_or("the shell said nothing")?.map_err(Failed::from);
+        ensure!(line()? == "born", "the shell did not start");
         observer.watch_children(shell.id())?;
         ensure!(observer.children().is_empty(), "{:?}", observer.children());
         std::io::Write::write_all(&mut input, b"go\n")?;
-        let mut line = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line)?;
-        let grandchild: u32 = line.trim().parse()?;
+        let grandchild: u32 = line()?.parse()?;
         let children = observer.children();
         let born =
             children.iter().find(|c| c.tid == grandchild).ok_or_else(|| format!("{grandchild}: {children:?}"))?;
@@ -49,7 +50,7 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
 
 /// Processes that were killed end when they are scheduled next, and a thread that was joined has its end still before it.
 fn nobody_left(observer: &Observer) -> Outcome {
-    for _ in 0..100 {
+    for _ in 0..3000 {
         if observer.children().is_empty() {
             return Ok(Completion::Completed);
         }

@@ -7,6 +7,8 @@ mod accuracy;
 mod common;
 mod lineage;
 mod paths;
+mod programs;
+mod scopes;
 mod threads;
 
 use common::*;
@@ -43,7 +45,8 @@ fn main() {
     let mut trials = Vec::new();
     for (way, hooks, missing) in ways {
         let blocked = blocked(hooks);
-        for case in paths::CASES.iter().chain(threads::CASES).chain(accuracy::CASES).chain(lineage::CASES) {
+        let cases = [paths::CASES, threads::CASES, scopes::CASES, accuracy::CASES, lineage::CASES, programs::CASES];
+        for case in cases.into_iter().flatten() {
             let need =
                 case.needs.iter().find(|program| !has(program)).map(|program| format!("{program} is not installed"));
             let skip = blocked.clone().or_else(|| missing.clone()).or(need);

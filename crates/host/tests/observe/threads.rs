@@ -1,10 +1,8 @@
-//! Who did it: threads, nodes, sharing, scopes, what stays behind.
+//! Who did it: threads, nodes, sharing, what stays behind.
 
-use std::collections::BTreeSet;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use host::observe::{Hooks, Observer, Scope, Settings};
+use host::observe::{Hooks, Observer};
 use libtest_mimic::Completion;
 use topology::{CpuSet, NodeId};
 
@@ -20,7 +18,6 @@ pub const CASES: &[Case] = cases![
     cpu_time_adds_up,
     bytes_are_on_the_node_of_the_page,
     remote_bytes_are_those_read_from_another_node,
-    only_the_scope_is_reported,
     nothing_stays_behind,
 ];
 
@@ -199,45 +196,6 @@ fn remote_bytes_are_those_read_from_another_node(hooks: Hooks) -> Outcome {
     }
     ensure!(remote_seen > 0, "nothing was remote");
     Ok(Completion::Completed)
-}
-
-fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
-    let busy = || Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn();
-    let mut tree = Command::new("sh")
-        .args(["-c", "(while :; do :; done) & while :; do (:) ; done"])
-        .stdin(Stdio::null())
-        .process_group_of_its_own()
-        .spawn()?;
-    let mut other = busy()?;
-    let result = (|| -> Outcome {
-        // Until all of `wanted` have had a CPU, on a busy machine.
-        let pids = |scope: Scope, wanted: &[u32]| -> Result<BTreeSet<u32>, libtest_mimic::Failed> {
-            let mut observer = open(&Settings { scope, ..settings(false, hooks) })?;
-            let mut pids = BTreeSet::new();
-            for _ in 0..50 {
-                let observed = observer.window(Duration::from_millis(100))?;
-                pids.extend(observed.threads.iter().map(|t| t.thread.pid));
-                if wanted.iter().all(|pid| pids.contains(pid)) {
-                    break;
-                }
-            }
-            Ok(pids)
-        };
-        std::thread::sleep(Duration::from_millis(100));
-        let (root, outside) = (tree.id(), other.id());
-        let only = pids(Scope::Pids(vec![outside]), &[outside])?;
-        ensure!(only == BTreeSet::from([outside]), "of {outside}: {only:?}");
-        let inside = pids(Scope::Tree(root), &[root])?;
-        ensure!(inside.contains(&root) && inside.len() >= 2, "the tree of {root}: {inside:?}");
-        ensure!(!inside.contains(&outside), "{outside} is not below {root}: {inside:?}");
-        let all = pids(Scope::All, &[root, outside])?;
-        ensure!(all.contains(&root) && all.contains(&outside), "all: {all:?}");
-        Ok(Completion::Completed)
-    })();
-    for child in [&mut tree, &mut other] {
-        kill_group(child);
-    }
-    result
 }
 
 fn nothing_stays_behind(hooks: Hooks) -> Outcome {
