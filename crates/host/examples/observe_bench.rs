@@ -1,6 +1,6 @@
 //! What observing costs: `observe_bench DIRECTORY RESULT.json [ROUNDS]`, run by `bench/observe/run`.
 //!
-//! Two questions. How much longer does a 4 KiB `pread` of cached data take while an observer looks on? One thread, pinned,
+//! Three questions. How many interrupts do CPUs send each other because hooks are attached and detached? How much longer does a 4 KiB `pread` of cached data take while an observer looks on? One thread, pinned,
 //! reads for a quarter of a second of CPU time at a time; without, sampled and exact take turns, each ratio is of neighbours in time. And
 //! what is used while 1,000 and 10,000 threads read a little in every window, by the observer alone, by a whole `homenode run`
 //! (the program in `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns who reads how much but
@@ -25,6 +25,10 @@ const FILES: usize = 1000;
 fn main() -> Result<(), Anything> {
     let mut arguments = std::env::args().skip(1);
     let first = arguments.next().ok_or("usage: observe_bench DIRECTORY RESULT.json [ROUNDS]")?;
+    if first == "--interrupts" {
+        let directory = PathBuf::from(arguments.next().ok_or("--interrupts DIRECTORY ROUNDS")?);
+        return interrupts(&directory, arguments.next().ok_or("--interrupts DIRECTORY ROUNDS")?.parse()?).map(drop);
+    }
     if first == "--readers" {
         let directory = PathBuf::from(arguments.next().ok_or("--readers DIRECTORY THREADS")?);
         return readers(&directory, arguments.next().ok_or("--readers DIRECTORY THREADS")?.parse()?);
@@ -33,12 +37,77 @@ fn main() -> Result<(), Anything> {
     let result = PathBuf::from(arguments.next().ok_or("usage: observe_bench DIRECTORY RESULT.json [ROUNDS]")?);
     let rounds = arguments.next().map_or(Ok(15), |n| n.parse())?;
     std::fs::create_dir_all(&directory)?;
+    let interrupts = interrupts(&directory, rounds)?;
     let overhead = overhead(&directory, rounds)?;
     let capacity: Vec<Value> = [1000, 10_000].into_iter().map(|n| capacity(&directory, n)).collect::<Result<_, _>>()?;
-    let json =
-        json!({ "kernel": host::observe::Capabilities::probe().kernel, "overhead": overhead, "capacity": capacity });
+    let kernel = host::observe::Capabilities::probe().kernel;
+    let json = json!({ "kernel": kernel, "interrupts": interrupts, "overhead": overhead, "capacity": capacity });
     std::fs::write(&result, serde_json::to_string_pretty(&json)? + "\n")?;
     Ok(())
+}
+
+/// How an observer is set, by name; `None` for no observer.
+type Way = (&'static str, Option<Settings>);
+
+/// Interrupts that CPUs send each other, per second and CPU, while a thread reads as fast as it can.
+fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
+    let path = directory.join("read");
+    std::fs::write(&path, vec![1; 4096 * 4096])?;
+    let file = File::open(&path)?;
+    let topology = topology::sysfs::read(Path::new("/sys"))?;
+    let ways: [Way; 3] = [
+        ("not observed", None),
+        ("observed", Some(Settings::default())),
+        ("observed, --steady", Some(Settings { steady: true, ..Settings::default() })),
+    ];
+    let mut results = vec![Vec::new(); ways.len()];
+    let mut sliced = 0;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| -> Result<(), Anything> {
+        scope.spawn(|| while !done.load(Ordering::Relaxed) && pread_ns(&file).is_ok() {});
+        let all = (|| {
+            for _ in 0..rounds {
+                for ((_, settings), result) in ways.iter().zip(&mut results) {
+                    let mut observer = settings.as_ref().map(|s| Observer::open(s, &topology)).transpose()?;
+                    // The first windows tell the observer how much there is to see.
+                    for measured in [false, true] {
+                        let (before, start) = (sent_between_cpus()?, std::time::Instant::now());
+                        for _ in 0..2 {
+                            match &mut observer {
+                                Some(observer) => {
+                                    let notes = observer.window(WINDOW)?.notes;
+                                    sliced += usize::from(notes.iter().any(|n| n.starts_with("reads were looked at")));
+                                }
+                                None => std::thread::sleep(WINDOW),
+                            }
+                        }
+                        let per_s = (sent_between_cpus()? - before) / start.elapsed().as_secs_f64();
+                        if measured {
+                            result.push(per_s / topology.cpus().len() as f64);
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })();
+        done.store(true, Ordering::Relaxed);
+        all
+    })?;
+    println!("function-call interrupts, a second and CPU   median   quartiles ({sliced} windows sliced)");
+    let mut rows = serde_json::Map::new();
+    for ((name, _), result) in ways.iter().zip(&mut results) {
+        let [low, median, high] = quartiles(result);
+        println!("  {name:<42} {median:>7.0}   {low:.0} to {high:.0}");
+        rows.insert((*name).to_owned(), json!([low, median, high]));
+    }
+    Ok(rows.into())
+}
+
+/// Function-call interrupts of all CPUs so far: the row `CAL` of /proc/interrupts.
+fn sent_between_cpus() -> std::io::Result<f64> {
+    let text = std::fs::read_to_string("/proc/interrupts")?;
+    let row = text.lines().find_map(|line| line.trim_start().strip_prefix("CAL:")).unwrap_or_default();
+    Ok(row.split_whitespace().map_while(|n| n.parse::<f64>().ok()).sum())
 }
 
 /// ns of CPU time per pread of 4 KiB, over a quarter of a second of it: what others do on the machine is not in it.

@@ -73,8 +73,18 @@ fn nodes_of(device: &Path, depth: usize, nodes: &mut BTreeSet<Option<NodeId>>) -
     if depth > 0 && !slaves.is_empty() {
         return slaves.iter().try_for_each(|slave| nodes_of(&slave.path(), depth - 1, nodes));
     }
-    let known = device.ancestors().find_map(|dir| fs::read_to_string(dir.join("numa_node")).ok());
-    nodes.insert(known.and_then(|text| text.trim().parse().ok()).map(NodeId));
+    for dir in device.ancestors() {
+        match fs::read_to_string(dir.join("numa_node")) {
+            Ok(text) => {
+                nodes.insert(text.trim().parse().ok().map(NodeId));
+                return Ok(());
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            // What is above may be on another node.
+            Err(e) => return Err(e),
+        }
+    }
+    nodes.insert(None);
     Ok(())
 }
 
@@ -125,6 +135,15 @@ mod tests {
         assert_eq!(nodes("254:0"), [Some(0), Some(1)]);
         assert_eq!(nodes("254:1"), [Some(0)]);
         assert_eq!(nodes("8:0"), [None]);
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_read_is_not_that_of_the_device_above() {
+        let sys = sys();
+        // A directory is not read, for another reason than that nothing is there.
+        fs::create_dir(sys.path().join("devices/ndbus0/region0/namespace0.0/numa_node")).unwrap();
+        let mut nodes = BTreeSet::new();
+        assert!(nodes_of(&sys.path().join("dev/block/259:0"), DEPTH, &mut nodes).is_err(), "{nodes:?}");
     }
 
     /// What `locate` says of a file with 8 KiB of data and a hole, as if it were on the device.

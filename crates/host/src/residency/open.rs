@@ -40,20 +40,22 @@ pub(super) struct Opened {
 }
 
 pub(super) fn open(path: &Path) -> Result<Opened, ResidencyError> {
-    // Not even an open may have an effect on a device or wake a writer of a pipe, so look first.
-    let kind = rustix::fs::stat(path).map_err(|e| ResidencyError::file("look at", path, e))?;
-    regular(path, kind.st_mode)?;
-    // NONBLOCK for the case that the path is something else by now.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let open = |flags| rustix::fs::open(path, flags, Mode::empty());
+    // To open a device or a pipe can have effects, and the path's owner can replace the file at any moment. So this takes
+    // hold of the file without opening it, looks at it, and opens what it looked at.
+    let look = |e| ResidencyError::file("look at", path, e);
+    let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| ResidencyError::file("open", path, e))?;
+    regular(path, rustix::fs::fstat(&held).map_err(look)?.st_mode)?;
+    let same = format!("/proc/self/fd/{}", held.as_raw_fd());
+    // NONBLOCK: an open of a file with a lease would wait for its holder.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let open = |flags| rustix::fs::open(&same, flags, Mode::empty());
     let (fd, owned): (OwnedFd, bool) = match open(flags | OFlags::NOATIME) {
         Ok(fd) => (fd, true),
         Err(Errno::PERM) => (open(flags).map_err(|e| ResidencyError::file("open", path, e))?, false),
         Err(e) => return Err(ResidencyError::file("open", path, e)),
     };
-    let look = |e| ResidencyError::file("look at", path, e);
     let stat = rustix::fs::fstat(&fd).map_err(look)?;
-    regular(path, stat.st_mode)?;
     let statx = rustix::fs::statx(&fd, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).map_err(look)?;
     let statfs = rustix::fs::fstatfs(&fd).map_err(look)?;
     Ok(Opened {
@@ -146,7 +148,44 @@ impl Opened {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+
+    /// The owner of a path may make it another file at any moment; a pipe or a device is never opened, not even for a moment.
+    #[test]
+    fn a_file_that_becomes_a_pipe_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("regular"), "text").unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, path("pipe"), Mode::RWXU).unwrap();
+        let (done, woken) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (mut opened, mut refused) = (0, 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for target in ["regular", "pipe"].into_iter().cycle().take_while(|_| !done.load(Ordering::Relaxed)) {
+                    std::os::unix::fs::symlink(path(target), path("next")).unwrap();
+                    std::fs::rename(path("next"), path("asked")).unwrap();
+                }
+            });
+            scope.spawn(|| {
+                // An open for writing waits for a reader, were it for a moment.
+                rustix::fs::open(path("pipe"), OFlags::WRONLY, Mode::empty()).unwrap();
+                woken.store(!done.load(Ordering::Relaxed), Ordering::Relaxed);
+            });
+            while opened < 20_000 || refused < 20_000 {
+                match open(&path("asked")) {
+                    Ok(_) => opened += 1,
+                    Err(ResidencyError::NotAFile { kind: "pipe", .. }) => refused += 1,
+                    // Not there yet.
+                    Err(_) => {}
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+            rustix::fs::open(path("pipe"), OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap();
+        });
+        assert!(!woken.load(Ordering::Relaxed), "the pipe was open for reading");
+    }
 
     #[test]
     fn counts_are_trusted_only_where_pages_are_whole() {
