@@ -76,7 +76,9 @@ fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
                             match &mut observer {
                                 Some(observer) => {
                                     let notes = observer.window(WINDOW)?.notes;
-                                    sliced += usize::from(notes.iter().any(|n| n.starts_with("reads were looked at")));
+                                    sliced += usize::from(
+                                        notes.iter().any(|n| n.starts_with("reads: the hook was attached for")),
+                                    );
                                 }
                                 None => std::thread::sleep(WINDOW),
                             }

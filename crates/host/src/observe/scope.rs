@@ -1,4 +1,4 @@
-//! Which threads are reported.
+//! Decides which threads are reported.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -9,7 +9,7 @@ use super::records::Task;
 use super::types::{ObserveError, Scope};
 use crate::act::mover::NS_PER_TICK;
 
-/// A scope with what it has learned.
+/// A scope, and what it has learned.
 #[derive(Debug)]
 pub(super) enum Filter {
     All,
@@ -29,7 +29,7 @@ impl Filter {
         })
     }
 
-    /// Looks at everything that a pass showed, before single threads are asked for.
+    /// Learns from everything that a pass showed. Comes before [`Filter::contains`].
     pub fn learn(&mut self, tasks: &[Task]) {
         match self {
             Self::Tree(tree) => {
@@ -66,11 +66,11 @@ pub(super) struct Processes {
     proc_root: PathBuf,
     /// Start times in ticks of the kernel's clock, as procfs shows them.
     started: HashMap<u32, u64>,
-    /// Look for ended processes when there are this many.
+    /// Number of processes at which to look for ended ones.
     check_at: usize,
 }
 
-/// Processes that are kept without a look at which have ended.
+/// Number of processes that are kept without looking for ended ones.
 const CHECK_AT: usize = 1024;
 
 impl Processes {
@@ -92,8 +92,7 @@ impl Processes {
         self.started.insert(pid, start) != Some(start)
     }
 
-    /// Forgets processes that have ended, each time their number has doubled. Children that they leave are known already, or
-    /// carry a mark of the programs.
+    /// Forgets processes that have ended, each time the number has doubled. Their children are known by now, or carry a mark.
     fn forget_ended(&mut self) {
         if self.started.len() < self.check_at {
             return;
@@ -108,7 +107,7 @@ impl Processes {
     }
 }
 
-/// When a process started, in ticks of the kernel's clock: field 22 of its `stat`, of which the name may hold any text.
+/// When a process started, in ticks of the kernel's clock: field 22 of its `stat`. The name before may be any text.
 fn start_time(proc_root: &Path, pid: u32) -> io::Result<u64> {
     let stat = std::fs::read(proc_root.join(pid.to_string()).join("stat"))?;
     let text = String::from_utf8_lossy(&stat);
@@ -124,7 +123,7 @@ pub(super) struct Groups {
     outside: HashSet<u64>,
 }
 
-/// Ids of groups outside that are remembered; there are more only where groups come and go.
+/// Number of ids of groups outside that are remembered.
 const OUTSIDE_MOST: usize = 65_536;
 
 impl Groups {
@@ -142,7 +141,7 @@ impl Groups {
         }
         match ids_below(&self.root) {
             Ok(inside) => self.inside = inside,
-            // Removed: nothing is in it.
+            // The group was removed, so nothing is in it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.inside.clear(),
             Err(error) => {
                 tracing::warn!(%error, group = %self.root.display(), "cannot look for new control groups");
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_named() {
+    fn a_missing_process_is_named() {
         let error = Filter::new(&Scope::Pids(vec![7]), procfs(&[]).path()).unwrap_err().to_string();
         assert!(error.contains("process 7"), "{error}");
     }
@@ -269,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_holds_what_is_below_it_also_what_is_made_later() {
+    fn a_cgroup_contains_groups_below_it_even_those_made_later() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("web");
         let made = |path: &Path| {
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_come_and_go_leave_nothing_behind() {
+    fn memory_for_groups_that_come_and_go_is_bounded() {
         let directory = tempfile::tempdir().unwrap();
         let mut groups = Groups::below(directory.path()).unwrap();
         for first in (0..10_000_000u64).step_by(100_000) {
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_that_is_not_there_is_named() {
+    fn a_missing_cgroup_is_named() {
         let error = Filter::new(&Scope::Cgroup("/nowhere/at/all".into()), Path::new("/proc")).unwrap_err().to_string();
         assert!(error.contains("/nowhere/at/all"), "{error}");
     }

@@ -203,7 +203,8 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
                 break;
             }
             let observed = observer.window(Duration::from_secs(1))?;
-            sliced += usize::from(observed.notes.iter().any(|note| note.starts_with("reads were looked at for")));
+            sliced +=
+                usize::from(observed.notes.iter().any(|note| note.starts_with("reads: the hook was attached for")));
             for thread in observed.threads.iter().map(|t| &t.thread) {
                 let bytes = thread.files.iter().filter(|f| f.file == file).map(|f| f.read_bytes.total()).sum::<u64>();
                 *seen.entry(thread.tid).or_default() += bytes;
@@ -262,7 +263,7 @@ fn steady_hooks_are_attached_once(hooks: Hooks) -> Outcome {
             for reader in readers {
                 reader.join().map_err(|_| "a reader panicked")??;
             }
-            let sliced = |w: &Observed| w.notes.iter().any(|note| note.starts_with("reads were looked at for"));
+            let sliced = |w: &Observed| w.notes.iter().any(|note| note.starts_with("reads: the hook was attached for"));
             Ok((windows?.iter().filter(|w| sliced(w)).count(), after?))
         })?;
         match steady {
