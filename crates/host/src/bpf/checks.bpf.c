@@ -14,7 +14,7 @@ const volatile u32 asked_fd = 0;
 int device_node = 0;
 u32 files_seen = 0;
 
-/* What node_of_device() says of the file that this process has open as `asked_fd`. */
+/* Calls node_of_device() for the file that this process has open as `asked_fd`. */
 SEC("?iter/task_file")
 int device_of_file(struct bpf_iter__task_file *ctx)
 {
@@ -48,7 +48,7 @@ int hold(void *ctx)
 	return 0;
 }
 
-/* Waits, within the program, for a page of user memory: the kernel does not let the thread migrate meanwhile. */
+/* Waits for a page of user memory within the program, while the kernel keeps the thread from migrating. */
 struct user_word {
 	u64 address;
 };

@@ -5,8 +5,8 @@
 
 #include "kernel.h"
 
-/* -1 where the node is not known: the device does not say, or there is no block device (virtiofs, famfs). A load through a
- * null pointer gives 0 here, which would be node 0. */
+/* -1 if the node is unknown: the device has none, or there is no block device (virtiofs, famfs). Without the test, loads
+ * through the null pointer would give node 0. */
 static __always_inline int node_of_device(struct inode *inode)
 {
 	struct block_device *device = inode->i_sb->s_bdev;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* File systems whose data does not pass filemap_get_pages: tmpfs (its pages are the file), DAX (there are no pages). */
+/* File systems that do not use filemap_get_pages: tmpfs (its pages are the file) and DAX (it has no pages). */
 #ifndef HOMENODE_MEMORY_FS_H
 #define HOMENODE_MEMORY_FS_H
 
@@ -14,7 +14,7 @@ static __always_inline int memory_read(struct address_space *mapping, u64 end, s
 	if (!s || !drawn(s, pages_of(bytes)))
 		return 0;
 	access_init(&walk.access, mapping->host, false, take(s, pages_of(bytes)));
-	walk.kind = WALK_RANGE; /* a hole is read from the zero page: no node */
+	walk.kind = WALK_RANGE; /* a hole is read from the zero page, which has no node */
 	walk.folios = WALK_MAX;
 	walk_range(&walk, mapping, end - bytes, end);
 	return 0;

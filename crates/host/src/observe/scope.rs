@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_id_that_is_used_again_is_out_of_scope() {
+    fn a_reused_process_id_is_out_of_scope() {
         let proc_root = procfs(&[(10, 500)]);
         for scope in [Scope::Pids(vec![10]), Scope::Tree(10)] {
             let mut filter = Filter::new(&scope, proc_root.path()).unwrap();

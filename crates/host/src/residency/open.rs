@@ -1,4 +1,4 @@
-//! Opens a file without side effects, and finds out what may be asked about it.
+//! Opens a file without side effects, and finds out which queries the kernel answers for it.
 
 use std::fs::File;
 use std::io;
@@ -10,14 +10,14 @@ use rustix::io::Errno;
 
 use super::{ResidencyError, cached};
 
-/// File systems that matter to how a file is looked at.
+/// Kinds of file system that need different queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fs {
-    /// `cachestat(2)` and a mapping look at the same page cache, whose pages are whole: counts can be trusted.
+    /// `cachestat(2)` and a mapping use the same page cache, and its pages are whole: counts can be trusted.
     Plain,
     /// Huge pages, which `mincore(2)` does not know.
     Hugetlb,
-    /// Anything else, such as overlayfs, where the open file and the mapping have different page caches.
+    /// Any other, such as overlayfs, where the open file and the mapping have different page caches.
     Other,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Opened {
     pub fs: Fs,
     /// Preferred unit of the file system; on hugetlbfs the size of a huge page.
     pub block: u64,
-    /// Device the file system is on.
+    /// Device of the file system.
     pub device: (u32, u32),
     owner: u32,
     /// `O_NOATIME` was granted: the caller owns the file or has CAP_FOWNER over its owner.
@@ -40,14 +40,14 @@ pub(super) struct Opened {
 }
 
 pub(super) fn open(path: &Path) -> Result<Opened, ResidencyError> {
-    // To open a device or a pipe can have effects, and the path's owner can replace the file at any moment. So this takes
-    // hold of the file without opening it, looks at it, and opens what it looked at.
+    // Opening a device or a pipe can have effects, and the path's owner can replace the file at any moment. So get a handle
+    // without opening the file, check the kind of file, and then open that handle.
     let look = |e| ResidencyError::file("look at", path, e);
     let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|e| ResidencyError::file("open", path, e))?;
     regular(path, rustix::fs::fstat(&held).map_err(look)?.st_mode)?;
     let same = format!("/proc/self/fd/{}", held.as_raw_fd());
-    // NONBLOCK: an open of a file with a lease would wait for its holder.
+    // NONBLOCK: opening a file under a lease would otherwise wait for the lease's holder.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let open = |flags| rustix::fs::open(&same, flags, Mode::empty());
     let (fd, owned): (OwnedFd, bool) = match open(flags | OFlags::NOATIME) {
@@ -85,10 +85,10 @@ fn regular(path: &Path, mode: u32) -> Result<(), ResidencyError> {
     Err(ResidencyError::NotAFile { path: path.to_owned(), kind })
 }
 
-/// Sorts a file system by its magic number (`linux/magic.h`).
+/// The kind of a file system, by its magic number (`linux/magic.h`).
 ///
-/// Blocks smaller than a page make it [`Fs::Other`]: a page written in part is then in the cache and yet incomplete, and
-/// touching it would read the rest. `mincore` says which pages are complete, `cachestat` does not.
+/// Blocks smaller than a page make it [`Fs::Other`]: a partly written page is then cached but incomplete, and touching it
+/// would read the rest. `mincore` tells which pages are complete, `cachestat` does not.
 fn file_system(magic: i64, block: u64) -> Fs {
     let whole_pages = block >= rustix::param::page_size() as u64;
     match magic {
@@ -101,11 +101,11 @@ fn file_system(magic: i64, block: u64) -> Fs {
 }
 
 impl Opened {
-    /// Why `mincore` would not tell this caller the truth, if so.
+    /// Why `mincore` would not tell this caller the truth; `None` if it does.
     ///
     /// The kernel's rule (`mm/mincore.c`, `can_do_mincore`, and the same in `mm/filemap.c`, `can_do_cachestat`) is
-    /// `inode_owner_or_capable() || MAY_WRITE`; whoever fails it is told that every page is resident. `O_NOATIME` is
-    /// granted by exactly the first half, `faccessat2` answers the second.
+    /// `inode_owner_or_capable() || MAY_WRITE`; for other callers every page looks resident. The kernel grants `O_NOATIME` by
+    /// the first half of this rule; `faccessat2` answers the second.
     pub(super) fn hidden_cause(&self) -> Result<Option<String>, ResidencyError> {
         if self.owned {
             return Ok(None);
@@ -126,8 +126,8 @@ impl Opened {
         match io::Error::last_os_error() {
             e if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY)) => {
                 Ok(Some(format!(
-                    "the file belongs to uid {} and the kernel shows residency only to the owner, to who may write the \
-                     file, and to root",
+                    "the file belongs to uid {} and the kernel shows residency only to the owner, to users who may write \
+                     the file, and to root",
                     self.owner
                 )))
             }
@@ -135,12 +135,12 @@ impl Opened {
         }
     }
 
-    /// How many pages of a range are cached; `None` where the kernel has no answer that can be trusted.
+    /// Number of cached pages in a range; `None` if the kernel has no trustworthy answer.
     pub(super) fn cached(&self, offset: u64, len: u64) -> Option<u64> {
         (self.fs == Fs::Plain).then(|| cached::count(&self.fd, offset, len))?
     }
 
-    /// Size of the file at this moment, bytes.
+    /// The file's present size in bytes.
     pub(super) fn size_now(&self) -> Result<u64, ResidencyError> {
         self.fd.metadata().map(|m| m.len()).map_err(|e| ResidencyError::file("look at", &self.path, e))
     }
@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// The owner of a path may make it another file at any moment; a pipe or a device is never opened, not even for a moment.
+    /// A path's owner can replace the file at any moment. A pipe or a device must not be opened even then.
     #[test]
     fn a_file_that_becomes_a_pipe_is_not_opened() {
         let dir = tempfile::tempdir().unwrap();
@@ -169,7 +169,7 @@ mod tests {
                 }
             });
             scope.spawn(|| {
-                // An open for writing waits for a reader, were it for a moment.
+                // An open for writing returns as soon as any reader opens the pipe.
                 rustix::fs::open(path("pipe"), OFlags::WRONLY, Mode::empty()).unwrap();
                 woken.store(!done.load(Ordering::Relaxed), Ordering::Relaxed);
             });
@@ -177,7 +177,7 @@ mod tests {
                 match open(&path("asked")) {
                     Ok(_) => opened += 1,
                     Err(ResidencyError::NotAFile { kind: "pipe", .. }) => refused += 1,
-                    // Not there yet.
+                    // The link does not exist yet.
                     Err(_) => {}
                 }
             }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_trusted_only_where_pages_are_whole() {
+    fn counts_are_trusted_only_if_pages_are_whole() {
         assert_eq!(file_system(libc::EXT4_SUPER_MAGIC, 4096), Fs::Plain);
         assert_eq!(file_system(libc::EXT4_SUPER_MAGIC, 1024), Fs::Other);
         assert_eq!(file_system(libc::OVERLAYFS_SUPER_MAGIC, 4096), Fs::Other);

@@ -1,4 +1,4 @@
-//! How close the sums are: against what fio reports, and without bias over many windows.
+//! Accuracy of the sums: against fio's report, without bias over many windows, and without loss between windows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -27,7 +27,7 @@ pub const CASES: &[Case] = &[
     Case { name: "a_full_table_is_reported", needs: &[], run: a_full_table_is_reported },
 ];
 
-/// Bytes within 5 % (sampled) and 1 % (exact) of what fio's own report says.
+/// Bytes are within 5 % (sampled) and 1 % (exact) of fio's report.
 fn fio_agrees(engine: &str, loops: &str, hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let file = cached_file(directory.path(), "data", 128 * MIB, 4096)?;
@@ -53,7 +53,7 @@ fn fio_writes(hooks: Hooks) -> Outcome {
     for exact in [false, true] {
         let mut observer = open(&settings(exact, hooks))?;
         let (said, seen, _) =
-            // As long as it takes to count enough of it: 512 MiB in a tenth of a second were once 6 % off.
+            // Long enough to count many events: 512 MiB in a tenth of a second were once 6 % off.
             fio(&mut observer, &file, &["--ioengine=psync", "--rw=write", "--bs=16k", "--size=64m", "--loops=24"])?;
         let share = if exact { 0.01 } else { 0.05 };
         println!("exact {exact}: {:.4} of {} bytes", seen.written.total() as f64 / said.written as f64, said.written);
@@ -65,7 +65,7 @@ fn fio_writes(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// Reads of different sizes, many at a time: their sum over many windows is right, each size for itself.
+/// Threads read with different sizes at the same time. The sum over many windows is right for each size.
 fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
     const WINDOWS: usize = 30;
     let directory = directory()?;
@@ -108,16 +108,16 @@ fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
         let deviation = (shares.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt();
         let z = (mean - 1.0) / (deviation / n.sqrt()).max(1e-4);
         println!("{size} bytes: mean {mean:.4}, deviation {deviation:.4}, z {z:.1}");
-        // One in 15,000 by chance.
+        // Exceeded by chance once in 15,000 runs.
         ensure!(z.abs() < 4.0, "reads of {size} bytes: mean {mean:.4}, deviation {deviation:.4}, z {z:.1}");
     }
     Ok(Completion::Completed)
 }
 
-/// A reader on each CPU and windows in quick succession: every byte is in one of them.
+/// With a reader on each CPU and windows in quick succession, every byte is in one of the windows.
 fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
     const WINDOWS: usize = 50;
-    // Several ticks: the kernel adds up a running thread's CPU time at each, and threads without any are not reported.
+    // Several ticks: the kernel updates a running thread's CPU time at ticks, and a thread without CPU time is not reported.
     const LENGTH: Duration = Duration::from_millis(40);
     let directory = directory()?;
     let readers = std::thread::available_parallelism()?.get();
@@ -172,7 +172,7 @@ fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// More readers than CPUs, as fast as they can, so that reads are looked at in slices of time: each thread's bytes are still right.
+/// More readers than CPUs read as fast as they can, so that the hook is attached in slices. Each thread's bytes are right.
 fn slices_are_scaled(hooks: Hooks) -> Outcome {
     const WINDOWS: usize = 8;
     let directory = directory()?;
@@ -198,7 +198,7 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
         let mut seen: BTreeMap<u32, u64> = BTreeMap::new();
         let mut sliced = 0;
         for window in 0..WINDOWS {
-            // The first tells how much there is to slice.
+            // The first window measures the load.
             if window == 2 && sliced == 0 {
                 break;
             }
@@ -223,7 +223,7 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
     if sliced == 0 {
         return Ok(Completion::ignored_with("this machine reads too slowly for slices"));
     }
-    // Threads that take turns on a CPU are in a slice for more or less of their turn.
+    // A slice contains more or less of the turns of threads that share a CPU.
     ensure!(ratios.iter().all(|ratio| (0.6..1.4).contains(ratio)), "{ratios:.3?}");
     let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
     ensure!((0.85..1.15).contains(&mean), "{mean:.3}: {ratios:.3?}");
@@ -234,14 +234,14 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
 fn links() -> Result<BTreeSet<String>, Failed> {
     let mut links = BTreeSet::new();
     for entry in std::fs::read_dir("/proc/self/fdinfo")? {
-        // The descriptor of this very directory is gone again.
+        // The descriptor of this directory is closed by then.
         let text = std::fs::read_to_string(entry?.path()).unwrap_or_default();
         links.extend(text.lines().filter(|line| line.starts_with("link_id:")).map(str::to_owned));
     }
     Ok(links)
 }
 
-/// Under a load for which the hook would be attached and detached all the time, it is attached once.
+/// With `steady`, the hook is attached once, under a load for which it would otherwise be attached in slices.
 fn steady_hooks_are_attached_once(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", MIB, 4096)?;
@@ -277,7 +277,7 @@ fn steady_hooks_are_attached_once(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// What finds no room is in the nodes' sums, and said.
+/// Bytes that find no room are in the nodes' sums, and a note says so.
 fn a_full_table_is_reported(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let files: Vec<_> =

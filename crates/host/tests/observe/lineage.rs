@@ -1,4 +1,4 @@
-//! Who was born of whom.
+//! Descendants of watched threads.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ pub const CASES: &[Case] = cases![children_of_watched_threads, a_fork_storm_besi
 
 fn children_of_watched_threads(hooks: Hooks) -> Outcome {
     let observer = open(&settings(false, hooks))?;
-    // Not watched yet: its first child is not ours.
+    // Its first child is born before it is watched.
     let mut shell = Command::new("sh")
         .args(["-c", "sleep 100 & echo born; read go; sh -c 'sleep 200 & echo $!; wait' & wait"])
         .stdin(Stdio::piped())
@@ -48,7 +48,7 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
     nobody_left(&observer)
 }
 
-/// Processes that were killed end when they are scheduled next, and a thread that was joined has its end still before it.
+/// Waits until all have ended. A killed process ends when it is scheduled next; a joined thread ends a little later.
 fn nobody_left(observer: &Observer) -> Outcome {
     for _ in 0..3000 {
         if observer.children().is_empty() {
@@ -59,7 +59,7 @@ fn nobody_left(observer: &Observer) -> Outcome {
     Err(format!("still there: {:?}", observer.children()).into())
 }
 
-/// A thousand processes come and go: bytes stay exact, nobody is reported who is not there.
+/// While a thousand processes come and go, bytes stay exact and no thread is reported twice.
 fn a_fork_storm_beside(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;

@@ -1,4 +1,4 @@
-//! The observer beside BPF programs of the tests' own (`src/bpf/checks.bpf.c`).
+//! Tests of the observer with BPF programs for the tests (`src/bpf/checks.bpf.c`).
 
 use std::fs::File;
 use std::io::Read;
@@ -36,7 +36,7 @@ pub const CASES: &[Case] = cases![
     the_mask_of_a_thread_that_may_not_migrate_is_its_affinity,
 ];
 
-/// A program that was started before a window ended has ended before the window is reported: what it counts is in it.
+/// A window is reported after every program that started before its end has ended, so that it has what they count.
 fn a_window_waits_for_programs_that_run(hooks: Hooks) -> Outcome {
     let mut storage = MaybeUninit::uninit();
     let mut checks = ChecksSkelBuilder::default().open(&mut storage)?;
@@ -69,7 +69,7 @@ fn a_window_waits_for_programs_that_run(hooks: Hooks) -> Outcome {
     })
 }
 
-/// What the programs say of a DAX file's node: -1 for a file system without a block device (virtiofs with DAX), as here tmpfs.
+/// Virtiofs with DAX has no block device; neither has tmpfs. The node is then -1, not 0.
 fn a_dax_file_without_a_block_device_has_no_node(_: Hooks) -> Outcome {
     let shm = Path::new("/dev/shm");
     if !shm.is_dir() {
@@ -90,7 +90,7 @@ fn a_dax_file_without_a_block_device_has_no_node(_: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// While the kernel keeps a thread from migrating, its `cpus_ptr` is one CPU; its affinity is what it was.
+/// While the kernel keeps a thread from migrating, its `cpus_ptr` is one CPU, but its affinity stays the same.
 fn the_mask_of_a_thread_that_may_not_migrate_is_its_affinity(hooks: Hooks) -> Outcome {
     let mut storage = MaybeUninit::uninit();
     let mut checks = ChecksSkelBuilder::default().open(&mut storage)?;
@@ -193,7 +193,7 @@ impl Faults {
 
 impl Drop for Faults {
     fn drop(&mut self) {
-        // Who waits for the page gets it now. The page itself is left to the process.
+        // A thread that waits for the page gets it now. The page itself stays mapped.
         drop(self.fd.take());
     }
 }

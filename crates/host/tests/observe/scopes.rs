@@ -1,4 +1,4 @@
-//! Which threads are reported: scopes, also when process ids are used again.
+//! Scopes: which threads are reported, also when process ids are reused.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 use crate::common::*;
 use crate::{Case, cases, ensure};
 
-pub const CASES: &[Case] = cases![only_the_scope_is_reported, a_process_id_that_is_used_again_is_out_of_scope];
+pub const CASES: &[Case] = cases![only_the_scope_is_reported, a_reused_process_id_is_out_of_scope];
 
 fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
     let busy = || Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn();
@@ -23,7 +23,7 @@ fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
         .spawn()?;
     let mut other = busy()?;
     let result = (|| -> Outcome {
-        // Until all of `wanted` have had a CPU, on a busy machine.
+        // Until all of `wanted` were reported; on a busy machine they may have to wait for a CPU.
         let pids = |scope: Scope, wanted: &[u32]| -> Result<BTreeSet<u32>, libtest_mimic::Failed> {
             let mut observer = open(&Settings { scope, ..settings(false, hooks) })?;
             let mut pids = BTreeSet::new();
@@ -52,8 +52,8 @@ fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
     result
 }
 
-/// Another process gets the id of one that was in scope.
-fn a_process_id_that_is_used_again_is_out_of_scope(hooks: Hooks) -> Outcome {
+/// Another process gets the id of a process in scope.
+fn a_reused_process_id_is_out_of_scope(hooks: Hooks) -> Outcome {
     let scopes: [fn(u32) -> Scope; 2] = [|pid| Scope::Pids(vec![pid]), Scope::Tree];
     for scope in scopes {
         let first = Busy::start(None)?;
@@ -62,7 +62,7 @@ fn a_process_id_that_is_used_again_is_out_of_scope(hooks: Hooks) -> Outcome {
         let mut scoped = open(&Settings { scope: scope.clone(), ..settings(false, hooks) })?;
         ensure!(shows(&mut scoped, pid)?, "{scope:?}: the process itself is not reported");
         drop(first);
-        // /proc tells start times to a hundredth of a second.
+        // /proc shows start times to a hundredth of a second.
         let _second = loop {
             std::thread::sleep(Duration::from_millis(20));
             match Busy::start(Some(pid)) {
