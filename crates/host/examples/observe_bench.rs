@@ -1,6 +1,7 @@
 //! What observing costs: `observe_bench DIRECTORY RESULT.json [ROUNDS]`, run by `bench/observe/run`.
 //!
-//! Two questions. How much longer does a 4 KiB `pread` of cached data take while an observer looks on? One thread, pinned,
+//! Three questions. How many interrupts do CPUs send each other because hooks are attached and detached? How much longer does
+//! a 4 KiB `pread` of cached data take under an observer? One thread, pinned,
 //! reads for a quarter of a second of CPU time at a time; without, sampled and exact take turns, each ratio is of neighbours in time. And
 //! what is used while 1,000 and 10,000 threads read a little in every window, by the observer alone, by a whole `homenode run`
 //! (the program in `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns who reads how much but
@@ -25,6 +26,10 @@ const FILES: usize = 1000;
 fn main() -> Result<(), Anything> {
     let mut arguments = std::env::args().skip(1);
     let first = arguments.next().ok_or("usage: observe_bench DIRECTORY RESULT.json [ROUNDS]")?;
+    if first == "--interrupts" {
+        let directory = PathBuf::from(arguments.next().ok_or("--interrupts DIRECTORY ROUNDS")?);
+        return interrupts(&directory, arguments.next().ok_or("--interrupts DIRECTORY ROUNDS")?.parse()?).map(drop);
+    }
     if first == "--readers" {
         let directory = PathBuf::from(arguments.next().ok_or("--readers DIRECTORY THREADS")?);
         return readers(&directory, arguments.next().ok_or("--readers DIRECTORY THREADS")?.parse()?);
@@ -33,15 +38,82 @@ fn main() -> Result<(), Anything> {
     let result = PathBuf::from(arguments.next().ok_or("usage: observe_bench DIRECTORY RESULT.json [ROUNDS]")?);
     let rounds = arguments.next().map_or(Ok(15), |n| n.parse())?;
     std::fs::create_dir_all(&directory)?;
+    let interrupts = interrupts(&directory, rounds)?;
     let overhead = overhead(&directory, rounds)?;
     let capacity: Vec<Value> = [1000, 10_000].into_iter().map(|n| capacity(&directory, n)).collect::<Result<_, _>>()?;
-    let json =
-        json!({ "kernel": host::observe::Capabilities::probe().kernel, "overhead": overhead, "capacity": capacity });
+    let kernel = host::observe::Capabilities::probe().kernel;
+    let json = json!({ "kernel": kernel, "interrupts": interrupts, "overhead": overhead, "capacity": capacity });
     std::fs::write(&result, serde_json::to_string_pretty(&json)? + "\n")?;
     Ok(())
 }
 
-/// ns of CPU time per pread of 4 KiB, over a quarter of a second of it: what others do on the machine is not in it.
+/// How an observer is set, by name; `None` for no observer.
+type Way = (&'static str, Option<Settings>);
+
+/// Interrupts that CPUs send each other, per second and CPU, while a thread reads as fast as it can.
+fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
+    let path = directory.join("read");
+    std::fs::write(&path, vec![1; 4096 * 4096])?;
+    let file = File::open(&path)?;
+    let topology = topology::sysfs::read(Path::new("/sys"))?;
+    let ways: [Way; 3] = [
+        ("not observed", None),
+        ("observed", Some(Settings::default())),
+        ("observed, --steady", Some(Settings { steady: true, ..Settings::default() })),
+    ];
+    let mut results = vec![Vec::new(); ways.len()];
+    let mut sliced = 0;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| -> Result<(), Anything> {
+        scope.spawn(|| while !done.load(Ordering::Relaxed) && pread_ns(&file).is_ok() {});
+        let all = (|| {
+            for _ in 0..rounds {
+                for ((_, settings), result) in ways.iter().zip(&mut results) {
+                    let mut observer = settings.as_ref().map(|s| Observer::open(s, &topology)).transpose()?;
+                    // The first windows tell the observer how much there is to see.
+                    for measured in [false, true] {
+                        let (before, start) = (sent_between_cpus()?, std::time::Instant::now());
+                        for _ in 0..2 {
+                            match &mut observer {
+                                Some(observer) => {
+                                    let notes = observer.window(WINDOW)?.notes;
+                                    sliced += usize::from(
+                                        notes.iter().any(|n| n.starts_with("reads: the hook was attached for")),
+                                    );
+                                }
+                                None => std::thread::sleep(WINDOW),
+                            }
+                        }
+                        let per_s = (sent_between_cpus()? - before) / start.elapsed().as_secs_f64();
+                        if measured {
+                            result.push(per_s / topology.cpus().len() as f64);
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })();
+        done.store(true, Ordering::Relaxed);
+        all
+    })?;
+    println!("function-call interrupts, a second and CPU   median   quartiles ({sliced} windows sliced)");
+    let mut rows = serde_json::Map::new();
+    for ((name, _), result) in ways.iter().zip(&mut results) {
+        let [low, median, high] = quartiles(result);
+        println!("  {name:<42} {median:>7.0}   {low:.0} to {high:.0}");
+        rows.insert((*name).to_owned(), json!([low, median, high]));
+    }
+    Ok(rows.into())
+}
+
+/// Function-call interrupts of all CPUs so far: the row `CAL` of /proc/interrupts.
+fn sent_between_cpus() -> std::io::Result<f64> {
+    let text = std::fs::read_to_string("/proc/interrupts")?;
+    let row = text.lines().find_map(|line| line.trim_start().strip_prefix("CAL:")).unwrap_or_default();
+    Ok(row.split_whitespace().map_while(|n| n.parse::<f64>().ok()).sum())
+}
+
+/// ns of CPU time per 4 KiB pread, over a quarter of a second of CPU time, which excludes the work of others.
 fn pread_ns(file: &File) -> std::io::Result<f64> {
     let cpu_ns = || {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -67,9 +139,9 @@ fn warm_ns(file: &File) -> std::io::Result<f64> {
     pread_ns(file)
 }
 
-/// Rounds until the observer knows how much there is to see: two of its windows.
+/// Time until the observer knows the load: two of its windows.
 const SETTLE: Duration = Duration::from_millis(2200);
-/// Rounds of which an observed measurement is the mean: a second, as the observer does not look all the time.
+/// Rounds per observed measurement: together a second, as the hook is attached in slices.
 const ROUNDS_OBSERVED: u32 = 4;
 
 /// The same while an observer takes its windows in another thread, on whichever CPU.
@@ -105,7 +177,7 @@ fn overhead(directory: &Path, rounds: usize) -> Result<Value, Anything> {
     let path = directory.join("read");
     std::fs::write(&path, vec![1; 4096 * 4096])?;
     let file = File::open(&path)?;
-    // A process with two threads throughout: with one, the kernel saves itself the counting of a file's users.
+    // Two threads throughout: in a process with one, the kernel does not count a file's users.
     let (keep, parked) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || parked.recv());
     let all = rustix::thread::sched_getaffinity(None)?;
@@ -116,7 +188,7 @@ fn overhead(directory: &Path, rounds: usize) -> Result<Value, Anything> {
     let mut alone = Vec::new();
     for round in 0..rounds {
         for (way, exact) in [(0, false), (1, true)] {
-            // Around each measurement one without: what the machine does meanwhile is in both.
+            // An unobserved measurement before and after each observed one, so that other work on the machine is in both.
             let before = warm_ns(&file)?;
             let with = observed_ns(&file, exact, &all)?;
             let after = warm_ns(&file)?;
@@ -144,12 +216,12 @@ fn quartiles(values: &mut [f64]) -> [f64; 3] {
     [at(0.25), at(0.5), at(0.75)]
 }
 
-/// What the observer uses while `threads` threads of another process read a little in every window.
+/// The observer's cost while `threads` threads of another process read a little in every window.
 fn capacity(directory: &Path, threads: usize) -> Result<Value, Anything> {
     let mut load = Load::start(directory, threads)?;
     let topology = topology::sysfs::read(Path::new("/sys"))?;
     let mut observer = Observer::open(&Settings::default(), &topology)?;
-    // The first window grows the buffers.
+    // In the first window the buffers grow.
     observer.window(WINDOW)?;
     let (mut cpu, mut rss, mut kernel, mut reported) = (Vec::new(), 0, 0, Vec::new());
     for _ in 0..10 {
@@ -195,16 +267,16 @@ fn capacity(directory: &Path, threads: usize) -> Result<Value, Anything> {
     }))
 }
 
-/// What a program used: CPU seconds per second, and resident bytes.
+/// A program's CPU seconds per second, and resident bytes.
 struct Used {
     cpu: f64,
     rss_bytes: u64,
 }
 
-/// Programs by name, with what each used, or why it was not measured.
+/// Programs by name, with their use, or why it was not measured.
 type Peers = Vec<(&'static str, Result<Used, String>)>;
 
-/// homenode as a whole, and who does something like it, on the load that runs now; or why one was not measured.
+/// The use of homenode as a whole and of its peers under the present load.
 fn peers() -> Result<Peers, Anything> {
     let own = |name: &str| format!("not measured: {name} could not be started");
     let homenode = match std::env::var_os("HOMENODE") {
@@ -224,7 +296,7 @@ fn peers() -> Result<Peers, Anything> {
     ])
 }
 
-/// What a daemon of ours uses. It is ended then.
+/// The use of a daemon that we started. Ends the daemon.
 fn used_by(mut daemon: Child) -> Result<Used, String> {
     let used = used_in_ten_seconds(daemon.id());
     let ended = daemon.try_wait().ok().flatten();
@@ -236,15 +308,15 @@ fn used_by(mut daemon: Child) -> Result<Used, String> {
     }
 }
 
-/// numad goes into the background by itself, is known by its pid file and ends when told so; `-H 0` has it leave the
-/// machine's huge-page setting as it is.
+/// numad puts itself into the background, writes a pid file and ends on request. With `-H 0` it does not change the machine's
+/// huge-page setting.
 fn numad() -> Result<Used, String> {
     let numad = |args: &[&str]| {
         let status = Command::new("numad").args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.map_err(|e| format!("not measured: numad could not be started: {e}"))
     };
     if Path::new("/run/numad.pid").exists() {
-        return Err("not measured: a numad that is not ours is running".to_owned());
+        return Err("not measured: another numad is running".to_owned());
     }
     numad(&["-i", "1:1", "-H", "0"])?;
     std::thread::sleep(Duration::from_millis(500));
@@ -283,7 +355,7 @@ fn procfs_reader() -> Result<Used, Anything> {
         let mut seen = 0u64;
         for process in procfs::process::all_processes()?.flatten() {
             for task in process.tasks().into_iter().flatten().flatten() {
-                // Threads that end meanwhile are passed over.
+                // Skips threads that end meanwhile.
                 if let (Ok(stat), Ok(io)) = (task.stat(), task.io()) {
                     seen = seen.wrapping_add(stat.utime + stat.stime).wrapping_add(io.rchar);
                 }

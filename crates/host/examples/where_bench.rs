@@ -1,14 +1,13 @@
-//! `homenode where` against its peers, on one cached file: fincore(1), which knows no nodes, and the query that a tool
-//! around `move_pages(2)` makes, page by page.
+//! Compares `homenode where` with its peers on one cached file: fincore(1), which knows no nodes, and a page-by-page query with
+//! `move_pages(2)`.
 //!
 //! ```text
 //! where_bench FILE GIB ROUNDS HOMENODE OUT.json    measure
 //! where_bench --query FILE                         the page-by-page query, as a process of its own
 //! ```
 //!
-//! Each program runs once per round, one after the other, so that whatever else the machine does hits all alike; ratios
-//! are medians over rounds. The file is measured as three histories leave it in the page cache, since the kernel works by
-//! the folio: written 1 MiB at a time (large folios, where the file system has them), written 4 KiB at a time (a folio
+//! Each program runs once per round, in turn, so that other work on the machine affects all alike; ratios are medians over
+//! rounds. The kernel works by folio, so the file is measured in the page cache after each of three histories: written 1 MiB at a time (large folios, where the file system has them), written 4 KiB at a time (a folio
 //! for each page) and read in sequence (folios as large as readahead and free memory make them).
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 
@@ -111,7 +110,7 @@ fn write(path: &Path, size: u64, step: usize) {
     file.sync_all().unwrap();
 }
 
-/// Reads again what a machine with little memory to spare has evicted. Returns the cached share of the file.
+/// Reads evicted pages again, for machines short of memory. Returns the cached share of the file.
 fn keep(path: &Path, size: u64) -> f64 {
     let cached = || host::residency::of(path, &mut |_, _| ()).unwrap().resident as f64 / size as f64;
     for _ in 0..3 {

@@ -1,25 +1,23 @@
-//! On which node a file's bytes are, right now.
+//! Finds out on which node a file's bytes are, right now.
 //!
-//! **Problem.** The kernel knows for every cached page which node's memory holds it, and tells no tool: `fincore` knows
-//! no nodes, `numactl` knows no files.
+//! **Problem.** The kernel knows which node holds each cached page, but no tool shows it: `fincore` knows no nodes, `numactl`
+//! knows no files.
 //!
-//! **Approach.** Map the file, make the kernel enter into our page table what the page cache holds already, and let it
-//! count those entries per node (`count`): `/proc/self/numa_maps` counts a mapping five times faster than a
-//! `move_pages(2)` query per page. Entering costs one page fault for sixteen pages (fault-around), since the kernel
-//! enters neighbours that are cached and never reads for it. Pieces of the file are shared out to a few threads
-//! (`cache`). DAX files have no page cache; their bytes are where their device is (`dax`).
+//! **Approach.** Map the file, let the kernel enter its cached pages into our page table, and have the kernel count these
+//! entries per node (`count`): `/proc/self/numa_maps` counts a mapping five times faster than a `move_pages(2)` query per
+//! page. One page fault enters sixteen pages (fault-around), because the kernel also enters cached neighbours. A few threads
+//! share the file's pieces (`cache`). DAX files have no page cache; their bytes are where their device is (`dax`).
 //!
-//! Nothing is read in: only pages that the kernel says are cached are touched, with readahead off (`MADV_RANDOM`, which
-//! also keeps our touch out of the kernel's idea of how hot a page is), holes are left alone, and `O_NOATIME` keeps the
-//! access time. A file that shrinks under us is reported; touching through a system call makes what would be SIGBUS an
-//! error code.
+//! Nothing is read in: homenode touches only pages that the kernel reports as cached, with readahead off. `MADV_RANDOM` does
+//! that, and also keeps the touch from counting as use of the page. Holes stay holes, and `O_NOATIME` keeps the access
+//! time. A note reports a file that shrinks meanwhile; touching by a system call turns SIGBUS into an error code.
 //!
 //! **Limits.**
-//! - A page that is evicted in the fraction of a millisecond between question and touch is read in again, alone.
-//! - Linux (5.2 and later) shows residency only to a file's owner, to who may write it, and to root; anybody else gets
-//!   [`Residency::hidden`], not a guess. Such a caller cannot use `O_NOATIME` on a file they may only write either; there
-//!   the mapping updates the access time as any read would.
-//! - A process that called `mlockall(MCL_FUTURE)` must not use this: the kernel would read in all that it maps.
+//! - A page evicted in the fraction of a millisecond between the query and the touch is read in again, alone.
+//! - Linux (5.2 and later) shows residency only to the file's owner, to users who may write the file, and to root. Other
+//!   callers get [`Residency::hidden`], not a guess. A caller who may only write the file cannot use `O_NOATIME`; for them
+//!   the mapping updates the access time as a read would.
+//! - A process that called `mlockall(MCL_FUTURE)` must not use this module: the kernel would read in all that it maps.
 
 mod cache;
 mod cached;
@@ -34,48 +32,48 @@ use std::path::{Path, PathBuf};
 
 use placement::NodeBytes;
 
-/// Where a file's bytes are.
+/// The place of a file's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Residency {
-    /// The file as asked for.
+    /// The path as given.
     pub path: PathBuf,
     /// Its size in bytes.
     pub size: u64,
     /// Bytes in memory: in the page cache, or allocated on a DAX device. The last page counts with the bytes the file
     /// has in it, so this is never more than `size`.
     pub resident: u64,
-    /// Bytes in memory of each node. The sum is `resident`, unless a note says for which bytes no node is known.
+    /// Bytes in each node's memory. The sum is `resident`, unless a note says which bytes have no known node.
     pub nodes: NodeBytes,
     /// Whether the file is accessed directly in persistent memory (`STATX_ATTR_DAX`).
     pub dax: bool,
-    /// Why the kernel does not show this file's residency to the caller; `resident` and `nodes` say nothing then.
+    /// Why the kernel hides this file's residency from the caller; then `resident` and `nodes` mean nothing.
     pub hidden: Option<String>,
-    /// What happened that a reader of these figures should know, such as a file that shrank meanwhile.
+    /// What a reader of these figures should know, such as that the file shrank meanwhile.
     pub notes: Vec<String>,
 }
 
-/// Why a file's residency cannot be told. Every message names the file.
+/// Why a file's residency is unknown. Every message names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum ResidencyError {
     /// A system call on the file failed.
     #[error("cannot {what} {}: {source}", path.display())]
     File {
-        /// What was tried, such as `open`.
+        /// The attempted action, such as `open`.
         what: &'static str,
         /// The file.
         path: PathBuf,
         /// Cause, with its errno.
         source: io::Error,
     },
-    /// Something without pages of its own.
+    /// Not a regular file.
     #[error("{} is a {kind}: only regular files have cached pages to locate", path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,
-        /// What it is, such as `directory`.
+        /// The kind of file, such as `directory`.
         kind: &'static str,
     },
-    /// The kernel's per-node counts could not be had.
+    /// The kernel did not give its counts per node.
     #[error("cannot count the cached pages of {} per node: {source}", path.display())]
     Count {
         /// The file.
@@ -91,9 +89,9 @@ impl ResidencyError {
     }
 }
 
-/// Tells where a file's bytes are, without reading any of them in. Follows symbolic links; needs no root.
+/// Finds out where a file's bytes are, without reading any of them in. Follows symbolic links; does not need root.
 ///
-/// `progress` is called from this thread with the bytes done so far and the bytes in all.
+/// Calls `progress` from this thread with the bytes done so far and the file's size.
 ///
 /// # Errors
 ///
@@ -122,7 +120,7 @@ pub fn of(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Residency, 
     }
     let now = file.size_now()?;
     if now < residency.size {
-        residency.notes.push(format!("the file shrank from {} to {now} bytes while it was looked at", residency.size));
+        residency.notes.push(format!("the file shrank from {} to {now} bytes during the count", residency.size));
     }
     Ok(residency)
 }

@@ -1,5 +1,5 @@
-//! Where a file's bytes are, asked of real files on this machine's file systems, and checked against what `mincore` and
-//! `move_pages` say of each page.
+//! Finds out where the bytes of real files are, on this machine's file systems, and compares with `mincore` and
+//! `move_pages` page by page.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -30,7 +30,8 @@ fn error(path: &Path) -> String {
     residency::of(path, &mut |_, _| ()).unwrap_err().to_string()
 }
 
-/// A directory on a disk file system, where pages can be evicted, that anybody may enter: below `$HOMENODE_TEST_DIR`, or /tmp.
+/// A directory that every user may enter, on a disk file system, where pages can be evicted: below `$HOMENODE_TEST_DIR`, or
+/// /tmp.
 fn dir() -> tempfile::TempDir {
     let base = std::env::var_os("HOMENODE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
     let dir = tempfile::tempdir_in(base).unwrap();
@@ -61,8 +62,8 @@ fn evict(path: &Path) {
     assert_eq!(cached(path).iter().filter(|c| **c).count(), 0, "the file system does not evict");
 }
 
-/// Caches the page at each offset and no other. The kernel may drop pages that were read once while it looks for huge pages
-/// (kswapd, after `huge_pages`): they are read again then.
+/// Caches the page at each offset and no other. Repeats the reads if the kernel drops pages while it looks for huge pages
+/// (kswapd, after `huge_pages`).
 fn cache(path: &Path, offsets: impl Iterator<Item = usize> + Clone) {
     let file = File::open(path).unwrap();
     // SAFETY: advice on an open descriptor.
@@ -123,7 +124,7 @@ fn by_page(path: &Path) -> NodeBytes {
     })
 }
 
-/// Asks where the file is; checks the answer page by page, and that nothing was read in or thrown out.
+/// Locates the file, checks the answer page by page, and checks that no page was read in or evicted.
 fn checked(path: &Path) -> Residency {
     let (before, blocks) = (cached(path), fs::metadata(path).unwrap().blocks());
     let found = of(path);
@@ -284,7 +285,7 @@ fn links() {
     assert!(error.contains("dangling: No such file or directory (os error 2)"), "{error}");
 }
 
-/// Runs `f` in a thread that is an ordinary user, and not the owner of this test's files.
+/// Runs `f` in a thread of an ordinary user who does not own this test's files.
 fn as_nobody<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let nobody = rustix::process::Uid::from_raw(65_534);
     std::thread::spawn(move || {
@@ -361,7 +362,7 @@ fn on_node(node: NodeId, f: impl FnOnce() + Send) {
     });
 }
 
-/// Mounts an overlay over a directory; `None` where that is refused.
+/// Mounts an overlay over a directory.
 struct Overlay(tempfile::TempDir);
 
 impl Overlay {
@@ -399,7 +400,7 @@ fn overlay(mounted: &Overlay) {
     assert_eq!(checked(&path).resident, ((40 * MIB).div_ceil(3 * page()) * page()) as u64);
 }
 
-/// Huge pages lent for a test, given back when dropped.
+/// Huge pages reserved for a test, released when dropped.
 struct HugePages(u64);
 
 const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
@@ -450,7 +451,7 @@ fn huge_pages() {
     assert_eq!((whole.resident, whole.nodes.total(), whole.notes.len()), (3 * huge, 3 * huge, 0));
 }
 
-/// Persistent memory that the virtual machine has mounted with DAX, and the node that it was put on (`vm/run --pmem`).
+/// Mounts of persistent memory with DAX in the virtual machine, and their nodes (`vm/run --pmem`).
 fn pmem() -> Vec<(PathBuf, NodeId)> {
     let mount = |n: u32| (PathBuf::from(format!("/mnt/pmem{n}")), NodeId(n));
     (0..8).map(mount).filter(|(path, _)| path.is_dir()).collect()
@@ -475,10 +476,10 @@ fn dax(mounts: &[(PathBuf, NodeId)]) {
     }
 }
 
-/// Held while huge pages are lent: to find some, the kernel drops cached pages that the other tests count on.
+/// Held while huge pages are reserved: to find some, the kernel drops cached pages that other tests need.
 static MEMORY: RwLock<()> = RwLock::new(());
 
-/// A test, or the same test as ignored, with the reason, where this machine lacks what it needs.
+/// A test, or an ignored test with the reason if this machine lacks something.
 fn needing(name: &str, missing: Option<String>, test: impl FnOnce() + Send + 'static) -> Trial {
     let runner = move || -> Result<libtest_mimic::Completion, Failed> {
         match missing {

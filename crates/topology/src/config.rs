@@ -1,4 +1,4 @@
-//! What sysfs cannot say: the bandwidth of each node's memory, from `homenode.toml`.
+//! The bandwidth of each node's memory, which sysfs does not know, from `homenode.toml`.
 //!
 //! ```toml
 //! [node.0]
@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{NodeId, Topology, TopologyError};
 
-/// What a user may say about one node.
+/// The settings of one node.
 ///
 /// A bandwidth is a number of bytes per second, or text with a unit: `"6.8 GB/s"`, `"900 MiB/s"` (decimal kB, MB, GB, TB
 /// and binary KiB, MiB, GiB, TiB). Zero, negative and non-finite values are refused.
@@ -30,12 +30,12 @@ pub struct NodeConfig {
 }
 
 impl Topology {
-    /// Completes the nodes with what the user configured; a key that is not configured stays as it was.
+    /// Sets the values that the user configured; other values stay as they were.
     ///
     /// # Errors
     ///
     /// [`TopologyError::NoSuchNode`] for a node this machine does not have, [`TopologyError::Bandwidth`] for a value that
-    /// is not positive and finite. The topology is unchanged then.
+    /// is not positive and finite. Then the topology is unchanged.
     pub fn configure(&mut self, nodes: &BTreeMap<NodeId, NodeConfig>) -> Result<(), TopologyError> {
         for (&id, config) in nodes {
             if self.node(id).is_none() {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bandwidth_is_refused_with_key_and_line() {
+    fn an_invalid_bandwidth_is_refused_with_key_and_line() {
         for text in [
             "0",
             "-1",

@@ -1,6 +1,6 @@
 //! Sets of CPUs in the kernel's list format (`0-3,8`), of any size.
 //!
-//! libc's `cpu_set_t` ends at 1,024 CPUs; machines do not, so the set grows as needed.
+//! libc's `cpu_set_t` holds 1,024 CPUs; this set grows as needed.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,11 +9,11 @@ use fixedbitset::FixedBitSet;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Highest CPU number accepted from text: the kernel's own limit (`NR_CPUS` ≤ 8,192) with room above it, so that a
-/// damaged file cannot make us allocate gigabytes.
+/// CPU numbers in text must be below this. It is well above the kernel's limit (`NR_CPUS` ≤ 8,192), and a damaged file cannot
+/// make us allocate gigabytes.
 const CPU_LIMIT: u32 = 65_536;
 
-/// A set of CPU numbers. Two sets with the same members are equal, whatever their capacity.
+/// A set of CPU numbers. Sets with the same members are equal, whatever their capacity.
 #[derive(Clone, Default)]
 pub struct CpuSet(FixedBitSet);
 
@@ -36,17 +36,17 @@ impl CpuSet {
         self.0.contains(cpu as usize)
     }
 
-    /// Whether no CPU is in the set.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_clear()
     }
 
-    /// How many CPUs are in the set.
+    /// Number of CPUs in the set.
     pub fn len(&self) -> usize {
         self.0.count_ones(..)
     }
 
-    /// The CPUs, rising.
+    /// The CPUs in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.ones().map(|cpu| cpu as u32)
     }
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_list_is_refused_by_name() {
+    fn an_invalid_list_is_refused_and_named() {
         for text in ["a", "3-1", "-1", "1--2", "99999999", "0-4294967295"] {
             let error = text.parse::<CpuSet>().unwrap_err().to_string();
             assert!(error.contains(text), "{error}");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn capacity_does_not_count_for_equality() {
+    fn equality_ignores_capacity() {
         let mut large: CpuSet = [900].into_iter().collect();
         large = large.intersection(&[1].into_iter().collect());
         large.insert(1);

@@ -1,14 +1,14 @@
-//! What can go wrong when a machine is read, configured or captured.
+//! Errors of reading, configuring and capturing a machine.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::NodeId;
 
-/// Longest piece of an offending text that an error repeats, in characters.
+/// Longest part of an offending text that an error shows, in characters.
 const SHOWN: usize = 80;
 
-/// Why a topology could not be read, completed or captured. Every message names the file or the key it is about.
+/// Why a topology could not be read, configured or captured. Every message names the file or the key.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// A file or directory could not be read.
@@ -19,20 +19,20 @@ pub enum TopologyError {
         /// Cause, with its errno.
         source: io::Error,
     },
-    /// A file could be read and does not say what the kernel would.
+    /// A file has a content that no kernel would write.
     #[error("{}: `{text}` {why}", path.display())]
     Text {
         /// The file.
         path: PathBuf,
         /// The offending text, shortened.
         text: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// The configuration names a node that the machine does not have.
     #[error("[node.{node}] in the configuration: this machine has no node {node}, only {present}")]
     NoSuchNode {
-        /// The node that was configured.
+        /// The configured node.
         node: NodeId,
         /// The machine's nodes, as `node 0, 1`.
         present: String,
@@ -40,14 +40,14 @@ pub enum TopologyError {
     /// A bandwidth that is not a positive, finite number.
     #[error("{key} of node {node}: {value} is not a positive number of bytes per second")]
     Bandwidth {
-        /// The node that was configured.
+        /// The configured node.
         node: NodeId,
         /// `read_bw_max` or `write_bw_max`.
         key: &'static str,
         /// The refused value.
         value: f64,
     },
-    /// The directory for a capture holds something already.
+    /// The directory for a capture is not empty.
     #[error("{} is not empty: a capture never overwrites", dir.display())]
     NotEmpty {
         /// The directory.
@@ -61,7 +61,7 @@ pub enum TopologyError {
         /// Cause, with its errno.
         source: io::Error,
     },
-    /// What was captured does not read back as what was seen.
+    /// The capture does not read back as the machine that was read.
     #[error("the machine changed while it was captured into {}: try again", dir.display())]
     Changed {
         /// The directory.
@@ -87,7 +87,7 @@ impl TopologyError {
         Self::Text { path: path.to_owned(), text: shown, why: why.into() }
     }
 
-    /// Whether a file or directory is simply not there.
+    /// Whether a file or directory does not exist.
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self, Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }

@@ -1,13 +1,13 @@
-//! What the machine is: its NUMA nodes, their CPUs, memory, distances and bandwidth.
+//! The machine: its NUMA nodes, their CPUs, memory, distances and bandwidth.
 //!
 //! **Problem.** Every decision of homenode starts from "which CPUs and which memory belong together, and how far apart
-//! are they?". Linux answers in sysfs, in many small files, with sparse ids, nodes without CPUs (CXL, persistent
-//! memory) and nodes without memory.
+//! are they?". Linux answers in many small sysfs files, with sparse ids, nodes without CPUs (CXL, persistent memory) and
+//! nodes without memory.
 //!
-//! **Approach.** [`Topology`] is one plain value, read from sysfs under an injectable root ([`sysfs`]), completed by what
-//! sysfs cannot say from `homenode.toml` ([`config`]), and saved as a fixture by [`capture`].
+//! **Approach.** [`Topology`] is one plain value. [`sysfs`] reads it, below any root; [`config`] adds what sysfs does not know
+//! from `homenode.toml`; [`capture`] saves it as a fixture.
 //!
-//! **Limits.** A topology is a picture of one moment: CPUs that go on- or offline later are seen at the next read.
+//! **Limits.** A topology shows one moment: CPUs that go on- or offline later show at the next read.
 
 pub mod capture;
 pub mod config;
@@ -37,7 +37,7 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// What a node's memory is made of, as far as the kernel tells.
+/// The kind of a node's memory, as far as the kernel tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryKind {
@@ -59,9 +59,9 @@ pub struct Node {
     /// CPUs of the node that exist but are offline.
     #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
     pub offline_cpus: CpuSet,
-    /// Bytes of memory; 0 for a memory-less node, and on a kernel without NUMA that does not say.
+    /// Bytes of memory; 0 for a node without memory, and on a kernel without NUMA that does not tell.
     pub memory_bytes: u64,
-    /// What that memory is.
+    /// Kind of that memory.
     pub memory: MemoryKind,
     /// ACPI SLIT distance to every node (10 is local), keyed by node id.
     pub distance: BTreeMap<NodeId, u32>,
@@ -78,7 +78,7 @@ pub struct Node {
 pub struct Region {
     /// Kernel name, such as `region0` (nvdimm) or `cxl-region0`.
     pub name: String,
-    /// Node the memory is attached to; `None` where the kernel does not say (`numa_node` is -1).
+    /// Node that the memory is attached to; `None` if the kernel does not tell (`numa_node` is -1).
     pub node: Option<NodeId>,
     /// First physical address, if readable (needs root).
     pub start: Option<u64>,
@@ -92,7 +92,7 @@ pub struct Region {
 /// A machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Topology {
-    /// Nodes by rising id. Never empty after [`sysfs`] has read a machine: one without NUMA has node 0.
+    /// Nodes by ascending id. Never empty after [`sysfs`] has read a machine: one without NUMA has node 0.
     pub nodes: Vec<Node>,
     /// Persistent-memory and CXL regions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -110,7 +110,7 @@ impl Topology {
         self.nodes.iter().find(|n| n.cpus.contains(cpu)).map(|n| n.id)
     }
 
-    /// SLIT distance between two nodes; `None` where the machine does not say.
+    /// SLIT distance between two nodes; `None` if the machine does not tell.
     pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
         self.node(from)?.distance.get(&to).copied()
     }

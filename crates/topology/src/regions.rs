@@ -1,4 +1,4 @@
-//! Persistent-memory and CXL regions: which node a range of physical addresses, or a block device, belongs to.
+//! Persistent-memory and CXL regions: the node of a range of physical addresses, or of a block device.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use crate::{NodeId, Region, TopologyError};
 const NVDIMM: &str = "bus/nd/devices";
 const CXL: &str = "bus/cxl/devices";
 
-/// Children of an nvdimm region that can carry a block device: a raw namespace, fsdax (`pfn`) or sector mode (`btt`).
+/// Children of an nvdimm region that can have a block device: a raw namespace, fsdax (`pfn`) or sector mode (`btt`).
 const CARRIERS: [&str; 3] = ["namespace", "pfn", "btt"];
 
 pub(crate) fn read(source: &Source<'_>) -> Result<Vec<Region>, TopologyError> {
@@ -32,7 +32,7 @@ fn nvdimm(source: &Source<'_>, name: String) -> Result<Region, TopologyError> {
             continue;
         }
         for device in source.names(&format!("{dir}/{child}/block"))? {
-            // Not needed for the name, but it tells a reader of a capture which mounts the device was.
+            // Not needed for the name, but with it a person can tell from a capture which mounts used the device.
             source.optional(&format!("{dir}/{child}/block/{device}/dev"))?;
             devices.push(device);
         }
@@ -58,8 +58,8 @@ fn cxl(source: &Source<'_>, name: &str) -> Result<Option<Region>, TopologyError>
     Ok(Some(Region { node: cxl_node(source, &dir)?, start, size, devices: Vec::new(), name }))
 }
 
-/// The node that a CXL region's memory is, or would be, onlined as: its DAX device knows; before there is one, the node
-/// of the memory device behind its first target is the nearest known.
+/// The node that a CXL region's memory is, or would be, onlined as: that of its DAX device. Before there is one, the node of
+/// the memory device behind its first target is the best guess.
 fn cxl_node(source: &Source<'_>, dir: &str) -> Result<Option<NodeId>, TopologyError> {
     for (_, region) in source.numbered(dir, "dax_region")? {
         let dax = format!("{dir}/{region}");
@@ -82,7 +82,7 @@ fn cxl_node(source: &Source<'_>, dir: &str) -> Result<Option<NodeId>, TopologyEr
     }
 }
 
-/// A node number; -1 is "none".
+/// A node number; -1 means none.
 fn numa_node(source: &Source<'_>, file: &str) -> Result<Option<NodeId>, TopologyError> {
     let text = source.text(file)?;
     match text.trim().parse::<i64>() {
@@ -94,7 +94,7 @@ fn numa_node(source: &Source<'_>, file: &str) -> Result<Option<NodeId>, Topology
     }
 }
 
-/// First physical address; `None` where only root may know it, or where the region has none yet (all ones).
+/// First physical address; `None` if only root may read it, or if the region has none yet (all ones).
 fn start(source: &Source<'_>, file: &str) -> Result<Option<u64>, TopologyError> {
     match source.optional(file) {
         Ok(None) => Ok(None),

@@ -1,4 +1,4 @@
-//! Reads files under a sysfs root and remembers what was read, so that a capture holds just that.
+//! Reads files below a sysfs root and remembers them, so that a capture holds exactly these.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{CpuSet, TopologyError};
 
-/// A sysfs attribute is one page; a `cpulist` of a very large machine may be two. More is not sysfs.
+/// Most bytes to read of a file. A sysfs attribute is one page, the `cpulist` of a very large machine perhaps two.
 const FILE_LIMIT: u64 = 1 << 20;
 
 /// A sysfs root and everything that was read from it.
@@ -17,7 +17,7 @@ pub(crate) struct Source<'a> {
     seen: RefCell<BTreeMap<String, Seen>>,
 }
 
-/// One thing that was looked at, keyed by its path below the root.
+/// One thing that was read, by its path below the root.
 pub(crate) enum Seen {
     /// A file with its content.
     File(String),
@@ -34,7 +34,7 @@ impl<'a> Source<'a> {
         self.root.join(file)
     }
 
-    /// Everything that was looked at.
+    /// Everything that was read.
     pub(crate) fn into_seen(self) -> BTreeMap<String, Seen> {
         self.seen.into_inner()
     }
@@ -52,7 +52,7 @@ impl<'a> Source<'a> {
         Ok(text)
     }
 
-    /// A file's text, or `None` where there is no such file.
+    /// A file's text, or `None` if the file does not exist.
     pub(crate) fn optional(&self, file: &str) -> Result<Option<String>, TopologyError> {
         match self.text(file) {
             Ok(text) => Ok(Some(text)),
@@ -67,7 +67,7 @@ impl<'a> Source<'a> {
         text.parse().map_err(|_| self.wrong(file, &text, "is not a list such as `0-3,8`"))
     }
 
-    /// Names in a directory that are `prefix` and a number, by rising number; nothing where there is no such directory.
+    /// Names in a directory that are `prefix` and a number, by ascending number; none if the directory does not exist.
     pub(crate) fn numbered(&self, dir: &str, prefix: &str) -> Result<Vec<(u32, String)>, TopologyError> {
         let number = |name: &str| name.strip_prefix(prefix)?.parse().ok();
         let mut found: Vec<_> = self.names(dir)?.into_iter().filter_map(|name| Some((number(&name)?, name))).collect();
@@ -75,7 +75,7 @@ impl<'a> Source<'a> {
         Ok(found)
     }
 
-    /// Names in a directory, sorted; nothing where there is no such directory.
+    /// Names in a directory, sorted; none if the directory does not exist.
     pub(crate) fn names(&self, dir: &str) -> Result<Vec<String>, TopologyError> {
         let path = self.path(dir);
         let entries = match fs::read_dir(&path) {
@@ -86,20 +86,20 @@ impl<'a> Source<'a> {
         let mut names = Vec::new();
         for entry in entries {
             let entry = entry.map_err(|e| TopologyError::read(&path, e))?;
-            // Every name that matters here is the kernel's own and plain ASCII.
+            // All names of interest are the kernel's, in plain ASCII.
             names.extend(entry.file_name().into_string());
         }
         names.sort_unstable();
         Ok(names)
     }
 
-    /// Remembers that an entry exists, whose name alone was the information.
+    /// Remembers an entry of which only the name matters.
     pub(crate) fn note_link(&self, file: &str) {
         let target = fs::read_link(self.path(file)).unwrap_or_else(|_| PathBuf::from("."));
         self.seen.borrow_mut().insert(file.to_owned(), Seen::Link(target));
     }
 
-    /// The error for a file whose text is wrong.
+    /// The error for a file with a wrong text.
     pub(crate) fn wrong(&self, file: &str, text: &str, why: impl Into<String>) -> TopologyError {
         TopologyError::text(&self.path(file), text, why)
     }

@@ -1,14 +1,14 @@
 //! Reads the machine from sysfs.
 //!
-//! **Problem.** What belongs together is spread over hundreds of small files, and what the kernel leaves out matters as
-//! much as what it prints: `cpulist` holds only CPUs that are online, a `distance` row has a column for each *online*
-//! node and so no ids, and a kernel without NUMA has no node directory at all.
+//! **Problem.** The data is spread over hundreds of small files, and the kernel's omissions matter as much as its output:
+//! `cpulist` holds only online CPUs, a `distance` row has a column for each *online* node and no ids, and a kernel without
+//! NUMA has no node directory.
 //!
-//! **Approach.** Every file comes through one reader under an injectable root, so that a directory captured on another
-//! machine reads like the machine. A file that must be there and is not, or that says what no kernel would, is an error
-//! that names the file and the errno or the text; nothing is guessed.
+//! **Approach.** One reader reads every file, below any root, so that a directory captured on another machine reads like that
+//! machine. A missing necessary file, or a text that no kernel would write, is an error that names the file and the errno or
+//! the text; nothing is guessed.
 //!
-//! **Limits.** CPUs that the firmware gives no node (`NUMA_NO_NODE`) belong to none here either.
+//! **Limits.** CPUs to which the firmware gives no node (`NUMA_NO_NODE`) belong to no node here either.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,7 +26,7 @@ const MEMORY: &str = "devices/system/memory";
 ///
 /// # Errors
 ///
-/// [`TopologyError::Read`] for a file that is missing or refused, [`TopologyError::Text`] for one that makes no sense.
+/// [`TopologyError::Read`] for a file that is missing or refused, [`TopologyError::Text`] for one with an invalid text.
 pub fn read(sys: &Path) -> Result<Topology, TopologyError> {
     read_from(&Source::new(sys))
 }
@@ -44,7 +44,7 @@ pub(crate) fn read_from(source: &Source<'_>) -> Result<Topology, TopologyError> 
     Ok(Topology { nodes, regions: regions::read(source)? })
 }
 
-/// The nodes of a NUMA machine; `ids` is what `node/online` lists.
+/// The nodes of a NUMA machine; `ids` are those in `node/online`.
 fn numa(source: &Source<'_>, ids: &CpuSet, online: &CpuSet) -> Result<Vec<Node>, TopologyError> {
     if ids.is_empty() {
         return Err(source.wrong(&format!("{NODES}/online"), "", "names no node"));
@@ -71,8 +71,7 @@ fn numa(source: &Source<'_>, ids: &CpuSet, online: &CpuSet) -> Result<Vec<Node>,
 
 fn node(source: &Source<'_>, id: NodeId, ids: &[NodeId], online: &CpuSet) -> Result<Node, TopologyError> {
     let dir = format!("{NODES}/node{id}");
-    // `cpulist` is the node's CPUs and online (drivers/base/node.c, node_read_cpumap); the `cpuN` links are there for
-    // every CPU that is present.
+    // `cpulist` has the node's online CPUs (drivers/base/node.c, node_read_cpumap); every present CPU has a `cpuN` link.
     let listed = source.list(&format!("{dir}/cpulist"))?;
     let mut present = listed.clone();
     for (cpu, name) in source.numbered(&dir, "cpu")? {
@@ -93,7 +92,7 @@ fn node(source: &Source<'_>, id: NodeId, ids: &[NodeId], online: &CpuSet) -> Res
     Ok(Node { id, cpus, offline_cpus, memory_bytes, memory, distance, read_bw_max: None, write_bw_max: None })
 }
 
-/// Free memory of each node in bytes, now. A node that does not say is absent; so is every node of a kernel without NUMA.
+/// Present free memory of each node in bytes, without nodes that do not tell. A kernel without NUMA tells for none.
 pub fn free_memory(sys: &Path, topology: &Topology) -> BTreeMap<NodeId, u64> {
     let source = Source::new(sys);
     let free = |id| meminfo(&source, &format!("{NODES}/node{id}/meminfo"), "MemFree:").ok();
@@ -143,7 +142,7 @@ fn flat(source: &Source<'_>, cpus: CpuSet) -> Result<Node, TopologyError> {
     })
 }
 
-/// Bytes in online memory blocks; 0 where the kernel has no memory blocks to count (no memory hotplug).
+/// Bytes in online memory blocks; 0 if the kernel has no memory blocks (no memory hotplug).
 fn flat_memory(source: &Source<'_>) -> Result<u64, TopologyError> {
     let file = format!("{MEMORY}/block_size_bytes");
     let Some(text) = source.optional(&file)? else { return Ok(0) };

@@ -54,7 +54,7 @@ fn tree(dir: &Path) -> BTreeMap<PathBuf, String> {
 }
 
 #[test]
-fn fixtures_are_what_their_description_says() {
+fn fixtures_match_their_description() {
     for machine in all() {
         let dir = tempfile::tempdir().unwrap();
         machine.write(dir.path());
@@ -86,7 +86,7 @@ fn a_kernel_without_numa_is_one_node() {
 }
 
 #[test]
-fn free_memory_is_known_where_the_kernel_says() {
+fn free_memory_is_read_where_the_kernel_shows_it() {
     let free = |name| sysfs::free_memory(&fixture(name), &read(name));
     assert_eq!(free("memory-less"), [(NodeId(0), 16 * GIB), (NodeId(1), 0)].into());
     assert!(free("no-numa").is_empty());
@@ -206,7 +206,7 @@ fn offline_cpus_belong_to_their_node() {
     assert_eq!(machine.node_of_cpu(4), None);
 }
 
-/// A copy of `two-sockets-pmem` with one file replaced (or removed), and what reading it says.
+/// The error of reading a copy of `two-sockets-pmem` with one file replaced or removed.
 fn damaged(file: &str, text: Option<&[u8]>) -> String {
     let dir = tempfile::tempdir().unwrap();
     all().iter().find(|m| m.name == "two-sockets-pmem").unwrap().write(dir.path());
@@ -237,7 +237,7 @@ fn a_missing_file_is_named_with_its_errno() {
 }
 
 #[test]
-fn text_that_no_kernel_prints_is_shown() {
+fn errors_show_text_that_no_kernel_prints() {
     let node1 = |file: &str| format!("devices/system/node/node1/{file}");
     for (file, text, expected) in [
         (node1("distance"), "21\n", "`21` has 1 distances for 2 online nodes"),
@@ -277,12 +277,12 @@ fn a_node_without_its_directory_is_an_error() {
 }
 
 #[test]
-fn a_root_that_is_not_there_is_named() {
+fn a_missing_root_is_named() {
     let error = sysfs::read(Path::new("/nonexistent/sys")).unwrap_err().to_string();
     assert_eq!(error, "cannot read /nonexistent/sys/devices/system/cpu/online: No such file or directory (os error 2)");
 }
 
-/// Runs `f` as an ordinary user: a thread of its own gives up root, if it has it, and ends with `f`.
+/// Runs `f` as an ordinary user, in a thread that gives up root.
 fn unprivileged<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     std::thread::spawn(move || {
         if rustix::process::geteuid().is_root() {
@@ -295,7 +295,7 @@ fn unprivileged<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T 
     .unwrap()
 }
 
-/// A machine on disk with `file` closed to everybody but root.
+/// A machine on disk with a `file` that only root may read.
 fn closed(machine: &str, file: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -305,7 +305,7 @@ fn closed(machine: &str, file: &str) -> tempfile::TempDir {
 }
 
 #[test]
-fn what_may_not_be_read_is_named_with_its_errno() {
+fn an_unreadable_file_is_named_with_its_errno() {
     for file in ["devices/system/node/node1", "devices/system/node/node1/meminfo", "bus/nd/devices"] {
         let dir = closed("two-sockets-pmem", file);
         let root = dir.path().to_owned();
@@ -316,7 +316,7 @@ fn what_may_not_be_read_is_named_with_its_errno() {
 }
 
 #[test]
-fn a_physical_range_that_only_root_may_know_is_unknown() {
+fn a_physical_range_that_only_root_may_read_is_unknown() {
     let dir = closed("two-sockets-pmem", "bus/nd/devices/region0/resource");
     let root = dir.path().to_owned();
     let machine = unprivileged(move || sysfs::read(&root)).unwrap();
@@ -360,7 +360,7 @@ fn a_capture_never_overwrites_and_leaves_nothing_behind() {
     let error = capture::capture(&sys, &dir.path().join("no/such/place")).unwrap_err().to_string();
     assert!(error.contains("os error 2"), "{error}");
 
-    // An empty directory is fine; a machine that cannot be read creates none.
+    // An empty directory is accepted. If the machine cannot be read, none is created.
     let empty = dir.path().join("empty");
     fs::create_dir(&empty).unwrap();
     capture::capture(&sys, &empty).unwrap();
@@ -376,9 +376,13 @@ fn a_capture_that_cannot_be_written_is_removed() {
     let empty = dir.path().join("empty");
     fs::create_dir(&empty).unwrap();
     fs::set_permissions(&empty, fs::Permissions::from_mode(0o555)).unwrap();
-    let error = unprivileged(move || capture::capture(&fixture("two-sockets"), &empty)).unwrap_err().to_string();
+    // The fixtures may be in a directory that other users cannot enter.
+    let sys = dir.path().join("sys");
+    all().iter().find(|m| m.name == "two-sockets").unwrap().write(&sys);
+    let to = empty.clone();
+    let error = unprivileged(move || capture::capture(&sys, &to)).unwrap_err().to_string();
     assert!(error.contains("cannot write") && error.contains("os error 13"), "{error}");
-    assert!(tree(dir.path()).is_empty());
+    assert!(tree(&empty).is_empty());
 }
 
 #[test]

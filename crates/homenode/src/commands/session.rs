@@ -29,7 +29,7 @@ pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>) -> Result<Ho
         (None, None) => Scope::All,
     };
     host::memory::give_back_freed();
-    let observe = observe::Settings { exact: args.exact, scope, ..observe::Settings::default() };
+    let observe = observe::Settings { exact: args.exact, steady: args.steady, scope, ..observe::Settings::default() };
     let topology = nodes::read(Path::new(nodes::SYS), config)?;
     let touch_own_affinity = args.scope.touch_own_affinity;
     let settings = host::Settings { observe, touch_own_affinity, ..host::Settings::default() };

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Adds up bytes per thread, file and node: two tables, one filled while user space drains the other. */
+/* Adds up bytes per thread, file and node. There are two tables: the programs fill one while user space drains the other. */
 #ifndef HOMENODE_ACCOUNT_H
 #define HOMENODE_ACCOUNT_H
 
 #include "sample.h"
 
-/* Preallocated: no allocation on the read path, and a full table is a fact instead of memory pressure. */
+/* Preallocated: the read path allocates nothing, and a full table is reported instead of using ever more memory. */
 struct usage_table {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -15,13 +15,13 @@ struct usage_table {
 struct usage_table usage_a SEC(".maps");
 struct usage_table usage_b SEC(".maps");
 
-/* Who did what with which file: filled once per event. */
+/* One access to a file; filled once per event. */
 struct access {
 	struct usage_key key; /* node is set per folio */
-	u32 here;             /* node of this CPU */
+	u32 here;             /* this CPU's node */
 	bool write;
-	bool sliced;          /* by the hook on the read path */
-	s64 weight;           /* in 1/1024ths; negative takes back */
+	bool sliced;          /* seen by the hook on the read path */
+	s64 weight;           /* in 1/1024ths; negative: a correction */
 };
 
 static __always_inline void access_init(struct access *w, struct inode *inode, bool write, s64 weight)
@@ -39,8 +39,8 @@ static __always_inline void access_init(struct access *w, struct inode *inode, b
 	w->weight = weight;
 }
 
-/* What a CPU counted last, one for each table: a thread reads on where it was most of the time, and then needs no look at the
- * table. User space adds it when it drains the table. */
+/* Each CPU keeps its last entry pending, one for each table: a thread mostly continues with the same file, which then takes no
+ * table lookup. User space adds the pending entries when it drains the table. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2);
@@ -64,10 +64,10 @@ static __always_inline void usage_add(struct usage *u, struct access *w, u32 nod
 	}
 }
 
-/* Several CPUs may do this to one entry at once. */
+/* Several CPUs may merge into one entry at once. */
 static __always_inline void usage_merge(struct usage *to, struct usage *from)
 {
-	/* Most are 0, and an atomic operation costs more than a look. */
+	/* Most fields are 0, and an atomic operation costs more than a test. */
 #define MERGE(field)                                             \
 	if (from->field)                                         \
 	__sync_fetch_and_add(&to->field, from->field)
@@ -80,8 +80,8 @@ static __always_inline void usage_merge(struct usage *to, struct usage *from)
 #undef MERGE
 }
 
-/* Puts what is pending into the table. Key and value are passed as they lie in their map: before 6.3 maps take nothing that came
- * through a function's argument, and copies would be too much for the stack, of which all programs in a chain of calls have 512 bytes. */
+/* Moves a pending entry into the table. Key and value are passed by their place in the map: before 6.3, maps refuse pointers
+ * that came as a function's argument, and copies would not fit the stack, which is 512 bytes for a whole chain of calls. */
 static __always_inline void usage_to(void *table, struct pending *last)
 {
 	struct usage *to = bpf_map_lookup_elem(table, &last->key);
@@ -94,7 +94,7 @@ static __always_inline void usage_to(void *table, struct pending *last)
 	}
 	if (!bpf_map_update_elem(table, &last->key, &last->usage, BPF_NOEXIST))
 		return;
-	/* Another CPU was faster, or there is no free entry: then it goes to the node's own, made by user space. */
+	/* Another CPU made the entry first, or there is no free entry. The latter goes to the node's entry, made by user space. */
 	to = bpf_map_lookup_elem(table, &last->key);
 	if (!to) {
 		c = counted();
@@ -126,7 +126,7 @@ static __always_inline void unknown(struct access *w, s64 bytes)
 		c->unknown_read += bytes * w->weight >> WEIGHT_SHIFT;
 }
 
-/* A global function: verified once, not at every call. */
+/* A global function, which the verifier checks once instead of at every call. */
 __noinline int account(struct access *w, u32 node, s64 bytes)
 {
 	u32 table = epoch;
@@ -138,7 +138,7 @@ __noinline int account(struct access *w, u32 node, s64 bytes)
 	if (!last)
 		return 0;
 	if (last->busy) {
-		/* Functions, unlike tracepoints, can be preempted while their programs run: rare. */
+		/* Programs on functions, unlike those on tracepoints, can be preempted. Rare. */
 		unknown(w, bytes);
 		return 0;
 	}

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Page faults of mapped files. A fault maps up to 16 pages around the address that are in the page cache and ready
- * (fault-around); only what it cannot map that way goes through filemap_fault. The two never count the same page of one
- * fault: fault-around skips pages that are locked, not uptodate or marked for readahead, and so do we. What a thread
- * reads again of a page that is mapped already is not seen by the kernel either. */
+/* Page faults of mapped files. A fault maps up to 16 pages around the address that are cached and ready (fault-around); other
+ * pages go through filemap_fault. The two never count the same page of one fault: fault-around skips pages that are locked,
+ * not uptodate or marked for readahead, and so does the program. Further reads of a mapped page cause no event. */
 #ifndef HOMENODE_FAULTS_H
 #define HOMENODE_FAULTS_H
 
 #include "walk.h"
 
-/* Shared anonymous memory, System V segments and memfds are files only in name. */
+/* Shared anonymous memory, System V segments and memfds are not files of the user. */
 static __always_inline bool is_file(struct inode *inode)
 {
 	return !(inode->i_sb->s_flags & SB_KERNMOUNT);
@@ -40,7 +39,7 @@ int BPF_PROG(map_tracepoint, struct address_space *mapping, unsigned long first,
 	return pages_mapped(mapping, first, last);
 }
 
-/* The function tells one thing more: whether the fault was answered with one 2 MiB mapping of a large folio. */
+/* The function also shows whether the kernel answered the fault with a 2 MiB mapping of a large folio. */
 SEC("fexit/filemap_map_pages")
 int BPF_PROG(map_function, struct vm_fault *vmf, unsigned long first, unsigned long last)
 {
@@ -56,7 +55,7 @@ int BPF_PROG(map_function, struct vm_fault *vmf, unsigned long first, unsigned l
 	return pages_mapped(vmf->vma->vm_file->f_mapping, first, last);
 }
 
-/* Fires before the page is looked up. A page that is not there yet is read in, and the fault comes again: counted then. */
+/* Fires before the page is looked up. If the page is not cached, the kernel reads it in and repeats the fault, which counts. */
 SEC("tp_btf/mm_filemap_fault")
 int BPF_PROG(fault_tracepoint, struct address_space *mapping, unsigned long index)
 {
@@ -72,7 +71,7 @@ int BPF_PROG(fault_tracepoint, struct address_space *mapping, unsigned long inde
 	return 0;
 }
 
-/* Returns with the page locked in the fault when it has it; else the fault comes again. */
+/* Returns with the page locked if it has the page; otherwise the kernel repeats the fault. */
 SEC("fexit/filemap_fault")
 int BPF_PROG(fault_function, struct vm_fault *vmf, unsigned int result)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the programs and user space exchange. Read by ../observe/records.rs, whose tests compare the sizes. */
+/* The data that the programs and user space exchange. ../observe/records.rs reads it, and its tests compare the sizes. */
 #ifndef HOMENODE_INTF_H
 #define HOMENODE_INTF_H
 
@@ -10,12 +10,12 @@ typedef long long s64;
 
 #define COMM_LEN 16
 
-/* Hash key: one thread, one file, one node. All zero but the node: what no entry was free for. */
+/* Hash key: one thread, one file, one node. With all fields 0 except the node: bytes that found no free entry. */
 struct usage_key {
 	u32 tid;
 	u32 dev;      /* superblock's device, kernel encoding: major << 20 | minor */
 	u64 ino;
-	u32 start_lo; /* start_boottime >> START_SHIFT, low bits: tells a reused tid apart */
+	u32 start_lo; /* start_boottime >> START_SHIFT, low bits: distinguishes reused tids */
 	u32 node;
 };
 #define START_SHIFT 16
@@ -23,24 +23,24 @@ struct usage_key {
 /* Signed: a correction may land in the window after the one it corrects. */
 struct usage {
 	s64 read;
-	s64 remote; /* of `read`: the CPU that read was on another node */
+	s64 remote; /* part of `read` by CPUs on another node */
 	s64 written;
 	s64 sliced; /* read while the hook on the read path was attached: see ../observe/slices.rs */
 	s64 sliced_remote;
-	s64 sliced_reads; /* how many reads that were, in 1/1024ths */
+	s64 sliced_reads; /* number of these reads, in 1/1024ths */
 };
 
-/* Per CPU and table: what was counted there last and is not in the table yet. */
+/* Per CPU and table: the latest entry, not yet in the table. */
 struct pending {
-	struct usage_key key; /* of no thread: nothing is pending */
-	u64 busy;             /* a program is at it; one that interrupts it keeps away */
+	struct usage_key key; /* without a thread: nothing is pending */
+	u64 busy;             /* a program uses it; a program that interrupts it must not */
 	struct usage usage;
 };
 
-/* Per CPU: which event is counted next. */
+/* Per CPU: the event to count next. */
 struct sampler {
 	s64 countdown;  /* pages left until an event is counted */
-	u64 open_last;  /* last page of the latest counted request that may go on, or NOT_OPEN */
+	u64 open_last;  /* last page of the latest counted request that may continue, or NOT_OPEN */
 	u32 k;          /* one page in 2^k is drawn; the event it is in is counted */
 	u32 counted;    /* since `since` */
 	s64 budget;     /* events that may still be counted before k must rise */
@@ -48,14 +48,14 @@ struct sampler {
 };
 #define NOT_OPEN (~0ULL)
 
-/* A counted request that may go on in another batch (tracepoint path). */
+/* A counted request that may continue in another batch (tracepoint path). */
 struct open_request {
 	u64 mapping;
 	u64 first;      /* first page counted */
 	u64 end;        /* first page not counted */
 	u64 last;       /* last page asked for */
 	u64 end_byte;
-	u64 syscalls;   /* of the thread, so far */
+	u64 syscalls;   /* of the thread so far */
 	u64 weight;
 	u32 tid;
 	u32 pad;
@@ -64,7 +64,7 @@ struct open_request {
 #define WEIGHT_SHIFT 10
 #define NOT_OPEN (~0ULL)
 
-/* Per CPU: what could not be counted as it should, and what ended threads used. */
+/* Per CPU: events and bytes, including those that could not be attributed, and CPU time of ended threads. */
 struct counters {
 	u64 full_events;     /* no free entry */
 	u64 full_bytes;
@@ -72,9 +72,10 @@ struct counters {
 	u64 unknown_written;
 	u64 exited_cpu_ns;   /* CPU time of threads that ended, since their last pass */
 	u64 counted;         /* events counted, all windows */
-	u64 stood_for;       /* events that those stood for */
+	u64 stood_for;       /* events that these represent */
 	u64 children_full;
-	u64 reads;           /* what those counted by the hook on the read path stood for */
+	u64 no_node;         /* bytes of DAX files on a device whose node is not known */
+	u64 reads;           /* reads that the counted ones represent, by the hook on the read path */
 };
 
 struct task_record {
@@ -84,6 +85,8 @@ struct task_record {
 	u64 cpu_ns;    /* since the last pass */
 	u64 wait_ns;
 	u64 cgroup_id;
+	u64 leader_start_ns; /* when its process started */
+	u64 parent_start_ns; /* when its parent process started */
 	u32 flags;     /* TASK_* */
 	u32 mask_words;
 	char comm[COMM_LEN];
@@ -98,7 +101,7 @@ struct watched {
 	u32 tgid;
 	u32 parent_tid;
 	u32 marks;     /* MARK_* */
-	u32 born;      /* 1: inherited its mark, 0: marked by user space */
+	u32 born;      /* 1: inherited its marks, 0: marked by user space */
 };
 #define MARK_MOVED 1
 #define MARK_TREE 2

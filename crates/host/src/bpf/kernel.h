@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The few fields of the few kernel structures that are read; offsets come from the running kernel's BTF. */
+/* The kernel structures and fields that the programs read. Offsets come from the running kernel's BTF. */
 #ifndef HOMENODE_KERNEL_H
 #define HOMENODE_KERNEL_H
 
@@ -20,7 +20,7 @@ typedef _Bool bool;
 #define false 0
 #define NULL ((void *)0)
 
-/* uapi/linux/bpf.h (only what is used: the whole header needs the distribution's kernel headers) */
+/* From uapi/linux/bpf.h; the whole header needs the distribution's kernel headers. */
 enum {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
@@ -146,10 +146,11 @@ struct task_struct {
 	u32 flags;
 	struct sched_entity se;
 	struct sched_info sched_info;
-	const struct cpumask *cpus_ptr;
+	struct cpumask cpus_mask;
 	int pid;
 	int tgid;
 	struct task_struct *real_parent;
+	struct task_struct *group_leader;
 	u64 start_boottime;
 	char comm[16];
 	struct files_struct *files;
@@ -169,6 +170,12 @@ struct bpf_iter__task {
 	struct bpf_iter_meta *meta;
 	struct task_struct *task;
 };
+struct bpf_iter__task_file {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	u32 fd;
+	struct file *file;
+};
 enum pageflags {
 	PG_locked = 0,
 	PG_uptodate = 3,
@@ -178,7 +185,7 @@ enum pageflags {
 
 #pragma clang attribute pop
 
-#define PAGE_SHIFT 12 /* x86-64, arm64 with 4 KiB pages; user space refuses others */
+#define PAGE_SHIFT 12 /* x86-64, arm64 with 4 KiB pages; user space refuses other sizes */
 #define PF_EXITING 0x4
 #define PF_KTHREAD 0x200000
 #define SB_KERNMOUNT (1UL << 22)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* File systems whose data does not pass filemap_get_pages: tmpfs (its pages are the file), DAX (there are no pages). */
+/* File systems that do not use filemap_get_pages: tmpfs (its pages are the file) and DAX (it has no pages). */
 #ifndef HOMENODE_MEMORY_FS_H
 #define HOMENODE_MEMORY_FS_H
 
+#include "device.h"
 #include "walk.h"
 
 static __always_inline int memory_read(struct address_space *mapping, u64 end, s64 bytes)
@@ -13,7 +14,7 @@ static __always_inline int memory_read(struct address_space *mapping, u64 end, s
 	if (!s || !drawn(s, pages_of(bytes)))
 		return 0;
 	access_init(&walk.access, mapping->host, false, take(s, pages_of(bytes)));
-	walk.kind = WALK_RANGE; /* a hole is read from the zero page: no node */
+	walk.kind = WALK_RANGE; /* a hole is read from the zero page, which has no node */
 	walk.folios = WALK_MAX;
 	walk_range(&walk, mapping, end - bytes, end);
 	return 0;
@@ -39,12 +40,13 @@ int BPF_PROG(shmem_splice, struct file *in, s64 *pos, void *pipe, unsigned long 
 	return memory_read(in->f_mapping, end, bytes);
 }
 
-/* read and write of DAX files. The node is that of the block device: persistent memory belongs to one. */
+/* Reads and writes of DAX files. The node is that of the block device. */
 SEC("fexit/dax_iomap_rw")
 int BPF_PROG(dax_rw, struct kiocb *iocb, struct iov_iter *iter, void *ops, long bytes)
 {
 	struct sampler *s;
 	struct inode *inode;
+	struct counters *c;
 	struct access w;
 	int node;
 
@@ -55,11 +57,14 @@ int BPF_PROG(dax_rw, struct kiocb *iocb, struct iov_iter *iter, void *ops, long 
 		return 0;
 	inode = iocb->ki_filp->f_mapping->host;
 	access_init(&w, inode, iter->data_source, take(s, pages_of(bytes)));
-	node = inode->i_sb->s_bdev->bd_disk->node_id;
-	if (node >= 0)
+	node = node_of_device(inode);
+	if (node >= 0) {
 		account(&w, node, bytes);
-	else
-		unknown(&w, bytes);
+		return 0;
+	}
+	c = counted();
+	if (c)
+		c->no_node += bytes * w.weight >> WEIGHT_SHIFT;
 	return 0;
 }
 

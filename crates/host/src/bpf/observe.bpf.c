@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* File bytes per thread, file and node, counted where the kernel touches the pages.
+/* Counts file bytes per thread, file and node where the kernel touches the pages.
  *
- * Which of these programs are loaded is decided in user space (../observe/choose.rs): never two that see the same bytes. */
+ * User space decides which of these programs to load (../observe/choose.rs): never two that see the same bytes. */
 #include "intf.h"
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* read, pread, readv, splice, sendfile, io_uring and libaio of page-cache files: all pass filemap_get_pages, which fills
- * batches of folios that are then copied. */
+/* read, pread, readv, splice, sendfile, io_uring and libaio of page-cache files all call filemap_get_pages, which fills
+ * batches of folios to copy from. */
 #ifndef HOMENODE_READS_H
 #define HOMENODE_READS_H
 
 #include "walk.h"
 
-/* Whether a slice is on (../observe/slices.rs). A program is already, or still, called while the kernel attaches or detaches it,
- * which can take longer than a slice. */
+/* Whether a slice is on (../observe/slices.rs). Needed because the kernel calls the program also while it attaches or detaches
+ * it, which can take longer than a slice. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -19,8 +19,7 @@ static __always_inline bool in_slice(void)
 {
 	u32 zero = 0, *on;
 
-	/* Then there is one slice, without end. */
-	if (exact)
+	if (steady)
 		return true;
 	on = bpf_map_lookup_elem(&slice_on, &zero);
 	return on && *on;
@@ -29,7 +28,7 @@ static __always_inline bool in_slice(void)
 /* --- fexit/filemap_get_pages: the batch and the request are arguments. --- */
 
 struct batch {
-	struct walk walk; /* only its accumulators and byte range */
+	struct walk walk; /* uses only its sums and byte range */
 	struct folio_batch *folios;
 	u64 pos;
 	u32 nr;
@@ -92,16 +91,16 @@ int BPF_PROG(read_function, struct kiocb *iocb, unsigned long count, struct foli
 	return batch_read(iocb, count, folios);
 }
 
-/* Before 6.3 the request came as an iterator. */
+/* Before 6.3 the request was an iterator. */
 SEC("fexit/filemap_get_pages")
 int BPF_PROG(read_function_iter, struct kiocb *iocb, struct iov_iter *iter, struct folio_batch *folios)
 {
 	return batch_read(iocb, iter->count, folios);
 }
 
-/* --- tp_btf/mm_filemap_get_pages: first and last page of what is left of the request. --- */
+/* --- tp_btf/mm_filemap_get_pages: first and last page of the rest of the request. --- */
 
-/* The exact byte range, where the system call says it: read and pread64. Believed only if it fits the pages. */
+/* The exact byte range, if the system call is read or pread64. Used only if it fits the pages. */
 static __always_inline void exact_range(struct task_struct *task, u64 first, u64 last, u64 *start, u64 *end)
 {
 #if defined(__TARGET_ARCH_x86)
@@ -136,7 +135,7 @@ static __always_inline u64 syscalls(struct task_struct *task)
 	return bpf_core_field_exists(task->ioac.syscr) ? task->ioac.syscr : 0;
 }
 
-/* By tid, a few bits of it: threads whose bits collide lose a correction, no more. 4,096 requests: 256 KB. */
+/* By the low bits of the tid; threads with the same bits can at most lose a correction. 4,096 requests: 256 KB. */
 #define OPEN_REQUESTS 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -152,8 +151,8 @@ static __always_inline struct open_request *open_request(struct task_struct *tas
 	return bpf_map_lookup_elem(&open_requests, &slot);
 }
 
-/* Whether these pages go on with a request of which more was counted than the kernel's batch had. It had ended at a folio
- * that was not uptodate or was marked for readahead: both are no longer to be seen when the tracepoint fires. */
+/* Whether these pages continue a request of which the program counted more than the kernel's batch held. The batch had ended at
+ * a folio that was not uptodate or was marked for readahead, neither of which shows any more when the tracepoint fires. */
 static __always_inline bool goes_on(struct open_request *open, struct address_space *mapping, struct task_struct *task,
 				    u64 first, u64 last)
 {
@@ -161,7 +160,7 @@ static __always_inline bool goes_on(struct open_request *open, struct address_sp
 	       open->syscalls == syscalls(task) && first > open->first && first < open->end;
 }
 
-/* What comes again now is taken back. */
+/* Subtracts the pages that now come again. */
 static __always_inline void take_back(struct open_request *open, struct address_space *mapping, u64 first)
 {
 	struct walk walk = {};
@@ -198,7 +197,7 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 	walk.folios = bpf_core_field_size(struct folio_batch, folios) / sizeof(void *);
 	walk_range(&walk, mapping, start, end);
 	if (!walk.found && walk.end > start)
-		/* The page went away since: rare. */
+		/* The page was removed meanwhile. Rare. */
 		unknown(&walk.access, (walk.end < start + 4096 ? walk.end : start + 4096) - start);
 	s->open_last = NOT_OPEN;
 	if (walk.index > first + 1) {
@@ -215,7 +214,7 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 	return 0;
 }
 
-/* A read of one page, the most frequent event by far, that does not go on with an earlier request. */
+/* A read of one page, by far the most frequent event, that does not continue an earlier request. */
 static __always_inline int page_read(struct sampler *s, struct address_space *mapping, u64 index)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -240,12 +239,12 @@ static __always_inline int page_read(struct sampler *s, struct address_space *ma
 	if (flags & (1UL << bpf_core_enum_value(enum pageflags, PG_uptodate)))
 		account(&access, node_of_flags(flags), end - start);
 	else
-		/* It went away since: rare. */
+		/* It was removed meanwhile. Rare. */
 		unknown(&access, end - start);
 	return 0;
 }
 
-/* Reads of one page that are not counted look at the per-CPU word only: they can at most be the end of a request. */
+/* An uncounted read of one page needs only the per-CPU word: it can at most be the end of a request. */
 SEC("tp_btf/mm_filemap_get_pages")
 int BPF_PROG(read_tracepoint, struct address_space *mapping, unsigned long first, unsigned long last)
 {

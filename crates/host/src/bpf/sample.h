@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* One page in 2^k is drawn, and the event (a read, a fault, a write) that it belongs to is counted.
+/* Draws one page in 2^k, and counts the event (a read, a fault, a write) that it belongs to.
  *
- * An event of u pages is counted with probability 1 - (1 - 2^-k)^u and weighs the inverse (Horvitz and Thompson, 1952), so
- * sums are unbiased, and large events, which would make them noisy, are nearly always counted. The distance from one page
- * drawn to the next is geometric: whatever came before, every page has the same chance, no pattern of the workload can hide
- * from it, and k may change at any counted event. Events in between cost one subtraction from a per-CPU word. */
+ * An event of u pages is counted with probability 1 - (1 - 2^-k)^u and weighs the inverse (Horvitz and Thompson, 1952). So
+ * sums are unbiased, and large events, which would make them noisy, are nearly always counted. The distance from one drawn
+ * page to the next is geometric: every page has the same chance whatever came before, no pattern of the workload can evade
+ * it, and k may change at any counted event. An event that is not counted costs one subtraction from a per-CPU word. */
 #ifndef HOMENODE_SAMPLE_H
 #define HOMENODE_SAMPLE_H
 
@@ -38,7 +38,7 @@ static __always_inline struct counters *counted(void)
 	return bpf_map_lookup_elem(&counters, &zero);
 }
 
-/* Whether an event of so many pages is to be counted. */
+/* Whether to count an event of this many pages. */
 static __always_inline bool drawn(struct sampler *s, u64 pages)
 {
 	if (exact)
@@ -47,13 +47,13 @@ static __always_inline bool drawn(struct sampler *s, u64 pages)
 	return s->countdown <= 0;
 }
 
-/* Keeps the number of counted events within counted_per_s, of which a second's worth can be used at once. */
+/* Keeps counted events within counted_per_s. Up to a second's worth can be used at once. */
 static __always_inline void adapt(struct sampler *s)
 {
 	u64 now, passed;
 	s64 earned;
 
-	/* Without sampling the clock is not looked at each time. */
+	/* Without sampling, reads the clock only now and then. */
 	if (s->k == 0 && s->counted < adapt_counted)
 		return;
 	now = bpf_ktime_get_ns();
@@ -76,7 +76,7 @@ static __always_inline void adapt(struct sampler *s)
 	s->since = now;
 }
 
-/* Called for an event that was drawn: draws the next page, returns the weight of this event. */
+/* For an event that was drawn: draws the next page, and returns the weight of this event. */
 static __always_inline u64 take(struct sampler *s, u64 pages)
 {
 	struct counters *c;
@@ -102,13 +102,13 @@ static __always_inline u64 take(struct sampler *s, u64 pages)
 	return weight;
 }
 
-/* The same for a read, by the hook on the read path: it tells how often that runs. */
+/* The same for the hook on the read path; also counts how often it runs. */
 static __always_inline u64 take_read(struct sampler *s, u64 pages)
 {
 	u64 weight = take(s, pages);
 	struct counters *c;
 
-	/* Which is asked for to choose the slices. */
+	/* The count serves to choose the slices. */
 	if (exact)
 		return weight;
 	c = counted();
@@ -117,7 +117,7 @@ static __always_inline u64 take_read(struct sampler *s, u64 pages)
 	return weight;
 }
 
-/* Pages of a range of bytes, at most SIZE_MAX_PAGES: what an event counts as when pages are drawn. */
+/* Pages of an event of this many bytes, for drawing: at most SIZE_MAX_PAGES. */
 static __always_inline u64 pages_of(u64 bytes)
 {
 	u64 pages = (bytes + 4095) >> PAGE_SHIFT;

@@ -29,10 +29,21 @@ struct {
 /* Threads seen by the pass, and its errors. */
 u64 pass_tasks = 0;
 
-static __always_inline u32 marks_of(struct task_struct *task)
+/* A thread's entry. An entry with another start time belongs to an earlier thread with this id; one without a start time was
+ * made by user space, which did not know it. */
+static __always_inline struct watched *watched_of(struct task_struct *task)
 {
 	u32 tid = task->pid;
 	struct watched *watched = bpf_map_lookup_elem(&lineage, &tid);
+
+	if (watched && watched->start_ns && watched->start_ns != task->start_boottime)
+		return NULL;
+	return watched;
+}
+
+static __always_inline u32 marks_of(struct task_struct *task)
+{
+	struct watched *watched = watched_of(task);
 
 	return watched ? watched->marks : 0;
 }
@@ -81,6 +92,8 @@ int task_pass(struct bpf_iter__task *ctx)
 	record.start_ns = task->start_boottime;
 	record.cpu_ns = now.cpu_ns - before->cpu_ns;
 	record.wait_ns = now.wait_ns - before->wait_ns;
+	record.leader_start_ns = task->group_leader->start_boottime;
+	record.parent_start_ns = task->real_parent->group_leader->start_boottime;
 	record.cgroup_id = task->cgroups->dfl_cgrp->kn->id;
 	if (task->flags & PF_KTHREAD)
 		record.flags |= TASK_KTHREAD;
@@ -88,8 +101,9 @@ int task_pass(struct bpf_iter__task *ctx)
 		record.flags |= TASK_IN_TREE;
 	record.mask_words = mask_words;
 	__builtin_memcpy(record.comm, task->comm, sizeof(record.comm));
+	/* cpus_mask, not cpus_ptr, which is one CPU while the thread may not migrate. */
 	/* A record that does not fit is asked for again with an empty buffer: its time stays as it was. */
-	if (bpf_seq_write(seq, &record, sizeof(record)) || put_mask(seq, task->cpus_ptr))
+	if (bpf_seq_write(seq, &record, sizeof(record)) || put_mask(seq, &task->cpus_mask))
 		return 0;
 	pass_tasks++;
 	*before = now;
@@ -100,11 +114,10 @@ SEC("tp_btf/sched_process_fork")
 int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 {
 	u32 parent_tid = parent->pid, tid = child->pid;
-	struct watched *watched = bpf_map_lookup_elem(&lineage, &parent_tid);
+	struct watched *watched = watched_of(parent);
 	struct watched born = {};
 	struct counters *c;
 
-	/* No look at start times: a thread's entry goes when it exits. */
 	if (!watched)
 		return 0;
 	born.start_ns = child->start_boottime;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* The smallest program of each kind: what the kernel says to them is what it says to the kind. None is loaded unless asked for. */
+/* The smallest program of each kind. If the kernel refuses it, it refuses the kind. User space loads one at a time. */
 #include "intf.h"
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
@@ -11,7 +11,7 @@ int BPF_PROG(trial_tracepoint)
 	return 0;
 }
 
-/* Its function is set by user space: one that the programs proper want. */
+/* User space sets the function: one that the real programs hook. */
 SEC("?fexit")
 int BPF_PROG(trial_function)
 {
@@ -24,7 +24,7 @@ int trial_pass(void *ctx)
 	return 0;
 }
 
-/* Where a write of the thread `trial_tid` left the file position when generic_perform_write returned. */
+/* The file position after a write by the thread `trial_tid`, when generic_perform_write returns. */
 const volatile u32 trial_tid = 0;
 s64 trial_pos = -1;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Set by user space before the programs are loaded: the verifier then removes what is switched off. */
+/* User space sets these before it loads the programs; the verifier then removes code that is switched off. */
 #ifndef HOMENODE_TUNABLES_H
 #define HOMENODE_TUNABLES_H
 
@@ -8,37 +8,40 @@
 /* Count every event: k stays 0. */
 const volatile bool exact = false;
 
-/* 16,384 counted events a second and CPU: at 150 ns each 0.25 % of the CPU, and a thread with 25,000 reads a second
- * (100 MB at 4 KiB) is known to 1 %. */
+/* The hook on the read path stays attached: there is one slice, without end (../observe/slices.rs). */
+const volatile bool steady = false;
+
+/* 16,384 counted events a second and CPU take 0.25 % of the CPU at 150 ns each. A thread with 25,000 reads a second (100 MB at
+ * 4 KiB) is then known to 1 %. */
 const volatile u32 counted_per_s = 16384;
 
-/* Adapt k after this many counted events, or after this time: often enough to follow a change of phase within a window. */
+/* Adapt k after this many counted events, or after this time, to follow changes within a window. */
 const volatile u32 adapt_counted = 32;
 const volatile u64 adapt_ns = 1000000000ULL / 64;
 
-/* One page in 1,024 at most: beyond 16 million events a second and CPU there is no machine. */
+/* One page in 1,024 at the least: enough for 16 million events a second and CPU, more than any machine has. */
 const volatile u32 k_max = 10;
 
-/* Width of the node's number at the very top of page->flags (include/linux/page-flags-layout.h; all 64-bit distribution
- * kernels have SPARSEMEM_VMEMMAP, hence no section's number above it). */
+/* Width of the node id at the very top of page->flags (include/linux/page-flags-layout.h; 64-bit distribution kernels use
+ * SPARSEMEM_VMEMMAP, hence there is no section number above it). */
 const volatile u32 node_bits = 0;
 
 /* Words of an affinity mask: possible CPUs / 64. */
 const volatile u32 mask_words = 1;
 
-/* generic_perform_write, and iomap_file_buffered_write, advance the file position before they return: since 6.5, and some of
- * the long-term kernels before it, too. */
+/* Whether generic_perform_write and iomap_file_buffered_write advance the file position before they return: since 6.5, and in
+ * some earlier long-term kernels. */
 const volatile bool generic_pos_advanced = true;
 const volatile bool iomap_pos_advanced = true;
 
-/* The tracepoints of these file systems' own write paths are attached: their pages are not counted again when dirtied. */
+/* Whether the tracepoints of these file systems' own write paths are attached. Their pages must not count again when dirtied. */
 const volatile bool ext4_hooked = false;
 const volatile bool xfs_hooked = false;
-/* generic_perform_write and iomap_file_buffered_write are attached. */
+/* Whether generic_perform_write and iomap_file_buffered_write are hooked. */
 const volatile bool generic_hooked = false;
 
-/* exp_table[i] = -ln((i + 0.5) / 1024) and exp_scale[k] = -1 / ln(1 - 2^-k), both in 1/65,536ths: with them one random
- * number makes one exponentially distributed distance to the next page drawn. */
+/* exp_table[i] = -ln((i + 0.5) / 1024) and exp_scale[k] = -1 / ln(1 - 2^-k), both in 1/65,536ths. They turn one
+ * random number into an exponentially distributed distance to the next page drawn. */
 #define EXP_BITS 10
 const volatile u32 exp_table[1 << EXP_BITS] = {};
 const volatile u32 exp_scale[16] = {};
@@ -47,7 +50,7 @@ const volatile u32 exp_scale[16] = {};
 #define SIZE_MAX_PAGES 32
 const volatile u32 weights[16][SIZE_MAX_PAGES] = {};
 
-/* Which of the two tables is filled now. */
+/* The table that the programs fill now. */
 volatile u32 epoch = 0;
 
 #endif

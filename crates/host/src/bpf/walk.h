@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Which folios hold a range of a file, and on which nodes they are.
+/* Finds the folios of a range of a file, and their nodes.
  *
- * The page cache's xarray is read without its lock or references, as the kernel's own lockless readers do, but with reads that
- * cannot fault: what changes meanwhile is at worst counted on the node of the page that was there a moment ago. Every loop
- * is bounded, every load is one that cannot fault (word_at). */
+ * The walk reads the page cache's xarray without lock or references, like the kernel's lockless readers, but with loads that
+ * cannot fault (word_at). If a page changes meanwhile, at worst the node of the page before is counted. Every loop is
+ * bounded. */
 #ifndef HOMENODE_WALK_H
 #define HOMENODE_WALK_H
 
@@ -16,12 +16,12 @@
 #define XA_SIBLING_MAX (62UL << 2 | XA_INTERNAL)
 #define XA_LEVELS 11 /* 64 bits at 6 a level */
 #define FOLIO_ORDER_MAX 20
-/* 64 MiB of single pages: what a longer write has beyond is reported as unknown. */
+/* 64 MiB of single pages. The rest of a longer write is reported as unknown. */
 #define WALK_MAX 16384
 
 enum walk_kind {
-	WALK_READ,  /* ends at the first page that is not there, as a batch of the kernel does */
-	WALK_FAULT, /* skips what fault-around skips: not uptodate, locked, marked for readahead */
+	WALK_READ,  /* ends at the first missing page, like a batch of the kernel */
+	WALK_FAULT, /* skips the pages that fault-around skips: not uptodate, locked, marked for readahead */
 	WALK_RANGE, /* skips holes */
 };
 
@@ -44,11 +44,11 @@ static __always_inline u32 node_of_flags(unsigned long flags)
 	return node_bits ? flags >> (64 - (node_bits & 63)) : 0;
 }
 
-/* Since 6.2: a load that the verifier lets through because it cannot do harm. */
+/* Since 6.2: makes a load that cannot fault, and that the verifier accepts. */
 extern void *bpf_rdonly_cast(const void *address, u32 btf_id) __ksym __weak;
 
-/* A word of the kernel's memory, 0 where there is none. With the cast it is one instruction instead of a call: any structure
- * that starts with a 64-bit number will do. */
+/* A word of kernel memory; 0 if the address is invalid. The cast makes it one instruction instead of a call; any structure that
+ * starts with a 64-bit number will do. */
 static __always_inline u64 word_at(u64 address)
 {
 	u64 word = 0;
@@ -71,7 +71,7 @@ static __always_inline unsigned long folio_flags(void *folio)
 	return word_at((u64)folio + bpf_core_field_offset(struct folio___long_flags, flags));
 }
 
-/* Pages of a folio, as a power of two. */
+/* Number of pages of a folio, as a power of two. */
 static __always_inline u32 folio_order(void *folio, unsigned long flags)
 {
 	struct folio___order *old = folio;
@@ -96,8 +96,8 @@ static __always_inline unsigned long slot_of(u64 node, u32 offset)
 	return entry;
 }
 
-/* The folio at `index` of the tree under `root`, or NULL: nothing there, a shadow entry, or one that changes just now. `leaf`
- * becomes the xa_node it is in, if that one's entries are single pages. */
+/* The folio at `index` of the tree under `root`. NULL for no entry, a shadow entry, or an entry that is being changed. Sets
+ * `leaf` to the folio's xa_node if that node's entries are single pages. */
 static __always_inline void *folio_under(unsigned long root, u64 index, u64 *leaf)
 {
 	unsigned long entry = root;
@@ -152,7 +152,7 @@ static __always_inline void walk_add(struct walk *walk, u32 node, u64 bytes)
 	}
 }
 
-/* One folio (or one hole). 0: go on, 1: the walk has ended. A global function: verified once, not at every call. */
+/* One folio or one hole. 0: continue, 1: the walk has ended. A global function, which the verifier checks only once. */
 __noinline int walk_step(struct walk *walk)
 {
 	u64 index, from, to, next;
@@ -176,7 +176,7 @@ __noinline int walk_step(struct walk *walk)
 	flags = folio_flags(folio);
 	if (walk->kind == WALK_READ && !(flags & (1UL << bpf_core_enum_value(enum pageflags, PG_uptodate))))
 		return 1;
-	/* A folio of the page cache starts at a multiple of its size. */
+	/* Folios of the page cache start at a multiple of their size. */
 	next = (index | ((1ULL << folio_order(folio, flags)) - 1)) + 1;
 	walk->index = next;
 	walk->folios--;
@@ -201,7 +201,7 @@ static long walk_step_loop(u64 i, struct walk *walk)
 {
 	int ended = walk_step(walk);
 
-	/* The compiler knows that it is 0 or 1, the verifier has to be shown. */
+	/* The compiler knows that this is 0 or 1; the verifier does not. */
 	barrier_var(ended);
 	return ended ? 1 : 0;
 }
@@ -214,7 +214,7 @@ static __always_inline void walk_flush(struct walk *walk)
 		account(&walk->access, walk->node_1, walk->bytes_1);
 }
 
-/* Counts bytes [start, end) of a file; walk->index is then the first page not looked at. */
+/* Counts bytes [start, end) of a file; then walk->index is the first page not inspected. */
 static __always_inline void walk_range(struct walk *walk, struct address_space *mapping, u64 start, u64 end)
 {
 	u64 size = mapping->host->i_size;
@@ -226,7 +226,7 @@ static __always_inline void walk_range(struct walk *walk, struct address_space *
 		end = size;
 	walk->end = end;
 	walk->index = start >> PAGE_SHIFT;
-	/* A read of one page, the most frequent event by far, needs no loop. */
+	/* A read of one page, by far the most frequent event, needs no loop. */
 	if (!walk_step(walk) && (walk->index << PAGE_SHIFT) < walk->end && walk->folios)
 		bpf_loop(WALK_MAX, walk_step_loop, walk, 0);
 	walk_flush(walk);

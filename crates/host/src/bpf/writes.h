@@ -9,8 +9,8 @@
 #define XFS_MAGIC 0x58465342
 #define GFS2_MAGIC 0x01161970
 
-/* Bytes [pos, pos + bytes) were written, or will be now (`coming`: pages that are not there yet are taken on the node of
- * this CPU, where the kernel allocates unless a memory policy says otherwise). */
+/* Bytes [pos, pos + bytes) were written, or are about to be (`coming`). Pages that do not exist yet then count on this CPU's
+ * node, where the kernel allocates them unless a memory policy says otherwise. */
 static __always_inline int range_written(struct address_space *mapping, u64 pos, u64 bytes, bool coming)
 {
 	struct sampler *s = sampler();
@@ -49,7 +49,7 @@ int BPF_PROG(write_generic, struct kiocb *iocb, struct iov_iter *iter, long writ
 	return file_written(iocb, written, generic_pos_advanced);
 }
 
-/* xfs, gfs2, block devices. Its number of arguments differs between kernels. */
+/* xfs, gfs2, block devices. The number of arguments differs between kernels. */
 SEC("fexit/iomap_file_buffered_write")
 int BPF_PROG(write_iomap, struct kiocb *iocb)
 {
@@ -60,7 +60,7 @@ int BPF_PROG(write_iomap, struct kiocb *iocb)
 	return file_written(iocb, written, iomap_pos_advanced);
 }
 
-/* Some kernels take every argument of a module's tracepoint for one that may be NULL. */
+/* To some kernels, every argument of a module's tracepoint may be NULL. */
 SEC("tp_btf/ext4_da_write_end")
 int BPF_PROG(write_ext4_delayed, struct inode *inode, s64 pos, unsigned int len, unsigned int copied)
 {
@@ -79,15 +79,15 @@ int BPF_PROG(write_ext4_journalled, struct inode *inode, s64 pos, unsigned int l
 	return inode ? range_written(inode->i_mapping, pos, copied, false) : 0;
 }
 
-/* Fires before the write: what is cut short after it (a full disk) is counted all the same. */
+/* Fires before the write, so a write that is then cut short (full disk) counts in full. */
 SEC("tp_btf/xfs_file_buffered_write")
 int BPF_PROG(write_xfs, struct kiocb *iocb, struct iov_iter *from)
 {
 	return iocb && from ? range_written(iocb->ki_filp->f_mapping, iocb->ki_pos, from->count, true) : 0;
 }
 
-/* The last resort, for file systems whose writes no hook above sees: a folio that was clean becomes dirty. It counts as
- * written whole, once until it is written back. */
+/* The last resort, for file systems whose writes no hook above sees: a clean folio becomes dirty. The whole folio counts as
+ * written, once until it is written back. */
 SEC("tp_btf/writeback_dirty_folio")
 int BPF_PROG(write_dirtied, struct folio *folio, struct address_space *mapping)
 {

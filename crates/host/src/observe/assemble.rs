@@ -1,11 +1,11 @@
-//! From what the programs counted to what a window showed. Pure.
+//! Turns what the programs counted into what a window showed. Pure.
 //!
-//! **Problem.** Bytes come per (thread, file, node), times per thread; some threads have ended, some ids are used again.
+//! **Problem.** Bytes come per (thread, file, node) and times per thread; some threads have ended, some ids are reused.
 //!
 //! **Approach.** Entries are sorted by thread and joined with the pass over all tasks by id *and* start time. Node totals
-//! take every entry; threads only those that are still there and in scope.
+//! include every entry; only threads that still exist and are in scope are listed.
 //!
-//! **Limits.** A thread that ended within the window is in the totals, not among the threads: it cannot be moved.
+//! **Limits.** A thread that ended within the window is in the totals but not in the list: it cannot be moved.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use super::scope::Filter;
 use super::slices::Slices;
 use super::types::ObservedThread;
 
-/// Node of every CPU, and back.
+/// The node of every CPU, and all nodes.
 #[derive(Debug)]
 pub(super) struct Places {
     node_of_cpu: Vec<Option<NodeId>>,
@@ -47,7 +47,7 @@ impl Places {
     }
 }
 
-/// What one window yields.
+/// The result of one window.
 #[derive(Debug, Default)]
 pub(super) struct Assembled {
     pub threads: Vec<ObservedThread>,
@@ -55,7 +55,7 @@ pub(super) struct Assembled {
     pub node_cpu_s: BTreeMap<NodeId, f64>,
     pub node_read: NodeBytes,
     pub node_write: NodeBytes,
-    /// Bytes said to be on nodes that the machine does not have.
+    /// Bytes on nodes that the machine does not have.
     pub odd_node_bytes: u64,
 }
 
@@ -80,7 +80,7 @@ pub(super) fn assemble(
     let mut tasks: Vec<&Task> = pass.tasks.iter().filter(|task| filter.contains(task)).collect();
     tasks.sort_unstable_by_key(|task| task.tid);
     for task in tasks {
-        // A thread on a CPU that the topology does not know (hot-plugged since) has no place to be judged from.
+        // A thread on a CPU that the topology does not know (plugged in since) has no known node.
         let Some(node) = places.node_of(task.cpu) else { continue };
         let own = entries_of(&entries, task);
         let mut thread = Thread {
@@ -123,7 +123,7 @@ pub(super) fn assemble(
     out
 }
 
-/// Makes what was read within slices of the window what was read in the window, thread by thread.
+/// Scales what each thread read within the slices to the whole window.
 pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]) {
     if !slices.sliced() {
         entries.iter_mut().for_each(|(_, usage)| usage.unslice(1.0));
@@ -141,7 +141,7 @@ pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]
     }
 }
 
-/// A correction can outweigh what it corrects when a window ends between them.
+/// A sum can be negative when a window ends between a count and its correction.
 fn bytes(n: i64) -> u64 {
     n.max(0) as u64
 }
@@ -171,7 +171,7 @@ fn cpu_totals(pass: &Pass, places: &Places, exited_cpu_ns: &[u64], out: &mut Ass
     }
 }
 
-/// The entries of one thread, not of an earlier one with its id.
+/// The entries of one thread, without those of an earlier thread with its id.
 fn entries_of<'a>(entries: &'a [(Key, Usage)], task: &Task) -> &'a [(Key, Usage)] {
     let thread = (task.tid, task.start_lo());
     let from = entries.partition_point(|(key, _)| (key.tid, key.start_lo) < thread);
@@ -180,7 +180,7 @@ fn entries_of<'a>(entries: &'a [(Key, Usage)], task: &Task) -> &'a [(Key, Usage)
     rest.get(..len).unwrap_or_default()
 }
 
-/// Files that more than one thread touched, in scope or not.
+/// Files that several threads touched, whether in scope or not.
 fn shared(entries: &[(Key, Usage)]) -> FxHashSet<File> {
     let mut first: FxHashMap<File, (u32, u32)> = FxHashMap::default();
     let mut shared = FxHashSet::default();
@@ -212,18 +212,18 @@ fn add_file(thread: &mut Thread, file: String, entries: &[(Key, Usage)]) {
     thread.files.push(used);
 }
 
-/// File ids as text, each made once.
+/// File ids as text, each formatted once.
 #[derive(Default)]
 struct Names(FxHashMap<File, String>);
 
 impl Names {
     fn of(&mut self, (dev, ino): File) -> String {
-        // The kernel's own dev_t: 12 bits of major, 20 of minor.
+        // The kernel's dev_t: 12 bits of major, 20 of minor.
         self.0.entry((dev, ino)).or_insert_with(|| format!("{}:{}:{ino}", dev >> 20, dev & 0xf_ffff)).clone()
     }
 }
 
-/// Affinities: nearly all threads have one of a few.
+/// Affinities: most threads share a few values.
 #[derive(Default)]
 struct Masks(FxHashMap<Vec<u64>, (CpuSet, Vec<NodeId>)>);
 
@@ -247,8 +247,11 @@ impl Masks {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::super::types::Scope;
     use super::*;
+    use crate::act::mover::NS_PER_TICK;
     use topology::{MemoryKind, Node};
 
     /// Two nodes of two CPUs: 0 and 1 on node 0, 2 and 3 on node 8.
@@ -289,14 +292,14 @@ mod tests {
     }
 
     fn all(pass: &Pass, entries: Vec<(Key, Usage)>) -> Assembled {
-        assemble(pass, entries, &Filter::new(&Scope::All).unwrap(), &places(), &[])
+        assemble(pass, entries, &Filter::All, &places(), &[])
     }
 
     const EARLY: u64 = 1 << 30;
     const LATE: u64 = 1 << 40;
 
     #[test]
-    fn bytes_go_to_the_thread_its_files_and_the_nodes() {
+    fn bytes_count_for_the_thread_its_files_and_the_nodes() {
         let entries =
             vec![entry(7, EARLY, 2, 8, 4096, 0), entry(7, EARLY, 1, 0, 100, 50), entry(7, EARLY, 1, 8, 200, 0)];
         let out = all(&pass(&[(7, 1, EARLY)]), entries);
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn sharing_counts_threads_that_ended_or_are_out_of_scope() {
+    fn a_file_is_shared_also_with_threads_that_ended_or_are_out_of_scope() {
         let entries = vec![entry(7, EARLY, 1, 0, 1, 0), entry(9, EARLY, 1, 0, 1, 0), entry(7, EARLY, 2, 0, 1, 0)];
         assert!(all(&pass(&[(7, 0, EARLY)]), entries).threads[0].thread.shares_file);
         let alone = vec![entry(7, EARLY, 1, 0, 1, 0), entry(7, EARLY, 1, 8, 1, 0), entry(0, 0, 1, 0, 1, 0)];
@@ -327,24 +330,28 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_back_too_late_is_not_negative() {
+    fn a_late_correction_makes_no_sum_negative() {
         let out = all(&pass(&[(7, 0, EARLY)]), vec![entry(7, EARLY, 1, 8, -4096, 0), entry(7, EARLY, 2, 0, 10, 0)]);
         assert_eq!((out.threads[0].thread.read_bytes.total(), out.node_read.total()), (10, 10));
         assert_eq!(out.threads[0].thread.remote_read_bytes, Some(0));
     }
 
     #[test]
-    fn a_node_that_is_not_there_is_counted_apart() {
+    fn bytes_on_a_missing_node_are_counted_apart() {
         let out = all(&pass(&[]), vec![entry(7, EARLY, 1, 3, 100, 7), entry(7, EARLY, 1, 0, 1, 0)]);
         assert_eq!((out.odd_node_bytes, out.node_read.total()), (107, 1));
     }
 
     #[test]
-    fn nodes_get_the_cpu_time_of_all_also_of_the_ended_and_of_those_out_of_scope() {
-        let filter = Filter::new(&Scope::Pids(vec![7])).unwrap();
-        let pass = pass(&[(7, 0, EARLY), (9, 3, EARLY)]);
+    fn node_cpu_time_includes_threads_that_ended_or_are_out_of_scope() {
+        let pid = std::process::id();
+        let filter = Filter::new(&Scope::Pids(vec![pid]), Path::new("/proc")).unwrap();
+        let mut pass = pass(&[(pid, 0, EARLY), (pid + 1, 3, EARLY)]);
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let ticks = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap();
+        pass.tasks[0].leader_start_ns = ticks.parse::<u64>().unwrap() * NS_PER_TICK;
         let out = assemble(&pass, Vec::new(), &filter, &places(), &[0, 250_000_000, 0, 1_000_000_000]);
         assert_eq!(out.node_cpu_s, BTreeMap::from([(NodeId(0), 0.75), (NodeId(8), 1.5)]));
-        assert_eq!(out.threads.iter().map(|t| t.thread.tid).collect::<Vec<_>>(), [7]);
+        assert_eq!(out.threads.iter().map(|t| t.thread.tid).collect::<Vec<_>>(), [pid]);
     }
 }

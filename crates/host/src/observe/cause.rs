@@ -1,11 +1,11 @@
-//! The system's answers in words: the errno's name, then its meaning.
+//! Errors of the system in words: the errno's name, then its meaning.
 
 use std::error::Error;
 use std::io;
 
 use rustix::io::Errno;
 
-/// Of an I/O error: `EPERM (Operation not permitted)`.
+/// An I/O error, such as `EPERM (Operation not permitted)`.
 pub(super) fn of_io(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(raw) => named(raw),
@@ -13,7 +13,7 @@ pub(super) fn of_io(error: &io::Error) -> String {
     }
 }
 
-/// Of a libbpf error.
+/// A libbpf error.
 pub(super) fn of_bpf(error: &libbpf_rs::Error) -> String {
     let mut source: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(e) = source {
@@ -22,7 +22,7 @@ pub(super) fn of_bpf(error: &libbpf_rs::Error) -> String {
         }
         source = e.source();
     }
-    // The error that libbpf-rs wraps is not always in the chain: its text ends in "(os error N)".
+    // The error that libbpf-rs wraps is not always in the chain, but its text ends in "(os error N)".
     let text = format!("{error:#}");
     let raw = text.rsplit_once("(os error ").and_then(|(_, tail)| tail.split_once(')')?.0.parse().ok());
     raw.map_or(text, named)
@@ -41,7 +41,7 @@ fn named(raw: i32) -> String {
         Errno::TOOBIG => "E2BIG",
         Errno::NOSYS => "ENOSYS",
         Errno::OPNOTSUPP => "EOPNOTSUPP",
-        // Not for user space by its definition, and yet what BPF says to a trampoline it cannot make.
+        // Kernel-internal by definition, yet BPF returns it when it cannot make a trampoline.
         e if e.raw_os_error() == 524 => return "ENOTSUPP (Operation not supported)".to_owned(),
         _ => return io::Error::from_raw_os_error(raw).to_string(),
     };

@@ -1,11 +1,11 @@
-//! What is attached, decided from what the kernel can do.
+//! Decides what to attach from what the kernel can do.
 //!
 //! **Problem.** Kernels differ in what they let us attach to, and two hooks on one path would count its bytes twice.
 //!
-//! **Approach.** Pure rules from facts to a set of hooks: for each path the best source that there is, and for each path
+//! **Approach.** Pure rules turn facts into a set of hooks: the best available source for each path, and for each path
 //! without one a sentence with the cause.
 //!
-//! **Limits.** The rules know of file systems only by the hooks that see them.
+//! **Limits.** The rules know file systems only by the hooks that see them.
 
 use std::collections::BTreeSet;
 
@@ -16,14 +16,17 @@ use super::probe::{Capabilities, Fact};
 use super::types::{Hooks, Settings};
 use super::weights::at_least;
 
-/// What will be attached, and what will not be seen.
+/// What to attach, and what will not be seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Configuration {
     /// Programs to attach.
     pub hooks: BTreeSet<Hook>,
-    /// What is not seen, or seen less exactly, each with its cause.
+    /// Whether the hook on the read path stays attached. Otherwise it is attached for a part of the time where it costs
+    /// more than its budget.
+    pub steady: bool,
+    /// What is not seen, or is seen less exactly, each with its cause.
     pub notes: Vec<String>,
-    /// Why nothing can be observed at all: the capability and the cause.
+    /// Why nothing can be observed: the missing capability and the cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<(&'static str, String)>,
 }
@@ -39,6 +42,15 @@ pub fn choose(facts: &Capabilities, settings: &Settings) -> Configuration {
     faults(&offer, &mut chosen);
     writes(&offer, &mut chosen);
     memory_file_systems(&offer, &mut chosen);
+    chosen.steady = settings.exact || settings.steady;
+    if !chosen.steady && !facts.nohz_full.is_empty() {
+        chosen.steady = true;
+        chosen.notes.push(format!(
+            "reads: the hook stays attached (--steady), as attaching it interrupts all CPUs and CPUs {} run without a \
+             timer tick (nohz_full)",
+            facts.nohz_full
+        ));
+    }
     if !chosen.hooks.iter().any(|hook| READS.contains(hook)) {
         let cause = offer.causes(&READS);
         chosen.blocked = Some(("a hook on the page cache's read path", cause));
@@ -46,10 +58,10 @@ pub fn choose(facts: &Capabilities, settings: &Settings) -> Configuration {
     chosen
 }
 
-/// The hooks on the read path: one of them is attached.
+/// The hooks on the read path, of which one is attached.
 pub(super) const READS: [Hook; 3] = [Hook::ReadFunction, Hook::ReadFunctionIter, Hook::ReadTracepoint];
 
-/// Without these there is nothing to choose.
+/// Capabilities without which nothing can be observed.
 fn blocked(facts: &Capabilities) -> Option<(&'static str, String)> {
     let needed = [
         ("BTF (/sys/kernel/btf/vmlinux)", &facts.btf),
@@ -84,7 +96,7 @@ impl Offer<'_> {
         self.facts.hooks.get(&hook).cloned().unwrap_or_else(|| Fact::missing("not probed"))
     }
 
-    /// The first of these that there is.
+    /// The first of these that is available.
     fn first(&self, hooks: &[Hook]) -> Option<Hook> {
         hooks.iter().copied().find(|hook| self.fact(*hook).available())
     }
@@ -106,7 +118,7 @@ fn reads(offer: &Offer<'_>, chosen: &mut Configuration) {
     if hook == Hook::ReadTracepoint {
         let cause = offer.causes(&[Hook::ReadFunction]);
         chosen.notes.push(format!(
-            "reads: by tracepoint ({cause}): parts of pages count as whole pages except in read and pread"
+            "reads: seen by tracepoint ({cause}): parts of pages count as whole pages, except in read and pread"
         ));
     }
 }
@@ -135,7 +147,7 @@ fn writes(offer: &Offer<'_>, chosen: &mut Configuration) {
     if functions.iter().all(|hook| offer.fact(*hook).available()) {
         chosen.hooks.extend(functions);
     } else {
-        // Tracepoints of a file system that is not loaded are no loss: it writes nothing.
+        // The tracepoints of a file system that is not loaded are not needed.
         let file_systems: [&[Hook]; 2] =
             [&[Hook::WriteExt4Delayed, Hook::WriteExt4, Hook::WriteExt4Journalled], &[Hook::WriteXfs]];
         for hooks in file_systems {
@@ -200,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_source_of_each_path_and_no_second() {
+    fn each_path_has_its_best_source_and_no_second() {
         assert_eq!(
             hooks(&everything()),
             [
@@ -219,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_functions_leave_tracepoints_and_say_why() {
+    fn tracepoints_replace_refused_functions_and_a_note_says_why() {
         let mut facts = everything();
         facts.functions = Fact::missing("fexit refused: EPERM");
         let chosen = choose(&facts, &Settings::default());
@@ -241,12 +253,12 @@ mod tests {
             "{:?}",
             chosen.notes
         );
-        assert!(chosen.notes.iter().any(|n| n.starts_with("reads: by tracepoint (fexit refused: EPERM)")));
+        assert!(chosen.notes.iter().any(|n| n.starts_with("reads: seen by tracepoint (fexit refused: EPERM)")));
         assert_eq!(chosen.blocked, None);
     }
 
     #[test]
-    fn tracepoints_can_be_asked_for() {
+    fn the_user_can_ask_for_tracepoints() {
         let settings = Settings { hooks: Hooks::Tracepoints, ..Settings::default() };
         let chosen = choose(&everything(), &settings);
         assert!(chosen.hooks.iter().all(|hook| hook.kind() == super::super::hooks::Kind::Tracepoint));
@@ -254,7 +266,21 @@ mod tests {
     }
 
     #[test]
-    fn an_older_kernel_reads_through_the_iterator_form() {
+    fn the_hook_stays_attached_on_request_and_where_cpus_run_without_a_tick() {
+        let steady = |exact, steady, nohz_full: &str| {
+            let facts = Capabilities { nohz_full: nohz_full.parse().unwrap(), ..everything() };
+            let chosen = choose(&facts, &Settings { exact, steady, ..Settings::default() });
+            (chosen.steady, chosen.notes.join("\n"))
+        };
+        assert_eq!(steady(false, false, ""), (false, String::new()));
+        assert_eq!(steady(true, false, ""), (true, String::new()));
+        assert_eq!(steady(false, true, "2-7"), (true, String::new()));
+        let (chosen, note) = steady(false, false, "2-7");
+        assert!(chosen && note.contains("CPUs 2-7 run without a timer tick (nohz_full)"), "{note}");
+    }
+
+    #[test]
+    fn an_older_kernel_gets_the_hook_for_its_iterator_form() {
         // 6.1: no filemap tracepoints, filemap_get_pages takes an iterator.
         let facts = without(&[Hook::ReadFunction, Hook::ReadTracepoint, Hook::MapTracepoint, Hook::FaultTracepoint]);
         let hooks = hooks(&facts);
@@ -278,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_with_half_its_hooks_is_left_to_the_dirtied_hook() {
+    fn the_dirtied_hook_covers_a_file_system_that_lacks_some_of_its_hooks() {
         let mut facts = without(&[Hook::WriteExt4]);
         facts.functions = Fact::missing("no");
         let hooks = hooks(&facts);
@@ -286,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fact_without_which_nothing_works_blocks_by_name() {
+    fn a_missing_necessity_is_named() {
         type Break = fn(&mut Capabilities) -> &mut Fact;
         let breaks: [(Break, &str); 6] = [
             (|f| &mut f.btf, "BTF"),

@@ -1,7 +1,7 @@
 //! Empties a hash map in batches.
 //!
-//! libbpf-rs' own batched iterator takes a batch that came back short for the last one; the kernel also returns short
-//! batches in the middle of a map (a bucket that does not fit any more waits for the next call).
+//! The batched iterator of libbpf-rs takes a short batch for the last one. But the kernel also returns short batches in the
+//! middle of a map: it leaves a bucket that does not fit for the next call.
 
 use std::io;
 
@@ -18,11 +18,11 @@ pub(super) struct Buffer {
 const BATCH: usize = 4096;
 
 impl Buffer {
-    /// Takes all entries out of the map behind `fd`.
+    /// Removes all entries from the map behind `fd`, and returns them.
     pub fn all(&mut self, fd: i32) -> io::Result<Vec<(Key, Usage)>> {
         let mut entries = Vec::new();
         let mut batch = BATCH;
-        // Places of the kernel's cursor: 4 bytes for a hash map.
+        // Room for the kernel's cursor: 4 bytes for a hash map.
         let (mut cursor, mut next) = ([0u8; 8], [0u8; 8]);
         let mut first = true;
         loop {

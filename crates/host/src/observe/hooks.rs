@@ -1,4 +1,4 @@
-//! The places in the kernel where a program can look at file bytes.
+//! The places in the kernel where a program can see file bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hook {
-    /// `fexit/filemap_get_pages`: every batch of folios that a read copies, with the exact byte range.
+    /// `fexit/filemap_get_pages`: each batch of folios that a read copies, with the exact byte range.
     ReadFunction,
-    /// The same on kernels before 6.3, where the request is an iterator.
+    /// The same on kernels before 6.3, which pass the request as an iterator.
     ReadFunctionIter,
     /// `tp_btf/mm_filemap_get_pages`: the pages of every batch.
     ReadTracepoint,
@@ -18,7 +18,7 @@ pub enum Hook {
     MapTracepoint,
     /// `fexit/filemap_fault`: the page of a fault.
     FaultFunction,
-    /// `tp_btf/mm_filemap_fault`: the same, before the page is there.
+    /// `tp_btf/mm_filemap_fault`: the same, before the page is present.
     FaultTracepoint,
     /// `fexit/generic_perform_write`: buffered writes of most file systems.
     WriteGeneric,
@@ -32,7 +32,7 @@ pub enum Hook {
     WriteExt4Journalled,
     /// `tp_btf/xfs_file_buffered_write`: buffered writes of xfs.
     WriteXfs,
-    /// `tp_btf/writeback_dirty_folio`: a clean folio becomes dirty, on file systems that no other hook sees.
+    /// `tp_btf/writeback_dirty_folio`: a clean folio becomes dirty, for file systems that no other hook sees.
     WriteDirtied,
     /// `fexit/shmem_file_read_iter`: reads of tmpfs.
     ShmemRead,

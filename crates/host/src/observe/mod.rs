@@ -1,35 +1,36 @@
-//! Who reads and writes which file, and on which node that file's pages are.
+//! Which thread reads and writes which file, and on which node the file's pages are.
 //!
-//! **Problem.** The kernel counts file bytes per process, but not where in memory they were.
+//! **Problem.** The kernel counts file bytes per process, but not which node they come from.
 //!
-//! **Approach.** Small BPF programs (`src/bpf`) on the page cache's read, fault and write paths look at the folios
-//! themselves and add up bytes per (thread, file, node), counting one event in 2^k; one `iter/task` pass per window tells
-//! what every thread is and did. What the kernel lets us attach is probed ([`probe`]) and turned into a configuration by
-//! pure rules ([`choose`]). Every byte between two calls of [`Observer::window`] is in the later one's window.
+//! **Approach.** Small BPF programs (`src/bpf`) on the page cache's read, fault and write paths inspect the folios and add up
+//! bytes per (thread, file, node); they count one event in 2^k. Once a window, an `iter/task` pass reports every thread's
+//! CPU time, affinity and start time. [`probe`] finds out what the kernel lets us attach, and pure rules turn that into a
+//! configuration ([`choose`]). Every byte between two calls of [`Observer::window`] is in the later call's window.
 //!
-//! **Limits.** What is seen of each path:
+//! **Limits.** What each kind of hook sees of each path:
 //!
 //! | path | function hooks (fexit) | tracepoints only |
 //! |---|---|---|
-//! | read, pread, readv, splice, sendfile, io_uring, libaio | exact range of every batch | whole pages, except read and pread (exact on x86-64); a page that is read in one at a time because readahead failed is missed |
-//! | mapped files | pages mapped by fault-around, by 2 MiB mappings (x86-64), and single faults; reads of a page that is mapped already are not seen | not 2 MiB mappings, which large folios of 2 MiB get; pages around a fault that had to wait for the disk can count again (seen: up to a quarter more) |
-//! | writes to ext4, xfs | exact | exact; xfs before the write: pages that are not there yet count on the writer's node |
-//! | writes to tmpfs, f2fs, fat, nfs, gfs2, block devices | exact | not tmpfs; others once per page until written back |
-//! | writes to btrfs, 9p and others with a write path of their own | once per page until written back | the same |
-//! | writes through a mapping | as the fault's read | the same, and as writes where no own hook knows the file system |
+//! | read, pread, readv, splice, sendfile, io_uring, libaio | exact range of every batch | whole pages, except read and pread (exact on x86-64); misses pages that the kernel reads in singly because readahead failed |
+//! | mapped files | pages mapped by fault-around, by 2 MiB mappings (x86-64), and single faults; does not see reads of a page that is already mapped | does not see 2 MiB mappings (of 2 MiB folios); can count pages around a fault that waited for the disk twice (measured: up to a quarter more) |
+//! | writes to ext4, xfs | exact | exact; xfs is counted before the write: pages that do not exist yet count on the writer's node |
+//! | writes to tmpfs, f2fs, fat, nfs, gfs2, block devices | exact | tmpfs: not seen; others: once per page until written back |
+//! | writes to btrfs, 9p and others with their own write path | once per page until written back | the same |
+//! | writes through a mapping | as the fault's read | the same, and also as writes where no hook of its own covers the file system |
 //! | tmpfs reads | exact | not seen |
-//! | DAX read and write | on the node of the block device | not seen |
-//! | file systems with a cache of their own (ZFS), FUSE without page cache, O_DIRECT | not seen: no page cache | not seen |
+//! | DAX read and write | on the node of the block device; where that is unknown (virtiofs) not counted, and a note says so | not seen |
+//! | file systems with their own cache (ZFS), FUSE without page cache, O_DIRECT | not seen: no page cache | not seen |
 //!
-//! A counted event costs about 0.2 µs, one that is passed over 20 ns beside what the kernel takes for any BPF program at
-//! that place (an empty one took 55 ns on a machine with retpolines). `bench/observe/run` measures it.
+//! A counted event costs about 0.2 µs and a skipped one 20 ns, on top of what the kernel spends on any BPF program there (an
+//! empty program took 55 ns on a machine with retpolines). `bench/observe/run` measures this.
 //!
-//! A file is named by its superblock's device and inode number; on btrfs and overlayfs `stat` shows another device.
+//! A file's name is its superblock's device and its inode number; on btrfs and overlayfs `stat` shows another device.
 
 mod assemble;
 mod cause;
 pub mod choose;
 mod drain;
+mod grace;
 pub mod hooks;
 pub mod probe;
 mod programs;
@@ -55,7 +56,7 @@ use records::{Counters, MARK_MOVED, MARK_TREE};
 use scope::Filter;
 use slices::{Attached, HookCost, Slicer, Slices};
 
-/// Observes until it is dropped; nothing stays in the kernel then.
+/// Observes until dropped; then nothing stays in the kernel.
 pub struct Observer {
     programs: Programs,
     configuration: Configuration,
@@ -77,14 +78,14 @@ struct Before {
 }
 
 impl Observer {
-    /// Probes the kernel, loads what it takes and attaches it.
+    /// Probes the kernel, then loads and attaches the programs that it accepts.
     ///
     /// # Errors
     ///
-    /// [`ObserveError::Missing`] names what the kernel lacks or does not allow; nothing stays attached.
+    /// [`ObserveError::Missing`] names what the kernel lacks or refuses; nothing stays attached.
     pub fn open(settings: &Settings, topology: &Topology) -> Result<Self, ObserveError> {
         let mut capabilities = Capabilities::probe();
-        let mut filter = Filter::new(&settings.scope)?;
+        let mut filter = Filter::new(&settings.scope, &settings.proc_root)?;
         let places = Places::new(topology);
         let machine = Machine {
             possible_cpus: libbpf_rs::num_possible_cpus()
@@ -99,7 +100,7 @@ impl Observer {
             if let Some((capability, cause)) = configuration.blocked {
                 return Err(ObserveError::Missing { capability, cause });
             }
-            match Programs::start(&configuration.hooks, settings, &machine) {
+            match Programs::start(&configuration, settings, &machine) {
                 Ok(programs) => break (programs, configuration),
                 // Each round loses one hook, so this ends.
                 Err(Refused::Hook(hook, cause)) => _ = capabilities.hooks.insert(hook, Fact::missing(cause)),
@@ -109,7 +110,7 @@ impl Observer {
         if let Scope::Tree(root) = settings.scope {
             mark_tree(&mut programs, &mut filter, root)?;
         }
-        // Where the counting of CPU time starts.
+        // CPU time counts from here.
         programs.pass()?;
         let ended = programs.flip();
         programs.drain(ended)?;
@@ -123,23 +124,22 @@ impl Observer {
         Ok(Self { programs, configuration, capabilities, places, filter, settings: settings.clone(), before })
     }
 
-    /// What is attached, and what is not seen.
+    /// The attached hooks, and what they do not see.
     pub fn configuration(&self) -> &Configuration {
         &self.configuration
     }
 
-    /// What the kernel can do, with what turned out when the programs were attached.
+    /// The kernel's capabilities, including what attaching the programs showed.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
-    /// Waits, then tells what happened since the last window ended (or since [`Observer::open`]). The wait ends early when
-    /// the calling thread is unparked ([`std::thread::Thread::unpark`]): who is to stop need not wait for a long window.
+    /// Waits, then reports what happened since the last window ended (or since [`Observer::open`]). Unparking the calling
+    /// thread ([`std::thread::Thread::unpark`]) ends the wait early, so that a daemon can stop during a long window.
     pub fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
         std::thread::park_timeout(length);
         let ended = self.programs.flip();
         let at = Instant::now();
-        // Programs that were running when the table was changed finish during the pass.
         let attached = self.programs.reads().map(Slicer::attached).unwrap_or_default();
         let pass = self.programs.pass()?;
         let mut entries = self.programs.drain(ended)?;
@@ -188,11 +188,11 @@ impl Observer {
         Ok(observed)
     }
 
-    /// Decides how long the slices of the next window are.
+    /// Sets the length of the next window's slices.
     fn set_slices(&self, slices: &Slices, since: &[Counters]) {
         let busiest = since.iter().map(|cpu| cpu.reads).max().unwrap_or(0) as f64 / 1024.0;
         if let Some(reads) = self.programs.reads()
-            && !self.settings.exact
+            && !self.configuration.steady
             && slices.attached_s > 0.0
         {
             let length = Duration::from_secs_f64(slices.length_s);
@@ -200,17 +200,17 @@ impl Observer {
         }
     }
 
-    /// From now on tells of the threads that this one gives birth to, and of theirs.
+    /// From now on, [`Observer::children`] lists the descendants of this thread.
     pub fn watch_children(&self, tid: u32) -> Result<(), ObserveError> {
-        self.programs.mark(tid, MARK_MOVED)?;
-        // A thread that had ended before it was marked has nobody to take its mark away.
-        if !self.settings.proc_root.join(tid.to_string()).exists() {
+        self.programs.mark(tid, 0, MARK_MOVED)?;
+        // The exit hook removes the mark, unless the thread exited before it got one. An error does not mean that it has exited.
+        if self.settings.proc_root.join(tid.to_string()).try_exists().is_ok_and(|exists| !exists) {
             self.programs.unmark(tid);
         }
         Ok(())
     }
 
-    /// Threads alive now that were born of watched ones, over any number of generations, since these are watched.
+    /// Living threads that watched threads have started since they are watched, directly or over several generations.
     pub fn children(&self) -> Vec<Child> {
         let born = self.programs.lineage().into_iter().filter(|(_, w)| w.born == 1 && w.marks & MARK_MOVED != 0);
         born.map(|(tid, w)| Child { tid, pid: w.tgid, parent_tid: w.parent_tid, start_ns: w.start_ns }).collect()
@@ -220,60 +220,74 @@ impl Observer {
         let mut notes = self.configuration.notes.clone();
         if slices.sliced() {
             let part = 100.0 * slices.attached_s / slices.length_s;
-            notes.push(format!("reads were looked at for {part:.0} % of the window, to cost them little, and scaled"));
+            notes.push(format!(
+                "reads: the hook was attached for {part:.0} % of the window, to keep reads fast; sums are scaled"
+            ));
         }
         if let Some(error) = &slices.refused {
-            notes.push(format!("the hook on the read path could not be attached again for a while: {error}"));
+            notes.push(format!("reads: the hook could not be re-attached for a while: {error}"));
         }
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
-        // In 1/1024ths; below one in 1.05 the sample is as good as everything.
+        // In 1/1024ths; a sample of more than one in 1.05 is as good as all.
         let stood_for = sum.stood_for as f64 / 1024.0 / sum.counted.max(1) as f64;
         if stood_for > 1.05 {
-            notes.push(format!("sampled: 1 read, fault or write in {stood_for:.1} was counted"));
+            notes.push(format!("sampled: counted 1 read, fault or write in {stood_for:.1}"));
         }
         if sum.full_events > 0 {
             notes.push(format!(
-                "the table of {} entries was full: {:.1} MB are in the nodes' sums but not in those of threads and files",
+                "the table of {} entries was full: {:.1} MB count for nodes but not for threads and files",
                 self.settings.max_entries,
                 megabytes(sum.full_bytes)
             ));
         }
         if sum.unknown_read + sum.unknown_written > 0 {
             notes.push(format!(
-                "{:.1} MB read and {:.1} MB written were on pages that were gone before they could be looked at",
+                "{:.1} MB read and {:.1} MB written are not counted: their pages were gone before homenode could inspect them",
                 megabytes(sum.unknown_read),
                 megabytes(sum.unknown_written)
             ));
         }
+        if sum.no_node > 0 {
+            notes.push(format!(
+                "{:.1} MB of DAX files are not counted: the kernel does not say which node their device is on",
+                megabytes(sum.no_node)
+            ));
+        }
         if odd_node_bytes > 0 {
-            notes.push(format!("{:.1} MB were on nodes that this machine does not have", megabytes(odd_node_bytes)));
+            notes.push(format!(
+                "{:.1} MB are not counted: they were on nodes that this machine does not have",
+                megabytes(odd_node_bytes)
+            ));
         }
         if sum.children_full > 0 {
-            notes.push(format!("{} births of watched threads found no room", sum.children_full));
+            notes.push(format!(
+                "the table of watched threads was full: {} of their children are not tracked",
+                sum.children_full
+            ));
         }
         notes
     }
 }
 
-/// By trial where that can be, else by the kernel's version.
+/// By trial where possible, otherwise by the kernel's version.
 fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
     let hooked = capabilities.hooks.get(&Hook::WriteGeneric).is_some_and(Fact::available);
     let tried = if hooked && capabilities.functions.available() { programs::generic_pos_advanced() } else { Ok(true) };
     tried.unwrap_or_else(|cause| {
-        tracing::debug!(%cause, "where writes leave the file position was not found out");
+        tracing::debug!(%cause, "cannot find out where writes leave the file position");
         weights::at_least(&capabilities.kernel, 6, 5)
     })
 }
 
-/// Marks a process and its descendants as they are now; those that come later inherit the mark.
+/// Marks a process and its present descendants; later descendants inherit the mark.
 fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<(), ObserveError> {
-    programs.mark(root, MARK_TREE)?;
-    // The first pass shows every task; the second those that ran meanwhile, so also those born of a parent not marked yet.
+    programs.mark(root, 0, MARK_TREE)?;
+    // The first pass shows every task; the second shows those that ran since, hence also children of parents not yet marked.
     for _ in 0..2 {
         let pass = programs.pass()?;
         filter.learn(&pass.tasks);
         for task in pass.tasks.iter().filter(|task| filter.contains(task) && !task.in_tree) {
-            programs.mark(task.tid, MARK_TREE)?;
+            programs.mark(task.tid, task.start_ns, MARK_TREE)?;
         }
     }
     Ok(())

@@ -1,12 +1,13 @@
-//! What this kernel lets us do: facts, each missing one with its cause.
+//! Finds out what this kernel lets us do; each missing capability has its cause.
 //!
-//! **Problem.** Whether a program can be loaded and attached depends on the kernel's version, configuration, security
-//! modules and on who asks; documentation does not tell, trying does.
+//! **Problem.** Whether a program can be loaded and attached depends on the kernel's version, its configuration, security
+//! modules and the caller's rights. Only trying tells.
 //!
-//! **Approach.** Look names up in the kernel's BTF, and try the smallest program of each kind (`bpf/trial.bpf.c`). What is
-//! made of the facts is decided in [`super::choose`].
+//! **Approach.** Look names up in the kernel's BTF, and try the smallest program of each kind (`bpf/trial.bpf.c`).
+//! [`super::choose`] decides from these facts.
 //!
-//! **Limits.** A single function can still be refused when it is attached (inlined, blacklisted): that becomes a fact then.
+//! **Limits.** The kernel can still refuse a single function when it is attached (inlined, blacklisted); that becomes a fact
+//! then.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -16,17 +17,18 @@ use std::path::Path;
 use libbpf_rs::btf::types::{Array, Func, FuncProto, Ptr, Struct, Typedef};
 use libbpf_rs::btf::{Btf, BtfType};
 use serde::Serialize;
+use topology::CpuSet;
 
 use super::hooks::{Hook, Kind};
 use super::programs::Trial;
 
-/// Whether something is there.
+/// Whether something is available.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "is")]
 pub enum Fact {
-    /// It is.
+    /// Available.
     Available,
-    /// It is not.
+    /// Not available.
     Missing {
         /// Why, with the errno where there is one.
         cause: String,
@@ -34,17 +36,17 @@ pub enum Fact {
 }
 
 impl Fact {
-    /// Something that is not there.
+    /// Something that is not available.
     pub fn missing(cause: impl Into<String>) -> Self {
         Self::Missing { cause: cause.into() }
     }
 
-    /// Whether it is there.
+    /// Whether it is available.
     pub fn available(&self) -> bool {
         *self == Self::Available
     }
 
-    /// Why it is not there.
+    /// Why it is not available.
     pub fn cause(&self) -> Option<&str> {
         match self {
             Self::Available => None,
@@ -68,33 +70,36 @@ impl<E: fmt::Display> From<Result<(), E>> for Fact {
     }
 }
 
-/// What the kernel can do.
+/// The kernel's capabilities.
 #[derive(Clone, Debug, Serialize)]
 pub struct Capabilities {
     /// Release, such as `6.12.117+deb12-amd64`.
     pub kernel: String,
-    /// Whether the kernel describes its types.
+    /// Whether the kernel describes its types (BTF).
     pub btf: Fact,
-    /// Whether we may load programs.
+    /// Whether this process may load programs.
     pub load: Fact,
     /// Whether programs attach to functions (fexit).
     pub functions: Fact,
     /// Whether programs attach to tracepoints (tp_btf).
     pub tracepoints: Fact,
-    /// Whether one pass over all tasks is possible (iter/task).
+    /// Whether a program can iterate over all tasks (iter/task).
     pub task_pass: Fact,
-    /// Whether the thread ids that we see are those of the whole machine.
+    /// Whether this process sees the thread ids of the whole machine.
     pub pid_namespace: Fact,
-    /// Whether pages are of the size that the programs count with.
+    /// Whether pages have the size that the programs assume.
     pub page_size: Fact,
-    /// Width of the node's number in a page's flags; unknown where the kernel's types do not tell.
+    /// Width of the node id in a page's flags, if the kernel's types tell.
     pub node_bits: Option<u32>,
-    /// Every place that a program could look from.
+    /// CPUs that run without a timer tick (`nohz_full`): interrupting them does most harm.
+    #[serde(skip_serializing_if = "CpuSet::is_empty")]
+    pub nohz_full: CpuSet,
+    /// Every hook that the programs know.
     pub hooks: BTreeMap<Hook, Fact>,
 }
 
 impl Capabilities {
-    /// Asks the running kernel. Loads and removes a few small programs; changes nothing.
+    /// Asks the running kernel: loads and removes a few small programs, and changes nothing else.
     pub fn probe() -> Self {
         super::programs::silence_libbpf();
         let btf = Btf::from_vmlinux();
@@ -105,7 +110,7 @@ impl Capabilities {
             Some((hook, _)) => {
                 Fact::from(Trial::Function.run(Some(hook.target()))).named("function hooks (fexit) refused")
             }
-            None => Fact::missing("none of the functions that matter is in the kernel's BTF"),
+            None => Fact::missing("the kernel's BTF has none of the functions to hook"),
         };
         let task_pass: Fact = Trial::Pass.run(None).into();
         let tracepoints: Fact = Trial::Tracepoint.run(None).into();
@@ -125,11 +130,12 @@ impl Capabilities {
                 other => Fact::missing(format!("this kernel has pages of {other} bytes")),
             },
             node_bits: btf.as_ref().ok().and_then(node_bits),
+            nohz_full: nohz_full(Path::new("/sys")),
             hooks,
         }
     }
 
-    /// A kernel that can do everything, for tests of the rules.
+    /// A kernel with every capability, for tests of the rules.
     #[cfg(test)]
     pub(super) fn everything() -> Self {
         Self {
@@ -142,6 +148,7 @@ impl Capabilities {
             pid_namespace: Fact::Available,
             page_size: Fact::Available,
             node_bits: Some(10),
+            nohz_full: CpuSet::default(),
             hooks: Hook::ALL.into_iter().map(|hook| (hook, Fact::Available)).collect(),
         }
     }
@@ -156,15 +163,22 @@ impl Fact {
     }
 }
 
+/// Without such CPUs the file is absent, empty or `(null)`.
+fn nohz_full(sys: &Path) -> CpuSet {
+    let text = std::fs::read_to_string(sys.join("devices/system/cpu/nohz_full")).unwrap_or_default();
+    text.parse().unwrap_or_default()
+}
+
 /// `PROC_PID_INIT_INO`, the inode number of the initial pid namespace (include/linux/proc_ns.h).
 const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 fn pid_namespace() -> Fact {
     match std::fs::read_link("/proc/self/ns/pid") {
         Ok(link) if link == Path::new(INITIAL_PID_NAMESPACE) => Fact::Available,
-        Ok(link) => {
-            Fact::missing(format!("this process is in {}: its thread ids are not the machine's", link.display()))
-        }
+        Ok(link) => Fact::missing(format!(
+            "this process is in {}, where thread ids are not those of the machine",
+            link.display()
+        )),
         Err(error) => Fact::missing(format!("/proc/self/ns/pid: {}", super::cause::of_io(&error))),
     }
 }
@@ -176,7 +190,7 @@ struct Names<'a> {
 
 impl Names<'_> {
     fn fact(&self, hook: Hook) -> Fact {
-        let Some(btf) = self.btf else { return Fact::missing("no BTF to look it up in") };
+        let Some(btf) = self.btf else { return Fact::missing("there is no BTF to look it up in") };
         let target = hook.target();
         match hook.kind() {
             Kind::Tracepoint => {
@@ -188,9 +202,7 @@ impl Names<'_> {
                 }
             }
             Kind::Function => match btf.type_by_name::<Func<'_>>(target) {
-                None => Fact::missing(format!(
-                    "this kernel has no function {target} of its own (inlined, or not configured)"
-                )),
+                None => Fact::missing(format!("this kernel has no function {target} (inlined, or not configured)")),
                 Some(function) => self.form(hook, &function),
             },
         }
@@ -205,10 +217,10 @@ impl Names<'_> {
             Some(Ptr::try_from(ty.skip_mods_and_typedefs()).is_ok())
         };
         match (hook, iterator()) {
-            (Hook::ReadFunction, Some(true)) => Fact::missing("filemap_get_pages has its form of before 6.3"),
-            (Hook::ReadFunctionIter, Some(false)) => Fact::missing("filemap_get_pages has its form of since 6.3"),
+            (Hook::ReadFunction, Some(true)) => Fact::missing("filemap_get_pages has the form from before 6.3"),
+            (Hook::ReadFunctionIter, Some(false)) => Fact::missing("filemap_get_pages has the form since 6.3"),
             (Hook::ReadFunction | Hook::ReadFunctionIter, None) => {
-                Fact::missing("filemap_get_pages has a form that is not known")
+                Fact::missing("filemap_get_pages has an unknown form")
             }
             _ => Fact::Available,
         }
@@ -229,4 +241,20 @@ fn module_has(module: &str, name: &str) -> bool {
     let Ok(bytes) = std::fs::read(Path::new("/sys/kernel/btf").join(module)) else { return false };
     let needle: Vec<u8> = [&[0], name.as_bytes(), &[0]].concat();
     bytes.windows(needle.len()).any(|window| window == needle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_cpus_without_a_tick() {
+        let sys = tempfile::tempdir().unwrap();
+        assert!(nohz_full(sys.path()).is_empty());
+        std::fs::create_dir_all(sys.path().join("devices/system/cpu")).unwrap();
+        for (text, cpus) in [("\n", ""), ("(null)\n", ""), ("  (null)\n", ""), ("2-7,9\n", "2-7,9")] {
+            std::fs::write(sys.path().join("devices/system/cpu/nohz_full"), text).unwrap();
+            assert_eq!(nohz_full(sys.path()).to_string(), cpus);
+        }
+    }
 }

@@ -1,11 +1,11 @@
 //! The BPF programs, loaded and attached, and their maps.
 //!
-//! **Problem.** A program can be refused when it is loaded or when it is attached; nothing may stay behind then.
+//! **Problem.** The kernel can refuse a program when it is loaded or attached; nothing may stay behind then.
 //!
-//! **Approach.** Only the chosen programs are loaded. Everything is held by file descriptors, so that dropping
-//! [`Programs`], or dying, removes it all.
+//! **Approach.** Only the chosen programs are loaded. File descriptors hold everything, so that dropping [`Programs`], or
+//! the end of the process, removes it all.
 //!
-//! **Limits.** libbpf says which program failed to attach, but of a load only that it failed: then each is tried alone.
+//! **Limits.** libbpf says which program failed to attach, but not which one failed to load; then each is tried alone.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -16,6 +16,8 @@ use std::sync::Once;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenMapMut, OpenProgramMut, PrintLevel, ProgramMut};
 
+use super::choose::Configuration;
+use super::grace::Grace;
 use super::hooks::Hook;
 use super::records::{Counters, Key, Pass, Pending, Watched, fresh_sampler};
 use super::slices::Slicer;
@@ -71,7 +73,7 @@ pub(super) enum Trial {
 }
 
 impl Trial {
-    /// Loads and attaches it, and removes it again. `function` is what [`Trial::Function`] is attached to.
+    /// Loads, attaches and removes the program. [`Trial::Function`] is attached to `function`.
     pub fn run(self, function: Option<&str>) -> Result<(), String> {
         silence_libbpf();
         let mut storage = MaybeUninit::uninit();
@@ -96,8 +98,8 @@ impl Trial {
     }
 }
 
-/// Whether `generic_perform_write` advances the file position before it returns: a byte is written to a file in memory, and its
-/// position looked at. Versions do not tell, long-term kernels have taken it over.
+/// Whether `generic_perform_write` advances the file position before it returns: writes a byte to a file in memory and looks
+/// at the position. The version does not tell, as long-term kernels have adopted the change.
 pub(super) fn generic_pos_advanced() -> Result<bool, String> {
     const AT: u64 = 4096;
     silence_libbpf();
@@ -170,19 +172,21 @@ pub(super) struct Programs {
     reads: Option<Slicer>,
     nodes: Vec<u32>,
     epoch: u32,
+    grace: Grace,
     drain: drain::Buffer,
     output: Vec<u8>,
 }
 
 impl Programs {
     /// Loads and attaches.
-    pub fn start(hooks: &BTreeSet<Hook>, settings: &Settings, machine: &Machine) -> Result<Self, Refused> {
+    pub fn start(chosen: &Configuration, settings: &Settings, machine: &Machine) -> Result<Self, Refused> {
         silence_libbpf();
-        match Self::load(hooks, settings, machine) {
-            Ok(skel) => Self::attach(skel, hooks, settings, machine),
+        match Self::load(&chosen.hooks, chosen.steady, settings, machine) {
+            Ok(skel) => Self::attach(skel, chosen, machine),
             Err(source) => {
-                for hook in hooks {
-                    if let Err(error) = Self::load(&BTreeSet::from([*hook]), settings, machine) {
+                for hook in &chosen.hooks {
+                    let alone = BTreeSet::from([*hook]);
+                    if let Err(error) = Self::load(&alone, chosen.steady, settings, machine) {
                         return Err(Refused::Hook(*hook, refused("loading", *hook, &error)));
                     }
                 }
@@ -193,10 +197,11 @@ impl Programs {
 
     fn load(
         hooks: &BTreeSet<Hook>,
+        steady: bool,
         settings: &Settings,
         machine: &Machine,
     ) -> Result<ObserveSkel<'static>, libbpf_rs::Error> {
-        // The skeleton borrows this place, one pointer in size, for as long as it lives; it is left to the process.
+        // The skeleton borrows this place (the size of one pointer) for its whole life, so the place is leaked.
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = ObserveSkelBuilder::default().open(storage)?;
         for hook in Hook::ALL {
@@ -206,6 +211,7 @@ impl Programs {
         let sampling = super::weights::Sampling::new();
         if let Some(tunables) = open.maps.rodata_data.as_mut() {
             tunables.exact = settings.exact;
+            tunables.steady = steady;
             tunables.node_bits = machine.node_bits;
             tunables.mask_words = machine.possible_cpus.div_ceil(64) as u32;
             tunables.generic_pos_advanced = machine.generic_pos_advanced;
@@ -217,7 +223,7 @@ impl Programs {
             tunables.exp_scale = sampling.scale;
             tunables.weights = sampling.weights;
         }
-        // Room for the entry of what finds no room, one per node.
+        // One more entry per node, for bytes that find no free entry.
         let entries = settings.max_entries.max(1).saturating_add(machine.nodes.len() as u32);
         let tables: [&mut OpenMapMut<'_>; 2] = [&mut open.maps.usage_a, &mut open.maps.usage_b];
         for table in tables {
@@ -226,13 +232,9 @@ impl Programs {
         open.load()
     }
 
-    fn attach(
-        skel: ObserveSkel<'static>,
-        hooks: &BTreeSet<Hook>,
-        settings: &Settings,
-        machine: &Machine,
-    ) -> Result<Self, Refused> {
+    fn attach(skel: ObserveSkel<'static>, chosen: &Configuration, machine: &Machine) -> Result<Self, Refused> {
         let output = Vec::new();
+        let grace = Grace::new().map_err(bpf("making a map of maps"))?;
         let drain = drain::Buffer::default();
         let pass = skel.progs.task_pass.attach().map_err(bpf("attaching iter/task"))?;
         let links = vec![
@@ -240,15 +242,15 @@ impl Programs {
             skel.progs.on_exit.attach().map_err(bpf("attaching tp_btf/sched_process_exit"))?,
         ];
         let nodes = machine.nodes.clone();
-        let mut programs = Self { skel, pass, _links: links, reads: None, nodes, epoch: 0, drain, output };
+        let mut programs = Self { skel, pass, _links: links, reads: None, nodes, epoch: 0, grace, drain, output };
         programs.fresh_samplers(machine.possible_cpus).map_err(bpf("setting up the samplers"))?;
         for epoch in [0, 1] {
             programs.make_unattributed(epoch).map_err(bpf("setting up the tables"))?;
         }
-        for hook in hooks {
+        for hook in &chosen.hooks {
             let refused = |e| Refused::Hook(*hook, refused("attaching", *hook, &e));
             if choose::READS.contains(hook) {
-                programs.reads = Some(sliced(&mut programs.skel, *hook, settings).map_err(refused)?);
+                programs.reads = Some(read_hook(&mut programs.skel, *hook, chosen.steady).map_err(refused)?);
             } else {
                 programs._links.push(attached(&mut programs.skel, *hook).map_err(refused)?);
             }
@@ -282,7 +284,7 @@ impl Programs {
         self.reads.as_ref()
     }
 
-    /// From now on the programs fill the other table. Returns the epoch that has ended.
+    /// Makes the programs fill the other table. Returns the epoch that has ended.
     pub fn flip(&mut self) -> u32 {
         let ended = self.epoch;
         self.epoch = 1 - ended;
@@ -292,7 +294,7 @@ impl Programs {
         ended
     }
 
-    /// One pass over all tasks: those that used CPU time since the last one.
+    /// One pass over all tasks: returns those that used CPU time since the last pass.
     pub fn pass(&mut self) -> Result<Pass, ObserveError> {
         self.output.clear();
         let mut pass = Iter::new(&self.pass).map_err(bpf("starting a pass over all tasks"))?;
@@ -301,14 +303,16 @@ impl Programs {
         Ok(Pass::decode(&self.output))
     }
 
-    /// How many tasks the passes have seen so far.
+    /// Number of tasks that the passes have seen so far.
     pub fn tasks_passed(&self) -> u64 {
         self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.pass_tasks)
     }
 
-    /// Takes everything out of an ended epoch's table and makes it ready for the next. One entry for each key, in the keys' order.
+    /// Empties an ended epoch's table and prepares it for the next. Returns one entry for each key, in the order of the keys.
     pub fn drain(&mut self, epoch: u32) -> Result<Vec<(Key, super::records::Usage)>, ObserveError> {
-        let pending = self.pending(epoch).map_err(bpf("taking what the CPUs counted last"))?;
+        // A program that had read the epoch before it ended may still be adding to it.
+        self.grace.wait().map_err(bpf("waiting for running programs"))?;
+        let pending = self.pending(epoch).map_err(bpf("taking the pending entries of the CPUs"))?;
         let fd = self.table(epoch).as_fd().as_raw_fd();
         let mut entries = self
             .drain
@@ -327,7 +331,7 @@ impl Programs {
         Ok(entries)
     }
 
-    /// Takes what the CPUs counted last in an ended epoch.
+    /// Takes the pending entry of each CPU for an ended epoch.
     fn pending(&self, epoch: u32) -> Result<Vec<Pending>, libbpf_rs::Error> {
         let map = &self.skel.maps.pending;
         let values = map.lookup_percpu(&epoch.to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
@@ -336,7 +340,7 @@ impl Programs {
         Ok(values.iter().filter_map(|value| Pending::decode(value)).collect())
     }
 
-    /// Facts beside the tables, per CPU.
+    /// The counters of each CPU.
     pub fn counters(&self) -> Result<Vec<Counters>, ObserveError> {
         let values = self
             .skel
@@ -347,23 +351,27 @@ impl Programs {
         Ok(values.unwrap_or_default().iter().filter_map(|value| Counters::decode(value)).collect())
     }
 
-    /// Adds marks to a thread: it and all born of it carry them until they exit.
-    pub fn mark(&self, tid: u32, marks: u32) -> Result<(), ObserveError> {
+    /// Adds marks to a thread, which started at `start_ns` (0: unknown). It and all its descendants carry them until they exit.
+    pub fn mark(&self, tid: u32, start_ns: u64, marks: u32) -> Result<(), ObserveError> {
         let map = &self.skel.maps.lineage;
         let key = tid.to_ne_bytes();
         let old = map.lookup(&key, MapFlags::ANY).map_err(bpf("reading the lineage"))?;
-        let mut watched = old.and_then(|bytes| Watched::decode(&bytes)).unwrap_or_default();
+        let old = old.and_then(|bytes| Watched::decode(&bytes));
+        // An entry with another start time is that of an earlier thread with this id.
+        let same = |old: &Watched| start_ns == 0 || old.start_ns == 0 || old.start_ns == start_ns;
+        let mut watched = old.filter(same).unwrap_or_default();
+        watched.start_ns = watched.start_ns.max(start_ns);
         watched.marks |= marks;
         map.update(&key, &watched.encode(), MapFlags::ANY).map_err(bpf(format!("watching thread {tid}")))
     }
 
-    /// Forgets a thread's marks.
+    /// Removes a thread's marks.
     pub fn unmark(&self, tid: u32) {
-        // Not there: it has exited, which removed it.
+        // An absent entry was removed when the thread exited.
         _ = self.skel.maps.lineage.delete(&tid.to_ne_bytes());
     }
 
-    /// Marked threads and those born of them.
+    /// Marked threads and their descendants.
     pub fn lineage(&self) -> Vec<(u32, Watched)> {
         let map = &self.skel.maps.lineage;
         let entry = |key: Vec<u8>| {
@@ -373,7 +381,7 @@ impl Programs {
         map.keys().filter_map(entry).collect()
     }
 
-    /// Memory of the maps, bytes, as the kernel accounts it.
+    /// Bytes of memory that the kernel accounts to the maps.
     pub fn kernel_bytes(&self) -> u64 {
         let maps = &self.skel.maps;
         let fds = [
@@ -439,8 +447,8 @@ fn attached(skel: &mut ObserveSkel<'static>, hook: Hook) -> Result<Link, libbpf_
     find(skel, hook)?.attach()
 }
 
-fn sliced(skel: &mut ObserveSkel<'static>, hook: Hook, settings: &Settings) -> Result<Slicer, libbpf_rs::Error> {
+fn read_hook(skel: &mut ObserveSkel<'static>, hook: Hook, steady: bool) -> Result<Slicer, libbpf_rs::Error> {
     let program = find(skel, hook)?.as_fd().try_clone_to_owned().map_err(libbpf_rs::Error::from)?;
     let on = skel.maps.slice_on.as_fd().try_clone_to_owned().map_err(libbpf_rs::Error::from)?;
-    Slicer::start(program, on, !settings.exact).map_err(libbpf_rs::Error::from)
+    Slicer::start(program, on, !steady).map_err(libbpf_rs::Error::from)
 }

@@ -1,12 +1,12 @@
-//! The bytes that the BPF programs hand over, decoded (`bpf/intf.h`).
+//! Decodes the bytes that the BPF programs hand over (`bpf/intf.h`).
 //!
 //! **Problem.** Map entries and iterator output are plain bytes in the kernel's layout.
 //!
-//! **Approach.** Every field is read from its place by a checked cursor: no transmutes, short input is `None`.
+//! **Approach.** A checked cursor reads every field: no transmutes, and short input gives `None`.
 //!
-//! **Limits.** Host byte order; layouts are compared with the compiled programs' own types in the tests.
+//! **Limits.** Host byte order only. The tests compare the layouts with the compiled programs' types.
 
-/// Times below this many bits of `start_boottime` are not in a key (`START_SHIFT`).
+/// Keys leave out this many low bits of `start_boottime` (`START_SHIFT`).
 pub(super) const START_SHIFT: u32 = 16;
 
 /// One thread, one file, one node (`struct usage_key`).
@@ -19,7 +19,7 @@ pub(super) struct Key {
     pub node: u32,
 }
 
-/// What it did (`struct usage`): bytes.
+/// Bytes of one key (`struct usage`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     pub read: i64,
@@ -30,14 +30,14 @@ pub(super) struct Usage {
     pub sliced_reads: i64,
 }
 
-/// What a CPU counted last and is not in its table (`struct pending`).
+/// A CPU's latest entry, not yet in its table (`struct pending`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pending {
     pub key: Key,
     pub usage: Usage,
 }
 
-/// Per-CPU facts beside the tables (`struct counters`), or their sum.
+/// Counters of one CPU (`struct counters`), or their sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counters {
     pub full_events: u64,
@@ -48,10 +48,11 @@ pub(super) struct Counters {
     pub counted: u64,
     pub stood_for: u64,
     pub children_full: u64,
+    pub no_node: u64,
     pub reads: u64,
 }
 
-/// What one pass says of one thread (`struct task_record` and the mask behind it).
+/// One thread in a pass (`struct task_record` and the mask behind it).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Task {
     pub tid: u32,
@@ -62,6 +63,10 @@ pub(super) struct Task {
     pub cpu_ns: u64,
     pub wait_ns: u64,
     pub cgroup_id: u64,
+    /// When its process started.
+    pub leader_start_ns: u64,
+    /// When its parent process started.
+    pub parent_start_ns: u64,
     pub kernel_thread: bool,
     pub in_tree: bool,
     pub comm: [u8; 16],
@@ -125,7 +130,7 @@ impl Key {
         Some(Self { tid, dev, ino, start_lo: c.u32()?, node: c.u32()? })
     }
 
-    /// The key of what no entry was free for, on one node.
+    /// The key for bytes on one node that found no free entry.
     pub fn unattributed(node: u32) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[20..].copy_from_slice(&node.to_ne_bytes());
@@ -143,7 +148,7 @@ impl Usage {
         Some(Self { read, remote, written, sliced, sliced_remote, sliced_reads })
     }
 
-    /// Adds what was counted of the same key elsewhere.
+    /// Adds another entry of the same key.
     pub fn add(&mut self, other: &Self) {
         self.read += other.read;
         self.remote += other.remote;
@@ -153,7 +158,7 @@ impl Usage {
         self.sliced_reads += other.sliced_reads;
     }
 
-    /// Adds what was read while the hook was attached, times `scale`, to what was read.
+    /// Moves what was read within slices, times `scale`, to what was read.
     pub fn unslice(&mut self, scale: f64) {
         let scaled = |bytes: i64| (bytes as f64 * scale).round() as i64;
         self.read += scaled(std::mem::take(&mut self.sliced));
@@ -162,10 +167,10 @@ impl Usage {
 }
 
 impl Pending {
-    /// Key, a word that is the programs' own, usage.
+    /// Key, a word that only the programs use, usage.
     pub const BYTES: usize = Key::BYTES + 8 + Usage::BYTES;
 
-    /// `None` also if nothing is pending.
+    /// `None` also when nothing is pending.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (key, rest) = bytes.split_at_checked(Key::BYTES)?;
         let (key, usage) = (Key::decode(key)?, Usage::decode(rest.get(8..)?)?);
@@ -185,11 +190,12 @@ impl Counters {
             counted: c.u64()?,
             stood_for: c.u64()?,
             children_full: c.u64()?,
+            no_node: c.u64()?,
             reads: c.u64()?,
         })
     }
 
-    /// What was added since `before`.
+    /// The increase since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             full_events: self.full_events.wrapping_sub(before.full_events),
@@ -200,6 +206,7 @@ impl Counters {
             counted: self.counted.wrapping_sub(before.counted),
             stood_for: self.stood_for.wrapping_sub(before.stood_for),
             children_full: self.children_full.wrapping_sub(before.children_full),
+            no_node: self.no_node.wrapping_sub(before.no_node),
             reads: self.reads.wrapping_sub(before.reads),
         }
     }
@@ -213,6 +220,7 @@ impl Counters {
         self.counted += other.counted;
         self.stood_for += other.stood_for;
         self.children_full += other.children_full;
+        self.no_node = self.no_node.wrapping_add(other.no_node);
         self.reads += other.reads;
     }
 }
@@ -233,7 +241,7 @@ impl Watched {
     }
 }
 
-/// `struct sampler` of a CPU that counts its next event; no request is open.
+/// A `struct sampler` that counts the next event and has no open request.
 pub(super) fn fresh_sampler(bytes: usize) -> Vec<u8> {
     let mut sampler = vec![0; bytes];
     for (word, value) in [(0, 1u64), (1, u64::MAX)] {
@@ -245,7 +253,7 @@ pub(super) fn fresh_sampler(bytes: usize) -> Vec<u8> {
 }
 
 impl Pass {
-    /// Decodes what the iterator wrote; a record that is cut short ends it.
+    /// Decodes what the iterator wrote, up to the first record that is cut short.
     pub fn decode(bytes: &[u8]) -> Self {
         let mut pass = Self::default();
         let mut c = Cursor(bytes);
@@ -258,6 +266,7 @@ impl Pass {
     fn task(&mut self, c: &mut Cursor<'_>) -> Option<Task> {
         let (tid, tgid, ppid, cpu) = (c.u32()?, c.u32()?, c.u32()?, c.u32()?);
         let (start_ns, cpu_ns, wait_ns, cgroup_id) = (c.u64()?, c.u64()?, c.u64()?, c.u64()?);
+        let (leader_start_ns, parent_start_ns) = (c.u64()?, c.u64()?);
         let (flags, words, comm) = (c.u32()?, c.u32()?, c.bytes()?);
         let from = self.masks.len();
         for _ in 0..words {
@@ -273,6 +282,8 @@ impl Pass {
             cpu_ns,
             wait_ns,
             cgroup_id,
+            leader_start_ns,
+            parent_start_ns,
             kernel_thread: flags & KTHREAD != 0,
             in_tree: flags & IN_TREE != 0,
             comm,
@@ -287,13 +298,13 @@ impl Pass {
 }
 
 impl Task {
-    /// The name, as far as it is text.
+    /// The name; bytes that are not UTF-8 are replaced.
     pub fn comm(&self) -> String {
         let end = self.comm.iter().position(|b| *b == 0).unwrap_or(self.comm.len());
         String::from_utf8_lossy(self.comm.get(..end).unwrap_or_default()).into_owned()
     }
 
-    /// What a table's key says of the start time.
+    /// The start time as keys hold it.
     pub fn start_lo(&self) -> u32 {
         (self.start_ns >> START_SHIFT) as u32
     }
@@ -309,18 +320,18 @@ mod tests {
         assert_eq!(layout::KEY, Key::BYTES);
         assert_eq!(layout::USAGE, Usage::BYTES);
         assert_eq!(layout::PENDING, Pending::BYTES);
-        assert_eq!(layout::COUNTERS, 9 * 8);
+        assert_eq!(layout::COUNTERS, 10 * 8);
         assert_eq!(layout::WATCHED, Watched::default().encode().len());
     }
 
     #[test]
-    fn a_pass_ends_at_a_record_cut_short() {
+    fn decoding_ends_at_a_record_cut_short() {
         let mut bytes = Vec::new();
         for tid in [7u32, 8] {
             for word in [tid, 6, 5, 3] {
                 bytes.extend(word.to_ne_bytes());
             }
-            for word in [1u64 << 40, 1000, 0, 42] {
+            for word in [1u64 << 40, 1000, 0, 42, 7, 5] {
                 bytes.extend(word.to_ne_bytes());
             }
             bytes.extend(2u32.to_ne_bytes());
@@ -332,6 +343,7 @@ mod tests {
         assert_eq!(whole.tasks.len(), 2);
         let task = &whole.tasks[1];
         assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.in_tree), (8, 6, 5, 3, true));
+        assert_eq!((task.cgroup_id, task.leader_start_ns, task.parent_start_ns), (42, 7, 5));
         assert_eq!((task.comm().as_str(), whole.mask(task), task.start_lo()), ("worker", &[0b1001][..], 1 << 24));
         for cut in 0..bytes.len() {
             assert_eq!(Pass::decode(&bytes[..cut]).tasks.len(), cut / (bytes.len() / 2));

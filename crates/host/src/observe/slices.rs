@@ -1,18 +1,22 @@
-//! The hook on the read path, attached for as much of the time as it may cost.
+//! Attaches the hook on the read path for only as much of the time as its budget allows.
 //!
-//! **Problem.** An attached program costs every read of the machine some 60 ns even if it only decides not to count it: a tenth of
-//! a 4 KiB `pread` of cached data. Sampling cannot lower that, detaching can.
+//! **Problem.** An attached program costs every read on the machine some 60 ns, even a read that it does not count: a
+//! tenth of a 4 KiB `pread` of cached data. Sampling cannot lower this cost; detaching can.
 //!
-//! **Approach.** While no CPU makes so many reads that the hook takes more than [`BUDGET`] of it, it stays attached. Beyond
-//! that it is attached for one slice of every [`CYCLE`], at a random place in it, as long as the budget allows; what was read within the
-//! slices of a window is scaled by the window's length over theirs. Every moment has the same chance to be in a slice, whatever the rhythm of the
-//! load. Within a slice a busy thread is slowed down by the very hook: that is taken out again, thread by thread ([`Slices::scale`]), by
-//! what the hook costs on this machine, which is measured when it starts ([`HookCost`]). The hooks of faults and writes, which are rare
-//! beside reads, stay attached throughout.
+//! **Approach.** The hook stays attached while it takes no more than [`BUDGET`] of any CPU. Beyond that it is attached for
+//! one slice of every [`CYCLE`], as long as the budget allows and at a random place, so that every moment has the same
+//! chance to be in a slice, whatever the rhythm of the load. The bytes read within a window's slices are scaled by the
+//! window's length over theirs. Within a slice the hook slows busy threads down; [`Slices::scale`] corrects for that,
+//! thread by thread, with the hook's cost as measured at the start ([`HookCost`]). The hooks on faults and writes, which are
+//! rare beside reads, stay attached.
 //!
-//! **Limits.** A thread that reads in bursts shorter than a cycle is known less exactly in a single window, and a file that two threads touch a
-//! few times only may not be seen as shared. With `exact`, and in windows of less than 0.8 s, nothing is
-//! sliced.
+//! **Limits.** A thread that reads in bursts shorter than a cycle is known less exactly in a single window, and a file that
+//! two threads touch only a few times may not be seen as shared. Windows of less than 0.8 s are not sliced.
+//!
+//! Attaching and detaching patch the kernel's code, for which the kernel interrupts every CPU a few times: with slices, each
+//! CPU gets some 40 interrupts a second that it would not get otherwise (2 CPUs, hook on a tracepoint;
+//! `bench/observe/run` counts them). CPUs that run without a timer tick (`nohz_full`) are there to avoid just that. With
+//! `steady`, which `exact` and such CPUs imply, the hook is attached once and stays.
 
 use std::fs::File;
 use std::io;
@@ -26,24 +30,24 @@ use rustix::time::ClockId;
 
 use super::clock_s;
 
-/// What the hook may take of a CPU's time.
+/// The part of a CPU's time that the hook may take.
 const BUDGET: f64 = 0.012;
-/// What an attached hook costs a read, seconds, where it cannot be measured: 55 to 65 ns seen (AMD EPYC, Linux 6.18).
+/// Cost of an attached hook per read in seconds, where it cannot be measured: it was 55 to 65 ns on AMD EPYC, Linux 6.18.
 const HOOK_S: f64 = 60e-9;
-/// What counting an event costs more, seconds, as seen there.
+/// Additional cost of counting an event in seconds, measured there.
 const COUNT_S: f64 = 150e-9;
-/// It is attached for at least this share of the time: more than the fastest reads of one CPU need.
+/// Least share of the time that the hook is attached: more than the fastest reads of one CPU need.
 const LEAST: f64 = 0.05;
-/// One slice in each. Attaching and detaching take 0.2 ms each; and slices should be longer than the kernel's own, in which threads
-/// take turns on a CPU.
+/// Each cycle has one slice. Attaching and detaching take 0.2 ms each, and slices should be longer than the time that the
+/// kernel gives each of the threads that share a CPU.
 const CYCLE: Duration = Duration::from_millis(200);
 
-/// More than this share of its time the hook cannot have taken from a thread, whatever was estimated.
+/// Largest share of a thread's time that the hook can have taken, whatever the estimate.
 const MOST_SLOWED: f64 = 0.3;
-/// Windows of fewer cycles are not sliced: too few slices, or none, would fall into one.
+/// Windows of fewer cycles are not sliced: they would contain too few slices, or none.
 const CYCLES_A_WINDOW: u32 = 4;
 
-/// What the attached hook adds to a read that it does not count, seconds.
+/// Seconds that the attached hook adds to a read that it does not count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HookCost(f64);
 
@@ -54,8 +58,8 @@ impl Default for HookCost {
 }
 
 impl HookCost {
-    /// Measures it with cached reads of this program's own file, a few ten milliseconds; where those are slow (an emulated machine, a
-    /// network file system), the default.
+    /// Measures the cost with cached reads of this program's own file, for some tens of milliseconds. Where these are slow (an
+    /// emulated machine, a network file system), gives the default.
     fn measure(program: &OwnedFd) -> io::Result<Self> {
         let file = File::open("/proc/self/exe")?;
         // The first reads may wait for a disk.
@@ -73,14 +77,14 @@ impl HookCost {
         Ok(Self((with - without).clamp(20e-9, 200e-9)))
     }
 
-    /// For how much of the time the hook may be attached, 0 to 1, where windows are so long and the busiest CPU makes so many reads a
-    /// second.
+    /// The share of the time, 0 to 1, that the hook may be attached, for windows of this length and this many reads a second
+    /// on the busiest CPU.
     pub fn share(self, window: Duration, reads_per_s: f64) -> f64 {
         if window < CYCLE * CYCLES_A_WINDOW {
             return 1.0;
         }
         let share = BUDGET / (reads_per_s * self.0);
-        // Near 1, slices save nothing; and no reads give infinity.
+        // Near 1, slices save nothing. Without reads the share is infinite.
         if share > 0.8 { 1.0 } else { share.max(LEAST) }
     }
 }
@@ -94,12 +98,12 @@ fn read_s(file: &File, reads: u32) -> io::Result<f64> {
     Ok((clock_s(ClockId::ThreadCPUTime) - start) / f64::from(reads))
 }
 
-/// The fastest of some rounds: what else the machine does makes them slower, never faster; and of the first, the sampler counts many.
+/// The fastest of some rounds: other work makes them slower, never faster, and the sampler counts many reads of the first.
 fn fastest_s(file: &File) -> io::Result<f64> {
     (0..40).map(|_| read_s(file, 512)).try_fold(f64::MAX, |least, s| Ok(least.min(s?)))
 }
 
-/// For how long the hook has been attached, and how often it was attached or detached.
+/// How long the hook has been attached, and how often it was attached or detached.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Attached {
     time: Duration,
@@ -107,8 +111,8 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// Seconds since `before`, of a window of `length_s`. Where nothing was switched, it is the whole window, whatever the clocks, which are not
-    /// read at the same moment, say.
+    /// Seconds attached since `before`, in a window of `length_s`. Without a switch this is the whole window, even though the
+    /// clocks, read at different moments, may differ.
     pub fn since(self, before: Self, length_s: f64) -> f64 {
         match self.switches == before.switches && self.time > before.time {
             true => length_s,
@@ -117,41 +121,41 @@ impl Attached {
     }
 }
 
-/// For how much of one window the hook was attached.
+/// The part of one window during which the hook was attached.
 #[derive(Debug, Default)]
 pub(super) struct Slices {
     pub attached_s: f64,
     pub length_s: f64,
     pub cost: HookCost,
-    /// Events counted for each that there was, 0 to 1.
+    /// Share of events that were counted, 0 to 1.
     pub counted: f64,
-    /// Why it could not be attached, if it once could not.
+    /// Why the hook could not be attached, if an attempt failed.
     pub refused: Option<io::Error>,
 }
 
 impl Slices {
-    /// Whether it was attached for a part of the window only.
+    /// Whether the hook was attached for only a part of the window.
     pub fn sliced(&self) -> bool {
         self.attached_s > 0.0 && self.attached_s < self.length_s
     }
 
-    /// What a thread read in the window, as a multiple of what it read within the slices: `reads` of them, and in the whole window it used
-    /// `cpu_s` of CPU time.
+    /// What a thread read in the window, as a multiple of what it read within the slices. It made `reads` reads within the
+    /// slices and used `cpu_s` of CPU time in the window.
     pub fn scale(&self, reads: f64, cpu_s: f64) -> f64 {
         if !self.sliced() {
             return 1.0;
         }
         let times = self.length_s / self.attached_s;
-        // Of its CPU time within the slices the hook took a part, in which it would have read on.
+        // The hook took a part of the thread's CPU time within the slices, in which it would have read more.
         let hook = reads * (self.cost.0 + self.counted * COUNT_S);
         let slowed = if cpu_s > 0.0 { (hook * times / cpu_s).clamp(0.0, MOST_SLOWED) } else { 0.0 };
         times / (1.0 - slowed)
     }
 }
 
-/// Attaches and detaches one program; detached when dropped.
+/// Attaches and detaches one program; detaches it when dropped.
 pub(super) struct Slicer {
-    /// What being attached costs.
+    /// The cost of being attached.
     pub cost: HookCost,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -166,9 +170,9 @@ struct Shared {
 
 struct State {
     share: f64,
-    /// Since when the slice is on, if it is.
+    /// When the present slice began, if one is on.
     since: Option<Instant>,
-    /// Of slices that have ended.
+    /// Length of the slices that have ended.
     attached: Duration,
     switches: u64,
     refused: Option<io::Error>,
@@ -176,11 +180,11 @@ struct State {
 }
 
 impl Slicer {
-    /// Attaches a program, at first for good. `program` is a descriptor of it, `on` of the map that tells it whether a slice is on. What
-    /// being attached costs is measured only where it may be `sliced`.
+    /// Attaches a program, without slices until [`Slicer::set_share`]. `program` is its descriptor, `on` that of the map that
+    /// tells it whether a slice is on. The hook's cost is measured, by attaching it a few times, only if it may be `sliced`.
     pub fn start(program: OwnedFd, on: OwnedFd, sliced: bool) -> io::Result<Self> {
         set(&on, true)?;
-        // A kernel that refuses to attach it says so below.
+        // If the kernel refuses to attach it, the attempt below reports that.
         let cost = if sliced { HookCost::measure(&program).unwrap_or_default() } else { HookCost::default() };
         let link = Some(attach(&program)?);
         let state = State {
@@ -197,7 +201,7 @@ impl Slicer {
         Ok(Self { cost, shared, thread: Some(thread) })
     }
 
-    /// From the next cycle on, attaches it for this share of the time.
+    /// From the next cycle on, attaches the program for this share of the time.
     pub fn set_share(&self, share: f64) {
         let mut state = self.shared.lock();
         if state.share != share {
@@ -206,14 +210,14 @@ impl Slicer {
         }
     }
 
-    /// For how long it has been attached since the start.
+    /// How long the program has been attached since the start.
     pub fn attached(&self) -> Attached {
         let state = self.shared.lock();
         let current = state.since.map_or(Duration::ZERO, |since| since.elapsed());
         Attached { time: state.attached + current, switches: state.switches }
     }
 
-    /// Why it could not be attached since the last call, if it could not.
+    /// Why the program could not be attached, if an attempt since the last call failed.
     pub fn refused(&self) -> Option<io::Error> {
         self.shared.lock().refused.take()
     }
@@ -224,7 +228,7 @@ impl Drop for Slicer {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It ends in any case.
+            // If it panicked, it has ended too.
             _ = thread.join();
         }
     }
@@ -241,7 +245,7 @@ impl Shared {
             if state.share >= 1.0 {
                 state = self.begin(state, &mut link);
                 if link.is_none() {
-                    // Refused, which `attached` tells: tried again.
+                    // Refused: `refused` keeps the cause. Try again.
                     state = self.sleep(state, CYCLE);
                     continue;
                 }
@@ -262,13 +266,14 @@ impl Shared {
         }
     }
 
-    /// Waits, or until somebody stops it. A change of the share waits for the end of the cycle: a cycle cut short would favour its beginning.
+    /// Waits this long, or until the slicer stops. A new share waits for the end of the cycle: cutting a cycle short would
+    /// favour its beginning.
     fn sleep<'a>(&self, state: MutexGuard<'a, State>, time: Duration) -> MutexGuard<'a, State> {
         let result = self.changed.wait_timeout_while(state, time, |state| !state.stop);
         result.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Begins a slice. Attaching can take longer than one, so it is done without the lock.
+    /// Begins a slice. Attaching can take longer than a slice, so it is done without the lock.
     fn begin<'a>(&'a self, state: MutexGuard<'a, State>, link: &mut Option<OwnedFd>) -> MutexGuard<'a, State> {
         if link.is_some() || state.stop {
             return state;
@@ -289,7 +294,7 @@ impl Shared {
     /// Ends a slice.
     fn end<'a>(&'a self, mut state: MutexGuard<'a, State>, link: &mut Option<OwnedFd>) -> MutexGuard<'a, State> {
         let Some(link) = link.take() else { return state };
-        // Refused, it goes on counting for as long as detaching takes.
+        // If refused, the program goes on counting until it is detached.
         if let Err(error) = set(&self.on, false) {
             state.refused = Some(error);
         }
@@ -303,14 +308,14 @@ impl Shared {
     }
 }
 
-/// A program of type tracing knows itself what it is attached to.
+/// A tracing program has its attach point built in.
 fn attach(program: &OwnedFd) -> io::Result<OwnedFd> {
-    // SAFETY: without a name only the descriptor is used, which is open.
+    // SAFETY: without a name, the call uses only the descriptor, which is open.
     let fd = unsafe { libbpf_sys::bpf_raw_tracepoint_open(std::ptr::null(), program.as_raw_fd()) };
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(-fd));
     }
-    // SAFETY: a new descriptor that nobody else has.
+    // SAFETY: a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -329,7 +334,7 @@ fn set(on: &OwnedFd, value: bool) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
-/// From 0 to 1. The kernel's own generator: a few bytes, once a cycle.
+/// A random number from 0 to 1, from the kernel: four bytes a cycle.
 fn random() -> f64 {
     let mut bytes = [0u8; 4];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::INSECURE) {
@@ -365,41 +370,41 @@ mod tests {
     }
 
     #[test]
-    fn what_the_hook_took_from_a_thread_is_given_back() {
+    fn scaling_corrects_for_the_time_that_the_hook_took() {
         let slices = Slices { attached_s: 0.1, length_s: 1.0, cost: HookCost(60e-9), ..Slices::default() };
         // A busy thread makes 1/660 ns = 1.515 million reads a second within slices and 1/600 ns = 1.667 million outside.
         let within = 0.1 / 660e-9;
         assert!((within * slices.scale(within, 1.0) - 1.0 / 600e-9).abs() < 1.0);
-        // One that reads little is not slowed down; one without CPU time not known to be.
+        // A thread that reads little is hardly slowed down. Without CPU time there is no correction.
         assert!((slices.scale(10.0, 0.5) - 10.0).abs() < 1e-3);
         assert_eq!(slices.scale(within, 0.0), 10.0);
-        // An estimate out of all reason is bounded.
+        // An absurd estimate is bounded.
         assert!((slices.scale(1e9, 1.0) - 10.0 / 0.7).abs() < 1e-9);
     }
 
     #[test]
-    fn attached_throughout_nothing_is_scaled() {
+    fn a_window_with_the_hook_attached_throughout_is_not_scaled() {
         for attached_s in [1.0, 0.0] {
             assert_eq!(Slices { attached_s, length_s: 1.0, ..Slices::default() }.scale(1e6, 1.0), 1.0);
         }
     }
 
-    /// Seen in a virtual machine: a window of 5 ms whose clocks were read some milliseconds apart was scaled, although it was exact.
+    /// In a virtual machine, an exact window of 5 ms was scaled because its clocks were read some milliseconds apart.
     #[test]
-    fn clocks_that_are_read_apart_make_no_slices() {
+    fn clocks_read_at_different_moments_do_not_look_like_slices() {
         let ms = |n| Duration::from_millis(n);
         let (before, now) = (Attached { time: ms(1000), switches: 0 }, Attached { time: ms(1003), switches: 0 });
         assert_eq!(now.since(before, 0.005), 0.005);
         let now = Attached { time: ms(1003), switches: 2 };
         assert_eq!(now.since(before, 0.005), 0.003);
         assert_eq!(Attached { time: ms(1009), switches: 1 }.since(before, 0.005), 0.005);
-        // Detached all the time.
+        // Detached throughout.
         let idle = Attached { time: ms(1000), switches: 1 };
         assert_eq!(idle.since(idle, 0.005), 0.0);
     }
 
     #[test]
-    fn random_places_fill_the_cycle() {
+    fn random_places_cover_the_cycle() {
         let places: Vec<f64> = (0..1000).map(|_| random()).collect();
         assert!(places.iter().all(|p| (0.0..=1.0).contains(p)));
         let mean = places.iter().sum::<f64>() / 1000.0;

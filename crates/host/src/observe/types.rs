@@ -1,4 +1,4 @@
-//! What a window shows: the words that the rest of homenode builds on.
+//! The types of an observation: settings, what one window showed, errors.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub enum Scope {
     Pids(Vec<u32>),
     /// The threads in this control group (v2) and all below it: a directory under the cgroup2 mount.
     Cgroup(PathBuf),
-    /// The threads of this process and of all its descendants, also those whose parents have ended since.
+    /// The threads of this process and of all its descendants, including those whose parents have ended.
     Tree(u32),
 }
 
@@ -28,11 +28,14 @@ pub enum Scope {
 pub struct Settings {
     /// Count every event instead of a sample.
     pub exact: bool,
+    /// Keep the hook on the read path attached, even where that slows reads: attaching it again interrupts every CPU.
+    /// Implied by `exact`, and on machines with `nohz_full` CPUs.
+    pub steady: bool,
     /// Which threads are reported.
     pub scope: Scope,
     /// The procfs mount.
     pub proc_root: PathBuf,
-    /// How many (thread, file, node) entries one window can hold; what does not fit is counted and reported in the notes.
+    /// Number of (thread, file, node) entries that one window can hold; a note reports the bytes that did not fit.
     pub max_entries: u32,
     /// Which of the kernel's hooks to use.
     pub hooks: Hooks,
@@ -42,6 +45,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             exact: false,
+            steady: false,
             scope: Scope::All,
             proc_root: PathBuf::from("/proc"),
             // Nearly five for each of 10,000 threads, in 12 MB of kernel memory.
@@ -69,29 +73,28 @@ pub struct Observed {
     pub time_s: f64,
     /// Length of the window in seconds, as measured.
     pub window_s: f64,
-    /// Threads in scope that touched file data or used CPU time, by rising tid.
+    /// Threads in scope that touched file data or used CPU time, by ascending tid.
     pub threads: Vec<ObservedThread>,
-    /// CPU seconds used on each node's CPUs by all threads of the machine, those not listed included.
+    /// CPU seconds used on each node's CPUs by all threads of the machine, including those not listed.
     pub node_cpu_s: BTreeMap<NodeId, f64>,
-    /// File bytes read from each node's memory by anybody.
+    /// File bytes that all threads read from each node's memory.
     pub node_read: NodeBytes,
-    /// File bytes written to each node's memory by anybody.
+    /// File bytes that all threads wrote to each node's memory.
     pub node_write: NodeBytes,
     /// Files that threads in scope touched, by id.
     pub files: Vec<ObservedFile>,
-    /// What limits this observation, in plain sentences.
+    /// Limits of this observation, in plain sentences.
     pub notes: Vec<String>,
-    /// How many threads there are on the machine.
+    /// Number of threads on the machine.
     pub tasks: usize,
-    /// What this observation cost.
+    /// The cost of this observation.
     pub cost: Cost,
 }
 
 /// One thread in one window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObservedThread {
-    /// The thread as policies see it; `allowed_nodes` are those of the mask, and `held` is always `None` here (that is the
-    /// plane's to say).
+    /// The thread as policies see it; `allowed_nodes` are those of the mask, and `held` is always `None` (the plane sets it).
     pub thread: Thread,
     /// Process id of the parent.
     pub ppid: u32,
@@ -99,11 +102,11 @@ pub struct ObservedThread {
     pub mask: CpuSet,
     /// Whether it is a kernel thread.
     pub kernel_thread: bool,
-    /// Id of its control group in the v2 hierarchy: the inode number of the directory. 0 where there is none.
+    /// Id of its control group in the v2 hierarchy: the inode number of the directory. 0 if there is none.
     pub cgroup_id: u64,
 }
 
-/// A thread that was born, directly or over several generations, of a watched one.
+/// A thread that a watched thread started, directly or over several generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Child {
     /// Thread id.
@@ -116,21 +119,21 @@ pub struct Child {
     pub start_ns: u64,
 }
 
-/// What observing cost in one window.
+/// The cost of observing in one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// CPU seconds of our own process (all its threads).
     pub cpu_s: f64,
     /// Resident memory of our own process, bytes.
     pub rss_bytes: u64,
-    /// Memory that our maps and programs hold in the kernel, bytes.
+    /// Bytes of kernel memory that our maps and programs hold.
     pub kernel_bytes: u64,
 }
 
-/// Why observing is not possible.
+/// Why homenode cannot observe.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
-    /// The kernel lacks something, or does not let us.
+    /// The kernel lacks something, or refuses it.
     #[error("cannot observe: {capability} is missing: {cause}")]
     Missing {
         /// What is missing, such as `BTF` or `CAP_BPF`.
@@ -147,7 +150,7 @@ pub enum ObserveError {
         #[source]
         source: libbpf_rs::Error,
     },
-    /// A setting that cannot be.
+    /// A file, process or object that a setting names, or that observing needs, cannot be used.
     #[error("cannot observe: {what}: {source}")]
     Io {
         /// The file or object.

@@ -1,8 +1,8 @@
-//! The numbers behind unbiased sampling (`bpf/sample.h`).
+//! The tables for unbiased sampling (`bpf/sample.h`).
 //!
 //! The distance to the next page drawn is geometric with mean 2^k: `1 + floor(E / -ln(1 - 2^-k))` for an exponentially
 //! distributed E (Devroye, Non-Uniform Random Variate Generation, X.2). E comes from a table of its quantiles. An event of u
-//! pages is counted if one of them is drawn, and weighs the inverse of that probability.
+//! pages is counted if any of them is drawn, and weighs the inverse of that probability.
 
 /// Largest k that the tables know.
 const K: usize = 16;
@@ -22,7 +22,7 @@ pub(super) struct Sampling {
 impl Sampling {
     pub fn new() -> Self {
         let fixed = |x: f64| (x * 65_536.0).round() as u32;
-        // The mean of the table is made exactly 1: the quantiles' own mean is a little short of it, the tail is missing.
+        // Scaled to a mean of exactly 1: without the tail, the mean of the quantiles is a little less.
         let quantile = |i: usize| -((i as f64 + 0.5) / 1024.0).ln();
         let mean = (0..1024).map(quantile).sum::<f64>() / 1024.0;
         let missed = |k: usize| 1.0 - 0.5f64.powi(k as i32);
@@ -36,7 +36,7 @@ impl Sampling {
     }
 }
 
-/// Whether a kernel release is this version or a later one; one that cannot be read counts as current.
+/// Whether a kernel release is this version or a later one. An unreadable release counts as later.
 pub(super) fn at_least(release: &str, major: u32, minor: u32) -> bool {
     let mut parts = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().ok());
     match (parts.next().flatten(), parts.next().flatten()) {
@@ -49,7 +49,7 @@ pub(super) fn at_least(release: &str, major: u32, minor: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// What the BPF program computes.
+    /// The distance that the BPF program computes.
     fn distance(s: &Sampling, i: usize, k: usize) -> u64 {
         1 + ((u64::from(s.table[i]) * u64::from(s.scale[k])) >> 32)
     }
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_counted_as_often_as_its_weight_says() {
+    fn the_weight_of_an_event_is_the_inverse_of_its_probability() {
         let s = Sampling::new();
         for k in 0..=6 {
             for u in [1, 2, 7, 16, 32] {
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn without_sampling_everything_weighs_one() {
+    fn without_sampling_every_event_weighs_one() {
         assert_eq!(Sampling::new().weights[0], [1024; PAGES]);
     }
 

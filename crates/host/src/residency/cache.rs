@@ -1,4 +1,4 @@
-//! Page-cache files: finds what is cached, enters it into our page table, and has it counted.
+//! Page-cache files: finds cached pages, enters them into our page table, and has the kernel count them.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,37 +12,37 @@ use super::map::{Arena, Toucher};
 use super::open::Opened;
 use super::{Residency, ResidencyError, count};
 
-/// File bytes that one thread asks about, touches and counts at a time. Small, so that little can be evicted between
-/// question and touch, and so that what the kernel knows of these pages stays in the processor's cache until it counts.
+/// File bytes that one thread queries, touches and counts at a time. Small, so that little can be evicted between the query
+/// and the touch, and so that the kernel's data on these pages stays in the processor's cache until it counts them.
 const CHUNK: u64 = 16 << 20;
 
-/// What one page fault enters: the kernel's fault-around, 64 KiB unless an administrator changed it. If it is less,
-/// nothing is lost but time.
+/// Bytes that one page fault enters: the kernel's fault-around, 64 KiB unless an administrator changed it. A smaller value
+/// there costs only time.
 const AROUND: usize = 64 << 10;
 
-/// Most threads for one file: counting is one at a time, and finding is not more than three times that.
+/// Most threads for one file: one at a time counts, and finding takes at most three times as long as counting.
 const THREADS: usize = 4;
 
-/// Parts that a range of the file is split into when something in it is cached.
+/// Number of parts into which a range of the file is split if some of it is cached.
 const FAN: u64 = 256;
 
 const ASK: &str = "ask which pages are cached of";
 const TOUCH: &str = "touch the cached pages of";
 
-/// Locates the cached bytes of a file whose residency the kernel shows to us.
+/// Locates the cached bytes of a file whose residency the kernel shows us.
 pub(super) fn locate(
     file: &Opened,
     residency: &mut Residency,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ResidencyError> {
-    // Nothing can be mapped of it, and before 6.5 nothing said so earlier.
+    // An empty file cannot be mapped.
     if file.size == 0 {
         progress(0, 0);
         return Ok(());
     }
     let chunks = usize::try_from(file.size.div_ceil(CHUNK)).unwrap_or(THREADS);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(THREADS).min(chunks);
-    // Slot 0 is where mappings are counted, the others are where each thread fills its own.
+    // Mappings are counted in slot 0; each thread fills its mapping in a slot of its own.
     let arena = Arena::reserve(threads + 1, CHUNK as usize, page_size())
         .map_err(|e| ResidencyError::file("reserve address space for", &file.path, e))?;
     let walk = Walk {
@@ -71,28 +71,28 @@ pub(super) fn locate(
     Ok(())
 }
 
-/// One file being looked at by a few threads.
+/// One file that a few threads inspect.
 struct Walk<'a> {
     file: &'a Opened,
     arena: Arena,
     ranges: Mutex<Ranges<'a>>,
-    /// Whether touching one page enters its neighbours, as far as seen.
+    /// Whether touching one page has entered its neighbours so far.
     around: AtomicBool,
     done: AtomicU64,
-    /// What was found. Its lock is also the right to slot 0: the kernel walks every mapping below the one we ask for, so
-    /// each is moved there, to the lowest address, and counted alone.
+    /// Bytes found so far. Its lock also guards slot 0: the kernel walks every mapping below the one that we ask for, so each
+    /// mapping is moved to slot 0, the lowest address, and counted alone.
     nodes: Mutex<NodeBytes>,
 }
 
 impl Walk<'_> {
-    /// What one thread does: chunk after chunk until none is left.
+    /// The work of one thread: chunk after chunk until none is left.
     fn run(&self, slot: usize, progress: &mut dyn FnMut(u64)) -> Result<(), ResidencyError> {
         let toucher = Toucher::new().map_err(self.failed(TOUCH))?;
         loop {
             let next = lock(&self.ranges).next();
             let Some((offset, len, skipped)) = next else { return Ok(()) };
             if let Err(e) = self.chunk(slot, &toucher, offset, len) {
-                // The other threads stop after the chunk they have.
+                // The other threads stop after their present chunk.
                 lock(&self.ranges).left.clear();
                 return Err(e);
             }
@@ -100,7 +100,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Finds, touches and counts what is cached of one chunk.
+    /// Finds, touches and counts the cached pages of one chunk.
     fn chunk(&self, slot: usize, toucher: &Toucher, offset: u64, len: u64) -> Result<(), ResidencyError> {
         let bytes = len as usize;
         let pages = bytes.div_ceil(page_size());
@@ -130,8 +130,8 @@ impl Walk<'_> {
         let mut found = count()?;
         let entered = (total(&found) / page_size() as u64) as usize;
         if entered < cached_pages {
-            // A page that was locked, or marked for readahead, is not entered with its neighbours; and some file
-            // systems have no fault-around. So touch each.
+            // The kernel does not enter a locked page, or one marked for readahead, with its neighbours, and some file systems
+            // have no fault-around. So touch each page.
             if entered < cached_pages / 2 {
                 self.around.store(false, Ordering::Relaxed);
             }
@@ -143,12 +143,12 @@ impl Walk<'_> {
         for (node, bytes) in found {
             nodes.add(node, bytes);
         }
-        // Now, while the processor's cache has what the kernel needs for it; later it would be as slow as entering.
+        // Now the processor's cache still holds the kernel's data for it; later this would be as slow as entering.
         self.arena.leave(mapped, bytes);
         Ok(())
     }
 
-    /// What `cachestat` knows of a chunk, if that is all there is to know.
+    /// The cached pages of a chunk according to `cachestat`, if that says all or none.
     fn counted(&self, offset: u64, len: u64, pages: usize) -> Option<Pages> {
         match self.file.cached(offset, len)? {
             0 => Some(Pages::None),
@@ -161,7 +161,7 @@ impl Walk<'_> {
         move |e| ResidencyError::file(what, &self.file.path, e)
     }
 
-    /// Takes off what the last page of the file has beyond the file's end.
+    /// Subtracts the part of the file's last page that is beyond the file's end.
     fn trim_last_page(&self, found: &mut [(NodeId, u64)], mapped: usize, offset: u64, bytes: usize) {
         let beyond = bytes.next_multiple_of(page_size()) - bytes;
         if beyond == 0 || offset + (bytes as u64) < self.file.size {
@@ -176,10 +176,10 @@ impl Walk<'_> {
     }
 }
 
-/// Hands out chunks, and leaves out ranges of which nothing is cached where the kernel can say so at once.
+/// Hands out chunks; leaves out large ranges if the kernel says at once that nothing of them is cached.
 struct Ranges<'a> {
     file: &'a Opened,
-    /// Ranges (start, length) not yet handed out, the first one last.
+    /// Ranges (start, length) not yet handed out, in reverse order.
     left: Vec<(u64, u64)>,
 }
 
@@ -191,7 +191,7 @@ impl Ranges<'_> {
             if len <= CHUNK {
                 return Some((start, len, skipped));
             }
-            // Each chunk is asked about by itself; a question about all of a range pays only where it is large.
+            // Each chunk has a query of its own; a query for a whole range pays only if the range is large.
             if len > FAN * CHUNK && self.file.cached(start, len) == Some(0) {
                 skipped += len;
                 continue;

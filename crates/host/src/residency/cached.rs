@@ -1,4 +1,4 @@
-//! Asks the kernel which pages of a file are cached; reads and touches nothing.
+//! Asks the kernel which pages of a file are cached, without reading or touching any.
 
 use std::fs::File;
 use std::io;
@@ -25,7 +25,7 @@ struct Cachestat {
     nr_recently_evicted: u64,
 }
 
-/// How many pages of a range of a file are cached; `None` where the kernel has no answer. `len` is not 0.
+/// Number of cached pages in a range of a file; `None` if the kernel gives no answer. `len` is not 0.
 pub(super) fn count(file: &File, offset: u64, len: u64) -> Option<u64> {
     let range = CachestatRange { off: offset, len };
     let mut stat = Cachestat::default();
@@ -34,20 +34,20 @@ pub(super) fn count(file: &File, offset: u64, len: u64) -> Option<u64> {
     (rc == 0).then_some(stat.nr_cache)
 }
 
-/// Which pages of a mapped range are cached, up to date, and need no reading.
+/// Which pages of a mapped range are cached and up to date.
 pub(super) enum Pages {
-    /// None is.
+    /// None.
     None,
-    /// All are; so many pages.
+    /// All; their number.
     All(usize),
-    /// As `mincore(2)` says: bit 0 of each page's byte.
+    /// As `mincore(2)` reports: bit 0 of each page's byte.
     Some(Vec<u8>),
 }
 
-/// Asks for each page of a range that is mapped at `start`.
+/// Queries each page of a range that is mapped at `start`.
 pub(super) fn pages(start: usize, pages: usize) -> io::Result<Pages> {
     let mut resident = vec![0; pages];
-    // SAFETY: mincore only looks; the range is mapped by us, and the vector has a byte for each of its pages.
+    // SAFETY: mincore changes only the vector, which has a byte for each page of the range; we mapped the range.
     let rc = unsafe {
         libc::mincore(
             std::ptr::with_exposed_provenance_mut(start),
@@ -62,7 +62,7 @@ pub(super) fn pages(start: usize, pages: usize) -> io::Result<Pages> {
 }
 
 impl Pages {
-    /// How many pages are cached.
+    /// Number of cached pages.
     pub(super) fn count(&self) -> usize {
         match self {
             Self::None => 0,
@@ -71,7 +71,7 @@ impl Pages {
         }
     }
 
-    /// The first cached page of each run of `around` pages that has one.
+    /// The first cached page of each run of `around` pages, if it has any.
     pub(super) fn one_of_each(&self, around: usize) -> impl Iterator<Item = usize> + '_ {
         let (all, some): (usize, &[u8]) = match self {
             Self::None => (0, &[]),
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!((some.count(), of(&some, 4), of(&some, 1)), (3, vec![2, 8], vec![2, 3, 8]));
         assert_eq!(of(&Pages::All(9), 4), [0, 4, 8]);
         assert_eq!((Pages::None.count(), of(&Pages::None, 4)), (0, vec![]));
-        // mincore's upper bits are reserved.
+        // The upper bits of mincore's bytes are reserved.
         assert_eq!(Pages::Some(vec![0xfe, 0xff]).count(), 1);
     }
 }

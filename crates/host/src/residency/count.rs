@@ -1,29 +1,28 @@
 //! Counts the pages of a mapping per node.
 //!
-//! `/proc/self/numa_maps` has a line per mapping with what is entered in its page table, such as
+//! `/proc/self/numa_maps` has a line for each mapping, with the entries of its page table, such as
 //!
 //! ```text
 //! 7fc378400000 default file=/data/kv mapped=16384 N0=16000 N1=384 kernelpagesize_kB=4
 //! ```
 //!
-//! (`fs/proc/task_mmu.c`, `show_numa_map`). The kernel walks each mapping as its line is read, so reading stops at the
-//! line that is wanted. A kernel without NUMA has no such file, and one node.
+//! (`fs/proc/task_mmu.c`, `show_numa_map`). The kernel walks each mapping when its line is read, so reading stops at the
+//! wanted line. A kernel without NUMA has no such file, and one node.
 
 use std::fs::File;
 use std::io::{self, Read};
 
 use topology::NodeId;
 
-/// Bytes asked for at a time. The kernel fills a buffer with as many mappings as are asked for, and walks them all; a line
-/// with a file is longer than this, so the wanted one ends a buffer.
+/// Bytes per read. The kernel walks as many mappings as fill the buffer. A line with a file is longer than this, so the
+/// wanted line ends a buffer.
 const READ: usize = 64;
 
-/// Bytes asked for at a time within the wanted line: fewer than the shortest line has, so that of what follows no more
-/// than one mapping is walked. The one that follows ours is empty (see `map`).
+/// Bytes per read within the wanted line: fewer than the shortest line has, so that the kernel walks at most one mapping
+/// after it. That mapping is empty (see `map`).
 const READ_ON: usize = 16;
 
-/// Bytes per node that are entered in the page table of the mapping at `start`; `entered` is what to say on a kernel
-/// without NUMA.
+/// Bytes per node in the page table of the mapping at `start`. On a kernel without NUMA: `entered` bytes on node 0.
 pub(super) fn mapping(start: usize, entered: u64) -> io::Result<Vec<(NodeId, u64)>> {
     let maps = match File::open("/proc/self/numa_maps") {
         Ok(maps) => maps,
@@ -65,13 +64,13 @@ fn find(mut maps: impl Read, start: usize) -> io::Result<Vec<(NodeId, u64)>> {
     }
 }
 
-/// Bytes per node of one line. `None` where a count is no number.
+/// Bytes per node of one line. `None` if a count is not a number.
 fn parse(line: &[u8]) -> Option<Vec<(NodeId, u64)>> {
     let number = |digits: &[u8]| std::str::from_utf8(digits).ok()?.parse::<u64>().ok();
     let mut pages = Vec::new();
     let mut page_size = rustix::param::page_size() as u64;
     for field in line.split(u8::is_ascii_whitespace) {
-        // A file name is escaped by the kernel, so it has no spaces, but it may look like anything.
+        // The kernel escapes spaces in a file name; the rest may look like a count.
         if field.starts_with(b"file=") {
             continue;
         }
@@ -86,11 +85,11 @@ fn parse(line: &[u8]) -> Option<Vec<(NodeId, u64)>> {
     pages.into_iter().map(|(node, n)| Some((node, n.checked_mul(page_size)?))).collect()
 }
 
-/// The node of the page at an address that is entered in our page table; `None` where it is not.
+/// The node of the page at an address; `None` if the page is not in our page table.
 pub(super) fn page(address: usize) -> Option<NodeId> {
     let page = address as *mut libc::c_void;
     let mut status: libc::c_int = -1;
-    // SAFETY: one page is asked about (no target nodes: nothing moves), and both pointers are to one live element.
+    // SAFETY: a query for one page (without target nodes nothing moves); both pointers are to one live element.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -104,7 +103,7 @@ pub(super) fn page(address: usize) -> Option<NodeId> {
     };
     match rc {
         0 => u32::try_from(status).ok().map(NodeId),
-        // No NUMA in this kernel.
+        // A kernel without NUMA.
         _ => (io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS)).then_some(NodeId(0)),
     }
 }
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_of_the_mapping_is_found_by_its_whole_address() {
+    fn the_whole_address_identifies_the_line() {
         let maps = "7f00 default N0=1\n7f0000 default N0=2\n7f000 default N0=3\n";
         let get = |start| find(maps.as_bytes(), start).map(|n| n[0].1 / rustix::param::page_size() as u64);
         assert_eq!(get(0x7f000).unwrap(), 3);

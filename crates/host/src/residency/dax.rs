@@ -1,8 +1,8 @@
-//! Files in persistent memory: every byte with storage is in memory, on the node of the file system's device.
+//! Files in persistent memory: every allocated byte is in memory, on the node of the file system's device.
 //!
-//! `move_pages(2)` and `numa_maps` say nothing of DAX pages (they are `ZONE_DEVICE`), but a device knows: the nearest
-//! directory above it in sysfs with `numa_node`, which for `pmem0` is its namespace or region, and for a device-mapper
-//! device that of its slaves.
+//! `move_pages(2)` and `numa_maps` do not report DAX pages (they are `ZONE_DEVICE`). sysfs has the device's node: in
+//! `numa_node` of the nearest directory above the device that has one, which for `pmem0` is its namespace or region; for a
+//! device-mapper device, that of its slaves.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ use topology::NodeId;
 use super::open::Opened;
 use super::{Residency, ResidencyError};
 
-/// Device-mapper devices stand on others; no real stack is deeper.
+/// Deepest stack of device-mapper devices; no real one is deeper.
 const DEPTH: usize = 8;
 
 pub(super) fn locate(file: &Opened, sys: &Path, residency: &mut Residency) -> Result<(), ResidencyError> {
@@ -32,9 +32,9 @@ pub(super) fn locate(file: &Opened, sys: &Path, residency: &mut Residency) -> Re
         (Ok(()), several) => {
             let several: Vec<_> = several.iter().map(|n| n.map_or("?".to_owned(), |n| n.to_string())).collect();
             let several = several.join(", ");
-            residency
-                .notes
-                .push(format!("device {major}:{minor} of this DAX file spans nodes {several}: not told apart"));
+            residency.notes.push(format!(
+                "device {major}:{minor} of this DAX file spans nodes {several}: the bytes of each are unknown"
+            ));
         }
         (Err(e), _) => {
             residency.notes.push(format!("no node for device {major}:{minor} of this DAX file in sysfs: {e}"));
@@ -54,7 +54,7 @@ fn data(file: &Opened) -> Result<u64, ResidencyError> {
         };
         match seek(&file.fd, SeekFrom::Hole(start)) {
             Ok(end) => (data, at) = (data + end.min(file.size).saturating_sub(start), end),
-            // It was cut off in between.
+            // The file was truncated in between.
             Err(Errno::NXIO) => break,
             Err(e) => return Err(ResidencyError::file("look for holes in", &file.path, e)),
         }
@@ -62,7 +62,7 @@ fn data(file: &Opened) -> Result<u64, ResidencyError> {
     Ok(data)
 }
 
-/// Adds the nodes that a block device's memory is on; `None` for a device that does not know.
+/// Adds the nodes of a block device's memory; `None` for a device without a known node.
 fn nodes_of(device: &Path, depth: usize, nodes: &mut BTreeSet<Option<NodeId>>) -> io::Result<()> {
     let device = fs::canonicalize(device)?;
     let slaves: Vec<_> = match fs::read_dir(device.join("slaves")) {
@@ -73,8 +73,18 @@ fn nodes_of(device: &Path, depth: usize, nodes: &mut BTreeSet<Option<NodeId>>) -
     if depth > 0 && !slaves.is_empty() {
         return slaves.iter().try_for_each(|slave| nodes_of(&slave.path(), depth - 1, nodes));
     }
-    let known = device.ancestors().find_map(|dir| fs::read_to_string(dir.join("numa_node")).ok());
-    nodes.insert(known.and_then(|text| text.trim().parse().ok()).map(NodeId));
+    for dir in device.ancestors() {
+        match fs::read_to_string(dir.join("numa_node")) {
+            Ok(text) => {
+                nodes.insert(text.trim().parse().ok().map(NodeId));
+                return Ok(());
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            // A directory above may belong to another node.
+            Err(e) => return Err(e),
+        }
+    }
+    nodes.insert(None);
     Ok(())
 }
 
@@ -127,7 +137,16 @@ mod tests {
         assert_eq!(nodes("8:0"), [None]);
     }
 
-    /// What `locate` says of a file with 8 KiB of data and a hole, as if it were on the device.
+    #[test]
+    fn an_unreadable_node_is_not_that_of_the_device_above() {
+        let sys = sys();
+        // A directory cannot be read as a file, yet it exists.
+        fs::create_dir(sys.path().join("devices/ndbus0/region0/namespace0.0/numa_node")).unwrap();
+        let mut nodes = BTreeSet::new();
+        assert!(nodes_of(&sys.path().join("dev/block/259:0"), DEPTH, &mut nodes).is_err(), "{nodes:?}");
+    }
+
+    /// The result of `locate` for a file with 8 KiB of data and a hole, as if it were on the device.
     fn on(device: (u32, u32)) -> Residency {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), vec![1; 8192]).unwrap();
@@ -141,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_with_storage_is_resident() {
+    fn every_allocated_byte_is_resident() {
         let one = on((259, 1));
         assert_eq!((one.size, one.resident, one.nodes.get(NodeId(1))), (1 << 20, 8192, 8192));
         assert!(one.notes.is_empty());
     }
 
     #[test]
-    fn where_no_node_is_known_a_note_says_so() {
+    fn a_note_reports_an_unknown_node() {
         for (device, note) in [
             ((259, 9), "knows no node for device 259:9"),
             ((254, 0), "spans nodes 0, 1"),

@@ -1,7 +1,7 @@
-//! Files on hugetlbfs: their huge pages are always in memory, once they are allocated.
+//! Files on hugetlbfs: huge pages are always in memory once they are allocated.
 //!
-//! Neither `mincore(2)` nor `cachestat(2)` knows them, and touching a hole would allocate a huge page. So a file with
-//! holes is told by its size alone.
+//! Neither `mincore(2)` nor `cachestat(2)` knows them, and touching a hole would allocate a huge page. So for a file with
+//! holes only the resident size is reported, not the nodes.
 
 use super::map::{Arena, Toucher};
 use super::open::Opened;
@@ -14,7 +14,7 @@ pub(super) fn locate(file: &Opened, residency: &mut Residency) -> Result<(), Res
     residency.resident = file.allocated.min(file.size);
     if file.allocated < file.size {
         if residency.resident > 0 {
-            let note = "the file has holes, which a look at its pages would fill: their nodes are not known";
+            let note = "the file has holes, which counting its pages would fill: the nodes are unknown";
             residency.notes.push(note.to_owned());
         }
         return Ok(());

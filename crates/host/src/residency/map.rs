@@ -1,4 +1,4 @@
-//! Address space for mapping a file piece by piece, and a way to touch it that cannot raise a signal.
+//! Address space for mapping a file piece by piece, and a way to touch it without signals.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -8,10 +8,10 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
-/// What a page-table page covers. Mappings that start and end so are moved by the page-table page, not by the entry.
+/// Memory that one page-table page covers. The kernel moves mappings with this alignment by page-table page, not by entry.
 const GRAIN: usize = 2 << 20;
 
-/// Reserved address space with slots of one size, each followed by a gap so that two mappings never become one.
+/// Reserved address space with slots of one size. A gap follows each slot, so that two mappings never merge.
 pub(super) struct Arena {
     base: usize,
     len: usize,
@@ -26,36 +26,36 @@ impl Arena {
         let slot = size.next_multiple_of(grain) + grain;
         let len = slots * slot + grain;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address the kernel chooses touches no memory that exists.
+        // SAFETY: a new mapping at an address that the kernel chooses; it changes no existing memory.
         let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), len, ProtFlags::empty(), flags) }?;
         let base = base.expose_provenance();
         Ok(Self { base, len, slot, first: base.next_multiple_of(grain) })
     }
 
-    /// Maps a part of a file into a slot, in place of what was there. Returns its address.
+    /// Maps a part of a file into a slot, and replaces what was there. Returns its address.
     pub(super) fn map(&self, slot: usize, file: &File, offset: u64, len: usize) -> io::Result<usize> {
         let at = self.first + slot * self.slot;
         debug_assert!(at + len < self.base + self.len);
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the slot is inside our reservation, and only the slot's thread uses what is mapped there.
+        // SAFETY: the slot is inside our reservation, and only the slot's thread uses it.
         unsafe {
             let map =
                 rustix::mm::mmap(with_exposed_provenance_mut(at), len, ProtFlags::READ, flags, file.as_fd(), offset)?;
-            // No readahead, and no sign of use left on the pages when the mapping goes (`vma_has_recency`, mm/memory.c).
+            // No readahead, and unmapping leaves no sign of use on the pages (`vma_has_recency`, mm/memory.c).
             rustix::mm::madvise(map, len, Advice::Random)?;
         }
         Ok(at)
     }
 
-    /// Takes what is entered in a mapping's page table out again; the file's pages stay as they are.
+    /// Removes a mapping's page-table entries; the file's pages stay as they are.
     pub(super) fn leave(&self, mapped: usize, len: usize) {
-        // Only saves time: what stays entered goes when the slot is used again.
+        // This only saves time: the next use of the slot removes them anyway.
         // SAFETY: the range is a mapping of a file inside our reservation, whose pages are the file's.
         let _ = unsafe { rustix::mm::madvise(with_exposed_provenance_mut(mapped), len, Advice::LinuxDontNeed) };
     }
 
-    /// Moves a mapping with what is entered in its page table to slot 0, the lowest, in place of what was there. The old
-    /// place stays reserved. Where the kernel cannot (before 5.13) the mapping stays. Returns its address.
+    /// Moves a mapping with its page-table entries to slot 0, the lowest, and replaces what was there. The old place stays
+    /// reserved. If the kernel cannot (before 5.13), the mapping stays. Returns its address.
     pub(super) fn move_to_first(&self, mapped: usize, len: usize) -> usize {
         // SAFETY: source and target are inside our reservation; DONTUNMAP keeps the source range ours, so that no
         // other thread's mapping can take it. Nobody holds a reference into either.
@@ -80,8 +80,8 @@ impl Drop for Arena {
     }
 }
 
-/// Touches memory through a system call: the kernel copies a byte from each address, and says EFAULT where a load would
-/// raise SIGBUS because the file ended.
+/// Touches memory by a system call: the kernel copies a byte from each address, and returns EFAULT where a load would raise
+/// SIGBUS because the file ended.
 pub(super) struct Toucher(OwnedFd);
 
 /// Most addresses per system call: the kernel's `UIO_MAXIOV`.
@@ -89,11 +89,11 @@ const BATCH: usize = 1024;
 
 impl Toucher {
     pub(super) fn new() -> io::Result<Self> {
-        // A file in memory for the copied bytes: writing to /dev/null would copy, and so touch, nothing.
+        // A file in memory takes the copied bytes: a write to /dev/null copies nothing, and so touches nothing.
         Ok(Self(rustix::fs::memfd_create("homenode-touch", rustix::fs::MemfdFlags::CLOEXEC)?))
     }
 
-    /// Touches the page at each address. What is not there any more is left out.
+    /// Touches the page at each address. Skips pages that no longer exist.
     pub(super) fn touch(&self, mut addresses: impl Iterator<Item = usize>) -> io::Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
@@ -119,7 +119,7 @@ impl Toucher {
                         e => return Err(e),
                     },
                 };
-                // A short count ends before an address that could not be touched: go on after that.
+                // A short count ends before an address that could not be touched. Continue after that address.
                 left = left.get(touched + 1..).unwrap_or_default();
             }
         }
@@ -131,9 +131,9 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// A page-sized step through a mapping of a file that ends after its first page, and what `mincore` says then.
+    /// Touches a mapping of a file that ends after its first page.
     #[test]
-    fn touching_beyond_the_end_of_a_file_is_no_signal() {
+    fn touching_beyond_the_end_of_a_file_raises_no_signal() {
         let page = rustix::param::page_size();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&vec![1; page]).unwrap();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_entered_moves_along() {
+    fn page_table_entries_move_with_the_mapping() {
         let page = rustix::param::page_size();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&vec![1; 40 * page]).unwrap();

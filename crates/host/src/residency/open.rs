@@ -1,4 +1,4 @@
-//! Opens a file without side effects, and finds out what may be asked about it.
+//! Opens a file without side effects, and finds out which queries the kernel answers for it.
 
 use std::fs::File;
 use std::io;
@@ -10,14 +10,14 @@ use rustix::io::Errno;
 
 use super::{ResidencyError, cached};
 
-/// File systems that matter to how a file is looked at.
+/// Kinds of file system that need different queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fs {
-    /// `cachestat(2)` and a mapping look at the same page cache, whose pages are whole: counts can be trusted.
+    /// `cachestat(2)` and a mapping use the same page cache, and its pages are whole: counts can be trusted.
     Plain,
     /// Huge pages, which `mincore(2)` does not know.
     Hugetlb,
-    /// Anything else, such as overlayfs, where the open file and the mapping have different page caches.
+    /// Any other, such as overlayfs, where the open file and the mapping have different page caches.
     Other,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Opened {
     pub fs: Fs,
     /// Preferred unit of the file system; on hugetlbfs the size of a huge page.
     pub block: u64,
-    /// Device the file system is on.
+    /// Device of the file system.
     pub device: (u32, u32),
     owner: u32,
     /// `O_NOATIME` was granted: the caller owns the file or has CAP_FOWNER over its owner.
@@ -40,20 +40,22 @@ pub(super) struct Opened {
 }
 
 pub(super) fn open(path: &Path) -> Result<Opened, ResidencyError> {
-    // Not even an open may have an effect on a device or wake a writer of a pipe, so look first.
-    let kind = rustix::fs::stat(path).map_err(|e| ResidencyError::file("look at", path, e))?;
-    regular(path, kind.st_mode)?;
-    // NONBLOCK for the case that the path is something else by now.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let open = |flags| rustix::fs::open(path, flags, Mode::empty());
+    // Opening a device or a pipe can have effects, and the path's owner can replace the file at any moment. So get a handle
+    // without opening the file, check the kind of file, and then open that handle.
+    let look = |e| ResidencyError::file("look at", path, e);
+    let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| ResidencyError::file("open", path, e))?;
+    regular(path, rustix::fs::fstat(&held).map_err(look)?.st_mode)?;
+    let same = format!("/proc/self/fd/{}", held.as_raw_fd());
+    // NONBLOCK: opening a file under a lease would otherwise wait for the lease's holder.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let open = |flags| rustix::fs::open(&same, flags, Mode::empty());
     let (fd, owned): (OwnedFd, bool) = match open(flags | OFlags::NOATIME) {
         Ok(fd) => (fd, true),
         Err(Errno::PERM) => (open(flags).map_err(|e| ResidencyError::file("open", path, e))?, false),
         Err(e) => return Err(ResidencyError::file("open", path, e)),
     };
-    let look = |e| ResidencyError::file("look at", path, e);
     let stat = rustix::fs::fstat(&fd).map_err(look)?;
-    regular(path, stat.st_mode)?;
     let statx = rustix::fs::statx(&fd, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).map_err(look)?;
     let statfs = rustix::fs::fstatfs(&fd).map_err(look)?;
     Ok(Opened {
@@ -83,10 +85,10 @@ fn regular(path: &Path, mode: u32) -> Result<(), ResidencyError> {
     Err(ResidencyError::NotAFile { path: path.to_owned(), kind })
 }
 
-/// Sorts a file system by its magic number (`linux/magic.h`).
+/// The kind of a file system, by its magic number (`linux/magic.h`).
 ///
-/// Blocks smaller than a page make it [`Fs::Other`]: a page written in part is then in the cache and yet incomplete, and
-/// touching it would read the rest. `mincore` says which pages are complete, `cachestat` does not.
+/// Blocks smaller than a page make it [`Fs::Other`]: a partly written page is then cached but incomplete, and touching it
+/// would read the rest. `mincore` tells which pages are complete, `cachestat` does not.
 fn file_system(magic: i64, block: u64) -> Fs {
     let whole_pages = block >= rustix::param::page_size() as u64;
     match magic {
@@ -99,11 +101,11 @@ fn file_system(magic: i64, block: u64) -> Fs {
 }
 
 impl Opened {
-    /// Why `mincore` would not tell this caller the truth, if so.
+    /// Why `mincore` would not tell this caller the truth; `None` if it does.
     ///
     /// The kernel's rule (`mm/mincore.c`, `can_do_mincore`, and the same in `mm/filemap.c`, `can_do_cachestat`) is
-    /// `inode_owner_or_capable() || MAY_WRITE`; whoever fails it is told that every page is resident. `O_NOATIME` is
-    /// granted by exactly the first half, `faccessat2` answers the second.
+    /// `inode_owner_or_capable() || MAY_WRITE`; for other callers every page looks resident. The kernel grants `O_NOATIME` by
+    /// the first half of this rule; `faccessat2` answers the second.
     pub(super) fn hidden_cause(&self) -> Result<Option<String>, ResidencyError> {
         if self.owned {
             return Ok(None);
@@ -124,8 +126,8 @@ impl Opened {
         match io::Error::last_os_error() {
             e if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY)) => {
                 Ok(Some(format!(
-                    "the file belongs to uid {} and the kernel shows residency only to the owner, to who may write the \
-                     file, and to root",
+                    "the file belongs to uid {} and the kernel shows residency only to the owner, to users who may write \
+                     the file, and to root",
                     self.owner
                 )))
             }
@@ -133,12 +135,12 @@ impl Opened {
         }
     }
 
-    /// How many pages of a range are cached; `None` where the kernel has no answer that can be trusted.
+    /// Number of cached pages in a range; `None` if the kernel has no trustworthy answer.
     pub(super) fn cached(&self, offset: u64, len: u64) -> Option<u64> {
         (self.fs == Fs::Plain).then(|| cached::count(&self.fd, offset, len))?
     }
 
-    /// Size of the file at this moment, bytes.
+    /// The file's present size in bytes.
     pub(super) fn size_now(&self) -> Result<u64, ResidencyError> {
         self.fd.metadata().map(|m| m.len()).map_err(|e| ResidencyError::file("look at", &self.path, e))
     }
@@ -146,10 +148,47 @@ impl Opened {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
+    /// A path's owner can replace the file at any moment. A pipe or a device must not be opened even then.
     #[test]
-    fn counts_are_trusted_only_where_pages_are_whole() {
+    fn a_file_that_becomes_a_pipe_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("regular"), "text").unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, path("pipe"), Mode::RWXU).unwrap();
+        let (done, woken) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (mut opened, mut refused) = (0, 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for target in ["regular", "pipe"].into_iter().cycle().take_while(|_| !done.load(Ordering::Relaxed)) {
+                    std::os::unix::fs::symlink(path(target), path("next")).unwrap();
+                    std::fs::rename(path("next"), path("asked")).unwrap();
+                }
+            });
+            scope.spawn(|| {
+                // An open for writing returns as soon as any reader opens the pipe.
+                rustix::fs::open(path("pipe"), OFlags::WRONLY, Mode::empty()).unwrap();
+                woken.store(!done.load(Ordering::Relaxed), Ordering::Relaxed);
+            });
+            while opened < 20_000 || refused < 20_000 {
+                match open(&path("asked")) {
+                    Ok(_) => opened += 1,
+                    Err(ResidencyError::NotAFile { kind: "pipe", .. }) => refused += 1,
+                    // The link does not exist yet.
+                    Err(_) => {}
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+            rustix::fs::open(path("pipe"), OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap();
+        });
+        assert!(!woken.load(Ordering::Relaxed), "the pipe was open for reading");
+    }
+
+    #[test]
+    fn counts_are_trusted_only_if_pages_are_whole() {
         assert_eq!(file_system(libc::EXT4_SUPER_MAGIC, 4096), Fs::Plain);
         assert_eq!(file_system(libc::EXT4_SUPER_MAGIC, 1024), Fs::Other);
         assert_eq!(file_system(libc::OVERLAYFS_SUPER_MAGIC, 4096), Fs::Other);

@@ -1,12 +1,14 @@
-//! How close the sums are: against what fio reports, and without bias over many windows.
+//! Accuracy of the sums: against fio's report, without bias over many windows, and without loss between windows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use host::observe::{Hooks, Settings};
+use host::observe::{Hooks, Observed, Settings};
 use libtest_mimic::{Completion, Failed};
 
 use crate::common::*;
@@ -19,11 +21,13 @@ pub const CASES: &[Case] = &[
     Case { name: "fio_libaio", needs: &["fio"], run: |hooks| fio_agrees("libaio", "--loops=8", hooks) },
     Case { name: "fio_writes", needs: &["fio"], run: fio_writes },
     Case { name: "sampling_has_no_bias", needs: &[], run: sampling_has_no_bias },
+    Case { name: "no_byte_is_lost_between_windows", needs: &[], run: no_byte_is_lost_between_windows },
     Case { name: "slices_are_scaled", needs: &[], run: slices_are_scaled },
+    Case { name: "steady_hooks_are_attached_once", needs: &[], run: steady_hooks_are_attached_once },
     Case { name: "a_full_table_is_reported", needs: &[], run: a_full_table_is_reported },
 ];
 
-/// Bytes within 5 % (sampled) and 1 % (exact) of what fio's own report says.
+/// Bytes are within 5 % (sampled) and 1 % (exact) of fio's report.
 fn fio_agrees(engine: &str, loops: &str, hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let file = cached_file(directory.path(), "data", 128 * MIB, 4096)?;
@@ -49,7 +53,7 @@ fn fio_writes(hooks: Hooks) -> Outcome {
     for exact in [false, true] {
         let mut observer = open(&settings(exact, hooks))?;
         let (said, seen, _) =
-            // As long as it takes to count enough of it: 512 MiB in a tenth of a second were once 6 % off.
+            // Long enough to count many events: 512 MiB in a tenth of a second were once 6 % off.
             fio(&mut observer, &file, &["--ioengine=psync", "--rw=write", "--bs=16k", "--size=64m", "--loops=24"])?;
         let share = if exact { 0.01 } else { 0.05 };
         println!("exact {exact}: {:.4} of {} bytes", seen.written.total() as f64 / said.written as f64, said.written);
@@ -61,7 +65,7 @@ fn fio_writes(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// Reads of different sizes, many at a time: their sum over many windows is right, each size for itself.
+/// Threads read with different sizes at the same time. The sum over many windows is right for each size.
 fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
     const WINDOWS: usize = 30;
     let directory = directory()?;
@@ -104,13 +108,71 @@ fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
         let deviation = (shares.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt();
         let z = (mean - 1.0) / (deviation / n.sqrt()).max(1e-4);
         println!("{size} bytes: mean {mean:.4}, deviation {deviation:.4}, z {z:.1}");
-        // One in 15,000 by chance.
+        // Exceeded by chance once in 15,000 runs.
         ensure!(z.abs() < 4.0, "reads of {size} bytes: mean {mean:.4}, deviation {deviation:.4}, z {z:.1}");
     }
     Ok(Completion::Completed)
 }
 
-/// More readers than CPUs, as fast as they can, so that reads are looked at in slices of time: each thread's bytes are still right.
+/// With a reader on each CPU and windows in quick succession, every byte is in one of the windows.
+fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
+    const WINDOWS: usize = 50;
+    // Several ticks: the kernel updates a running thread's CPU time at ticks, and a thread without CPU time is not reported.
+    const LENGTH: Duration = Duration::from_millis(40);
+    let directory = directory()?;
+    let readers = std::thread::available_parallelism()?.get();
+    let name = |i: usize| cached_file(directory.path(), &i.to_string(), MIB, 4096);
+    let files: Vec<_> = (0..readers).map(name).collect::<Result<_, _>>()?;
+    let mut observer = open(&settings(true, hooks))?;
+    let (done, start) = (AtomicBool::new(false), Barrier::new(readers + 1));
+    let (finished, end) = (Barrier::new(readers + 1), Barrier::new(readers + 1));
+    let read = |path: &Path| -> std::io::Result<u64> {
+        start.wait();
+        let mut rounds = 0;
+        let mut result = Ok(());
+        while result.is_ok() && !done.load(Ordering::Relaxed) {
+            result = pread_all(path, 4096);
+            rounds += 1;
+        }
+        // A thread that has ended is no longer reported.
+        finished.wait();
+        end.wait();
+        result.map(|()| rounds * MIB)
+    };
+    let (said, seen) = std::thread::scope(|scope| -> Result<_, Failed> {
+        let threads: Vec<_> = files.iter().map(|path| scope.spawn(|| read(path))).collect();
+        let mut sums: Vec<Sum> = files.iter().map(|_| Sum::default()).collect();
+        start.wait();
+        let mut result = Ok(());
+        for window in 0..=WINDOWS {
+            if window == WINDOWS {
+                done.store(true, Ordering::Relaxed);
+                finished.wait();
+            }
+            let observed = match observer.window(LENGTH) {
+                Ok(observed) => observed,
+                Err(error) => {
+                    result = Err(error);
+                    continue;
+                }
+            };
+            for (sum, path) in sums.iter_mut().zip(&files) {
+                sum.add(&observed, &id(path)?, |_| true);
+            }
+        }
+        end.wait();
+        let mut said = Vec::new();
+        for thread in threads {
+            said.push(thread.join().map_err(|_| "a reader panicked")??);
+        }
+        result?;
+        Ok((said, sums.iter().map(|sum| sum.read.total()).collect::<Vec<_>>()))
+    })?;
+    ensure!(said == seen, "read {said:?} bytes, saw {seen:?}");
+    Ok(Completion::Completed)
+}
+
+/// More readers than CPUs read as fast as they can, so that the hook is attached in slices. Each thread's bytes are right.
 fn slices_are_scaled(hooks: Hooks) -> Outcome {
     const WINDOWS: usize = 8;
     let directory = directory()?;
@@ -136,12 +198,13 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
         let mut seen: BTreeMap<u32, u64> = BTreeMap::new();
         let mut sliced = 0;
         for window in 0..WINDOWS {
-            // The first tells how much there is to slice.
+            // The first window measures the load.
             if window == 2 && sliced == 0 {
                 break;
             }
             let observed = observer.window(Duration::from_secs(1))?;
-            sliced += usize::from(observed.notes.iter().any(|note| note.starts_with("reads were looked at for")));
+            sliced +=
+                usize::from(observed.notes.iter().any(|note| note.starts_with("reads: the hook was attached for")));
             for thread in observed.threads.iter().map(|t| &t.thread) {
                 let bytes = thread.files.iter().filter(|f| f.file == file).map(|f| f.read_bytes.total()).sum::<u64>();
                 *seen.entry(thread.tid).or_default() += bytes;
@@ -160,14 +223,61 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
     if sliced == 0 {
         return Ok(Completion::ignored_with("this machine reads too slowly for slices"));
     }
-    // Threads that take turns on a CPU are in a slice for more or less of their turn.
+    // A slice contains more or less of the turns of threads that share a CPU.
     ensure!(ratios.iter().all(|ratio| (0.6..1.4).contains(ratio)), "{ratios:.3?}");
     let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
     ensure!((0.85..1.15).contains(&mean), "{mean:.3}: {ratios:.3?}");
     Ok(Completion::Completed)
 }
 
-/// What finds no room is in the nodes' sums, and said.
+/// Ids of this process's BPF links: each attachment has a new one.
+fn links() -> Result<BTreeSet<String>, Failed> {
+    let mut links = BTreeSet::new();
+    for entry in std::fs::read_dir("/proc/self/fdinfo")? {
+        // The descriptor of this directory is closed by then.
+        let text = std::fs::read_to_string(entry?.path()).unwrap_or_default();
+        links.extend(text.lines().filter(|line| line.starts_with("link_id:")).map(str::to_owned));
+    }
+    Ok(links)
+}
+
+/// With `steady`, the hook is attached once, under a load for which it would otherwise be attached in slices.
+fn steady_hooks_are_attached_once(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", MIB, 4096)?;
+    let threads = 2 * std::thread::available_parallelism()?.get();
+    for steady in [true, false] {
+        let mut observer = open(&Settings { steady, ..settings(false, hooks) })?;
+        let (before, done) = (links()?, AtomicBool::new(false));
+        let (sliced, after) = std::thread::scope(|scope| -> Result<_, Failed> {
+            let read = || -> std::io::Result<()> {
+                while !done.load(Ordering::Relaxed) {
+                    pread_all(&path, 4096)?;
+                }
+                Ok(())
+            };
+            let readers: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
+            let windows = (0..3).map(|_| observer.window(Duration::from_secs(1))).collect::<Result<Vec<_>, _>>();
+            let after = links();
+            done.store(true, Ordering::Relaxed);
+            for reader in readers {
+                reader.join().map_err(|_| "a reader panicked")??;
+            }
+            let sliced = |w: &Observed| w.notes.iter().any(|note| note.starts_with("reads: the hook was attached for"));
+            Ok((windows?.iter().filter(|w| sliced(w)).count(), after?))
+        })?;
+        match steady {
+            true => {
+                ensure!(before == after && sliced == 0, "links {before:?}, then {after:?}; {sliced} sliced windows")
+            }
+            false if sliced == 0 => return Ok(Completion::ignored_with("this machine reads too slowly for slices")),
+            false => ensure!(before != after, "{sliced} sliced windows without a new attachment"),
+        }
+    }
+    Ok(Completion::Completed)
+}
+
+/// Bytes that find no room are in the nodes' sums, and a note says so.
 fn a_full_table_is_reported(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let files: Vec<_> =

@@ -1,4 +1,4 @@
-//! What the tests that observe the real kernel share.
+//! Helpers of the tests that observe the real kernel.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -100,12 +100,12 @@ pub struct Fio {
     pub written: u64,
 }
 
-/// Runs fio on a file while `observer` looks on. Returns its own figures, what was observed of its process and this file,
-/// and all that was observed.
+/// Runs fio on a file under `observer`. Returns fio's figures, the sums observed for its process and this file, and all
+/// windows.
 pub fn fio(observer: &mut Observer, file: &Path, arguments: &[&str]) -> Result<(Fio, Sum, Vec<Observed>), Failed> {
     let mut child = Command::new("fio")
         .args(["--name=job", "--output-format=json", "--thread", "--invalidate=0", "--fallocate=none"])
-        // A thread that has ended is no longer reported: it stays until its last window is over.
+        // An ended thread is not reported, so fio stays until its last window is over.
         .args(["--exec_postrun=sleep 0.5", &format!("--filename={}", file.display())])
         .args(arguments)
         .current_dir(file.parent().ok_or("a file without a directory")?)
@@ -127,7 +127,7 @@ pub fn fio(observer: &mut Observer, file: &Path, arguments: &[&str]) -> Result<(
             break;
         }
     }
-    // Before the report itself fio says a few words.
+    // fio may print some lines before the report.
     let text = std::fs::read_to_string(report)?;
     let json = text.find("\n{").and_then(|at| text.get(at..)).unwrap_or(&text);
     let report: serde_json::Value = serde_json::from_str(json).map_err(|e| format!("fio's report: {e}: {text}"))?;
@@ -157,10 +157,10 @@ pub fn evict(path: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// One thread's work.
+/// The work of one thread.
 pub type Job<'a> = Box<dyn FnOnce() -> std::io::Result<()> + Send + 'a>;
 
-/// What was seen of one job.
+/// The observation of one job.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub tid: u32,
@@ -184,7 +184,7 @@ impl Seen {
     }
 }
 
-/// Runs each job in a thread of its own, all at once, within one window; the threads live until it is over.
+/// Runs each job in its own thread, all at once, within one window. The threads live until the window is over.
 pub fn watch(observer: &mut Observer, jobs: Vec<Job<'_>>) -> Result<(Vec<Seen>, Observed), Failed> {
     let n = jobs.len();
     let (start, worked, end) = (Barrier::new(n + 1), Barrier::new(n + 1), Barrier::new(n + 1));
@@ -202,7 +202,7 @@ pub fn watch(observer: &mut Observer, jobs: Vec<Job<'_>>) -> Result<(Vec<Seen>, 
                 })
             })
             .collect();
-        // What the threads' own start read is in the window before.
+        // Reads by the start of the threads are in the window before.
         let before = observer.window(Duration::ZERO);
         start.wait();
         worked.wait();
@@ -244,7 +244,7 @@ pub fn pread_all(path: &Path, size: usize) -> std::io::Result<()> {
     }
 }
 
-/// Whether writes of a file's file system are counted byte by byte whatever the hooks: ext4 and xfs.
+/// Whether all hooks count writes of the file's file system byte by byte: ext4 and xfs.
 pub fn file_system_is_exact(path: &Path) -> Result<bool, Failed> {
     let magic = rustix::fs::statfs(path)?.f_type as u64;
     Ok([0xEF53, 0x5846_5342].contains(&magic))
@@ -257,17 +257,17 @@ pub fn pin(cpus: &CpuSet) -> std::io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
-/// Runs something on these CPUs.
+/// Runs a job on these CPUs.
 pub fn on_node<T: Send>(cpus: &CpuSet, job: impl FnOnce() -> T + Send) -> Result<T, Failed> {
     let pinned = || pin(cpus).map(|()| job());
     Ok(std::thread::scope(|scope| scope.spawn(pinned).join()).map_err(|_| "a job panicked")??)
 }
 
-/// Bytes of a file on each node, as move_pages(2) tells for a mapping of it.
+/// Bytes of a file on each node, according to move_pages(2) for a mapping of it.
 pub fn host_nodes(path: &Path) -> Result<BTreeMap<u32, u64>, Failed> {
     let file = File::open(path)?;
     let len = file.metadata()?.len() as usize;
-    // SAFETY: a new mapping of a file that nobody truncates; populated, so that every page can be asked for.
+    // SAFETY: a new mapping of a file that nothing truncates, populated so that every page can be queried.
     let map = unsafe {
         let flags = rustix::mm::MapFlags::SHARED | rustix::mm::MapFlags::POPULATE;
         rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, &file, 0)?
@@ -299,7 +299,7 @@ pub fn host_nodes(path: &Path) -> Result<BTreeMap<u32, u64>, Failed> {
     Ok(nodes)
 }
 
-/// A child whose descendants can be ended with it.
+/// A child that can be ended together with its descendants.
 pub trait OwnGroup {
     fn process_group_of_its_own(&mut self) -> &mut Self;
 }
@@ -310,10 +310,10 @@ impl OwnGroup for Command {
     }
 }
 
-/// Ends a child, and its group if it has one of its own.
+/// Ends a child, and its group if the child leads one.
 pub fn kill_group(child: &mut Child) {
     if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
-        // It may not lead a group: then it alone is ended.
+        // This fails if it does not lead a group.
         _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
     }
     _ = child.kill();

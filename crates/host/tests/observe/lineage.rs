@@ -1,11 +1,12 @@
-//! Who was born of whom.
+//! Descendants of watched threads.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use host::observe::{Hooks, Observer};
-use libtest_mimic::Completion;
+use libtest_mimic::{Completion, Failed};
 
 use crate::common::*;
 use crate::{Case, cases, ensure};
@@ -14,22 +15,22 @@ pub const CASES: &[Case] = cases![children_of_watched_threads, a_fork_storm_besi
 
 fn children_of_watched_threads(hooks: Hooks) -> Outcome {
     let observer = open(&settings(false, hooks))?;
-    // Not watched yet: its first child is not ours.
+    // Its first child is born before it is watched.
     let mut shell = Command::new("sh")
-        .args(["-c", "sleep 100 & read go; sh -c 'sleep 200 & echo $!; wait' & wait"])
+        .args(["-c", "sleep 100 & echo born; read go; sh -c 'sleep 200 & echo $!; wait' & wait"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .process_group_of_its_own()
         .spawn()?;
     let result = (|| -> Outcome {
         let (mut input, output) = (shell.stdin.take().ok_or("stdin")?, shell.stdout.take().ok_or("stdout")?);
-        std::thread::sleep(Duration::from_millis(200));
+        let mut lines = BufReader::new(output).lines();
+        let mut line = || lines.next().ok_or("the shell said nothing")?.map_err(Failed::from);
+        ensure!(line()? == "born", "the shell did not start");
         observer.watch_children(shell.id())?;
         ensure!(observer.children().is_empty(), "{:?}", observer.children());
         std::io::Write::write_all(&mut input, b"go\n")?;
-        let mut line = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line)?;
-        let grandchild: u32 = line.trim().parse()?;
+        let grandchild: u32 = line()?.parse()?;
         let children = observer.children();
         let born =
             children.iter().find(|c| c.tid == grandchild).ok_or_else(|| format!("{grandchild}: {children:?}"))?;
@@ -47,9 +48,9 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
     nobody_left(&observer)
 }
 
-/// Processes that were killed end when they are scheduled next, and a thread that was joined has its end still before it.
+/// Waits until all have ended. A killed process ends when it is scheduled next; a joined thread ends a little later.
 fn nobody_left(observer: &Observer) -> Outcome {
-    for _ in 0..100 {
+    for _ in 0..3000 {
         if observer.children().is_empty() {
             return Ok(Completion::Completed);
         }
@@ -58,7 +59,7 @@ fn nobody_left(observer: &Observer) -> Outcome {
     Err(format!("still there: {:?}", observer.children()).into())
 }
 
-/// A thousand processes come and go: bytes stay exact, nobody is reported who is not there.
+/// While a thousand processes come and go, bytes stay exact and no thread is reported twice.
 fn a_fork_storm_beside(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;

@@ -1,12 +1,14 @@
-//! Observing the kernel that runs these tests: what a workload says it did against what was seen.
+//! Observes the kernel that runs these tests, and compares what was seen with what the workload did.
 //!
-//! Needs root, BTF and, for some, fio; without them a test is skipped and says why. Each test runs once with the best hooks
-//! that the kernel takes and once with tracepoints only. Files are made below `$HOMENODE_TEST_DIR`, or cargo's target.
+//! Needs root and BTF, and fio for some tests; without them a test is skipped and says why. Each test runs twice: with the
+//! best hooks that the kernel accepts, and with tracepoints only. Files are below `$HOMENODE_TEST_DIR`, or cargo's target.
 
 mod accuracy;
 mod common;
 mod lineage;
 mod paths;
+mod programs;
+mod scopes;
 mod threads;
 
 use common::*;
@@ -16,7 +18,7 @@ use libtest_mimic::{Arguments, Completion, Trial};
 /// One test.
 struct Case {
     name: &'static str,
-    /// Programs that it runs.
+    /// Programs that the test runs.
     needs: &'static [&'static str],
     run: fn(Hooks) -> Outcome,
 }
@@ -31,7 +33,7 @@ macro_rules! cases {
 
 fn main() {
     let mut arguments = Arguments::from_args();
-    // They count what happens on the machine: one at a time.
+    // One at a time, as they count what happens on the machine.
     arguments.test_threads = Some(1);
     let capabilities = Capabilities::probe();
     let blocked = |hooks| {
@@ -43,7 +45,8 @@ fn main() {
     let mut trials = Vec::new();
     for (way, hooks, missing) in ways {
         let blocked = blocked(hooks);
-        for case in paths::CASES.iter().chain(threads::CASES).chain(accuracy::CASES).chain(lineage::CASES) {
+        let cases = [paths::CASES, threads::CASES, scopes::CASES, accuracy::CASES, lineage::CASES, programs::CASES];
+        for case in cases.into_iter().flatten() {
             let need =
                 case.needs.iter().find(|program| !has(program)).map(|program| format!("{program} is not installed"));
             let skip = blocked.clone().or_else(|| missing.clone()).or(need);

@@ -1,4 +1,4 @@
-//! Every way to read and write a file, counted one by one: the bytes must be exact.
+//! Every way to read and write a file, each counted exactly.
 
 use std::fs::{File, OpenOptions};
 use std::io::{IoSliceMut, Read, Seek, SeekFrom, Write};
@@ -73,7 +73,7 @@ fn pread_of_parts_of_pages(hooks: Hooks) -> Outcome {
         let mut buffer = [0; 512];
         let mut said = 0;
         for i in 0..1000u64 {
-            // Also across the boundary of two pages.
+            // Some cross the boundary of two pages.
             said += file.read_at(&mut buffer, i * 1000)? as u64;
         }
         Ok(said)
@@ -148,13 +148,13 @@ fn holes(hooks: Hooks) -> Outcome {
         let file = OpenOptions::new().write(true).open(path)?;
         file.set_len(4 * MIB)?;
         file.write_all_at(&[1; 4096], 2 * MIB)?;
-        // A hole gets pages of zeros in the page cache when it is read: they are memory of a node like any other.
+        // Reading a hole puts pages of zeros into the page cache, which are on a node like any others.
         pread_all(path, 65_536).map(|()| 4 * MIB)
     })
 }
 
-/// Reads ahead while it reads: the kernel cuts its batches short at pages that are not there yet or start the next readahead.
-/// Within 1 %: a page that is gone again, or not yet there, when it is looked at.
+/// Reads an uncached file: the kernel ends its batches at pages that are not cached yet or start the next readahead. Within
+/// 1 %, as a page can be missing when the program inspects it.
 fn cold(hooks: Hooks, size: usize) -> Outcome {
     within(0.01, hooks, 32 * MIB, 4096, |path| {
         evict(path).map_err(|e| std::io::Error::other(format!("{e:?}")))?;
@@ -210,7 +210,7 @@ fn splice_to_a_pipe(hooks: Hooks) -> Outcome {
 fn touch(path: &Path) -> std::io::Result<u64> {
     let file = File::open(path)?;
     let len = file.metadata()?.len() as usize;
-    // SAFETY: a new private mapping of a file that nobody truncates.
+    // SAFETY: a new read-only mapping of a file that nothing truncates.
     let map = unsafe {
         let flags = rustix::mm::MapFlags::SHARED;
         rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, &file, 0)?
@@ -228,7 +228,7 @@ fn mapped_pages(hooks: Hooks) -> Outcome {
     exact(hooks, 16 * MIB, 4096, touch)
 }
 
-/// Pages that come from the disk are mapped as they come, and what is around them is looked at again each time.
+/// Pages are mapped as they come from the disk, and each time the pages around them count again.
 fn mapped_cold_pages(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;
@@ -273,7 +273,7 @@ fn pipes_and_sockets_count_nothing(hooks: Hooks) -> Outcome {
         }
         Ok(())
     };
-    // This program is a mapped file, too: what it takes to talk has been mapped before.
+    // This program is a mapped file, too; the first round maps the code that the second needs.
     talk()?;
     let mut observer = open(&settings(true, hooks))?;
     let (seen, _) = watch_one(&mut observer, talk)?;
@@ -324,7 +324,7 @@ fn overwrites_and_appends(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// Reads and writes of persistent memory are on the node of its device, wherever the thread runs (`vm/run --pmem`).
+/// Reads and writes of persistent memory count on the node of its device, wherever the thread runs (`vm/run --pmem`).
 fn dax(hooks: Hooks) -> Outcome {
     let mounts: Vec<_> = (0..8).map(|n| (n, format!("/mnt/pmem{n}"))).filter(|(_, m)| Path::new(m).is_dir()).collect();
     if mounts.is_empty() {

@@ -1,10 +1,8 @@
-//! Who did it: threads, nodes, sharing, scopes, what stays behind.
+//! Threads, nodes, sharing, and what an observer leaves behind.
 
-use std::collections::BTreeSet;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use host::observe::{Hooks, Observer, Scope, Settings};
+use host::observe::{Hooks, Observer};
 use libtest_mimic::Completion;
 use topology::{CpuSet, NodeId};
 
@@ -20,11 +18,10 @@ pub const CASES: &[Case] = cases![
     cpu_time_adds_up,
     bytes_are_on_the_node_of_the_page,
     remote_bytes_are_those_read_from_another_node,
-    only_the_scope_is_reported,
     nothing_stays_behind,
 ];
 
-/// Run with `--nocapture` it shows what `doctor` shows.
+/// With `--nocapture` this prints what `doctor` shows.
 fn what_is_attached(hooks: Hooks) -> Outcome {
     let observer = open(&settings(false, hooks))?;
     println!("{}", serde_json::to_string_pretty(observer.capabilities())?);
@@ -65,12 +62,12 @@ fn sharing_is_seen(hooks: Hooks) -> Outcome {
             Box::new(|| pread_all(&own, 4096)),
         ]
     };
-    // This program is a mapped file that its threads share, too: what they need of it is mapped the first time.
+    // The threads also share this program, a mapped file; the first round maps the code that they need.
     watch(&mut observer, jobs())?;
     let (seen, _) = watch(&mut observer, jobs())?;
     let shares: Vec<_> = seen.iter().map(|s| s.thread.as_ref().map(|t| t.thread.shares_file)).collect();
     ensure!(shares == [Some(true), Some(true), Some(false)], "{shares:?}");
-    // Sharing is of this window: alone in the next, the file is its own.
+    // Sharing holds for one window: in the next, the file has one reader.
     let (seen, _) = watch_one(&mut observer, || pread_all(&shared, 4096))?;
     ensure!(seen.thread.is_some_and(|t| !t.thread.shares_file), "shared with nobody");
     Ok(Completion::Completed)
@@ -116,7 +113,7 @@ fn facts_about_threads(hooks: Hooks) -> Outcome {
     ensure!(observed.tasks >= observed.threads.len(), "{} tasks", observed.tasks);
     ensure!(observed.cost.rss_bytes > 0 && observed.cost.kernel_bytes > 0, "{:?}", observed.cost);
 
-    // An affinity of its own shows.
+    // A custom affinity shows.
     let (seen, _) = watch_one(&mut observer, move || {
         let mut one = rustix::thread::CpuSet::new();
         one.set(rustix::thread::sched_getcpu());
@@ -128,7 +125,7 @@ fn facts_about_threads(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// Busy threads, also those that end within the window, account for the nodes' CPU time.
+/// The nodes' CPU time includes busy threads that end within the window.
 fn cpu_time_adds_up(hooks: Hooks) -> Outcome {
     let mut observer = open(&settings(false, hooks))?;
     observer.window(Duration::ZERO)?;
@@ -153,7 +150,7 @@ fn cpu_time_adds_up(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// The nodes that are reported are those that move_pages tells.
+/// The reported nodes agree with move_pages.
 fn bytes_are_on_the_node_of_the_page(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     for node in topology()?.nodes.iter().filter(|n| !n.cpus.is_empty() && n.memory_bytes > 0) {
@@ -186,7 +183,7 @@ fn remote_bytes_are_those_read_from_another_node(hooks: Hooks) -> Outcome {
             let thread = seen.thread.ok_or("the thread was not reported")?.thread;
             let (from_home, all) = (thread.read_bytes.get(home.id), thread.read_bytes.total());
             ensure!(thread.node == reader.id, "on node {} instead of {}", thread.node, reader.id);
-            // A page that found no room at home went elsewhere.
+            // Pages that found no room on the node are elsewhere.
             ensure!(from_home * 100 >= all * 95, "{from_home} of {all} from node {}", home.id);
             let remote = thread.remote_read_bytes.unwrap_or(0);
             let expected = all - thread.read_bytes.get(reader.id);
@@ -199,45 +196,6 @@ fn remote_bytes_are_those_read_from_another_node(hooks: Hooks) -> Outcome {
     }
     ensure!(remote_seen > 0, "nothing was remote");
     Ok(Completion::Completed)
-}
-
-fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
-    let busy = || Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn();
-    let mut tree = Command::new("sh")
-        .args(["-c", "(while :; do :; done) & while :; do (:) ; done"])
-        .stdin(Stdio::null())
-        .process_group_of_its_own()
-        .spawn()?;
-    let mut other = busy()?;
-    let result = (|| -> Outcome {
-        // Until all of `wanted` have had a CPU, on a busy machine.
-        let pids = |scope: Scope, wanted: &[u32]| -> Result<BTreeSet<u32>, libtest_mimic::Failed> {
-            let mut observer = open(&Settings { scope, ..settings(false, hooks) })?;
-            let mut pids = BTreeSet::new();
-            for _ in 0..50 {
-                let observed = observer.window(Duration::from_millis(100))?;
-                pids.extend(observed.threads.iter().map(|t| t.thread.pid));
-                if wanted.iter().all(|pid| pids.contains(pid)) {
-                    break;
-                }
-            }
-            Ok(pids)
-        };
-        std::thread::sleep(Duration::from_millis(100));
-        let (root, outside) = (tree.id(), other.id());
-        let only = pids(Scope::Pids(vec![outside]), &[outside])?;
-        ensure!(only == BTreeSet::from([outside]), "of {outside}: {only:?}");
-        let inside = pids(Scope::Tree(root), &[root])?;
-        ensure!(inside.contains(&root) && inside.len() >= 2, "the tree of {root}: {inside:?}");
-        ensure!(!inside.contains(&outside), "{outside} is not below {root}: {inside:?}");
-        let all = pids(Scope::All, &[root, outside])?;
-        ensure!(all.contains(&root) && all.contains(&outside), "all: {all:?}");
-        Ok(Completion::Completed)
-    })();
-    for child in [&mut tree, &mut other] {
-        kill_group(child);
-    }
-    result
 }
 
 fn nothing_stays_behind(hooks: Hooks) -> Outcome {

@@ -1,0 +1,199 @@
+//! Tests of the observer with BPF programs for the tests (`src/bpf/checks.bpf.c`).
+
+use std::fs::File;
+use std::io::Read;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use host::observe::Hooks;
+use libbpf_rs::Iter;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libtest_mimic::{Completion, Failed};
+use topology::CpuSet;
+
+use crate::common::*;
+use crate::{Case, cases, ensure};
+
+#[allow(
+    clippy::all,
+    clippy::pedantic,
+    missing_docs,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::expect_used
+)]
+mod checks_skel {
+    include!(concat!(env!("OUT_DIR"), "/checks.skel.rs"));
+}
+use checks_skel::ChecksSkelBuilder;
+
+pub const CASES: &[Case] = cases![
+    a_window_waits_for_programs_that_run,
+    a_dax_file_without_a_block_device_has_no_node,
+    the_mask_of_a_thread_that_may_not_migrate_is_its_affinity,
+];
+
+/// A window is reported after every program that started before its end has ended, so that it has what they count.
+fn a_window_waits_for_programs_that_run(hooks: Hooks) -> Outcome {
+    let mut storage = MaybeUninit::uninit();
+    let mut checks = ChecksSkelBuilder::default().open(&mut storage)?;
+    checks.progs.hold.set_autoload(true);
+    let loaded = checks.load()?;
+    let inside = || -> Result<u32, Failed> {
+        let bss = loaded.maps.bss_data.as_ref().ok_or("the programs have no data")?;
+        // SAFETY: a live, aligned word, which the program changes.
+        Ok(unsafe { std::ptr::read_volatile(&raw const bss.inside) })
+    };
+    let mut observer = open(&settings(true, hooks))?;
+    let ended = AtomicBool::new(false);
+    let program = loaded.progs.hold.as_fd().as_raw_fd();
+    std::thread::scope(|scope| {
+        let runner = scope.spawn(|| {
+            let result = run(program, None);
+            ended.store(true, Ordering::Release);
+            result
+        });
+        while inside()? == 0 {
+            ensure!(!ended.load(Ordering::Acquire), "the program ended before it was seen to run");
+            std::thread::yield_now();
+        }
+        let window = observer.window(Duration::ZERO).map(drop);
+        let still = inside()?;
+        runner.join().map_err(|_| "the thread panicked")??;
+        window?;
+        ensure!(still == 0, "the window was reported while a program of its time still ran");
+        Ok(Completion::Completed)
+    })
+}
+
+/// Virtiofs with DAX has no block device; neither has tmpfs. The node is then -1, not 0.
+fn a_dax_file_without_a_block_device_has_no_node(_: Hooks) -> Outcome {
+    let shm = Path::new("/dev/shm");
+    if !shm.is_dir() {
+        return Ok(Completion::ignored_with("/dev/shm is not there"));
+    }
+    let file = tempfile::tempfile_in(shm)?;
+    let mut storage = MaybeUninit::uninit();
+    let mut checks = ChecksSkelBuilder::default().open(&mut storage)?;
+    checks.progs.device_of_file.set_autoload(true);
+    let tunables = checks.maps.rodata_data.as_mut().ok_or("the programs have no constants")?;
+    (tunables.own_pid, tunables.asked_fd) = (std::process::id(), file.as_raw_fd() as u32);
+    let loaded = checks.load()?;
+    let link = loaded.progs.device_of_file.attach()?;
+    Iter::new(&link)?.read_to_end(&mut Vec::new())?;
+    let bss = loaded.maps.bss_data.as_ref().ok_or("the programs have no data")?;
+    ensure!(bss.files_seen == 1, "the file was seen {} times", bss.files_seen);
+    ensure!(bss.device_node == -1, "node {} for a file without a device", bss.device_node);
+    Ok(Completion::Completed)
+}
+
+/// While the kernel keeps a thread from migrating, its `cpus_ptr` is one CPU, but its affinity stays the same.
+fn the_mask_of_a_thread_that_may_not_migrate_is_its_affinity(hooks: Hooks) -> Outcome {
+    let mut storage = MaybeUninit::uninit();
+    let mut checks = ChecksSkelBuilder::default().open(&mut storage)?;
+    checks.progs.copy_user_word.set_autoload(true);
+    let loaded = checks.load()?;
+    let faults = match Faults::new() {
+        Ok(faults) => faults,
+        Err(error) => return Ok(Completion::ignored_with(format!("userfaultfd: {error}"))),
+    };
+    let mut observer = open(&settings(false, hooks))?;
+    observer.window(Duration::ZERO)?;
+    let tid = AtomicU32::new(0);
+    let (address, program) = (faults.page as u64, loaded.progs.copy_user_word.as_fd().as_raw_fd());
+    std::thread::scope(|scope| {
+        let runner = scope.spawn(|| {
+            tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+            run(program, Some(address))
+        });
+        let seen = (|| -> Result<(CpuSet, CpuSet), Failed> {
+            faults.wait()?;
+            let tid = tid.load(Ordering::Acquire);
+            let stat = format!("/proc/self/task/{tid}/stat");
+            while std::fs::read_to_string(&stat)?.contains(") R ") {
+                std::thread::yield_now();
+            }
+            let observed = observer.window(Duration::ZERO)?;
+            let thread = observed.threads.iter().find(|t| t.thread.tid == tid).ok_or("the thread was not reported")?;
+            let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status"))?;
+            let mask = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).ok_or("status")?;
+            Ok((thread.mask.clone(), mask.trim().parse()?))
+        })();
+        // Gives the page, so that the thread ends.
+        drop(faults);
+        runner.join().map_err(|_| "the thread panicked")??;
+        let (seen, affinity) = seen?;
+        if affinity.len() == 1 {
+            return Ok(Completion::ignored_with("this thread may run on one CPU only"));
+        }
+        ensure!(seen == affinity, "mask {seen}, affinity {affinity}");
+        Ok(Completion::Completed)
+    })
+}
+
+/// Runs a program in this thread. Its context is one number, or nothing.
+fn run(program: i32, context: Option<u64>) -> std::io::Result<()> {
+    let mut options = libbpf_sys::bpf_test_run_opts {
+        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    if let Some(context) = &context {
+        (options.ctx_in, options.ctx_size_in) = (std::ptr::from_ref(context).cast(), 8);
+    }
+    // SAFETY: the descriptor is open; options and context outlive the call.
+    match unsafe { libbpf_sys::bpf_prog_test_run_opts(program, &mut options) } {
+        0 => Ok(()),
+        error => Err(std::io::Error::from_raw_os_error(-error)),
+    }
+}
+
+/// A page of memory whose first use waits until this is dropped.
+struct Faults {
+    fd: Option<File>,
+    page: usize,
+}
+
+impl Faults {
+    const PAGE: usize = 4096;
+
+    fn new() -> std::io::Result<Self> {
+        let checked = |result: libc::c_long| match result {
+            -1 => Err(std::io::Error::last_os_error()),
+            n => Ok(n),
+        };
+        // SAFETY: makes a new descriptor.
+        let fd = unsafe {
+            let fd = checked(libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC))?;
+            OwnedFd::from_raw_fd(fd as i32)
+        };
+        let (protection, flags) = (rustix::mm::ProtFlags::all(), rustix::mm::MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address the kernel chooses.
+        let page = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), Self::PAGE, protection, flags)? };
+        let faults = Self { fd: Some(fd.into()), page: page as usize };
+        // UFFDIO_API: version, features, answer. UFFDIO_REGISTER: start, length, mode (missing pages), answer.
+        let mut api = [0xAA_u64, 0, 0];
+        let mut register = [faults.page as u64, Self::PAGE as u64, 1, 0];
+        for (request, argument) in [(0xc018_aa3f, api.as_mut_ptr()), (0xc020_aa00, register.as_mut_ptr())] {
+            let fd = faults.fd.as_ref().map_or(-1, |fd| fd.as_raw_fd());
+            // SAFETY: the argument is as long as the request says and outlives the call.
+            checked(unsafe { libc::ioctl(fd, request, argument) }.into())?;
+        }
+        Ok(faults)
+    }
+
+    /// Until a thread waits for the page.
+    fn wait(&self) -> std::io::Result<()> {
+        let mut message = [0; 32];
+        self.fd.as_ref().ok_or(std::io::ErrorKind::NotConnected)?.read_exact(&mut message)
+    }
+}
+
+impl Drop for Faults {
+    fn drop(&mut self) {
+        // A thread that waits for the page gets it now. The page itself stays mapped.
+        drop(self.fd.take());
+    }
+}

@@ -1,0 +1,134 @@
+//! Scopes: which threads are reported, also when process ids are reused.
+
+use std::collections::BTreeSet;
+use std::ffi::CString;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use host::observe::{Hooks, Observer, Scope, Settings};
+use libtest_mimic::{Completion, Failed};
+use rustix::process::{Pid, Signal, WaitOptions};
+
+use crate::common::*;
+use crate::{Case, cases, ensure};
+
+pub const CASES: &[Case] = cases![only_the_scope_is_reported, a_reused_process_id_is_out_of_scope];
+
+fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
+    let busy = || Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn();
+    let mut tree = Command::new("sh")
+        .args(["-c", "(while :; do :; done) & while :; do (:) ; done"])
+        .stdin(Stdio::null())
+        .process_group_of_its_own()
+        .spawn()?;
+    let mut other = busy()?;
+    let result = (|| -> Outcome {
+        // Until all of `wanted` were reported; on a busy machine they may have to wait for a CPU.
+        let pids = |scope: Scope, wanted: &[u32]| -> Result<BTreeSet<u32>, libtest_mimic::Failed> {
+            let mut observer = open(&Settings { scope, ..settings(false, hooks) })?;
+            let mut pids = BTreeSet::new();
+            for _ in 0..50 {
+                let observed = observer.window(Duration::from_millis(100))?;
+                pids.extend(observed.threads.iter().map(|t| t.thread.pid));
+                if wanted.iter().all(|pid| pids.contains(pid)) {
+                    break;
+                }
+            }
+            Ok(pids)
+        };
+        let (root, outside) = (tree.id(), other.id());
+        let only = pids(Scope::Pids(vec![outside]), &[outside])?;
+        ensure!(only == BTreeSet::from([outside]), "of {outside}: {only:?}");
+        let inside = pids(Scope::Tree(root), &[root])?;
+        ensure!(inside.contains(&root) && inside.len() >= 2, "the tree of {root}: {inside:?}");
+        ensure!(!inside.contains(&outside), "{outside} is not below {root}: {inside:?}");
+        let all = pids(Scope::All, &[root, outside])?;
+        ensure!(all.contains(&root) && all.contains(&outside), "all: {all:?}");
+        Ok(Completion::Completed)
+    })();
+    for child in [&mut tree, &mut other] {
+        kill_group(child);
+    }
+    result
+}
+
+/// Another process gets the id of a process in scope.
+fn a_reused_process_id_is_out_of_scope(hooks: Hooks) -> Outcome {
+    let scopes: [fn(u32) -> Scope; 2] = [|pid| Scope::Pids(vec![pid]), Scope::Tree];
+    for scope in scopes {
+        let first = Busy::start(None)?;
+        let pid = first.0.as_raw_pid() as u32;
+        let scope = scope(pid);
+        let mut scoped = open(&Settings { scope: scope.clone(), ..settings(false, hooks) })?;
+        ensure!(shows(&mut scoped, pid)?, "{scope:?}: the process itself is not reported");
+        drop(first);
+        // /proc shows start times to a hundredth of a second.
+        let _second = loop {
+            std::thread::sleep(Duration::from_millis(20));
+            match Busy::start(Some(pid)) {
+                Ok(second) => break second,
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => continue,
+                Err(error) => {
+                    return Ok(Completion::ignored_with(format!("a process id cannot be chosen here: {error}")));
+                }
+            }
+        };
+        let mut all = open(&settings(false, hooks))?;
+        ensure!(shows(&mut all, pid)?, "the second process with id {pid} is not busy");
+        let seen = scoped.window(Duration::ZERO)?;
+        let stranger = seen.threads.iter().find(|t| t.thread.pid == pid);
+        ensure!(stranger.is_none(), "{scope:?}: {stranger:?} is another process");
+    }
+    Ok(Completion::Completed)
+}
+
+/// Waits until a process is reported.
+fn shows(observer: &mut Observer, pid: u32) -> Result<bool, Failed> {
+    for _ in 0..100 {
+        let observed = observer.window(Duration::from_millis(50))?;
+        if observed.threads.iter().any(|t| t.thread.pid == pid) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// A process that uses a CPU until this is dropped.
+struct Busy(Pid);
+
+impl Busy {
+    /// Starts it, with this process id if one is given.
+    fn start(pid: Option<u32>) -> std::io::Result<Self> {
+        let arguments = ["/bin/sh", "-c", "while :; do :; done"].map(|a| CString::new(a).unwrap_or_default());
+        let [program, flag, script] = &arguments;
+        let pointers = [program.as_ptr(), flag.as_ptr(), script.as_ptr(), std::ptr::null()];
+        let environment = [std::ptr::null::<libc::c_char>()];
+        let set_tid = [pid.unwrap_or(0) as libc::pid_t];
+        // SAFETY: all zeros is a valid value: a plain fork.
+        let mut clone: libc::clone_args = unsafe { std::mem::zeroed() };
+        clone.exit_signal = libc::SIGCHLD as u64;
+        if pid.is_some() {
+            (clone.set_tid, clone.set_tid_size) = (set_tid.as_ptr() as u64, 1);
+        }
+        // SAFETY: without CLONE_VM the child has a copy of all memory; it calls nothing but execve and _exit.
+        let child = unsafe {
+            let child = libc::syscall(libc::SYS_clone3, &raw const clone, size_of::<libc::clone_args>());
+            if child == 0 {
+                libc::execve(program.as_ptr(), pointers.as_ptr(), environment.as_ptr());
+                libc::_exit(127);
+            }
+            child
+        };
+        match Pid::from_raw(child as i32) {
+            Some(pid) if child > 0 => Ok(Self(pid)),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        _ = rustix::process::kill_process(self.0, Signal::KILL);
+        _ = rustix::process::waitpid(Some(self.0), WaitOptions::empty());
+    }
+}
