@@ -39,6 +39,7 @@ mod slices;
 mod types;
 mod weights;
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use rustix::time::ClockId;
@@ -47,7 +48,7 @@ use topology::Topology;
 pub use choose::{Configuration, choose};
 pub use hooks::Hook;
 pub use probe::{Capabilities, Fact};
-pub use types::{Child, Cost, Hooks, ObserveError, Observed, ObservedThread, Scope, Settings};
+pub use types::{Cost, Hooks, Kin, ObserveError, Observed, ObservedThread, Origin, Scope, Settings};
 
 use assemble::Places;
 use programs::{Machine, Programs, Refused};
@@ -64,6 +65,8 @@ pub struct Observer {
     filter: Filter,
     settings: Settings,
     before: Before,
+    /// Whether a thread has ever been watched.
+    watching: Cell<bool>,
 }
 
 /// Where the last window ended.
@@ -120,7 +123,16 @@ impl Observer {
             tasks_passed: programs.tasks_passed(),
             cpu_s: cpu_s(),
         };
-        Ok(Self { programs, configuration, capabilities, places, filter, settings: settings.clone(), before })
+        Ok(Self {
+            programs,
+            configuration,
+            capabilities,
+            places,
+            filter,
+            settings: settings.clone(),
+            before,
+            watching: Cell::new(false),
+        })
     }
 
     /// What is attached, and what is not seen.
@@ -200,20 +212,27 @@ impl Observer {
         }
     }
 
-    /// From now on tells of the threads that this one gives birth to, and of theirs.
-    pub fn watch_children(&self, tid: u32) -> Result<(), ObserveError> {
-        self.programs.mark(tid, MARK_MOVED)?;
-        // A thread that had ended before it was marked has nobody to take its mark away.
-        if !self.settings.proc_root.join(tid.to_string()).exists() {
+    /// Watches the thread that started then (at least in the same hundredth of a second), which is about to be moved, and the
+    /// threads that will be born of it. On an error it is not watched.
+    pub fn watch(&self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
+        self.watching.set(true);
+        // What an earlier move left must not judge this one.
+        self.programs.mark(tid, start_ns, MARK_MOVED).inspect_err(|_| self.programs.unmark(tid))?;
+        // The mark of a thread that ended before it was marked would stay for ever.
+        if let Ok(false) = self.settings.proc_root.join(tid.to_string()).try_exists() {
             self.programs.unmark(tid);
         }
         Ok(())
     }
 
-    /// Threads alive now that were born of watched ones, over any number of generations, since these are watched.
-    pub fn children(&self) -> Vec<Child> {
-        let born = self.programs.lineage().into_iter().filter(|(_, w)| w.born == 1 && w.marks & MARK_MOVED != 0);
-        born.map(|(tid, w)| Child { tid, pid: w.tgid, parent_tid: w.parent_tid, start_ns: w.start_ns }).collect()
+    /// The affinity of this thread is not ours any more, and those born of it from now on inherit nothing of ours.
+    pub fn release(&self, tid: u32) -> Result<(), ObserveError> {
+        self.programs.mark_own(tid)
+    }
+
+    /// Watched threads, and those born of them over any number of generations since, that are alive now.
+    pub fn kin(&self) -> Result<Vec<Kin>, ObserveError> {
+        if self.watching.get() { self.programs.kin() } else { Ok(Vec::new()) }
     }
 
     fn notes(&self, sum: &Counters, slices: &Slices, odd_node_bytes: u64) -> Vec<String> {
@@ -267,13 +286,13 @@ fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
 
 /// Marks a process and its descendants as they are now; those that come later inherit the mark.
 fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<(), ObserveError> {
-    programs.mark(root, MARK_TREE)?;
+    programs.mark(root, 0, MARK_TREE)?;
     // The first pass shows every task; the second those that ran meanwhile, so also those born of a parent not marked yet.
     for _ in 0..2 {
         let pass = programs.pass()?;
         filter.learn(&pass.tasks);
         for task in pass.tasks.iter().filter(|task| filter.contains(task) && !task.in_tree) {
-            programs.mark(task.tid, MARK_TREE)?;
+            programs.mark(task.tid, task.start_ns, MARK_TREE)?;
         }
     }
     Ok(())

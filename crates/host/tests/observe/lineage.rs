@@ -4,13 +4,25 @@ use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use host::observe::{Hooks, Observer};
-use libtest_mimic::Completion;
+use host::observe::{Hooks, Kin, Observer, Origin};
+use libtest_mimic::{Completion, Failed};
 
 use crate::common::*;
 use crate::{Case, cases, ensure};
 
 pub const CASES: &[Case] = cases![children_of_watched_threads, a_fork_storm_beside];
+
+/// Living threads that were born of watched ones.
+fn children(observer: &Observer) -> Result<Vec<Kin>, Failed> {
+    Ok(observer.kin()?.into_iter().filter(|kin| kin.origin == Origin::Born).collect())
+}
+
+/// When a thread started, as far as procfs tells.
+fn start_ns(tid: u32) -> Result<u64, Failed> {
+    let stat = std::fs::read_to_string(format!("/proc/{tid}/stat"))?;
+    let start = stat.rsplit_once(')').and_then(|rest| rest.1.split_whitespace().nth(19)).ok_or("stat")?;
+    Ok(start.parse::<u64>()? * 10_000_000)
+}
 
 fn children_of_watched_threads(hooks: Hooks) -> Outcome {
     let observer = open(&settings(false, hooks))?;
@@ -24,20 +36,18 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
     let result = (|| -> Outcome {
         let (mut input, output) = (shell.stdin.take().ok_or("stdin")?, shell.stdout.take().ok_or("stdout")?);
         std::thread::sleep(Duration::from_millis(200));
-        observer.watch_children(shell.id())?;
-        ensure!(observer.children().is_empty(), "{:?}", observer.children());
+        observer.watch(shell.id(), start_ns(shell.id())?)?;
+        ensure!(children(&observer)?.is_empty(), "{:?}", children(&observer)?);
         std::io::Write::write_all(&mut input, b"go\n")?;
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line)?;
         let grandchild: u32 = line.trim().parse()?;
-        let children = observer.children();
+        let children = children(&observer)?;
         let born =
             children.iter().find(|c| c.tid == grandchild).ok_or_else(|| format!("{grandchild}: {children:?}"))?;
         ensure!(children.len() == 2, "{children:?}");
         ensure!(children.iter().any(|c| c.tid == born.parent_tid && c.parent_tid == shell.id()), "{children:?}");
-        let stat = std::fs::read_to_string(format!("/proc/{grandchild}/stat"))?;
-        let fields: Vec<&str> = stat.rsplit_once(')').ok_or("stat")?.1.split_whitespace().collect();
-        let start: u64 = fields.get(19).ok_or("stat")?.parse()?;
+        let start = start_ns(grandchild)? / 10_000_000;
         ensure!(born.start_ns / 10_000_000 == start, "start {} ns, /proc says {start} ticks", born.start_ns);
         ensure!(born.pid == grandchild, "{born:?}");
         Ok(Completion::Completed)
@@ -50,12 +60,12 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
 /// Processes that were killed end when they are scheduled next, and a thread that was joined has its end still before it.
 fn nobody_left(observer: &Observer) -> Outcome {
     for _ in 0..100 {
-        if observer.children().is_empty() {
+        if children(&observer)?.is_empty() {
             return Ok(Completion::Completed);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Err(format!("still there: {:?}", observer.children()).into())
+    Err(format!("still there: {:?}", children(&observer)?).into())
 }
 
 /// A thousand processes come and go: bytes stay exact, nobody is reported who is not there.
@@ -63,7 +73,7 @@ fn a_fork_storm_beside(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;
     let mut observer = open(&settings(true, hooks))?;
-    observer.watch_children(std::process::id())?;
+    observer.watch(std::process::id(), start_ns(std::process::id())?)?;
     let mut storm = Command::new("sh")
         .args(["-c", "i=0; while [ $i -lt 1000 ]; do (:); i=$((i+1)); done"])
         .stdin(Stdio::null())
