@@ -207,7 +207,11 @@ impl<P: Plane> Engine<P> {
     /// moved. The policy may move them for what they read themselves.
     fn put_back_inherited(&mut self, notes: &mut Vec<String>) -> usize {
         let mut restored = 0;
-        for heir in self.plane.inherited(self.held.undos()) {
+        let heirs = self.plane.inherited(self.held.undos()).unwrap_or_else(|error| {
+            self.say(notes, format!("threads that inherited our affinity cannot be found in this window: {error}"));
+            Vec::new()
+        });
+        for heir in heirs {
             match self.plane.undo(&heir) {
                 Ok(Undone::Restored) => restored += 1,
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}

@@ -25,14 +25,14 @@ pub trait Plane {
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError>;
 
     /// Threads and processes that were born of moved ones and so inherited a value of ours, as undo records of their own.
-    /// Called once a window and again while everything is undone.
-    fn inherited(&mut self, held: &[Undo]) -> Vec<Undo> {
+    /// Called once a window and again while everything is undone. An error says that none was found but some may be there.
+    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Undo>, PlaneError> {
         let _ = held;
-        Vec::new()
+        Ok(Vec::new())
     }
 
-    /// Whether what this record undoes has ended, so that the record can be forgotten. May be answered with `false` by a
-    /// plane for which records cost nothing.
+    /// Whether this record has nothing to undo any more, because its thread has ended or has taken our value for its own, so that
+    /// the record can be forgotten. `false` where that is not certain.
     fn ended(&mut self, undo: &Undo) -> bool {
         let _ = undo;
         false
@@ -127,6 +127,10 @@ pub struct Family {
     /// Control group, as the plane names it; empty where it says nothing (the root group).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cgroup: String,
+    /// The first thread of the process did not have our value: if it has it later and the moved thread is gone, the moved
+    /// thread has become the first by exec.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub first_differs: bool,
 }
 
 /// Identity of what an undo record is about: thread id and start time.

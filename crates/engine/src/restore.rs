@@ -73,7 +73,14 @@ fn undo_one<P: Plane>(plane: &mut P, candidates: &[Undo]) -> Result<Undone, Plan
 fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut Finished) {
     let mut given_up: FxHashSet<Key> = FxHashSet::default();
     for _ in 0..ROUNDS {
-        let mut heirs = plane.inherited(records);
+        let mut heirs = match plane.inherited(records) {
+            Ok(heirs) => heirs,
+            Err(error) => {
+                finished.failed += 1;
+                finished.note(format!("threads that inherited our affinity may be left: {error}"));
+                return;
+            }
+        };
         heirs.retain(|h| !given_up.contains(&h.key()));
         if heirs.is_empty() {
             return;

@@ -1,30 +1,46 @@
-//! Who else on this machine moves threads or memory.
+//! Other software on this machine that moves threads or memory.
 //!
-//! **Problem.** Two programs that each move threads for reasons of their own undo one another, and the user sees only
-//! that nothing settles.
+//! **Problem.** Two programs that each move threads for their own reasons undo each other's work, and the user only sees that
+//! nothing settles.
 //!
-//! **Approach.** Look for those that users of such programs have met: numad, the kernel's NUMA balancing, a sched_ext
-//! scheduler, the kubelet's CPU manager, and NRI plugins that place containers. Each is reported with what was found, what
-//! it does to homenode's moves, and what to do; homenode itself turns nothing off.
+//! **Approach.** Look for the programs that users have met: numad, the kernel's NUMA balancing, a sched_ext scheduler, the
+//! kubelet's CPU manager, and NRI plugins that place containers. Report for each what was found, how it affects homenode's
+//! moves, and what to do. homenode turns nothing off.
 //!
-//! **Limits.** What /proc does not show to the caller (`hidepid`, another PID namespace) is not found. The kubelet's policy
-//! is read from its command line, its state file and its configuration file; a policy set in another way reads as unknown.
+//! Any user may name a process `kubelet` and choose its arguments. So only processes of root in the first PID and mount
+//! namespaces count. Of the files that a kubelet names, only regular ones are read, without waiting and up to a size. The
+//! search runs in a thread of its own and is given up after a while, because a file system may never answer.
+//!
+//! **Limits.** Processes that /proc hides from the caller (`hidepid`, another PID namespace), and those in containers, are not
+//! found. The kubelet's policy is read from its command line, its state file and its configuration file; a policy set in
+//! another way reads as unknown.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
+use rustix::fs::{FileType, Mode, OFlags};
 use serde::Serialize;
 
-/// Something on this machine that places threads or memory too.
+/// Larger files are not read.
+const FILE_BYTES: u64 = 1 << 20;
+
+/// How long to wait for the search. It takes some ms where nothing hangs.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Something else on this machine that places threads or memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Interference {
-    /// What it is, such as `numad`.
+    /// Its name, such as `numad`.
     pub name: String,
-    /// What was found, such as `process 812`.
+    /// The evidence, such as `process 812`.
     pub found: String,
-    /// What it does to what homenode does, in one sentence.
+    /// How it affects homenode, in one sentence.
     pub effect: String,
-    /// What to do about it.
+    /// Advice to the user.
     pub advice: String,
 }
 
@@ -35,8 +51,29 @@ impl Interference {
 }
 
 /// Looks for programs and kernel settings that place threads or memory too. `proc_root` is a proc mount (`/proc`),
-/// `sys_root` a sysfs mount (`/sys`). What cannot be read is taken as not there.
+/// `sys_root` a sysfs mount (`/sys`). Whatever cannot be read is taken as absent. Returns after a few seconds at most.
 pub fn detect(proc_root: &Path, sys_root: &Path) -> Vec<Interference> {
+    let (found, finds) = mpsc::sync_channel(1);
+    let (proc_root, sys_root) = (proc_root.to_owned(), sys_root.to_owned());
+    let search = std::thread::Builder::new().spawn(move || {
+        // Nobody listens any more: the search took too long.
+        let _ = found.send(search(&proc_root, &sys_root));
+    });
+    let result = match search {
+        Ok(_) => finds.recv_timeout(PATIENCE).map_err(|e| e.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    result.unwrap_or_else(|error| {
+        vec![Interference::new(
+            "not known",
+            format!("the search for other programs did not end: {error}"),
+            "another program may place threads without homenode's knowledge",
+            "look for processes whose files are on a file system that does not answer",
+        )]
+    })
+}
+
+fn search(proc_root: &Path, sys_root: &Path) -> Vec<Interference> {
     let mut found = Vec::new();
     let processes = processes(proc_root);
     for process in &processes {
@@ -52,33 +89,74 @@ pub fn detect(proc_root: &Path, sys_root: &Path) -> Vec<Interference> {
     found
 }
 
-/// A process of interest.
+/// A process of root in the first PID and mount namespaces.
 struct Process {
     pid: u32,
     /// `comm`: at most 15 characters.
     name: String,
-    /// Its directory in /proc.
-    dir: PathBuf,
+    /// Its directory in /proc, open: never that of a later process with its id.
+    dir: OwnedFd,
+    /// Its mount namespace is known to be the first, so its files may be read.
+    first_mounts: bool,
 }
 
-/// Every process that can be seen, by rising id.
+/// The processes that count, by rising id.
 fn processes(proc_root: &Path) -> Vec<Process> {
+    let first_mounts = fs::read_link(proc_root.join("1/ns/mnt")).ok();
     let mut found: Vec<Process> = fs::read_dir(proc_root)
         .into_iter()
         .flatten()
         .flatten()
         .filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
-            let dir = entry.path();
-            Some(Process { pid, name: text(&dir.join("comm"))?, dir })
+            let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+            let dir = rustix::fs::open(entry.path(), flags, Mode::empty()).ok()?;
+            let name = text(&dir, "comm")?;
+            if !is_of_interest(&name) || !is_first_root(&text(&dir, "status")?) {
+                return None;
+            }
+            // Only root may compare: without that the process counts, but its files stay closed.
+            let mounts = rustix::fs::readlinkat(&dir, "ns/mnt", Vec::new()).ok();
+            let same = first_mounts.as_ref().zip(mounts).map(|(first, own)| {
+                use std::os::unix::ffi::OsStrExt;
+                first.as_os_str().as_bytes() == own.as_bytes()
+            });
+            (same != Some(false)).then_some(Process { pid, name, dir, first_mounts: same == Some(true) })
         })
         .collect();
     found.sort_unstable_by_key(|p| p.pid);
     found
 }
 
-/// A file's text without the white space around it; `None` where it cannot be read.
-fn text(file: &Path) -> Option<String> {
+fn is_of_interest(name: &str) -> bool {
+    matches!(name, "numad" | "kubelet") || name.starts_with("nri-resource-po")
+}
+
+/// Whether `/proc/<pid>/status` tells of a process that has root's ids only and no id of its own in a PID namespace further in.
+/// (Who owns the directory says nothing: root does if the process may not be dumped.)
+fn is_first_root(status: &str) -> bool {
+    let words = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.map(|line| line.split_whitespace().collect::<Vec<_>>()).unwrap_or_default()
+    };
+    words("Uid:") == ["0"; 4] && words("NSpid:").len() == 1
+}
+
+/// The text of a regular file without the white space around it. `None` where it cannot be read at once, is a link, or is too
+/// large.
+fn text(dir: &OwnedFd, path: &str) -> Option<String> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(dir, path, flags, Mode::empty()).ok()?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&file).ok()?.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    let mut text = String::new();
+    File::from(file).take(FILE_BYTES + 1).read_to_string(&mut text).ok()?;
+    (text.len() as u64 <= FILE_BYTES).then(|| text.trim().to_owned())
+}
+
+/// The text of a file of the kernel's without the white space around it.
+fn kernel_text(file: &Path) -> Option<String> {
     Some(fs::read_to_string(file).ok()?.trim().to_owned())
 }
 
@@ -94,7 +172,7 @@ fn numad(process: &Process) -> Interference {
 
 /// `kernel.numa_balancing` is a bit mask: 1 is AutoNUMA, 2 is memory tiering (Documentation/admin-guide/sysctl/kernel.rst).
 fn numa_balancing(proc_root: &Path) -> Vec<Interference> {
-    let mode: u32 = text(&proc_root.join("sys/kernel/numa_balancing")).and_then(|t| t.parse().ok()).unwrap_or(0);
+    let mode: u32 = kernel_text(&proc_root.join("sys/kernel/numa_balancing")).and_then(|t| t.parse().ok()).unwrap_or(0);
     let mut found = Vec::new();
     if mode & 1 != 0 {
         found.push(Interference::new(
@@ -118,8 +196,8 @@ fn numa_balancing(proc_root: &Path) -> Vec<Interference> {
 
 fn sched_ext(sys_root: &Path) -> Option<Interference> {
     let dir = sys_root.join("kernel/sched_ext");
-    let state = text(&dir.join("state")).filter(|state| state != "disabled")?;
-    let scheduler = text(&dir.join("root/ops")).unwrap_or_else(|| "of unknown name".to_owned());
+    let state = kernel_text(&dir.join("state")).filter(|state| state != "disabled")?;
+    let scheduler = kernel_text(&dir.join("root/ops")).unwrap_or_else(|| "of unknown name".to_owned());
     Some(Interference::new(
         "sched_ext",
         format!("scheduler {scheduler}, {state}"),
@@ -157,22 +235,25 @@ fn kubelet(process: &Process) -> Option<Interference> {
 
 /// The policy in force: the state file says what the running kubelet does; before it exists, its flag or configuration.
 fn cpu_manager_policy(kubelet: &Process) -> Option<String> {
+    if !kubelet.first_mounts {
+        return None;
+    }
     // The kubelet's files are where *it* sees them: through its root directory.
-    let inside = |path: &str| kubelet.dir.join("root").join(path.trim_start_matches('/'));
-    let command = fs::read(kubelet.dir.join("cmdline")).unwrap_or_default();
-    let words: Vec<_> = command.split(|b| *b == 0).map(String::from_utf8_lossy).collect();
+    let inside = |path: &str| text(&kubelet.dir, &format!("root/{}", path.trim_start_matches('/')));
+    let command = text(&kubelet.dir, "cmdline").unwrap_or_default();
+    let words: Vec<_> = command.split('\0').collect();
     let flag = |name: &str| {
         words.iter().enumerate().find_map(|(i, word)| match word.strip_prefix(name)? {
-            "" => words.get(i + 1).map(|next| next.to_string()),
+            "" => words.get(i + 1).filter(|next| !next.is_empty()).map(|next| next.to_string()),
             value => value.strip_prefix('=').map(str::to_owned),
         })
     };
     let root = flag("--root-dir").unwrap_or_else(|| "/var/lib/kubelet".to_owned());
-    let state = text(&inside(&root).join("cpu_manager_state"))
+    let state = inside(&format!("{root}/cpu_manager_state"))
         .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
         .and_then(|state| Some(state.get("policyName")?.as_str()?.to_owned()));
     let configured = || {
-        let config = text(&inside(&flag("--config")?))?;
+        let config = inside(&flag("--config")?)?;
         // One scalar of a flat YAML document, for which a line will do.
         let value = config.lines().find_map(|line| line.strip_prefix("cpuManagerPolicy:"))?;
         let value = value.split('#').next()?.trim().trim_matches(['"', '\'']);
@@ -185,14 +266,23 @@ fn cpu_manager_policy(kubelet: &Process) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A proc or sysfs root with these files.
+    const ROOT: &str = "Name:\tx\nUid:\t0\t0\t0\t0\nNSpid:\t700\n";
+
+    /// A proc or sysfs root with these files. Processes are root's in the first namespaces unless their files say otherwise.
     fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        for (file, text) in files {
+        let write = |file: &str, text: &str| {
             let path = dir.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
+        };
+        let comms = files.iter().filter_map(|(file, _)| file.strip_suffix("/comm"));
+        for pid in comms.chain(["1"]) {
+            write(&format!("{pid}/status"), ROOT);
+            fs::create_dir_all(dir.path().join(pid).join("ns")).unwrap();
+            let _ = std::os::unix::fs::symlink("mnt:[1]", dir.path().join(pid).join("ns/mnt"));
         }
+        files.iter().for_each(|(file, text)| write(file, text));
         dir
     }
 
@@ -218,6 +308,51 @@ mod tests {
     #[test]
     fn numad_is_a_process() {
         assert_eq!(in_proc(&[("812/comm", "numad\n"), ("self/comm", "numad\n")]), one("numad", "process 812"));
+    }
+
+    #[test]
+    fn only_root_in_the_first_namespaces_is_believed() {
+        let numad = ("812/comm", "numad\n");
+        let with = |status: &str| in_proc(&[numad, ("812/status", status)]).len();
+        assert_eq!(with(ROOT), 1);
+        assert_eq!(with("Uid:\t1000\t1000\t1000\t1000\nNSpid:\t812\n"), 0);
+        assert_eq!(with("Uid:\t1000\t0\t0\t0\nNSpid:\t812\n"), 0);
+        assert_eq!(with("Uid:\t0\t0\t0\t0\nNSpid:\t812\t7\n"), 0); // in a container
+        assert_eq!(with("Name:\tnumad\n"), 0);
+        let elsewhere = root(&[numad]);
+        fs::remove_file(elsewhere.path().join("812/ns/mnt")).unwrap();
+        std::os::unix::fs::symlink("mnt:[2]", elsewhere.path().join("812/ns/mnt")).unwrap();
+        assert_eq!(detect(elsewhere.path(), Path::new("/nonexistent")), []);
+    }
+
+    #[test]
+    fn what_could_hang_or_fill_the_memory_is_not_read() {
+        let command = ("700/cmdline", "kubelet\0--config=/config\0");
+        let unknown = one("kubelet", "process 700, CPU manager policy unknown");
+        let found = |replace: &dyn Fn(&Path)| {
+            let dir = root(&[("700/comm", "kubelet\n"), command, ("700/root/config", "cpuManagerPolicy: static\n")]);
+            replace(&dir.path().join("700/root/config"));
+            let found = detect(dir.path(), Path::new("/nonexistent"));
+            found.into_iter().map(|i| (i.name, i.found)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&|_| ()), one("kubelet", "process 700, CPU manager policy static"));
+        let fifo = |config: &Path| {
+            fs::remove_file(config).unwrap();
+            rustix::fs::mknodat(rustix::fs::CWD, config, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        };
+        assert_eq!(found(&fifo), unknown);
+        let link = |config: &Path| {
+            fs::rename(config, config.with_extension("yaml")).unwrap();
+            std::os::unix::fs::symlink("config.yaml", config).unwrap();
+        };
+        assert_eq!(found(&link), unknown);
+        let long = |config: &Path| File::options().write(true).open(config).unwrap().set_len(FILE_BYTES + 1).unwrap();
+        assert_eq!(found(&long), unknown);
+        let directory = |config: &Path| {
+            fs::remove_file(config).unwrap();
+            fs::create_dir(config).unwrap();
+        };
+        assert_eq!(found(&directory), unknown);
     }
 
     #[test]

@@ -10,7 +10,8 @@
 //! **Limits.** What is said here about control groups may be a few windows old; a move is prepared on what is read then.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine::{Cost, Plane, PlaneError, Undo, Undone};
@@ -20,8 +21,8 @@ use topology::{CpuSet, NodeId, Topology};
 
 use crate::act::lineage::Lineage;
 use crate::act::mover::{Key, NS_PER_TICK, Rules, key_of, own_affinity};
-use crate::act::{Mover, kin};
-use crate::observe::{self, Child, ObserveError, Observed, ObservedThread, Observer};
+use crate::act::{Mover, affinity, kin};
+use crate::observe::{self, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
 
 /// Longest windows, in times of what is asked for: ending a run waits for the window to end.
 const STRETCH_MAX: u32 = 4;
@@ -61,10 +62,12 @@ pub enum HostError {
 pub trait Observe {
     /// Waits for the window and tells what it showed.
     fn window(&mut self, length: Duration) -> Result<Observed, ObserveError>;
-    /// From now on tells of the descendants of this thread.
-    fn watch_children(&mut self, tid: u32) -> Result<(), ObserveError>;
-    /// Living descendants of watched threads.
-    fn children(&mut self) -> Vec<Child>;
+    /// Watches the thread that started then, which is about to be moved, and its descendants from now on.
+    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError>;
+    /// The affinity of this thread is not ours any more.
+    fn release(&mut self, tid: u32) -> Result<(), ObserveError>;
+    /// Watched threads and their descendants, as far as they live.
+    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError>;
 }
 
 impl Observe for Observer {
@@ -72,12 +75,16 @@ impl Observe for Observer {
         Observer::window(self, length)
     }
 
-    fn watch_children(&mut self, tid: u32) -> Result<(), ObserveError> {
-        Observer::watch_children(self, tid)
+    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
+        Observer::watch(self, tid, start_ns)
     }
 
-    fn children(&mut self) -> Vec<Child> {
-        Observer::children(self)
+    fn release(&mut self, tid: u32) -> Result<(), ObserveError> {
+        Observer::release(self, tid)
+    }
+
+    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
+        Observer::kin(self)
     }
 }
 
@@ -96,6 +103,13 @@ pub struct HostPlane {
     unwatched: Option<String>,
     /// Something that was moved has been put back since the last window: we are on the way out, or cleaning up at a start.
     finishing: bool,
+    /// Threads were moved since their affinities were last looked at.
+    moves_made: bool,
+    /// Watched threads and descendants whose affinity is their own, as of the last look.
+    own: FxHashSet<Key>,
+    /// Descendants that have been put back since the last window.
+    put_back: FxHashSet<Key>,
+    epoch: Option<String>,
 }
 
 impl HostPlane {
@@ -118,6 +132,7 @@ impl HostPlane {
     ) -> Result<Self, HostError> {
         let rules = Rules { touch_own_affinity: settings.touch_own_affinity };
         let mover = Mover::new(&settings.observe.proc_root, &settings.sys_root, rules)?;
+        let epoch = boot_id(&settings.observe.proc_root)?;
         Ok(Self {
             topology,
             observer,
@@ -129,12 +144,35 @@ impl HostPlane {
             stretch: 1,
             unwatched: None,
             finishing: false,
+            moves_made: false,
+            own: FxHashSet::default(),
+            put_back: FxHashSet::default(),
+            epoch,
         })
+    }
+
+    /// Looks which watched threads and descendants there are, and which of them have an affinity of their own.
+    fn look(&mut self) -> Result<Vec<Kin>, ObserveError> {
+        let Some(observer) = &mut self.observer else { return Ok(Vec::new()) };
+        let kin = observer.kin()?;
+        self.moves_made = false;
+        self.own = kin.iter().filter(|kin| kin.own).map(key_of_kin).collect();
+        for kin in kin.iter().filter(|kin| kin.own && kin.origin == Origin::Moved) {
+            self.mover.end(key_of_kin(kin));
+        }
+        Ok(kin)
+    }
+
+    /// The affinity of this thread is not ours any more, nor will be that of threads born of it.
+    fn release(&mut self, (tid, _): Key) {
+        if let Some(Err(error)) = self.observer.as_mut().map(|observer| observer.release(tid)) {
+            tracing::warn!(tid, %error, "still watched");
+        }
     }
 
     /// One thread as policies see it: completed by the nodes it may run on, and why it must not be moved.
     fn complete(&mut self, seen: ObservedThread) -> Thread {
-        let ObservedThread { mut thread, mask, kernel_thread, .. } = seen;
+        let ObservedThread { mut thread, mask, asked, kernel_thread, .. } = seen;
         let online = self.mover.defaults().online();
         // The task's own mask may contain CPUs that are offline; what the kernel shows does not.
         let mask = if mask.is_subset(online) {
@@ -153,7 +191,10 @@ impl HostPlane {
             (None, None)
         } else {
             let key: Key = (thread.tid, thread.start_ns.unwrap_or(0) / NS_PER_TICK);
-            self.judge(key, &mask)
+            if asked == Some(false) {
+                self.mover.not_asked(key, mask.clone());
+            }
+            self.judge(key, &mask, asked)
         };
         // The observer has found the nodes of most masks once for all threads that have them.
         if let Some(allowed) = allowed {
@@ -164,7 +205,7 @@ impl HostPlane {
     }
 
     /// The CPUs that a thread with a mask of less than all may be moved within, if not the mask, and why it must not be.
-    fn judge(&mut self, key: Key, mask: &CpuSet) -> (Option<CpuSet>, Option<String>) {
+    fn judge(&mut self, key: Key, mask: &CpuSet, asked: Option<bool>) -> (Option<CpuSet>, Option<String>) {
         let default = match self.mover.defaults().remembered(key) {
             Ok(default) => default,
             Err(why) => return (None, Some(format!("its cpuset is not known: {why}"))),
@@ -175,6 +216,8 @@ impl HostPlane {
                 false => (Some(moved.before.clone()), None),
             },
             _ if *mask == default || self.mover.rules().touch_own_affinity => (Some(default), None),
+            // Less than its default, but the machine gave it that: the kernel was started with `isolcpus`, say.
+            _ if asked == Some(false) => (None, None),
             _ => (None, Some(own_affinity(mask))),
         }
     }
@@ -200,6 +243,19 @@ fn cpu_s(node_cpu_s: &BTreeMap<NodeId, f64>, node: NodeId) -> Option<f64> {
     node_cpu_s.get(&node).copied()
 }
 
+fn key_of_kin(kin: &Kin) -> Key {
+    (kin.tid, kin.start_ns / NS_PER_TICK)
+}
+
+/// Names this boot; `None` on a machine that has no name for it.
+fn boot_id(proc_root: &Path) -> std::io::Result<Option<String>> {
+    match std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id")) {
+        Ok(id) => Ok(Some(id.trim().to_owned())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Nodes that have a CPU in the set.
 fn nodes_of(topology: &Topology, cpus: &CpuSet) -> Vec<NodeId> {
     topology.nodes.iter().filter(|n| n.cpus.iter().any(|cpu| cpus.contains(cpu))).map(|n| n.id).collect()
@@ -212,9 +268,14 @@ impl Plane for HostPlane {
 
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
         let broken = |e: HostError| PlaneError::Broken(Box::new(e));
+        if self.moves_made {
+            // From here on it shows if the threads just moved get another affinity.
+            self.look().map_err(|e| broken(e.into()))?;
+        }
         let Some(observer) = &mut self.observer else { return Err(broken(HostError::ActOnly)) };
         let mut seen = observer.window(window * self.stretch).map_err(|e| broken(e.into()))?;
         self.finishing = false;
+        self.put_back.clear();
         self.mover.begin_window();
         let window_s = seen.window_s;
         self.cost = Some(Cost {
@@ -242,57 +303,97 @@ impl Plane for HostPlane {
     }
 
     fn apply(&mut self, _: &Move, undo: &Undo) -> Result<(), PlaneError> {
+        let key = key_of(undo);
         // Before the move: a child that is born right after it inherits our value.
-        if let Some(((tid, _), observer)) = key_of(undo).zip(self.observer.as_mut())
-            && let Err(error) = observer.watch_children(tid)
+        if let Some(((tid, start), observer)) = key.zip(self.observer.as_mut())
+            && let Err(error) = observer.watch(tid, start.saturating_mul(NS_PER_TICK))
         {
             tracing::warn!(tid, %error, "births are not watched");
             self.unwatched = Some(format!(
                 "births of moved threads are not watched ({error}): what they inherit is put back at the end"
             ));
         }
-        self.mover.apply(undo)
+        self.moves_made = true;
+        let applied = self.mover.apply(undo);
+        if applied.is_err()
+            && let Some(key) = key
+            && self.mover.moved(key).is_none_or(|moved| moved.over.is_some())
+        {
+            self.release(key);
+        }
+        applied
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
         // Records of moves name the family; those of descendants do not.
-        self.finishing |= matches!(undo, Undo::Thread { family: Some(_), .. });
-        self.mover.undo(undo)
+        let of_move = matches!(undo, Undo::Thread { family: Some(_), .. });
+        if of_move && !self.finishing {
+            self.finishing = true;
+            if let Err(error) = self.look() {
+                tracing::warn!(%error, "affinities that equal ours are taken for ours");
+            }
+        }
+        let Some(key) = key_of(undo) else { return self.mover.undo(undo) };
+        if of_move && self.own.contains(&key) {
+            self.mover.end(key);
+            return Ok(Undone::ChangedByOthers);
+        }
+        let undone = self.mover.undo(undo)?;
+        if !of_move && undone == Undone::Restored {
+            self.put_back.insert(key);
+            self.release(key);
+        }
+        Ok(undone)
     }
 
     /// With an observer, who was born of moved threads is known from their births; while everything is put back, and
     /// without one, procfs is searched as well.
-    fn inherited(&mut self, held: &[Undo]) -> Vec<Undo> {
-        let mut heirs = match &mut self.observer {
-            Some(observer) => self.lineage.heirs(&self.mover, observer.children()),
-            None => Vec::new(),
-        };
+    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Undo>, PlaneError> {
+        let mut trouble: Option<String> = None;
+        let mut heirs = match self.look() {
+            Ok(kin) => self.lineage.heirs(&self.mover, &kin).map_err(|e| e.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+        .unwrap_or_else(|error| {
+            trouble = Some(error);
+            Vec::new()
+        });
         if self.observer.is_none() || self.finishing {
             match kin::heirs(self.mover.threads(), held) {
                 Ok(more) => {
-                    let known: FxHashSet<Key> = heirs.iter().filter_map(key_of).collect();
-                    heirs.extend(more.into_iter().filter(|h| key_of(h).is_none_or(|key| !known.contains(&key))));
+                    let mut known: FxHashSet<Key> = heirs.iter().filter_map(key_of).collect();
+                    known.extend(self.own.iter().chain(&self.put_back));
+                    heirs.extend(more.into_iter().filter(|heir| key_of(heir).is_some_and(|key| known.insert(key))));
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "processes cannot be listed: descendants of moved threads are not found")
-                }
+                Err(error) => trouble = Some(error.to_string()),
             }
         }
-        heirs
+        match trouble {
+            Some(why) if heirs.is_empty() => Err(PlaneError::Refused { reason: "unreadable", why }),
+            _ => Ok(heirs),
+        }
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {
-        let Some(key) = key_of(undo) else { return false };
-        let ended = !self.mover.threads().alive(key.0, key.1);
-        if ended {
-            self.mover.forget(key);
+        let (Some(key), Undo::Thread { ours, .. }) = (key_of(undo), undo) else { return false };
+        let over = if self.mover.threads().ended(key.0, key.1) {
+            match kin::became_first(self.mover.threads(), undo) {
+                // It lives on under another id. Until that one is put back the record is what a crash would leave.
+                Ok(Some(first)) => key_of(&first).is_none_or(|first| self.own.contains(&first)),
+                Ok(None) => true,
+                Err(_) => false,
+            }
+        } else {
+            self.own.contains(&key) && affinity::get(key.0).is_ok_and(|mask| mask == *ours)
+        };
+        if over {
+            self.mover.end(key);
         }
-        ended
+        over
     }
 
     fn epoch(&self) -> Option<String> {
-        let path = self.settings.observe.proc_root.join("sys/kernel/random/boot_id");
-        std::fs::read_to_string(path).ok().map(|id| id.trim().to_owned())
+        self.epoch.clone()
     }
 
     fn cost(&self) -> Option<Cost> {

@@ -229,7 +229,7 @@ impl Plane for Fake {
         Ok(Undone::Restored)
     }
 
-    fn inherited(&mut self, held: &[Undo]) -> Vec<Undo> {
+    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Undo>, PlaneError> {
         let mut world = self.world();
         if !world.births.is_empty() {
             let (parent, child) = world.births.remove(0);
@@ -253,7 +253,7 @@ impl Plane for Fake {
                 }
             }
         }
-        heirs
+        Ok(heirs)
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {

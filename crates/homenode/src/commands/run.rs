@@ -36,10 +36,13 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let mut child = Child::hold(&args.command)?;
     let plane = session::open(&config, &args.observe, child.as_ref().map(Child::pid))?;
     let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::default() };
-    out.start(policy.name(), &settings, plane.topology().nodes.len(), &session::interference())?;
+    let (window_s, dry_run) = (settings.window_s, settings.dry_run);
+    // This puts back what a crashed run left, before anything else takes time.
     let mut engine = Engine::new(plane, policy, settings, state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;
-    let ran = out.recovered(engine.recovered()).and_then(|()| match &mut child {
+    let found = if stop.requested() { Vec::new() } else { session::interference() };
+    let started = out.start(engine.policy_name(), (window_s, dry_run), engine.plane().topology().nodes.len(), &found);
+    let ran = started.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
         Some(child) => child.go(),
         None => Ok(()),
     });
@@ -97,7 +100,7 @@ impl Output {
     fn start(
         &self,
         policy: &str,
-        settings: &engine::Settings,
+        (window_s, dry_run): (f64, bool),
         nodes: usize,
         interference: &[Interference],
     ) -> Result<(), Failure> {
@@ -106,16 +109,15 @@ impl Output {
                 "kind": "start",
                 "version": 1,
                 "policy": policy,
-                "window_s": settings.window_s,
-                "dry_run": settings.dry_run,
+                "window_s": window_s,
+                "dry_run": dry_run,
                 "nodes": nodes,
                 "interference": interference,
             }))?;
             return Ok(());
         }
-        let dry = if settings.dry_run { ", dry run: nothing is changed" } else { "" };
-        let mut text =
-            format!("policy {policy}, window {}, {}{dry}\n", seconds(settings.window_s), count(nodes, "node"));
+        let dry = if dry_run { ", dry run: nothing is changed" } else { "" };
+        let mut text = format!("policy {policy}, window {}, {}{dry}\n", seconds(window_s), count(nodes, "node"));
         for found in interference {
             text.push_str(&format!("note: {}\n", escape(&words::interference(found))));
         }

@@ -44,7 +44,7 @@ impl Defaults {
             cpus: FxHashMap::default(),
         };
         defaults.online = defaults.cpu_list("online")?;
-        defaults.possible = defaults.cpu_list("possible").unwrap_or_else(|_| defaults.online.clone());
+        defaults.possible = defaults.cpu_list("possible")?;
         Ok(defaults)
     }
 
@@ -69,9 +69,9 @@ impl Defaults {
         self.groups.retain(|_, (_, read)| *read > oldest);
     }
 
-    /// The default of a thread, read now. The error says why it cannot be known.
-    pub fn of(&self, tid: u32) -> Result<CpuSet, String> {
-        let cgroups = self.threads.cgroups(tid).map_err(|e| e.to_string())?;
+    /// The default of a thread, read now. [`ErrorKind::NotFound`] where its group is hidden from us or has vanished.
+    pub fn of(&self, tid: u32) -> io::Result<CpuSet> {
+        let cgroups = self.threads.cgroups(tid)?;
         self.of_group(&self.cpusets.group(&cgroups))
     }
 
@@ -89,23 +89,22 @@ impl Defaults {
         if let Some(known) = self.cpus.get(&group) {
             return known.clone();
         }
-        let cpus = self.of_group(&group);
+        let cpus = self.of_group(&group).map_err(|e| e.to_string());
         self.cpus.insert(group, cpus.clone());
         cpus
     }
 
-    fn of_group(&self, group: &Group) -> Result<CpuSet, String> {
-        match self.cpusets.cpus(group) {
-            Ok(Some(cpus)) => Ok(cpus.intersection(&self.online)),
-            Ok(None) => Ok(self.online.clone()),
-            Err(error) => Err(error.to_string()),
-        }
+    fn of_group(&self, group: &Group) -> io::Result<CpuSet> {
+        Ok(match self.cpusets.cpus(group)? {
+            Some(cpus) => cpus.intersection(&self.online),
+            None => self.online.clone(),
+        })
     }
 
     fn cpu_list(&self, name: &str) -> io::Result<CpuSet> {
         let path = self.sys_root.join("devices/system/cpu").join(name);
-        let named = |why: String| io::Error::other(format!("{}: {why}", path.display()));
-        let text = std::fs::read_to_string(&path).map_err(|e| named(e.to_string()))?;
-        text.parse().map_err(|e: topology::ParseCpuSetError| named(e.to_string()))
+        let named = |kind, why: String| io::Error::new(kind, format!("{}: {why}", path.display()));
+        let text = std::fs::read_to_string(&path).map_err(|e| named(e.kind(), e.to_string()))?;
+        text.parse().map_err(|e: topology::ParseCpuSetError| named(io::ErrorKind::InvalidData, e.to_string()))
     }
 }

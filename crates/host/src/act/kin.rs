@@ -9,6 +9,10 @@
 //!    session or control group, while its parent is in neither. A session or group is only come by through birth
 //!    (or through the manager that made the group), so the real parent was in the family and has ended.
 //!
+//! The thread that was moved may itself have another id by now: by exec a thread takes the id and the start time of its
+//! process's first thread. So the first thread is taken for the moved one when the moved one is gone, and the first has our
+//! value now but did not have it at the move.
+//!
 //! **Limits.** A program of the same family that set exactly our value itself, after the move, cannot be told from one
 //! that inherited it, and is widened. A descendant that has left the session and, on a machine where everything is in the
 //! root group, has lost its parents is not found. Neither is one whose mask a cpuset has narrowed since. In normal
@@ -23,7 +27,7 @@ use topology::CpuSet;
 use super::affinity;
 use super::cpuset::family_name;
 use super::mover::{Key, key_of};
-use super::threads::{Stat, Threads};
+use super::threads::{Stat, Threads, is_gone};
 
 /// Longest chain of parents that is followed.
 const GENERATIONS: usize = 64;
@@ -31,18 +35,18 @@ const GENERATIONS: usize = 64;
 /// What is asked of procfs, so that the rule can be tested without processes.
 pub trait Facts {
     /// Facts of a thread; `None` when it has ended.
-    fn stat(&self, tid: u32) -> Option<Stat>;
+    fn stat(&self, tid: u32) -> io::Result<Option<Stat>>;
     /// Family name of a thread's control group; empty for the root group.
-    fn group(&self, tid: u32) -> String;
+    fn group(&self, tid: u32) -> io::Result<String>;
 }
 
 impl Facts for Threads {
-    fn stat(&self, tid: u32) -> Option<Stat> {
-        Threads::stat(self, tid).ok().flatten()
+    fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
+        Threads::stat(self, tid)
     }
 
-    fn group(&self, tid: u32) -> String {
-        self.cgroups(tid).map(|c| family_name(&c)).unwrap_or_default()
+    fn group(&self, tid: u32) -> io::Result<String> {
+        self.cgroups(tid).map(|c| family_name(&c))
     }
 }
 
@@ -58,19 +62,20 @@ pub enum Kinship {
 }
 
 /// How a thread of process `pid` is related to a moved thread of process `of`.
-pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Family) -> Option<Kinship> {
+pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Family) -> io::Result<Option<Kinship>> {
     if stat.start < family.at {
-        return None;
+        return Ok(None);
     }
     if pid == of {
-        return Some(Kinship::SameProcess);
+        return Ok(Some(Kinship::SameProcess));
     }
+    let Some(process) = facts.stat(pid)? else { return Ok(None) };
     // The process, then the eldest of its ancestors that is younger than the move.
-    let (mut eldest, mut eldest_stat) = (pid, facts.stat(pid)?);
+    let (mut eldest, mut eldest_stat) = (pid, process);
     let mut elder = None;
     for _ in 0..GENERATIONS {
         let parent = eldest_stat.ppid;
-        let Some(parent_stat) = facts.stat(parent) else { break };
+        let Some(parent_stat) = facts.stat(parent)? else { break };
         if parent_stat.start < family.at {
             elder = Some((parent, parent_stat));
             break;
@@ -82,22 +87,45 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
     for _ in 0..GENERATIONS {
         let Some((ancestor, ancestor_stat)) = above else { break };
         if ancestor == of {
-            return Some(Kinship::Descendant);
+            return Ok(Some(Kinship::Descendant));
         }
-        above = facts.stat(ancestor_stat.ppid).map(|s| (ancestor_stat.ppid, s));
+        above = facts.stat(ancestor_stat.ppid)?.map(|s| (ancestor_stat.ppid, s));
     }
     // Without a parent that we can see (its parent is the kernel, or outside of our pid namespace) nothing is in the family.
     let parent_session = elder.as_ref().map(|e| e.1.session);
     let of_session = family.session != 0 && eldest_stat.session == family.session;
     if of_session && parent_session != Some(family.session) {
-        return Some(Kinship::Orphan);
+        return Ok(Some(Kinship::Orphan));
     }
-    let in_group = |tid: u32| !family.cgroup.is_empty() && facts.group(tid) == family.cgroup;
-    let orphan = in_group(eldest) && elder.is_none_or(|e| !in_group(e.0));
-    orphan.then_some(Kinship::Orphan)
+    if family.cgroup.is_empty() || facts.group(eldest)? != family.cgroup {
+        return Ok(None);
+    }
+    let orphan = match elder {
+        Some((parent, _)) => facts.group(parent)? != family.cgroup,
+        None => true,
+    };
+    Ok(orphan.then_some(Kinship::Orphan))
 }
 
-/// Undo records for every thread of the machine that is kin of one in `held` and holds its value.
+/// The first thread of a moved thread's process, as a record of its own, if the moved thread has become the first by exec.
+pub fn became_first(threads: &Threads, undo: &Undo) -> io::Result<Option<Undo>> {
+    let Undo::Thread { tid, pid, start, before, ours, unbound, family: Some(family) } = undo else { return Ok(None) };
+    if !family.first_differs || threads.stat(*tid)?.is_some_and(|stat| stat.start == *start) {
+        return Ok(None);
+    }
+    // A process that got the id later started later.
+    let Some(first) = threads.stat(*pid)?.filter(|first| first.start < family.at) else { return Ok(None) };
+    match affinity::get(*pid) {
+        Ok(mask) if mask == *ours => {}
+        Err(error) if !is_gone(&error) => return Err(error),
+        _ => return Ok(None),
+    }
+    let (before, ours, unbound) = (before.clone(), ours.clone(), *unbound);
+    Ok(Some(Undo::Thread { tid: *pid, pid: *pid, start: first.start, before, ours, unbound, family: None }))
+}
+
+/// Undo records for every thread of the machine that is kin of one in `held` and holds its value. An error says that none was
+/// found, and that some thread could not be looked at.
 pub fn heirs(threads: &Threads, held: &[Undo]) -> io::Result<Vec<Undo>> {
     let records: FxHashSet<Key> = held.iter().filter_map(key_of).collect();
     let mut by_value: Vec<(&CpuSet, Vec<&Undo>)> = Vec::new();
@@ -112,28 +140,54 @@ pub fn heirs(threads: &Threads, held: &[Undo]) -> io::Result<Vec<Undo>> {
     if by_value.is_empty() {
         return Ok(heirs);
     }
+    let mut trouble = None;
     for (pid, tid) in threads.all()? {
-        let Ok(mask) = affinity::get(tid) else { continue };
-        let Some((_, undos)) = by_value.iter().find(|v| *v.0 == mask) else { continue };
-        let Ok(Some(stat)) = threads.stat(tid) else { continue };
-        if stat.kernel_thread || records.contains(&(tid, stat.start)) {
-            continue;
+        match heir(threads, (pid, tid), &by_value, &records) {
+            Ok(heir) => heirs.extend(heir),
+            Err(error) => trouble = Some(error),
         }
-        heirs.extend(nearest(threads, (pid, tid), &stat, undos));
     }
-    Ok(heirs)
+    for undo in held {
+        match became_first(threads, undo) {
+            Ok(heir) => heirs.extend(heir),
+            Err(error) => trouble = Some(error),
+        }
+    }
+    match trouble {
+        Some(error) if heirs.is_empty() => Err(error),
+        _ => Ok(heirs),
+    }
 }
 
 /// The record that a thread has inherited from, as one of its own.
-fn nearest(threads: &Threads, (pid, tid): (u32, u32), stat: &Stat, undos: &[&Undo]) -> Option<Undo> {
+fn heir(
+    threads: &Threads,
+    (pid, tid): (u32, u32),
+    by_value: &[(&CpuSet, Vec<&Undo>)],
+    records: &FxHashSet<Key>,
+) -> io::Result<Option<Undo>> {
+    let mask = match affinity::get(tid) {
+        Err(error) if is_gone(&error) => return Ok(None),
+        mask => mask?,
+    };
+    let Some((_, undos)) = by_value.iter().find(|v| *v.0 == mask) else { return Ok(None) };
+    let Some(stat) = threads.stat(tid)? else { return Ok(None) };
+    if stat.kernel_thread || records.contains(&(tid, stat.start)) {
+        return Ok(None);
+    }
     let memory = Remembering { facts: threads, stats: Default::default(), groups: Default::default() };
-    let related = undos.iter().filter_map(|undo| {
-        let Undo::Thread { pid: of, family: Some(family), .. } = undo else { return None };
-        Some((kinship(&memory, pid, stat, *of, family)?, *undo))
-    });
-    let (_, Undo::Thread { before, ours, unbound, .. }) = related.min_by_key(|r| r.0)? else { return None };
+    let mut nearest: Option<(Kinship, &Undo)> = None;
+    for undo in undos {
+        let Undo::Thread { pid: of, family: Some(family), .. } = undo else { continue };
+        if let Some(kinship) = kinship(&memory, pid, &stat, *of, family)?
+            && nearest.is_none_or(|n| kinship < n.0)
+        {
+            nearest = Some((kinship, *undo));
+        }
+    }
+    let Some((_, Undo::Thread { before, ours, unbound, .. })) = nearest else { return Ok(None) };
     let (before, ours, unbound) = (before.clone(), ours.clone(), *unbound);
-    Some(Undo::Thread { tid, pid, start: stat.start, before, ours, unbound, family: None })
+    Ok(Some(Undo::Thread { tid, pid, start: stat.start, before, ours, unbound, family: None }))
 }
 
 /// Asks for every thread once, however many records it is compared with.
@@ -144,12 +198,22 @@ struct Remembering<'a> {
 }
 
 impl Facts for Remembering<'_> {
-    fn stat(&self, tid: u32) -> Option<Stat> {
-        self.stats.borrow_mut().entry(tid).or_insert_with(|| Facts::stat(self.facts, tid)).clone()
+    fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
+        if let Some(known) = self.stats.borrow().get(&tid) {
+            return Ok(known.clone());
+        }
+        let stat = Facts::stat(self.facts, tid)?;
+        self.stats.borrow_mut().insert(tid, stat.clone());
+        Ok(stat)
     }
 
-    fn group(&self, tid: u32) -> String {
-        self.groups.borrow_mut().entry(tid).or_insert_with(|| self.facts.group(tid)).clone()
+    fn group(&self, tid: u32) -> io::Result<String> {
+        if let Some(known) = self.groups.borrow().get(&tid) {
+            return Ok(known.clone());
+        }
+        let group = self.facts.group(tid)?;
+        self.groups.borrow_mut().insert(tid, group.clone());
+        Ok(group)
     }
 }
 
@@ -161,20 +225,26 @@ mod tests {
     struct Table(Vec<(u32, u32, u64, u32, &'static str)>);
 
     impl Facts for Table {
-        fn stat(&self, tid: u32) -> Option<Stat> {
-            let (_, ppid, start, session, _) = *self.0.iter().find(|t| t.0 == tid)?;
-            Some(Stat { comm: String::new(), ppid, session, kernel_thread: false, start })
+        fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
+            let found = self.0.iter().find(|t| t.0 == tid);
+            Ok(found.map(|(_, ppid, start, session, _)| Stat {
+                comm: String::new(),
+                ppid: *ppid,
+                session: *session,
+                kernel_thread: false,
+                start: *start,
+            }))
         }
 
-        fn group(&self, tid: u32) -> String {
-            self.0.iter().find(|t| t.0 == tid).map_or(String::new(), |t| t.4.to_owned())
+        fn group(&self, tid: u32) -> io::Result<String> {
+            Ok(self.0.iter().find(|t| t.0 == tid).map_or(String::new(), |t| t.4.to_owned()))
         }
     }
 
     /// The moved thread is of process 50, moved at time 1000, session 40, group `/pg`.
     fn related(table: &Table, pid: u32) -> Option<Kinship> {
-        let family = Family { at: 1000, session: 40, cgroup: "/pg".into() };
-        kinship(table, pid, &Facts::stat(table, pid).unwrap(), 50, &family)
+        let family = Family { at: 1000, session: 40, cgroup: "/pg".into(), first_differs: false };
+        kinship(table, pid, &Facts::stat(table, pid).unwrap().unwrap(), 50, &family).unwrap()
     }
 
     fn family(more: &[(u32, u32, u64, u32, &'static str)]) -> Table {
@@ -195,8 +265,8 @@ mod tests {
         assert_eq!(related(&table, 61), Some(Kinship::Descendant)); // own session and group: still a grandchild
         assert_eq!(related(&table, 62), None);
         let young = Stat { comm: String::new(), ppid: 40, session: 40, kernel_thread: false, start: 1001 };
-        let family = Family { at: 1000, session: 40, cgroup: String::new() };
-        assert_eq!(kinship(&table, 50, &young, 50, &family), Some(Kinship::SameProcess));
+        let family = Family { at: 1000, session: 40, cgroup: String::new(), first_differs: false };
+        assert_eq!(kinship(&table, 50, &young, 50, &family).unwrap(), Some(Kinship::SameProcess));
     }
 
     #[test]
@@ -235,8 +305,8 @@ mod tests {
     #[test]
     fn the_root_group_and_session_0_prove_nothing() {
         let table = family(&[(60, 1, 1200, 0, "")]);
-        let family = Family { at: 1000, session: 0, cgroup: String::new() };
-        assert_eq!(kinship(&table, 60, &Facts::stat(&table, 60).unwrap(), 50, &family), None);
+        let family = Family { at: 1000, session: 0, cgroup: String::new(), first_differs: false };
+        assert_eq!(kinship(&table, 60, &Facts::stat(&table, 60).unwrap().unwrap(), 50, &family).unwrap(), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use topology::{CpuSet, NodeId, Topology};
 
 use super::defaults::Defaults;
-use super::threads::{Stat, Threads};
+use super::threads::{Open, Stat, Threads, is_gone};
 use super::{affinity, cpuset};
 
 /// Nanoseconds in a unit of `/proc/<tid>/stat` (`USER_HZ` is 100 on every architecture we know).
@@ -56,6 +56,8 @@ pub struct Mover {
     moved: FxHashMap<Key, Moved>,
     /// Masks that the moves of this window were prepared on.
     prepared: FxHashMap<Key, CpuSet>,
+    /// Masks of this window that nobody asked for: what the machine gave the threads is their default.
+    unasked: FxHashMap<Key, CpuSet>,
     window: u64,
 }
 
@@ -78,6 +80,7 @@ impl Mover {
             rules,
             moved: FxHashMap::default(),
             prepared: FxHashMap::default(),
+            unasked: FxHashMap::default(),
             window: 0,
         })
     }
@@ -86,6 +89,7 @@ impl Mover {
     pub fn begin_window(&mut self) {
         self.defaults.refresh();
         self.prepared.clear();
+        self.unasked.clear();
         self.window += 1;
         let oldest = self.window.saturating_sub(REMEMBERED);
         self.moved.retain(|_, m| m.over.is_none_or(|window| window >= oldest));
@@ -111,14 +115,15 @@ impl Mover {
         self.moved.get(&key)
     }
 
-    /// Forgets a thread that has ended.
-    pub fn forget(&mut self, key: Key) {
-        self.end(key);
+    /// In this window a thread has this mask although nobody ever asked for an affinity of it.
+    pub fn not_asked(&mut self, key: Key, mask: CpuSet) {
+        self.unasked.insert(key, mask);
     }
 
-    fn end(&mut self, key: Key) {
+    /// A thread does not hold our value any more: it has ended, was put back, or has an affinity of its own.
+    pub fn end(&mut self, key: Key) {
         if let Some(moved) = self.moved.get_mut(&key) {
-            moved.over = Some(self.window);
+            moved.over.get_or_insert(self.window);
         }
     }
 
@@ -133,7 +138,7 @@ impl Mover {
             return Err(not_a_thread());
         };
         let (tid, to) = (*tid, *to);
-        let stat = self.stat(tid)?;
+        let (_, stat) = self.open(tid)?;
         let start = stat.start;
         if start_ns.is_some_and(|ns| ns / NS_PER_TICK != start) {
             return Err(gone(tid));
@@ -151,12 +156,17 @@ impl Mover {
         let (before, unbound) = match self.moved.get(&(tid, start)) {
             Some(m) if m.holds(&mask, &default) => (m.before.clone(), m.unbound),
             _ if mask == default => (mask.clone(), true),
+            _ if self.unasked.get(&(tid, start)) == Some(&mask) => (mask.clone(), false),
             _ if self.rules.touch_own_affinity => (mask.clone(), false),
             _ => return Err(refused("own_affinity", own_affinity(&mask))),
         };
-        let ours = self.target(topology, to, &default)?;
+        // Nobody asked for less than the default, but the machine gives less: that is kept to.
+        let given = !unbound && !self.rules.touch_own_affinity;
+        let ours = self.target(topology, to, &if given { before.intersection(&default) } else { default })?;
+        let first_differs = tid != *pid && affinity::get(*pid).is_ok_and(|first| first != ours);
         self.prepared.insert((tid, start), mask);
-        let family = Family { at: now_ticks(), session: stat.session, cgroup: cpuset::family_name(&cgroups) };
+        let family =
+            Family { at: now_ticks(), session: stat.session, cgroup: cpuset::family_name(&cgroups), first_differs };
         Ok(Undo::Thread { tid, pid: *pid, start, before, ours, unbound, family: Some(family) })
     }
 
@@ -176,7 +186,7 @@ impl Mover {
         let Some(expected) = self.prepared.remove(&key) else {
             return Err(refused("not_prepared", format!("the move of thread {tid} was prepared in an earlier window")));
         };
-        self.replace(key, |mask| *mask == expected, ours, |mask| refused("own_affinity", own_affinity(mask)))?;
+        self.replace(key, |mask| Ok(*mask == expected), ours, |mask| refused("own_affinity", own_affinity(mask)))?;
         let moved = self.moved.entry(key).or_insert_with(|| Moved {
             before: before.clone(),
             unbound: *unbound,
@@ -194,9 +204,17 @@ impl Mover {
     pub fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
         let Undo::Thread { tid, start, before, ours, unbound, .. } = undo else { return Err(not_a_thread()) };
         let key = (*tid, *start);
-        // A thread whose cpuset cannot be known is judged by the plain mask.
-        let left_of_it = |mask: &CpuSet| self.defaults.of(*tid).is_ok_and(|allowed| is_ours(mask, ours, &allowed));
-        let is_ours = |mask: &CpuSet| mask == ours || left_of_it(mask);
+        let is_ours = |mask: &CpuSet| {
+            if mask == ours {
+                return Ok(true);
+            }
+            match self.defaults.of(*tid) {
+                Ok(allowed) => Ok(is_ours(mask, ours, &allowed)),
+                // A thread whose cpuset is hidden from us is judged by the plain mask.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+                Err(error) => Err(unreadable(*tid, &error)),
+            }
+        };
         let possible = self.defaults.possible();
         let changed = |_: &CpuSet| refused("changed_by_others", "was changed by others");
         let to = if *unbound { possible } else { before };
@@ -215,40 +233,39 @@ impl Mover {
         Ok(undone)
     }
 
-    /// Sets a thread's mask if what is there is as expected. The thread is known by its start time, which is checked
-    /// before and after: should its id have been given to another one in between, that one gets back what it had.
+    /// Sets a thread's mask if what is there is as expected. An error says that the mask is as it was. The thread is known by its
+    /// start time; it is looked at again after its mask was set, and should its id have been given to another one in between,
+    /// that one gets back what it had.
     fn replace(
         &self,
         (tid, start): Key,
-        expected: impl Fn(&CpuSet) -> bool,
+        expected: impl Fn(&CpuSet) -> Result<bool, PlaneError>,
         new: &CpuSet,
         otherwise: impl Fn(&CpuSet) -> PlaneError,
     ) -> Result<(), PlaneError> {
-        if self.stat(tid)?.start != start {
+        let (thread, stat) = self.open(tid)?;
+        if stat.start != start {
             return Err(gone(tid));
         }
         let mask = affinity::get(tid).map_err(|e| kernel(tid, "read", e))?;
-        if !expected(&mask) {
+        if !expected(&mask)? {
             return Err(otherwise(&mask));
         }
         affinity::set(tid, new).map_err(|e| kernel(tid, "set", e))?;
-        match self.stat(tid) {
-            Ok(stat) if stat.start != start => {
-                // Nothing more can be done if this fails: it has ended as well.
-                let _ = affinity::set(tid, &mask);
-                Err(gone(tid))
-            }
-            Ok(_) => Ok(()),
-            Err(error) => Err(error),
+        let after = thread.stat();
+        if matches!(&after, Ok(Some(stat)) if stat.start == start) {
+            return Ok(());
+        }
+        match (affinity::set(tid, &mask), after) {
+            // The thread that was not recognised has kept what it was given.
+            (Err(error), Err(_)) if !is_gone(&error) => Ok(()),
+            (_, Err(error)) => Err(unreadable(tid, &error)),
+            (_, Ok(_)) => Err(gone(tid)),
         }
     }
 
-    fn stat(&self, tid: u32) -> Result<Stat, PlaneError> {
-        match self.threads.stat(tid) {
-            Ok(Some(stat)) => Ok(stat),
-            Ok(None) => Err(gone(tid)),
-            Err(error) => Err(refused("unreadable", format!("thread {tid} cannot be looked at: {error}"))),
-        }
+    fn open(&self, tid: u32) -> Result<(Open, Stat), PlaneError> {
+        self.threads.open(tid).map_err(|error| unreadable(tid, &error))?.ok_or_else(|| gone(tid))
     }
 }
 
@@ -278,6 +295,10 @@ fn not_a_thread() -> PlaneError {
 
 fn gone(tid: u32) -> PlaneError {
     PlaneError::Gone { what: format!("thread {tid}") }
+}
+
+fn unreadable(tid: u32, error: &io::Error) -> PlaneError {
+    refused("unreadable", format!("thread {tid} cannot be looked at: {error}"))
 }
 
 fn refused(reason: &'static str, why: impl Into<String>) -> PlaneError {

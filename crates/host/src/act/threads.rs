@@ -3,13 +3,20 @@
 //! A general parser of `/proc/<tid>/stat` builds 52 fields; this is asked for every thread that is moved and again while
 //! it is moved, so only the needed ones are read.
 
+use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
+use super::affinity;
+
 /// `PF_KTHREAD` in `task->flags` (include/linux/sched.h).
 const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// More than the longest line of `/proc/<tid>/stat`: 52 numbers and a name.
+const STAT_BYTES: usize = 2048;
 
 /// One thread as `/proc/<tid>/stat` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +33,36 @@ pub struct Stat {
     pub start: u64,
 }
 
+/// One thread's facts, kept open. They are never those of a later thread with its id, and reading them again takes no file
+/// descriptor.
+#[derive(Debug)]
+pub struct Open {
+    tid: u32,
+    file: File,
+}
+
+impl Open {
+    /// What procfs says now; `None` when the thread has ended.
+    pub fn stat(&self) -> io::Result<Option<Stat>> {
+        let mut bytes = [0; STAT_BYTES];
+        let mut length = 0;
+        while let Some(rest) = bytes.get_mut(length..).filter(|rest| !rest.is_empty()) {
+            match self.file.read_at(rest, length as u64) {
+                Ok(0) => break,
+                Ok(n) => length += n,
+                Err(error) if is_gone(&error) => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match parse(bytes.get(..length).unwrap_or_default()) {
+            Some((b'Z' | b'X' | b'x', _)) => Ok(None),
+            Some((_, stat)) => Ok(Some(stat)),
+            None => Err(io::Error::new(ErrorKind::InvalidData, format!("/proc/{}/stat has an unknown form", self.tid))),
+        }
+    }
+}
+
 /// Threads of a machine.
 #[derive(Clone, Debug)]
 pub struct Threads {
@@ -40,21 +77,35 @@ impl Threads {
 
     /// The thread with this id; `None` when it has ended (a zombie has).
     pub fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
-        let bytes = match std::fs::read(self.proc_root.join(format!("{tid}/stat"))) {
-            Ok(bytes) => bytes,
-            Err(error) if is_gone(&error) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        match parse(&bytes) {
-            Some((b'Z' | b'X' | b'x', _)) => Ok(None),
-            Some((_, stat)) => Ok(Some(stat)),
-            None => Err(io::Error::new(ErrorKind::InvalidData, format!("/proc/{tid}/stat has an unknown form"))),
-        }
+        Ok(self.open(tid)?.map(|open| open.1))
     }
 
-    /// Whether the thread that started then is still there.
-    pub fn alive(&self, tid: u32, start: u64) -> bool {
-        matches!(self.stat(tid), Ok(Some(stat)) if stat.start == start)
+    /// The thread with this id, kept open; `None` when it has ended.
+    pub fn open(&self, tid: u32) -> io::Result<Option<(Open, Stat)>> {
+        // The parent of the first process, and of one whose parent is outside of our namespace; to the kernel 0 means us.
+        if tid == 0 {
+            return Ok(None);
+        }
+        let path = self.proc_root.join(format!("{tid}/stat"));
+        for _ in 0..2 {
+            match File::open(&path) {
+                Ok(file) => {
+                    let open = Open { tid, file };
+                    return Ok(open.stat()?.map(|stat| (open, stat)));
+                }
+                Err(error) if !is_gone(&error) => return Err(error),
+                // procfs hides threads from us under `hidepid`; the kernel itself does not.
+                Err(_) if affinity::get(tid).is_err_and(|error| is_gone(&error)) => return Ok(None),
+                // It was given to another thread meanwhile.
+                Err(_) => {}
+            }
+        }
+        Err(io::Error::new(ErrorKind::PermissionDenied, format!("{} does not show it", self.proc_root.display())))
+    }
+
+    /// Whether the thread that started then is certain to have ended. An error proves nothing.
+    pub fn ended(&self, tid: u32, start: u64) -> bool {
+        self.stat(tid).is_ok_and(|stat| stat.is_none_or(|stat| stat.start != start))
     }
 
     /// Every thread with its process: (pid, tid). What ends meanwhile may or may not be among them.
@@ -80,7 +131,8 @@ impl Threads {
     }
 }
 
-fn is_gone(error: &io::Error) -> bool {
+/// Whether the kernel says that there is no such thread.
+pub(super) fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
@@ -137,12 +189,25 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_procfs_does_not_show_has_not_ended() {
+        let hidden = Threads::new(Path::new("/nonexistent"));
+        let me = std::process::id();
+        let error = hidden.stat(me).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert!(!hidden.ended(me, 0));
+        assert_eq!(hidden.stat(u32::MAX >> 1).unwrap(), None);
+        assert_eq!(hidden.stat(0).unwrap(), None);
+    }
+
+    #[test]
     fn our_own_threads_are_found_and_others_are_gone() {
         let threads = Threads::new(Path::new("/proc"));
         let me = std::process::id();
         let stat = threads.stat(me).unwrap().unwrap();
         assert!(!stat.kernel_thread && stat.start > 0);
-        assert!(threads.alive(me, stat.start) && !threads.alive(me, stat.start + 1));
+        assert!(!threads.ended(me, stat.start) && threads.ended(me, stat.start + 1));
+        let (open, same) = threads.open(me).unwrap().unwrap();
+        assert_eq!((open.stat().unwrap().map(|s| s.start), same.start), (Some(stat.start), stat.start));
         assert!(threads.all().unwrap().contains(&(me, me)));
         assert_eq!(threads.stat(u32::MAX >> 1).unwrap(), None);
         assert!(threads.cgroups(me).unwrap().contains(':'));

@@ -94,16 +94,33 @@ struct task_record {
 };
 #define TASK_KTHREAD 1
 #define TASK_IN_TREE 2
+#define TASK_ASKED 4       /* an affinity was asked for, by itself, by others or by an ancestor */
+#define TASK_NOT_ASKED 8   /* none was; neither flag: the kernel does not say */
 
 /* Lineage. */
 struct watched {
 	u64 start_ns;
+	u64 asked;     /* address of the affinity asked for (user_cpus_ptr) when it was ours; 0: not known */
 	u32 tgid;
 	u32 parent_tid;
 	u32 marks;     /* MARK_* */
-	u32 born;      /* 1: inherited its marks, 0: marked by user space */
+	u32 origin;    /* ORIGIN_* */
 };
 #define MARK_MOVED 1
 #define MARK_TREE 2
+#define MARK_OWN 4     /* its affinity is its own: set by others since, or put back */
+#define ORIGIN_MARKED 0  /* by user space */
+#define ORIGIN_BORN 1    /* inherited its marks */
+#define ORIGIN_EXEC 2    /* took the place of its process's first thread by exec */
+
+/* One living thread with MARK_MOVED. */
+struct kin_record {
+	u64 start_ns;
+	u32 tid, tgid;
+	u32 parent_tid;
+	u32 origin;
+	u32 own;
+	u32 pad;
+};
 
 #endif

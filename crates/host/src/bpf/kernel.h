@@ -141,6 +141,9 @@ struct thread_info {
 struct cpumask {
 	unsigned long bits[1];
 };
+struct affinity_context { /* since 6.2: from then on user_cpus_ptr is what sched_setaffinity was asked for */
+	unsigned int flags;
+};
 struct task_struct {
 	struct thread_info thread_info;
 	u32 flags;
@@ -153,6 +156,7 @@ struct task_struct {
 	struct task_struct *group_leader;
 	u64 start_boottime;
 	char comm[16];
+	struct cpumask *user_cpus_ptr;
 	struct files_struct *files;
 	struct css_set *cgroups;
 	struct task_io_accounting ioac;

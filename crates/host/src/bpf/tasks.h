@@ -26,6 +26,9 @@ struct {
 	__type(value, struct watched);
 } lineage SEC(".maps");
 
+/* Of the start time that user space knows: hundredths of a second. */
+#define NS_PER_TICK 10000000
+
 /* Threads seen by the pass, and its errors. */
 u64 pass_tasks = 0;
 
@@ -36,7 +39,7 @@ static __always_inline struct watched *watched_of(struct task_struct *task)
 	u32 tid = task->pid;
 	struct watched *watched = bpf_map_lookup_elem(&lineage, &tid);
 
-	if (watched && watched->start_ns && watched->start_ns != task->start_boottime)
+	if (watched && watched->start_ns && watched->start_ns / NS_PER_TICK != task->start_boottime / NS_PER_TICK)
 		return NULL;
 	return watched;
 }
@@ -46,6 +49,21 @@ static __always_inline u32 marks_of(struct task_struct *task)
 	struct watched *watched = watched_of(task);
 
 	return watched ? watched->marks : 0;
+}
+
+/* The address of the affinity that was asked for. Each successful call of sched_setaffinity brings a new one, even if it asks
+ * for the same CPUs, and a child gets a copy of its own. 0: none was asked for, or the kernel does not say (before 6.2). */
+static __always_inline u64 asked_by(struct task_struct *task)
+{
+	if (!bpf_core_type_exists(struct affinity_context) || !bpf_core_field_exists(task->user_cpus_ptr))
+		return 0;
+	return (u64)task->user_cpus_ptr;
+}
+
+/* Whether the affinity of a watched thread has been set by anybody since it was ours. */
+static __always_inline bool own(struct task_struct *task, const struct watched *watched)
+{
+	return watched->marks & MARK_OWN || (watched->asked && watched->asked != asked_by(task));
 }
 
 static __always_inline long put_mask(struct seq_file *seq, const struct cpumask *mask)
@@ -99,6 +117,8 @@ int task_pass(struct bpf_iter__task *ctx)
 		record.flags |= TASK_KTHREAD;
 	if (marks_of(task) & MARK_TREE)
 		record.flags |= TASK_IN_TREE;
+	if (bpf_core_type_exists(struct affinity_context))
+		record.flags |= asked_by(task) ? TASK_ASKED : TASK_NOT_ASKED;
 	record.mask_words = mask_words;
 	__builtin_memcpy(record.comm, task->comm, sizeof(record.comm));
 	/* cpus_mask, not cpus_ptr, which is one CPU while the thread may not migrate. */
@@ -107,6 +127,38 @@ int task_pass(struct bpf_iter__task *ctx)
 		return 0;
 	pass_tasks++;
 	*before = now;
+	return 0;
+}
+
+/* Emits the watched threads that live. Notes where the affinity that was asked for lies in threads just moved, and which threads
+ * have had theirs set by others. */
+SEC("iter/task")
+int kin_pass(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct kin_record record = {};
+	struct watched *watched;
+	u32 tid;
+
+	if (!task || (task->flags & PF_EXITING))
+		return 0;
+	tid = task->pid;
+	watched = bpf_map_lookup_elem(&lineage, &tid);
+	if (!watched || !(watched->marks & MARK_MOVED))
+		return 0;
+	if (watched->start_ns / NS_PER_TICK != task->start_boottime / NS_PER_TICK)
+		return 0;
+	if (own(task, watched))
+		watched->marks |= MARK_OWN;
+	else
+		watched->asked = asked_by(task);
+	record.start_ns = watched->start_ns;
+	record.tid = tid;
+	record.tgid = task->tgid;
+	record.parent_tid = watched->parent_tid;
+	record.origin = watched->origin;
+	record.own = !!(watched->marks & MARK_OWN);
+	bpf_seq_write(ctx->meta->seq, &record, sizeof(record));
 	return 0;
 }
 
@@ -121,15 +173,41 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	if (!watched)
 		return 0;
 	born.start_ns = child->start_boottime;
+	born.asked = asked_by(child);
 	born.tgid = child->tgid;
 	born.parent_tid = parent_tid;
 	born.marks = watched->marks;
-	born.born = 1;
+	if (own(parent, watched))
+		born.marks |= MARK_OWN;
+	born.origin = ORIGIN_BORN;
 	if (bpf_map_update_elem(&lineage, &tid, &born, BPF_ANY)) {
 		c = counted();
 		if (c)
 			c->children_full++;
 	}
+	return 0;
+}
+
+/* A thread that execs takes the id and the start time of its process's first thread, which has exited by now. */
+SEC("tp_btf/sched_process_exec")
+int BPF_PROG(on_exec, struct task_struct *task, int before)
+{
+	u32 old = before, tid = task->pid;
+	struct watched *watched;
+	struct watched now;
+
+	if (old == tid)
+		return 0;
+	watched = bpf_map_lookup_elem(&lineage, &old);
+	if (!watched)
+		return 0;
+	now = *watched;
+	now.start_ns = task->start_boottime;
+	if (now.origin == ORIGIN_MARKED)
+		now.parent_tid = old;
+	now.origin = ORIGIN_EXEC;
+	bpf_map_update_elem(&lineage, &tid, &now, BPF_ANY);
+	bpf_map_delete_elem(&lineage, &old);
 	return 0;
 }
 

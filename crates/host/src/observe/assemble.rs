@@ -112,6 +112,7 @@ pub(super) fn assemble(
             thread,
             ppid: task.ppid,
             mask,
+            asked: task.asked,
             kernel_thread: task.kernel_thread,
             cgroup_id: task.cgroup_id,
         });

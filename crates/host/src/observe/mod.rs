@@ -40,6 +40,7 @@ mod slices;
 mod types;
 mod weights;
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use rustix::time::ClockId;
@@ -48,7 +49,7 @@ use topology::Topology;
 pub use choose::{Configuration, choose};
 pub use hooks::Hook;
 pub use probe::{Capabilities, Fact};
-pub use types::{Child, Cost, Hooks, ObserveError, Observed, ObservedThread, Scope, Settings};
+pub use types::{Cost, Hooks, Kin, ObserveError, Observed, ObservedThread, Origin, Scope, Settings};
 
 use assemble::Places;
 use programs::{Machine, Programs, Refused};
@@ -65,6 +66,8 @@ pub struct Observer {
     filter: Filter,
     settings: Settings,
     before: Before,
+    /// Whether a thread has ever been watched.
+    watching: Cell<bool>,
 }
 
 /// Where the last window ended.
@@ -121,7 +124,16 @@ impl Observer {
             tasks_passed: programs.tasks_passed(),
             cpu_s: cpu_s(),
         };
-        Ok(Self { programs, configuration, capabilities, places, filter, settings: settings.clone(), before })
+        Ok(Self {
+            programs,
+            configuration,
+            capabilities,
+            places,
+            filter,
+            settings: settings.clone(),
+            before,
+            watching: Cell::new(false),
+        })
     }
 
     /// The attached hooks, and what they do not see.
@@ -200,20 +212,27 @@ impl Observer {
         }
     }
 
-    /// From now on, [`Observer::children`] lists the descendants of this thread.
-    pub fn watch_children(&self, tid: u32) -> Result<(), ObserveError> {
-        self.programs.mark(tid, 0, MARK_MOVED)?;
+    /// Watches the thread that started then (at least in the same hundredth of a second), which is about to be moved, and its
+    /// later descendants. After an error it is not watched.
+    pub fn watch(&self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
+        self.watching.set(true);
+        // What an earlier move left must not judge this one.
+        self.programs.mark(tid, start_ns, MARK_MOVED).inspect_err(|_| self.programs.unmark(tid))?;
         // The exit hook removes the mark, unless the thread exited before it got one. An error does not mean that it has exited.
-        if self.settings.proc_root.join(tid.to_string()).try_exists().is_ok_and(|exists| !exists) {
+        if let Ok(false) = self.settings.proc_root.join(tid.to_string()).try_exists() {
             self.programs.unmark(tid);
         }
         Ok(())
     }
 
-    /// Living threads that watched threads have started since they are watched, directly or over several generations.
-    pub fn children(&self) -> Vec<Child> {
-        let born = self.programs.lineage().into_iter().filter(|(_, w)| w.born == 1 && w.marks & MARK_MOVED != 0);
-        born.map(|(tid, w)| Child { tid, pid: w.tgid, parent_tid: w.parent_tid, start_ns: w.start_ns }).collect()
+    /// The affinity of this thread is not ours any more, and those born of it from now on inherit nothing of ours.
+    pub fn release(&self, tid: u32) -> Result<(), ObserveError> {
+        self.programs.mark_own(tid)
+    }
+
+    /// Watched threads, and those born of them over any number of generations since, that are alive now.
+    pub fn kin(&self) -> Result<Vec<Kin>, ObserveError> {
+        if self.watching.get() { self.programs.kin() } else { Ok(Vec::new()) }
     }
 
     fn notes(&self, sum: &Counters, slices: &Slices, odd_node_bytes: u64) -> Vec<String> {

@@ -19,10 +19,11 @@ use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenMapMut, OpenProgramMut, Print
 use super::choose::Configuration;
 use super::grace::Grace;
 use super::hooks::Hook;
-use super::records::{Counters, Key, Pass, Pending, Watched, fresh_sampler};
+use super::records::{Counters, Key, MARK_OWN, Pass, Pending, Watched, fresh_sampler};
 use super::slices::Slicer;
-use super::types::{ObserveError, Settings};
+use super::types::{Kin, ObserveError, Settings};
 use super::{cause, choose, drain};
+use crate::act::mover::NS_PER_TICK;
 
 #[allow(
     clippy::all,
@@ -167,6 +168,7 @@ pub(super) struct Machine {
 pub(super) struct Programs {
     skel: ObserveSkel<'static>,
     pass: Link,
+    kin_pass: Link,
     _links: Vec<Link>,
     /// The hook on the read path.
     reads: Option<Slicer>,
@@ -237,12 +239,15 @@ impl Programs {
         let grace = Grace::new().map_err(bpf("making a map of maps"))?;
         let drain = drain::Buffer::default();
         let pass = skel.progs.task_pass.attach().map_err(bpf("attaching iter/task"))?;
+        let kin_pass = skel.progs.kin_pass.attach().map_err(bpf("attaching iter/task"))?;
         let links = vec![
             skel.progs.on_fork.attach().map_err(bpf("attaching tp_btf/sched_process_fork"))?,
+            skel.progs.on_exec.attach().map_err(bpf("attaching tp_btf/sched_process_exec"))?,
             skel.progs.on_exit.attach().map_err(bpf("attaching tp_btf/sched_process_exit"))?,
         ];
         let nodes = machine.nodes.clone();
-        let mut programs = Self { skel, pass, _links: links, reads: None, nodes, epoch: 0, grace, drain, output };
+        let mut programs =
+            Self { skel, pass, kin_pass, _links: links, reads: None, nodes, epoch: 0, grace, drain, output };
         programs.fresh_samplers(machine.possible_cpus).map_err(bpf("setting up the samplers"))?;
         for epoch in [0, 1] {
             programs.make_unattributed(epoch).map_err(bpf("setting up the tables"))?;
@@ -351,18 +356,33 @@ impl Programs {
         Ok(values.unwrap_or_default().iter().filter_map(|value| Counters::decode(value)).collect())
     }
 
-    /// Adds marks to a thread, which started at `start_ns` (0: unknown). It and all its descendants carry them until they exit.
+    /// Adds marks to a thread, which started at `start_ns` (hundredths of a second suffice; 0: unknown). It and its later
+    /// descendants carry them until they exit. From now on its affinity counts as ours.
     pub fn mark(&self, tid: u32, start_ns: u64, marks: u32) -> Result<(), ObserveError> {
-        let map = &self.skel.maps.lineage;
-        let key = tid.to_ne_bytes();
-        let old = map.lookup(&key, MapFlags::ANY).map_err(bpf("reading the lineage"))?;
-        let old = old.and_then(|bytes| Watched::decode(&bytes));
         // An entry with another start time is that of an earlier thread with this id.
-        let same = |old: &Watched| start_ns == 0 || old.start_ns == 0 || old.start_ns == start_ns;
-        let mut watched = old.filter(same).unwrap_or_default();
-        watched.start_ns = watched.start_ns.max(start_ns);
-        watched.marks |= marks;
-        map.update(&key, &watched.encode(), MapFlags::ANY).map_err(bpf(format!("watching thread {tid}")))
+        let same =
+            |old: &Watched| start_ns == 0 || old.start_ns == 0 || old.start_ns / NS_PER_TICK == start_ns / NS_PER_TICK;
+        let old = self.watched(tid)?.filter(same).unwrap_or_default();
+        let (start_ns, marks) = (old.start_ns.max(start_ns), old.marks & !MARK_OWN | marks);
+        let watched = Watched { start_ns, marks, ..Watched::default() };
+        let map = &self.skel.maps.lineage;
+        map.update(&tid.to_ne_bytes(), &watched.encode(), MapFlags::ANY).map_err(bpf(format!("watching thread {tid}")))
+    }
+
+    /// From now on the affinity of a thread is its own, if it is watched at all.
+    pub fn mark_own(&self, tid: u32) -> Result<(), ObserveError> {
+        let Some(mut watched) = self.watched(tid)? else { return Ok(()) };
+        watched.marks |= MARK_OWN;
+        match self.skel.maps.lineage.update(&tid.to_ne_bytes(), &watched.encode(), MapFlags::EXIST) {
+            // It has exited meanwhile.
+            Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
+            other => other.map_err(bpf(format!("watching thread {tid}"))),
+        }
+    }
+
+    fn watched(&self, tid: u32) -> Result<Option<Watched>, ObserveError> {
+        let bytes = self.skel.maps.lineage.lookup(&tid.to_ne_bytes(), MapFlags::ANY);
+        Ok(bytes.map_err(bpf("reading the lineage"))?.and_then(|bytes| Watched::decode(&bytes)))
     }
 
     /// Removes a thread's marks.
@@ -371,14 +391,13 @@ impl Programs {
         _ = self.skel.maps.lineage.delete(&tid.to_ne_bytes());
     }
 
-    /// Marked threads and their descendants.
-    pub fn lineage(&self) -> Vec<(u32, Watched)> {
-        let map = &self.skel.maps.lineage;
-        let entry = |key: Vec<u8>| {
-            let tid = u32::from_ne_bytes(*key.first_chunk()?);
-            Some((tid, Watched::decode(&map.lookup(&key, MapFlags::ANY).ok()??)?))
-        };
-        map.keys().filter_map(entry).collect()
+    /// Watched threads and those born of them, as far as they live: one pass over all tasks.
+    pub fn kin(&self) -> Result<Vec<Kin>, ObserveError> {
+        let mut output = Vec::new();
+        let mut pass = Iter::new(&self.kin_pass).map_err(bpf("starting a pass over watched threads"))?;
+        pass.read_to_end(&mut output)
+            .map_err(|source| ObserveError::Io { what: "reading a pass over watched threads".to_owned(), source })?;
+        Ok(Kin::decode_all(&output))
     }
 
     /// Bytes of memory that the kernel accounts to the maps.

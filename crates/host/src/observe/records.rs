@@ -6,6 +6,8 @@
 //!
 //! **Limits.** Host byte order only. The tests compare the layouts with the compiled programs' types.
 
+use super::types::{Kin, Origin};
+
 /// Keys leave out this many low bits of `start_boottime` (`START_SHIFT`).
 pub(super) const START_SHIFT: u32 = 16;
 
@@ -69,6 +71,8 @@ pub(super) struct Task {
     pub parent_start_ns: u64,
     pub kernel_thread: bool,
     pub in_tree: bool,
+    /// Whether an affinity was asked for; `None` where the kernel does not say.
+    pub asked: Option<bool>,
     pub comm: [u8; 16],
     /// Words of the affinity mask: a range of [`Pass::masks`].
     pub mask: std::ops::Range<usize>,
@@ -86,18 +90,22 @@ pub(super) struct Pass {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Watched {
     pub start_ns: u64,
+    pub asked: u64,
     pub tgid: u32,
     pub parent_tid: u32,
     pub marks: u32,
-    pub born: u32,
+    pub origin: u32,
 }
 
 /// Marks of [`Watched`].
 pub(super) const MARK_MOVED: u32 = 1;
 pub(super) const MARK_TREE: u32 = 2;
+pub(super) const MARK_OWN: u32 = 4;
 
 const KTHREAD: u32 = 1;
 const IN_TREE: u32 = 2;
+const ASKED: u32 = 4;
+const NOT_ASKED: u32 = 8;
 
 struct Cursor<'a>(&'a [u8]);
 
@@ -228,16 +236,40 @@ impl Counters {
 impl Watched {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut c = Cursor(bytes);
-        Some(Self { start_ns: c.u64()?, tgid: c.u32()?, parent_tid: c.u32()?, marks: c.u32()?, born: c.u32()? })
+        let (start_ns, asked) = (c.u64()?, c.u64()?);
+        Some(Self { start_ns, asked, tgid: c.u32()?, parent_tid: c.u32()?, marks: c.u32()?, origin: c.u32()? })
     }
 
-    pub fn encode(&self) -> [u8; 24] {
-        let mut bytes = [0; 24];
+    pub fn encode(&self) -> [u8; 32] {
+        let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&self.start_ns.to_ne_bytes());
-        for (i, word) in [self.tgid, self.parent_tid, self.marks, self.born].into_iter().enumerate() {
-            bytes[8 + 4 * i..12 + 4 * i].copy_from_slice(&word.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&self.asked.to_ne_bytes());
+        for (i, word) in [self.tgid, self.parent_tid, self.marks, self.origin].into_iter().enumerate() {
+            bytes[16 + 4 * i..20 + 4 * i].copy_from_slice(&word.to_ne_bytes());
         }
         bytes
+    }
+}
+
+impl Kin {
+    /// Size of `struct kin_record`.
+    pub const BYTES: usize = 32;
+
+    /// All records of one pass; one that is cut short ends it.
+    pub fn decode_all(bytes: &[u8]) -> Vec<Self> {
+        bytes.chunks_exact(Self::BYTES).filter_map(Self::decode).collect()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut c = Cursor(bytes);
+        let start_ns = c.u64()?;
+        let (tid, pid, parent_tid) = (c.u32()?, c.u32()?, c.u32()?);
+        let origin = match c.u32()? {
+            0 => Origin::Moved,
+            1 => Origin::Born,
+            _ => Origin::Exec,
+        };
+        Some(Self { tid, pid, parent_tid, start_ns, origin, own: c.u32()? != 0 })
     }
 }
 
@@ -286,6 +318,10 @@ impl Pass {
             parent_start_ns,
             kernel_thread: flags & KTHREAD != 0,
             in_tree: flags & IN_TREE != 0,
+            asked: match flags & (ASKED | NOT_ASKED) {
+                0 => None,
+                said => Some(said == ASKED),
+            },
             comm,
             mask: from..self.masks.len(),
         })
@@ -325,6 +361,17 @@ mod tests {
     }
 
     #[test]
+    fn kin_are_read_as_written() {
+        let mut bytes = 7u64.to_ne_bytes().to_vec();
+        for word in [101u32, 100, 99, 2, 1, 0] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        let kin = Kin { tid: 101, pid: 100, parent_tid: 99, start_ns: 7, origin: Origin::Exec, own: true };
+        assert_eq!(Kin::decode_all(&bytes), [kin]);
+        assert_eq!(Kin::decode_all(&bytes[..31]), []);
+    }
+
+    #[test]
     fn decoding_ends_at_a_record_cut_short() {
         let mut bytes = Vec::new();
         for tid in [7u32, 8] {
@@ -334,7 +381,7 @@ mod tests {
             for word in [1u64 << 40, 1000, 0, 42, 7, 5] {
                 bytes.extend(word.to_ne_bytes());
             }
-            bytes.extend(2u32.to_ne_bytes());
+            bytes.extend((2u32 | 8).to_ne_bytes());
             bytes.extend(1u32.to_ne_bytes());
             bytes.extend(*b"worker\0\0\0\0\0\0\0\0\0\0");
             bytes.extend(0b1001u64.to_ne_bytes());
@@ -344,6 +391,7 @@ mod tests {
         let task = &whole.tasks[1];
         assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.in_tree), (8, 6, 5, 3, true));
         assert_eq!((task.cgroup_id, task.leader_start_ns, task.parent_start_ns), (42, 7, 5));
+        assert_eq!(task.asked, Some(false));
         assert_eq!((task.comm().as_str(), whole.mask(task), task.start_lo()), ("worker", &[0b1001][..], 1 << 24));
         for cut in 0..bytes.len() {
             assert_eq!(Pass::decode(&bytes[..cut]).tasks.len(), cut / (bytes.len() / 2));
@@ -354,7 +402,7 @@ mod tests {
     fn keys_and_marks_survive_their_encoding() {
         let key = Key::decode(&Key::unattributed(3)).unwrap();
         assert_eq!(key, Key { node: 3, ..Key::default() });
-        let watched = Watched { start_ns: 1 << 50, tgid: 2, parent_tid: 3, marks: MARK_TREE, born: 1 };
+        let watched = Watched { start_ns: 1 << 50, asked: 9, tgid: 2, parent_tid: 3, marks: MARK_TREE, origin: 1 };
         assert_eq!(Watched::decode(&watched.encode()), Some(watched));
     }
 }

@@ -100,23 +100,42 @@ pub struct ObservedThread {
     pub ppid: u32,
     /// Affinity.
     pub mask: CpuSet,
+    /// Whether an affinity was ever asked for, by the thread, for it, or for a thread it descends from. `None` where the kernel
+    /// does not say (before Linux 6.2).
+    pub asked: Option<bool>,
     /// Whether it is a kernel thread.
     pub kernel_thread: bool,
     /// Id of its control group in the v2 hierarchy: the inode number of the directory. 0 if there is none.
     pub cgroup_id: u64,
 }
 
-/// A thread that a watched thread started, directly or over several generations.
+/// A watched thread, or one that a watched thread started, directly or over several generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Child {
+pub struct Kin {
     /// Thread id.
     pub tid: u32,
     /// Process id.
     pub pid: u32,
-    /// Thread that forked it.
+    /// The thread that forked it; for [`Origin::Exec`] of a watched thread, the id which that had before.
     pub parent_tid: u32,
     /// When it started, ns since boot.
     pub start_ns: u64,
+    /// Why it is watched.
+    pub origin: Origin,
+    /// Its affinity is its own: set by others since it was watched or born, or put back by us.
+    pub own: bool,
+}
+
+/// Why a thread is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// It was moved.
+    Moved,
+    /// It was born of a watched thread.
+    Born,
+    /// It was a watched thread other than the first of its process and called exec: it has the first thread's id and start
+    /// time now.
+    Exec,
 }
 
 /// The cost of observing in one window.

@@ -6,7 +6,7 @@ use std::path::Path;
 use engine::{Engine, Verdict};
 use host::act::affinity;
 use host::act::threads::Threads;
-use host::observe::{self, Child, ObserveError, Observed, Observer};
+use host::observe::{self, Kin, ObserveError, Observed, Observer};
 use host::plane::Observe;
 use topology::CpuSet;
 
@@ -14,10 +14,10 @@ use crate::Tried;
 use crate::world::{AllTo, Running, Scripted, all, engine, mask, node, plane, settings, step, topology};
 
 /// The scripted observer with the kernel's real lineage.
-struct WithLineage(Box<Scripted>, Observer);
+pub struct WithLineage(Box<Scripted>, Observer);
 
 impl WithLineage {
-    fn of(pids: &[u32]) -> Result<Box<Self>, String> {
+    pub fn of(pids: &[u32]) -> Result<Box<Self>, String> {
         let observer = Observer::open(&observe::Settings::default(), &topology()).map_err(|e| e.to_string())?;
         Ok(Box::new(Self(Scripted::of(pids), observer)))
     }
@@ -28,12 +28,16 @@ impl Observe for WithLineage {
         self.0.window(length)
     }
 
-    fn watch_children(&mut self, tid: u32) -> Result<(), ObserveError> {
-        self.1.watch_children(tid)
+    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
+        self.1.watch(tid, start_ns)
     }
 
-    fn children(&mut self) -> Vec<Child> {
-        self.1.children()
+    fn release(&mut self, tid: u32) -> Result<(), ObserveError> {
+        self.1.release(tid)
+    }
+
+    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
+        self.1.kin()
     }
 }
 

@@ -6,8 +6,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test stops at the first surprise
 
 mod basics;
+mod claims;
 mod cpusets;
 mod crash;
+mod failures;
 mod forks;
 mod whole;
 mod world;
@@ -38,6 +40,9 @@ fn main() {
             "daemon" => crash::be_daemon(rest),
             "readers" => whole::be_readers(rest),
             "nobody" => basics::be_nobody(rest),
+            "exec" => claims::be_exec(rest),
+            "starved" => failures::be_starved(rest),
+            "flickering" => failures::be_flickering(rest),
             other => panic!("no role {other}"),
         };
     }
@@ -59,6 +64,15 @@ fn main() {
         trial("children_are_put_back_every_window_with_bpf", forks::every_window),
         trial("thousands_of_forks_beside_it", forks::beside),
         trial("thousands_of_forks_beside_it_with_bpf", forks::beside_with_bpf),
+        trial("exec_by_another_thread_is_put_back_every_window", claims::exec_by_another_thread),
+        trial("exec_by_another_thread_is_put_back_at_the_end", claims::exec_by_another_thread_then_finish),
+        trial("exec_by_another_thread_is_put_back_after_a_crash", claims::exec_by_another_thread_after_a_crash),
+        trial("a_child_is_put_back_once", claims::put_back_once),
+        trial("an_affinity_set_by_the_program_is_its_own_even_if_it_equals_ours", claims::own_value_that_equals_ours),
+        trial("an_affinity_set_just_before_the_end_is_kept", claims::own_value_just_before_the_end),
+        trial("a_narrow_mask_that_nobody_asked_for_is_the_default", claims::asked_for_nothing),
+        trial("no_file_descriptors_are_not_ended_threads", failures::starved),
+        trial("a_move_that_fails_has_changed_nothing", failures::flickering),
         trial("readers_go_home_to_their_files", whole::readers_go_home),
         trial("killed_and_recovered", crash::killed_and_recovered),
         trial("killed_and_started_again", crash::killed_and_started_again),

@@ -10,7 +10,7 @@ use engine::{Engine, Plane, Settings, StateDir, Verdict};
 use host::act::affinity;
 use host::act::mover::NS_PER_TICK;
 use host::act::threads::Threads;
-use host::observe::{Child, Cost, ObserveError, Observed, ObservedThread};
+use host::observe::{Cost, Kin, ObserveError, Observed, ObservedThread};
 use host::plane::Observe;
 use host::{HostPlane, Settings as HostSettings};
 use placement::{Move, NodeBytes, Plan, Policy, Reason, Snapshot};
@@ -67,17 +67,26 @@ pub fn topology_of(cpus: [CpuSet; 2]) -> Topology {
 pub struct Scripted {
     pub pids: Vec<u32>,
     pub clock: f64,
+    /// Whether the threads have asked for an affinity.
+    pub asked: Option<bool>,
 }
 
 impl Scripted {
     pub fn of(pids: &[u32]) -> Box<Self> {
-        Box::new(Self { pids: pids.to_vec(), clock: 0.0 })
+        Box::new(Self { pids: pids.to_vec(), clock: 0.0, asked: None })
     }
 }
 
 pub fn tids(pid: u32) -> Vec<u32> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     tasks.flatten().map(|t| t.file_name().to_str().unwrap().parse().unwrap()).collect()
+}
+
+/// Returns when this has come true.
+pub fn wait_for(come_true: impl Fn() -> bool) {
+    while !come_true() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 pub fn mask(tid: u32) -> CpuSet {
@@ -103,6 +112,7 @@ impl Observe for Scripted {
                     thread: serde_json::from_value(thread).unwrap(),
                     ppid: stat.ppid,
                     mask,
+                    asked: self.asked,
                     kernel_thread: stat.kernel_thread,
                     cgroup_id: 0,
                 });
@@ -122,12 +132,16 @@ impl Observe for Scripted {
         })
     }
 
-    fn watch_children(&mut self, _: u32) -> Result<(), ObserveError> {
+    fn watch(&mut self, _: u32, _: u64) -> Result<(), ObserveError> {
         Ok(())
     }
 
-    fn children(&mut self) -> Vec<Child> {
-        Vec::new()
+    fn release(&mut self, _: u32) -> Result<(), ObserveError> {
+        Ok(())
+    }
+
+    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
+        Ok(Vec::new())
     }
 }
 

@@ -5,13 +5,25 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use host::observe::{Hooks, Observer};
+use host::observe::{Hooks, Kin, Observer, Origin};
 use libtest_mimic::{Completion, Failed};
 
 use crate::common::*;
 use crate::{Case, cases, ensure};
 
 pub const CASES: &[Case] = cases![children_of_watched_threads, a_fork_storm_beside];
+
+/// Living threads that were born of watched ones.
+fn children(observer: &Observer) -> Result<Vec<Kin>, Failed> {
+    Ok(observer.kin()?.into_iter().filter(|kin| kin.origin == Origin::Born).collect())
+}
+
+/// When a thread started, as far as procfs tells.
+fn start_ns(tid: u32) -> Result<u64, Failed> {
+    let stat = std::fs::read_to_string(format!("/proc/{tid}/stat"))?;
+    let start = stat.rsplit_once(')').and_then(|rest| rest.1.split_whitespace().nth(19)).ok_or("stat")?;
+    Ok(start.parse::<u64>()? * 10_000_000)
+}
 
 fn children_of_watched_threads(hooks: Hooks) -> Outcome {
     let observer = open(&settings(false, hooks))?;
@@ -27,18 +39,16 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
         let mut lines = BufReader::new(output).lines();
         let mut line = || lines.next().ok_or("the shell said nothing")?.map_err(Failed::from);
         ensure!(line()? == "born", "the shell did not start");
-        observer.watch_children(shell.id())?;
-        ensure!(observer.children().is_empty(), "{:?}", observer.children());
+        observer.watch(shell.id(), start_ns(shell.id())?)?;
+        ensure!(children(&observer)?.is_empty(), "{:?}", children(&observer)?);
         std::io::Write::write_all(&mut input, b"go\n")?;
         let grandchild: u32 = line()?.parse()?;
-        let children = observer.children();
+        let children = children(&observer)?;
         let born =
             children.iter().find(|c| c.tid == grandchild).ok_or_else(|| format!("{grandchild}: {children:?}"))?;
         ensure!(children.len() == 2, "{children:?}");
         ensure!(children.iter().any(|c| c.tid == born.parent_tid && c.parent_tid == shell.id()), "{children:?}");
-        let stat = std::fs::read_to_string(format!("/proc/{grandchild}/stat"))?;
-        let fields: Vec<&str> = stat.rsplit_once(')').ok_or("stat")?.1.split_whitespace().collect();
-        let start: u64 = fields.get(19).ok_or("stat")?.parse()?;
+        let start = start_ns(grandchild)? / 10_000_000;
         ensure!(born.start_ns / 10_000_000 == start, "start {} ns, /proc says {start} ticks", born.start_ns);
         ensure!(born.pid == grandchild, "{born:?}");
         Ok(Completion::Completed)
@@ -51,12 +61,12 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
 /// Waits until all have ended. A killed process ends when it is scheduled next; a joined thread ends a little later.
 fn nobody_left(observer: &Observer) -> Outcome {
     for _ in 0..3000 {
-        if observer.children().is_empty() {
+        if children(&observer)?.is_empty() {
             return Ok(Completion::Completed);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Err(format!("still there: {:?}", observer.children()).into())
+    Err(format!("still there: {:?}", children(&observer)?).into())
 }
 
 /// While a thousand processes come and go, bytes stay exact and no thread is reported twice.
@@ -64,7 +74,7 @@ fn a_fork_storm_beside(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;
     let mut observer = open(&settings(true, hooks))?;
-    observer.watch_children(std::process::id())?;
+    observer.watch(std::process::id(), start_ns(std::process::id())?)?;
     let mut storm = Command::new("sh")
         .args(["-c", "i=0; while [ $i -lt 1000 ]; do (:); i=$((i+1)); done"])
         .stdin(Stdio::null())

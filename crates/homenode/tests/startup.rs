@@ -1,0 +1,101 @@
+//! Nothing that other users do keeps homenode from starting or from stopping.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// Nobody's user and group id.
+const NOBODY: u32 = 65_534;
+
+fn main() {
+    let tests: [(&str, fn() -> Result<(), String>); 3] = [
+        ("somebody_elses_kubelet_does_not_hold_doctor_up", || beside_a_fake_kubelet(&["doctor", "--json"])),
+        ("somebody_elses_kubelet_does_not_hold_run_up", || {
+            beside_a_fake_kubelet(&["run", "--dry-run", "--windows", "1"])
+        }),
+        ("sigterm_ends_run_while_it_starts", sigterm_ends_run_while_it_starts),
+    ];
+    let trials = tests.map(|(name, test)| {
+        Trial::ignorable_test(name, move || {
+            let root = rustix::process::geteuid().is_root();
+            match if root { test() } else { Err("needs root".to_owned()) } {
+                Ok(()) => Ok::<_, Failed>(Completion::Completed),
+                Err(why) => Ok(Completion::ignored_with(why)),
+            }
+        })
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit();
+}
+
+/// A process with all that it has started; killed when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    /// How it ends. One that hangs is killed and is a failure.
+    fn ends(&mut self) -> ExitStatus {
+        let last = Instant::now() + Duration::from_secs(120);
+        while Instant::now() < last {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("it hangs");
+    }
+}
+
+fn homenode(args: &[&str]) -> Running {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    command.args(args).env_remove("HOMENODE_LOG").stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
+    Running(command.spawn().unwrap())
+}
+
+/// A process of nobody's that calls itself kubelet and names a FIFO, which nobody writes to, as its configuration.
+fn beside_a_fake_kubelet(args: &[&str]) -> Result<(), String> {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let (program, fifo) = (dir.path().join("kubelet"), dir.path().join("fifo"));
+    std::fs::write(&program, "#!/bin/sh\nsleep 600 & wait\n").unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o644.into(), 0).unwrap();
+    let mut command = Command::new(&program);
+    command.arg(format!("--config={}", fifo.display())).uid(NOBODY).gid(NOBODY).process_group(0).current_dir("/");
+    let kubelet = match command.spawn() {
+        Ok(kubelet) => Running(kubelet),
+        Err(error) => return Err(format!("nobody cannot run {}: {error}", program.display())),
+    };
+    let comm = || std::fs::read_to_string(format!("/proc/{}/comm", kubelet.0.id())).unwrap();
+    while comm() != "kubelet\n" {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let status = homenode(args).ends();
+    assert!(status.code().is_some(), "{status}");
+    Ok(())
+}
+
+fn sigterm_ends_run_while_it_starts() -> Result<(), String> {
+    // At any moment from the first on, up to the first line.
+    for pause in [Some(0), Some(5), Some(50), Some(200), None] {
+        let mut run = homenode(&["run", "--dry-run"]);
+        match pause {
+            Some(ms) => std::thread::sleep(Duration::from_millis(ms)),
+            None => _ = BufReader::new(run.0.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap(),
+        }
+        let _ = kill_process(Pid::from_child(&run.0), Signal::TERM);
+        run.ends();
+    }
+    Ok(())
+}

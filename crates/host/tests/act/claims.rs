@@ -1,0 +1,187 @@
+//! Whose an affinity is: ours, inherited from ours, or set by a program for itself.
+
+use std::path::Path;
+
+use engine::{Finished, Plane, StateDir, Verdict, recover};
+use host::act::affinity;
+
+use crate::Tried;
+use crate::forks::WithLineage;
+use crate::world::{Running, Scripted, all, engine, mask, node, plane, step, tids, wait_for};
+
+/// A program whose second thread, once a file is there, becomes another program by exec. Its first thread keeps to node 0.
+pub fn be_exec(args: &[String]) {
+    use std::os::unix::process::CommandExt;
+    let go = Path::new(&args[0]).to_owned();
+    affinity::set(std::process::id(), &all()).unwrap();
+    let worker = std::thread::spawn(move || {
+        wait_for(|| go.exists());
+        panic!("{}", std::process::Command::new("sleep").arg("600").exec());
+    });
+    affinity::set(std::process::id(), &node(0)).unwrap();
+    println!("ready");
+    worker.join().unwrap();
+}
+
+fn execs(go: &Path) -> Running {
+    Running::role("exec", &[go.to_str().unwrap()])
+}
+
+fn comm(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap()
+}
+
+pub fn exec_by_another_thread() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let program = execs(&tmp.path().join("go"));
+    let pid = program.pid();
+    let worker = *tids(pid).iter().find(|tid| **tid != pid).unwrap();
+    let mut engine = engine(plane(Some(WithLineage::of(&[pid])?)), 1, None);
+    engine.step().unwrap();
+    assert_eq!((mask(pid), mask(worker)), (node(0), node(1)));
+    std::fs::write(tmp.path().join("go"), "").unwrap();
+    wait_for(|| comm(pid) == "sleep\n");
+    // The thread that was moved has the id and the start time of the first one now.
+    assert_eq!((tids(pid), mask(pid)), (vec![pid], node(1)));
+    let report = engine.step().unwrap();
+    assert_eq!((report.inherited_restored, mask(pid)), (1, all()));
+    // From now on it is moved like any other.
+    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    assert_eq!(mask(pid), node(1));
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.failed), (1, 0), "{finished:?}");
+    assert_eq!(mask(pid), all());
+    Ok(())
+}
+
+pub fn exec_by_another_thread_then_finish() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let program = execs(&tmp.path().join("go"));
+    let pid = program.pid();
+    let mut engine = engine(plane(Some(WithLineage::of(&[pid])?)), 1, None);
+    engine.step().unwrap();
+    std::fs::write(tmp.path().join("go"), "").unwrap();
+    wait_for(|| comm(pid) == "sleep\n");
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.inherited, finished.gone), (1, 1, 1), "{finished:?}");
+    assert_eq!(mask(pid), all());
+    Ok(())
+}
+
+pub fn exec_by_another_thread_after_a_crash() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let (dir, go) = (tmp.path().join("state"), tmp.path().join("go"));
+    let program = execs(&go);
+    let pid = program.pid();
+    let mut daemon = Running::role("daemon", &[dir.to_str().unwrap(), &pid.to_string()]);
+    daemon.kill();
+    std::fs::write(&go, "").unwrap();
+    wait_for(|| comm(pid) == "sleep\n");
+    assert_eq!(mask(pid), node(1));
+    let finished = recover(&mut plane(None), &StateDir::open(&dir).unwrap()).unwrap();
+    assert_eq!((finished.restored, finished.inherited, finished.gone), (1, 1, 1), "{finished:?}");
+    assert_eq!(mask(pid), all());
+    Ok(())
+}
+
+/// A shell that starts a child once a file is there, and the child.
+fn parent_of_one(go: &Path) -> Running {
+    Running::shell(&format!("echo ready; while [ ! -e {} ]; do sleep 0.02; done; sleep 600 & wait", go.display()))
+}
+
+fn child_of(pid: u32) -> u32 {
+    let is_it = |child: &u32| {
+        std::fs::read_to_string(format!("/proc/{child}/cmdline")).is_ok_and(|line| line.starts_with("sleep\x00600"))
+    };
+    loop {
+        let born = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        if let Some(child) = born.split_whitespace().map(|p| p.parse().unwrap()).find(is_it) {
+            return child;
+        }
+    }
+}
+
+pub fn put_back_once() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let shell = parent_of_one(&tmp.path().join("go"));
+    let mut engine = engine(plane(Some(WithLineage::of(&[shell.pid()])?)), 1, None);
+    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    std::fs::write(tmp.path().join("go"), "").unwrap();
+    let child = child_of(shell.pid());
+    engine.step().unwrap();
+    assert_eq!(mask(child), all());
+    // What numactl -N 1 does.
+    affinity::set(child, &node(1)).unwrap();
+    for _ in 0..3 {
+        engine.step().unwrap();
+        assert_eq!(mask(child), node(1));
+    }
+    engine.finish();
+    assert_eq!((mask(child), mask(shell.pid())), (node(1), all()));
+    Ok(())
+}
+
+pub fn own_value_that_equals_ours() -> Tried {
+    own_since_6_2()?;
+    let tmp = tempfile::tempdir().unwrap();
+    let shell = parent_of_one(&tmp.path().join("go"));
+    let threads = Running::role("threads", &["2"]);
+    let moved = tids(threads.pid());
+    let mut engine = engine(plane(Some(WithLineage::of(&[shell.pid(), threads.pid()])?)), 1, None);
+    assert_eq!(step(&mut engine), [Verdict::Applied, Verdict::Applied, Verdict::Applied]);
+    std::fs::write(tmp.path().join("go"), "").unwrap();
+    // A child that binds itself before we look, and a moved thread that asks for what it already has.
+    let child = child_of(shell.pid());
+    affinity::set(child, &node(1)).unwrap();
+    let report = engine.step().unwrap();
+    assert_eq!(mask(child), node(1));
+    assert!(report.snapshot.threads.iter().all(|t| t.held.is_none()), "{:?}", report.snapshot.threads);
+    affinity::set(moved[1], &node(1)).unwrap();
+    engine.step().unwrap();
+    let report = engine.step().unwrap();
+    let held: Vec<u32> = report.snapshot.threads.iter().filter(|t| t.held.is_some()).map(|t| t.tid).collect();
+    assert_eq!(held, [moved[1]]);
+    engine.finish();
+    assert_eq!((mask(child), mask(moved[1])), (node(1), node(1)));
+    assert_eq!((mask(shell.pid()), mask(moved[0])), (all(), all()));
+    Ok(())
+}
+
+pub fn own_value_just_before_the_end() -> Tried {
+    own_since_6_2()?;
+    let threads = Running::role("threads", &["2"]);
+    let moved = tids(threads.pid());
+    let mut engine = engine(plane(Some(WithLineage::of(&[threads.pid()])?)), 1, None);
+    engine.step().unwrap();
+    engine.step().unwrap();
+    affinity::set(moved[1], &node(1)).unwrap();
+    let finished = engine.finish();
+    assert_eq!(finished, Finished { restored: 1, changed_by_others: 1, ..Finished::default() });
+    assert_eq!((mask(moved[0]), mask(moved[1])), (all(), node(1)));
+    Ok(())
+}
+
+/// Before Linux 6.2 the kernel does not keep what was asked for.
+fn own_since_6_2() -> Tried {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split('.').map_while(|n| n.parse::<u32>().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(major), Some(minor)) if (major, minor) < (6, 2) => {
+            Err(format!("Linux {release} does not keep which affinity was asked for"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Shows every thread as one that never asked for an affinity, or as one of which that is not known.
+pub fn asked_for_nothing() -> Tried {
+    let process = Running::role("threads", &["1"]);
+    affinity::set(process.pid(), &node(0)).unwrap();
+    let mut scripted = Scripted::of(&[process.pid()]);
+    scripted.asked = Some(false);
+    let mut plane = plane(Some(scripted));
+    // As after `isolcpus=`: less than all CPUs, and nobody asked for that.
+    let snapshot = plane.observe(std::time::Duration::ZERO).unwrap();
+    assert_eq!((snapshot.threads[0].held.as_deref(), snapshot.threads[0].allowed_nodes.len()), (None, 1));
+    Ok(())
+}

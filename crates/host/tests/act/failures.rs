@@ -1,0 +1,87 @@
+//! System calls that fail although the thread is there: no file descriptor is left.
+
+use engine::{Plane, PlaneError, Undone};
+use host::act::affinity;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::Tried;
+use crate::world::{Running, all, mask, move_of, plane};
+
+/// Opens fail (EMFILE) or not.
+fn starve(hungry: bool, limit: &Rlimit) {
+    let current = if hungry { Some(0) } else { limit.current };
+    setrlimit(Resource::Nofile, Rlimit { current, ..*limit }).unwrap();
+}
+
+/// Moves a thread, then has no file descriptor left.
+pub fn be_starved(args: &[String]) {
+    let mv = move_of(args[0].parse().unwrap(), 1);
+    let mut plane = plane(None);
+    let undo = plane.prepare(&mv).unwrap();
+    plane.apply(&mv, &undo).unwrap();
+    let limit = getrlimit(Resource::Nofile);
+    starve(true, &limit);
+    let (ended, undone, moved) = (plane.ended(&undo), plane.undo(&undo), plane.prepare(&mv));
+    starve(false, &limit);
+    assert!(!ended, "a thread that could not be looked at was taken for ended");
+    assert!(matches!(&undone, Err(PlaneError::Refused { reason: "unreadable", .. })), "{undone:?}");
+    assert!(matches!(&moved, Err(PlaneError::Refused { reason: "unreadable", .. })), "{moved:?}");
+    assert_eq!(plane.undo(&undo).unwrap(), Undone::Restored);
+    println!("ready");
+}
+
+pub fn starved() -> Tried {
+    let process = Running::role("threads", &["1"]);
+    Running::role("starved", &[&process.pid().to_string()]);
+    assert_eq!(mask(process.pid()), all());
+    Ok(())
+}
+
+/// Moves a thread again and again while file descriptors run out at any moment.
+pub fn be_flickering(args: &[String]) {
+    let tid: u32 = args[0].parse().unwrap();
+    let mv = move_of(tid, 1);
+    let (mut plane, all) = (plane(None), all());
+    let limit = getrlimit(Resource::Nofile);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(relaxed) {
+                starve(true, &limit);
+                std::hint::spin_loop();
+                starve(false, &limit);
+            }
+        });
+        let mut failed = 0;
+        while failed < 60 {
+            let Ok(undo) = plane.prepare(&mv) else { continue };
+            if plane.apply(&mv, &undo).is_err() {
+                failed += 1;
+                let left = affinity::get(tid).unwrap();
+                if left != all {
+                    println!("a move that failed left {left}");
+                    over.store(true, relaxed);
+                    return;
+                }
+                continue;
+            }
+            while plane.undo(&undo).is_err() {}
+            let left = affinity::get(tid).unwrap();
+            if left != all {
+                println!("a move that was undone left {left}");
+                over.store(true, relaxed);
+                return;
+            }
+        }
+        over.store(true, relaxed);
+        println!("ready");
+    });
+}
+
+pub fn flickering() -> Tried {
+    let process = Running::role("threads", &["1"]);
+    Running::role("flickering", &[&process.pid().to_string()]);
+    assert_eq!(mask(process.pid()), all());
+    Ok(())
+}
