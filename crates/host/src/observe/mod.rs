@@ -2,10 +2,12 @@
 //!
 //! **Problem.** The kernel counts file bytes per process, but not which node they come from.
 //!
-//! **Approach.** Small BPF programs (`src/bpf`) on the page cache's read, fault and write paths inspect the folios and add up
-//! bytes per (thread, file, node); they count one event in 2^k. Once a window, an `iter/task` pass reports every thread's
-//! CPU time, affinity and start time. [`probe`] finds out what the kernel lets us attach, and pure rules turn that into a
-//! configuration ([`choose`]). Every byte between two calls of [`Observer::window`] is in the later call's window.
+//! **Approach.** Small BPF programs (`src/bpf`) on the page cache's read, fault and write paths
+//! inspect the folios and add up bytes per (thread, file, node); they count one event in 2^k. Once
+//! a window, an `iter/task` pass reports every thread's CPU time, affinity and start time.
+//! [`probe`] finds out what the kernel lets us attach, and pure rules turn that into a
+//! configuration ([`choose`]). Every byte between two calls of [`Observer::window`] is in the later
+//! call's window.
 //!
 //! **Limits.** What each kind of hook sees of each path:
 //!
@@ -21,10 +23,12 @@
 //! | DAX read and write | on the node of the block device; where that is unknown (virtiofs) not counted, and a note says so | not seen |
 //! | file systems with their own cache (ZFS), FUSE without page cache, O_DIRECT | not seen: no page cache | not seen |
 //!
-//! A counted event costs about 0.2 µs and a skipped one 20 ns, on top of what the kernel spends on any BPF program there (an
-//! empty program took 55 ns on a machine with retpolines). `bench/observe/run` measures this.
+//! A counted event costs about 0.2 µs and a skipped one 20 ns, on top of what the kernel spends on
+//! any BPF program there (an empty program took 55 ns on a machine with retpolines).
+//! `bench/observe/run` measures this.
 //!
-//! A file's name is its superblock's device and its inode number; on btrfs and overlayfs `stat` shows another device.
+//! A file's name is its superblock's device and its inode number; on btrfs and overlayfs `stat`
+//! shows another device.
 
 mod assemble;
 mod cause;
@@ -134,8 +138,9 @@ impl Observer {
         &self.capabilities
     }
 
-    /// Waits, then reports what happened since the last window ended (or since [`Observer::open`]). Unparking the calling
-    /// thread ([`std::thread::Thread::unpark`]) ends the wait early, so that a daemon can stop during a long window.
+    /// Waits, then reports what happened since the last window ended (or since [`Observer::open`]).
+    /// Unparking the calling thread ([`std::thread::Thread::unpark`]) ends the wait early, so that
+    /// a daemon can stop during a long window.
     pub fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
         std::thread::park_timeout(length);
         let ended = self.programs.flip();
@@ -203,14 +208,16 @@ impl Observer {
     /// From now on, [`Observer::children`] lists the descendants of this thread.
     pub fn watch_children(&self, tid: u32) -> Result<(), ObserveError> {
         self.programs.mark(tid, 0, MARK_MOVED)?;
-        // The exit hook removes the mark, unless the thread exited before it got one. An error does not mean that it has exited.
+        // The exit hook removes the mark, unless the thread exited before it got one. An error does
+        // not mean that it has exited.
         if self.settings.proc_root.join(tid.to_string()).try_exists().is_ok_and(|exists| !exists) {
             self.programs.unmark(tid);
         }
         Ok(())
     }
 
-    /// Living threads that watched threads have started since they are watched, directly or over several generations.
+    /// Living threads that watched threads have started since they are watched, directly or over
+    /// several generations.
     pub fn children(&self) -> Vec<Child> {
         let born = self.programs.lineage().into_iter().filter(|(_, w)| w.born == 1 && w.marks & MARK_MOVED != 0);
         born.map(|(tid, w)| Child { tid, pid: w.tgid, parent_tid: w.parent_tid, start_ns: w.start_ns }).collect()
@@ -282,7 +289,8 @@ fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
 /// Marks a process and its present descendants; later descendants inherit the mark.
 fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<(), ObserveError> {
     programs.mark(root, 0, MARK_TREE)?;
-    // The first pass shows every task; the second shows those that ran since, hence also children of parents not yet marked.
+    // The first pass shows every task; the second shows those that ran since, hence also children
+    // of parents not yet marked.
     for _ in 0..2 {
         let pass = programs.pass()?;
         filter.learn(&pass.tasks);
