@@ -1,11 +1,13 @@
-//! What observing costs: `observe_bench DIRECTORY RESULT.json [ROUNDS]`, run by `bench/observe/run`.
+//! What observing costs: `observe_bench DIRECTORY RESULT.json [ROUNDS]`, run by
+//! `bench/observe/run`.
 //!
-//! Three questions. How many interrupts do CPUs send each other because hooks are attached and detached? How much longer does
-//! a 4 KiB `pread` of cached data take under an observer? One thread, pinned,
-//! reads for a quarter of a second of CPU time at a time; without, sampled and exact take turns, each ratio is of neighbours in time. And
-//! what is used while 1,000 and 10,000 threads read a little in every window, by the observer alone, by a whole `homenode run`
-//! (the program in `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns who reads how much but
-//! not from where, and numad, which learns neither?
+//! Three questions. How many interrupts do CPUs send each other because hooks are attached and
+//! detached? How much longer does a 4 KiB `pread` of cached data take under an observer? One
+//! thread, pinned, reads for a quarter of a second of CPU time at a time; without, sampled and
+//! exact take turns, each ratio is of neighbours in time. And what is used while 1,000 and 10,000
+//! threads read a little in every window, by the observer alone, by a whole `homenode run` (the
+//! program in `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns
+//! who reads how much but not from where, and numad, which learns neither?
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -50,8 +52,10 @@ fn main() -> Result<(), Anything> {
 /// How an observer is set, by name; `None` for no observer.
 type Way = (&'static str, Option<Settings>);
 
-/// Interrupts that CPUs send each other, per second and CPU, while a thread reads as fast as it can.
+/// Interrupts that CPUs send each other, per second and CPU, while a thread reads as fast as it
+/// can.
 fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
+    std::fs::create_dir_all(directory)?;
     let path = directory.join("read");
     std::fs::write(&path, vec![1; 4096 * 4096])?;
     let file = File::open(&path)?;
@@ -65,7 +69,12 @@ fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
     let mut sliced = 0;
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| -> Result<(), Anything> {
-        scope.spawn(|| while !done.load(Ordering::Relaxed) && pread_ns(&file).is_ok() {});
+        scope.spawn(|| -> std::io::Result<()> {
+            while !done.load(Ordering::Relaxed) {
+                pread_ns(&file)?;
+            }
+            Ok(())
+        });
         let all = (|| {
             for _ in 0..rounds {
                 for ((_, settings), result) in ways.iter().zip(&mut results) {
@@ -113,7 +122,8 @@ fn sent_between_cpus() -> std::io::Result<f64> {
     Ok(row.split_whitespace().map_while(|n| n.parse::<f64>().ok()).sum())
 }
 
-/// ns of CPU time per 4 KiB pread, over a quarter of a second of CPU time, which excludes the work of others.
+/// ns of CPU time per 4 KiB pread, over a quarter of a second of CPU time, which excludes the work
+/// of others.
 fn pread_ns(file: &File) -> std::io::Result<f64> {
     let cpu_ns = || {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -188,7 +198,8 @@ fn overhead(directory: &Path, rounds: usize) -> Result<Value, Anything> {
     let mut alone = Vec::new();
     for round in 0..rounds {
         for (way, exact) in [(0, false), (1, true)] {
-            // An unobserved measurement before and after each observed one, so that other work on the machine is in both.
+            // An unobserved measurement before and after each observed one, so that other work on
+            // the machine is in both.
             let before = warm_ns(&file)?;
             let with = observed_ns(&file, exact, &all)?;
             let after = warm_ns(&file)?;
@@ -308,8 +319,8 @@ fn used_by(mut daemon: Child) -> Result<Used, String> {
     }
 }
 
-/// numad puts itself into the background, writes a pid file and ends on request. With `-H 0` it does not change the machine's
-/// huge-page setting.
+/// numad puts itself into the background, writes a pid file and ends on request. With `-H 0` it
+/// does not change the machine's huge-page setting.
 fn numad() -> Result<Used, String> {
     let numad = |args: &[&str]| {
         let status = Command::new("numad").args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -403,7 +414,8 @@ impl Drop for Load {
     }
 }
 
-/// Threads that each read 64 KiB of a small file about three times a second, until standard input ends.
+/// Threads that each read 64 KiB of a small file about three times a second, until standard input
+/// ends.
 fn readers(directory: &Path, threads: usize) -> Result<(), Anything> {
     let files: Vec<PathBuf> = (0..FILES.min(threads)).map(|i| directory.join(format!("small-{i}"))).collect();
     for path in &files {

@@ -1,14 +1,16 @@
-//! Compares `homenode where` with its peers on one cached file: fincore(1), which knows no nodes, and a page-by-page query with
-//! `move_pages(2)`.
+//! Compares `homenode where` with its peers on one cached file: fincore(1), which knows no nodes,
+//! and a page-by-page query with `move_pages(2)`.
 //!
 //! ```text
 //! where_bench FILE GIB ROUNDS HOMENODE OUT.json    measure
 //! where_bench --query FILE                         the page-by-page query, as a process of its own
 //! ```
 //!
-//! Each program runs once per round, in turn, so that other work on the machine affects all alike; ratios are medians over
-//! rounds. The kernel works by folio, so the file is measured in the page cache after each of three histories: written 1 MiB at a time (large folios, where the file system has them), written 4 KiB at a time (a folio
-//! for each page) and read in sequence (folios as large as readahead and free memory make them).
+//! Each program runs once per round, in turn, so that other work on the machine affects all alike;
+//! ratios are medians over rounds. The kernel works by folio, so the file is measured in the page
+//! cache after each of three histories: written 1 MiB at a time (large folios, where the file
+//! system has them), written 4 KiB at a time (a folio for each page) and read in sequence (folios
+//! as large as readahead and free memory make them).
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 
 use std::fs::{self, File};
@@ -139,13 +141,15 @@ fn read(path: &Path, _: u64) {
     through(path);
 }
 
-/// Pages per node (by its number) of a file: `mincore`, then populate, then `move_pages` for every page.
+/// Pages per node (by its number) of a file: `mincore`, then populate, then `move_pages` for every
+/// page.
 fn query(path: &Path) -> Vec<usize> {
     let file = File::open(path).unwrap();
     let len = file.metadata().unwrap().len() as usize;
     let page = rustix::param::page_size();
     let mut nodes = vec![0; 1024];
-    // SAFETY: a new mapping of an open file for as long as this process; every vector has an element for each page.
+    // SAFETY: a new mapping of an open file for as long as this process; every vector has an
+    // element for each page.
     unsafe {
         let at = libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
         assert_ne!(at, libc::MAP_FAILED);

@@ -1,16 +1,18 @@
 //! Finds out on which node a file's bytes are, right now.
 //!
-//! **Problem.** The kernel knows which node holds each cached page, but no tool shows it: `fincore` knows no nodes, `numactl`
-//! knows no files.
+//! **Problem.** The kernel knows which node holds each cached page, but no tool shows it: `fincore`
+//! knows no nodes, `numactl` knows no files.
 //!
-//! **Approach.** Map the file, let the kernel enter its cached pages into our page table, and have the kernel count these
-//! entries per node (`count`): `/proc/self/numa_maps` counts a mapping five times faster than a `move_pages(2)` query per
-//! page. One page fault enters sixteen pages (fault-around), because the kernel also enters cached neighbours. A few threads
-//! share the file's pieces (`cache`). DAX files have no page cache; their bytes are where their device is (`dax`).
+//! **Approach.** Map the file, let the kernel enter its cached pages into our page table, and have
+//! the kernel count these entries per node (`count`): `/proc/self/numa_maps` counts a mapping five
+//! times faster than a `move_pages(2)` query per page. One page fault enters sixteen pages
+//! (fault-around), because the kernel also enters cached neighbours. A few threads share the file's
+//! pieces (`cache`). DAX files have no page cache; their bytes are where their device is (`dax`).
 //!
-//! Nothing is read in: homenode touches only pages that the kernel reports as cached, with readahead off. `MADV_RANDOM` does
-//! that, and also keeps the touch from counting as use of the page. Holes stay holes, and `O_NOATIME` keeps the access
-//! time. A note reports a file that shrinks meanwhile; touching by a system call turns SIGBUS into an error code.
+//! Nothing is read in: homenode touches only pages that the kernel reports as cached, with
+//! readahead off. `MADV_RANDOM` does that, and also keeps the touch from counting as use of the
+//! page. Holes stay holes, and `O_NOATIME` keeps the access time. A note reports a file that
+//! shrinks meanwhile; touching by a system call turns SIGBUS into an error code.
 //!
 //! **Limits.**
 //! - A page evicted in the fraction of a millisecond between the query and the touch is read in again, alone.
@@ -39,14 +41,16 @@ pub struct Residency {
     pub path: PathBuf,
     /// Its size in bytes.
     pub size: u64,
-    /// Bytes in memory: in the page cache, or allocated on a DAX device. The last page counts with the bytes the file
-    /// has in it, so this is never more than `size`.
+    /// Bytes in memory: in the page cache, or allocated on a DAX device. The last page counts with
+    /// the bytes the file has in it, so this is never more than `size`.
     pub resident: u64,
-    /// Bytes in each node's memory. The sum is `resident`, unless a note says which bytes have no known node.
+    /// Bytes in each node's memory. The sum is `resident`, unless a note says which bytes have no
+    /// known node.
     pub nodes: NodeBytes,
     /// Whether the file is accessed directly in persistent memory (`STATX_ATTR_DAX`).
     pub dax: bool,
-    /// Why the kernel hides this file's residency from the caller; then `resident` and `nodes` mean nothing.
+    /// Why the kernel hides this file's residency from the caller; then `resident` and `nodes` mean
+    /// nothing.
     pub hidden: Option<String>,
     /// What a reader of these figures should know, such as that the file shrank meanwhile.
     pub notes: Vec<String>,
@@ -89,7 +93,8 @@ impl ResidencyError {
     }
 }
 
-/// Finds out where a file's bytes are, without reading any of them in. Follows symbolic links; does not need root.
+/// Finds out where a file's bytes are, without reading any of them in. Follows symbolic links; does
+/// not need root.
 ///
 /// Calls `progress` from this thread with the bytes done so far and the file's size.
 ///

@@ -1,5 +1,5 @@
-//! Finds out where the bytes of real files are, on this machine's file systems, and compares with `mincore` and
-//! `move_pages` page by page.
+//! Finds out where the bytes of real files are, on this machine's file systems, and compares with
+//! `mincore` and `move_pages` page by page.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -30,8 +30,8 @@ fn error(path: &Path) -> String {
     residency::of(path, &mut |_, _| ()).unwrap_err().to_string()
 }
 
-/// A directory that every user may enter, on a disk file system, where pages can be evicted: below `$HOMENODE_TEST_DIR`, or
-/// /tmp.
+/// A directory that every user may enter, on a disk file system, where pages can be evicted: below
+/// `$HOMENODE_TEST_DIR`, or /tmp.
 fn dir() -> tempfile::TempDir {
     let base = std::env::var_os("HOMENODE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
     let dir = tempfile::tempdir_in(base).unwrap();
@@ -62,8 +62,8 @@ fn evict(path: &Path) {
     assert_eq!(cached(path).iter().filter(|c| **c).count(), 0, "the file system does not evict");
 }
 
-/// Caches the page at each offset and no other. Repeats the reads if the kernel drops pages while it looks for huge pages
-/// (kswapd, after `huge_pages`).
+/// Caches the page at each offset and no other. Repeats the reads if the kernel drops pages while
+/// it looks for huge pages (kswapd, after `huge_pages`).
 fn cache(path: &Path, offsets: impl Iterator<Item = usize> + Clone) {
     let file = File::open(path).unwrap();
     // SAFETY: advice on an open descriptor.
@@ -112,7 +112,8 @@ fn by_page(path: &Path) -> NodeBytes {
         for (i, _) in cached.iter().enumerate().filter(|(_, c)| **c) {
             let address = at.wrapping_byte_add(i * page());
             let mut node = -1;
-            // SAFETY: one page, one status; nothing moves. The page is cached, so that populating reads nothing.
+            // SAFETY: one page, one status; nothing moves. The page is cached, so that populating
+            // reads nothing.
             unsafe {
                 assert_eq!(libc::madvise(address, page(), libc::MADV_POPULATE_READ), 0);
                 libc::syscall(libc::SYS_move_pages, 0, 1_usize, &raw const address, 0_usize, &raw mut node, 0);
@@ -124,7 +125,8 @@ fn by_page(path: &Path) -> NodeBytes {
     })
 }
 
-/// Locates the file, checks the answer page by page, and checks that no page was read in or evicted.
+/// Locates the file, checks the answer page by page, and checks that no page was read in or
+/// evicted.
 fn checked(path: &Path) -> Residency {
     let (before, blocks) = (cached(path), fs::metadata(path).unwrap().blocks());
     let found = of(path);
@@ -433,7 +435,8 @@ fn huge_pages() {
     assert_eq!(of(&path).resident, 0);
     let fill = |pages: u64| {
         let len = (pages * huge) as usize;
-        // SAFETY: a new mapping of our own file, unmapped below; every touched byte is inside the file.
+        // SAFETY: a new mapping of our own file, unmapped below; every touched byte is inside the
+        // file.
         unsafe {
             let at = libc::mmap(null_mut(), len, libc::PROT_WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0);
             assert_ne!(at, libc::MAP_FAILED);
@@ -476,7 +479,8 @@ fn dax(mounts: &[(PathBuf, NodeId)]) {
     }
 }
 
-/// Held while huge pages are reserved: to find some, the kernel drops cached pages that other tests need.
+/// Held while huge pages are reserved: to find some, the kernel drops cached pages that other tests
+/// need.
 static MEMORY: RwLock<()> = RwLock::new(());
 
 /// A test, or an ignored test with the reason if this machine lacks something.

@@ -2,11 +2,12 @@
 //!
 //! **Problem.** A bug report about a machine with eight nodes needs that machine.
 //!
-//! **Approach.** The capture holds every file that the reader used, with the kernel's text, and five lists for people.
-//! Nothing is missing and nothing else is copied. At the end it is read back and compared.
+//! **Approach.** The capture holds every file that the reader used, with the kernel's text, and
+//! five lists for people. Nothing is missing and nothing else is copied. At the end it is read back
+//! and compared.
 //!
-//! **Limits.** Without root, the physical ranges of persistent memory are absent, as they are for the reader. Links to CPUs
-//! that `cpulist` names are left out: they add nothing.
+//! **Limits.** Without root, the physical ranges of persistent memory are absent, as they are for
+//! the reader. Links to CPUs that `cpulist` names are left out: they add nothing.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,7 +16,8 @@ use std::path::{Path, PathBuf};
 use crate::source::{Seen, Source};
 use crate::{Topology, TopologyError, sysfs};
 
-/// Files that help people who inspect a capture, though the reader does not need them; copied if they exist.
+/// Files that help people who inspect a capture, though the reader does not need them; copied if
+/// they exist.
 const FOR_PEOPLE: [&str; 5] = [
     "devices/system/node/possible",
     "devices/system/node/has_cpu",
@@ -39,8 +41,9 @@ pub struct Captured {
 ///
 /// # Errors
 ///
-/// Those of [`sysfs::read`]; [`TopologyError::NotEmpty`] for a directory that holds something, [`TopologyError::Write`] when
-/// a file cannot be written, [`TopologyError::Changed`] when the machine changed meanwhile. Then nothing is left behind.
+/// Those of [`sysfs::read`]; [`TopologyError::NotEmpty`] for a directory that holds something,
+/// [`TopologyError::Write`] when a file cannot be written, [`TopologyError::Changed`] when the
+/// machine changed meanwhile. Then nothing is left behind.
 pub fn capture(sys: &Path, dir: &Path) -> Result<Captured, TopologyError> {
     let source = Source::new(sys);
     let topology = sysfs::read_from(&source)?;
@@ -63,7 +66,8 @@ pub fn capture(sys: &Path, dir: &Path) -> Result<Captured, TopologyError> {
         false => Err(TopologyError::Changed { dir: dir.to_owned() }),
     });
     if written.is_err() {
-        // The directory was empty or absent before. The first error matters more than one from cleaning up.
+        // The directory was empty or absent before. The first error matters more than one from
+        // cleaning up.
         for below in ["devices", "bus"] {
             let _ = fs::remove_dir_all(dir.join(below));
         }

@@ -16,8 +16,9 @@ use crate::{NodeId, Topology, TopologyError};
 
 /// The settings of one node.
 ///
-/// A bandwidth is a number of bytes per second, or text with a unit: `"6.8 GB/s"`, `"900 MiB/s"` (decimal kB, MB, GB, TB
-/// and binary KiB, MiB, GiB, TiB). Zero, negative and non-finite values are refused.
+/// A bandwidth is a number of bytes per second, or text with a unit: `"6.8 GB/s"`, `"900 MiB/s"`
+/// (decimal kB, MB, GB, TB and binary KiB, MiB, GiB, TiB). Zero, negative and non-finite values are
+/// refused.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeConfig {
@@ -34,8 +35,9 @@ impl Topology {
     ///
     /// # Errors
     ///
-    /// [`TopologyError::NoSuchNode`] for a node this machine does not have, [`TopologyError::Bandwidth`] for a value that
-    /// is not positive and finite. Then the topology is unchanged.
+    /// [`TopologyError::NoSuchNode`] for a node this machine does not have,
+    /// [`TopologyError::Bandwidth`] for a value that is not positive and finite. Then the topology
+    /// is unchanged.
     pub fn configure(&mut self, nodes: &BTreeMap<NodeId, NodeConfig>) -> Result<(), TopologyError> {
         for (&id, config) in nodes {
             if self.node(id).is_none() {

@@ -9,8 +9,8 @@ use fixedbitset::FixedBitSet;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// CPU numbers in text must be below this. It is well above the kernel's limit (`NR_CPUS` ≤ 8,192), and a damaged file cannot
-/// make us allocate gigabytes.
+/// CPU numbers in text must be below this. It is well above the kernel's limit (`NR_CPUS` ≤ 8,192),
+/// and a damaged file cannot make us allocate gigabytes.
 const CPU_LIMIT: u32 = 65_536;
 
 /// A set of CPU numbers. Sets with the same members are equal, whatever their capacity.

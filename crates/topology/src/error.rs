@@ -8,7 +8,8 @@ use crate::NodeId;
 /// Longest part of an offending text that an error shows, in characters.
 const SHOWN: usize = 80;
 
-/// Why a topology could not be read, configured or captured. Every message names the file or the key.
+/// Why a topology could not be read, configured or captured. Every message names the file or the
+/// key.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// A file or directory could not be read.

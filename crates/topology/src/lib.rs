@@ -1,13 +1,14 @@
 //! The machine: its NUMA nodes, their CPUs, memory, distances and bandwidth.
 //!
-//! **Problem.** Every decision of homenode starts from "which CPUs and which memory belong together, and how far apart
-//! are they?". Linux answers in many small sysfs files, with sparse ids, nodes without CPUs (CXL, persistent memory) and
-//! nodes without memory.
+//! **Problem.** Every decision of homenode starts from "which CPUs and which memory belong
+//! together, and how far apart are they?". Linux answers in many small sysfs files, with sparse
+//! ids, nodes without CPUs (CXL, persistent memory) and nodes without memory.
 //!
-//! **Approach.** [`Topology`] is one plain value. [`sysfs`] reads it, below any root; [`config`] adds what sysfs does not know
-//! from `homenode.toml`; [`capture`] saves it as a fixture.
+//! **Approach.** [`Topology`] is one plain value. [`sysfs`] reads it, below any root; [`config`]
+//! adds what sysfs does not know from `homenode.toml`; [`capture`] saves it as a fixture.
 //!
-//! **Limits.** A topology shows one moment: CPUs that go on- or offline later show at the next read.
+//! **Limits.** A topology shows one moment: CPUs that go on- or offline later show at the next
+//! read.
 
 pub mod capture;
 pub mod config;
@@ -26,7 +27,8 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A NUMA node's id, as the kernel numbers it. Ids can be sparse (0, 8) and are never used as an index.
+/// A NUMA node's id, as the kernel numbers it. Ids can be sparse (0, 8) and are never used as an
+/// index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct NodeId(pub u32);
@@ -59,13 +61,15 @@ pub struct Node {
     /// CPUs of the node that exist but are offline.
     #[serde(default, skip_serializing_if = "CpuSet::is_empty")]
     pub offline_cpus: CpuSet,
-    /// Bytes of memory; 0 for a node without memory, and on a kernel without NUMA that does not tell.
+    /// Bytes of memory; 0 for a node without memory, and on a kernel without NUMA that does not
+    /// tell.
     pub memory_bytes: u64,
     /// Kind of that memory.
     pub memory: MemoryKind,
     /// ACPI SLIT distance to every node (10 is local), keyed by node id.
     pub distance: BTreeMap<NodeId, u32>,
-    /// Highest read bandwidth of the node's memory in bytes/s, if configured or measured. Unknown is `None`, never a guess.
+    /// Highest read bandwidth of the node's memory in bytes/s, if configured or measured. Unknown
+    /// is `None`, never a guess.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bw_max: Option<f64>,
     /// Highest write bandwidth of the node's memory in bytes/s, if configured or measured.
@@ -73,7 +77,8 @@ pub struct Node {
     pub write_bw_max: Option<f64>,
 }
 
-/// A range of physical addresses that a persistent-memory or CXL driver manages, and the node it is attached to.
+/// A range of physical addresses that a persistent-memory or CXL driver manages, and the node it is
+/// attached to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Region {
     /// Kernel name, such as `region0` (nvdimm) or `cxl-region0`.
@@ -92,7 +97,8 @@ pub struct Region {
 /// A machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Topology {
-    /// Nodes by ascending id. Never empty after [`sysfs`] has read a machine: one without NUMA has node 0.
+    /// Nodes by ascending id. Never empty after [`sysfs`] has read a machine: one without NUMA has
+    /// node 0.
     pub nodes: Vec<Node>,
     /// Persistent-memory and CXL regions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

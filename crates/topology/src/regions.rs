@@ -1,4 +1,5 @@
-//! Persistent-memory and CXL regions: the node of a range of physical addresses, or of a block device.
+//! Persistent-memory and CXL regions: the node of a range of physical addresses, or of a block
+//! device.
 
 use std::io;
 
@@ -8,7 +9,8 @@ use crate::{NodeId, Region, TopologyError};
 const NVDIMM: &str = "bus/nd/devices";
 const CXL: &str = "bus/cxl/devices";
 
-/// Children of an nvdimm region that can have a block device: a raw namespace, fsdax (`pfn`) or sector mode (`btt`).
+/// Children of an nvdimm region that can have a block device: a raw namespace, fsdax (`pfn`) or
+/// sector mode (`btt`).
 const CARRIERS: [&str; 3] = ["namespace", "pfn", "btt"];
 
 pub(crate) fn read(source: &Source<'_>) -> Result<Vec<Region>, TopologyError> {
@@ -22,7 +24,8 @@ pub(crate) fn read(source: &Source<'_>) -> Result<Vec<Region>, TopologyError> {
     Ok(regions)
 }
 
-/// `drivers/nvdimm/region_devs.c`: `numa_node` and `size` are decimal, `resource` is hexadecimal and for root only.
+/// `drivers/nvdimm/region_devs.c`: `numa_node` and `size` are decimal, `resource` is hexadecimal
+/// and for root only.
 fn nvdimm(source: &Source<'_>, name: String) -> Result<Region, TopologyError> {
     let dir = format!("{NVDIMM}/{name}");
     let mut devices = Vec::new();
@@ -32,7 +35,8 @@ fn nvdimm(source: &Source<'_>, name: String) -> Result<Region, TopologyError> {
             continue;
         }
         for device in source.names(&format!("{dir}/{child}/block"))? {
-            // Not needed for the name, but with it a person can tell from a capture which mounts used the device.
+            // Not needed for the name, but with it a person can tell from a capture which mounts
+            // used the device.
             source.optional(&format!("{dir}/{child}/block/{device}/dev"))?;
             devices.push(device);
         }
@@ -46,7 +50,8 @@ fn nvdimm(source: &Source<'_>, name: String) -> Result<Region, TopologyError> {
     })
 }
 
-/// `drivers/cxl/core/region.c`: `size` and `resource` are hexadecimal; a region that is not yet set up has size 0.
+/// `drivers/cxl/core/region.c`: `size` and `resource` are hexadecimal; a region that is not yet set
+/// up has size 0.
 fn cxl(source: &Source<'_>, name: &str) -> Result<Option<Region>, TopologyError> {
     let dir = format!("{CXL}/{name}");
     let size = size(source, &format!("{dir}/size"))?;
@@ -58,8 +63,8 @@ fn cxl(source: &Source<'_>, name: &str) -> Result<Option<Region>, TopologyError>
     Ok(Some(Region { node: cxl_node(source, &dir)?, start, size, devices: Vec::new(), name }))
 }
 
-/// The node that a CXL region's memory is, or would be, onlined as: that of its DAX device. Before there is one, the node of
-/// the memory device behind its first target is the best guess.
+/// The node that a CXL region's memory is, or would be, onlined as: that of its DAX device. Before
+/// there is one, the node of the memory device behind its first target is the best guess.
 fn cxl_node(source: &Source<'_>, dir: &str) -> Result<Option<NodeId>, TopologyError> {
     for (_, region) in source.numbered(dir, "dax_region")? {
         let dax = format!("{dir}/{region}");
@@ -70,7 +75,8 @@ fn cxl_node(source: &Source<'_>, dir: &str) -> Result<Option<NodeId>, TopologyEr
             }
         }
     }
-    // target0 is an endpoint decoder, `decoder<port>.<n>`; the endpoint's uport is the memory device.
+    // target0 is an endpoint decoder, `decoder<port>.<n>`; the endpoint's uport is the memory
+    // device.
     let Some(target) = source.optional(&format!("{dir}/target0"))? else { return Ok(None) };
     let Some(port) = target.trim().strip_prefix("decoder").and_then(|d| d.split_once('.')).map(|(port, _)| port) else {
         return Ok(None);
@@ -94,7 +100,8 @@ fn numa_node(source: &Source<'_>, file: &str) -> Result<Option<NodeId>, Topology
     }
 }
 
-/// First physical address; `None` if only root may read it, or if the region has none yet (all ones).
+/// First physical address; `None` if only root may read it, or if the region has none yet (all
+/// ones).
 fn start(source: &Source<'_>, file: &str) -> Result<Option<u64>, TopologyError> {
     match source.optional(file) {
         Ok(None) => Ok(None),

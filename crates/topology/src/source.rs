@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{CpuSet, TopologyError};
 
-/// Most bytes to read of a file. A sysfs attribute is one page, the `cpulist` of a very large machine perhaps two.
+/// Most bytes to read of a file. A sysfs attribute is one page, the `cpulist` of a very large
+/// machine perhaps two.
 const FILE_LIMIT: u64 = 1 << 20;
 
 /// A sysfs root and everything that was read from it.
@@ -67,7 +68,8 @@ impl<'a> Source<'a> {
         text.parse().map_err(|_| self.wrong(file, &text, "is not a list such as `0-3,8`"))
     }
 
-    /// Names in a directory that are `prefix` and a number, by ascending number; none if the directory does not exist.
+    /// Names in a directory that are `prefix` and a number, by ascending number; none if the
+    /// directory does not exist.
     pub(crate) fn numbered(&self, dir: &str, prefix: &str) -> Result<Vec<(u32, String)>, TopologyError> {
         let number = |name: &str| name.strip_prefix(prefix)?.parse().ok();
         let mut found: Vec<_> = self.names(dir)?.into_iter().filter_map(|name| Some((number(&name)?, name))).collect();

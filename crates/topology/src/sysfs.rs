@@ -1,14 +1,15 @@
 //! Reads the machine from sysfs.
 //!
-//! **Problem.** The data is spread over hundreds of small files, and the kernel's omissions matter as much as its output:
-//! `cpulist` holds only online CPUs, a `distance` row has a column for each *online* node and no ids, and a kernel without
-//! NUMA has no node directory.
+//! **Problem.** The data is spread over hundreds of small files, and the kernel's omissions matter
+//! as much as its output: `cpulist` holds only online CPUs, a `distance` row has a column for each
+//! *online* node and no ids, and a kernel without NUMA has no node directory.
 //!
-//! **Approach.** One reader reads every file, below any root, so that a directory captured on another machine reads like that
-//! machine. A missing necessary file, or a text that no kernel would write, is an error that names the file and the errno or
-//! the text; nothing is guessed.
+//! **Approach.** One reader reads every file, below any root, so that a directory captured on
+//! another machine reads like that machine. A missing necessary file, or a text that no kernel
+//! would write, is an error that names the file and the errno or the text; nothing is guessed.
 //!
-//! **Limits.** CPUs to which the firmware gives no node (`NUMA_NO_NODE`) belong to no node here either.
+//! **Limits.** CPUs to which the firmware gives no node (`NUMA_NO_NODE`) belong to no node here
+//! either.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,13 +21,16 @@ const NODES: &str = "devices/system/node";
 const CPUS: &str = "devices/system/cpu";
 const MEMORY: &str = "devices/system/memory";
 
-/// Reads the machine below a sysfs mount (`/sys`), or below a directory that [`capture`](crate::capture::capture) wrote.
+/// Reads the machine below a sysfs mount (`/sys`), or below a directory that
+/// [`capture`](crate::capture::capture) wrote.
 ///
-/// Needs no privileges; without root the physical range of a persistent-memory region stays unknown.
+/// Needs no privileges; without root the physical range of a persistent-memory region stays
+/// unknown.
 ///
 /// # Errors
 ///
-/// [`TopologyError::Read`] for a file that is missing or refused, [`TopologyError::Text`] for one with an invalid text.
+/// [`TopologyError::Read`] for a file that is missing or refused, [`TopologyError::Text`] for one
+/// with an invalid text.
 pub fn read(sys: &Path) -> Result<Topology, TopologyError> {
     read_from(&Source::new(sys))
 }
@@ -71,7 +75,8 @@ fn numa(source: &Source<'_>, ids: &CpuSet, online: &CpuSet) -> Result<Vec<Node>,
 
 fn node(source: &Source<'_>, id: NodeId, ids: &[NodeId], online: &CpuSet) -> Result<Node, TopologyError> {
     let dir = format!("{NODES}/node{id}");
-    // `cpulist` has the node's online CPUs (drivers/base/node.c, node_read_cpumap); every present CPU has a `cpuN` link.
+    // `cpulist` has the node's online CPUs (drivers/base/node.c, node_read_cpumap); every present
+    // CPU has a `cpuN` link.
     let listed = source.list(&format!("{dir}/cpulist"))?;
     let mut present = listed.clone();
     for (cpu, name) in source.numbered(&dir, "cpu")? {
@@ -92,7 +97,8 @@ fn node(source: &Source<'_>, id: NodeId, ids: &[NodeId], online: &CpuSet) -> Res
     Ok(Node { id, cpus, offline_cpus, memory_bytes, memory, distance, read_bw_max: None, write_bw_max: None })
 }
 
-/// Present free memory of each node in bytes, without nodes that do not tell. A kernel without NUMA tells for none.
+/// Present free memory of each node in bytes, without nodes that do not tell. A kernel without NUMA
+/// tells for none.
 pub fn free_memory(sys: &Path, topology: &Topology) -> BTreeMap<NodeId, u64> {
     let source = Source::new(sys);
     let free = |id| meminfo(&source, &format!("{NODES}/node{id}/meminfo"), "MemFree:").ok();

@@ -1,11 +1,14 @@
 //! Turns what the programs counted into what a window showed. Pure.
 //!
-//! **Problem.** Bytes come per (thread, file, node) and times per thread; some threads have ended, some ids are reused.
+//! **Problem.** Bytes come per (thread, file, node) and times per thread; some threads have ended,
+//! some ids are reused.
 //!
-//! **Approach.** Entries are sorted by thread and joined with the pass over all tasks by id *and* start time. Node totals
-//! include every entry; only threads that still exist and are in scope are listed.
+//! **Approach.** Entries are sorted by thread and joined with the pass over all tasks by id *and*
+//! start time. Node totals include every entry; only threads that still exist and are in scope are
+//! listed.
 //!
-//! **Limits.** A thread that ended within the window is in the totals but not in the list: it cannot be moved.
+//! **Limits.** A thread that ended within the window is in the totals but not in the list: it
+//! cannot be moved.
 
 use std::collections::BTreeMap;
 

@@ -22,7 +22,8 @@ pub(super) fn of_bpf(error: &libbpf_rs::Error) -> String {
         }
         source = e.source();
     }
-    // The error that libbpf-rs wraps is not always in the chain, but its text ends in "(os error N)".
+    // The error that libbpf-rs wraps is not always in the chain, but its text ends in "(os error
+    // N)".
     let text = format!("{error:#}");
     let raw = text.rsplit_once("(os error ").and_then(|(_, tail)| tail.split_once(')')?.0.parse().ok());
     raw.map_or(text, named)

@@ -1,9 +1,10 @@
 //! Decides what to attach from what the kernel can do.
 //!
-//! **Problem.** Kernels differ in what they let us attach to, and two hooks on one path would count its bytes twice.
+//! **Problem.** Kernels differ in what they let us attach to, and two hooks on one path would count
+//! its bytes twice.
 //!
-//! **Approach.** Pure rules turn facts into a set of hooks: the best available source for each path, and for each path
-//! without one a sentence with the cause.
+//! **Approach.** Pure rules turn facts into a set of hooks: the best available source for each
+//! path, and for each path without one a sentence with the cause.
 //!
 //! **Limits.** The rules know file systems only by the hooks that see them.
 
@@ -21,8 +22,8 @@ use super::weights::at_least;
 pub struct Configuration {
     /// Programs to attach.
     pub hooks: BTreeSet<Hook>,
-    /// Whether the hook on the read path stays attached. Otherwise it is attached for a part of the time where it costs
-    /// more than its budget.
+    /// Whether the hook on the read path stays attached. Otherwise it is attached for a part of the
+    /// time where it costs more than its budget.
     pub steady: bool,
     /// What is not seen, or is seen less exactly, each with its cause.
     pub notes: Vec<String>,

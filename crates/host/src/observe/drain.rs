@@ -1,7 +1,8 @@
 //! Empties a hash map in batches.
 //!
-//! The batched iterator of libbpf-rs takes a short batch for the last one. But the kernel also returns short batches in the
-//! middle of a map: it leaves a bucket that does not fit for the next call.
+//! The batched iterator of libbpf-rs takes a short batch for the last one. But the kernel also
+//! returns short batches in the middle of a map: it leaves a bucket that does not fit for the next
+//! call.
 
 use std::io;
 
@@ -30,8 +31,9 @@ impl Buffer {
             self.values.resize(batch * Usage::BYTES, 0);
             let mut count = batch as u32;
             let from = if first { std::ptr::null_mut() } else { cursor.as_mut_ptr() };
-            // SAFETY: keys and values hold `count` elements of the map's key and value size, which the tests compare with the
-            // compiled programs'; `from` is null or a cursor of the last call; all outlive the call.
+            // SAFETY: keys and values hold `count` elements of the map's key and value size, which
+            // the tests compare with the compiled programs'; `from` is null or a cursor of the last
+            // call; all outlive the call.
             let result = unsafe {
                 libbpf_sys::bpf_map_lookup_and_delete_batch(
                     fd,

@@ -1,11 +1,12 @@
 //! Waits until the BPF programs that run now have ended.
 //!
-//! **Problem.** A program that read the table's number just before the tables were swapped still adds to the old one. What
-//! it adds after user space has read and cleared an entry is lost.
+//! **Problem.** A program that read the table's number just before the tables were swapped still
+//! adds to the old one. What it adds after user space has read and cleared an entry is lost.
 //!
-//! **Approach.** The kernel waits for running programs (`synchronize_rcu`) before an update of a map of maps returns, so
-//! that user space knows that no program uses the old inner map (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c). One
-//! update of a map that nothing else uses is that wait. It takes some milliseconds and interrupts no CPU.
+//! **Approach.** The kernel waits for running programs (`synchronize_rcu`) before an update of a
+//! map of maps returns, so that user space knows that no program uses the old inner map
+//! (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c). One update of a map that nothing else uses is
+//! that wait. It takes some milliseconds and interrupts no CPU.
 //!
 //! **Limits.** It does not wait for sleepable programs; homenode has none.
 

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hook {
-    /// `fexit/filemap_get_pages`: each batch of folios that a read copies, with the exact byte range.
+    /// `fexit/filemap_get_pages`: each batch of folios that a read copies, with the exact byte
+    /// range.
     ReadFunction,
     /// The same on kernels before 6.3, which pass the request as an iterator.
     ReadFunctionIter,
@@ -32,7 +33,8 @@ pub enum Hook {
     WriteExt4Journalled,
     /// `tp_btf/xfs_file_buffered_write`: buffered writes of xfs.
     WriteXfs,
-    /// `tp_btf/writeback_dirty_folio`: a clean folio becomes dirty, for file systems that no other hook sees.
+    /// `tp_btf/writeback_dirty_folio`: a clean folio becomes dirty, for file systems that no other
+    /// hook sees.
     WriteDirtied,
     /// `fexit/shmem_file_read_iter`: reads of tmpfs.
     ShmemRead,

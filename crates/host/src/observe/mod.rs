@@ -2,10 +2,12 @@
 //!
 //! **Problem.** The kernel counts file bytes per process, but not which node they come from.
 //!
-//! **Approach.** Small BPF programs (`src/bpf`) on the page cache's read, fault and write paths inspect the folios and add up
-//! bytes per (thread, file, node); they count one event in 2^k. Once a window, an `iter/task` pass reports every thread's
-//! CPU time, affinity and start time. [`probe`] finds out what the kernel lets us attach, and pure rules turn that into a
-//! configuration ([`choose`]). Every byte between two calls of [`Observer::window`] is in the later call's window.
+//! **Approach.** Small BPF programs (`src/bpf`) on the page cache's read, fault and write paths
+//! inspect the folios and add up bytes per (thread, file, node); they count one event in 2^k. Once
+//! a window, an `iter/task` pass reports every thread's CPU time, affinity and start time.
+//! [`probe`] finds out what the kernel lets us attach, and pure rules turn that into a
+//! configuration ([`choose`]). Every byte between two calls of [`Observer::window`] is in the later
+//! call's window.
 //!
 //! **Limits.** What each kind of hook sees of each path:
 //!
@@ -21,10 +23,12 @@
 //! | DAX read and write | on the node of the block device; where that is unknown (virtiofs) not counted, and a note says so | not seen |
 //! | file systems with their own cache (ZFS), FUSE without page cache, O_DIRECT | not seen: no page cache | not seen |
 //!
-//! A counted event costs about 0.2 µs and a skipped one 20 ns, on top of what the kernel spends on any BPF program there (an
-//! empty program took 55 ns on a machine with retpolines). `bench/observe/run` measures this.
+//! A counted event costs about 0.2 µs and a skipped one 20 ns, on top of what the kernel spends on
+//! any BPF program there (an empty program took 55 ns on a machine with retpolines).
+//! `bench/observe/run` measures this.
 //!
-//! A file's name is its superblock's device and its inode number; on btrfs and overlayfs `stat` shows another device.
+//! A file's name is its superblock's device and its inode number; on btrfs and overlayfs `stat`
+//! shows another device.
 
 mod assemble;
 mod cause;
@@ -146,8 +150,9 @@ impl Observer {
         &self.capabilities
     }
 
-    /// Waits, then reports what happened since the last window ended (or since [`Observer::open`]). Unparking the calling
-    /// thread ([`std::thread::Thread::unpark`]) ends the wait early, so that a daemon can stop during a long window.
+    /// Waits, then reports what happened since the last window ended (or since [`Observer::open`]).
+    /// Unparking the calling thread ([`std::thread::Thread::unpark`]) ends the wait early, so that
+    /// a daemon can stop during a long window.
     pub fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
         std::thread::park_timeout(length);
         let ended = self.programs.flip();
@@ -301,7 +306,8 @@ fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
 /// Marks a process and its present descendants; later descendants inherit the mark.
 fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<(), ObserveError> {
     programs.mark(root, 0, MARK_TREE)?;
-    // The first pass shows every task; the second shows those that ran since, hence also children of parents not yet marked.
+    // The first pass shows every task; the second shows those that ran since, hence also children
+    // of parents not yet marked.
     for _ in 0..2 {
         let pass = programs.pass()?;
         filter.learn(&pass.tasks);

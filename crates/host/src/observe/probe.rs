@@ -1,13 +1,13 @@
 //! Finds out what this kernel lets us do; each missing capability has its cause.
 //!
-//! **Problem.** Whether a program can be loaded and attached depends on the kernel's version, its configuration, security
-//! modules and the caller's rights. Only trying tells.
+//! **Problem.** Whether a program can be loaded and attached depends on the kernel's version, its
+//! configuration, security modules and the caller's rights. Only trying tells.
 //!
-//! **Approach.** Look names up in the kernel's BTF, and try the smallest program of each kind (`bpf/trial.bpf.c`).
-//! [`super::choose`] decides from these facts.
+//! **Approach.** Look names up in the kernel's BTF, and try the smallest program of each kind
+//! (`bpf/trial.bpf.c`). [`super::choose`] decides from these facts.
 //!
-//! **Limits.** The kernel can still refuse a single function when it is attached (inlined, blacklisted); that becomes a fact
-//! then.
+//! **Limits.** The kernel can still refuse a single function when it is attached (inlined,
+//! blacklisted); that becomes a fact then.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -227,7 +227,8 @@ impl Names<'_> {
     }
 }
 
-/// `NODES_SHIFT`: `struct kmem_cache` has a pointer for each of its `MAX_NUMNODES = 1 << NODES_SHIFT` nodes.
+/// `NODES_SHIFT`: `struct kmem_cache` has a pointer for each of its `MAX_NUMNODES = 1 <<
+/// NODES_SHIFT` nodes.
 fn node_bits(btf: &Btf<'_>) -> Option<u32> {
     let cache = btf.type_by_name::<Struct<'_>>("kmem_cache")?;
     let node = cache.iter().find(|member| member.name == Some(OsStr::new("node")))?;
@@ -236,7 +237,8 @@ fn node_bits(btf: &Btf<'_>) -> Option<u32> {
     (nodes.is_power_of_two() && nodes <= 1 << 16).then(|| nodes.ilog2())
 }
 
-/// Whether a loaded module's BTF has this name. Its string section holds each name between two zero bytes.
+/// Whether a loaded module's BTF has this name. Its string section holds each name between two zero
+/// bytes.
 fn module_has(module: &str, name: &str) -> bool {
     let Ok(bytes) = std::fs::read(Path::new("/sys/kernel/btf").join(module)) else { return false };
     let needle: Vec<u8> = [&[0], name.as_bytes(), &[0]].concat();

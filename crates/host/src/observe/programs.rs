@@ -1,11 +1,13 @@
 //! The BPF programs, loaded and attached, and their maps.
 //!
-//! **Problem.** The kernel can refuse a program when it is loaded or attached; nothing may stay behind then.
+//! **Problem.** The kernel can refuse a program when it is loaded or attached; nothing may stay
+//! behind then.
 //!
-//! **Approach.** Only the chosen programs are loaded. File descriptors hold everything, so that dropping [`Programs`], or
-//! the end of the process, removes it all.
+//! **Approach.** Only the chosen programs are loaded. File descriptors hold everything, so that
+//! dropping [`Programs`], or the end of the process, removes it all.
 //!
-//! **Limits.** libbpf says which program failed to attach, but not which one failed to load; then each is tried alone.
+//! **Limits.** libbpf says which program failed to attach, but not which one failed to load; then
+//! each is tried alone.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -99,8 +101,9 @@ impl Trial {
     }
 }
 
-/// Whether `generic_perform_write` advances the file position before it returns: writes a byte to a file in memory and looks
-/// at the position. The version does not tell, as long-term kernels have adopted the change.
+/// Whether `generic_perform_write` advances the file position before it returns: writes a byte to a
+/// file in memory and looks at the position. The version does not tell, as long-term kernels have
+/// adopted the change.
 pub(super) fn generic_pos_advanced() -> Result<bool, String> {
     const AT: u64 = 4096;
     silence_libbpf();
@@ -203,7 +206,8 @@ impl Programs {
         settings: &Settings,
         machine: &Machine,
     ) -> Result<ObserveSkel<'static>, libbpf_rs::Error> {
-        // The skeleton borrows this place (the size of one pointer) for its whole life, so the place is leaked.
+        // The skeleton borrows this place (the size of one pointer) for its whole life, so the
+        // place is leaked.
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = ObserveSkelBuilder::default().open(storage)?;
         for hook in Hook::ALL {
@@ -313,7 +317,8 @@ impl Programs {
         self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.pass_tasks)
     }
 
-    /// Empties an ended epoch's table and prepares it for the next. Returns one entry for each key, in the order of the keys.
+    /// Empties an ended epoch's table and prepares it for the next. Returns one entry for each key,
+    /// in the order of the keys.
     pub fn drain(&mut self, epoch: u32) -> Result<Vec<(Key, super::records::Usage)>, ObserveError> {
         // A program that had read the epoch before it ended may still be adding to it.
         self.grace.wait().map_err(bpf("waiting for running programs"))?;

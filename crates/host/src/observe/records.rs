@@ -4,7 +4,8 @@
 //!
 //! **Approach.** A checked cursor reads every field: no transmutes, and short input gives `None`.
 //!
-//! **Limits.** Host byte order only. The tests compare the layouts with the compiled programs' types.
+//! **Limits.** Host byte order only. The tests compare the layouts with the compiled programs'
+//! types.
 
 use super::types::{Kin, Origin};
 

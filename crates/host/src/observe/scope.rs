@@ -33,7 +33,8 @@ impl Filter {
     pub fn learn(&mut self, tasks: &[Task]) {
         match self {
             Self::Tree(tree) => {
-                // Parents come before their children in most passes, not in all: repeat until nothing is new.
+                // Parents come before their children in most passes, not in all: repeat until
+                // nothing is new.
                 let mut grown = true;
                 while grown {
                     grown = false;
@@ -92,7 +93,8 @@ impl Processes {
         self.started.insert(pid, start) != Some(start)
     }
 
-    /// Forgets processes that have ended, each time the number has doubled. Their children are known by now, or carry a mark.
+    /// Forgets processes that have ended, each time the number has doubled. Their children are
+    /// known by now, or carry a mark.
     fn forget_ended(&mut self) {
         if self.started.len() < self.check_at {
             return;
@@ -107,7 +109,8 @@ impl Processes {
     }
 }
 
-/// When a process started, in ticks of the kernel's clock: field 22 of its `stat`. The name before may be any text.
+/// When a process started, in ticks of the kernel's clock: field 22 of its `stat`. The name before
+/// may be any text.
 fn start_time(proc_root: &Path, pid: u32) -> io::Result<u64> {
     let stat = std::fs::read(proc_root.join(pid.to_string()).join("stat"))?;
     let text = String::from_utf8_lossy(&stat);
@@ -133,7 +136,8 @@ impl Groups {
         Ok(Self { root: root.to_owned(), inside, outside: HashSet::new() })
     }
 
-    /// A group's place in the hierarchy never changes, so only new ids need a look at the directories.
+    /// A group's place in the hierarchy never changes, so only new ids need a look at the
+    /// directories.
     fn learn(&mut self, tasks: &[Task]) {
         let new = |id: u64| !self.inside.contains(&id) && !self.outside.contains(&id);
         if !tasks.iter().any(|task| new(task.cgroup_id)) {

@@ -1,22 +1,26 @@
 //! Attaches the hook on the read path for only as much of the time as its budget allows.
 //!
-//! **Problem.** An attached program costs every read on the machine some 60 ns, even a read that it does not count: a
-//! tenth of a 4 KiB `pread` of cached data. Sampling cannot lower this cost; detaching can.
+//! **Problem.** An attached program costs every read on the machine some 60 ns, even a read that it
+//! does not count: a tenth of a 4 KiB `pread` of cached data. Sampling cannot lower this cost;
+//! detaching can.
 //!
-//! **Approach.** The hook stays attached while it takes no more than [`BUDGET`] of any CPU. Beyond that it is attached for
-//! one slice of every [`CYCLE`], as long as the budget allows and at a random place, so that every moment has the same
-//! chance to be in a slice, whatever the rhythm of the load. The bytes read within a window's slices are scaled by the
-//! window's length over theirs. Within a slice the hook slows busy threads down; [`Slices::scale`] corrects for that,
-//! thread by thread, with the hook's cost as measured at the start ([`HookCost`]). The hooks on faults and writes, which are
-//! rare beside reads, stay attached.
+//! **Approach.** The hook stays attached while it takes no more than [`BUDGET`] of any CPU. Beyond
+//! that it is attached for one slice of every [`CYCLE`], as long as the budget allows and at a
+//! random place, so that every moment has the same chance to be in a slice, whatever the rhythm of
+//! the load. The bytes read within a window's slices are scaled by the window's length over theirs.
+//! Within a slice the hook slows busy threads down; [`Slices::scale`] corrects for that, thread by
+//! thread, with the hook's cost as measured at the start ([`HookCost`]). The hooks on faults and
+//! writes, which are rare beside reads, stay attached.
 //!
-//! **Limits.** A thread that reads in bursts shorter than a cycle is known less exactly in a single window, and a file that
-//! two threads touch only a few times may not be seen as shared. Windows of less than 0.8 s are not sliced.
+//! **Limits.** A thread that reads in bursts shorter than a cycle is known less exactly in a single
+//! window, and a file that two threads touch only a few times may not be seen as shared. Windows of
+//! less than 0.8 s are not sliced.
 //!
-//! Attaching and detaching patch the kernel's code, for which the kernel interrupts every CPU a few times: with slices, each
-//! CPU gets some 40 interrupts a second that it would not get otherwise (2 CPUs, hook on a tracepoint;
-//! `bench/observe/run` counts them). CPUs that run without a timer tick (`nohz_full`) are there to avoid just that. With
-//! `steady`, which `exact` and such CPUs imply, the hook is attached once and stays.
+//! Attaching and detaching patch the kernel's code, for which the kernel interrupts every CPU a few
+//! times: with slices, each CPU gets some 40 interrupts a second that it would not get otherwise (2
+//! CPUs, hook on a tracepoint; `bench/observe/run` counts them). CPUs that run without a timer tick
+//! (`nohz_full`) are there to avoid just that. With `steady`, which `exact` and such CPUs imply,
+//! the hook is attached once and stays.
 
 use std::fs::File;
 use std::io;
@@ -32,14 +36,15 @@ use super::clock_s;
 
 /// The part of a CPU's time that the hook may take.
 const BUDGET: f64 = 0.012;
-/// Cost of an attached hook per read in seconds, where it cannot be measured: it was 55 to 65 ns on AMD EPYC, Linux 6.18.
+/// Cost of an attached hook per read in seconds, where it cannot be measured: it was 55 to 65 ns on
+/// AMD EPYC, Linux 6.18.
 const HOOK_S: f64 = 60e-9;
 /// Additional cost of counting an event in seconds, measured there.
 const COUNT_S: f64 = 150e-9;
 /// Least share of the time that the hook is attached: more than the fastest reads of one CPU need.
 const LEAST: f64 = 0.05;
-/// Each cycle has one slice. Attaching and detaching take 0.2 ms each, and slices should be longer than the time that the
-/// kernel gives each of the threads that share a CPU.
+/// Each cycle has one slice. Attaching and detaching take 0.2 ms each, and slices should be longer
+/// than the time that the kernel gives each of the threads that share a CPU.
 const CYCLE: Duration = Duration::from_millis(200);
 
 /// Largest share of a thread's time that the hook can have taken, whatever the estimate.
@@ -58,8 +63,9 @@ impl Default for HookCost {
 }
 
 impl HookCost {
-    /// Measures the cost with cached reads of this program's own file, for some tens of milliseconds. Where these are slow (an
-    /// emulated machine, a network file system), gives the default.
+    /// Measures the cost with cached reads of this program's own file, for some tens of
+    /// milliseconds. Where these are slow (an emulated machine, a network file system), gives the
+    /// default.
     fn measure(program: &OwnedFd) -> io::Result<Self> {
         let file = File::open("/proc/self/exe")?;
         // The first reads may wait for a disk.
@@ -77,8 +83,8 @@ impl HookCost {
         Ok(Self((with - without).clamp(20e-9, 200e-9)))
     }
 
-    /// The share of the time, 0 to 1, that the hook may be attached, for windows of this length and this many reads a second
-    /// on the busiest CPU.
+    /// The share of the time, 0 to 1, that the hook may be attached, for windows of this length and
+    /// this many reads a second on the busiest CPU.
     pub fn share(self, window: Duration, reads_per_s: f64) -> f64 {
         if window < CYCLE * CYCLES_A_WINDOW {
             return 1.0;
@@ -98,7 +104,8 @@ fn read_s(file: &File, reads: u32) -> io::Result<f64> {
     Ok((clock_s(ClockId::ThreadCPUTime) - start) / f64::from(reads))
 }
 
-/// The fastest of some rounds: other work makes them slower, never faster, and the sampler counts many reads of the first.
+/// The fastest of some rounds: other work makes them slower, never faster, and the sampler counts
+/// many reads of the first.
 fn fastest_s(file: &File) -> io::Result<f64> {
     (0..40).map(|_| read_s(file, 512)).try_fold(f64::MAX, |least, s| Ok(least.min(s?)))
 }
@@ -111,8 +118,8 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// Seconds attached since `before`, in a window of `length_s`. Without a switch this is the whole window, even though the
-    /// clocks, read at different moments, may differ.
+    /// Seconds attached since `before`, in a window of `length_s`. Without a switch this is the
+    /// whole window, even though the clocks, read at different moments, may differ.
     pub fn since(self, before: Self, length_s: f64) -> f64 {
         match self.switches == before.switches && self.time > before.time {
             true => length_s,
@@ -139,14 +146,15 @@ impl Slices {
         self.attached_s > 0.0 && self.attached_s < self.length_s
     }
 
-    /// What a thread read in the window, as a multiple of what it read within the slices. It made `reads` reads within the
-    /// slices and used `cpu_s` of CPU time in the window.
+    /// What a thread read in the window, as a multiple of what it read within the slices. It made
+    /// `reads` reads within the slices and used `cpu_s` of CPU time in the window.
     pub fn scale(&self, reads: f64, cpu_s: f64) -> f64 {
         if !self.sliced() {
             return 1.0;
         }
         let times = self.length_s / self.attached_s;
-        // The hook took a part of the thread's CPU time within the slices, in which it would have read more.
+        // The hook took a part of the thread's CPU time within the slices, in which it would have
+        // read more.
         let hook = reads * (self.cost.0 + self.counted * COUNT_S);
         let slowed = if cpu_s > 0.0 { (hook * times / cpu_s).clamp(0.0, MOST_SLOWED) } else { 0.0 };
         times / (1.0 - slowed)
@@ -180,8 +188,9 @@ struct State {
 }
 
 impl Slicer {
-    /// Attaches a program, without slices until [`Slicer::set_share`]. `program` is its descriptor, `on` that of the map that
-    /// tells it whether a slice is on. The hook's cost is measured, by attaching it a few times, only if it may be `sliced`.
+    /// Attaches a program, without slices until [`Slicer::set_share`]. `program` is its descriptor,
+    /// `on` that of the map that tells it whether a slice is on. The hook's cost is measured, by
+    /// attaching it a few times, only if it may be `sliced`.
     pub fn start(program: OwnedFd, on: OwnedFd, sliced: bool) -> io::Result<Self> {
         set(&on, true)?;
         // If the kernel refuses to attach it, the attempt below reports that.
@@ -266,8 +275,8 @@ impl Shared {
         }
     }
 
-    /// Waits this long, or until the slicer stops. A new share waits for the end of the cycle: cutting a cycle short would
-    /// favour its beginning.
+    /// Waits this long, or until the slicer stops. A new share waits for the end of the cycle:
+    /// cutting a cycle short would favour its beginning.
     fn sleep<'a>(&self, state: MutexGuard<'a, State>, time: Duration) -> MutexGuard<'a, State> {
         let result = self.changed.wait_timeout_while(state, time, |state| !state.stop);
         result.unwrap_or_else(PoisonError::into_inner).0
@@ -355,7 +364,8 @@ mod tests {
         for reads in [0.0, 1e3, 1e5, 2e5] {
             assert_eq!(cost.share(SECOND, reads), 1.0, "{reads}");
         }
-        // 1.6 million reads a second at 60 ns are 9.6 % of a CPU: attached an eighth of the time they are 1.2 %.
+        // 1.6 million reads a second at 60 ns are 9.6 % of a CPU: attached an eighth of the time
+        // they are 1.2 %.
         assert!((cost.share(SECOND, 1.6e6) - 0.125).abs() < 1e-9);
         for reads in [3e5, 1e6, 3e6] {
             assert!(cost.share(SECOND, reads) * reads * 60e-9 <= BUDGET * 1.0001, "{reads}");
@@ -372,10 +382,12 @@ mod tests {
     #[test]
     fn scaling_corrects_for_the_time_that_the_hook_took() {
         let slices = Slices { attached_s: 0.1, length_s: 1.0, cost: HookCost(60e-9), ..Slices::default() };
-        // A busy thread makes 1/660 ns = 1.515 million reads a second within slices and 1/600 ns = 1.667 million outside.
+        // A busy thread makes 1/660 ns = 1.515 million reads a second within slices and 1/600 ns =
+        // 1.667 million outside.
         let within = 0.1 / 660e-9;
         assert!((within * slices.scale(within, 1.0) - 1.0 / 600e-9).abs() < 1.0);
-        // A thread that reads little is hardly slowed down. Without CPU time there is no correction.
+        // A thread that reads little is hardly slowed down. Without CPU time there is no
+        // correction.
         assert!((slices.scale(10.0, 0.5) - 10.0).abs() < 1e-3);
         assert_eq!(slices.scale(within, 0.0), 10.0);
         // An absurd estimate is bounded.
@@ -389,7 +401,8 @@ mod tests {
         }
     }
 
-    /// In a virtual machine, an exact window of 5 ms was scaled because its clocks were read some milliseconds apart.
+    /// In a virtual machine, an exact window of 5 ms was scaled because its clocks were read some
+    /// milliseconds apart.
     #[test]
     fn clocks_read_at_different_moments_do_not_look_like_slices() {
         let ms = |n| Duration::from_millis(n);

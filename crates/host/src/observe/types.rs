@@ -16,9 +16,11 @@ pub enum Scope {
     All,
     /// The threads of these processes.
     Pids(Vec<u32>),
-    /// The threads in this control group (v2) and all below it: a directory under the cgroup2 mount.
+    /// The threads in this control group (v2) and all below it: a directory under the cgroup2
+    /// mount.
     Cgroup(PathBuf),
-    /// The threads of this process and of all its descendants, including those whose parents have ended.
+    /// The threads of this process and of all its descendants, including those whose parents have
+    /// ended.
     Tree(u32),
 }
 
@@ -28,14 +30,15 @@ pub enum Scope {
 pub struct Settings {
     /// Count every event instead of a sample.
     pub exact: bool,
-    /// Keep the hook on the read path attached, even where that slows reads: attaching it again interrupts every CPU.
-    /// Implied by `exact`, and on machines with `nohz_full` CPUs.
+    /// Keep the hook on the read path attached, even where that slows reads: attaching it again
+    /// interrupts every CPU. Implied by `exact`, and on machines with `nohz_full` CPUs.
     pub steady: bool,
     /// Which threads are reported.
     pub scope: Scope,
     /// The procfs mount.
     pub proc_root: PathBuf,
-    /// Number of (thread, file, node) entries that one window can hold; a note reports the bytes that did not fit.
+    /// Number of (thread, file, node) entries that one window can hold; a note reports the bytes
+    /// that did not fit.
     pub max_entries: u32,
     /// Which of the kernel's hooks to use.
     pub hooks: Hooks,
@@ -75,7 +78,8 @@ pub struct Observed {
     pub window_s: f64,
     /// Threads in scope that touched file data or used CPU time, by ascending tid.
     pub threads: Vec<ObservedThread>,
-    /// CPU seconds used on each node's CPUs by all threads of the machine, including those not listed.
+    /// CPU seconds used on each node's CPUs by all threads of the machine, including those not
+    /// listed.
     pub node_cpu_s: BTreeMap<NodeId, f64>,
     /// File bytes that all threads read from each node's memory.
     pub node_read: NodeBytes,
@@ -94,7 +98,8 @@ pub struct Observed {
 /// One thread in one window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObservedThread {
-    /// The thread as policies see it; `allowed_nodes` are those of the mask, and `held` is always `None` (the plane sets it).
+    /// The thread as policies see it; `allowed_nodes` are those of the mask, and `held` is always
+    /// `None` (the plane sets it).
     pub thread: Thread,
     /// Process id of the parent.
     pub ppid: u32,
@@ -105,7 +110,8 @@ pub struct ObservedThread {
     pub asked: Option<bool>,
     /// Whether it is a kernel thread.
     pub kernel_thread: bool,
-    /// Id of its control group in the v2 hierarchy: the inode number of the directory. 0 if there is none.
+    /// Id of its control group in the v2 hierarchy: the inode number of the directory. 0 if there
+    /// is none.
     pub cgroup_id: u64,
 }
 

@@ -1,6 +1,7 @@
 //! The tables for unbiased sampling (`bpf/sample.h`).
 //!
-//! The distance to the next page drawn is geometric with mean 2^k: `1 + floor(E / -ln(1 - 2^-k))` for an exponentially
+//! The distance to the next page drawn is geometric with mean 2^k: `1 + floor(E / -ln(1 - 2^-k))`
+//! for an exponentially
 //! distributed E (Devroye, Non-Uniform Random Variate Generation, X.2). E comes from a table of its quantiles. An event of u
 //! pages is counted if any of them is drawn, and weighs the inverse of that probability.
 
@@ -22,7 +23,8 @@ pub(super) struct Sampling {
 impl Sampling {
     pub fn new() -> Self {
         let fixed = |x: f64| (x * 65_536.0).round() as u32;
-        // Scaled to a mean of exactly 1: without the tail, the mean of the quantiles is a little less.
+        // Scaled to a mean of exactly 1: without the tail, the mean of the quantiles is a little
+        // less.
         let quantile = |i: usize| -((i as f64 + 0.5) / 1024.0).ln();
         let mean = (0..1024).map(quantile).sum::<f64>() / 1024.0;
         let missed = |k: usize| 1.0 - 0.5f64.powi(k as i32);

@@ -1,4 +1,5 @@
-//! Page-cache files: finds cached pages, enters them into our page table, and has the kernel count them.
+//! Page-cache files: finds cached pages, enters them into our page table, and has the kernel count
+//! them.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,15 +13,17 @@ use super::map::{Arena, Toucher};
 use super::open::Opened;
 use super::{Residency, ResidencyError, count};
 
-/// File bytes that one thread queries, touches and counts at a time. Small, so that little can be evicted between the query
-/// and the touch, and so that the kernel's data on these pages stays in the processor's cache until it counts them.
+/// File bytes that one thread queries, touches and counts at a time. Small, so that little can be
+/// evicted between the query and the touch, and so that the kernel's data on these pages stays in
+/// the processor's cache until it counts them.
 const CHUNK: u64 = 16 << 20;
 
-/// Bytes that one page fault enters: the kernel's fault-around, 64 KiB unless an administrator changed it. A smaller value
-/// there costs only time.
+/// Bytes that one page fault enters: the kernel's fault-around, 64 KiB unless an administrator
+/// changed it. A smaller value there costs only time.
 const AROUND: usize = 64 << 10;
 
-/// Most threads for one file: one at a time counts, and finding takes at most three times as long as counting.
+/// Most threads for one file: one at a time counts, and finding takes at most three times as long
+/// as counting.
 const THREADS: usize = 4;
 
 /// Number of parts into which a range of the file is split if some of it is cached.
@@ -79,8 +82,9 @@ struct Walk<'a> {
     /// Whether touching one page has entered its neighbours so far.
     around: AtomicBool,
     done: AtomicU64,
-    /// Bytes found so far. Its lock also guards slot 0: the kernel walks every mapping below the one that we ask for, so each
-    /// mapping is moved to slot 0, the lowest address, and counted alone.
+    /// Bytes found so far. Its lock also guards slot 0: the kernel walks every mapping below the
+    /// one that we ask for, so each mapping is moved to slot 0, the lowest address, and counted
+    /// alone.
     nodes: Mutex<NodeBytes>,
 }
 
@@ -130,8 +134,8 @@ impl Walk<'_> {
         let mut found = count()?;
         let entered = (total(&found) / page_size() as u64) as usize;
         if entered < cached_pages {
-            // The kernel does not enter a locked page, or one marked for readahead, with its neighbours, and some file systems
-            // have no fault-around. So touch each page.
+            // The kernel does not enter a locked page, or one marked for readahead, with its
+            // neighbours, and some file systems have no fault-around. So touch each page.
             if entered < cached_pages / 2 {
                 self.around.store(false, Ordering::Relaxed);
             }
@@ -143,7 +147,8 @@ impl Walk<'_> {
         for (node, bytes) in found {
             nodes.add(node, bytes);
         }
-        // Now the processor's cache still holds the kernel's data for it; later this would be as slow as entering.
+        // Now the processor's cache still holds the kernel's data for it; later this would be as
+        // slow as entering.
         self.arena.leave(mapped, bytes);
         Ok(())
     }
@@ -176,7 +181,8 @@ impl Walk<'_> {
     }
 }
 
-/// Hands out chunks; leaves out large ranges if the kernel says at once that nothing of them is cached.
+/// Hands out chunks; leaves out large ranges if the kernel says at once that nothing of them is
+/// cached.
 struct Ranges<'a> {
     file: &'a Opened,
     /// Ranges (start, length) not yet handed out, in reverse order.
@@ -191,7 +197,8 @@ impl Ranges<'_> {
             if len <= CHUNK {
                 return Some((start, len, skipped));
             }
-            // Each chunk has a query of its own; a query for a whole range pays only if the range is large.
+            // Each chunk has a query of its own; a query for a whole range pays only if the range
+            // is large.
             if len > FAN * CHUNK && self.file.cached(start, len) == Some(0) {
                 skipped += len;
                 continue;

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// `cachestat(2)`, since Linux 6.5; the number is the same on every architecture that homenode is built for.
+/// `cachestat(2)`, since Linux 6.5; the number is the same on every architecture that homenode is
+/// built for.
 const SYS_CACHESTAT: libc::c_long = 451;
 
 /// `struct cachestat_range`, `linux/mman.h`.
@@ -25,7 +26,8 @@ struct Cachestat {
     nr_recently_evicted: u64,
 }
 
-/// Number of cached pages in a range of a file; `None` if the kernel gives no answer. `len` is not 0.
+/// Number of cached pages in a range of a file; `None` if the kernel gives no answer. `len` is not
+/// 0.
 pub(super) fn count(file: &File, offset: u64, len: u64) -> Option<u64> {
     let range = CachestatRange { off: offset, len };
     let mut stat = Cachestat::default();
@@ -47,7 +49,8 @@ pub(super) enum Pages {
 /// Queries each page of a range that is mapped at `start`.
 pub(super) fn pages(start: usize, pages: usize) -> io::Result<Pages> {
     let mut resident = vec![0; pages];
-    // SAFETY: mincore changes only the vector, which has a byte for each page of the range; we mapped the range.
+    // SAFETY: mincore changes only the vector, which has a byte for each page of the range; we
+    // mapped the range.
     let rc = unsafe {
         libc::mincore(
             std::ptr::with_exposed_provenance_mut(start),

@@ -6,23 +6,24 @@
 //! 7fc378400000 default file=/data/kv mapped=16384 N0=16000 N1=384 kernelpagesize_kB=4
 //! ```
 //!
-//! (`fs/proc/task_mmu.c`, `show_numa_map`). The kernel walks each mapping when its line is read, so reading stops at the
-//! wanted line. A kernel without NUMA has no such file, and one node.
+//! (`fs/proc/task_mmu.c`, `show_numa_map`). The kernel walks each mapping when its line is read, so
+//! reading stops at the wanted line. A kernel without NUMA has no such file, and one node.
 
 use std::fs::File;
 use std::io::{self, Read};
 
 use topology::NodeId;
 
-/// Bytes per read. The kernel walks as many mappings as fill the buffer. A line with a file is longer than this, so the
-/// wanted line ends a buffer.
+/// Bytes per read. The kernel walks as many mappings as fill the buffer. A line with a file is
+/// longer than this, so the wanted line ends a buffer.
 const READ: usize = 64;
 
-/// Bytes per read within the wanted line: fewer than the shortest line has, so that the kernel walks at most one mapping
-/// after it. That mapping is empty (see `map`).
+/// Bytes per read within the wanted line: fewer than the shortest line has, so that the kernel
+/// walks at most one mapping after it. That mapping is empty (see `map`).
 const READ_ON: usize = 16;
 
-/// Bytes per node in the page table of the mapping at `start`. On a kernel without NUMA: `entered` bytes on node 0.
+/// Bytes per node in the page table of the mapping at `start`. On a kernel without NUMA: `entered`
+/// bytes on node 0.
 pub(super) fn mapping(start: usize, entered: u64) -> io::Result<Vec<(NodeId, u64)>> {
     let maps = match File::open("/proc/self/numa_maps") {
         Ok(maps) => maps,
@@ -89,7 +90,8 @@ fn parse(line: &[u8]) -> Option<Vec<(NodeId, u64)>> {
 pub(super) fn page(address: usize) -> Option<NodeId> {
     let page = address as *mut libc::c_void;
     let mut status: libc::c_int = -1;
-    // SAFETY: a query for one page (without target nodes nothing moves); both pointers are to one live element.
+    // SAFETY: a query for one page (without target nodes nothing moves); both pointers are to one
+    // live element.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_move_pages,

@@ -1,8 +1,9 @@
-//! Files in persistent memory: every allocated byte is in memory, on the node of the file system's device.
+//! Files in persistent memory: every allocated byte is in memory, on the node of the file system's
+//! device.
 //!
-//! `move_pages(2)` and `numa_maps` do not report DAX pages (they are `ZONE_DEVICE`). sysfs has the device's node: in
-//! `numa_node` of the nearest directory above the device that has one, which for `pmem0` is its namespace or region; for a
-//! device-mapper device, that of its slaves.
+//! `move_pages(2)` and `numa_maps` do not report DAX pages (they are `ZONE_DEVICE`). sysfs has the
+//! device's node: in `numa_node` of the nearest directory above the device that has one, which for
+//! `pmem0` is its namespace or region; for a device-mapper device, that of its slaves.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -93,7 +94,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// pmem0 on node 0 (raw, with a partition), pmem1 on node 1 (fsdax), pmem9 on no node, dm-0 across both, dm-1 on one.
+    /// pmem0 on node 0 (raw, with a partition), pmem1 on node 1 (fsdax), pmem9 on no node, dm-0
+    /// across both, dm-1 on one.
     fn sys() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
@@ -146,7 +148,8 @@ mod tests {
         assert!(nodes_of(&sys.path().join("dev/block/259:0"), DEPTH, &mut nodes).is_err(), "{nodes:?}");
     }
 
-    /// The result of `locate` for a file with 8 KiB of data and a hole, as if it were on the device.
+    /// The result of `locate` for a file with 8 KiB of data and a hole, as if it were on the
+    /// device.
     fn on(device: (u32, u32)) -> Residency {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), vec![1; 8192]).unwrap();

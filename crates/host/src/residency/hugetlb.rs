@@ -1,7 +1,7 @@
 //! Files on hugetlbfs: huge pages are always in memory once they are allocated.
 //!
-//! Neither `mincore(2)` nor `cachestat(2)` knows them, and touching a hole would allocate a huge page. So for a file with
-//! holes only the resident size is reported, not the nodes.
+//! Neither `mincore(2)` nor `cachestat(2)` knows them, and touching a hole would allocate a huge
+//! page. So for a file with holes only the resident size is reported, not the nodes.
 
 use super::map::{Arena, Toucher};
 use super::open::Opened;

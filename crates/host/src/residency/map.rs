@@ -8,10 +8,12 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
-/// Memory that one page-table page covers. The kernel moves mappings with this alignment by page-table page, not by entry.
+/// Memory that one page-table page covers. The kernel moves mappings with this alignment by
+/// page-table page, not by entry.
 const GRAIN: usize = 2 << 20;
 
-/// Reserved address space with slots of one size. A gap follows each slot, so that two mappings never merge.
+/// Reserved address space with slots of one size. A gap follows each slot, so that two mappings
+/// never merge.
 pub(super) struct Arena {
     base: usize,
     len: usize,
@@ -20,13 +22,15 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// Reserves `slots` slots for mappings of up to `size` bytes of a file with pages of `page` bytes.
+    /// Reserves `slots` slots for mappings of up to `size` bytes of a file with pages of `page`
+    /// bytes.
     pub(super) fn reserve(slots: usize, size: usize, page: usize) -> io::Result<Self> {
         let grain = GRAIN.max(page);
         let slot = size.next_multiple_of(grain) + grain;
         let len = slots * slot + grain;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address that the kernel chooses; it changes no existing memory.
+        // SAFETY: a new mapping at an address that the kernel chooses; it changes no existing
+        // memory.
         let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), len, ProtFlags::empty(), flags) }?;
         let base = base.expose_provenance();
         Ok(Self { base, len, slot, first: base.next_multiple_of(grain) })
@@ -41,7 +45,8 @@ impl Arena {
         unsafe {
             let map =
                 rustix::mm::mmap(with_exposed_provenance_mut(at), len, ProtFlags::READ, flags, file.as_fd(), offset)?;
-            // No readahead, and unmapping leaves no sign of use on the pages (`vma_has_recency`, mm/memory.c).
+            // No readahead, and unmapping leaves no sign of use on the pages (`vma_has_recency`,
+            // mm/memory.c).
             rustix::mm::madvise(map, len, Advice::Random)?;
         }
         Ok(at)
@@ -49,16 +54,18 @@ impl Arena {
 
     /// Removes a mapping's page-table entries; the file's pages stay as they are.
     pub(super) fn leave(&self, mapped: usize, len: usize) {
-        // This only saves time: the next use of the slot removes them anyway.
-        // SAFETY: the range is a mapping of a file inside our reservation, whose pages are the file's.
+        // This only saves time: the next use of the slot removes them anyway. SAFETY: the range is
+        // a mapping of a file inside our reservation, whose pages are the file's.
         let _ = unsafe { rustix::mm::madvise(with_exposed_provenance_mut(mapped), len, Advice::LinuxDontNeed) };
     }
 
-    /// Moves a mapping with its page-table entries to slot 0, the lowest, and replaces what was there. The old place stays
-    /// reserved. If the kernel cannot (before 5.13), the mapping stays. Returns its address.
+    /// Moves a mapping with its page-table entries to slot 0, the lowest, and replaces what was
+    /// there. The old place stays reserved. If the kernel cannot (before 5.13), the mapping stays.
+    /// Returns its address.
     pub(super) fn move_to_first(&self, mapped: usize, len: usize) -> usize {
-        // SAFETY: source and target are inside our reservation; DONTUNMAP keeps the source range ours, so that no
-        // other thread's mapping can take it. Nobody holds a reference into either.
+        // SAFETY: source and target are inside our reservation; DONTUNMAP keeps the source range
+        // ours, so that no other thread's mapping can take it. Nobody holds a reference into
+        // either.
         let moved = unsafe {
             rustix::mm::mremap_fixed(
                 with_exposed_provenance_mut(mapped),
@@ -80,8 +87,8 @@ impl Drop for Arena {
     }
 }
 
-/// Touches memory by a system call: the kernel copies a byte from each address, and returns EFAULT where a load would raise
-/// SIGBUS because the file ended.
+/// Touches memory by a system call: the kernel copies a byte from each address, and returns EFAULT
+/// where a load would raise SIGBUS because the file ended.
 pub(super) struct Toucher(OwnedFd);
 
 /// Most addresses per system call: the kernel's `UIO_MAXIOV`.
@@ -89,7 +96,8 @@ const BATCH: usize = 1024;
 
 impl Toucher {
     pub(super) fn new() -> io::Result<Self> {
-        // A file in memory takes the copied bytes: a write to /dev/null copies nothing, and so touches nothing.
+        // A file in memory takes the copied bytes: a write to /dev/null copies nothing, and so
+        // touches nothing.
         Ok(Self(rustix::fs::memfd_create("homenode-touch", rustix::fs::MemfdFlags::CLOEXEC)?))
     }
 
@@ -109,7 +117,8 @@ impl Toucher {
                 return Ok(());
             }
             while !left.is_empty() {
-                // SAFETY: the kernel checks every address as it copies, so that one without memory is an error code.
+                // SAFETY: the kernel checks every address as it copies, so that one without memory
+                // is an error code.
                 let touched = unsafe { libc::pwritev(self.0.as_raw_fd(), left.as_ptr(), left.len() as libc::c_int, 0) };
                 let touched = match usize::try_from(touched) {
                     Ok(touched) => touched,
@@ -119,7 +128,8 @@ impl Toucher {
                         e => return Err(e),
                     },
                 };
-                // A short count ends before an address that could not be touched. Continue after that address.
+                // A short count ends before an address that could not be touched. Continue after
+                // that address.
                 left = left.get(touched + 1..).unwrap_or_default();
             }
         }

@@ -13,11 +13,13 @@ use super::{ResidencyError, cached};
 /// Kinds of file system that need different queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fs {
-    /// `cachestat(2)` and a mapping use the same page cache, and its pages are whole: counts can be trusted.
+    /// `cachestat(2)` and a mapping use the same page cache, and its pages are whole: counts can be
+    /// trusted.
     Plain,
     /// Huge pages, which `mincore(2)` does not know.
     Hugetlb,
-    /// Any other, such as overlayfs, where the open file and the mapping have different page caches.
+    /// Any other, such as overlayfs, where the open file and the mapping have different page
+    /// caches.
     Other,
 }
 
@@ -40,8 +42,9 @@ pub(super) struct Opened {
 }
 
 pub(super) fn open(path: &Path) -> Result<Opened, ResidencyError> {
-    // Opening a device or a pipe can have effects, and the path's owner can replace the file at any moment. So get a handle
-    // without opening the file, check the kind of file, and then open that handle.
+    // Opening a device or a pipe can have effects, and the path's owner can replace the file at any
+    // moment. So get a handle without opening the file, check the kind of file, and then open that
+    // handle.
     let look = |e| ResidencyError::file("look at", path, e);
     let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|e| ResidencyError::file("open", path, e))?;
@@ -87,8 +90,9 @@ fn regular(path: &Path, mode: u32) -> Result<(), ResidencyError> {
 
 /// The kind of a file system, by its magic number (`linux/magic.h`).
 ///
-/// Blocks smaller than a page make it [`Fs::Other`]: a partly written page is then cached but incomplete, and touching it
-/// would read the rest. `mincore` tells which pages are complete, `cachestat` does not.
+/// Blocks smaller than a page make it [`Fs::Other`]: a partly written page is then cached but
+/// incomplete, and touching it would read the rest. `mincore` tells which pages are complete,
+/// `cachestat` does not.
 fn file_system(magic: i64, block: u64) -> Fs {
     let whole_pages = block >= rustix::param::page_size() as u64;
     match magic {
@@ -103,9 +107,10 @@ fn file_system(magic: i64, block: u64) -> Fs {
 impl Opened {
     /// Why `mincore` would not tell this caller the truth; `None` if it does.
     ///
-    /// The kernel's rule (`mm/mincore.c`, `can_do_mincore`, and the same in `mm/filemap.c`, `can_do_cachestat`) is
-    /// `inode_owner_or_capable() || MAY_WRITE`; for other callers every page looks resident. The kernel grants `O_NOATIME` by
-    /// the first half of this rule; `faccessat2` answers the second.
+    /// The kernel's rule (`mm/mincore.c`, `can_do_mincore`, and the same in `mm/filemap.c`,
+    /// `can_do_cachestat`) is `inode_owner_or_capable() || MAY_WRITE`; for other callers every page
+    /// looks resident. The kernel grants `O_NOATIME` by the first half of this rule; `faccessat2`
+    /// answers the second.
     pub(super) fn hidden_cause(&self) -> Result<Option<String>, ResidencyError> {
         if self.owned {
             return Ok(None);
@@ -152,7 +157,8 @@ mod tests {
 
     use super::*;
 
-    /// A path's owner can replace the file at any moment. A pipe or a device must not be opened even then.
+    /// A path's owner can replace the file at any moment. A pipe or a device must not be opened
+    /// even then.
     #[test]
     fn a_file_that_becomes_a_pipe_is_not_opened() {
         let dir = tempfile::tempdir().unwrap();

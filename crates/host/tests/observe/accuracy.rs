@@ -1,4 +1,5 @@
-//! Accuracy of the sums: against fio's report, without bias over many windows, and without loss between windows.
+//! Accuracy of the sums: against fio's report, without bias over many windows, and without loss
+//! between windows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -65,7 +66,8 @@ fn fio_writes(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// Threads read with different sizes at the same time. The sum over many windows is right for each size.
+/// Threads read with different sizes at the same time. The sum over many windows is right for each
+/// size.
 fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
     const WINDOWS: usize = 30;
     let directory = directory()?;
@@ -117,7 +119,8 @@ fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
 /// With a reader on each CPU and windows in quick succession, every byte is in one of the windows.
 fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
     const WINDOWS: usize = 50;
-    // Several ticks: the kernel updates a running thread's CPU time at ticks, and a thread without CPU time is not reported.
+    // Several ticks: the kernel updates a running thread's CPU time at ticks, and a thread without
+    // CPU time is not reported.
     const LENGTH: Duration = Duration::from_millis(40);
     let directory = directory()?;
     let readers = std::thread::available_parallelism()?.get();
@@ -172,7 +175,8 @@ fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// More readers than CPUs read as fast as they can, so that the hook is attached in slices. Each thread's bytes are right.
+/// More readers than CPUs read as fast as they can, so that the hook is attached in slices. Each
+/// thread's bytes are right.
 fn slices_are_scaled(hooks: Hooks) -> Outcome {
     const WINDOWS: usize = 8;
     let directory = directory()?;
@@ -241,7 +245,8 @@ fn links() -> Result<BTreeSet<String>, Failed> {
     Ok(links)
 }
 
-/// With `steady`, the hook is attached once, under a load for which it would otherwise be attached in slices.
+/// With `steady`, the hook is attached once, under a load for which it would otherwise be attached
+/// in slices.
 fn steady_hooks_are_attached_once(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", MIB, 4096)?;

@@ -31,7 +31,8 @@ macro_rules! ensure {
 /// One megabyte is 2^20 bytes here: file sizes are powers of two.
 pub const MIB: u64 = 1 << 20;
 
-/// A directory for one test's files, on a real file system: `$HOMENODE_TEST_DIR`, or cargo's own directory.
+/// A directory for one test's files, on a real file system: `$HOMENODE_TEST_DIR`, or cargo's own
+/// directory.
 pub fn directory() -> Result<tempfile::TempDir, Failed> {
     let base = std::env::var_os("HOMENODE_TEST_DIR")
         .or_else(|| option_env!("CARGO_TARGET_TMPDIR").filter(|d| Path::new(d).is_dir()).map(Into::into))
@@ -39,8 +40,8 @@ pub fn directory() -> Result<tempfile::TempDir, Failed> {
     Ok(tempfile::Builder::new().prefix("observe-").tempdir_in(base)?)
 }
 
-/// A file of this size whose pages are all in the page cache and clean. Written `chunk` bytes at a time: file systems with
-/// large folios make them about as large as the writes.
+/// A file of this size whose pages are all in the page cache and clean. Written `chunk` bytes at a
+/// time: file systems with large folios make them about as large as the writes.
 pub fn cached_file(directory: &Path, name: &str, bytes: u64, chunk: usize) -> Result<PathBuf, Failed> {
     let path = directory.join(name);
     let mut file = File::create(&path)?;
@@ -100,8 +101,8 @@ pub struct Fio {
     pub written: u64,
 }
 
-/// Runs fio on a file under `observer`. Returns fio's figures, the sums observed for its process and this file, and all
-/// windows.
+/// Runs fio on a file under `observer`. Returns fio's figures, the sums observed for its process
+/// and this file, and all windows.
 pub fn fio(observer: &mut Observer, file: &Path, arguments: &[&str]) -> Result<(Fio, Sum, Vec<Observed>), Failed> {
     let mut child = Command::new("fio")
         .args(["--name=job", "--output-format=json", "--thread", "--invalidate=0", "--fallocate=none"])
@@ -184,7 +185,8 @@ impl Seen {
     }
 }
 
-/// Runs each job in its own thread, all at once, within one window. The threads live until the window is over.
+/// Runs each job in its own thread, all at once, within one window. The threads live until the
+/// window is over.
 pub fn watch(observer: &mut Observer, jobs: Vec<Job<'_>>) -> Result<(Vec<Seen>, Observed), Failed> {
     let n = jobs.len();
     let (start, worked, end) = (Barrier::new(n + 1), Barrier::new(n + 1), Barrier::new(n + 1));
@@ -267,7 +269,8 @@ pub fn on_node<T: Send>(cpus: &CpuSet, job: impl FnOnce() -> T + Send) -> Result
 pub fn host_nodes(path: &Path) -> Result<BTreeMap<u32, u64>, Failed> {
     let file = File::open(path)?;
     let len = file.metadata()?.len() as usize;
-    // SAFETY: a new mapping of a file that nothing truncates, populated so that every page can be queried.
+    // SAFETY: a new mapping of a file that nothing truncates, populated so that every page can be
+    // queried.
     let map = unsafe {
         let flags = rustix::mm::MapFlags::SHARED | rustix::mm::MapFlags::POPULATE;
         rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, &file, 0)?

@@ -58,7 +58,8 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
     nobody_left(&observer)
 }
 
-/// Waits until all have ended. A killed process ends when it is scheduled next; a joined thread ends a little later.
+/// Waits until all have ended. A killed process ends when it is scheduled next; a joined thread
+/// ends a little later.
 fn nobody_left(observer: &Observer) -> Outcome {
     for _ in 0..3000 {
         if children(&observer)?.is_empty() {

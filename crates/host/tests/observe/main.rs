@@ -1,7 +1,9 @@
-//! Observes the kernel that runs these tests, and compares what was seen with what the workload did.
+//! Observes the kernel that runs these tests, and compares what was seen with what the workload
+//! did.
 //!
-//! Needs root and BTF, and fio for some tests; without them a test is skipped and says why. Each test runs twice: with the
-//! best hooks that the kernel accepts, and with tracepoints only. Files are below `$HOMENODE_TEST_DIR`, or cargo's target.
+//! Needs root and BTF, and fio for some tests; without them a test is skipped and says why. Each
+//! test runs twice: with the best hooks that the kernel accepts, and with tracepoints only. Files
+//! are below `$HOMENODE_TEST_DIR`, or cargo's target.
 
 mod accuracy;
 mod common;

@@ -148,13 +148,14 @@ fn holes(hooks: Hooks) -> Outcome {
         let file = OpenOptions::new().write(true).open(path)?;
         file.set_len(4 * MIB)?;
         file.write_all_at(&[1; 4096], 2 * MIB)?;
-        // Reading a hole puts pages of zeros into the page cache, which are on a node like any others.
+        // Reading a hole puts pages of zeros into the page cache, which are on a node like any
+        // others.
         pread_all(path, 65_536).map(|()| 4 * MIB)
     })
 }
 
-/// Reads an uncached file: the kernel ends its batches at pages that are not cached yet or start the next readahead. Within
-/// 1 %, as a page can be missing when the program inspects it.
+/// Reads an uncached file: the kernel ends its batches at pages that are not cached yet or start
+/// the next readahead. Within 1 %, as a page can be missing when the program inspects it.
 fn cold(hooks: Hooks, size: usize) -> Outcome {
     within(0.01, hooks, 32 * MIB, 4096, |path| {
         evict(path).map_err(|e| std::io::Error::other(format!("{e:?}")))?;
@@ -324,7 +325,8 @@ fn overwrites_and_appends(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// Reads and writes of persistent memory count on the node of its device, wherever the thread runs (`vm/run --pmem`).
+/// Reads and writes of persistent memory count on the node of its device, wherever the thread runs
+/// (`vm/run --pmem`).
 fn dax(hooks: Hooks) -> Outcome {
     let mounts: Vec<_> = (0..8).map(|n| (n, format!("/mnt/pmem{n}"))).filter(|(_, m)| Path::new(m).is_dir()).collect();
     if mounts.is_empty() {

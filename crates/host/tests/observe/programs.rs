@@ -36,7 +36,8 @@ pub const CASES: &[Case] = cases![
     the_mask_of_a_thread_that_may_not_migrate_is_its_affinity,
 ];
 
-/// A window is reported after every program that started before its end has ended, so that it has what they count.
+/// A window is reported after every program that started before its end has ended, so that it has
+/// what they count.
 fn a_window_waits_for_programs_that_run(hooks: Hooks) -> Outcome {
     let mut storage = MaybeUninit::uninit();
     let mut checks = ChecksSkelBuilder::default().open(&mut storage)?;
@@ -90,7 +91,8 @@ fn a_dax_file_without_a_block_device_has_no_node(_: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// While the kernel keeps a thread from migrating, its `cpus_ptr` is one CPU, but its affinity stays the same.
+/// While the kernel keeps a thread from migrating, its `cpus_ptr` is one CPU, but its affinity
+/// stays the same.
 fn the_mask_of_a_thread_that_may_not_migrate_is_its_affinity(hooks: Hooks) -> Outcome {
     let mut storage = MaybeUninit::uninit();
     let mut checks = ChecksSkelBuilder::default().open(&mut storage)?;
@@ -173,7 +175,8 @@ impl Faults {
         // SAFETY: a new mapping at an address the kernel chooses.
         let page = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), Self::PAGE, protection, flags)? };
         let faults = Self { fd: Some(fd.into()), page: page as usize };
-        // UFFDIO_API: version, features, answer. UFFDIO_REGISTER: start, length, mode (missing pages), answer.
+        // UFFDIO_API: version, features, answer. UFFDIO_REGISTER: start, length, mode (missing
+        // pages), answer.
         let mut api = [0xAA_u64, 0, 0];
         let mut register = [faults.page as u64, Self::PAGE as u64, 1, 0];
         for (request, argument) in [(0xc018_aa3f, api.as_mut_ptr()), (0xc020_aa00, register.as_mut_ptr())] {

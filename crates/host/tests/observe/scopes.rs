@@ -110,7 +110,8 @@ impl Busy {
         if pid.is_some() {
             (clone.set_tid, clone.set_tid_size) = (set_tid.as_ptr() as u64, 1);
         }
-        // SAFETY: without CLONE_VM the child has a copy of all memory; it calls nothing but execve and _exit.
+        // SAFETY: without CLONE_VM the child has a copy of all memory; it calls nothing but execve
+        // and _exit.
         let child = unsafe {
             let child = libc::syscall(libc::SYS_clone3, &raw const clone, size_of::<libc::clone_args>());
             if child == 0 {

@@ -62,7 +62,8 @@ fn sharing_is_seen(hooks: Hooks) -> Outcome {
             Box::new(|| pread_all(&own, 4096)),
         ]
     };
-    // The threads also share this program, a mapped file; the first round maps the code that they need.
+    // The threads also share this program, a mapped file; the first round maps the code that they
+    // need.
     watch(&mut observer, jobs())?;
     let (seen, _) = watch(&mut observer, jobs())?;
     let shares: Vec<_> = seen.iter().map(|s| s.thread.as_ref().map(|t| t.thread.shares_file)).collect();
