@@ -148,6 +148,12 @@ pub struct Reach {
     pub load: f64,
 }
 
+impl Reach {
+    fn new(memory: &Memory, hops: f64) -> Self {
+        Self { read_s: memory.read_at(hops), write_s: memory.write_at(hops), load: memory.load_at(hops) }
+    }
+}
+
 /// Why something cannot be simulated on a machine.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum MachineError {
@@ -200,12 +206,7 @@ impl Machine {
         let pairs = || nodes.iter().flat_map(|from| nodes.iter().map(move |to| (from, to)));
         let hops: Vec<f64> =
             pairs().map(|(from, to)| hops(topology.distance(from.id, to.id), from.id == to.id)).collect();
-        let reach = |memory: &Memory, hops: f64| Reach {
-            read_s: memory.read_at(hops),
-            write_s: memory.write_at(hops),
-            load: memory.load_at(hops),
-        };
-        let reaches = pairs().zip(&hops).map(|((_, to), hops)| reach(&to.memory, *hops)).collect();
+        let reaches = pairs().zip(&hops).map(|((_, to), hops)| Reach::new(&to.memory, *hops)).collect();
         let n = nodes.len();
         let nearest = |from: usize| {
             let near = |a: &usize, b: &usize| hops[from * n + a].total_cmp(&hops[from * n + b]).then(a.cmp(b));
@@ -238,6 +239,25 @@ impl Machine {
             node.write_bw_max = Some(write_bw);
         }
         self
+    }
+
+    /// The same machine with so much of everything that nobody waits. Distances stay, and so do the bandwidths that policies see.
+    #[must_use]
+    pub(crate) fn without_queues(&self) -> Self {
+        const PLENTY: f64 = 1e4;
+        let mut machine = self.clone();
+        machine.port_bw *= PLENTY;
+        for node in &mut machine.nodes {
+            node.cpus *= PLENTY;
+            node.memory.read_bw *= PLENTY;
+            node.memory.write_bw *= PLENTY;
+            node.memory.gathers = false;
+        }
+        let n = machine.nodes.len();
+        for (i, reach) in machine.reaches.iter_mut().enumerate() {
+            *reach = Reach::new(&machine.nodes[i % n].memory, machine.hops[i]);
+        }
+        machine
     }
 
     /// Nodes, in the topology's order; positions in it are the node indices used throughout this crate.

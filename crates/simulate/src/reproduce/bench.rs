@@ -1,4 +1,6 @@
-//! What all experiments need: machines of the papers, repeated runs, policies with the papers' settings.
+//! Machines of the papers, repeated runs, and policies with the settings of the experiments.
+
+use std::ops::RangeInclusive;
 
 use placement::{Policy, dragonfly, nthread};
 
@@ -12,11 +14,14 @@ use crate::world::{Launch, Start};
 
 /// Runs experiments.
 pub struct Bench<'a> {
-    seeds: u64,
+    /// Seeds of the kernel's first placements.
+    seeds: RangeInclusive<u64>,
+    /// Whether nobody waits for anybody.
+    alone: bool,
     say: &'a (dyn Fn(Paper, &str) + Sync),
 }
 
-/// Who decides where threads and data go.
+/// The policy that decides where threads and data go.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Who {
     /// The kernel alone.
@@ -27,14 +32,14 @@ pub(super) enum Who {
     CpuLimit(f64),
     /// Dragonfly with this T_window.
     Window(f64),
-    /// NThread as Dragonfly's paper describes it, "if the target node's iMC is overloaded, NThread stops migrating threads": Dragonfly
-    /// that may move no byte. (By its own paper NThread sends threads that share files to their node all the same.)
+    /// NThread as Dragonfly's paper describes it, "if the target node's iMC is overloaded, NThread stops migrating threads": a
+    /// Dragonfly that may not move a byte. (By its own paper, NThread sends threads that share files to their node all the same.)
     NoData,
 }
 
-/// Settings of NThread for the papers' experiments. Two are not the paper's numbers, because the paper's own statements exclude
-/// those: with a margin of 200 MB/s no thread of Fig. 6 could have a target (100 threads share 6.8 GB/s), yet all are moved; and with
-/// 90 % of four CPUs, four busy threads would not stay together, yet "NThread_cpu performs similar to NThread_rl".
+/// Settings of NThread for the papers' experiments. Two differ from the paper, because its own statements exclude its numbers. With a
+/// margin of 200 MB/s no thread of Fig. 6 could have a target (100 threads share 6.8 GB/s), yet all of them move. With 90 % of four
+/// CPUs, four busy threads would not stay together, yet "NThread_cpu performs similar to NThread_rl".
 pub(super) fn settings() -> nthread::Settings {
     let least = nthread::Settings::default();
     nthread::Settings { locality_margin: least.min_bytes as f64, cpu_limit: 1.01, ..least }
@@ -67,9 +72,22 @@ impl Who {
 }
 
 impl<'a> Bench<'a> {
-    /// A bench that repeats every run with so many seeds, and says which figures are done.
+    /// A bench that repeats every run with this many seeds and reports each figure that is done.
     pub fn new(seeds: u64, say: &'a (dyn Fn(Paper, &str) + Sync)) -> Self {
-        Self { seeds: seeds.max(1), say }
+        Self { seeds: 1..=seeds.max(1), alone: false, say }
+    }
+
+    /// The same bench on machines where nobody waits for anybody: no queues for memory, links, CPUs or locks, and no cache that
+    /// threads share. What is left is the constants: the time of one operation, where its thread and its data are.
+    pub(super) fn alone(&self) -> Self {
+        Self { seeds: self.seeds.clone(), alone: true, say: self.say }
+    }
+
+    /// A bench for each seed alone; none if there is only one.
+    pub(super) fn each_seed(&self) -> impl Iterator<Item = Self> + '_ {
+        let one = self.seeds.start() == self.seeds.end();
+        let each = |seed| Self { seeds: seed..=seed, alone: self.alone, say: self.say };
+        self.seeds.clone().filter(move |_| !one).map(each)
     }
 
     pub(super) fn say(&self, paper: Paper, figure: &str) {
@@ -83,21 +101,41 @@ impl<'a> Bench<'a> {
         who: Who,
         measure: impl Fn(&Outcome) -> f64,
     ) -> Result<f64, RunError> {
-        let mut sum = 0.0;
-        for seed in 1..=self.seeds {
-            sum += measure(&run(scenario, who.policy(), seed)?);
+        let (mut sum, mut runs) = (0.0, 0.0);
+        for seed in self.seeds.clone() {
+            sum += measure(&self.run(scenario, who, seed)?);
+            runs += 1.0;
         }
-        Ok(sum / self.seeds as f64)
+        Ok(sum / runs)
     }
 
     /// One run, for its course in time.
     pub(super) fn once(&self, scenario: &Scenario, who: Who) -> Result<Outcome, RunError> {
-        run(scenario, who.policy(), 1)
+        self.run(scenario, who, *self.seeds.start())
+    }
+
+    fn run(&self, scenario: &Scenario, who: Who, seed: u64) -> Result<Outcome, RunError> {
+        match self.alone {
+            true => run(&alone(scenario), who.policy(), seed),
+            false => run(scenario, who.policy(), seed),
+        }
     }
 }
 
-/// The engine's rails, wide open: none of the papers' systems has any, and a dwell of 10 s changes what a policy does within a run
-/// of 60 s.
+/// A scenario in which nobody waits for anybody.
+fn alone(scenario: &Scenario) -> Scenario {
+    let mut scenario = scenario.clone();
+    scenario.machine = scenario.machine.without_queues();
+    for job in scenario.launches.iter_mut().map(|l| &mut l.job) {
+        job.files.iter_mut().for_each(|f| f.cached = false);
+        for role in &mut job.roles {
+            (role.op.serial_s, role.op.serial_media) = (0.0, false);
+        }
+    }
+    scenario
+}
+
+/// The engine's rails, wide open. None of the papers' systems has any, and a dwell of 10 s would change a run of 60 s.
 fn rails() -> engine::Settings {
     let mut settings =
         engine::Settings { dwell_s: 0.0, cooldown_s: 0.0, moves_per_s: 1e6, burst: 1_000_000, ..Default::default() };
@@ -105,7 +143,7 @@ fn rails() -> engine::Settings {
     settings
 }
 
-/// An experiment of so many seconds.
+/// An experiment that lasts this many seconds.
 pub(super) fn experiment(machine: Machine, launches: Vec<Launch>, seconds: f64) -> Scenario {
     Scenario {
         name: "experiment".into(),
@@ -122,7 +160,7 @@ pub(super) fn launch(job: Job, start: Start) -> Launch {
     Launch { job, start }
 }
 
-/// A file system as the papers name it, with who decides.
+/// A file system as the papers name it, with the policy that decides.
 pub(super) struct Contestant {
     pub name: &'static str,
     pub fs: FileSystem,
@@ -133,7 +171,7 @@ const fn contestant(name: &'static str, fs: FileSystem, who: Who) -> Contestant 
     Contestant { name, fs, who }
 }
 
-/// The file systems that NThread is compared with.
+/// The file systems that the paper compares NThread with.
 pub(super) const OTHERS: [Contestant; 4] = [
     contestant("ext4-dax", FileSystem::Ext4Dax, Who::Kernel),
     contestant("PMFS", FileSystem::Pmfs, Who::Kernel),
@@ -149,7 +187,7 @@ pub(super) const VARIANTS: [Contestant; 4] = [
     contestant("NThread", FileSystem::Homenode, Who::Policy("nthread")),
 ];
 
-/// Machines. None of them can fail to build, so a broken one is an empty one.
+/// Machines. They are constants, so none of them can fail to build.
 mod machines {
     use super::{Machine, Memory, cal, topology};
 
