@@ -13,7 +13,6 @@
 //! OptaneStudy = its published measurements (github.com/NVSL/OptaneStudy),
 //! SplitFS = Kadekodi et al., SOSP'19 (NThread's reference 23), tables 1 and 6.
 
-use crate::filesystem::Costs;
 use crate::papers::Paper;
 
 // ---- hardware, as the papers state it ----
@@ -69,86 +68,22 @@ pub const DRAM_WRITE_S: f64 = 0.15e-9;
 // ---- software, as measured elsewhere; guesses say so ----
 
 /// A system call and the VFS around one read: `pread` of one byte from the page cache, 0.47 µs as measured (Linux 6.18, EPYC).
-const CALL_S: f64 = 0.5e-6;
+pub const CALL_S: f64 = 0.5e-6;
 /// Opening and closing a file: 1.54 µs + 0.34 µs. SplitFS table 6 (ext4 DAX), taken for all.
-const OPEN_S: f64 = 1.88e-6;
+pub const OPEN_S: f64 = 1.88e-6;
 /// Unlinking a file on ext4 DAX. SplitFS table 6; on the others in proportion to their appends.
-const NAME_S: f64 = 8.60e-6;
+pub const NAME_S: f64 = 8.60e-6;
 /// Software of a 4 KiB append on ext4 DAX. SplitFS table 1.
-const EXT4_APPEND_S: f64 = 8.331e-6;
+pub const EXT4_APPEND_S: f64 = 8.331e-6;
 /// The same on PMFS.
-const PMFS_APPEND_S: f64 = 3.479e-6;
+pub const PMFS_APPEND_S: f64 = 3.479e-6;
 /// The same on NOVA.
-const NOVA_APPEND_S: f64 = 2.350e-6;
+pub const NOVA_APPEND_S: f64 = 2.350e-6;
 /// An fsync on ext4 DAX. SplitFS table 6.
-const EXT4_FSYNC_S: f64 = 28.98e-6;
-
-/// ext4 DAX: overwrites in place; allocation and names go through the journal.
-pub const EXT4_DAX: Costs = Costs {
-    read_s: CALL_S,
-    read_byte_s: 0.0,
-    overwrite_s: CALL_S,
-    append_s: EXT4_APPEND_S,
-    open_s: OPEN_S,
-    name_s: NAME_S,
-    entry_s: 0.0,
-    fsync_s: EXT4_FSYNC_S,
-    serial: EXT4_SERIAL,
-    overwrite_bytes: 0.0,
-    append_bytes: 2.0 * OPTANE_LINE,
-};
-
-/// PMFS: overwrites in place, undo journal, directories searched from the beginning.
-pub const PMFS: Costs = Costs {
-    read_s: CALL_S,
-    read_byte_s: 0.0,
-    overwrite_s: CALL_S,
-    append_s: PMFS_APPEND_S,
-    open_s: OPEN_S,
-    name_s: NAME_S * PMFS_APPEND_S / EXT4_APPEND_S,
-    entry_s: PMFS_ENTRY_S,
-    fsync_s: CALL_S,
-    serial: 0.0,
-    overwrite_bytes: OPTANE_LINE,
-    append_bytes: 3.0 * OPTANE_LINE,
-};
-
-/// NOVA: every write goes to new blocks and leaves an entry and a tail in the inode's log.
-pub const NOVA: Costs = Costs {
-    read_s: CALL_S,
-    read_byte_s: 0.0,
-    overwrite_s: NOVA_APPEND_S,
-    append_s: NOVA_APPEND_S,
-    open_s: OPEN_S,
-    name_s: NAME_S * NOVA_APPEND_S / EXT4_APPEND_S,
-    entry_s: 0.0,
-    fsync_s: CALL_S,
-    serial: 0.0,
-    overwrite_bytes: 2.0 * OPTANE_LINE,
-    append_bytes: 2.0 * OPTANE_LINE,
-};
-
-/// Files in the page cache of a disk file system.
-pub const PAGE_CACHE: Costs = Costs {
-    read_s: CALL_S,
-    read_byte_s: 0.0,
-    overwrite_s: CALL_S,
-    append_s: 2.0 * CALL_S,
-    open_s: OPEN_S,
-    name_s: NAME_S,
-    entry_s: 0.0,
-    fsync_s: 0.0,
-    serial: 0.0,
-    overwrite_bytes: 0.0,
-    append_bytes: 0.0,
-};
-
-/// ZFS with the file in the ARC.
-pub const ZFS: Costs = Costs { read_s: 2.0 * CALL_S, read_byte_s: ARC_COPY_S, ..PAGE_CACHE };
+pub const EXT4_FSYNC_S: f64 = 28.98e-6;
 
 /// Mapped persistent memory: the time that fio spends between two copies. NP Fig. 3: (4 KiB at 2273 MiB/s) − (4 KiB at 2482 MiB/s).
-pub const MAPPED: Costs = Costs { read_s: MAPPED_CALL_S, overwrite_s: MAPPED_CALL_S, ..PAGE_CACHE };
-const MAPPED_CALL_S: f64 = 4096.0 / (2273.0 * MIB) - 4096.0 / (2482.0 * MIB);
+pub const MAPPED_CALL_S: f64 = 4096.0 / (2273.0 * MIB) - 4096.0 / (2482.0 * MIB);
 const MIB: f64 = 1048576.0;
 
 /// CPU seconds of `db_bench` and RocksDB per get, without the file read. A guess.

@@ -2,6 +2,7 @@
 
 use super::bench::{Bench, Who, experiment, launch, thesis};
 use super::{Bars, Draft, Figure, Plot};
+use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 use crate::papers::Paper;
 use crate::run::{RunError, Scenario};
@@ -22,8 +23,6 @@ const FILES: [(&str, f64); 7] = [
     ("8 GB", 8.0 * GB),
     ("16 GB", 16.0 * GB),
 ];
-/// The thesis's prototype moves at the first remote block. This short window comes near it.
-const WINDOW_S: f64 = 0.02;
 const ARC: Who = Who::Policy("arc");
 
 fn small(file_size: f64) -> SimpleRead {
@@ -31,11 +30,11 @@ fn small(file_size: f64) -> SimpleRead {
 }
 
 /// simpleread with its file in the ARC of node 0, started on `node`.
-fn scenario(p: &SimpleRead, node: usize) -> Scenario {
-    let job = simpleread("simpleread", FileSystem::Zfs, 0, Place::Node(0), p);
+fn scenario(c: &Constants, p: &SimpleRead, node: usize) -> Scenario {
+    let job = simpleread(c, "simpleread", FileSystem::Zfs, 0, Place::Node(0), p);
     // Long enough for the slowest; a run ends with its process.
-    let mut scenario = experiment(thesis(), vec![launch(job, Start::On(node))], 600.0);
-    scenario.engine.window_s = WINDOW_S;
+    let mut scenario = experiment(thesis(c), vec![launch(job, Start::On(node))], 600.0);
+    scenario.engine.window_s = c.arc_window_s;
     scenario
 }
 
@@ -51,7 +50,7 @@ fn less(here: f64, there: f64) -> f64 {
 /// Run times of the small process over all files.
 fn times(bench: &Bench<'_>, node: usize, autonuma: bool, who: Who) -> Result<Vec<f64>, RunError> {
     let time = |size: f64| {
-        let scenario = Scenario { autonuma, ..scenario(&small(size), node) };
+        let scenario = Scenario { autonuma, ..scenario(&bench.constants, &small(size), node) };
         run_time(bench, &scenario, who)
     };
     FILES.iter().map(|(_, size)| time(*size)).collect()
@@ -111,7 +110,7 @@ pub(super) fn fig6_1(bench: &Bench<'_>) -> Result<Figure, RunError> {
 pub(super) fn fig6_2(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let p = SimpleRead { passes: 100.0, ..small(GB) };
     let run = |node: usize| {
-        let mut scenario = Scenario { autonuma: true, ..scenario(&p, node) };
+        let mut scenario = Scenario { autonuma: true, ..scenario(&bench.constants, &p, node) };
         scenario.engine.window_s = 1.0;
         bench.once(&scenario, Who::Kernel)
     };
@@ -191,9 +190,10 @@ pub(super) fn fig8_3(bench: &Bench<'_>) -> Result<Figure, RunError> {
             sequential: true,
             think_s: 0.0,
         };
-        let job = fio("fio", FileSystem::Zfs, 0, Place::Node(0), &p);
-        let mut scenario = experiment(thesis(), vec![launch(job, Start::On(1))], 10.0);
-        scenario.engine.window_s = WINDOW_S;
+        let c = &bench.constants;
+        let job = fio(c, "fio", FileSystem::Zfs, 0, Place::Node(0), &p);
+        let mut scenario = experiment(thesis(c), vec![launch(job, Start::On(1))], 10.0);
+        scenario.engine.window_s = c.arc_window_s;
         bench.mean(&scenario, who, |o| o.workloads[0].read_bw / 1e9)
     };
     for (name, who) in [("ZFS", Who::Kernel), ("task migration", ARC)] {
@@ -219,7 +219,7 @@ pub(super) fn fig8_5(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let mut bars = Bars::new(names());
     for (name, process_size) in processes {
         let value = |size: f64| -> Result<f64, RunError> {
-            let scenario = scenario(&SimpleRead { process_size, ..small(size) }, 1);
+            let scenario = scenario(&bench.constants, &SimpleRead { process_size, ..small(size) }, 1);
             Ok(less(run_time(bench, &scenario, ARC)?, run_time(bench, &scenario, Who::Kernel)?))
         };
         let values: Result<Vec<f64>, RunError> = FILES.iter().map(|(_, size)| value(*size)).collect();
@@ -248,7 +248,7 @@ pub(super) fn fig8_6(bench: &Bench<'_>) -> Result<Figure, RunError> {
         ("2 MB", 2.0 * MB),
     ];
     let latency = |read_size: f64, who: Who| {
-        let scenario = scenario(&SimpleRead { read_size, ..small(4.0 * GB) }, 1);
+        let scenario = scenario(&bench.constants, &SimpleRead { read_size, ..small(4.0 * GB) }, 1);
         // The process moves in its first window, so the median is the latency of a window near the end.
         let late = |o: &crate::run::Outcome| o.windows[o.windows.len() * 3 / 4].ops_per_s[0];
         bench.mean(&scenario, who, |o| 1.0 / late(o))

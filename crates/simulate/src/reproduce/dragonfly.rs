@@ -5,7 +5,7 @@ use placement::dragonfly::mtp::Mtp;
 use super::bench::{Bench, Who, dragonfly_machine, experiment, launch};
 use super::effect::MARGIN;
 use super::{Bars, Draft, Figure, Plot};
-use crate::calibration as cal;
+use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 use crate::papers::Paper;
 use crate::run::{Outcome, RunError, Scenario};
@@ -41,26 +41,26 @@ const LOADS: [Load; 4] = [
 ];
 
 /// One application of a row, with its files on node 0.
-fn application(name: &str, load: &Load, heavy: bool, start: Start) -> Launch {
+fn application(c: &Constants, name: &str, load: &Load, heavy: bool, start: Start) -> Launch {
     let (file_size, files, threads) = if heavy { load.heavy } else { load.light };
     let p = Filebench { personality: load.personality, threads, files, file_size, io_size: IO_SIZE };
     // Vanilla NOVA in this paper writes on the writer's node: "local writes and reads are performed dependent on the location of
     // the thread" is said of all three.
-    launch(filebench(name, FileSystem::Homenode, 0, Place::Node(0), &p), start)
+    launch(filebench(c, name, FileSystem::Homenode, 0, Place::Node(0), &p), start)
 }
 
 /// The applications of a row: the first half starts on node 0, the other on node 1.
-fn scenario(load: &Load, heavy: bool, seconds: f64) -> Scenario {
+fn scenario(c: &Constants, load: &Load, heavy: bool, seconds: f64) -> Scenario {
     let half = load.applications / 2;
     let launches = (0..load.applications)
-        .map(|i| application(&format!("app{i}"), load, heavy, Start::On((i / half) as usize)))
+        .map(|i| application(c, &format!("app{i}"), load, heavy, Start::On((i / half) as usize)))
         .collect();
-    experiment(dragonfly_machine(), launches, seconds)
+    experiment(dragonfly_machine(c), launches, seconds)
 }
 
 /// The same with each application's files on its own node from the beginning: an upper bound for moving them.
-fn settled(load: &Load, heavy: bool, seconds: f64) -> Scenario {
-    let mut scenario = scenario(load, heavy, seconds);
+fn settled(c: &Constants, load: &Load, heavy: bool, seconds: f64) -> Scenario {
+    let mut scenario = scenario(c, load, heavy, seconds);
     for launch in &mut scenario.launches {
         let Start::On(node) = launch.start else { continue };
         launch.job.files.iter_mut().for_each(|f| f.place = Place::Node(node));
@@ -74,16 +74,17 @@ fn kops(outcome: &Outcome) -> f64 {
 
 /// II-B: two light webservers with their files on node 0, one on each node; three more that overload node 0's controller.
 pub(super) fn fig2(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let c = &bench.constants;
     let run = |more: Option<usize>| -> Result<[f64; 2], RunError> {
         let mut launches = vec![
-            application("node0", &WEBSERVER, false, Start::Pinned(0)),
-            application("node1", &WEBSERVER, false, Start::Pinned(1)),
+            application(c, "node0", &WEBSERVER, false, Start::Pinned(0)),
+            application(c, "node1", &WEBSERVER, false, Start::Pinned(1)),
         ];
         if let Some(node) = more {
-            let dummy = |i| application(&format!("dummy{i}"), &WEBSERVER, false, Start::Pinned(node));
+            let dummy = |i| application(c, &format!("dummy{i}"), &WEBSERVER, false, Start::Pinned(node));
             launches.extend((0..3).map(dummy));
         }
-        let outcome = bench.once(&experiment(dragonfly_machine(), launches, 10.0), Who::Kernel)?;
+        let outcome = bench.once(&experiment(dragonfly_machine(c), launches, 10.0), Who::Kernel)?;
         Ok([0, 1].map(|w| outcome.workloads[w].ops_per_s / 1e3))
     };
     let (normal, a, b) = (run(None)?, run(Some(0))?, run(Some(1))?);
@@ -113,8 +114,9 @@ pub(super) fn fig2(bench: &Bench<'_>) -> Result<Figure, RunError> {
 
 /// Bytes/s that one heavy webserver reads with all files on node 0 and all threads on `node`.
 fn webserver_alone(bench: &Bench<'_>, node: usize) -> Result<f64, RunError> {
-    let launches = vec![application("webserver", &WEBSERVER, true, Start::Pinned(node))];
-    let outcome = bench.once(&experiment(dragonfly_machine(), launches, 10.0), Who::Kernel)?;
+    let c = &bench.constants;
+    let launches = vec![application(c, "webserver", &WEBSERVER, true, Start::Pinned(node))];
+    let outcome = bench.once(&experiment(dragonfly_machine(c), launches, 10.0), Who::Kernel)?;
     Ok(outcome.workloads[0].read_bw)
 }
 
@@ -122,7 +124,7 @@ fn webserver_alone(bench: &Bench<'_>, node: usize) -> Result<f64, RunError> {
 pub(super) fn mtp(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let (local_bw, remote_bw) = (webserver_alone(bench, 0)?, webserver_alone(bench, 1)?);
     let (size, files, _) = WEBSERVER.heavy;
-    let migration_s = size * files * cal::OPTANE_COPY_S;
+    let migration_s = size * files * bench.constants.optane_copy_s;
     let overhead = Mtp::overhead_by_rule(local_bw, remote_bw, migration_s);
     let mtp = Mtp { local_bw, remote_bw, overhead, migration_s };
     let mut d = Draft::new(
@@ -161,7 +163,7 @@ fn fig6(bench: &Bench<'_>, heavy: bool) -> Result<Bars, RunError> {
     let mut bars = Bars::new(LOADS.map(|l| l.personality.name()));
     for (name, who) in WHO {
         let values: Result<Vec<f64>, RunError> =
-            LOADS.iter().map(|load| bench.mean(&scenario(load, heavy, 60.0), who, kops)).collect();
+            LOADS.iter().map(|load| bench.mean(&scenario(&bench.constants, load, heavy, 60.0), who, kops)).collect();
         bars.push(name, values?);
     }
     Ok(bars)
@@ -191,7 +193,8 @@ pub(super) fn fig6a(bench: &Bench<'_>) -> Result<Figure, RunError> {
     }
     for load in &LOADS[..3] {
         let name = load.personality.name();
-        let ideal = bench.mean(&settled(load, true, 60.0), Who::Kernel, kops)? / bars.at("NThread", name);
+        let ideal =
+            bench.mean(&settled(&bench.constants, load, true, 60.0), Who::Kernel, kops)? / bars.at("NThread", name);
         d.point("files with their readers from the beginning / NThread", name, "x", ideal);
     }
     for who in ["NThread", "Dragonfly"] {
@@ -225,7 +228,7 @@ pub(super) fn fig6b(bench: &Bench<'_>) -> Result<Figure, RunError> {
 
 pub(super) fn fig6c(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let windows = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0];
-    let scenario = scenario(&WEBSERVER, true, 60.0);
+    let scenario = scenario(&bench.constants, &WEBSERVER, true, 60.0);
     let without = bench.mean(&scenario, Who::NoData, kops)?;
     let with: Result<Vec<(f64, f64)>, RunError> =
         windows.iter().map(|w| Ok((*w, bench.mean(&scenario, Who::Window(*w), kops)?))).collect();
@@ -263,8 +266,10 @@ pub(super) fn fig6d(bench: &Bench<'_>) -> Result<Figure, RunError> {
         "Webserver (Heavy) as in Fig. 6(a), run for 10 s to 180 s; the mean includes the time before and during migration.",
     );
     for (name, who) in [WHO[1], WHO[2]] {
-        let points: Result<Vec<(f64, f64)>, RunError> =
-            lengths.iter().map(|s| Ok((*s, bench.mean(&scenario(&WEBSERVER, true, *s), who, kops)?))).collect();
+        let points: Result<Vec<(f64, f64)>, RunError> = lengths
+            .iter()
+            .map(|s| Ok((*s, bench.mean(&scenario(&bench.constants, &WEBSERVER, true, *s), who, kops)?)))
+            .collect();
         let points = points?;
         for (length, value) in &points {
             d.point(name, format!("{length:.0} s"), "kIOPS", *value);

@@ -2,6 +2,7 @@
 
 use super::bench::{Bench, Who, experiment, launch, npolicy_machine};
 use super::{Draft, Figure, Plot};
+use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 use crate::papers::Paper;
 use crate::run::{Outcome, RunError, Scenario};
@@ -16,10 +17,10 @@ const BEFORE: std::ops::Range<usize> = 2..8;
 const AFTER: std::ops::Range<usize> = 14..20;
 
 /// One thread of fio's libpmem engine on node 1, its file on node 0.
-fn scenario(block: f64, read: f64) -> Scenario {
+fn scenario(c: &Constants, block: f64, read: f64) -> Scenario {
     let p = Fio { threads: 1, block, read, file_size: 16e9, shared: false, sequential: true, think_s: 0.0 };
-    let job = fio("fio", FileSystem::Mapped, 0, Place::Node(0), &p);
-    experiment(npolicy_machine(), vec![launch(job, Start::On(1))], 20.0)
+    let job = fio(c, "fio", FileSystem::Mapped, 0, Place::Node(0), &p);
+    experiment(npolicy_machine(c), vec![launch(job, Start::On(1))], 20.0)
 }
 
 /// MiB/s in every window, by the benchmark's own count.
@@ -36,7 +37,7 @@ fn figure(bench: &Bench<'_>, mut d: Draft, what: &str, read: f64) -> Result<(Dra
     let mut lines = Vec::new();
     let mut gains = [0.0; 2];
     for (gain, (name, block)) in gains.iter_mut().zip(BLOCKS) {
-        let scenario = scenario(block, read);
+        let scenario = scenario(&bench.constants, block, read);
         let alone = course(&bench.once(&scenario, Who::Kernel)?, block);
         let outcome = bench.once(&scenario, Who::Policy("npolicy"))?;
         let moved = course(&outcome, block);
@@ -77,7 +78,7 @@ pub(super) fn fig3b(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let d = Draft::new(Paper::NPolicy, "3b", "fio with libpmem, 100 % writes", "As Fig. 3(a), writing.");
     let (mut d, plot, [small, large]) = figure(bench, d, "write", 0.0)?;
     d.better("large blocks gain more than small ones", large, small);
-    let scenario = scenario(BLOCKS[0].1, 1.0);
+    let scenario = scenario(&bench.constants, BLOCKS[0].1, 1.0);
     let reads = course(&bench.once(&scenario, Who::Policy("npolicy"))?, BLOCKS[0].1);
     let reads = mean(&reads, AFTER) / mean(&reads, BEFORE);
     d.better("writes gain more than reads", small, reads);

@@ -2,6 +2,7 @@
 
 use super::bench::{Bench, Contestant, OTHERS, VARIANTS, Who, experiment, launch, nthread, nthread_four};
 use super::{Bars, Draft, Figure};
+use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 use crate::machine::Machine;
 use crate::papers::Paper;
@@ -36,9 +37,9 @@ fn applications(machine: &Machine, count: usize, job: impl Fn(usize, Place) -> J
     experiment(machine.clone(), launches, 60.0)
 }
 
-fn db(fs: FileSystem, benchmark: Benchmark, keys: f64, device: usize, place: Place) -> Job {
+fn db(c: &Constants, fs: FileSystem, benchmark: Benchmark, keys: f64, device: usize, place: Place) -> Job {
     let p = RocksDb { benchmark, threads: 10, keys, value: 4.0 * KB };
-    rocksdb(&format!("rocksdb{device}"), fs, device, place, &p)
+    rocksdb(c, &format!("rocksdb{device}"), fs, device, place, &p)
 }
 
 /// II-C: two RocksDB on two file systems, against all threads at their data and all threads away from it.
@@ -51,10 +52,11 @@ pub(super) fn fig2(bench: &Bench<'_>) -> Result<Figure, RunError> {
          the threads; best is all threads on their data's node, worst all on the other one. NOVA_n, whose data is never on one \
          node, is compared with the best of NOVA.",
     );
-    let machine = nthread(10);
+    let machine = nthread(&bench.constants, 10);
     let mut bars = Bars::new(DATABASES.map(|d| d.0));
     let run = |fs: FileSystem, benchmark: Benchmark, start: Option<usize>| {
-        let mut scenario = applications(&machine, 2, |i, place| db(fs, benchmark, 10e6, i, place), fs);
+        let mut scenario =
+            applications(&machine, 2, |i, place| db(&bench.constants, fs, benchmark, 10e6, i, place), fs);
         if let Some(shift) = start {
             scenario.launches.iter_mut().enumerate().for_each(|(i, l)| l.start = Start::Pinned((i + shift) % 2));
         }
@@ -92,9 +94,10 @@ const FILEBENCH: [(Personality, f64, f64, f64, u32); 4] = [
     (Personality::Varmail, 16.0 * KB, 100e3, 1024.0 * KB, 16),
 ];
 
-fn bench_job(fs: FileSystem, row: usize, device: usize, place: Place) -> Job {
+fn bench_job(c: &Constants, fs: FileSystem, row: usize, device: usize, place: Place) -> Job {
     let (personality, file_size, files, io_size, threads) = FILEBENCH[row];
     filebench(
+        c,
         &format!("filebench{device}"),
         fs,
         device,
@@ -104,11 +107,15 @@ fn bench_job(fs: FileSystem, row: usize, device: usize, place: Place) -> Job {
 }
 
 fn fig6(bench: &Bench<'_>, count: usize) -> Result<Bars, RunError> {
-    let machine = nthread(10);
+    let machine = nthread(&bench.constants, 10);
     let mut bars = Bars::new(FILEBENCH.map(|row| row.0.name()));
     for c in OTHERS.iter().chain(&VARIANTS) {
         let value = |row: usize| {
-            bench.mean(&applications(&machine, count, |i, place| bench_job(c.fs, row, i, place), c.fs), c.who, kops)
+            bench.mean(
+                &applications(&machine, count, |i, place| bench_job(&bench.constants, c.fs, row, i, place), c.fs),
+                c.who,
+                kops,
+            )
         };
         let values: Result<Vec<f64>, RunError> = (0..FILEBENCH.len()).map(value).collect();
         bars.push(c.name, values?);
@@ -168,7 +175,11 @@ fn fig7(bench: &Bench<'_>, machine: &Machine, count: usize, keys: f64) -> Result
     let mut bars = Bars::new(DATABASES.map(|d| d.0));
     for c in OTHERS.iter().chain(VARIANTS.last()) {
         let value = |(_, benchmark): (&str, Benchmark)| {
-            bench.mean(&applications(machine, count, |i, place| db(c.fs, benchmark, keys, i, place), c.fs), c.who, kops)
+            bench.mean(
+                &applications(machine, count, |i, place| db(&bench.constants, c.fs, benchmark, keys, i, place), c.fs),
+                c.who,
+                kops,
+            )
         };
         let values: Result<Vec<f64>, RunError> = DATABASES.into_iter().map(value).collect();
         bars.push(c.name, values?);
@@ -200,7 +211,7 @@ pub(super) fn fig7a(bench: &Bench<'_>) -> Result<Figure, RunError> {
         "RocksDB, one application",
         "db_bench with 10 threads, 10 M keys, values of 4 KB, 10 cores a node, 60 s. R and RW: database on node 0 (NOVA_n: on both).",
     );
-    Ok(rocksdb_figure(d, fig7(bench, &nthread(10), 1, 10e6)?, true))
+    Ok(rocksdb_figure(d, fig7(bench, &nthread(&bench.constants, 10), 1, 10e6)?, true))
 }
 
 pub(super) fn fig7b(bench: &Bench<'_>) -> Result<Figure, RunError> {
@@ -210,7 +221,7 @@ pub(super) fn fig7b(bench: &Bench<'_>) -> Result<Figure, RunError> {
         "RocksDB, two applications",
         "Twice Fig. 7(a): the second database is on node 1.",
     );
-    Ok(rocksdb_figure(d, fig7(bench, &nthread(10), 2, 10e6)?, false))
+    Ok(rocksdb_figure(d, fig7(bench, &nthread(&bench.constants, 10), 2, 10e6)?, false))
 }
 
 pub(super) fn fig7c(bench: &Bench<'_>) -> Result<Figure, RunError> {
@@ -220,18 +231,18 @@ pub(super) fn fig7c(bench: &Bench<'_>) -> Result<Figure, RunError> {
         "RocksDB on four nodes with DRAM",
         "As Fig. 7(a) with 1 M keys on four nodes in a ring, 16 GB of DRAM each.",
     );
-    Ok(rocksdb_figure(d, fig7(bench, &nthread_four(), 1, 1e6)?, false))
+    Ok(rocksdb_figure(d, fig7(bench, &nthread_four(&bench.constants), 1, 1e6)?, false))
 }
 
 /// Table II lists the parts of each variant. The orderings are the gains that the text claims for them.
 pub(super) fn table2(bench: &Bench<'_>) -> Result<Figure, RunError> {
     const FS: FileSystem = FileSystem::Homenode;
-    let (few, all) = (nthread(4), nthread(10));
+    let (few, all) = (nthread(&bench.constants, 4), nthread(&bench.constants, 10));
     let fio_run = |threads: u32, read: f64| {
         let p = Fio { threads, block: 4.0 * KB, read, file_size: 4e9, shared: false, sequential: false, think_s: 0.0 };
-        applications(&few, 1, |_, place| fio("fio", FS, 0, place, &p), FS)
+        applications(&few, 1, |_, place| fio(&bench.constants, "fio", FS, 0, place, &p), FS)
     };
-    let webservers = |count| applications(&all, count, |i, place| bench_job(FS, 1, i, place), FS);
+    let webservers = |count| applications(&all, count, |i, place| bench_job(&bench.constants, FS, 1, i, place), FS);
     let scenarios = [
         ("read-only, 4 threads", fio_run(4, 1.0)),
         ("rw80, 4 threads", fio_run(4, 0.8)),

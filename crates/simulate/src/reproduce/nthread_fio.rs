@@ -2,6 +2,7 @@
 
 use super::bench::{Bench, OTHERS, VARIANTS, Who, experiment, launch, nthread};
 use super::{Bars, Draft, Figure, Plot};
+use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 use crate::papers::Paper;
 use crate::run::{Outcome, RunError, Scenario};
@@ -18,9 +19,9 @@ fn threads(threads: u32, block: f64, read: f64) -> Fio {
 }
 
 /// V-C: 4 cores a node, private files of 4 GB on node 0, blocks of 4 KB.
-fn scenario(fs: FileSystem, n: u32, read: f64) -> Scenario {
-    let job = fio("fio", fs, 0, Place::Node(0), &threads(n, 4096.0, read));
-    experiment(nthread(4), vec![launch(job, Start::Kernel)], 60.0)
+fn scenario(c: &Constants, fs: FileSystem, n: u32, read: f64) -> Scenario {
+    let job = fio(c, "fio", fs, 0, Place::Node(0), &threads(n, 4096.0, read));
+    experiment(nthread(c, 4), vec![launch(job, Start::Kernel)], 60.0)
 }
 
 fn weighted(outcome: &Outcome) -> f64 {
@@ -30,8 +31,10 @@ fn weighted(outcome: &Outcome) -> f64 {
 fn fig5(bench: &Bench<'_>, n: u32) -> Result<Bars, RunError> {
     let mut bars = Bars::new(READS.map(|r| r.0));
     for c in OTHERS.iter().chain(&VARIANTS).filter(|c| c.name != "NThread_nm") {
-        let values: Result<Vec<f64>, RunError> =
-            READS.iter().map(|(_, read)| bench.mean(&scenario(c.fs, n, *read), c.who, weighted)).collect();
+        let values: Result<Vec<f64>, RunError> = READS
+            .iter()
+            .map(|(_, read)| bench.mean(&scenario(&bench.constants, c.fs, n, *read), c.who, weighted))
+            .collect();
         bars.push(c.name, values?);
     }
     Ok(bars)
@@ -112,11 +115,13 @@ pub(super) fn fig4(bench: &Bench<'_>) -> Result<Figure, RunError> {
         READS
             .into_iter()
             .map(|(_, read)| {
-                let job = |name: &str, n| fio(name, FileSystem::Nova, 0, Place::Node(0), &threads(n, block, read));
+                let job = |name: &str, n| {
+                    fio(&bench.constants, name, FileSystem::Nova, 0, Place::Node(0), &threads(n, block, read))
+                };
                 let stay = vec![launch(job("a", n), Start::Pinned(0))];
                 let part = vec![launch(job("a", n / 2), Start::Pinned(0)), launch(job("b", n / 2), Start::Pinned(1))];
-                let stay = bench.mean(&experiment(nthread(4), stay, 10.0), Who::Kernel, weighted)?;
-                let part = bench.mean(&experiment(nthread(4), part, 10.0), Who::Kernel, weighted)?;
+                let stay = bench.mean(&experiment(nthread(&bench.constants, 4), stay, 10.0), Who::Kernel, weighted)?;
+                let part = bench.mean(&experiment(nthread(&bench.constants, 4), part, 10.0), Who::Kernel, weighted)?;
                 Ok(part / stay)
             })
             .collect()
@@ -153,9 +158,9 @@ pub(super) fn fig4(bench: &Bench<'_>) -> Result<Figure, RunError> {
 /// V-G: 16 threads of 1 KB operations that pause between them; the CPU limit decides how many run at their data.
 pub(super) fn fig8(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let limits = [("80 %", 0.8), ("90 %", 0.9), ("100 %", 1.0), ("110 %", 1.1), ("130 %", 1.3), ("no limit", 1e6)];
-    let p = Fio { think_s: 3.0e-6, ..threads(16, 1024.0, 1.0) };
-    let job = fio("fio", FileSystem::Homenode, 0, Place::Node(0), &p);
-    let scenario = experiment(nthread(4), vec![launch(job, Start::Kernel)], 60.0);
+    let p = Fio { think_s: bench.constants.fig8_think_s, ..threads(16, 1024.0, 1.0) };
+    let job = fio(&bench.constants, "fio", FileSystem::Homenode, 0, Place::Node(0), &p);
+    let scenario = experiment(nthread(&bench.constants, 4), vec![launch(job, Start::Kernel)], 60.0);
     let mut bars = Bars::new(limits.map(|l| l.0));
     let values: Result<Vec<f64>, RunError> =
         limits.iter().map(|(_, limit)| bench.mean(&scenario, Who::CpuLimit(*limit), weighted)).collect();
@@ -186,8 +191,9 @@ pub(super) fn fig9(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let outcomes: Result<Vec<Outcome>, RunError> = reads
         .iter()
         .map(|read| {
-            let job = fio("fio", FileSystem::Nova, 0, Place::Node(0), &threads(8, 4096.0, *read));
-            bench.once(&experiment(nthread(4), vec![launch(job, Start::Pinned(0))], 10.0), Who::Kernel)
+            let job = fio(&bench.constants, "fio", FileSystem::Nova, 0, Place::Node(0), &threads(8, 4096.0, *read));
+            bench
+                .once(&experiment(nthread(&bench.constants, 4), vec![launch(job, Start::Pinned(0))], 10.0), Who::Kernel)
         })
         .collect();
     let outcomes = outcomes?;

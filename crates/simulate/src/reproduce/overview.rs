@@ -37,8 +37,10 @@ fn dots(figures: &[Figure]) -> Vec<Dot> {
         f.effect(p).map(|effect| Dot { name, effect, range: f.effect_range(p), kind: p.kind })
     };
     let mut dots: Vec<Dot> = figures.iter().flat_map(|f| f.stated().filter_map(move |p| of(f, p))).collect();
-    // What is predicted lies on top.
-    dots.sort_by_key(|d| std::cmp::Reverse(d.kind));
+    // Predicted numbers lie on top, and calibrated ones above those that restate them.
+    dots.sort_by_key(|d| {
+        [Kind::Dependent, Kind::Structural, Kind::Calibrated].iter().position(|k| *k == d.kind).unwrap_or(3)
+    });
     dots
 }
 
