@@ -1,4 +1,4 @@
-//! `homenode reproduce`, run as a user would.
+//! `homenode reproduce`, run as a user runs it.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::path::Path;
@@ -78,7 +78,7 @@ fn a_directory_that_cannot_be_written_to_is_named_before_anything_runs() {
 }
 
 #[test]
-fn a_full_disk_leaves_what_was_there() {
+fn a_full_disk_changes_nothing() {
     struct Mounted(std::path::PathBuf);
     impl Drop for Mounted {
         fn drop(&mut self) {
@@ -90,7 +90,7 @@ fn a_full_disk_leaves_what_was_there() {
     std::fs::create_dir(&disk.0).unwrap();
     let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&disk.0).output();
     if !mount.is_ok_and(|done| done.status.success()) {
-        eprintln!("skipped: no file system can be mounted here");
+        eprintln!("skipped: cannot mount a file system here");
         return;
     }
     std::fs::write(disk.0.join("results.csv"), "of last time").unwrap();

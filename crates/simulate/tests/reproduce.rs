@@ -7,7 +7,7 @@ use std::path::Path;
 use simulate::papers::Paper;
 use simulate::reproduce::{Bench, Figure, figures, prepare, reproduce, write};
 
-/// The paper whose experiments take no time.
+/// The paper with the fastest experiments.
 const CHEAP: [Paper; 1] = [Paper::NPolicy];
 
 fn run() -> Vec<Figure> {
@@ -39,7 +39,7 @@ fn the_same_seeds_give_the_same_bytes() {
 }
 
 #[test]
-fn plots_are_pictures_and_the_report_holds_them() {
+fn the_report_contains_every_plot() {
     use base64::Engine as _;
     let dir = tempfile::tempdir().unwrap();
     let figures = run();
@@ -59,7 +59,7 @@ fn plots_are_pictures_and_the_report_holds_them() {
 }
 
 #[test]
-fn files_are_replaced_and_nothing_else_is_left() {
+fn old_files_are_replaced_and_others_stay() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("results.csv"), "old").unwrap();
     std::fs::write(dir.path().join("notes.txt"), "mine").unwrap();

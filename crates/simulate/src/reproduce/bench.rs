@@ -85,7 +85,7 @@ impl<'a> Bench<'a> {
     }
 
     /// The same bench on machines where nobody waits for anybody: no queues for memory, links, CPUs or locks, and no cache that
-    /// threads share. What is left is the constants: the time of one operation, where its thread and its data are.
+    /// threads share. Only the constants are left: each operation takes the time that its thread's and its data's places imply.
     pub(super) fn alone(&self) -> Self {
         Self { seeds: self.seeds.clone(), alone: true, constants: self.constants, say: self.say }
     }

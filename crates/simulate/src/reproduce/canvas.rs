@@ -11,7 +11,7 @@ use plotters::style::{FontStyle, register_font};
 
 use super::figure::Kind;
 
-/// Width of a drawing in pixels: twice what the report shows it at.
+/// Width of a drawing in pixels: twice the width in the report.
 pub const WIDTH: u32 = 1720;
 pub const INK: RGBColor = RGBColor(50, 50, 50);
 pub const SOFT: RGBColor = RGBColor(120, 120, 120);

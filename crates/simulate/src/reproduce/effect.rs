@@ -17,7 +17,7 @@ pub const POINTS: f64 = 3.0;
 /// Fraction within which two values count as similar. One is better than the other only beyond it.
 pub const MARGIN: f64 = 0.08;
 
-/// What a number says.
+/// The meaning of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// A ratio to something else; 1 is no effect.
@@ -122,7 +122,7 @@ pub(super) struct Count {
 }
 
 impl Count {
-    /// Adds a stated number. `met`, `null` and `alone` say who meets it.
+    /// Adds a stated number. `met`, `null` and `alone`: whether homenode, the null model and the constants alone meet it.
     pub fn add(&mut self, effect: Option<Effect>, met: bool, null: bool, alone: bool) {
         let t = &mut self.tally;
         let Some(effect) = effect else {

@@ -13,7 +13,7 @@ pub struct Figure {
     pub paper: Paper,
     /// Number in the paper, such as `5a`.
     pub id: &'static str,
-    /// What it shows.
+    /// Its subject.
     pub title: &'static str,
     /// How the experiment was set up here.
     pub setup: String,
@@ -87,7 +87,7 @@ impl Kind {
     }
 }
 
-/// Something that the paper says of its figure without a number: who beats whom.
+/// A statement of the paper about its figure without a number, such as one system beating another.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
     /// The paper's statement.

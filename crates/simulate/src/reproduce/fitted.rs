@@ -47,9 +47,9 @@ pub(super) struct Given {
     /// Its value and unit; none for a change of the model.
     pub value: Option<(f64, &'static str)>,
     pub origin: Origin,
-    /// Where it comes from, and what it was chosen on.
+    /// Its source, and the reason for the choice.
     pub source: &'static str,
-    /// What it changed, if it was chosen or changed after scores were seen.
+    /// The results that it changed, if it was chosen or changed after scores were seen.
     pub after: Option<&'static str>,
 }
 

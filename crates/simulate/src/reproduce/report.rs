@@ -1,7 +1,6 @@
 //! The report: one HTML file that needs nothing else.
 //!
-//! **Problem.** A reader must be able to judge the model from what it was given, what it says, and what the papers say, without
-//! running anything.
+//! **Problem.** A reader must be able to judge the model by its inputs, its results and the papers' results, without running anything.
 //!
 //! **Approach.** Overview, score, contents; all misses by cause; everything that the model was given; then each figure with its setup,
 //! plot, stated numbers and orderings. Plots are inline PNGs. Nothing in it depends on the time or the place.
@@ -161,7 +160,7 @@ fn contents(figures: &[Figure], papers: &[Paper]) -> Markup {
         ul.contents {
             li {
                 a href="#overview" { "Overview" } " · " a href="#score" { "Score" } " · " a href="#misses" { "Misses" } " · "
-                a href="#given" { "What the model was given" }
+                a href="#given" { "Inputs of the model" }
             }
             @for paper in papers { li {
                 a href={ "#" (paper.name()) } { (paper.name()) } ": "
@@ -242,14 +241,14 @@ fn given(papers: &[Paper]) -> Markup {
     let mut given: Vec<&Given> = GIVEN.iter().collect();
     given.sort_by_key(|g| g.origin);
     html! {
-        h2 #given { "What the model was given" }
+        h2 #given { "Inputs of the model" }
         p {
             "Everything that the authors of the model chose, with the papers' numbers at hand: constants, settings of the experiments, "
-            "and changes of the model. The last column says what a thing changed, if it was chosen or changed after scores were "
+            "and changes of the model. The last column has the results that an entry changed, if it was chosen or changed after scores were "
             "seen. The hardware constants that the papers state are below the table."
         }
         table {
-            thead { tr { th { "what" } th.n { "value" } th { "kind" } th { "source, and what it was chosen on" } th { "after scores" } } }
+            thead { tr { th { "input" } th.n { "value" } th { "kind" } th { "source, and reason for the choice" } th { "after scores" } } }
             tbody {
                 @for c in CALIBRATED { tr {
                     td { code { (c.name) } } td.n { (amount(Some(c.value), c.unit)) } td { (Origin::Number.name()) }

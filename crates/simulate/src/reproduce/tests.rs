@@ -1,4 +1,4 @@
-//! All experiments once, with one seed, looked at from several sides.
+//! All experiments with one seed, checked from several sides.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::causes::CAUSES;
 use super::*;
 use crate::calibration::CALIBRATED;
 
-/// Every figure with one seed; half a minute in a debug build, so it is shared.
+/// Every figure with one seed. The tests share them, because a debug build takes half a minute.
 fn figures() -> &'static [Figure] {
     static FIGURES: OnceLock<Vec<Figure>> = OnceLock::new();
     FIGURES.get_or_init(|| reproduce(&Paper::ALL, &Bench::new(1, &|_, _| {})).unwrap())
@@ -73,7 +73,7 @@ fn figures_are_complete() {
 }
 
 #[test]
-fn what_was_calibrated_comes_out() {
+fn calibrated_numbers_come_out() {
     for constant in CALIBRATED {
         for (paper, [figure, series, point]) in constant.on {
             let figure = figures().iter().find(|f| f.paper == *paper && f.id == *figure).unwrap();
