@@ -1,4 +1,4 @@
-//! `homenode reproduce`, run as a user would.
+//! `homenode reproduce`, run as a user runs it.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::path::Path;
@@ -25,12 +25,12 @@ fn scores_on_the_terminal_and_files_in_the_directory() {
     assert_eq!((code, err.as_str()), (0, ""));
     let scores = text.lines().find(|l| l.starts_with("npolicy")).unwrap();
     let figures: Vec<u32> = scores.split_whitespace().skip(1).map(|n| n.parse().unwrap()).collect();
-    assert_eq!(figures.len(), 7, "{text}");
+    assert_eq!(figures.len(), 10, "{text}");
     assert!(text.ends_with(&format!("\n{}\n", out.join("report.html").display())), "{text}");
-    for file in ["report.html", "results.csv", "npolicy-3a.png", "npolicy-3b.png"] {
+    for file in ["report.html", "results.csv", "overview.png", "npolicy-3a.png", "npolicy-3b.png"] {
         assert!(out.join(file).is_file(), "{file}");
     }
-    assert_eq!(entries(&out), 4);
+    assert_eq!(entries(&out), 5);
 }
 
 #[test]
@@ -39,10 +39,10 @@ fn json_has_scores_figures_and_files() {
     let (code, text, err) = reproduce(&["npolicy", "--out", dir.path().to_str().unwrap(), "--seeds", "1", "--json"]);
     assert_eq!((code, err.as_str()), (0, ""));
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert!(json["scores"]["npolicy"]["met"].as_u64().unwrap() > 0);
+    assert!(json["scores"]["npolicy"]["predicted"]["met"].as_u64().unwrap() > 0);
     assert_eq!(json["figures"].as_array().unwrap().len(), 2);
     assert!(json["figures"][0]["points"][0]["homenode_value"].as_f64().unwrap() > 0.0);
-    assert_eq!(json["files"].as_array().unwrap().len(), 4);
+    assert_eq!(json["files"].as_array().unwrap().len(), 5);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_directory_that_cannot_be_written_to_is_named_before_anything_runs() {
 }
 
 #[test]
-fn a_full_disk_leaves_what_was_there() {
+fn a_full_disk_changes_nothing() {
     struct Mounted(std::path::PathBuf);
     impl Drop for Mounted {
         fn drop(&mut self) {
@@ -90,7 +90,7 @@ fn a_full_disk_leaves_what_was_there() {
     std::fs::create_dir(&disk.0).unwrap();
     let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&disk.0).output();
     if !mount.is_ok_and(|done| done.status.success()) {
-        eprintln!("skipped: no file system can be mounted here");
+        eprintln!("skipped: cannot mount a file system here");
         return;
     }
     std::fs::write(disk.0.join("results.csv"), "of last time").unwrap();

@@ -1,19 +1,18 @@
-//! Every number the model was given, with its source. Nothing else in this crate is fitted, and nothing is fitted per figure.
+//! Every constant of the model, with its source.
 //!
 //! **Problem.** A model with enough knobs reproduces anything.
 //!
-//! **Approach.** Three kinds of numbers, told apart below: hardware constants that the papers (or the papers they build on) state;
-//! software costs that others have measured; and [`CALIBRATED`], the few that were chosen so that one stated number comes out. A
-//! figure that one of the latter was chosen on does not count as predicted.
+//! **Approach.** Constants come from the papers' hardware, from published measurements, from our own ones, from guesses (marked as
+//! such), and from [`CALIBRATED`], the few that were chosen so that one stated number comes out. The report lists all of them with
+//! their kinds, and no number of a figure that one was chosen on counts as predicted.
 //!
-//! **Limits.** Where two papers contradict each other, one is followed and the other is a miss in the report.
+//! **Limits.** Where two papers contradict each other, the model follows one of them, and the other is a miss in the report.
 //!
 //! Sources: NT = NThread (MSST'20), NT-s = its slides, DF = Dragonfly, NP = SysMon-N/N-Policy (NPC'20), AT = Adams's thesis (2021),
 //! FAST'20 = Yang et al., "An Empirical Guide to the Behavior and Use of Scalable Persistent Memory" (NThread's reference 49),
 //! OptaneStudy = its published measurements (github.com/NVSL/OptaneStudy),
 //! SplitFS = Kadekodi et al., SOSP'19 (NThread's reference 23), tables 1 and 6.
 
-use crate::filesystem::Costs;
 use crate::papers::Paper;
 
 // ---- hardware, as the papers state it ----
@@ -28,22 +27,22 @@ pub const OPTANE_READ_PEAK: f64 = 6.8e9;
 pub const OPTANE_WRITE_PEAK: f64 = 1.85e9;
 /// Seconds per byte for one thread that writes Optane, locally and alone: 4 KiB in 671 ns. SplitFS table 1.
 pub const OPTANE_WRITE_S: f64 = 671e-9 / 4096.0;
-/// What one hop makes of the time a thread needs to read Optane: latency +65.5 %. NT I.
+/// Factor of one hop on the time that a thread needs to read Optane: latency +65.5 %. NT I.
 pub const REMOTE_READ_LATENCY: f64 = 1.655;
-/// What one hop makes of the time a thread needs to write Optane: performance −65.5 %. NT III-C1.
+/// Factor of one hop on the time that a thread needs to write Optane: performance −65.5 %. NT III-C1.
 pub const REMOTE_WRITE_LATENCY: f64 = 1.0 / (1.0 - 0.655);
-/// How much more of an Optane controller a byte from one hop away takes: bandwidth −34.6 %. NT I.
+/// Factor of one hop on the time that a byte takes of an Optane controller: bandwidth −34.6 %. NT I.
 pub const REMOTE_LOAD: f64 = 1.0 / (1.0 - 0.346);
 /// Seconds per byte of a background copy between Optane memories: 16 KiB in 35 µs. NT III-C1. (DF IV-B agrees: 10,000
 /// files of 160 KB in 3.5 s.)
 pub const OPTANE_COPY_S: f64 = 35e-6 / 16384.0;
 /// The same on DRAM, 2.8 times faster. NT I and III-C1.
 pub const DRAM_COPY_S: f64 = OPTANE_COPY_S / 2.8;
-/// What one hop makes of DRAM latency: 66.8 ns to 108.8 ns. AT 4.1.
+/// Factor of one hop on DRAM latency: 66.8 ns to 108.8 ns. AT 4.1.
 pub const DRAM_REMOTE_LATENCY: f64 = 108.8 / 66.8;
 /// Reads of shared data that the last-level cache serves when all sharers are on one node: 1 − 1/1.315. NT III-D.
 pub const CACHE_SHARED: f64 = 1.0 - 1.0 / 1.315;
-/// One line of Optane media in bytes: what a log entry of 64 bytes costs at least. FAST'20.
+/// Bytes of one line of Optane media, the least that a log entry of 64 bytes costs. FAST'20.
 pub const OPTANE_LINE: f64 = 256.0;
 
 /// How much longer a written byte takes an Optane module while so many threads write to it, against up to four: (threads, times). Its
@@ -53,7 +52,7 @@ pub const OPTANE_LINE: f64 = 256.0;
 pub const OPTANE_CROWDED: [(f64, f64); 6] =
     [(4.0, 1.0), (6.0, 2.20 / 1.96), (8.0, 2.20 / 1.53), (12.0, 2.20 / 1.12), (16.0, 2.20 / 0.94), (24.0, 2.20 / 0.80)];
 
-// ---- machines of today, for scenarios that do not say ----
+// ---- current machines, for scenarios that give no bandwidths; guesses ----
 
 /// Bytes/s one node of DRAM reads: eight channels of DDR4-3200 at four fifths of 204.8 GB/s.
 pub const DRAM_READ_BW: f64 = 160e9;
@@ -61,107 +60,43 @@ pub const DRAM_READ_BW: f64 = 160e9;
 pub const DRAM_WRITE_BW: f64 = 80e9;
 /// Bytes/s through one node's interconnect port: two UPI links of 10.4 GT/s.
 pub const PORT_BW: f64 = 41.6e9;
-/// Seconds per byte for one thread that reads a file from DRAM through `read()`, locally and alone: 4 KiB in 0.6 µs.
+/// Seconds per byte for one thread that reads a file from DRAM through `read()`, locally and alone: 4 KiB in 0.6 µs. A guess.
 pub const DRAM_READ_S: f64 = 0.15e-9;
 /// The same for writes.
 pub const DRAM_WRITE_S: f64 = 0.15e-9;
 
-// ---- software, as measured elsewhere or known in order of magnitude ----
+// ---- software, as measured elsewhere; guesses say so ----
 
 /// A system call and the VFS around one read: `pread` of one byte from the page cache, 0.47 µs as measured (Linux 6.18, EPYC).
-const CALL_S: f64 = 0.5e-6;
+pub const CALL_S: f64 = 0.5e-6;
 /// Opening and closing a file: 1.54 µs + 0.34 µs. SplitFS table 6 (ext4 DAX), taken for all.
-const OPEN_S: f64 = 1.88e-6;
+pub const OPEN_S: f64 = 1.88e-6;
 /// Unlinking a file on ext4 DAX. SplitFS table 6; on the others in proportion to their appends.
-const NAME_S: f64 = 8.60e-6;
+pub const NAME_S: f64 = 8.60e-6;
 /// Software of a 4 KiB append on ext4 DAX. SplitFS table 1.
-const EXT4_APPEND_S: f64 = 8.331e-6;
+pub const EXT4_APPEND_S: f64 = 8.331e-6;
 /// The same on PMFS.
-const PMFS_APPEND_S: f64 = 3.479e-6;
+pub const PMFS_APPEND_S: f64 = 3.479e-6;
 /// The same on NOVA.
-const NOVA_APPEND_S: f64 = 2.350e-6;
+pub const NOVA_APPEND_S: f64 = 2.350e-6;
 /// An fsync on ext4 DAX. SplitFS table 6.
-const EXT4_FSYNC_S: f64 = 28.98e-6;
+pub const EXT4_FSYNC_S: f64 = 28.98e-6;
 
-/// ext4 DAX: overwrites in place; allocation and names go through the journal.
-pub const EXT4_DAX: Costs = Costs {
-    read_s: CALL_S,
-    read_byte_s: 0.0,
-    overwrite_s: CALL_S,
-    append_s: EXT4_APPEND_S,
-    open_s: OPEN_S,
-    name_s: NAME_S,
-    entry_s: 0.0,
-    fsync_s: EXT4_FSYNC_S,
-    serial: EXT4_SERIAL,
-    overwrite_bytes: 0.0,
-    append_bytes: 2.0 * OPTANE_LINE,
-};
-
-/// PMFS: overwrites in place, undo journal, directories searched from the beginning.
-pub const PMFS: Costs = Costs {
-    read_s: CALL_S,
-    read_byte_s: 0.0,
-    overwrite_s: CALL_S,
-    append_s: PMFS_APPEND_S,
-    open_s: OPEN_S,
-    name_s: NAME_S * PMFS_APPEND_S / EXT4_APPEND_S,
-    entry_s: PMFS_ENTRY_S,
-    fsync_s: CALL_S,
-    serial: 0.0,
-    overwrite_bytes: OPTANE_LINE,
-    append_bytes: 3.0 * OPTANE_LINE,
-};
-
-/// NOVA: every write goes to new blocks and leaves an entry and a tail in the inode's log.
-pub const NOVA: Costs = Costs {
-    read_s: CALL_S,
-    read_byte_s: 0.0,
-    overwrite_s: NOVA_APPEND_S,
-    append_s: NOVA_APPEND_S,
-    open_s: OPEN_S,
-    name_s: NAME_S * NOVA_APPEND_S / EXT4_APPEND_S,
-    entry_s: 0.0,
-    fsync_s: CALL_S,
-    serial: 0.0,
-    overwrite_bytes: 2.0 * OPTANE_LINE,
-    append_bytes: 2.0 * OPTANE_LINE,
-};
-
-/// Files in the page cache of a disk file system.
-pub const PAGE_CACHE: Costs = Costs {
-    read_s: CALL_S,
-    read_byte_s: 0.0,
-    overwrite_s: CALL_S,
-    append_s: 2.0 * CALL_S,
-    open_s: OPEN_S,
-    name_s: NAME_S,
-    entry_s: 0.0,
-    fsync_s: 0.0,
-    serial: 0.0,
-    overwrite_bytes: 0.0,
-    append_bytes: 0.0,
-};
-
-/// ZFS with the file in the ARC.
-pub const ZFS: Costs = Costs { read_s: 2.0 * CALL_S, read_byte_s: ARC_COPY_S, ..PAGE_CACHE };
-
-/// Mapped persistent memory: what fio spends between two copies. NP Fig. 3: (4 KiB at 2273 MiB/s) − (4 KiB at 2482 MiB/s).
-pub const MAPPED: Costs = Costs { read_s: MAPPED_CALL_S, overwrite_s: MAPPED_CALL_S, ..PAGE_CACHE };
-const MAPPED_CALL_S: f64 = 4096.0 / (2273.0 * MIB) - 4096.0 / (2482.0 * MIB);
+/// Mapped persistent memory: the time that fio spends between two copies. NP Fig. 3: (4 KiB at 2273 MiB/s) − (4 KiB at 2482 MiB/s).
+pub const MAPPED_CALL_S: f64 = 4096.0 / (2273.0 * MIB) - 4096.0 / (2482.0 * MIB);
 const MIB: f64 = 1048576.0;
 
-/// `db_bench` and RocksDB per get, without the file read: a few µs of CPU.
+/// CPU seconds of `db_bench` and RocksDB per get, without the file read. A guess.
 pub const DB_GET_S: f64 = 5.0e-6;
-/// The same per put, without the file writes.
+/// The same per put, without the file writes. A guess.
 pub const DB_PUT_S: f64 = 3.0e-6;
-/// Of that, under the writers' lock.
+/// The part of it under the writers' lock. A guess.
 pub const DB_WRITE_LOCK_S: f64 = 0.5e-6;
-/// Share of the work that time-slicing adds where threads share CPUs: switches and cold caches.
+/// Share of the work that time-slicing adds where threads share CPUs: switches and cold caches. A guess.
 pub const TIME_SLICING: f64 = 0.05;
-/// Share of the software's time that waits for the process's own memory.
+/// Share of the software's time that waits for the process's own memory. A guess.
 pub const OWN_MEMORY: f64 = 0.2;
-/// Seconds a moved thread runs cold: 1 MiB of L2 from memory.
+/// Seconds that a moved thread runs cold: 1 MiB of L2 from memory. A guess.
 pub const MOVE_STALL_S: f64 = 0.2e-3;
 /// Seconds per byte to fill a process's memory byte by byte (thesis listing 5.1, line 39): nine cycles at 2.93 GHz, as measured
 /// with gcc and no options (3.5 ns at 2.6 GHz); the thesis names none either.
@@ -175,8 +110,8 @@ pub const OPTANE_READ_S: f64 = 0.67e-9;
 pub const FLOWOP_S: f64 = 2.85e-6;
 /// Seconds that picking a file holds filebench's file-set lock.
 pub const PICK_S: f64 = 1.4e-6;
-/// What a lock's hold becomes when the holder before was on another node one hop away: the lock's line and what it protects
-/// come from there.
+/// Factor on the time that a lock is held if the last holder was one hop away: the lock's line and the data under it come from
+/// there.
 pub const CROSS_LOCK: f64 = 5.7;
 /// Share of ext4's software for appends, names and fsync that its journal serialises.
 pub const EXT4_SERIAL: f64 = 0.070;
@@ -184,7 +119,7 @@ pub const EXT4_SERIAL: f64 = 0.070;
 pub const PMFS_ENTRY_S: f64 = 0.53e-9;
 /// Blocks that RocksDB reads per get.
 pub const DB_GET_BLOCKS: f64 = 3.0;
-/// What one hop makes of libpmem's reads of mapped persistent memory: its copy loop streams, the kernel's waits for each line.
+/// Factor of one hop on libpmem's reads of mapped persistent memory. Its copy loop streams; the kernel's waits for each line.
 pub const MAPPED_REMOTE_READ: f64 = 1.09;
 /// Seconds per byte of such a read, locally and alone: those of 2 MiB at 2482 MiB/s one hop away, without the hop.
 pub const MAPPED_READ_S: f64 = 1.0 / (2482.0 * MIB * MAPPED_REMOTE_READ);
@@ -193,7 +128,7 @@ pub const ARC_COPY_S: f64 = 0.369e-9;
 /// Seconds from the shell's fork to the first read of the thesis's program.
 pub const PROCESS_START_S: f64 = 0.3;
 
-/// A calibrated constant: which, and on which stated numbers.
+/// A calibrated constant and the stated numbers that it was chosen on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calibrated {
     /// Its name here.
@@ -202,7 +137,7 @@ pub struct Calibrated {
     pub value: f64,
     /// Its unit.
     pub unit: &'static str,
-    /// What it was chosen on: paper, and figure, series and point as in [`Data::stated`](crate::papers::Data::stated).
+    /// The numbers that it was chosen on: paper, and figure, series and point as in [`Data::stated`](crate::papers::Data::stated).
     pub on: &'static [(Paper, [&'static str; 3])],
 }
 

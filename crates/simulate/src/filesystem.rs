@@ -2,13 +2,13 @@
 //!
 //! **Problem.** The papers compare file systems; what differs between them is partly NUMA and partly code.
 //!
-//! **Approach.** A file system is a row of [`Costs`], all in [`calibration`](crate::calibration), and a [`Layout`].
+//! **Approach.** A file system is a row of [`Costs`], made of [`Constants`], and a [`Layout`].
 //!
 //! **Limits.** Costs do not depend on load or fragmentation; a journal is a cost, not an object.
 
 use serde::{Deserialize, Serialize};
 
-use crate::calibration as cal;
+use crate::constants::Constants;
 
 /// A file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -85,14 +85,54 @@ impl FileSystem {
         [Self::Ext4Dax, Self::Pmfs, Self::Nova, Self::NovaN, Self::Homenode, Self::PageCache, Self::Zfs, Self::Mapped];
 
     /// Its software cost.
-    pub fn costs(self) -> &'static Costs {
+    pub fn costs(self, c: &Constants) -> Costs {
+        let page_cache = Costs {
+            read_s: c.call_s,
+            read_byte_s: 0.0,
+            overwrite_s: c.call_s,
+            append_s: 2.0 * c.call_s,
+            open_s: c.open_s,
+            name_s: c.name_s,
+            entry_s: 0.0,
+            fsync_s: 0.0,
+            serial: 0.0,
+            overwrite_bytes: 0.0,
+            append_bytes: 0.0,
+        };
         match self {
-            Self::Ext4Dax => &cal::EXT4_DAX,
-            Self::Pmfs => &cal::PMFS,
-            Self::Nova | Self::NovaN | Self::Homenode => &cal::NOVA,
-            Self::PageCache => &cal::PAGE_CACHE,
-            Self::Zfs => &cal::ZFS,
-            Self::Mapped => &cal::MAPPED,
+            Self::PageCache => page_cache,
+            // Overwrites in place; allocation and names go through the journal.
+            Self::Ext4Dax => Costs {
+                append_s: c.ext4_append_s,
+                fsync_s: c.ext4_fsync_s,
+                serial: c.ext4_serial,
+                append_bytes: 2.0 * c.optane_line,
+                ..page_cache
+            },
+            // Overwrites in place, undo journal, directories searched from the beginning.
+            Self::Pmfs => Costs {
+                append_s: c.pmfs_append_s,
+                name_s: c.name_s * c.pmfs_append_s / c.ext4_append_s,
+                entry_s: c.pmfs_entry_s,
+                fsync_s: c.call_s,
+                overwrite_bytes: c.optane_line,
+                append_bytes: 3.0 * c.optane_line,
+                ..page_cache
+            },
+            // Every write goes to new blocks and leaves an entry and a tail in the inode's log.
+            Self::Nova | Self::NovaN | Self::Homenode => Costs {
+                overwrite_s: c.nova_append_s,
+                append_s: c.nova_append_s,
+                name_s: c.name_s * c.nova_append_s / c.ext4_append_s,
+                fsync_s: c.call_s,
+                overwrite_bytes: 2.0 * c.optane_line,
+                append_bytes: 2.0 * c.optane_line,
+                ..page_cache
+            },
+            // The file is in the ARC: copied by ZFS, block by block.
+            Self::Zfs => Costs { read_s: 2.0 * c.call_s, read_byte_s: c.arc_copy_s, ..page_cache },
+            // No calls: what fio spends between two copies.
+            Self::Mapped => Costs { read_s: c.mapped_call_s, overwrite_s: c.mapped_call_s, ..page_cache },
         }
     }
 

@@ -1,5 +1,6 @@
 //! The simulated plane: machines of any size in virtual time, and the papers' experiments on them.
 pub mod calibration;
+pub mod constants;
 pub mod filesystem;
 pub mod machine;
 pub mod papers;

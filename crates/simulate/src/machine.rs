@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
-use crate::calibration as cal;
+use crate::calibration::OPTANE_CROWDED;
+use crate::constants::Constants;
 
 /// Memory of one node: what its controller sustains, and what one thread sees of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,41 +39,41 @@ pub struct Memory {
     pub copy_s: f64,
     /// Modules side by side, one of which serves a request; 1 where that is not known.
     pub modules: f64,
-    /// Whether what is written gathers in a small buffer of each module first, where many writers push each other out.
-    pub gathers: bool,
+    /// How strongly many writers push each other out of the buffer of each module: 0 where there is none, 1 as measured.
+    pub crowding: f64,
 }
 
 impl Memory {
     /// Optane DC persistent memory of so many modules of 128 GB.
-    pub fn optane(modules: u32) -> Self {
+    pub fn optane(c: &Constants, modules: u32) -> Self {
         let n = f64::from(modules);
         Self {
-            read_bw: n * cal::OPTANE_READ_BW,
-            write_bw: n * cal::OPTANE_WRITE_BW,
-            read_s: cal::OPTANE_READ_S,
-            write_s: cal::OPTANE_WRITE_S,
-            remote_read: cal::REMOTE_READ_LATENCY,
-            remote_write: cal::REMOTE_WRITE_LATENCY,
-            remote_load: cal::REMOTE_LOAD,
-            copy_s: cal::OPTANE_COPY_S,
+            read_bw: n * c.optane_read_bw,
+            write_bw: n * c.optane_write_bw,
+            read_s: c.optane_read_s,
+            write_s: c.optane_write_s,
+            remote_read: c.remote_read_latency,
+            remote_write: c.remote_write_latency,
+            remote_load: c.remote_load,
+            copy_s: c.optane_copy_s,
             modules: n,
-            gathers: true,
+            crowding: c.optane_crowding,
         }
     }
 
     /// DRAM with these sustained bandwidths in bytes/s.
-    pub fn dram(read_bw: f64, write_bw: f64) -> Self {
+    pub fn dram(c: &Constants, read_bw: f64, write_bw: f64) -> Self {
         Self {
             read_bw,
             write_bw,
-            read_s: cal::DRAM_READ_S,
-            write_s: cal::DRAM_WRITE_S,
-            remote_read: cal::DRAM_REMOTE_LATENCY,
-            remote_write: cal::DRAM_REMOTE_LATENCY,
+            read_s: c.dram_read_s,
+            write_s: c.dram_write_s,
+            remote_read: c.dram_remote_latency,
+            remote_write: c.dram_remote_latency,
             remote_load: 1.0,
-            copy_s: cal::DRAM_COPY_S,
+            copy_s: c.dram_copy_s,
             modules: 1.0,
-            gathers: false,
+            crowding: 0.0,
         }
     }
 
@@ -89,14 +90,11 @@ impl Memory {
 
     /// How much longer a written byte takes each module while so many threads write: 1 for up to four a module.
     pub fn crowded(&self, writers: f64) -> f64 {
-        if !self.gathers {
-            return 1.0;
-        }
-        let (writers, table) = (writers / self.modules, &cal::OPTANE_CROWDED);
+        let (writers, table) = (writers / self.modules, &OPTANE_CROWDED);
         let above = table.partition_point(|point| point.0 <= writers).max(1);
         let (from, low) = table[above - 1];
         let times = |(to, high): &(f64, f64)| low + (high - low) * (writers - from).max(0.0) / (to - from);
-        table.get(above).map_or(low, times)
+        1.0 + self.crowding * (table.get(above).map_or(low, times) - 1.0)
     }
 
     /// How much of the controller a byte from `hops` away takes, against a local byte.
@@ -135,6 +133,8 @@ pub struct Machine {
     homes: Vec<usize>,
     /// Bytes/s through one node's interconnect port.
     port_bw: f64,
+    /// The rest of the model's numbers.
+    constants: Constants,
 }
 
 /// What the memory of a node is to a thread on some node.
@@ -146,6 +146,12 @@ pub struct Reach {
     pub write_s: f64,
     /// How much of the controller a byte takes, against a local byte.
     pub load: f64,
+}
+
+impl Reach {
+    fn new(memory: &Memory, hops: f64) -> Self {
+        Self { read_s: memory.read_at(hops), write_s: memory.write_at(hops), load: memory.load_at(hops) }
+    }
 }
 
 /// Why something cannot be simulated on a machine.
@@ -174,7 +180,12 @@ impl Machine {
     /// # Errors
     ///
     /// [`MachineError`] for a machine on which nothing can run.
-    pub fn new(topology: Topology, port_bw: f64, memory: impl Fn(&Node) -> Memory) -> Result<Self, MachineError> {
+    pub fn new(
+        constants: &Constants,
+        topology: Topology,
+        port_bw: f64,
+        memory: impl Fn(&Node) -> Memory,
+    ) -> Result<Self, MachineError> {
         positive("the interconnect bandwidth", port_bw)?;
         let nodes: Vec<NodeModel> = topology
             .nodes
@@ -200,19 +211,14 @@ impl Machine {
         let pairs = || nodes.iter().flat_map(|from| nodes.iter().map(move |to| (from, to)));
         let hops: Vec<f64> =
             pairs().map(|(from, to)| hops(topology.distance(from.id, to.id), from.id == to.id)).collect();
-        let reach = |memory: &Memory, hops: f64| Reach {
-            read_s: memory.read_at(hops),
-            write_s: memory.write_at(hops),
-            load: memory.load_at(hops),
-        };
-        let reaches = pairs().zip(&hops).map(|((_, to), hops)| reach(&to.memory, *hops)).collect();
+        let reaches = pairs().zip(&hops).map(|((_, to), hops)| Reach::new(&to.memory, *hops)).collect();
         let n = nodes.len();
         let nearest = |from: usize| {
             let near = |a: &usize, b: &usize| hops[from * n + a].total_cmp(&hops[from * n + b]).then(a.cmp(b));
             (0..n).filter(|to| nodes[*to].capacity > 0.0).min_by(near).unwrap_or(from)
         };
         let homes = (0..n).map(nearest).collect();
-        Ok(Self { topology, nodes, hops, reaches, homes, port_bw })
+        Ok(Self { topology, nodes, hops, reaches, homes, port_bw, constants: *constants })
     }
 
     /// A machine of alike nodes, every pair one hop apart.
@@ -220,9 +226,14 @@ impl Machine {
     /// # Errors
     ///
     /// As [`Machine::new`].
-    pub fn uniform(nodes: u32, cpus: u32, capacity: u64, memory: Memory, port_bw: f64) -> Result<Self, MachineError> {
+    pub fn uniform(
+        constants: &Constants,
+        (nodes, cpus, capacity): (u32, u32, u64),
+        memory: Memory,
+        port_bw: f64,
+    ) -> Result<Self, MachineError> {
         let distance = |from: u32, to: u32| if from == to { 10 } else { 21 };
-        Self::new(topology(nodes, cpus, capacity, distance), port_bw, |_| memory)
+        Self::new(constants, topology(nodes, cpus, capacity, distance), port_bw, |_| memory)
     }
 
     /// The machine as policies see it.
@@ -238,6 +249,25 @@ impl Machine {
             node.write_bw_max = Some(write_bw);
         }
         self
+    }
+
+    /// The same machine with so much of everything that nobody waits. Distances stay, and so do the bandwidths that policies see.
+    #[must_use]
+    pub(crate) fn without_queues(&self) -> Self {
+        const PLENTY: f64 = 1e4;
+        let mut machine = self.clone();
+        machine.port_bw *= PLENTY;
+        for node in &mut machine.nodes {
+            node.cpus *= PLENTY;
+            node.memory.read_bw *= PLENTY;
+            node.memory.write_bw *= PLENTY;
+            node.memory.crowding = 0.0;
+        }
+        let n = machine.nodes.len();
+        for (i, reach) in machine.reaches.iter_mut().enumerate() {
+            *reach = Reach::new(&machine.nodes[i % n].memory, machine.hops[i]);
+        }
+        machine
     }
 
     /// Nodes, in the topology's order; positions in it are the node indices used throughout this crate.
@@ -263,6 +293,11 @@ impl Machine {
     /// Bytes/s through one node's interconnect port.
     pub fn port_bw(&self) -> f64 {
         self.port_bw
+    }
+
+    /// The numbers of the model that are no node's own.
+    pub fn constants(&self) -> &Constants {
+        &self.constants
     }
 
     /// Nodes with CPUs, by index.
@@ -321,10 +356,13 @@ pub fn topology(nodes: u32, cpus: u32, capacity: u64, distance: impl Fn(u32, u32
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::calibration as cal;
+
+    const C: Constants = Constants::CALIBRATED;
 
     #[test]
     fn one_hop_costs_exactly_the_measured_factors() {
-        let m = Memory::optane(1);
+        let m = Memory::optane(&C, 1);
         assert!((m.read_at(1.0) / m.read_at(0.0) - cal::REMOTE_READ_LATENCY).abs() < 1e-12);
         assert!((m.write_at(1.0) / m.write_at(0.0) - cal::REMOTE_WRITE_LATENCY).abs() < 1e-12);
         // Two hops (SLIT 32): 1 + (2.9 − 1) × 2
@@ -333,29 +371,29 @@ mod tests {
 
     #[test]
     fn writers_push_each_other_out_of_a_modules_buffer() {
-        let m = Memory::optane(6);
+        let m = Memory::optane(&C, 6);
         // 2.20 GB/s with four writers a module and fewer, 1.53 with eight, 0.80 with 24 and more; 7 is half way from 6 to 8.
         let all = [1.0, 24.0, 48.0, 144.0, 480.0].map(|writers| m.crowded(writers));
         assert_eq!(all.map(|times| (2.20 / times * 100.0).round()), [220.0, 220.0, 153.0, 80.0, 80.0]);
         assert!((m.crowded(42.0) - (2.20 / 1.96 + 2.20 / 1.53) / 2.0).abs() < 1e-12);
-        assert_eq!(Memory::dram(1e9, 1e9).crowded(48.0), 1.0);
+        assert_eq!(Memory::dram(&C, 1e9, 1e9).crowded(48.0), 1.0);
     }
 
     #[test]
     fn distance_21_is_one_hop() {
-        let machine = Machine::uniform(2, 4, 1 << 30, Memory::optane(1), 1e9).unwrap();
+        let machine = Machine::uniform(&C, (2, 4, 1 << 30), Memory::optane(&C, 1), 1e9).unwrap();
         assert_eq!((machine.hops(0, 0), machine.hops(0, 1)), (0.0, 1.0));
     }
 
     #[test]
     fn machines_on_which_nothing_runs_are_refused() {
-        let memory = Memory::dram(1e9, 1e9);
-        assert_eq!(Machine::uniform(2, 0, 1 << 30, memory, 1e9), Err(MachineError::NoCpus));
-        assert_eq!(Machine::uniform(2, 4, 0, memory, 1e9), Err(MachineError::NoMemory));
+        let memory = Memory::dram(&C, 1e9, 1e9);
+        assert_eq!(Machine::uniform(&C, (2, 0, 1 << 30), memory, 1e9), Err(MachineError::NoCpus));
+        assert_eq!(Machine::uniform(&C, (2, 4, 0), memory, 1e9), Err(MachineError::NoMemory));
         for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            let error = Machine::uniform(2, 4, 1, Memory::dram(bad, 1e9), 1e9).unwrap_err().to_string();
+            let error = Machine::uniform(&C, (2, 4, 1), Memory::dram(&C, bad, 1e9), 1e9).unwrap_err().to_string();
             assert!(error.contains("read bandwidth of node 0"), "{error}");
-            assert!(Machine::uniform(2, 4, 1, memory, bad).unwrap_err().to_string().contains("interconnect"));
+            assert!(Machine::uniform(&C, (2, 4, 1), memory, bad).unwrap_err().to_string().contains("interconnect"));
         }
     }
 }

@@ -31,8 +31,6 @@
 
 use std::ops::Range;
 
-use crate::calibration::TIME_SLICING;
-
 /// What one operation of a class asks of one station.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Visit {
@@ -86,6 +84,8 @@ pub struct System {
     pub classes: Vec<Class>,
     /// Visits of all classes.
     pub visits: Vec<Visit>,
+    /// Share of the work that time-slicing adds where threads share CPUs.
+    pub slicing: f64,
 }
 
 /// How one class fares.
@@ -179,7 +179,7 @@ impl Solver {
         let mut change: f64 = 0.0;
         for (i, class) in system.classes.iter().enumerate() {
             let stretch = self.stretch[class.node];
-            let slicing = 1.0 + TIME_SLICING * (stretch - 1.0).min(1.0);
+            let slicing = 1.0 + system.slicing * (stretch - 1.0).min(1.0);
             let visits = &system.visits[class.visits.clone()];
             let queued = &mut self.queued[class.visits.clone()];
             let mut waits = 0.0;
@@ -254,6 +254,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::calibration::TIME_SLICING;
 
     /// `n` threads that compute for `think` seconds and ask for `work` seconds of one station, on enough CPUs.
     fn one(n: f64, think: f64, work: f64) -> System {
@@ -262,6 +263,7 @@ mod tests {
             stations: 1,
             classes: vec![Class { count: n, node: 0, on_s: think + work, off_s: 0.0, visits: 0..1, serial: None }],
             visits: vec![Visit { station: 0, work, service: 1.0, alone: work }],
+            slicing: TIME_SLICING,
         }
     }
 
@@ -346,7 +348,7 @@ mod tests {
     }
 
     fn system(parts: Vec<(Class, Vec<Visit>)>, cpus: Vec<f64>, stations: usize) -> System {
-        let mut system = System { cpus, stations, ..System::default() };
+        let mut system = System { cpus, stations, slicing: TIME_SLICING, ..System::default() };
         for (mut class, visits) in parts {
             class.visits = system.visits.len()..system.visits.len() + visits.len();
             system.visits.extend(visits);

@@ -1,4 +1,4 @@
-//! `homenode reproduce`: the papers' experiments on the simulated machine, beside what the papers state.
+//! `homenode reproduce`: the papers' experiments on the simulated machine, beside the numbers that the papers state.
 
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ fn unwritten(error: &WriteError) -> Failure {
 
 fn as_json(figures: &[Figure], seeds: u64, written: &[PathBuf]) -> Value {
     let scores: serde_json::Map<String, Value> =
-        reproduce::score(figures).into_iter().map(|(paper, score)| (paper.name().to_owned(), json!(score))).collect();
+        reproduce::scores(figures).into_iter().map(|(paper, score)| (paper.name().to_owned(), json!(score))).collect();
     json!({ "seeds": seeds, "scores": scores, "files": written, "figures": figures })
 }
 
@@ -48,16 +48,30 @@ fn text(figures: &[Figure], args: &ReproduceArgs) -> String {
     let mut table = Table::new(&[
         "paper",
         ">predicted",
-        ">missed",
-        ">beside calibrated",
-        ">missed",
-        ">calibrated",
+        ">met",
+        ">null model",
+        ">constants",
+        ">dependent",
+        ">met",
         ">orderings",
-        ">missed",
+        ">held",
+        ">dependent",
+        ">held",
     ]);
-    for (paper, score) in reproduce::score(figures) {
-        let Score { met, missed, beside_met, beside_missed, calibrated, orderings, orderings_missed } = score;
-        let figures = [met, missed, beside_met, beside_missed, calibrated, orderings, orderings_missed];
+    for (paper, score) in reproduce::scores(figures) {
+        let Score { predicted, dependent, orderings, dependent_orderings, .. } = score;
+        let figures = [
+            predicted.effects,
+            predicted.met,
+            predicted.null_met,
+            predicted.alone_met,
+            dependent.effects,
+            dependent.met,
+            orderings.held + orderings.missed,
+            orderings.held,
+            dependent_orderings.held + dependent_orderings.missed,
+            dependent_orderings.held,
+        ];
         table.row([paper.name().to_owned()].into_iter().chain(figures.map(|n| n.to_string())));
     }
     format!("{}\n{}\n", table.render(), args.out.join("report.html").display())

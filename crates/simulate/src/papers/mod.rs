@@ -1,4 +1,4 @@
-//! What the four papers state: every number of their texts, with figure and section.
+//! Every number that the texts of the four papers state, with figure and section.
 //!
 //! **Problem.** A reproduction that compares itself with numbers from memory proves nothing.
 //!
@@ -55,7 +55,7 @@ impl Paper {
         }
     }
 
-    /// What it states.
+    /// Its numbers.
     pub fn data(self) -> &'static Data {
         static DATA: OnceLock<[Data; 4]> = OnceLock::new();
         let read = |text: &str| toml::from_str(text).unwrap_or_default();
@@ -95,11 +95,11 @@ pub struct Data {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Constant {
-    /// What.
+    /// Its name.
     pub name: String,
-    /// How much.
+    /// The value.
     pub value: f64,
-    /// Of what; `x` is a ratio.
+    /// Its unit; `x` is a ratio.
     pub unit: String,
     /// Section, table or slide.
     pub source: String,
@@ -111,7 +111,7 @@ pub struct Constant {
 pub struct Stated {
     /// Figure, such as `5a`.
     pub figure: String,
-    /// Series, or the two that are compared.
+    /// Series, or two series that are compared.
     pub series: String,
     /// Point, such as `rw80` or `average`.
     pub point: String,
@@ -119,6 +119,8 @@ pub struct Stated {
     pub unit: String,
     /// The number.
     pub value: f64,
+    /// Series and point of the same figure that its effect is measured against, for amounts.
+    pub against: Option<[String; 2]>,
     /// Section.
     pub source: String,
 }

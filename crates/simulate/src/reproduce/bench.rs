@@ -1,8 +1,10 @@
-//! What all experiments need: machines of the papers, repeated runs, policies with the papers' settings.
+//! Machines of the papers, repeated runs, and policies with the settings of the experiments.
+
+use std::ops::RangeInclusive;
 
 use placement::{Policy, dragonfly, nthread};
 
-use crate::calibration as cal;
+use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 use crate::machine::{Machine, Memory, topology};
 use crate::papers::Paper;
@@ -12,11 +14,16 @@ use crate::world::{Launch, Start};
 
 /// Runs experiments.
 pub struct Bench<'a> {
-    seeds: u64,
+    /// Seeds of the kernel's first placements.
+    seeds: RangeInclusive<u64>,
+    /// Whether nobody waits for anybody.
+    alone: bool,
+    /// The model's numbers.
+    pub(super) constants: Constants,
     say: &'a (dyn Fn(Paper, &str) + Sync),
 }
 
-/// Who decides where threads and data go.
+/// The policy that decides where threads and data go.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Who {
     /// The kernel alone.
@@ -27,49 +34,67 @@ pub(super) enum Who {
     CpuLimit(f64),
     /// Dragonfly with this T_window.
     Window(f64),
-    /// NThread as Dragonfly's paper describes it, "if the target node's iMC is overloaded, NThread stops migrating threads": Dragonfly
-    /// that may move no byte. (By its own paper NThread sends threads that share files to their node all the same.)
+    /// NThread as Dragonfly's paper describes it, "if the target node's iMC is overloaded, NThread stops migrating threads": a
+    /// Dragonfly that may not move a byte. (By its own paper, NThread sends threads that share files to their node all the same.)
     NoData,
 }
 
-/// Settings of NThread for the papers' experiments. Two are not the paper's numbers, because the paper's own statements exclude
-/// those: with a margin of 200 MB/s no thread of Fig. 6 could have a target (100 threads share 6.8 GB/s), yet all are moved; and with
-/// 90 % of four CPUs, four busy threads would not stay together, yet "NThread_cpu performs similar to NThread_rl".
-pub(super) fn settings() -> nthread::Settings {
+/// Settings of NThread for the papers' experiments. Two differ from the paper, because its own statements exclude its numbers. With a
+/// margin of 200 MB/s no thread of Fig. 6 could have a target (100 threads share 6.8 GB/s), yet all of them move. With 90 % of four
+/// CPUs, four busy threads would not stay together, yet "NThread_cpu performs similar to NThread_rl".
+pub(super) fn settings(c: &Constants) -> nthread::Settings {
     let least = nthread::Settings::default();
-    nthread::Settings { locality_margin: least.min_bytes as f64, cpu_limit: 1.01, ..least }
+    nthread::Settings { locality_margin: c.margin, cpu_limit: c.cpu_limit, ..least }
 }
 
 /// Dragonfly's paper leaves NThread's rule for CPUs out (IV-A).
-fn dragonfly(window: dragonfly::Settings) -> Box<dyn Policy> {
-    Box::new(dragonfly::Dragonfly::new(window, nthread::Settings { cpu_limit: f64::from(u16::MAX), ..settings() }))
+fn dragonfly(c: &Constants, window: dragonfly::Settings) -> Box<dyn Policy> {
+    Box::new(dragonfly::Dragonfly::new(window, nthread::Settings { cpu_limit: f64::from(u16::MAX), ..settings(c) }))
 }
 
 impl Who {
-    fn policy(self) -> Option<Box<dyn Policy>> {
+    fn policy(self, c: &Constants) -> Option<Box<dyn Policy>> {
         match self {
             Self::Kernel => None,
-            Self::Policy(name) => placement::policy(name, &settings()),
+            Self::Policy(name) => placement::policy(name, &settings(c)),
             Self::CpuLimit(limit) => {
-                let settings = nthread::Settings { cpu_limit: limit, ..settings() };
+                let settings = nthread::Settings { cpu_limit: limit, ..settings(c) };
                 placement::policy("nthread-cpu", &settings)
             }
-            Self::Window(seconds) => Some(dragonfly(dragonfly::Settings {
-                min_window_s: seconds,
-                max_window_s: seconds,
-                ..Default::default()
-            })),
+            Self::Window(seconds) => Some(dragonfly(
+                c,
+                dragonfly::Settings { min_window_s: seconds, max_window_s: seconds, ..Default::default() },
+            )),
             Self::NoData => {
-                Some(dragonfly(dragonfly::Settings { bytes_per_day: 0.0, burst_bytes: 0.0, ..Default::default() }))
+                Some(dragonfly(c, dragonfly::Settings { bytes_per_day: 0.0, burst_bytes: 0.0, ..Default::default() }))
             }
         }
     }
 }
 
 impl<'a> Bench<'a> {
-    /// A bench that repeats every run with so many seeds, and says which figures are done.
+    /// A bench that repeats every run with this many seeds and reports each figure that is done.
     pub fn new(seeds: u64, say: &'a (dyn Fn(Paper, &str) + Sync)) -> Self {
-        Self { seeds: seeds.max(1), say }
+        Self { seeds: 1..=seeds.max(1), alone: false, constants: Constants::CALIBRATED, say }
+    }
+
+    /// The same with other numbers.
+    #[must_use]
+    pub fn with_constants(self, constants: Constants) -> Self {
+        Self { constants, ..self }
+    }
+
+    /// The same bench on machines where nobody waits for anybody: no queues for memory, links, CPUs or locks, and no cache that
+    /// threads share. Only the constants are left: each operation takes the time that its thread's and its data's places imply.
+    pub(super) fn alone(&self) -> Self {
+        Self { seeds: self.seeds.clone(), alone: true, constants: self.constants, say: self.say }
+    }
+
+    /// A bench for each seed alone; none if there is only one.
+    pub(super) fn each_seed(&self) -> impl Iterator<Item = Self> + '_ {
+        let one = self.seeds.start() == self.seeds.end();
+        let each = |seed| Self { seeds: seed..=seed, alone: self.alone, constants: self.constants, say: self.say };
+        self.seeds.clone().filter(move |_| !one).map(each)
     }
 
     pub(super) fn say(&self, paper: Paper, figure: &str) {
@@ -83,21 +108,41 @@ impl<'a> Bench<'a> {
         who: Who,
         measure: impl Fn(&Outcome) -> f64,
     ) -> Result<f64, RunError> {
-        let mut sum = 0.0;
-        for seed in 1..=self.seeds {
-            sum += measure(&run(scenario, who.policy(), seed)?);
+        let (mut sum, mut runs) = (0.0, 0.0);
+        for seed in self.seeds.clone() {
+            sum += measure(&self.run(scenario, who, seed)?);
+            runs += 1.0;
         }
-        Ok(sum / self.seeds as f64)
+        Ok(sum / runs)
     }
 
     /// One run, for its course in time.
     pub(super) fn once(&self, scenario: &Scenario, who: Who) -> Result<Outcome, RunError> {
-        run(scenario, who.policy(), 1)
+        self.run(scenario, who, *self.seeds.start())
+    }
+
+    fn run(&self, scenario: &Scenario, who: Who, seed: u64) -> Result<Outcome, RunError> {
+        match self.alone {
+            true => run(&alone(scenario), who.policy(&self.constants), seed),
+            false => run(scenario, who.policy(&self.constants), seed),
+        }
     }
 }
 
-/// The engine's rails, wide open: none of the papers' systems has any, and a dwell of 10 s changes what a policy does within a run
-/// of 60 s.
+/// A scenario in which nobody waits for anybody.
+fn alone(scenario: &Scenario) -> Scenario {
+    let mut scenario = scenario.clone();
+    scenario.machine = scenario.machine.without_queues();
+    for job in scenario.launches.iter_mut().map(|l| &mut l.job) {
+        job.files.iter_mut().for_each(|f| f.cached = false);
+        for role in &mut job.roles {
+            (role.op.serial_s, role.op.serial_media) = (0.0, false);
+        }
+    }
+    scenario
+}
+
+/// The engine's rails, wide open. None of the papers' systems has any, and a dwell of 10 s would change a run of 60 s.
 fn rails() -> engine::Settings {
     let mut settings =
         engine::Settings { dwell_s: 0.0, cooldown_s: 0.0, moves_per_s: 1e6, burst: 1_000_000, ..Default::default() };
@@ -105,7 +150,7 @@ fn rails() -> engine::Settings {
     settings
 }
 
-/// An experiment of so many seconds.
+/// An experiment that lasts this many seconds.
 pub(super) fn experiment(machine: Machine, launches: Vec<Launch>, seconds: f64) -> Scenario {
     Scenario {
         name: "experiment".into(),
@@ -122,7 +167,7 @@ pub(super) fn launch(job: Job, start: Start) -> Launch {
     Launch { job, start }
 }
 
-/// A file system as the papers name it, with who decides.
+/// A file system as the papers name it, with the policy that decides.
 pub(super) struct Contestant {
     pub name: &'static str,
     pub fs: FileSystem,
@@ -133,7 +178,7 @@ const fn contestant(name: &'static str, fs: FileSystem, who: Who) -> Contestant 
     Contestant { name, fs, who }
 }
 
-/// The file systems that NThread is compared with.
+/// The file systems that the paper compares NThread with.
 pub(super) const OTHERS: [Contestant; 4] = [
     contestant("ext4-dax", FileSystem::Ext4Dax, Who::Kernel),
     contestant("PMFS", FileSystem::Pmfs, Who::Kernel),
@@ -149,11 +194,9 @@ pub(super) const VARIANTS: [Contestant; 4] = [
     contestant("NThread", FileSystem::Homenode, Who::Policy("nthread")),
 ];
 
-/// Machines. None of them can fail to build, so a broken one is an empty one.
+/// Machines. They are constants, so none of them can fail to build.
 mod machines {
-    use super::{Machine, Memory, cal, topology};
-
-    const UPI_LINK: f64 = 20.8e9;
+    use super::{Constants, Machine, Memory, topology};
 
     fn build(machine: Result<Machine, crate::machine::MachineError>, read: f64, write: f64) -> Machine {
         match machine {
@@ -163,33 +206,35 @@ mod machines {
     }
 
     /// NThread V-A: two Xeon Gold 5215 (10 cores, two UPI links), one module of Optane each; some cores may be offline.
-    pub fn nthread(cpus: u32) -> Machine {
-        let machine = Machine::uniform(2, cpus, 128_000_000_000, Memory::optane(1), 2.0 * UPI_LINK);
-        build(machine, cal::OPTANE_READ_PEAK, cal::OPTANE_WRITE_PEAK)
+    pub fn nthread(c: &Constants, cpus: u32) -> Machine {
+        let machine = Machine::uniform(c, (2, cpus, 128_000_000_000), Memory::optane(c, 1), 2.0 * c.upi_link_bw);
+        build(machine, c.optane_read_peak, c.optane_write_peak)
     }
 
     /// NThread V-F: four of them with DRAM in place of Optane. With two links each they form a ring.
-    pub fn nthread_four() -> Machine {
+    pub fn nthread_four(c: &Constants) -> Machine {
         let ring = |a: u32, b: u32| [10, 21, 31, 21][((4 + b - a) % 4) as usize];
-        let memory = Memory::dram(20e9, 15e9); // NT-s 3
-        build(Machine::new(topology(4, 10, 16_000_000_000, ring), 2.0 * UPI_LINK, |_| memory), 20e9, 15e9)
+        let (read, write) = (c.four_read_bw, c.four_write_bw);
+        let memory = Memory::dram(c, read, write);
+        build(Machine::new(c, topology(4, 10, 16_000_000_000, ring), 2.0 * c.upi_link_bw, |_| memory), read, write)
     }
 
     /// Dragonfly Table I: two Xeon Platinum 8280M (28 cores, three UPI links), six modules each.
-    pub fn dragonfly() -> Machine {
-        let machine = Machine::uniform(2, 28, 768_000_000_000, Memory::optane(6), 3.0 * UPI_LINK);
-        build(machine, 6.0 * cal::OPTANE_READ_PEAK, 6.0 * cal::OPTANE_WRITE_PEAK)
+    pub fn dragonfly(c: &Constants) -> Machine {
+        let machine = Machine::uniform(c, (2, 28, 768_000_000_000), Memory::optane(c, 6), 3.0 * c.upi_link_bw);
+        build(machine, 6.0 * c.optane_read_peak, 6.0 * c.optane_write_peak)
     }
 
     /// N-Policy 3: two Xeon Gold 6240M (36 processors, three UPI links), 512 GB of Optane each.
-    pub fn npolicy() -> Machine {
-        let machine = Machine::uniform(2, 36, 512_000_000_000, Memory::optane(4), 3.0 * UPI_LINK);
-        build(machine, 4.0 * cal::OPTANE_READ_PEAK, 4.0 * cal::OPTANE_WRITE_PEAK)
+    pub fn npolicy(c: &Constants) -> Machine {
+        let machine = Machine::uniform(c, (2, 36, 512_000_000_000), Memory::optane(c, 4), 3.0 * c.upi_link_bw);
+        build(machine, 4.0 * c.optane_read_peak, 4.0 * c.optane_write_peak)
     }
 
     /// Thesis 5.1: two Xeon X5570 (8 processors), 24 GB of DDR3 each; bandwidths as its author measured them (4.1).
-    pub fn thesis() -> Machine {
-        build(Machine::uniform(2, 8, 24_000_000_000, Memory::dram(18.4051e9, 18.4051e9), 9.284e9), 18.4051e9, 18.4051e9)
+    pub fn thesis(c: &Constants) -> Machine {
+        let memory = Memory::dram(c, c.thesis_bw, c.thesis_bw);
+        build(Machine::uniform(c, (2, 8, 24_000_000_000), memory, c.thesis_port_bw), c.thesis_bw, c.thesis_bw)
     }
 }
 pub(super) use machines::{dragonfly as dragonfly_machine, npolicy as npolicy_machine, nthread, nthread_four, thesis};

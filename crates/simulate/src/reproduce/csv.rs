@@ -1,4 +1,4 @@
-//! `results.csv`: one line per number, for those who want to check or plot them themselves.
+//! `results.csv`: one line per number, to check or to plot.
 
 use serde::Serialize;
 
@@ -15,10 +15,14 @@ struct Row<'a> {
     paper_value: String,
     homenode_value: String,
     kind: Kind,
+    low: String,
+    high: String,
+    constants_alone: String,
+    verdict: &'static str,
 }
 
-/// The columns `paper,figure,series,point,unit,paper_value,homenode_value,kind`, with a header. `paper_value` is empty where the
-/// paper gives only a picture.
+/// The numbers as CSV, with a header. `paper_value`, `constants_alone` and `verdict` are empty where the paper gives only a picture;
+/// `low` and `high`, the range over the seeds, where there is only one seed.
 ///
 /// # Errors
 ///
@@ -36,13 +40,21 @@ pub fn csv(figures: &[Figure]) -> Result<Vec<u8>, ::csv::Error> {
                 paper_value: point.paper_value.map(digits).unwrap_or_default(),
                 homenode_value: digits(point.homenode_value),
                 kind: point.kind,
+                low: point.range.map(|r| digits(r[0])).unwrap_or_default(),
+                high: point.range.map(|r| digits(r[1])).unwrap_or_default(),
+                constants_alone: point.alone_value.map(digits).unwrap_or_default(),
+                verdict: match figure.met(point).filter(|_| point.kind.counts()) {
+                    Some(true) => "met",
+                    Some(false) => "missed",
+                    None => "",
+                },
             })?;
         }
     }
     writer.into_inner().map_err(|e| e.into_error().into())
 }
 
-/// A number with six significant digits: more than the model is worth, few enough to compare by eye.
+/// A number with six significant digits: more than the model deserves, few enough to compare by eye.
 fn digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{}", value + 0.0);

@@ -1,4 +1,4 @@
-//! Writes the results: all files or none.
+//! Writes the results: all files, or none of them.
 
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -6,29 +6,29 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-use super::plot::{self, PlotError};
-use super::{Figure, csv, report};
+use super::canvas::PlotError;
+use super::{Figure, csv, overview, plot, report};
 
-/// Why results were not written.
+/// Why the results could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// A file or directory.
     #[error("cannot write {}", path.display())]
     Io {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A plot.
     #[error(transparent)]
     Plot(#[from] PlotError),
     /// The table.
-    #[error("results.csv cannot be put together")]
+    #[error("cannot put results.csv together")]
     Csv(#[from] ::csv::Error),
 }
 
-/// Makes sure that files can be written to a directory, before minutes are spent on them.
+/// Checks that files can be written to a directory, before the experiments run.
 ///
 /// # Errors
 ///
@@ -38,18 +38,20 @@ pub fn prepare(dir: &Path) -> Result<(), WriteError> {
     temporary(dir).map(drop)
 }
 
-/// Writes `report.html`, `results.csv` and a PNG per figure to a directory. Each file is written beside its place first and moved
-/// there when all of them are complete, so that a full disk leaves nothing half-written. Returns what was written.
+/// Writes `report.html`, `results.csv`, `overview.png` and a PNG per figure to a directory. Each file is written beside its place first and moved
+/// there when all of them are complete, so that a full disk leaves nothing half-written. Returns the paths of the files.
 ///
 /// # Errors
 ///
 /// [`WriteError`]; the directory is then as it was, unless moving itself fails.
 pub fn write(dir: &Path, figures: &[Figure], seeds: u64) -> Result<Vec<PathBuf>, WriteError> {
     let plots = figures.iter().map(plot::png).collect::<Result<Vec<_>, PlotError>>()?;
+    let overview = overview::png(figures)?;
     let mut files = vec![
-        ("report.html".to_owned(), report::html(figures, &plots, seeds).into_bytes()),
+        ("report.html".to_owned(), report::html(figures, &overview, &plots, seeds).into_bytes()),
         ("results.csv".to_owned(), csv::csv(figures)?),
     ];
+    files.push(("overview.png".to_owned(), overview));
     files.extend(figures.iter().map(Figure::png_name).zip(plots));
     let mut complete = Vec::new();
     for (name, bytes) in files {
@@ -68,7 +70,7 @@ pub fn write(dir: &Path, figures: &[Figure], seeds: u64) -> Result<Vec<PathBuf>,
 }
 
 fn temporary(dir: &Path) -> Result<NamedTempFile, WriteError> {
-    // As any program would create it: the umask decides.
+    // The umask decides, as for any program.
     let permissions = std::fs::Permissions::from_mode(0o666);
     let mut builder = tempfile::Builder::new();
     let file = builder.prefix(".homenode-").permissions(permissions).tempfile_in(dir);

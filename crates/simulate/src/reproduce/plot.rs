@@ -1,23 +1,20 @@
-//! Plots, as PNG: groups of bars and lines, like the papers'.
+//! Plots of figures: groups of bars and lines, like the papers', above the stated numbers.
 //!
-//! **Problem.** A plot is drawn on machines without fonts and without a screen, and the same figures must give the same bytes.
-//!
-//! **Approach.** plotters on a buffer, with DejaVu Sans built in; bars are rectangles in a plane whose x axis counts groups. A black
-//! diamond is what the paper states for a bar.
+//! **Approach.** Bars are rectangles in a plane whose x axis counts groups. A black diamond is the number that the paper states for a
+//! bar; a thin line is the range over the seeds. Below the plot come all stated numbers of the figure ([`stated`]).
 //!
 //! **Limits.** Linear axes that begin at 0.
 
-use plotters::coord::Shift;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{FontStyle, register_font};
+use plotters::style::text_anchor::{HPos, VPos};
 
-use super::{Figure, Plot};
+use super::canvas::{
+    Area, Drawn, Failed, GRID, INK, LABEL, LINE, PlotError, WIDTH, anchored, diamond, png as page, text, tick,
+};
+use super::{Figure, Plot, stated};
 
-/// Width of a plot in pixels: twice what the report shows it at.
-pub const WIDTH: u32 = 1720;
-/// Height of a plot in pixels.
-pub const HEIGHT: u32 = 760;
+/// Height of a plot in pixels, without the stated numbers.
+const HEIGHT: u32 = 760;
 
 /// Colours that stay apart in print and for colour-blind readers (Okabe and Ito), and greys.
 const COLORS: [RGBColor; 9] = [
@@ -31,33 +28,6 @@ const COLORS: [RGBColor; 9] = [
     RGBColor(213, 94, 0),
     RGBColor(60, 60, 60),
 ];
-const INK: RGBColor = RGBColor(50, 50, 50);
-const GRID: RGBColor = RGBColor(225, 225, 225);
-const FONT: &str = "sans-serif";
-const LABEL: i32 = 25;
-/// Pixels of one line of the legend.
-const LINE: i32 = 44;
-
-/// Why a plot could not be drawn.
-#[derive(Debug, thiserror::Error)]
-pub enum PlotError {
-    /// The font that is built in was refused.
-    #[error("the built-in font cannot be read")]
-    Font,
-    /// The drawing library gave up.
-    #[error("figure {figure} cannot be drawn: {why}")]
-    Draw {
-        /// Which figure.
-        figure: String,
-        /// The library's words.
-        why: String,
-    },
-    /// The picture was not encoded.
-    #[error(transparent)]
-    Encode(#[from] png::EncodingError),
-}
-
-type Area<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
 
 /// A figure's plot as a PNG file's bytes.
 ///
@@ -65,65 +35,34 @@ type Area<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
 ///
 /// [`PlotError`] when the plotting library fails.
 pub fn png(figure: &Figure) -> Result<Vec<u8>, PlotError> {
-    // A second registration of the same font is harmless.
-    register_font(FONT, FontStyle::Normal, dejavu::sans::regular()).map_err(|_| PlotError::Font)?;
-    let mut pixels = vec![255u8; (WIDTH * HEIGHT * 3) as usize];
-    {
-        let root = BitMapBackend::with_buffer(&mut pixels, (WIDTH, HEIGHT)).into_drawing_area();
-        draw(&root, figure).map_err(|e| PlotError::Draw { figure: figure.id.to_owned(), why: e.to_string() })?;
-    }
-    let mut bytes = Vec::new();
-    let mut encoder = png::Encoder::new(&mut bytes, WIDTH, HEIGHT);
-    encoder.set_color(png::ColorType::Rgb);
-    encoder.set_compression(png::Compression::Best);
-    encoder.set_filter(png::FilterType::NoFilter);
-    let mut writer = encoder.write_header()?;
-    writer.write_image_data(&pixels)?;
-    writer.finish()?;
-    Ok(bytes)
+    let height = HEIGHT + stated::height(figure);
+    page(&figure.png_name(), height, |area| draw(area, figure).map_err(|e| e.to_string()))
 }
 
-type Drawn<'a> = Result<(), DrawingAreaErrorKind<<BitMapBackend<'a> as DrawingBackend>::ErrorType>>;
-
 fn draw<'a>(root: &Area<'a>, figure: &Figure) -> Drawn<'a> {
-    root.fill(&WHITE)?;
     let names: Vec<&str> = match &figure.plot {
         Plot::Bars { series, .. } => series.iter().map(|s| s.0.as_str()).collect(),
         Plot::Lines { series, .. } => series.iter().map(|s| s.0.as_str()).collect(),
     };
-    let stated = matches!(figure.plot, Plot::Bars { .. }) && marks(figure).next().is_some();
-    let lines = legend(root, &names, stated)?;
+    let marked = matches!(figure.plot, Plot::Bars { .. }) && marks(figure).next().is_some();
+    let lines = legend(root, &names, marked)?;
+    let (root, below) = root.split_vertically(HEIGHT);
     let (_, chart) = root.split_vertically(lines * LINE + 10);
     match &figure.plot {
         Plot::Bars { y, groups, series } => bars(&chart, figure, y, groups, series)?,
         Plot::Lines { x, y, series } => curves(&chart, x, y, series)?,
     }
-    root.present()
-}
-
-fn text(size: i32) -> TextStyle<'static> {
-    (FONT, size).into_font().color(&INK)
-}
-
-/// A number at an axis.
-fn tick(value: &f64) -> String {
-    let decimals = if value.fract().abs() < 1e-9 { 0 } else { 2 };
-    let text = format!("{value:.decimals$}");
-    match text.contains('.') {
-        true => text.trim_end_matches('0').to_owned(),
-        false => text,
+    match stated::height(figure) {
+        0 => Ok(()),
+        _ => stated::draw(&below, figure),
     }
 }
 
 /// The legend above the plot; returns how many lines it took.
-fn legend<'a>(
-    root: &Area<'a>,
-    names: &[&str],
-    stated: bool,
-) -> Result<i32, DrawingAreaErrorKind<<BitMapBackend<'a> as DrawingBackend>::ErrorType>> {
-    let style = text(LABEL).pos(Pos::new(HPos::Left, VPos::Center));
+fn legend<'a>(root: &Area<'a>, names: &[&str], marked: bool) -> Result<i32, Failed<'a>> {
+    let style = anchored(HPos::Left, VPos::Center);
     let (mut x, mut line) = (110, 0);
-    let paper = stated.then_some("stated in the paper");
+    let paper = marked.then_some("stated in the paper");
     for (i, name) in names.iter().copied().chain(paper).enumerate() {
         let width = root.estimate_text_size(name, &style)?.0 as i32 + 70;
         if x + width > WIDTH as i32 - 20 && x > 110 {
@@ -141,11 +80,7 @@ fn legend<'a>(
     Ok(line + 1)
 }
 
-fn diamond((x, y): (i32, i32), r: i32) -> Polygon<(i32, i32)> {
-    Polygon::new(vec![(x, y - r), (x + r, y), (x, y + r), (x - r, y)], BLACK.filled())
-}
-
-/// What the paper states for single bars: index of the series and of the group, value.
+/// The numbers that the paper states for single bars: index of the series and of the group, value.
 fn marks(figure: &Figure) -> impl Iterator<Item = (usize, usize, f64)> {
     let (groups, series) = match &figure.plot {
         Plot::Bars { groups, series, .. } => (&groups[..], &series[..]),
@@ -158,8 +93,26 @@ fn marks(figure: &Figure) -> impl Iterator<Item = (usize, usize, f64)> {
     })
 }
 
+/// The lowest and the highest value of each bar over the seeds, where they differ: index of the series and of the group, values.
+fn ranges(figure: &Figure) -> Vec<(usize, usize, f64, f64)> {
+    let Plot::Bars { series, .. } = &figure.plot else { return Vec::new() };
+    let places = series.iter().enumerate().flat_map(|(s, (_, values))| (0..values.len()).map(move |g| (s, g)));
+    let range = |(s, g): (usize, usize)| {
+        let value = |plot: &Plot| match plot {
+            Plot::Bars { series, .. } => series.get(s)?.1.get(g).copied(),
+            Plot::Lines { .. } => None,
+        };
+        let values: Vec<f64> = figure.by_seed.iter().filter_map(value).collect();
+        let (low, high) = (values.iter().copied().reduce(f64::min)?, values.iter().copied().reduce(f64::max)?);
+        (high > low).then_some((s, g, low, high))
+    };
+    places.filter_map(range).collect()
+}
+
 fn bars<'a>(area: &Area<'a>, figure: &Figure, y: &str, groups: &[String], series: &[(String, Vec<f64>)]) -> Drawn<'a> {
-    let values = series.iter().flat_map(|s| &s.1).copied().chain(marks(figure).map(|m| m.2));
+    let ranges = ranges(figure);
+    let ends = ranges.iter().flat_map(|r| [r.2, r.3]);
+    let values = series.iter().flat_map(|s| &s.1).copied().chain(marks(figure).map(|m| m.2)).chain(ends);
     let (low, high) = values.fold((0.0f64, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
     let margin = if high > low { (high - low) * 0.06 } else { 1.0 };
     let low = if low < 0.0 { low - margin } else { 0.0 };
@@ -193,12 +146,17 @@ fn bars<'a>(area: &Area<'a>, figure: &Figure, y: &str, groups: &[String], series
         }))?;
     }
     chart.draw_series([PathElement::new([(0.0, 0.0), (groups.len() as f64, 0.0)], INK)])?;
-    let (plane, name) = (chart.plotting_area(), text(LABEL).pos(Pos::new(HPos::Center, VPos::Top)));
+    let (plane, name) = (chart.plotting_area(), anchored(HPos::Center, VPos::Top));
     let bottom = plane.get_pixel_range().1.end;
     let origin = area.get_base_pixel();
     for (g, group) in groups.iter().enumerate() {
         let x = plane.map_coordinate(&(g as f64 + 0.5, 0.0)).0;
         area.draw_text(group, &name, (x - origin.0, bottom - origin.1 + 12))?;
+    }
+    for (s, g, low, high) in ranges {
+        let [low, high] = [low, high].map(|v| plane.map_coordinate(&(left(s, g) + width / 2.0, v)));
+        let line = [low, high].map(|p| (p.0 - origin.0, p.1 - origin.1));
+        area.draw(&PathElement::new(line, INK.stroke_width(3)))?;
     }
     for (s, g, value) in marks(figure) {
         let (x, y) = plane.map_coordinate(&(left(s, g) + width / 2.0, value));

@@ -1,24 +1,27 @@
 //! The report: one HTML file that needs nothing else.
 //!
-//! **Problem.** Who wants to know whether to believe the model must see what it was told, what it says, what the papers say, and
-//! where the two differ, without running anything.
+//! **Problem.** A reader must be able to judge the model by its inputs, its results and the papers' results, without running anything.
 //!
-//! **Approach.** Summary, all misses with their causes, what the model was given; then each figure with its setup, plot,
-//! stated numbers and orderings. Plots are inline PNGs. Nothing in it depends on when or where it was made.
+//! **Approach.** Overview, score, contents; all misses by cause; everything that the model was given; then each figure with its setup,
+//! plot, stated numbers and orderings. Plots are inline PNGs. Nothing in it depends on the time or the place.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::{Check, Figure, Kind, Point, Score, TOLERANCE, score};
+use super::causes::{Cause, Tag};
+use super::effect::{BAND, MARGIN, POINTS, Tally};
+use super::fitted::{self, GIVEN, Given, Origin};
+use super::score::{Held, Score, score, scores};
+use super::{Check, Figure, Kind, Point};
 use crate::calibration::{CALIBRATED, Calibrated};
 use crate::papers::Paper;
 
 const STYLE: &str = include_str!("report.css");
-const UNKNOWN: &str = "cause not known";
+const UNKNOWN: &str = "No cause is known.";
 
-/// The report on these figures with their plots (PNG bytes, in the same order).
-pub fn html(figures: &[Figure], plots: &[Vec<u8>], seeds: u64) -> String {
+/// The report on these figures, with the overview and their plots (PNG bytes, in the same order).
+pub fn html(figures: &[Figure], overview: &[u8], plots: &[Vec<u8>], seeds: u64) -> String {
     let mut papers: Vec<Paper> = figures.iter().map(|f| f.paper).collect();
     papers.dedup();
     let page = html! {
@@ -33,11 +36,18 @@ pub fn html(figures: &[Figure], plots: &[Vec<u8>], seeds: u64) -> String {
             body {
                 h1 { "The papers' results, reproduced" }
                 p {
-                    "Each experiment below ran on a simulated machine, under the policies and the engine that run on a host. "
-                    "Means of " (seeds) " start placements of the kernel; the same seeds give the same bytes. homenode's safety rails "
-                    "(how long a moved thread stays, how many moves a second) are open, as none of the papers has any."
+                    "homenode " (env!("CARGO_PKG_VERSION")) ", " code { (command(&papers, seeds)) } ". "
+                    "Each experiment ran on a simulated machine, under the policies and the engine that run on a host. Numbers are "
+                    "means of " (seeds) " start placements of the kernel; the same seeds give the same bytes."
                 }
-                (summary(figures, &papers))
+                h2 #overview { "Overview" }
+                (picture("Stated effects, paper against homenode", overview))
+                p {
+                    "Each dot is an effect that a paper states as a number. On the diagonal homenode agrees; the grey band counts as "
+                    "met; a model in which nothing has any effect draws every dot on the black line. Vertical lines span the seeds."
+                }
+                (summary(figures))
+                (contents(figures, &papers))
                 (misses(figures))
                 (given(&papers))
                 @for paper in &papers {
@@ -52,87 +62,175 @@ pub fn html(figures: &[Figure], plots: &[Vec<u8>], seeds: u64) -> String {
     page.into_string()
 }
 
-fn summary(figures: &[Figure], papers: &[Paper]) -> Markup {
-    let scores = score(figures);
+fn command(papers: &[Paper], seeds: u64) -> String {
+    let which = match papers {
+        [paper] => paper.name(),
+        _ => "all",
+    };
+    format!("homenode reproduce {which} --seeds {seeds} --out DIR")
+}
+
+fn picture(alt: &str, png: &[u8]) -> Markup {
+    html! { img alt=(alt) src={ "data:image/png;base64," (STANDARD.encode(png)) }; }
+}
+
+fn summary(figures: &[Figure]) -> Markup {
     html! {
-        h2 { "Summary" }
+        h2 #score { "Score" }
         p {
-            "A stated number counts as met within " (percent(TOLERANCE)) " of the stated ratio. Numbers of figures on which nothing was "
-            "calibrated come first. Where a constant of the model was chosen on one number of a figure, that one is "
-            span.cal { "calibrated" } " and counts as neither; its neighbours, predicted but not by much, are counted apart. "
-            "Orderings are what a paper reads off its bars: who beats whom, and who is like whom."
+            "An effect is a ratio minus 1, or a share, with its sign. It counts as met within " (percent(BAND)) " of the stated effect, "
+            "or within " (POINTS) " points if that is more. The error is the geometric mean of how many times the ratios are too large "
+            "or too small. Beside homenode stand the " em { "null model" } ", in which nothing has any effect, and the "
+            em { "constants alone" } ": the same runs without queues, locks or shared CPUs, so that each operation takes what its "
+            "constants say. A level is an amount that is compared with nothing; no effect can be read off it."
+        }
+        (table(figures, Kind::Predicted))
+        (table(figures, Kind::Dependent))
+        p {
+            "Not scored: numbers that a constant was chosen on (" (kind(Kind::Calibrated)) ") and those that cannot come out "
+            "otherwise (" (kind(Kind::Structural)) "). "
+            (kind(Kind::Dependent)) " numbers restate a fit, or the model was changed with them in view: that they are met shows that "
+            "the model is consistent, not that it predicts. "
+            "An ordering is a statement without a number. " em { "Better" } " means by more than " (percent(MARGIN)) ", "
+            em { "similar" } " within " (percent(MARGIN)) "."
         }
         table {
             thead {
                 tr {
-                    th { "" } th.n colspan="2" { "stated numbers" } th.n colspan="2" { "beside calibrated ones" }
-                    th.n { "calibrated" } th.n colspan="2" { "orderings" }
+                    th { "" } th.n colspan="2" { "orderings, predicted" } th.n colspan="2" { "orderings, dependent" }
+                    th.n colspan="2" { "not scored" }
                 }
                 tr {
-                    th { "paper" } th.n { "met" } th.n { "missed" } th.n { "met" } th.n { "missed" } th { "" }
-                    th.n { "held" } th.n { "missed" }
+                    th { "paper" } th.n { "held" } th.n { "missed" } th.n { "held" } th.n { "missed" } th.n { "numbers" }
+                    th.n { "orderings" }
                 }
             }
-            tbody {
-                @for paper in papers {
-                    @let Score { met, missed, beside_met, beside_missed, calibrated, orderings, orderings_missed }
-                        = scores.get(paper).copied().unwrap_or_default();
-                    tr {
-                        td { a href={ "#" (paper.name()) } { (paper.name()) } }
-                        td.n { (met) } td.n { (count_missed(missed)) }
-                        td.n { (beside_met) } td.n { (count_missed(beside_missed)) }
-                        td.n { (calibrated) }
-                        td.n { (orderings) } td.n { (count_missed(orderings_missed)) }
-                    }
-                }
-            }
+            tbody { @for (paper, s) in rows(figures) { tr {
+                td { (paper) }
+                (held(s.orderings)) (held(s.dependent_orderings))
+                td.n { (s.calibrated + s.structural) } td.n { (s.structural_orderings) }
+            } } }
         }
     }
 }
 
-fn count_missed(n: usize) -> Markup {
-    html! { @if n > 0 { span.bad { (n) } } @else { "0" } }
+/// Scores by paper, and of all of them if there are several.
+fn rows(figures: &[Figure]) -> Vec<(&'static str, Score)> {
+    let mut rows: Vec<_> = scores(figures).into_iter().map(|(paper, score)| (paper.name(), score)).collect();
+    if rows.len() > 1 {
+        rows.push(("all", score(figures)));
+    }
+    rows
 }
 
-/// Misses of one figure that have the same cause.
+fn table(figures: &[Figure], of: Kind) -> Markup {
+    let error =
+        |error: f64, t: &Tally| if t.effects > 0 { format!("{:.0} %", 100.0 * error) } else { "–".to_owned() };
+    html! {
+        table {
+            thead {
+                tr { th { (kind(of)) } th.n { "effects" } th.n colspan="3" { "met by" } th.n colspan="3" { "error of" } th.n { "levels" } }
+                tr {
+                    th { "paper" } th.n { "stated" }
+                    th.n { "homenode" } th.n { "null model" } th.n { "constants alone" }
+                    th.n { "homenode" } th.n { "null model" } th.n { "constants alone" }
+                    th.n { "met" }
+                }
+            }
+            tbody { @for (paper, s) in rows(figures) {
+                @let t = if of == Kind::Predicted { s.predicted } else { s.dependent };
+                tr {
+                    td { (paper) } td.n { (t.effects) }
+                    td.n { strong { (t.met) } } td.n { (t.null_met) } td.n { (t.alone_met) }
+                    td.n { strong { (error(t.error, &t)) } } td.n { (error(t.null_error, &t)) } td.n { (error(t.alone_error, &t)) }
+                    td.n { @if t.levels > 0 { (t.levels_met) " of " (t.levels) } @else { "–" } }
+                }
+            } }
+        }
+    }
+}
+
+fn held(of: Held) -> Markup {
+    html! { td.n { (of.held) } td.n { @if of.missed > 0 { span.bad { (of.missed) } } @else { "0" } } }
+}
+
+fn contents(figures: &[Figure], papers: &[Paper]) -> Markup {
+    html! {
+        h2 #contents { "Contents" }
+        ul.contents {
+            li {
+                a href="#overview" { "Overview" } " · " a href="#score" { "Score" } " · " a href="#misses" { "Misses" } " · "
+                a href="#given" { "Inputs of the model" }
+            }
+            @for paper in papers { li {
+                a href={ "#" (paper.name()) } { (paper.name()) } ": "
+                @for (i, figure) in figures.iter().filter(|f| f.paper == *paper).enumerate() {
+                    @if i > 0 { " · " }
+                    a href={ "#" (anchor(figure)) } title=(figure.title) { (figure.id) }
+                }
+            } }
+        }
+    }
+}
+
+/// A number or an ordering that was missed.
 struct Missed<'a> {
     figure: &'a Figure,
-    cause: Option<&'static str>,
-    /// What was missed, and by how much.
-    what: Vec<(String, String)>,
+    what: String,
+    seen: String,
+    kind: Kind,
 }
 
-fn missed(figures: &[Figure]) -> Vec<Missed<'_>> {
-    let mut all: Vec<Missed<'_>> = Vec::new();
+impl Missed<'_> {
+    fn line(&self) -> Markup {
+        html! { div {
+            a href={ "#" (anchor(self.figure)) } { (self.figure.paper.name()) " " (self.figure.id) } " · " (self.what) ": "
+            span.soft { (self.seen) } " " (kind(self.kind))
+        } }
+    }
+}
+
+/// All misses of some figures by cause, in the order in which they come up.
+fn missed(figures: &[Figure]) -> Vec<(Option<&'static Cause>, Vec<Missed<'_>>)> {
+    let mut all: Vec<(Option<&'static Cause>, Vec<Missed<'_>>)> = Vec::new();
     for figure in figures {
-        let points = figure.points.iter().filter(|p| p.missed()).map(|p| {
+        let points = figure.points.iter().filter(|p| figure.missed(p)).map(|p| {
             let [paper, here] = [p.paper_value, Some(p.homenode_value)].map(|v| amount(v, p.unit));
             let what = format!("{}, {}", p.series, p.point);
-            (figure.cause(&p.series, &p.point), (what, format!("paper {paper}, here {here}")))
+            (figure.cause(p), Missed { figure, what, seen: format!("paper {paper}, here {here}"), kind: p.kind })
         });
-        let checks = figure.checks.iter().filter(|c| !c.holds);
-        let checks = checks.map(|c| (figure.cause_of(c), (c.statement.clone(), c.seen.clone())));
-        for (cause, what) in points.chain(checks) {
-            match all.iter_mut().find(|m| std::ptr::eq(m.figure, figure) && m.cause == cause && cause.is_some()) {
-                Some(missed) => missed.what.push(what),
-                None => all.push(Missed { figure, cause, what: vec![what] }),
+        let checks = figure.checks.iter().filter(|c| c.missed()).map(|c| {
+            let (what, seen) = (c.statement.clone(), format!("here {}", c.seen));
+            (figure.cause_of(c), Missed { figure, what, seen, kind: c.kind })
+        });
+        for (cause, miss) in points.chain(checks) {
+            let same = |of: &Option<&Cause>| of.map(std::ptr::from_ref) == cause.map(std::ptr::from_ref);
+            match all.iter_mut().find(|m| same(&m.0)) {
+                Some((_, misses)) => misses.push(miss),
+                None => all.push((cause, vec![miss])),
             }
         }
     }
+    all.sort_by_key(|(cause, _)| tag(*cause));
     all
+}
+
+fn tag(cause: Option<&Cause>) -> Tag {
+    cause.map_or(Tag::Unknown, |c| c.tag)
 }
 
 fn misses(figures: &[Figure]) -> Markup {
     let missed = missed(figures);
     html! {
-        h2 { "Misses" }
+        h2 #misses { "Misses" }
         @if missed.is_empty() { p { "None." } } @else {
             table {
-                thead { tr { th { "figure" } th { "what" } th { "cause" } } }
-                tbody { @for Missed { figure, cause, what } in &missed { tr {
-                    td { a href={ "#" (anchor(figure)) } { (figure.paper.name()) " " (figure.id) } }
-                    td { @for (what, seen) in what { div { (what) ": " span.soft { (seen) } } } }
-                    td.cause { @match cause { Some(cause) => { (cause) } None => { span.bad { (UNKNOWN) } } } }
+                thead { tr { th { "cause" } th { "missed" } } }
+                tbody { @for (cause, misses) in &missed { tr {
+                    td.cause {
+                        strong { (tag(*cause).name()) } ". " (cause.map_or(UNKNOWN, |c| c.why))
+                    }
+                    td { @for miss in misses { (miss.line()) } }
                 } } }
             }
         }
@@ -140,18 +238,27 @@ fn misses(figures: &[Figure]) -> Markup {
 }
 
 fn given(papers: &[Paper]) -> Markup {
+    let mut given: Vec<&Given> = GIVEN.iter().collect();
+    given.sort_by_key(|g| g.origin);
     html! {
-        h2 { "What the model was given" }
+        h2 #given { "Inputs of the model" }
         p {
-            "Hardware constants that the papers state, software costs that others have measured (" code { "calibration.rs" }
-            " names the source of each), and these " (CALIBRATED.len()) " constants, each chosen so that one stated number comes out. "
-            "Everything else in this report is predicted."
+            "Everything that the authors of the model chose, with the papers' numbers at hand: constants, settings of the experiments, "
+            "and changes of the model. The last column has the results that an entry changed, if it was chosen or changed after scores were "
+            "seen. The hardware constants that the papers state are below the table."
         }
         table {
-            thead { tr { th { "constant" } th.n { "value" } th { "chosen on" } } }
-            tbody { @for c in CALIBRATED { tr {
-                td { code { (c.name) } } td.n { (amount(Some(c.value), c.unit)) } td { (targets(c)) }
-            } } }
+            thead { tr { th { "input" } th.n { "value" } th { "kind" } th { "source, and reason for the choice" } th { "after scores" } } }
+            tbody {
+                @for c in CALIBRATED { tr {
+                    td { code { (c.name) } } td.n { (amount(Some(c.value), c.unit)) } td { (Origin::Number.name()) }
+                    td { (targets(c)) } td {}
+                } }
+                @for g in given { tr {
+                    td { (g.name) } td.n { @if let Some((value, unit)) = g.value { (amount(Some(value), unit)) } }
+                    td { (g.origin.name()) } td { (g.source) } td { (g.after.unwrap_or_default()) }
+                } }
+            }
         }
         @for paper in papers {
             details {
@@ -172,40 +279,33 @@ fn targets(constant: &Calibrated) -> String {
     constant.on.iter().map(target).collect::<Vec<_>>().join("; ")
 }
 
-fn anchor(figure: &Figure) -> String {
+pub(super) fn anchor(figure: &Figure) -> String {
     format!("{}-{}", figure.paper.name(), figure.id.replace([' ', '.'], "-"))
 }
 
 fn section(figure: &Figure, plot: &[u8]) -> Markup {
     let (stated, others): (Vec<&Point>, Vec<&Point>) = figure.points.iter().partition(|p| p.paper_value.is_some());
-    let alt = format!("Plot of {}", figure.title);
     html! {
         h3 id=(anchor(figure)) { (figure.name()) ": " (figure.title) }
         p.soft { (figure.setup) }
-        img alt=(alt) src={ "data:image/png;base64," (STANDARD.encode(plot)) };
+        (picture(&format!("Plot of {}", figure.title), plot))
         @if !stated.is_empty() {
             table {
                 thead { tr {
-                    th { "stated in the paper" } th { "" } th.n { "paper" } th.n { "homenode" } th.n { "difference" } th { "kind" } th { "" }
+                    th { "stated" } th { "" } th.n { "paper" } th.n { "homenode" } th.n { "over seeds" } th.n { "constants alone" }
+                    th { "kind" } th { "" }
                 } }
-                tbody { @for point in stated { (line(point)) } }
+                tbody { @for point in stated { (line(figure, point)) } }
             }
         }
-        @if !figure.checks.is_empty() { ul.checks { @for check in &figure.checks { (ordering(check)) } } }
-        @for Missed { cause, what, .. } in missed(std::slice::from_ref(figure)) {
-            p.cause {
-                span.bad { "Missed: " }
-                (what.into_iter().map(|w| w.0).collect::<Vec<_>>().join("; ")) ". "
-                (cause.unwrap_or(UNKNOWN))
-            }
-        }
+        @if !figure.checks.is_empty() { ul.checks { @for check in &figure.checks { (ordering(figure, check)) } } }
         @if !others.is_empty() {
             details {
-                summary { "all " (others.len()) " other numbers of this figure" }
+                summary { "the other " (others.len()) " numbers of this figure" }
                 table {
-                    thead { tr { th { "series" } th { "point" } th.n { "homenode" } } }
+                    thead { tr { th { "series" } th { "point" } th.n { "homenode" } th.n { "over seeds" } } }
                     tbody { @for p in others { tr {
-                        td { (p.series) } td { (p.point) } td.n { (amount(Some(p.homenode_value), p.unit)) }
+                        td { (p.series) } td { (p.point) } td.n { (amount(Some(p.homenode_value), p.unit)) } td.n { (range(p)) }
                     } } }
                 }
             }
@@ -213,36 +313,59 @@ fn section(figure: &Figure, plot: &[u8]) -> Markup {
     }
 }
 
-fn line(point: &Point) -> Markup {
-    let difference = match (point.unit, point.paper_value, point.difference()) {
-        ("%", Some(paper), _) => format!("{:+.1} points", point.homenode_value - paper),
-        (_, _, Some(difference)) => format!("{:+.1} %", 100.0 * difference),
-        _ => String::new(),
-    };
+/// The lowest and the highest of any seed, where they differ.
+fn range(point: &Point) -> String {
+    let [low, high] = point.range.unwrap_or_default().map(|v| amount(Some(v), point.unit));
+    if low == high { String::new() } else { format!("{low} … {high}") }
+}
+
+fn kind(kind: Kind) -> Markup {
+    html! { span class=(kind.name()) { (kind.name()) } }
+}
+
+/// A kind with the reason for it.
+fn kind_of(kind: Kind, why: Option<&'static str>) -> Markup {
+    match why.filter(|_| matches!(kind, Kind::Dependent | Kind::Structural)) {
+        Some(why) => html! { span class=(kind.name()) title=(why) { (kind.name()) } },
+        None => self::kind(kind),
+    }
+}
+
+fn line(figure: &Figure, point: &Point) -> Markup {
+    let why = fitted::why(figure.paper, figure.id, &point.series, &point.point);
     html! {
         tr {
             td { (point.series) } td { (point.point) }
             td.n { (amount(point.paper_value, point.unit)) }
             td.n { (amount(Some(point.homenode_value), point.unit)) }
-            td.n { (difference) }
-            td { @match point.kind {
-                Kind::Calibrated => { span.cal { "calibrated" } }
-                Kind::Predicted => { "predicted" }
-            } }
-            td { @match (point.kind, point.met()) {
-                (Kind::Predicted, Some(true)) => { span.good { "met" } }
-                (_, Some(false)) => { span.bad { "missed" } }
-                _ => {}
-            } }
+            td.n { (range(point)) }
+            td.n { (amount(point.alone_value, point.unit)) }
+            td { (kind_of(point.kind, why)) }
+            td {
+                @if point.kind.counts() { (verdict(figure.met(point) == Some(true), figure.cause(point))) }
+                @if figure.null_met(point) == Some(true) { span.soft title="a model without any effect meets it, too" { " null" } }
+            }
         }
     }
 }
 
-fn ordering(check: &Check) -> Markup {
+fn verdict(met: bool, cause: Option<&Cause>) -> Markup {
+    html! {
+        @if met { span.good { "met" } } @else { a.bad href="#misses" title=(tag(cause).name()) { "missed" } }
+    }
+}
+
+fn ordering(figure: &Figure, check: &Check) -> Markup {
+    let why = fitted::why(figure.paper, figure.id, "ordering", &check.statement);
+    let why = why.or(Some("both runs are the same to the last bit"));
     html! {
         li {
-            @if check.holds { span.good { "✓ held" } } @else { span.bad { "✗ missed" } }
+            @if !check.kind.counts() { span.soft { "– shows nothing" } }
+            @else if check.holds { span.good { "✓ held" } }
+            @else { a.bad href="#misses" title=(tag(figure.cause_of(check)).name()) { "✗ missed" } }
             " · " (check.statement) ": " span.soft { (check.seen) }
+            @if let Some([held, of]) = check.seeds { @if held > 0 && held < of { span.soft { ", held with " (held) " of " (of) " seeds" } } }
+            " " (kind_of(check.kind, why))
         }
     }
 }
@@ -266,6 +389,7 @@ pub(super) fn amount(value: Option<f64>, unit: &str) -> String {
         "B/s" => scaled(&[(1e9, "GB/s"), (1e6, "MB/s"), (1.0, "B/s")]),
         "x" => format!("{value:.3} ×"),
         "%" => format!("{value:.1} %"),
+        "% more" => format!("{value:.1} % more"),
         _ => format!("{} {unit}", rounded(value)),
     }
 }

@@ -9,7 +9,7 @@ use super::ScenarioError;
 use super::amount::Amount;
 use super::check::Checker;
 use super::raw::{RawDistance, RawMachine, RawNode};
-use crate::calibration as cal;
+use crate::constants::Constants;
 use crate::machine::{Machine, Memory, topology as alike};
 
 /// Most nodes and CPUs of a machine: the kernel's own limits (`MAX_NUMNODES`, `NR_CPUS`).
@@ -45,12 +45,13 @@ impl Checker<'_> {
             (node.read_bw_max, node.write_bw_max) = (Some(peaks.0), Some(peaks.1));
             memories.insert(node.id, memory);
         }
+        let c = &Constants::CALIBRATED;
         let interconnect = match &m.interconnect {
             Some(bw) => self.positive(bw, "machine.interconnect")?,
-            None => cal::PORT_BW,
+            None => c.port_bw,
         };
-        let dram = Memory::dram(cal::DRAM_READ_BW, cal::DRAM_WRITE_BW);
-        Machine::new(topology, interconnect, |node| memories.get(&node.id).copied().unwrap_or(dram))
+        let dram = Memory::dram(c, c.dram_read_bw, c.dram_write_bw);
+        Machine::new(c, topology, interconnect, |node| memories.get(&node.id).copied().unwrap_or(dram))
             .map_err(|e| self.error(raw, "machine", e.to_string()))
     }
 
@@ -136,6 +137,7 @@ impl Checker<'_> {
         m: &RawMachine,
         own: Option<&RawNode>,
     ) -> Result<(Memory, (f64, f64)), ScenarioError> {
+        let c = &Constants::CALIBRATED;
         let machine = Words { optane: m.optane_modules.as_ref(), read: m.read_bw.as_ref(), write: m.write_bw.as_ref() };
         let own = own.map(|o| Words {
             optane: o.optane_modules.as_ref(),
@@ -158,7 +160,7 @@ impl Checker<'_> {
                     ));
                 }
                 let n_f = f64::from(n);
-                Ok((Memory::optane(n), (n_f * cal::OPTANE_READ_PEAK, n_f * cal::OPTANE_WRITE_PEAK)))
+                Ok((Memory::optane(c, n), (n_f * c.optane_read_peak, n_f * c.optane_write_peak)))
             }
             Words { optane: Some(modules), .. } => {
                 let why = "the bandwidth follows from the modules: give one or the other".to_owned();
@@ -167,13 +169,13 @@ impl Checker<'_> {
             Words { optane: None, read, write } => {
                 let read = match read {
                     Some(read) => self.positive(read, &format!("{prefix}.read_bw"))?,
-                    None => node.read_bw_max.unwrap_or(cal::DRAM_READ_BW),
+                    None => node.read_bw_max.unwrap_or(c.dram_read_bw),
                 };
                 let write = match write {
                     Some(write) => self.positive(write, &format!("{prefix}.write_bw"))?,
-                    None => node.write_bw_max.unwrap_or(cal::DRAM_WRITE_BW),
+                    None => node.write_bw_max.unwrap_or(c.dram_write_bw),
                 };
-                Ok((Memory::dram(read, write), (read, write)))
+                Ok((Memory::dram(c, read, write), (read, write)))
             }
         }
     }

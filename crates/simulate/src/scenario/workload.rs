@@ -7,6 +7,7 @@ use super::ScenarioError;
 use super::amount::Amount;
 use super::check::Checker;
 use super::raw::{RawPlace, RawWorkload};
+use crate::constants::Constants;
 use crate::filesystem::{FileSystem, Layout};
 use crate::machine::Machine;
 use crate::workload::filebench::{Filebench, Personality, filebench};
@@ -89,18 +90,25 @@ impl Checker<'_> {
         let place = table.place(machine, fs, device)?;
         let start = table.start(machine)?;
         let name = w.name.clone().unwrap_or_else(|| format!("{}{index}", w.kind.get_ref()));
-        let job = table.job(kind, &name, fs, device, place)?;
+        let job = table.job(machine.constants(), kind, &name, (fs, device, place))?;
         Ok(Launch { job, start })
     }
 }
 
 impl Table<'_> {
-    fn job(&self, kind: Kind, name: &str, fs: FileSystem, device: usize, place: Place) -> Result<Job, ScenarioError> {
+    fn job(
+        &self,
+        c: &Constants,
+        kind: Kind,
+        name: &str,
+        (fs, device, place): (FileSystem, usize, Place),
+    ) -> Result<Job, ScenarioError> {
         let w = self.raw;
         Ok(match kind {
             Kind::Fio => {
                 let read = w.read.as_ref().map_or(Ok(1.0), |r| self.checker.within(r, &self.key("read"), 0.0, 1.0))?;
                 fio(
+                    c,
                     name,
                     fs,
                     device,
@@ -120,6 +128,7 @@ impl Table<'_> {
                 )
             }
             Kind::Filebench(personality) => filebench(
+                c,
                 name,
                 fs,
                 device,
@@ -133,6 +142,7 @@ impl Table<'_> {
                 },
             ),
             Kind::RocksDb(benchmark) => rocksdb(
+                c,
                 name,
                 fs,
                 device,
@@ -145,6 +155,7 @@ impl Table<'_> {
                 },
             ),
             Kind::SimpleRead => simpleread(
+                c,
                 name,
                 fs,
                 device,

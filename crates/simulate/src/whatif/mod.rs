@@ -24,6 +24,7 @@ use serde::Serialize;
 use topology::Topology;
 
 use crate::calibration as cal;
+use crate::constants::Constants;
 use crate::machine::{Machine, MachineError, Memory};
 use crate::plane::SimulatedPlane;
 use crate::run::{Outcome, RunError, Scenario, WindowOutcome, drive, start};
@@ -189,7 +190,8 @@ fn machine(mut topology: Topology, what: &str, notes: &mut Vec<String>) -> Resul
         node.read_bw_max.get_or_insert(cal::DRAM_READ_BW);
         node.write_bw_max.get_or_insert(cal::DRAM_WRITE_BW);
     }
-    Machine::new(topology, cal::PORT_BW, |node| {
-        Memory::dram(node.read_bw_max.unwrap_or(cal::DRAM_READ_BW), node.write_bw_max.unwrap_or(cal::DRAM_WRITE_BW))
+    let c = &Constants::CALIBRATED;
+    Machine::new(c, topology, c.port_bw, |node| {
+        Memory::dram(c, node.read_bw_max.unwrap_or(cal::DRAM_READ_BW), node.write_bw_max.unwrap_or(cal::DRAM_WRITE_BW))
     })
 }

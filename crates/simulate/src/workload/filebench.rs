@@ -11,7 +11,7 @@
 //! **Limits.** Files are as large as the mean; webserver's log, a file of its own, does not grow beyond [`LOG`].
 
 use super::{FileSet, Job, Operation, Part, Place, Role};
-use crate::calibration as cal;
+use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 
 /// A personality.
@@ -111,8 +111,8 @@ const MAX_PARTS: f64 = 16.0;
 pub const LOG: f64 = 16e6;
 
 /// The job.
-pub fn filebench(name: &str, fs: FileSystem, device: usize, place: Place, p: &Filebench) -> Job {
-    let costs = fs.costs();
+pub fn filebench(c: &Constants, name: &str, fs: FileSystem, device: usize, place: Place, p: &Filebench) -> Job {
+    let costs = fs.costs(c);
     let flat = p.personality.directory(p.files) > 20.0;
     let size = p.file_size;
     let calls = |bytes: f64| (bytes / p.io_size).ceil().max(1.0);
@@ -122,15 +122,15 @@ pub fn filebench(name: &str, fs: FileSystem, device: usize, place: Place, p: &Fi
     let naming = costs.name_s + costs.entry_s * p.personality.directory(p.files);
     for flow in p.personality.round() {
         op.counted += 1.0;
-        op.cpu_s += cal::FLOWOP_S;
+        op.cpu_s += c.flowop_s;
         match flow {
             Open => {
                 op.cpu_s += costs.open_s;
-                op.serial_s += cal::PICK_S;
+                op.serial_s += c.pick_s;
             }
             Create | Delete => {
                 op.cpu_s += naming;
-                op.serial_s += cal::PICK_S + if flat { naming } else { costs.serial * costs.name_s };
+                op.serial_s += c.pick_s + if flat { naming } else { costs.serial * costs.name_s };
                 part.write += costs.append_bytes;
                 part.own += costs.append_bytes;
             }

@@ -7,6 +7,7 @@
 //! **Limits.** fio's own bookkeeping is part of the call's cost.
 
 use super::{FileSet, Job, Operation, Part, Place, Role};
+use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 
 /// Parameters.
@@ -29,8 +30,8 @@ pub struct Fio {
 }
 
 /// The job. `place` says where the files are at the start.
-pub fn fio(name: &str, fs: FileSystem, device: usize, place: Place, p: &Fio) -> Job {
-    let costs = fs.costs();
+pub fn fio(c: &Constants, name: &str, fs: FileSystem, device: usize, place: Place, p: &Fio) -> Job {
+    let costs = fs.costs(c);
     let write = 1.0 - p.read;
     // Copy-on-write and first-touch file systems write whole pages.
     let amplified = if matches!(fs, FileSystem::Nova | FileSystem::NovaN | FileSystem::Homenode) {

@@ -9,7 +9,7 @@
 //! **Limits.** No compaction, no block cache, no stalls.
 
 use super::{FileSet, Job, Operation, Part, Place, Role};
-use crate::calibration as cal;
+use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 
 /// Which benchmark of `db_bench`.
@@ -51,13 +51,13 @@ pub struct RocksDb {
 const RECORD: f64 = 16.0 + 12.0 + 7.0;
 
 /// The job.
-pub fn rocksdb(name: &str, fs: FileSystem, device: usize, place: Place, p: &RocksDb) -> Job {
-    let costs = fs.costs();
+pub fn rocksdb(c: &Constants, name: &str, fs: FileSystem, device: usize, place: Place, p: &RocksDb) -> Job {
+    let costs = fs.costs(c);
     let record = p.value + RECORD;
     let put = Operation {
         // The memtable flush is another thread's work, but the same CPUs' and the same media's.
-        cpu_s: cal::DB_PUT_S + 2.0 * costs.append_s,
-        serial_s: cal::DB_WRITE_LOCK_S + costs.append_s,
+        cpu_s: c.db_put_s + 2.0 * costs.append_s,
+        serial_s: c.db_write_lock_s + costs.append_s,
         serial_media: true,
         counted: 1.0,
         parts: vec![Part {
@@ -71,9 +71,9 @@ pub fn rocksdb(name: &str, fs: FileSystem, device: usize, place: Place, p: &Rock
         ..Operation::default()
     };
     let get = Operation {
-        cpu_s: cal::DB_GET_S + costs.reading(cal::DB_GET_BLOCKS * record, cal::DB_GET_BLOCKS * record),
+        cpu_s: c.db_get_s + costs.reading(c.db_get_blocks * record, c.db_get_blocks * record),
         counted: 1.0,
-        parts: vec![Part { files: 0, read: cal::DB_GET_BLOCKS * record, call: record, ..Part::default() }],
+        parts: vec![Part { files: 0, read: c.db_get_blocks * record, call: record, ..Part::default() }],
         ..Operation::default()
     };
     let role = |comm: &str, threads, op, counts| Role { comm: comm.into(), threads, op, counts, limit: None };

@@ -7,7 +7,7 @@
 //! **Limits.** One thread. The read buffer is part of the process.
 
 use super::{FileSet, Job, Operation, Part, Place, Role};
-use crate::calibration as cal;
+use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 
 /// Parameters.
@@ -24,8 +24,8 @@ pub struct SimpleRead {
 }
 
 /// The job.
-pub fn simpleread(name: &str, fs: FileSystem, device: usize, place: Place, p: &SimpleRead) -> Job {
-    let costs = fs.costs();
+pub fn simpleread(c: &Constants, name: &str, fs: FileSystem, device: usize, place: Place, p: &SimpleRead) -> Job {
+    let costs = fs.costs(c);
     let calls = (p.file_size / p.read_size).ceil() * p.passes;
     let op = Operation {
         cpu_s: costs.reading(p.read_size, p.read_size),
@@ -48,6 +48,6 @@ pub fn simpleread(name: &str, fs: FileSystem, device: usize, place: Place, p: &S
         }],
         process_bytes: p.process_size.max(1e6),
         processes: false,
-        start_s: cal::PROCESS_START_S + cal::FILL_S * p.process_size,
+        start_s: c.process_start_s + c.fill_s * p.process_size,
     }
 }

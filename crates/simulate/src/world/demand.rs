@@ -6,7 +6,6 @@ use smallvec::SmallVec;
 
 use super::flows::{Flow, Flows};
 use super::{Copied, World, total};
-use crate::calibration as cal;
 use crate::filesystem::{FileSystem, Layout};
 use crate::machine::Memory;
 use crate::solve::{Class, Serial, System, Visit};
@@ -121,6 +120,7 @@ impl World {
         system.cpus.clear();
         system.cpus.extend(self.machine.nodes().iter().map(|node| node.cpus));
         system.stations = 2 * n + self.jobs.len();
+        system.slicing = self.machine.constants().time_slicing;
 
         let crowds = self.crowds();
         let roles: Vec<usize> =
@@ -206,7 +206,7 @@ impl World {
         let running: SmallVec<[f64; 8]> = (0..system.cpus.len())
             .map(|n| system.classes.iter().filter(|c| c.node == n).map(|c| c.count).sum())
             .collect();
-        for (station, node) in self.machine.nodes().iter().enumerate().filter(|(_, node)| node.memory.gathers) {
+        for (station, node) in self.machine.nodes().iter().enumerate().filter(|(_, node)| node.memory.crowding > 0.0) {
             let (mut threads, mut demand, mut writes, mut there, mut cycle) = (0.0, 0.0, 0.0, 0.0, 0.0);
             let at = |v: &Visit| v.station as usize == station;
             for class in &system.classes {
@@ -266,7 +266,7 @@ impl World {
         visits: &mut Vec<Visit>,
         network: &mut Network,
     ) -> Class {
-        let n = self.machine.nodes().len();
+        let (n, c) = (self.machine.nodes().len(), self.machine.constants());
         let thread = &self.threads[t];
         let job = &self.jobs[thread.job];
         let op = &job.roles[thread.role].op;
@@ -276,7 +276,7 @@ impl World {
         let beside = if all > 1.0 { (crowd[at] - 1.0) / (all - 1.0) } else { 0.0 };
         // Jobs that leave data in a node's last-level cache for others share it by their threads.
         let share = if crowds.caching[at] > 0.0 { crowd[at] / crowds.caching[at] } else { 0.0 };
-        let hits = cal::CACHE_SHARED * beside * share;
+        let hits = c.cache_shared * beside * share;
 
         b.clear();
         let mut remote = 0.0;
@@ -308,12 +308,12 @@ impl World {
         // The lock's line, and what it protects, come from the CPU of the last holder.
         let serial_s = if op.serial_s > 0.0 {
             let crossing: f64 = (0..n).map(|m| crowd[m] * self.machine.hops(at, m)).sum::<f64>() / (all - 1.0).max(1.0);
-            op.serial_s * (1.0 + (cal::CROSS_LOCK - 1.0) * crossing)
+            op.serial_s * (1.0 + (c.cross_lock - 1.0) * crossing)
         } else {
             0.0
         };
         let own = self.own_memory(thread.pid, at);
-        b.on_s += op.cpu_s * (1.0 + cal::OWN_MEMORY * (cal::DRAM_REMOTE_LATENCY - 1.0) * own) + serial_s - op.serial_s;
+        b.on_s += op.cpu_s * (1.0 + c.own_memory * (c.dram_remote_latency - 1.0) * own) + serial_s - op.serial_s;
         let serial = (op.serial_s > 0.0).then(|| Serial {
             lock: (2 * n + thread.job) as u32,
             hold_s: serial_s + if op.serial_media { b.media_s } else { 0.0 },
@@ -325,11 +325,11 @@ impl World {
     }
 
     fn read(&self, b: &mut Builder, at: usize, node: usize, bytes: f64, fs: FileSystem) {
-        let hops = self.machine.hops(at, node);
+        let (hops, c) = (self.machine.hops(at, node), self.machine.constants());
         let (memory, reach) = (&self.machine.nodes()[node].memory, self.machine.reach(at, node));
         let media_s = bytes
             * match fs {
-                FileSystem::Mapped => cal::MAPPED_READ_S * (1.0 + (cal::MAPPED_REMOTE_READ - 1.0) * hops),
+                FileSystem::Mapped => c.mapped_read_s * (1.0 + (c.mapped_remote_read - 1.0) * hops),
                 _ => reach.read_s,
             };
         b.media(node, memory, reach.load, (bytes / memory.read_bw, media_s), 0.0);
@@ -398,7 +398,7 @@ impl World {
         self.write(b, at, copy.to, CHUNK);
         let alone = match copy.what {
             Copied::File(_) => from.copy_s.max(to.copy_s),
-            Copied::Process(_) => cal::DRAM_COPY_S,
+            Copied::Process(_) => self.machine.constants().dram_copy_s,
         };
         let on_s = (CHUNK * alone).max(b.media_s);
         let first = visits.len();

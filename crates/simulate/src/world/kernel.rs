@@ -92,7 +92,7 @@ impl World {
         }
         for (thread, to) in pulls {
             self.threads[thread].node = to;
-            self.threads[thread].debt_s += crate::calibration::MOVE_STALL_S;
+            self.threads[thread].debt_s += self.machine.constants().move_stall_s;
             self.changed = true;
         }
     }

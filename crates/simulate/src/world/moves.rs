@@ -5,7 +5,6 @@ use placement::Move;
 use topology::{CpuSet, NodeId};
 
 use super::{Copied, Copy, World, total};
-use crate::calibration as cal;
 
 impl World {
     pub fn prepare(&self, mv: &Move) -> Result<Undo, PlaneError> {
@@ -140,12 +139,12 @@ impl World {
     }
 
     fn seat_thread(&mut self, thread: usize, to: usize) {
-        let mask = self.machine.cpus_of(to).clone();
+        let (mask, stall_s) = (self.machine.cpus_of(to).clone(), self.machine.constants().move_stall_s);
         let thread = &mut self.threads[thread];
         thread.mask = Some(mask);
         if thread.node != to {
             thread.node = to;
-            thread.debt_s += cal::MOVE_STALL_S;
+            thread.debt_s += stall_s;
         }
     }
 
