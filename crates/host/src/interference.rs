@@ -56,7 +56,7 @@ pub fn detect(proc_root: &Path, sys_root: &Path) -> Vec<Interference> {
     let (found, finds) = mpsc::sync_channel(1);
     let (proc_root, sys_root) = (proc_root.to_owned(), sys_root.to_owned());
     let search = std::thread::Builder::new().spawn(move || {
-        // Nobody listens any more: the search took too long.
+        // An error means that the search took too long and the receiver is gone.
         let _ = found.send(search(&proc_root, &sys_root));
     });
     let result = match search {
@@ -100,7 +100,7 @@ struct Process {
     first_mounts: bool,
 }
 
-/// The processes that count, by rising id.
+/// The processes of interest that can be trusted, by rising id.
 fn processes(proc_root: &Path) -> Vec<Process> {
     let first_mounts = fs::read_link(proc_root.join("1/ns/mnt")).ok();
     let mut found: Vec<Process> = fs::read_dir(proc_root)
@@ -115,7 +115,7 @@ fn processes(proc_root: &Path) -> Vec<Process> {
             if !is_of_interest(&name) || !is_first_root(&text(&dir, "status")?) {
                 return None;
             }
-            // Only root may compare: without that the process counts, but its files stay closed.
+            // Without the right to compare, believe the process, but do not open its files.
             let mounts = rustix::fs::readlinkat(&dir, "ns/mnt", Vec::new()).ok();
             let same = first_mounts.as_ref().zip(mounts).map(|(first, own)| {
                 use std::os::unix::ffi::OsStrExt;
@@ -132,8 +132,8 @@ fn is_of_interest(name: &str) -> bool {
     matches!(name, "numad" | "kubelet") || name.starts_with("nri-resource-po")
 }
 
-/// Whether `/proc/<pid>/status` tells of a process that has root's ids only and no id of its own in a PID namespace further in.
-/// (Who owns the directory says nothing: root does if the process may not be dumped.)
+/// Whether `/proc/<pid>/status` describes a process with root's ids only, in the PID namespace of procfs. The owner of the
+/// directory proves nothing: root owns those of all processes that may not be dumped.
 fn is_first_root(status: &str) -> bool {
     let words = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -142,8 +142,7 @@ fn is_first_root(status: &str) -> bool {
     words("Uid:") == ["0"; 4] && words("NSpid:").len() == 1
 }
 
-/// The text of a regular file without the white space around it. `None` where it cannot be read at once, is a link, or is too
-/// large.
+/// The trimmed text of a regular file. `None` if the file is of another kind, cannot be read at once, or is too large.
 fn text(dir: &OwnedFd, path: &str) -> Option<String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, path, flags, Mode::empty()).ok()?;
@@ -155,7 +154,7 @@ fn text(dir: &OwnedFd, path: &str) -> Option<String> {
     (text.len() as u64 <= FILE_BYTES).then(|| text.trim().to_owned())
 }
 
-/// The text of a file of the kernel's without the white space around it.
+/// The trimmed text of one of the kernel's own files.
 fn kernel_text(file: &Path) -> Option<String> {
     Some(fs::read_to_string(file).ok()?.trim().to_owned())
 }
@@ -217,7 +216,7 @@ fn nri(process: &Process) -> Interference {
     )
 }
 
-/// The kubelet, unless its CPU manager is known to leave CPUs alone.
+/// Reports the kubelet, unless its CPU manager leaves CPUs alone.
 fn kubelet(process: &Process) -> Option<Interference> {
     let policy = cpu_manager_policy(process);
     if policy.as_deref() == Some("none") {
@@ -233,12 +232,12 @@ fn kubelet(process: &Process) -> Option<Interference> {
     ))
 }
 
-/// The policy in force: the state file says what the running kubelet does; before it exists, its flag or configuration.
+/// The policy in force: from the state file of the running kubelet or, before that exists, from its flag or configuration.
 fn cpu_manager_policy(kubelet: &Process) -> Option<String> {
     if !kubelet.first_mounts {
         return None;
     }
-    // The kubelet's files are where *it* sees them: through its root directory.
+    // Paths are the kubelet's own, so they start at its root directory.
     let inside = |path: &str| text(&kubelet.dir, &format!("root/{}", path.trim_start_matches('/')));
     let command = text(&kubelet.dir, "cmdline").unwrap_or_default();
     let words: Vec<_> = command.split('\0').collect();
@@ -254,7 +253,7 @@ fn cpu_manager_policy(kubelet: &Process) -> Option<String> {
         .and_then(|state| Some(state.get("policyName")?.as_str()?.to_owned()));
     let configured = || {
         let config = inside(&flag("--config")?)?;
-        // One scalar of a flat YAML document, for which a line will do.
+        // A scalar at the top level of a YAML document: one line is enough.
         let value = config.lines().find_map(|line| line.strip_prefix("cpuManagerPolicy:"))?;
         let value = value.split('#').next()?.trim().trim_matches(['"', '\'']);
         Some(value.to_owned())
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_machine_has_none() {
+    fn a_quiet_machine_has_no_interference() {
         let quiet = [("1/comm", "systemd\n"), ("9/comm", "numactl\n"), ("sys/kernel/numa_balancing", "0\n")];
         assert_eq!(in_proc(&quiet), []);
         assert_eq!(in_proc(&[]), []);
@@ -306,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn numad_is_a_process() {
+    fn numad_is_found_by_name() {
         assert_eq!(in_proc(&[("812/comm", "numad\n"), ("self/comm", "numad\n")]), one("numad", "process 812"));
     }
 
@@ -326,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_hang_or_fill_the_memory_is_not_read() {
+    fn pipes_links_and_large_files_are_not_read() {
         let command = ("700/cmdline", "kubelet\0--config=/config\0");
         let unknown = one("kubelet", "process 700, CPU manager policy unknown");
         let found = |replace: &dyn Fn(&Path)| {
@@ -378,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kubelets_policy_is_what_its_state_says() {
+    fn the_kubelets_policy_is_read_from_its_state_file() {
         let comm = ("700/comm", "kubelet\n");
         let state = "700/root/var/lib/kubelet/cpu_manager_state";
         let said = |policy: &str| one("kubelet", &format!("process 700, CPU manager policy {policy}"));
@@ -398,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kubelets_policy_may_be_a_flag_or_configured() {
+    fn the_kubelets_policy_is_read_from_its_flag_or_configuration() {
         let comm = ("700/comm", "kubelet\n");
         let said = |policy: &str| one("kubelet", &format!("process 700, CPU manager policy {policy}"));
         assert_eq!(in_proc(&[comm, ("700/cmdline", "kubelet\0--cpu-manager-policy\0static\0")]), said("static"));
@@ -414,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn an_nri_resource_policy_is_a_process() {
+    fn an_nri_resource_policy_is_found_by_name() {
         let found = in_proc(&[("55/comm", "nri-resource-po\n")]);
         assert_eq!(found, one("NRI resource policy", "process 55 (nri-resource-po)"));
     }

@@ -1,4 +1,4 @@
-//! The Linux plane: what runs where, which node its file bytes come from, and how to move it.
+//! The Linux plane: observes which node each thread's file bytes come from, and moves threads.
 
 pub mod act;
 pub mod interference;

@@ -1,21 +1,21 @@
-//! Memory of a daemon that uses much of it once a window.
+//! Returns freed memory to the kernel.
 //!
-//! **Problem.** A window with 10,000 threads takes some MB for a moment. The C library keeps what is freed, ever more as it learns
-//! from large buffers what to keep.
+//! **Problem.** A window with 10,000 threads needs some MB for a moment. The C library keeps freed memory, and raises its
+//! threshold each time a large buffer is freed.
 //!
-//! **Approach.** It is told to give the top of its heap, and large buffers, back at once: 21 MB resident instead of 30 at 10,000
-//! threads, for CPU time that is lost in the noise.
+//! **Approach.** Fix the threshold, so that the library returns the top of its heap and large buffers at once. With 10,000
+//! threads this leaves 21 MB resident instead of 30; the CPU time is too small to measure.
 //!
-//! **Limits.** GNU's C library only; others do as they like.
+//! **Limits.** GNU's C library only.
 
-/// Freed memory beyond this many bytes goes back to the kernel.
+/// The library returns freed memory beyond this many bytes.
 #[cfg(target_env = "gnu")]
 const KEEP_BYTES: libc::c_int = 128 * 1024;
 
 /// From now on, freed memory goes back to the kernel.
 pub fn give_back_freed() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: sets a number of the allocator's; it is allowed at any time, from any thread.
+    // SAFETY: mallopt sets one number in the allocator; any thread may call it at any time.
     unsafe {
         libc::mallopt(libc::M_TRIM_THRESHOLD, KEEP_BYTES);
     }

@@ -1,13 +1,14 @@
-//! The host as a plane: what the observer saw, joined with what may be moved.
+//! The host as a plane: joins observations with the rules about moving threads.
 //!
-//! **Problem.** The observer knows who reads what; the mover knows whose affinity is whose. A policy wants one picture, and
-//! the engine one thing to drive, also where nothing can be observed (`restore` on a machine without BPF).
+//! **Problem.** The observer knows which thread reads which data; the mover knows which affinities are ours. A policy needs
+//! one picture. The engine needs one object to drive, even where observing is impossible (`restore` on a machine without
+//! BPF).
 //!
-//! **Approach.** [`HostPlane`] asks an [`Observe`] for a window and completes each thread: the nodes it may run on, and why
-//! it must not be moved. A thread that we have moved is shown with the nodes it could run on before. Moves, undoing and
-//! descendants go to [`act`](crate::act).
+//! **Approach.** [`HostPlane`] gets a window from an [`Observe`] and adds to each thread the nodes it may run on and the
+//! reason it must not be moved, if any. A thread that we moved is shown with the nodes it could use before. [`act`](crate::act)
+//! makes and undoes moves and finds descendants.
 //!
-//! **Limits.** What is said here about control groups may be a few windows old; a move is prepared on what is read then.
+//! **Limits.** Facts about control groups in a snapshot may be a few windows old; preparing a move reads them again.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -24,17 +25,17 @@ use crate::act::mover::{Key, NS_PER_TICK, Rules, key_of, own_affinity};
 use crate::act::{Mover, affinity, kin};
 use crate::observe::{self, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
 
-/// Longest windows, in times of what is asked for: ending a run waits for the window to end.
+/// How far windows may be stretched. A run ends only when its window does.
 const STRETCH_MAX: u32 = 4;
 
-/// How to observe and what may be moved.
+/// Settings of the host plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How to observe; its procfs is used for acting too.
+    /// Settings of the observer. Acting uses the same procfs.
     pub observe: observe::Settings,
     /// The sysfs mount.
     pub sys_root: PathBuf,
-    /// Also move threads that have an affinity of their own. Default false.
+    /// Also move threads with an affinity of their own. Default false.
     pub touch_own_affinity: bool,
 }
 
@@ -44,29 +45,29 @@ impl Default for Settings {
     }
 }
 
-/// Why the host cannot be driven.
+/// Why the plane cannot work.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// Nothing can be observed.
+    /// Observing is impossible.
     #[error(transparent)]
     Observe(#[from] ObserveError),
     /// procfs or sysfs cannot be read.
     #[error("cannot act on threads: {0}")]
     Act(#[from] std::io::Error),
     /// The plane was opened without an observer.
-    #[error("this plane was opened to put things back only: it cannot observe")]
+    #[error("this plane was opened for restoring only: it cannot observe")]
     ActOnly,
 }
 
-/// What a plane needs of an observer: [`Observer`], or a scripted one in tests.
+/// The interface between the plane and its observer: [`Observer`], or a script in tests.
 pub trait Observe {
-    /// Waits for the window and tells what it showed.
+    /// Blocks for one window and returns the observations.
     fn window(&mut self, length: Duration) -> Result<Observed, ObserveError>;
-    /// Watches the thread that started then, which is about to be moved, and its descendants from now on.
+    /// Starts to watch a thread that is about to be moved, and its future descendants.
     fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError>;
-    /// The affinity of this thread is not ours any more.
+    /// Records that the affinity of this thread is no longer ours.
     fn release(&mut self, tid: u32) -> Result<(), ObserveError>;
-    /// Watched threads and their descendants, as far as they live.
+    /// Lists the living watched threads and their living descendants.
     fn kin(&mut self) -> Result<Vec<Kin>, ObserveError>;
 }
 
@@ -97,17 +98,17 @@ pub struct HostPlane {
     settings: Settings,
     own_pid: u32,
     cost: Option<Cost>,
-    /// How many times as long as asked for windows are, to cost less.
+    /// Factor by which windows are longer than requested, to cost less.
     stretch: u32,
-    /// Threads whose births could not be watched, with the window's notes.
+    /// A note about moved threads whose births could not be watched, for the next window.
     unwatched: Option<String>,
-    /// Something that was moved has been put back since the last window: we are on the way out, or cleaning up at a start.
+    /// A move was undone since the last window: the engine is finishing, or recovering from a crash.
     finishing: bool,
-    /// Threads were moved since their affinities were last looked at.
+    /// Threads were moved since the last look at the watched threads.
     moves_made: bool,
-    /// Watched threads and descendants whose affinity is their own, as of the last look.
+    /// Watched threads and descendants with an affinity of their own, as of the last look.
     own: FxHashSet<Key>,
-    /// Descendants that have been put back since the last window.
+    /// Descendants restored since the last window.
     put_back: FxHashSet<Key>,
     epoch: Option<String>,
 }
@@ -119,12 +120,12 @@ impl HostPlane {
         Self::with_observer(settings, topology, Some(Box::new(observer)))
     }
 
-    /// Opens the host for putting things back: needs nothing but procfs and sysfs.
+    /// Opens the host for restoring only. Needs no more than procfs and sysfs.
     pub fn open_act_only(settings: Settings, topology: Topology) -> Result<Self, HostError> {
         Self::with_observer(settings, topology, None)
     }
 
-    /// Opens the host with an observer of the caller's.
+    /// Opens the host with the given observer.
     pub fn with_observer(
         settings: Settings,
         topology: Topology,
@@ -151,7 +152,7 @@ impl HostPlane {
         })
     }
 
-    /// Looks which watched threads and descendants there are, and which of them have an affinity of their own.
+    /// Lists watched threads and descendants, and notes which of them have an affinity of their own.
     fn look(&mut self) -> Result<Vec<Kin>, ObserveError> {
         let Some(observer) = &mut self.observer else { return Ok(Vec::new()) };
         let kin = observer.kin()?;
@@ -163,18 +164,18 @@ impl HostPlane {
         Ok(kin)
     }
 
-    /// The affinity of this thread is not ours any more, nor will be that of threads born of it.
+    /// Records that the affinity of this thread, and of its future children, is not ours.
     fn release(&mut self, (tid, _): Key) {
         if let Some(Err(error)) = self.observer.as_mut().map(|observer| observer.release(tid)) {
             tracing::warn!(tid, %error, "still watched");
         }
     }
 
-    /// One thread as policies see it: completed by the nodes it may run on, and why it must not be moved.
+    /// Completes a thread for the policies: the nodes it may run on, and the reason it must not be moved.
     fn complete(&mut self, seen: ObservedThread) -> Thread {
         let ObservedThread { mut thread, mask, asked, kernel_thread, .. } = seen;
         let online = self.mover.defaults().online();
-        // The task's own mask may contain CPUs that are offline; what the kernel shows does not.
+        // The task's own mask may contain offline CPUs; sched_getaffinity leaves them out.
         let mask = if mask.is_subset(online) {
             mask
         } else {
@@ -187,7 +188,7 @@ impl HostPlane {
         } else if thread.pid == self.own_pid {
             (None, Some("is homenode itself".to_owned()))
         } else if mask == *online {
-            // Whatever its cpuset is, it allows all of this.
+            // It may use every CPU, so its cpuset allows every CPU.
             (None, None)
         } else {
             let key: Key = (thread.tid, thread.start_ns.unwrap_or(0) / NS_PER_TICK);
@@ -196,7 +197,7 @@ impl HostPlane {
             }
             self.judge(key, &mask, asked)
         };
-        // The observer has found the nodes of most masks once for all threads that have them.
+        // For most masks the observer has already filled in the nodes.
         if let Some(allowed) = allowed {
             thread.allowed_nodes = nodes_of(&self.topology, &allowed);
         }
@@ -204,11 +205,12 @@ impl HostPlane {
         thread
     }
 
-    /// The CPUs that a thread with a mask of less than all may be moved within, if not the mask, and why it must not be.
+    /// For a thread whose mask lacks some CPUs: the CPUs it may be moved within, if they differ from the mask, and the reason it
+    /// must not be moved.
     fn judge(&mut self, key: Key, mask: &CpuSet, asked: Option<bool>) -> (Option<CpuSet>, Option<String>) {
         let default = match self.mover.defaults().remembered(key) {
             Ok(default) => default,
-            Err(why) => return (None, Some(format!("its cpuset is not known: {why}"))),
+            Err(why) => return (None, Some(format!("its cpuset is unknown: {why}"))),
         };
         match self.mover.moved(key) {
             Some(moved) if moved.holds(mask, &default) => match moved.unbound {
@@ -216,7 +218,7 @@ impl HostPlane {
                 false => (Some(moved.before.clone()), None),
             },
             _ if *mask == default || self.mover.rules().touch_own_affinity => (Some(default), None),
-            // Less than its default, but the machine gave it that: the kernel was started with `isolcpus`, say.
+            // Narrower than its cpuset, but nobody asked for that: the kernel was booted with `isolcpus`, for example.
             _ if asked == Some(false) => (None, None),
             _ => (None, Some(own_affinity(mask))),
         }
@@ -247,7 +249,7 @@ fn key_of_kin(kin: &Kin) -> Key {
     (kin.tid, kin.start_ns / NS_PER_TICK)
 }
 
-/// Names this boot; `None` on a machine that has no name for it.
+/// The id of this boot; `None` where the kernel has none.
 fn boot_id(proc_root: &Path) -> std::io::Result<Option<String>> {
     match std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id")) {
         Ok(id) => Ok(Some(id.trim().to_owned())),
@@ -256,7 +258,7 @@ fn boot_id(proc_root: &Path) -> std::io::Result<Option<String>> {
     }
 }
 
-/// Nodes that have a CPU in the set.
+/// Nodes with a CPU in the set.
 fn nodes_of(topology: &Topology, cpus: &CpuSet) -> Vec<NodeId> {
     topology.nodes.iter().filter(|n| n.cpus.iter().any(|cpu| cpus.contains(cpu))).map(|n| n.id).collect()
 }
@@ -268,9 +270,11 @@ impl Plane for HostPlane {
 
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
         let broken = |e: HostError| PlaneError::Broken(Box::new(e));
-        if self.moves_made {
-            // From here on it shows if the threads just moved get another affinity.
-            self.look().map_err(|e| broken(e.into()))?;
+        // From here on, any change to the affinity of the threads just moved is visible.
+        if self.moves_made
+            && let Err(error) = self.look()
+        {
+            tracing::warn!(%error, "affinities that equal ours may be treated as ours");
         }
         let Some(observer) = &mut self.observer else { return Err(broken(HostError::ActOnly)) };
         let mut seen = observer.window(window * self.stretch).map_err(|e| broken(e.into()))?;
@@ -304,13 +308,13 @@ impl Plane for HostPlane {
 
     fn apply(&mut self, _: &Move, undo: &Undo) -> Result<(), PlaneError> {
         let key = key_of(undo);
-        // Before the move: a child that is born right after it inherits our value.
+        // Before the move, because a child born right after it inherits our value.
         if let Some(((tid, start), observer)) = key.zip(self.observer.as_mut())
             && let Err(error) = observer.watch(tid, start.saturating_mul(NS_PER_TICK))
         {
-            tracing::warn!(tid, %error, "births are not watched");
+            tracing::warn!(tid, %error, "its children are not watched");
             self.unwatched = Some(format!(
-                "births of moved threads are not watched ({error}): what they inherit is put back at the end"
+                "children of moved threads are not watched ({error}): their affinity is restored at the end"
             ));
         }
         self.moves_made = true;
@@ -325,12 +329,12 @@ impl Plane for HostPlane {
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        // Records of moves name the family; those of descendants do not.
+        // Only records of moves name a family; records of descendants do not.
         let of_move = matches!(undo, Undo::Thread { family: Some(_), .. });
         if of_move && !self.finishing {
             self.finishing = true;
             if let Err(error) = self.look() {
-                tracing::warn!(%error, "affinities that equal ours are taken for ours");
+                tracing::warn!(%error, "every affinity that equals ours is treated as ours");
             }
         }
         let Some(key) = key_of(undo) else { return self.mover.undo(undo) };
@@ -346,8 +350,8 @@ impl Plane for HostPlane {
         Ok(undone)
     }
 
-    /// With an observer, who was born of moved threads is known from their births; while everything is put back, and
-    /// without one, procfs is searched as well.
+    /// The observer reports the descendants of moved threads. While everything is being restored, and without an observer,
+    /// procfs is searched as well.
     fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Undo>, PlaneError> {
         let mut trouble: Option<String> = None;
         let mut heirs = match self.look() {
@@ -378,7 +382,7 @@ impl Plane for HostPlane {
         let (Some(key), Undo::Thread { ours, .. }) = (key_of(undo), undo) else { return false };
         let over = if self.mover.threads().ended(key.0, key.1) {
             match kin::became_first(self.mover.threads(), undo) {
-                // It lives on under another id. Until that one is put back the record is what a crash would leave.
+                // It continues under another id. The record must stay until that thread is restored, in case of a crash.
                 Ok(Some(first)) => key_of(&first).is_none_or(|first| self.own.contains(&first)),
                 Ok(None) => true,
                 Err(_) => false,
@@ -400,14 +404,14 @@ impl Plane for HostPlane {
         self.cost
     }
 
-    /// Counting adapts to the load by itself; what costs us is each window's pass over all threads and their entries. So
-    /// there are fewer, longer windows.
+    /// Sampling adapts to the load by itself; the remaining cost is each window's pass over all threads and entries. So this
+    /// makes windows longer.
     fn shed(&mut self) -> Option<String> {
         if self.stretch >= STRETCH_MAX {
             return None;
         }
         self.stretch *= 2;
-        Some(format!("windows are {} times as long from now on", self.stretch))
+        Some(format!("windows are now {} times as long as set", self.stretch))
     }
 
     fn relax(&mut self) -> Option<String> {
@@ -416,8 +420,8 @@ impl Plane for HostPlane {
         }
         self.stretch /= 2;
         Some(match self.stretch {
-            1 => "windows are as long as set again".to_owned(),
-            n => format!("windows are {n} times as long from now on"),
+            1 => "windows have their set length again".to_owned(),
+            n => format!("windows are now {n} times as long as set"),
         })
     }
 }

@@ -131,6 +131,12 @@ fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {
             false,
             "tracepoints are used instead; fexit needs CONFIG_FUNCTION_TRACER and a hypervisor or policy that permits it",
         ),
+        fact(
+            "affinities that programs set themselves",
+            &facts.asked_affinity,
+            false,
+            "use Linux 6.2 or later; until then an affinity that equals homenode's is treated as homenode's",
+        ),
     ];
     // A blocked configuration whose cause is none of the above: no hook on the read path.
     if let Some((what, cause)) = &chosen.blocked

@@ -1,7 +1,7 @@
-//! A thread's affinity, read and set.
+//! Reads and sets a thread's affinity.
 //!
-//! libc's `cpu_set_t` (and every wrapper around it) ends at 1,024 CPUs, and the kernel answers EINVAL to a buffer that is
-//! smaller than its own mask. So the raw system calls are used, with a buffer that grows until the kernel is content.
+//! libc's `cpu_set_t`, and every wrapper around it, ends at 1,024 CPUs, and the kernel answers EINVAL to a buffer smaller
+//! than its own mask. So this module makes the raw system calls, with a buffer that grows until the kernel accepts it.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use topology::CpuSet;
 
 const BITS: usize = u64::BITS as usize;
-/// Largest mask that is tried, in words: 65,536 CPUs, eight times the kernel's own limit.
+/// Largest mask to try, in words: 65,536 CPUs, eight times the kernel's own limit.
 const MAX_WORDS: usize = 1024;
 
-/// Size in words that the kernel was content with last; it never changes while the machine runs.
+/// The size in words that the kernel last accepted. It never changes while the machine runs.
 static WORDS: AtomicUsize = AtomicUsize::new(16);
 
-/// The CPUs a thread may run on, as the kernel shows them: those that are online. ESRCH: there is no such thread.
+/// The online CPUs that a thread may run on. ESRCH: there is no such thread.
 pub fn get(tid: u32) -> io::Result<CpuSet> {
     let mut words = WORDS.load(Ordering::Relaxed);
     loop {
         let mut mask = vec![0u64; words];
-        // SAFETY: the kernel writes at most the given number of bytes into the buffer, which is as large and lives on.
+        // SAFETY: the kernel writes at most the given number of bytes, the size of the buffer, which outlives the call.
         let bytes =
             unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask[..]), mask.as_mut_ptr()) };
         if bytes >= 0 {
@@ -37,23 +37,23 @@ pub fn get(tid: u32) -> io::Result<CpuSet> {
     }
 }
 
-/// Sets the CPUs a thread may run on. The kernel leaves out what its cpuset does not contain. EINVAL: nothing would be
-/// left; EPERM: it belongs to somebody else; ESRCH: there is no such thread.
+/// Sets the CPUs that a thread may run on. The kernel drops CPUs outside of its cpuset. EINVAL: none would be left; EPERM:
+/// the thread belongs to another user; ESRCH: there is no such thread.
 pub fn set(tid: u32, cpus: &CpuSet) -> io::Result<()> {
     let last = cpus.iter().last().unwrap_or(0) as usize;
-    // Zero-extended by the kernel where it is shorter than the kernel's own mask.
+    // The kernel extends a mask shorter than its own with zeros.
     let mut mask = vec![0u64; last / BITS + 1];
     for cpu in cpus.iter() {
         mask[cpu as usize / BITS] |= 1 << (cpu as usize % BITS);
     }
-    // SAFETY: the kernel reads the given number of bytes from the buffer, which is as large and lives on.
+    // SAFETY: the kernel reads the given number of bytes, the size of the buffer, which outlives the call.
     match unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, size_of_val(&mask[..]), mask.as_ptr()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Positions of the bits that are set.
+/// Positions of the set bits.
 fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = bits.trailing_zeros() as usize;
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_read_back_and_cpus_that_are_not_there_are_no_error() {
+    fn an_affinity_reads_back_and_absent_cpus_are_ignored() {
         std::thread::spawn(|| {
             let all = get(own_tid()).unwrap();
             let first: CpuSet = all.iter().take(1).collect();

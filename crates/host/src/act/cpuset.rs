@@ -1,13 +1,13 @@
-//! Which CPUs a thread may use by default: those of its cpuset.
+//! The CPUs of a thread's cpuset, which it may use by default.
 //!
-//! **Problem.** An affinity is "of its own" when it differs from what the thread would have if nobody had set one: the CPUs
-//! of its cpuset. Where that is written depends on the control group version, on mounts, and on what we can see.
+//! **Problem.** A thread has "an affinity of its own" if its mask differs from the default, the CPUs of its cpuset. The place
+//! of that list depends on the control group version, the mounts, and the groups visible to us.
 //!
-//! **Approach.** `/proc/<tid>/cgroup` names the group, `/proc/self/mountinfo` where groups are shown. Version 1:
+//! **Approach.** `/proc/<tid>/cgroup` names the group; `/proc/self/mountinfo` says where groups are mounted. Version 1:
 //! `cpuset.effective_cpus` of the group. Version 2: `cpuset.cpus.effective` of the nearest group upwards that has it (the
 //! controller need not be on further down). A machine without cpusets gives every CPU.
 //!
-//! **Limits.** A group outside of what is mounted for us (we run in a container, the thread does not) is not guessed at:
+//! **Limits.** For a group outside of our mounts (homenode runs in a container, the thread does not) the CPUs are unknown:
 //! [`Group::Hidden`].
 
 use std::io::{BufReader, ErrorKind};
@@ -17,7 +17,7 @@ use procfs::FromBufRead;
 use procfs::process::MountInfos;
 use topology::CpuSet;
 
-/// Where a thread's cpuset is.
+/// The place of a thread's cpuset.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
     /// This machine has no cpusets.
@@ -26,14 +26,14 @@ pub enum Group {
     V1(PathBuf),
     /// A directory of the version-2 hierarchy.
     V2(PathBuf),
-    /// A group that is not shown to us, by the name the kernel gives it.
+    /// A group hidden from us, with its name in the kernel.
     Hidden(String),
 }
 
-/// A hierarchy of groups as mounted here.
+/// A mounted hierarchy of groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mount {
-    /// The group that is at the mount point.
+    /// The group at the mount point.
     root: String,
     point: PathBuf,
 }
@@ -46,7 +46,7 @@ pub struct Cpusets {
 }
 
 impl Cpusets {
-    /// Looks where control groups are mounted.
+    /// Finds the mounts of control groups.
     pub fn new(proc_root: &Path) -> std::io::Result<Self> {
         let path = proc_root.join("self/mountinfo");
         let file = std::fs::File::open(&path).map_err(|e| named(&path, &e))?;
@@ -85,13 +85,13 @@ impl Cpusets {
         }
         match (v2_path, &self.v2) {
             (Some(path), Some(mount)) => mount.dir(path).map_or_else(|| Group::Hidden(path.to_owned()), Group::V2),
-            // Groups exist but are not mounted: whoever is in the root group has no limits, of others we know nothing.
+            // Groups exist but are not mounted. The root group has no limits; those of other groups are unknown.
             (Some(path), None) if path != "/" => Group::Hidden(path.to_owned()),
             _ => Group::None,
         }
     }
 
-    /// The CPUs of a cpuset; `None` where it does not limit them. A group that has vanished or cannot be read is an error.
+    /// The CPUs of a cpuset; `None` if it does not limit them. A group that has vanished or cannot be read is an error.
     pub fn cpus(&self, group: &Group) -> std::io::Result<Option<CpuSet>> {
         match group {
             Group::None => Ok(None),
@@ -112,7 +112,7 @@ impl Cpusets {
                 Ok(None)
             }
             Group::Hidden(name) => {
-                let why = format!("its control group {name} is outside of what is visible here");
+                let why = format!("its control group {name} is outside of the groups visible here");
                 Err(std::io::Error::new(ErrorKind::NotFound, why))
             }
         }
@@ -120,7 +120,7 @@ impl Cpusets {
 }
 
 impl Mount {
-    /// Where a group is shown; `None` when it is not under the mount.
+    /// The directory of a group; `None` if it is not below the mount.
     fn dir(&self, path: &str) -> Option<PathBuf> {
         let below = Path::new(path).strip_prefix(&self.root).ok()?;
         let inside = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
@@ -128,9 +128,9 @@ impl Mount {
     }
 }
 
-/// The name by which descendants share a group with their ancestors; empty for the root group, which says nothing.
+/// The name of the group that descendants share with their ancestors; empty for the root group, which proves nothing.
 pub fn family_name(cgroups: &str) -> String {
-    // The version-2 group, or systemd's own on a machine without: what a service or a login session is kept together by.
+    // The version-2 group or, on a machine without, systemd's own: it holds a service or a login session together.
     let path_of = |want: &str| {
         cgroups.lines().find_map(|line| {
             let (_, rest) = line.split_once(':')?;
@@ -141,7 +141,7 @@ pub fn family_name(cgroups: &str) -> String {
     path.filter(|p| *p != "/").unwrap_or_default().to_owned()
 }
 
-/// A list of CPUs from a file; `None` where it is missing or empty.
+/// A list of CPUs from a file; `None` if it is missing or empty.
 fn read(path: &Path) -> std::io::Result<Option<CpuSet>> {
     match std::fs::read_to_string(path) {
         Ok(text) => {
@@ -155,7 +155,7 @@ fn read(path: &Path) -> std::io::Result<Option<CpuSet>> {
     }
 }
 
-/// The same error, with the file in its text.
+/// The same error with the file name added.
 fn named(path: &Path, error: &std::io::Error) -> std::io::Error {
     std::io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_are_not_shown_are_not_guessed_at() {
+    fn the_cpus_of_hidden_groups_are_unknown() {
         let mounts = "30 23 0:28 /docker/1 {}/cg rw - cgroup2 cgroup2 rw\n";
         let files = [("cg/cpuset.cpus.effective", "0-3"), ("cg/in/cpuset.cpus.effective", "0-1")];
         let (_dir, cpusets) = machine(mounts, &files);

@@ -1,4 +1,4 @@
-//! What a thread's affinity would be if nobody had set one.
+//! The default affinity of a thread: the one it has if nobody sets one.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,10 @@ use super::cpuset::{Cpusets, Group};
 use super::mover::Key;
 use super::threads::Threads;
 
-/// For how many windows a thread is taken to be in the same control group. What is decided by it is checked anew before
-/// a move is made.
+/// For how many windows a thread's control group is remembered. Preparing a move reads it again.
 const REMEMBERED: u64 = 8;
 
-/// Default affinities, as the kernel would show them: only CPUs that are online.
+/// Default affinities as the kernel would show them, with online CPUs only.
 #[derive(Debug)]
 pub struct Defaults {
     threads: Threads,
@@ -24,9 +23,9 @@ pub struct Defaults {
     /// Fixed at boot.
     possible: CpuSet,
     window: u64,
-    /// Groups of threads, with the window they were read in.
+    /// Groups of threads, and the window in which each was read.
     groups: FxHashMap<Key, (Group, u64)>,
-    /// CPUs of the groups, as read in this window.
+    /// CPUs of the groups, read in this window.
     cpus: FxHashMap<Group, Result<CpuSet, String>>,
 }
 
@@ -48,17 +47,17 @@ impl Defaults {
         Ok(defaults)
     }
 
-    /// CPUs that are online.
+    /// The online CPUs.
     pub fn online(&self) -> &CpuSet {
         &self.online
     }
 
-    /// Every CPU that there can be: what a thread without an affinity of its own may use as far as its cpuset allows.
+    /// Every CPU that can ever be online: a thread without an affinity of its own may use them all, within its cpuset.
     pub fn possible(&self) -> &CpuSet {
         &self.possible
     }
 
-    /// Looks again which CPUs are online, and forgets the CPUs of groups. To be called once a window.
+    /// Reads the online CPUs again and forgets the CPUs of groups. Call it once a window.
     pub fn refresh(&mut self) {
         self.window += 1;
         self.cpus.clear();
@@ -75,7 +74,7 @@ impl Defaults {
         self.of_group(&self.cpusets.group(&cgroups))
     }
 
-    /// The default of a thread, from what was read in the last few windows where that is known.
+    /// The default of a thread, using its control group as read in the last few windows.
     pub fn remembered(&mut self, key: Key) -> Result<CpuSet, String> {
         let group = match self.groups.get(&key) {
             Some((group, _)) => group.clone(),

@@ -1,22 +1,22 @@
-//! Who was born of moved threads, when nobody watched the births: after a crash, from what procfs can prove.
+//! Descendants of moved threads, found in procfs where births were not watched: after a crash.
 //!
-//! A thread is taken for a descendant that inherited our value when its mask is the value we had set, it started after
-//! the move was prepared, and one of these holds:
+//! A thread counts as a descendant that inherited our value if its mask is the value we set, it started after the move was
+//! prepared, and one of these holds:
 //!
 //! 1. it belongs to the same process as the moved thread;
 //! 2. the moved thread's process is among its ancestors;
-//! 3. it, or the eldest of its ancestors that started after the move, is an orphan of the family: in the moved thread's
-//!    session or control group, while its parent is in neither. A session or group is only come by through birth
-//!    (or through the manager that made the group), so the real parent was in the family and has ended.
+//! 3. it, or its eldest ancestor that started after the move, is an orphan of the family: it is in the moved thread's
+//!    session or control group, but its parent is in neither. A process enters a session or group only by birth (or
+//!    through the manager that made the group), so its real parent was in the family and has ended.
 //!
-//! The thread that was moved may itself have another id by now: by exec a thread takes the id and the start time of its
-//! process's first thread. So the first thread is taken for the moved one when the moved one is gone, and the first has our
-//! value now but did not have it at the move.
+//! The moved thread itself may have another id by now: a thread that calls exec takes the id and the start time of its
+//! process's first thread. So the first thread counts as the moved one if the moved one is gone and the first thread has our
+//! value now, but did not have it at the time of the move.
 //!
-//! **Limits.** A program of the same family that set exactly our value itself, after the move, cannot be told from one
-//! that inherited it, and is widened. A descendant that has left the session and, on a machine where everything is in the
-//! root group, has lost its parents is not found. Neither is one whose mask a cpuset has narrowed since. In normal
-//! operation neither matters: births are watched ([`super::lineage`]).
+//! **Limits.** A program of the same family that set exactly our value itself, after the move, looks like one that
+//! inherited it, and loses it. Two kinds of descendants are not found: those that left the session and lost their parents,
+//! on a machine where everything is in the root group; and those whose mask a cpuset has narrowed since. In normal operation
+//! this does not matter, because births are watched ([`super::lineage`]).
 
 use std::io;
 
@@ -29,10 +29,10 @@ use super::cpuset::family_name;
 use super::mover::{Key, key_of};
 use super::threads::{Stat, Threads, is_gone};
 
-/// Longest chain of parents that is followed.
+/// Longest chain of parents to follow.
 const GENERATIONS: usize = 64;
 
-/// What is asked of procfs, so that the rule can be tested without processes.
+/// The facts the rules need, as a trait so that tests need no processes.
 pub trait Facts {
     /// Facts of a thread; `None` when it has ended.
     fn stat(&self, tid: u32) -> io::Result<Option<Stat>>;
@@ -50,7 +50,7 @@ impl Facts for Threads {
     }
 }
 
-/// How close a thread is to the one that was moved; nearest first.
+/// The relation of a thread to the moved one, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kinship {
     /// Rule 1.
@@ -61,7 +61,7 @@ pub enum Kinship {
     Orphan,
 }
 
-/// How a thread of process `pid` is related to a moved thread of process `of`.
+/// The relation of a thread of process `pid` to a moved thread of process `of`.
 pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Family) -> io::Result<Option<Kinship>> {
     if stat.start < family.at {
         return Ok(None);
@@ -82,7 +82,7 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
         }
         (eldest, eldest_stat) = (parent, parent_stat);
     }
-    // An ancestor above this one is older than the move too, so a process that has the moved one's id is the moved one.
+    // All further ancestors are older than the move too, so a process with the moved one's id is the moved one.
     let mut above = elder.clone();
     for _ in 0..GENERATIONS {
         let Some((ancestor, ancestor_stat)) = above else { break };
@@ -91,7 +91,7 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
         }
         above = facts.stat(ancestor_stat.ppid)?.map(|s| (ancestor_stat.ppid, s));
     }
-    // Without a parent that we can see (its parent is the kernel, or outside of our pid namespace) nothing is in the family.
+    // A parent that is not visible (the kernel, or one outside of our PID namespace) is not in the family.
     let parent_session = elder.as_ref().map(|e| e.1.session);
     let of_session = family.session != 0 && eldest_stat.session == family.session;
     if of_session && parent_session != Some(family.session) {
@@ -107,13 +107,13 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
     Ok(orphan.then_some(Kinship::Orphan))
 }
 
-/// The first thread of a moved thread's process, as a record of its own, if the moved thread has become the first by exec.
+/// A record for the first thread of the process, if the moved thread has become the first by exec.
 pub fn became_first(threads: &Threads, undo: &Undo) -> io::Result<Option<Undo>> {
     let Undo::Thread { tid, pid, start, before, ours, unbound, family: Some(family) } = undo else { return Ok(None) };
     if !family.first_differs || threads.stat(*tid)?.is_some_and(|stat| stat.start == *start) {
         return Ok(None);
     }
-    // A process that got the id later started later.
+    // A later process with this id would have started after the move.
     let Some(first) = threads.stat(*pid)?.filter(|first| first.start < family.at) else { return Ok(None) };
     match affinity::get(*pid) {
         Ok(mask) if mask == *ours => {}
@@ -124,8 +124,8 @@ pub fn became_first(threads: &Threads, undo: &Undo) -> io::Result<Option<Undo>> 
     Ok(Some(Undo::Thread { tid: *pid, pid: *pid, start: first.start, before, ours, unbound, family: None }))
 }
 
-/// Undo records for every thread of the machine that is kin of one in `held` and holds its value. An error says that none was
-/// found, and that some thread could not be looked at.
+/// Undo records for every thread of the machine that is kin of one in `held` and holds its value. An error means that none was
+/// found and that some threads could not be examined.
 pub fn heirs(threads: &Threads, held: &[Undo]) -> io::Result<Vec<Undo>> {
     let records: FxHashSet<Key> = held.iter().filter_map(key_of).collect();
     let mut by_value: Vec<(&CpuSet, Vec<&Undo>)> = Vec::new();
@@ -159,7 +159,7 @@ pub fn heirs(threads: &Threads, held: &[Undo]) -> io::Result<Vec<Undo>> {
     }
 }
 
-/// The record that a thread has inherited from, as one of its own.
+/// An undo record for a thread, made from the nearest record it can have inherited from.
 fn heir(
     threads: &Threads,
     (pid, tid): (u32, u32),
@@ -190,7 +190,7 @@ fn heir(
     Ok(Some(Undo::Thread { tid, pid, start: stat.start, before, ours, unbound, family: None }))
 }
 
-/// Asks for every thread once, however many records it is compared with.
+/// Reads each thread's facts once, however many records it is compared with.
 struct Remembering<'a> {
     facts: &'a Threads,
     stats: std::cell::RefCell<FxHashMap<u32, Option<Stat>>>,
@@ -271,8 +271,8 @@ mod tests {
 
     #[test]
     fn a_parent_with_older_ancestors_between_is_found() {
-        // 55 was born of 50 before the move and has a child after it: its mask is inherited from 55, which was not moved,
-        // unless 55 was: it is of the family all the same, and only a mask that is ours counts.
+        // 50 started 55 before the move, and 55 started 60 after it. Whether or not 55 was moved, 60 is family; a mask of
+        // ours decides.
         let table = family(&[(55, 50, 900, 40, "/pg"), (60, 55, 1100, 40, "/pg")]);
         assert_eq!(related(&table, 60), Some(Kinship::Descendant));
     }
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_of_the_session_start_is_not_kin() {
+    fn other_children_of_the_session_are_not_kin() {
         // `numactl` typed into the same shell, and into another one.
         let table = family(&[(80, 40, 1100, 40, "/pg"), (81, 41, 1100, 41, "/user"), (82, 1, 1100, 82, "/user")]);
         assert_eq!(related(&table, 80), None);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_got_the_moved_ones_id_later_is_nobody() {
+    fn a_later_process_with_the_same_id_is_not_kin() {
         let mut table = family(&[(60, 50, 1200, 41, "/user")]);
         table.0.retain(|t| t.0 != 50);
         table.0.push((50, 41, 1100, 41, "/user"));

@@ -1,11 +1,12 @@
-//! Who was born of moved threads, from the births that the kernel has told us of.
+//! Descendants of moved threads, from the births that the kernel reported.
 //!
-//! A descendant that has set its affinity itself keeps it, even if it equals ours, and so does one that was put back once.
+//! A descendant that set its affinity itself keeps it, even if it equals ours. A descendant is restored once; whatever it has
+//! afterwards is its own.
 //!
-//! **Limits.** Before Linux 6.2 the kernel does not show that an affinity was set: a descendant that set exactly our value before
-//! it was first put back (`numactl -N 0 …` started by a thread that was moved to node 0, say) cannot be told from one that
-//! inherited it. From 6.2 on the same goes for one that set its affinity twice or more, where the kernel happened to store the
-//! last in the memory of the first.
+//! **Limits.** Before Linux 6.2 the kernel does not show that an affinity was set. A descendant that set exactly our value
+//! before its first restoration (`numactl -N 0 …` started by a thread that was moved to node 0, for example) then loses it. From
+//! 6.2 on this can happen only to a program that sets its affinity twice, if the kernel stores the second value at the address
+//! of ours.
 
 use rustc_hash::FxHashMap;
 
@@ -17,20 +18,19 @@ use super::threads::is_gone;
 use crate::observe::{Kin, Origin};
 use engine::Undo;
 
-/// Remembers of each descendant which moved thread it stems from, as long as it or a child of it lives.
+/// Remembers the moved thread that each descendant stems from, as long as it or a child of it lives.
 #[derive(Debug, Default)]
 pub struct Lineage {
     stems: FxHashMap<u32, Key>,
 }
 
 impl Lineage {
-    /// Undo records for those of the living descendants that hold a value of ours.
+    /// Undo records for the living descendants that hold a value of ours.
     ///
-    /// A child is traced to the moved thread it stems from through its parents, also ones that have ended since, if they
-    /// were seen once. Where no trace is left it is known as a descendant of some moved thread all the same, and its mask
-    /// tells which one's value it holds.
+    /// A child is traced to its moved ancestor through its parents, including ended ones that an earlier call saw. A child
+    /// without a trace still descends from some moved thread; its mask shows which one.
     ///
-    /// An error says that none was found, and that some could not be looked at.
+    /// An error means that no heir was found and that some threads could not be examined.
     pub fn heirs(&mut self, mover: &Mover, kin: &[Kin]) -> io::Result<Vec<Undo>> {
         let moved: FxHashMap<u32, (Key, &Moved)> = mover.all_moved().map(|(key, m)| (key.0, (key, m))).collect();
         let mut children: Vec<&Kin> = kin.iter().filter(|kin| kin.origin != Origin::Moved).collect();
@@ -46,7 +46,7 @@ impl Lineage {
                 stems.insert(child.tid, stem);
                 stems.insert(child.parent_tid, stem);
             }
-            // One that has been moved itself has a record of its own; by exec it is another thread's that has its id.
+            // A descendant that was moved itself has its own record, unless the record is of the thread whose id it took by exec.
             if child.own || child.origin == Origin::Born && mover.moved(key).is_some_and(|m| m.over.is_none()) {
                 continue;
             }

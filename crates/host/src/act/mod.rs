@@ -1,14 +1,17 @@
-//! Moving threads: their affinity, and nothing else.
+//! Moving threads by setting their affinity, and nothing else.
 //!
-//! **Problem.** An affinity belongs to whoever set it. The kernel keeps no owner, threads inherit it at birth, ids are
-//! reused, cpusets and hot-plug change what it means, and a thread may end between any two system calls.
+//! **Problem.** An affinity belongs to the program that set it, but the kernel records no owner. Threads inherit affinities at
+//! birth, ids are reused, cpusets and hot-plug change the meaning of a mask, and a thread may end between any two system
+//! calls.
 //!
-//! **Approach.** A thread is movable when its mask is what it would have by default: the CPUs of its cpuset ([`cpuset`]).
-//! A move sets the CPUs of the target node that its cpuset allows ([`mover`]). Undoing checks first that the mask is still
-//! ours, as the kernel would show it now. Who was born of a moved thread is known from the kernel's own lineage
-//! ([`lineage`]) or, after a crash, from what procfs can prove ([`kin`]). Every answer of the kernel is a fact, never a fault.
+//! **Approach.** A thread is movable when nobody asked for an affinity of it, or when its mask is the default: the CPUs of its
+//! cpuset ([`cpuset`]). A program that asked for exactly its default counts as not having asked. A move sets the CPUs of the
+//! target node that the cpuset allows ([`mover`]). Undoing first checks that the mask is still ours, as the kernel would show
+//! it now, and that nobody has set it since. Descendants of a moved thread come from the kernel's own record of births
+//! ([`lineage`]) or, after a crash, from procfs ([`kin`]). The kernel's refusals are facts, not faults. A thread counts as ended
+//! only when the kernel says so: no other error deletes a record.
 //!
-//! **Limits.** Threads of containers whose groups we cannot see are refused, not guessed at. Memory stays where it is.
+//! **Limits.** Threads in containers whose control groups are hidden from us are refused. Memory stays where it is.
 
 pub mod affinity;
 pub mod cpuset;

@@ -1,4 +1,4 @@
-//! One move: prepared, made, undone.
+//! Prepares, makes and undoes moves of threads.
 
 use std::io;
 use std::path::Path;
@@ -20,10 +20,10 @@ pub const NS_PER_TICK: u64 = 10_000_000;
 /// A thread: id and start time in ticks.
 pub type Key = (u32, u64);
 
-/// What may be moved.
+/// Rules about which threads may be moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Also threads that have an affinity of their own.
+    /// Threads with an affinity of their own may be moved, too.
     pub touch_own_affinity: bool,
 }
 
@@ -32,16 +32,16 @@ pub struct Rules {
 pub struct Moved {
     /// Affinity before the first move.
     pub before: CpuSet,
-    /// It had none of its own.
+    /// It had no affinity of its own.
     pub unbound: bool,
-    /// Values that we have set, the one in force last.
+    /// The values we set; the last is in force.
     pub ours: Vec<CpuSet>,
-    /// The window in which it was put back, or ended; children born before may still hold what it had.
+    /// The window in which it stopped to hold our value. Children born before may still hold it.
     pub over: Option<u64>,
 }
 
 impl Moved {
-    /// Whether a mask that the kernel shows is our value in force.
+    /// Whether a mask shown by the kernel is our value in force.
     pub fn holds(&self, mask: &CpuSet, allowed: &CpuSet) -> bool {
         self.over.is_none() && self.ours.last().is_some_and(|ours| is_ours(mask, ours, allowed))
     }
@@ -54,18 +54,18 @@ pub struct Mover {
     defaults: Defaults,
     rules: Rules,
     moved: FxHashMap<Key, Moved>,
-    /// Masks that the moves of this window were prepared on.
+    /// The masks found when the moves of this window were prepared.
     prepared: FxHashMap<Key, CpuSet>,
-    /// Masks of this window that nobody asked for: what the machine gave the threads is their default.
+    /// Masks of this window that nobody asked for. They count as the default of their threads.
     unasked: FxHashMap<Key, CpuSet>,
     window: u64,
 }
 
-/// For how many windows it is remembered what a thread had that was put back or has ended.
+/// For how many windows the values of a restored or ended thread are remembered.
 const REMEMBERED: u64 = 8;
 
-/// Whether a mask that the kernel shows is the value we have set: all of it, or what the CPUs allowed now (`allowed`: those
-/// of the cpuset that are online) leave of it. Where they leave nothing the kernel falls back to all that are allowed.
+/// Whether a mask shown by the kernel is the value we set: either all of it, or the part within the CPUs allowed now
+/// (`allowed`: the online CPUs of the cpuset). If that part is empty, the kernel falls back to all allowed CPUs.
 pub fn is_ours(mask: &CpuSet, ours: &CpuSet, allowed: &CpuSet) -> bool {
     let left = ours.intersection(allowed);
     mask == ours || *mask == if left.is_empty() { allowed.clone() } else { left }
@@ -85,7 +85,7 @@ impl Mover {
         })
     }
 
-    /// Starts a window: what was prepared and not made is void.
+    /// Starts a window. Moves prepared earlier and not made become void.
     pub fn begin_window(&mut self) {
         self.defaults.refresh();
         self.prepared.clear();
@@ -105,29 +105,29 @@ impl Mover {
         &mut self.defaults
     }
 
-    /// What may be moved.
+    /// The rules in force.
     pub fn rules(&self) -> Rules {
         self.rules
     }
 
-    /// A thread that holds our value, or did so until recently.
+    /// A thread that holds our value, or recently did.
     pub fn moved(&self, key: Key) -> Option<&Moved> {
         self.moved.get(&key)
     }
 
-    /// In this window a thread has this mask although nobody ever asked for an affinity of it.
+    /// Records that nobody asked for the mask this thread has in this window.
     pub fn not_asked(&mut self, key: Key, mask: CpuSet) {
         self.unasked.insert(key, mask);
     }
 
-    /// A thread does not hold our value any more: it has ended, was put back, or has an affinity of its own.
+    /// Records that a thread no longer holds our value: it ended, was restored, or got an affinity of its own.
     pub fn end(&mut self, key: Key) {
         if let Some(moved) = self.moved.get_mut(&key) {
             moved.over.get_or_insert(self.window);
         }
     }
 
-    /// Every thread that holds our value, or did so until recently.
+    /// Every thread that holds our value, or recently did.
     pub fn all_moved(&self) -> impl Iterator<Item = (Key, &Moved)> {
         self.moved.iter().map(|(key, moved)| (*key, moved))
     }
@@ -149,10 +149,8 @@ impl Mover {
         let mask = affinity::get(tid).map_err(|e| kernel(tid, "read", e))?;
         let unreadable = |e| refused("unreadable", format!("the control groups of thread {tid} cannot be read: {e}"));
         let cgroups = self.threads.cgroups(tid).map_err(unreadable)?;
-        let default = self
-            .defaults
-            .of(tid)
-            .map_err(|why| refused("cpuset_unknown", format!("its cpuset is not known: {why}")))?;
+        let default =
+            self.defaults.of(tid).map_err(|why| refused("cpuset_unknown", format!("its cpuset is unknown: {why}")))?;
         let (before, unbound) = match self.moved.get(&(tid, start)) {
             Some(m) if m.holds(&mask, &default) => (m.before.clone(), m.unbound),
             _ if mask == default => (mask.clone(), true),
@@ -160,7 +158,7 @@ impl Mover {
             _ if self.rules.touch_own_affinity => (mask.clone(), false),
             _ => return Err(refused("own_affinity", own_affinity(&mask))),
         };
-        // Nobody asked for less than the default, but the machine gives less: that is kept to.
+        // A thread that has less than its default, without anybody's asking, stays within that.
         let given = !unbound && !self.rules.touch_own_affinity;
         let ours = self.target(topology, to, &if given { before.intersection(&default) } else { default })?;
         let first_differs = tid != *pid && affinity::get(*pid).is_ok_and(|first| first != ours);
@@ -170,7 +168,7 @@ impl Mover {
         Ok(Undo::Thread { tid, pid: *pid, start, before, ours, unbound, family: Some(family) })
     }
 
-    /// CPUs of a node that a thread's default allows.
+    /// The CPUs of a node that a thread may use.
     fn target(&self, topology: &Topology, to: NodeId, default: &CpuSet) -> Result<CpuSet, PlaneError> {
         let cpus = topology.node(to).map(|n| n.cpus.intersection(default)).unwrap_or_default();
         match cpus.is_empty() {
@@ -184,7 +182,7 @@ impl Mover {
         let Undo::Thread { tid, start, before, ours, unbound, .. } = undo else { return Err(not_a_thread()) };
         let (tid, key) = (*tid, (*tid, *start));
         let Some(expected) = self.prepared.remove(&key) else {
-            return Err(refused("not_prepared", format!("the move of thread {tid} was prepared in an earlier window")));
+            return Err(refused("not_prepared", format!("the move of thread {tid} was not prepared in this window")));
         };
         self.replace(key, |mask| Ok(*mask == expected), ours, |mask| refused("own_affinity", own_affinity(mask)))?;
         let moved = self.moved.entry(key).or_insert_with(|| Moved {
@@ -193,7 +191,7 @@ impl Mover {
             ours: Vec::new(),
             over: None,
         });
-        // Somebody may have changed it between two moves of ours (and wants it touched): that is what to go back to.
+        // With touch_own_affinity, another program may have set it between two moves of ours: go back to that value.
         (moved.before, moved.unbound, moved.over) = (before.clone(), *unbound, None);
         moved.ours.retain(|o| o != ours);
         moved.ours.push(ours.clone());
@@ -210,7 +208,7 @@ impl Mover {
             }
             match self.defaults.of(*tid) {
                 Ok(allowed) => Ok(is_ours(mask, ours, &allowed)),
-                // A thread whose cpuset is hidden from us is judged by the plain mask.
+                // The cpuset is hidden from us or gone: judge by the plain mask.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
                 Err(error) => Err(unreadable(*tid, &error)),
             }
@@ -220,7 +218,7 @@ impl Mover {
         let to = if *unbound { possible } else { before };
         let mut result = self.replace(key, is_ours, to, changed);
         if matches!(&result, Err(PlaneError::Refused { reason: "einval", .. })) {
-            // Its cpuset has none of the CPUs of before: what it allows is all there can be.
+            // Its cpuset no longer contains any of the earlier CPUs: allow all that it does contain.
             result = self.replace(key, is_ours, possible, changed);
         }
         let undone = match result {
@@ -233,9 +231,8 @@ impl Mover {
         Ok(undone)
     }
 
-    /// Sets a thread's mask if what is there is as expected. An error says that the mask is as it was. The thread is known by its
-    /// start time; it is looked at again after its mask was set, and should its id have been given to another one in between,
-    /// that one gets back what it had.
+    /// Sets a thread's mask if the present mask is as expected. After an error the mask is as before. The start time identifies
+    /// the thread and is checked again afterwards: if another thread got the id in between, that thread gets its mask back.
     fn replace(
         &self,
         (tid, start): Key,
@@ -257,7 +254,7 @@ impl Mover {
             return Ok(());
         }
         match (affinity::set(tid, &mask), after) {
-            // The thread that was not recognised has kept what it was given.
+            // The mask could not be put back, so the move stands.
             (Err(error), Err(_)) if !is_gone(&error) => Ok(()),
             (_, Err(error)) => Err(unreadable(tid, &error)),
             (_, Ok(_)) => Err(gone(tid)),
@@ -269,19 +266,19 @@ impl Mover {
     }
 }
 
-/// The sentence for a thread that is not ours to move.
+/// The sentence about a thread that keeps its own affinity.
 pub fn own_affinity(mask: &CpuSet) -> String {
     format!("has an affinity of its own: {mask}")
 }
 
-/// Now, in the units of a thread's start time.
+/// The time now, in the units of start times.
 fn now_ticks() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     let ns = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
     ns / NS_PER_TICK
 }
 
-/// The thread that a record is about.
+/// The thread of a record.
 pub fn key_of(undo: &Undo) -> Option<Key> {
     match undo {
         Undo::Thread { tid, start, .. } => Some((*tid, *start)),
@@ -290,7 +287,7 @@ pub fn key_of(undo: &Undo) -> Option<Key> {
 }
 
 fn not_a_thread() -> PlaneError {
-    refused("not_supported", "only threads are moved on a host")
+    refused("not_supported", "a host can move threads only")
 }
 
 fn gone(tid: u32) -> PlaneError {
@@ -298,14 +295,14 @@ fn gone(tid: u32) -> PlaneError {
 }
 
 fn unreadable(tid: u32, error: &io::Error) -> PlaneError {
-    refused("unreadable", format!("thread {tid} cannot be looked at: {error}"))
+    refused("unreadable", format!("thread {tid} cannot be examined: {error}"))
 }
 
 fn refused(reason: &'static str, why: impl Into<String>) -> PlaneError {
     PlaneError::Refused { reason, why: why.into() }
 }
 
-/// What the kernel's answer to an affinity call comes to.
+/// Translates the kernel's answer to an affinity call.
 fn kernel(tid: u32, what: &str, error: io::Error) -> PlaneError {
     let reason = match Errno::from_io_error(&error) {
         Some(Errno::SRCH) => return gone(tid),
@@ -321,15 +318,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_value_is_known_as_the_kernel_shows_it() {
+    fn our_value_is_recognised_as_the_kernel_shows_it() {
         let set = |t: &str| t.parse::<CpuSet>().unwrap();
         let case = |mask, ours, allowed| is_ours(&set(mask), &set(ours), &set(allowed));
         assert!(case("0-3", "0-3", "0-7"));
         assert!(case("0-2", "0-3", "0-2,4-7")); // CPU 3 went offline
         assert!(case("2-3", "0-3", "2-5")); // the cpuset was narrowed
-        assert!(case("4-5", "0-3", "4-5")); // the cpuset has none of ours left: the kernel gave all of it
-        assert!(!case("0-2", "0-3", "0-7")); // somebody narrowed it
-        assert!(!case("0-7", "0-3", "0-7")); // somebody reset it
+        assert!(case("4-5", "0-3", "4-5")); // the cpuset has none of our CPUs left: the kernel fell back to all of it
+        assert!(!case("0-2", "0-3", "0-7")); // another program narrowed it
+        assert!(!case("0-7", "0-3", "0-7")); // another program reset it
         assert!(!case("0-1", "0-3", "0-2"));
     }
 }

@@ -1,7 +1,7 @@
-//! What procfs says about one thread: the few facts that acting needs, read in one go.
+//! The few facts about a thread that acting needs, from one read of procfs.
 //!
-//! A general parser of `/proc/<tid>/stat` builds 52 fields; this is asked for every thread that is moved and again while
-//! it is moved, so only the needed ones are read.
+//! A general parser of `/proc/<tid>/stat` builds 52 fields. This one runs several times for each move, so it reads only the
+//! fields it needs.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -29,11 +29,11 @@ pub struct Stat {
     pub session: u32,
     /// Whether it is a kernel thread.
     pub kernel_thread: bool,
-    /// When it started, in hundredths of a second since boot: tells it from a later thread with its id.
+    /// Start time in hundredths of a second since boot. It distinguishes the thread from a later one with its id.
     pub start: u64,
 }
 
-/// One thread's facts, kept open. They are never those of a later thread with its id, and reading them again takes no file
+/// A thread's open `stat` file. It never shows a later thread with the same id, and reading it again needs no new file
 /// descriptor.
 #[derive(Debug)]
 pub struct Open {
@@ -42,7 +42,7 @@ pub struct Open {
 }
 
 impl Open {
-    /// What procfs says now; `None` when the thread has ended.
+    /// The facts as they are now; `None` if the thread has ended.
     pub fn stat(&self) -> io::Result<Option<Stat>> {
         let mut bytes = [0; STAT_BYTES];
         let mut length = 0;
@@ -70,19 +70,19 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Threads as shown by the procfs that is mounted here.
+    /// Threads of the procfs mounted here.
     pub fn new(proc_root: &Path) -> Self {
         Self { proc_root: proc_root.to_owned() }
     }
 
-    /// The thread with this id; `None` when it has ended (a zombie has).
+    /// The facts of the thread with this id; `None` if it has ended. A zombie has.
     pub fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
         Ok(self.open(tid)?.map(|open| open.1))
     }
 
-    /// The thread with this id, kept open; `None` when it has ended.
+    /// Opens the thread with this id; `None` if it has ended.
     pub fn open(&self, tid: u32) -> io::Result<Option<(Open, Stat)>> {
-        // The parent of the first process, and of one whose parent is outside of our namespace; to the kernel 0 means us.
+        // 0 is the parent of the first process and of one with a parent outside of our namespace. For system calls 0 means us.
         if tid == 0 {
             return Ok(None);
         }
@@ -94,21 +94,21 @@ impl Threads {
                     return Ok(open.stat()?.map(|stat| (open, stat)));
                 }
                 Err(error) if !is_gone(&error) => return Err(error),
-                // procfs hides threads from us under `hidepid`; the kernel itself does not.
+                // procfs may hide a thread (`hidepid`); the system call does not.
                 Err(_) if affinity::get(tid).is_err_and(|error| is_gone(&error)) => return Ok(None),
-                // It was given to another thread meanwhile.
+                // Another thread got the id meanwhile.
                 Err(_) => {}
             }
         }
         Err(io::Error::new(ErrorKind::PermissionDenied, format!("{} does not show it", self.proc_root.display())))
     }
 
-    /// Whether the thread that started then is certain to have ended. An error proves nothing.
+    /// Whether the thread with this id and start time has certainly ended. After an error it is not certain.
     pub fn ended(&self, tid: u32, start: u64) -> bool {
         self.stat(tid).is_ok_and(|stat| stat.is_none_or(|stat| stat.start != start))
     }
 
-    /// Every thread with its process: (pid, tid). What ends meanwhile may or may not be among them.
+    /// Every thread with its process: (pid, tid). Threads that end meanwhile may be missing.
     pub fn all(&self) -> io::Result<Vec<(u32, u32)>> {
         let mut all = Vec::new();
         for pid in numbers(&self.proc_root)? {
@@ -121,7 +121,7 @@ impl Threads {
         Ok(all)
     }
 
-    /// What `/proc/<tid>/cgroup` says; empty when the thread has ended.
+    /// The text of `/proc/<tid>/cgroup`; empty if the thread has ended.
     pub fn cgroups(&self, tid: u32) -> io::Result<String> {
         match std::fs::read(self.proc_root.join(format!("{tid}/cgroup"))) {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
@@ -136,7 +136,7 @@ pub(super) fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
-/// Names in a directory that are numbers.
+/// The numeric names in a directory.
 fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn any_beginning_of_a_line_is_no_panic() {
+    fn a_truncated_line_never_panics() {
         for end in 0..LINE.len() {
             let _ = parse(&LINE[..end]);
         }

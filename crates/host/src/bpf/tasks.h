@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What every thread is and how much CPU time it used, in one pass; and who was born of whom. */
+/* Facts and CPU time of every thread, from one pass; and the descendants of watched threads. */
 #ifndef HOMENODE_TASKS_H
 #define HOMENODE_TASKS_H
 
@@ -17,7 +17,7 @@ struct {
 	__type(value, struct times);
 } times_before SEC(".maps");
 
-/* Marked threads and those born of them, by tid. */
+/* Marked threads and their descendants, by tid. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -26,10 +26,10 @@ struct {
 	__type(value, struct watched);
 } lineage SEC(".maps");
 
-/* Of the start time that user space knows: hundredths of a second. */
+/* User space knows start times in hundredths of a second. */
 #define NS_PER_TICK 10000000
 
-/* Threads seen by the pass, and its errors. */
+/* Number of threads that the passes have seen. */
 u64 pass_tasks = 0;
 
 /* A thread's entry. An entry with another start time belongs to an earlier thread with this id; one without a start time was
@@ -51,8 +51,8 @@ static __always_inline u32 marks_of(struct task_struct *task)
 	return watched ? watched->marks : 0;
 }
 
-/* The address of the affinity that was asked for. Each successful call of sched_setaffinity brings a new one, even if it asks
- * for the same CPUs, and a child gets a copy of its own. 0: none was asked for, or the kernel does not say (before 6.2). */
+/* The address of the affinity that was asked for. Each successful sched_setaffinity stores it at a new address, even for the
+ * same CPUs, and a child gets a copy. 0: no affinity was asked for, or the kernel does not record it (before 6.2). */
 static __always_inline u64 asked_by(struct task_struct *task)
 {
 	if (!bpf_core_type_exists(struct affinity_context) || !bpf_core_field_exists(task->user_cpus_ptr))
@@ -60,7 +60,7 @@ static __always_inline u64 asked_by(struct task_struct *task)
 	return (u64)task->user_cpus_ptr;
 }
 
-/* Whether the affinity of a watched thread has been set by anybody since it was ours. */
+/* Whether anybody set the affinity of a watched thread since it was ours. */
 static __always_inline bool own(struct task_struct *task, const struct watched *watched)
 {
 	return watched->marks & MARK_OWN || (watched->asked && watched->asked != asked_by(task));
@@ -83,7 +83,7 @@ static __always_inline long put_mask(struct seq_file *seq, const struct cpumask 
 	return error;
 }
 
-/* Emits threads that used CPU time since the last pass: who touched a file did. */
+/* Emits the threads that used CPU time since the last pass; every thread that touched a file did. */
 SEC("iter/task")
 int task_pass(struct bpf_iter__task *ctx)
 {
@@ -121,8 +121,8 @@ int task_pass(struct bpf_iter__task *ctx)
 		record.flags |= asked_by(task) ? TASK_ASKED : TASK_NOT_ASKED;
 	record.mask_words = mask_words;
 	__builtin_memcpy(record.comm, task->comm, sizeof(record.comm));
-	/* cpus_mask, not cpus_ptr, which is one CPU while the thread may not migrate. */
-	/* A record that does not fit is asked for again with an empty buffer: its time stays as it was. */
+	/* cpus_mask, not cpus_ptr, which is one CPU while the thread may not migrate.
+	 * If the record does not fit, the kernel calls again with an empty buffer: keep the old time. */
 	if (bpf_seq_write(seq, &record, sizeof(record)) || put_mask(seq, &task->cpus_mask))
 		return 0;
 	pass_tasks++;
@@ -130,8 +130,8 @@ int task_pass(struct bpf_iter__task *ctx)
 	return 0;
 }
 
-/* Emits the watched threads that live. Notes where the affinity that was asked for lies in threads just moved, and which threads
- * have had theirs set by others. */
+/* Emits the living watched threads. For threads just moved it notes the address of their affinity; for others it notes whether
+ * anybody has set theirs since. */
 SEC("iter/task")
 int kin_pass(struct bpf_iter__task *ctx)
 {
@@ -188,7 +188,7 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	return 0;
 }
 
-/* A thread that execs takes the id and the start time of its process's first thread, which has exited by now. */
+/* A thread that calls exec takes the id and start time of its process's first thread, which has exited by now. */
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(on_exec, struct task_struct *task, int before)
 {

@@ -85,6 +85,9 @@ pub struct Capabilities {
     pub tracepoints: Fact,
     /// Whether a program can iterate over all tasks (iter/task).
     pub task_pass: Fact,
+    /// Whether the kernel records which affinity was asked for (since 6.2), so that one set by a program shows as its own even
+    /// if it equals ours.
+    pub asked_affinity: Fact,
     /// Whether this process sees the thread ids of the whole machine.
     pub pid_namespace: Fact,
     /// Whether pages have the size that the programs assume.
@@ -124,6 +127,12 @@ impl Capabilities {
             functions,
             tracepoints,
             task_pass,
+            asked_affinity: match btf.as_ref().ok().and_then(|btf| btf.type_by_name::<Struct<'_>>("affinity_context")) {
+                Some(_) => Fact::Available,
+                None => {
+                    Fact::missing("this kernel does not record which affinity was asked for (Linux 6.2 and later do)")
+                }
+            },
             pid_namespace: pid_namespace(),
             page_size: match rustix::param::page_size() {
                 4096 => Fact::Available,
@@ -145,6 +154,7 @@ impl Capabilities {
             functions: Fact::Available,
             tracepoints: Fact::Available,
             task_pass: Fact::Available,
+            asked_affinity: Fact::Available,
             pid_namespace: Fact::Available,
             page_size: Fact::Available,
             node_bits: Some(10),

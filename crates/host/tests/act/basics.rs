@@ -21,7 +21,7 @@ pub fn moved_and_put_back() -> Tried {
     assert!(report.snapshot.threads.iter().all(|t| t.held.is_none() && t.allowed_nodes.len() == 2));
     assert_eq!((report.outcomes.len(), report.held_threads), (3, 3));
     assert!(tids.iter().all(|tid| mask(*tid) == node(1)));
-    // What is ours is shown as it was: free to move, to both nodes.
+    // A thread that we moved is shown as before: free to move to both nodes.
     let report = engine.step().unwrap();
     assert!(report.snapshot.threads.iter().all(|t| t.held.is_none() && t.allowed_nodes.len() == 2 && t.node.0 == 1));
     let finished = engine.finish();
@@ -45,7 +45,7 @@ pub fn second_move() -> Tried {
         let Undo::Thread { before, unbound, .. } = undo else { panic!("{undo:?}") };
         assert_eq!((before, *unbound), (&all(), true));
     }
-    // The value before the last is not ours any more.
+    // The value before the last is no longer ours.
     assert_eq!(plane.undo(&undos[2]).unwrap(), Undone::ChangedByOthers);
     assert_eq!(plane.undo(&undos[3]).unwrap(), Undone::Restored);
     assert_eq!(mask(process.pid()), all());
@@ -67,7 +67,7 @@ pub fn own_affinity() -> Tried {
         };
         assert_eq!(outcome.result, expected);
     }
-    // Nor is it moved when it is asked for directly.
+    // A direct request is refused, too.
     let error = engine.plane_mut().prepare(&move_of(own, 1)).unwrap_err();
     assert!(matches!(&error, PlaneError::Refused { reason: "own_affinity", .. }) && error.to_string() == why);
     assert_eq!(engine.finish().restored, 1);
@@ -95,7 +95,7 @@ pub fn changed_by_others() -> Tried {
     let mut engine = engine(plane(Some(Scripted::of(&[process.pid()]))), 1, None);
     engine.step().unwrap();
     affinity::set(tids[0], &node(0)).unwrap();
-    // Seen as somebody's own from the next window on.
+    // From the next window on, the thread counts as bound by others.
     let report = engine.step().unwrap();
     let held: Vec<_> = report.snapshot.threads.iter().map(|t| (t.tid, t.held.is_some())).collect();
     assert_eq!(held, [(tids[0], true), (tids[1], false)]);

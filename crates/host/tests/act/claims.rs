@@ -1,4 +1,4 @@
-//! Whose an affinity is: ours, inherited from ours, or set by a program for itself.
+//! The owner of an affinity: us, an ancestor that we moved, or the program itself.
 
 use std::path::Path;
 
@@ -41,11 +41,11 @@ pub fn exec_by_another_thread() -> Tried {
     assert_eq!((mask(pid), mask(worker)), (node(0), node(1)));
     std::fs::write(tmp.path().join("go"), "").unwrap();
     wait_for(|| comm(pid) == "sleep\n");
-    // The thread that was moved has the id and the start time of the first one now.
+    // The moved thread now has the id and start time of the first one.
     assert_eq!((tids(pid), mask(pid)), (vec![pid], node(1)));
     let report = engine.step().unwrap();
     assert_eq!((report.inherited_restored, mask(pid)), (1, all()));
-    // From now on it is moved like any other.
+    // From now on it can be moved like any other.
     assert_eq!(step(&mut engine), [Verdict::Applied]);
     assert_eq!(mask(pid), node(1));
     let finished = engine.finish();
@@ -110,7 +110,7 @@ pub fn put_back_once() -> Tried {
     let child = child_of(shell.pid());
     engine.step().unwrap();
     assert_eq!(mask(child), all());
-    // What numactl -N 1 does.
+    // As numactl -N 1 does.
     affinity::set(child, &node(1)).unwrap();
     for _ in 0..3 {
         engine.step().unwrap();
@@ -130,7 +130,7 @@ pub fn own_value_that_equals_ours() -> Tried {
     let mut engine = engine(plane(Some(WithLineage::of(&[shell.pid(), threads.pid()])?)), 1, None);
     assert_eq!(step(&mut engine), [Verdict::Applied, Verdict::Applied, Verdict::Applied]);
     std::fs::write(tmp.path().join("go"), "").unwrap();
-    // A child that binds itself before we look, and a moved thread that asks for what it already has.
+    // A child binds itself before the window ends; a moved thread asks for the affinity it already has.
     let child = child_of(shell.pid());
     affinity::set(child, &node(1)).unwrap();
     let report = engine.step().unwrap();
@@ -161,26 +161,25 @@ pub fn own_value_just_before_the_end() -> Tried {
     Ok(())
 }
 
-/// Before Linux 6.2 the kernel does not keep what was asked for.
+/// Before Linux 6.2 the kernel does not record which affinity was asked for.
 fn own_since_6_2() -> Tried {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split('.').map_while(|n| n.parse::<u32>().ok());
     match (numbers.next(), numbers.next()) {
         (Some(major), Some(minor)) if (major, minor) < (6, 2) => {
-            Err(format!("Linux {release} does not keep which affinity was asked for"))
+            Err(format!("Linux {release} does not record which affinity was asked for"))
         }
         _ => Ok(()),
     }
 }
 
-/// Shows every thread as one that never asked for an affinity, or as one of which that is not known.
 pub fn asked_for_nothing() -> Tried {
     let process = Running::role("threads", &["1"]);
     affinity::set(process.pid(), &node(0)).unwrap();
     let mut scripted = Scripted::of(&[process.pid()]);
     scripted.asked = Some(false);
     let mut plane = plane(Some(scripted));
-    // As after `isolcpus=`: less than all CPUs, and nobody asked for that.
+    // As after `isolcpus=`: fewer than all CPUs, and nobody asked for that.
     let snapshot = plane.observe(std::time::Duration::ZERO).unwrap();
     assert_eq!((snapshot.threads[0].held.as_deref(), snapshot.threads[0].allowed_nodes.len()), (None, 1));
     Ok(())

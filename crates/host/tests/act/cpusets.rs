@@ -64,7 +64,7 @@ pub fn inside() -> Tried {
     let _kept = KeepOrder(process, group);
     let tid = _kept.0.pid();
 
-    // Its mask is less than the machine, but all of its cpuset: not an affinity of its own.
+    // Its mask is all of its cpuset, so it is not an affinity of its own.
     let mut narrow = plane(Some(Scripted::of(&[tid])));
     let snapshot = narrow.observe(std::time::Duration::ZERO).unwrap();
     assert_eq!((snapshot.threads[0].held.as_deref(), snapshot.threads[0].allowed_nodes.len()), (None, 1));
@@ -72,7 +72,7 @@ pub fn inside() -> Tried {
     assert!(matches!(error, PlaneError::Refused { reason: "no_cpu_on_node", .. }), "{error}");
     assert_eq!(error.to_string(), format!("may use no CPU of node 0: its cpuset is {}", node(1)));
 
-    // A node of which the cpuset has a part: that part is set.
+    // The cpuset has part of the node: the move sets that part.
     let nodes = topology_of([all(), node(1)]);
     let mut wide = HostPlane::with_observer(Settings::default(), nodes, None).unwrap();
     let mv = move_of(tid, 0);
@@ -104,7 +104,7 @@ pub fn changes() -> Tried {
     assert!(matches!(report.outcomes[0].result, Verdict::HeldBack { rail: Rail::Dwell, .. }));
     assert_eq!(first.finish().restored, 1);
     assert_eq!(mask(tid), node(0));
-    // Put back means put back: with its cpuset whole again it may run everywhere.
+    // Once its cpuset is whole again, it may run everywhere.
     group.set(&all());
     assert_eq!(mask(tid), all());
 

@@ -51,7 +51,7 @@ fn recovered_by(plane_of: fn() -> HostPlane) -> Tried {
     assert!(error.contains(&format!("(pid {})", daemon.pid())), "{error}");
     daemon.kill();
 
-    // While nobody watches: a child is born, a thread ends, another one is bound by somebody else.
+    // Without the daemon, a child is born, a thread ends, and another program binds a third.
     std::fs::write(&go, "").unwrap();
     let child = loop {
         let path = format!("/proc/{0}/task/{0}/children", parent.pid());
@@ -77,7 +77,7 @@ fn recovered_by(plane_of: fn() -> HostPlane) -> Tried {
     }
     assert_eq!((mask(parent.pid()), mask(child), mask(taken.pid())), (all(), all(), node(0)));
 
-    // Once is enough, and it can be read later.
+    // A second recovery finds nothing, and the journal tells of the first.
     let again = recover(&mut plane, &StateDir::open(&dir).unwrap()).unwrap();
     assert_eq!(again, engine::Finished::default());
     let entries = read(&dir, &Filter { tid: Some(parent.pid()), ..Filter::default() }).unwrap();

@@ -1,4 +1,4 @@
-//! System calls that fail although the thread is there: no file descriptor is left.
+//! System calls that fail for lack of file descriptors, although the thread is alive.
 
 use engine::{Plane, PlaneError, Undone};
 use host::act::affinity;
@@ -7,13 +7,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::Tried;
 use crate::world::{Running, all, mask, move_of, plane};
 
-/// Opens fail (EMFILE) or not.
+/// Makes every open fail with EMFILE, or lets it succeed again.
 fn starve(hungry: bool, limit: &Rlimit) {
     let current = if hungry { Some(0) } else { limit.current };
     setrlimit(Resource::Nofile, Rlimit { current, ..*limit }).unwrap();
 }
 
-/// Moves a thread, then has no file descriptor left.
+/// Moves a thread, then runs out of file descriptors.
 pub fn be_starved(args: &[String]) {
     let mv = move_of(args[0].parse().unwrap(), 1);
     let mut plane = plane(None);
@@ -23,7 +23,7 @@ pub fn be_starved(args: &[String]) {
     starve(true, &limit);
     let (ended, undone, moved) = (plane.ended(&undo), plane.undo(&undo), plane.prepare(&mv));
     starve(false, &limit);
-    assert!(!ended, "a thread that could not be looked at was taken for ended");
+    assert!(!ended, "a thread that could not be examined was taken for ended");
     assert!(matches!(&undone, Err(PlaneError::Refused { reason: "unreadable", .. })), "{undone:?}");
     assert!(matches!(&moved, Err(PlaneError::Refused { reason: "unreadable", .. })), "{moved:?}");
     assert_eq!(plane.undo(&undo).unwrap(), Undone::Restored);

@@ -1,4 +1,4 @@
-//! Children of moved threads, and many of them.
+//! Children of moved threads, one and thousands.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -76,7 +76,7 @@ fn grown(pid: u32) -> Vec<u32> {
 pub fn at_the_end() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let shell = family(&tmp.path().join("go"));
-    // Born before the move, bound by somebody else to what will be our value: a foreign mask like any other.
+    // Started before the move, and bound by another program to the value we will use: not ours.
     let stranger = Running::shell("echo ready; exec sleep 600");
     affinity::set(stranger.pid(), &node(1)).unwrap();
     let mut engine = engine(plane(Some(Scripted::of(&[shell.pid()]))), 1, None);
@@ -84,7 +84,7 @@ pub fn at_the_end() -> Tried {
     std::fs::write(tmp.path().join("go"), "").unwrap();
     let born = grown(shell.pid());
     assert!(born.iter().all(|pid| mask(*pid) == node(1)));
-    // Bound to our value after the move, but no kin of the shell.
+    // Bound to our value after the move, but not a descendant of the shell.
     let late = Running::shell("echo ready; exec sleep 600");
     affinity::set(late.pid(), &node(1)).unwrap();
     let finished = engine.finish();
@@ -142,13 +142,13 @@ pub fn beside_with_bpf() -> Tried {
 fn forks(observer: impl Fn(&[u32]) -> Result<Box<dyn Observe>, String>) -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let (go, done) = (tmp.path().join("go"), tmp.path().join("done"));
-    // Witnesses: nobody may touch them. One is free, one bound by us to what will be our value, one to the other.
+    // Bystanders that must stay as they are: one is free, one is bound to our value, one to the other node.
     let witnesses: Vec<Running> = (0..3).map(|_| Running::shell("echo ready; exec sleep 600")).collect();
     let pids: Vec<u32> = witnesses.iter().map(Running::pid).collect();
     affinity::set(pids[1], &node(1)).unwrap();
     affinity::set(pids[2], &node(0)).unwrap();
     let before = masks(&pids);
-    // One that forks and is moved, one that forks and is not.
+    // Two shells that fork; only the first is moved.
     let moved = forker(&go, &done);
     let other = forker(&go, &tmp.path().join("other"));
     let mut engine = Engine::new(

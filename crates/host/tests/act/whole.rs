@@ -1,4 +1,4 @@
-//! The whole of it: real readers, the real observer, NThread, the engine with its state directory.
+//! Everything together: real readers, the real observer, NThread, the engine with its state directory.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ pub fn readers_go_home() -> Tried {
     }
     let names = files.each_ref().map(|f| f.to_str().unwrap());
     let readers = Running::role("readers", &names);
-    // Nobody else's readers: what else runs on this machine is moved by no test.
+    // Only these readers: no test moves other programs of this machine.
     let scope = host::observe::Scope::Pids(vec![readers.pid()]);
     let observe = host::observe::Settings { scope, ..host::observe::Settings::default() };
     let plane =
@@ -49,7 +49,7 @@ pub fn readers_go_home() -> Tried {
     let settings = Settings { window_s: 0.3, ..Settings::default() };
     let mut engine = Engine::new(plane, policy, settings, Some(state)).unwrap();
     let threads = || tids(readers.pid()).into_iter().filter(|tid| *tid != readers.pid()).collect::<Vec<_>>();
-    // What the kernel takes for remote knows nothing of made-up nodes: where the threads run is what counts here.
+    // The kernel knows nothing of the invented nodes, so the test looks at where the threads run.
     for _ in 0..100 {
         engine.step().unwrap();
         if threads().len() == 3 && threads().iter().all(|tid| mask(*tid) == node(0)) {
