@@ -51,13 +51,15 @@ impl HeldTable {
         }
     }
 
-    pub fn remove(&mut self, key: Key) {
-        let Some(i) = self.index.remove(&key) else { return };
+    /// Forgets a record; returns the thread as the journal names it.
+    pub fn remove(&mut self, key: Key) -> Option<About> {
+        let i = self.index.remove(&key)?;
         self.undos.swap_remove(i);
-        self.facts.swap_remove(i);
+        let facts = self.facts.swap_remove(i);
         if let Some(moved) = self.undos.get(i) {
             self.index.insert(moved.key(), i);
         }
+        Some(facts.about)
     }
 
     /// The next `n` records in turn, so that all are seen every `len / n` calls.

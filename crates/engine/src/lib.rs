@@ -21,6 +21,7 @@ mod report;
 mod restore;
 pub mod settings;
 pub mod state;
+mod subject;
 
 pub use engine::Engine;
 pub use error::EngineError;
@@ -30,3 +31,4 @@ pub use report::{Finished, Outcome, Verdict, WindowReport};
 pub use restore::recover;
 pub use settings::Settings;
 pub use state::StateDir;
+pub use subject::Subject;
