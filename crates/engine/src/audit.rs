@@ -1,8 +1,7 @@
-//! What moves brought: the remote share of a moved thread, of a moved process's threads, or of a moved file's readers, before and
-//! after.
+//! The effect of moves: the remote share before and after, of a moved thread, of a moved process's threads, or of a moved
+//! file's readers.
 //!
-//! The window right after a move is not judged: what was read between the end of the observation and the move counts
-//! into it. The next [`JUDGED`] windows in which something is read are taken together, weighted by bytes.
+//! The window right after a move is not judged, because it includes reads from before the move. The next [`JUDGED`] windows in which something is read are taken together, weighted by bytes.
 
 use placement::{FileUse, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -10,9 +9,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::Subject;
 use crate::journal::{About, Event};
 
-/// Windows that are judged.
+/// Number of windows to judge by.
 const JUDGED: u32 = 2;
-/// Windows after which a move is judged by what there is, also where nothing was read.
+/// Windows after which a move is judged by the data so far, even if there is none.
 const PATIENCE: u32 = 10;
 
 /// File bytes read, and those of them that came from another node.
@@ -49,7 +48,7 @@ pub fn remote_share(subject: &Subject, snapshot: &Snapshot) -> Option<f64> {
     bytes(&wanted, snapshot).remove(subject)?.remote_share()
 }
 
-/// What was read by or of each of these.
+/// File bytes read by each of these threads and processes, or of each of these files.
 fn bytes(subjects: &FxHashSet<&Subject>, snapshot: &Snapshot) -> FxHashMap<Subject, Bytes> {
     let processes = subjects.iter().any(|s| matches!(s, Subject::Process { .. }));
     let files = subjects.iter().any(|s| matches!(s, Subject::File { .. }));
@@ -80,7 +79,7 @@ struct Watched {
     after: Bytes,
 }
 
-/// Watches what was moved.
+/// Watches moved threads, processes and files.
 #[derive(Debug, Default)]
 pub struct Audit {
     watched: FxHashMap<Subject, Watched>,

@@ -20,10 +20,10 @@ use crate::{
     WindowReport,
 };
 
-/// Records that are looked at in each window to see whether their thread has ended, at least.
+/// Least number of records checked in each window for threads that have ended.
 const ENDED_CHECKS: usize = 64;
 
-/// What stands between a state directory and this engine.
+/// The open state directory.
 struct Disk {
     dir: StateDir,
     file: StateFile,
@@ -41,7 +41,7 @@ pub struct Engine<P: Plane> {
     audit: Audit,
     budget: BudgetWatch,
     held: HeldTable,
-    /// What an earlier run left behind and could not be put back yet.
+    /// Records of an earlier run that could not be undone yet.
     left_over: Vec<Held>,
     recovered: Finished,
     disk: Option<Disk>,
@@ -52,7 +52,7 @@ pub struct Engine<P: Plane> {
     finished: bool,
 }
 
-/// A move that waits only for its undo record to be on disk.
+/// A move whose undo record is still to be written.
 struct Ready<'a> {
     index: usize,
     mv: &'a Move,
@@ -129,7 +129,7 @@ impl<P: Plane> Engine<P> {
         self.policy.name()
     }
 
-    /// What was put back at the start for an earlier run.
+    /// What was undone at the start for an earlier run.
     pub fn recovered(&self) -> &Finished {
         &self.recovered
     }
@@ -203,8 +203,8 @@ impl<P: Plane> Engine<P> {
         self.now = if forward { snapshot.time_s } else { self.now + snapshot.window_s.max(0.0) };
     }
 
-    /// Threads that were born of moved ones have been decided on by nobody: they start as if their parent had not been
-    /// moved. The policy may move them for what they read themselves.
+    /// Restores the affinity of threads started by moved ones: the policy has not decided on them. It may move them later for
+    /// what they read themselves.
     fn put_back_inherited(&mut self, notes: &mut Vec<String>) -> usize {
         let mut restored = 0;
         for heir in self.plane.inherited(self.held.undos()) {
@@ -212,13 +212,16 @@ impl<P: Plane> Engine<P> {
                 Ok(Undone::Restored) => restored += 1,
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}
                 Err(error) => {
-                    self.say(notes, format!("thread {}: inherited affinity not put back: {error}", heir.key().0));
+                    self.say(
+                        notes,
+                        format!("cannot restore the inherited affinity of thread {}: {error}", heir.key().0),
+                    );
                 }
             }
         }
         if restored > 0 {
-            tracing::debug!(restored, "put back what threads had inherited");
-            let text = format!("{restored} threads born of moved ones: inherited affinity put back");
+            tracing::debug!(restored, "restored inherited affinities");
+            let text = format!("restored the inherited affinity of {restored} threads");
             self.write(None, Event::Note { text });
         }
         restored
@@ -320,7 +323,7 @@ impl<P: Plane> Engine<P> {
         let hold = |r: &Ready<'_>| Record::Hold { comm: r.about.comm.clone(), undo: r.undo.clone() };
         let holds: Vec<Record> = ready.iter().filter(|r| r.undo.masks().is_some()).map(hold).collect();
         if let Some(Err(error)) = self.disk.as_mut().map(|d| d.file.append(&holds, true)) {
-            let why = format!("not moved, because what undoes it cannot be written down: {error}");
+            let why = format!("not moved, because its undo record cannot be written: {error}");
             for r in ready {
                 self.rails.not_tried();
                 self.settled.owe(r.subject);
@@ -471,7 +474,7 @@ impl<P: Plane> Drop for Engine<P> {
     }
 }
 
-/// A move's nodes, and what is moved as the journal names it.
+/// A move's nodes, and its subject as the journal names it.
 fn about(mv: &Move, thread: Option<&Thread>) -> (NodeId, NodeId, About) {
     let comm = thread.map(|t| t.comm.clone()).unwrap_or_default();
     match mv {

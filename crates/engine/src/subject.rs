@@ -1,4 +1,4 @@
-//! What is moved, as everything that remembers it names it.
+//! The subject of a move: the key for everything that remembers moves.
 
 use placement::{Move, Thread};
 
@@ -30,7 +30,7 @@ impl Subject {
         Self::Thread { tid: thread.tid, start: thread.start_ns.unwrap_or(0) }
     }
 
-    /// What is moved. `thread` is the moved thread as the snapshot shows it: a move may leave its start time out.
+    /// The subject of a move. `thread` is the moved thread in the snapshot, because a move may omit the start time.
     pub fn of(mv: &Move, thread: Option<&Thread>) -> Self {
         match mv {
             Move::Thread { tid, start_ns, .. } => {

@@ -65,6 +65,10 @@ pub trait Observe {
     fn watch_children(&mut self, tid: u32) -> Result<(), ObserveError>;
     /// Living descendants of watched threads.
     fn children(&mut self) -> Vec<Child>;
+    /// What this kernel does not show; part of each window's notes.
+    fn limits(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 impl Observe for Observer {
@@ -78,6 +82,10 @@ impl Observe for Observer {
 
     fn children(&mut self) -> Vec<Child> {
         Observer::children(self)
+    }
+
+    fn limits(&self) -> Vec<String> {
+        self.configuration().notes.clone()
     }
 }
 
@@ -130,6 +138,11 @@ impl HostPlane {
             unwatched: None,
             finishing: false,
         })
+    }
+
+    /// What this kernel does not show: the notes that every window has.
+    pub fn limits(&self) -> Vec<String> {
+        self.observer.as_ref().map(|observer| observer.limits()).unwrap_or_default()
     }
 
     /// One thread as policies see it: completed by the nodes it may run on, and why it must not be moved.

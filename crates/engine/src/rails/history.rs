@@ -1,4 +1,4 @@
-//! What is remembered of one thread: when it was moved, where it has been, what was refused.
+//! The past of one thread: its moves, the nodes it has left, and refusals.
 
 use topology::NodeId;
 
@@ -79,7 +79,7 @@ impl History {
         self.refusals = 0;
         self.reversed = false;
         if from == to {
-            // Bound where it is: it has left nothing.
+            // A thread bound where it is has not left its node.
             return None;
         }
         let oscillation = &settings.oscillation;

@@ -3,14 +3,13 @@
 //! **Problem.** A decision per window from that window alone flutters at every threshold, and a phase change can name
 //! thousands of moves at once. Users of AutoNUMA and of affinity daemons complain of both.
 //!
-//! **Approach.** Each move passes in turn: does it fit what was observed; is the thread left alone because it went back
-//! and forth ([`history`]); has the load [`settled`]; dwell; cool-down after a reversal; back-off after a refusal; a machine-wide token bucket
-//! ([`rate`]). Moves are asked in plan order, so that a scarce token goes to the move the policy put first. Whoever is
-//! held back is told by which rail and why.
+//! **Approach.** Each move passes these rails in turn: it fits the observation; the load has not [`settled`]; the thread is not
+//! left alone after going back and forth ([`history`]); dwell; cool-down after a reversal; back-off after a refusal; a
+//! machine-wide token bucket ([`rate`]). Moves pass in plan order, so a scarce token goes to the move that the policy put
+//! first. The report names the rail that holds a move back, and why.
 //!
-//! **Limits.** Memory is bounded: at most [`TRACKED_MAX`] threads are remembered. A thread is forgotten when nothing that
-//! is remembered of it could hold it back any more, never earlier; when the table is full of threads that still matter,
-//! new ones are held back rather than old ones forgotten.
+//! **Limits.** Memory is bounded: the rails remember at most [`TRACKED_MAX`] threads. They forget a thread as soon as its
+//! past cannot hold it back any more, and not earlier. When the table is full, new threads are held back.
 
 pub mod budget;
 pub mod history;
@@ -49,7 +48,7 @@ pub enum Rail {
     Cooldown,
     /// The move was refused recently.
     Backoff,
-    /// The load has been the same for long enough: what is placed stays.
+    /// The load has been the same for long enough to keep its placement.
     Settled,
     /// Too many moves at once on this machine.
     Rate,
@@ -173,10 +172,10 @@ impl Rails {
 pub fn fits(topology: &Topology, thread: Option<&Thread>, mv: &Move) -> Result<(), HeldBack> {
     let (Move::Thread { from, to, .. } | Move::Process { from, to, .. } | Move::File { from, to, .. }) = mv;
     if topology.node(*to).is_none() {
-        return Err(HeldBack::new(Rail::BadPlan, format!("there is no node {to}")));
+        return Err(HeldBack::new(Rail::BadPlan, format!("node {to} does not exist")));
     }
     if from == to {
-        return Err(HeldBack::new(Rail::BadPlan, format!("node {from} → {to} is no move")));
+        return Err(HeldBack::new(Rail::BadPlan, format!("node {from} → {to} moves nothing")));
     }
     let Move::Thread { tid, pid, start_ns, .. } = mv else { return Ok(()) };
     let Some(thread) = thread else {

@@ -1,20 +1,26 @@
 //! A load that stays the same keeps its placement.
 //!
-//! **Problem.** A policy that decides each window anew can move threads round for ever, each time for a good reason: what it moves
-//! changes what it sees next. Dwell and cool-down only make that slower.
+//! **Problem.** A policy that decides each window anew can move threads in circles, each time for a good reason: its own moves change
+//! what it sees next. Dwell and cool-down only slow this down.
 //!
-//! **Approach.** A load's placement is found in its first windows. It is a new load when a busy thread comes, goes for good, or does
-//! something else than before: starts or stops using files, reads from another node (at once, or of other files), reads where
-//! it wrote, or becomes so much faster or slower as no placement explains. What our own moves do is no new load: the rates right after
-//! them, and that a process stands still while its memory is copied. Nor is data that drifts to another node bit by bit, as it does where
-//! what is written lands on the writer's node. When nothing of that has happened for [`Settle::windows`](crate::settings::Settle) of the policy's own decision periods,
-//! threads and processes stay. A move that was asked for in time but waits (for its turn under the rate limit, or after a refusal) is
-//! still made, and a thread that somebody else has put elsewhere meanwhile may be brought back to where it was: not elsewhere, or a kernel that
-//! spreads a crowd and a policy that takes who comes to a free node home would empty it thread by thread; and not one to which that happens
-//! in window after window, as then the kernel and the policy are at odds about it, and would go on to be. Data may
-//! have drifted after [`Settle::again_s`](crate::settings::Settle): then the load counts as new.
+//! **Approach.** Policies place a load in its first windows. After [`Settle::windows`](crate::settings::Settle) decision periods of the
+//! policy without a change, threads and processes stay. The load is new when a busy thread
 //!
-//! **Limits.** On a machine where busy threads come and go all the time there is no constant load, and the other rails have to do.
+//! - appears, or has been gone for 10 windows;
+//! - starts or stops using files, or turns to data on another node (suddenly, or in another file), or reads where it wrote;
+//! - becomes so much faster or slower that no placement explains it.
+//!
+//! The effects of our own moves do not count as a change: neither the rates right after them, nor that a process stands still while
+//! its memory is copied. Data that drifts to another node bit by bit does not count either, because written data lands on the writer's
+//! node. After [`Settle::again_s`](crate::settings::Settle) a load counts as new in any case.
+//!
+//! Two kinds of moves are still made in a settled load. A move that the policy asked for in time may have had to wait, for the rate
+//! limit or after a refusal. And a thread that something else displaced may return to the node it was on, but to no other: otherwise a
+//! kernel that spreads a crowd and a policy that fills a free node could empty a node thread by thread. A thread that is displaced in
+//! window after window is left there, because the kernel and the policy would never agree.
+//!
+//! **Limits.** A machine whose busy threads come and go all the time never settles; the other rails have to suffice. At most
+//! 300 windows of moved threads that have gone are remembered.
 
 use std::hash::{BuildHasher, BuildHasherDefault};
 
@@ -26,27 +32,27 @@ use super::{HeldBack, Rail};
 use crate::Subject;
 use crate::settings::Settle;
 
-/// Bytes/s of files, and share of a CPU, from which a thread is busy.
+/// A thread is busy from this many file bytes/s, or this share of a CPU, on.
 const BUSY_BYTES_S: f64 = 1048576.0;
 const BUSY_CPU: f64 = 0.05;
-/// A thread is gone for good when it was not seen for so many windows.
+/// A thread not seen for this many windows is gone for good.
 const GONE: u64 = 10;
-/// It does something else when it does so many times as much or as little at once, twice that when it gets there bit by bit,
+/// A thread does something else if its rate changes by this factor at once (twice the factor if gradually),
 const FACTOR: f64 = 8.0;
-/// or when the share of reads in its file bytes has changed by this much.
+/// or if the share of reads in its file bytes changes by this much.
 const READS: f64 = 0.25;
-/// Share of reads from one node from which that is clearly where a thread reads.
+/// A thread clearly reads from a node if at least this share of its reads does.
 const CLEAR: f64 = 0.75;
-/// Windows after a move in which a change of rates is the move's, and of a thread's life in which its rates say little.
+/// Windows after a move in which rates change because of it, and of a young thread's life in which its rates mean little.
 const OURS: u64 = 3;
-/// A moved thread may stand still for so many windows: a process whose memory is being copied does.
+/// A moved thread may stand still for this many windows, as a process does while its memory is copied.
 const STANDING: u64 = 300;
-/// Within so many windows a thread that turns to something else does so; data that drifts takes longer.
+/// A thread turns to other data within this many windows; data that drifts takes longer.
 const AT_ONCE: u64 = 3;
-/// In how many windows a thread may be put elsewhere by others and still be brought back.
+/// A thread may be displaced in this many windows and still return.
 const DISPLACED: u32 = 3;
 
-/// What a busy thread does, as far as its place does not matter.
+/// The behaviour of a busy thread, apart from its place.
 #[derive(Clone, Copy, Debug)]
 struct Doing {
     bytes_s: f64,
@@ -108,7 +114,7 @@ fn file_hash(file: &str) -> u64 {
     BuildHasherDefault::<FxHasher>::default().hash_one(file)
 }
 
-/// A thread that somebody else has put elsewhere.
+/// A thread that something else displaced.
 #[derive(Clone, Copy, Debug)]
 struct Displaced {
     /// Where it was before.
@@ -124,9 +130,9 @@ struct Displaced {
 pub struct Settled {
     settings: Settle,
     threads: FxHashMap<Subject, Doing>,
-    /// Threads that somebody else has put elsewhere since the load was new.
+    /// Threads displaced since the load was new.
     displaced: FxHashMap<Subject, Displaced>,
-    /// Who was moved, and in which window: threads may be seen at their new place some windows later.
+    /// Moved subjects and the window: threads may appear at their new place some windows later.
     moved: FxHashMap<Subject, u64>,
     /// Files that were moved since the load was new, as [`Doing::file`].
     files: FxHashSet<u64>,
@@ -415,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_put_elsewhere_in_window_after_window_stays_there() {
+    fn a_thread_displaced_in_window_after_window_stays_there() {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 1, 100)]);
         let mut brought_back = 0;
@@ -429,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_put_elsewhere_by_others_may_be_brought_back() {
+    fn a_displaced_thread_may_return_to_where_it_was() {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 1, 100)]);
         after(&mut settled, 1, &[thread(1, 1, 100), thread(2, 1, 100)]);

@@ -1,14 +1,14 @@
-//! What is on disk so that everything can be put back, whatever happens to us.
+//! The undo records on disk: with them everything can be undone after a crash.
 //!
-//! **Problem.** A daemon that is killed leaves its affinities behind, and nobody knows what was there before.
+//! **Problem.** A daemon that is killed leaves its affinities behind; the previous ones must not be lost.
 //!
 //! **Approach.** A directory with one owner at a time ([`StateDir`], an flock) holds `state.jsonl`: one JSON record a line
 //! ([`records`]), appended and fsync'd before the first move of a thread ([`file`]). The next start, or `restore`, replays
 //! it. A line that is cut short or damaged is skipped: the last line cannot describe a move that was made, because moves
 //! wait for the fsync. The file is rewritten (to a new file, then renamed) when most of it is history.
 //!
-//! **Limits.** A record of another boot is void, and so is one whose thread has ended. Whoever may write the directory, or
-//! one on the way to it, may make us set affinities: [`trusted`] refuses that.
+//! **Limits.** A record of another boot is void, and so is one whose thread has ended. A user who can write the directory, or
+//! one on the way to it, could make homenode set affinities: [`trusted`] refuses such a path.
 
 pub mod file;
 pub mod records;
@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use crate::EngineError;
 use records::Replayed;
 
-/// The only version of the state file there is.
+/// The version of the state file.
 pub const VERSION: u32 = 1;
 /// Name of the state file.
 pub const STATE: &str = "state.jsonl";
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_owner_is_refused_and_told_who_is_first() {
+    fn a_second_owner_is_refused_by_name_of_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         let first = StateDir::open(&path).unwrap();

@@ -1,9 +1,9 @@
-//! Whether a directory may be trusted with what is undone as root.
+//! Checks that a directory can be trusted with undo records.
 //!
-//! Whoever can replace a component of the path decides what the state file says. So each component, symbolic links
-//! included, must belong to us or to root, and nobody else may write it. A directory with the sticky bit (`/tmp`) may
-//! stand on the way: others can add entries there, but not rename or remove ours. The last component is one that nobody
-//! else writes.
+//! A user who can replace a component of the path controls the state file, and with it the affinities that root restores.
+//! So each component, symbolic links included, must belong to us or to root, and no other user may write it. A parent may
+//! be a sticky directory such as `/tmp`: there, other users can add entries but cannot rename or remove ours. The state
+//! directory itself may not be sticky.
 
 use std::ffi::OsString;
 use std::fs::Metadata;
@@ -18,7 +18,7 @@ const MOST_LINKS: usize = 40;
 const STICKY: u32 = 0o1000;
 const WRITABLE: u32 = 0o022;
 
-/// Refuses a path of which somebody else may write a component. What does not exist yet is not judged.
+/// Refuses a path with a component that another user can write. Components that do not exist yet pass.
 pub fn trusted(path: &Path) -> Result<(), EngineError> {
     let us = rustix::process::geteuid().as_raw();
     let look = |at: &Path| std::fs::symlink_metadata(at);
