@@ -1,22 +1,73 @@
-//! What moves brought: the remote share of a moved thread before and after.
+//! The effect of moves: the remote share before and after, of a moved thread, of a moved process's threads, or of a moved
+//! file's readers.
 //!
-//! The window right after a move is not judged: what was read between the end of the observation and the move counts
-//! into it. The next [`JUDGED`] windows in which the thread reads are taken together, weighted by bytes.
+//! The window right after a move is not judged, because it includes reads from before the move. The next [`JUDGED`] windows in which something is read are taken together, weighted by bytes.
 
-use placement::{Snapshot, Thread};
-use rustc_hash::FxHashMap;
+use placement::{FileUse, Snapshot, Thread};
+use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::Subject;
 use crate::journal::{About, Event};
 
-/// Windows that are judged.
+/// Number of windows to judge by.
 const JUDGED: u32 = 2;
-/// Windows after which a thread that reads no more is judged by what there is.
+/// Windows after which a move is judged by the data so far, even if there is none.
 const PATIENCE: u32 = 10;
 
-/// Share of the file bytes a thread read from another node; `None` where it read nothing.
-pub fn remote_share(thread: &Thread) -> Option<f64> {
-    let total = thread.read_bytes.total();
-    (total > 0).then(|| thread.remote_bytes() as f64 / total as f64)
+/// File bytes read, and those of them that came from another node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bytes {
+    read: u64,
+    remote: u64,
+}
+
+impl Bytes {
+    fn of_thread(thread: &Thread) -> Self {
+        Self { read: thread.read_bytes.total(), remote: thread.remote_bytes() }
+    }
+
+    fn of_file(thread: &Thread, used: &FileUse) -> Self {
+        let read = used.read_bytes.total();
+        Self { read, remote: read.saturating_sub(used.read_bytes.get(thread.node)) }
+    }
+
+    fn add(&mut self, more: Self) {
+        self.read = self.read.saturating_add(more.read);
+        self.remote = self.remote.saturating_add(more.remote);
+    }
+
+    fn remote_share(self) -> Option<f64> {
+        (self.read > 0).then(|| self.remote as f64 / self.read as f64)
+    }
+}
+
+/// Share of the file bytes that a thread, the threads of a process, or the readers of a file read from another node; `None`
+/// where nothing was read.
+pub fn remote_share(subject: &Subject, snapshot: &Snapshot) -> Option<f64> {
+    let wanted = FxHashSet::from_iter([subject]);
+    bytes(&wanted, snapshot).remove(subject)?.remote_share()
+}
+
+/// File bytes read by each of these threads and processes, or of each of these files.
+fn bytes(subjects: &FxHashSet<&Subject>, snapshot: &Snapshot) -> FxHashMap<Subject, Bytes> {
+    let processes = subjects.iter().any(|s| matches!(s, Subject::Process { .. }));
+    let files = subjects.iter().any(|s| matches!(s, Subject::File { .. }));
+    let mut sums: FxHashMap<Subject, Bytes> = FxHashMap::default();
+    let mut add = |subject: Subject, more: Bytes| {
+        if subjects.contains(&subject) {
+            sums.entry(subject).or_default().add(more);
+        }
+    };
+    for thread in &snapshot.threads {
+        add(Subject::thread(thread), Bytes::of_thread(thread));
+        if processes {
+            add(Subject::Process { pid: thread.pid }, Bytes::of_thread(thread));
+        }
+        for used in thread.files.iter().filter(|_| files) {
+            add(Subject::File { file: used.file.clone() }, Bytes::of_file(thread, used));
+        }
+    }
+    sums
 }
 
 #[derive(Debug)]
@@ -25,21 +76,20 @@ struct Watched {
     before: Option<f64>,
     windows: u32,
     judged: u32,
-    read: u64,
-    remote: u64,
+    after: Bytes,
 }
 
-/// Watches threads after their moves.
+/// Watches moved threads, processes and files.
 #[derive(Debug, Default)]
 pub struct Audit {
-    watched: FxHashMap<(u32, Option<u64>), Watched>,
+    watched: FxHashMap<Subject, Watched>,
 }
 
 impl Audit {
-    /// A thread was moved. An earlier move of it that is still being watched is forgotten: its effect can no longer be seen.
-    pub fn moved(&mut self, about: About, before: Option<f64>) {
-        let watched = Watched { before, windows: 0, judged: 0, read: 0, remote: 0, about };
-        self.watched.insert((watched.about.tid, watched.about.start_ns), watched);
+    /// Something was moved. An earlier move of it that is still being watched is forgotten: its effect can no longer be seen.
+    pub fn moved(&mut self, subject: Subject, about: About, before: Option<f64>) {
+        let watched = Watched { about, before, windows: 0, judged: 0, after: Bytes::default() };
+        self.watched.insert(subject, watched);
     }
 
     /// A window later. Returns the moves that have been judged.
@@ -47,28 +97,20 @@ impl Audit {
         if self.watched.is_empty() {
             return Vec::new();
         }
-        for watched in self.watched.values_mut() {
+        let seen = bytes(&self.watched.keys().collect(), snapshot);
+        for (subject, watched) in &mut self.watched {
             watched.windows += 1;
-        }
-        for thread in &snapshot.threads {
-            let Some(watched) = self.watched.get_mut(&(thread.tid, thread.start_ns)) else { continue };
-            let read = thread.read_bytes.total();
-            if watched.windows > 1 && watched.judged < JUDGED && read > 0 {
+            let bytes = seen.get(subject).copied().unwrap_or_default();
+            if watched.windows > 1 && watched.judged < JUDGED && bytes.read > 0 {
                 watched.judged += 1;
-                watched.read = watched.read.saturating_add(read);
-                watched.remote = watched.remote.saturating_add(thread.remote_bytes());
+                watched.after.add(bytes);
             }
         }
-        let finished = |_: &(u32, Option<u64>), w: &mut Watched| w.judged >= JUDGED || w.windows >= PATIENCE;
-        let mut judged: Vec<_> = self
-            .watched
-            .extract_if(finished)
-            .map(|(_, w)| {
-                let after = (w.read > 0).then(|| w.remote as f64 / w.read as f64);
-                (w.about, Event::Audited { before: w.before, after })
-            })
-            .collect();
-        judged.sort_unstable_by_key(|j| j.0.tid);
+        let finished = |_: &Subject, w: &mut Watched| w.judged >= JUDGED || w.windows >= PATIENCE;
+        let judged = self.watched.extract_if(finished);
+        let event = |w: &Watched| Event::Audited { before: w.before, after: w.after.remote_share() };
+        let mut judged: Vec<_> = judged.map(|(_, w)| (event(&w), w.about)).map(|(e, a)| (a, e)).collect();
+        judged.sort_unstable_by(|a, b| (a.0.tid, &a.0.comm).cmp(&(b.0.tid, &b.0.comm)));
         judged
     }
 }
@@ -87,7 +129,8 @@ mod tests {
 
     fn watched() -> Audit {
         let mut audit = Audit::default();
-        audit.moved(About { tid: 7, pid: 7, comm: "fio".into(), start_ns: Some(1) }, Some(0.98));
+        let about = About { tid: 7, pid: 7, comm: "fio".into(), start_ns: Some(1) };
+        audit.moved(Subject::Thread { tid: 7, start: 1 }, about, Some(0.98));
         audit
     }
 

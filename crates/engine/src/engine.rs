@@ -9,7 +9,6 @@ use topology::NodeId;
 use crate::audit::{self, Audit};
 use crate::held::HeldTable;
 use crate::journal::{About, Entry, Event, Journal, unix_s};
-use crate::plane::Key;
 use crate::rails::budget::{self, BudgetWatch};
 use crate::rails::settled::Settled;
 use crate::rails::{self, HeldBack, Rail, Rails};
@@ -17,13 +16,14 @@ use crate::restore::{Restored, recover_held, store, undo_all};
 use crate::state::file::StateFile;
 use crate::state::records::{Held, Record};
 use crate::{
-    Cost, EngineError, Finished, Outcome, Plane, PlaneError, Settings, StateDir, Undo, Undone, Verdict, WindowReport,
+    Cost, EngineError, Finished, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone, Verdict,
+    WindowReport,
 };
 
-/// Records that are looked at in each window to see whether their thread has ended, at least.
+/// Least number of records checked in each window for threads that have ended.
 const ENDED_CHECKS: usize = 64;
 
-/// What stands between a state directory and this engine.
+/// The open state directory.
 struct Disk {
     dir: StateDir,
     file: StateFile,
@@ -41,25 +41,25 @@ pub struct Engine<P: Plane> {
     audit: Audit,
     budget: BudgetWatch,
     held: HeldTable,
-    /// What an earlier run left behind and could not be put back yet.
+    /// Records of an earlier run that could not be undone yet.
     left_over: Vec<Held>,
     recovered: Finished,
     disk: Option<Disk>,
     clock: Box<dyn Fn() -> SystemTime + Send>,
     now: f64,
     /// Moves held back in the last window: written to the journal once, not every window.
-    waiting: FxHashMap<Key, (Rail, NodeId)>,
+    waiting: FxHashMap<Subject, (Rail, NodeId)>,
     finished: bool,
 }
 
-/// A move that waits only for its undo record to be on disk.
+/// A move whose undo record is still to be written.
 struct Ready<'a> {
     index: usize,
     mv: &'a Move,
     from: NodeId,
     to: NodeId,
     undo: Undo,
-    key: Key,
+    subject: Subject,
     about: About,
     remote_share: Option<f64>,
 }
@@ -129,7 +129,7 @@ impl<P: Plane> Engine<P> {
         self.policy.name()
     }
 
-    /// What was put back at the start for an earlier run.
+    /// What was undone at the start for an earlier run.
     pub fn recovered(&self) -> &Finished {
         &self.recovered
     }
@@ -203,8 +203,8 @@ impl<P: Plane> Engine<P> {
         self.now = if forward { snapshot.time_s } else { self.now + snapshot.window_s.max(0.0) };
     }
 
-    /// Threads that were born of moved ones have been decided on by nobody: they start as if their parent had not been
-    /// moved. The policy may move them for what they read themselves.
+    /// Restores the affinity of threads started by moved ones: the policy has not decided on them. It may move them later for
+    /// what they read themselves.
     fn put_back_inherited(&mut self, notes: &mut Vec<String>) -> usize {
         let mut restored = 0;
         let heirs = self.plane.inherited(self.held.undos()).unwrap_or_else(|error| {
@@ -216,13 +216,16 @@ impl<P: Plane> Engine<P> {
                 Ok(Undone::Restored) => restored += 1,
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}
                 Err(error) => {
-                    self.say(notes, format!("thread {}: inherited affinity not put back: {error}", heir.key().0));
+                    self.say(
+                        notes,
+                        format!("cannot restore the inherited affinity of thread {}: {error}", heir.key().0),
+                    );
                 }
             }
         }
         if restored > 0 {
-            tracing::debug!(restored, "put back what threads had inherited");
-            let text = format!("{restored} threads born of moved ones: inherited affinity put back");
+            tracing::debug!(restored, "restored inherited affinities");
+            let text = format!("restored the inherited affinity of {restored} threads");
             self.write(None, Event::Note { text });
         }
         restored
@@ -235,7 +238,9 @@ impl<P: Plane> Engine<P> {
         for undo in self.held.some(pace.max(ENDED_CHECKS)) {
             if self.plane.ended(&undo) {
                 let (tid, start) = undo.key();
-                self.held.remove((tid, start));
+                if let Some(about) = self.held.remove((tid, start)) {
+                    self.settled.ended(&Subject::Thread { tid: about.tid, start: about.start_ns.unwrap_or(0) });
+                }
                 done.push(Record::Done { tid, start });
             }
         }
@@ -264,42 +269,43 @@ impl<P: Plane> Engine<P> {
                 Move::Thread { tid, .. } => threads.get(tid).copied(),
                 _ => None,
             };
-            let (key, from, to, about) = subject(mv, thread);
+            let subject = Subject::of(mv, thread);
+            let (from, to, about) = about(mv, thread);
             let fits = if index < planned { rails::fits(self.plane.topology(), thread, mv) } else { Ok(()) };
             // Files, too: half of a plan can be worse than none of it.
             let period_s = match mv {
                 Move::File { .. } => self.policy.data_period_s(),
                 _ => self.policy.period_s(),
             };
-            let settled = || self.settled.check(key, to, period_s);
-            let judged = fits.and_then(|()| settled()).and_then(|()| self.rails.check(key, from, to));
+            let settled = || self.settled.check(&subject, to, period_s);
+            let judged = fits.and_then(|()| settled()).and_then(|()| self.rails.check(&subject, from, to));
             if let Err(HeldBack { rail, why }) = judged {
                 tracing::debug!(tid = about.tid, ?rail, %why, "held back");
                 if matches!(rail, Rail::Rate | Rail::Backoff | Rail::Full) {
-                    self.settled.owe(key);
+                    self.settled.owe(subject.clone());
                 }
                 if rail == Rail::Rate {
                     over_rate += 1;
-                } else if self.waiting.get(&key) != Some(&(rail, to)) {
+                } else if self.waiting.get(&subject) != Some(&(rail, to)) {
                     self.write(Some(about), Event::HeldBack { from, to, rail, why: why.clone() });
                 }
-                waiting.insert(key, (rail, to));
+                waiting.insert(subject, (rail, to));
                 verdicts.push(Verdict::HeldBack { rail, why });
                 continue;
             }
             // The verdict of a move that is ready is set when it has been made.
             verdicts.push(match self.plane.prepare(mv) {
                 Ok(_) if self.settings.dry_run => {
-                    self.rails.made(key, from, to);
+                    self.rails.made(&subject, from, to);
                     Verdict::HeldBack { rail: Rail::DryRun, why: "dry run: nothing is changed".into() }
                 }
                 Ok(undo) => {
                     let undo = self.first(undo);
-                    let remote_share = thread.and_then(audit::remote_share);
-                    ready.push(Ready { index, mv, from, to, undo, key, about, remote_share });
+                    let remote_share = audit::remote_share(&subject, snapshot);
+                    ready.push(Ready { index, mv, from, to, undo, subject, about, remote_share });
                     Verdict::Gone
                 }
-                Err(error) => self.not_made(error, key, from, to, about)?,
+                Err(error) => self.not_made(error, subject, from, to, about)?,
             });
         }
         self.waiting = waiting;
@@ -321,10 +327,10 @@ impl<P: Plane> Engine<P> {
         let hold = |r: &Ready<'_>| Record::Hold { comm: r.about.comm.clone(), undo: r.undo.clone() };
         let holds: Vec<Record> = ready.iter().filter(|r| r.undo.masks().is_some()).map(hold).collect();
         if let Some(Err(error)) = self.disk.as_mut().map(|d| d.file.append(&holds, true)) {
-            let why = format!("not moved, because what undoes it cannot be written down: {error}");
+            let why = format!("not moved, because its undo record cannot be written: {error}");
             for r in ready {
                 self.rails.not_tried();
-                self.settled.owe(r.key);
+                self.settled.owe(r.subject);
                 verdicts[r.index] = Verdict::Refused { reason: "state_not_written".into(), why: why.clone() };
             }
             tracing::error!("{error}");
@@ -340,12 +346,12 @@ impl<P: Plane> Engine<P> {
                 Ok(()) => {
                     settled.extend(written.then_some(Record::Made { tid, start }));
                     verdicts[r.index] = Verdict::Applied;
-                    self.settled.made(r.key);
+                    self.settled.made(r.subject.clone());
                     self.made(r, notes);
                 }
                 Err(error) => {
                     settled.extend(written.then_some(Record::NotMade { tid, start }));
-                    match self.not_made(error, r.key, r.from, r.to, r.about) {
+                    match self.not_made(error, r.subject, r.from, r.to, r.about) {
                         Ok(verdict) => verdicts[r.index] = verdict,
                         Err(error) => {
                             broken = Err(error);
@@ -360,16 +366,16 @@ impl<P: Plane> Engine<P> {
     }
 
     fn made(&mut self, r: Ready<'_>, notes: &mut Vec<String>) {
-        let Ready { mv, from, to, undo, key, about, remote_share, .. } = r;
+        let Ready { mv, from, to, undo, subject, about, remote_share, .. } = r;
         let (reason, why) = because(mv);
         tracing::info!(tid = about.tid, pid = about.pid, comm = %about.comm, %from, %to, ?reason, %why, "moved");
         let event = Event::Moved { from, to, reason, why: why.to_string(), remote_share };
         self.write(Some(about.clone()), event);
-        if let Some(text) = self.rails.made(key, from, to) {
+        if let Some(text) = self.rails.made(&subject, from, to) {
             notes.push(format!("thread {} ({}) {text}", about.tid, about.comm));
             self.write(Some(about.clone()), Event::Note { text });
         }
-        self.audit.moved(about.clone(), remote_share);
+        self.audit.moved(subject, about.clone(), remote_share);
         if undo.masks().is_some() {
             self.held.put(undo, about);
         }
@@ -379,21 +385,21 @@ impl<P: Plane> Engine<P> {
     fn not_made(
         &mut self,
         error: PlaneError,
-        key: Key,
+        subject: Subject,
         from: NodeId,
         to: NodeId,
         about: About,
     ) -> Result<Verdict, PlaneError> {
         match error {
             PlaneError::Gone { .. } => {
-                self.rails.gone(key);
+                self.rails.gone(&subject);
                 tracing::debug!(tid = about.tid, "ended before it was moved");
                 self.write(Some(about), Event::Gone);
                 Ok(Verdict::Gone)
             }
             PlaneError::Refused { reason, why } => {
-                self.rails.refused(key);
-                self.settled.owe(key);
+                self.rails.refused(&subject);
+                self.settled.owe(subject);
                 tracing::debug!(tid = about.tid, reason, %why, "refused");
                 let reason = reason.to_owned();
                 self.write(Some(about), Event::Refused { from, to, reason: reason.clone(), why: why.clone() });
@@ -472,23 +478,16 @@ impl<P: Plane> Drop for Engine<P> {
     }
 }
 
-/// What a move is about: the key that the rails remember it by, its nodes, and its name in the journal.
-fn subject(mv: &Move, thread: Option<&Thread>) -> (Key, NodeId, NodeId, About) {
+/// A move's nodes, and its subject as the journal names it.
+fn about(mv: &Move, thread: Option<&Thread>) -> (NodeId, NodeId, About) {
     let comm = thread.map(|t| t.comm.clone()).unwrap_or_default();
     match mv {
         Move::Thread { tid, pid, start_ns, from, to, .. } => {
             let start_ns = start_ns.or(thread.and_then(|t| t.start_ns));
-            ((*tid, start_ns.unwrap_or(0)), *from, *to, About { tid: *tid, pid: *pid, comm, start_ns })
+            (*from, *to, About { tid: *tid, pid: *pid, comm, start_ns })
         }
-        // No thread starts in the last nanosecond of the clock, and none has the id 0.
-        Move::Process { pid, from, to, .. } => {
-            ((*pid, u64::MAX), *from, *to, About { tid: *pid, pid: *pid, comm, start_ns: None })
-        }
-        Move::File { file, from, to, .. } => {
-            use std::hash::{BuildHasher, BuildHasherDefault};
-            let hash = BuildHasherDefault::<rustc_hash::FxHasher>::default().hash_one(file);
-            ((0, hash), *from, *to, About { tid: 0, pid: 0, comm: file.clone(), start_ns: None })
-        }
+        Move::Process { pid, from, to, .. } => (*from, *to, About { tid: *pid, pid: *pid, comm, start_ns: None }),
+        Move::File { file, from, to, .. } => (*from, *to, About { tid: 0, pid: 0, comm: file.clone(), start_ns: None }),
     }
 }
 

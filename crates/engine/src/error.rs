@@ -16,12 +16,12 @@ pub enum EngineError {
         /// Process that holds it, where its lock file says so.
         pid: Option<u32>,
     },
-    /// The state directory is not one that may be trusted with what is undone as root.
+    /// The state directory cannot be trusted with undo records.
     #[error("{}: {why}", path.display())]
     Untrusted {
-        /// The state directory.
+        /// The component of its path at fault.
         path: PathBuf,
-        /// What is wrong, and what would be right.
+        /// The fault, and the remedy.
         why: String,
     },
     /// The state file was written by a homenode that this one does not understand.

@@ -1,4 +1,4 @@
-//! The threads whose affinity is ours now.
+//! The threads that have an affinity of ours.
 
 use rustc_hash::FxHashMap;
 
@@ -7,7 +7,7 @@ use crate::journal::About;
 use crate::plane::Key;
 use crate::state::records::Held;
 
-/// Threads that hold a value of ours, with what undoes it. Removal is constant-time, order of the first move is kept.
+/// Threads that have an affinity of ours, with their undo records, in the order of their first moves. Removal takes constant time.
 #[derive(Debug, Default)]
 pub(crate) struct HeldTable {
     undos: Vec<Undo>,
@@ -51,13 +51,15 @@ impl HeldTable {
         }
     }
 
-    pub fn remove(&mut self, key: Key) {
-        let Some(i) = self.index.remove(&key) else { return };
+    /// Forgets a record; returns the thread as the journal names it.
+    pub fn remove(&mut self, key: Key) -> Option<About> {
+        let i = self.index.remove(&key)?;
         self.undos.swap_remove(i);
-        self.facts.swap_remove(i);
+        let facts = self.facts.swap_remove(i);
         if let Some(moved) = self.undos.get(i) {
             self.index.insert(moved.key(), i);
         }
+        Some(facts.about)
     }
 
     /// The next `n` records in turn, so that all are seen every `len / n` calls.
@@ -68,7 +70,7 @@ impl HeldTable {
         some
     }
 
-    /// Everything as the state file holds it, in the order of the first moves, with what the journal knows of each.
+    /// All records as the state file has them, in the order of the first moves, each with its name in the journal.
     pub fn in_order(&self) -> Vec<(Held, Option<About>)> {
         let mut order: Vec<usize> = (0..self.len()).collect();
         order.sort_unstable_by_key(|i| self.facts[*i].order);

@@ -1,11 +1,11 @@
-//! The loop: observe a window, decide, keep what the safety rails let through, apply, write down why.
+//! The loop: observe a window, decide, hold moves back where the safety rails say so, apply the rest, record why.
 //!
-//! **Problem.** A policy may be right on average and still do harm: move a thread back and forth, touch what is not ours,
-//! or leave affinities behind when it dies.
+//! **Problem.** A policy that is right on average can still do harm: move a thread back and forth, change affinities that
+//! others set, or leave its own behind after a crash.
 //!
-//! **Approach.** One loop ([`Engine`]) for all planes. Nothing is applied before what undoes it is on disk ([`state`]);
-//! every move is journalled with its reason ([`journal`]) and judged afterwards by what it brought ([`audit`]); rails
-//! ([`rails`]) hold back what would oscillate or flood.
+//! **Approach.** One loop ([`Engine`]) drives all planes. The undo record of a move is on disk before the move is made
+//! ([`state`]). The journal gives a reason for each move ([`journal`]) and later its effect ([`audit`]). The rails
+//! ([`rails`]) hold back moves that would oscillate or flood the machine.
 //!
 //! **Limits.** The engine knows nothing of Linux: a [`Plane`] observes and acts. Rails count time by the snapshots
 //! (`Snapshot::time_s`), so the same snapshots give the same moves; wall-clock time appears only in the journal.
@@ -21,6 +21,7 @@ mod report;
 mod restore;
 pub mod settings;
 pub mod state;
+mod subject;
 
 pub use engine::Engine;
 pub use error::EngineError;
@@ -30,3 +31,4 @@ pub use report::{Finished, Outcome, Verdict, WindowReport};
 pub use restore::recover;
 pub use settings::Settings;
 pub use state::StateDir;
+pub use subject::Subject;

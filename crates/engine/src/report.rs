@@ -1,42 +1,42 @@
-//! What a window and an end came to.
+//! The result of a window, and of undoing.
 
 use placement::{Move, Plan, Snapshot};
 use serde::Serialize;
 
 use crate::{Cost, Rail};
 
-/// One window: what was seen, decided and done.
+/// One window: the observation, the plan and the moves.
 #[derive(Clone, Debug, Serialize)]
 pub struct WindowReport {
-    /// What was seen.
+    /// The observation.
     pub snapshot: Snapshot,
-    /// What the policy decided.
+    /// The policy's plan.
     pub plan: Plan,
-    /// What became of each move of the plan, in its order.
+    /// The outcome of each move, in the plan's order.
     pub outcomes: Vec<Outcome>,
     /// Share of file bytes read from another node in this window; absent where nothing was read.
     pub remote_share: Option<f64>,
     /// Threads whose affinity is ours at the end of the window.
     pub held_threads: usize,
-    /// Threads born of moved ones whose inherited affinity was put back in this window.
+    /// Threads whose inherited affinity was restored in this window.
     pub inherited_restored: usize,
-    /// What went wrong or was changed, in plain sentences.
+    /// Faults and changes, in plain sentences.
     pub notes: Vec<String>,
-    /// What homenode itself cost, where the plane knows.
+    /// The cost of homenode itself, if the plane knows it.
     pub cost: Option<Cost>,
 }
 
-/// What became of one move.
+/// The outcome of one move.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// The move.
     #[serde(rename = "move")]
     pub mv: Move,
-    /// What became of it.
+    /// The result.
     pub result: Verdict,
 }
 
-/// What became of a move.
+/// The result of one move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "result", rename_all = "snake_case")]
 pub enum Verdict {
@@ -60,25 +60,25 @@ pub enum Verdict {
     Gone,
 }
 
-/// What undoing everything came to. Counts are of threads.
+/// The result of undoing everything, in numbers of threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Finished {
-    /// Put back as before, those born of moved ones included.
+    /// Restored, including threads that inherited an affinity of ours.
     pub restored: usize,
-    /// Of `restored`: threads that were never moved but had inherited our value.
+    /// Of `restored`: threads that were never moved and had inherited our value.
     pub inherited: usize,
-    /// Left alone because somebody else changed them since.
+    /// Left alone because something else changed their affinity.
     pub changed_by_others: usize,
-    /// Ended meanwhile.
+    /// Ended by then.
     pub gone: usize,
-    /// Could not be put back; they stay in the state file and are tried again at the next start.
+    /// Could not be restored; they stay in the state file, and the next start tries again.
     pub failed: usize,
-    /// Why, a sentence each (the first few), and other things worth knowing.
+    /// The first few reasons and other remarks, one sentence each.
     pub notes: Vec<String>,
 }
 
 impl Finished {
-    /// Whether nothing of ours is left.
+    /// Whether no affinity of ours is left.
     pub fn complete(&self) -> bool {
         self.failed == 0
     }

@@ -1,4 +1,4 @@
-//! Putting everything back: on exit, on `restore`, and at the next start after a crash.
+//! Undoes everything: on exit, on `restore`, and at the next start after a crash.
 
 use std::time::SystemTime;
 
@@ -10,12 +10,12 @@ use crate::state::file::StateFile;
 use crate::state::records::Held;
 use crate::{EngineError, Finished, Plane, PlaneError, Settings, StateDir, Undo, Undone};
 
-/// How often threads are looked for that were born of moved ones. Once the moved threads are put back only threads that
-/// had inherited our value can still pass it on, and each round puts back all that are there: a tree of processes that
-/// fork without pause is through after two or three.
+/// How often to look for threads started by moved ones. Once the moved threads are restored, only threads that
+/// had inherited our value can still pass it on, and each round restores all of them: a tree of processes that fork
+/// without pause is done after two or three.
 const ROUNDS: usize = 16;
 
-/// What is left after everything was undone.
+/// The result of undoing.
 pub(crate) struct Restored {
     pub finished: Finished,
     /// What could not be undone.
@@ -45,7 +45,7 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>
             }
             Err(error) => {
                 finished.failed += 1;
-                let why = format!("thread {tid}: affinity {before} cannot be put back: {error}");
+                let why = format!("cannot restore affinity {before} of thread {tid}: {error}");
                 tracing::error!(tid, pid, "{why}");
                 finished.note(why.clone());
                 restored.failed.push(held);
@@ -94,23 +94,22 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}
                 Err(error) => {
                     finished.failed += 1;
-                    finished.note(format!("thread {}: inherited affinity cannot be put back: {error}", heir.key().0));
+                    finished.note(format!("cannot restore the inherited affinity of thread {}: {error}", heir.key().0));
                     given_up.insert(heir.key());
                 }
             }
         }
     }
-    finished
-        .note("threads born of moved ones keep appearing with our affinity: `homenode restore` finds the rest".into());
+    finished.note("moved threads keep starting threads with our affinity: `homenode restore` finds the rest".into());
 }
 
-/// Puts back what an earlier homenode has left behind: what `restore` and each start do. What cannot be put back stays in
+/// Undoes what an earlier homenode left behind, as `restore` and each start do. What cannot be undone stays in
 /// the state file. Records of another run of the machine are dropped.
 pub fn recover<P: Plane>(plane: &mut P, dir: &StateDir) -> Result<Finished, EngineError> {
     recover_held(plane, dir, Settings::default().journal_bytes).map(|r| r.0)
 }
 
-/// [`recover`], and what could not be put back.
+/// [`recover`], and the records that could not be undone.
 pub(crate) fn recover_held<P: Plane>(
     plane: &mut P,
     dir: &StateDir,
@@ -149,7 +148,7 @@ pub(crate) fn recover_held<P: Plane>(
     Ok((finished, failed))
 }
 
-/// Leaves in the state file what is still to be undone; with nothing left there is no file, which works on a full disk too.
+/// Keeps in the state file only what is still to be undone. With nothing left it removes the file, which works on a full disk too.
 pub(crate) fn store(dir: &StateDir, epoch: Option<&str>, left: &[Held]) -> Result<(), EngineError> {
     if !left.is_empty() {
         return StateFile::create(dir, epoch, left).map(|_| ());

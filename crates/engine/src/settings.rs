@@ -1,4 +1,4 @@
-//! What a user may set about the loop: `[engine]` in `homenode.toml`.
+//! Settings of the loop: `[engine]` in `homenode.toml`.
 
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +60,7 @@ pub struct Budget {
     pub cpu: f64,
     /// Resident memory in bytes. Default 64 MiB.
     pub memory_bytes: u64,
-    /// For how many windows on end the cost must be above the budget. Default 5: start-up and single bursts do not count.
+    /// For how many consecutive windows the cost must exceed the budget. Default 5: start-up and single bursts do not count.
     pub windows: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What the user can type. Definitions only: the doc comments are the manual, for `--help` and the man pages alike.
+//! The command line. Definitions only: the doc comments are the manual, both `--help` and the man pages.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use simulate::papers::Paper;
 
+use crate::commands::policies;
 use crate::output::units;
 
-/// Where the configuration is read from unless `--config` says otherwise; it need not exist.
+/// Default configuration file; it need not exist.
 pub const CONFIG_FILE: &str = "/etc/homenode/homenode.toml";
 
-/// Where a running homenode keeps what it must undo and what it did, unless `--state-dir` says otherwise.
+/// Default state directory: undo records and the journal.
 pub const STATE_DIR: &str = "/run/homenode";
 
 const EXIT_CODES: &str = "\
@@ -26,12 +27,12 @@ Exit codes:
 
 /// Keep threads next to the file data they read, on NUMA machines.
 ///
-/// Every file byte that a thread reads comes from the memory of some node. When that is not the node the thread runs on,
-/// the read crosses the interconnect between the sockets. homenode sees this for file data in the page cache and moves
-/// the thread to its home node: the node most of its file bytes come from.
+/// Every file byte that a thread reads comes from the memory of some node. If the thread runs on another node, the read
+/// crosses the interconnect between the sockets. homenode observes such reads of the page cache and moves each thread to
+/// its home node: the node that most of its file bytes come from.
 ///
-/// `homenode doctor` says what works on this machine, `homenode top` shows what threads read from where, `homenode plan`
-/// what would be moved and why, and `sudo homenode run` does it until it is stopped, and then undoes it.
+/// `homenode doctor` shows what works on this machine, `homenode top` which threads read from where, and `homenode plan`
+/// which threads would move and why. `sudo homenode run` moves them, and undoes that when it stops.
 #[derive(Debug, Parser)]
 #[command(name = "homenode", version, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Cli {
@@ -52,10 +53,10 @@ pub struct Global {
     /// Configuration file [default: /etc/homenode/homenode.toml, if it exists]
     #[arg(long, global = true, help_heading = "General options", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Directory for what must be undone and what was done
+    /// Directory for undo records and the journal
     #[arg(long, global = true, help_heading = "General options", value_name = "DIR", default_value = STATE_DIR)]
     pub state_dir: PathBuf,
-    /// Log more to stderr: -v what is done, -vv every detail (HOMENODE_LOG=… filters)
+    /// Log more to stderr: -v actions and all limits, -vv every detail (HOMENODE_LOG=… filters)
     #[arg(short, long, global = true, help_heading = "General options", action = clap::ArgAction::Count)]
     pub verbose: u8,
 }
@@ -65,7 +66,7 @@ pub struct Global {
 pub enum Command {
     /// Show the machine's nodes: CPUs, memory, distances, bandwidth
     ///
-    /// Needs no privileges. Bandwidth is not something Linux tells: it is `unknown` unless homenode.toml says it.
+    /// Needs no privileges. Linux does not report memory bandwidth: it is `unknown` unless homenode.toml sets it.
     #[command(after_help = "\
 Examples:
   homenode nodes
@@ -74,10 +75,10 @@ Examples:
   homenode nodes --sys /tmp/mymachine")]
     Nodes(NodesArgs),
 
-    /// Show on which node each file's cached data is
+    /// Show which node holds each file's cached data
     ///
-    /// For every FILE: its size, how much of it is resident in memory, and on which nodes that is. Reads nothing in and
-    /// changes nothing. Where the kernel hides residency from a caller who does not own the file, it says so.
+    /// Prints each file's size, how much of it is in memory, and on which nodes. Reads nothing in and changes nothing.
+    /// The kernel may hide this from users who do not own the file; the output then says so.
     #[command(after_help = "\
 Examples:
   homenode where /var/lib/postgresql/15/main/base/16384/*
@@ -88,8 +89,8 @@ An error for one file does not stop the others; the exit code is then 1.")]
 
     /// Watch nodes and threads live: load, CPU, home nodes, remote share, moves
     ///
-    /// Observes only, moves nothing; may run beside `homenode run`, whose moves it shows. Keys: q quit, ? help, p pause,
-    /// s next sort column, r reverse, / filter, a all threads, + and - window length.
+    /// Observes only and moves nothing. It can run beside `homenode run` and then shows its moves. Keys: q quit, ? help,
+    /// p pause, s next sort column, r reverse, / filter, a all threads, + and - window length.
     #[command(after_help = "\
 Examples:
   sudo homenode top
@@ -100,22 +101,28 @@ Examples:
 
     /// Observe, and move threads to their home nodes, until stopped
     ///
-    /// Prints a line for each move with its reason, and a line for each window. Stopped by SIGTERM or SIGINT (Ctrl-C), it puts
-    /// back the affinity of every thread it moved. What a crashed run left behind is put back at the start.
+    /// Prints one line for each move, with its reason, and one for each window. On SIGTERM or SIGINT (Ctrl-C), it restores
+    /// the affinity of every thread it moved. At the start, it first restores what a crashed run left behind.
     ///
-    /// With `-- CMD` it starts CMD, cares only for CMD and its children, ends when CMD ends and returns its exit code.
+    /// With `-- CMD`, it starts CMD, manages only CMD and its children, ends when CMD ends and returns CMD's exit code.
+    ///
+    /// Only threads are moved on a host so far. The policies that also move processes or files do less there than in a
+    /// simulation; their descriptions below say what is missing.
+    ///
+    /// Once its BPF programs are loaded, homenode gives up root's capabilities and keeps only CAP_SYS_NICE.
     #[command(after_help = "\
 Examples:
-  sudo homenode run --dry-run                  # say what would be moved
+  sudo homenode run --dry-run                  # only say which threads would move
   sudo homenode run                            # all processes
   sudo homenode run --cgroup /sys/fs/cgroup/system.slice/postgresql.service
   sudo homenode run --policy nthread-rl -- fio job.fio
   sudo homenode run --json | jq -c 'select(.kind==\"window\") | [.window, .remote_share]'")]
     Run(RunArgs),
 
-    /// Show what would be moved, and why, without moving anything
+    /// Show which threads would move, and why, without moving them
     ///
-    /// Observes one window, or takes a snapshot written by `homenode record` or by hand; with `--snapshot` it needs no privileges.
+    /// Observes one window, or reads a snapshot that `homenode record` or a person wrote. With `--snapshot` it needs no
+    /// privileges.
     #[command(after_help = "\
 Examples:
   sudo homenode plan
@@ -123,29 +130,31 @@ Examples:
   homenode plan --snapshot - --json < window.json")]
     Plan(PlanArgs),
 
-    /// Write what each window shows to a file, one JSON snapshot a line
+    /// Record each window to a file, one JSON snapshot per line
     ///
-    /// Appends to FILE. What was written stays usable when the disk fills up or the recording is interrupted: whole lines only.
+    /// Appends whole lines to FILE, so a recording stays usable if the disk fills up or recording is interrupted.
     #[command(after_help = "\
 Examples:
   sudo homenode record --windows 60 busy.jsonl
   sudo homenode record --cgroup /sys/fs/cgroup/db busy.jsonl      # until Ctrl-C")]
     Record(RecordArgs),
 
-    /// Show what a policy would have done with a recording
+    /// Show what a policy would have done during a recording
     ///
-    /// Runs the policy and the safety rails over the snapshots of FILE, one plan per window. Moves nothing, needs no privileges.
+    /// Runs the policy and the safety rails over the snapshots in FILE and prints one plan per window. Moves nothing and
+    /// needs no privileges.
     #[command(after_help = "\
 Examples:
   homenode replay busy.jsonl
   homenode replay --policy nthread-cpu --json busy.jsonl")]
     Replay(ReplayArgs),
 
-    /// Simulate a machine and a load: what each policy would do there
+    /// Simulate a machine and a load, and compare policies on them
     ///
-    /// Runs policies in virtual time, through the same loop and rails as `homenode run`, and shows what the machine gets done, what was
-    /// moved and how the nodes were loaded. What to run is a scenario file, a snapshot that `homenode record` wrote on a host, or
-    /// random scenarios. Moves nothing, needs no privileges. docs/simulate.md has every key of scenario files and the model's limits.
+    /// Runs policies in virtual time, through the same loop and rails as `homenode run`. Shows the throughput, the moves
+    /// and the load of each node. The load comes from a scenario file, from a snapshot that `homenode record` wrote on a
+    /// host, or from random scenarios. Moves nothing and needs no privileges. docs/simulate.md lists every key of scenario
+    /// files and the limits of the model.
     #[command(after_help = "\
 Examples:
   homenode simulate scenarios/fio-away-from-its-data.toml
@@ -156,9 +165,9 @@ Examples:
   homenode simulate --random 17 --print > scenario17.toml")]
     Simulate(SimulateArgs),
 
-    /// Tell when and why a thread was moved
+    /// Show when and why a thread was moved
     ///
-    /// Reads the journal that `homenode run` writes. Without an argument: every thread's moves.
+    /// Reads the journal that `homenode run` writes. Without an argument, shows the moves of all threads.
     #[command(after_help = "\
 Examples:
   homenode explain 4121
@@ -166,29 +175,29 @@ Examples:
   homenode explain --json")]
     Explain(ExplainArgs),
 
-    /// Put back what a crashed `homenode run` left behind
+    /// Undo the moves that a crashed `homenode run` left behind
     ///
-    /// Puts back the affinity of each moved thread that still has the value homenode set. `homenode run` does the same when it
-    /// starts. Refuses while a `homenode run` is running with the same state directory.
+    /// Restores the affinity of each moved thread that still has the value homenode set. `homenode run` does the same at its
+    /// start. Needs no configuration. Fails while `homenode run` is using the same state directory.
     #[command(after_help = "\
 Examples:
   sudo homenode restore")]
     Restore,
 
-    /// Say what homenode can use on this machine, what is missing and why, and what interferes
+    /// Check this machine: what homenode can use, what is missing and why, and what interferes
     ///
-    /// Exit code 0: everything needed to observe and to move is there. 1: something is missing.
+    /// Exits with 0 if homenode can observe and move threads here, with 1 if something it needs is missing.
     #[command(after_help = "\
 Examples:
   sudo homenode doctor
   homenode doctor --json")]
     Doctor(DoctorArgs),
 
-    /// Run the papers' experiments on a simulated machine and compare with what the papers state
+    /// Run the papers' experiments on a simulated machine and compare the results with the papers
     ///
-    /// Writes report.html (one file, needs nothing else), results.csv and a PNG per figure to DIR. Needs no privileges and no
-    /// particular machine. Numbers and orderings that do not come out are shown with their cause and are no failure: the exit code
-    /// is 0 whatever the score, and 5 (or 3) when DIR cannot be written to.
+    /// Writes report.html (self-contained), results.csv and one PNG per figure to DIR. Needs no privileges and no particular
+    /// machine. Mismatches are reported with their cause and are not errors: the exit code is 0 whatever the score, and 5
+    /// (or 3) if DIR cannot be written.
     #[command(after_help = "\
 Examples:
   homenode reproduce --out /tmp/papers
@@ -204,14 +213,14 @@ Examples:
   homenode completions fish > ~/.config/fish/completions/homenode.fish")]
     Completions(CompletionsArgs),
 
-    /// Print the manual page, or write those of all sub-commands to a directory
+    /// Print the manual page, or write the pages of all sub-commands to a directory
     #[command(after_help = "\
 Examples:
   homenode man | man -l -
   homenode man /usr/share/man/man1")]
     Man(ManArgs),
 
-    /// Stop, and become CMD when continued: how `run -- CMD` starts CMD without missing its beginning
+    /// Stop, then become CMD once continued: this is how `run -- CMD` observes CMD from its first moment
     #[command(hide = true, name = "__exec")]
     Exec(ExecArgs),
 }
@@ -219,10 +228,10 @@ Examples:
 /// `homenode nodes`.
 #[derive(Debug, Args)]
 pub struct NodesArgs {
-    /// Save what the kernel says about this machine's nodes to DIR, as a fixture for tests and bug reports
+    /// Save the kernel's description of this machine's nodes to DIR, for tests and bug reports
     #[arg(long, value_name = "DIR")]
     pub capture: Option<PathBuf>,
-    /// Show the machine that was saved to DIR instead of this one
+    /// Show the machine saved in DIR instead of this one
     #[arg(long, value_name = "DIR")]
     pub sys: Option<PathBuf>,
 }
@@ -235,16 +244,16 @@ pub struct WhereArgs {
     pub files: Vec<PathBuf>,
 }
 
-/// Which threads to care for.
+/// Which threads to manage.
 #[derive(Debug, Clone, Args)]
 pub struct ScopeArgs {
-    /// Only these processes (repeat the option, or separate them by commas)
+    /// Only these processes (repeat the option, or separate ids with commas)
     #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub pid: Vec<u32>,
     /// Only processes in this control group and below (a directory under /sys/fs/cgroup)
     #[arg(long, value_name = "PATH", conflicts_with = "pid")]
     pub cgroup: Option<PathBuf>,
-    /// Also threads that have an affinity of their own, within their cpuset; it is put back like any other
+    /// Also move threads with a custom affinity, within their cpuset; it is restored on exit
     #[arg(long)]
     pub touch_own_affinity: bool,
 }
@@ -255,13 +264,13 @@ pub struct ObserveArgs {
     /// Length of a window in seconds [default: 1]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub window: Option<f64>,
-    /// Count every read instead of a sample: costs the observed threads more
+    /// Count every read instead of a sample; this slows the observed threads down more
     #[arg(long)]
     pub exact: bool,
     /// Keep the read hook attached: reads cost some 60 ns more, but no CPU is interrupted to attach it again [default with nohz_full]
     #[arg(long)]
     pub steady: bool,
-    /// Which threads to care for.
+    /// Which threads to manage.
     #[command(flatten)]
     pub scope: ScopeArgs,
 }
@@ -269,13 +278,13 @@ pub struct ObserveArgs {
 /// How to decide.
 #[derive(Debug, Clone, Args)]
 pub struct PolicyArgs {
-    /// How to decide
+    /// Policy that decides which threads move
     #[arg(long, value_name = "POLICY", default_value = "nthread", value_parser = policy_names())]
     pub policy: String,
-    /// How much more a thread must read from its home node than from any other, such as `200MB/s` [default: 200MB/s]
+    /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
     pub margin: Option<f64>,
-    /// Leave threads alone that read and wrote less than this in a window, such as `4MiB` [default: 4MiB]
+    /// Leave alone threads that read and wrote less than this in a window [default: 4MiB]
     #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
     pub min_bytes: Option<u64>,
 }
@@ -292,7 +301,7 @@ pub struct TopArgs {
     /// Column to sort threads by, largest first
     #[arg(long, value_enum, default_value_t = Sort::Remote)]
     pub sort: Sort,
-    /// Show threads too that touched no file data
+    /// Also show threads that touched no file data
     #[arg(short, long)]
     pub all: bool,
     /// Show only threads whose name, tid or pid contains TEXT
@@ -328,16 +337,16 @@ pub struct RunArgs {
     /// How to observe.
     #[command(flatten)]
     pub observe: ObserveArgs,
-    /// Say what would be moved, move nothing
+    /// Print the moves without making them
     #[arg(long)]
     pub dry_run: bool,
-    /// Print only windows in which something happened
+    /// Print only windows with moves or news
     #[arg(short, long, conflicts_with = "json")]
     pub quiet: bool,
     /// End after N windows
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub windows: Option<u64>,
-    /// Command to start and to care for
+    /// Command to start and manage
     #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "cgroup"])]
     pub command: Vec<OsString>,
 }
@@ -351,7 +360,7 @@ pub struct PlanArgs {
     /// How to observe.
     #[command(flatten)]
     pub observe: ObserveArgs,
-    /// Decide from this snapshot (`-`: stdin) instead of observing
+    /// Decide from this snapshot (`-` for stdin) instead of observing
     #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "exact", "steady", "pid", "cgroup", "touch_own_affinity"])]
     pub snapshot: Option<PathBuf>,
 }
@@ -373,7 +382,7 @@ pub struct RecordArgs {
 /// `homenode replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// Recording, as `homenode record` writes it (`-`: stdin)
+    /// Recording that `homenode record` wrote (`-` for stdin)
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// How to decide.
@@ -388,22 +397,22 @@ pub struct SimulateArgs {
     /// Scenario file
     #[arg(value_name = "SCENARIO")]
     pub scenario: Option<PathBuf>,
-    /// Policies to compare: repeat the option, or separate them by commas [default: none and the scenario's own, or auto]
+    /// Policies to compare (repeat, or separate with commas) [default: none and the scenario's own, or auto]
     #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = simulated_policies())]
     pub policy: Vec<String>,
-    /// Where threads start, and which random scenarios [default: the scenario's own, or 1]
+    /// Seed of random start placements and random scenarios [default: the scenario's own, or 1]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Run it on this machine instead: a directory as `homenode nodes --capture` writes it
+    /// Run it on the machine saved in DIR by `homenode nodes --capture`
     #[arg(long, value_name = "DIR", conflicts_with_all = ["regret", "random"])]
     pub topology: Option<PathBuf>,
-    /// What if this load ran there: one snapshot, as for `plan --snapshot` (`-`: stdin); needs --topology
+    /// Run the load of this snapshot (`-` for stdin) on the machine of --topology
     #[arg(long, value_name = "FILE", requires = "topology")]
     pub snapshot: Option<PathBuf>,
-    /// Compare all policies on the papers' scenarios and N random ones: how much less than the best each gets done
+    /// Compare all policies with the best one on the papers' scenarios and N random ones
     #[arg(long, value_name = "N", conflicts_with = "policy", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub regret: Option<u32>,
-    /// Run random scenario number K of the seed
+    /// Run the K-th random scenario of the seed
     #[arg(long, value_name = "K")]
     pub random: Option<u32>,
     /// Print the random scenario as a scenario file instead of running it
@@ -422,7 +431,7 @@ pub struct ExplainArgs {
 /// `homenode doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Check what `--exact` would need
+    /// Check the needs of `--exact`
     #[arg(long)]
     pub exact: bool,
 }
@@ -430,13 +439,13 @@ pub struct DoctorArgs {
 /// `homenode reproduce`.
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
-    /// Whose experiments
+    /// Paper whose experiments to run
     #[arg(value_enum, default_value_t = PaperChoice::All, value_name = "PAPER")]
     pub paper: PaperChoice,
-    /// Directory to write to; created if it is not there
+    /// Output directory; created if missing
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// Repeat every run with N different start placements of the kernel, and take the mean
+    /// Run each experiment with N random start placements and report the mean
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub seeds: u64,
 }
@@ -446,7 +455,7 @@ pub struct ReproduceArgs {
 pub enum PaperChoice {
     /// NUMA-aware thread migration (MSST 2020)
     Nthread,
-    /// Data migration where a controller is overloaded
+    /// Data migration when a controller is overloaded
     Dragonfly,
     /// SysMon-N and N-Policy (NPC 2020)
     Npolicy,
@@ -480,7 +489,7 @@ pub struct CompletionsArgs {
 /// `homenode man`.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// Directory to write one page per sub-command to
+    /// Directory for one page per sub-command
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
 }
@@ -488,20 +497,22 @@ pub struct ManArgs {
 /// `homenode __exec`.
 #[derive(Debug, Args)]
 pub struct ExecArgs {
-    /// What to become
+    /// Command to become
     #[arg(last = true, required = true)]
     pub command: Vec<OsString>,
 }
 
 fn policy_names() -> clap::builder::PossibleValuesParser {
-    clap::builder::PossibleValuesParser::new(
-        placement::POLICIES.iter().map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
-    )
+    let value = |(name, about): &(&'static str, &str)| {
+        let host = policies::on_a_host(name).map_or(String::new(), |less| format!(" ({less})"));
+        clap::builder::PossibleValue::new(*name).help(format!("{about}{host}"))
+    };
+    clap::builder::PossibleValuesParser::new(placement::POLICIES.iter().map(value))
 }
 
-/// The policies, with the two words that only a simulation knows.
+/// The policies, and two words that only a simulation knows.
 fn simulated_policies() -> clap::builder::PossibleValuesParser {
-    let words = [("none", "the kernel alone"), ("all", "none and every policy")];
+    let words = [("none", "the kernel alone, without homenode"), ("all", "none, and every policy")];
     clap::builder::PossibleValuesParser::new(
         words
             .iter()
@@ -510,7 +521,7 @@ fn simulated_policies() -> clap::builder::PossibleValuesParser {
     )
 }
 
-/// A window: long enough to see something, short enough that a stop is not awaited for minutes.
+/// A window must be long enough to show something and short enough for a prompt stop.
 fn seconds(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('s').trim().parse::<f64>() {
         Ok(s) if (0.01..=3600.0).contains(&s) => Ok(s),

@@ -1,6 +1,6 @@
-//! `homenode.toml`: what the kernel does not tell (bandwidth of nodes) and how cautious to be.
+//! `homenode.toml`: the bandwidth of nodes, which the kernel does not report, and limits on moves.
 //!
-//! `docs/homenode.toml` is the commented example; a test checks that it says what the defaults are.
+//! `docs/homenode.toml` is the commented example; a test checks that its values are the defaults.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,9 +21,9 @@ pub struct Config {
     /// The file this was read from.
     #[serde(skip)]
     path: Option<PathBuf>,
-    /// `[node.N]`: what is known about node N's memory.
+    /// `[node.N]`: the bandwidth of node N's memory.
     pub node: BTreeMap<NodeId, NodeConfig>,
-    /// `[nthread]`: how the nthread policies decide.
+    /// `[nthread]`: thresholds of the nthread policies.
     pub nthread: placement::nthread::Settings,
     /// `[engine]`: windows and safety rails.
     pub engine: engine::Settings,
@@ -44,7 +44,7 @@ impl Config {
         }
     }
 
-    /// Where its values come from, for messages.
+    /// The source of the values, for messages.
     pub fn place(&self) -> String {
         self.path.as_ref().map_or("configuration".to_owned(), |path| path.display().to_string())
     }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_value_is_named_with_its_line() {
+    fn a_bad_value_is_named_with_its_line() {
         for (text, place) in [
             ("[engine\n", "h.toml:1:"),
             ("[node.zero]\nread_bw_max = 1\n", "h.toml:"),

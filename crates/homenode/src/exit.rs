@@ -105,6 +105,11 @@ impl Failure {
         self.exit
     }
 
+    /// What failed and why, without the hint.
+    pub fn line(&self) -> String {
+        format!("{}: {}", self.what, self.why)
+    }
+
     /// Whether stdout was closed by its reader (`homenode top --once | head -1`): not worth a word.
     pub fn is_broken_pipe(&self) -> bool {
         self.errno == Some(Errno::EPIPE)
@@ -113,7 +118,7 @@ impl Failure {
     /// One or two lines on stderr, or one JSON object.
     pub fn report(&self, json: bool) {
         let mut stderr = io::stderr().lock();
-        // Nobody is left to tell if stderr is closed.
+        // A closed stderr cannot be reported.
         let _ = if json { writeln!(stderr, "{}", self.json()) } else { write!(stderr, "{self}") };
     }
 
@@ -138,10 +143,10 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Prints what clap says about the arguments (help and version are no errors) and returns the exit code.
+/// Prints clap's message (help and version are not errors) and returns the exit code.
 pub fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // `homenode --help | head -1`: nobody is left to tell.
+        // `homenode --help | head -1` closes stdout: that is not an error.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }

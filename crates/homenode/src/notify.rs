@@ -1,6 +1,6 @@
-//! Telling systemd how we are (`sd_notify`), where it asked.
+//! Tells systemd about readiness and stopping (`sd_notify`), if it asks.
 //!
-//! One datagram to the socket named in `NOTIFY_SOCKET`; a failure is no reason to stop working.
+//! One datagram to the socket named in `NOTIFY_SOCKET`; a failure does not stop homenode.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,7 @@ pub fn ready() {
     send("READY=1");
 }
 
-/// Everything is being put back.
+/// homenode is undoing its moves.
 pub fn stopping() {
     send("STOPPING=1");
 }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::exit::{Exit, Failure};
 
-/// Whether somebody wants us to stop.
+/// Whether a signal has asked us to stop.
 #[derive(Clone, Default)]
 pub struct Stop {
     any: Arc<AtomicBool>,
@@ -26,6 +27,9 @@ impl Stop {
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failure)?;
         let (noted, waiting) = (stop.clone(), thread::current());
         thread::spawn(move || {
+            if let Err(error) = host::privileges::keep_only(CapabilitySet::empty()) {
+                tracing::warn!("the thread that waits for signals keeps its privileges: {error}");
+            }
             for signal in signals.forever() {
                 if signal == SIGINT {
                     noted.interrupt.store(true, Ordering::Relaxed);
@@ -42,7 +46,7 @@ impl Stop {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Whether it was Ctrl-C, which the terminal sends to a command we started, too.
+    /// Whether it was Ctrl-C, which the terminal also sends to a command we started.
     pub fn by_interrupt(&self) -> bool {
         self.interrupt.load(Ordering::Relaxed)
     }

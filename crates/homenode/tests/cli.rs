@@ -323,7 +323,7 @@ fn a_recording_that_cannot_be_used_is_named() {
     fs::write(&path, "").unwrap();
     let (code, _, err) = ends(&["replay", path.to_str().unwrap()]);
     assert_eq!(code, 2);
-    assert!(err.contains("r.jsonl") && err.contains("no window"), "{err}");
+    assert!(err.contains("r.jsonl") && err.contains("contains no window"), "{err}");
     recording(&path, &[1.0, 2.0]);
     let broken = fs::read_to_string(&path).unwrap().replacen("\"version\":1", "\"version\":7", 1);
     fs::write(&path, broken).unwrap();
@@ -353,7 +353,7 @@ fn explain_reads_a_journal_and_says_when_there_is_none() {
     insta::assert_snapshot!("explain_one", explain(&["4121"]));
     insta::assert_snapshot!("explain_all", explain(&[]));
     assert_eq!(explain(&["low3"]).lines().count(), 2);
-    assert_eq!(explain(&["nobody"]), "the journal knows nothing of nobody\n");
+    assert_eq!(explain(&["nobody"]), "no journal entries for nobody\n");
     assert_eq!(explain(&["--json"]).lines().count(), 4);
 }
 
@@ -387,8 +387,34 @@ fn restore_without_anything_to_restore() {
     let state = dir.path().join("none");
     let (code, out, err) = ends(&["restore", "--state-dir", state.to_str().unwrap()]);
     assert_eq!((code, err.as_str()), (0, ""));
-    assert!(out.starts_with("nothing to put back"), "{out}");
+    assert!(out.starts_with("nothing to restore"), "{out}");
     assert!(!state.exists());
+}
+
+#[test]
+fn a_broken_configuration_does_not_keep_restore_from_undoing() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("h.toml");
+    fs::write(&config, "[engin]\n").unwrap();
+    let config = config.to_str().unwrap();
+    let state = dir.path().join("state");
+    fs::create_dir(&state).unwrap();
+    // A thread of an earlier boot: its record is void, so restoring succeeds and leaves no state file.
+    let record = r#"{"record":"run","version":1,"epoch":"another"}
+{"record":"hold","undo":{"kind":"thread","tid":1,"pid":1,"start":1,"before":"0","ours":"1"}}
+"#;
+    fs::write(state.join("state.jsonl"), record).unwrap();
+    let (code, out, err) = ends(&["restore", "--config", config, "--state-dir", state.to_str().unwrap()]);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert!(!state.join("state.jsonl").exists());
+    // What moves threads still refuses it, and doctor names it among the rest.
+    let (code, _, err) = ends(&["run", "--config", config, "--windows", "1", "--state-dir", state.to_str().unwrap()]);
+    assert!(code == 2 && err.contains("h.toml:1: unknown key `engin`"), "{err}");
+    let (code, out, err) = ends(&["doctor", "--config", config]);
+    assert_eq!((code, err.as_str()), (1, ""));
+    assert!(out.contains("missing  configuration") && out.contains("h.toml:1: unknown key `engin`"), "{out}");
+    let (code, _, err) = ends(&["where", "--config", config, config]);
+    assert_eq!((code, err.as_str()), (0, ""));
 }
 
 #[test]

@@ -34,6 +34,10 @@ const LIVE: &[Test] = &[
     ("readiness_is_told_to_systemd", readiness_is_told_to_systemd),
     ("what_is_not_there_cannot_be_observed", what_is_not_there_cannot_be_observed),
     ("doctor_finds_everything", doctor_finds_everything),
+    ("run_keeps_only_the_right_to_move_threads", run_keeps_only_the_right_to_move_threads),
+    ("its_command_keeps_what_the_user_has", its_command_keeps_what_the_user_has),
+    ("limits_of_the_kernel_take_one_line_a_run", limits_of_the_kernel_take_one_line_a_run),
+    ("a_policy_says_what_a_host_cannot_do", a_policy_says_what_a_host_cannot_do),
 ];
 
 const TERMINAL: &[Test] = &[
@@ -58,6 +62,7 @@ fn main() {
     let script = observe.clone().or_else(|| lacks("script"));
     let reading = observe.clone().or_else(no_disk);
     let perl = reading.clone().or_else(|| lacks("perl"));
+    let (not_root, observable) = (root.clone(), observe.clone());
     let mut trials = Vec::new();
     for (tests, skip) in [(READING, reading), (LIVE, observe), (TERMINAL, script), (UNPRIVILEGED, root)] {
         for (name, test) in tests {
@@ -66,6 +71,17 @@ fn main() {
     }
     let unshare = if rustix::process::geteuid().is_root() { lacks("unshare") } else { Some("needs root".to_owned()) };
     trials.push(trial("without_btf_it_says_so_and_does_the_rest", unshare, without_btf));
+    trials.push(trial(
+        "moving_takes_cap_sys_nice_and_no_more",
+        not_root.clone(),
+        moving_takes_cap_sys_nice_and_no_more,
+    ));
+    let systemd = observable.clone().or_else(|| lacks("unshare")).or_else(|| {
+        let missing = !Path::new(SYSTEMD).exists();
+        missing.then(|| format!("{SYSTEMD} is not installed"))
+    });
+    trials.push(trial("the_unit_exposes_little", lacks("systemd-analyze"), the_unit_exposes_little));
+    trials.push(trial("the_unit_runs_under_its_restrictions", systemd, the_unit_runs_under_its_restrictions));
     trials.push(trial("run_sees_its_command_from_the_start", perl, run_sees_its_command_from_the_start));
     for (shell, args) in [("bash", "-n"), ("zsh", "-n"), ("fish", "--no-execute")] {
         trials.push(trial(&format!("{shell}_accepts_its_completions"), lacks(shell), move || completions(shell, args)));
@@ -122,11 +138,20 @@ fn no_disk() -> Option<String> {
 }
 
 /// A directory for one test, with a state directory's path in it.
-struct Place(tempfile::TempDir);
+struct Place(tempfile::TempDir, tempfile::TempDir);
 
 impl Place {
     fn new() -> Self {
-        Self(tempfile::tempdir_in(base()).unwrap())
+        Self::below(&base())
+    }
+
+    /// Root trusts no state directory below one of somebody else's, which a checkout may be.
+    fn below(dir: &Path) -> Self {
+        Self(tempfile::tempdir_in(dir).unwrap(), tempfile::tempdir().unwrap())
+    }
+
+    fn state(&self) -> String {
+        self.1.path().join("state").to_str().unwrap().to_owned()
     }
 
     fn path(&self, name: &str) -> String {
@@ -135,7 +160,7 @@ impl Place {
 
     /// `homenode run` with a state directory of its own.
     fn run(&self, args: &[&str]) -> Command {
-        command(&[&["run", "--state-dir", &self.path("state")], args].concat())
+        command(&[&["run", "--state-dir", &self.state()], args].concat())
     }
 }
 
@@ -337,12 +362,12 @@ fn a_second_run_is_refused() {
     assert_eq!(output.status.code(), Some(4));
     let error = text(&output.stderr);
     assert!(error.contains(&format!("pid {}", first.id())), "{error}");
-    let output = homenode(&["restore", "--state-dir", &place.path("state")]);
+    let output = homenode(&["restore", "--state-dir", &place.state()]);
     assert_eq!(output.status.code(), Some(4));
     signal(&first, Signal::TERM);
     assert_eq!(ends(first).0, Some(0));
-    let output = homenode(&["restore", "--state-dir", &place.path("state")]);
-    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "nothing to put back\n"));
+    let output = homenode(&["restore", "--state-dir", &place.state()]);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "nothing to restore\n"));
 }
 
 fn a_closed_stdout_ends_run_quietly() {
@@ -375,17 +400,179 @@ fn what_is_not_there_cannot_be_observed() {
     assert!(error.contains("/nonexistent") && error.contains("(ENOENT)"), "{error}");
     let output = place.run(&["--pid", "2147483647"]).output().unwrap();
     let error = text(&output.stderr);
-    assert_eq!((output.status.code(), error.as_str()), (Some(2), "homenode: process 2147483647: there is none\n"));
+    assert_eq!((output.status.code(), error.as_str()), (Some(2), "homenode: process 2147483647: no such process\n"));
 }
 
 fn doctor_finds_everything() {
     let output = homenode(&["doctor"]);
     assert_eq!(output.status.code(), Some(0));
     let report = text(&output.stdout);
-    assert!(report.contains("everything needed is there") && report.contains("filemap_get_pages"), "{report}");
+    assert!(report.contains("everything needed is available") && report.contains("filemap_get_pages"), "{report}");
     let broken = homenode(&["doctor", "--json", "--state-dir", "/etc/passwd/state"]);
     let report = json(&broken.stdout);
     assert_eq!((broken.status.code(), &report["ok"]), (Some(1), &false.into()), "{report}");
+}
+
+/// Lines of `/proc/…/status` with these names.
+fn status_lines(status: &str, names: &[&str]) -> Vec<String> {
+    let wanted = |line: &&str| names.iter().any(|name| line.starts_with(&format!("{name}:")));
+    status.lines().filter(wanted).map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+const CAPABILITIES: [&str; 6] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs"];
+const SYS_NICE: u64 = 1 << 23;
+
+/// What a thread's status says if it holds these capabilities and can get no others.
+fn only(capabilities: u64) -> Vec<String> {
+    let sets = [("CapInh", 0), ("CapPrm", capabilities), ("CapEff", capabilities), ("CapBnd", capabilities)];
+    let lines = sets.iter().chain(&[("CapAmb", 0)]).map(|(name, bits)| format!("{name}: {bits:016x}"));
+    lines.chain(["NoNewPrivs: 1".to_owned()]).collect()
+}
+
+/// Statuses of all threads of a process, the first thread's first.
+fn statuses(pid: u32) -> Vec<Vec<String>> {
+    let mut tids: Vec<u32> = fs::read_dir(format!("/proc/{pid}/task"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
+        .collect();
+    tids.sort_unstable();
+    let status = |tid| fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap();
+    tids.into_iter().map(|tid| status_lines(&status(tid), &CAPABILITIES)).collect()
+}
+
+/// Where procfs hides processes, one more is kept to see them.
+fn kept() -> u64 {
+    const SYS_PTRACE: u64 = 1 << 19;
+    let hidden = fs::read_to_string("/proc/self/mountinfo").unwrap().contains("hidepid=");
+    if hidden { SYS_NICE | SYS_PTRACE } else { SYS_NICE }
+}
+
+fn run_keeps_only_the_right_to_move_threads() {
+    let place = Place::new();
+    let (child, _lines, first) = started(&mut place.run(&["--json", "--window", "3600"]));
+    assert_eq!(json(first.as_bytes())["kind"], "start");
+    // A thread that has just been started gives up its privileges first of all: wait for the last one.
+    let give_up = Instant::now() + Duration::from_secs(60);
+    let expected = loop {
+        let (now, nothing) = (statuses(child.id()), only(0));
+        let expected: Vec<_> =
+            std::iter::once(only(kept())).chain(now.iter().skip(1).map(|_| nothing.clone())).collect();
+        if now == expected || Instant::now() > give_up {
+            assert_eq!(now, expected);
+            break expected;
+        }
+        std::thread::yield_now();
+    };
+    assert!(expected.len() > 2, "the threads for signals and slices are missing: {expected:?}");
+    signal(&child, Signal::TERM);
+    assert_eq!(ends(child).0, Some(0));
+}
+
+fn its_command_keeps_what_the_user_has() {
+    let place = Place::new();
+    let had = status_lines(&fs::read_to_string("/proc/self/status").unwrap(), &CAPABILITIES);
+    let output = place.run(&["--quiet", "--", "cat", "/proc/self/status"]).output().unwrap();
+    assert_eq!(status_lines(&text(&output.stdout), &CAPABILITIES), had, "{}", text(&output.stderr));
+}
+
+/// The affinity of another user's process: the first set of capabilities is enough, the second is not.
+fn moving_takes_cap_sys_nice_and_no_more() {
+    use rustix::thread::{CapabilitySet, sched_getaffinity, sched_setaffinity};
+    struct Killed(Child);
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let other = Killed(Command::new("sleep").arg("1000").uid(65_534).gid(65_534).spawn().unwrap());
+    let pid = Pid::from_child(&other.0);
+    for (keep, result) in [(CapabilitySet::SYS_NICE, Ok(())), (CapabilitySet::empty(), Err(rustix::io::Errno::PERM))] {
+        let set = std::thread::spawn(move || {
+            host::privileges::keep_only(keep).unwrap();
+            sched_setaffinity(Some(pid), &sched_getaffinity(Some(pid)).unwrap())
+        });
+        assert_eq!(set.join().unwrap(), result);
+    }
+}
+
+const SYSTEMD: &str = "/usr/lib/systemd/systemd";
+
+fn unit() -> String {
+    format!("{}/../../tools/homenode.service", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// At most 3.0 of 10, by systemd's own measure.
+fn the_unit_exposes_little() {
+    let place = Place::new();
+    let path = place.path("homenode.service");
+    fs::write(&path, fs::read_to_string(unit()).unwrap().replace("@BIN@", "/usr/bin")).unwrap();
+    let output =
+        Command::new("systemd-analyze").args(["security", "--offline=yes", "--threshold=30", &path]).output().unwrap();
+    let (report, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{report}{errors}");
+    // A directive that systemd does not know restricts nothing.
+    assert!(!errors.contains("ignoring") && !errors.contains("Unknown"), "{errors}");
+}
+
+/// The unit as it is, run by a systemd of its own: a user manager of root applies the same restrictions.
+fn the_unit_runs_under_its_restrictions() {
+    const SCRIPT: &str = r#"
+        mount -t tmpfs tmpfs /run
+        mkdir -p /run/systemd/system /run/bin /run/units/systemd/user/homenode.service.d
+        cp "$1" /run/bin/homenode
+        sed 's|@BIN@|/run/bin|' "$2" >/run/units/systemd/user/homenode.service
+        printf '[Service]
+StandardError=append:/run/stderr
+' >/run/units/systemd/user/homenode.service.d/log.conf
+        export XDG_RUNTIME_DIR=/run XDG_CONFIG_HOME=/run/units
+        unset NOTIFY_SOCKET
+        "$3" --user >/run/manager 2>&1 &
+        manager=$!
+        trap 'cat /run/manager /run/stderr >&2; kill $manager; wait $manager' EXIT
+        until [ -S /run/systemd/private ]; do kill -0 $manager; sleep 0.1; done
+        systemctl --user start homenode.service
+        pid=$(systemctl --user show --property MainPID --value homenode.service)
+        cat "/proc/$pid/status"
+        until grep -q started /run/homenode/journal.jsonl; do kill -0 "$pid"; sleep 0.1; done
+        systemctl --user stop homenode.service
+        echo "Result: $(systemctl --user show --property Result --value homenode.service)"
+        grep -c stopped /run/homenode/journal.jsonl
+    "#;
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-euc", SCRIPT, "sh", env!("CARGO_BIN_EXE_homenode"), &unit(), SYSTEMD])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(status_lines(&out, &CAPABILITIES), only(kept()), "{out}{err}");
+    assert_eq!(status_lines(&out, &["Seccomp", "Result"]), ["Seccomp: 2", "Result: success"], "{out}{err}");
+    assert!(out.ends_with("\n1\n"), "{out}{err}");
+}
+
+fn limits_of_the_kernel_take_one_line_a_run() {
+    let place = Place::new();
+    let output = place.run(&["--windows", "3", "--window", "0.05"]).output().unwrap();
+    let report = text(&output.stdout);
+    let limits = json(&homenode(&["doctor", "--json"]).stdout)["limits"].as_array().unwrap().len();
+    let line = match limits {
+        1 => "note: 1 limit on what this kernel shows: `homenode doctor`".to_owned(),
+        n => format!("note: {n} limits on what this kernel shows: `homenode doctor`"),
+    };
+    assert_eq!(report.matches(&line).count(), usize::from(limits > 0), "{report}");
+    assert!(!report.contains("EPERM"), "{report}");
+    let output = place.run(&["-v", "--windows", "1", "--window", "0.05"]).output().unwrap();
+    let report = text(&output.stdout);
+    assert!(!report.contains("this kernel shows") && report.matches("note: ").count() >= limits, "{report}");
+}
+
+fn a_policy_says_what_a_host_cannot_do() {
+    let place = Place::new();
+    for (policy, says) in [("nthread", false), ("dragonfly", true), ("npolicy", true), ("arc", true), ("auto", true)] {
+        let output = place.run(&["--policy", policy, "--windows", "1", "--window", "0.05"]).output().unwrap();
+        let report = text(&output.stdout);
+        assert_eq!(report.contains(&format!("note: policy {policy}: on a host ")), says, "{report}");
+    }
 }
 
 /// `homenode top` on a terminal of its own (script makes one), and what it wrote there.
@@ -395,7 +582,7 @@ fn on_a_terminal(end: impl FnOnce(&mut Child, u32)) -> String {
     let line = format!(
         "stty rows 24 cols 80; echo pid $$; exec {} top --window 0.2 --state-dir {}",
         env!("CARGO_BIN_EXE_homenode"),
-        place.path("state")
+        place.state()
     );
     let mut script = Command::new("script")
         .args(["--quiet", "--return", "--command", &line, "/dev/null"])
@@ -450,7 +637,7 @@ struct Nobody {
 impl Nobody {
     fn new() -> Self {
         // Not below cargo's directory: nobody may have no way there.
-        let place = Place(tempfile::tempdir().unwrap());
+        let place = Place::below(&std::env::temp_dir());
         fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let binary = place.0.path().join("homenode");
         fs::copy(env!("CARGO_BIN_EXE_homenode"), &binary).unwrap();

@@ -5,6 +5,7 @@ pub mod interference;
 pub mod memory;
 pub mod observe;
 pub mod plane;
+pub mod privileges;
 pub mod residency;
 
 pub use plane::{HostError, HostPlane, Settings};

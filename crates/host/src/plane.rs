@@ -69,6 +69,10 @@ pub trait Observe {
     fn release(&mut self, tid: u32) -> Result<(), ObserveError>;
     /// Lists the living watched threads and their living descendants.
     fn kin(&mut self) -> Result<Vec<Kin>, ObserveError>;
+    /// Lists the limits of this kernel, which are part of each window's notes.
+    fn limits(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 impl Observe for Observer {
@@ -86,6 +90,10 @@ impl Observe for Observer {
 
     fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
         Observer::kin(self)
+    }
+
+    fn limits(&self) -> Vec<String> {
+        self.configuration().notes.clone()
     }
 }
 
@@ -169,6 +177,11 @@ impl HostPlane {
         if let Some(Err(error)) = self.observer.as_mut().map(|observer| observer.release(tid)) {
             tracing::warn!(tid, %error, "still watched");
         }
+    }
+
+    /// Lists the limits of this kernel: the notes that every window has.
+    pub fn limits(&self) -> Vec<String> {
+        self.observer.as_ref().map(|observer| observer.limits()).unwrap_or_default()
     }
 
     /// Completes a thread for the policies: the nodes it may run on, and the reason it must not be moved.

@@ -1,13 +1,14 @@
-//! What was done and why, for a person who asks later (`homenode explain`).
+//! A record of all moves and their reasons, for `homenode explain`.
 //!
-//! **Problem.** A thread runs somewhere else than yesterday, and nobody knows who moved it and for what.
+//! **Problem.** A thread runs on another node than yesterday, and its owner wants to know why.
 //!
-//! **Approach.** `journal.jsonl` in the state directory, one JSON object a line ([`Entry`]), only ever appended. Moves come
-//! with reason and figures, and later with what they brought ([`Event::Audited`]). [`read()`] filters, [`history()`] joins.
+//! **Approach.** `journal.jsonl` in the state directory has one JSON object per line ([`Entry`]) and only grows at its end. A move
+//! has its reason and figures, and later its effect ([`Event::Audited`]). [`read()`] filters entries, [`history()`] joins
+//! moves with their effects.
 //!
-//! **Limits.** Bounded: when the file has reached half of the allowed size it becomes `journal.1.jsonl`, replacing the
-//! one before, so between half and all of the allowed size is remembered. A move that a rail holds back window after
-//! window is written once. The journal is not fsync'd: what is needed to undo is in the state file.
+//! **Limits.** The size is bounded: at half of the limit the file becomes `journal.1.jsonl` and replaces the previous one, so
+//! the two files keep between half and all of the limit. A move that a rail holds back window after window is written once.
+//! The journal is not synced to disk, because undoing needs only the state file.
 
 mod read;
 
@@ -68,26 +69,26 @@ pub enum Event {
         /// Policy.
         policy: String,
     },
-    /// The daemon ended and had undone everything it could.
+    /// The daemon stopped, after it had undone everything it could.
     Stopped {
-        /// Threads put back.
+        /// Threads restored.
         restored: usize,
-        /// Threads left alone because others had changed them.
+        /// Threads left alone because something else had changed them.
         changed_by_others: usize,
         /// Threads that had ended.
         gone: usize,
-        /// Threads that could not be put back.
+        /// Threads that could not be restored.
         failed: usize,
     },
-    /// Left-overs of an earlier daemon were put back.
+    /// The moves of an earlier daemon were undone.
     Recovered {
-        /// Threads put back.
+        /// Threads restored.
         restored: usize,
-        /// Threads left alone because others had changed them.
+        /// Threads left alone because something else had changed them.
         changed_by_others: usize,
         /// Threads that had ended.
         gone: usize,
-        /// Threads that could not be put back.
+        /// Threads that could not be restored.
         failed: usize,
     },
     /// A thread was moved.
@@ -104,7 +105,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         remote_share: Option<f64>,
     },
-    /// What a move brought.
+    /// The effect of a move.
     Audited {
         /// Remote share in the window that decided the move.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -137,7 +138,7 @@ pub enum Event {
     },
     /// A thread ended between decision and move.
     Gone,
-    /// A thread's affinity was put back, or why it was not.
+    /// A thread's affinity was restored, or left alone.
     Undone {
         /// What became of it.
         result: Undone,
@@ -146,7 +147,7 @@ pub enum Event {
         /// On what occasion ("on exit", "after a crash").
         occasion: String,
     },
-    /// A thread's affinity could not be put back.
+    /// A thread's affinity could not be restored.
     UndoFailed {
         /// Why.
         why: String,

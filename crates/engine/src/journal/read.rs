@@ -65,9 +65,10 @@ pub struct Line {
 /// Joins each move with its audit; the audits themselves are left out.
 pub fn history(entries: Vec<Entry>) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::with_capacity(entries.len());
-    let mut last_move: FxHashMap<(u32, Option<u64>), usize> = FxHashMap::default();
+    // By the name as well: a file has no id of a thread.
+    let mut last_move: FxHashMap<(u32, Option<u64>, String), usize> = FxHashMap::default();
     for entry in entries {
-        let key = entry.thread.as_ref().map(|t| (t.tid, t.start_ns));
+        let key = entry.thread.as_ref().map(|t| (t.tid, t.start_ns, t.comm.clone()));
         match (&entry.event, key) {
             (Event::Audited { before, after }, Some(key)) => {
                 if let Some(line) = last_move.get(&key).and_then(|i| lines.get_mut(*i)) {

@@ -3,7 +3,7 @@
 use crate::Cost;
 use crate::settings::Budget;
 
-/// Windows on end far below the budget after which observing may cost more again.
+/// Consecutive windows far below the budget after which observing may cost more again.
 const CALM_WINDOWS: u32 = 60;
 /// What "far below" is: after doubling, the cost must still be within the budget with room to spare.
 const CALM: f64 = 0.4;
@@ -16,19 +16,19 @@ pub struct BudgetWatch {
     calm: u32,
 }
 
-/// What the cost of the last windows calls for.
+/// The response to the cost of the last windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Too much CPU time, in a sentence: observe less.
     TooMuchCpu(String),
     /// Too much memory, in a sentence. Tables are bounded when they are made, so this can only be said.
     TooMuchMemory(String),
-    /// So little for so long that what was saved need not be saved any more.
+    /// So little for so long that homenode may observe more again.
     Calm,
 }
 
 impl BudgetWatch {
-    /// A window's cost. Says what it calls for once it has been so for enough windows on end; then counts anew.
+    /// Takes one window's cost. Returns a response once enough consecutive windows call for it, then counts from zero.
     pub fn window(&mut self, cost: Cost, budget: &Budget) -> Option<Verdict> {
         let reached = |count: &mut u32, now: bool, windows: u32| {
             *count = if now { *count + 1 } else { 0 };

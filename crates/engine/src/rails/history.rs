@@ -1,4 +1,4 @@
-//! What is remembered of one thread: when it was moved, where it has been, what was refused.
+//! The past of one thread: its moves, the nodes it has left, and refusals.
 
 use topology::NodeId;
 
@@ -75,6 +75,13 @@ impl History {
 
     /// A move was made. Returns a sentence when that was one back-and-forth too many.
     pub fn made(&mut self, now: f64, from: NodeId, to: NodeId, settings: &Settings) -> Option<String> {
+        self.last_move = now;
+        self.refusals = 0;
+        self.reversed = false;
+        if from == to {
+            // A thread bound where it is has not left its node.
+            return None;
+        }
         let oscillation = &settings.oscillation;
         let since = now - oscillation.span_s;
         self.left.retain(|l| l.1 >= since && l.0 != from);
@@ -84,8 +91,6 @@ impl History {
             self.left.remove(0);
         }
         self.left.push((from, now));
-        self.last_move = now;
-        self.refusals = 0;
         if !self.reversed {
             return None;
         }

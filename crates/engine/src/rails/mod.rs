@@ -3,14 +3,13 @@
 //! **Problem.** A decision per window from that window alone flutters at every threshold, and a phase change can name
 //! thousands of moves at once. Users of AutoNUMA and of affinity daemons complain of both.
 //!
-//! **Approach.** Each move passes in turn: does it fit what was observed; is the thread left alone because it went back
-//! and forth ([`history`]); has the load [`settled`]; dwell; cool-down after a reversal; back-off after a refusal; a machine-wide token bucket
-//! ([`rate`]). Moves are asked in plan order, so that a scarce token goes to the move the policy put first. Whoever is
-//! held back is told by which rail and why.
+//! **Approach.** Each move passes these rails in turn: it fits the observation; the load has not [`settled`]; the thread is not
+//! left alone after going back and forth ([`history`]); dwell; cool-down after a reversal; back-off after a refusal; a
+//! machine-wide token bucket ([`rate`]). Moves pass in plan order, so a scarce token goes to the move that the policy put
+//! first. The report names the rail that holds a move back, and why.
 //!
-//! **Limits.** Memory is bounded: at most [`TRACKED_MAX`] threads are remembered. A thread is forgotten when nothing that
-//! is remembered of it could hold it back any more, never earlier; when the table is full of threads that still matter,
-//! new ones are held back rather than old ones forgotten.
+//! **Limits.** Memory is bounded: the rails remember at most [`TRACKED_MAX`] threads. They forget a thread as soon as its
+//! past cannot hold it back any more, and not earlier. When the table is full, new threads are held back.
 
 pub mod budget;
 pub mod history;
@@ -22,8 +21,7 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use topology::{NodeId, Topology};
 
-use crate::Settings;
-use crate::plane::Key;
+use crate::{Settings, Subject};
 use history::History;
 use rate::TokenBucket;
 
@@ -50,7 +48,7 @@ pub enum Rail {
     Cooldown,
     /// The move was refused recently.
     Backoff,
-    /// The load has been the same for long enough: what is placed stays.
+    /// The load has been the same for long enough to keep its placement.
     Settled,
     /// Too many moves at once on this machine.
     Rate,
@@ -79,10 +77,10 @@ impl HeldBack {
 #[derive(Debug)]
 pub struct Rails {
     settings: Settings,
-    threads: FxHashMap<Key, History>,
+    threads: FxHashMap<Subject, History>,
     bucket: TokenBucket,
     /// What a move was let through for in this window: from where, and to where.
-    passed: FxHashMap<Key, (NodeId, NodeId)>,
+    passed: FxHashMap<Subject, (NodeId, NodeId)>,
     /// How many refused moves of this window may still give their token back.
     refunds: u32,
     now: f64,
@@ -112,12 +110,12 @@ impl Rails {
     }
 
     /// Whether a move may be made now. Letting it through takes a token.
-    pub fn check(&mut self, key: Key, from: NodeId, to: NodeId) -> Result<(), HeldBack> {
+    pub fn check(&mut self, subject: &Subject, from: NodeId, to: NodeId) -> Result<(), HeldBack> {
         // A file may come from several nodes, but only to one.
-        if self.passed.get(&key).is_some_and(|passed| passed.0 == from || passed.1 != to) {
+        if self.passed.get(subject).is_some_and(|passed| passed.0 == from || passed.1 != to) {
             return Err(HeldBack::new(Rail::Dwell, "already named in this window"));
         }
-        match self.threads.get(&key) {
+        match self.threads.get(subject) {
             Some(history) => history.check(self.now, &self.settings)?,
             None if self.threads.len() >= TRACKED_MAX => {
                 return Err(HeldBack::new(Rail::Full, format!("{TRACKED_MAX} threads are being watched already")));
@@ -128,27 +126,27 @@ impl Rails {
             let why = format!("more than {} moves per second: node {from} → {to} waits", self.settings.moves_per_s);
             return Err(HeldBack::new(Rail::Rate, why));
         }
-        self.passed.insert(key, (from, to));
+        self.passed.insert(subject.clone(), (from, to));
         // Counts against the bound from now on; the next window drops it again if nothing comes of it.
-        self.threads.entry(key).or_default();
+        self.threads.entry(subject.clone()).or_default();
         Ok(())
     }
 
     /// Remembers that a move was made. Returns a sentence when the thread is left alone from now on.
-    pub fn made(&mut self, key: Key, from: NodeId, to: NodeId) -> Option<String> {
-        self.threads.entry(key).or_default().made(self.now, from, to, &self.settings)
+    pub fn made(&mut self, subject: &Subject, from: NodeId, to: NodeId) -> Option<String> {
+        self.threads.entry(subject.clone()).or_default().made(self.now, from, to, &self.settings)
     }
 
     /// Remembers that a move was refused: it is not tried again at once, and costs no token (up to a bound per window, so
     /// that a machine full of refusals does not keep us busy).
-    pub fn refused(&mut self, key: Key) {
-        self.threads.entry(key).or_default().refused(self.now);
+    pub fn refused(&mut self, subject: &Subject) {
+        self.threads.entry(subject.clone()).or_default().refused(self.now);
         self.give_back();
     }
 
     /// Forgets a thread that has ended.
-    pub fn gone(&mut self, key: Key) {
-        self.threads.remove(&key);
+    pub fn gone(&mut self, subject: &Subject) {
+        self.threads.remove(subject);
         self.give_back();
     }
 
@@ -174,10 +172,10 @@ impl Rails {
 pub fn fits(topology: &Topology, thread: Option<&Thread>, mv: &Move) -> Result<(), HeldBack> {
     let (Move::Thread { from, to, .. } | Move::Process { from, to, .. } | Move::File { from, to, .. }) = mv;
     if topology.node(*to).is_none() {
-        return Err(HeldBack::new(Rail::BadPlan, format!("there is no node {to}")));
+        return Err(HeldBack::new(Rail::BadPlan, format!("node {to} does not exist")));
     }
     if from == to {
-        return Err(HeldBack::new(Rail::BadPlan, format!("node {from} → {to} is no move")));
+        return Err(HeldBack::new(Rail::BadPlan, format!("node {from} → {to} moves nothing")));
     }
     let Move::Thread { tid, pid, start_ns, .. } = mv else { return Ok(()) };
     let Some(thread) = thread else {
@@ -211,10 +209,14 @@ mod tests {
     }
 
     /// Tries the move at this time; makes it when it is let through.
+    fn thread(tid: u32, start: u64) -> Subject {
+        Subject::Thread { tid, start }
+    }
+
     fn go(rails: &mut Rails, now: f64, tid: u32, from: NodeId, to: NodeId) -> Result<(), Rail> {
         rails.begin(now);
-        rails.check((tid, 0), from, to).map_err(|h| h.rail)?;
-        rails.made((tid, 0), from, to);
+        rails.check(&thread(tid, 0), from, to).map_err(|h| h.rail)?;
+        rails.made(&thread(tid, 0), from, to);
         Ok(())
     }
 
@@ -239,7 +241,7 @@ mod tests {
             let mut rails = rails(|s| s.dry_run = dry_run);
             assert_eq!(go(&mut rails, 0.0, 1, A, B), Ok(()));
             rails.begin(1.0);
-            let why = rails.check((1, 0), B, A).unwrap_err().why;
+            let why = rails.check(&thread(1, 0), B, A).unwrap_err().why;
             assert!(why.starts_with(words), "{why}");
         }
     }
@@ -251,6 +253,15 @@ mod tests {
         let made =
             (0..100).filter(|i| go(&mut rails, *i as f64 * 11.0, 1, ring[i % 3], ring[(i + 1) % 3]).is_ok()).count();
         assert_eq!(made, 5); // 0→1, 1→2, then three returns: 2→0, 0→1, 1→2
+    }
+
+    #[test]
+    fn a_thread_bound_where_it_is_has_not_left() {
+        let mut rails = rails(|s| s.dwell_s = 10.0);
+        assert_eq!(go(&mut rails, 0.0, 1, A, A), Ok(()));
+        // Something else displaces it; its return is no reversal, so no cool-down follows.
+        assert_eq!(go(&mut rails, 10.0, 1, B, A), Ok(()));
+        assert_eq!(go(&mut rails, 20.0, 1, A, B), Ok(()));
     }
 
     #[test]
@@ -266,10 +277,10 @@ mod tests {
     fn a_burst_is_let_through_in_plan_order_and_the_rest_waits() {
         let mut rails = rails(|s| (s.burst, s.moves_per_s) = (3, 2.0));
         rails.begin(0.0);
-        let passed: Vec<u32> = (0..10).filter(|tid| rails.check((*tid, 0), A, B).is_ok()).collect();
+        let passed: Vec<u32> = (0..10).filter(|tid| rails.check(&thread(*tid, 0), A, B).is_ok()).collect();
         assert_eq!(passed, [0, 1, 2]);
         rails.begin(1.0); // two tokens more
-        let passed: Vec<u32> = (3..10).filter(|tid| rails.check((*tid, 0), A, B).is_ok()).collect();
+        let passed: Vec<u32> = (3..10).filter(|tid| rails.check(&thread(*tid, 0), A, B).is_ok()).collect();
         assert_eq!(passed, [3, 4]);
     }
 
@@ -279,9 +290,9 @@ mod tests {
         let mut tried = Vec::new();
         for second in 0..2000 {
             rails.begin(second as f64);
-            if rails.check((1, 0), A, B).is_ok() {
+            if rails.check(&thread(1, 0), A, B).is_ok() {
                 tried.push(second);
-                rails.refused((1, 0));
+                rails.refused(&thread(1, 0));
             }
         }
         assert_eq!(tried, [0, 10, 30, 70, 150, 310, 630, 1270, 1910]); // 10, 20, 40 … at most 640
@@ -291,29 +302,29 @@ mod tests {
     fn one_thread_is_named_once_a_window() {
         let mut rails = rails(|s| (s.dwell_s, s.cooldown_s) = (0.0, 0.0));
         rails.begin(1.0);
-        rails.check((1, 0), A, B).unwrap();
-        rails.made((1, 0), A, B);
-        assert_eq!(rails.check((1, 0), B, A).unwrap_err().rail, Rail::Dwell);
+        rails.check(&thread(1, 0), A, B).unwrap();
+        rails.made(&thread(1, 0), A, B);
+        assert_eq!(rails.check(&thread(1, 0), B, A).unwrap_err().rail, Rail::Dwell);
     }
 
     #[test]
     fn a_file_may_come_from_several_nodes_to_one() {
-        let c = NodeId(2);
+        let (c, file) = (NodeId(2), Subject::File { file: "8:1:9".into() });
         let mut rails = rails(|_| {});
         rails.begin(1.0);
-        assert_eq!([rails.check((0, 9), A, B), rails.check((0, 9), c, B)], [Ok(()), Ok(())]);
-        assert_eq!(rails.check((0, 9), B, c).unwrap_err().rail, Rail::Dwell);
+        assert_eq!([rails.check(&file, A, B), rails.check(&file, c, B)], [Ok(()), Ok(())]);
+        assert_eq!(rails.check(&file, B, c).unwrap_err().rail, Rail::Dwell);
     }
 
     #[test]
     fn a_later_thread_with_the_same_id_has_a_history_of_its_own() {
         let mut rails = rails(|_| {});
         rails.begin(0.0);
-        rails.check((1, 500), A, B).unwrap();
-        rails.made((1, 500), A, B);
+        rails.check(&thread(1, 500), A, B).unwrap();
+        rails.made(&thread(1, 500), A, B);
         rails.begin(1.0);
-        assert_eq!(rails.check((1, 500), B, A).unwrap_err().rail, Rail::Dwell);
-        assert_eq!(rails.check((1, 501), B, A), Ok(()));
+        assert_eq!(rails.check(&thread(1, 500), B, A).unwrap_err().rail, Rail::Dwell);
+        assert_eq!(rails.check(&thread(1, 501), B, A), Ok(()));
     }
 
     #[test]
@@ -321,15 +332,15 @@ mod tests {
         let mut rails = rails(|s| (s.burst, s.moves_per_s) = (1_000_000, 1e6));
         rails.begin(0.0);
         for tid in 0..TRACKED_MAX as u32 {
-            rails.check((tid, 0), A, B).unwrap();
-            rails.made((tid, 0), A, B);
+            rails.check(&thread(tid, 0), A, B).unwrap();
+            rails.made(&thread(tid, 0), A, B);
         }
         rails.begin(1.0);
-        assert_eq!(rails.check((u32::MAX, 0), A, B).unwrap_err().rail, Rail::Full);
-        assert_eq!(rails.check((5, 0), B, A).unwrap_err().rail, Rail::Dwell);
+        assert_eq!(rails.check(&thread(u32::MAX, 0), A, B).unwrap_err().rail, Rail::Full);
+        assert_eq!(rails.check(&thread(5, 0), B, A).unwrap_err().rail, Rail::Dwell);
         rails.begin(301.0); // dwell, cool-down and span are over for all
         assert_eq!(rails.tracked(), 0);
-        assert_eq!(rails.check((u32::MAX, 0), A, B), Ok(()));
+        assert_eq!(rails.check(&thread(u32::MAX, 0), A, B), Ok(()));
     }
 
     proptest! {

@@ -1,20 +1,26 @@
 //! A load that stays the same keeps its placement.
 //!
-//! **Problem.** A policy that decides each window anew can move threads round for ever, each time for a good reason: what it moves
-//! changes what it sees next. Dwell and cool-down only make that slower.
+//! **Problem.** A policy that decides each window anew can move threads in circles, each time for a good reason: its own moves change
+//! what it sees next. Dwell and cool-down only slow this down.
 //!
-//! **Approach.** A load's placement is found in its first windows. It is a new load when a busy thread comes, goes for good, or does
-//! something else than before: starts or stops using files, reads from another node (at once, or of other files), reads where
-//! it wrote, or becomes so much faster or slower as no placement explains. What our own moves do is no new load: the rates right after
-//! them, and that a process stands still while its memory is copied. Nor is data that drifts to another node bit by bit, as it does where
-//! what is written lands on the writer's node. When nothing of that has happened for [`Settle::windows`](crate::settings::Settle) of the policy's own decision periods,
-//! threads and processes stay. A move that was asked for in time but waits (for its turn under the rate limit, or after a refusal) is
-//! still made, and a thread that somebody else has put elsewhere meanwhile may be brought back to where it was: not elsewhere, or a kernel that
-//! spreads a crowd and a policy that takes who comes to a free node home would empty it thread by thread; and not one to which that happens
-//! in window after window, as then the kernel and the policy are at odds about it, and would go on to be. Data may
-//! have drifted after [`Settle::again_s`](crate::settings::Settle): then the load counts as new.
+//! **Approach.** Policies place a load in its first windows. After [`Settle::windows`](crate::settings::Settle) decision periods of the
+//! policy without a change, threads and processes stay. The load is new when a busy thread
 //!
-//! **Limits.** On a machine where busy threads come and go all the time there is no constant load, and the other rails have to do.
+//! - appears, or has been gone for 10 windows;
+//! - starts or stops using files, or turns to data on another node (suddenly, or in another file), or reads where it wrote;
+//! - becomes so much faster or slower that no placement explains it.
+//!
+//! The effects of our own moves do not count as a change: neither the rates right after them, nor that a process stands still while
+//! its memory is copied. Data that drifts to another node bit by bit does not count either, because written data lands on the writer's
+//! node. After [`Settle::again_s`](crate::settings::Settle) a load counts as new in any case.
+//!
+//! Two kinds of moves are still made in a settled load. A move that the policy asked for in time may have had to wait, for the rate
+//! limit or after a refusal. And a thread that something else displaced may return to the node it was on, but to no other: otherwise a
+//! kernel that spreads a crowd and a policy that fills a free node could empty a node thread by thread. A thread that is displaced in
+//! window after window is left there, because the kernel and the policy would never agree.
+//!
+//! **Limits.** A machine whose busy threads come and go all the time never settles; the other rails have to suffice. At most
+//! 300 windows of moved threads that have gone are remembered.
 
 use std::hash::{BuildHasher, BuildHasherDefault};
 
@@ -23,28 +29,30 @@ use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use topology::NodeId;
 
 use super::{HeldBack, Rail};
-use crate::plane::Key;
+use crate::Subject;
 use crate::settings::Settle;
 
-/// Bytes/s of files, and share of a CPU, from which a thread is busy.
+/// A thread is busy from this many file bytes/s, or this share of a CPU, on.
 const BUSY_BYTES_S: f64 = 1048576.0;
 const BUSY_CPU: f64 = 0.05;
-/// A thread is gone for good when it was not seen for so many windows.
+/// A thread not seen for this many windows is gone for good.
 const GONE: u64 = 10;
-/// It does something else when it does so many times as much or as little at once, twice that when it gets there bit by bit,
+/// A thread does something else if its rate changes by this factor at once (twice the factor if gradually),
 const FACTOR: f64 = 8.0;
-/// or when the share of reads in its file bytes has changed by this much.
+/// or if the share of reads in its file bytes changes by this much.
 const READS: f64 = 0.25;
-/// Share of reads from one node from which that is clearly where a thread reads.
+/// A thread clearly reads from a node if at least this share of its reads does.
 const CLEAR: f64 = 0.75;
-/// Windows after a move in which a change of rates is the move's, and of a thread's life in which its rates say little.
+/// Windows after a move in which rates change because of it, and of a young thread's life in which its rates mean little.
 const OURS: u64 = 3;
-/// Within so many windows a thread that turns to something else does so; data that drifts takes longer.
+/// A moved thread may stand still for this many windows, as a process does while its memory is copied.
+const STANDING: u64 = 300;
+/// A thread turns to other data within this many windows; data that drifts takes longer.
 const AT_ONCE: u64 = 3;
-/// In how many windows a thread may be put elsewhere by others and still be brought back.
+/// A thread may be displaced in this many windows and still return.
 const DISPLACED: u32 = 3;
 
-/// What a busy thread does, as far as its place does not matter.
+/// The behaviour of a busy thread, apart from its place.
 #[derive(Clone, Copy, Debug)]
 struct Doing {
     bytes_s: f64,
@@ -74,7 +82,7 @@ impl Doing {
         let reads = if bytes > 0.0 { read / bytes } else { 0.0 };
         let home = t.home().filter(|home| t.read_bytes.get(*home) as f64 >= CLEAR * read);
         let most = t.files.iter().max_by_key(|f| (f.read_bytes.total(), std::cmp::Reverse(&f.file)));
-        let file = most.map(|f| BuildHasherDefault::<FxHasher>::default().hash_one(&f.file));
+        let file = most.map(|f| file_hash(&f.file));
         let (node, pid) = (t.node, t.pid);
         let (at_home, at_rate, since) = (seen, seen, seen);
         busy.then_some(Self { bytes_s, reads, home, node, pid, file, seen, at_home, at_rate, since, stands: false })
@@ -102,7 +110,11 @@ impl Doing {
     }
 }
 
-/// A thread that somebody else has put elsewhere.
+fn file_hash(file: &str) -> u64 {
+    BuildHasherDefault::<FxHasher>::default().hash_one(file)
+}
+
+/// A thread that something else displaced.
 #[derive(Clone, Copy, Debug)]
 struct Displaced {
     /// Where it was before.
@@ -117,16 +129,16 @@ struct Displaced {
 #[derive(Debug, Default)]
 pub struct Settled {
     settings: Settle,
-    threads: FxHashMap<Key, Doing>,
-    /// Threads that somebody else has put elsewhere since the load was new.
-    displaced: FxHashMap<Key, Displaced>,
-    /// Who was moved, and in which window: threads may be seen at their new place some windows later.
-    moved: FxHashMap<Key, u64>,
+    threads: FxHashMap<Subject, Doing>,
+    /// Threads displaced since the load was new.
+    displaced: FxHashMap<Subject, Displaced>,
+    /// Moved subjects and the window: threads may appear at their new place some windows later.
+    moved: FxHashMap<Subject, u64>,
     /// Files that were moved since the load was new, as [`Doing::file`].
     files: FxHashSet<u64>,
     /// Moves that were asked for in time and wait for something else, in the last window and in this one.
-    owed: FxHashSet<Key>,
-    owing: FxHashSet<Key>,
+    owed: FxHashSet<Subject>,
+    owing: FxHashSet<Subject>,
     window: u64,
     last_move: u64,
     new_since_s: f64,
@@ -151,7 +163,7 @@ impl Settled {
         let ours = self.window <= self.last_move + OURS;
         let mut new = now - self.new_since_s >= self.settings.again_s;
         for t in &snapshot.threads {
-            let key = (t.tid, t.start_ns.unwrap_or(0));
+            let key = Subject::thread(t);
             let Some(mut doing) = Doing::of(t, snapshot.window_s, self.window) else {
                 if let Some(before) = self.threads.get_mut(&key) {
                     before.seen = self.window;
@@ -166,7 +178,7 @@ impl Settled {
                 self.threads.insert(key, doing);
                 continue;
             };
-            let ours_moved = self.moved.contains_key(&key) || self.moved.contains_key(&(t.pid, u64::MAX));
+            let ours_moved = self.moved.contains_key(&key) || self.moved.contains_key(&Subject::Process { pid: t.pid });
             if doing.node != before.node && !ours_moved && !before.stands {
                 let never = Displaced { from: before.node, now: false, windows: 0 };
                 let displaced = self.displaced.entry(key).or_insert(never);
@@ -191,11 +203,11 @@ impl Settled {
         }
         let (window, moved) = (self.window, &self.moved);
         for (key, t) in self.threads.iter_mut().filter(|(_, t)| t.seen + 1 == window) {
-            let at = moved.get(key).max(moved.get(&(t.pid, u64::MAX)));
+            let at = moved.get(key).max(moved.get(&Subject::Process { pid: t.pid }));
             t.stands = at.is_some_and(|at| window <= at + OURS);
         }
         let known = self.threads.len();
-        self.threads.retain(|_, t| t.stands || t.seen + GONE > window);
+        self.threads.retain(|_, t| t.seen + if t.stands { STANDING } else { GONE } > window);
         if self.threads.len() < known {
             tracing::debug!(threads = known - self.threads.len(), "new load: threads are gone");
             new = true;
@@ -211,31 +223,54 @@ impl Settled {
     }
 
     /// Whether a thread, a process or a file may be moved to a node by a policy that decides every `period_s` seconds.
-    pub fn check(&self, key: Key, to: NodeId, period_s: f64) -> Result<(), HeldBack> {
+    pub fn check(&self, subject: &Subject, to: NodeId, period_s: f64) -> Result<(), HeldBack> {
         let most = self.settings.windows;
         let fresh = self.windows <= most || self.seconds <= period_s * f64::from(most);
         let back = |d: &Displaced| d.now && d.from == to && d.windows <= DISPLACED;
-        let displaced = self.displaced.get(&key).is_some_and(back);
-        if most == 0 || fresh || displaced || self.owed.contains(&key) {
+        let displaced = self.displaced.get(subject).is_some_and(back);
+        if most == 0 || fresh || displaced || self.owed.contains(subject) {
             return Ok(());
         }
         Err(HeldBack::new(Rail::Settled, format!("the load has been the same for {} windows: it stays", self.windows)))
     }
 
-    /// A move that might have been made has to wait, for its turn or because it was refused: it may be made later.
-    pub fn owe(&mut self, key: Key) {
-        self.owing.insert(key);
+    /// How many entries are kept.
+    #[cfg(test)]
+    fn retained(&self) -> usize {
+        self.threads.len()
+            + self.displaced.len()
+            + self.moved.len()
+            + self.files.len()
+            + self.owed.len()
+            + self.owing.len()
     }
 
-    /// A move was made: of a thread, of a process, or of a file (no thread has the id 0).
-    pub fn made(&mut self, key: Key) {
-        self.last_move = self.window;
-        if key.0 == 0 {
-            self.files.insert(key.1);
+    /// A move that might have been made has to wait, for its turn or because it was refused: it may be made later.
+    pub fn owe(&mut self, subject: Subject) {
+        if self.settings.windows > 0 {
+            self.owing.insert(subject);
         }
-        self.moved.insert(key, self.window);
-        if let Some(displaced) = self.displaced.get_mut(&key) {
+    }
+
+    /// A move was made.
+    pub fn made(&mut self, subject: Subject) {
+        if self.settings.windows == 0 {
+            return;
+        }
+        self.last_move = self.window;
+        if let Subject::File { file } = &subject {
+            self.files.insert(file_hash(file));
+        }
+        if let Some(displaced) = self.displaced.get_mut(&subject) {
             displaced.now = false;
+        }
+        self.moved.insert(subject, self.window);
+    }
+
+    /// A moved thread has ended: it does not merely stand still.
+    pub fn ended(&mut self, subject: &Subject) {
+        if let Some(doing) = self.threads.get_mut(subject) {
+            doing.stands = false;
         }
     }
 }
@@ -248,6 +283,10 @@ mod tests {
 
     fn thread(tid: u32, node: u32, mb: u64) -> Thread {
         reader(tid, node, 0, mb)
+    }
+
+    fn subject(tid: u32) -> Subject {
+        Subject::Thread { tid, start: 0 }
     }
 
     fn reader(tid: u32, node: u32, from: u32, mb: u64) -> Thread {
@@ -277,13 +316,13 @@ mod tests {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         let load = [thread(1, 0, 100), thread(2, 1, 100)];
         after(&mut settled, 3, &load);
-        assert_eq!(settled.check((1, 0), NodeId(0), 0.0), Ok(()));
+        assert_eq!(settled.check(&subject(1), NodeId(0), 0.0), Ok(()));
         after(&mut settled, 1, &load);
-        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
         // A policy that decides every 10 s has ten times as long.
-        assert_eq!(settled.check((1, 0), NodeId(0), 10.0), Ok(()));
+        assert_eq!(settled.check(&subject(1), NodeId(0), 10.0), Ok(()));
         after(&mut settled, 600, &load);
-        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
     }
 
     #[test]
@@ -302,7 +341,7 @@ mod tests {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
             after(&mut settled, 9, &load);
             after(&mut settled, windows.max(1), then);
-            assert_eq!(settled.check((1, 0), NodeId(0), 0.0).is_ok(), windows > 0, "{then:?}");
+            assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_ok(), windows > 0, "{then:?}");
         }
     }
 
@@ -310,9 +349,9 @@ mod tests {
     fn what_a_move_makes_of_rates_is_no_new_load() {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         after(&mut settled, 3, &[thread(1, 1, 100)]);
-        settled.made((1, 0));
+        settled.made(subject(1));
         after(&mut settled, 1, &[thread(1, 0, 5000)]);
-        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
     }
 
     #[test]
@@ -320,12 +359,28 @@ mod tests {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         let load = [thread(1, 0, 100), thread(2, 1, 100)];
         after(&mut settled, 2, &load);
-        settled.made((2, u64::MAX));
+        settled.made(Subject::Process { pid: 2 });
         after(&mut settled, 40, &load[..1]);
-        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
         after(&mut settled, 1, &[thread(1, 0, 100), thread(2, 0, 3)]); // it ran at the end of the window only
         after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 0, 100)]);
-        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
+    }
+
+    #[test]
+    fn a_moved_thread_that_never_comes_back_is_forgotten() {
+        for windows in [0, 3] {
+            let mut settled = Settled::new(&Settle { windows, again_s: 600.0 });
+            let mut held = Vec::new();
+            for tid in 100..1_100 {
+                after(&mut settled, 1, &[thread(1, 0, 100), thread(tid, 1, 100)]);
+                settled.made(subject(tid));
+                settled.owe(subject(tid));
+                held.push(settled.retained());
+            }
+            after(&mut settled, 1, &[thread(1, 0, 100)]);
+            assert!(held[999] <= held[699], "windows {windows}: {} entries, then {}", held[699], held[999]);
+        }
     }
 
     #[test]
@@ -336,12 +391,11 @@ mod tests {
             let used = placement::FileUse { file: file.into(), read_bytes: read_bytes.clone(), ..Default::default() };
             [Thread { read_bytes, files: vec![used], ..thread(1, 0, 0) }]
         };
-        let hash = BuildHasherDefault::<FxHasher>::default().hash_one("a".to_owned());
         let drifted = |to: &str| {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
             (0..=100).step_by(5).for_each(|share| after(&mut settled, 1, &mixed([100 - share, share], "a")));
             after(&mut settled, 1, &mixed([0, 100], to));
-            settled.check((1, 0), NodeId(0), 0.0).is_ok()
+            settled.check(&subject(1), NodeId(0), 0.0).is_ok()
         };
         assert!(!drifted("a"));
         assert!(drifted("b"));
@@ -349,10 +403,10 @@ mod tests {
         for ours in [true, false] {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
             after(&mut settled, 3, &mixed([100, 0], "a"));
-            settled.made((0, if ours { hash } else { hash + 1 }));
+            settled.made(Subject::File { file: if ours { "a" } else { "other" }.into() });
             after(&mut settled, 20, &mixed([100, 0], "a"));
             after(&mut settled, 1, &mixed([0, 100], "a"));
-            assert_eq!(settled.check((1, 0), NodeId(0), 0.0).is_ok(), !ours);
+            assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_ok(), !ours);
         }
     }
 
@@ -363,34 +417,34 @@ mod tests {
             let reads: NodeBytes = [(NodeId(0), BUSY_BYTES_S as u64 - 9 + window)].into_iter().collect();
             after(&mut settled, 1, &[Thread { read_bytes: reads, ..thread(1, 0, 0) }]);
         }
-        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
     }
 
     #[test]
-    fn who_is_put_elsewhere_in_window_after_window_stays_there() {
+    fn a_thread_displaced_in_window_after_window_stays_there() {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 1, 100)]);
         let mut brought_back = 0;
         for _ in 0..20 {
             after(&mut settled, 1, &[thread(1, 1, 100), thread(2, 1, 100)]);
-            brought_back += u32::from(settled.check((1, 0), NodeId(0), 0.0).is_ok());
-            settled.displaced.get_mut(&(1, 0)).unwrap().now = false; // as a move does that is not remembered any more
+            brought_back += u32::from(settled.check(&subject(1), NodeId(0), 0.0).is_ok());
+            settled.displaced.get_mut(&subject(1)).unwrap().now = false; // as a move does that is not remembered any more
             after(&mut settled, 1, &[thread(1, 0, 100), thread(2, 1, 100)]);
         }
         assert!((1..=DISPLACED).contains(&brought_back), "{brought_back}");
     }
 
     #[test]
-    fn who_was_put_elsewhere_by_others_may_be_brought_back() {
+    fn a_displaced_thread_may_return_to_where_it_was() {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 1, 100)]);
         after(&mut settled, 1, &[thread(1, 1, 100), thread(2, 1, 100)]);
-        assert_eq!(settled.check((1, 0), NodeId(0), 0.0), Ok(()));
+        assert_eq!(settled.check(&subject(1), NodeId(0), 0.0), Ok(()));
         // To where it was: what was away from a third node's data before is so still.
-        assert_eq!(settled.check((1, 0), NodeId(2), 0.0).unwrap_err().rail, Rail::Settled);
-        assert_eq!(settled.check((2, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
-        settled.made((1, 0));
+        assert_eq!(settled.check(&subject(1), NodeId(2), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check(&subject(2), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
+        settled.made(subject(1));
         after(&mut settled, 9, &[thread(1, 0, 100), thread(2, 1, 100)]); // back: not by others
-        assert_eq!(settled.check((1, 0), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
+        assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
     }
 }

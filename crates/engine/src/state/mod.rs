@@ -1,21 +1,24 @@
-//! What is on disk so that everything can be put back, whatever happens to us.
+//! The undo records on disk: with them everything can be undone after a crash.
 //!
-//! **Problem.** A daemon that is killed leaves its affinities behind, and nobody knows what was there before.
+//! **Problem.** A daemon that is killed leaves its affinities behind; the previous ones must not be lost.
 //!
 //! **Approach.** A directory with one owner at a time ([`StateDir`], an flock) holds `state.jsonl`: one JSON record a line
 //! ([`records`]), appended and fsync'd before the first move of a thread ([`file`]). The next start, or `restore`, replays
 //! it. A line that is cut short or damaged is skipped: the last line cannot describe a move that was made, because moves
 //! wait for the fsync. The file is rewritten (to a new file, then renamed) when most of it is history.
 //!
-//! **Limits.** A record of another boot is void, and so is one whose thread has ended. Whoever may write the directory may
-//! make us set affinities, so it must belong to us and be writable by nobody else.
+//! **Limits.** A record of another boot is void, and so is one whose thread has ended. A user who can write the directory, or
+//! one on the way to it, could make homenode set affinities: [`trusted`] refuses such a path.
 
 pub mod file;
 pub mod records;
+mod trust;
+
+pub use trust::trusted;
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -24,7 +27,7 @@ use rustix::io::Errno;
 use crate::EngineError;
 use records::Replayed;
 
-/// The only version of the state file there is.
+/// The version of the state file.
 pub const VERSION: u32 = 1;
 /// Name of the state file.
 pub const STATE: &str = "state.jsonl";
@@ -41,6 +44,7 @@ pub struct StateDir {
 impl StateDir {
     /// Creates the directory (0755) where it is missing, and takes it. [`EngineError::Busy`] when another process has it.
     pub fn open(path: &Path) -> Result<Self, EngineError> {
+        trusted(path)?;
         match DirBuilder::new().mode(0o755).recursive(true).create(path) {
             Err(source) if source.kind() != ErrorKind::AlreadyExists => {
                 return Err(EngineError::io("create", path)(source));
@@ -90,34 +94,14 @@ impl StateDir {
     }
 }
 
-/// Refuses a directory that others may write to.
-fn trusted(path: &Path) -> Result<(), EngineError> {
-    let meta = std::fs::metadata(path).map_err(EngineError::io("look at", path))?;
-    let untrusted = |why: String| Err(EngineError::Untrusted { path: path.to_owned(), why });
-    let us = rustix::process::geteuid().as_raw();
-    if !meta.is_dir() {
-        return untrusted("is not a directory".into());
-    }
-    if meta.uid() != us && meta.uid() != 0 {
-        return untrusted(format!("belongs to user {}, it must belong to user {us} or to root", meta.uid()));
-    }
-    if meta.mode() & 0o022 != 0 {
-        return untrusted(format!(
-            "is writable by others (mode {:o}), it must be 755 or stricter",
-            meta.mode() & 0o7777
-        ));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
 
     #[test]
-    fn a_second_owner_is_refused_and_told_who_is_first() {
+    fn a_second_owner_is_refused_by_name_of_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         let first = StateDir::open(&path).unwrap();

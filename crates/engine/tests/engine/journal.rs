@@ -5,7 +5,10 @@ use std::time::{Duration, UNIX_EPOCH};
 use engine::journal::{Event, Filter, history, read};
 use engine::{Engine, Rail, Settings, StateDir};
 
-use crate::fake::{Fake, go_home, mv, restless, script};
+use placement::{Move, Reason};
+use topology::NodeId;
+
+use crate::fake::{Fake, file_of, go_home, mv, restless, script};
 
 #[test]
 fn a_move_is_told_with_reason_figures_and_what_it_brought() {
@@ -67,4 +70,31 @@ fn refusals_and_ends_are_told() {
     let events: Vec<Event> = read(tmp.path(), &Filter::default()).unwrap().into_iter().map(|e| e.event).collect();
     assert!(matches!(&events[1], Event::Refused { reason, .. } if reason == "own_affinity"), "{events:?}");
     assert_eq!(events[2], Event::Gone);
+}
+
+#[test]
+fn moved_files_and_processes_are_each_judged_by_what_their_readers_read() {
+    let tmp = tempfile::tempdir().unwrap();
+    // Each thread is a process of its own, reads a file of its own, and runs on another node than the file.
+    let plane = Fake::new([(1, 0, 1), (2, 0, 1), (3, 0, 1)]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let (reason, why) = (Reason::CacheAffinity, || "read from there".into());
+    let file = move |tid| {
+        let (file, from, to) = (file_of(tid), NodeId(1), NodeId(0));
+        Move::File { file, from, to, reason, why: why() }
+    };
+    let process = Move::Process { pid: 3, from: NodeId(0), to: NodeId(1), reason, why: why() };
+    let mut moves = vec![file(1), file(2), process];
+    let once = script(move |_| std::mem::take(&mut moves));
+    let mut engine = Engine::new(plane.clone(), once, Settings::default(), Some(state)).unwrap();
+    engine.step().unwrap();
+    // The first file is carried off again: the audit of one file must not speak for the other.
+    plane.world().tasks.get_mut(&1).unwrap().home = 2;
+    for _ in 0..12 {
+        engine.step().unwrap();
+    }
+    let lines = history(read(tmp.path(), &Filter::default()).unwrap());
+    let moved = lines.iter().filter(|l| matches!(l.entry.event, Event::Moved { .. }));
+    let shares: Vec<_> = moved.map(|l| l.remote_share).collect();
+    assert_eq!(shares, [Some((1.0, 1.0)), Some((1.0, 0.0)), Some((1.0, 0.0))]);
 }

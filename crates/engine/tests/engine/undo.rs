@@ -17,7 +17,7 @@ fn masks_that_hold_our_value_are_as_before_and_others_untouched() {
     let finished = engine.finish();
     let counts = (finished.restored, finished.changed_by_others, finished.gone, finished.failed);
     assert_eq!(counts, (1, 1, 1, 1));
-    assert_eq!(finished.notes, ["thread 6: affinity 0-5 cannot be put back: the kernel says no"]);
+    assert_eq!(finished.notes, ["cannot restore affinity 0-5 of thread 6: the kernel says no"]);
     let masks: Vec<_> = [1, 2, 4, 5].iter().map(|tid| plane.world().mask(*tid).to_string()).collect();
     assert_eq!(masks, ["0-5", "4-5", "0-5", "0"]);
 }

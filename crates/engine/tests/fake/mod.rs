@@ -28,6 +28,11 @@ pub fn node_cpus(node: u32) -> CpuSet {
     [2 * node, 2 * node + 1].into_iter().collect()
 }
 
+/// The file that a thread reads.
+pub fn file_of(tid: u32) -> String {
+    format!("8:1:{tid}")
+}
+
 pub fn all_cpus() -> CpuSet {
     (0..2 * NODES).collect()
 }
@@ -158,6 +163,7 @@ impl Plane for Fake {
                 "tid": tid, "pid": t.pid, "comm": format!("t{tid}"), "start_ns": t.start, "node": t.node,
                 "allowed_nodes": (0..NODES).collect::<Vec<_>>(), "cpu_s": 0.1,
                 "read_bytes": {t.home.to_string(): 1_000_000},
+                "files": [{"file": file_of(*tid), "read_bytes": {t.home.to_string(): 1_000_000}}],
             });
             serde_json::from_value(value).unwrap()
         };
@@ -171,8 +177,13 @@ impl Plane for Fake {
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
-        let Move::Thread { tid, pid, to, .. } = mv else {
-            return Err(PlaneError::Refused { reason: "not_supported", why: "threads only".into() });
+        let (tid, pid, to) = match mv {
+            Move::Thread { tid, pid, to, .. } => (tid, pid, to),
+            Move::Process { pid, to, .. } => {
+                let (before, ours) = (all_cpus(), node_cpus(to.0));
+                return Ok(Undo::Process { pid: *pid, start: 1, before, ours, unbound: false });
+            }
+            Move::File { file, .. } => return Ok(Undo::File { file: file.clone() }),
         };
         let mut world = self.world();
         world.wreck();
@@ -191,11 +202,20 @@ impl Plane for Fake {
     }
 
     fn apply(&mut self, mv: &Move, undo: &Undo) -> Result<(), PlaneError> {
-        let (Move::Thread { tid, to, .. }, Undo::Thread { ours, start, .. }) = (mv, undo) else {
-            panic!("{mv:?} was never prepared");
-        };
         let mut world = self.world();
         world.wreck();
+        let (tid, to, ours, start) = match (mv, undo) {
+            (Move::Thread { tid, to, .. }, Undo::Thread { ours, start, .. }) => (tid, to, ours, start),
+            (Move::Process { pid, to, .. }, Undo::Process { .. }) => {
+                world.tasks.values_mut().filter(|t| t.pid == *pid).for_each(|t| t.node = to.0);
+                return Ok(());
+            }
+            (Move::File { file, to, .. }, Undo::File { .. }) => {
+                world.tasks.iter_mut().filter(|t| file_of(*t.0) == *file).for_each(|t| t.1.home = to.0);
+                return Ok(());
+            }
+            _ => panic!("{mv:?} was never prepared"),
+        };
         if world.die_before_apply.contains(tid) {
             world.tasks.remove(tid);
         }
@@ -214,7 +234,7 @@ impl Plane for Fake {
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        let Undo::Thread { tid, start, before, ours, .. } = undo else { panic!("{undo:?} was never prepared") };
+        let Undo::Thread { tid, start, before, ours, .. } = undo else { return Ok(Undone::Restored) };
         let mut world = self.world();
         world.wreck();
         let Some(task) = world.tasks.get_mut(tid).filter(|t| t.start == *start) else { return Ok(Undone::Gone) };

@@ -1,6 +1,6 @@
-//! `homenode doctor`: what is used, what is missing and why, what interferes, and how each is fixed.
+//! `homenode doctor`: what homenode uses, what is missing and why, what interferes, and how to fix each.
 //!
-//! Facts come from the host crate's probes; what is said here is only their meaning for a person.
+//! The host crate's probes give the facts; this module explains them.
 
 use std::path::Path;
 
@@ -27,14 +27,14 @@ const AS_ROOT: &str = "run it as root: sudo homenode doctor";
 /// Everything that `doctor` has to say.
 #[derive(Serialize)]
 struct Report {
-    /// Everything that observing and moving need is there.
+    /// Whether everything needed to observe and move is available.
     ok: bool,
     kernel: String,
     nodes: usize,
     facts: Vec<Finding>,
-    /// Where the kernel will be looked at.
+    /// The hooks in use.
     hooks: Vec<String>,
-    /// What will not be seen, or less exactly, each with its cause.
+    /// What is not observed, or less exactly, each with its cause.
     limits: Vec<String>,
     interference: Vec<Interference>,
 }
@@ -46,7 +46,7 @@ struct Finding {
     available: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<String>,
-    /// Without it homenode cannot observe or move.
+    /// Whether homenode can observe or move nothing without it.
     needed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<&'static str>,
@@ -64,14 +64,14 @@ impl Finding {
 
 /// Prints what this machine allows.
 pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
-    let config = Config::load(global.config.as_deref())?;
-    let topology = nodes::read(Path::new(nodes::SYS), &config)?;
+    let (topology, configuration) = configured(global)?;
     let capabilities = Capabilities::probe();
     let settings = observe::Settings { exact: args.exact, ..observe::Settings::default() };
     let (capabilities, chosen, refused) = tried(capabilities, &settings, &topology);
     let mut facts = observing(&capabilities, &chosen);
     facts.extend(refused);
     facts.extend(moving(global, &topology));
+    facts.push(configuration);
     let report = Report {
         ok: facts.iter().all(|f| f.available || !f.needed),
         kernel: capabilities.kernel.clone(),
@@ -89,7 +89,16 @@ pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
     Ok(if report.ok { Exit::Done } else { Exit::Partly })
 }
 
-/// Loads and attaches the programs themselves, for a moment: what a probe lets through they can still be refused.
+/// The machine, and a finding on the configuration. A broken configuration is left out.
+fn configured(global: &Global) -> Result<(Topology, Finding), Failure> {
+    let sys = Path::new(nodes::SYS);
+    let used = Config::load(global.config.as_deref()).and_then(|config| nodes::read(sys, &config));
+    let cause = used.as_ref().err().map(Failure::line);
+    let finding = Finding::new("configuration", cause, true, "correct it; `homenode restore` needs none");
+    Ok((used.or_else(|_| nodes::read(sys, &Config::default()))?, finding))
+}
+
+/// Loads and attaches the real programs for a moment: the kernel can refuse them although the probes succeed.
 fn tried(
     capabilities: Capabilities,
     settings: &observe::Settings,
@@ -193,11 +202,31 @@ fn may_move() -> Option<String> {
 
 /// Why the state directory cannot be written to. Creates nothing.
 fn may_write(dir: &Path) -> Option<String> {
+    if let Err(error) = engine::state::trusted(dir) {
+        return Some(exit::chain(&error));
+    }
     let nearest = dir.ancestors().find(|path| path.exists()).unwrap_or(dir);
     let refused =
         if nearest.is_dir() { access(nearest, Access::WRITE_OK | Access::EXEC_OK) } else { Err(Errno::NOTDIR) };
     let error = refused.err()?;
     Some(crate::exit::errno_names(&format!("{}: {}", nearest.display(), std::io::Error::from(error))))
+}
+
+/// The limits as lines. Limits that share a cause are grouped below it.
+fn limits(limits: &[String], facts: &[Finding]) -> Vec<String> {
+    let mut rest = limits.to_vec();
+    let mut lines = Vec::new();
+    for (name, cause) in facts.iter().filter_map(|f| Some((&f.name, f.cause.as_deref()?))) {
+        let (shared, others): (Vec<_>, Vec<_>) = rest.iter().cloned().partition(|limit| limit.contains(cause));
+        if shared.len() < 2 {
+            continue;
+        }
+        lines.push(format!("without {name} (see above):"));
+        let plain = |limit: &String| limit.replace(&format!(" ({cause})"), "").replace(&format!(": {cause}"), "");
+        lines.extend(shared.iter().map(|limit| format!("  {}", plain(limit))));
+        rest = others;
+    }
+    rest.into_iter().chain(lines).collect()
 }
 
 fn kind(kind: Kind) -> &'static str {
@@ -233,12 +262,36 @@ fn text(report: &Report) -> String {
             lines.iter().for_each(|line| text.push_str(&format!("  {}\n", escape(line))));
         }
     };
-    list("looks at", report.hooks.clone());
-    list("does not see", report.limits.clone());
+    list("hooks", report.hooks.clone());
+    list("not observed", limits(&report.limits, &report.facts));
     list("interferes", report.interference.iter().map(words::interference).collect());
     text.push_str(match report.ok {
-        true => "\neverything needed is there\n",
+        true => "\neverything needed is available\n",
         false => "\nsomething needed is missing\n",
     });
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_cause_is_named_once() {
+        let cause = "refused: EPERM (Operation not permitted)";
+        let facts = [Finding::new("BPF at functions (fexit)", Some(cause.to_owned()), false, "")];
+        let notes = [
+            format!("reads: by tracepoint ({cause}): parts of pages count as whole pages"),
+            "writes count once per page".to_owned(),
+            format!("tmpfs reads are not seen: {cause}"),
+        ];
+        let expected = [
+            "writes count once per page",
+            "without BPF at functions (fexit) (see above):",
+            "  reads: by tracepoint: parts of pages count as whole pages",
+            "  tmpfs reads are not seen",
+        ];
+        assert_eq!(limits(&notes, &facts), expected);
+        assert_eq!(limits(&notes[..2], &facts), notes[..2]);
+    }
 }

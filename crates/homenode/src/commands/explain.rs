@@ -1,4 +1,4 @@
-//! `homenode explain`: when and why a thread was moved.
+//! `homenode explain`: when and why threads were moved.
 
 use chrono::{DateTime, Local, TimeDelta};
 use engine::journal::{self, Event, Filter, Line};
@@ -35,8 +35,8 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     if entries.is_empty() {
-        let whom = args.thread.as_deref().map_or(String::new(), |t| format!(" of {}", escape(t)));
-        output::print(&format!("the journal knows nothing{whom}\n"))?;
+        let subject = args.thread.as_deref().map_or(String::new(), |t| format!(" for {}", escape(t)));
+        output::print(&format!("no journal entries{subject}\n"))?;
         return Ok(Exit::Done);
     }
     let one_thread = filter.tid.is_some();
@@ -46,7 +46,7 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
 
 /// The lines; the thread is named unless all are about the same one.
 fn text(lines: &[Line], one_thread: bool, now: DateTime<Local>) -> String {
-    let named: Vec<_> = lines.iter().map(|line| if one_thread { String::new() } else { who(line) }).collect();
+    let named: Vec<_> = lines.iter().map(|line| if one_thread { String::new() } else { name(line) }).collect();
     let width = named.iter().map(|name| name.chars().count()).max().unwrap_or_default();
     let mut text = String::new();
     for (line, name) in lines.iter().zip(&named) {
@@ -61,7 +61,7 @@ fn text(lines: &[Line], one_thread: bool, now: DateTime<Local>) -> String {
     text
 }
 
-fn who(line: &Line) -> String {
+fn name(line: &Line) -> String {
     line.entry.thread.as_ref().map_or("homenode".to_owned(), |t| words::thread(&t.comm, t.tid))
 }
 
@@ -107,10 +107,10 @@ fn sentence(line: &Line) -> String {
             format!("undone {occasion}, affinity {affinity} as before")
         }
         Event::Undone { result: Undone::ChangedByOthers, occasion, .. } => {
-            format!("left alone {occasion}: its affinity was changed by others since")
+            format!("left alone {occasion}: something else has changed its affinity")
         }
         Event::Undone { result: Undone::Gone, occasion, .. } => format!("had ended {occasion}"),
-        Event::UndoFailed { why } => format!("could not be put back: {why}"),
+        Event::UndoFailed { why } => format!("could not be restored: {why}"),
         Event::Note { text } => text.clone(),
     }
 }

@@ -6,6 +6,7 @@ mod explain;
 mod man;
 mod nodes;
 mod plan;
+pub mod policies;
 mod record;
 mod replay;
 mod report;

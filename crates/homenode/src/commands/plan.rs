@@ -1,16 +1,17 @@
-//! `homenode plan`: what would be moved, and why.
+//! `homenode plan`: shows which threads would move, and why.
 
 use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 
-use placement::{Policy, Snapshot};
+use placement::Snapshot;
 
-use crate::cli::{Global, PlanArgs, PolicyArgs};
-use crate::commands::session;
+use crate::cli::{Global, PlanArgs};
+use crate::commands::{policies, session};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::output::limits::Limits;
 use crate::output::{self, words};
 
 /// Largest snapshot that is read: 100,000 threads with ten files each are below it.
@@ -19,29 +20,21 @@ const LARGEST: u64 = 1 << 30;
 /// Prints the plan for a snapshot file, or for one window of this machine.
 pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let snapshot = match &args.snapshot {
-        Some(path) => read_snapshot(path)?,
+    let (snapshot, limits) = match &args.snapshot {
+        Some(path) => (read_snapshot(path)?, Limits::recorded(global.verbose)),
         None => {
             let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
-            session::observe(&mut session::open(&config, &args.observe, None)?, window)?
+            let mut plane = session::open(&config, &args.observe, None)?;
+            (session::observe(&mut plane, window)?, Limits::of(&plane, global.verbose))
         }
     };
-    let plan = policy(&args.policy, &config)?.decide(&snapshot.topology(), &snapshot);
+    let plan = policies::chosen(&args.policy, &config)?.decide(&snapshot.topology(), &snapshot);
     if global.json {
         output::print_json(&plan)?;
     } else {
-        output::print(&words::plan(&plan, &snapshot))?;
+        output::print(&words::plan(&plan, &snapshot, &limits))?;
     }
     Ok(Exit::Done)
-}
-
-/// The policy the user chose, with the settings of homenode.toml and of the command line.
-pub fn policy(args: &PolicyArgs, config: &Config) -> Result<Box<dyn Policy>, Failure> {
-    let mut settings = config.nthread.clone();
-    settings.locality_margin = args.margin.unwrap_or(settings.locality_margin);
-    settings.min_bytes = args.min_bytes.unwrap_or(settings.min_bytes);
-    placement::policy(&args.policy, &settings)
-        .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {}", args.policy), "there is none of this name"))
 }
 
 /// The snapshot in a file, `-` being stdin.

@@ -1,4 +1,4 @@
-//! `homenode record`: what each window shows, to a file.
+//! `homenode record`: writes each window to a file.
 
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {
     let mut writer = Writer::open(&args.file)?;
     let stop = Stop::on_signals()?;
     let mut plane = session::open(&config, &args.observe, None)?;
+    session::observe_only()?;
     let to_stdout = args.file.as_os_str() == "-";
     let mut windows = 0;
     while !stop.requested() && args.windows.is_none_or(|most| windows < most) {

@@ -1,4 +1,4 @@
-//! `homenode replay`: what a policy and the rails would have done with a recording.
+//! `homenode replay`: runs a policy and the rails over a recording.
 
 use std::time::Duration;
 
@@ -7,20 +7,21 @@ use placement::{Move, Snapshot};
 use topology::Topology;
 
 use crate::cli::{Global, ReplayArgs};
-use crate::commands::{plan, report};
+use crate::commands::{policies, report};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output;
+use crate::output::limits::Limits;
 use crate::recording::Reader;
 
 /// Prints a plan per window of the recording.
 pub fn run(global: &Global, args: &ReplayArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let policy = plan::policy(&args.policy, &config)?;
+    let policy = policies::chosen(&args.policy, &config)?;
     let mut reader = Reader::open(&args.file)?;
     let failure = |e: engine::EngineError| Failure::from_error(Exit::Usage, "cannot replay", &e);
     let mut engine = Engine::new(Recorded::default(), policy, config.engine.clone(), None).map_err(failure)?;
-    let mut lines = report::Lines::default();
+    let mut lines = report::Lines::new(Limits::recorded(global.verbose));
     let mut window = 0;
     while let Some(snapshot) = reader.next()? {
         window += 1;
@@ -33,12 +34,12 @@ pub fn run(global: &Global, args: &ReplayArgs) -> Result<Exit, Failure> {
         }
     }
     if window == 0 {
-        return Err(Failure::new(Exit::Usage, args.file.display().to_string(), "holds no window"));
+        return Err(Failure::new(Exit::Usage, args.file.display().to_string(), "contains no window"));
     }
     Ok(Exit::Done)
 }
 
-/// A plane that shows what was recorded and on which every move succeeds, so that the rails see a life like the real one.
+/// A plane that shows a recording. Every move succeeds, so that the rails behave as on a host.
 #[derive(Default)]
 struct Recorded {
     topology: Topology,

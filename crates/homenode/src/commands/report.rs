@@ -7,23 +7,29 @@ use placement::Move;
 use serde_json::{Value, json};
 
 use crate::output::escape;
+use crate::output::limits::Limits;
 use crate::output::table::Table;
 use crate::output::units::count;
 use crate::output::words::{self, Names};
 
-/// Prints windows as text. What is held back or noted window after window is said once.
-#[derive(Default)]
+/// Prints windows as text. A note, or a move held back again and again, is printed once.
 pub struct Lines {
-    /// What was said of moves that were not made in the window before.
+    limits: Limits,
+    /// Lines printed in the previous window about moves that were not made.
     said: HashSet<String>,
-    /// Notes that were said, without their figures: "sampled: 1 event in 12" is said once.
+    /// Notes printed so far, without their figures: "sampled: 1 event in 12" is printed once.
     notes: HashSet<String>,
 }
 
-/// A daemon runs for months: what was said is forgotten when there is more of it than this.
+/// Most notes remembered: a daemon runs for months.
 const NOTES_MAX: usize = 1000;
 
 impl Lines {
+    /// Has printed nothing yet.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, said: HashSet::new(), notes: HashSet::new() }
+    }
+
     /// The lines of one window; the second value tells whether anything but the first line is in it.
     pub fn window(&mut self, window: u64, report: &WindowReport) -> (String, bool) {
         let names = Names::new(&report.snapshot);
@@ -46,7 +52,8 @@ impl Lines {
         }
         self.said = said;
         let mut text = format!("{}\n{}", window_line(window, report), table.render());
-        for note in report.snapshot.notes.iter().chain(&report.plan.notes).chain(&report.notes) {
+        let observed = self.limits.lines(&report.snapshot.notes);
+        for note in observed.iter().chain(&report.plan.notes).chain(&report.notes) {
             if self.notes.len() >= NOTES_MAX {
                 self.notes.clear();
             }
@@ -58,7 +65,7 @@ impl Lines {
         if report.inherited_restored > 0 {
             rows += 1;
             let born = count(report.inherited_restored, "thread");
-            text.push_str(&format!("note: affinity of {born} that moved threads had started put back\n"));
+            text.push_str(&format!("note: restored the inherited affinity of {born}\n"));
         }
         (text, rows > 0)
     }
@@ -150,20 +157,20 @@ fn outcome_json(outcome: &Outcome, names: &Names<'_>) -> Value {
     value
 }
 
-/// What was undone: `affinity of 4 threads put back, 1 changed by others since and left alone, 2 had ended`.
+/// The result of undoing: `restored the affinity of 4 threads, 1 left alone because something else changed them, 2 had ended`.
 pub fn finished(finished: &Finished) -> String {
     if *finished == Finished::default() {
-        return "nothing to put back\n".to_owned();
+        return "nothing to restore\n".to_owned();
     }
-    let mut parts = vec![format!("affinity of {} put back", count(finished.restored, "thread"))];
+    let mut parts = vec![format!("restored the affinity of {}", count(finished.restored, "thread"))];
     let mut part = |n: usize, what: &str| {
         if n > 0 {
             parts.push(format!("{n} {what}"));
         }
     };
-    part(finished.changed_by_others, "changed by others since and left alone");
+    part(finished.changed_by_others, "left alone because something else changed them");
     part(finished.gone, "had ended");
-    part(finished.failed, "could not be put back");
+    part(finished.failed, "could not be restored");
     let mut text = parts.join(", ") + "\n";
     for note in &finished.notes {
         text.push_str(&format!("note: {}\n", escape(note)));

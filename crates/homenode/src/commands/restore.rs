@@ -1,30 +1,29 @@
-//! `homenode restore`: puts back what a crashed run left behind.
+//! `homenode restore`: undoes the moves that a crashed run left behind.
 
 use engine::StateDir;
 use serde_json::json;
 
 use crate::cli::Global;
 use crate::commands::{report, session};
-use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output;
 
 /// Undoes what the state directory lists.
 pub fn run(global: &Global) -> Result<Exit, Failure> {
-    let config = Config::load(global.config.as_deref())?;
+    // Reads no configuration: a mistake there must not prevent undoing.
     if !global.state_dir.try_exists().map_err(|e| Failure::io("look at", &global.state_dir, &e))? {
-        // Nothing has run since boot; to create the directory only to find it empty helps nobody.
+        // Nothing has run since boot: do not create the directory only to find it empty.
         if global.json {
             output::print_json(&json!(engine::Finished::default()))?;
         } else {
-            output::print(&format!("nothing to put back: {} does not exist\n", global.state_dir.display()))?;
+            output::print(&format!("nothing to restore: {} does not exist\n", global.state_dir.display()))?;
         }
         return Ok(Exit::Done);
     }
     let state = open_state(global)?;
-    let mut plane = session::open_act_only(&config)?;
+    let mut plane = session::open_act_only()?;
     let finished = engine::recover(&mut plane, &state)
-        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot put back", &e))?;
+        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))?;
     if global.json {
         output::print_json(&json!(finished))?;
     } else {

@@ -1,11 +1,11 @@
 //! `homenode run`: the daemon in the foreground.
 //!
-//! **Problem.** What moves threads must also stop well: on a signal, when its command ends, when stdout is closed, and when
-//! the plane breaks, everything is put back.
+//! **Problem.** Every move must be undone however the run ends: by a signal, with its command, by a closed stdout, or by a fault
+//! of the plane.
 //!
-//! **Approach.** One loop, one exit: whatever ends it, `Engine::finish` runs and what it did is printed.
+//! **Approach.** One loop and one exit, where `Engine::finish` runs and its result is printed.
 //!
-//! **Limits.** A stop ends the window under way, which is still decided on, like any other.
+//! **Limits.** A stop ends the current window early; the policy still decides on it.
 
 use engine::{Engine, Finished, Plane};
 use host::interference::Interference;
@@ -14,10 +14,11 @@ use serde_json::json;
 use crate::child::Child;
 use crate::cli::{Global, RunArgs};
 use crate::commands::report::{self, Lines};
-use crate::commands::{plan, restore, session};
+use crate::commands::{policies, restore, session};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::notify;
+use crate::output::limits::Limits;
 use crate::output::units::{count, seconds};
 use crate::output::{self, escape, words};
 use crate::signals::Stop;
@@ -30,19 +31,21 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         dry_run: args.dry_run || config.engine.dry_run,
         ..config.engine.clone()
     };
-    let policy = plan::policy(&args.policy, &config)?;
+    let policy = policies::chosen(&args.policy, &config)?;
     let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
     let stop = Stop::on_signals()?;
     let mut child = Child::hold(&args.command)?;
     let plane = session::open(&config, &args.observe, child.as_ref().map(Child::pid))?;
-    let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::default() };
-    let (window_s, dry_run) = (settings.window_s, settings.dry_run);
-    // This puts back what a crashed run left, before anything else takes time.
-    let mut engine = Engine::new(plane, policy, settings, state)
+    let limits = Limits::of(&plane, global.verbose);
+    // Undoes what a crashed run left behind, before anything that could take time.
+    let mut engine = Engine::new(plane, policy, settings.clone(), state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;
-    let found = if stop.requested() { Vec::new() } else { session::interference() };
-    let started = out.start(engine.policy_name(), (window_s, dry_run), engine.plane().topology().nodes.len(), &found);
-    let ran = started.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
+    let interference = if stop.requested() { Vec::new() } else { session::interference() };
+    session::move_only(child.is_some())?;
+    let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::new(limits) };
+    let nodes = engine.plane().topology().nodes.len();
+    let told = out.start(engine.policy_name(), &settings, nodes, &interference);
+    let ran = told.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
         Some(child) => child.go(),
         None => Ok(()),
     });
@@ -54,7 +57,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let told = out.finished(&finished);
     let exit = match child {
         Some(child) => {
-            // Its end may be far: what went wrong is said now.
+            // The command may run on for long: report failures now.
             for failure in [&ran, &told].into_iter().filter_map(|r| r.as_ref().err()).filter(|f| !f.is_broken_pipe()) {
                 failure.report(global.json);
             }
@@ -69,7 +72,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     ran.and(told).map(|()| exit)
 }
 
-/// One window after the other, until something ends it.
+/// Runs window after window until something ends the run.
 fn windows<P: Plane>(
     engine: &mut Engine<P>,
     out: &mut Output,
@@ -89,7 +92,7 @@ fn windows<P: Plane>(
     Ok(())
 }
 
-/// What is printed on stdout.
+/// Prints to stdout.
 struct Output {
     json: bool,
     quiet: bool,
@@ -100,7 +103,7 @@ impl Output {
     fn start(
         &self,
         policy: &str,
-        (window_s, dry_run): (f64, bool),
+        settings: &engine::Settings,
         nodes: usize,
         interference: &[Interference],
     ) -> Result<(), Failure> {
@@ -109,17 +112,22 @@ impl Output {
                 "kind": "start",
                 "version": 1,
                 "policy": policy,
-                "window_s": window_s,
-                "dry_run": dry_run,
+                "window_s": settings.window_s,
+                "dry_run": settings.dry_run,
                 "nodes": nodes,
+                "policy_limit": policies::on_a_host(policy),
                 "interference": interference,
             }))?;
             return Ok(());
         }
-        let dry = if dry_run { ", dry run: nothing is changed" } else { "" };
-        let mut text = format!("policy {policy}, window {}, {}{dry}\n", seconds(window_s), count(nodes, "node"));
+        let dry = if settings.dry_run { ", dry run: nothing is changed" } else { "" };
+        let mut text =
+            format!("policy {policy}, window {}, {}{dry}\n", seconds(settings.window_s), count(nodes, "node"));
         for found in interference {
             text.push_str(&format!("note: {}\n", escape(&words::interference(found))));
+        }
+        if let Some(less) = policies::on_a_host(policy) {
+            text.push_str(&format!("note: policy {policy}: {less}\n"));
         }
         if nodes == 1 {
             text.push_str("note: one node: every read is local, there is nothing to move\n");
@@ -127,7 +135,7 @@ impl Output {
         Ok(output::print(&text)?)
     }
 
-    /// What a crashed run had left behind.
+    /// The moves of a crashed run that were undone.
     fn recovered(&self, recovered: &Finished) -> Result<(), Failure> {
         if *recovered == Finished::default() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Opening the host plane: for observing, or only for putting back.
+//! Opens the host plane, for observing or only for undoing, and gives up privileges.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,7 +7,10 @@ use engine::Plane;
 use host::HostPlane;
 use host::interference::{self, Interference};
 use host::observe::{self, Scope};
+use host::privileges;
 use placement::Snapshot;
+use rustix::thread::CapabilitySet;
+use topology::Topology;
 
 use crate::cli::ObserveArgs;
 use crate::commands::nodes;
@@ -17,10 +20,10 @@ use crate::exit::{Exit, Failure};
 /// The kernel's procfs.
 pub const PROC: &str = "/proc";
 
-/// A plane that observes the threads the user chose, or the tree of processes below `root`.
+/// Opens a plane that observes the threads the user chose, or the process tree below `root`.
 pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>) -> Result<HostPlane, Failure> {
     if let Some(pid) = args.scope.pid.iter().find(|pid| !Path::new(PROC).join(pid.to_string()).exists()) {
-        return Err(Failure::new(Exit::Usage, format!("process {pid}"), "there is none"));
+        return Err(Failure::new(Exit::Usage, format!("process {pid}"), "no such process"));
     }
     let scope = match (&args.scope.cgroup, root) {
         (_, Some(pid)) => Scope::Tree(pid),
@@ -36,27 +39,41 @@ pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>) -> Result<Ho
     HostPlane::open(settings, topology).map_err(|e| {
         let failure = Failure::from_error(Exit::Unsupported, "cannot observe", &e);
         match failure.exit() {
-            Exit::Unsupported => failure.hint(
-                "`homenode doctor` says what is missing; where, nodes, replay and plan --snapshot work all the same",
-            ),
+            Exit::Unsupported => failure
+                .hint("`homenode doctor` says what is missing; where, nodes, replay and plan --snapshot still work"),
             _ => failure,
         }
     })
 }
 
-/// A plane that can only put back.
-pub fn open_act_only(config: &Config) -> Result<HostPlane, Failure> {
-    let topology = nodes::read(Path::new(nodes::SYS), config)?;
-    HostPlane::open_act_only(host::Settings::default(), topology)
+/// Opens a plane that can only undo. Undoing needs no topology, so sysfs is not read.
+pub fn open_act_only() -> Result<HostPlane, Failure> {
+    HostPlane::open_act_only(host::Settings::default(), Topology::default())
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e))
 }
 
-/// One window.
+/// Keeps only the capabilities that moving threads needs. Signalling a command that changed its user needs one more.
+pub fn move_only(command: bool) -> Result<(), Failure> {
+    let command = if command { CapabilitySet::KILL } else { CapabilitySet::empty() };
+    keep_only(privileges::to_move(Path::new(PROC)) | command)
+}
+
+/// Keeps only the capabilities that observing needs.
+pub fn observe_only() -> Result<(), Failure> {
+    keep_only(privileges::to_observe(Path::new(PROC)))
+}
+
+fn keep_only(keep: CapabilitySet) -> Result<(), Failure> {
+    privileges::keep_only(keep)
+        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot give up the privileges of root", &e))
+}
+
+/// Observes one window.
 pub fn observe(plane: &mut HostPlane, window: Duration) -> Result<Snapshot, Failure> {
     plane.observe(window).map_err(|e| Failure::from_error(Exit::Unsupported, "cannot observe", &e))
 }
 
-/// Who else decides where threads run.
+/// Finds other software that decides where threads run.
 pub fn interference() -> Vec<Interference> {
     interference::detect(Path::new(PROC), Path::new(nodes::SYS))
 }

@@ -1,4 +1,4 @@
-//! `homenode where`: on which node each file's cached data is.
+//! `homenode where`: shows which node holds each file's cached data.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,12 +16,11 @@ use crate::output::table::Table;
 use crate::output::units::{percent, size};
 use crate::output::{self, escape, progress};
 
-/// Smaller files are through before a progress bar could be read.
+/// Smaller files finish before a progress bar could be read.
 const LARGE: u64 = 256 << 20;
 
-/// Prints where each file is; a file that fails does not stop the others.
+/// Prints the nodes of each file. A file that fails does not stop the others.
 pub fn run(global: &Global, args: &WhereArgs) -> Result<Exit, Failure> {
-    let config = Config::load(global.config.as_deref())?;
     let mut found = Vec::new();
     let mut exit = Exit::Done;
     for path in &args.files {
@@ -37,7 +36,7 @@ pub fn run(global: &Global, args: &WhereArgs) -> Result<Exit, Failure> {
         output::print_json(&json!({"files": found.iter().map(file_json).collect::<Vec<_>>()}))?;
     } else if !found.is_empty() {
         // A machine whose sysfs is unreadable still has the nodes that the files are on.
-        let known = nodes::read(Path::new(nodes::SYS), &config).map(|t| t.nodes).unwrap_or_default();
+        let known = nodes::read(Path::new(nodes::SYS), &Config::default()).map(|t| t.nodes).unwrap_or_default();
         let known = known.iter().filter(|n| n.memory_bytes > 0).map(|n| n.id);
         output::print(&text(&found, known.collect()))?;
     }

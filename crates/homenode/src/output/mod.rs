@@ -1,5 +1,6 @@
 //! What the user sees: tables, figures and the words of homenode, the same in every sub-command.
 
+pub mod limits;
 pub mod progress;
 pub mod table;
 pub mod units;
@@ -15,7 +16,7 @@ pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
-            // Formatting characters that reorder or hide text are no letters of a name either.
+            // Neither do formatting characters that reorder or hide text belong in a name.
             c if c.is_control()
                 || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
             {

@@ -1,4 +1,4 @@
-//! Progress of long work, on stderr, for who looks on at a terminal.
+//! Progress of long work, on stderr, if that is a terminal.
 
 use std::io::{self, IsTerminal};
 

@@ -18,7 +18,7 @@ pub fn rate(bytes_per_s: f64) -> String {
     scaled(bytes_per_s.max(0.0), 1000.0, &["B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s", "EB/s"])
 }
 
-/// A fraction: `98 %`. What is not quite nothing or not quite all is not rounded to it: `<1 %`, `>99 %`.
+/// A fraction: `98 %`. Small and large fractions are not rounded to nothing or all: `<1 %`, `>99 %`.
 pub fn percent(fraction: f64) -> String {
     let percent = fraction * 100.0;
     match percent {

@@ -8,6 +8,7 @@ use placement::{Move, Plan, Prediction, Reason, Snapshot, Thread, Why};
 use serde::Serialize;
 use topology::NodeId;
 
+use super::limits::Limits;
 use super::table::Table;
 use super::units::{bytes, count, percent, seconds};
 
@@ -33,7 +34,7 @@ impl<'a> Names<'a> {
         self.0.get(&tid).map_or("", |t| t.comm.as_str())
     }
 
-    /// Who is moved: a thread, a process, a file.
+    /// The subject of a move: a thread, a process or a file.
     pub fn moved(&self, mv: &Move) -> String {
         match mv {
             Move::Thread { tid, .. } => self.thread(*tid),
@@ -108,7 +109,7 @@ pub fn window(snapshot: &Snapshot) -> String {
 }
 
 /// A plan as text: its window, moves, threads that stay, notes and forecast.
-pub fn plan(plan: &Plan, snapshot: &Snapshot) -> String {
+pub fn plan(plan: &Plan, snapshot: &Snapshot, limits: &Limits) -> String {
     let names = Names::new(snapshot);
     let mut text = window(snapshot) + "\n";
     let mut table = Table::plain(4);
@@ -123,7 +124,7 @@ pub fn plan(plan: &Plan, snapshot: &Snapshot) -> String {
     if let Some(more) = plan.declined.len().checked_sub(STAY_LINES).filter(|n| *n > 0) {
         text.push_str(&format!("and {} more stay\n", count(more, "thread")));
     }
-    for note in snapshot.notes.iter().chain(&plan.notes) {
+    for note in limits.lines(&snapshot.notes).iter().chain(&plan.notes) {
         text.push_str(&format!("note: {}\n", super::escape(note)));
     }
     if plan.moves.is_empty() {

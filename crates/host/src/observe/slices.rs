@@ -30,6 +30,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::thread::CapabilitySet;
 use rustix::time::ClockId;
 
 use super::clock_s;
@@ -206,7 +207,13 @@ impl Slicer {
         };
         let shared = Arc::new(Shared { program, on, state: Mutex::new(state), changed: Condvar::new() });
         let theirs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("slices".to_owned()).spawn(move || theirs.run(link))?;
+        let thread = std::thread::Builder::new().name("slices".to_owned()).spawn(move || {
+            // Attaching again takes the program's descriptor and nothing else.
+            if let Err(error) = crate::privileges::keep_only(CapabilitySet::empty()) {
+                tracing::warn!(%error, "a thread keeps its privileges");
+            }
+            theirs.run(link);
+        })?;
         Ok(Self { cost, shared, thread: Some(thread) })
     }
 

@@ -29,6 +29,7 @@ use crate::cli::{Global, TopArgs};
 use crate::commands::session;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::output::limits::Limits;
 use crate::output::table::Table;
 use crate::output::{self, escape};
 use crate::signals::Stop;
@@ -45,7 +46,8 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let window_s = args.observe.window.unwrap_or(config.engine.window_s);
     if args.once {
-        let mut window = Source::open(&config, args, &global.state_dir)?.window(Duration::from_secs_f64(window_s))?;
+        let mut window = Source::open(&config, args, &global.state_dir, global.verbose)?
+            .window(Duration::from_secs_f64(window_s))?;
         window.sort(args.sort, false);
         window.filter(args.all, &args.filter);
         if global.json {
@@ -56,14 +58,14 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     if !std::io::stdout().is_terminal() {
-        let why = "stdout is no terminal";
+        let why = "stdout is not a terminal";
         return Err(
             Failure::new(Exit::Usage, "cannot show a live view", why).hint("`homenode top --once` prints one window")
         );
     }
     let choices = Choices::new(args.sort, args.all, args.filter.clone(), window_s);
-    let (args, state_dir) = (args.clone(), global.state_dir.clone());
-    live(move || Source::open(&config, &args, &state_dir), choices)
+    let (args, state_dir, verbose) = (args.clone(), global.state_dir.clone(), global.verbose);
+    live(move || Source::open(&config, &args, &state_dir, verbose), choices)
 }
 
 /// Where windows come from.
@@ -72,12 +74,16 @@ struct Source {
     /// Knows the load of nodes.
     policy: Box<dyn Policy>,
     moves: LastMoves,
+    limits: Limits,
 }
 
 impl Source {
-    fn open(config: &Config, args: &TopArgs, state_dir: &Path) -> Result<Self, Failure> {
+    fn open(config: &Config, args: &TopArgs, state_dir: &Path, verbose: u8) -> Result<Self, Failure> {
+        let plane = session::open(config, &args.observe, None)?;
+        session::observe_only()?;
         Ok(Self {
-            plane: session::open(config, &args.observe, None)?,
+            limits: Limits::of(&plane, verbose),
+            plane,
             policy: placement::policy("nthread", &config.nthread)
                 .ok_or_else(|| Failure::new(Exit::Usage, "policy nthread", "there is none of this name"))?,
             moves: LastMoves::new(state_dir),
@@ -88,7 +94,7 @@ impl Source {
         let snapshot: Snapshot = session::observe(&mut self.plane, length)?;
         let plan = self.policy.decide(&snapshot.topology(), &snapshot);
         self.moves.refresh();
-        Ok(Window::new(&snapshot, &plan, &self.moves))
+        Ok(Window::new(&snapshot, &plan, &self.moves, &self.limits))
     }
 }
 
@@ -100,7 +106,7 @@ fn text(window: &Window) -> String {
         text.push('\n');
         text.push_str(&table(&THREAD_COLUMNS, &window.threads));
     }
-    for note in &window.notes {
+    for note in &window.shown_notes {
         text.push_str(&format!("note: {}\n", escape(note)));
     }
     text
@@ -125,7 +131,7 @@ fn live(
     let mut terminal = ratatui::try_init().map_err(|e| {
         Failure::from_error(Exit::Io, "cannot use the terminal", &e).hint("`homenode top --once` needs none")
     })?;
-    let ended = draw_until_quit(&mut terminal, &watch, &mut choices, &stop);
+    let ended = session::observe_only().and_then(|()| draw_until_quit(&mut terminal, &watch, &mut choices, &stop));
     ratatui::restore();
     ended.map(|()| Exit::Done)
 }
@@ -147,7 +153,7 @@ impl Watch {
         let observing = thread::spawn(move || {
             let mut source = match open() {
                 Ok(source) => source,
-                // Whoever asked is waiting for this answer.
+                // The caller waits for this answer.
                 Err(failure) => return drop(opened.send(Err(failure))),
             };
             let _ = opened.send(Ok(()));

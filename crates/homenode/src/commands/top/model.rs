@@ -6,6 +6,7 @@ use topology::NodeId;
 
 use super::last_moves::LastMoves;
 use crate::cli::Sort;
+use crate::output::limits::Limits;
 use crate::output::units::{percent, rate, size};
 use crate::output::words;
 
@@ -72,6 +73,9 @@ pub struct Window {
     pub threads: Vec<ThreadRow>,
     /// What limits this observation.
     pub notes: Vec<String>,
+    /// The same as the text shows it.
+    #[serde(skip)]
+    pub shown_notes: Vec<String>,
     /// The first line: long, shorter, shortest.
     #[serde(skip)]
     pub headings: [String; 3],
@@ -79,7 +83,7 @@ pub struct Window {
 
 impl Window {
     /// What a snapshot shows. `plan` is a policy's, whose forecast knows the load of nodes.
-    pub fn new(snapshot: &Snapshot, plan: &Plan, last_moves: &LastMoves) -> Self {
+    pub fn new(snapshot: &Snapshot, plan: &Plan, last_moves: &LastMoves, limits: &Limits) -> Self {
         let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
         let forecasts = plan.predicted.as_ref().map_or(&[][..], |p| &p.nodes);
         let forecast = |node| forecasts.iter().find(|f| f.node == node);
@@ -121,6 +125,7 @@ impl Window {
             nodes,
             threads: snapshot.threads.iter().map(thread).collect(),
             notes: snapshot.notes.clone(),
+            shown_notes: limits.lines(&snapshot.notes),
             headings: [
                 words::window(snapshot),
                 words::read_summary(snapshot),

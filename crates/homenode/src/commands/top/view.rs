@@ -1,4 +1,4 @@
-//! The live view's picture: from what is to be shown to cells of the terminal, whatever its size.
+//! Draws the live view on a terminal of any size.
 
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -83,7 +83,7 @@ fn status(picture: &Picture<'_>, width: u16) -> String {
     parts.push(format!("window {} s", choices.window_s));
     parts.push("? help".to_owned());
     parts.push("q quit".to_owned());
-    // What the keys are is wanted most by who has least room.
+    // A small terminal needs the list of keys most.
     while parts.len() > 2 && parts.iter().map(|p| p.chars().count() + 3).sum::<usize>() > usize::from(width) {
         parts.remove(parts.len() - 3);
     }
@@ -146,8 +146,9 @@ mod tests {
     use super::*;
     use crate::cli::Sort;
     use crate::commands::top::last_moves::LastMoves;
+    use crate::output::limits::Limits;
 
-    /// Two nodes; three threads, one with a name that is no good for a terminal.
+    /// Two nodes and three threads, one with a control character in its name.
     fn window() -> Window {
         let thread = |tid: u32, comm: &str, read: u64| {
             format!(
@@ -174,7 +175,7 @@ mod tests {
         let plan: Plan = placement::policy("nthread", &placement::nthread::Settings::default())
             .unwrap()
             .decide(&snapshot.topology(), &snapshot);
-        let mut window = Window::new(&snapshot, &plan, &LastMoves::default());
+        let mut window = Window::new(&snapshot, &plan, &LastMoves::default(), &Limits::recorded(0));
         window.threads[0].last_move = Some("10:02:31 0 → 1".to_owned());
         window.sort(Sort::Remote, false);
         window

@@ -1,0 +1,203 @@
+//! Memory over the life of a daemon: threads, processes and files that come, are moved and end leave nothing behind.
+//!
+//! An allocator that counts says how much is in use. The load is a few threads that stay and a crowd that changes: some
+//! threads are seen once, some skip a window, some are displaced, some moves are refused. The engine runs with each policy
+//! in turn. A debug build takes 3,600 short-lived threads for each policy, a release build 10,000,000.
+
+#![allow(clippy::unwrap_used)] // a test stops at the first surprise
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use engine::{Engine, Plane, PlaneError, Settings, Undo, Undone};
+use placement::{FileUse, MappedMemory, Move, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread};
+use topology::{CpuSet, NodeId, Topology};
+
+/// Short-lived threads for each policy.
+const THREADS: u32 = if cfg!(debug_assertions) { 3_600 } else { 10_000_000 };
+/// Threads that start in each window.
+const CROWD: u32 = if cfg!(debug_assertions) { 6 } else { 100 };
+/// Windows in which what is remembered for a time may grow.
+const WARM_UP: u32 = 400;
+
+struct Counting;
+
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        IN_USE.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A machine with two nodes whose threads are made anew for each window.
+struct Crowd {
+    topology: Topology,
+    window: u32,
+    first: u32,
+}
+
+impl Crowd {
+    /// Thread `n` as seen `age` windows after its start, on this node.
+    fn thread(n: u32, tid: u32, node: u32) -> Thread {
+        let data = NodeId(1 - n % 2);
+        let read_bytes: NodeBytes = [(data, 400 << 20)].into_iter().collect();
+        Thread {
+            tid,
+            pid: tid,
+            comm: "worker".into(),
+            start_ns: Some(u64::from(tid) * 1_000),
+            node: NodeId(node),
+            allowed_nodes: vec![NodeId(0), NodeId(1)],
+            cpu_s: 0.3,
+            files: vec![FileUse { file: format!("8:1:{tid}"), read_bytes: read_bytes.clone(), ..FileUse::default() }],
+            read_bytes,
+            ..Thread::default()
+        }
+    }
+
+    fn threads(&self) -> Vec<Thread> {
+        let stays = |n: u32| Self::thread(0, 1_000_000_000 + n, 1);
+        let mut threads: Vec<Thread> = (0..4).map(stays).collect();
+        for (age, start) in (0..4).filter_map(|age| Some((age, self.window.checked_sub(age)?))) {
+            for n in start * CROWD..(start + 1) * CROWD {
+                let away = n % 2;
+                let seen = match n / 2 % 4 {
+                    0 => age == 0,
+                    1 => age != 1,
+                    _ => age < 3,
+                };
+                let displaced = n / 2 % 4 == 3 && age == 2;
+                if seen {
+                    threads.push(Self::thread(n, self.first + n, if displaced { 1 - away } else { away }));
+                }
+            }
+        }
+        threads
+    }
+}
+
+impl Plane for Crowd {
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
+        self.window += 1;
+        let threads = self.threads();
+        let files = threads.iter().map(|t| ObservedFile {
+            file: t.files[0].file.clone(),
+            path: None,
+            size: Some(1 << 30),
+            bytes: t.read_bytes.clone(),
+            readers: vec![t.tid],
+        });
+        let processes = threads.iter().map(|t| Process {
+            pid: t.pid,
+            resident: [(t.node, 1 << 20)].into_iter().collect(),
+            mapped: vec![MappedMemory {
+                node: NodeId(1 - t.node.0),
+                hot_bytes: 64 << 20,
+                cold_bytes: 0,
+                touched_bytes: None,
+            }],
+        });
+        let node = |id| NodeLoad {
+            id: NodeId(id),
+            cpus: (8 * id..8 * id + 8).collect(),
+            distance: [(NodeId(id), 10), (NodeId(1 - id), 21)].into(),
+            read_bw_max: Some(6.8e9),
+            write_bw_max: Some(1.85e9),
+            read_bytes: 6 << 30,
+            memory_free: 1 << 40,
+            ..NodeLoad::default()
+        };
+        Ok(Snapshot {
+            version: 1,
+            time_s: f64::from(self.window) * window.as_secs_f64(),
+            window_s: window.as_secs_f64(),
+            nodes: vec![node(0), node(1)],
+            files: files.collect(),
+            processes: processes.collect(),
+            threads,
+            notes: Vec::new(),
+        })
+    }
+
+    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
+        let (before, ours) = (CpuSet::default(), CpuSet::default());
+        Ok(match mv {
+            Move::Thread { tid, .. } if tid % 7 == 0 => {
+                return Err(PlaneError::Refused { reason: "eperm", why: "the kernel says no".into() });
+            }
+            Move::Thread { tid, pid, start_ns, .. } => {
+                let start = start_ns.unwrap();
+                Undo::Thread { tid: *tid, pid: *pid, start, before, ours, unbound: false, family: None }
+            }
+            Move::Process { pid, .. } => Undo::Process { pid: *pid, start: 1, before, ours, unbound: false },
+            Move::File { file, .. } => Undo::File { file: file.clone() },
+        })
+    }
+
+    fn apply(&mut self, _: &Move, _: &Undo) -> Result<(), PlaneError> {
+        Ok(())
+    }
+
+    fn undo(&mut self, _: &Undo) -> Result<Undone, PlaneError> {
+        Ok(Undone::Restored)
+    }
+
+    fn ended(&mut self, undo: &Undo) -> bool {
+        let (Undo::Thread { tid: id, .. } | Undo::Process { pid: id, .. }) = undo else { return true };
+        *id < 1_000_000_000 && (id - self.first) / CROWD + 4 < self.window
+    }
+}
+
+/// The most that was in use after any of these windows, and moves made.
+fn most(engine: &mut Engine<Crowd>, windows: u32) -> (usize, usize) {
+    let mut made = 0;
+    let most = (0..windows).map(|_| {
+        let report = engine.step().unwrap();
+        made += report.outcomes.iter().filter(|o| o.result == engine::Verdict::Applied).count();
+        drop(report);
+        IN_USE.load(Ordering::Relaxed)
+    });
+    (most.max().unwrap_or(0), made)
+}
+
+/// One test, not one for each policy: the allocator counts for all of them.
+#[test]
+fn short_lived_threads_leave_memory_flat() {
+    let mut grown = Vec::new();
+    for (name, settle) in placement::POLICIES.iter().map(|p| (p.0, 10)).chain([("nthread", 0)]) {
+        let policy = placement::policy(name, &placement::nthread::Settings::default()).unwrap();
+        let topology = Crowd { topology: Topology::default(), window: 0, first: 1 }.observe(Duration::from_secs(1));
+        let topology = topology.unwrap().topology();
+        let mut settings = Settings { moves_per_s: 1e6, burst: 1_000_000, ..Settings::default() };
+        settings.settle.windows = settle;
+        let mut engine = Engine::new(Crowd { topology, window: 0, first: 1 }, policy, settings, None).unwrap();
+        let (before, _) = most(&mut engine, WARM_UP);
+        let windows = (THREADS / CROWD).saturating_sub(WARM_UP);
+        let (after, made) = most(&mut engine, windows);
+        let threads = windows * CROWD;
+        let each = after.saturating_sub(before) as f64 / f64::from(threads);
+        println!("{name:12} settle {settle:2}: {made} moves; in use {before} B, then {after} B: {each:.2} B a thread");
+        if each > 1.0 {
+            grown.push((name, each));
+        }
+    }
+    assert!(grown.is_empty(), "bytes kept for each thread that has ended: {grown:?}");
+}

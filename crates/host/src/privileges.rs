@@ -1,0 +1,99 @@
+//! Giving up what a process of root may do and homenode does not.
+//!
+//! **Problem.** Loading the programs takes most of root's powers. A daemon that keeps them for months turns each fault in it into a
+//! fault of the whole machine.
+//!
+//! **Approach.** Once everything is open, [`keep_only`] empties the capability sets but for a few: observing goes on through file
+//! descriptors, and moving threads takes CAP_SYS_NICE alone ([`to_move`]). Nothing that is executed later gets anything back.
+//!
+//! **Limits.** Linux keeps capabilities by thread. Each thread that runs already gives up its own; threads that it starts
+//! afterwards have what it kept. The process remains root's: it may still write root's files.
+
+use std::io;
+use std::path::Path;
+
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+
+/// What moving threads takes once the programs are loaded. `proc_root` is a proc mount (`/proc`).
+pub fn to_move(proc_root: &Path) -> CapabilitySet {
+    CapabilitySet::SYS_NICE | to_observe(proc_root)
+}
+
+/// What observing takes once the programs are loaded: nothing, unless procfs hides the processes of other users. Without
+/// CAP_SYS_PTRACE they would seem to have ended there.
+pub fn to_observe(proc_root: &Path) -> CapabilitySet {
+    let mounts = std::fs::read_to_string(proc_root.join("self/mountinfo")).unwrap_or_default();
+    if hides_processes(&mounts) { CapabilitySet::SYS_PTRACE } else { CapabilitySet::empty() }
+}
+
+/// Gives up all capabilities of the calling thread but these, for good.
+///
+/// # Errors
+///
+/// The kernel refused; some may have been given up.
+pub fn keep_only(keep: CapabilitySet) -> io::Result<()> {
+    set_no_new_privs(true)?;
+    clear_ambient_capability_set()?;
+    let has = capabilities(None)?;
+    // Only who holds this one may shrink the bounding set. Without new privileges it grants nothing anyway.
+    if has.effective.contains(CapabilitySet::SETPCAP) {
+        for bit in 0..u64::BITS {
+            let one = CapabilitySet::from_bits_retain(1 << bit);
+            match capability_is_in_bounding_set(one) {
+                Ok(true) if !keep.contains(one) => remove_capability_from_bounding_set(one)?,
+                Ok(_) => {}
+                // The kernel knows no more of them.
+                Err(_) => break,
+            }
+        }
+    }
+    let keep = keep.intersection(has.permitted);
+    set_capabilities(None, CapabilitySets { effective: keep, permitted: keep, inheritable: CapabilitySet::empty() })?;
+    Ok(())
+}
+
+/// Whether a procfs of this table of mounts (`/proc/self/mountinfo`) is mounted with `hidepid`.
+fn hides_processes(mounts: &str) -> bool {
+    mounts.lines().filter_map(|line| line.split_once(" - proc ")).any(|(_, rest)| {
+        let options = rest.split_whitespace().next_back().unwrap_or_default().split(',');
+        options.filter_map(|option| option.strip_prefix("hidepid=")).any(|value| !matches!(value, "0" | "off"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn procfs_that_hides_processes_is_recognized() {
+        let line = |options: &str| format!("25 1 0:22 / /proc rw,nosuid - proc proc {options}\n");
+        for hides in ["rw,hidepid=2", "rw,gid=4,hidepid=invisible", "rw,hidepid=ptraceable", "rw,hidepid=1"] {
+            assert!(hides_processes(&line(hides)), "{hides}");
+        }
+        for shows in ["rw", "rw,hidepid=0", "rw,hidepid=off"] {
+            assert!(!hides_processes(&line(shows)), "{shows}");
+        }
+        assert!(!hides_processes("26 1 0:23 / /sys rw - sysfs sysfs rw,hidepid=2\n"));
+    }
+
+    /// In a thread of its own: what it gives up the other tests keep.
+    #[test]
+    fn a_thread_keeps_only_what_it_asked_for() {
+        std::thread::spawn(|| {
+            let had = capabilities(None).unwrap().permitted;
+            keep_only(CapabilitySet::SYS_NICE).unwrap();
+            let has = capabilities(None).unwrap();
+            let kept = had & CapabilitySet::SYS_NICE;
+            assert_eq!((has.effective, has.permitted, has.inheritable), (kept, kept, CapabilitySet::empty()));
+            assert!(rustix::thread::no_new_privs().unwrap());
+            // A second time, with less.
+            keep_only(CapabilitySet::empty()).unwrap();
+            assert_eq!(capabilities(None).unwrap().permitted, CapabilitySet::empty());
+        })
+        .join()
+        .unwrap();
+    }
+}
