@@ -1,12 +1,13 @@
 //! The command of `run -- CMD`.
 //!
-//! **Problem.** What a command does in its first moments counts too, and its children must be known from the first one on;
-//! but observing can only start when there is a process to observe.
+//! **Problem.** homenode must observe a command and its children from the first moment, but it can only start observing once
+//! there is a process.
 //!
-//! **Approach.** homenode starts itself as `__exec`, which stops itself at once. When the observer is attached the child is
-//! continued and becomes the command. When observing is not possible the command never starts.
+//! **Approach.** homenode starts itself as `__exec`, which stops at once. Once the observer is attached, the child continues
+//! and becomes the command. If observing is impossible, the command never starts.
 //!
-//! **Limits.** SIGTERM and SIGHUP are passed on to the command; SIGINT is not, since Ctrl-C reaches it from the terminal.
+//! **Limits.** homenode passes SIGTERM and SIGHUP on to the command. It does not pass on SIGINT, because Ctrl-C reaches the
+//! command from the terminal.
 
 use std::ffi::OsString;
 use std::io;
@@ -55,7 +56,7 @@ impl Child {
         self.inner.id()
     }
 
-    /// Lets it run. When it ends the calling thread is unparked: the window under way is the last.
+    /// Lets it run. Its end unparks the calling thread, so that the current window becomes the last.
     pub fn go(&mut self) -> Result<(), Failure> {
         self.gone = true;
         let (pid, waiting) = (self.pid, thread::current());
@@ -91,7 +92,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if !self.gone {
-            // It is a stopped homenode that has done nothing yet.
+            // The child is still a stopped homenode.
             let _ = self.inner.kill();
             let _ = self.inner.wait();
         }

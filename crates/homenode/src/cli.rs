@@ -109,7 +109,8 @@ Examples:
     /// Only threads are moved on a host so far. The policies that also move processes or files do less there than in a
     /// simulation; their descriptions below say what is missing.
     ///
-    /// Once its BPF programs are loaded, homenode gives up root's capabilities and keeps only CAP_SYS_NICE.
+    /// Once its BPF programs are loaded, homenode gives up root's capabilities. It keeps CAP_SYS_NICE and, to signal CMD,
+    /// CAP_KILL.
     #[command(after_help = "\
 Examples:
   sudo homenode run --dry-run                  # only say which threads would move

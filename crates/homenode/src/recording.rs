@@ -1,6 +1,6 @@
-//! Recordings: one JSON snapshot a line.
+//! Recordings: one JSON snapshot per line.
 //!
-//! **Problem.** A recording is made on somebody's busy server: disks fill up, terminals close, two recorders are started.
+//! **Problem.** Recordings are made on busy servers, where disks fill up, terminals close and two recorders start at once.
 //!
 //! **Approach.** A line is written with one call after it is complete; when that fails half way, the file is cut back to the
 //! line before. A file that is not a recording is never appended to, and two recorders never share one.
@@ -51,7 +51,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Makes sure that what is there is a recording; returns where its last whole line ends and cuts off what follows.
+    /// Checks that the file is a recording and cuts off an incomplete last line. Returns the length of the rest.
     fn check(&mut self) -> Result<u64, Failure> {
         let path = self.path.clone();
         let io = |action: &'static str| move |e: io::Error| Failure::io(action, &path, &e);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_recording_is_left_as_it_is() {
+    fn a_file_other_than_a_recording_stays_as_it_is() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("passwd");
         fs::write(&path, "root:x:0:0\n").unwrap();
