@@ -10,6 +10,23 @@
 //!
 //! **Limits.** For measuring, not for servers: it polls, and it trusts the machine it runs on.
 
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+/// The end of a program of the laboratory: an error is one line with its causes, whatever `RUST_BACKTRACE` says.
+pub fn exit(result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let name = std::env::args().next().unwrap_or_default();
+            let name = name.rsplit('/').next().unwrap_or_default();
+            eprintln!("{name}: {}", format!("{error:#}").replace('\n', " "));
+            ExitCode::FAILURE
+        }
+    }
+}
+
 pub mod cache;
 pub mod daemon;
 pub mod fio;

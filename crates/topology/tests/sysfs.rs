@@ -376,7 +376,12 @@ fn a_capture_that_cannot_be_written_is_removed() {
     let empty = dir.path().join("empty");
     fs::create_dir(&empty).unwrap();
     fs::set_permissions(&empty, fs::Permissions::from_mode(0o555)).unwrap();
-    let error = unprivileged(move || capture::capture(&fixture("two-sockets"), &empty)).unwrap_err().to_string();
+    // A copy: another user may be unable to enter the directory that the fixtures are in.
+    let machine = tempfile::tempdir().unwrap();
+    fs::set_permissions(machine.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = machine.path().join("machine");
+    capture::capture(&fixture("two-sockets"), &copy).unwrap();
+    let error = unprivileged(move || capture::capture(&copy, &empty)).unwrap_err().to_string();
     assert!(error.contains("cannot write") && error.contains("os error 13"), "{error}");
     assert!(tree(dir.path()).is_empty());
 }

@@ -10,7 +10,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -82,8 +82,11 @@ struct Run {
     away: Option<f64>,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    lab::exit(run_with(&Args::parse()))
+}
+
+fn run_with(args: &Args) -> Result<()> {
     let machine = Machine::read()?;
     ensure!(machine.nodes.len() >= 2, "this machine has one node: there is nothing to compare");
     let home = *machine.nodes.keys().next().context("no node")?;
@@ -95,11 +98,11 @@ fn main() -> Result<()> {
         for file in &files {
             cache::put(file, args.size << 20, home)?;
         }
-        Way::ALL.into_iter().map(|way| run(&args, &machine, home, way, &files)).collect::<Result<Vec<_>>>()
+        Way::ALL.into_iter().map(|way| run(args, &machine, home, way, &files)).collect::<Result<Vec<_>>>()
     })();
     fs::write(AUTONUMA, balancing.trim()).with_context(|| AUTONUMA.to_owned())?;
     fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
-    report(&args, &machine, home, &runs?)
+    report(args, &machine, home, &runs?)
 }
 
 fn run(args: &Args, machine: &Machine, home: u32, way: Way, files: &[PathBuf]) -> Result<Run> {

@@ -11,6 +11,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -62,13 +63,16 @@ struct Args {
     options: String,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    lab::exit(run_with(&Args::parse()))
+}
+
+fn run_with(args: &Args) -> Result<()> {
     let machine = Machine::read()?;
     ensure!(machine.nodes.len() >= 2, "this machine has one node: every read is local, there is nothing to show");
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let data = Data::new(&args.data)?;
-    let result = Demo { args: &args, machine: &machine, files: &data.files }.run();
+    let result = Demo { args, machine: &machine, files: &data.files }.run();
     drop(data);
     result
 }

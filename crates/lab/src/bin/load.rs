@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -31,13 +32,16 @@ struct Args {
     files: Vec<PathBuf>,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    lab::exit(run_with(&Args::parse()))
+}
+
+fn run_with(args: &Args) -> Result<()> {
     let time = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
     match args.forks {
         Some(rate) => fork(rate, time),
         None if args.files.is_empty() => bail!("nothing to read"),
-        None => read_all(&args, time),
+        None => read_all(args, time),
     }
 }
 
