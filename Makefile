@@ -1,4 +1,4 @@
-# Every target installs what it lacks (tools/setup) and says what it does; a second run is quick.
+# Every target installs what it lacks (tools/setup) and says so; a second run is quick.
 #
 # Variables: DESTDIR and PREFIX for install (default /usr/local), KVM=1 to run the virtual machines with KVM.
 
@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 export PREFIX DESTDIR KVM
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint install
+.PHONY: help demo check test bench lint install
 
 help: ## This list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -15,7 +15,10 @@ help: ## This list
 demo: ## fio without and with homenode: here if there are two NUMA nodes, else in a virtual machine
 	@tools/demo
 
-test: ## All tests, those in NUMA virtual machines included
+check: ## Before each commit: lint, and all tests that need no virtual machine
+	@tools/check
+
+test: ## All tests, including those in NUMA virtual machines
 	@tools/test
 
 bench: ## Measurements against peers, side by side; results in bench/

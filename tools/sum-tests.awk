@@ -1,5 +1,5 @@
-# Sums up what test programs printed (Rust's own harness and libtest-mimic): skips with their reasons, failures, one closing line.
-# A test that was skipped in one place and ran in another is not a skip.
+# Sums up what test programs printed (Rust's own harness and libtest-mimic): the slowest tests, skips with their reasons,
+# failures, and one closing line. A test that was skipped in one place and ran in another is not a skip.
 
 /^ +Running |^ +Doc-tests / {
     program = $2 == "unittests" ? $NF : $2
@@ -9,13 +9,17 @@
     sub(/-[0-9a-f]+\)$/, "", program)
 }
 
-# What the harness says of a test: behind its name, or alone on a line when the test itself printed something.
+# The result of a test: behind its name, or alone on a line when the test itself printed something.
 function took(result) {
     if (name == "") return
     if (result ~ /^ok/) { passed++; ran[name] = 1 }
     else if (result ~ /^FAILED/) { failures[++count] = name " (" FILENAME ")"; ran[name] = 1 }
     else if (result ~ /^ignored/) { sub(/^ignored[, ]*/, "", result); gsub(/^\(|\)$/, "", result); skips[name] = result }
     else return
+    if (match(result, /<[0-9.]+s>$/)) {
+        times[++timed] = substr(result, RSTART + 1, RLENGTH - 3) + 0
+        names[timed] = name " (" FILENAME ")"
+    }
     name = ""
 }
 
@@ -30,9 +34,16 @@ function took(result) {
     next
 }
 
-/^(ok|FAILED)$/ { took($0) }
+/^(ok|FAILED)( <[0-9.]+s>)?$/ { took($0) }
 
 END {
+    for (i = 1; i <= 10 && i <= timed; i++) {
+        slowest = i
+        for (j = i + 1; j <= timed; j++) if (times[j] > times[slowest]) slowest = j
+        printf "%s %6.1f s  %s\n", i == 1 ? "slowest:" : "        ", times[slowest], names[slowest]
+        times[slowest] = times[i]
+        names[slowest] = names[i]
+    }
     for (name in skips) {
         if (name in ran) continue
         skipped++

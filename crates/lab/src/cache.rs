@@ -1,4 +1,4 @@
-//! Files whose page cache is on a node of our choice.
+//! Files whose page cache is on a given node.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,8 +11,8 @@ use crate::pages;
 
 /// Writes a file of `bytes` so that its cached pages are on `node`, and checks with `move_pages` that they are.
 ///
-/// A page of the cache is allocated by the memory policy of the thread that writes it: a thread of its own, bound to the node,
-/// writes the file and ends.
+/// The memory policy of the writing thread decides where a page of the cache is allocated, so a separate thread, bound to the
+/// node, writes the file.
 pub fn put(path: &Path, bytes: u64, node: u32) -> Result<()> {
     let what = || path.display().to_string();
     thread::scope(|scope| {
@@ -28,7 +28,7 @@ pub fn put(path: &Path, bytes: u64, node: u32) -> Result<()> {
                     file.write_all(&block[..n]).with_context(what)?;
                     left -= n as u64;
                 }
-                // Clean pages stay where they are; dirty ones would be written back in the middle of a measurement.
+                // Dirty pages would be written back in the middle of a measurement.
                 file.sync_all().with_context(what)
             })
             .join()
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_is_not_there_is_an_error() {
+    fn an_absent_node_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         assert!(put(&dir.path().join("file"), 4096, 1023).is_err());
     }

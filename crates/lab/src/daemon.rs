@@ -1,4 +1,4 @@
-//! homenode as a user starts it: the command and its JSON lines.
+//! Starts homenode as a user does, and reads its JSON lines.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Lines};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
-/// One window of `homenode run --json`, as far as the laboratory uses it.
+/// One window of `homenode run --json`: the fields that the laboratory uses.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Window {
     /// Number, from 1.
@@ -22,11 +22,11 @@ pub struct Window {
     pub read_bytes: u64,
     /// File bytes read from another node.
     pub remote_bytes: u64,
-    /// Moves that were made.
+    /// Moves made.
     pub moves: Vec<Move>,
-    /// Moves that were held back.
+    /// Moves held back.
     pub held_back: Vec<Move>,
-    /// Moves that were refused.
+    /// Moves refused.
     pub refused: Vec<Move>,
 }
 
@@ -40,7 +40,7 @@ pub struct Move {
     pub comm: String,
     /// Node it ran on.
     pub from: u32,
-    /// Node it should run on.
+    /// Target node.
     pub to: u32,
     /// The rule that decided.
     pub reason: String,
@@ -48,12 +48,12 @@ pub struct Move {
     pub why: String,
 }
 
-/// What `homenode run` put back at its end.
+/// The affinities that `homenode run` restored at its end.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct End {
-    /// Threads whose affinity was put back.
+    /// Threads whose affinity was restored.
     pub restored: usize,
-    /// Threads whose affinity could not be put back.
+    /// Threads whose affinity could not be restored.
     pub failed: usize,
 }
 
@@ -70,7 +70,7 @@ enum Line {
 pub struct Daemon {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    /// What a crashed run had left behind, as this one said at its start.
+    /// What this run restored at its start after a crashed one.
     pub recovered: Option<End>,
 }
 
@@ -105,7 +105,7 @@ impl Daemon {
         }
     }
 
-    /// Sends a signal, reads on until homenode has ended, and returns what it put back (`None` where it said nothing).
+    /// Sends a signal, reads until homenode has ended, and returns its final report, if there was one.
     pub fn stop(mut self, signal: Signal) -> Result<(Option<End>, ExitStatus)> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("process id")?;
         kill_process(pid, signal).context("stopping homenode")?;
@@ -134,14 +134,14 @@ impl Drop for Daemon {
     }
 }
 
-/// Share of file bytes read from another node over several windows; `None` where nothing was read.
+/// Share of file bytes read from another node over several windows; `None` if nothing was read.
 pub fn remote_share(windows: &[Window]) -> Option<f64> {
     let read: u64 = windows.iter().map(|w| w.read_bytes).sum();
     let remote: u64 = windows.iter().map(|w| w.remote_bytes).sum();
     (read > 0).then(|| remote as f64 / read as f64)
 }
 
-/// After how many windows the remote share stays at or below `limit`: the number of the last window above it.
+/// The number of windows until the remote share stays at or below `limit`: the position of the last window above it.
 pub fn settled_after(windows: &[Window], limit: f64) -> usize {
     windows.iter().rposition(|w| w.remote_share.is_some_and(|s| s > limit)).map_or(0, |i| i + 1)
 }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_read_as_homenode_writes_them() {
+    fn parses_the_lines_that_homenode_writes() {
         let text = r#"{"kind":"window","window":2,"time_s":7.5,"window_s":1.0,"remote_share":0.5,"threads":4,"read_bytes":8,
             "remote_bytes":4,"moves":[{"kind":"thread","tid":7,"pid":7,"comm":"fio","from":1,"to":0,"reason":"read_locality",
             "why":"8 B of 8 B read from node 0"}],"held_back":[],"refused":[],"notes":[]}"#;

@@ -1,4 +1,4 @@
-//! fio as the workload: threads that read one cached file each, unpinned.
+//! fio as the workload: unpinned threads, each of which reads one cached file.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -12,16 +12,16 @@ use crate::threads::{self, Thread};
 /// A running fio; ended when dropped.
 pub struct Fio {
     child: Child,
-    /// Its threads that read: as many as it has files. It has others, which wait and count.
+    /// Its reading threads, one for each file. fio has others, which wait and count.
     pub readers: Vec<u32>,
 }
 
 impl Fio {
-    /// Starts one thread per file and waits until all of them read. It reads until it is ended.
+    /// Starts one thread for each file and waits until all of them read. They read until fio is killed.
     pub fn start(files: &[PathBuf]) -> Result<Self> {
         let mut command = Command::new("fio");
         command.args(["--thread", "--ioengine=psync", "--rw=read", "--bs=64k", "--time_based", "--runtime=3600"]);
-        // The files stay cached as they are: fio would drop them from the cache before it starts, and advise the kernel.
+        // By default fio drops the files from the cache before it starts, and gives the kernel advice about them.
         command.args(["--invalidate=0", "--fadvise_hint=0", "--allow_file_create=0", "--output=/dev/null"]);
         for (i, file) in files.iter().enumerate() {
             command.arg(format!("--name=reader{i}")).arg(format!("--filename={}", file.display()));
@@ -41,7 +41,7 @@ impl Fio {
         self.child.id()
     }
 
-    /// Finds the readers: the threads that used most CPU time within a moment, once there are enough that used a good part of it.
+    /// Finds the readers: the threads that use most CPU time, once enough of them are busy.
     fn wait_until_busy(&mut self, readers: usize) -> Result<()> {
         const MOMENT: Duration = Duration::from_millis(500);
         const BUSY_TICKS: u64 = 10;

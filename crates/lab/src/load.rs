@@ -1,11 +1,11 @@
 //! Readers of cached files that use a given share of a CPU each.
 //!
-//! **Problem.** Whether a node's CPUs are crowded depends on how busy the readers are. fio paces itself by bytes: on a slow
-//! or shared machine, as an emulated one is, the same bytes take more CPU time.
+//! **Problem.** A test of crowded CPUs needs readers of a known CPU use. fio paces itself by bytes, and on a slow or shared
+//! machine, such as an emulated one, the same bytes take more CPU time.
 //!
-//! **Approach.** Each thread reads until it has used its share of a period by its own CPU clock, then sleeps until the next.
+//! **Approach.** Each thread reads until its CPU clock has advanced by its share of a period, then sleeps until the next one.
 //!
-//! **Limits.** On an overloaded CPU a thread gets less than its share; it does not catch up.
+//! **Limits.** On an overloaded CPU a thread gets less than its share and does not catch up.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -19,13 +19,13 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Bytes of one read.
 const BLOCK: usize = 64 << 10;
-/// Long against a scheduler tick, short against a window.
+/// Much longer than a scheduler tick, much shorter than a window.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// A reader: one thread, one file, again and again from its beginning.
+/// A thread that reads one file again and again.
 #[derive(Clone, Debug)]
 pub struct Reader {
-    /// What it reads.
+    /// The file it reads.
     pub file: PathBuf,
     /// Share of a CPU it uses, 0 to 1.
     pub duty: f64,
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_reads_until_it_is_stopped_and_refuses_what_it_cannot_read() {
+    fn a_reader_runs_until_stopped_and_rejects_bad_input() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, vec![7; 3 * BLOCK + 5]).unwrap();

@@ -1,19 +1,19 @@
-//! The machine's nodes and how busy their CPUs are, from sysfs and `/proc/stat`.
+//! The machine's nodes and the utilisation of their CPUs, from sysfs and `/proc/stat`.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context, Result};
 
-/// CPUs of each node that has any, by node id.
+/// The nodes that have CPUs.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// Node id to its CPUs.
+    /// CPUs by node id.
     pub nodes: BTreeMap<u32, Vec<u32>>,
 }
 
 impl Machine {
-    /// This machine; one without NUMA in sysfs has node 0 with every CPU.
+    /// Reads this machine. Without NUMA in sysfs, node 0 has every CPU.
     pub fn read() -> Result<Self> {
         let mut nodes = BTreeMap::new();
         if let Ok(entries) = fs::read_dir("/sys/devices/system/node") {
@@ -53,7 +53,7 @@ impl Machine {
     }
 }
 
-/// Busy time of every CPU, to measure utilisation between two moments.
+/// Busy time of every CPU at one moment; utilisation is measured between two.
 #[derive(Clone, Debug)]
 pub struct Busy(BTreeMap<u32, (u64, u64)>);
 
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_read_and_written_as_the_kernel_does() {
+    fn cpu_lists_have_the_format_of_the_kernel() {
         for (text, cpus) in
             [("0-3,8\n", vec![0, 1, 2, 3, 8]), ("5", vec![5]), ("", vec![]), ("0,2,4-5", vec![0, 2, 4, 5])]
         {

@@ -1,4 +1,4 @@
-//! On which node each cached page of a file is: `move_pages(2)` without target nodes.
+//! The node of each cached page of a file, by `move_pages(2)` without target nodes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::param::page_size;
 
-/// Pages by node. Maps the file and so reads in what was not cached: meant for files known to be cached whole.
+/// Counts a file's pages by node. Maps the file and thereby reads in uncached pages: meant for fully cached files.
 pub fn nodes_of(path: &Path) -> Result<BTreeMap<i32, usize>> {
     let file = File::open(path).with_context(|| path.display().to_string())?;
     let len = usize::try_from(file.metadata()?.len())?;
@@ -17,7 +17,7 @@ pub fn nodes_of(path: &Path) -> Result<BTreeMap<i32, usize>> {
         return Ok(BTreeMap::new());
     }
     let pages = len.div_ceil(page_size());
-    // SAFETY: a new mapping at an address of the kernel's choice; it is read by nobody and unmapped below.
+    // SAFETY: a new mapping at an address that the kernel chooses; nothing reads it, and it is unmapped below.
     let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0) }
         .with_context(|| format!("mmap {}", path.display()))?;
     let counted = (|| {
@@ -48,7 +48,7 @@ pub fn nodes_of(path: &Path) -> Result<BTreeMap<i32, usize>> {
         }
         Ok(nodes)
     })();
-    // SAFETY: the mapping made above, used by nobody any more.
+    // SAFETY: the mapping made above; nothing refers to it any more.
     unsafe { munmap(base, len) }.context("munmap")?;
     counted
 }

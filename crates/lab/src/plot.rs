@@ -1,4 +1,4 @@
-//! A PNG of the remote share over time, one line per way of running.
+//! Plots the remote share over time as a PNG, one line for each way of running.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use plotters::style::{FontStyle, register_font};
 /// One line of a plot.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// What the legend calls it.
+    /// Its name in the legend.
     pub name: String,
     /// Seconds since its start, and the remote share, 0 to 1.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Colours that stay apart in print and for colour-blind readers (Okabe and Ito).
+/// Colours that are distinct in print and for colour-blind readers (Okabe and Ito).
 const COLORS: [RGBColor; 5] = [
     RGBColor(213, 94, 0),
     RGBColor(0, 114, 178),
@@ -28,7 +28,7 @@ const INK: RGBColor = RGBColor(60, 60, 60);
 
 /// Draws the lines to a PNG file.
 pub fn remote_share(path: &Path, title: &str, series: &[Series]) -> Result<()> {
-    // The machine may have no fonts at all; a second registration of the same one is harmless.
+    // The machine may have no fonts. Registering the same one twice is harmless.
     register_font("sans-serif", FontStyle::Normal, dejavu::sans::regular())
         .map_err(|_| anyhow!("the built-in font cannot be read"))?;
     draw(path, title, series).with_context(|| format!("plot {}", path.display()))
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plot_is_a_png_with_something_drawn() {
+    fn a_plot_is_a_png_with_content() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("plot.png");
         let series = ["without homenode", "with homenode"]

@@ -1,4 +1,4 @@
-//! `homenode-load` as a process of its own, with the ids of its threads.
+//! Starts `homenode-load` and learns the ids of its threads.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -12,7 +12,7 @@ use serde::Deserialize;
 pub struct Readers {
     child: Child,
     out: BufReader<ChildStdout>,
-    /// Its reading threads, in the order of their start.
+    /// Its reading threads, in the order in which they started.
     pub threads: Vec<Reading>,
 }
 
@@ -21,7 +21,7 @@ pub struct Readers {
 pub struct Reading {
     /// Thread id.
     pub tid: u32,
-    /// What it reads.
+    /// The file it reads.
     pub file: PathBuf,
 }
 
@@ -56,12 +56,12 @@ impl Readers {
         self.child.id()
     }
 
-    /// The thread ids of those that read `file`.
+    /// The ids of the threads that read `file`.
     pub fn of_file(&self, file: &Path) -> Vec<u32> {
         self.threads.iter().filter(|t| t.file == file).map(|t| t.tid).collect()
     }
 
-    /// Waits until it ends by itself; what it said last.
+    /// Waits until it ends by itself, and returns its last line.
     pub fn wait(mut self) -> Result<serde_json::Value> {
         let mut text = String::new();
         self.out.read_to_string(&mut text).context("homenode-load")?;

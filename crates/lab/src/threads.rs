@@ -1,4 +1,4 @@
-//! Where threads are, from `/proc/PID/task/TID`.
+//! The CPU and affinity of threads, from `/proc/PID/task/TID`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,11 +18,11 @@ pub struct Thread {
     pub cpu: u32,
     /// CPU time so far, in ticks of 10 ms.
     pub ticks: u64,
-    /// CPUs it may run on, as the kernel writes them (`Cpus_allowed_list`).
+    /// CPUs it may run on, in the kernel's format (`Cpus_allowed_list`).
     pub allowed: String,
 }
 
-/// The threads of a process by rising id; those that end meanwhile are left out.
+/// The threads of a process in order of their ids, without those that end meanwhile.
 pub fn of(pid: u32) -> Result<Vec<Thread>> {
     let dir = format!("/proc/{pid}/task");
     let mut threads = Vec::new();
@@ -40,13 +40,13 @@ pub fn of(pid: u32) -> Result<Vec<Thread>> {
     Ok(threads)
 }
 
-/// Processes whose parent, grandparent, … is `pid`, and `pid` itself.
+/// The process `pid` and all its descendants.
 pub fn tree(pid: u32) -> Vec<u32> {
     let mut parents: BTreeMap<u32, u32> = BTreeMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(child) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
         let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        // Fields after the name, which may hold blanks: state, parent.
+        // After the name, which may contain blanks: state, parent.
         if let Some(parent) = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok()) {
             parents.insert(child, parent);
         }
@@ -65,17 +65,17 @@ pub fn affinities(pids: &[u32]) -> BTreeMap<u32, String> {
     pids.iter().filter_map(|pid| of(*pid).ok()).flatten().map(|t| (t.tid, t.allowed)).collect()
 }
 
-/// Counts, over several samplings, where threads run.
+/// Counts over several samplings how many threads run at home.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Whereabouts {
     /// Threads seen, summed over samplings.
     pub seen: u64,
-    /// Of them, on the node in question.
+    /// Of these, threads on the node in question.
     pub at_home: u64,
 }
 
 impl Whereabouts {
-    /// Adds one sampling: those of `threads` that are in `tids`, and which of them last ran on `node`.
+    /// Adds one sampling: the threads that are in `tids`, and those of them that last ran on `node`.
     pub fn sample(&mut self, threads: &[Thread], tids: &[u32], machine: &Machine, node: u32) {
         for thread in threads.iter().filter(|t| tids.contains(&t.tid)) {
             self.seen += 1;
@@ -83,7 +83,7 @@ impl Whereabouts {
         }
     }
 
-    /// Share that ran on another node; `None` where none was seen.
+    /// Share that ran on another node; `None` if none was seen.
     pub fn away(&self) -> Option<f64> {
         (self.seen > 0).then(|| 1.0 - self.at_home as f64 / self.seen as f64)
     }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_behind_a_name_with_blanks_and_brackets() {
+    fn a_name_with_blanks_and_brackets_does_not_shift_fields() {
         let numbers: Vec<String> = (4..=52).map(|n| n.to_string()).collect();
         let stat = format!("17 (a) b (c) R {}", numbers.join(" "));
         let thread = parse(17, &stat, "Name:\tx\nCpus_allowed:\t3\nCpus_allowed_list:\t0-1,4\n").unwrap();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_sees_its_own_threads_and_itself_in_its_tree() {
+    fn this_process_finds_its_own_threads_and_tree() {
         let pid = std::process::id();
         assert!(of(pid).unwrap().iter().any(|t| t.tid == pid && !t.allowed.is_empty()));
         assert_eq!(tree(pid).first(), Some(&pid));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_threads_asked_for_are_counted() {
+    fn counts_only_the_given_threads() {
         let machine = Machine { nodes: [(0, vec![0, 1]), (1, vec![2, 3])].into() };
         let thread = |tid, cpu| Thread { tid, comm: String::new(), cpu, ticks: 0, allowed: String::new() };
         let mut whereabouts = Whereabouts::default();

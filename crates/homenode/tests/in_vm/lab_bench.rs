@@ -1,4 +1,4 @@
-//! What the tests share: files on nodes, readers, homenode with its options, and waiting for something to be so.
+//! Shared by the tests: files on nodes, readers, homenode with its options, and waiting for a condition.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 pub type Outcome = Result<()>;
 
-/// A measurement, below the line that the harness began with the test's name.
+/// Prints a measurement below the line with the test's name.
 #[macro_export]
 macro_rules! say {
     ($($what:tt)+) => { println!("\n      {}", format_args!($($what)+)) };
@@ -28,12 +28,12 @@ pub fn homenode() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_homenode"))
 }
 
-/// The workload, built beside it.
+/// The workload program, built beside homenode.
 fn homenode_load() -> PathBuf {
     homenode().with_file_name("homenode-load")
 }
 
-/// A directory on a real file system, and what lies in it.
+/// A directory on a real file system, with the files of a test.
 pub struct Bench {
     pub machine: Machine,
     dir: tempfile::TempDir,
@@ -45,7 +45,7 @@ impl Bench {
         Ok(Self { machine: Machine::read()?, dir: tempfile::Builder::new().prefix("in-vm-").tempdir_in(base)? })
     }
 
-    /// Files of 16 MiB whose cache is on `node`, checked.
+    /// Creates files of 16 MiB, and checks that their cached pages are on `node`.
     pub fn files(&self, node: u32, count: usize) -> Result<Vec<PathBuf>> {
         (0..count)
             .map(|i| {
@@ -60,7 +60,7 @@ impl Bench {
         self.dir.path().join("state")
     }
 
-    /// One reader for each file, each with this share of a CPU.
+    /// Starts one reader for each file, each with this share of a CPU.
     pub fn readers(&self, duty: f64, files: &[PathBuf]) -> Result<Readers> {
         let options = ["--seconds".into(), "600".into(), "--duty".into(), OsString::from(duty.to_string())];
         Readers::start(&homenode_load(), options.into_iter().chain(files.iter().map(|f| f.clone().into())))
@@ -70,12 +70,12 @@ impl Bench {
         Readers::start(&homenode_load(), args)
     }
 
-    /// homenode with a margin and a budget for an emulated machine, its state in our directory, and these options.
+    /// Starts homenode with these options, and with a margin and a budget that fit an emulated machine.
     pub fn daemon(&self, options: &[&str]) -> Result<Daemon> {
         Daemon::start(&homenode(), self.options().into_iter().chain(options.iter().map(OsString::from)))
     }
 
-    /// homenode, looking only at these processes.
+    /// Starts homenode for these processes only.
     pub fn daemon_for(&self, pids: &[u32], options: &[&str]) -> Result<Daemon> {
         let pids = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         self.daemon(&[&["--pid", pids.as_str()], options].concat())
@@ -94,7 +94,7 @@ impl Bench {
         Ok(threads::of(pid)?.into_iter().filter(|t| tids.contains(&t.tid)).map(node).collect())
     }
 
-    /// Starts readers until the kernel does not happen to put all of them beside their data (which `home` tells).
+    /// Starts readers until the kernel puts at least one of them away from its data, whose node `home` gives.
     pub fn readers_away(&self, duty: f64, files: &[PathBuf], home: impl Fn(&Path) -> u32) -> Result<Readers> {
         for _ in 0..10 {
             let readers = self.readers(duty, files)?;
@@ -108,18 +108,18 @@ impl Bench {
     }
 }
 
-/// The node in the name that [`Bench::files`] gave a file.
+/// The node of a file that [`Bench::files`] created, by its name.
 pub fn home_of(file: &Path) -> u32 {
     let name = file.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_prefix("node"));
     name.and_then(|n| n.split('-').next()?.parse().ok()).unwrap_or(u32::MAX)
 }
 
-/// Affinity of a process's threads, as `/proc` says.
+/// Affinities of a process's threads, from `/proc`.
 pub fn masks(pid: u32) -> BTreeMap<u32, String> {
     threads::affinities(&[pid])
 }
 
-/// Sets a thread's affinity, as a user with `taskset` does.
+/// Sets a thread's affinity, as `taskset` does.
 pub fn set_mask(tid: u32, cpus: &[u32]) -> Result<()> {
     let mut set = CpuSet::new();
     for cpu in cpus {
@@ -134,7 +134,7 @@ pub fn cpus(machine: &Machine, node: u32) -> Result<&[u32]> {
     machine.nodes.get(&node).map(Vec::as_slice).with_context(|| format!("node {node}"))
 }
 
-/// Lets windows pass until `done` says so, at most `most`; fails with `what` if it never does.
+/// Waits for a window in which `done` holds; fails if there is none among `most`, and says that `what` did not happen.
 pub fn windows_until(
     daemon: &mut Daemon,
     most: usize,
@@ -151,11 +151,11 @@ pub fn windows_until(
         }
     }
     let shares: Vec<_> = windows.iter().map(|w| (w.remote_share, w.moves.len(), w.held_back.len())).collect();
-    ensure!(false, "{what}: not so after {most} windows (remote share, moves, held back: {shares:?})");
+    ensure!(false, "no {what} within {most} windows (remote share, moves, held back: {shares:?})");
     Ok(windows)
 }
 
-/// This many windows, whatever they show.
+/// Waits for this many windows.
 pub fn windows(daemon: &mut Daemon, count: usize) -> Result<Vec<Window>> {
     (0..count).map(|_| daemon.window()).collect()
 }

@@ -1,7 +1,7 @@
-//! Behaviour on a machine with several nodes, as `make test` runs it in virtual machines.
+//! Behaviour on machines with several nodes. `make test` runs these tests in virtual machines.
 //!
-//! What is asserted comes from `/proc` and `move_pages(2)` (the laboratory, `lab`), not from homenode's own word. On a machine
-//! with one node, or without root, they are skipped and say why.
+//! Assertions rely on `/proc` and `move_pages(2)` (by way of the laboratory, `lab`), not on homenode's own output. On a machine
+//! with one node, or without root, the tests are skipped and say why.
 
 mod four_nodes;
 mod lab_bench;
@@ -12,7 +12,7 @@ use lab::machine::Machine;
 use lab_bench::Outcome;
 use libtest_mimic::{Arguments, Completion, Trial};
 
-/// A test, and the numbers of nodes it is for.
+/// A test, and the numbers of nodes on which it runs.
 struct Test {
     name: &'static str,
     nodes: &'static [usize],
@@ -21,7 +21,7 @@ struct Test {
 
 fn main() {
     let mut arguments = Arguments::from_args();
-    // They measure where busy threads run: one at a time.
+    // The tests measure where busy threads run, so only one runs at a time.
     arguments.test_threads = Some(1);
     let nodes = Machine::read().map_or(0, |machine| machine.nodes.len());
     let root = rustix::process::geteuid().is_root();

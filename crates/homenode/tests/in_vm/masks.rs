@@ -1,4 +1,4 @@
-//! Affinities: others' are not touched, and ours are put back however homenode ends.
+//! homenode leaves custom affinities alone and restores those it changed, however it ends.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -12,26 +12,18 @@ use crate::lab_bench::{Bench, Outcome, cpus, home_of, homenode, masks, set_mask,
 use crate::{Test, say};
 
 pub const TESTS: &[Test] = &[
-    Test {
-        name: "masks::an_affinity_of_its_own_is_not_touched",
-        nodes: &[2],
-        run: an_affinity_of_its_own_is_not_touched,
-    },
-    Test { name: "masks::sigterm_puts_them_back", nodes: &[2], run: || put_back_by_signal(Signal::TERM) },
-    Test { name: "masks::sigint_puts_them_back", nodes: &[2], run: || put_back_by_signal(Signal::INT) },
-    Test { name: "masks::a_normal_end_puts_them_back", nodes: &[2], run: a_normal_end_puts_them_back },
-    Test {
-        name: "masks::after_kill_restore_puts_them_back_but_not_what_others_changed",
-        nodes: &[2],
-        run: after_kill_restore,
-    },
-    Test { name: "masks::after_kill_the_next_start_puts_them_back", nodes: &[2], run: after_kill_next_start },
+    Test { name: "masks::a_custom_affinity_is_left_alone", nodes: &[2], run: a_custom_affinity_is_left_alone },
+    Test { name: "masks::sigterm_restores", nodes: &[2], run: || restored_by_signal(Signal::TERM) },
+    Test { name: "masks::sigint_restores", nodes: &[2], run: || restored_by_signal(Signal::INT) },
+    Test { name: "masks::a_normal_end_restores", nodes: &[2], run: a_normal_end_restores },
+    Test { name: "masks::restore_after_kill_leaves_later_changes_alone", nodes: &[2], run: after_kill_restore },
+    Test { name: "masks::the_next_start_after_kill_restores", nodes: &[2], run: after_kill_next_start },
 ];
 
 type Masks = BTreeMap<u32, String>;
 
-/// One thread bound to a whole node, one to a single CPU, both away from their data; two more that may be moved.
-fn an_affinity_of_its_own_is_not_touched() -> Outcome {
+/// One thread is bound to a whole node and one to a single CPU, both away from their data; two more may be moved.
+fn a_custom_affinity_is_left_alone() -> Outcome {
     let bench = Bench::new()?;
     let files = bench.files(0, 4)?;
     let readers = bench.readers(0.25, &files)?;
@@ -43,13 +35,13 @@ fn an_affinity_of_its_own_is_not_touched() -> Outcome {
     let mut daemon = bench.daemon_for(&[readers.pid()], &[])?;
     for window in windows(&mut daemon, 8)? {
         let moved = window.moves.iter().find(|m| own.contains_key(&m.tid));
-        ensure!(moved.is_none(), "moved a thread with an affinity of its own: {moved:?}");
+        ensure!(moved.is_none(), "moved a thread with a custom affinity: {moved:?}");
         let now = masks(readers.pid());
         ensure!(own.iter().all(|(tid, mask)| now.get(tid) == Some(mask)), "before {own:?}, now {now:?}");
     }
     let free: Vec<u32> = free.iter().map(|t| t.tid).collect();
     let nodes = bench.nodes_of(readers.pid(), &free)?;
-    ensure!(nodes.values().all(|n| *n == Some(0)), "the threads that may be moved are at home: {nodes:?}");
+    ensure!(nodes.values().all(|n| *n == Some(0)), "a movable thread is not at home: {nodes:?}");
     daemon.stop(Signal::TERM)?;
     let now = masks(readers.pid());
     ensure!(
@@ -59,7 +51,7 @@ fn an_affinity_of_its_own_is_not_touched() -> Outcome {
     Ok(())
 }
 
-/// Readers of both nodes' data of which homenode has moved at least one, so that something must be put back.
+/// Readers of both nodes' data, at least one of which homenode has moved.
 struct Moved {
     bench: Bench,
     readers: Readers,
@@ -75,19 +67,19 @@ impl Moved {
         let readers = bench.readers_away(0.25, &files, home_of)?;
         let before = masks(readers.pid());
         let mut daemon = bench.daemon_for(&[readers.pid()], options)?;
-        windows_until(&mut daemon, 10, "a move", |window| Ok(!window.moves.is_empty()))?;
+        windows_until(&mut daemon, 10, "move", |window| Ok(!window.moves.is_empty()))?;
         let during = masks(readers.pid());
-        ensure!(during != before, "homenode says it moved a thread, /proc shows the same masks: {before:?}");
+        ensure!(during != before, "homenode reports a move, but /proc shows the same masks: {before:?}");
         Ok(Self { bench, readers, daemon, before, during })
     }
 
-    /// Threads whose mask homenode changed.
+    /// Threads whose affinity homenode changed.
     fn changed(&self) -> Vec<u32> {
         self.during.iter().filter(|(tid, mask)| self.before.get(*tid) != Some(*mask)).map(|(tid, _)| *tid).collect()
     }
 }
 
-fn put_back_by_signal(signal: Signal) -> Outcome {
+fn restored_by_signal(signal: Signal) -> Outcome {
     let Moved { readers, daemon, before, .. } = Moved::new(&[])?;
     let (end, status) = daemon.stop(signal)?;
     ensure!(masks(readers.pid()) == before, "before {before:?}, after {:?}", masks(readers.pid()));
@@ -96,8 +88,8 @@ fn put_back_by_signal(signal: Signal) -> Outcome {
     Ok(())
 }
 
-fn a_normal_end_puts_them_back() -> Outcome {
-    // Ends by itself after the last window.
+fn a_normal_end_restores() -> Outcome {
+    // homenode ends after the last window.
     let Moved { readers, mut daemon, before, .. } = Moved::new(&["--windows", "12"])?;
     while daemon.window().is_ok() {}
     ensure!(masks(readers.pid()) == before, "before {before:?}, after {:?}", masks(readers.pid()));
@@ -110,8 +102,8 @@ fn after_kill_restore() -> Outcome {
     let Moved { bench, readers, daemon, mut before, .. } = moved;
     daemon.stop(Signal::KILL)?;
     let left = masks(readers.pid());
-    ensure!(changed.iter().all(|tid| left.get(tid) != before.get(tid)), "a killed homenode put something back");
-    // Somebody else changes one of them meanwhile: that is theirs now.
+    ensure!(changed.iter().all(|tid| left.get(tid) != before.get(tid)), "a killed homenode restored something");
+    // Another program changes one of them: homenode must leave that one alone.
     let theirs = *changed.first().context("a moved thread")?;
     set_mask(theirs, cpus(&bench.machine, 1)?.get(..1).context("a CPU")?)?;
     before.insert(theirs, masks(readers.pid()).remove(&theirs).context("its mask")?);
@@ -123,12 +115,12 @@ fn after_kill_restore() -> Outcome {
 fn after_kill_next_start() -> Outcome {
     let Moved { bench, readers, daemon, before, .. } = Moved::new(&[])?;
     daemon.stop(Signal::KILL)?;
-    ensure!(masks(readers.pid()) != before, "a killed homenode put something back");
-    // The next one looks only at this test, which reads nothing: whatever changes is what it puts back at its start.
+    ensure!(masks(readers.pid()) != before, "a killed homenode restored something");
+    // The next run observes only this test, which reads nothing: every change is a restoration.
     let mut next = bench.daemon_for(&[std::process::id()], &[])?;
     next.window()?;
     ensure!(masks(readers.pid()) == before, "before {before:?}, after {:?}", masks(readers.pid()));
-    ensure!(next.recovered.is_some_and(|r| r.restored > 0), "it did not say so: {:?}", next.recovered);
+    ensure!(next.recovered.is_some_and(|r| r.restored > 0), "it did not report that: {:?}", next.recovered);
     next.stop(Signal::TERM)?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Two nodes: fio's unpinned threads and files that are cached on node 0.
+//! Two nodes: unpinned threads of fio, and files cached on node 0.
 
 use anyhow::{Context, ensure};
 use lab::daemon::{remote_share, settled_after};
@@ -13,25 +13,21 @@ use crate::{Test, say};
 
 pub const TESTS: &[Test] = &[
     Test {
-        name: "two_nodes::fio_reads_become_local_and_stay_so",
+        name: "two_nodes::reads_of_fio_become_and_stay_local",
         nodes: &[2],
-        run: fio_reads_become_local_and_stay_so,
+        run: reads_of_fio_become_and_stay_local,
     },
-    Test {
-        name: "two_nodes::forks_and_exits_beside_it_do_no_harm",
-        nodes: &[1, 2],
-        run: forks_and_exits_beside_it_do_no_harm,
-    },
+    Test { name: "two_nodes::survives_forks_and_exits", nodes: &[1, 2], run: survives_forks_and_exits },
 ];
 
-/// Without homenode at least 30 % of the bytes are remote; with it at most 3 % after at most 5 windows and from then on.
-fn fio_reads_become_local_and_stay_so() -> Outcome {
+/// Without homenode at least 30 % of the bytes are remote; with it, at most 3 % from the sixth window on.
+fn reads_of_fio_become_and_stay_local() -> Outcome {
     const WINDOWS_OFF: usize = 5;
     const WINDOWS_ON: usize = 20;
     let bench = Bench::new()?;
     let files = bench.files(0, 4)?;
 
-    // Where the kernel puts unpinned threads is chance: fio is started until it puts at least two of four on the other node.
+    // The kernel places unpinned threads by chance: fio is started until at least two of four are on the other node.
     let mut tries = 0;
     let fio = loop {
         tries += 1;
@@ -67,9 +63,9 @@ fn fio_reads_become_local_and_stay_so() -> Outcome {
     say!("with homenode: remote share per window in % {shares:?}");
     ensure!(settled_after(&on, 0.03) <= 5, "not settled after 5 windows: {shares:?}");
     ensure!(on.iter().skip(5).all(|w| w.remote_share.is_some()), "a window without a read: {shares:?}");
-    ensure!(whereabouts.seen > 0 && whereabouts.away() == Some(0.0), "/proc saw threads away: {whereabouts:?}");
+    ensure!(whereabouts.seen > 0 && whereabouts.away() == Some(0.0), "/proc showed threads away: {whereabouts:?}");
 
-    // Whoever was moved may run on node 0 and nowhere else; whoever was not was there by itself.
+    // A moved thread may run on node 0 only; the others were there by chance.
     let held = masks(fio.pid());
     for tid in &fio.readers {
         let mask = held.get(tid).context("a reader ended")?;
@@ -88,16 +84,16 @@ fn fio_reads_become_local_and_stay_so() -> Outcome {
     Ok(())
 }
 
-/// Short-lived processes all over the machine: no error, and nobody but the readers is moved. An emulated machine does not
-/// get to a thousand a second; the one it runs on does.
-fn forks_and_exits_beside_it_do_no_harm() -> Outcome {
+/// Among short-lived processes homenode reports no error and moves only the readers. An emulated machine does not reach a
+/// thousand forks a second; its host does.
+fn survives_forks_and_exits() -> Outcome {
     const WINDOWS: usize = 8;
     let bench = Bench::new()?;
     let files = bench.files(0, 2)?;
     let readers = bench.readers(0.2, &files)?;
     let forks = bench.load(&["--forks", "1000", "--seconds", "15"])?;
     let before = masks(readers.pid());
-    // All processes of the machine: what comes and goes is seen.
+    // All processes of the machine, so that the forks are observed.
     let mut daemon = bench.daemon(&[])?;
     for window in windows(&mut daemon, WINDOWS)? {
         for mv in &window.moves {
@@ -106,11 +102,11 @@ fn forks_and_exits_beside_it_do_no_harm() -> Outcome {
     }
     let (end, status) = daemon.stop(Signal::TERM)?;
     ensure!(status.success(), "homenode ended with {status}");
-    let end = end.context("homenode did not say what it put back")?;
+    let end = end.context("homenode did not report what it restored")?;
     ensure!(end.failed == 0, "{end:?}");
-    ensure!(masks(readers.pid()) == before, "masks were not put back");
+    ensure!(masks(readers.pid()) == before, "affinities were not restored");
     let made = forks.wait()?;
     say!("{made}");
-    ensure!(made.get("forks").and_then(Value::as_u64) >= Some(500), "too few forks to tell: {made}");
+    ensure!(made.get("forks").and_then(Value::as_u64) >= Some(500), "too few forks: {made}");
     Ok(())
 }

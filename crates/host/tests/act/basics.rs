@@ -183,16 +183,23 @@ pub fn itself() -> Tried {
 }
 
 pub fn eperm() -> Tried {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
     if !rustix::process::geteuid().is_root() {
         return Err("needs root, to stop being root".into());
     }
     let process = Running::role("threads", &["1"]);
-    let program = std::env::current_exe().unwrap();
+    // A copy: nobody may be unable to enter the directory that this program is in.
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = dir.path().join("act");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let mut nobody = Command::new(&program);
     nobody.args(["--role", "nobody", &process.pid().to_string()]).uid(65_534).gid(65_534);
     let said = match nobody.output() {
         Ok(said) => String::from_utf8(said.stdout).unwrap(),
+        // The temporary directory may be private, or mounted without execution.
         Err(error) => return Err(format!("nobody cannot run {}: {error}", program.display())),
     };
     assert_eq!(

@@ -90,7 +90,7 @@ fn a_thread_that_ended_counts_for_its_node(hooks: Hooks) -> Outcome {
 fn facts_about_threads(hooks: Hooks) -> Outcome {
     let mut observer = open(&settings(false, hooks))?;
     let spin = || {
-        (0..50_000_000u64).for_each(|i| _ = std::hint::black_box(i));
+        (0..5_000_000u64).for_each(|i| _ = std::hint::black_box(i));
         Ok(())
     };
     let (seen, observed) = watch_one(&mut observer, spin)?;

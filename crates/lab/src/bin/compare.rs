@@ -1,16 +1,16 @@
-//! `homenode-compare`: the same fio job under the kernel's default, AutoNUMA, numad and homenode.
+//! `homenode-compare`: runs the same fio job under the kernel's default, AutoNUMA, numad and homenode.
 //!
 //! **Problem.** There are other ways to place threads on a NUMA machine. Do they follow the page cache?
 //!
-//! **Approach.** One machine, one boot, one job started afresh for each way; the remote share of every window is measured by
-//! the same observer (`homenode run --dry-run`, or homenode itself in its own turn), and where the threads are by `/proc`.
+//! **Approach.** One boot of one machine; the job is restarted for each way. The same observer measures the remote share of
+//! every window (`homenode run --dry-run`, or homenode itself in its own turn), and `/proc` shows where the threads are.
 //!
-//! **Limits.** Remote shares, not speed: in an emulated machine remote memory is as fast as local memory.
+//! **Limits.** It compares remote shares, not speed: in an emulated machine remote memory is as fast as local memory.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -23,7 +23,7 @@ use lab::threads::{self, Whereabouts};
 use rustix::process::Signal;
 
 const THREADS: usize = 4;
-/// Where numad says what it does.
+/// The log of numad.
 const NUMAD_LOG: &str = "/var/log/numad.log";
 /// The kernel's own NUMA balancing.
 const AUTONUMA: &str = "/proc/sys/kernel/numa_balancing";
@@ -78,14 +78,17 @@ struct Run {
     windows: Vec<Window>,
     /// Decisions: homenode's moves, numad's placements of the process.
     decisions: usize,
-    /// Share of the samples of `/proc` that saw a reader away from its data, second half of the run.
+    /// Share of samples of `/proc` that showed a reader away from its data, in the second half of the run.
     away: Option<f64>,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    lab::exit(run_with(&Args::parse()))
+}
+
+fn run_with(args: &Args) -> Result<()> {
     let machine = Machine::read()?;
-    ensure!(machine.nodes.len() >= 2, "this machine has one node: there is nothing to compare");
+    ensure!(machine.nodes.len() >= 2, "this machine has one node, so there is nothing to compare");
     let home = *machine.nodes.keys().next().context("no node")?;
     let dir = args.data.join("homenode-compare");
     fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
@@ -95,11 +98,11 @@ fn main() -> Result<()> {
         for file in &files {
             cache::put(file, args.size << 20, home)?;
         }
-        Way::ALL.into_iter().map(|way| run(&args, &machine, home, way, &files)).collect::<Result<Vec<_>>>()
+        Way::ALL.into_iter().map(|way| run(args, &machine, home, way, &files)).collect::<Result<Vec<_>>>()
     })();
     fs::write(AUTONUMA, balancing.trim()).with_context(|| AUTONUMA.to_owned())?;
     fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
-    report(&args, &machine, home, &runs?)
+    report(args, &machine, home, &runs?)
 }
 
 fn run(args: &Args, machine: &Machine, home: u32, way: Way, files: &[PathBuf]) -> Result<Run> {
@@ -129,7 +132,7 @@ fn run(args: &Args, machine: &Machine, home: u32, way: Way, files: &[PathBuf]) -
     Ok(Run { way, windows, decisions, away: whereabouts.away() })
 }
 
-/// numad, told to look at this process whatever its size, as often as it can.
+/// numad, told to watch this process whatever its size, as often as it can.
 struct Numad {
     child: Child,
     placements_before: usize,
@@ -138,7 +141,7 @@ struct Numad {
 impl Numad {
     fn start(pid: &str) -> Result<Self> {
         let placements_before = Self::placements()?;
-        // -S 0: only processes that it is told; -i: seconds between looks.
+        // -S 0: only the given process; -i: seconds between scans.
         let child = Command::new("numad")
             .args(["-i", "1:2", "-S", "0", "-p", pid])
             .stdin(Stdio::null())
@@ -148,13 +151,13 @@ impl Numad {
         Ok(Self { child, placements_before })
     }
 
-    /// Whether the daemon that it became is there.
+    /// Whether numad, which becomes a daemon, runs.
     fn runs() -> bool {
         let pid = fs::read_to_string("/run/numad.pid").unwrap_or_default();
         fs::read_to_string(format!("/proc/{}/comm", pid.trim())).is_ok_and(|comm| comm.trim() == "numad")
     }
 
-    /// How often it has advised a process to a node, as its log says.
+    /// How often it has placed a process, by its log.
     fn placements() -> Result<usize> {
         match fs::read(NUMAD_LOG) {
             Ok(log) => Ok(String::from_utf8_lossy(&log).lines().filter(|l| l.contains("Advising pid")).count()),
@@ -166,7 +169,7 @@ impl Numad {
 
 impl Drop for Numad {
     fn drop(&mut self) {
-        // numad goes into the background; -i 0 is how it is told to end.
+        // numad runs in the background; -i 0 ends it.
         let told = Command::new("numad").args(["-i", "0"]).stdout(Stdio::null()).status();
         if let Err(e) = told.and_then(|_| self.child.wait()) {
             eprintln!("numad could not be ended: {e}");
@@ -201,9 +204,9 @@ fn table(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<Stri
     let percent = |share: Option<f64>| share.map_or("–".to_owned(), |s| format!("{:.0} %", s * 100.0));
     let cpus = machine.nodes.values().map(|c| c.len().to_string()).collect::<Vec<_>>().join(" + ");
     let mut text = format!(
-        "# Who follows the page cache?\n\nfio, {THREADS} threads, unpinned, each reads a file of {} MiB that is cached on node \
-         {home}. {} nodes ({cpus} CPUs), Linux {}, {}. One boot; fio is started afresh for each way.\n\nShare of file bytes \
-         read from another node, per span of time, by the same observer in every column:\n\n| seconds |",
+        "# Remote share beside peers\n\nfio: {THREADS} unpinned threads, each of which reads a file of {} MiB cached on node \
+         {home}. {} nodes ({cpus} CPUs), Linux {}, {}. One boot; fio is restarted for each column.\n\nShare of file bytes \
+         read from another node, per span of time. The same observer measures every column:\n\n| seconds |",
         args.size,
         machine.nodes.len(),
         read("/proc/sys/kernel/osrelease")?,
@@ -230,13 +233,13 @@ fn table(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<Stri
         Ok(())
     };
     row("second half", &|run| percent(remote_share(run.windows.get(args.windows / 2..).unwrap_or_default())))?;
-    row("threads away from their data, by /proc, second half", &|run| percent(run.away))?;
+    row("threads away from their data in the second half, by /proc", &|run| percent(run.away))?;
     row("moves of threads (homenode), placements of the process (numad)", &|run| match run.way {
         Way::Numad | Way::Homenode => run.decisions.to_string(),
         Way::Kernel | Way::AutoNuma => "–".to_owned(),
     })?;
     text.push_str(
-        "\n\n- kernel scheduler: `numa_balancing` 0. AutoNUMA: `numa_balancing` 1. numad: told fio's process id, looking every 1 to \
+        "\n\n- kernel scheduler: `numa_balancing` 0. AutoNUMA: `numa_balancing` 1. numad: given fio's process id, looks every 1 to \
          2 s. homenode: `numa_balancing` 0.\n- Made by `make bench`.\n",
     );
     Ok(text)

@@ -1,16 +1,17 @@
-//! `homenode-demo`: fio without and with homenode, on this machine, for a person to watch.
+//! `homenode-demo`: shows fio without and with homenode on this machine.
 //!
-//! **Problem.** A claim such as "the reads become local" is believed when it is seen.
+//! **Problem.** A claim such as "the reads become local" is best believed when seen.
 //!
-//! **Approach.** The same four threads read files that are cached on one node, first while homenode only observes, then while
-//! it moves them. Remote shares are homenode's measurements; where the pages are, where the threads ran and which masks they
-//! have are read from `move_pages(2)` and `/proc`. It fails when the result is not as it should be.
+//! **Approach.** The same four threads read files cached on one node, first while homenode only observes, then while it moves
+//! them. homenode measures the remote shares; `move_pages(2)` and `/proc` show where the pages are, where the threads ran and
+//! which affinities they have. The demo fails if the result is not as claimed.
 //!
-//! **Limits.** Where the kernel puts unpinned threads is chance: when it happens to put them beside their data, fio is started
-//! again, which is said.
+//! **Limits.** The kernel places unpinned threads by chance. If it happens to put them beside their data, the demo says so and
+//! starts fio again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -24,13 +25,13 @@ use rustix::process::Signal;
 
 /// Threads of fio, and files.
 const THREADS: usize = 4;
-/// Without homenode at least this share must be remote, or there is nothing to show.
+/// Without homenode at least this share must be remote; otherwise there is nothing to show.
 const REMOTE_AT_LEAST: f64 = 0.30;
 /// With homenode at most this share may be remote …
 const REMOTE_AT_MOST: f64 = 0.03;
 /// … after at most this many windows.
 const SETTLE_WITHIN: usize = 5;
-/// How often fio is started until the kernel does not happen to put its threads beside their data.
+/// How often fio is started while the kernel happens to put its threads beside their data.
 const TRIES: usize = 5;
 
 /// Show fio without and with homenode on this machine.
@@ -45,7 +46,7 @@ struct Args {
     /// Directory for summary.json and the plot
     #[arg(long)]
     out: PathBuf,
-    /// What runs this, for the summary
+    /// The kind of machine, for the summary
     #[arg(long = "where", value_parser = ["vm", "host"])]
     place: String,
     /// Size of each file in MiB
@@ -62,13 +63,16 @@ struct Args {
     options: String,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    lab::exit(run_with(&Args::parse()))
+}
+
+fn run_with(args: &Args) -> Result<()> {
     let machine = Machine::read()?;
-    ensure!(machine.nodes.len() >= 2, "this machine has one node: every read is local, there is nothing to show");
+    ensure!(machine.nodes.len() >= 2, "this machine has one node: every read is local, so there is nothing to show");
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let data = Data::new(&args.data)?;
-    let result = Demo { args: &args, machine: &machine, files: &data.files }.run();
+    let result = Demo { args, machine: &machine, files: &data.files }.run();
     drop(data);
     result
 }
@@ -102,10 +106,10 @@ struct Demo<'a> {
     files: &'a [PathBuf],
 }
 
-/// What one phase showed.
+/// The observations of one phase.
 struct Phase {
     windows: Vec<Window>,
-    /// Share of samples in which `/proc` saw a reader on another node than the data's, over the settled part.
+    /// Share of samples in which `/proc` showed a reader away from its data, once the reads had settled.
     away: Option<f64>,
 }
 
@@ -116,7 +120,7 @@ impl Demo<'_> {
         let (home, off) = self.without()?;
         let (on, restored, moves) = self.with(home)?;
 
-        let off_share = remote_share(&off.windows).context("nothing was read without homenode")?;
+        let off_share = remote_share(&off.windows).context("fio read nothing without homenode")?;
         let settled = settled_after(&on.windows, REMOTE_AT_MOST);
         let on_share = remote_share(on.windows.get(settled..).unwrap_or_default()).unwrap_or(1.0);
         let points = |phase: &Phase| {
@@ -153,10 +157,10 @@ impl Demo<'_> {
         ensure!(on_share <= REMOTE_AT_MOST, "with homenode {:.1} % was remote", on_share * 100.0);
         ensure!(
             on.away.is_some_and(|away| away <= REMOTE_AT_MOST),
-            "/proc saw threads away from their data: {:?} of the samples",
+            "/proc showed threads away from their data: {:?} of the samples",
             on.away
         );
-        ensure!(restored, "not every thread has the affinity it had before");
+        ensure!(restored, "some threads did not get back their affinity");
         Ok(())
     }
 
@@ -168,12 +172,12 @@ impl Demo<'_> {
         }
     }
 
-    /// The first phase: homenode observes, the kernel decides. Returns the node with the data as well.
+    /// The first phase: homenode observes, the kernel decides. Also returns the node with the data.
     fn without(&self) -> Result<(u32, Phase)> {
         let mut last = None;
         for attempt in 0..TRIES {
-            // Chance may be systematic on a large machine, where four threads fit beside each other on any node: then the data
-            // is put on another one.
+            // On a large machine, where four threads fit on any node, the kernel may always choose the same one: then the data
+            // is put on another node.
             let home = self.node_for(attempt)?;
             if last.as_ref().is_none_or(|(node, _)| *node != home) {
                 self.put_data(home)?;
@@ -210,7 +214,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// The second phase: homenode moves threads. Returns whether all masks were put back, and how many moves were made.
+    /// The second phase: homenode moves threads. Also returns whether all affinities were restored, and the number of moves.
     fn with(&self, home: u32) -> Result<(Phase, bool, usize)> {
         println!("\nwith homenode");
         let fio = Fio::start(self.files)?;
@@ -248,7 +252,7 @@ impl Demo<'_> {
         Daemon::start(&self.args.homenode, ["--pid", &pid].into_iter().chain(options))
     }
 
-    /// Prints windows as they come, and samples from `/proc` where the busy threads run.
+    /// Prints windows as they come, and samples from `/proc` where the readers run.
     fn watch(&self, daemon: &mut Daemon, fio: &Fio, home: u32, windows: usize) -> Result<Phase> {
         println!("  window        read   from another node");
         let mut phase = Phase { windows: Vec::new(), away: None };

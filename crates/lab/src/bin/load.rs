@@ -1,7 +1,8 @@
-//! `homenode-load`: reads cached files with a given share of a CPU each, or forks.
+//! `homenode-load`: reads cached files with a given share of a CPU for each, or forks.
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -12,32 +13,35 @@ use clap::Parser;
 use lab::load::{Reader, read};
 use serde_json::json;
 
-/// Read cached files with a given share of a CPU each: one thread per FILE, again and again.
+/// Read cached files again and again, with one thread and a given share of a CPU for each FILE.
 ///
-/// Prints one JSON line when all threads run: the process and each thread's id and file. A file may be named twice: its
-/// readers share it.
+/// Prints one JSON line when all threads run: the process id, and each thread's id and file. The readers of a file given
+/// twice share it.
 #[derive(Parser)]
 struct Args {
-    /// How long, in seconds
+    /// Duration in seconds
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
     /// Share of a CPU that each thread uses, 0 to 1
     #[arg(long, default_value_t = 0.25)]
     duty: f64,
-    /// Instead of reading: fork and end children as fast as this many a second
+    /// Instead of reading, fork this many short-lived children a second
     #[arg(long, value_name = "PER_SECOND", conflicts_with = "files")]
     forks: Option<u32>,
     /// Files to read
     files: Vec<PathBuf>,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    lab::exit(run_with(&Args::parse()))
+}
+
+fn run_with(args: &Args) -> Result<()> {
     let time = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
     match args.forks {
         Some(rate) => fork(rate, time),
         None if args.files.is_empty() => bail!("nothing to read"),
-        None => read_all(&args, time),
+        None => read_all(args, time),
     }
 }
 
@@ -73,7 +77,7 @@ fn read_all(args: &Args, time: Duration) -> Result<()> {
     })
 }
 
-/// Children that do nothing, at this rate or as fast as the machine can.
+/// Forks children that end at once, at this rate or as fast as the machine can.
 fn fork(rate: u32, time: Duration) -> Result<()> {
     say(&json!({"pid": std::process::id(), "threads": []}))?;
     let began = Instant::now();
