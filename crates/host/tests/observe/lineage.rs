@@ -60,12 +60,12 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
 /// Processes that were killed end when they are scheduled next, and a thread that was joined has its end still before it.
 fn nobody_left(observer: &Observer) -> Outcome {
     for _ in 0..100 {
-        if children(&observer)?.is_empty() {
+        if children(observer)?.is_empty() {
             return Ok(Completion::Completed);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Err(format!("still there: {:?}", children(&observer)?).into())
+    Err(format!("still there: {:?}", children(observer)?).into())
 }
 
 /// A thousand processes come and go: bytes stay exact, nobody is reported who is not there.
