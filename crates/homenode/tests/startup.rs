@@ -13,8 +13,11 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 /// Nobody's user and group id.
 const NOBODY: u32 = 65_534;
 
+/// The error says why the test cannot run here.
+type Test = fn() -> Result<(), String>;
+
 fn main() {
-    let tests: [(&str, fn() -> Result<(), String>); 3] = [
+    let tests: [(&str, Test); 3] = [
         ("somebody_elses_kubelet_does_not_hold_doctor_up", || beside_a_fake_kubelet(&["doctor", "--json"])),
         ("somebody_elses_kubelet_does_not_hold_run_up", || {
             beside_a_fake_kubelet(&["run", "--dry-run", "--windows", "1"])

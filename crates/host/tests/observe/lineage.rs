@@ -62,12 +62,12 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
 /// ends a little later.
 fn nobody_left(observer: &Observer) -> Outcome {
     for _ in 0..3000 {
-        if children(&observer)?.is_empty() {
+        if children(observer)?.is_empty() {
             return Ok(Completion::Completed);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Err(format!("still there: {:?}", children(&observer)?).into())
+    Err(format!("still there: {:?}", children(observer)?).into())
 }
 
 /// While a thousand processes come and go, bytes stay exact and no thread is reported twice.
