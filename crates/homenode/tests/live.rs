@@ -429,15 +429,16 @@ fn only(capabilities: u64) -> Vec<String> {
     lines.chain(["NoNewPrivs: 1".to_owned()]).collect()
 }
 
-/// Statuses of all threads of a process, the first thread's first.
+/// Statuses of all threads of a process, the first thread's first. A thread that ends meanwhile is left out.
 fn statuses(pid: u32) -> Vec<Vec<String>> {
     let mut tids: Vec<u32> = fs::read_dir(format!("/proc/{pid}/task"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
         .collect();
     tids.sort_unstable();
-    let status = |tid| fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap();
-    tids.into_iter().map(|tid| status_lines(&status(tid), &CAPABILITIES)).collect()
+    let status =
+        |tid| fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok().filter(|text| !text.is_empty());
+    tids.into_iter().filter_map(status).map(|text| status_lines(&text, &CAPABILITIES)).collect()
 }
 
 /// Where procfs hides processes, one more is kept to see them.
