@@ -173,6 +173,20 @@ impl Constants {
     }
 }
 
+impl Constants {
+    /// The same with one constant of this value. None where there is no constant of this name.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: f64) -> Option<Self> {
+        *self.field(name)?.0 = value;
+        Some(self)
+    }
+
+    /// Value of the constant of this name.
+    pub fn get(mut self, name: &str) -> Option<f64> {
+        self.field(name).map(|field| *field.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,6 +11,8 @@
 //!
 //! **Limits.** No routes: two flows between different pairs of nodes meet in ports, not on links. A node has one kind of memory.
 
+mod drawn;
+
 use std::collections::BTreeMap;
 
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
@@ -205,12 +207,7 @@ impl Machine {
         let pairs = || nodes.iter().flat_map(|from| nodes.iter().map(move |to| (from, to)));
         let hops: Vec<f64> =
             pairs().map(|(from, to)| hops(topology.distance(from.id, to.id), from.id == to.id)).collect();
-        let reach = |memory: &Memory, hops: f64| Reach {
-            read_s: memory.read_at(hops),
-            write_s: memory.write_at(hops),
-            load: memory.load_at(hops),
-        };
-        let reaches = pairs().zip(&hops).map(|((_, to), hops)| reach(&to.memory, *hops)).collect();
+        let reaches = reaches(&nodes, &hops);
         let n = nodes.len();
         let nearest = |from: usize| {
             let near = |a: &usize, b: &usize| hops[from * n + a].total_cmp(&hops[from * n + b]).then(a.cmp(b));
@@ -299,6 +296,16 @@ impl Machine {
     pub fn cpus_of(&self, node: usize) -> &CpuSet {
         &self.topology.nodes[node].cpus
     }
+}
+
+/// What each node's memory is to threads on each node, in the order of `hops`.
+fn reaches(nodes: &[NodeModel], hops: &[f64]) -> Vec<Reach> {
+    let reach = |(memory, hops): (&Memory, &f64)| Reach {
+        read_s: memory.read_at(*hops),
+        write_s: memory.write_at(*hops),
+        load: memory.load_at(*hops),
+    };
+    nodes.iter().map(|to| &to.memory).cycle().zip(hops).map(reach).collect()
 }
 
 fn positive(what: &str, value: f64) -> Result<(), MachineError> {

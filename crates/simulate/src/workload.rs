@@ -7,7 +7,8 @@
 //! papers are built from their published parameters: [`fio`], [`filebench`] (NThread Table III, Dragonfly Table II),
 //! [`rocksdb`] (`db_bench`, NThread V-E), [`simpleread`] (thesis listing 5.1).
 //!
-//! **Limits.** Every round is the average round. File sets are one object each: which of its files is read does not matter.
+//! **Limits.** Every round is the average round. A file set is one object, however many files it has: which of them a round picks
+//! is a matter of chance only, and decides no more than whether threads meet in one file.
 
 pub mod filebench;
 pub mod fio;
@@ -84,6 +85,8 @@ pub struct Part {
     pub call: f64,
     /// Whether reads go on where the last one ended.
     pub sequential: bool,
+    /// Files of the set that are picked, where it has several.
+    pub picks: f64,
 }
 
 /// Files that are alike and used alike.
@@ -97,8 +100,11 @@ pub struct FileSet {
     pub filled: f64,
     /// Whether each thread has one of its own.
     pub private: bool,
-    /// Whether data that one thread has read is still in the last-level cache for another one on the same node (NThread III-D).
-    pub cached: bool,
+    /// How many files it stands for, of which each round picks [some](Part::picks) at random.
+    pub files: f64,
+    /// Chance that another thread of the job reads the same data at the same time, so that one node's last-level cache can serve
+    /// both (NThread III-D).
+    pub together: f64,
     /// Where the bytes are at the start.
     pub place: Place,
 }
@@ -121,7 +127,15 @@ pub enum Place {
 impl FileSet {
     /// A full set on one node.
     pub fn on(name: &str, size: f64, node: usize) -> Self {
-        Self { name: name.into(), size, filled: 1.0, private: false, cached: false, place: Place::Node(node) }
+        Self {
+            name: name.into(),
+            size,
+            filled: 1.0,
+            private: false,
+            files: 1.0,
+            together: 0.0,
+            place: Place::Node(node),
+        }
     }
 
     /// The same, one for each thread.

@@ -9,7 +9,21 @@ fn quiet(_: usize, _: usize) {}
 
 /// Pinned: 12 random scenarios of seed 1.
 fn few(workers: usize) -> Regret {
-    regret(Request { scenarios: 12, seed: 1, papers: false, workers }, &quiet).unwrap()
+    regret(Request { scenarios: 12, seed: 1, papers: false, unknown: false, workers }, &quiet).unwrap()
+}
+
+#[test]
+fn unknown_machines_change_what_every_policy_gets_done_and_nothing_else() {
+    let request = Request { scenarios: 8, seed: 424_242, papers: false, unknown: false, workers: 2 };
+    let known = regret(request, &quiet).unwrap();
+    let unknown = regret(Request { unknown: true, ..request }, &quiet).unwrap();
+    let again = regret(Request { unknown: true, workers: 1, ..request }, &quiet).unwrap();
+    assert_eq!(unknown, again);
+    for (known, unknown) in known.results.iter().zip(&unknown.results) {
+        assert_eq!(known.scenario, unknown.scenario);
+        let [a, b] = [known, unknown].map(|r| r.policies["none"].bytes_per_s);
+        assert!(a != b && (0.3..3.0).contains(&(a / b)), "{}: {a} and {b}", known.scenario);
+    }
 }
 
 #[test]

@@ -20,8 +20,11 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rand::SeedableRng;
+use rand::rngs::ChaCha12Rng;
 use serde::Serialize;
 
+use crate::machine::Machine;
 use crate::random;
 use crate::run::{RunError, run};
 use crate::scenario::{ScenarioError, ScenarioFile};
@@ -30,6 +33,9 @@ pub use search::{MOST_PLACEMENTS, Optimum};
 
 /// Windows after which nothing should be moved any more while the load is constant.
 pub const SETTLED: usize = 10;
+
+/// Within what fraction of its value each number of an unknown machine is drawn.
+pub const SPREAD: f64 = 0.3;
 
 /// What counts.
 const MEASURE: &str = "file bytes read and written per second by all workloads, after each scenario's warm-up";
@@ -137,6 +143,9 @@ pub struct Request {
     pub seed: u64,
     /// Whether the papers' scenarios are run as well.
     pub papers: bool,
+    /// Whether each scenario runs on a machine whose numbers are [drawn](crate::machine::Machine::drawn) within [`SPREAD`] of those
+    /// that `auto` knows.
+    pub unknown: bool,
     /// How many scenarios are run at a time; changes nothing of the result.
     pub workers: usize,
 }
@@ -164,7 +173,12 @@ pub fn regret(request: Request, done: &(dyn Fn(usize, usize) + Sync)) -> Result<
                 Some(paper) => ScenarioFile::parse(&paper.text, Path::new(&paper.name)),
                 None => random::scenario(seed, (i - papers.len()) as u32),
             };
-            let result = result.map_err(RegretError::from).and_then(|file| compare(&file));
+            let result = result.map_err(RegretError::from).and_then(|mut file| {
+                if request.unknown {
+                    file.scenario.machine = unknown(&file.scenario.machine, seed, i as u64);
+                }
+                compare(&file)
+            });
             // A worker that panics ends them all (scope): nobody sees a poisoned list.
             if let Ok(mut results) = results.lock() {
                 results[i] = Some(result);
@@ -181,6 +195,13 @@ pub fn regret(request: Request, done: &(dyn Fn(usize, usize) + Sync)) -> Result<
     let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     let results = results.into_iter().flatten().collect::<Result<Vec<_>, _>>()?;
     Ok(sum_up(scenarios, seed, papers.len(), results))
+}
+
+/// A machine like this one, whose numbers nobody knows. The scenarios themselves are drawn from other streams of the seed.
+fn unknown(machine: &Machine, seed: u64, scenario: u64) -> Machine {
+    let mut rng = ChaCha12Rng::seed_from_u64(seed);
+    rng.set_stream(u64::MAX - scenario);
+    machine.drawn(&mut rng, SPREAD)
 }
 
 /// All policies on one scenario, and its optimum if it is small.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 use super::plot::{self, PlotError};
-use super::{Figure, csv, report};
+use super::{Figure, Trials, csv, report};
 
 /// Why results were not written.
 #[derive(Debug, thiserror::Error)]
@@ -44,10 +44,10 @@ pub fn prepare(dir: &Path) -> Result<(), WriteError> {
 /// # Errors
 ///
 /// [`WriteError`]; the directory is then as it was, unless moving itself fails.
-pub fn write(dir: &Path, figures: &[Figure], seeds: u64) -> Result<Vec<PathBuf>, WriteError> {
+pub fn write(dir: &Path, figures: &[Figure], seeds: u64, trials: Option<&Trials>) -> Result<Vec<PathBuf>, WriteError> {
     let plots = figures.iter().map(plot::png).collect::<Result<Vec<_>, PlotError>>()?;
     let mut files = vec![
-        ("report.html".to_owned(), report::html(figures, &plots, seeds).into_bytes()),
+        ("report.html".to_owned(), report::html(figures, &plots, seeds, trials).into_bytes()),
         ("results.csv".to_owned(), csv::csv(figures)?),
     ];
     files.extend(figures.iter().map(Figure::png_name).zip(plots));

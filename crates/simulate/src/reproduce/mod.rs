@@ -15,13 +15,16 @@ mod causes;
 mod csv;
 mod dragonfly;
 mod files;
+pub mod holdout;
 mod npolicy;
 mod nthread_apps;
 mod nthread_fio;
 mod plot;
 mod report;
+pub mod sensitivity;
 #[cfg(test)]
 mod tests;
+mod trial;
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -32,6 +35,7 @@ use serde::Serialize;
 pub use bench::Bench;
 pub use csv::csv;
 pub use files::{WriteError, prepare, write};
+pub use trial::{Came, Trials, steps, trials};
 
 use crate::calibration::CALIBRATED;
 use crate::papers::Paper;
@@ -324,6 +328,7 @@ const EXPERIMENTS: &[(Paper, &str, Experiment)] = &[
     (Paper::Dragonfly, "6b", dragonfly::fig6b),
     (Paper::Dragonfly, "6c", dragonfly::fig6c),
     (Paper::Dragonfly, "6d", dragonfly::fig6d),
+    (Paper::NPolicy, "2", npolicy::fig2),
     (Paper::NPolicy, "3a", npolicy::fig3a),
     (Paper::NPolicy, "3b", npolicy::fig3b),
     (Paper::Arc, "5.2", arc::fig5_2),

@@ -10,7 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::{Check, Figure, Kind, Point, Score, TOLERANCE, score};
+use super::{Check, Figure, Kind, Point, Score, TOLERANCE, Trials, score};
 use crate::calibration::{CALIBRATED, Calibrated};
 use crate::papers::Paper;
 
@@ -18,7 +18,7 @@ const STYLE: &str = include_str!("report.css");
 const UNKNOWN: &str = "cause not known";
 
 /// The report on these figures with their plots (PNG bytes, in the same order).
-pub fn html(figures: &[Figure], plots: &[Vec<u8>], seeds: u64) -> String {
+pub fn html(figures: &[Figure], plots: &[Vec<u8>], seeds: u64, trials: Option<&Trials>) -> String {
     let mut papers: Vec<Paper> = figures.iter().map(|f| f.paper).collect();
     papers.dedup();
     let page = html! {
@@ -40,6 +40,7 @@ pub fn html(figures: &[Figure], plots: &[Vec<u8>], seeds: u64) -> String {
                 (summary(figures, &papers))
                 (misses(figures))
                 (given(&papers))
+                @if let Some(trials) = trials { (trials.sections()) }
                 @for paper in &papers {
                     h2 id=(paper.name()) { (paper.title()) }
                     @for (figure, plot) in figures.iter().zip(plots).filter(|(f, _)| f.paper == *paper) {

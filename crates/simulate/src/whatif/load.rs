@@ -117,7 +117,7 @@ impl Load {
                         file.owner.get_or_insert((job, sets.len()));
                         let name = id.replace([':', '/'], "-");
                         let (size, private) = (file.size, false);
-                        sets.push(FileSet { name, size, filled: 1.0, private, cached: false, place });
+                        sets.push(FileSet { name, size, filled: 1.0, private, files: 1.0, together: 0.0, place });
                         sets.len() - 1
                     })
                 });
@@ -258,6 +258,7 @@ fn operation(thread: &Thread, window_s: f64, mut set: impl FnMut(&str) -> usize)
                 own: 0.0,
                 call: call.map_or(CALL, |c| c.max(1) as f64),
                 sequential: sequential.unwrap_or(false),
+                picks: 0.0,
             });
         }
     };

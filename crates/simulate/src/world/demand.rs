@@ -41,7 +41,7 @@ struct Crowds {
     on_node: Vec<f64>,
     /// Running threads per job.
     of_job: Vec<f64>,
-    /// Running threads per node of jobs whose files are cached.
+    /// Running threads per node of jobs whose threads read the same data.
     caching: Vec<f64>,
     /// Bytes that each file has.
     bytes: Vec<f64>,
@@ -249,7 +249,7 @@ impl World {
             on_node[thread.job * n + thread.node] += 1.0;
         }
         let mut caching = vec![0.0; n];
-        let cached = |j: &usize| self.jobs[*j].files.iter().any(|f| f.cached);
+        let cached = |j: &usize| self.jobs[*j].files.iter().any(|f| f.together > 0.0);
         for job in (0..self.jobs.len()).filter(cached) {
             caching.iter_mut().zip(&on_node[job * n..][..n]).for_each(|(sum, threads)| *sum += threads);
         }
@@ -283,7 +283,7 @@ impl World {
         for (p, part) in op.parts.iter().enumerate() {
             let file = &self.files[thread.files[part.files]];
             let set = &job.files[part.files];
-            let media = if set.cached { 1.0 - hits } else { 1.0 };
+            let media = 1.0 - hits * set.together;
             let there = crowds.bytes[thread.files[part.files]];
             for (node, bytes) in &file.bytes {
                 let read = if there > 0.0 { part.read * bytes / there } else { 0.0 };

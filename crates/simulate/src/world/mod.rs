@@ -14,6 +14,7 @@ mod demand;
 mod fixed;
 mod flows;
 mod kernel;
+mod mapped;
 mod moves;
 mod observe;
 mod recorded;
@@ -183,6 +184,8 @@ pub(crate) struct World {
     pub node_read: Vec<f64>,
     pub node_written: Vec<f64>,
     pub node_cpu_s: Vec<f64>,
+    /// Decides which threads meet in a file of a file set.
+    chance: ChaCha12Rng,
     /// Whether AutoNUMA lets the memory of processes follow their threads.
     pub autonuma: bool,
     network: demand::Network,
@@ -212,6 +215,7 @@ impl World {
             node_read: vec![0.0; n],
             node_written: vec![0.0; n],
             node_cpu_s: vec![0.0; n],
+            chance: ChaCha12Rng::seed_from_u64(seed),
             autonuma: false,
             network: demand::Network::default(),
             written: Vec::new(),
@@ -222,6 +226,8 @@ impl World {
             changed: true,
             machine,
         };
+        // The threads' first places are drawn from the seed's first stream.
+        world.chance.set_stream(1);
         let mut placer = kernel::Placer::new(&world.machine, ChaCha12Rng::seed_from_u64(seed));
         let mut id = 1000;
         for launch in launches {
