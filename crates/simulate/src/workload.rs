@@ -1,9 +1,9 @@
 //! Workloads as threads see them: one operation, over and over, each time as soon as the last one is done.
 //!
-//! **Problem.** A benchmark is a program; a machine model needs what one round of it costs and touches.
+//! **Problem.** A benchmark is a program; a machine model needs the cost of one round of it, and the bytes it touches.
 //!
-//! **Approach.** A [`Job`] is some [`Role`]s of threads over some [`FileSet`]s. A role's [`Operation`] says how much software it
-//! runs, what of it only one thread can do at a time, and which bytes of which file set it reads and writes. The benchmarks of the
+//! **Approach.** A [`Job`] has [`Role`]s of threads and [`FileSet`]s. A role's [`Operation`] gives the CPU time of its software, the
+//! part of it that only one thread can run at a time, and the bytes that it reads and writes in each file set. The benchmarks of the
 //! papers are built from their published parameters: [`fio`], [`filebench`] (NThread Table III, Dragonfly Table II),
 //! [`rocksdb`] (`db_bench`, NThread V-E), [`simpleread`] (thesis listing 5.1).
 //!
@@ -17,7 +17,7 @@ pub mod simpleread;
 
 use crate::filesystem::FileSystem;
 
-/// One running program (or several alike that share nothing but the machine: one job each).
+/// One running program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// Name, as in the scenario.
@@ -38,14 +38,14 @@ pub struct Job {
     pub start_s: f64,
 }
 
-/// Alike threads of a job.
+/// Identical threads of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Role {
     /// Name of its threads.
     pub comm: String,
-    /// How many.
+    /// Number of threads.
     pub threads: u32,
-    /// What each does.
+    /// One round of each thread.
     pub op: Operation,
     /// Whether its operations count for the job's throughput.
     pub counts: bool,
@@ -66,11 +66,11 @@ pub struct Operation {
     pub off_s: f64,
     /// Operations that the benchmark itself counts in one round.
     pub counted: f64,
-    /// What is read and written.
+    /// Reads and writes.
     pub parts: Vec<Part>,
 }
 
-/// What one round reads and writes in one file set.
+/// Reads and writes of one round in one file set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Part {
     /// Which file set of the job.
@@ -89,18 +89,18 @@ pub struct Part {
     pub picks: f64,
 }
 
-/// Files that are alike and used alike.
+/// Identical files with identical use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileSet {
     /// Name, for output.
     pub name: String,
-    /// Bytes there are room for: per thread if `private`.
+    /// Size when full, in bytes; per thread if `private`.
     pub size: f64,
-    /// Bytes there are at the start, as a fraction of `size`.
+    /// Size at the start, as a fraction of `size`.
     pub filled: f64,
-    /// Whether each thread has one of its own.
+    /// Whether each thread has its own.
     pub private: bool,
-    /// How many files it stands for, of which each round picks [some](Part::picks) at random.
+    /// Number of files, of which each round picks [some](Part::picks) at random.
     pub files: f64,
     /// Chance that another thread of the job reads the same data at the same time, so that one node's last-level cache can serve
     /// both (NThread III-D).
@@ -114,9 +114,9 @@ pub struct FileSet {
 pub enum Place {
     /// On one node, by index; what does not fit there on the nearest others.
     Node(usize),
-    /// On every node with memory alike.
+    /// Spread evenly over the nodes with memory.
     Spread,
-    /// Where its threads start.
+    /// On the nodes where its threads start.
     Threads,
     /// These shares, by node index.
     Shares(Vec<f64>),

@@ -1,4 +1,5 @@
-//! What any machine must do, whatever the constants: nobody gets more than there is, near is not slower than far, the same is the same.
+//! Properties of any machine, whatever the constants: capacities hold, near is not slower than
+//! far, equal seeds give equal results.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 

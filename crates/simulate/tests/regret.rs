@@ -1,4 +1,4 @@
-//! Regret: the same whoever computes it, never below nothing, and what it adds up to.
+//! Regret: independent of the number of workers, never negative, and summed up correctly.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
@@ -27,7 +27,7 @@ fn unknown_machines_change_what_every_policy_gets_done_and_nothing_else() {
 }
 
 #[test]
-fn the_result_does_not_depend_on_who_computes_it() {
+fn the_result_does_not_depend_on_the_number_of_workers() {
     let (one, many) = (few(1), few(3));
     assert_eq!(serde_json::to_string(&one).unwrap(), serde_json::to_string(&many).unwrap());
     // Every fourth is small, and one more is by chance.
@@ -51,7 +51,7 @@ fn the_result_does_not_depend_on_who_computes_it() {
     }
 }
 
-/// What `auto` lost on random scenarios, and why; each was found by comparing it with the papers' policies.
+/// Former losses of `auto` on random scenarios, with their causes; comparing it with the papers' policies found each of them.
 #[test]
 fn auto_does_not_lose_again_what_it_lost() {
     for (seed, scenario, lost, why) in [

@@ -1,4 +1,4 @@
-//! From a snapshot to programs: who reads and writes what, and where everything starts.
+//! Turns a snapshot into programs: their reads and writes, and where everything starts.
 
 use std::collections::BTreeMap;
 
@@ -146,7 +146,7 @@ impl Load {
         load
     }
 
-    /// How many threads there are.
+    /// Number of threads.
     pub fn threads(&self) -> usize {
         self.seats.len()
     }
@@ -221,7 +221,7 @@ fn files(snapshot: &Snapshot) -> BTreeMap<String, Known> {
             known.shares = file.bytes.iter().map(|(n, b)| (n, b as f64)).collect();
         }
     }
-    // Nobody read it and nobody counted it: it is where it was written.
+    // A file without reads or counted bytes is where it was written.
     for thread in &snapshot.threads {
         for used in &thread.files {
             if let Some(file) = known.get_mut(&used.file).filter(|f| f.shares.values().all(|b| *b == 0.0)) {

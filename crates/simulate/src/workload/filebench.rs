@@ -6,8 +6,8 @@
 //! round of its list. Picking a file takes filebench's file-set lock. webproxy and varmail keep all files in one directory
 //! (`dirwidth=1000000`), so creating and deleting them takes that directory's lock, too; the others have 20 files per directory.
 //!
-//! A set of many files is several [`FileSet`]s that are used alike, of about a GB each, so that it can be moved in parts. Threads
-//! pick files at random: of `n` files, one of `t − 1` others is at the same with a chance of `1 − (1 − 1/n)^(t − 1)`.
+//! A large set is split into several [`FileSet`]s of about a GB each, so that it can be moved in parts. Threads pick files at random:
+//! the chance that one of `t − 1` other threads uses the same of `n` files at the same time is `1 − (1 − 1/n)^(t − 1)`.
 //!
 //! **Limits.** Files are as large as the mean; webserver's log, a file of its own, does not grow beyond [`LOG`].
 
@@ -55,7 +55,7 @@ enum FlowOp {
     Read,
     Write,
     Append(f64),
-    /// Append to the log, a file of its own that nobody reads.
+    /// Append to the log, a separate file that is never read.
     Log(f64),
     Fsync,
 }
@@ -103,9 +103,9 @@ impl Personality {
     }
 }
 
-/// About so many bytes of a set are one object.
+/// Bytes of a part of a set.
 const PART: f64 = 1e9;
-/// At most so many parts of a set: more would cost time and tell nothing.
+/// Most parts of a set: more would cost time without changing the result.
 const MAX_PARTS: f64 = 16.0;
 
 /// Bytes of webserver's log that are kept.
@@ -161,7 +161,7 @@ pub fn filebench(c: &Constants, name: &str, fs: FileSystem, device: usize, place
             }
         }
     }
-    // Who does not open a file has picked one to read.
+    // A round that opens no file still reads one.
     part.picks = part.picks.max(1.0);
     let total = p.files * size;
     let parts = (total / PART).ceil().clamp(1.0, MAX_PARTS.min(p.files).max(1.0)) as usize;

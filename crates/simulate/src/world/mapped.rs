@@ -1,13 +1,15 @@
-//! What access bits show of mapped files.
+//! Mapped files as access bits show them.
 //!
-//! **Problem.** N-Policy tells hot pages from touched ones: a scan touches every page once, a cache's pages are touched again and
-//! again.
+//! **Problem.** N-Policy tells hot pages from touched ones: a scan touches every page once, a
+//! cache touches its pages again and again.
 //!
-//! **Approach.** Of `S` bytes in which `A` bytes are read at random in a window, each page is accessed `A / S` times on average and
-//! its number of accesses is Poisson's: `1 − e^−λ` of the pages are touched, `1 − e^−λ (1 + λ)` are touched more than once. Who reads
-//! on where it ended touches a page once in each pass. A page is hot that was accessed more than once in the window.
+//! **Approach.** If a window reads `A` bytes at random in a file of `S` bytes, the number of
+//! accesses to a page has a Poisson distribution of mean `λ = A / S`: `1 − e^−λ` of the pages are
+//! touched, and `1 − e^−λ (1 + λ)` more than once. A sequential reader touches a page once in each
+//! pass. A page is hot if it was accessed more than once in the window.
 //!
-//! **Limits.** Within a file all pages are as likely. A real monitor sees a page's second access only after it has cleared the bit.
+//! **Limits.** All pages of a file are equally likely. A real monitor sees a second access only
+//! after it has cleared the bit.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +57,7 @@ fn pages(accessed: Accessed, there: f64) -> (f64, f64) {
 }
 
 impl World {
-    /// What a process's mapped memory looks like.
+    /// A process's mapped memory by node.
     pub(super) fn mapped(&self, accesses: Accesses) -> Vec<MappedMemory> {
         let on = |file: &File, node: usize| file.bytes.iter().filter(|s| s.0 == node).map(|s| s.1).sum::<f64>();
         let mut nodes: BTreeMap<usize, [f64; 3]> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What homenode sees of a window: the same snapshot that a host gives, without its sampling errors.
+//! Homenode's view of a window: the snapshot that a host would give, without its sampling errors.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::mapped::Accesses;
 use super::{Shares, Tally, World};
 use crate::workload::Part;
 
-/// What a thread read and wrote in a window.
+/// Bytes that a thread read and wrote in a window.
 #[derive(Clone, Default)]
 struct Parts {
     /// Read and written, for each part of the operation.
@@ -21,7 +21,7 @@ struct Parts {
     written: NodeBytes,
 }
 
-/// Which class each thread is of, and what the threads of a class did.
+/// The class of each thread, and the reads and writes of each class.
 struct OfClass {
     class: Vec<Option<u32>>,
     parts: Vec<Option<Parts>>,
@@ -42,7 +42,7 @@ impl OfClass {
 }
 
 impl World {
-    /// What the nodes did in the window since the last call, for when nobody looks at the threads; and a new window.
+    /// The nodes' load since the last call, without the threads; starts a new window.
     pub fn observe_nodes(&mut self) -> Vec<NodeLoad> {
         self.window_began = self.now;
         self.nodes()
@@ -144,7 +144,7 @@ impl World {
         (read, written)
     }
 
-    /// What a thread did in the window, by part of its operation.
+    /// A thread's reads and writes in the window, by part of its operation.
     fn parts(&self, t: usize, tally: &Tally, of_class: &OfClass) -> Parts {
         let thread = &self.threads[t];
         let parts = self.jobs[thread.job].roles[thread.role].op.parts.len();
@@ -235,14 +235,14 @@ impl World {
         self.jobs[thread.job].roles[thread.role].op.parts.iter().map(|p| (thread.files[p.files], p))
     }
 
-    /// Rounds of a thread as far as they pick files: at any time it has at least one.
+    /// Rounds of a thread that pick files; it has at least one file in use at any time.
     fn picks(&self, t: usize, rounds: f64) -> f64 {
         let each: f64 = self.used(t).map(|used| used.1.picks).sum();
         if each > 0.0 { rounds.max(1.0 / each) } else { 0.0 }
     }
 
-    /// Chance that a thread touched a file that another thread touched in the same window. `picked`: how many files all threads
-    /// together picked of each file set. Of `n` files, one that picks `a` and others that pick `b` have `a b / n` in common.
+    /// Chance that a thread touched a file that another thread touched in the same window. `picked` counts the files that all threads
+    /// picked from each file set. Of `n` files, a thread that picks `a` and others that pick `b` share `a b / n` on average.
     fn meets(&self, t: usize, rounds: f64, readers: &[Vec<u32>], picked: &[f64]) -> f64 {
         let mut common = 0.0;
         for (file, part) in self.used(t).filter(|used| readers[used.0].len() > 1) {
