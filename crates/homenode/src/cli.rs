@@ -413,6 +413,10 @@ pub struct SimulateArgs {
     /// Compare all policies with the best one on the papers' scenarios and N random ones
     #[arg(long, value_name = "N", conflicts_with = "policy", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub regret: Option<u32>,
+    /// With --regret: the same again on machines whose latencies, bandwidths and other numbers are drawn within 30 % of those
+    /// that `auto` assumes
+    #[arg(long, requires = "regret")]
+    pub unknown: bool,
     /// Run the K-th random scenario of the seed
     #[arg(long, value_name = "K")]
     pub random: Option<u32>,
@@ -449,6 +453,9 @@ pub struct ReproduceArgs {
     /// Run each experiment with N random start placements and report the mean
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub seeds: u64,
+    /// Also repeat everything with each constant of the model 30 % lower and higher, and calibrated on one paper only: minutes
+    #[arg(long)]
+    pub sensitivity: bool,
 }
 
 /// A paper, or all of them.

@@ -27,10 +27,10 @@ fn scores_on_the_terminal_and_files_in_the_directory() {
     let figures: Vec<u32> = scores.split_whitespace().skip(1).map(|n| n.parse().unwrap()).collect();
     assert_eq!(figures.len(), 10, "{text}");
     assert!(text.ends_with(&format!("\n{}\n", out.join("report.html").display())), "{text}");
-    for file in ["report.html", "results.csv", "overview.png", "npolicy-3a.png", "npolicy-3b.png"] {
+    for file in ["report.html", "results.csv", "overview.png", "npolicy-2.png", "npolicy-3a.png", "npolicy-3b.png"] {
         assert!(out.join(file).is_file(), "{file}");
     }
-    assert_eq!(entries(&out), 5);
+    assert_eq!(entries(&out), 6);
 }
 
 #[test]
@@ -40,9 +40,9 @@ fn json_has_scores_figures_and_files() {
     assert_eq!((code, err.as_str()), (0, ""));
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert!(json["scores"]["npolicy"]["predicted"]["met"].as_u64().unwrap() > 0);
-    assert_eq!(json["figures"].as_array().unwrap().len(), 2);
+    assert_eq!(json["figures"].as_array().unwrap().len(), 3);
     assert!(json["figures"][0]["points"][0]["homenode_value"].as_f64().unwrap() > 0.0);
-    assert_eq!(json["files"].as_array().unwrap().len(), 5);
+    assert_eq!(json["files"].as_array().unwrap().len(), 6);
 }
 
 #[test]

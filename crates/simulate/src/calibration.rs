@@ -104,7 +104,8 @@ pub const FILL_S: f64 = 3.1e-9;
 
 // ---- calibrated ----
 
-/// Seconds per byte for one thread that reads Optane through a file system, locally and alone.
+/// Seconds per byte for one thread that reads Optane through a file system, locally and alone. Chosen when all threads of a file set
+/// shared its data in the cache, and not chosen again.
 pub const OPTANE_READ_S: f64 = 0.67e-9;
 /// filebench's own CPU seconds per flow-op.
 pub const FLOWOP_S: f64 = 2.85e-6;

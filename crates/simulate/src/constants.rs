@@ -1,21 +1,23 @@
-//! The model's numbers as data, so that a run can be repeated with other ones.
+//! The model's numbers as data, so that a run can be repeated with other numbers.
 //!
-//! **Problem.** A conclusion that depends on the third digit of a guess is none, and nobody sees that in a `const`.
+//! **Problem.** A conclusion may depend on the exact value of a guess, and a `const` hides that.
 //!
-//! **Approach.** [`Constants`] has a field for each number of [`calibration`](crate::calibration), which says where it comes from,
-//! and for the settings of the papers' experiments that the papers do not state. Machines, workloads and experiments take theirs
-//! from it. [`Constants::scaled`] changes one by its name.
+//! **Approach.** [`Constants`] has a field for each number of [`calibration`](crate::calibration),
+//! which gives its source, and for the settings of the papers' experiments that the papers do not
+//! state. Machines, workloads and experiments take their numbers from it. [`Constants::scaled`]
+//! changes one by its name.
 //!
-//! **Limits.** [`OPTANE_CROWDED`](crate::calibration::OPTANE_CROWDED) is a table: `OPTANE_CROWDING` scales its excess over 1.
+//! **Limits.** [`OPTANE_CROWDED`](crate::calibration::OPTANE_CROWDED) is a table:
+//! `OPTANE_CROWDING` scales its excess over 1.
 
 use crate::calibration::*;
 
-/// What scaling a constant by a factor means.
+/// Meaning of scaling a constant by a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scale {
     /// It is multiplied.
     Whole,
-    /// It is a ratio that stands for an effect: what it has above 1 is multiplied.
+    /// It is a ratio that stands for an effect: the part above 1 is multiplied.
     Excess,
 }
 
@@ -60,7 +62,7 @@ constants! {
     optane_read_s = OPTANE_READ_S, Whole;
     /// [`OPTANE_WRITE_S`].
     optane_write_s = OPTANE_WRITE_S, Whole;
-    /// How much of [`OPTANE_CROWDED`]'s excess over 1 there is.
+    /// Factor for the excess of [`OPTANE_CROWDED`] over 1.
     optane_crowding = 1.0, Whole;
     /// [`REMOTE_READ_LATENCY`].
     remote_read_latency = REMOTE_READ_LATENCY, Excess;
@@ -138,7 +140,7 @@ constants! {
     process_start_s = PROCESS_START_S, Whole;
     /// [`FILL_S`].
     fill_s = FILL_S, Whole;
-    /// Bytes/s of one UPI link at 10.4 GT/s, which the papers' machines have two or three of a node.
+    /// Bytes/s of one UPI link at 10.4 GT/s; the papers' machines have two or three per node.
     upi_link_bw = 20.8e9, Whole;
     /// Bytes/s one node of DRAM reads in NThread V-F. NT-s 3.
     four_read_bw = 20e9, Whole;
@@ -160,8 +162,8 @@ constants! {
 }
 
 impl Constants {
-    /// The same with one constant scaled; of a ratio that stands for an effect, what it has above 1. None where there is no
-    /// constant of this name.
+    /// These constants with one of them scaled; of a ratio that stands for an effect, only the part above 1 is scaled. `None` if no
+    /// constant has this name.
     #[must_use]
     pub fn scaled(mut self, name: &str, factor: f64) -> Option<Self> {
         let (value, scale) = self.field(name)?;
@@ -170,6 +172,20 @@ impl Constants {
             Excess => 1.0 + (*value - 1.0) * factor,
         };
         Some(self)
+    }
+}
+
+impl Constants {
+    /// These constants with one of them set. `None` if no constant has this name.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: f64) -> Option<Self> {
+        *self.field(name)?.0 = value;
+        Some(self)
+    }
+
+    /// Value of the constant of this name.
+    pub fn get(mut self, name: &str) -> Option<f64> {
+        self.field(name).map(|field| *field.0)
     }
 }
 

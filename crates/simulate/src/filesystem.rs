@@ -1,8 +1,10 @@
-//! File systems, as far as placement can tell them apart: software cost per call, bytes of their own, and where data lands.
+//! File systems, as far as placement can tell them apart: software cost per call, bytes of their
+//! own, and the node of written data.
 //!
-//! **Problem.** The papers compare file systems; what differs between them is partly NUMA and partly code.
+//! **Problem.** The papers compare file systems; their differences are partly NUMA and partly
+//! code.
 //!
-//! **Approach.** A file system is a row of [`Costs`], made of [`Constants`], and a [`Layout`].
+//! **Approach.** A file system has [`Costs`], made of [`Constants`], and a [`Layout`].
 //!
 //! **Limits.** Costs do not depend on load or fragmentation; a journal is a cost, not an object.
 
@@ -41,7 +43,7 @@ pub enum Layout {
     InPlace,
     /// On the writer's node, old bytes given up.
     Local,
-    /// On every node alike, old bytes given up.
+    /// Spread evenly over the nodes, old bytes given up.
     Random,
 }
 
@@ -73,7 +75,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Software of reading so many bytes in calls of at most that size.
+    /// CPU seconds to read this many bytes in calls of at most that size.
     pub fn reading(&self, bytes: f64, call: f64) -> f64 {
         (bytes / call).ceil().max(1.0) * self.read_s + bytes * self.read_byte_s
     }

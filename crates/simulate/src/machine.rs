@@ -1,15 +1,20 @@
-//! The machine: nodes with CPUs and memory, and how far apart they are.
+//! The machine: nodes with CPUs and memory, and the distances between them.
 //!
-//! **Problem.** A topology says which CPUs and which memory belong together; how fast a thread on one node reaches the memory
-//! of another, alone and in a crowd, is what a placement wins or loses.
+//! **Problem.** A topology lists CPUs and memory by node. What a placement wins or loses depends
+//! on how fast a thread on one node reaches the memory of another, alone and in a crowd.
 //!
-//! **Approach.** Each node's memory is a controller with a sustained read and write capacity ([`Memory`]) and with the time that
-//! one thread needs per byte when nobody else is there. Both get worse with distance: `1 + (factor − 1) × hops`, where
-//! `hops = (SLIT − 10) / 11`, so that the usual distance of two sockets, 21, is one hop and costs exactly the factors that the papers
-//! measured. Where modules stand side by side, each request waits for one of them ([`Memory::modules`]), and many writers make an Optane
-//! module write more than they do ([`Memory::crowded`]). Bytes that cross nodes also pass the interconnect port of both nodes.
+//! **Approach.** Each node's memory is a controller with a sustained read and write capacity
+//! ([`Memory`]) and a time per byte for one thread without competition. Both get worse with
+//! distance: `1 + (factor − 1) × hops`, where `hops = (SLIT − 10) / 11`. The usual distance of two
+//! sockets, 21, is therefore one hop and costs exactly the factors that the papers measured. Of
+//! several modules each request waits for one ([`Memory::modules`]), and many writers make an
+//! Optane module write more bytes than they ask for ([`Memory::crowded`]). Bytes that cross nodes
+//! also pass the interconnect port of both nodes.
 //!
-//! **Limits.** No routes: two flows between different pairs of nodes meet in ports, not on links. A node has one kind of memory.
+//! **Limits.** There are no routes: flows between different pairs of nodes meet in ports, not on
+//! links. A node has one kind of memory.
+
+mod drawn;
 
 use std::collections::BTreeMap;
 
@@ -18,7 +23,7 @@ use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 use crate::calibration::OPTANE_CROWDED;
 use crate::constants::Constants;
 
-/// Memory of one node: what its controller sustains, and what one thread sees of it.
+/// Memory of one node: capacity of its controller, and speed for one thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Memory {
     /// Bytes/s the controller sustains for reads alone.
@@ -29,17 +34,17 @@ pub struct Memory {
     pub read_s: f64,
     /// Seconds per byte for one thread that writes locally and alone.
     pub write_s: f64,
-    /// What one hop makes of `read_s`.
+    /// Ratio of `read_s` one hop away to `read_s`.
     pub remote_read: f64,
-    /// What one hop makes of `write_s`.
+    /// Ratio of `write_s` one hop away to `write_s`.
     pub remote_write: f64,
-    /// How much of the controller a byte from one hop away takes, against a local byte.
+    /// Load of a byte from one hop away, relative to a local byte.
     pub remote_load: f64,
     /// Seconds per byte for a background copy within or between memories of this kind.
     pub copy_s: f64,
-    /// Modules side by side, one of which serves a request; 1 where that is not known.
+    /// Number of modules, one of which serves each request; 1 if unknown.
     pub modules: f64,
-    /// How strongly many writers push each other out of the buffer of each module: 0 where there is none, 1 as measured.
+    /// Strength of the contention of many writers for a module's buffer: 0 without such a buffer, 1 as measured.
     pub crowding: f64,
 }
 
@@ -88,7 +93,7 @@ impl Memory {
             .max(self.load_at(hops) / self.write_bw)
     }
 
-    /// How much longer a written byte takes each module while so many threads write: 1 for up to four a module.
+    /// Factor by which this many writers lengthen the write of a byte: 1 for up to four writers per module.
     pub fn crowded(&self, writers: f64) -> f64 {
         let (writers, table) = (writers / self.modules, &OPTANE_CROWDED);
         let above = table.partition_point(|point| point.0 <= writers).max(1);
@@ -97,7 +102,7 @@ impl Memory {
         1.0 + self.crowding * (table.get(above).map_or(low, times) - 1.0)
     }
 
-    /// How much of the controller a byte from `hops` away takes, against a local byte.
+    /// Load of a byte from `hops` away, relative to a local byte.
     pub fn load_at(&self, hops: f64) -> f64 {
         factor(self.remote_load, hops)
     }
@@ -127,9 +132,9 @@ pub struct Machine {
     nodes: Vec<NodeModel>,
     /// `hops[from × n + to]`, between node indices.
     hops: Vec<f64>,
-    /// What the memory of `to` is to a thread on `from`, at `from × n + to`.
+    /// Reach of the memory of `to` for a thread on `from`, at `from × n + to`.
     reaches: Vec<Reach>,
-    /// Index of the node with memory that is nearest to each.
+    /// For each node, the index of the nearest node with memory.
     homes: Vec<usize>,
     /// Bytes/s through one node's interconnect port.
     port_bw: f64,
@@ -137,24 +142,18 @@ pub struct Machine {
     constants: Constants,
 }
 
-/// What the memory of a node is to a thread on some node.
+/// Cost of a node's memory for a thread on some node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reach {
     /// Seconds per byte read, alone.
     pub read_s: f64,
     /// Seconds per byte written, alone.
     pub write_s: f64,
-    /// How much of the controller a byte takes, against a local byte.
+    /// Load of a byte, relative to a local byte.
     pub load: f64,
 }
 
-impl Reach {
-    fn new(memory: &Memory, hops: f64) -> Self {
-        Self { read_s: memory.read_at(hops), write_s: memory.write_at(hops), load: memory.load_at(hops) }
-    }
-}
-
-/// Why something cannot be simulated on a machine.
+/// A machine that cannot be simulated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum MachineError {
     /// No node has a CPU.
@@ -174,8 +173,8 @@ pub enum MachineError {
 }
 
 impl Machine {
-    /// The machine of this topology. `memory` says what each node's memory is; the policies see its peak bandwidths, those of the
-    /// topology where it has them.
+    /// The machine of this topology. `memory` gives each node's memory; policies see the peak bandwidths of the topology, if it has
+    /// them.
     ///
     /// # Errors
     ///
@@ -211,7 +210,7 @@ impl Machine {
         let pairs = || nodes.iter().flat_map(|from| nodes.iter().map(move |to| (from, to)));
         let hops: Vec<f64> =
             pairs().map(|(from, to)| hops(topology.distance(from.id, to.id), from.id == to.id)).collect();
-        let reaches = pairs().zip(&hops).map(|((_, to), hops)| Reach::new(&to.memory, *hops)).collect();
+        let reaches = reaches(&nodes, &hops);
         let n = nodes.len();
         let nearest = |from: usize| {
             let near = |a: &usize, b: &usize| hops[from * n + a].total_cmp(&hops[from * n + b]).then(a.cmp(b));
@@ -221,7 +220,7 @@ impl Machine {
         Ok(Self { topology, nodes, hops, reaches, homes, port_bw, constants: *constants })
     }
 
-    /// A machine of alike nodes, every pair one hop apart.
+    /// A machine of identical nodes, every pair one hop apart.
     ///
     /// # Errors
     ///
@@ -263,10 +262,7 @@ impl Machine {
             node.memory.write_bw *= PLENTY;
             node.memory.crowding = 0.0;
         }
-        let n = machine.nodes.len();
-        for (i, reach) in machine.reaches.iter_mut().enumerate() {
-            *reach = Reach::new(&machine.nodes[i % n].memory, machine.hops[i]);
-        }
+        machine.reaches = reaches(&machine.nodes, &machine.hops);
         machine
     }
 
@@ -285,7 +281,7 @@ impl Machine {
         self.hops[from * self.nodes.len() + to]
     }
 
-    /// What the memory of `to` is to a thread on `from`, by index.
+    /// Cost of the memory of `to` for a thread on `from`, by index.
     pub fn reach(&self, from: usize, to: usize) -> &Reach {
         &self.reaches[from * self.nodes.len() + to]
     }
@@ -295,7 +291,7 @@ impl Machine {
         self.port_bw
     }
 
-    /// The numbers of the model that are no node's own.
+    /// The model's numbers that do not belong to a node.
     pub fn constants(&self) -> &Constants {
         &self.constants
     }
@@ -321,6 +317,16 @@ impl Machine {
     }
 }
 
+/// Cost of each node's memory for threads on each node, in the order of `hops`.
+fn reaches(nodes: &[NodeModel], hops: &[f64]) -> Vec<Reach> {
+    let reach = |(memory, hops): (&Memory, &f64)| Reach {
+        read_s: memory.read_at(*hops),
+        write_s: memory.write_at(*hops),
+        load: memory.load_at(*hops),
+    };
+    nodes.iter().map(|to| &to.memory).cycle().zip(hops).map(reach).collect()
+}
+
 fn positive(what: &str, value: f64) -> Result<(), MachineError> {
     match value > 0.0 && value.is_finite() {
         true => Ok(()),
@@ -328,7 +334,7 @@ fn positive(what: &str, value: f64) -> Result<(), MachineError> {
     }
 }
 
-/// A distance that the machine does not give is one hop.
+/// A missing distance counts as one hop.
 fn hops(distance: Option<u32>, same: bool) -> f64 {
     match distance {
         _ if same => 0.0,
@@ -337,7 +343,7 @@ fn hops(distance: Option<u32>, same: bool) -> f64 {
     }
 }
 
-/// A topology of alike nodes with consecutive CPU numbers.
+/// A topology of identical nodes with consecutive CPU numbers.
 pub fn topology(nodes: u32, cpus: u32, capacity: u64, distance: impl Fn(u32, u32) -> u32) -> Topology {
     let row = |from| -> BTreeMap<NodeId, u32> { (0..nodes).map(|to| (NodeId(to), distance(from, to))).collect() };
     let node = |id: u32| Node {

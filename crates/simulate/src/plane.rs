@@ -1,11 +1,12 @@
 //! The simulated machine as a plane: the engine drives it as it drives a host.
 //!
-//! **Problem.** What is proven in a simulation is worth something only if the same loop, rails and policies run on a host.
+//! **Problem.** A simulation proves something only if the loop, the rails and the policies are
+//! those of a host.
 //!
-//! **Approach.** [`SimulatedPlane`] implements [`Plane`]: observing a window lets virtual time pass, a move of a thread takes
-//! effect at once, of a process or file when its bytes are copied.
+//! **Approach.** [`SimulatedPlane`] implements [`Plane`]: observing a window advances virtual
+//! time. A thread moves at once; a process or a file has moved when its bytes are copied.
 //!
-//! **Limits.** Threads are not born of others: nothing is inherited.
+//! **Limits.** Threads do not start other threads, so nothing is inherited.
 
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ impl SimulatedPlane {
         &self.world
     }
 
-    /// [`observe`](Plane::observe) where nobody wants to know about threads.
+    /// [`observe`](Plane::observe) without the threads.
     pub(crate) fn observe_nodes(&mut self, window: Duration) -> Vec<NodeLoad> {
         self.world.run(window.as_secs_f64());
         self.world.observe_nodes()

@@ -1,14 +1,18 @@
-//! Random scenarios: machines and loads that nobody chose, so that nobody chose them to look good.
+//! Random scenarios: machines and loads that were not chosen to favour any policy.
 //!
-//! **Problem.** A policy that was tuned on ten scenarios is good at ten scenarios.
+//! **Problem.** A policy tuned on ten scenarios is good at ten scenarios.
 //!
-//! **Approach.** The scenario with number K of a seed is drawn from a stream of its own, as the text of a scenario file: what is run
-//! is what can be printed, read, changed and run again. Drawn are 2 to 8 nodes of Optane or DRAM, one of them sometimes without CPUs,
-//! at equal distances, in a ring or at any distances; 1 to 256 threads in up to five programs of every kind on every file system;
-//! their data on one node, spread, or where they run; their threads where the kernel puts them, on one node, or bound. Every fourth is
-//! small: at most [`SMALL_NODES`] nodes and [`SMALL_THREADS`] threads, so that its optimum can be searched for.
+//! **Approach.** Scenario K of a seed is drawn from its own random stream, as the text of a
+//! scenario file, so that it can be printed, read, changed and run again. The machine has 2 to 8
+//! nodes of Optane or DRAM, sometimes one without CPUs, at equal distances, in a ring or at
+//! arbitrary distances. It runs 1 to 256 threads in up to five programs of every kind on every
+//! file system. Their data is on one node, spread, or local to its threads; the kernel places the
+//! threads, or they start on one node, or they are bound. Every fourth scenario is small, with at
+//! most [`SMALL_NODES`] nodes and [`SMALL_THREADS`] threads, so that its optimum can be searched
+//! for.
 //!
-//! **Limits.** Loads are constant: nothing starts or ends under way, so a policy that still moves after a while oscillates.
+//! **Limits.** Loads are constant: nothing starts or ends during a run, so a policy that keeps
+//! moving things oscillates.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -52,7 +56,7 @@ pub fn name(index: u32) -> String {
     format!("random {index}")
 }
 
-/// A file in the making.
+/// Draws a scenario file.
 struct Draft {
     rng: ChaCha12Rng,
     text: String,
@@ -60,7 +64,7 @@ struct Draft {
     index: u32,
 }
 
-/// What the workloads have to know of the machine.
+/// The machine's shape, for drawing its workloads.
 struct Shape {
     nodes: u32,
     /// Nodes with CPUs come first.
@@ -147,7 +151,7 @@ impl Draft {
         self.line(format_args!("distance = {rows:?}"));
     }
 
-    /// A program of at most `most` threads; returns how many it has.
+    /// Draws a program of at most `most` threads and returns its number of threads.
     fn workload(&mut self, shape: &Shape, job: u32, most: u32) -> u32 {
         const KINDS: [&str; 12] = [
             "fio",

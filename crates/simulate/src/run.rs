@@ -1,11 +1,14 @@
 //! Runs a scenario: the engine's loop over the simulated plane.
 //!
-//! **Problem.** Policies are compared by what a machine gets done, not by what they say they would do.
+//! **Problem.** Policies must be compared by the throughput of the machine, not by what they
+//! promise.
 //!
-//! **Approach.** [`run`] starts the scenario's jobs, lets [`engine::Engine`] take one window after the other with the given policy and
-//! the engine's own rails, and adds up. Without a policy nothing but the simulated kernel decides: the base line.
+//! **Approach.** [`run`] starts the scenario's jobs, lets [`engine::Engine`] run window after
+//! window with the given policy and its own rails, and adds up the results. Without a policy only
+//! the simulated kernel decides: that is the base line.
 //!
-//! **Limits.** The state directory, the journal and undoing at the end are left out: a simulation leaves nothing behind.
+//! **Limits.** A simulation has no state directory, writes no journal and undoes nothing at the
+//! end.
 
 use std::time::Duration;
 
@@ -18,7 +21,7 @@ use crate::machine::Machine;
 use crate::plane::SimulatedPlane;
 use crate::world::{JobTally, Launch, World};
 
-/// What to simulate, checked and ready.
+/// A scenario, checked and ready to run.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub(crate) name: String,
@@ -30,7 +33,7 @@ pub struct Scenario {
     pub(crate) engine: engine::Settings,
 }
 
-/// What came of a scenario under a policy. Throughputs are those after the warm-up.
+/// Result of a scenario under a policy. Throughputs are those after the warm-up.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// The scenario.
@@ -51,11 +54,11 @@ pub struct Outcome {
     pub last_move: usize,
     /// Every window, the warm-up's included.
     pub windows: Vec<WindowOutcome>,
-    /// What the engine and the policy had to say, each sentence once.
+    /// Notes of the engine and the policy, each once.
     pub notes: Vec<String>,
 }
 
-/// What one workload got done.
+/// Result of one workload.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkloadOutcome {
     /// Its name.
@@ -124,7 +127,7 @@ pub struct NodeOutcome {
     pub cpu: Option<f64>,
 }
 
-/// Why a scenario did not run to its end.
+/// A run that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The engine refused its settings, or broke.
@@ -146,12 +149,12 @@ impl Scenario {
         &self.machine
     }
 
-    /// How many programs it has.
+    /// Number of programs.
     pub fn jobs(&self) -> usize {
         self.launches.len()
     }
 
-    /// How many threads they have together.
+    /// Number of threads of all programs.
     pub fn threads(&self) -> usize {
         self.launches.iter().map(|l| l.job.threads() as usize).sum()
     }
@@ -166,7 +169,7 @@ impl Scenario {
         self.warmup_s
     }
 
-    /// How many windows it lasts, unless everything ends before.
+    /// Number of windows, unless everything ends earlier.
     pub fn windows(&self) -> usize {
         (self.duration_s / self.engine.window_s).ceil().max(1.0) as usize
     }
@@ -178,8 +181,8 @@ impl Scenario {
 }
 
 impl Outcome {
-    /// Whether a move was made more than so many windows, or the policy's decision periods where they are longer, after the load was the
-    /// same: after a program has started or ended.
+    /// Whether something moved more than `most` windows (or decision periods of the policy, if those are longer) after the last
+    /// change of the load, that is, after a program had started or ended.
     pub(crate) fn moved_late(&self, scenario: &Scenario, most: usize, period_s: f64, data_period_s: f64) -> bool {
         let starts = scenario.launches.iter().map(|l| l.job.start_s);
         let ends = self.workloads.iter().filter_map(|w| w.runtime_s);
@@ -273,7 +276,7 @@ enum Driver {
     Kernel(Box<SimulatedPlane>),
 }
 
-/// What a window came to, with or without an engine.
+/// Result of a window, with or without an engine.
 struct Report {
     nodes: Vec<NodeLoad>,
     moves: Vec<(Move, Verdict)>,
@@ -303,7 +306,7 @@ impl Driver {
     }
 }
 
-/// The outcome in the making.
+/// Adds up the outcome.
 struct Sums {
     outcome: Outcome,
     warmup_s: f64,

@@ -1,28 +1,29 @@
-//! How fast everybody runs when everybody runs: the steady state of a closed queueing network.
+//! The throughput of all threads together: the steady state of a closed queueing network.
 //!
-//! **Problem.** Threads that do one file operation after the other share CPUs, memory controllers, interconnect ports and
-//! locks. An operation takes longer when others are in the way, and then gets in the way of others less often.
+//! **Problem.** Threads that run file operations in a loop share CPUs, memory controllers, interconnect ports and locks. Other
+//! threads make an operation take longer, and a longer operation loads the stations less often.
 //!
 //! **Approach.** Schweitzer's approximate mean-value analysis (closed network, first come first served), for classes of
-//! alike threads. One operation of a thread of class *i* takes
+//! identical threads. One operation of a thread of class *i* takes
 //!
 //! ```text
 //! T_i = s_n (1 + o_n) (on_i + Σ_m v_im A_im) + L_i + off_i         on its CPU, waiting for its lock, asleep
-//! A_im = z_m − S_im q_im             what is queued at station m, without oneself
+//! A_im = z_m − S_im q_im             queue at station m, without the thread itself
 //! z_m = Σ_j k_j S_jm q_jm            backlog of station m
 //! q_jm = (R_jm + v_jm A_jm) / T_j    mean number of a class-j thread's requests at m
 //! ```
 //!
-//! `v` is work in seconds of an idle station with local requests, `S` how much longer a request takes there than a
-//! local one ([`Memory::load_at`](crate::machine::Memory::load_at)), `R ≥ v S` how long it is there alone. A station of `m` modules
-//! side by side is one that is `m` times as fast, where a request is `m` times as long: those before it are spread over all.
+//! `v` is the work in seconds of an idle station with local requests, `S` the ratio of a request's service time to that of a local
+//! one ([`Memory::load_at`](crate::machine::Memory::load_at)), `R ≥ v S` its time there without other requests. A station of `m`
+//! modules is modelled as one that is `m` times as fast and whose requests alone take `m` times as long: the queue spreads over all
+//! modules.
 //! Multiplying the definition of `z` out gives `U_m = Σ_j k_j v_jm S_jm / T_j = 1 − Σ_j (k_j S_j / T_j) (R_j − v_j S_j q_j) / z_m ≤ 1`: no
 //! station serves more than it can, whatever the load.
 //!
 //! CPUs: while a node's threads want more CPU time than it has, each gets the same share (`s_n ≥ 1`), and time-slicing itself costs
-//! [`TIME_SLICING`](crate::calibration::TIME_SLICING) of the work. A thread that has no CPU is in no queue of a controller. Locks are
-//! stations that are visited once, for a hold time that contains the waiting for memory where the memory is written under the lock,
-//! but not for a CPU: who would compete for it waits for the lock.
+//! [`TIME_SLICING`](crate::calibration::TIME_SLICING) of the work. A thread without a CPU waits in no controller's queue. Locks are
+//! stations that are visited once. Their hold time contains the wait for memory that is written under the lock, but no wait for a
+//! CPU: the threads that would compete for it wait for the lock.
 //!
 //! Backlogs are found by a diagonal Newton iteration from the last solution: a handful of passes over the classes.
 //!
@@ -31,16 +32,16 @@
 
 use std::ops::Range;
 
-/// What one operation of a class asks of one station.
+/// Demand of one operation at one station.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Visit {
     /// Station.
     pub station: u32,
     /// Work in seconds, as if local and alone (`v`).
     pub work: f64,
-    /// How many times as long as local work it takes there (`S`).
+    /// Ratio of its service time to that of local work (`S`).
     pub service: f64,
-    /// Seconds there when nobody else is (`R`): `work × service`, or more where one of several modules serves the request. Part of
+    /// Seconds there without other requests (`R`): `work × service`, or more where one of several modules serves the request. Part of
     /// the class's `on_s`.
     pub alone: f64,
 }
@@ -56,10 +57,10 @@ pub struct Serial {
     pub media: bool,
 }
 
-/// Alike threads: same node, same operation, same places of data.
+/// Identical threads: same node, same operation, same places of data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
-    /// How many (`k`).
+    /// Number of threads (`k`).
     pub count: f64,
     /// Node index they run on.
     pub node: usize,
@@ -78,7 +79,7 @@ pub struct Class {
 pub struct System {
     /// CPUs per node.
     pub cpus: Vec<f64>,
-    /// How many stations there are.
+    /// Number of stations.
     pub stations: usize,
     /// Classes.
     pub classes: Vec<Class>,
@@ -88,7 +89,7 @@ pub struct System {
     pub slicing: f64,
 }
 
-/// How one class fares.
+/// Throughput of one class.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rate {
     /// Operations per second of one thread (`1 / T`).
@@ -131,7 +132,7 @@ const MAX_CONFIDENCE: f64 = 4.0;
 const MAX_LEAP: f64 = 20.0;
 
 impl Solver {
-    /// Solves the network, and says how many passes it took.
+    /// Solves the network and returns the number of passes.
     pub fn solve(&mut self, system: &System) -> usize {
         self.fit(system);
         for pass in 1..=MAX_PASSES {
@@ -148,7 +149,7 @@ impl Solver {
         &self.rates
     }
 
-    /// How many times as long as alone a node's threads take because they share CPUs, by node index.
+    /// Slowdown of each node's threads because they share its CPUs, by node index.
     pub fn stretch(&self) -> &[f64] {
         &self.stretch
     }
@@ -244,7 +245,7 @@ fn confidence(before: f64, turn: f64) -> f64 {
     if turn < 0.0 { (before * 0.5).clamp(0.02, 0.5) } else { (before * 1.1).min(MAX_CONFIDENCE) }
 }
 
-/// What is queued before a request, its own thread's requests not counted.
+/// The queue in front of a request, without its own thread's requests.
 fn ahead(backlog: f64, own: f64) -> f64 {
     (backlog - own).max(0.0)
 }

@@ -1,13 +1,14 @@
 //! Workloads as threads see them: one operation, over and over, each time as soon as the last one is done.
 //!
-//! **Problem.** A benchmark is a program; a machine model needs what one round of it costs and touches.
+//! **Problem.** A benchmark is a program; a machine model needs the cost of one round of it, and the bytes it touches.
 //!
-//! **Approach.** A [`Job`] is some [`Role`]s of threads over some [`FileSet`]s. A role's [`Operation`] says how much software it
-//! runs, what of it only one thread can do at a time, and which bytes of which file set it reads and writes. The benchmarks of the
+//! **Approach.** A [`Job`] has [`Role`]s of threads and [`FileSet`]s. A role's [`Operation`] gives the CPU time of its software, the
+//! part of it that only one thread can run at a time, and the bytes that it reads and writes in each file set. The benchmarks of the
 //! papers are built from their published parameters: [`fio`], [`filebench`] (NThread Table III, Dragonfly Table II),
 //! [`rocksdb`] (`db_bench`, NThread V-E), [`simpleread`] (thesis listing 5.1).
 //!
-//! **Limits.** Every round is the average round. File sets are one object each: which of its files is read does not matter.
+//! **Limits.** Every round is the average round. A file set is one object, however many files it has: which of them a round picks
+//! is a matter of chance only, and decides no more than whether threads meet in one file.
 
 pub mod filebench;
 pub mod fio;
@@ -16,7 +17,7 @@ pub mod simpleread;
 
 use crate::filesystem::FileSystem;
 
-/// One running program (or several alike that share nothing but the machine: one job each).
+/// One running program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// Name, as in the scenario.
@@ -37,14 +38,14 @@ pub struct Job {
     pub start_s: f64,
 }
 
-/// Alike threads of a job.
+/// Identical threads of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Role {
     /// Name of its threads.
     pub comm: String,
-    /// How many.
+    /// Number of threads.
     pub threads: u32,
-    /// What each does.
+    /// One round of each thread.
     pub op: Operation,
     /// Whether its operations count for the job's throughput.
     pub counts: bool,
@@ -65,11 +66,11 @@ pub struct Operation {
     pub off_s: f64,
     /// Operations that the benchmark itself counts in one round.
     pub counted: f64,
-    /// What is read and written.
+    /// Reads and writes.
     pub parts: Vec<Part>,
 }
 
-/// What one round reads and writes in one file set.
+/// Reads and writes of one round in one file set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Part {
     /// Which file set of the job.
@@ -84,21 +85,26 @@ pub struct Part {
     pub call: f64,
     /// Whether reads go on where the last one ended.
     pub sequential: bool,
+    /// Files of the set that are picked, where it has several.
+    pub picks: f64,
 }
 
-/// Files that are alike and used alike.
+/// Identical files with identical use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileSet {
     /// Name, for output.
     pub name: String,
-    /// Bytes there are room for: per thread if `private`.
+    /// Size when full, in bytes; per thread if `private`.
     pub size: f64,
-    /// Bytes there are at the start, as a fraction of `size`.
+    /// Size at the start, as a fraction of `size`.
     pub filled: f64,
-    /// Whether each thread has one of its own.
+    /// Whether each thread has its own.
     pub private: bool,
-    /// Whether data that one thread has read is still in the last-level cache for another one on the same node (NThread III-D).
-    pub cached: bool,
+    /// Number of files, of which each round picks [some](Part::picks) at random.
+    pub files: f64,
+    /// Chance that another thread of the job reads the same data at the same time, so that one node's last-level cache can serve
+    /// both (NThread III-D).
+    pub together: f64,
     /// Where the bytes are at the start.
     pub place: Place,
 }
@@ -108,9 +114,9 @@ pub struct FileSet {
 pub enum Place {
     /// On one node, by index; what does not fit there on the nearest others.
     Node(usize),
-    /// On every node with memory alike.
+    /// Spread evenly over the nodes with memory.
     Spread,
-    /// Where its threads start.
+    /// On the nodes where its threads start.
     Threads,
     /// These shares, by node index.
     Shares(Vec<f64>),
@@ -121,7 +127,15 @@ pub enum Place {
 impl FileSet {
     /// A full set on one node.
     pub fn on(name: &str, size: f64, node: usize) -> Self {
-        Self { name: name.into(), size, filled: 1.0, private: false, cached: false, place: Place::Node(node) }
+        Self {
+            name: name.into(),
+            size,
+            filled: 1.0,
+            private: false,
+            files: 1.0,
+            together: 0.0,
+            place: Place::Node(node),
+        }
     }
 
     /// The same, one for each thread.

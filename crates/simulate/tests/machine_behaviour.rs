@@ -1,11 +1,14 @@
-//! What any machine must do, whatever the constants: nobody gets more than there is, near is not slower than far, the same is the same.
+//! Properties of any machine, whatever the constants: capacities hold, near is not slower than
+//! far, equal seeds give equal results.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use std::path::Path;
+use std::time::Duration;
 
+use engine::Plane as _;
 use proptest::prelude::*;
-use simulate::{Outcome, ScenarioFile, run};
+use simulate::{Outcome, ScenarioFile, SimulatedPlane, run};
 
 fn file(text: &str) -> ScenarioFile {
     ScenarioFile::parse(text, Path::new("test.toml")).unwrap_or_else(|e| panic!("{e}\n{text}"))
@@ -205,4 +208,25 @@ fn jobs_on_one_node_share_its_cache() {
     // Six modules have bandwidth for more than eight threads: what two jobs lose to each other is cache.
     let [one, two] = [1, 2].map(|count| outcome(&webservers(count, 0)).workloads[0].ops_per_s);
     assert!(two < 0.96 * one, "{two} of {one}");
+}
+
+/// Threads of `threads` webproxies over `files` files, in a window of so many seconds: how many were seen to share a file.
+fn sharers(threads: u32, files: u32, window_s: f64) -> usize {
+    let text = fio(threads, 1.0, "4 KiB", "homenode", "", "none")
+        .replace("kind = \"fio\"", &format!("kind = \"webproxy\"\nfiles = {files}"))
+        .replace("block = \"4 KiB\"\nread = 1.0\nfile_size = \"1 GiB\"", "file_size = \"16 KiB\"");
+    let mut plane = SimulatedPlane::start(&file(&text).scenario, 1);
+    let snapshot = plane.observe(Duration::from_secs_f64(window_s)).unwrap();
+    snapshot.threads.iter().filter(|t| t.shares_file).count()
+}
+
+#[test]
+fn threads_of_a_file_set_share_a_file_as_often_as_chance_has_it() {
+    // A hundredth of a second is some hundred files for each: two threads that pick 100 of 100,000 have 0.1 in common.
+    assert_eq!(sharers(2, 1, 0.01), 2);
+    assert_eq!(sharers(2, 100, 0.01), 2);
+    assert_eq!(sharers(1, 100, 0.01), 0);
+    assert!(sharers(32, 10_000_000, 0.01) < 4);
+    // In a second they pick some ten thousand each, and a thousand of them are the same.
+    assert_eq!(sharers(2, 100_000, 1.0), 2);
 }

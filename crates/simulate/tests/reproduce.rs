@@ -26,7 +26,7 @@ fn the_same_seeds_give_the_same_bytes() {
     let papers = [Paper::NPolicy, Paper::Dragonfly];
     for dir in [&one, &two] {
         let figures = reproduce(&papers, &Bench::new(1, &|_, _| {})).unwrap();
-        write(dir.path(), &figures, 1).unwrap();
+        write(dir.path(), &figures, 1, None).unwrap();
     }
     let (one, two) = (contents(one.path()), contents(two.path()));
     assert!(one == two, "{:?}", one.keys().filter(|k| one.get(*k) != two.get(*k)).collect::<Vec<_>>());
@@ -43,7 +43,7 @@ fn the_report_contains_every_plot() {
     use base64::Engine as _;
     let dir = tempfile::tempdir().unwrap();
     let figures = run();
-    let written = write(dir.path(), &figures, 2).unwrap();
+    let written = write(dir.path(), &figures, 2, None).unwrap();
     assert!(written.iter().all(|p| p.exists()));
     let html = std::fs::read_to_string(dir.path().join("report.html")).unwrap();
     for figure in &figures {
@@ -64,7 +64,7 @@ fn old_files_are_replaced_and_others_stay() {
     std::fs::write(dir.path().join("results.csv"), "old").unwrap();
     std::fs::write(dir.path().join("notes.txt"), "mine").unwrap();
     let figures = run();
-    write(dir.path(), &figures, 2).unwrap();
+    write(dir.path(), &figures, 2, None).unwrap();
     let files = contents(dir.path());
     assert!(files["results.csv"].starts_with(b"paper,figure,"));
     assert_eq!(files["notes.txt"], b"mine");
@@ -80,7 +80,7 @@ fn a_place_that_cannot_be_written_to_is_named_and_left_alone() {
         let error = prepare(&bad).unwrap_err().to_string();
         assert!(error.contains(&bad.display().to_string()), "{error}");
     }
-    assert!(write(&dir.path().join("not there"), &[], 1).is_err());
+    assert!(write(&dir.path().join("not there"), &[], 1, None).is_err());
     assert_eq!(contents(dir.path()), BTreeMap::from([("file".to_owned(), b"mine".to_vec())]));
 }
 

@@ -63,7 +63,7 @@ fn what_cannot_be_is_refused_with_key_and_line() {
         (with("data = 0", "data = [0.5]"), "workload[0].data", 14, "2 numbers"),
         (with("data = 0", "read = 1.5"), "workload[0].read", 14, "1.5 is not a number from 0 to 1"),
         (with("data = 0", "read = nan"), "workload[0].read", 14, "NaN"),
-        (with("data = 0", "keys = 5"), "workload[0].keys", 14, "says nothing to `fio`"),
+        (with("data = 0", "keys = 5"), "workload[0].keys", 14, "does not apply to `fio`"),
         (with("data = 0", "start = 7"), "workload[0].start", 14, "no node 7"),
         (with("data = 0", "start = 0\npin = 1"), "workload[0].start", 14, "`pin`"),
         (with("data = 0", "device = 1"), "workload[0].device", 14, "not on one device"),
@@ -105,7 +105,7 @@ fn what_cannot_be_is_refused_with_key_and_line() {
         ),
         (with("memory = \"16 GiB\"", "memory = \"16 GiB\"\n[engine]\nwindow_s = 0"), "engine", 9, "window_s"),
         (with("nodes = 2\n", ""), "machine.nodes", 5, "is missing"),
-        (with("nodes = 2\n", "nodes = 2\ntopology = \"dir\"\n"), "machine.nodes", 6, "says that already"),
+        (with("nodes = 2\n", "nodes = 2\ntopology = \"dir\"\n"), "machine.nodes", 6, "the topology sets it"),
         (GOOD[..GOOD.find("[[workload]]").unwrap()].to_owned(), "workload", 5, "nothing would run"),
     ] {
         let error = error(&text);

@@ -1,4 +1,5 @@
-//! What if: a load comes out as it was recorded on the machine that it was recorded on, and differently on another one.
+//! What if: a load runs as recorded on the machine where it was recorded, and differently on
+//! another one.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 

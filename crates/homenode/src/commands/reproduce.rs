@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use simulate::papers::Paper;
-use simulate::reproduce::{self, Bench, Figure, Score, WriteError};
+use simulate::reproduce::{self, Bench, Figure, Score, Trials, WriteError};
 
 use crate::cli::{Global, ReproduceArgs};
 use crate::exit::{Exit, Failure};
@@ -23,25 +23,39 @@ pub fn run(global: &Global, args: &ReproduceArgs) -> Result<Exit, Failure> {
     };
     let figures = reproduce::reproduce(&papers, &Bench::new(args.seeds, &say))
         .map_err(|e| Failure::from_error(Exit::Partly, "reproduce", &e))?;
+    let trials = args.sensitivity.then(|| trials(global, &papers)).transpose()?;
     bar.set_message("plots and report");
-    let written = reproduce::write(&args.out, &figures, args.seeds).map_err(|e| unwritten(&e))?;
+    let written = reproduce::write(&args.out, &figures, args.seeds, trials.as_ref()).map_err(|e| unwritten(&e))?;
     bar.finish_and_clear();
     if global.json {
-        output::print_json(&as_json(&figures, args.seeds, &written))?;
+        output::print_json(&as_json(&figures, args.seeds, &written, trials.as_ref()))?;
     } else {
         output::print(&text(&figures, args))?;
     }
     Ok(Exit::Done)
 }
 
+/// The experiments with other constants.
+fn trials(global: &Global, papers: &[Paper]) -> Result<Trials, Failure> {
+    let template = "{wide_bar} {pos} of {len} runs of all experiments with other constants  {elapsed}";
+    let bar = progress::bar(global.json, reproduce::steps() as u64, template);
+    let trials = reproduce::trials(papers, &|| bar.inc(1));
+    bar.finish_and_clear();
+    trials.map_err(|e| Failure::from_error(Exit::Partly, "reproduce", &e))
+}
+
 fn unwritten(error: &WriteError) -> Failure {
     Failure::from_error(Exit::Io, "reproduce", error)
 }
 
-fn as_json(figures: &[Figure], seeds: u64, written: &[PathBuf]) -> Value {
+fn as_json(figures: &[Figure], seeds: u64, written: &[PathBuf], trials: Option<&Trials>) -> Value {
     let scores: serde_json::Map<String, Value> =
         reproduce::scores(figures).into_iter().map(|(paper, score)| (paper.name().to_owned(), json!(score))).collect();
-    json!({ "seeds": seeds, "scores": scores, "files": written, "figures": figures })
+    let mut all = json!({ "seeds": seeds, "scores": scores, "files": written, "figures": figures });
+    if let (Some(trials), Some(all)) = (trials, all.as_object_mut()) {
+        all.insert("trials".to_owned(), json!(trials));
+    }
+    all
 }
 
 fn text(figures: &[Figure], args: &ReproduceArgs) -> String {

@@ -39,8 +39,8 @@ impl Mapped {
 pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot) -> FxHashMap<u32, Mapped> {
     let mut mapped: FxHashMap<u32, Mapped> = FxHashMap::default();
     for process in &snapshot.processes {
-        let hot = process.mapped.iter().filter(|m| m.hot_bytes > 0);
-        let nodes: Vec<_> = hot.map(|m| (m.node, m.hot_bytes as f64, 0.0)).collect();
+        let touched = process.mapped.iter().map(|m| (m.node, m.touched_bytes.unwrap_or(m.hot_bytes)));
+        let nodes: Vec<_> = touched.filter(|m| m.1 > 0).map(|(node, bytes)| (node, bytes as f64, 0.0)).collect();
         if !nodes.is_empty() {
             mapped.insert(process.pid, Mapped { nodes, total: 0, cpu_s: 0.0, threads: 0.0 });
         }

@@ -1,16 +1,19 @@
-//! Regret: how much less a policy gets done than the best policy for that machine and load would.
+//! Regret: each policy's loss against the best policy for that machine and load.
 //!
-//! **Problem.** A mean over chosen scenarios hides the one in which a policy halves the throughput.
+//! **Problem.** A mean over chosen scenarios hides the one in which a policy halves the
+//! throughput.
 //!
-//! **Approach.** Every policy, and the kernel alone (`none`), runs on every scenario of the [papers](experiments) and on so many
-//! [random](crate::random) ones, through the same engine. Throughput is the file bytes that all workloads together read and write per
-//! second after the warm-up; regret is `1 − throughput / best`, with the best of all policies on that scenario. On small scenarios
-//! the [optimum](search) is searched for, too; the gap to it is `1 − throughput / optimum`, negative where a policy that moves data
-//! beats every placement of threads. A policy is *late* where it still moved something more than [`SETTLED`] windows (or of its
-//! own decision periods, where they are longer) after a program had started or ended.
+//! **Approach.** Every policy, and the kernel alone (`none`), runs through the same engine on the
+//! [papers'](experiments) scenarios and on [random](crate::random) ones. Throughput is the file
+//! bytes that all workloads together read and write per second after the warm-up. Regret is `1 −
+//! throughput / best`, where best is the best policy on that scenario. On small scenarios the best
+//! placement is [searched for](search) as well; the gap to it is `1 − throughput / optimum`, which
+//! is negative where a policy that moves data beats every placement of threads. A policy is *late*
+//! if it still moved something more than [`SETTLED`] windows (or of its own decision periods, if
+//! those are longer) after a program had started or ended.
 //!
-//! **Limits.** Bytes count alike, whoever reads them: a policy may starve a small program for a large one. Scenarios are run
-//! side by side on all CPUs, which changes nothing of the result.
+//! **Limits.** All bytes count equally: a policy may starve a small program for a large one.
+//! Scenarios run in parallel, which does not change the result.
 
 pub mod experiments;
 mod search;
@@ -20,8 +23,11 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rand::SeedableRng;
+use rand::rngs::ChaCha12Rng;
 use serde::Serialize;
 
+use crate::machine::Machine;
 use crate::random;
 use crate::run::{RunError, run};
 use crate::scenario::{ScenarioError, ScenarioFile};
@@ -31,10 +37,13 @@ pub use search::{MOST_PLACEMENTS, Optimum};
 /// Windows after which nothing should be moved any more while the load is constant.
 pub const SETTLED: usize = 10;
 
-/// What counts.
+/// Within what fraction of its value each number of an unknown machine is drawn.
+pub const SPREAD: f64 = 0.3;
+
+/// The measure.
 const MEASURE: &str = "file bytes read and written per second by all workloads, after each scenario's warm-up";
 
-/// How all policies fared.
+/// Results of all policies.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Regret {
     /// Random scenarios.
@@ -45,7 +54,7 @@ pub struct Regret {
     pub papers: usize,
     /// Scenarios whose optimum was searched for.
     pub searched: usize,
-    /// What throughput means here.
+    /// The measure of throughput.
     pub measure: &'static str,
     /// By policy.
     pub policies: BTreeMap<String, PolicyRegret>,
@@ -53,15 +62,15 @@ pub struct Regret {
     pub results: Vec<ScenarioResult>,
 }
 
-/// How one policy fared.
+/// Results of one policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PolicyRegret {
     /// Over all scenarios.
     #[serde(flatten)]
     pub all: Spread,
-    /// In how many scenarios it still moved something after [`SETTLED`] windows.
+    /// Number of scenarios in which it still moved something after [`SETTLED`] windows.
     pub late: usize,
-    /// In which.
+    /// Their names.
     pub late_scenarios: Vec<String>,
     /// Over the papers' scenarios.
     pub papers: Spread,
@@ -87,7 +96,7 @@ pub struct Spread {
 pub struct ScenarioResult {
     /// Its name: `random K`, or paper, figure and point.
     pub scenario: String,
-    /// The policy that got most done; of equals the one that comes first in the list of policies, `none` before all.
+    /// The policy with the highest throughput; of equals the first in the list of policies, which `none` heads.
     pub best: String,
     /// By policy.
     pub policies: BTreeMap<String, PolicyResult>,
@@ -110,10 +119,10 @@ pub struct PolicyResult {
     pub late: bool,
 }
 
-/// Why a scenario could not be compared.
+/// A scenario that could not be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum RegretError {
-    /// It is none: a mistake in homenode, for it wrote the scenario itself.
+    /// The scenario is invalid: a fault of homenode, which wrote it.
     #[error(transparent)]
     Scenario(#[from] ScenarioError),
     /// It did not run.
@@ -128,20 +137,23 @@ pub enum RegretError {
     },
 }
 
-/// What to compare the policies on.
+/// Scenarios to compare the policies on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// How many random scenarios.
+    /// Number of random scenarios.
     pub scenarios: u32,
     /// Their seed.
     pub seed: u64,
     /// Whether the papers' scenarios are run as well.
     pub papers: bool,
-    /// How many scenarios are run at a time; changes nothing of the result.
+    /// Whether each scenario runs on a machine whose numbers are [drawn](crate::machine::Machine::drawn) within [`SPREAD`] of those
+    /// that `auto` knows.
+    pub unknown: bool,
+    /// Scenarios that run at a time; does not change the result.
     pub workers: usize,
 }
 
-/// Compares all policies. `done` is told how many scenarios are done, of how many.
+/// Compares all policies. `done` receives the number of finished scenarios and the number of all.
 ///
 /// # Errors
 ///
@@ -164,8 +176,13 @@ pub fn regret(request: Request, done: &(dyn Fn(usize, usize) + Sync)) -> Result<
                 Some(paper) => ScenarioFile::parse(&paper.text, Path::new(&paper.name)),
                 None => random::scenario(seed, (i - papers.len()) as u32),
             };
-            let result = result.map_err(RegretError::from).and_then(|file| compare(&file));
-            // A worker that panics ends them all (scope): nobody sees a poisoned list.
+            let result = result.map_err(RegretError::from).and_then(|mut file| {
+                if request.unknown {
+                    file.scenario.machine = unknown(&file.scenario.machine, seed, i as u64);
+                }
+                compare(&file)
+            });
+            // A worker that panics ends all of them (scope), so the list is never poisoned here.
             if let Ok(mut results) = results.lock() {
                 results[i] = Some(result);
             }
@@ -181,6 +198,13 @@ pub fn regret(request: Request, done: &(dyn Fn(usize, usize) + Sync)) -> Result<
     let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     let results = results.into_iter().flatten().collect::<Result<Vec<_>, _>>()?;
     Ok(sum_up(scenarios, seed, papers.len(), results))
+}
+
+/// This machine with other numbers. The scenarios themselves are drawn from other streams of the seed.
+fn unknown(machine: &Machine, seed: u64, scenario: u64) -> Machine {
+    let mut rng = ChaCha12Rng::seed_from_u64(seed);
+    rng.set_stream(u64::MAX - scenario);
+    machine.drawn(&mut rng, SPREAD)
 }
 
 /// All policies on one scenario, and its optimum if it is small.
@@ -231,7 +255,7 @@ fn names() -> impl Iterator<Item = &'static str> {
     std::iter::once("none").chain(placement::POLICIES.iter().map(|p| p.0))
 }
 
-/// How far below, as a fraction; nothing is below nothing.
+/// Loss as a fraction of the best; 0 if the best is 0.
 fn below(value: f64, best: f64) -> f64 {
     if best > 0.0 { 1.0 - value / best } else { 0.0 }
 }

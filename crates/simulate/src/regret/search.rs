@@ -1,16 +1,19 @@
-//! The best placement there is, found by trying all.
+//! The best placement, found by trying all.
 //!
-//! **Problem.** To be the best of nine policies may still be far from what is possible.
+//! **Problem.** The best of nine policies may still be far from the best possible.
 //!
-//! **Approach.** Every way to put the threads on the nodes is simulated like any policy's run: same machine, same start, same
-//! seconds, threads fixed on their nodes from the beginning. Threads that are alike (same program, same role, data and
-//! process memory in the same places) can change places, so that only their number on each node counts: `k` of them on `n`
-//! nodes are `C(k + n − 1, n − 1)` placements.
+//! **Approach.** Every placement of the threads is simulated like a policy's run: same machine,
+//! same start, same duration, with threads fixed on their nodes from the beginning. Identical
+//! threads (same program, same role, data and process memory in the same places) are
+//! interchangeable, so that only their number on each node counts: `k` of them on `n` nodes have
+//! `C(k + n − 1, n − 1)` placements.
 //!
-//! Programs that end are left out: what is lost before a first window has been seen is no placement's fault.
+//! Scenarios whose programs end are left out: no placement can recover the time before the first
+//! window.
 //!
-//! **Limits.** Data and processes stay where they start, and nothing moves later: a policy that moves data, too, may beat this
-//! optimum. More than [`MOST_PLACEMENTS`] placements are not tried. Threads with an affinity of their own keep it.
+//! **Limits.** Data and processes stay where they start, and nothing moves later: a policy that
+//! also moves data may beat this optimum. Scenarios with more than [`MOST_PLACEMENTS`] placements
+//! are skipped. Threads with an affinity of their own keep it.
 
 use crate::run::{RunError, Scenario, drive, start};
 
@@ -22,7 +25,7 @@ pub const MOST_PLACEMENTS: usize = 10_000;
 pub struct Optimum {
     /// File bytes read and written per second with it.
     pub bytes_per_s: f64,
-    /// How many placements were tried.
+    /// Number of placements tried.
     pub placements: usize,
 }
 
@@ -80,7 +83,7 @@ fn ways(threads: usize, nodes: usize) -> Option<usize> {
     Some(ways)
 }
 
-/// Every way to spread alike threads over nodes, as counts per node.
+/// Every way to spread identical threads over nodes, as counts per node.
 fn spreads(threads: usize, nodes: usize) -> Vec<Vec<usize>> {
     if nodes <= 1 {
         return vec![vec![threads; nodes]];

@@ -134,7 +134,7 @@ fn alone(scenario: &Scenario) -> Scenario {
     let mut scenario = scenario.clone();
     scenario.machine = scenario.machine.without_queues();
     for job in scenario.launches.iter_mut().map(|l| &mut l.job) {
-        job.files.iter_mut().for_each(|f| f.cached = false);
+        job.files.iter_mut().for_each(|f| f.together = 0.0);
         for role in &mut job.roles {
             (role.op.serial_s, role.op.serial_media) = (0.0, false);
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 use super::canvas::PlotError;
-use super::{Figure, csv, overview, plot, report};
+use super::{Figure, Trials, csv, overview, plot, report};
 
 /// Why the results could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -44,11 +44,11 @@ pub fn prepare(dir: &Path) -> Result<(), WriteError> {
 /// # Errors
 ///
 /// [`WriteError`]; the directory is then as it was, unless moving itself fails.
-pub fn write(dir: &Path, figures: &[Figure], seeds: u64) -> Result<Vec<PathBuf>, WriteError> {
+pub fn write(dir: &Path, figures: &[Figure], seeds: u64, trials: Option<&Trials>) -> Result<Vec<PathBuf>, WriteError> {
     let plots = figures.iter().map(plot::png).collect::<Result<Vec<_>, PlotError>>()?;
     let overview = overview::png(figures)?;
     let mut files = vec![
-        ("report.html".to_owned(), report::html(figures, &overview, &plots, seeds).into_bytes()),
+        ("report.html".to_owned(), report::html(figures, &overview, &plots, seeds, trials).into_bytes()),
         ("results.csv".to_owned(), csv::csv(figures)?),
     ];
     files.push(("overview.png".to_owned(), overview));

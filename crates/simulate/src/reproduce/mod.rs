@@ -21,6 +21,7 @@ mod effect;
 mod figure;
 mod files;
 mod fitted;
+pub mod holdout;
 mod npolicy;
 mod nthread_apps;
 mod nthread_fio;
@@ -28,9 +29,11 @@ mod overview;
 mod plot;
 mod report;
 mod score;
+pub mod sensitivity;
 mod stated;
 #[cfg(test)]
 mod tests;
+mod trial;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,6 +45,7 @@ pub use effect::{Effect, Tally};
 pub use figure::{Check, Figure, Kind, Plot, Point};
 pub use files::{WriteError, prepare, write};
 pub use score::{Held, Score, score, scores};
+pub use trial::{Came, Trials, steps, trials};
 
 use crate::papers::Paper;
 use crate::run::RunError;
@@ -68,6 +72,7 @@ const EXPERIMENTS: &[(Paper, &str, Experiment)] = &[
     (Paper::Dragonfly, "6b", dragonfly::fig6b),
     (Paper::Dragonfly, "6c", dragonfly::fig6c),
     (Paper::Dragonfly, "6d", dragonfly::fig6d),
+    (Paper::NPolicy, "2", npolicy::fig2),
     (Paper::NPolicy, "3a", npolicy::fig3a),
     (Paper::NPolicy, "3b", npolicy::fig3b),
     (Paper::Arc, "5.2", arc::fig5_2),

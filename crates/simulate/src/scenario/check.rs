@@ -18,19 +18,19 @@ pub(super) struct Checker<'a> {
     pub topology: Option<topology::Topology>,
 }
 
-/// Longest run: what a person would wait for.
+/// Longest run.
 const LONGEST_S: f64 = 1e6;
 /// Most threads of a scenario.
 const MOST_THREADS: u32 = 1_000_000;
 
-/// What a value with its place in the file adds to the path of a key.
+/// Segment that `Spanned` adds to the path of a key.
 const SPANNED: &str = ".$__serde_spanned_private_value";
 
 impl Checker<'_> {
     /// The file's form: keys that are known, with values of the right type.
     pub fn raw(&self) -> Result<Raw, ScenarioError> {
         let syntax = |e: &toml::de::Error, key: &str| {
-            // A parser that does not know where is at the end.
+            // A parser without a position stopped at the end.
             let at = e.span().map_or(self.text.len(), |span| span.start);
             let why = e.message().replace('\n', ", ");
             match key.is_empty() {
@@ -40,7 +40,7 @@ impl Checker<'_> {
         };
         let parsed = toml::Deserializer::parse(self.text).map_err(|e| syntax(&e, ""))?;
         serde_path_to_error::deserialize(parsed).map_err(|e| {
-            // What `Spanned` calls itself inside is no key of the file.
+            // `Spanned`'s private key is not a key of the file.
             let key = e.path().to_string().replace(SPANNED, "");
             let key = key.trim_start_matches('.');
             syntax(e.inner(), key)

@@ -16,7 +16,7 @@ use crate::machine::{Machine, Memory, topology as alike};
 const MOST_NODES: u32 = 1024;
 const MOST_CPUS: u32 = 8192;
 
-/// What memory a node has: the machine's word, or the node's own.
+/// Memory of a node as stated for the machine or for the node.
 #[derive(Clone, Copy)]
 struct Words<'a> {
     optane: Option<&'a Spanned<u32>>,
@@ -63,7 +63,7 @@ impl Checker<'_> {
             ("distance", m.distance.as_ref().map(Spanned::span)),
         ] {
             if let Some(span) = span {
-                let why = "the topology says that already; [machine.node.N] changes one node".to_owned();
+                let why = "the topology sets it; [machine.node.N] changes one node".to_owned();
                 return Err(self.error_at(span, format!("machine.{key}"), why));
             }
         }
@@ -130,7 +130,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// What the node's memory is, and the peaks that policies are told.
+    /// The node's memory, and the peak bandwidths that policies see.
     fn memory(
         &self,
         node: &Node,
@@ -156,7 +156,7 @@ impl Checker<'_> {
                     return Err(self.error(
                         modules,
                         &format!("{prefix}.optane_modules"),
-                        "0 modules are no memory".into(),
+                        "0 modules hold nothing".into(),
                     ));
                 }
                 let n_f = f64::from(n);

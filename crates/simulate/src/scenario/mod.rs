@@ -1,11 +1,12 @@
 //! Scenario files: a machine, what runs on it, and for how long.
 //!
-//! **Problem.** "What would this do on a four-socket box?" should need no program.
+//! **Problem.** Trying a policy on a four-socket machine should not require writing a program.
 //!
-//! **Approach.** TOML (`docs/simulate.md` has every key); the machine inline or a captured one, the workloads by the
-//! parameters of their benchmarks. The file is checked as a whole before anything runs, and every complaint names file, line and key.
+//! **Approach.** A scenario is a TOML file (`docs/simulate.md` lists every key) with an inline or captured machine, and workloads
+//! described by the parameters of their benchmarks. The whole file is checked before anything runs, and every error names file, line
+//! and key.
 //!
-//! **Limits.** A captured machine says nothing of its bandwidths: unless the file does, its memory is taken to be DRAM with
+//! **Limits.** A captured machine does not state its bandwidths. Unless the file does, its memory is assumed to be DRAM with
 //! [`DRAM_READ_BW`](crate::calibration::DRAM_READ_BW) per node.
 
 mod amount;
@@ -23,7 +24,7 @@ use crate::run::Scenario;
 /// A scenario file, checked.
 #[derive(Clone, Debug)]
 pub struct ScenarioFile {
-    /// What to simulate.
+    /// The scenario to simulate.
     pub scenario: Scenario,
     /// Name of the policy that the file asks for; `none`: the kernel alone.
     pub policy: String,
@@ -33,7 +34,7 @@ pub struct ScenarioFile {
     pub nthread: nthread::Settings,
 }
 
-/// Why a scenario file cannot be used.
+/// A scenario file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
     /// It cannot be read.
@@ -71,7 +72,7 @@ pub enum ScenarioError {
         line: usize,
         /// Key, such as `workload[0].threads`.
         key: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
 }
@@ -86,8 +87,8 @@ impl ScenarioFile {
         Self::parse(&text_of(path)?, path)
     }
 
-    /// The same with the nodes of another machine: a directory as `homenode nodes --capture` writes it. What the file says about
-    /// nodes, CPUs, memory and distances is not used; its bandwidths are.
+    /// Reads a file but takes the nodes from another machine: a directory written by `homenode nodes --capture`. The file's nodes,
+    /// CPUs, memory and distances are ignored; its bandwidths are used.
     ///
     /// # Errors
     ///

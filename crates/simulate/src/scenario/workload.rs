@@ -17,7 +17,7 @@ use crate::workload::simpleread::{SimpleRead, simpleread};
 use crate::workload::{Job, Place};
 use crate::world::{Launch, Start};
 
-/// What `kind` can be.
+/// Kinds of workload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Fio,
@@ -46,7 +46,7 @@ impl Kind {
         ["fio", "simpleread"].into_iter().chain(names).collect::<Vec<_>>().join(", ")
     }
 
-    /// The keys that say something to this kind.
+    /// The keys that this kind uses.
     fn keys(self) -> &'static [&'static str] {
         match self {
             Self::Fio => &["threads", "block", "read", "file_size", "shared", "sequential", "think_s"],
@@ -170,7 +170,7 @@ impl Table<'_> {
         })
     }
 
-    /// Refuses keys that say nothing to this kind.
+    /// Refuses keys that this kind does not use.
     fn only(&self, kind: Kind) -> Result<(), ScenarioError> {
         let w = self.raw;
         let given: [(&str, Option<std::ops::Range<usize>>); 13] = [
@@ -191,7 +191,7 @@ impl Table<'_> {
         let passes = ("passes", w.passes.as_ref().map(Spanned::span));
         for (key, span) in given.into_iter().chain([passes]) {
             if let (Some(span), false) = (span, kind.keys().contains(&key)) {
-                let why = format!("says nothing to `{}`, which knows {}", w.kind.get_ref(), kind.keys().join(", "));
+                let why = format!("does not apply to `{}`, which takes {}", w.kind.get_ref(), kind.keys().join(", "));
                 return Err(self.checker.error_at(span, self.key(key), why));
             }
         }

@@ -1,12 +1,16 @@
-//! What a round of each thread costs, so that the model of the recorded machine does what the machine did.
+//! Fits the cost of each thread's round, so that the model of the recorded machine reproduces its
+//! throughput.
 //!
-//! **Problem.** A snapshot has a thread's CPU time, in which its software, its memory's latency and its waiting for memory are one.
+//! **Problem.** A snapshot has a thread's CPU time, which mixes its software, its memory's latency
+//! and its waits for memory.
 //!
-//! **Approach.** The model knows the latter two. With everything where it was seen, CPU seconds of software are changed by what the
-//! modelled time on a CPU is off, and seconds asleep by what the whole round is off, until neither is; both at once, because one
-//! thread's rate is the next one's queue.
+//! **Approach.** The model knows the latter two. With everything where it was observed, the CPU
+//! seconds of software are corrected by the error of the modelled CPU time, and the seconds asleep
+//! by the error of the whole round, until both errors vanish. All threads are corrected together,
+//! because one thread's rate is another one's queue.
 //!
-//! **Limits.** Neither can be below 0: a thread that was faster than the modelled memory stays slower than it was.
+//! **Limits.** Neither can be below 0: a thread that was faster than the modelled memory remains
+//! too slow.
 
 use super::load::{CYCLE_S, Load};
 use super::world;

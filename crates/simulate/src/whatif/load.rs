@@ -1,4 +1,4 @@
-//! From a snapshot to programs: who reads and writes what, and where everything starts.
+//! Turns a snapshot into programs: their reads and writes, and where everything starts.
 
 use std::collections::BTreeMap;
 
@@ -117,7 +117,7 @@ impl Load {
                         file.owner.get_or_insert((job, sets.len()));
                         let name = id.replace([':', '/'], "-");
                         let (size, private) = (file.size, false);
-                        sets.push(FileSet { name, size, filled: 1.0, private, cached: false, place });
+                        sets.push(FileSet { name, size, filled: 1.0, private, files: 1.0, together: 0.0, place });
                         sets.len() - 1
                     })
                 });
@@ -146,7 +146,7 @@ impl Load {
         load
     }
 
-    /// How many threads there are.
+    /// Number of threads.
     pub fn threads(&self) -> usize {
         self.seats.len()
     }
@@ -221,7 +221,7 @@ fn files(snapshot: &Snapshot) -> BTreeMap<String, Known> {
             known.shares = file.bytes.iter().map(|(n, b)| (n, b as f64)).collect();
         }
     }
-    // Nobody read it and nobody counted it: it is where it was written.
+    // A file without reads or counted bytes is where it was written.
     for thread in &snapshot.threads {
         for used in &thread.files {
             if let Some(file) = known.get_mut(&used.file).filter(|f| f.shares.values().all(|b| *b == 0.0)) {
@@ -258,6 +258,7 @@ fn operation(thread: &Thread, window_s: f64, mut set: impl FnMut(&str) -> usize)
                 own: 0.0,
                 call: call.map_or(CALL, |c| c.max(1) as f64),
                 sequential: sequential.unwrap_or(false),
+                picks: 0.0,
             });
         }
     };

@@ -1,20 +1,23 @@
-//! What if a load that was recorded on a host ran on another machine?
+//! What if: a load that was recorded on a host, run on another machine.
 //!
-//! **Problem.** "Would the four-socket box be faster, and would homenode help there?" is asked before the box is bought. A snapshot
-//! says what threads got done on *this* machine, not what they would do on another one.
+//! **Problem.** Before buying a four-socket machine one wants to know whether it would be faster,
+//! and whether homenode would help there. A snapshot gives the throughput of threads on *this*
+//! machine only.
 //!
-//! **Approach.** Each thread becomes a closed loop: a round reads and writes the bytes per file that a thousandth of a second
-//! of its window had, and takes CPU time and time asleep. How much of either is [fitted](fit) on a model of the recorded machine,
-//! threads and data where they were seen, so that there the observed throughput and CPU time come out. What depends on the place
-//! (latency, queueing, the interconnect, CPUs) is then the other machine's. Nodes are carried over in their order ([`load`]):
-//! data of the recorded machine's i-th node with memory goes to the other's i-th, and again from the first when there are
-//! fewer. Threads stay with their nodes in the same way where both machines have as many nodes with CPUs; else they start where the
-//! kernel puts new threads. Threads that must not be moved are bound to the node they start on.
+//! **Approach.** Each thread becomes a closed loop: a round reads and writes the bytes per file of
+//! a thousandth of a second of its window, and takes CPU time and sleep. Both are [fitted](fit) on
+//! a model of the recorded machine, with threads and data where they were observed, so that the
+//! model reproduces the observed throughput and CPU time. The costs that depend on placement
+//! (latency, queueing, the interconnect, CPUs) are then those of the other machine. Nodes map in
+//! order ([`load`]): data of the recorded machine's i-th node with memory goes to the other
+//! machine's i-th such node, starting over when there are fewer. Threads keep their nodes in the
+//! same way if both machines have the same number of nodes with CPUs; otherwise the kernel places
+//! them. Threads that must not be moved are bound to the node they start on.
 //!
-//! **Limits.** One window stands for the load: no phases. A file's bytes are on its nodes in the proportion in which they were read
-//! in the window. Memory is taken to be DRAM, of the bandwidth that is configured or else of
-//! [`DRAM_READ_BW`](crate::calibration::DRAM_READ_BW); one CPU counts as much as another. Load that the snapshot does not list is
-//! not there, and neither is mapped memory.
+//! **Limits.** One window stands for the load: there are no phases. A file's bytes are on its
+//! nodes in proportion to the reads in the window. Memory is assumed to be DRAM with the
+//! configured bandwidth, or else [`DRAM_READ_BW`](crate::calibration::DRAM_READ_BW); all CPUs are
+//! equally fast. Load that the snapshot does not list, and mapped memory, are missing.
 
 mod fit;
 mod load;
@@ -44,7 +47,7 @@ pub struct WhatIf {
     recorded: Recorded,
 }
 
-/// What the recorded machine did, and what the model of it does.
+/// The recorded machine's results, and those of its model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recorded {
     /// File bytes read per second by the listed threads.
@@ -55,17 +58,17 @@ pub struct Recorded {
     pub remote_share: Option<f64>,
     /// Throughput, read and written, of the model of the recorded machine / that observed: 1 where the model fits.
     pub fit: f64,
-    /// What had to be assumed, and what does not fit, in plain sentences.
+    /// Assumptions, and what does not fit.
     pub notes: Vec<String>,
 }
 
-/// Why a load cannot run there.
+/// A load that cannot run there.
 #[derive(Debug, thiserror::Error)]
 pub enum WhatIfError {
     /// Nothing runs.
     #[error("the snapshot lists no thread that did anything")]
     Nothing,
-    /// The window is no time.
+    /// The window has no length.
     #[error("window_s is {0}: a load cannot be told from it")]
     Window(f64),
     /// The recorded machine cannot be modelled.
@@ -128,12 +131,12 @@ impl WhatIf {
         Ok(Self { scenario: scenario(name, &target, &there), load: there, recorded })
     }
 
-    /// What is run; [`run`](Self::run) also knows where every thread starts.
+    /// The scenario that runs; [`run`](Self::run) also knows the first node of every thread.
     pub fn scenario(&self) -> &Scenario {
         &self.scenario
     }
 
-    /// What was recorded.
+    /// The recorded machine's results.
     pub fn recorded(&self) -> &Recorded {
         &self.recorded
     }
@@ -181,7 +184,7 @@ fn world(scenario: &Scenario, load: &Load, seed: u64) -> World {
 fn machine(mut topology: Topology, what: &str, notes: &mut Vec<String>) -> Result<Machine, MachineError> {
     if topology.nodes.iter().any(|n| n.read_bw_max.is_none() || n.write_bw_max.is_none()) {
         notes.push(format!(
-            "bandwidth of {what} is not known: {:.0} GB/s read and {:.0} GB/s written per node are assumed where it is not",
+            "the bandwidth of {what} is unknown: {:.0} GB/s read and {:.0} GB/s written per node are assumed",
             cal::DRAM_READ_BW / 1e9,
             cal::DRAM_WRITE_BW / 1e9
         ));

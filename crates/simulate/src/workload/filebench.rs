@@ -6,7 +6,8 @@
 //! round of its list. Picking a file takes filebench's file-set lock. webproxy and varmail keep all files in one directory
 //! (`dirwidth=1000000`), so creating and deleting them takes that directory's lock, too; the others have 20 files per directory.
 //!
-//! A set of many files is several [`FileSet`]s that are used alike, of about a GB each, so that it can be moved in parts.
+//! A large set is split into several [`FileSet`]s of about a GB each, so that it can be moved in parts. Threads pick files at random:
+//! the chance that one of `t − 1` other threads uses the same of `n` files at the same time is `1 − (1 − 1/n)^(t − 1)`.
 //!
 //! **Limits.** Files are as large as the mean; webserver's log, a file of its own, does not grow beyond [`LOG`].
 
@@ -54,7 +55,7 @@ enum FlowOp {
     Read,
     Write,
     Append(f64),
-    /// Append to the log, a file of its own that nobody reads.
+    /// Append to the log, a separate file that is never read.
     Log(f64),
     Fsync,
 }
@@ -102,9 +103,9 @@ impl Personality {
     }
 }
 
-/// About so many bytes of a set are one object.
+/// Bytes of a part of a set.
 const PART: f64 = 1e9;
-/// At most so many parts of a set: more would cost time and tell nothing.
+/// Most parts of a set: more would cost time without changing the result.
 const MAX_PARTS: f64 = 16.0;
 
 /// Bytes of webserver's log that are kept.
@@ -125,10 +126,12 @@ pub fn filebench(c: &Constants, name: &str, fs: FileSystem, device: usize, place
         op.cpu_s += c.flowop_s;
         match flow {
             Open => {
+                part.picks += 1.0;
                 op.cpu_s += costs.open_s;
                 op.serial_s += c.pick_s;
             }
             Create | Delete => {
+                part.picks += 1.0;
                 op.cpu_s += naming;
                 op.serial_s += c.pick_s + if flat { naming } else { costs.serial * costs.name_s };
                 part.write += costs.append_bytes;
@@ -158,24 +161,28 @@ pub fn filebench(c: &Constants, name: &str, fs: FileSystem, device: usize, place
             }
         }
     }
+    // A round that opens no file still reads one.
+    part.picks = part.picks.max(1.0);
     let total = p.files * size;
     let parts = (total / PART).ceil().clamp(1.0, MAX_PARTS.min(p.files).max(1.0)) as usize;
     let share = 1.0 / parts as f64;
-    let file_set = |name: String, size: f64, cached: bool| FileSet {
+    let together = 1.0 - (1.0 - 1.0 / p.files.max(1.0)).powf(f64::from(p.threads) - 1.0);
+    let file_set = |name: String, size: f64, files: f64, together: f64| FileSet {
         name,
         size,
         filled: 1.0,
         private: false,
-        cached,
+        files,
+        together,
         place: place.clone(),
     };
     let mut files: Vec<FileSet> =
-        (0..parts).map(|i| file_set(format!("{name}.fileset.{i}"), total * share, true)).collect();
-    let (read, write, own) = (part.read * share, part.write * share, part.own * share);
-    op.parts = (0..parts).map(|files| Part { files, read, write, own, ..part }).collect();
+        (0..parts).map(|i| file_set(format!("{name}.fileset.{i}"), total * share, p.files * share, together)).collect();
+    let (read, write, own, picks) = (part.read * share, part.write * share, part.own * share, part.picks * share);
+    op.parts = (0..parts).map(|files| Part { files, read, write, own, picks, ..part }).collect();
     if log.write > 0.0 {
         op.parts.push(Part { files: parts, ..log });
-        files.push(file_set(format!("{name}.log"), LOG, false));
+        files.push(file_set(format!("{name}.log"), LOG, 1.0, 0.0));
     }
     Job {
         name: name.into(),

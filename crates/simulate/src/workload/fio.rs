@@ -50,6 +50,7 @@ pub fn fio(c: &Constants, name: &str, fs: FileSystem, device: usize, place: Plac
             own: write * (amplified - p.block + costs.overwrite_bytes),
             call: p.block,
             sequential: p.sequential,
+            picks: 0.0,
         }],
         ..Operation::default()
     };
@@ -63,7 +64,8 @@ pub fn fio(c: &Constants, name: &str, fs: FileSystem, device: usize, place: Plac
             size: p.file_size,
             filled: 1.0,
             private: !p.shared,
-            cached: p.shared,
+            files: 1.0,
+            together: if p.shared { 1.0 } else { 0.0 },
             place,
         }],
         process_bytes: 16e6,

@@ -1,4 +1,4 @@
-//! Time passes.
+//! Advances the simulated machine in time.
 
 use super::demand::Network;
 use super::flows::{Flows, sum_up};
@@ -13,7 +13,7 @@ const DRIFT: f64 = 4e-3;
 const INSTANT_S: f64 = 1e-6;
 
 impl World {
-    /// Runs for so many seconds.
+    /// Runs for this many seconds.
     pub fn run(&mut self, seconds: f64) {
         let end = self.now + seconds;
         while end - self.now > INSTANT_S {
@@ -222,7 +222,7 @@ fn land(file: &mut super::File, node: usize, bytes: f64, in_place: bool) {
         let (mut gone, mut emptied) = (0.0, false);
         for share in file.bytes.iter_mut().filter(|share| share.0 != node) {
             let left = share.1 * keeps;
-            // Less than a byte is none.
+            // Less than a byte counts as 0.
             let left = if left < 1.0 { 0.0 } else { left };
             gone += share.1 - left;
             share.1 = left;

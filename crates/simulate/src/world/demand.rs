@@ -10,7 +10,7 @@ use crate::filesystem::{FileSystem, Layout};
 use crate::machine::Memory;
 use crate::solve::{Class, Serial, System, Visit};
 
-/// What the classes of the current network stand for.
+/// Threads and flows of the current network's classes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Network {
     /// Threads of each class; a copy's class comes after these and has none.
@@ -30,24 +30,24 @@ pub(crate) struct Network {
 /// Bytes that a copy moves in one operation.
 const CHUNK: f64 = 65536.0;
 
-/// With how many classes of its job, role and node a thread is compared before it is a class of its own.
+/// Most classes of its job, role and node that a thread is compared with before it gets its own class.
 const MOST_COMPARED: usize = 8;
-/// Threads whose bytes are on other nodes by less than this fraction are alike.
+/// Threads belong to one class if less than this fraction of their bytes is on different nodes.
 const ALIKE: f64 = 1e-3;
 
-/// What many classes need to know of the machine's state.
+/// State of the machine that many classes need.
 struct Crowds {
     /// Running threads per job and node.
     on_node: Vec<f64>,
     /// Running threads per job.
     of_job: Vec<f64>,
-    /// Running threads per node of jobs whose files are cached.
+    /// Running threads per node of jobs whose threads read the same data.
     caching: Vec<f64>,
     /// Bytes that each file has.
     bytes: Vec<f64>,
 }
 
-/// One class in the making.
+/// Builds one class.
 struct Builder {
     on_s: f64,
     media_s: f64,
@@ -200,7 +200,7 @@ impl World {
                 })
     }
 
-    /// Makes writes longer where many threads write at a time. How many do follows from the bounds of a closed network: of `N` threads
+    /// Lengthens writes where many threads write at a time. Their number follows from the bounds of a closed network: of `N` threads
     /// that need `D` of the station and are `Z` elsewhere, `N R / (Z + R)` are there while it is idle, and `N − Z / D` when it is not.
     fn crowd(&self, system: &mut System, written: &[f64]) {
         let running: SmallVec<[f64; 8]> = (0..system.cpus.len())
@@ -211,7 +211,7 @@ impl World {
             let at = |v: &Visit| v.station as usize == station;
             for class in &system.classes {
                 let Some(v) = class.visits.clone().find(|v| at(&system.visits[*v])) else { continue };
-                // Who has no CPU writes nothing.
+                // A thread without a CPU writes nothing.
                 let count = class.count * (system.cpus[class.node] / running[class.node]).min(1.0);
                 let visit = &system.visits[v];
                 threads += count;
@@ -241,7 +241,7 @@ impl World {
         }
     }
 
-    /// Who runs where, and how much there is of each file.
+    /// Running threads by node, and the size of each file.
     fn crowds(&self) -> Crowds {
         let n = self.machine.nodes().len();
         let mut on_node = vec![0.0; self.jobs.len() * n];
@@ -249,7 +249,7 @@ impl World {
             on_node[thread.job * n + thread.node] += 1.0;
         }
         let mut caching = vec![0.0; n];
-        let cached = |j: &usize| self.jobs[*j].files.iter().any(|f| f.cached);
+        let cached = |j: &usize| self.jobs[*j].files.iter().any(|f| f.together > 0.0);
         for job in (0..self.jobs.len()).filter(cached) {
             caching.iter_mut().zip(&on_node[job * n..][..n]).for_each(|(sum, threads)| *sum += threads);
         }
@@ -283,7 +283,7 @@ impl World {
         for (p, part) in op.parts.iter().enumerate() {
             let file = &self.files[thread.files[part.files]];
             let set = &job.files[part.files];
-            let media = if set.cached { 1.0 - hits } else { 1.0 };
+            let media = 1.0 - hits * set.together;
             let there = crowds.bytes[thread.files[part.files]];
             for (node, bytes) in &file.bytes {
                 let read = if there > 0.0 { part.read * bytes / there } else { 0.0 };

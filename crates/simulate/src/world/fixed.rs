@@ -2,7 +2,7 @@
 
 use super::World;
 
-/// What tells threads apart: job, role, where their files and the memory of their process are.
+/// Properties that distinguish threads: job, role, nodes of their files and of their process's memory.
 #[derive(PartialEq)]
 struct Kind {
     job: usize,

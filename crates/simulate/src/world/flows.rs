@@ -1,13 +1,13 @@
-//! Bytes between classes of threads and nodes, and what was booked of them since the window began.
+//! Bytes between classes of threads and nodes, and their sums since the window began.
 //!
-//! **Problem.** A thousand classes that read a file spread over 64 nodes have some hundred thousand flows, and each of them is looked at in
-//! every step.
+//! **Problem.** A thousand classes that read a file spread over 64 nodes have about a hundred
+//! thousand flows, and every step visits all of them.
 //!
-//! **Approach.** The flows of all classes lie one behind the other, and the sums of a window beside them in the same order: booking is an
-//! addition of two arrays. When the network is built anew, the sums are kept as they are where the flows are still between the same
-//! parts and nodes, which they mostly are.
+//! **Approach.** The flows of all classes are one array, and the window's sums are a second one in
+//! the same order: booking adds two arrays. When the network is rebuilt, the sums stay where the
+//! flows still join the same parts and nodes, as most of them do.
 //!
-//! **Limits.** What was booked of a flow that has ceased lies apart until it has been handed out.
+//! **Limits.** The sums of a flow that has ceased are kept apart until they are handed out.
 
 use std::ops::Range;
 
@@ -37,7 +37,7 @@ impl Flow {
         (self.between.0 >> 32) as usize
     }
 
-    /// That of so many operations.
+    /// The flow of this many operations.
     pub fn times(self, ops: f64) -> Self {
         Self { bytes: self.bytes * ops, ..self }
     }
@@ -54,7 +54,7 @@ pub(crate) struct Flows {
     bytes: Vec<f64>,
     /// Bytes of each flow that have been booked for every thread of its class.
     sums: Vec<f64>,
-    /// What has been booked of flows that are no more, by class.
+    /// Sums of flows that have ceased, by class.
     ceased: Vec<(usize, Flow)>,
     /// Where each class's end.
     ends: Vec<usize>,
@@ -75,7 +75,7 @@ impl Flows {
         self.bytes.push(flow.bytes);
     }
 
-    /// The class at hand has all its flows.
+    /// Ends the current class's list of flows.
     pub fn end(&mut self) {
         self.ends.push(self.between.len());
     }
@@ -98,7 +98,7 @@ impl Flows {
         listed(&self.between[range.clone()], &self.sums[range]).filter(|flow| flow.bytes > 0.0).chain(ceased)
     }
 
-    /// Books so many operations of every thread of a class.
+    /// Books this many operations of every thread of a class.
     pub fn book(&mut self, class: usize, ops: f64) {
         let range = self.range(class);
         for (sum, bytes) in self.sums[range.clone()].iter_mut().zip(&self.bytes[range]) {

@@ -1,13 +1,15 @@
-//! What the kernel does without being asked: where threads start, and which it moves when CPUs are idle elsewhere.
+//! The simulated kernel: it places new threads, and moves threads to idle CPUs.
 //!
-//! **Problem.** Without homenode, threads are placed by CPU load alone: that is the base line of every experiment.
+//! **Problem.** Without homenode, CPU load alone places threads: that is the base line of every
+//! experiment.
 //!
-//! **Approach.** A new thread starts on the node with the fewest threads per CPU (`select_task_rq_fair` over NUMA domains), ties
-//! broken by the seed. While a node's threads want more CPU than it has, and another has a CPU to spare, one that may run there is
-//! pulled over (`load_balance`). AutoNUMA, where it is on, moves a process's own memory to where its threads run, and never file
-//! data (thesis, chapter 6).
+//! **Approach.** A new thread starts on the node with the fewest threads per CPU
+//! (`select_task_rq_fair` over NUMA domains); the seed breaks ties. When a node's threads want
+//! more CPU than it has and another node has a CPU to spare, one thread that may run there is
+//! pulled over (`load_balance`). AutoNUMA, if it is on, moves a process's own memory to its
+//! threads, and never file data (thesis, chapter 6).
 //!
-//! **Limits.** No periodic shuffling of a balanced machine.
+//! **Limits.** The kernel does not shuffle a balanced machine.
 
 use rand::RngExt;
 use rand::rngs::ChaCha12Rng;
@@ -40,7 +42,7 @@ pub(crate) struct Placer {
 
 /// How much of a CPU must be to spare before a thread is pulled.
 const SPARE: f64 = 0.5;
-/// How many threads are pulled in one step.
+/// Threads pulled in one step.
 const PULLS: usize = 8;
 
 impl Placer {

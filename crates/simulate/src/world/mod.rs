@@ -1,19 +1,23 @@
-//! The simulated machine while it runs: threads, files, processes, in virtual time.
+//! The simulated machine while it runs: threads, files and processes in virtual time.
 //!
-//! **Problem.** A policy sees windows; between two windows data is written to new places, copies go on, threads end.
+//! **Problem.** A policy sees windows; between two windows threads write data to new places,
+//! copies proceed and threads end.
 //!
-//! **Approach.** The state here is advanced in steps: [`demand`] turns it into a network of classes, [`solve`](crate::solve)
-//! finds the rates, [`advance`] lets them act on threads and files until the next step or event. The network is
-//! solved again only when something has changed, or data has moved by more than a few thousandths of a file. [`kernel`] is what Linux does without
-//! being asked, [`observe`] what homenode sees, [`moves`] what it can do.
+//! **Approach.** The state advances in steps: [`demand`] turns it into a network of classes,
+//! [`solve`](crate::solve) finds the rates, and [`advance`] applies them to threads and files
+//! until the next step or event. The network is solved again only after a change, or when more
+//! than a few thousandths of a file have moved. [`kernel`] does what Linux does by itself,
+//! [`observe`] makes homenode's snapshot, and [`moves`] carries out homenode's moves.
 //!
-//! **Limits.** Nothing happens within a step: a file of which 1 % is rewritten in 100 ms is rewritten at the end of them.
+//! **Limits.** Nothing changes within a step: a file that is rewritten by 1 % in 100 ms changes at
+//! the end of them.
 
 mod advance;
 mod demand;
 mod fixed;
 mod flows;
 mod kernel;
+mod mapped;
 mod moves;
 mod observe;
 mod recorded;
@@ -52,7 +56,7 @@ pub(crate) struct Launch {
     pub start: Start,
 }
 
-/// A thread. What every step changes comes first and together: ten thousand threads do not fit into a cache.
+/// A thread. The fields that every step changes come first: ten thousand threads do not fit into a cache.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub(crate) struct Thread {
@@ -94,7 +98,7 @@ impl File {
     }
 }
 
-/// What fraction of two sets of bytes is on other nodes; both have some.
+/// Fraction of two non-empty sets of bytes that is on different nodes.
 fn apart(a: &Shares, b: &Shares) -> f64 {
     let (all_a, all_b) = (total(a), total(b));
     let of = |shares: &Shares, node: usize| shares.binary_search_by_key(&node, |s| s.0).map_or(0.0, |at| shares[at].1);
@@ -109,7 +113,7 @@ impl Thread {
     }
 }
 
-/// What a thread did since the window began.
+/// A thread's work since the window began.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Tally {
@@ -183,12 +187,14 @@ pub(crate) struct World {
     pub node_read: Vec<f64>,
     pub node_written: Vec<f64>,
     pub node_cpu_s: Vec<f64>,
+    /// Decides which threads share a file of a file set.
+    chance: ChaCha12Rng,
     /// Whether AutoNUMA lets the memory of processes follow their threads.
     pub autonuma: bool,
     network: demand::Network,
-    /// What is written of the work of each of the system's visits.
+    /// The written part of the work of each visit.
     written: Vec<f64>,
-    /// Lists of classes and flows that are not in use.
+    /// Unused lists of classes and flows, kept for their memory.
     spare: Vec<Vec<u32>>,
     spare_flows: (flows::Flows, flows::Flows),
     system: System,
@@ -212,6 +218,7 @@ impl World {
             node_read: vec![0.0; n],
             node_written: vec![0.0; n],
             node_cpu_s: vec![0.0; n],
+            chance: ChaCha12Rng::seed_from_u64(seed),
             autonuma: false,
             network: demand::Network::default(),
             written: Vec::new(),
@@ -222,6 +229,8 @@ impl World {
             changed: true,
             machine,
         };
+        // The threads' first places are drawn from the seed's first stream.
+        world.chance.set_stream(1);
         let mut placer = kernel::Placer::new(&world.machine, ChaCha12Rng::seed_from_u64(seed));
         let mut id = 1000;
         for launch in launches {

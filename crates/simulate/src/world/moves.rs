@@ -1,4 +1,4 @@
-//! What homenode can do: affinities, processes with their memory, files.
+//! Homenode's moves: threads by affinity, processes with their memory, files.
 
 use engine::{PlaneError, Undo, Undone};
 use placement::Move;

@@ -1,15 +1,18 @@
-//! What homenode sees of a window: the same snapshot that a host gives, without its sampling errors.
+//! Homenode's view of a window: the snapshot that a host would give, without its sampling errors.
 
 use std::collections::BTreeMap;
 
-use placement::{FileUse, MappedMemory, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread, snapshot};
+use placement::{FileUse, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread, snapshot};
+use rand::RngExt;
 use topology::NodeId;
 
 use super::demand::Network;
 use super::flows::{Flow, FlowSums, sum_up};
+use super::mapped::Accesses;
 use super::{Shares, Tally, World};
+use crate::workload::Part;
 
-/// What a thread read and wrote in a window.
+/// Bytes that a thread read and wrote in a window.
 #[derive(Clone, Default)]
 struct Parts {
     /// Read and written, for each part of the operation.
@@ -18,7 +21,7 @@ struct Parts {
     written: NodeBytes,
 }
 
-/// Which class each thread is of, and what the threads of a class did.
+/// The class of each thread, and the reads and writes of each class.
 struct OfClass {
     class: Vec<Option<u32>>,
     parts: Vec<Option<Parts>>,
@@ -39,7 +42,7 @@ impl OfClass {
 }
 
 impl World {
-    /// What the nodes did in the window since the last call, for when nobody looks at the threads; and a new window.
+    /// The nodes' load since the last call, without the threads; starts a new window.
     pub fn observe_nodes(&mut self) -> Vec<NodeLoad> {
         self.window_began = self.now;
         self.nodes()
@@ -62,8 +65,10 @@ impl World {
             notes: Vec::new(),
         };
         let mut readers: Vec<Vec<u32>> = vec![Vec::new(); self.files.len()];
+        let mut picks: Vec<(usize, f64)> = Vec::with_capacity(self.threads.len());
+        let mut picked = vec![0.0; self.files.len()];
         let all: Vec<NodeId> = self.machine.seats().map(|n| self.machine.nodes()[n].id).collect();
-        let mut mapped: BTreeMap<u32, BTreeMap<usize, (f64, f64)>> = BTreeMap::new();
+        let mut mapped: BTreeMap<u32, Accesses> = BTreeMap::new();
         for t in 0..self.threads.len() {
             let tally = std::mem::take(&mut self.threads[t].window);
             let thread = &self.threads[t];
@@ -72,23 +77,23 @@ impl World {
             }
             let job = &self.jobs[thread.job];
             if !job.fs.counted() {
-                let touched = mapped.entry(thread.pid).or_default();
+                let accesses = mapped.entry(thread.pid).or_default();
                 let (mut both, written) = self.flows(t, &tally, &of_class);
                 sum_up(&mut both, written.into_iter());
                 for flow in both {
-                    let file = &self.files[thread.files[0]];
-                    let there: f64 = file.bytes.iter().filter(|s| s.0 == flow.node()).map(|s| s.1).sum();
-                    let sum = touched.entry(flow.node()).or_default();
-                    sum.0 += flow.bytes.min(there);
-                    sum.1 = there;
+                    let part = &job.roles[thread.role].op.parts[flow.part()];
+                    accesses.add(thread.files[part.files], flow.node(), flow.bytes, part.sequential);
                 }
             }
             let seen = self.seen(t, &tally, &mut of_class);
-            for file in self.used(t).filter(|_| job.fs.counted()) {
+            let own = (t, self.picks(t, tally.ops));
+            for (file, part) in self.used(t).filter(|_| job.fs.counted()) {
                 if readers[file].last() != Some(&thread.tid) {
                     readers[file].push(thread.tid);
                 }
+                picked[file] += own.1 * part.picks;
             }
+            picks.push(own);
             // Homenode moves what it has bound itself: only an affinity of the thread's own limits it.
             let allowed_nodes = match thread.mask.as_ref().filter(|_| thread.own_affinity) {
                 None => all.clone(),
@@ -103,8 +108,9 @@ impl World {
                 ..seen
             });
         }
-        for thread in &mut snapshot.threads {
-            thread.shares_file = self.thread(thread.tid).is_some_and(|t| self.used(t).any(|f| readers[f].len() > 1));
+        for (thread, (t, own)) in snapshot.threads.iter_mut().zip(picks) {
+            let chance = self.meets(t, own, &readers, &picked);
+            thread.shares_file = chance > 0.0 && (chance >= 1.0 || self.chance.random_bool(chance));
         }
         for (file, readers) in self.files.iter().zip(readers).filter(|(_, r)| !r.is_empty()) {
             snapshot.files.push(ObservedFile {
@@ -116,17 +122,10 @@ impl World {
             });
         }
         for process in &self.processes {
-            let touched = mapped.remove(&process.pid).unwrap_or_default();
-            let mapped = touched.into_iter().map(|(node, (hot, there))| MappedMemory {
-                node: self.machine.nodes()[node].id,
-                hot_bytes: hot as u64,
-                cold_bytes: (there - hot).max(0.0) as u64,
-                touched_bytes: Some(hot as u64),
-            });
             snapshot.processes.push(Process {
                 pid: process.pid,
                 resident: self.node_bytes(&process.resident),
-                mapped: mapped.collect(),
+                mapped: mapped.remove(&process.pid).map_or_else(Vec::new, |accesses| self.mapped(accesses)),
             });
         }
         self.network.reads.start();
@@ -145,7 +144,7 @@ impl World {
         (read, written)
     }
 
-    /// What a thread did in the window, by part of its operation.
+    /// A thread's reads and writes in the window, by part of its operation.
     fn parts(&self, t: usize, tally: &Tally, of_class: &OfClass) -> Parts {
         let thread = &self.threads[t];
         let parts = self.jobs[thread.job].roles[thread.role].op.parts.len();
@@ -230,10 +229,31 @@ impl World {
         }
     }
 
-    /// The files that a thread's operations touch.
-    fn used(&self, t: usize) -> impl Iterator<Item = usize> + '_ {
+    /// The files that a thread's operations touch, and in which part.
+    fn used(&self, t: usize) -> impl Iterator<Item = (usize, &Part)> + '_ {
         let thread = &self.threads[t];
-        self.jobs[thread.job].roles[thread.role].op.parts.iter().map(|p| thread.files[p.files])
+        self.jobs[thread.job].roles[thread.role].op.parts.iter().map(|p| (thread.files[p.files], p))
+    }
+
+    /// Rounds of a thread that pick files; it has at least one file in use at any time.
+    fn picks(&self, t: usize, rounds: f64) -> f64 {
+        let each: f64 = self.used(t).map(|used| used.1.picks).sum();
+        if each > 0.0 { rounds.max(1.0 / each) } else { 0.0 }
+    }
+
+    /// Chance that a thread touched a file that another thread touched in the same window. `picked` counts the files that all threads
+    /// picked from each file set. Of `n` files, a thread that picks `a` and others that pick `b` share `a b / n` on average.
+    fn meets(&self, t: usize, rounds: f64, readers: &[Vec<u32>], picked: &[f64]) -> f64 {
+        let mut common = 0.0;
+        for (file, part) in self.used(t).filter(|used| readers[used.0].len() > 1) {
+            let files = self.jobs[self.files[file].job].files[self.files[file].set].files;
+            if files <= 1.0 {
+                return 1.0;
+            }
+            let own = rounds * part.picks;
+            common += own * (picked[file] - own).max(0.0) / files;
+        }
+        -f64::exp_m1(-common)
     }
 
     fn node_bytes(&self, shares: &Shares) -> NodeBytes {

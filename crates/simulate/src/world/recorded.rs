@@ -1,4 +1,4 @@
-//! A world that looks like a machine somebody has recorded, and how fast its threads are there.
+//! A world in the state of a recorded machine, and the rates of its threads.
 
 use super::{Shares, World};
 use crate::solve::Rate;
@@ -36,7 +36,7 @@ impl World {
         (op.cpu_s, op.off_s) = (cpu_s, off_s);
     }
 
-    /// What one round of a thread costs: seconds of CPU, seconds asleep.
+    /// Cost of one round of a thread: seconds of CPU, seconds asleep.
     pub fn cost(&self, thread: usize) -> (f64, f64) {
         let thread = &self.threads[thread];
         let op = &self.jobs[thread.job].roles[thread.role].op;

@@ -22,7 +22,7 @@ const SEED: u64 = 1;
 /// Runs what was asked for and prints how it went.
 pub fn run(global: &Global, args: &SimulateArgs) -> Result<Exit, Failure> {
     if let Some(scenarios) = args.regret {
-        return regret::run(global, scenarios, args.seed.unwrap_or(SEED));
+        return regret::run(global, scenarios, args.seed.unwrap_or(SEED), args.unknown);
     }
     if let (Some(index), true) = (args.random, args.print) {
         output::print(&random::text(args.seed.unwrap_or(SEED), index))?;

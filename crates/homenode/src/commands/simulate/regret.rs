@@ -1,6 +1,7 @@
 //! `homenode simulate --regret`: every policy on many scenarios.
 
-use simulate::regret::{PolicyRegret, Regret, Request, SETTLED, Spread, regret};
+use serde_json::json;
+use simulate::regret::{PolicyRegret, Regret, Request, SETTLED, SPREAD, Spread, regret};
 
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
@@ -9,25 +10,36 @@ use crate::output::table::Table;
 use crate::output::units::count;
 
 /// Compares the policies and prints the table, or all of it as JSON.
-pub fn run(global: &Global, scenarios: u32, seed: u64) -> Result<Exit, Failure> {
+pub fn run(global: &Global, scenarios: u32, seed: u64, unknown: bool) -> Result<Exit, Failure> {
     let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let bar = super::bar(global.json, 0, "scenarios");
-    let result = regret(Request { scenarios, seed, papers: true, workers }, &|done, of| {
-        bar.set_length(of as u64);
-        bar.set_position(done as u64);
-    });
-    bar.finish_and_clear();
-    let result = result.map_err(|e| Failure::from_error(Exit::Usage, "simulate", &e))?;
-    match global.json {
-        true => output::print_json(&result)?,
-        false => output::print(&text(&result))?,
+    let request = Request { scenarios, seed, papers: true, unknown: false, workers };
+    let known = compare(global, request)?;
+    let unknown = unknown.then(|| compare(global, Request { unknown: true, ..request })).transpose()?;
+    if global.json {
+        let mut all = json!(known);
+        if let (Some(unknown), Some(all)) = (&unknown, all.as_object_mut()) {
+            all.insert("unknown_machines".to_owned(), json!(unknown));
+        }
+        output::print_json(&all)?;
+    } else {
+        output::print(&text(&known, unknown.as_ref()))?;
     }
     Ok(Exit::Done)
 }
 
-fn text(result: &Regret) -> String {
+fn compare(global: &Global, request: Request) -> Result<Regret, Failure> {
+    let bar = super::bar(global.json, 0, if request.unknown { "unknown machines" } else { "scenarios" });
+    let result = regret(request, &|done, of| {
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    result.map_err(|e| Failure::from_error(Exit::Usage, "simulate", &e))
+}
+
+fn text(result: &Regret, unknown: Option<&Regret>) -> String {
     let mut text = format!(
-        "{} and {} of the papers, seed {}; regret: how much less than the best policy, counting {}\n\n",
+        "{} and {} from the papers, seed {}; regret: the loss against the best policy, counting {}\n\n",
         count(result.scenarios as usize, "random scenario"),
         result.papers,
         result.seed,
@@ -35,26 +47,31 @@ fn text(result: &Regret) -> String {
     );
     let mut by_mean: Vec<(&String, &PolicyRegret)> = result.policies.iter().collect();
     by_mean.sort_by(|a, b| a.1.all.mean.total_cmp(&b.1.all.mean).then(a.0.cmp(b.0)));
-    let mut table = Table::new(&["policy", ">mean", ">worst", "in", ">gap to optimum", ">worst", "in", ">late"]);
+    let mut header = vec!["policy", ">mean", ">worst", "in", ">gap to optimum", ">worst", "in", ">late"];
+    if unknown.is_some() {
+        header.extend([">unknown machines: mean", ">worst", "in", ">late"]);
+    }
+    let mut table = Table::new(&header);
+    let place = |spread: &Spread| spread.worst_scenario.clone().unwrap_or_default();
+    let regrets = |spread: &Spread| [fine(spread.mean), fine(spread.worst), place(spread)];
     for (name, policy) in by_mean {
-        let place = |spread: &Spread| spread.worst_scenario.clone().unwrap_or_default();
-        table.row([
-            name.clone(),
-            fine(policy.all.mean),
-            fine(policy.all.worst),
-            place(&policy.all),
-            fine(policy.optimum.mean),
-            fine(policy.optimum.worst),
-            place(&policy.optimum),
-            policy.late.to_string(),
-        ]);
+        let known = regrets(&policy.all).into_iter().chain(regrets(&policy.optimum)).chain([policy.late.to_string()]);
+        let there = unknown.and_then(|unknown| unknown.policies.get(name));
+        let there = there.map(|p| regrets(&p.all).into_iter().chain([p.late.to_string()]));
+        table.row([name.clone()].into_iter().chain(known).chain(there.into_iter().flatten()));
     }
     text.push_str(&table.render());
     text.push_str(&format!(
         "\noptimum: the best of all fixed placements of threads, in {}; below 0 where moving data beats it\n\
-         late: still moved something more than {SETTLED} windows after all had started\n",
+         late: still moved something more than {SETTLED} windows after every program had started\n",
         count(result.searched, "small scenario"),
     ));
+    if unknown.is_some() {
+        text.push_str(&format!(
+            "unknown machines: the same scenarios; every number of each machine is drawn within {:.0} % of its value\n",
+            100.0 * SPREAD,
+        ));
+    }
     text
 }
 
