@@ -28,7 +28,7 @@ impl Volume {
         time: i64,
         data: Flushed,
         purpose: Purpose,
-    ) -> Result<()> {
+    ) -> Result<Durable> {
         self.store.check_writable()?;
         let mut flushed = data;
         let mut logs: SmallVec<[(usize, Appended<'_>); 2]> = SmallVec::new();
@@ -46,7 +46,7 @@ impl Volume {
             locked.0.get(*i).map(|locked| record(locked.0, Field::Tail, appended.tail))
         };
         let records: SmallVec<[Record; 4]> = logs.iter().filter_map(record).collect();
-        self.store_records(&records, flushed)?;
+        let durable = self.store_records(&records, flushed)?;
 
         let mut freed = Vec::new();
         for (i, appended) in logs {
@@ -64,15 +64,14 @@ impl Volume {
         for (inode, state) in &mut locked.0 {
             self.clean_if_worth(inode, state);
         }
-        Ok(())
+        Ok(durable)
     }
 
     /// Stores words of inodes, all or none, after `before` is durable.
-    fn store_records(&self, records: &[Record], before: Flushed) -> Result<()> {
+    fn store_records(&self, records: &[Record], before: Flushed) -> Result<Durable> {
         if let [only] = records {
             let durable = before.fence(&self.store)?;
-            self.store.commit(&[place(&self.store, only)?], durable)?;
-            return Ok(());
+            return self.store.commit(&[place(&self.store, only)?], &durable);
         }
         let Some(journal) = self.journals.get(self.cpu() % self.journals.len()) else { return Err(Error::NoSpace) };
         let held = lock(journal);
@@ -80,9 +79,8 @@ impl Volume {
         let bytes = journal::encode(records);
         let written = self.store.write(at, journal::RECORDS as u64, &bytes)?.flush(&self.store)?;
         let durable = before.and(written).fence(&self.store)?;
-        let durable = self.store.commit(&[(at, 0, journal::commit_word(at, records.len(), &bytes))], durable)?;
-        finish_journal(&self.store, at, records, durable)?;
-        Ok(())
+        let durable = self.store.commit(&[(at, 0, journal::commit_word(at, records.len(), &bytes))], &durable)?;
+        finish_journal(&self.store, at, records, &durable)
     }
 
     /// Cleans the log of an inode now.
@@ -127,10 +125,10 @@ fn place(store: &Store, record: &Record) -> Result<(Block, u64, u64)> {
 }
 
 /// The second half of a journaled operation: also what recovery does for a journal that was committed.
-pub(crate) fn finish_journal(store: &Store, at: Block, records: &[Record], committed: Durable) -> Result<Durable> {
+pub(crate) fn finish_journal(store: &Store, at: Block, records: &[Record], committed: &Durable) -> Result<Durable> {
     store.certain(|| {
         let words = records.iter().map(|record| place(store, record)).collect::<Result<Vec<_>>>()?;
         let stored = store.commit(&words, committed)?;
-        store.commit(&[(at, 0, 0)], stored)
+        store.commit(&[(at, 0, 0)], &stored)
     })
 }

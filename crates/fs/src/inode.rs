@@ -12,6 +12,7 @@ use crate::extents::{Extents, Freed};
 use crate::format::entry::{Attributes, Entry, Kind};
 use crate::format::{BLOCK_BYTES, Ino, MAX_SIZE};
 use crate::log::Log;
+use crate::store::Durable;
 
 /// An inode that is in use.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ impl Inode {
 }
 
 /// What an inode's log says.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct State {
     /// Attributes. The links of a directory are in `dir`.
     pub attributes: Attributes,
@@ -61,8 +62,8 @@ pub struct State {
     pub dir: Option<Dir>,
     /// The log itself.
     pub log: Log,
-    /// No directory names it any more: it goes when the last handle is closed.
-    pub unnamed: bool,
+    /// No directory names it any more, durably: it goes when the last handle is closed.
+    pub unnamed: Option<Durable>,
     /// Its blocks and its number are free.
     pub gone: bool,
     /// A migration's copy under way; see `ops::migrate`.
@@ -91,7 +92,7 @@ impl State {
             xattrs: BTreeMap::new(),
             dir: None,
             log,
-            unnamed: false,
+            unnamed: None,
             gone: false,
             moving: None,
         }

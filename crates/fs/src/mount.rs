@@ -70,7 +70,7 @@ impl Volume {
         }
         let was_clean = scan::is_clean(&store)?;
         for (at, records) in scan::journals(&store)? {
-            finish_journal(&store, at, &records, Flushed::nothing().fence(&store)?)?;
+            finish_journal(&store, at, &records, &Flushed::nothing().fence(&store)?)?;
         }
         let mut found = scan::inodes(&store, &Vec::new())?;
         let tree = scan::walk(&mut found);
@@ -82,7 +82,7 @@ impl Volume {
         free_orphans(&store, &mut found, &tree.orphans)?;
         if was_clean {
             let nothing = Flushed::nothing().fence(&store)?;
-            store.commit(&[(scan::state_block(), 0, scan::state_word(MOUNTED))], nothing)?;
+            store.commit(&[(scan::state_block(), 0, scan::state_word(MOUNTED))], &nothing)?;
         }
         let slots = slots(&store, &found);
         let inode = |(ino, f): (Ino, Found)| {
@@ -98,7 +98,7 @@ impl Volume {
     /// Ends the use of a volume. Dropping it instead is like a crash: nothing is lost, and the next mount says so.
     pub fn unmount(self) -> Result<()> {
         let durable = Flushed::nothing().fence(&self.store)?;
-        self.store.commit(&[(scan::state_block(), 0, scan::state_word(CLEAN))], durable)?;
+        self.store.commit(&[(scan::state_block(), 0, scan::state_word(CLEAN))], &durable)?;
         Ok(())
     }
 }
@@ -113,7 +113,7 @@ pub(crate) fn free_orphans(store: &Store, found: &mut Inodes, orphans: &[Ino]) -
         }
     }
     if !words.is_empty() {
-        store.commit(&words, Flushed::nothing().fence(store)?)?;
+        store.commit(&words, &Flushed::nothing().fence(store)?)?;
     }
     Ok(())
 }

@@ -14,10 +14,12 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
-use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino};
+use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE};
 use crate::medium::{At, Medium};
 
-/// Stored, not yet flushed.
+const LINE_BYTES: u64 = LINE as u64;
+
+/// Stored, not yet flushed: lines.
 #[must_use = "stores that are not flushed may be lost"]
 #[derive(Debug, Default)]
 pub struct Dirty(SmallVec<[(At, u64); 4]>);
@@ -32,9 +34,24 @@ pub struct Flushed(());
 pub struct Durable(());
 
 impl Dirty {
-    /// Adds other stores.
+    fn new(at: At, len: u64) -> Self {
+        let from = at.offset / LINE_BYTES * LINE_BYTES;
+        let len = (at.offset + len).next_multiple_of(LINE_BYTES) - from;
+        Self(SmallVec::from_iter([(At { offset: from, ..at }, len)]))
+    }
+
+    /// Adds other stores. Lines that follow one another, or are the same, are flushed once.
     pub fn and(&mut self, other: Self) {
-        self.0.extend(other.0);
+        for (at, len) in other.0 {
+            match self.0.last_mut() {
+                Some((last, last_len))
+                    if last.region == at.region && (last.offset..=last.offset + *last_len).contains(&at.offset) =>
+                {
+                    *last_len = (*last_len).max(at.offset + len - last.offset);
+                }
+                _ => self.0.push((at, len)),
+            }
+        }
     }
 
     /// Begins to write them back.
@@ -103,21 +120,21 @@ impl Store {
     pub fn write(&self, block: Block, offset: u64, data: &[u8]) -> Result<Dirty> {
         let at = at(block, offset);
         self.medium.write(at, data)?;
-        Ok(Dirty(SmallVec::from_iter([(at, data.len() as u64)])))
+        Ok(Dirty::new(at, data.len() as u64))
     }
 
     /// Copies file data to one or more adjacent blocks.
     pub fn write_data(&self, block: Block, offset: u64, data: &[u8]) -> Result<Dirty> {
         let at = at(block, offset);
         self.medium.write_data(at, data)?;
-        Ok(Dirty(SmallVec::from_iter([(at, data.len() as u64)])))
+        Ok(Dirty::new(at, data.len() as u64))
     }
 
     /// Stores a word that commits nothing.
     pub fn store_word(&self, block: Block, offset: u64, word: u64) -> Result<Dirty> {
         let at = at(block, offset);
         self.medium.store_u64(at, word)?;
-        Ok(Dirty(SmallVec::from_iter([(at, 8)])))
+        Ok(Dirty::new(at, 8))
     }
 
     /// Loads a word.
@@ -126,7 +143,7 @@ impl Store {
     }
 
     /// Commits: stores words after all that they refer to became durable, and waits until they are durable themselves.
-    pub fn commit(&self, words: &[(Block, u64, u64)], _after: Durable) -> Result<Durable> {
+    pub fn commit(&self, words: &[(Block, u64, u64)], _after: &Durable) -> Result<Durable> {
         self.certain(|| {
             let mut dirty = Dirty::default();
             for (block, offset, word) in words {
@@ -134,6 +151,12 @@ impl Store {
             }
             dirty.flush(self)?.fence(self)
         })
+    }
+
+    /// Stores a word that must not be seen before `after`, and that nobody waits for.
+    pub fn store_after(&self, block: Block, offset: u64, word: u64, _after: &Durable) -> Result<()> {
+        let Flushed(()) = self.store_word(block, offset, word)?.flush(self)?;
+        Ok(())
     }
 
     /// Runs a step that commits. When it fails, nobody knows what a crash would find: the volume only reads from then on.

@@ -58,7 +58,7 @@ impl Volume {
         let state = inode.read();
         check_live(&state)?;
         let mut attributes = state.attributes;
-        if let Some(dir) = state.dir.as_ref().filter(|_| !state.unnamed) {
+        if let Some(dir) = state.dir.as_ref().filter(|_| state.unnamed.is_none()) {
             attributes.links = dir.links();
         }
         let (generation, kind) = (inode.generation, inode.kind);
@@ -118,7 +118,8 @@ impl Volume {
         if let Entry::Xattr { name, .. } | Entry::XattrGone(name) = entry {
             check(state.xattrs.contains_key(name))?;
         }
-        self.commit(&mut locked, &[(ino, entry)], self.now(), Flushed::nothing(), Purpose::Growth)
+        self.commit(&mut locked, &[(ino, entry)], self.now(), Flushed::nothing(), Purpose::Growth)?;
+        Ok(())
     }
 
     /// The value of an extended attribute.

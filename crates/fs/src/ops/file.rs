@@ -117,6 +117,9 @@ impl Volume {
     pub fn allocate(&self, ino: Ino, offset: u64, len: u64, keep_size: bool) -> Result<()> {
         self.change_range(ino, offset, len, keep_size, |volume, state, draft, end| {
             let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+            if offset < state.size {
+                volume.zero_tail(state, ino, draft.size, draft)?;
+            }
             let mapped: Vec<Run> = state.extents.range(first, last - first).collect();
             let mut at = first;
             for (from, to) in mapped.iter().map(|run| (run.file_block, run.end())).chain([(last, last)]) {
@@ -165,8 +168,8 @@ impl Volume {
         let state = locked.get(ino)?;
         check_live(state)?;
         let mut draft = self.draft(if keep_size { state.size } else { state.size.max(end) });
-        if draft.size > state.size {
-            self.zero_tail(state, ino, draft.size, &mut draft)?;
+        if draft.size > state.size && offset >= state.size {
+            self.zero_tail(state, ino, offset, &mut draft)?;
         }
         change(self, state, &mut draft, end)?;
         if draft.size > state.size && draft.entries.is_empty() {

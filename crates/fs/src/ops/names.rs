@@ -12,7 +12,7 @@ use crate::format::{BLOCK, Ino, LINE, MAX_NAME};
 use crate::inode::{Inode, State};
 use crate::log::{self, NO_TAIL};
 use crate::ops::Stat;
-use crate::store::Flushed;
+use crate::store::{Durable, Flushed};
 use crate::volume::{Locked, Volume};
 
 /// What a new inode shall be.
@@ -150,17 +150,18 @@ impl Volume {
         }
     }
 
-    /// Frees an inode that nobody names and nobody has open. Its number is durably free before its blocks are.
+    /// Frees an inode that nobody names and nobody has open. Nobody waits until its number is durably free: recovery
+    /// takes it for an orphan, whatever its blocks hold by then.
     pub(crate) fn reclaim(&self, inode: &Inode, state: &mut State) -> Result<()> {
-        if !state.unnamed || state.gone || inode.opens.load(Ordering::Acquire) > 0 {
+        let Some(unnamed) = state.unnamed.as_ref().filter(|_| !state.gone) else { return Ok(()) };
+        if inode.opens.load(Ordering::Acquire) > 0 {
             return Ok(());
         }
-        state.gone = true;
         self.forget_inode(inode.ino);
         let (block, line) = self.store.inode_at(inode.ino)?;
         let word = inode::state_word(inode.ino, false, inode.generation);
-        let durable = Flushed::nothing().fence(&self.store)?;
-        self.store.commit(&[(block, line + inode::STATE, word)], durable)?;
+        self.store.store_after(block, line + inode::STATE, word, unnamed)?;
+        state.gone = true;
         self.give_blocks(state);
         self.give_slot(inode.ino);
         Ok(())
@@ -204,7 +205,7 @@ impl Volume {
             return Err(Error::Exists);
         }
         let state = locked.get(ino)?;
-        if state.unnamed {
+        if state.unnamed.is_some() {
             return Err(Error::NotFound);
         }
         let time = self.now();
@@ -243,9 +244,9 @@ impl Volume {
             let time = self.now();
             let mut entries = vec![(parent, Entry::Unlink { ino: child.ino, name })];
             let last = self.drop_name(&child, locked.get(child.ino)?, time, &mut entries);
-            self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Freeing)?;
+            let durable = self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Freeing)?;
             if last {
-                self.lost_last_name(&child, locked.get_mut(child.ino)?, time)?;
+                self.lost_last_name(&child, locked.get_mut(child.ino)?, time, durable)?;
             }
             return Ok(());
         }
@@ -269,8 +270,8 @@ impl Volume {
     }
 
     /// After the commit that removed the last name.
-    pub(crate) fn lost_last_name(&self, inode: &Inode, state: &mut State, time: i64) -> Result<()> {
-        state.unnamed = true;
+    pub(crate) fn lost_last_name(&self, inode: &Inode, state: &mut State, time: i64, durable: Durable) -> Result<()> {
+        state.unnamed = Some(durable);
         state.attributes.links = 0;
         state.attributes.ctime = time;
         self.reclaim(inode, state)
@@ -331,5 +332,5 @@ pub(crate) fn names_of(state: &State) -> Result<&Dir> {
 
 /// The names of a directory that is to get a new one.
 pub(crate) fn names_to_change(state: &State) -> Result<&Dir> {
-    if state.unnamed { Err(Error::NotFound) } else { names_of(state) }
+    if state.unnamed.is_some() { Err(Error::NotFound) } else { names_of(state) }
 }

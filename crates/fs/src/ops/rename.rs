@@ -90,7 +90,7 @@ impl Volume {
             entries.push((to.0, link(to, moved, cookie)));
         }
         let purpose = if last { Purpose::Freeing } else { Purpose::Growth };
-        self.commit(locked, &entries, time, Flushed::nothing(), purpose)?;
+        let durable = self.commit(locked, &entries, time, Flushed::nothing(), purpose)?;
         if let Some(dir) = &mut locked.get_mut(inode.ino)?.dir {
             dir.parent = to.0;
         }
@@ -100,7 +100,7 @@ impl Volume {
                     dir.parent = from.0;
                 }
             }
-            Some((_, victim)) if last => self.lost_last_name(victim, locked.get_mut(victim.ino)?, time)?,
+            Some((_, victim)) if last => self.lost_last_name(victim, locked.get_mut(victim.ino)?, time, durable)?,
             _ => {}
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 use fs::medium::{At, Medium};
 use fs::{Block, Error, Result};
@@ -83,8 +84,8 @@ impl Medium for Ram {
 pub struct InFlight {
     /// What it was after each store. Any of them may be what a crash leaves.
     pub versions: Vec<Line>,
-    /// The version that the last flush covers.
-    flushed: Option<usize>,
+    /// The version that the last flush covers, and which thread's fence waits for it.
+    flushed: Option<(usize, ThreadId)>,
     /// Which call of `write_data` stored it: those lines go together.
     pub data: Option<u64>,
 }
@@ -143,11 +144,6 @@ impl Recorder {
     pub fn counts(&self) -> (u64, u64) {
         let rest = self.rest.lock().unwrap();
         (rest.flushes, rest.fences)
-    }
-
-    /// What is certain to survive a crash now.
-    pub fn durable(&self) -> Image {
-        self.rest.lock().unwrap().durable.clone()
     }
 
     /// Shows what a crash now could leave.
@@ -209,7 +205,7 @@ impl Medium for Recorder {
         }
         for line in at.offset / LINE as u64..(at.offset + len).div_ceil(LINE as u64) {
             if let Some(line) = rest.in_flight.get_mut(&(at.region, line)) {
-                line.flushed = Some(line.versions.len() - 1);
+                line.flushed = Some((line.versions.len() - 1, thread::current().id()));
             }
         }
         Ok(())
@@ -225,7 +221,7 @@ impl Medium for Recorder {
             hook(&CrashPoint { durable: &rest.durable, in_flight: &rest.in_flight });
         }
         rest.in_flight.retain(|(region, line), entry| {
-            if let Some(flushed) = entry.flushed.take() {
+            if let Some((flushed, _)) = entry.flushed.take_if(|(_, by)| *by == thread::current().id()) {
                 let from = *line as usize * LINE;
                 rest.durable[*region][from..from + LINE].copy_from_slice(&entry.versions[flushed]);
                 entry.versions.drain(..=flushed);

@@ -1,6 +1,6 @@
 //! Operations that can be done to a volume and to the reference.
 
-use fs::{Error, Ino, NewFile, Rename, SetAttributes, SetXattr, Volume};
+use fs::{Error, Ino, NewFile, Rename, SetAttributes, Volume};
 
 use crate::model::{DIR, FILE, LINK, Model, Node};
 
