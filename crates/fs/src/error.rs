@@ -50,6 +50,9 @@ pub enum Error {
     /// Another migration of the same file is under way.
     #[error("the file is being migrated already")]
     Busy,
+    /// Another process has mapped a region.
+    #[error("a region is in use by another process")]
+    InUse,
     /// The volume has no region on this node.
     #[error("no region of the volume is on node {0}")]
     NoRegionOnNode(u32),
@@ -140,7 +143,7 @@ impl Error {
             Self::NoAttribute => libc::ENODATA,
             Self::AttributeTooLarge => libc::E2BIG,
             Self::NotPermitted => libc::EPERM,
-            Self::Busy => libc::EBUSY,
+            Self::Busy | Self::InUse => libc::EBUSY,
             Self::NoRegionOnNode(_) => libc::ENXIO,
             Self::Damaged(_) | Self::OutOfRange(_) => libc::EUCLEAN,
             Self::ReadOnly => libc::EROFS,

@@ -3,6 +3,8 @@
 //! The check believes nothing and changes nothing. What a crash leaves behind (journals, orphans) is no damage: mount
 //! takes care of it.
 
+use std::sync::Arc;
+
 use crate::alloc::Allocator;
 use crate::error::{Damage, Error, Result};
 use crate::format::BLOCK;
@@ -11,6 +13,7 @@ use crate::format::{BLOCK_BYTES, Ino};
 use crate::medium::{At, Medium};
 use crate::mount;
 use crate::scan;
+use crate::volume::{Options, Volume};
 
 /// What a check found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,6 +69,25 @@ pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
     report.damage.extend(scan::claim(&store, &found, &tree.orphans, &allocator));
     report.orphans = tree.orphans;
     Ok(report)
+}
+
+/// Does what a mount would, and copies the good superblock of a region over one that is unusable. What is damaged
+/// otherwise stays as it is.
+pub fn repair(medium: Arc<dyn Medium>) -> Result<()> {
+    for region in 0..medium.regions() {
+        let good = mount::superblock_of(&*medium, region)?.encode();
+        for copy in COPIES {
+            let at = At { region, offset: copy * BLOCK_BYTES };
+            let mut block = [0; BLOCK];
+            medium.read(at, &mut block)?;
+            if Superblock::decode(&block).is_err() {
+                medium.write(at, &good)?;
+                medium.flush(at, BLOCK_BYTES)?;
+                medium.fence()?;
+            }
+        }
+    }
+    Volume::mount(Box::new(medium), Options::default())?.unmount()
 }
 
 /// Superblocks of which one copy is unusable.

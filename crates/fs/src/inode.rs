@@ -33,7 +33,14 @@ pub struct Inode {
 impl Inode {
     /// An inode with what its log says.
     pub fn new(ino: Ino, generation: u32, kind: Kind, state: State) -> Self {
-        Self { ino, generation, kind, opens: AtomicU32::new(0), migrating: AtomicBool::new(false), state: RwLock::new(state) }
+        Self {
+            ino,
+            generation,
+            kind,
+            opens: AtomicU32::new(0),
+            migrating: AtomicBool::new(false),
+            state: RwLock::new(state),
+        }
     }
 
     /// For reading, together with other readers.
@@ -170,8 +177,8 @@ impl State {
 
     fn overtake(&mut self, file_block: u64, count: u64) {
         if let Some(moving) = &mut self.moving {
-            let apart = file_block >= moving.file_block + moving.count
-                || moving.file_block >= file_block.saturating_add(count);
+            let apart =
+                file_block >= moving.file_block + moving.count || moving.file_block >= file_block.saturating_add(count);
             moving.overtaken |= !apart;
         }
     }

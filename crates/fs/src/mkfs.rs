@@ -3,7 +3,7 @@
 use crate::alloc::{Allocator, Purpose};
 use crate::error::{Error, Result};
 use crate::format::entry::{Attributes, Entry, Kind};
-use crate::format::superblock::{self, Region, Superblock};
+use crate::format::superblock::{self, MAX_REGION_NAME, NAMES_FROM, NAMES_PER_BLOCK, Region, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, MAX_REGIONS, inode};
 use crate::log::{self, NO_TAIL, Pages};
 use crate::medium::Medium;
@@ -19,6 +19,8 @@ pub struct Layout {
     pub created: i64,
     /// The node of each region, where it is known.
     pub nodes: Vec<Option<u32>>,
+    /// The name of each region: where the others are found. Empty where there is none.
+    pub names: Vec<Vec<u8>>,
     /// One inode for this many bytes.
     pub bytes_per_inode: u64,
     /// Operations on several inodes that can commit at the same time, for each region: one per CPU of a node.
@@ -53,6 +55,13 @@ pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
     for (i, region) in store.superblock().regions.iter().enumerate() {
         for index in 0..store.superblock().data_from(i).unwrap_or(region.blocks) {
             dirty.and(store.write(Block::new(i, index), 0, &[0; BLOCK])?);
+        }
+    }
+    for region in 0..store.superblock().regions.len() {
+        for (i, name) in layout.names.iter().enumerate().filter(|(_, name)| name.len() <= MAX_REGION_NAME) {
+            let block = Block::new(region, NAMES_FROM + (i / NAMES_PER_BLOCK) as u64);
+            let record = superblock::encode_name(name);
+            dirty.and(store.write(block, (i % NAMES_PER_BLOCK * record.len()) as u64, &record)?);
         }
     }
     dirty.and(make_root(&store, layout)?);

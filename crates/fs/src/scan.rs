@@ -71,7 +71,9 @@ pub fn journals(store: &Store) -> Result<Journals> {
         let block = store.read_block(at)?;
         let records = journal::decode(at, block.as_slice()).map_err(|what| Damage::Journal { block: at, what })?;
         if records.iter().any(|record| superblock.inode_at(record.ino).is_none()) {
-            return Err(Damage::Journal { block: at, what: "a record names an inode that the volume does not have" }.into());
+            return Err(
+                Damage::Journal { block: at, what: "a record names an inode that the volume does not have" }.into()
+            );
         }
         if !records.is_empty() {
             found.push((at, records));
@@ -88,7 +90,8 @@ pub fn inodes(store: &Store, journals: &Journals) -> Result<Inodes> {
         for first in (0..layout.inodes).step_by(inode::PER_BLOCK as usize) {
             let Some((at, _)) = store.superblock().inode_at(Ino::new(region, first.max(1) as u32)) else { continue };
             let mut block = store.read_block(at)?;
-            for (slot, line) in (first..layout.inodes).zip(block.chunks_exact_mut(LINE)).filter(|(slot, _)| *slot != 0) {
+            for (slot, line) in (first..layout.inodes).zip(block.chunks_exact_mut(LINE)).filter(|(slot, _)| *slot != 0)
+            {
                 let ino = Ino::new(region, slot as u32);
                 for record in pending.iter().filter(|record| record.ino == ino) {
                     put(line, record.place() as usize, &record.word.to_le_bytes());

@@ -85,7 +85,13 @@ impl Slots {
 
 impl Volume {
     /// Puts together what `mount` found.
-    pub(crate) fn new(store: Store, allocator: Allocator, slots: Vec<Slots>, found: Vec<Inode>, options: Options) -> Self {
+    pub(crate) fn new(
+        store: Store,
+        allocator: Allocator,
+        slots: Vec<Slots>,
+        found: Vec<Inode>,
+        options: Options,
+    ) -> Self {
         let superblock = store.superblock();
         let count = superblock.regions.len();
         let mut journals: Vec<_> = (0..count).flat_map(|r| superblock.journals_of(r)).collect();

@@ -312,12 +312,18 @@ fn decode_attributes(body: &[u8], ctime: i64) -> Result<Attributes, &'static str
 
 fn name(body: &[u8], length_at: usize, from: usize) -> Result<&[u8], &'static str> {
     let length = usize::from(body.get(length_at).copied().unwrap_or(0));
-    body.get(from..from + length).filter(|name| !name.is_empty() && name.len() <= MAX_NAME).ok_or("a name's length is wrong")
+    body.get(from..from + length)
+        .filter(|name| !name.is_empty() && name.len() <= MAX_NAME)
+        .ok_or("a name's length is wrong")
 }
 
 fn check_range(file_block: u64, count: u64) -> Result<(), &'static str> {
     let most = MAX_SIZE / super::BLOCK_BYTES;
-    if count > 0 && file_block <= most && count <= most - file_block { Ok(()) } else { Err("an extent is beyond the largest file") }
+    if count > 0 && file_block <= most && count <= most - file_block {
+        Ok(())
+    } else {
+        Err("an extent is beyond the largest file")
+    }
 }
 
 fn check_size(size: u64) -> Result<u64, &'static str> {

@@ -50,7 +50,8 @@ pub fn pos_word(ino: Ino, generation: u32, field: Field, pos: LogPos) -> u64 {
 /// Reads an inode's line. An error says what is wrong with it.
 pub fn decode(ino: Ino, line: &[u8]) -> Result<Inode, &'static str> {
     let state = get_u64(line, STATE as usize);
-    let state = word::unseal(Owner { id: ino.raw(), generation: 0 }, Field::State, state).ok_or("its state fails the check")?;
+    let state =
+        word::unseal(Owner { id: ino.raw(), generation: 0 }, Field::State, state).ok_or("its state fails the check")?;
     let generation = state as u32;
     if state >> 32 == 0 {
         return Ok(Inode::Free(generation));

@@ -66,7 +66,8 @@ pub fn next_word(at: Block, generation: u32, next: Block) -> u64 {
 /// The page after `at`. An error says what is wrong.
 pub fn next(page: &[u8], at: Block, generation: u32) -> Result<Block, &'static str> {
     let owner = Owner { id: at.raw(), generation };
-    let raw = word::unseal(owner, Field::Next, get_u64(page, NEXT as usize)).ok_or("a log's next page fails the check")?;
+    let raw =
+        word::unseal(owner, Field::Next, get_u64(page, NEXT as usize)).ok_or("a log's next page fails the check")?;
     match Block::from_raw(raw) {
         Some(block) if block != Block::NONE => Ok(block),
         _ => Err("the log ends before its tail"),

@@ -22,7 +22,14 @@ use super::{BLOCK, Block, Ino, MAX_REGIONS, get_i64, get_u16, get_u32, get_u64, 
 pub const COPIES: [u64; 2] = [0, 1];
 /// Block of region 0 that holds the state word.
 pub const STATE_BLOCK: u64 = 2;
-const JOURNALS_FROM: u64 = 7;
+/// First block of the names of the regions.
+pub const NAMES_FROM: u64 = 3;
+const NAME_RECORD: usize = 256;
+/// Names in a block.
+pub const NAMES_PER_BLOCK: usize = BLOCK / NAME_RECORD;
+/// Longest name of a region.
+pub const MAX_REGION_NAME: usize = NAME_RECORD - 8;
+const JOURNALS_FROM: u64 = NAMES_FROM + (MAX_REGIONS / NAMES_PER_BLOCK) as u64;
 /// Most journals of a region.
 pub const MAX_JOURNALS: u32 = 1024;
 
@@ -30,6 +37,22 @@ const MAGIC: &[u8; 8] = b"HOMENOD1";
 const VERSION: u32 = 1;
 const REGIONS_FROM: usize = 128;
 const REGION: usize = 32;
+
+/// The record of a region's name: CRC32C of the rest u32, length u16, reserved, name.
+pub fn encode_name(name: &[u8]) -> [u8; NAME_RECORD] {
+    let mut out = [0; NAME_RECORD];
+    put(&mut out, 4, &(name.len() as u16).to_le_bytes());
+    put(&mut out, 8, name.get(..name.len().min(MAX_REGION_NAME)).unwrap_or_default());
+    let crc = crc32c::crc32c(&out[4..]);
+    put(&mut out, 0, &crc.to_le_bytes());
+    out
+}
+
+/// The name that a record holds. `None`: it holds none.
+pub fn decode_name(record: &[u8]) -> Option<&[u8]> {
+    let length = usize::from(get_u16(record, 4));
+    (crc32c::crc32c(record.get(4..)?) == get_u32(record, 0)).then_some(record.get(8..8 + length)?)
+}
 
 /// One region of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,8 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, FlockOperation};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 use super::persist::{self, Instruction};
@@ -42,6 +43,8 @@ struct Region {
     len: usize,
     persistence: Persistence,
     unsynced: Mutex<bool>,
+    /// Keeps the lock.
+    _file: File,
 }
 
 // SAFETY: the mapping lives as long as the value, and all access goes through raw copies and atomics; the file system's
@@ -51,9 +54,9 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Mapped {
-    /// Maps the regions in the given order.
+    /// Maps the regions in the given order. They are locked (`flock`) as long as they are mapped.
     pub fn new(files: &[RegionFile]) -> Result<Self> {
-        Ok(Self { regions: files.iter().map(Region::new).collect::<io::Result<_>>()? })
+        Ok(Self { regions: files.iter().map(Region::new).collect::<Result<_>>()? })
     }
 
     /// How stores to a region become durable.
@@ -95,7 +98,15 @@ impl Mapped {
 }
 
 impl Region {
-    fn new(region: &RegionFile) -> io::Result<Self> {
+    fn new(region: &RegionFile) -> Result<Self> {
+        match rustix::fs::flock(&region.file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Err(Error::InUse),
+            result => result.map_err(io::Error::from)?,
+        }
+        Ok(Self::map(region)?)
+    }
+
+    fn map(region: &RegionFile) -> io::Result<Self> {
         let fd = region.file.as_fd();
         let stat = rustix::fs::fstat(fd)?;
         let device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
@@ -117,11 +128,20 @@ impl Region {
                 let base = map(MapFlags::SHARED)?;
                 let kind = rustix::fs::fstatfs(fd)?.f_type;
                 let volatile = kind == TMPFS || kind == HUGETLBFS;
-                (base, if device { lines() } else if volatile { Persistence::Volatile } else { Persistence::Msync })
+                (
+                    base,
+                    if device {
+                        lines()
+                    } else if volatile {
+                        Persistence::Volatile
+                    } else {
+                        Persistence::Msync
+                    },
+                )
             }
         };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned no address"))?;
-        let mapped = Self { base, len, persistence, unsynced: Mutex::new(false) };
+        let mapped = Self { base, len, persistence, unsynced: Mutex::new(false), _file: region.file.try_clone()? };
         if let Some(node) = region.bind {
             mapped.bind(node)?;
         }
@@ -130,7 +150,9 @@ impl Region {
 
     fn bind(&self, node: u32) -> io::Result<()> {
         let mut mask = [0_u64; 16];
-        let Some(word) = mask.get_mut(node as usize / 64) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
+        let Some(word) = mask.get_mut(node as usize / 64) else {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        };
         *word = 1 << (node % 64);
         // SAFETY: the range is this value's own mapping, and the mask is as long as it says.
         let done = unsafe {

@@ -14,6 +14,8 @@ mod persist;
 pub use mapped::{Mapped, RegionFile};
 pub use persist::Persistence;
 
+use std::sync::Arc;
+
 use crate::error::Result;
 
 /// A byte of a region.
@@ -55,4 +57,34 @@ pub trait Medium: Send + Sync {
     fn flush(&self, at: At, len: u64) -> Result<()>;
     /// Waits until all that was flushed is durable.
     fn fence(&self) -> Result<()>;
+}
+
+impl<M: Medium + ?Sized> Medium for Arc<M> {
+    fn regions(&self) -> usize {
+        (**self).regions()
+    }
+    fn len(&self, region: usize) -> u64 {
+        (**self).len(region)
+    }
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+        (**self).read(at, out)
+    }
+    fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        (**self).write(at, data)
+    }
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        (**self).write_data(at, data)
+    }
+    fn load_u64(&self, at: At) -> Result<u64> {
+        (**self).load_u64(at)
+    }
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        (**self).store_u64(at, word)
+    }
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        (**self).flush(at, len)
+    }
+    fn fence(&self) -> Result<()> {
+        (**self).fence()
+    }
 }

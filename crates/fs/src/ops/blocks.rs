@@ -67,7 +67,9 @@ impl Volume {
         placement: Placement,
         draft: &mut Draft<'a>,
     ) -> Result<()> {
-        let Some(last) = (offset + data.len() as u64).checked_sub(1).filter(|_| !data.is_empty()) else { return Ok(()) };
+        let Some(last) = (offset + data.len() as u64).checked_sub(1).filter(|_| !data.is_empty()) else {
+            return Ok(());
+        };
         let first = offset / BLOCK_BYTES;
         let runs = self.new_runs(first, last / BLOCK_BYTES - first + 1, placement, &mut draft.fresh)?;
         let (mut at, mut rest) = (offset, data);

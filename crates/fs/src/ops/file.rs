@@ -198,13 +198,7 @@ impl Volume {
         Ok((first, last))
     }
 
-    fn add_unwritten<'a>(
-        &'a self,
-        ino: Ino,
-        file_block: u64,
-        count: u64,
-        draft: &mut Draft<'a>,
-    ) -> Result<()> {
+    fn add_unwritten<'a>(&'a self, ino: Ino, file_block: u64, count: u64, draft: &mut Draft<'a>) -> Result<()> {
         for run in self.new_runs(file_block, count, self.options.placement, &mut draft.fresh)? {
             draft.entries.push((ino, Entry::Extent(Run { unwritten: true, ..run }, Some(draft.size))));
         }

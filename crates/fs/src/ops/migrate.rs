@@ -114,24 +114,25 @@ impl Volume {
     fn migrate_run(&self, inode: &Inode, region: usize, run: Run, alone: bool) -> Result<bool> {
         let mut fresh = self.allocator.fresh();
         let new = self.blocks_in(region, run, &mut fresh)?;
-        let mut copied = None;
-        if !alone {
-            let state = inode.read();
-            copied = Some(self.copy(&state, run, &new)?);
+        let copied = if alone { None } else { self.copy(&inode.read(), run, &new)? };
+        let moved = self.switch_over(inode, run, &new, copied)?;
+        if moved {
+            fresh.keep();
         }
+        Ok(moved)
+    }
+
+    /// Maps a run to its new places, where it is copied first if it was not. False: a concurrent change won.
+    fn switch_over(&self, inode: &Inode, run: Run, new: &[Run], copied: Option<Flushed>) -> Result<bool> {
         let mut locked = Locked::new(&[inode]);
         let state = locked.get(inode.ino)?;
-        if state.gone || state.moving.is_none_or(|moving| moving.overtaken) {
-            return Ok(false);
-        }
-        let flushed = match copied.flatten() {
-            Some(flushed) => flushed,
-            None => self.copy(state, run, &new)?.unwrap_or_else(Flushed::nothing),
+        let flushed = match copied {
+            Some(flushed) => Some(flushed),
+            None => self.copy(state, run, new)?,
         };
+        let Some(flushed) = flushed.filter(|_| !overtaken(state)) else { return Ok(false) };
         let entries: Vec<_> = new.iter().map(|run| (inode.ino, Entry::Extent(*run, None))).collect();
-        locked.get_mut(inode.ino)?.moving = None;
         self.commit(&mut locked, &entries, self.now(), flushed, Purpose::Growth)?;
-        fresh.keep();
         Ok(true)
     }
 
@@ -150,7 +151,7 @@ impl Volume {
 
     /// Copies a run to its new places. `None`: a change came first, so there is nothing to copy.
     fn copy(&self, state: &State, run: Run, new: &[Run]) -> Result<Option<Flushed>> {
-        if state.gone || state.moving.is_none_or(|moving| moving.overtaken) {
+        if overtaken(state) {
             return Ok(None);
         }
         let mut flushed = Flushed::nothing();
@@ -162,5 +163,78 @@ impl Volume {
             self.counters.written(self.cpu(), to.block.region(), to.count * BLOCK_BYTES);
         }
         Ok(Some(flushed))
+    }
+}
+
+fn overtaken(state: &State) -> bool {
+    state.gone || state.moving.is_none_or(|moving| moving.overtaken)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::medium::{Mapped, Medium, RegionFile};
+    use crate::{Layout, NewFile, Options, mkfs};
+
+    fn volume() -> Volume {
+        let file = || {
+            let fd = rustix::fs::memfd_create("homenode", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            let file = File::from(fd);
+            file.set_len(1 << 20).unwrap();
+            file
+        };
+        let files = [file(), file()];
+        let map = || -> Box<dyn Medium> {
+            let files = files.iter().map(|f| RegionFile { file: f.try_clone().unwrap(), bind: None });
+            Box::new(Mapped::new(&files.collect::<Vec<_>>()).unwrap())
+        };
+        let layout = Layout {
+            volume: [1; 16],
+            created: 1,
+            nodes: vec![Some(0), Some(1)],
+            names: Vec::new(),
+            bytes_per_inode: 16384,
+            journals: 1,
+            owner: (0, 0),
+        };
+        mkfs(map(), &layout).unwrap();
+        Volume::mount(map(), Options::default()).unwrap()
+    }
+
+    /// A write between the copy and the switch, to the copied blocks or beside them; a truncation; the end of the file.
+    #[test]
+    fn a_change_during_the_copy_wins_and_one_beside_it_does_not_matter() {
+        let volume = volume();
+        let file = volume.create(Ino::ROOT, b"f", NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
+        volume.write(file, 0, &[1; 20 * BLOCK]).unwrap();
+        volume.write(file, 30 * BLOCK_BYTES, &[1; 20 * BLOCK]).unwrap();
+        let inode = volume.inode(file).unwrap();
+        let step = |change: &dyn Fn()| {
+            let run = volume.next_step(&inode, 1, 0).unwrap().unwrap();
+            let mut fresh = volume.allocator.fresh();
+            let new = volume.blocks_in(1, run, &mut fresh).unwrap();
+            let copied = volume.copy(&inode.read(), run, &new).unwrap();
+            change();
+            let moved = volume.switch_over(&inode, run, &new, copied).unwrap();
+            if moved {
+                fresh.keep();
+            }
+            (run.count, moved)
+        };
+        assert_eq!(step(&|| volume.write(file, 19 * BLOCK_BYTES, &[2; 10]).unwrap()), (20, false));
+        assert_eq!(step(&|| volume.truncate(file, 40 * BLOCK_BYTES).unwrap()), (19, true));
+        let mut now = [0; BLOCK];
+        volume.read(file, 19 * BLOCK_BYTES, &mut now).unwrap();
+        assert_eq!((now[9], now[10]), (2, 1));
+        let run = volume.next_step(&inode, 1, 20).unwrap().unwrap();
+        assert_eq!((run.file_block, run.count), (30, 10));
+        let new = volume.blocks_in(1, run, &mut volume.allocator.fresh()).unwrap();
+        volume.punch_hole(file, 30 * BLOCK_BYTES, BLOCK_BYTES).unwrap();
+        assert!(volume.copy(&inode.read(), run, &new).unwrap().is_none(), "changed before the copy");
+        assert!(!volume.switch_over(&inode, run, &new, None).unwrap());
+        let migrated = volume.migrate_file(file, 1, None, |_| true).unwrap();
+        assert_eq!((migrated.moved, migrated.overtaken), (10, 0), "block 19 and those from 31 on");
     }
 }

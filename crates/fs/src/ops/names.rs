@@ -135,9 +135,10 @@ impl Volume {
     fn unmake_inode(&self, inode: &Inode) {
         self.give_blocks(&inode.read());
         let free = inode::state_word(inode.ino, false, inode.generation);
-        let stored = self.store.inode_at(inode.ino).and_then(|(block, line)| {
-            self.store.store_word(block, line + inode::STATE, free)?.flush(&self.store)
-        });
+        let stored = self
+            .store
+            .inode_at(inode.ino)
+            .and_then(|(block, line)| self.store.store_word(block, line + inode::STATE, free)?.flush(&self.store));
         debug_assert!(stored.is_ok() || self.store.check_writable().is_err());
     }
 
@@ -196,13 +197,13 @@ impl Volume {
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Stat> {
         check_name(name)?;
         let (dir, inode) = (self.inode(parent)?, self.inode(ino)?);
-        if inode.kind == Kind::Directory {
-            return Err(Error::NotPermitted);
-        }
         let mut locked = Locked::new(&[&dir, &inode]);
         let names = names_to_change(locked.get(parent)?)?;
         if names.get(name).is_some() {
             return Err(Error::Exists);
+        }
+        if inode.kind == Kind::Directory {
+            return Err(Error::NotPermitted);
         }
         let state = locked.get(ino)?;
         if state.unnamed.is_some() {
@@ -220,7 +221,11 @@ impl Volume {
 
     /// Removes a name that is not a directory's. The file goes with its last name, once nobody has it open.
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        self.remove(parent, name, |child, _| if child.kind == Kind::Directory { Err(Error::IsDirectory) } else { Ok(()) })
+        self.remove(
+            parent,
+            name,
+            |child, _| if child.kind == Kind::Directory { Err(Error::IsDirectory) } else { Ok(()) },
+        )
     }
 
     /// Removes an empty directory.
@@ -312,7 +317,9 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     match name {
         b"" | b"." | b".." => Err(Error::Invalid("the name is reserved")),
         _ if name.len() > MAX_NAME => Err(Error::NameTooLong),
-        _ if name.iter().any(|byte| matches!(byte, 0 | b'/')) => Err(Error::Invalid("the name has a slash or a zero byte")),
+        _ if name.iter().any(|byte| matches!(byte, 0 | b'/')) => {
+            Err(Error::Invalid("the name has a slash or a zero byte"))
+        }
         _ => Ok(()),
     }
 }

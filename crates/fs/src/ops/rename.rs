@@ -10,6 +10,11 @@ use crate::ops::names::{check_empty, check_name, names_of, names_to_change};
 use crate::store::Flushed;
 use crate::volume::{Locked, Volume, lock};
 
+/// A directory and a name in it.
+type Place<'a> = (Ino, &'a [u8]);
+/// What a name stands for.
+type Found<'a> = (Named, &'a Inode);
+
 /// What to do with a name that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rename {
@@ -28,6 +33,7 @@ impl Volume {
         check_name(from.1)?;
         check_name(to.1)?;
         let (old_dir, new_dir) = (self.inode(from.0)?, self.inode(to.0)?);
+        names_of(&new_dir.read())?;
         // Only a directory that gets another parent can make a circle, and only one at a time may.
         let _guard = (from.0 != to.0).then(|| lock(&self.moving_directories));
         loop {
@@ -48,15 +54,15 @@ impl Volume {
             if still != (Some(moved), target.map(|t| t.0)) {
                 continue;
             }
-            return self.rename_locked(&mut locked, (from, moved, &inode), (to, target), how);
+            return self.rename_locked(&mut locked, (from, (moved, &inode)), (to, target), how);
         }
     }
 
     fn rename_locked(
         &self,
         locked: &mut Locked<'_>,
-        (from, moved, inode): ((Ino, &[u8]), Named, &Inode),
-        (to, target): ((Ino, &[u8]), Option<(Named, &Inode)>),
+        (from, (moved, inode)): (Place<'_>, Found<'_>),
+        (to, target): (Place<'_>, Option<Found<'_>>),
         how: Rename,
     ) -> Result<()> {
         names_to_change(locked.get(from.0)?)?;
@@ -108,16 +114,16 @@ impl Volume {
 
     /// Fails when `parent` is `inode` or below it. The caller holds `moving_directories`.
     fn check_no_circle(&self, inode: &Inode, parent: Ino) -> Result<()> {
+        if inode.kind != Kind::Directory {
+            return Ok(());
+        }
         let mut at = parent;
-        while inode.kind == Kind::Directory {
-            if at == inode.ino {
-                return Err(Error::Invalid("a directory cannot move into itself"));
-            }
+        while at != inode.ino {
             if at == Ino::ROOT {
-                break;
+                return Ok(());
             }
             at = names_of(&self.inode(at)?.read())?.parent;
         }
-        Ok(())
+        Err(Error::Invalid("a directory cannot move into itself"))
     }
 }

@@ -82,16 +82,16 @@ fn states(point: &CrashPoint<'_>) -> Vec<Change> {
     let mut random = 0x2545_f491_4f6c_dd1d_u64 ^ units.len() as u64;
     let mut drawn = |one_in: u64| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        few || (random >> 33) % one_in == 0
+        few || (random >> 33).is_multiple_of(one_in)
     };
     let n = units.len();
     let (pairs, triples) = ((n * n / 40).max(1) as u64, (n * n * n / 120).max(1) as u64);
-    for i in 0..n {
+    for (i, unit) in units.iter().enumerate() {
         states.push(union(&[i]));
         let others: Vec<_> = all.iter().copied().filter(|other| *other != i).collect();
         states.push(union(&others));
         for odd in 0..2 {
-            let half = torn(point.durable, &units[i], odd);
+            let half = torn(point.durable, unit, odd);
             states.push(half.clone());
             states.push(union(&others).into_iter().chain(half).collect());
         }
@@ -134,7 +134,7 @@ impl Checker {
         let volume = Volume::mount(Box::new(ram.clone()), options(1)).map_err(|e| format!("mount: {e}"))?;
         let tree = hash(&observe(&volume));
         drop(volume);
-        if key % 4 == 0 {
+        if key.is_multiple_of(4) {
             self.recoveries += 1;
             check_recovery(image, tree)?;
         }
@@ -205,12 +205,7 @@ pub fn enumerate(checker: &Arc<Mutex<Checker>>, before: &[Op], op: &Op) {
 
 /// Does `before`, then enumerates the crashes of `ops`, until one fails. The first one runs with the sabotage; returned
 /// is how many flushes and fences it made.
-fn enumerate_with(
-    checker: &Arc<Mutex<Checker>>,
-    before: &[Op],
-    ops: &[Op],
-    sabotage: Option<Sabotage>,
-) -> (u64, u64) {
+fn enumerate_with(checker: &Arc<Mutex<Checker>>, before: &[Op], ops: &[Op], sabotage: Option<Sabotage>) -> (u64, u64) {
     let ram = Ram::new(blank(&REGIONS));
     format(Box::new(ram.clone()), 1);
     let mut model = Model::new();
@@ -307,7 +302,10 @@ fn operations() -> Vec<Op> {
 }
 
 fn report(checker: &Checker, what: &str) {
-    println!("{what}: {} distinct crash states, {} of them also crashed in recovery", checker.checked, checker.recoveries);
+    println!(
+        "{what}: {} distinct crash states, {} of them also crashed in recovery",
+        checker.checked, checker.recoveries
+    );
     let first = checker.failures.iter().take(10).cloned().collect::<Vec<_>>();
     assert!(first.is_empty(), "{} failures, the first:\n{}", checker.failures.len(), first.join("\n"));
 }

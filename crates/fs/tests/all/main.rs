@@ -1,9 +1,17 @@
 //! Tests of the file system through its public interface, on media that live in this process.
 
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod concurrent;
 mod crash;
+mod damage;
+mod full;
+mod mapped;
 mod medium;
 mod model;
 mod operations;
+mod random;
+mod semantics;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -24,6 +32,7 @@ pub fn options(parts: usize) -> Options {
 /// Makes a volume on a medium: node 0 and node 1.
 pub fn format(medium: Box<dyn Medium>, journals: u32) {
     let nodes = (0..medium.regions() as u32).map(Some).collect();
-    let layout = Layout { volume: [7; 16], created: 1, nodes, bytes_per_inode: 16384, journals, owner: (0, 0) };
+    let (volume, names) = ([7; 16], Vec::new());
+    let layout = Layout { volume, created: 1, nodes, names, bytes_per_inode: 16384, journals, owner: (0, 0) };
     fs::mkfs(medium, &layout).unwrap();
 }

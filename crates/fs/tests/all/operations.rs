@@ -1,6 +1,6 @@
 //! Operations that can be done to a volume and to the reference.
 
-use fs::{Error, Ino, NewFile, Rename, SetAttributes, Volume};
+use fs::{Error, Ino, Kind, NewFile, Rename, SetAttributes, Volume};
 
 use crate::model::{DIR, FILE, LINK, Model, Node};
 
@@ -47,7 +47,12 @@ impl Op {
         let find = |path: &str| v.resolve(path.as_bytes());
         let parent = |path: &'_ str| -> fs::Result<(Ino, Vec<u8>)> {
             let (dir, name) = path.rsplit_once('/').unwrap();
-            Ok((find(dir)?, name.as_bytes().to_vec()))
+            let dir = find(dir)?;
+            if v.stat(dir)?.kind == Kind::Directory {
+                Ok((dir, name.as_bytes().to_vec()))
+            } else {
+                Err(Error::NotDirectory)
+            }
         };
         let make = |path: &str, new: NewFile<'_>| {
             let (dir, name) = parent(path)?;
@@ -82,9 +87,9 @@ impl Op {
                 let (from, to) = (parent(from)?, parent(to)?);
                 v.rename((from.0, &from.1), (to.0, &to.1), *how)
             }
-            Chmod(path, mode) => {
-                v.set_attributes(find(path)?, SetAttributes { mode: Some(*mode), ..SetAttributes::default() }).map(|_| ())
-            }
+            Chmod(path, mode) => v
+                .set_attributes(find(path)?, SetAttributes { mode: Some(*mode), ..SetAttributes::default() })
+                .map(|_| ()),
             SetXattr(path, name, len) => {
                 v.set_xattr(find(path)?, name.as_bytes(), &bytes(0, *len, 3), fs::SetXattr::Any)
             }
@@ -143,11 +148,11 @@ impl Op {
             Link(from, to) => {
                 let node = m.find(from)?;
                 let (dir, name) = m.parent(to)?;
-                if m.is_dir(node) {
-                    return Err(libc::EPERM);
-                }
                 if m.nodes[dir].names.contains_key(name) {
                     return Err(libc::EEXIST);
+                }
+                if m.is_dir(node) {
+                    return Err(libc::EPERM);
                 }
                 m.nodes[dir].names.insert(name.into(), node);
                 m.nodes[node].links += 1;
