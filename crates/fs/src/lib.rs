@@ -16,6 +16,7 @@
 mod alloc;
 mod commit;
 mod counters;
+pub mod debug;
 mod dir;
 mod error;
 mod extents;
@@ -40,6 +41,7 @@ pub use error::{Damage, Error, Result};
 pub use format::entry::{Attributes, Kind, Run};
 pub use format::{Block, Ino};
 pub use mkfs::{Layout, mkfs};
+pub use mount::superblock_of;
 pub use open::open_files;
 pub use ops::{Migrated, Name, NewFile, Progress, RegionUsage, Rename, SetAttributes, SetXattr, Stat, Usage};
 pub use placement::Placement;

@@ -153,9 +153,8 @@ pub fn walk(found: &mut Inodes) -> Tree {
     }
     while let Some((ino, parent)) = todo.pop() {
         let Some(Ok(state)) = found.get_mut(&ino).map(|f| f.state.as_mut()) else { continue };
-        let Some(dir) = &mut state.dir else { continue };
+        let Some(mut dir) = state.dir.take() else { continue };
         dir.parent = parent;
-        let dir: Dir = dir.clone();
         for (name, named) in dir.after(0) {
             let seen = names.entry(named.ino).or_insert(0);
             *seen += 1;
@@ -168,6 +167,7 @@ pub fn walk(found: &mut Inodes) -> Tree {
                 }
             }
         }
+        put_back(found, ino, dir);
     }
     for (ino, found) in found.iter() {
         let (Some(seen), Ok(state)) = (names.get(ino), &found.state) else { continue };
@@ -177,6 +177,12 @@ pub fn walk(found: &mut Inodes) -> Tree {
     }
     tree.orphans = found.keys().filter(|ino| !names.contains_key(ino)).copied().collect();
     tree
+}
+
+fn put_back(found: &mut Inodes, ino: Ino, dir: Dir) {
+    if let Some(Ok(state)) = found.get_mut(&ino).map(|f| f.state.as_mut()) {
+        state.dir = Some(dir);
+    }
 }
 
 fn check_name(found: &Inodes, ino: Ino, kind: Kind, seen: u32) -> std::result::Result<(), &'static str> {

@@ -19,7 +19,7 @@ fn setting(name: &str, default: u64) -> u64 {
 
 fn path(rng: &mut StdRng) -> String {
     let name =
-        |rng: &mut StdRng| ["a", "b", "c", "d", "a-name-of-more-than-thirty-two-bytes-in-all"][rng.random_range(0..5)];
+        |rng: &mut StdRng| ["a", "b", "c", "a-name-of-more-than-thirty-two-bytes-in-all"][rng.random_range(0..4)];
     let mut path = format!("/{}", name(rng));
     for _ in 0..2 {
         if path.len() < 6 && rng.random_range(0..3) == 0 {
