@@ -25,7 +25,9 @@ fn map(region: &RegionFile) -> Result<Mapped> {
     mapped.assume_persistent();
     // Touch every page, so that no batch pays for it.
     for page in 0..mapped.len(0) / BLOCK as u64 {
-        mapped.write(At { region: 0, offset: page * BLOCK as u64 }, &[0])?;
+        let (at, mut byte) = (At { region: 0, offset: page * BLOCK as u64 }, [0]);
+        mapped.read(at, &mut byte)?;
+        mapped.write(at, &byte)?;
     }
     Ok(mapped)
 }

@@ -51,6 +51,9 @@ const SUB_COMMANDS: [&str; 14] = [
     "explain",
     "restore",
     "doctor",
+    "mkfs",
+    "fsck",
+    "fs",
     "completions",
     "man",
 ];
