@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use simulate::papers::Paper;
 
+use crate::commands::fs_args::{FsCommand, FsckArgs, MkfsArgs};
 use crate::commands::policies;
 use crate::output::units;
 
@@ -205,6 +206,36 @@ Examples:
   homenode reproduce dragonfly --out /tmp/dragonfly --seeds 10
   homenode reproduce --out /tmp/papers --json | jq .scores")]
     Reproduce(ReproduceArgs),
+
+    /// Make a volume: a file system over the memory of several nodes
+    ///
+    /// All that was in the regions is lost.
+    #[command(after_help = "\
+Examples:
+  sudo homenode mkfs /dev/dax0.0@0 /dev/dax1.0@1
+  homenode mkfs --size 1G /dev/shm/a@0 /dev/shm/b@1")]
+    Mkfs(MkfsArgs),
+
+    /// Check a volume that is not in use
+    ///
+    /// The exit code is 0 when all is well, 1 when it was repaired, 4 when it is damaged, 8 when it could not be checked.
+    #[command(after_help = "\
+Examples:
+  homenode fsck /dev/shm/a
+  homenode fsck --repair /dev/shm/a")]
+    Fsck(FsckArgs),
+
+    /// Look at a volume and its files, and move them between nodes
+    #[command(
+        subcommand,
+        after_help = "\
+Examples:
+  homenode fs put /dev/shm/a data.db /data.db
+  homenode fs where /dev/shm/a /data.db
+  homenode fs migrate /dev/shm/a /data.db --to 1
+  homenode fs get /dev/shm/a /data.db - | sha256sum"
+    )]
+    Fs(FsCommand),
 
     /// Print a shell completion script
     #[command(after_help = "\

@@ -38,7 +38,7 @@ fn machine(name: &str) -> String {
     format!("{}/../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 14] = [
+const SUB_COMMANDS: [&str; 17] = [
     "nodes",
     "where",
     "top",
@@ -51,6 +51,9 @@ const SUB_COMMANDS: [&str; 14] = [
     "explain",
     "restore",
     "doctor",
+    "mkfs",
+    "fsck",
+    "fs",
     "completions",
     "man",
 ];

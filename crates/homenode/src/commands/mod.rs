@@ -3,6 +3,9 @@
 mod completions;
 mod doctor;
 mod explain;
+pub mod fs_args;
+mod fs_files;
+mod fs_volume;
 mod man;
 mod nodes;
 mod plan;
@@ -38,6 +41,9 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),
         Command::Reproduce(args) => reproduce::run(global, args),
+        Command::Mkfs(args) => fs_volume::mkfs(global, args),
+        Command::Fsck(args) => fs_volume::fsck(global, args),
+        Command::Fs(command) => fs_files::run(global, command),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
         Command::Exec(args) => child::become_command(args),

@@ -1,0 +1,175 @@
+//! Blocks: which are free, and on which node a new one goes.
+//!
+//! **Problem.** A write should land on the node of its caller, threads should not wait for each other, and a full region
+//! must neither fail the write nor keep anybody from deleting.
+//!
+//! **Approach.** Nothing of this is on media: mount claims what the logs refer to. Each region is cut into as many parts as
+//! there are CPUs, each with its own lock; a thread begins with its CPU's part. A region that is full hands over to the
+//! next nearest one. A few blocks are kept for the logs of operations that free space.
+//!
+//! **Limits.** The parts are fixed: a run never spans two of them when it is allocated.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+
+use crate::error::{Error, Result};
+use crate::format::Block;
+use crate::format::superblock::Superblock;
+use crate::free::FreeMap;
+
+/// What blocks are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// File data, and logs of operations that add something.
+    Growth,
+    /// Logs of operations that free something: these may use the reserve.
+    Freeing,
+}
+
+/// The free blocks of a volume.
+#[derive(Debug)]
+pub struct Allocator {
+    regions: Vec<Region>,
+}
+
+#[derive(Debug)]
+struct Region {
+    from: u64,
+    total: u64,
+    part_len: u64,
+    reserve: u64,
+    free: AtomicU64,
+    parts: Vec<Mutex<FreeMap>>,
+}
+
+/// Blocks that were allocated for an operation that may still fail: freed when dropped.
+#[derive(Debug)]
+pub struct Fresh<'a> {
+    allocator: &'a Allocator,
+    runs: SmallVec<[(Block, u64); 4]>,
+}
+
+impl Allocator {
+    /// All data blocks of the volume free, each region in `parts` parts.
+    pub fn new(superblock: &Superblock, parts: usize) -> Self {
+        let region = |(i, r): (usize, &crate::format::superblock::Region)| {
+            let from = superblock.data_from(i).unwrap_or(r.blocks);
+            let total = r.blocks - from;
+            let part_len = total.div_ceil(parts.max(1) as u64).max(1);
+            let starts = (0..parts as u64).map(|p| (p * part_len).min(total));
+            let parts = starts.map(|start| {
+                let mut map = FreeMap::default();
+                let len = part_len.min(total - start);
+                if len > 0 {
+                    map.give(from + start, len);
+                }
+                Mutex::new(map)
+            });
+            let reserve = (total / 64).clamp(2, 256);
+            Region { from, total, part_len, reserve, free: AtomicU64::new(total), parts: parts.collect() }
+        };
+        Self { regions: superblock.regions.iter().enumerate().map(region).collect() }
+    }
+
+    /// Up to `want` adjacent blocks of one region, beginning with part `part`.
+    fn take(&self, region: usize, want: u64, part: usize, purpose: Purpose) -> Option<(Block, u64)> {
+        let r = self.regions.get(region)?;
+        let reserve = if purpose == Purpose::Growth { r.reserve } else { 0 };
+        let usable = |free: u64| free.saturating_sub(reserve).min(want);
+        let promised = r
+            .free
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free - usable(free)))
+            .map_or(0, usable);
+        if promised == 0 {
+            return None;
+        }
+        let found = (0..r.parts.len()).find_map(|i| lock(r.parts.get((part + i) % r.parts.len())?).take(promised));
+        let got = found.map_or(0, |(_, count)| count);
+        r.free.fetch_add(promised - got, Ordering::Relaxed);
+        found.map(|(start, count)| (Block::new(region, start), count))
+    }
+
+    /// Up to `want` adjacent blocks from the first of `regions` that has any.
+    pub fn allocate<'a>(
+        &'a self,
+        regions: &[usize],
+        want: u64,
+        part: usize,
+        purpose: Purpose,
+        into: &mut Fresh<'a>,
+    ) -> Result<(Block, u64)> {
+        let found = regions.iter().find_map(|region| self.take(*region, want, part, purpose)).ok_or(Error::NoSpace)?;
+        into.runs.push(found);
+        Ok(found)
+    }
+
+    /// For collecting what [`Allocator::allocate`] gives.
+    pub fn fresh(&self) -> Fresh<'_> {
+        Fresh { allocator: self, runs: SmallVec::new() }
+    }
+
+    /// Takes blocks back.
+    pub fn free(&self, block: Block, count: u64) {
+        let freed = self.by_part(block, count, |map, start, len| map.give(start, len));
+        debug_assert!(freed, "{count} blocks at {block} were free already");
+        if let Some(region) = self.regions.get(block.region()).filter(|_| freed) {
+            region.free.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Marks blocks as used while mounting. False: some are used already.
+    pub fn claim(&self, block: Block, count: u64) -> bool {
+        let claimed = self.by_part(block, count, |map, start, len| map.claim(start, len));
+        if let Some(region) = self.regions.get(block.region()).filter(|_| claimed) {
+            region.free.fetch_sub(count, Ordering::Relaxed);
+        }
+        claimed
+    }
+
+    fn by_part(&self, block: Block, count: u64, mut act: impl FnMut(&mut FreeMap, u64, u64) -> bool) -> bool {
+        let Some(region) = self.regions.get(block.region()) else { return false };
+        let (mut start, end) = (block.index(), block.index() + count);
+        while start < end {
+            let Some(offset) = start.checked_sub(region.from) else { return false };
+            let part = offset / region.part_len;
+            let Some(map) = region.parts.get(part as usize) else { return false };
+            let upto = end.min(region.from + (part + 1) * region.part_len);
+            if !act(&mut lock(map), start, upto - start) {
+                return false;
+            }
+            start = upto;
+        }
+        true
+    }
+
+    /// Free and all data blocks of a region.
+    pub fn usage(&self, region: usize) -> (u64, u64) {
+        self.regions.get(region).map_or((0, 0), |r| (r.free.load(Ordering::Relaxed), r.total))
+    }
+
+    /// Blocks that only operations that free space may use.
+    pub fn reserve(&self, region: usize) -> u64 {
+        self.regions.get(region).map_or(0, |r| r.reserve)
+    }
+}
+
+impl Fresh<'_> {
+    /// The blocks belong to a file or a log from now on.
+    pub fn keep(mut self) {
+        self.runs.clear();
+    }
+}
+
+impl Drop for Fresh<'_> {
+    fn drop(&mut self) {
+        for (block, count) in self.runs.drain(..) {
+            self.allocator.free(block, count);
+        }
+    }
+}
+
+fn lock(map: &Mutex<FreeMap>) -> MutexGuard<'_, FreeMap> {
+    map.lock().unwrap_or_else(PoisonError::into_inner)
+}

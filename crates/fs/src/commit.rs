@@ -1,0 +1,134 @@
+//! Committing an operation: one tail, or several by way of a journal; and log cleaning.
+
+use smallvec::SmallVec;
+
+use crate::alloc::Purpose;
+use crate::error::{Error, Result};
+use crate::format::entry::Entry;
+use crate::format::inode::pos_word;
+use crate::format::journal::{self, Record};
+use crate::format::word::Field;
+use crate::format::{Block, Ino, LogPos};
+use crate::inode::{Inode, State};
+use crate::log::{self, Appended, NO_TAIL};
+use crate::ops::check_live;
+use crate::store::{Durable, Flushed, Store};
+use crate::volume::{Locked, Volume, lock};
+
+/// A log shorter than this is not worth cleaning.
+const CLEAN_FROM: usize = 126;
+
+impl Volume {
+    /// Makes an operation happen: all of `entries`, each in the log of its inode, or none. `data` is what else must be
+    /// durable before. Then applies the entries to `locked` and frees what they displace.
+    pub(crate) fn commit(
+        &self,
+        locked: &mut Locked<'_>,
+        entries: &[(Ino, Entry<'_>)],
+        time: i64,
+        data: Flushed,
+        purpose: Purpose,
+    ) -> Result<Durable> {
+        self.store.check_writable()?;
+        let mut flushed = data;
+        let mut logs: SmallVec<[(usize, Appended<'_>); 2]> = SmallVec::new();
+        for (i, (inode, state)) in locked.0.iter().enumerate() {
+            let own: SmallVec<[_; 4]> = entries.iter().filter(|e| e.0 == inode.ino).map(|e| (e.1, time)).collect();
+            if !own.is_empty() {
+                let at = (state.log.sequence, state.log.tail);
+                let pages = self.log_pages(self.regions.nearest(state.log.tail.page.region()), purpose);
+                let mut appended = log::append(&self.store, pages, (inode.ino, inode.generation), at, &own)?;
+                flushed = flushed.and(std::mem::take(&mut appended.dirty).flush(&self.store)?);
+                logs.push((i, appended));
+            }
+        }
+        let record = |(i, appended): &(usize, Appended<'_>)| {
+            locked.0.get(*i).map(|locked| record(locked.0, Field::Tail, appended.tail))
+        };
+        let records: SmallVec<[Record; 4]> = logs.iter().filter_map(record).collect();
+        let durable = self.store_records(&records, flushed)?;
+
+        let mut freed = Vec::new();
+        for (i, appended) in logs {
+            if let Some((_, state)) = locked.0.get_mut(i) {
+                state.log.advance(appended);
+            }
+        }
+        for (ino, entry) in entries {
+            let applied = locked.get_mut(*ino)?.apply(entry, time, &mut freed);
+            self.store.certain(|| applied.map_err(Error::Invalid))?;
+        }
+        for (block, count) in freed {
+            self.allocator.free(block, count);
+        }
+        for (inode, state) in &mut locked.0 {
+            self.clean_if_worth(inode, state);
+        }
+        Ok(durable)
+    }
+
+    /// Stores words of inodes, all or none, after `before` is durable.
+    fn store_records(&self, records: &[Record], before: Flushed) -> Result<Durable> {
+        if let [only] = records {
+            let durable = before.fence(&self.store)?;
+            return self.store.commit(&[place(&self.store, only)?], &durable);
+        }
+        let Some(journal) = self.journals.get(self.cpu() % self.journals.len()) else { return Err(Error::NoSpace) };
+        let held = lock(journal);
+        let at = *held;
+        let bytes = journal::encode(records);
+        let written = self.store.write(at, journal::RECORDS as u64, &bytes)?.flush(&self.store)?;
+        let durable = before.and(written).fence(&self.store)?;
+        let durable = self.store.commit(&[(at, 0, journal::commit_word(at, records.len(), &bytes))], &durable)?;
+        finish_journal(&self.store, at, records, &durable)
+    }
+
+    /// Cleans the log of an inode now.
+    pub fn clean(&self, ino: Ino) -> Result<()> {
+        let inode = self.inode(ino)?;
+        let mut state = inode.write();
+        check_live(&state)?;
+        let region = state.log.tail.page.region();
+        self.clean_log_to(&inode, &mut state, region)
+    }
+
+    /// Cleans a log of which less than half is still true. A failure changes nothing but the time until the next try.
+    fn clean_if_worth(&self, inode: &Inode, state: &mut State) {
+        if state.log.slots() >= CLEAN_FROM && state.log.slots() > 2 * state.live_slots() {
+            let _ = self.clean_log_to(inode, state, state.log.tail.page.region());
+        }
+    }
+
+    /// Writes what is still true to a new log in a region, if it has room, and switches over to it.
+    pub(crate) fn clean_log_to(&self, inode: &Inode, state: &mut State, region: usize) -> Result<()> {
+        let pages = self.log_pages(self.regions.nearest(region), Purpose::Freeing);
+        let whose = (inode.ino, inode.generation);
+        let mut new = log::append(&self.store, pages, whose, (state.log.sequence, NO_TAIL), &state.entries())?;
+        let flushed = std::mem::take(&mut new.dirty).flush(&self.store)?;
+        let records = [record(inode, Field::Head, new.head()), record(inode, Field::Tail, new.tail)];
+        self.store_records(&records, flushed)?;
+        let old = std::mem::replace(&mut state.log, new.into_log());
+        for page in old.pages {
+            self.allocator.free(page, 1);
+        }
+        Ok(())
+    }
+}
+
+fn record(inode: &Inode, field: Field, pos: LogPos) -> Record {
+    Record { ino: inode.ino, field, word: pos_word(inode.ino, inode.generation, field, pos) }
+}
+
+fn place(store: &Store, record: &Record) -> Result<(Block, u64, u64)> {
+    let (block, line) = store.inode_at(record.ino)?;
+    Ok((block, line + record.place(), record.word))
+}
+
+/// The second half of a journaled operation: also what recovery does for a journal that was committed.
+pub(crate) fn finish_journal(store: &Store, at: Block, records: &[Record], committed: &Durable) -> Result<Durable> {
+    store.certain(|| {
+        let words = records.iter().map(|record| place(store, record)).collect::<Result<Vec<_>>>()?;
+        let stored = store.commit(&words, committed)?;
+        store.commit(&[(at, 0, 0)], &stored)
+    })
+}

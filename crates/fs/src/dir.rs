@@ -1,0 +1,92 @@
+//! Names of a directory: the index in DRAM.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use crate::format::Ino;
+use crate::format::entry::Kind;
+
+/// Cookies of `.` and `..`; names begin after them.
+pub const FIRST_COOKIE: u64 = 3;
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The inode.
+    pub ino: Ino,
+    /// Its kind.
+    pub kind: Kind,
+    /// The place of the name in listings: never given again in this directory.
+    pub cookie: u64,
+}
+
+/// A directory's names.
+#[derive(Clone, Debug)]
+pub struct Dir {
+    by_name: HashMap<Arc<[u8]>, Named>,
+    by_cookie: BTreeMap<u64, Arc<[u8]>>,
+    next_cookie: u64,
+    subdirs: u32,
+    /// The directory that names this one; the root names itself.
+    pub parent: Ino,
+}
+
+impl Dir {
+    /// An empty directory.
+    pub fn new(parent: Ino) -> Self {
+        let (by_name, by_cookie) = (HashMap::new(), BTreeMap::new());
+        Self { by_name, by_cookie, next_cookie: FIRST_COOKIE, subdirs: 0, parent }
+    }
+
+    /// What a name stands for.
+    pub fn get(&self, name: &[u8]) -> Option<Named> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Adds a name. False: the name or the cookie exists.
+    pub fn insert(&mut self, name: &[u8], named: Named) -> bool {
+        if self.by_name.contains_key(name) || self.by_cookie.contains_key(&named.cookie) {
+            return false;
+        }
+        let name: Arc<[u8]> = name.into();
+        self.by_cookie.insert(named.cookie, Arc::clone(&name));
+        self.by_name.insert(name, named);
+        self.raise_next_cookie(named.cookie.saturating_add(1));
+        self.subdirs += u32::from(named.kind == Kind::Directory);
+        true
+    }
+
+    /// Removes a name.
+    pub fn remove(&mut self, name: &[u8]) -> Option<Named> {
+        let named = self.by_name.remove(name)?;
+        self.by_cookie.remove(&named.cookie);
+        self.subdirs -= u32::from(named.kind == Kind::Directory);
+        Some(named)
+    }
+
+    /// The cookie that the next new name gets.
+    pub fn next_cookie(&self) -> u64 {
+        self.next_cookie
+    }
+
+    /// Gives no cookie below `least` again.
+    pub fn raise_next_cookie(&mut self, least: u64) {
+        self.next_cookie = self.next_cookie.max(least);
+    }
+
+    /// Names after a cookie, in the order in which they were added.
+    pub fn after(&self, cookie: u64) -> impl Iterator<Item = (&[u8], Named)> {
+        let after = (std::ops::Bound::Excluded(cookie), std::ops::Bound::Unbounded);
+        self.by_cookie.range(after).filter_map(|(_, name)| Some((&**name, self.get(name)?)))
+    }
+
+    /// How many names there are.
+    pub fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Links of the directory itself: its name, its `.`, and the `..` of each subdirectory.
+    pub fn links(&self) -> u32 {
+        2 + self.subdirs
+    }
+}

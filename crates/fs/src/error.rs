@@ -1,0 +1,162 @@
+//! What can go wrong, each with the errno that a mount answers with.
+
+use std::io;
+
+use crate::format::{Block, Ino};
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The name is not in the directory, or the inode is free.
+    #[error("no such file or directory")]
+    NotFound,
+    /// The name is taken.
+    #[error("the name exists")]
+    Exists,
+    /// A path component, or the operation's inode, is not a directory.
+    #[error("not a directory")]
+    NotDirectory,
+    /// The operation is not for directories.
+    #[error("is a directory")]
+    IsDirectory,
+    /// The directory still has names in it.
+    #[error("the directory is not empty")]
+    NotEmpty,
+    /// A directory would become its own descendant, or an argument makes no sense.
+    #[error("invalid: {0}")]
+    Invalid(&'static str),
+    /// The name is longer than 255 bytes.
+    #[error("the name is too long")]
+    NameTooLong,
+    /// The file would be larger than the format allows.
+    #[error("the file would be too large")]
+    TooLarge,
+    /// No block or no inode is free.
+    #[error("the volume is full")]
+    NoSpace,
+    /// The inode has as many names as it can have.
+    #[error("too many links")]
+    TooManyLinks,
+    /// The extended attribute does not exist.
+    #[error("no such attribute")]
+    NoAttribute,
+    /// The extended attribute is too large for one log page.
+    #[error("the attribute is too large")]
+    AttributeTooLarge,
+    /// The operation is not permitted on this kind of inode.
+    #[error("operation not permitted")]
+    NotPermitted,
+    /// Another migration of the same file is under way.
+    #[error("the file is being migrated already")]
+    Busy,
+    /// Another process has mapped a region.
+    #[error("a region is in use by another process")]
+    InUse,
+    /// The volume has no region on this node.
+    #[error("no region of the volume is on node {0}")]
+    NoRegionOnNode(u32),
+    /// The regions do not make a volume: not formatted, missing, or from another one.
+    #[error("not a volume: {0}")]
+    NotAVolume(String),
+    /// What the medium holds cannot be true.
+    #[error("damaged: {0}")]
+    Damaged(Damage),
+    /// An access outside of a region. Only damaged media or a fault of this crate lead here.
+    #[error("block {0} is outside of its region")]
+    OutOfRange(Block),
+    /// An earlier error left a commit in doubt; the volume only reads until it is mounted again.
+    #[error("the volume is read-only after an earlier error")]
+    ReadOnly,
+    /// The operating system refused.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Where a volume is damaged, and how.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Damage {
+    /// A superblock: both copies are unusable.
+    #[error("superblock of region {region}: {what}")]
+    Superblock {
+        /// Index of the region.
+        region: usize,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// An inode or its log.
+    #[error("inode {ino}: {what}")]
+    Inode {
+        /// The inode.
+        ino: Ino,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A journal.
+    #[error("journal at block {block}: {what}")]
+    Journal {
+        /// The journal's block.
+        block: Block,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// Two owners of one block, or an owner of a block that cannot be owned.
+    #[error("inode {ino}: block {block} {what}")]
+    Block {
+        /// The inode that claims the block.
+        ino: Ino,
+        /// The block.
+        block: Block,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A name that points nowhere, or a count of names that is wrong.
+    #[error("directory {ino}: name {name:?} {what}")]
+    Name {
+        /// The directory.
+        ino: Ino,
+        /// The name, with anything that is not UTF-8 replaced.
+        name: String,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The state word.
+    #[error("state word: check failed")]
+    State,
+}
+
+impl Error {
+    /// The errno that stands for this error on a mount.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NotFound => libc::ENOENT,
+            Self::Exists => libc::EEXIST,
+            Self::NotDirectory => libc::ENOTDIR,
+            Self::IsDirectory => libc::EISDIR,
+            Self::NotEmpty => libc::ENOTEMPTY,
+            Self::Invalid(_) | Self::NotAVolume(_) => libc::EINVAL,
+            Self::NameTooLong => libc::ENAMETOOLONG,
+            Self::TooLarge => libc::EFBIG,
+            Self::NoSpace => libc::ENOSPC,
+            Self::TooManyLinks => libc::EMLINK,
+            Self::NoAttribute => libc::ENODATA,
+            Self::AttributeTooLarge => libc::E2BIG,
+            Self::NotPermitted => libc::EPERM,
+            Self::Busy | Self::InUse => libc::EBUSY,
+            Self::NoRegionOnNode(_) => libc::ENXIO,
+            Self::Damaged(_) | Self::OutOfRange(_) => libc::EUCLEAN,
+            Self::ReadOnly => libc::EROFS,
+            Self::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
+        }
+    }
+}
+
+impl From<Damage> for Error {
+    fn from(damage: Damage) -> Self {
+        Self::Damaged(damage)
+    }
+}
+
+/// Result of an operation on a volume.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,117 @@
+//! Which blocks a file has: the index in DRAM.
+
+use std::collections::BTreeMap;
+
+use crate::format::Block;
+use crate::format::entry::Run;
+
+/// Blocks of a run that are no longer used.
+pub type Freed = Vec<(Block, u64)>;
+
+/// Runs by their first file block. They do not overlap.
+#[derive(Clone, Debug, Default)]
+pub struct Extents(BTreeMap<u64, Run>);
+
+impl Extents {
+    /// Maps a run; what it displaces goes to `freed`.
+    pub fn insert(&mut self, run: Run, freed: &mut Freed) {
+        self.remove(run.file_block, run.count, freed);
+        let mut run = run;
+        if let Some(before) = self.0.range(..run.file_block).next_back().map(|(_, r)| *r).filter(|r| adjoin(r, &run)) {
+            run = Run { count: before.count + run.count, ..before };
+        }
+        if let Some(after) = self.0.get(&run.end()).copied().filter(|r| adjoin(&run, r)) {
+            self.0.remove(&after.file_block);
+            run.count += after.count;
+        }
+        self.0.insert(run.file_block, run);
+    }
+
+    /// Unmaps `count` file blocks.
+    pub fn remove(&mut self, file_block: u64, count: u64, freed: &mut Freed) {
+        let end = file_block.saturating_add(count);
+        while let Some(run) = self.0.range(..end).next_back().map(|(_, r)| *r).filter(|r| r.end() > file_block) {
+            self.0.remove(&run.file_block);
+            let (from, to) = (run.file_block.max(file_block), run.end().min(end));
+            if run.file_block < from {
+                self.0.insert(run.file_block, cut(run, run.file_block, from));
+            }
+            if to < run.end() {
+                self.0.insert(to, cut(run, to, run.end()));
+            }
+            freed.push((run.block.offset(from - run.file_block), to - from));
+        }
+    }
+
+    /// The runs that have any of `count` file blocks, each cut to that range.
+    pub fn range(&self, file_block: u64, count: u64) -> impl Iterator<Item = Run> + '_ {
+        let end = file_block.saturating_add(count);
+        let before = self.0.range(..file_block).next_back().map(|(_, r)| *r).filter(|r| r.end() > file_block);
+        before
+            .into_iter()
+            .chain(self.0.range(file_block..end).map(|(_, r)| *r))
+            .map(move |r| cut(r, r.file_block.max(file_block), r.end().min(end)))
+    }
+
+    /// All runs.
+    pub fn iter(&self) -> impl Iterator<Item = Run> + '_ {
+        self.0.values().copied()
+    }
+
+    /// The first run at or after a file block that was written, cut to begin there at the earliest.
+    pub fn next_written(&self, file_block: u64) -> Option<Run> {
+        self.range(file_block, u64::MAX).find(|run| !run.unwritten)
+    }
+
+    /// How many runs there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How many blocks are mapped.
+    pub fn blocks(&self) -> u64 {
+        self.iter().map(|run| run.count).sum()
+    }
+}
+
+fn adjoin(a: &Run, b: &Run) -> bool {
+    let same_region = a.block.region() == b.block.region();
+    let adjacent = a.end() == b.file_block && same_region && a.block.index() + a.count == b.block.index();
+    adjacent && a.unwritten == b.unwritten && a.count + b.count <= Run::MAX
+}
+
+fn cut(run: Run, from: u64, to: u64) -> Run {
+    Run { file_block: from, block: run.block.offset(from - run.file_block), count: to - from, ..run }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(file_block: u64, index: u64, count: u64) -> Run {
+        Run { file_block, block: Block::new(1, index), count, unwritten: false }
+    }
+
+    #[test]
+    fn a_run_in_the_middle_of_another_cuts_it_in_three() {
+        let (mut map, mut freed) = (Extents::default(), Vec::new());
+        map.insert(run(0, 100, 10), &mut freed);
+        map.insert(run(3, 200, 2), &mut freed);
+        assert_eq!(freed, [(Block::new(1, 103), 2)]);
+        assert_eq!(map.iter().collect::<Vec<_>>(), [run(0, 100, 3), run(3, 200, 2), run(5, 105, 5)]);
+        assert_eq!(map.range(4, 2).collect::<Vec<_>>(), [run(4, 201, 1), run(5, 105, 1)]);
+    }
+
+    #[test]
+    fn adjacent_runs_join_and_ones_in_other_places_do_not() {
+        let (mut map, mut freed) = (Extents::default(), Vec::new());
+        map.insert(run(0, 100, 1), &mut freed);
+        map.insert(run(2, 102, 1), &mut freed);
+        map.insert(run(1, 101, 1), &mut freed);
+        assert_eq!(map.iter().collect::<Vec<_>>(), [run(0, 100, 3)]);
+        map.insert(run(3, 200, 1), &mut freed);
+        assert_eq!((map.len(), freed.len()), (2, 0));
+        map.remove(0, u64::MAX, &mut freed);
+        assert_eq!((map.len(), freed.iter().map(|f| f.1).sum::<u64>()), (0, 4));
+    }
+}

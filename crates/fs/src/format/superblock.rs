@@ -1,0 +1,193 @@
+//! The superblock: what a region is part of, and where everything in it lies.
+//!
+//! ```text
+//!    0  magic "HOMENOD1"                  8 bytes
+//!    8  version                           u32
+//!   12  CRC32C of the block, this 0       u32
+//!   16  features: compatible              u64
+//!   24  features: read-only compatible    u64
+//!   32  features: incompatible            u64
+//!   40  volume id                         16 bytes
+//!   56  index of this region              u16
+//!   58  number of regions                 u16
+//!   60  journals in each region           u32
+//!   64  time of mkfs                      i64
+//!  128  regions: blocks u64, inodes u64, node i32, reserved 12 bytes
+//! 2176  reserved, 0
+//! ```
+
+use super::{BLOCK, Block, Ino, MAX_REGIONS, get_i64, get_u16, get_u32, get_u64, inode, put};
+
+/// Blocks of a region that hold its superblock.
+pub const COPIES: [u64; 2] = [0, 1];
+/// Block of region 0 that holds the state word.
+pub const STATE_BLOCK: u64 = 2;
+/// First block of the names of the regions.
+pub const NAMES_FROM: u64 = 3;
+const NAME_RECORD: usize = 256;
+/// Names in a block.
+pub const NAMES_PER_BLOCK: usize = BLOCK / NAME_RECORD;
+/// Longest name of a region.
+pub const MAX_REGION_NAME: usize = NAME_RECORD - 8;
+const JOURNALS_FROM: u64 = NAMES_FROM + (MAX_REGIONS / NAMES_PER_BLOCK) as u64;
+/// Most journals of a region.
+pub const MAX_JOURNALS: u32 = 1024;
+
+const MAGIC: &[u8; 8] = b"HOMENOD1";
+const VERSION: u32 = 1;
+const REGIONS_FROM: usize = 128;
+const REGION: usize = 32;
+
+/// The record of a region's name: CRC32C of the rest u32, length u16, reserved, name.
+pub fn encode_name(name: &[u8]) -> [u8; NAME_RECORD] {
+    let mut out = [0; NAME_RECORD];
+    put(&mut out, 4, &(name.len() as u16).to_le_bytes());
+    put(&mut out, 8, name.get(..name.len().min(MAX_REGION_NAME)).unwrap_or_default());
+    let crc = crc32c::crc32c(&out[4..]);
+    put(&mut out, 0, &crc.to_le_bytes());
+    out
+}
+
+/// The name that a record holds. `None`: it holds none.
+pub fn decode_name(record: &[u8]) -> Option<&[u8]> {
+    let length = usize::from(get_u16(record, 4));
+    (crc32c::crc32c(record.get(4..)?) == get_u32(record, 0)).then_some(record.get(8..8 + length)?)
+}
+
+/// One region of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Size in blocks.
+    pub blocks: u64,
+    /// Slots in the inode table.
+    pub inodes: u64,
+    /// Node of the memory, where it is known.
+    pub node: Option<u32>,
+}
+
+/// A superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Names the volume.
+    pub volume: [u8; 16],
+    /// Which region this is.
+    pub index: usize,
+    /// Journals in each region.
+    pub journals: u32,
+    /// When the volume was made, ns since 1970.
+    pub created: i64,
+    /// Unknown bits mean that this version must not write.
+    pub ro_features: u64,
+    /// All regions.
+    pub regions: Vec<Region>,
+}
+
+impl Superblock {
+    /// The block as stored.
+    pub fn encode(&self) -> [u8; BLOCK] {
+        let mut out = [0; BLOCK];
+        put(&mut out, 0, MAGIC);
+        put(&mut out, 8, &VERSION.to_le_bytes());
+        put(&mut out, 24, &self.ro_features.to_le_bytes());
+        put(&mut out, 40, &self.volume);
+        put(&mut out, 56, &(self.index as u16).to_le_bytes());
+        put(&mut out, 58, &(self.regions.len() as u16).to_le_bytes());
+        put(&mut out, 60, &self.journals.to_le_bytes());
+        put(&mut out, 64, &self.created.to_le_bytes());
+        for (i, region) in self.regions.iter().enumerate() {
+            let at = REGIONS_FROM + i * REGION;
+            put(&mut out, at, &region.blocks.to_le_bytes());
+            put(&mut out, at + 8, &region.inodes.to_le_bytes());
+            put(&mut out, at + 16, &region.node.map_or(-1, |n| n as i32).to_le_bytes());
+        }
+        let crc = crc32c::crc32c(&out);
+        put(&mut out, 12, &crc.to_le_bytes());
+        out
+    }
+
+    /// Reads a superblock. An error says why it is none.
+    pub fn decode(block: &[u8; BLOCK]) -> Result<Self, &'static str> {
+        if !block.starts_with(MAGIC) {
+            return Err("not a homenode region");
+        }
+        let mut blank = *block;
+        put(&mut blank, 12, &[0; 4]);
+        if crc32c::crc32c(&blank) != get_u32(block, 12) {
+            return Err("the checksum is wrong");
+        }
+        if get_u32(block, 8) != VERSION || get_u64(block, 32) != 0 {
+            return Err("made by a later version of homenode");
+        }
+        let count = usize::from(get_u16(block, 58));
+        if count == 0 || count > MAX_REGIONS {
+            return Err("the number of regions is impossible");
+        }
+        let regions = (0..count).map(|i| REGIONS_FROM + i * REGION).map(|at| Region {
+            blocks: get_u64(block, at),
+            inodes: get_u64(block, at + 8),
+            node: u32::try_from(get_u32(block, at + 16) as i32).ok(),
+        });
+        let superblock = Self {
+            volume: super::bytes(block, 40),
+            index: usize::from(get_u16(block, 56)),
+            journals: get_u32(block, 60),
+            created: get_i64(block, 64),
+            ro_features: get_u64(block, 24),
+            regions: regions.collect(),
+        };
+        superblock.check()?;
+        Ok(superblock)
+    }
+
+    /// Whether everything fits in its region.
+    pub fn check(&self) -> Result<(), &'static str> {
+        if self.index >= self.regions.len() || self.regions.len() > MAX_REGIONS {
+            return Err("the index of the region is impossible");
+        }
+        if self.journals == 0 || self.journals > MAX_JOURNALS {
+            return Err("the number of journals is impossible");
+        }
+        let fits = |region: &Region| {
+            region.blocks <= Block::MAX_IN_REGION
+                && (2..=u64::from(u32::MAX)).contains(&region.inodes)
+                && self.data_from_of(region) < region.blocks
+        };
+        if self.regions.iter().all(fits) { Ok(()) } else { Err("a region is too small or too large") }
+    }
+
+    /// The journals of a region.
+    pub fn journals_of(&self, region: usize) -> impl Iterator<Item = Block> + use<> {
+        (0..u64::from(self.journals)).map(move |i| Block::new(region, JOURNALS_FROM + i))
+    }
+
+    /// First block of a region that may hold log pages and data.
+    pub fn data_from(&self, region: usize) -> Option<u64> {
+        self.regions.get(region).map(|r| self.data_from_of(r))
+    }
+
+    fn data_from_of(&self, region: &Region) -> u64 {
+        self.table_from() + region.inodes.div_ceil(inode::PER_BLOCK)
+    }
+
+    fn table_from(&self) -> u64 {
+        JOURNALS_FROM + u64::from(self.journals)
+    }
+
+    /// Where an inode is: its block and the offset in it. `None`: the volume has no such inode.
+    pub fn inode_at(&self, ino: Ino) -> Option<(Block, u64)> {
+        let slot = u64::from(ino.slot());
+        let region = self.regions.get(ino.region()).filter(|r| slot != 0 && slot < r.inodes)?;
+        debug_assert!(region.blocks <= Block::MAX_IN_REGION);
+        let block = self.table_from() + slot / inode::PER_BLOCK;
+        Some((Block::new(ino.region(), block), slot % inode::PER_BLOCK * inode::SIZE as u64))
+    }
+
+    /// Whether `count` blocks from `block` on can hold log pages or data.
+    pub fn is_data(&self, block: Block, count: u64) -> bool {
+        let end = block.index().checked_add(count);
+        match (self.regions.get(block.region()), end) {
+            (Some(region), Some(end)) => block.index() >= self.data_from_of(region) && end <= region.blocks,
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Checking a volume that is not mounted.
+//!
+//! The check believes nothing and changes nothing. What a crash leaves behind (journals, orphans) is no damage: mount
+//! takes care of it.
+
+use std::sync::Arc;
+
+use crate::alloc::Allocator;
+use crate::error::{Damage, Error, Result};
+use crate::format::BLOCK;
+use crate::format::superblock::{COPIES, Superblock};
+use crate::format::{BLOCK_BYTES, Ino};
+use crate::medium::{At, Medium};
+use crate::mount;
+use crate::scan;
+use crate::volume::{Options, Volume};
+
+/// What a check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// What cannot be true.
+    pub damage: Vec<Damage>,
+    /// Inodes that no directory names: the next mount frees them.
+    pub orphans: Vec<Ino>,
+    /// Journals that the next mount finishes.
+    pub journals: usize,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// The volume was unmounted.
+    pub clean: bool,
+}
+
+/// Checks a volume. Fails when it cannot be read as one at all.
+pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
+    let mut report = Report { damage: copies(&*medium)?, ..Report::default() };
+    let store = mount::open(medium)?;
+    let note = |report: &mut Report, e: Error| match e {
+        Error::Damaged(damage) => {
+            report.damage.push(damage);
+            Ok(())
+        }
+        e => Err(e),
+    };
+    match scan::is_clean(&store) {
+        Ok(clean) => report.clean = clean,
+        Err(e) => note(&mut report, e)?,
+    }
+    let journals = match scan::journals(&store) {
+        Ok(journals) => journals,
+        Err(e) => {
+            note(&mut report, e)?;
+            Vec::new()
+        }
+    };
+    report.journals = journals.len();
+    let mut found = scan::inodes(&store, &journals)?;
+    report.inodes = found.len() as u64;
+    let tree = scan::walk(&mut found);
+    let broken = found.iter().filter(|(ino, _)| tree.orphans.binary_search(ino).is_err());
+    for (_, inode) in broken {
+        if let Err(Error::Damaged(damage)) = &inode.state
+            && !tree.damage.contains(damage)
+        {
+            report.damage.push(damage.clone());
+        }
+    }
+    report.damage.extend(tree.damage);
+    let allocator = Allocator::new(store.superblock(), 1);
+    report.damage.extend(scan::claim(&store, &found, &tree.orphans, &allocator));
+    report.orphans = tree.orphans;
+    Ok(report)
+}
+
+/// Does what a mount would, and copies the good superblock of a region over one that is unusable. What is damaged
+/// otherwise stays as it is.
+pub fn repair(medium: Arc<dyn Medium>) -> Result<()> {
+    for region in 0..medium.regions() {
+        let good = mount::superblock_of(&*medium, region)?.encode();
+        for copy in COPIES {
+            let at = At { region, offset: copy * BLOCK_BYTES };
+            let mut block = [0; BLOCK];
+            medium.read(at, &mut block)?;
+            if Superblock::decode(&block).is_err() {
+                medium.write(at, &good)?;
+                medium.flush(at, BLOCK_BYTES)?;
+                medium.fence()?;
+            }
+        }
+    }
+    Volume::mount(Box::new(medium), Options::default())?.unmount()
+}
+
+/// Superblocks of which one copy is unusable.
+fn copies(medium: &dyn Medium) -> Result<Vec<Damage>> {
+    let mut damage = Vec::new();
+    for region in 0..medium.regions() {
+        for copy in COPIES {
+            let mut block = [0; BLOCK];
+            medium.read(At { region, offset: copy * BLOCK_BYTES }, &mut block)?;
+            if let Err(what) = Superblock::decode(&block) {
+                damage.push(Damage::Superblock { region, what });
+            }
+        }
+    }
+    Ok(damage)
+}

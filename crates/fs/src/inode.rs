@@ -1,0 +1,209 @@
+//! An inode in DRAM: what its log says, ready for use.
+//!
+//! The state is changed in one way only: [`State::apply`] of a log entry. Operations apply their entries after the
+//! commit, recovery applies the same entries from the log, so the two cannot differ.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::dir::{Dir, Named};
+use crate::extents::{Extents, Freed};
+use crate::format::entry::{Attributes, Entry, Kind};
+use crate::format::{BLOCK_BYTES, Ino, MAX_SIZE};
+use crate::log::Log;
+use crate::store::Durable;
+
+/// An inode that is in use.
+#[derive(Debug)]
+pub struct Inode {
+    /// Its number.
+    pub ino: Ino,
+    /// Which life of the number this is.
+    pub generation: u32,
+    /// What it is: never changes.
+    pub kind: Kind,
+    /// How many handles are open.
+    pub opens: AtomicU32,
+    /// A migration is under way.
+    pub migrating: AtomicBool,
+    state: RwLock<State>,
+}
+
+impl Inode {
+    /// An inode with what its log says.
+    pub fn new(ino: Ino, generation: u32, kind: Kind, state: State) -> Self {
+        Self {
+            ino,
+            generation,
+            kind,
+            opens: AtomicU32::new(0),
+            migrating: AtomicBool::new(false),
+            state: RwLock::new(state),
+        }
+    }
+
+    /// For reading, together with other readers.
+    pub fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For changing, alone.
+    pub fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What an inode's log says.
+#[derive(Debug)]
+pub struct State {
+    /// Attributes. The links of a directory are in `dir`.
+    pub attributes: Attributes,
+    /// Size in bytes.
+    pub size: u64,
+    /// Blocks of the data.
+    pub extents: Extents,
+    /// Extended attributes.
+    pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    /// Names, if it is a directory.
+    pub dir: Option<Dir>,
+    /// The log itself.
+    pub log: Log,
+    /// No directory names it any more, durably: it goes when the last handle is closed.
+    pub unnamed: Option<Durable>,
+    /// Its blocks and its number are free.
+    pub gone: bool,
+    /// A migration's copy under way; see `ops::migrate`.
+    pub moving: Option<Moving>,
+}
+
+/// File blocks that a migration copies while nobody holds the lock.
+#[derive(Clone, Copy, Debug)]
+pub struct Moving {
+    /// First file block.
+    pub file_block: u64,
+    /// How many.
+    pub count: u64,
+    /// The mapping of one of them changed meanwhile.
+    pub overtaken: bool,
+}
+
+impl State {
+    /// The state before the first entry.
+    pub fn new(log: Log) -> Self {
+        let attributes = Attributes { mode: 0, uid: 0, gid: 0, links: 0, atime: 0, mtime: 0, ctime: 0, rdev: 0 };
+        Self {
+            attributes,
+            size: 0,
+            extents: Extents::default(),
+            xattrs: BTreeMap::new(),
+            dir: None,
+            log,
+            unnamed: None,
+            gone: false,
+            moving: None,
+        }
+    }
+
+    /// Takes in one log entry. Blocks that are no longer used go to `freed`. An error says why the entry cannot follow
+    /// the ones before.
+    pub fn apply(&mut self, entry: &Entry<'_>, time: i64, freed: &mut Freed) -> Result<(), &'static str> {
+        if Kind::of_mode(self.attributes.mode).is_none() && !matches!(entry, Entry::Attributes(..)) {
+            return Err("its log does not begin with attributes");
+        }
+        match *entry {
+            Entry::Pad => return Ok(()),
+            Entry::Attributes(attributes, next_cookie) => return self.apply_attributes(attributes, next_cookie),
+            Entry::Extent(run, None) => {
+                self.overtake(run.file_block, run.count);
+                self.extents.insert(run, freed);
+                return Ok(());
+            }
+            Entry::Extent(run, Some(size)) => {
+                self.overtake(run.file_block, run.count);
+                self.extents.insert(run, freed);
+                self.size = size;
+            }
+            Entry::Hole { file_block, count, size } => {
+                self.overtake(file_block, count);
+                self.extents.remove(file_block, count, freed);
+                self.size = size;
+            }
+            Entry::Size(size) => {
+                let first = size.div_ceil(BLOCK_BYTES);
+                self.overtake(first, u64::MAX);
+                self.extents.remove(first, u64::MAX, freed);
+                self.size = size;
+            }
+            Entry::Link { ino, cookie, kind, name } => {
+                let dir = self.dir.as_mut().ok_or("a name in something that is no directory")?;
+                if !dir.insert(name, Named { ino, kind, cookie }) {
+                    return Err("a name is there twice");
+                }
+            }
+            Entry::Unlink { ino, name } => {
+                let dir = self.dir.as_mut().ok_or("a name in something that is no directory")?;
+                if dir.remove(name).is_none_or(|named| named.ino != ino) {
+                    return Err("a name is removed that is not there");
+                }
+            }
+            Entry::Xattr { name, value } => {
+                self.xattrs.insert(name.into(), value.into());
+                self.attributes.ctime = time;
+                return Ok(());
+            }
+            Entry::XattrGone(name) => {
+                self.xattrs.remove(name).ok_or("an attribute is removed that is not there")?;
+                self.attributes.ctime = time;
+                return Ok(());
+            }
+        }
+        self.attributes.mtime = time;
+        self.attributes.ctime = time;
+        Ok(())
+    }
+
+    fn apply_attributes(&mut self, attributes: Attributes, next_cookie: u64) -> Result<(), &'static str> {
+        let (was, is) = (Kind::of_mode(self.attributes.mode), Kind::of_mode(attributes.mode));
+        if was.is_some() && was != is {
+            return Err("its kind changes");
+        }
+        if is == Some(Kind::Directory) {
+            self.dir.get_or_insert_with(|| Dir::new(Ino::ROOT)).raise_next_cookie(next_cookie);
+        }
+        self.attributes = attributes;
+        Ok(())
+    }
+
+    fn overtake(&mut self, file_block: u64, count: u64) {
+        if let Some(moving) = &mut self.moving {
+            let apart =
+                file_block >= moving.file_block + moving.count || moving.file_block >= file_block.saturating_add(count);
+            moving.overtaken |= !apart;
+        }
+    }
+
+    /// The entries that say the same as the whole log, with their times: what log cleaning writes.
+    pub fn entries(&self) -> Vec<(Entry<'_>, i64)> {
+        let time = self.attributes.ctime;
+        let next_cookie = self.dir.as_ref().map_or(0, Dir::next_cookie);
+        let attributes = (Entry::Attributes(self.attributes, next_cookie), time);
+        let mut entries = vec![attributes];
+        if self.size > 0 {
+            entries.push((Entry::Size(self.size.min(MAX_SIZE)), time));
+        }
+        entries.extend(self.extents.iter().map(|run| (Entry::Extent(run, Some(self.size)), time)));
+        entries.extend(self.xattrs.iter().map(|(name, value)| (Entry::Xattr { name, value }, time)));
+        let names = self.dir.iter().flat_map(|dir| dir.after(0));
+        entries.extend(names.map(|(name, n)| (Entry::Link { ino: n.ino, cookie: n.cookie, kind: n.kind, name }, time)));
+        if entries.len() > 1 {
+            entries.push(attributes); // the entries between changed the times
+        }
+        entries
+    }
+
+    /// Slots that [`State::entries`] needs, about.
+    pub fn live_slots(&self) -> usize {
+        2 + self.extents.len() + 2 * self.xattrs.len() + self.dir.as_ref().map_or(0, Dir::len)
+    }
+}

@@ -1,0 +1,48 @@
+//! A crash-safe file system across the memory of several NUMA nodes.
+//!
+//! **Problem.** A program reads its files fast when they are in the memory of the node where it runs. A file system that
+//! knows the node of every block can write beside the caller and can move a file that is in use.
+//!
+//! **Approach.** One volume spans one region of memory per node. Each inode has a log; an operation appends entries to it
+//! and commits by one 8-byte store of its tail, or, when it changes several inodes, by way of a journal. File data is
+//! copied on write. The indexes are in DRAM and are rebuilt from the logs at mount. `docs/FORMAT.md` draws the format,
+//! `docs/SEMANTICS.md` says what is promised.
+//!
+//! Where to begin reading: [`format`](mod@format) is the medium, `store` the order of stores, `log` and `commit` how a change becomes
+//! durable, `scan` and `mount` how it is found again, `ops` what a caller can do.
+//!
+//! **Limits.** Mounting reads all logs, in one thread, and all indexes stay in DRAM. File data has no checksums.
+
+mod alloc;
+mod commit;
+mod counters;
+pub mod debug;
+mod dir;
+mod error;
+mod extents;
+pub mod format;
+mod free;
+pub mod fsck;
+mod inode;
+mod log;
+pub mod medium;
+mod mkfs;
+mod mount;
+mod open;
+mod ops;
+mod placement;
+mod scan;
+mod store;
+mod volume;
+
+pub use counters::Traffic;
+pub use dir::Named;
+pub use error::{Damage, Error, Result};
+pub use format::entry::{Attributes, Kind, Run};
+pub use format::{Block, Ino};
+pub use mkfs::{Layout, mkfs};
+pub use mount::superblock_of;
+pub use open::open_files;
+pub use ops::{Migrated, Name, NewFile, Progress, RegionUsage, Rename, SetAttributes, SetXattr, Stat, Usage};
+pub use placement::Placement;
+pub use volume::{Options, Volume};

@@ -1,0 +1,173 @@
+//! An inode's log: appending to it and reading it back.
+//!
+//! **Problem.** Entries, a new page and the link to it must all be durable before the tail moves past them, and none of
+//! them may be seen when the operation fails half-way.
+//!
+//! **Approach.** [`append`] writes behind the tail, where nobody looks, and hands back what must be flushed. The caller
+//! stores the tail. [`replay`] walks from head to tail and believes nothing.
+//!
+//! **Limits.** An operation's entries must fit in memory, not in a page.
+
+use smallvec::SmallVec;
+
+use crate::alloc::{Allocator, Fresh, Purpose};
+use crate::error::{Damage, Error, Result};
+use crate::format::entry::Entry;
+use crate::format::page::{self, SLOTS, Seal};
+use crate::format::{Block, Ino, LINE, LogPos};
+use crate::store::{Dirty, Store};
+
+/// Where a log is.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// Its pages, in order.
+    pub pages: Vec<Block>,
+    /// Sequence of the last page.
+    pub sequence: u32,
+    /// Where the next entry goes.
+    pub tail: LogPos,
+}
+
+impl Log {
+    /// Slots up to the tail.
+    pub fn slots(&self) -> usize {
+        self.pages.len().saturating_sub(1) * (SLOTS - 1) + self.tail.slot - 1
+    }
+
+    /// Moves the tail, after the commit.
+    pub fn advance(&mut self, appended: Appended<'_>) {
+        self.pages.extend(appended.pages);
+        self.sequence = appended.sequence;
+        self.tail = appended.tail;
+        appended.fresh.keep();
+    }
+}
+
+/// Entries behind the tail.
+#[derive(Debug)]
+pub struct Appended<'a> {
+    pages: SmallVec<[Block; 2]>,
+    sequence: u32,
+    /// The tail that commits the entries.
+    pub tail: LogPos,
+    /// What must be durable before.
+    pub dirty: Dirty,
+    fresh: Fresh<'a>,
+}
+
+impl Appended<'_> {
+    /// As a log of its own: for entries that were not appended to one.
+    pub fn into_log(self) -> Log {
+        self.fresh.keep();
+        Log { pages: self.pages.into_vec(), sequence: self.sequence, tail: self.tail }
+    }
+
+    /// Where a log of its own begins.
+    pub fn head(&self) -> LogPos {
+        LogPos { page: self.pages.first().copied().unwrap_or(Block::NONE), slot: 1 }
+    }
+}
+
+/// The tail of a log that has no page yet.
+pub const NO_TAIL: LogPos = LogPos { page: Block::NONE, slot: SLOTS };
+
+/// Where pages for logs come from.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages<'a, 'r> {
+    /// The free blocks.
+    pub allocator: &'a Allocator,
+    /// Regions to try, best first.
+    pub regions: &'r [usize],
+    /// Part of the region to begin with.
+    pub part: usize,
+    /// What the entries are for.
+    pub purpose: Purpose,
+}
+
+/// Writes entries after `sequence` and `tail`: those of a log, or a sequence and [`NO_TAIL`] to begin a new one.
+pub fn append<'a>(
+    store: &Store,
+    from: Pages<'a, '_>,
+    (ino, generation): (Ino, u32),
+    (sequence, tail): (u32, LogPos),
+    entries: &[(Entry<'_>, i64)],
+) -> Result<Appended<'a>> {
+    let fresh = from.allocator.fresh();
+    let mut out = Appended { pages: SmallVec::new(), sequence, tail, dirty: Dirty::default(), fresh };
+    for (entry, time) in entries {
+        if out.tail.slot + entry.slots() > SLOTS {
+            add_page(store, from, (ino, generation), &mut out, *time)?;
+        }
+        let seal = Seal { ino, generation, sequence: out.sequence };
+        let bytes = entry.encode(seal, out.tail.slot, *time);
+        out.dirty.and(store.write(out.tail.page, (out.tail.slot * LINE) as u64, &bytes)?);
+        out.tail.slot += entry.slots();
+    }
+    Ok(out)
+}
+
+fn add_page<'a>(
+    store: &Store,
+    from: Pages<'a, '_>,
+    (ino, generation): (Ino, u32),
+    out: &mut Appended<'a>,
+    time: i64,
+) -> Result<()> {
+    let (next, _) = from.allocator.allocate(from.regions, 1, from.part, from.purpose, &mut out.fresh)?;
+    if out.tail.page != Block::NONE {
+        if out.tail.slot < SLOTS {
+            let seal = Seal { ino, generation, sequence: out.sequence };
+            let pad = Entry::Pad.encode(seal, out.tail.slot, time);
+            out.dirty.and(store.write(out.tail.page, (out.tail.slot * LINE) as u64, &pad)?);
+        }
+        let word = page::next_word(out.tail.page, generation, next);
+        out.dirty.and(store.store_word(out.tail.page, page::NEXT, word)?);
+    }
+    out.sequence = out.sequence.wrapping_add(1);
+    let header = page::encode(Seal { ino, generation, sequence: out.sequence }, next);
+    out.dirty.and(store.write(next, 0, &header)?);
+    out.pages.push(next);
+    out.tail = LogPos { page: next, slot: 1 };
+    Ok(())
+}
+
+/// Reads a log from head to tail and hands each entry with its time to `take`.
+pub fn replay(
+    store: &Store,
+    (ino, generation): (Ino, u32),
+    head: LogPos,
+    tail: LogPos,
+    mut take: impl FnMut(&Entry<'_>, i64) -> std::result::Result<(), &'static str>,
+) -> Result<Log> {
+    let damage = |what| Error::from(Damage::Inode { ino, what });
+    let most: u64 = store.superblock().regions.iter().map(|r| r.blocks).sum();
+    let mut log = Log { pages: Vec::new(), sequence: 0, tail };
+    let mut at = head;
+    loop {
+        if !store.superblock().is_data(at.page, 1) || log.pages.len() as u64 >= most {
+            return Err(damage("its log leads outside of the volume or in a circle"));
+        }
+        let page = store.read_block(at.page)?;
+        let sequence = page::decode(page.as_slice(), ino, generation, at.page).map_err(damage)?;
+        if log.pages.last().is_some() && sequence != log.sequence.wrapping_add(1) {
+            return Err(damage("the pages of its log are out of order"));
+        }
+        log.sequence = sequence;
+        log.pages.push(at.page);
+        let last = at.page == tail.page;
+        let end = if last { tail.slot } else { SLOTS };
+        while at.slot < end {
+            let seal = Seal { ino, generation, sequence };
+            let (entry, slots, time) = Entry::decode(page.as_slice(), seal, at.slot).map_err(damage)?;
+            if at.slot + slots > end {
+                return Err(damage("a log entry crosses the tail"));
+            }
+            take(&entry, time).map_err(damage)?;
+            at.slot = if entry == Entry::Pad { SLOTS } else { at.slot + slots };
+        }
+        if last {
+            return Ok(log);
+        }
+        at = LogPos { page: page::next(page.as_slice(), at.page, generation).map_err(damage)?, slot: 1 };
+    }
+}

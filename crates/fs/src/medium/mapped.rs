@@ -1,0 +1,256 @@
+//! Regions that are mapped into this process.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{FileType, FlockOperation};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+
+use super::persist::{self, Instruction};
+use super::{At, Medium, Persistence};
+use crate::error::{Error, Result};
+use crate::format::{Block, LINE};
+
+const PAGE: u64 = 4096;
+const TMPFS: i64 = 0x0102_1994;
+const HUGETLBFS: i64 = 0x9584_58f6;
+/// Of `mbind(2)`; the libc crate does not have it.
+const MPOL_MF_MOVE: u32 = 2;
+
+/// One region's file or device, and the node its memory shall be on.
+#[derive(Debug)]
+pub struct RegionFile {
+    /// Opened for reading and writing.
+    pub file: File,
+    /// Binds the memory to this node; only for memory that is allocated page by page (tmpfs, hugetlbfs, memfd).
+    pub bind: Option<u32>,
+}
+
+/// Mapped regions.
+#[derive(Debug)]
+pub struct Mapped {
+    regions: Vec<Region>,
+}
+
+#[derive(Debug)]
+struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    persistence: Persistence,
+    unsynced: Mutex<bool>,
+    /// Keeps the lock.
+    _file: File,
+}
+
+// SAFETY: the mapping lives as long as the value, and all access goes through raw copies and atomics; the file system's
+// locks keep one thread from copying what another one changes.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Mapped {
+    /// Maps the regions in the given order. They are locked (`flock`) as long as they are mapped.
+    pub fn new(files: &[RegionFile]) -> Result<Self> {
+        Ok(Self { regions: files.iter().map(Region::new).collect::<Result<_>>()? })
+    }
+
+    /// How stores to a region become durable.
+    pub fn persistence(&self, region: usize) -> Option<Persistence> {
+        self.regions.get(region).map(|r| r.persistence)
+    }
+
+    /// Writes lines back also where the memory is lost with the machine: for measuring what it costs.
+    pub fn assume_persistent(&mut self) {
+        if let Some(instruction) = Instruction::detect() {
+            for region in &mut self.regions {
+                if region.persistence == Persistence::Volatile {
+                    region.persistence = Persistence::Lines(instruction);
+                }
+            }
+        }
+    }
+
+    fn place(&self, at: At, len: usize) -> Result<(&Region, *mut u8)> {
+        let outside = Error::OutOfRange(Block::new(at.region % 64, at.offset / PAGE % Block::MAX_IN_REGION));
+        let Some(region) = self.regions.get(at.region) else { return Err(outside) };
+        let offset = usize::try_from(at.offset).unwrap_or(usize::MAX);
+        if offset.checked_add(len).is_none_or(|end| end > region.len) {
+            return Err(outside);
+        }
+        // SAFETY: offset ≤ len of the mapping, checked above.
+        Ok((region, unsafe { region.base.as_ptr().add(offset) }))
+    }
+
+    fn word(&self, at: At) -> Result<&AtomicU64> {
+        let (_, place) = self.place(at, 8)?;
+        if !at.offset.is_multiple_of(8) {
+            return Err(Error::Invalid("a word is not aligned"));
+        }
+        // SAFETY: eight bytes inside the mapping, aligned (the mapping is page-aligned), and words are only ever
+        // accessed as atomics while a volume is mounted.
+        Ok(unsafe { AtomicU64::from_ptr(place.cast()) })
+    }
+}
+
+impl Region {
+    fn new(region: &RegionFile) -> Result<Self> {
+        match rustix::fs::flock(&region.file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Err(Error::InUse),
+            result => result.map_err(io::Error::from)?,
+        }
+        Ok(Self::map(region)?)
+    }
+
+    fn map(region: &RegionFile) -> io::Result<Self> {
+        let fd = region.file.as_fd();
+        let stat = rustix::fs::fstat(fd)?;
+        let device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+        let len = if device { device_size(stat.st_rdev)? } else { stat.st_size as u64 };
+        let len = usize::try_from(len / PAGE * PAGE).map_err(io::Error::other)?;
+        if len == 0 {
+            return Err(io::Error::other("the region is empty"));
+        }
+        let lines = || Instruction::detect().map_or(Persistence::Msync, Persistence::Lines);
+        let map = |flags| {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, flags, fd, 0) }
+        };
+        let sync = MapFlags::SHARED_VALIDATE | MapFlags::from_bits_retain(libc::MAP_SYNC as u32);
+        let (base, persistence) = match map(sync) {
+            Ok(base) => (base, lines()),
+            Err(_) => {
+                let base = map(MapFlags::SHARED)?;
+                let kind = rustix::fs::fstatfs(fd)?.f_type;
+                let volatile = kind == TMPFS || kind == HUGETLBFS;
+                (
+                    base,
+                    if device {
+                        lines()
+                    } else if volatile {
+                        Persistence::Volatile
+                    } else {
+                        Persistence::Msync
+                    },
+                )
+            }
+        };
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned no address"))?;
+        let mapped = Self { base, len, persistence, unsynced: Mutex::new(false), _file: region.file.try_clone()? };
+        if let Some(node) = region.bind {
+            mapped.bind(node)?;
+        }
+        Ok(mapped)
+    }
+
+    fn bind(&self, node: u32) -> io::Result<()> {
+        let mut mask = [0_u64; 16];
+        let Some(word) = mask.get_mut(node as usize / 64) else {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        };
+        *word = 1 << (node % 64);
+        // SAFETY: the range is this value's own mapping, and the mask is as long as it says.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base.as_ptr(),
+                self.len,
+                libc::MPOL_BIND,
+                mask.as_ptr(),
+                mask.len() * 64,
+                MPOL_MF_MOVE,
+            )
+        };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and nothing borrows from it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Size of a DAX device, which `fstat` does not say.
+fn device_size(rdev: u64) -> io::Result<u64> {
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    let text = std::fs::read_to_string(format!("/sys/dev/char/{major}:{minor}/size"))?;
+    text.trim().parse().map_err(io::Error::other)
+}
+
+impl Medium for Mapped {
+    fn regions(&self) -> usize {
+        self.regions.len()
+    }
+
+    fn len(&self, region: usize) -> u64 {
+        self.regions.get(region).map_or(0, |r| r.len as u64)
+    }
+
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+        let (_, place) = self.place(at, out.len())?;
+        // SAFETY: `place` has `out.len()` bytes, and `out` is no part of the mapping.
+        unsafe { ptr::copy_nonoverlapping(place, out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+
+    fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        let (_, place) = self.place(at, data.len())?;
+        // SAFETY: `place` has `data.len()` bytes, and `data` is no part of the mapping.
+        unsafe { ptr::copy_nonoverlapping(data.as_ptr(), place, data.len()) };
+        Ok(())
+    }
+
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        self.write(at, data)
+    }
+
+    fn load_u64(&self, at: At) -> Result<u64> {
+        Ok(u64::from_le(self.word(at)?.load(Ordering::Acquire)))
+    }
+
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        self.word(at)?.store(word.to_le(), Ordering::Release);
+        Ok(())
+    }
+
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        let (region, place) = self.place(at, usize::try_from(len).unwrap_or(usize::MAX))?;
+        match region.persistence {
+            Persistence::Volatile => {}
+            Persistence::Msync => *region.unsynced.lock().unwrap_or_else(PoisonError::into_inner) = true,
+            Persistence::Lines(instruction) => {
+                let lead = at.offset as usize % LINE;
+                for line in (0..len as usize + lead).step_by(LINE) {
+                    // SAFETY: each line begins inside the mapping (which begins at a line), and the processor has the
+                    // instruction: `detect` said so.
+                    unsafe { instruction.write_back(place.sub(lead).add(line)) };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fence(&self) -> Result<()> {
+        persist::store_fence();
+        for region in &self.regions {
+            if region.persistence != Persistence::Msync {
+                continue;
+            }
+            // Held during the call: another thread's fence must not return before its stores are on the disk, too.
+            let mut unsynced = region.unsynced.lock().unwrap_or_else(PoisonError::into_inner);
+            if std::mem::take(&mut *unsynced) {
+                // SAFETY: the range is this value's own mapping.
+                unsafe { rustix::mm::msync(region.base.as_ptr().cast(), region.len, MsyncFlags::SYNC) }
+                    .map_err(io::Error::from)?;
+            }
+        }
+        Ok(())
+    }
+}

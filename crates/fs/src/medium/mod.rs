@@ -1,0 +1,90 @@
+//! Where the bytes are: every access of the file system to its memory goes through [`Medium`].
+//!
+//! **Problem.** The same code must run on DAX memory (write back the lines, then fence), on memory that a crash of the
+//! machine loses anyway (memfd, tmpfs, hugetlbfs) and on plain files (msync), and tests must see every store.
+//!
+//! **Approach.** One trait with the operations that matter for ordering. [`Mapped`] is real memory; tests bring a
+//! recording medium of their own.
+//!
+//! **Limits.** A medium that cannot be read (a poisoned line) kills the process with SIGBUS.
+
+mod mapped;
+mod persist;
+
+pub use mapped::{Mapped, RegionFile};
+pub use persist::Persistence;
+
+use std::sync::Arc;
+
+use crate::error::Result;
+
+/// A byte of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At {
+    /// Index of the region.
+    pub region: usize,
+    /// Offset within it.
+    pub offset: u64,
+}
+
+impl At {
+    /// The byte `by` bytes further.
+    pub fn plus(self, by: u64) -> Self {
+        Self { offset: self.offset + by, ..self }
+    }
+}
+
+/// The memory of a volume: one or more regions.
+///
+/// A store is durable after it was flushed and a later fence returned. Until then any part of it may or may not be:
+/// only an aligned [`Medium::store_u64`] happens as a whole. Every method fails on what is outside of a region.
+pub trait Medium: Send + Sync {
+    /// How many regions there are.
+    fn regions(&self) -> usize;
+    /// Bytes of a region.
+    fn len(&self, region: usize) -> u64;
+    /// Copies from the medium.
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()>;
+    /// Copies to the medium.
+    fn write(&self, at: At, data: &[u8]) -> Result<()>;
+    /// Copies file data to the medium past the caches, where that is possible. Needs a flush like any store.
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()>;
+    /// Loads an aligned word.
+    fn load_u64(&self, at: At) -> Result<u64>;
+    /// Stores an aligned word at once.
+    fn store_u64(&self, at: At, word: u64) -> Result<()>;
+    /// Begins to write lines back.
+    fn flush(&self, at: At, len: u64) -> Result<()>;
+    /// Waits until all that was flushed is durable.
+    fn fence(&self) -> Result<()>;
+}
+
+impl<M: Medium + ?Sized> Medium for Arc<M> {
+    fn regions(&self) -> usize {
+        (**self).regions()
+    }
+    fn len(&self, region: usize) -> u64 {
+        (**self).len(region)
+    }
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+        (**self).read(at, out)
+    }
+    fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        (**self).write(at, data)
+    }
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        (**self).write_data(at, data)
+    }
+    fn load_u64(&self, at: At) -> Result<u64> {
+        (**self).load_u64(at)
+    }
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        (**self).store_u64(at, word)
+    }
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        (**self).flush(at, len)
+    }
+    fn fence(&self) -> Result<()> {
+        (**self).fence()
+    }
+}

@@ -1,0 +1,134 @@
+//! New blocks for a file: allocated on the right node and filled, before anybody sees them.
+
+use crate::alloc::{Fresh, Purpose};
+use crate::error::Result;
+use crate::format::entry::{Entry, Run};
+use crate::format::{BLOCK, BLOCK_BYTES, Ino};
+use crate::inode::State;
+use crate::placement::{Placement, STRIPE};
+use crate::store::{Dirty, Flushed};
+use crate::volume::{Locked, Volume};
+
+/// Blocks and entries of an operation on a file that is not committed yet.
+pub(super) struct Draft<'a> {
+    pub fresh: Fresh<'a>,
+    pub dirty: Dirty,
+    pub entries: Vec<(Ino, Entry<'static>)>,
+    /// The size of the file afterwards.
+    pub size: u64,
+}
+
+impl Volume {
+    pub(super) fn draft(&self, size: u64) -> Draft<'_> {
+        Draft { fresh: self.allocator.fresh(), dirty: Dirty::default(), entries: Vec::new(), size }
+    }
+
+    /// Commits a draft.
+    pub(super) fn finish(&self, draft: Draft<'_>, locked: &mut Locked<'_>, time: i64, purpose: Purpose) -> Result<()> {
+        let flushed: Flushed = draft.dirty.flush(&self.store)?;
+        self.commit(locked, &draft.entries, time, flushed, purpose)?;
+        draft.fresh.keep();
+        Ok(())
+    }
+
+    /// Blocks for a range of a file: adjacent ones as far as there are.
+    pub(super) fn new_runs<'a>(
+        &'a self,
+        file_block: u64,
+        count: u64,
+        placement: Placement,
+        fresh: &mut Fresh<'a>,
+    ) -> Result<Vec<Run>> {
+        let cpu = self.cpu();
+        let (mut runs, mut at, end): (Vec<Run>, _, _) = (Vec::new(), file_block, file_block + count);
+        while at < end {
+            let striped = matches!(placement, Placement::Interleave | Placement::Random);
+            let upto = if striped { end.min((at / STRIPE + 1) * STRIPE) } else { end };
+            let want = (upto - at).min(Run::MAX);
+            let region = self.regions.first(placement, cpu, at, if striped { self.random() } else { 0 });
+            let regions = self.regions.nearest(region);
+            let (block, count) = self.allocator.allocate(regions, want, cpu, Purpose::Growth, fresh)?;
+            if block.region() != region {
+                self.counters.fell_back(cpu, block.region(), count);
+            }
+            runs.push(Run { file_block: at, block, count, unwritten: false });
+            at += count;
+        }
+        Ok(runs)
+    }
+
+    /// Writes `data` at `offset` to new blocks. What the first and last block had elsewhere is copied, zeros where the
+    /// file had nothing.
+    pub(super) fn replace<'a>(
+        &'a self,
+        state: &State,
+        ino: Ino,
+        (offset, data): (u64, &[u8]),
+        placement: Placement,
+        draft: &mut Draft<'a>,
+    ) -> Result<()> {
+        let Some(last) = (offset + data.len() as u64).checked_sub(1).filter(|_| !data.is_empty()) else {
+            return Ok(());
+        };
+        let first = offset / BLOCK_BYTES;
+        let runs = self.new_runs(first, last / BLOCK_BYTES - first + 1, placement, &mut draft.fresh)?;
+        let (mut at, mut rest) = (offset, data);
+        for run in runs {
+            let run_from = run.file_block * BLOCK_BYTES;
+            while at < run.end() * BLOCK_BYTES && !rest.is_empty() {
+                let within = at % BLOCK_BYTES;
+                let place = run.block.offset((at - run_from) / BLOCK_BYTES);
+                let len = if within == 0 && rest.len() >= BLOCK {
+                    let whole = rest.len() / BLOCK * BLOCK;
+                    let len = whole.min((run.end() * BLOCK_BYTES - at) as usize);
+                    draft.dirty.and(self.store.write_data(place, 0, rest.get(..len).unwrap_or_default())?);
+                    len
+                } else {
+                    let len = rest.len().min(BLOCK - within as usize);
+                    let mut block = self.old_block(state, at / BLOCK_BYTES)?;
+                    crate::format::put(block.as_mut_slice(), within as usize, rest.get(..len).unwrap_or_default());
+                    draft.dirty.and(self.store.write_data(place, 0, block.as_slice())?);
+                    len
+                };
+                at += len as u64;
+                rest = rest.get(len..).unwrap_or_default();
+            }
+            self.counters.written(self.cpu(), run.block.region(), run.count * BLOCK_BYTES);
+            draft.entries.push((ino, Entry::Extent(run, Some(draft.size))));
+        }
+        Ok(())
+    }
+
+    /// What a block of the file has now: zeros where there is nothing, and beyond the size.
+    fn old_block(&self, state: &State, file_block: u64) -> Result<Box<[u8; BLOCK]>> {
+        let mut block = Box::new([0; BLOCK]);
+        let valid = state.size.saturating_sub(file_block * BLOCK_BYTES).min(BLOCK_BYTES) as usize;
+        if let Some(run) = state.extents.range(file_block, 1).next().filter(|run| !run.unwritten) {
+            self.store.read(run.block, 0, block.get_mut(..valid).unwrap_or_default())?;
+        }
+        Ok(block)
+    }
+
+    /// Replaces bytes by zeros, where blocks were written: for a range within one block.
+    pub(super) fn zero_part<'a>(
+        &'a self,
+        state: &State,
+        ino: Ino,
+        (from, to): (u64, u64),
+        draft: &mut Draft<'a>,
+    ) -> Result<()> {
+        let written = state.extents.range(from / BLOCK_BYTES, 1).next().filter(|run| !run.unwritten);
+        let Some(run) = written.filter(|_| from < to) else { return Ok(()) };
+        let zeros = [0; BLOCK];
+        let len = ((to - from) as usize).min(BLOCK);
+        let node = self.regions.node(run.block.region());
+        let placement = node.map_or(Placement::Local, Placement::Node);
+        self.replace(state, ino, (from, zeros.get(..len).unwrap_or_default()), placement, draft)
+    }
+
+    /// Before a file grows to `upto` or beyond: what its last block has after the end becomes zeros.
+    pub(super) fn zero_tail<'a>(&'a self, state: &State, ino: Ino, upto: u64, draft: &mut Draft<'a>) -> Result<()> {
+        let block_end = state.size.next_multiple_of(BLOCK_BYTES);
+        self.zero_part(state, ino, (state.size, block_end.min(upto)), draft)
+    }
+}

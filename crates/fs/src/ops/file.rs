@@ -1,0 +1,244 @@
+//! File data: read, write, truncate, allocate, punch, seek.
+//!
+//! Data is never changed in place: a write goes to new blocks, one log entry per run maps them, and the tail commits all
+//! of it at once. Bytes of the last block beyond the size are undefined, so whatever grows a file zeroes them first.
+
+use crate::alloc::Purpose;
+use crate::error::{Error, Result};
+use crate::format::entry::{Entry, Kind, Run};
+use crate::format::{BLOCK_BYTES, Ino, MAX_SIZE};
+use crate::inode::{Inode, State};
+use crate::ops::blocks::Draft;
+use crate::ops::names::check_live;
+use crate::placement::Placement;
+use crate::volume::{Locked, Volume};
+
+impl Volume {
+    /// Reads up to `out.len()` bytes; fewer at the end of the file.
+    pub fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let inode = self.inode(ino)?;
+        check_file(&inode)?;
+        self.read_inode(&inode, offset, out)
+    }
+
+    pub(crate) fn read_inode(&self, inode: &Inode, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let state = inode.read();
+        check_live(&state)?;
+        let len = state.size.saturating_sub(offset).min(out.len() as u64);
+        let out = out.get_mut(..len as usize).unwrap_or_default();
+        let (first, end) = (offset / BLOCK_BYTES, offset + len);
+        let cpu = self.cpu();
+        let mut done = 0_usize;
+        for run in state.extents.range(first, end.div_ceil(BLOCK_BYTES) - first) {
+            let from = (run.file_block * BLOCK_BYTES).max(offset);
+            let to = (run.end() * BLOCK_BYTES).min(end);
+            let (start, stop) = ((from - offset) as usize, (to - offset) as usize);
+            out.get_mut(done..start).unwrap_or_default().fill(0);
+            let part = out.get_mut(start..stop).unwrap_or_default();
+            if run.unwritten {
+                part.fill(0);
+            } else {
+                self.store.read(run.block, from - run.file_block * BLOCK_BYTES, part)?;
+                self.counters.read(cpu, run.block.region(), to - from);
+            }
+            done = stop;
+        }
+        out.get_mut(done..).unwrap_or_default().fill(0);
+        Ok(len as usize)
+    }
+
+    /// Writes all of `data`, at once: a crash leaves the old or the new.
+    pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        self.write_to(ino, offset, data, self.options.placement)
+    }
+
+    /// Writes with a placement of its own.
+    pub fn write_to(&self, ino: Ino, offset: u64, data: &[u8], placement: Placement) -> Result<()> {
+        let inode = self.inode(ino)?;
+        check_file(&inode)?;
+        let mut locked = Locked::new(&[&inode]);
+        self.write_locked(&mut locked, ino, offset, data, placement)
+    }
+
+    /// Writes at the end, wherever that is by then. Returns where it was.
+    pub fn append(&self, ino: Ino, data: &[u8]) -> Result<u64> {
+        let inode = self.inode(ino)?;
+        check_file(&inode)?;
+        let mut locked = Locked::new(&[&inode]);
+        let offset = locked.get(ino)?.size;
+        self.write_locked(&mut locked, ino, offset, data, self.options.placement)?;
+        Ok(offset)
+    }
+
+    fn write_locked(
+        &self,
+        locked: &mut Locked<'_>,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        placement: Placement,
+    ) -> Result<()> {
+        if let Placement::Node(node) = placement {
+            self.regions.on_node(node).ok_or(Error::NoRegionOnNode(node))?;
+        }
+        let state = locked.get(ino)?;
+        check_live(state)?;
+        let end = end_of(offset, data.len() as u64)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        let mut draft = self.draft(state.size.max(end));
+        if offset / BLOCK_BYTES > state.size / BLOCK_BYTES {
+            self.zero_tail(state, ino, offset, &mut draft)?;
+        }
+        self.replace(state, ino, (offset, data), placement, &mut draft)?;
+        self.finish(draft, locked, self.now(), Purpose::Growth)
+    }
+
+    /// Sets the size. What is added reads as zeros.
+    pub fn truncate(&self, ino: Ino, size: u64) -> Result<()> {
+        let inode = self.inode(ino)?;
+        check_file(&inode)?;
+        end_of(size, 0)?;
+        let mut locked = Locked::new(&[&inode]);
+        let state = locked.get(ino)?;
+        check_live(state)?;
+        let mut draft = self.draft(size);
+        if size > state.size {
+            self.zero_tail(state, ino, size, &mut draft)?;
+        }
+        draft.entries.push((ino, Entry::Size(size)));
+        let purpose = if size < state.size { Purpose::Freeing } else { Purpose::Growth };
+        self.finish(draft, &mut locked, self.now(), purpose)
+    }
+
+    /// Gives every block of a range that has none a place; it reads as zeros. Grows the file unless `keep_size`. Writing
+    /// the range later needs new blocks all the same, as data is copied on write.
+    pub fn allocate(&self, ino: Ino, offset: u64, len: u64, keep_size: bool) -> Result<()> {
+        self.change_range(ino, offset, len, keep_size, |volume, state, draft, end| {
+            let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+            if offset < state.size {
+                volume.zero_tail(state, ino, draft.size, draft)?;
+            }
+            let mapped: Vec<Run> = state.extents.range(first, last - first).collect();
+            let mut at = first;
+            for (from, to) in mapped.iter().map(|run| (run.file_block, run.end())).chain([(last, last)]) {
+                volume.add_unwritten(ino, at, from - at, draft)?;
+                at = to;
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes a range read as zeros and gives its blocks back. The size stays.
+    pub fn punch_hole(&self, ino: Ino, offset: u64, len: u64) -> Result<()> {
+        self.change_range(ino, offset, len, true, |volume, state, draft, end| {
+            let (first, last) = volume.zero_edges(state, ino, (offset, end), draft)?;
+            if first < last {
+                let hole = Entry::Hole { file_block: first, count: last - first, size: draft.size };
+                draft.entries.push((ino, hole));
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes a range read as zeros and keeps blocks for it. Grows the file unless `keep_size`.
+    pub fn zero_range(&self, ino: Ino, offset: u64, len: u64, keep_size: bool) -> Result<()> {
+        self.change_range(ino, offset, len, keep_size, |volume, state, draft, end| {
+            let (first, last) = volume.zero_edges(state, ino, (offset, end), draft)?;
+            volume.add_unwritten(ino, first, last.saturating_sub(first), draft)
+        })
+    }
+
+    fn change_range<'a>(
+        &'a self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        keep_size: bool,
+        change: impl FnOnce(&'a Self, &State, &mut Draft<'a>, u64) -> Result<()>,
+    ) -> Result<()> {
+        let inode = self.inode(ino)?;
+        check_file(&inode)?;
+        let end = end_of(offset, len)?;
+        if len == 0 {
+            return Err(Error::Invalid("the range is empty"));
+        }
+        let mut locked = Locked::new(&[&inode]);
+        let state = locked.get(ino)?;
+        check_live(state)?;
+        let mut draft = self.draft(if keep_size { state.size } else { state.size.max(end) });
+        if draft.size > state.size && offset >= state.size {
+            self.zero_tail(state, ino, offset, &mut draft)?;
+        }
+        change(self, state, &mut draft, end)?;
+        if draft.size > state.size && draft.entries.is_empty() {
+            draft.entries.push((ino, Entry::Size(draft.size)));
+        }
+        if draft.entries.is_empty() { Ok(()) } else { self.finish(draft, &mut locked, self.now(), Purpose::Growth) }
+    }
+
+    /// Zeroes what a range has of its first and last block, and returns the whole blocks between. A last block that ends
+    /// with the file counts as whole.
+    fn zero_edges<'a>(
+        &'a self,
+        state: &State,
+        ino: Ino,
+        (offset, end): (u64, u64),
+        draft: &mut Draft<'a>,
+    ) -> Result<(u64, u64)> {
+        let end = if end >= state.size { end.next_multiple_of(BLOCK_BYTES) } else { end };
+        let (first, last) = (offset.div_ceil(BLOCK_BYTES), end / BLOCK_BYTES);
+        let head_end = (first * BLOCK_BYTES).min(end).min(state.size);
+        self.zero_part(state, ino, (offset, head_end.max(offset)), draft)?;
+        if first <= last {
+            let tail = last * BLOCK_BYTES;
+            self.zero_part(state, ino, (tail, end), draft)?;
+        }
+        Ok((first, last))
+    }
+
+    fn add_unwritten<'a>(&'a self, ino: Ino, file_block: u64, count: u64, draft: &mut Draft<'a>) -> Result<()> {
+        for run in self.new_runs(file_block, count, self.options.placement, &mut draft.fresh)? {
+            draft.entries.push((ino, Entry::Extent(Run { unwritten: true, ..run }, Some(draft.size))));
+        }
+        Ok(())
+    }
+
+    /// The first byte at or after `offset` that has data. `None`: there is none before the end.
+    pub fn seek_data(&self, ino: Ino, offset: u64) -> Result<Option<u64>> {
+        let inode = self.inode(ino)?;
+        let state = inode.read();
+        let run = state.extents.next_written(offset / BLOCK_BYTES);
+        Ok(run.map(|run| (run.file_block * BLOCK_BYTES).max(offset)).filter(|at| *at < state.size))
+    }
+
+    /// The first byte at or after `offset` that is in a hole; the end of the file is one. `None`: beyond the end.
+    pub fn seek_hole(&self, ino: Ino, offset: u64) -> Result<Option<u64>> {
+        let inode = self.inode(ino)?;
+        let state = inode.read();
+        if offset >= state.size {
+            return Ok(None);
+        }
+        let mut at = offset / BLOCK_BYTES;
+        for run in state.extents.range(at, u64::MAX) {
+            if run.file_block > at || run.unwritten {
+                break;
+            }
+            at = run.end();
+        }
+        Ok(Some((at * BLOCK_BYTES).max(offset).min(state.size)))
+    }
+}
+
+fn check_file(inode: &Inode) -> Result<()> {
+    match inode.kind {
+        Kind::File => Ok(()),
+        Kind::Directory => Err(Error::IsDirectory),
+        _ => Err(Error::Invalid("not a regular file")),
+    }
+}
+
+fn end_of(offset: u64, len: u64) -> Result<u64> {
+    offset.checked_add(len).filter(|end| *end <= MAX_SIZE).ok_or(Error::TooLarge)
+}

@@ -1,0 +1,240 @@
+//! Moving a file to another node while it is read and written.
+//!
+//! **Problem.** A copy takes time, and a writer may change a block that was copied already: its write must win.
+//!
+//! **Approach.** Run by run, at most 256 KiB: note which file blocks are being copied, copy them together with other
+//! readers, then commit the new places in one log entry, unless a writer changed any of the blocks meanwhile
+//! ([`State::apply`] notes that). After three such defeats the run is copied with writers kept out. Each step is a commit
+//! like a write's, so the migration can stop anywhere: cancelled, by a crash, or by a full region.
+//!
+//! **Limits.** One migration per file at a time. The inode itself stays: its number says where it is.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::alloc::{Fresh, Purpose};
+use crate::error::{Error, Result};
+use crate::format::entry::{Entry, Run};
+use crate::format::{BLOCK, BLOCK_BYTES, Ino};
+use crate::inode::{Inode, Moving, State};
+use crate::store::Flushed;
+use crate::volume::{Locked, Volume};
+
+/// Most blocks of one step.
+const STEP: u64 = 64;
+/// Times that writers may win before they are kept out for one step.
+const DEFEATS: u32 = 3;
+
+/// How far a migration is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Blocks moved so far.
+    pub moved: u64,
+    /// Blocks that the file has now.
+    pub blocks: u64,
+}
+
+/// How a migration ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Migrated {
+    /// Blocks moved.
+    pub moved: u64,
+    /// Steps that a concurrent change won.
+    pub overtaken: u64,
+    /// The caller stopped it.
+    pub cancelled: bool,
+}
+
+impl Volume {
+    /// Moves the blocks of a file, and its log, to a node. `go_on` is asked before each step. `rate` limits it to so many
+    /// bytes a second.
+    pub fn migrate_file(
+        &self,
+        ino: Ino,
+        node: u32,
+        rate: Option<u64>,
+        mut go_on: impl FnMut(Progress) -> bool,
+    ) -> Result<Migrated> {
+        let region = self.regions.on_node(node).ok_or(Error::NoRegionOnNode(node))?;
+        self.open(ino)?;
+        let inode = self.inode(ino)?;
+        if inode.migrating.swap(true, Ordering::AcqRel) {
+            self.close(ino)?;
+            return Err(Error::Busy);
+        }
+        let result = self.migrate_steps(&inode, region, rate, &mut go_on);
+        inode.write().moving = None;
+        inode.migrating.store(false, Ordering::Release);
+        self.close(ino)?;
+        result
+    }
+
+    fn migrate_steps(
+        &self,
+        inode: &Inode,
+        region: usize,
+        rate: Option<u64>,
+        go_on: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<Migrated> {
+        let began = Instant::now();
+        let (mut done, mut at, mut defeats) = (Migrated::default(), 0, 0);
+        loop {
+            let blocks = inode.read().extents.blocks();
+            if !go_on(Progress { moved: done.moved, blocks }) {
+                return Ok(Migrated { cancelled: true, ..done });
+            }
+            let Some(run) = self.next_step(inode, region, at)? else { break };
+            if self.migrate_run(inode, region, run, defeats >= DEFEATS)? {
+                (done.moved, at, defeats) = (done.moved + run.count, run.end(), 0);
+            } else {
+                (done.overtaken, defeats) = (done.overtaken + 1, defeats + 1);
+            }
+            if let Some(rate) = rate.filter(|rate| *rate > 0) {
+                let due = Duration::from_secs_f64((done.moved * BLOCK_BYTES) as f64 / rate as f64);
+                std::thread::sleep(due.saturating_sub(began.elapsed()));
+            }
+        }
+        let mut state = inode.write();
+        if state.log.pages.iter().any(|page| page.region() != region) {
+            self.clean_log_to(inode, &mut state, region)?;
+        }
+        Ok(done)
+    }
+
+    /// The next run that is elsewhere, at most one step long, and notes that it is being copied.
+    fn next_step(&self, inode: &Inode, region: usize, from: u64) -> Result<Option<Run>> {
+        let mut state = inode.write();
+        let elsewhere = state.extents.range(from, u64::MAX).find(|run| run.block.region() != region);
+        let run = elsewhere.map(|run| Run { count: run.count.min(STEP), ..run });
+        state.moving = run.map(|run| Moving { file_block: run.file_block, count: run.count, overtaken: false });
+        Ok(run)
+    }
+
+    /// Moves one run. False: a concurrent change won.
+    fn migrate_run(&self, inode: &Inode, region: usize, run: Run, alone: bool) -> Result<bool> {
+        let mut fresh = self.allocator.fresh();
+        let new = self.blocks_in(region, run, &mut fresh)?;
+        let copied = if alone { None } else { self.copy(&inode.read(), run, &new)? };
+        let moved = self.switch_over(inode, run, &new, copied)?;
+        if moved {
+            fresh.keep();
+        }
+        Ok(moved)
+    }
+
+    /// Maps a run to its new places, where it is copied first if it was not. False: a concurrent change won.
+    fn switch_over(&self, inode: &Inode, run: Run, new: &[Run], copied: Option<Flushed>) -> Result<bool> {
+        let mut locked = Locked::new(&[inode]);
+        let state = locked.get(inode.ino)?;
+        let flushed = match copied {
+            Some(flushed) => Some(flushed),
+            None => self.copy(state, run, new)?,
+        };
+        let Some(flushed) = flushed.filter(|_| !overtaken(state)) else { return Ok(false) };
+        let entries: Vec<_> = new.iter().map(|run| (inode.ino, Entry::Extent(*run, None))).collect();
+        self.commit(&mut locked, &entries, self.now(), flushed, Purpose::Growth)?;
+        Ok(true)
+    }
+
+    /// Blocks for a run in one region, with no way out to another.
+    fn blocks_in<'a>(&'a self, region: usize, run: Run, fresh: &mut Fresh<'a>) -> Result<Vec<Run>> {
+        let mut new: Vec<Run> = Vec::new();
+        let mut at = run.file_block;
+        while at < run.end() {
+            let want = run.end() - at;
+            let (block, count) = self.allocator.allocate(&[region], want, self.cpu(), Purpose::Growth, fresh)?;
+            new.push(Run { file_block: at, block, count, ..run });
+            at += count;
+        }
+        Ok(new)
+    }
+
+    /// Copies a run to its new places. `None`: a change came first, so there is nothing to copy.
+    fn copy(&self, state: &State, run: Run, new: &[Run]) -> Result<Option<Flushed>> {
+        if overtaken(state) {
+            return Ok(None);
+        }
+        let mut flushed = Flushed::nothing();
+        let mut buffer = vec![0; if run.unwritten { 0 } else { STEP as usize * BLOCK }];
+        for to in new.iter().filter(|_| !run.unwritten) {
+            let part = buffer.get_mut(..to.count as usize * BLOCK).unwrap_or_default();
+            self.store.read(run.block.offset(to.file_block - run.file_block), 0, part)?;
+            flushed = flushed.and(self.store.write_data(to.block, 0, part)?.flush(&self.store)?);
+            self.counters.written(self.cpu(), to.block.region(), to.count * BLOCK_BYTES);
+        }
+        Ok(Some(flushed))
+    }
+}
+
+fn overtaken(state: &State) -> bool {
+    state.gone || state.moving.is_none_or(|moving| moving.overtaken)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::medium::{Mapped, Medium, RegionFile};
+    use crate::{Layout, NewFile, Options, mkfs};
+
+    fn volume() -> Volume {
+        let file = || {
+            let fd = rustix::fs::memfd_create("homenode", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            let file = File::from(fd);
+            file.set_len(1 << 20).unwrap();
+            file
+        };
+        let files = [file(), file()];
+        let map = || -> Box<dyn Medium> {
+            let files = files.iter().map(|f| RegionFile { file: f.try_clone().unwrap(), bind: None });
+            Box::new(Mapped::new(&files.collect::<Vec<_>>()).unwrap())
+        };
+        let layout = Layout {
+            volume: [1; 16],
+            created: 1,
+            nodes: vec![Some(0), Some(1)],
+            names: Vec::new(),
+            bytes_per_inode: 16384,
+            journals: 1,
+            owner: (0, 0),
+        };
+        mkfs(map(), &layout).unwrap();
+        Volume::mount(map(), Options::default()).unwrap()
+    }
+
+    /// A write between the copy and the switch, to the copied blocks or beside them; a truncation; the end of the file.
+    #[test]
+    fn a_change_during_the_copy_wins_and_one_beside_it_does_not_matter() {
+        let volume = volume();
+        let file = volume.create(Ino::ROOT, b"f", NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
+        volume.write(file, 0, &[1; 20 * BLOCK]).unwrap();
+        volume.write(file, 30 * BLOCK_BYTES, &[1; 20 * BLOCK]).unwrap();
+        let inode = volume.inode(file).unwrap();
+        let step = |change: &dyn Fn()| {
+            let run = volume.next_step(&inode, 1, 0).unwrap().unwrap();
+            let mut fresh = volume.allocator.fresh();
+            let new = volume.blocks_in(1, run, &mut fresh).unwrap();
+            let copied = volume.copy(&inode.read(), run, &new).unwrap();
+            change();
+            let moved = volume.switch_over(&inode, run, &new, copied).unwrap();
+            if moved {
+                fresh.keep();
+            }
+            (run.count, moved)
+        };
+        assert_eq!(step(&|| volume.write(file, 19 * BLOCK_BYTES, &[2; 10]).unwrap()), (20, false));
+        assert_eq!(step(&|| volume.truncate(file, 40 * BLOCK_BYTES).unwrap()), (19, true));
+        let mut now = [0; BLOCK];
+        volume.read(file, 19 * BLOCK_BYTES, &mut now).unwrap();
+        assert_eq!((now[9], now[10]), (2, 1));
+        let run = volume.next_step(&inode, 1, 20).unwrap().unwrap();
+        assert_eq!((run.file_block, run.count), (30, 10));
+        let new = volume.blocks_in(1, run, &mut volume.allocator.fresh()).unwrap();
+        volume.punch_hole(file, 30 * BLOCK_BYTES, BLOCK_BYTES).unwrap();
+        assert!(volume.copy(&inode.read(), run, &new).unwrap().is_none(), "changed before the copy");
+        assert!(!volume.switch_over(&inode, run, &new, None).unwrap());
+        let migrated = volume.migrate_file(file, 1, None, |_| true).unwrap();
+        assert_eq!((migrated.moved, migrated.overtaken), (10, 0), "block 19 and those from 31 on");
+    }
+}

@@ -1,0 +1,16 @@
+//! The operations of a mounted volume, each an `impl Volume`.
+
+mod attributes;
+mod blocks;
+mod file;
+mod migrate;
+mod names;
+mod rename;
+mod space;
+
+pub use attributes::{SetAttributes, SetXattr, Stat};
+pub use migrate::{Migrated, Progress};
+pub(crate) use names::check_live;
+pub use names::{Name, NewFile};
+pub use rename::Rename;
+pub use space::{RegionUsage, Usage};

@@ -1,0 +1,343 @@
+//! Names: looking up, making, linking, removing, listing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::alloc::Purpose;
+use crate::dir::{Dir, Named};
+use crate::error::{Damage, Error, Result};
+use crate::format::entry::{Attributes, Entry, Kind, Run};
+use crate::format::inode::{self, Inode as Line};
+use crate::format::{BLOCK, Ino, LINE, MAX_NAME};
+use crate::inode::{Inode, State};
+use crate::log::{self, NO_TAIL};
+use crate::ops::Stat;
+use crate::store::{Durable, Flushed};
+use crate::volume::{Locked, Volume};
+
+/// What a new inode shall be.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NewFile<'a> {
+    /// Kind and permissions; permissions alone for a regular file.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device file.
+    pub rdev: u64,
+    /// Target of a symbolic link.
+    pub target: &'a [u8],
+}
+
+/// One name of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    /// The name.
+    pub name: Vec<u8>,
+    /// What it stands for, and its cookie.
+    pub named: Named,
+}
+
+impl Volume {
+    /// What a name of a directory stands for.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Stat> {
+        let dir = self.inode(parent)?;
+        let found = match name {
+            b"." => parent,
+            b".." => names_of(&dir.read())?.parent,
+            _ => names_of(&dir.read())?.get(name).ok_or(Error::NotFound)?.ino,
+        };
+        self.stat(found)
+    }
+
+    /// The inode at a path from the root. Symbolic links are not followed.
+    pub fn resolve(&self, path: &[u8]) -> Result<Ino> {
+        let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
+        parts.into_iter().try_fold(Ino::ROOT, |at, part| Ok(self.lookup(at, part)?.ino))
+    }
+
+    /// Makes a file, directory, symbolic link or special file and names it.
+    pub fn create(&self, parent: Ino, name: &[u8], new: NewFile<'_>) -> Result<Stat> {
+        check_name(name)?;
+        let kind = if new.mode >> 12 == 0 { Some(Kind::File) } else { Kind::of_mode(new.mode) };
+        let kind = kind.ok_or(Error::Invalid("the mode has an unknown kind"))?;
+        if new.target.len() >= BLOCK || new.target.is_empty() == (kind == Kind::Symlink) {
+            return Err(Error::Invalid("the target of a symbolic link has 1 to 4095 bytes"));
+        }
+        let dir = self.inode(parent)?;
+        let mut locked = Locked::new(&[&dir]);
+        let names = names_to_change(locked.get(parent)?)?;
+        if names.get(name).is_some() {
+            return Err(Error::Exists);
+        }
+        let cookie = names.next_cookie();
+        let time = self.now();
+        let regions = self.regions.nearest(self.regions.on_cpu(self.cpu()));
+        let ino = self.take_slot(regions)?;
+        let made = self.make_inode(ino, kind, new, time).and_then(|(inode, flushed)| {
+            let link = Entry::Link { ino, cookie, kind, name };
+            let committed = self.commit(&mut locked, &[(parent, link)], time, flushed, Purpose::Growth);
+            committed.inspect_err(|_| self.unmake_inode(&inode))?;
+            Ok(inode)
+        });
+        let inode = made.inspect_err(|_| self.give_slot(ino))?;
+        if let Some(dir) = &mut inode.write().dir {
+            dir.parent = parent;
+        }
+        self.add_inode(inode);
+        drop(locked);
+        self.stat(ino)
+    }
+
+    /// Writes an inode that no directory names yet.
+    fn make_inode(&self, ino: Ino, kind: Kind, new: NewFile<'_>, time: i64) -> Result<(Inode, Flushed)> {
+        let (block, line) = self.store.inode_at(ino)?;
+        let mut old = [0; LINE];
+        self.store.read(block, line, &mut old)?;
+        let generation = match inode::decode(ino, &old) {
+            Ok(Line::Free(generation)) => generation.wrapping_add(1),
+            _ => return Err(Damage::Inode { ino, what: "it was free and is not" }.into()),
+        };
+        let attributes = Attributes {
+            mode: kind.mode_bits() | new.mode & 0o7777,
+            uid: new.uid,
+            gid: new.gid,
+            links: 1,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            rdev: new.rdev,
+        };
+        let mut entries = vec![(Entry::Attributes(attributes, 0), time)];
+        let mut fresh = self.allocator.fresh();
+        let pages = self.log_pages(self.regions.nearest(ino.region()), Purpose::Growth);
+        let mut data = Flushed::nothing();
+        if kind == Kind::Symlink {
+            let (at, count) = self.allocator.allocate(pages.regions, 1, pages.part, pages.purpose, &mut fresh)?;
+            data = self.store.write_data(at, 0, new.target)?.flush(&self.store)?;
+            let run = Run { file_block: 0, block: at, count, unwritten: false };
+            entries.push((Entry::Extent(run, Some(new.target.len() as u64)), time));
+        }
+        let mut log = log::append(&self.store, pages, (ino, generation), (0, NO_TAIL), &entries)?;
+        let mut dirty = std::mem::take(&mut log.dirty);
+        dirty.and(self.store.write(block, line, &inode::encode(ino, generation, log.head(), log.tail))?);
+        let flushed = data.and(dirty.flush(&self.store)?);
+        fresh.keep();
+        let mut state = State::new(log.into_log());
+        for (entry, time) in &entries {
+            state.apply(entry, *time, &mut Vec::new()).map_err(Error::Invalid)?;
+        }
+        Ok((Inode::new(ino, generation, kind, state), flushed))
+    }
+
+    /// Takes back an inode that could not be named. A crash finds an orphan, or nothing.
+    fn unmake_inode(&self, inode: &Inode) {
+        self.give_blocks(&inode.read());
+        let free = inode::state_word(inode.ino, false, inode.generation);
+        let stored = self
+            .store
+            .inode_at(inode.ino)
+            .and_then(|(block, line)| self.store.store_word(block, line + inode::STATE, free)?.flush(&self.store));
+        debug_assert!(stored.is_ok() || self.store.check_writable().is_err());
+    }
+
+    fn give_blocks(&self, state: &State) {
+        for page in &state.log.pages {
+            self.allocator.free(*page, 1);
+        }
+        for run in state.extents.iter() {
+            self.allocator.free(run.block, run.count);
+        }
+    }
+
+    /// Frees an inode that nobody names and nobody has open. Nobody waits until its number is durably free: recovery
+    /// takes it for an orphan, whatever its blocks hold by then.
+    pub(crate) fn reclaim(&self, inode: &Inode, state: &mut State) -> Result<()> {
+        let Some(unnamed) = state.unnamed.as_ref().filter(|_| !state.gone) else { return Ok(()) };
+        if inode.opens.load(Ordering::Acquire) > 0 {
+            return Ok(());
+        }
+        self.forget_inode(inode.ino);
+        let (block, line) = self.store.inode_at(inode.ino)?;
+        let word = inode::state_word(inode.ino, false, inode.generation);
+        self.store.store_after(block, line + inode::STATE, word, unnamed)?;
+        state.gone = true;
+        self.give_blocks(state);
+        self.give_slot(inode.ino);
+        Ok(())
+    }
+
+    /// Keeps an inode alive until [`Volume::close`], also when its last name goes.
+    pub fn open(&self, ino: Ino) -> Result<()> {
+        let inode = self.inode(ino)?;
+        let state = inode.read();
+        check_live(&state)?;
+        inode.opens.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Ends one [`Volume::open`].
+    pub fn close(&self, ino: Ino) -> Result<()> {
+        let inode = self.inode(ino)?;
+        let was = inode.opens.fetch_update(Ordering::AcqRel, Ordering::Acquire, |opens| opens.checked_sub(1));
+        if was.map_err(|_| Error::Invalid("the inode is not open"))? > 1 {
+            return Ok(());
+        }
+        let mut state = inode.write();
+        self.reclaim(&inode, &mut state)
+    }
+
+    /// How many times an inode is open.
+    pub fn open_count(&self, ino: Ino) -> Result<u32> {
+        Ok(self.inode(ino)?.opens.load(Ordering::Acquire))
+    }
+
+    /// Gives a file another name.
+    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Stat> {
+        check_name(name)?;
+        let (dir, inode) = (self.inode(parent)?, self.inode(ino)?);
+        let mut locked = Locked::new(&[&dir, &inode]);
+        let names = names_to_change(locked.get(parent)?)?;
+        if names.get(name).is_some() {
+            return Err(Error::Exists);
+        }
+        if inode.kind == Kind::Directory {
+            return Err(Error::NotPermitted);
+        }
+        let state = locked.get(ino)?;
+        if state.unnamed.is_some() {
+            return Err(Error::NotFound);
+        }
+        let time = self.now();
+        let links = state.attributes.links.checked_add(1).ok_or(Error::TooManyLinks)?;
+        let attributes = Attributes { links, ctime: time, ..state.attributes };
+        let link = Entry::Link { ino, cookie: names.next_cookie(), kind: inode.kind, name };
+        let entries = [(parent, link), (ino, Entry::Attributes(attributes, 0))];
+        self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)?;
+        drop(locked);
+        self.stat(ino)
+    }
+
+    /// Removes a name that is not a directory's. The file goes with its last name, once nobody has it open.
+    pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.remove(
+            parent,
+            name,
+            |child, _| if child.kind == Kind::Directory { Err(Error::IsDirectory) } else { Ok(()) },
+        )
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        if name == b"." || name == b".." {
+            return Err(Error::Invalid("a directory cannot remove itself"));
+        }
+        self.remove(parent, name, |_, state| check_empty(state))
+    }
+
+    fn remove(&self, parent: Ino, name: &[u8], check: impl Fn(&Inode, &State) -> Result<()>) -> Result<()> {
+        let dir = self.inode(parent)?;
+        loop {
+            let named = names_of(&dir.read())?.get(name).ok_or(Error::NotFound)?;
+            let Ok(child) = self.inode(named.ino) else { continue }; // removed between the two lines
+            let mut locked = Locked::new(&[&dir, &child]);
+            if names_of(locked.get(parent)?)?.get(name) != Some(named) {
+                continue;
+            }
+            check(&child, locked.get(child.ino)?)?;
+            let time = self.now();
+            let mut entries = vec![(parent, Entry::Unlink { ino: child.ino, name })];
+            let last = self.drop_name(&child, locked.get(child.ino)?, time, &mut entries);
+            let durable = self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Freeing)?;
+            if last {
+                self.lost_last_name(&child, locked.get_mut(child.ino)?, time, durable)?;
+            }
+            return Ok(());
+        }
+    }
+
+    /// Adds what one name less means for an inode to an operation's entries. True: it was the last one, which needs no
+    /// entry.
+    pub(crate) fn drop_name(
+        &self,
+        inode: &Inode,
+        state: &State,
+        time: i64,
+        entries: &mut Vec<(Ino, Entry<'_>)>,
+    ) -> bool {
+        if inode.kind == Kind::Directory || state.attributes.links <= 1 {
+            return true;
+        }
+        let attributes = Attributes { links: state.attributes.links - 1, ctime: time, ..state.attributes };
+        entries.push((inode.ino, Entry::Attributes(attributes, 0)));
+        false
+    }
+
+    /// After the commit that removed the last name.
+    pub(crate) fn lost_last_name(&self, inode: &Inode, state: &mut State, time: i64, durable: Durable) -> Result<()> {
+        state.unnamed = Some(durable);
+        state.attributes.links = 0;
+        state.attributes.ctime = time;
+        self.reclaim(inode, state)
+    }
+
+    /// Up to `most` names of a directory after a cookie; 0 begins. `.` and `..` are not among them.
+    pub fn names(&self, ino: Ino, after: u64, most: usize) -> Result<Vec<Name>> {
+        let dir = self.inode(ino)?;
+        let state = dir.read();
+        let names = names_of(&state)?.after(after).take(most);
+        Ok(names.map(|(name, named)| Name { name: name.to_vec(), named }).collect())
+    }
+
+    /// The target of a symbolic link.
+    pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inode = self.inode(ino)?;
+        if inode.kind != Kind::Symlink {
+            return Err(Error::Invalid("not a symbolic link"));
+        }
+        let mut target = vec![0; inode.read().size.min(BLOCK as u64) as usize];
+        let got = self.read_inode(&inode, 0, &mut target)?;
+        target.truncate(got);
+        Ok(target)
+    }
+
+    /// The inode of a directory entry that may be removed at any time.
+    pub(crate) fn named_inode(&self, dir: &Inode, name: &[u8]) -> Result<Option<(Named, Arc<Inode>)>> {
+        loop {
+            let Some(named) = names_of(&dir.read())?.get(name) else { return Ok(None) };
+            if let Ok(inode) = self.inode(named.ino) {
+                return Ok(Some((named, inode)));
+            }
+        }
+    }
+}
+
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    match name {
+        b"" | b"." | b".." => Err(Error::Invalid("the name is reserved")),
+        _ if name.len() > MAX_NAME => Err(Error::NameTooLong),
+        _ if name.iter().any(|byte| matches!(byte, 0 | b'/')) => {
+            Err(Error::Invalid("the name has a slash or a zero byte"))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn check_live(state: &State) -> Result<()> {
+    if state.gone { Err(Error::NotFound) } else { Ok(()) }
+}
+
+pub(crate) fn check_empty(state: &State) -> Result<()> {
+    if names_of(state)?.len() > 0 { Err(Error::NotEmpty) } else { Ok(()) }
+}
+
+pub(crate) fn names_of(state: &State) -> Result<&Dir> {
+    check_live(state)?;
+    state.dir.as_ref().ok_or(Error::NotDirectory)
+}
+
+/// The names of a directory that is to get a new one.
+pub(crate) fn names_to_change(state: &State) -> Result<&Dir> {
+    if state.unnamed.is_some() { Err(Error::NotFound) } else { names_of(state) }
+}

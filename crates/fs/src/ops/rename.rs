@@ -1,0 +1,129 @@
+//! Rename: replace, keep, or exchange.
+
+use crate::alloc::Purpose;
+use crate::dir::Named;
+use crate::error::{Error, Result};
+use crate::format::Ino;
+use crate::format::entry::{Entry, Kind};
+use crate::inode::Inode;
+use crate::ops::names::{check_empty, check_name, names_of, names_to_change};
+use crate::store::Flushed;
+use crate::volume::{Locked, Volume, lock};
+
+/// A directory and a name in it.
+type Place<'a> = (Ino, &'a [u8]);
+/// What a name stands for.
+type Found<'a> = (Named, &'a Inode);
+
+/// What to do with a name that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rename {
+    /// Replace it.
+    Replace,
+    /// Fail.
+    NoReplace,
+    /// Exchange the two.
+    Exchange,
+}
+
+impl Volume {
+    /// Moves a name. At every moment, also after a crash, each of the two names stands for what it did before or for
+    /// what it does afterwards, and the two change together.
+    pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), how: Rename) -> Result<()> {
+        check_name(from.1)?;
+        check_name(to.1)?;
+        let (old_dir, new_dir) = (self.inode(from.0)?, self.inode(to.0)?);
+        names_of(&new_dir.read())?;
+        // Only a directory that gets another parent can make a circle, and only one at a time may.
+        let _guard = (from.0 != to.0).then(|| lock(&self.moving_directories));
+        loop {
+            let (moved, inode) = self.named_inode(&old_dir, from.1)?.ok_or(Error::NotFound)?;
+            let target = self.named_inode(&new_dir, to.1)?;
+            let target_inode = target.as_ref().map(|t| &*t.1);
+            if from.0 != to.0 {
+                self.check_no_circle(&inode, to.0)?;
+                if let Some(target) = target_inode.filter(|_| how == Rename::Exchange) {
+                    self.check_no_circle(target, from.0)?;
+                }
+            }
+            let mut all: Vec<&Inode> = vec![&old_dir, &new_dir, &inode];
+            all.extend(target_inode);
+            let mut locked = Locked::new(&all);
+            let target = target.as_ref().map(|(named, inode)| (*named, &**inode));
+            let still = (names_of(locked.get(from.0)?)?.get(from.1), names_of(locked.get(to.0)?)?.get(to.1));
+            if still != (Some(moved), target.map(|t| t.0)) {
+                continue;
+            }
+            return self.rename_locked(&mut locked, (from, (moved, &inode)), (to, target), how);
+        }
+    }
+
+    fn rename_locked(
+        &self,
+        locked: &mut Locked<'_>,
+        (from, (moved, inode)): (Place<'_>, Found<'_>),
+        (to, target): (Place<'_>, Option<Found<'_>>),
+        how: Rename,
+    ) -> Result<()> {
+        names_to_change(locked.get(from.0)?)?;
+        let cookie = names_to_change(locked.get(to.0)?)?.next_cookie();
+        match (how, target) {
+            (Rename::NoReplace, Some(_)) => return Err(Error::Exists),
+            (Rename::Exchange, None) => return Err(Error::NotFound),
+            (_, Some((named, _))) if named.ino == moved.ino => return Ok(()),
+            (Rename::Replace, Some((named, _))) => match (moved.kind, named.kind) {
+                (Kind::Directory, Kind::Directory) => check_empty(locked.get(named.ino)?)?,
+                (Kind::Directory, _) => return Err(Error::NotDirectory),
+                (_, Kind::Directory) => return Err(Error::IsDirectory),
+                _ => {}
+            },
+            _ => {}
+        }
+        let time = self.now();
+        let link = |(_, name), named: Named, cookie| Entry::Link { ino: named.ino, cookie, kind: named.kind, name };
+        let mut entries = vec![(from.0, Entry::Unlink { ino: moved.ino, name: from.1 })];
+        let mut last = false;
+        if let Some((named, victim)) = target {
+            entries.push((to.0, Entry::Unlink { ino: named.ino, name: to.1 }));
+            if how == Rename::Exchange {
+                entries.push((from.0, link(from, named, moved.cookie)));
+                entries.push((to.0, link(to, moved, named.cookie)));
+            } else {
+                last = self.drop_name(victim, locked.get(named.ino)?, time, &mut entries);
+            }
+        }
+        if how != Rename::Exchange {
+            entries.push((to.0, link(to, moved, cookie)));
+        }
+        let purpose = if last { Purpose::Freeing } else { Purpose::Growth };
+        let durable = self.commit(locked, &entries, time, Flushed::nothing(), purpose)?;
+        if let Some(dir) = &mut locked.get_mut(inode.ino)?.dir {
+            dir.parent = to.0;
+        }
+        match target {
+            Some((_, victim)) if how == Rename::Exchange => {
+                if let Some(dir) = &mut locked.get_mut(victim.ino)?.dir {
+                    dir.parent = from.0;
+                }
+            }
+            Some((_, victim)) if last => self.lost_last_name(victim, locked.get_mut(victim.ino)?, time, durable)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Fails when `parent` is `inode` or below it. The caller holds `moving_directories`.
+    fn check_no_circle(&self, inode: &Inode, parent: Ino) -> Result<()> {
+        if inode.kind != Kind::Directory {
+            return Ok(());
+        }
+        let mut at = parent;
+        while at != inode.ino {
+            if at == Ino::ROOT {
+                return Ok(());
+            }
+            at = names_of(&self.inode(at)?.read())?.parent;
+        }
+        Err(Error::Invalid("a directory cannot move into itself"))
+    }
+}

@@ -1,0 +1,176 @@
+//! The volume's memory, addressed by block, with the order of stores in the types.
+//!
+//! **Problem.** A commit is wrong if anything it refers to is not durable yet. Forgetting one flush is the classic fault of
+//! file systems on persistent memory, and no test that does not crash sees it.
+//!
+//! **Approach.** What was stored is [`Dirty`]; flushing makes it [`Flushed`], a fence makes it [`Durable`]. The values
+//! cannot be copied, ignoring one is a compiler warning, and [`Store::commit`] takes only the last.
+//!
+//! **Limits.** The types do not know *which* stores a commit refers to: the caller brings them together with `and`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use smallvec::SmallVec;
+
+use crate::error::{Error, Result};
+use crate::format::superblock::Superblock;
+use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE};
+use crate::medium::{At, Medium};
+
+const LINE_BYTES: u64 = LINE as u64;
+
+/// Stored, not yet flushed: lines.
+#[must_use = "stores that are not flushed may be lost"]
+#[derive(Debug, Default)]
+pub struct Dirty(SmallVec<[(At, u64); 4]>);
+
+/// Flushed, not yet fenced.
+#[must_use = "flushed stores are durable only after a fence"]
+#[derive(Debug)]
+pub struct Flushed(());
+
+/// Durable: survives a crash from now on.
+#[derive(Debug)]
+pub struct Durable(());
+
+impl Dirty {
+    fn new(at: At, len: u64) -> Self {
+        let from = at.offset / LINE_BYTES * LINE_BYTES;
+        let len = (at.offset + len).next_multiple_of(LINE_BYTES) - from;
+        Self(SmallVec::from_iter([(At { offset: from, ..at }, len)]))
+    }
+
+    /// Adds other stores. Lines that follow one another, or are the same, are flushed once.
+    pub fn and(&mut self, other: Self) {
+        for (at, len) in other.0 {
+            match self.0.last_mut() {
+                Some((last, last_len))
+                    if last.region == at.region && (last.offset..=last.offset + *last_len).contains(&at.offset) =>
+                {
+                    *last_len = (*last_len).max(at.offset + len - last.offset);
+                }
+                _ => self.0.push((at, len)),
+            }
+        }
+    }
+
+    /// Begins to write them back.
+    pub fn flush(self, store: &Store) -> Result<Flushed> {
+        for (at, len) in self.0 {
+            store.medium.flush(at, len)?;
+        }
+        Ok(Flushed(()))
+    }
+}
+
+impl Flushed {
+    /// Nothing to wait for.
+    pub fn nothing() -> Self {
+        Self(())
+    }
+
+    /// Both.
+    pub fn and(self, _other: Self) -> Self {
+        self
+    }
+
+    /// Waits for all of them.
+    pub fn fence(self, store: &Store) -> Result<Durable> {
+        store.medium.fence()?;
+        Ok(Durable(()))
+    }
+}
+
+/// The regions of one volume.
+pub struct Store {
+    medium: Box<dyn Medium>,
+    superblock: Superblock,
+    in_doubt: AtomicBool,
+}
+
+impl Store {
+    /// A store over regions that were checked against `superblock`.
+    pub fn new(medium: Box<dyn Medium>, superblock: Superblock) -> Self {
+        Self { medium, superblock, in_doubt: AtomicBool::new(false) }
+    }
+
+    /// The layout of the volume.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Fails when an earlier error left a commit in doubt.
+    pub fn check_writable(&self) -> Result<()> {
+        if self.in_doubt.load(Ordering::Relaxed) { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Copies from a block.
+    pub fn read(&self, block: Block, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.medium.read(at(block, offset), out)
+    }
+
+    /// A whole block.
+    pub fn read_block(&self, block: Block) -> Result<Box<[u8; BLOCK]>> {
+        let mut out = Box::new([0; BLOCK]);
+        self.medium.read(at(block, 0), out.as_mut_slice())?;
+        Ok(out)
+    }
+
+    /// Copies to a block.
+    pub fn write(&self, block: Block, offset: u64, data: &[u8]) -> Result<Dirty> {
+        let at = at(block, offset);
+        self.medium.write(at, data)?;
+        Ok(Dirty::new(at, data.len() as u64))
+    }
+
+    /// Copies file data to one or more adjacent blocks.
+    pub fn write_data(&self, block: Block, offset: u64, data: &[u8]) -> Result<Dirty> {
+        let at = at(block, offset);
+        self.medium.write_data(at, data)?;
+        Ok(Dirty::new(at, data.len() as u64))
+    }
+
+    /// Stores a word that commits nothing.
+    pub fn store_word(&self, block: Block, offset: u64, word: u64) -> Result<Dirty> {
+        let at = at(block, offset);
+        self.medium.store_u64(at, word)?;
+        Ok(Dirty::new(at, 8))
+    }
+
+    /// Loads a word.
+    pub fn load_word(&self, block: Block, offset: u64) -> Result<u64> {
+        self.medium.load_u64(at(block, offset))
+    }
+
+    /// Commits: stores words after all that they refer to became durable, and waits until they are durable themselves.
+    pub fn commit(&self, words: &[(Block, u64, u64)], _after: &Durable) -> Result<Durable> {
+        self.certain(|| {
+            let mut dirty = Dirty::default();
+            for (block, offset, word) in words {
+                dirty.and(self.store_word(*block, *offset, *word)?);
+            }
+            dirty.flush(self)?.fence(self)
+        })
+    }
+
+    /// Stores a word that must not be seen before `after`, and that nobody waits for.
+    pub fn store_after(&self, block: Block, offset: u64, word: u64, _after: &Durable) -> Result<()> {
+        let Flushed(()) = self.store_word(block, offset, word)?.flush(self)?;
+        Ok(())
+    }
+
+    /// Runs a step that commits. When it fails, nobody knows what a crash would find: the volume only reads from then on.
+    pub fn certain<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.check_writable()?;
+        step().inspect_err(|_| self.in_doubt.store(true, Ordering::Relaxed))
+    }
+
+    /// Where an inode's line is.
+    pub fn inode_at(&self, ino: Ino) -> Result<(Block, u64)> {
+        self.superblock.inode_at(ino).ok_or(Error::NotFound)
+    }
+}
+
+fn at(block: Block, offset: u64) -> At {
+    At { region: block.region(), offset: block.index() * BLOCK_BYTES + offset }
+}

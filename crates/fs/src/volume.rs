@@ -1,0 +1,202 @@
+//! A mounted volume: what its operations (`ops`) share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use topology::Topology;
+
+use crate::alloc::{Allocator, Purpose};
+use crate::counters::Counters;
+use crate::error::{Error, Result};
+use crate::format::{Block, Ino};
+use crate::inode::{Inode, State};
+use crate::log::Pages;
+use crate::placement::{Placement, Regions};
+use crate::store::Store;
+
+const SHARDS: usize = 64;
+
+/// How a volume is mounted.
+#[derive(Clone)]
+pub struct Options {
+    /// Where blocks go when a call does not say.
+    pub placement: Placement,
+    /// The machine, for distances and for the node of a CPU.
+    pub topology: Option<Topology>,
+    /// Parts of each region that allocate apart from each other: one per CPU.
+    pub parts: usize,
+    /// The time, ns since 1970.
+    pub clock: Arc<dyn Fn() -> i64 + Send + Sync>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let clock = || {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            now.map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
+        };
+        let parts = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { placement: Placement::Local, topology: None, parts, clock: Arc::new(clock) }
+    }
+}
+
+/// A mounted volume. All methods may be called from any number of threads.
+pub struct Volume {
+    pub(crate) store: Store,
+    pub(crate) allocator: Allocator,
+    pub(crate) regions: Regions,
+    pub(crate) counters: Counters,
+    pub(crate) journals: Vec<Mutex<Block>>,
+    pub(crate) slots: Vec<Mutex<Slots>>,
+    pub(crate) options: Options,
+    /// Held while a directory moves to another one: nothing else can make a circle.
+    pub(crate) moving_directories: Mutex<()>,
+    inodes: Vec<RwLock<FxHashMap<Ino, Arc<Inode>>>>,
+    random: AtomicU64,
+}
+
+/// Free slots of a region's inode table.
+#[derive(Debug, Default)]
+pub struct Slots {
+    /// Slots that were used and are free.
+    pub free: Vec<u32>,
+    /// All from here on are free.
+    pub next: u32,
+    /// Size of the table.
+    pub end: u32,
+}
+
+impl Slots {
+    fn take(&mut self) -> Option<u32> {
+        self.free.pop().or_else(|| {
+            let slot = (self.next < self.end).then_some(self.next)?;
+            self.next += 1;
+            Some(slot)
+        })
+    }
+
+    /// How many are free.
+    pub fn count(&self) -> u64 {
+        self.free.len() as u64 + u64::from(self.end - self.next)
+    }
+}
+
+impl Volume {
+    /// Puts together what `mount` found.
+    pub(crate) fn new(
+        store: Store,
+        allocator: Allocator,
+        slots: Vec<Slots>,
+        found: Vec<Inode>,
+        options: Options,
+    ) -> Self {
+        let superblock = store.superblock();
+        let count = superblock.regions.len();
+        let mut journals: Vec<_> = (0..count).flat_map(|r| superblock.journals_of(r)).collect();
+        journals.sort_by_key(|block| (block.index(), block.region()));
+        let mut inodes: Vec<FxHashMap<_, _>> = vec![FxHashMap::default(); SHARDS];
+        for inode in found {
+            if let Some(shard) = inodes.get_mut(shard(inode.ino)) {
+                shard.insert(inode.ino, Arc::new(inode));
+            }
+        }
+        Self {
+            regions: Regions::new(superblock, options.topology.as_ref()),
+            counters: Counters::new(options.parts, count),
+            journals: journals.into_iter().map(Mutex::new).collect(),
+            slots: slots.into_iter().map(Mutex::new).collect(),
+            inodes: inodes.into_iter().map(RwLock::new).collect(),
+            random: AtomicU64::new(superblock.created as u64),
+            moving_directories: Mutex::new(()),
+            store,
+            allocator,
+            options,
+        }
+    }
+
+    /// An inode that is in use.
+    pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
+        let shard = self.inodes.get(shard(ino)).ok_or(Error::NotFound)?;
+        shard.read().unwrap_or_else(PoisonError::into_inner).get(&ino).cloned().ok_or(Error::NotFound)
+    }
+
+    pub(crate) fn add_inode(&self, inode: Inode) -> Arc<Inode> {
+        let inode = Arc::new(inode);
+        if let Some(shard) = self.inodes.get(shard(inode.ino)) {
+            shard.write().unwrap_or_else(PoisonError::into_inner).insert(inode.ino, Arc::clone(&inode));
+        }
+        inode
+    }
+
+    pub(crate) fn forget_inode(&self, ino: Ino) {
+        if let Some(shard) = self.inodes.get(shard(ino)) {
+            shard.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
+        }
+    }
+
+    /// A free slot in the inode table of the first of `regions` that has one.
+    pub(crate) fn take_slot(&self, regions: &[usize]) -> Result<Ino> {
+        let take = |&region: &usize| Some(Ino::new(region, lock(self.slots.get(region)?).take()?));
+        regions.iter().find_map(take).ok_or(Error::NoSpace)
+    }
+
+    pub(crate) fn give_slot(&self, ino: Ino) {
+        if let Some(slots) = self.slots.get(ino.region()) {
+            lock(slots).free.push(ino.slot());
+        }
+    }
+
+    pub(crate) fn now(&self) -> i64 {
+        (self.options.clock)()
+    }
+
+    /// The CPU of the calling thread, as an index of what is kept per CPU.
+    pub(crate) fn cpu(&self) -> usize {
+        rustix::thread::sched_getcpu()
+    }
+
+    /// A number that nobody needs to be good.
+    pub(crate) fn random(&self) -> u64 {
+        let step = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        (step ^ step >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32
+    }
+
+    /// Where pages of a log come from: the first of these regions that has one.
+    pub(crate) fn log_pages<'a>(&'a self, regions: &'a [usize], purpose: Purpose) -> Pages<'a, 'a> {
+        Pages { allocator: &self.allocator, regions, part: self.cpu(), purpose }
+    }
+}
+
+fn shard(ino: Ino) -> usize {
+    (ino.slot() as usize + ino.region()) % SHARDS
+}
+
+/// Locks, also after a panic elsewhere: all that these locks keep is changed in single steps.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Inodes that one operation changes, locked in the order of their numbers: that is why operations never deadlock.
+pub(crate) struct Locked<'a>(pub(crate) SmallVec<[(&'a Inode, RwLockWriteGuard<'a, State>); 2]>);
+
+impl<'a> Locked<'a> {
+    /// Locks inodes; one that is named twice is locked once.
+    pub(crate) fn new(inodes: &[&'a Inode]) -> Self {
+        let mut sorted: SmallVec<[&Inode; 4]> = SmallVec::from_slice(inodes);
+        sorted.sort_by_key(|inode| inode.ino);
+        sorted.dedup_by_key(|inode| inode.ino);
+        Self(sorted.into_iter().map(|inode| (inode, inode.write())).collect())
+    }
+
+    /// The state of one of them.
+    pub(crate) fn get(&self, ino: Ino) -> Result<&State> {
+        self.0.iter().find(|(inode, _)| inode.ino == ino).map(|(_, state)| &**state).ok_or(Error::NotFound)
+    }
+
+    /// The state of one of them, for changing what is not in the log.
+    pub(crate) fn get_mut(&mut self, ino: Ino) -> Result<&mut State> {
+        self.0.iter_mut().find(|(inode, _)| inode.ino == ino).map(|(_, state)| &mut **state).ok_or(Error::NotFound)
+    }
+}

@@ -1,0 +1,396 @@
+//! Crash enumeration: at every fence of every operation, what may be left is mounted and compared.
+//!
+//! A crash leaves the durable image and any of the lines in flight. Checked are: none of them; all; every subset of up to
+//! three (a write of file data counts as one, beyond [`FEW`] of them a random choice); all but one; each half torn.
+//! Whatever is left, recovery must find the tree as it was before the operation or as it is after it, the blocks must add
+//! up, a second recovery must find the same, and everything can be deleted afterwards.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex};
+
+use fs::{Ino, Kind, NewFile, Rename, Volume};
+
+use crate::medium::{CrashPoint, Image, LINE, Line, Ram, Recorder, Sabotage, blank};
+use crate::model::{Model, Tree, observe};
+use crate::operations::Op;
+use crate::{REGIONS, format, options};
+
+/// With more lines in flight than this, subsets of two and three are drawn.
+const FEW: usize = 7;
+
+/// Lines that may be persistent together.
+type Change = Vec<((usize, u64), Line)>;
+
+/// What all checks have in common.
+#[derive(Default)]
+pub struct Checker {
+    /// Images that were checked, and the hash of the tree that recovery found.
+    seen: HashMap<u64, u64>,
+    pub checked: u64,
+    pub recoveries: u64,
+    pub failures: Vec<String>,
+}
+
+fn hash(what: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn with(durable: &Image, change: &Change) -> Image {
+    let mut image = durable.clone();
+    for ((region, line), contents) in change {
+        image[*region][*line as usize * LINE..][..LINE].copy_from_slice(contents);
+    }
+    image
+}
+
+/// Half of a change: every other word of a line, every other line of a write.
+fn torn(durable: &Image, change: &Change, odd: usize) -> Change {
+    if change.len() > 1 {
+        return change.iter().skip(odd).step_by(2).copied().collect();
+    }
+    let tear = |((region, line), new): &((usize, u64), Line)| {
+        let mut half: Line = durable[*region][*line as usize * LINE..][..LINE].try_into().unwrap();
+        for word in (0..LINE / 8).filter(|word| word % 2 == odd) {
+            half[word * 8..][..8].copy_from_slice(&new[word * 8..][..8]);
+        }
+        ((*region, *line), half)
+    };
+    change.iter().map(tear).collect()
+}
+
+/// All crash states of a point.
+fn states(point: &CrashPoint<'_>) -> Vec<Change> {
+    let mut units: Vec<Change> = Vec::new();
+    let mut by_call: HashMap<u64, usize> = HashMap::new();
+    let mut states: Vec<Change> = vec![Vec::new()];
+    for (at, line) in point.in_flight {
+        let last = (*at, *line.versions.last().unwrap());
+        match line.data.map(|call| by_call.entry(call).or_insert(units.len())) {
+            Some(unit) if *unit < units.len() => units[*unit].push(last),
+            _ => units.push(vec![last]),
+        }
+        let earlier = line.versions.iter().rev().skip(1).take(3);
+        states.extend(earlier.map(|version| vec![(*at, *version)]));
+    }
+    let union = |which: &[usize]| which.iter().flat_map(|i| units[*i].iter().copied()).collect::<Change>();
+    let all: Vec<usize> = (0..units.len()).collect();
+    states.push(union(&all));
+    let few = units.len() <= FEW;
+    let mut random = 0x2545_f491_4f6c_dd1d_u64 ^ units.len() as u64;
+    let mut drawn = |one_in: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        few || (random >> 33).is_multiple_of(one_in)
+    };
+    let n = units.len();
+    let (pairs, triples) = ((n * n / 40).max(1) as u64, (n * n * n / 120).max(1) as u64);
+    for (i, unit) in units.iter().enumerate() {
+        states.push(union(&[i]));
+        let others: Vec<_> = all.iter().copied().filter(|other| *other != i).collect();
+        states.push(union(&others));
+        for odd in 0..2 {
+            let half = torn(point.durable, unit, odd);
+            states.push(half.clone());
+            states.push(union(&others).into_iter().chain(half).collect());
+        }
+        for j in i + 1..n {
+            if drawn(pairs) {
+                states.push(union(&[i, j]));
+            }
+            for k in j + 1..n {
+                if drawn(triples) {
+                    states.push(union(&[i, j, k]));
+                }
+            }
+        }
+    }
+    states
+}
+
+impl Checker {
+    /// Checks all states of a crash point: recovery must find one of `allowed`.
+    pub fn point(&mut self, point: &CrashPoint<'_>, allowed: &[u64], what: &str) {
+        let durable = hash(point.durable);
+        for change in states(point) {
+            let mut sorted = change.clone();
+            sorted.sort_by_key(|(at, _)| *at);
+            sorted.retain(|((region, line), new)| point.durable[*region][*line as usize * LINE..][..LINE] != *new);
+            let key = hash(&(durable, &sorted));
+            let found = self.seen.get(&key).copied().map_or_else(|| self.state(with(point.durable, &sorted), key), Ok);
+            match found {
+                Ok(tree) if allowed.contains(&tree) => {}
+                Ok(_) => self.failures.push(format!("{what}: neither old nor new, with {} lines", sorted.len())),
+                Err(why) => self.failures.push(format!("{what}: {why}, with {} lines", sorted.len())),
+            }
+        }
+    }
+
+    /// Recovers an image; the hash of the tree that is found.
+    fn state(&mut self, image: Image, key: u64) -> Result<u64, String> {
+        self.checked += 1;
+        let ram = Ram::new(image.clone());
+        let volume = Volume::mount(Box::new(ram.clone()), options(1)).map_err(|e| format!("mount: {e}"))?;
+        let tree = hash(&observe(&volume));
+        drop(volume);
+        if key.is_multiple_of(4) {
+            self.recoveries += 1;
+            check_recovery(image, tree)?;
+        }
+        if key % 8 == 1 {
+            let report = fs::fsck::check(Box::new(ram.clone())).map_err(|e| format!("fsck: {e}"))?;
+            if !report.damage.is_empty() || !report.orphans.is_empty() || report.journals > 0 {
+                return Err(format!("fsck after recovery: {report:?}"));
+            }
+            let again = Volume::mount(Box::new(ram), options(2)).map_err(|e| format!("second mount: {e}"))?;
+            if hash(&observe(&again)) != tree {
+                return Err("the second recovery finds another tree".into());
+            }
+            use_and_empty(&again)?;
+        }
+        self.seen.insert(key, tree);
+        Ok(tree)
+    }
+}
+
+/// Crashes at every fence of a recovery: another recovery finds the same.
+fn check_recovery(image: Image, tree: u64) -> Result<(), String> {
+    let recorder = Recorder::new(image);
+    let failure = Arc::new(Mutex::new(None));
+    let note = Arc::clone(&failure);
+    recorder.on_fence(Some(Box::new(move |point| {
+        for change in states(point) {
+            let ram = Ram::new(with(point.durable, &change));
+            let found = Volume::mount(Box::new(ram), options(1)).map(|volume| hash(&observe(&volume)));
+            if !matches!(&found, Ok(found) if *found == tree) {
+                *note.lock().unwrap() = Some(format!("crash in recovery: {:?}", found.map_err(|e| e.to_string())));
+            }
+        }
+    })));
+    drop(Volume::mount(Box::new(recorder.clone()), options(1)).map_err(|e| format!("mount: {e}"))?);
+    recorder.on_fence(None);
+    failure.lock().unwrap().take().map_or(Ok(()), Err)
+}
+
+/// Writes and makes something, then deletes everything: each block must come back.
+pub fn use_and_empty(volume: &Volume) -> Result<(), String> {
+    let free = |volume: &Volume| volume.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum::<u64>();
+    let say = |what: &'static str| move |e: fs::Error| format!("{what} after recovery: {e}");
+    let file = volume.create(Ino::ROOT, b"zz", NewFile { mode: 0o100_600, ..NewFile::default() });
+    if let Ok(file) = file {
+        volume.write(file.ino, 1000, &[1; 4000]).map_err(say("write"))?;
+    }
+    empty(volume, Ino::ROOT).map_err(say("delete"))?;
+    volume.clean(Ino::ROOT).map_err(say("clean"))?;
+    if free(volume) == 1 { Ok(()) } else { Err(format!("{} blocks are lost", free(volume) - 1)) }
+}
+
+fn empty(volume: &Volume, dir: Ino) -> fs::Result<()> {
+    for name in volume.names(dir, 0, usize::MAX)? {
+        if name.named.kind == Kind::Directory {
+            empty(volume, name.named.ino)?;
+            volume.rmdir(dir, &name.name)?;
+        } else {
+            volume.unlink(dir, &name.name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Does `before`, then enumerates the crashes of `op`.
+pub fn enumerate(checker: &Arc<Mutex<Checker>>, before: &[Op], op: &Op) {
+    enumerate_with(checker, before, std::slice::from_ref(op), None);
+}
+
+/// Does `before`, then enumerates the crashes of `ops`, until one fails. The first one runs with the sabotage; returned
+/// is how many flushes and fences it made.
+fn enumerate_with(checker: &Arc<Mutex<Checker>>, before: &[Op], ops: &[Op], sabotage: Option<Sabotage>) -> (u64, u64) {
+    let ram = Ram::new(blank(&REGIONS));
+    format(Box::new(ram.clone()), 1);
+    let mut model = Model::new();
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    for op in before {
+        assert_eq!(op.on_volume(&volume), op.on_model(&mut model), "{op:?} after {before:?}");
+    }
+    drop(volume);
+    let recorder = Recorder::new(ram.image());
+    let volume = Volume::mount(Box::new(recorder.clone()), options(1)).unwrap();
+    recorder.sabotage(sabotage);
+    let mut counts = None;
+    for op in ops {
+        let old = hash(&model.tree());
+        let expected = op.on_model(&mut model);
+        let tree: Tree = model.tree();
+        let new = hash(&tree);
+        let what = format!("{before:?}, {op:?}");
+        let (hook_checker, hook_what) = (Arc::clone(checker), what.clone());
+        recorder.on_fence(Some(Box::new(move |point| {
+            hook_checker.lock().unwrap().point(point, &[old, new], &hook_what);
+        })));
+        // A thread of its own: a fence waits only for the flushes of its own thread.
+        let done = std::thread::scope(|scope| scope.spawn(|| op.on_volume(&volume)).join().unwrap());
+        assert_eq!(done, expected, "{what}");
+        recorder.on_fence(None);
+        assert_eq!(observe(&volume), tree, "{what}");
+        // Durable on return: whatever else is in flight, the operation happened.
+        recorder.look(|point| checker.lock().unwrap().point(point, &[new], &format!("{what}, returned")));
+        counts.get_or_insert_with(|| recorder.counts());
+        if !checker.lock().unwrap().failures.is_empty() {
+            break;
+        }
+    }
+    counts.unwrap()
+}
+
+/// A file with a name in two directories, one over several blocks, and an empty directory.
+fn prelude() -> Vec<Op> {
+    vec![
+        Op::Create("/a".into()),
+        Op::Write("/a".into(), 0, 6000, 1),
+        Op::Mkdir("/d".into()),
+        Op::Link("/a".into(), "/d/l".into()),
+        Op::Create("/b".into()),
+        Op::Write("/b".into(), 5000, 100, 2),
+        Op::SetXattr("/b".into(), "user.x".into(), 5),
+        Op::Mkdir("/e".into()),
+    ]
+}
+
+/// Every operation, on names that make it do something.
+fn operations() -> Vec<Op> {
+    let s = String::from;
+    vec![
+        Op::Create(s("/c")),
+        Op::Create(s("/d/c")),
+        Op::Mkdir(s("/d/f")),
+        Op::Symlink(s("/s"), s("a/target")),
+        Op::Write(s("/a"), 100, 200, 3),
+        Op::Write(s("/a"), 3000, 9000, 4),
+        Op::Write(s("/b"), 20_000, 10, 5),
+        Op::Append(s("/a"), 5000, 6),
+        Op::Truncate(s("/a"), 4500),
+        Op::Truncate(s("/a"), 9000),
+        Op::Truncate(s("/b"), 0),
+        Op::Allocate(s("/b"), 0, 12_000, false),
+        Op::Allocate(s("/a"), 8192, 8192, true),
+        Op::Punch(s("/a"), 1000, 4000),
+        Op::Punch(s("/b"), 4096, 4096),
+        Op::Zero(s("/a"), 3000, 6000, false),
+        Op::Link(s("/a"), s("/e/m")),
+        Op::Unlink(s("/a")),
+        Op::Unlink(s("/b")),
+        Op::Unlink(s("/d/l")),
+        Op::Rmdir(s("/e")),
+        Op::Rename(s("/a"), s("/n"), Rename::NoReplace),
+        Op::Rename(s("/a"), s("/b"), Rename::Replace),
+        Op::Rename(s("/b"), s("/a"), Rename::Replace),
+        Op::Rename(s("/b"), s("/e/b"), Rename::Replace),
+        Op::Rename(s("/d"), s("/e"), Rename::Replace),
+        Op::Rename(s("/d"), s("/e/d"), Rename::Replace),
+        Op::Rename(s("/b"), s("/d/l"), Rename::Replace),
+        Op::Rename(s("/b"), s("/d/l"), Rename::Exchange),
+        Op::Rename(s("/d/l"), s("/e"), Rename::Exchange),
+        Op::Chmod(s("/a"), 0o600),
+        Op::SetXattr(s("/a"), s("user.y"), 300),
+        Op::RemoveXattr(s("/b"), s("user.x")),
+        Op::Migrate(s("/a"), 1),
+        Op::Migrate(s("/b"), 0),
+        Op::Clean(s("/a")),
+        Op::Clean(s("/")),
+    ]
+}
+
+fn report(checker: &Checker, what: &str) {
+    println!(
+        "{what}: {} distinct crash states, {} of them also crashed in recovery",
+        checker.checked, checker.recoveries
+    );
+    let first = checker.failures.iter().take(10).cloned().collect::<Vec<_>>();
+    assert!(first.is_empty(), "{} failures, the first:\n{}", checker.failures.len(), first.join("\n"));
+}
+
+#[test]
+fn every_operation_survives_a_crash_at_every_fence() {
+    let checker = Arc::new(Mutex::new(Checker::default()));
+    for op in operations() {
+        enumerate(&checker, &[], &op);
+        enumerate(&checker, &prelude(), &op);
+    }
+    report(&checker.lock().unwrap(), "one operation");
+}
+
+/// All pairs of operations, each with one third operation; with HOMENODE_FS_LONG set, with every third operation.
+#[test]
+fn sequences_of_operations_survive_a_crash_at_every_fence() {
+    let checker = Arc::new(Mutex::new(Checker::default()));
+    let operations = operations();
+    let long = std::env::var_os("HOMENODE_FS_LONG").is_some();
+    for (i, first) in operations.iter().enumerate() {
+        for (j, second) in operations.iter().enumerate() {
+            let mut before = prelude();
+            before.push(first.clone());
+            enumerate(&checker, &before, second);
+            before.push(second.clone());
+            for third in operations
+                .iter()
+                .skip(if long { 0 } else { (7 * i + 3 * j) % operations.len() })
+                .take(if long { usize::MAX } else { 1 })
+            {
+                enumerate(&checker, &before, third);
+            }
+            let mut checker = checker.lock().unwrap();
+            if checker.seen.len() > 4_000_000 {
+                checker.seen.clear(); // bounds the memory; an image that returns is checked and counted again
+            }
+            if long && j == 0 {
+                println!("{i} of {}: {} states", operations.len(), checker.checked);
+            }
+        }
+    }
+    report(&checker.lock().unwrap(), "two and three operations");
+}
+
+/// What shows that something of the operation before was not durable: the same logs grow, its free blocks are used.
+fn followed(op: Op) -> Vec<Op> {
+    let appends = ["/a", "/n", "/b", "/d/l"].map(|path| Op::Append(path.into(), 10, 9));
+    let creates = ["/q", "/d/q", "/e/q"].map(|path| Op::Create(path.into()));
+    let fill = [Op::Write("/q".into(), 0, 15 * 4096, 8), Op::Write("/d/q".into(), 17 * 4096, 15 * 4096, 7)];
+    [op].into_iter().chain(appends).chain(creates).chain(fill).collect()
+}
+
+/// Flushes and fences that may be missing, and why.
+fn not_needed(op: &Op, sabotage: Sabotage, (flushes, _): (u64, u64)) -> Option<&'static str> {
+    let frees = matches!(op, Op::Unlink(_) | Op::Rmdir(_) | Op::Rename(_, _, Rename::Replace));
+    match sabotage {
+        Sabotage::Flush(n) if frees && n == flushes => Some("an inode that is not durably free is an orphan"),
+        _ if matches!(op, Op::Allocate(_, _, _, true)) => Some("blocks beyond the end cannot be seen"),
+        Sabotage::Flush(3) | Sabotage::Fence(2) if matches!(op, Op::Migrate(_, 1)) => {
+            Some("the log follows the data right away, and that commits a new tail")
+        }
+        _ => None,
+    }
+}
+
+/// Mutation: without any one flush or fence of any one operation, the enumeration fails.
+#[test]
+fn every_flush_and_every_fence_is_needed() {
+    let mut unnoticed = Vec::new();
+    let mut removed = 0;
+    for op in operations() {
+        let checker = Arc::new(Mutex::new(Checker::default()));
+        let ops = followed(op.clone());
+        let counts = enumerate_with(&checker, &prelude(), &ops[..1], None);
+        let all = (1..=counts.0).map(Sabotage::Flush).chain((1..=counts.1).map(Sabotage::Fence));
+        for sabotage in all.filter(|sabotage| not_needed(&op, *sabotage, counts).is_none()) {
+            removed += 1;
+            let checker = Arc::new(Mutex::new(Checker::default()));
+            enumerate_with(&checker, &prelude(), &ops, Some(sabotage));
+            if checker.lock().unwrap().failures.is_empty() {
+                unnoticed.push(format!("{op:?}: {sabotage:?}"));
+            }
+        }
+    }
+    println!("{removed} flushes and fences left out, one at a time; {} unnoticed", unnoticed.len());
+    assert!(unnoticed.is_empty(), "{}", unnoticed.join("\n"));
+}

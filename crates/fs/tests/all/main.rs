@@ -1,0 +1,38 @@
+//! Tests of the file system through its public interface, on media that live in this process.
+
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod concurrent;
+mod crash;
+mod damage;
+mod full;
+mod mapped;
+mod medium;
+mod model;
+mod operations;
+mod random;
+mod semantics;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use fs::medium::Medium;
+use fs::{Layout, Options, Placement};
+
+/// Sizes of the regions of a test volume, in blocks: unequal.
+pub const REGIONS: [u64; 2] = [40, 52];
+
+/// Options that make every run the same: a clock that counts.
+pub fn options(parts: usize) -> Options {
+    let clock = AtomicI64::new(1_000_000);
+    let clock = Arc::new(move || clock.fetch_add(1, Ordering::Relaxed));
+    Options { placement: Placement::Interleave, topology: None, parts, clock }
+}
+
+/// Makes a volume on a medium: node 0 and node 1.
+pub fn format(medium: Box<dyn Medium>, journals: u32) {
+    let nodes = (0..medium.regions() as u32).map(Some).collect();
+    let (volume, names) = ([7; 16], Vec::new());
+    let layout = Layout { volume, created: 1, nodes, names, bytes_per_inode: 16384, journals, owner: (0, 0) };
+    fs::mkfs(medium, &layout).unwrap();
+}

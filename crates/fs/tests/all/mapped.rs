@@ -1,0 +1,110 @@
+//! Real memory: two memfds, and two files found by their names.
+
+use std::fs::File;
+
+use fs::medium::{Mapped, Medium, RegionFile};
+use fs::{Error, Ino, Layout, NewFile, Volume};
+use rustix::fs::MemfdFlags;
+
+use crate::{format, options};
+
+fn memfd(len: u64) -> File {
+    let file = File::from(rustix::fs::memfd_create("homenode", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(len).unwrap();
+    file
+}
+
+fn map(files: &[File]) -> Box<dyn Medium> {
+    let files: Vec<_> = files.iter().map(|f| RegionFile { file: f.try_clone().unwrap(), bind: None }).collect();
+    let mut mapped = Mapped::new(&files).unwrap();
+    mapped.assume_persistent(); // so that the instructions run
+    Box::new(mapped)
+}
+
+/// The whole way: mkfs, create, write, crash, recover, read, where, migrate, check.
+#[test]
+fn a_volume_on_two_memfds() {
+    let files = [memfd(1 << 20), memfd(2 << 20)];
+    format(map(&files), 2);
+    let data: Vec<u8> = (0..300_000).map(|i| (i / 7) as u8).collect();
+
+    let volume = Volume::mount(map(&files), options(2)).unwrap();
+    let file = volume.create(Ino::ROOT, b"file", NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
+    volume.write(file, 0, &data).unwrap();
+    drop(volume); // no unmount
+
+    let volume = Volume::mount(map(&files), options(2)).unwrap();
+    let read = |volume: &Volume| {
+        let mut out = vec![0; data.len() + 10];
+        let len = volume.read(file, 0, &mut out).unwrap();
+        out.truncate(len);
+        out
+    };
+    assert!(read(&volume) == data);
+    let nodes = volume.bytes_by_node(file).unwrap();
+    assert_eq!(nodes.values().sum::<u64>(), 74 * 4096);
+    assert_eq!(nodes[&Some(0)], 42 * 4096, "stripes of 16 blocks: 0–15, 32–47 and 64–73 are on node 0");
+
+    let mut asked = 0;
+    let migrated = volume
+        .migrate_file(file, 1, None, |progress| {
+            asked += 1;
+            assert_eq!(progress.blocks, 74);
+            true
+        })
+        .unwrap();
+    assert_eq!((migrated.moved, migrated.overtaken, migrated.cancelled), (42, 0, false));
+    assert_eq!(asked, 4, "before each of three runs, and at the end");
+    assert_eq!(volume.bytes_by_node(file).unwrap().keys().collect::<Vec<_>>(), [&Some(1)]);
+    assert!(read(&volume) == data);
+    volume.unmount().unwrap();
+
+    let report = fs::fsck::check(map(&files)).unwrap();
+    assert!(report.clean && report.damage.is_empty() && report.orphans.is_empty(), "{report:?}");
+    assert!(read(&Volume::mount(map(&files), options(2)).unwrap()) == data);
+}
+
+#[test]
+fn the_regions_of_a_volume_are_found_from_any_one_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths: Vec<_> = ["one", "two", "three"].iter().map(|name| dir.path().join(name)).collect();
+    let mut files = Vec::new();
+    for path in &paths {
+        let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+        file.set_len(1 << 18).unwrap();
+        files.push(RegionFile { file, bind: None });
+    }
+    let names = paths.iter().map(|path| path.to_str().unwrap().as_bytes().to_vec()).collect();
+    let nodes = vec![None; 3];
+    let layout =
+        Layout { volume: [9; 16], created: 0, nodes, names, bytes_per_inode: 16384, journals: 1, owner: (0, 0) };
+    fs::mkfs(Box::new(Mapped::new(&files).unwrap()), &layout).unwrap();
+
+    let error = fs::open_files(&paths[..1]).unwrap_err();
+    assert!(matches!(error, Error::InUse), "{error}: `files` still has them");
+    drop(files);
+    for path in &paths {
+        let mapped = fs::open_files(std::slice::from_ref(path)).unwrap();
+        Volume::mount(Box::new(mapped), options(1)).unwrap().unmount().unwrap();
+    }
+    let moved = dir.path().join("moved");
+    std::fs::rename(&paths[1], &moved).unwrap();
+    let error = fs::open_files(&paths[..1]).unwrap_err();
+    assert!(matches!(&error, Error::NotAVolume(why) if why.contains("region 1") && why.contains("two")), "{error}");
+    let mapped = fs::open_files(&[paths[0].clone(), moved.clone()]).unwrap();
+    Volume::mount(Box::new(mapped), options(1)).unwrap();
+    let error = fs::open_files(&[moved.clone(), moved]).unwrap_err();
+    assert!(matches!(&error, Error::NotAVolume(why) if why.contains("twice")), "{error}");
+}
+
+#[test]
+fn an_access_outside_of_a_region_fails() {
+    let mapped = map(&[memfd(8192)]);
+    let at = |offset| fs::medium::At { region: 0, offset };
+    assert!(mapped.read(at(8190), &mut [0; 4]).is_err());
+    assert!(mapped.write(at(u64::MAX), &[0; 4]).is_err());
+    assert!(mapped.flush(at(8192), 1).is_err());
+    assert!(mapped.load_u64(at(4)).is_err(), "not aligned");
+    assert!(mapped.store_u64(fs::medium::At { region: 1, offset: 0 }, 1).is_err());
+    assert!(mapped.write(at(8188), &[0; 4]).is_ok());
+}

@@ -1,0 +1,233 @@
+//! Media for tests: memory, and memory that knows what a crash would leave.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
+
+use fs::medium::{At, Medium};
+use fs::{Block, Error, Result};
+
+pub const LINE: usize = 64;
+pub type Line = [u8; LINE];
+
+/// Contents of all regions.
+pub type Image = Vec<Vec<u8>>;
+
+pub fn blank(blocks: &[u64]) -> Image {
+    blocks.iter().map(|count| vec![0; *count as usize * 4096]).collect()
+}
+
+/// Plain memory: a crash loses nothing. Clones share it.
+#[derive(Clone)]
+pub struct Ram(pub Arc<Mutex<Image>>);
+
+impl Ram {
+    pub fn new(image: Image) -> Self {
+        Self(Arc::new(Mutex::new(image)))
+    }
+
+    pub fn image(&self) -> Image {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+fn place(image: &Image, at: At, len: usize) -> Result<std::ops::Range<usize>> {
+    let size = image.get(at.region).map_or(0, Vec::len) as u64;
+    if at.offset.checked_add(len as u64).is_some_and(|end| end <= size) {
+        Ok(at.offset as usize..at.offset as usize + len)
+    } else {
+        Err(Error::OutOfRange(Block::NONE))
+    }
+}
+
+impl Medium for Ram {
+    fn regions(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+    fn len(&self, region: usize) -> u64 {
+        self.0.lock().unwrap().get(region).map_or(0, |r| r.len() as u64)
+    }
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+        let image = self.0.lock().unwrap();
+        let range = place(&image, at, out.len())?;
+        out.copy_from_slice(&image[at.region][range]);
+        Ok(())
+    }
+    fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        let mut image = self.0.lock().unwrap();
+        let range = place(&image, at, data.len())?;
+        image[at.region][range].copy_from_slice(data);
+        Ok(())
+    }
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        self.write(at, data)
+    }
+    fn load_u64(&self, at: At) -> Result<u64> {
+        let mut word = [0; 8];
+        self.read(at, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        assert_eq!(at.offset % 8, 0);
+        self.write(at, &word.to_le_bytes())
+    }
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        place(&self.0.lock().unwrap(), at, len as usize).map(|_| ())
+    }
+    fn fence(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A line that was stored to since it was last durable.
+#[derive(Clone)]
+pub struct InFlight {
+    /// What it was after each store. Any of them may be what a crash leaves.
+    pub versions: Vec<Line>,
+    /// The version that the last flush covers, and which thread's fence waits for it.
+    flushed: Option<(usize, ThreadId)>,
+    /// Which call of `write_data` stored it: those lines go together.
+    pub data: Option<u64>,
+}
+
+/// What a crash before a fence could leave.
+pub struct CrashPoint<'a> {
+    pub durable: &'a Image,
+    pub in_flight: &'a BTreeMap<(usize, u64), InFlight>,
+}
+
+/// A deliberate fault: leaves out one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    Flush(u64),
+    Fence(u64),
+}
+
+type Hook = Box<dyn FnMut(&CrashPoint<'_>) + Send>;
+
+#[derive(Default)]
+struct Recording {
+    durable: Image,
+    in_flight: BTreeMap<(usize, u64), InFlight>,
+    calls: u64,
+    flushes: u64,
+    fences: u64,
+    sabotage: Option<Sabotage>,
+    hook: Option<Hook>,
+}
+
+/// Memory that loses what was not flushed and fenced, as the processor's caches do.
+#[derive(Clone)]
+pub struct Recorder {
+    now: Ram,
+    rest: Arc<Mutex<Recording>>,
+}
+
+impl Recorder {
+    pub fn new(image: Image) -> Self {
+        let rest = Recording { durable: image.clone(), ..Recording::default() };
+        Self { now: Ram::new(image), rest: Arc::new(Mutex::new(rest)) }
+    }
+
+    /// Calls `hook` before every fence from now on.
+    pub fn on_fence(&self, hook: Option<Hook>) {
+        self.rest.lock().unwrap().hook = hook;
+    }
+
+    /// Counts flushes and fences from now on and leaves one of them out.
+    pub fn sabotage(&self, sabotage: Option<Sabotage>) {
+        let mut rest = self.rest.lock().unwrap();
+        (rest.sabotage, rest.flushes, rest.fences) = (sabotage, 0, 0);
+    }
+
+    /// How many flushes and fences there were since `sabotage`.
+    pub fn counts(&self) -> (u64, u64) {
+        let rest = self.rest.lock().unwrap();
+        (rest.flushes, rest.fences)
+    }
+
+    /// Shows what a crash now could leave.
+    pub fn look(&self, look: impl FnOnce(&CrashPoint<'_>)) {
+        let rest = self.rest.lock().unwrap();
+        look(&CrashPoint { durable: &rest.durable, in_flight: &rest.in_flight });
+    }
+
+    fn stored(&self, at: At, len: usize, data: bool) {
+        let mut rest = self.rest.lock().unwrap();
+        rest.calls += 1;
+        let call = rest.calls;
+        let image = self.now.0.lock().unwrap();
+        let first = at.offset / LINE as u64;
+        for line in first..(at.offset + len as u64).div_ceil(LINE as u64) {
+            let from = line as usize * LINE;
+            let contents: Line = image[at.region][from..from + LINE].try_into().unwrap();
+            let new = InFlight { versions: Vec::new(), flushed: None, data: None };
+            let entry = rest.in_flight.entry((at.region, line)).or_insert(new);
+            entry.versions.push(contents);
+            entry.data = data.then_some(call);
+        }
+    }
+}
+
+impl Medium for Recorder {
+    fn regions(&self) -> usize {
+        self.now.regions()
+    }
+    fn len(&self, region: usize) -> u64 {
+        self.now.len(region)
+    }
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+        self.now.read(at, out)
+    }
+    fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        self.now.write(at, data)?;
+        self.stored(at, data.len(), false);
+        Ok(())
+    }
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        self.now.write(at, data)?;
+        self.stored(at, data.len(), true);
+        Ok(())
+    }
+    fn load_u64(&self, at: At) -> Result<u64> {
+        self.now.load_u64(at)
+    }
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        self.now.store_u64(at, word)?;
+        self.stored(at, 8, false);
+        Ok(())
+    }
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        let mut rest = self.rest.lock().unwrap();
+        rest.flushes += 1;
+        if rest.sabotage == Some(Sabotage::Flush(rest.flushes)) {
+            return Ok(());
+        }
+        for line in at.offset / LINE as u64..(at.offset + len).div_ceil(LINE as u64) {
+            if let Some(line) = rest.in_flight.get_mut(&(at.region, line)) {
+                line.flushed = Some((line.versions.len() - 1, thread::current().id()));
+            }
+        }
+        Ok(())
+    }
+    fn fence(&self) -> Result<()> {
+        let mut rest = self.rest.lock().unwrap();
+        rest.fences += 1;
+        if rest.sabotage == Some(Sabotage::Fence(rest.fences)) {
+            return Ok(());
+        }
+        let rest = &mut *rest;
+        if let Some(hook) = &mut rest.hook {
+            hook(&CrashPoint { durable: &rest.durable, in_flight: &rest.in_flight });
+        }
+        rest.in_flight.retain(|(region, line), entry| {
+            if let Some((flushed, _)) = entry.flushed.take_if(|(_, by)| *by == thread::current().id()) {
+                let from = *line as usize * LINE;
+                rest.durable[*region][from..from + LINE].copy_from_slice(&entry.versions[flushed]);
+                entry.versions.drain(..=flushed);
+            }
+            !entry.versions.is_empty()
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+//! The reference: a file system as simple as can be, and what both look like from outside.
+
+use std::collections::BTreeMap;
+
+use fs::{Ino, Kind, Volume};
+
+/// What can be seen of one name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Seen {
+    pub mode: u32,
+    pub links: u32,
+    pub data: Vec<u8>,
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+/// Everything that can be seen, by path.
+pub type Tree = BTreeMap<String, Seen>;
+
+/// What a volume looks like.
+pub fn observe(volume: &Volume) -> Tree {
+    let mut tree = Tree::new();
+    observe_from(volume, Ino::ROOT, String::new(), &mut tree);
+    tree
+}
+
+fn observe_from(volume: &Volume, ino: Ino, path: String, tree: &mut Tree) {
+    let stat = volume.stat(ino).unwrap();
+    let data = match stat.kind {
+        Kind::File => {
+            let mut data = vec![0xee; stat.size as usize];
+            assert_eq!(volume.read(ino, 0, &mut data).unwrap(), data.len());
+            data
+        }
+        Kind::Symlink => volume.read_link(ino).unwrap(),
+        _ => Vec::new(),
+    };
+    let xattrs = volume.xattrs(ino).unwrap().into_iter().map(|name| (name.clone(), volume.xattr(ino, &name).unwrap()));
+    let seen = Seen { mode: stat.attributes.mode, links: stat.attributes.links, data, xattrs: xattrs.collect() };
+    if stat.kind == Kind::Directory {
+        for name in volume.names(ino, 0, usize::MAX).unwrap() {
+            let below = format!("{path}/{}", String::from_utf8_lossy(&name.name));
+            assert_eq!(volume.lookup(ino, &name.name).unwrap().kind, name.named.kind, "{below}");
+            observe_from(volume, name.named.ino, below, tree);
+        }
+        assert_eq!(volume.lookup(ino, b".").unwrap().ino, ino);
+    }
+    tree.insert(if path.is_empty() { "/".into() } else { path }, seen);
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub mode: u32,
+    pub links: u32,
+    pub data: Vec<u8>,
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    pub names: BTreeMap<String, usize>,
+}
+
+/// The reference file system. Node 0 is the root.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub nodes: Vec<Node>,
+}
+
+pub const DIR: u32 = 0o040_000;
+pub const FILE: u32 = 0o100_000;
+pub const LINK: u32 = 0o120_000;
+
+impl Model {
+    pub fn new() -> Self {
+        Self { nodes: vec![Node::new(DIR | 0o755)] }
+    }
+
+    pub fn tree(&self) -> Tree {
+        let mut tree = Tree::new();
+        self.tree_from(0, String::new(), &mut tree);
+        tree
+    }
+
+    fn tree_from(&self, node: usize, path: String, tree: &mut Tree) {
+        let n = &self.nodes[node];
+        for (name, child) in &n.names {
+            self.tree_from(*child, format!("{path}/{name}"), tree);
+        }
+        let dirs = n.names.values().filter(|child| self.is_dir(**child)).count() as u32;
+        let links = if self.is_dir(node) { 2 + dirs } else { n.links };
+        let seen = Seen { mode: n.mode, links, data: n.data.clone(), xattrs: n.xattrs.clone() };
+        tree.insert(if path.is_empty() { "/".into() } else { path }, seen);
+    }
+
+    pub fn is_dir(&self, node: usize) -> bool {
+        self.nodes[node].mode & 0o170_000 == DIR
+    }
+
+    pub fn find(&self, path: &str) -> Result<usize, i32> {
+        path.split('/').filter(|part| !part.is_empty()).try_fold(0, |at, part| {
+            if !self.is_dir(at) {
+                return Err(libc::ENOTDIR);
+            }
+            self.nodes[at].names.get(part).copied().ok_or(libc::ENOENT)
+        })
+    }
+
+    /// The directory of a path and the last name.
+    pub fn parent<'p>(&self, path: &'p str) -> Result<(usize, &'p str), i32> {
+        let (dir, name) = path.rsplit_once('/').unwrap();
+        let dir = self.find(dir)?;
+        if self.is_dir(dir) { Ok((dir, name)) } else { Err(libc::ENOTDIR) }
+    }
+
+    pub fn add(&mut self, path: &str, node: Node) -> Result<(), i32> {
+        let (dir, name) = self.parent(path)?;
+        if self.nodes[dir].names.contains_key(name) {
+            return Err(libc::EEXIST);
+        }
+        self.nodes.push(node);
+        let child = self.nodes.len() - 1;
+        self.nodes[dir].names.insert(name.into(), child);
+        Ok(())
+    }
+
+    /// Whether `below` is `node` or in it.
+    pub fn is_below(&self, node: usize, below: usize) -> bool {
+        node == below || self.nodes[node].names.values().any(|child| self.is_below(*child, below))
+    }
+}
+
+impl Node {
+    pub fn new(mode: u32) -> Self {
+        Self { mode, links: 1, data: Vec::new(), xattrs: BTreeMap::new(), names: BTreeMap::new() }
+    }
+}

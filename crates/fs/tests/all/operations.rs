@@ -1,0 +1,238 @@
+//! Operations that can be done to a volume and to the reference.
+
+use fs::{Error, Ino, Kind, NewFile, Rename, SetAttributes, Volume};
+
+use crate::model::{DIR, FILE, LINK, Model, Node};
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    Create(String),
+    Mkdir(String),
+    Symlink(String, String),
+    Write(String, u64, usize, u8),
+    Append(String, usize, u8),
+    Truncate(String, u64),
+    Allocate(String, u64, u64, bool),
+    Punch(String, u64, u64),
+    Zero(String, u64, u64, bool),
+    Link(String, String),
+    Unlink(String),
+    Rmdir(String),
+    Rename(String, String, Rename),
+    Chmod(String, u32),
+    SetXattr(String, String, usize),
+    RemoveXattr(String, String),
+    Migrate(String, u32),
+    Clean(String),
+}
+
+use Op::*;
+
+/// Bytes that are different everywhere, so that a block in the wrong place is seen.
+fn bytes(offset: u64, len: usize, fill: u8) -> Vec<u8> {
+    (offset..offset + len as u64).map(|i| (i as u8) ^ (i >> 8) as u8 ^ fill | 1).collect()
+}
+
+type Done = Result<(), i32>;
+
+impl Op {
+    pub fn on_volume(&self, volume: &Volume) -> Done {
+        self.try_on_volume(volume).map_err(|e| match e {
+            Error::Damaged(_) | Error::OutOfRange(_) | Error::ReadOnly => panic!("{self:?}: {e}"),
+            e => e.errno(),
+        })
+    }
+
+    fn try_on_volume(&self, v: &Volume) -> fs::Result<()> {
+        let find = |path: &str| v.resolve(path.as_bytes());
+        let parent = |path: &'_ str| -> fs::Result<(Ino, Vec<u8>)> {
+            let (dir, name) = path.rsplit_once('/').unwrap();
+            let dir = find(dir)?;
+            if v.stat(dir)?.kind == Kind::Directory {
+                Ok((dir, name.as_bytes().to_vec()))
+            } else {
+                Err(Error::NotDirectory)
+            }
+        };
+        let make = |path: &str, new: NewFile<'_>| {
+            let (dir, name) = parent(path)?;
+            v.create(dir, &name, new).map(|_| ())
+        };
+        match self {
+            Create(path) => make(path, NewFile { mode: FILE | 0o644, ..NewFile::default() }),
+            Mkdir(path) => make(path, NewFile { mode: DIR | 0o755, ..NewFile::default() }),
+            Symlink(path, target) => {
+                make(path, NewFile { mode: LINK | 0o777, target: target.as_bytes(), ..NewFile::default() })
+            }
+            Write(path, offset, len, fill) => v.write(find(path)?, *offset, &bytes(*offset, *len, *fill)),
+            Append(path, len, fill) => v.append(find(path)?, &bytes(0, *len, *fill)).map(|_| ()),
+            Truncate(path, size) => v.truncate(find(path)?, *size),
+            Allocate(path, offset, len, keep) => v.allocate(find(path)?, *offset, *len, *keep),
+            Punch(path, offset, len) => v.punch_hole(find(path)?, *offset, *len),
+            Zero(path, offset, len, keep) => v.zero_range(find(path)?, *offset, *len, *keep),
+            Link(from, to) => {
+                let from = find(from)?;
+                let (dir, name) = parent(to)?;
+                v.link(from, dir, &name).map(|_| ())
+            }
+            Unlink(path) => {
+                let (dir, name) = parent(path)?;
+                v.unlink(dir, &name)
+            }
+            Rmdir(path) => {
+                let (dir, name) = parent(path)?;
+                v.rmdir(dir, &name)
+            }
+            Rename(from, to, how) => {
+                let (from, to) = (parent(from)?, parent(to)?);
+                v.rename((from.0, &from.1), (to.0, &to.1), *how)
+            }
+            Chmod(path, mode) => v
+                .set_attributes(find(path)?, SetAttributes { mode: Some(*mode), ..SetAttributes::default() })
+                .map(|_| ()),
+            SetXattr(path, name, len) => {
+                v.set_xattr(find(path)?, name.as_bytes(), &bytes(0, *len, 3), fs::SetXattr::Any)
+            }
+            RemoveXattr(path, name) => v.remove_xattr(find(path)?, name.as_bytes()),
+            Migrate(path, node) => v.migrate_file(find(path)?, *node, None, |_| true).map(|_| ()),
+            Clean(path) => v.clean(find(path)?),
+        }
+    }
+
+    pub fn on_model(&self, m: &mut Model) -> Done {
+        let file = |m: &Model, path: &str| {
+            let node = m.find(path)?;
+            match m.nodes[node].mode & 0o170_000 {
+                FILE => Ok(node),
+                DIR => Err(libc::EISDIR),
+                _ => Err(libc::EINVAL),
+            }
+        };
+        match self {
+            Create(path) => m.add(path, Node::new(FILE | 0o644)),
+            Mkdir(path) => m.add(path, Node::new(DIR | 0o755)),
+            Symlink(path, target) => m.add(path, Node { data: target.clone().into(), ..Node::new(LINK | 0o777) }),
+            Write(path, offset, len, fill) => {
+                let node = file(m, path)?;
+                put(&mut m.nodes[node].data, *offset, &bytes(*offset, *len, *fill));
+                Ok(())
+            }
+            Append(path, len, fill) => {
+                let node = file(m, path)?;
+                m.nodes[node].data.extend(bytes(0, *len, *fill));
+                Ok(())
+            }
+            Truncate(path, size) => {
+                let node = file(m, path)?;
+                m.nodes[node].data.resize(*size as usize, 0);
+                Ok(())
+            }
+            Allocate(path, offset, len, keep) => {
+                let node = file(m, path)?;
+                let data = &mut m.nodes[node].data;
+                data.resize(data.len().max(if *keep { 0 } else { (offset + len) as usize }), 0);
+                Ok(())
+            }
+            Punch(path, offset, len) | Zero(path, offset, len, true) => {
+                let node = file(m, path)?;
+                let data = &mut m.nodes[node].data;
+                let (from, to) = ((*offset as usize).min(data.len()), ((offset + len) as usize).min(data.len()));
+                data[from..to].fill(0);
+                Ok(())
+            }
+            Zero(path, offset, len, false) => {
+                let node = file(m, path)?;
+                put(&mut m.nodes[node].data, *offset, &vec![0; *len as usize]);
+                Ok(())
+            }
+            Link(from, to) => {
+                let node = m.find(from)?;
+                let (dir, name) = m.parent(to)?;
+                if m.nodes[dir].names.contains_key(name) {
+                    return Err(libc::EEXIST);
+                }
+                if m.is_dir(node) {
+                    return Err(libc::EPERM);
+                }
+                m.nodes[dir].names.insert(name.into(), node);
+                m.nodes[node].links += 1;
+                Ok(())
+            }
+            Unlink(path) | Rmdir(path) => {
+                let (dir, name) = m.parent(path)?;
+                let node = *m.nodes[dir].names.get(name).ok_or(libc::ENOENT)?;
+                match (self, m.is_dir(node)) {
+                    (Unlink(_), true) => return Err(libc::EISDIR),
+                    (Rmdir(_), false) => return Err(libc::ENOTDIR),
+                    (Rmdir(_), true) if !m.nodes[node].names.is_empty() => return Err(libc::ENOTEMPTY),
+                    _ => {}
+                }
+                m.nodes[dir].names.remove(name);
+                m.nodes[node].links -= 1;
+                Ok(())
+            }
+            Rename(from, to, how) => rename(m, from, to, *how),
+            Chmod(path, mode) => {
+                let node = m.find(path)?;
+                m.nodes[node].mode = m.nodes[node].mode & 0o170_000 | mode;
+                Ok(())
+            }
+            SetXattr(path, name, len) => {
+                let node = m.find(path)?;
+                m.nodes[node].xattrs.insert(name.clone().into(), bytes(0, *len, 3));
+                Ok(())
+            }
+            RemoveXattr(path, name) => {
+                let node = m.find(path)?;
+                m.nodes[node].xattrs.remove(name.as_bytes()).map(|_| ()).ok_or(libc::ENODATA)
+            }
+            Migrate(path, _) | Clean(path) => m.find(path).map(|_| ()),
+        }
+    }
+}
+
+fn put(data: &mut Vec<u8>, offset: u64, new: &[u8]) {
+    if !new.is_empty() {
+        let end = offset as usize + new.len();
+        data.resize(data.len().max(end), 0);
+        data[offset as usize..end].copy_from_slice(new);
+    }
+}
+
+fn rename(m: &mut Model, from: &str, to: &str, how: fs::Rename) -> Done {
+    let ((old_dir, old), (new_dir, new)) = (m.parent(from)?, m.parent(to)?);
+    let moved = *m.nodes[old_dir].names.get(old).ok_or(libc::ENOENT)?;
+    let target = m.nodes[new_dir].names.get(new).copied();
+    let circle = |m: &Model, node: usize, into: usize| m.is_dir(node) && m.is_below(node, into);
+    if old_dir != new_dir {
+        if circle(m, moved, new_dir) {
+            return Err(libc::EINVAL);
+        }
+        if how == fs::Rename::Exchange && target.is_some_and(|target| circle(m, target, old_dir)) {
+            return Err(libc::EINVAL);
+        }
+    }
+    match (how, target) {
+        (fs::Rename::NoReplace, Some(_)) => return Err(libc::EEXIST),
+        (fs::Rename::Exchange, None) => return Err(libc::ENOENT),
+        (_, Some(target)) if target == moved => return Ok(()),
+        (fs::Rename::Exchange, Some(target)) => {
+            m.nodes[old_dir].names.insert(old.into(), target);
+            m.nodes[new_dir].names.insert(new.into(), moved);
+            return Ok(());
+        }
+        (_, Some(target)) => {
+            match (m.is_dir(moved), m.is_dir(target)) {
+                (true, true) if !m.nodes[target].names.is_empty() => return Err(libc::ENOTEMPTY),
+                (true, false) => return Err(libc::ENOTDIR),
+                (false, true) => return Err(libc::EISDIR),
+                _ => {}
+            }
+            m.nodes[target].links -= 1;
+        }
+        (_, None) => {}
+    }
+    m.nodes[old_dir].names.remove(old);
+    m.nodes[new_dir].names.insert(new.into(), moved);
+    Ok(())
+}

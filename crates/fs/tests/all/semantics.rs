@@ -1,0 +1,129 @@
+//! Each test checks a sentence of `docs/SEMANTICS.md`.
+
+use fs::{Error, Ino, NewFile, SetXattr, Volume};
+
+use crate::crash::use_and_empty;
+use crate::medium::{Ram, blank};
+use crate::{format, options};
+
+fn volume() -> (Ram, Volume) {
+    let ram = Ram::new(blank(&[300, 300]));
+    format(Box::new(ram.clone()), 1);
+    (ram.clone(), Volume::mount(Box::new(ram), options(1)).unwrap())
+}
+
+fn create(volume: &Volume, name: &[u8]) -> Ino {
+    volume.create(Ino::ROOT, name, NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino
+}
+
+#[test]
+fn an_open_file_survives_its_last_name_until_it_is_closed_or_the_machine_stops() {
+    let (ram, volume) = volume();
+    let used = |v: &Volume| v.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum::<u64>();
+    let before = used(&volume);
+    for close in [true, false] {
+        let file = create(&volume, b"file");
+        volume.open(file).unwrap();
+        volume.write(file, 0, b"text").unwrap();
+        volume.unlink(Ino::ROOT, b"file").unwrap();
+        assert!(matches!(volume.lookup(Ino::ROOT, b"file"), Err(Error::NotFound)));
+        volume.write(file, 4, b" more").unwrap();
+        let mut text = [0; 9];
+        assert_eq!(volume.read(file, 0, &mut text).unwrap(), 9);
+        assert_eq!((&text, volume.stat(file).unwrap().attributes.links), (b"text more", 0));
+        assert!(matches!(volume.link(file, Ino::ROOT, b"again"), Err(Error::NotFound)));
+        if close {
+            volume.close(file).unwrap();
+            assert!(matches!(volume.stat(file), Err(Error::NotFound)));
+            assert_eq!(used(&volume), before);
+        }
+    }
+    drop(volume);
+    let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
+    assert!(report.damage.is_empty() && report.orphans.len() == 1, "{report:?}");
+    assert_eq!(used(&Volume::mount(Box::new(ram), options(1)).unwrap()), before);
+}
+
+#[test]
+fn a_hole_takes_no_blocks_and_seek_finds_it() {
+    let (_, volume) = volume();
+    let file = create(&volume, b"file");
+    volume.write(file, 1 << 40, b"end").unwrap();
+    volume.write(file, 8192, b"data").unwrap();
+    assert_eq!((volume.stat(file).unwrap().size, volume.stat(file).unwrap().blocks), ((1 << 40) + 3, 2));
+    assert_eq!(volume.seek_data(file, 0).unwrap(), Some(8192));
+    assert_eq!(volume.seek_data(file, 8200).unwrap(), Some(8200));
+    assert_eq!(volume.seek_hole(file, 8192).unwrap(), Some(12_288));
+    assert_eq!(volume.seek_hole(file, 5).unwrap(), Some(5));
+    assert_eq!(volume.seek_data(file, 12_288).unwrap(), Some(1 << 40));
+    assert_eq!(volume.seek_hole(file, 1 << 40).unwrap(), Some((1 << 40) + 3));
+    assert_eq!(volume.seek_hole(file, 1 << 50).unwrap(), None);
+    let mut zeros = [1; 5000];
+    assert_eq!(volume.read(file, 20_000, &mut zeros).unwrap(), 5000);
+    assert!(zeros.iter().all(|byte| *byte == 0));
+    assert!(matches!(volume.write(file, u64::MAX - 1, b"xx"), Err(Error::TooLarge)));
+}
+
+#[test]
+fn names_keep_their_cookies_while_others_come_and_go() {
+    let (ram, volume) = volume();
+    for i in 0..20 {
+        create(&volume, format!("{i}").as_bytes());
+    }
+    let first = volume.names(Ino::ROOT, 0, 10).unwrap();
+    assert_eq!(first.len(), 10);
+    let cookie = first[9].named.cookie;
+    for i in 0..15 {
+        volume.unlink(Ino::ROOT, format!("{i}").as_bytes()).unwrap();
+    }
+    create(&volume, b"new");
+    let names = |v: &Volume| -> Vec<String> {
+        let names = v.names(Ino::ROOT, cookie, 100).unwrap().into_iter();
+        names.map(|n| String::from_utf8(n.name).unwrap()).collect()
+    };
+    let expected = ["15", "16", "17", "18", "19", "new"];
+    assert_eq!(names(&volume), expected);
+    volume.unlink(Ino::ROOT, b"new").unwrap();
+    volume.clean(Ino::ROOT).unwrap();
+    drop(volume);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let new = create(&volume, b"newer");
+    let last = volume.names(Ino::ROOT, cookie, 100).unwrap().pop().unwrap();
+    assert_eq!((last.named.ino, last.named.cookie), (new, cookie + 12), "a cookie is never given again");
+}
+
+#[test]
+fn names_and_attributes_have_limits() {
+    let (_, volume) = volume();
+    let long = [b'x'; 256];
+    let file = create(&volume, &long[..255]);
+    let new = NewFile { mode: 0o644, ..NewFile::default() };
+    assert!(matches!(volume.create(Ino::ROOT, &long, new), Err(Error::NameTooLong)));
+    for bad in [&b"."[..], b"..", b"", b"a/b", b"a\0"] {
+        assert!(matches!(volume.create(Ino::ROOT, bad, new), Err(Error::Invalid(_))), "{bad:?}");
+    }
+    volume.set_xattr(file, b"user.x", &[1; 4006], SetXattr::Create).unwrap();
+    assert!(matches!(volume.set_xattr(file, b"user.x", b"", SetXattr::Create), Err(Error::Exists)));
+    assert!(matches!(volume.set_xattr(file, b"user.y", b"", SetXattr::Replace), Err(Error::NoAttribute)));
+    assert!(matches!(volume.set_xattr(file, b"user.x", &[1; 4007], SetXattr::Any), Err(Error::AttributeTooLarge)));
+    assert_eq!(volume.xattr(file, b"user.x").unwrap(), [1; 4006]);
+    let mut dir = Ino::ROOT;
+    for _ in 0..100 {
+        dir = volume.create(dir, b"d", NewFile { mode: 0o040_755, ..NewFile::default() }).unwrap().ino;
+    }
+    assert_eq!(volume.resolve("d/".repeat(100).as_bytes()).unwrap(), dir);
+    assert_ne!(volume.lookup(dir, b"..").unwrap().ino, dir);
+    use_and_empty(&volume).unwrap();
+}
+
+#[test]
+fn a_log_that_is_mostly_history_is_cleaned() {
+    let (_, volume) = volume();
+    let file = create(&volume, b"file");
+    for i in 0..5000_u64 {
+        volume.write(file, i % 3 * 4096, &[i as u8; 100]).unwrap();
+    }
+    let used: u64 = volume.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum();
+    assert!(used < 10, "{used} blocks for three blocks of data");
+    use_and_empty(&volume).unwrap();
+}

@@ -1,0 +1,172 @@
+//! `homenode mkfs` and `homenode fsck`, and what the sub-commands of `homenode fs` share.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ::fs::medium::{Mapped, Medium, Persistence, RegionFile};
+use ::fs::{Error, Layout, Options, Volume};
+use serde_json::json;
+
+use super::fs_args::{FsckArgs, MkfsArgs, VolumeArgs};
+use super::nodes;
+use crate::cli::Global;
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output;
+use crate::output::units::{count, size};
+
+const BYTES_PER_INODE: u64 = 16384;
+
+/// Makes a volume.
+pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
+    let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?)?;
+    let (mut files, mut nodes, mut names) = (Vec::new(), Vec::new(), Vec::new());
+    for region in &args.regions {
+        let (path, node) = split(region);
+        let here = node.filter(|node| topology.node(topology::NodeId(*node)).is_some());
+        if let Some(node) = node.filter(|_| here.is_none()) {
+            eprintln!("homenode: {}: this machine has no node {node}; its memory is bound to none", path.display());
+        }
+        let file = open_region(&path, args.size)?;
+        let path = path.canonicalize().map_err(|e| Failure::io("find", &path, &e))?;
+        files.push((RegionFile { file, bind: None }, here, path.clone()));
+        nodes.push(node);
+        names.push(path.as_os_str().as_bytes().to_vec());
+    }
+    let regions: Vec<RegionFile> =
+        files.into_iter().map(|(file, node, path)| bind(file, node, &path)).collect::<Result<_, _>>()?;
+    let mapped = Arc::new(Mapped::new(&regions).map_err(|e| failure("mkfs", e))?);
+    if let Some(index) = (0..regions.len()).find(|i| ::fs::superblock_of(&*mapped, *i).is_ok()).filter(|_| !args.force)
+    {
+        let region = args.regions.get(index).map_or("", String::as_str);
+        return Err(Failure::new(Exit::Usage, region, "is part of a volume already").hint("--force overwrites it"));
+    }
+    let mut volume = [0; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut f| f.read_exact(&mut volume))
+        .map_err(|e| Failure::io("read", Path::new("/dev/urandom"), &e))?;
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as i64);
+    let journals = std::thread::available_parallelism().map_or(1, |n| n.get().min(16) as u32);
+    let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let layout = Layout { volume, created, nodes, names, bytes_per_inode: BYTES_PER_INODE, journals, owner };
+    ::fs::mkfs(Box::new(Arc::clone(&mapped)), &layout).map_err(|e| failure("mkfs", e))?;
+    let total = (0..mapped.regions()).map(|i| mapped.len(i)).sum();
+    if global.json {
+        output::print_json(&json!({"volume": hex(&volume), "regions": mapped.regions(), "size": total}))?;
+    } else {
+        output::print(&format!("volume {}: {}, {}\n", hex(&volume), count(mapped.regions(), "region"), size(total)))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Memory that is allocated page by page goes to the region's node; a device or a disk file is where it is.
+fn bind(region: RegionFile, node: Option<u32>, path: &Path) -> Result<RegionFile, Failure> {
+    let Some(node) = node else { return Ok(region) };
+    let alone = Mapped::new(std::slice::from_ref(&region)).map_err(|e| failure(path.display().to_string(), e))?;
+    let volatile = alone.persistence(0) == Some(Persistence::Volatile);
+    Ok(RegionFile { bind: volatile.then_some(node), ..region })
+}
+
+/// `PATH@NODE`, or a path that may have an `@` in it.
+fn split(region: &str) -> (PathBuf, Option<u32>) {
+    match region.rsplit_once('@').map(|(path, node)| (path, node.parse())) {
+        Some((path, Ok(node))) => (path.into(), Some(node)),
+        _ => (region.into(), None),
+    }
+}
+
+fn open_region(path: &Path, size: Option<u64>) -> Result<File, Failure> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    let Some(size) = size else { return options.open(path).map_err(|e| Failure::io("open", path, &e)) };
+    let file = options.create_new(true).open(path).map_err(|e| Failure::io("create", path, &e))?;
+    file.set_len(size).map_err(|e| Failure::io("size", path, &e))?;
+    Ok(file)
+}
+
+/// Checks a volume. Exit codes as fsck(8) has them: 0 fine, 1 repaired, 4 damaged, 8 not checked.
+pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
+    let medium = match map(&args.volume) {
+        Ok(medium) => medium,
+        Err(failure) => {
+            failure.report(global.json);
+            return Ok(Exit::Command(8));
+        }
+    };
+    let check = || ::fs::fsck::check(Box::new(Arc::clone(&medium)));
+    let before = check();
+    let mut repaired = false;
+    if args.repair {
+        let clean = matches!(&before, Ok(report) if report.clean && report.damage.is_empty());
+        repaired = !clean && ::fs::fsck::repair(Arc::<Mapped>::clone(&medium)).is_ok();
+    }
+    let report = match if repaired { check() } else { before } {
+        Ok(report) => report,
+        Err(e) => {
+            failure("fsck", e).report(global.json);
+            return Ok(Exit::Command(8));
+        }
+    };
+    let damage: Vec<String> = report.damage.iter().map(ToString::to_string).collect();
+    if global.json {
+        output::print_json(&json!({
+            "clean": report.clean, "inodes": report.inodes, "orphans": report.orphans.len(),
+            "journals": report.journals, "repaired": repaired, "damage": damage,
+        }))?;
+    } else {
+        let mut text: String = damage.iter().map(|line| format!("{}\n", output::escape(line))).collect();
+        let state = if report.clean { "unmounted cleanly" } else { "not unmounted" };
+        text += &format!(
+            "{state}: {}, {}, {}, {}\n",
+            count(report.inodes as usize, "inode"),
+            count(report.orphans.len(), "orphan"),
+            count(report.journals, "unfinished journal"),
+            if damage.is_empty() { "no damage".to_owned() } else { count(damage.len(), "fault") },
+        );
+        output::print(&text)?;
+    }
+    Ok(match (damage.is_empty(), repaired) {
+        (false, _) => Exit::Command(4),
+        (true, true) => Exit::Partly,
+        (true, false) => Exit::Done,
+    })
+}
+
+/// The regions of a volume.
+pub fn map(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
+    let paths: Vec<PathBuf> = std::iter::once(&args.volume).chain(&args.region).cloned().collect();
+    ::fs::open_files(&paths).map(Arc::new).map_err(|e| failure(args.volume.display().to_string(), e))
+}
+
+/// A mounted volume, and its regions.
+pub fn mount(global: &Global, args: &VolumeArgs) -> Result<(Volume, Arc<Mapped>), Failure> {
+    let mapped = map(args)?;
+    let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?).ok();
+    let options = Options { topology, ..Options::default() };
+    let volume = Volume::mount(Box::new(Arc::clone(&mapped)), options);
+    Ok((volume.map_err(|e| failure(args.volume.display().to_string(), e))?, mapped))
+}
+
+/// Ends a mount.
+pub fn unmount(volume: Volume) -> Result<Exit, Failure> {
+    volume.unmount().map_err(|e| failure("unmount", e))?;
+    Ok(Exit::Done)
+}
+
+/// Why an operation on a volume failed.
+pub fn failure(what: impl Into<String>, error: Error) -> Failure {
+    let exit = match &error {
+        Error::NotAVolume(_) | Error::Invalid(_) | Error::NoRegionOnNode(_) => Exit::Usage,
+        Error::InUse | Error::Busy => Exit::Busy,
+        _ => Exit::Io,
+    };
+    Failure::from_error(exit, what, &error)
+}
+
+fn hex(id: &[u8; 16]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
