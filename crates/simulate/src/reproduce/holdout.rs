@@ -153,10 +153,10 @@ pub(super) fn section(rows: &[Row]) -> Markup {
              mean error of all of them; orderings that hold."
         }
         table {
-            thead { tr {
-                th { "calibrated on" }
-                @for paper in Paper::ALL { th.n { (paper.name()) ", effects" } th.n { "error" } th.n { "orderings" } }
-            } }
+            thead {
+                tr { th { "calibrated on" } @for paper in Paper::ALL { th.n colspan="3" { (paper.name()) } } }
+                tr { th { "" } @for _ in Paper::ALL { th.n { "effects" } th.n { "error" } th.n { "orderings" } } }
+            }
             tbody { @for row in rows { tr {
                 td { (row.calibrated_on) }
                 @for paper in Paper::ALL { @let came = row.came.get(&paper).copied().unwrap_or_default();

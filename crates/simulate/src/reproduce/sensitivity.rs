@@ -177,7 +177,7 @@ pub(super) fn section(s: &Sensitivity) -> Markup {
                 @for n in &c.orderings_flip { td.n { (n) } }
             } } }
         }
-        p { "No result depends on " (idle.join(", ")) "." }
+        p { "No effect, level or ordering changes its verdict with " (idle.join(", ")) "." }
         h3 { "Orderings that depend on a constant" }
         table {
             thead { tr { th { "figure" } th { "ordering" } th { "as it is" } th { "flips with" } } }
