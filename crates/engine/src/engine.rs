@@ -144,7 +144,10 @@ impl<P: Plane> Engine<P> {
             self.write(Some(about), event);
         }
         let inherited_restored = self.put_back_inherited(&mut notes);
-        self.forget_ended(&mut notes);
+        // After a failed look, the record of an ended thread may be all that leads to its children.
+        if inherited_restored.is_some() {
+            self.forget_ended(&mut notes);
+        }
         let plan = self.policy.decide(self.plane.topology(), &snapshot);
         self.rails.begin(self.now);
         self.settled.window(&snapshot, self.now);
@@ -165,7 +168,7 @@ impl<P: Plane> Engine<P> {
             snapshot,
             plan,
             outcomes,
-            inherited_restored,
+            inherited_restored: inherited_restored.unwrap_or(0),
             notes,
             cost,
         })
@@ -205,12 +208,15 @@ impl<P: Plane> Engine<P> {
 
     /// Restores the affinity of threads started by moved ones: the policy has not decided on them. It may move them later for
     /// what they read themselves.
-    fn put_back_inherited(&mut self, notes: &mut Vec<String>) -> usize {
+    fn put_back_inherited(&mut self, notes: &mut Vec<String>) -> Option<usize> {
         let mut restored = 0;
-        let heirs = self.plane.inherited(self.held.undos()).unwrap_or_else(|error| {
-            self.say(notes, format!("threads that inherited our affinity cannot be found in this window: {error}"));
-            Vec::new()
-        });
+        let heirs = match self.plane.inherited(self.held.undos()) {
+            Ok(heirs) => heirs,
+            Err(error) => {
+                self.say(notes, format!("threads that inherited our affinity cannot be found in this window: {error}"));
+                return None;
+            }
+        };
         for heir in heirs {
             match self.plane.undo(&heir) {
                 Ok(Undone::Restored) => restored += 1,
@@ -228,7 +234,7 @@ impl<P: Plane> Engine<P> {
             let text = format!("restored the inherited affinity of {restored} threads");
             self.write(None, Event::Note { text });
         }
-        restored
+        Some(restored)
     }
 
     /// Looks at some of the held threads, so that records of ended ones do not pile up.

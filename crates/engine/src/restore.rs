@@ -27,6 +27,7 @@ pub(crate) struct Restored {
 /// Undoes these records, oldest first, then whatever threads have inherited from them.
 pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>, occasion: &str) -> Restored {
     let mut restored = Restored { finished: Finished::default(), failed: Vec::new(), events: Vec::new() };
+    let all: Vec<Held> = held.iter().map(|h| h.0.clone()).collect();
     let records: Vec<Undo> = held.iter().flat_map(|h| h.0.candidates.iter().cloned()).collect();
     for (held, about) in held {
         let Some(newest) = held.candidates.last() else { continue };
@@ -54,7 +55,11 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>
         };
         restored.events.push((about, event));
     }
-    put_back_inherited(plane, &records, &mut restored.finished);
+    match put_back_inherited(plane, &records, &mut restored.finished) {
+        Some(left) => restored.failed.extend(left),
+        // Threads that inherited our values are found by the records: keep them all. Undoing one twice does nothing.
+        None => restored.failed = all,
+    }
     restored
 }
 
@@ -70,20 +75,23 @@ fn undo_one<P: Plane>(plane: &mut P, candidates: &[Undo]) -> Result<Undone, Plan
     Ok(Undone::ChangedByOthers)
 }
 
-fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut Finished) {
+/// Restores what threads have inherited. Returns the records of those that could not be restored; `None` if some may not
+/// have been found.
+fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut Finished) -> Option<Vec<Held>> {
     let mut given_up: FxHashSet<Key> = FxHashSet::default();
+    let mut left = Vec::new();
     for _ in 0..ROUNDS {
         let mut heirs = match plane.inherited(records) {
             Ok(heirs) => heirs,
             Err(error) => {
                 finished.failed += 1;
                 finished.note(format!("threads that inherited our affinity may be left: {error}"));
-                return;
+                return None;
             }
         };
         heirs.retain(|h| !given_up.contains(&h.key()));
         if heirs.is_empty() {
-            return;
+            return Some(left);
         }
         for heir in heirs {
             match plane.undo(&heir) {
@@ -96,11 +104,14 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
                     finished.failed += 1;
                     finished.note(format!("cannot restore the inherited affinity of thread {}: {error}", heir.key().0));
                     given_up.insert(heir.key());
+                    left.push(Held { comm: String::new(), candidates: vec![heir] });
                 }
             }
         }
     }
+    finished.failed += 1;
     finished.note("moved threads keep starting threads with our affinity: `homenode restore` finds the rest".into());
+    None
 }
 
 /// Undoes what an earlier homenode left behind, as `restore` and each start do. What cannot be undone stays in

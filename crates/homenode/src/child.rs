@@ -28,7 +28,7 @@ pub struct Child {
     pid: Pid,
     name: String,
     /// Whether it was let go.
-    gone: bool,
+    began: bool,
 }
 
 impl Child {
@@ -45,7 +45,7 @@ impl Child {
             .map_err(|e| failure(&e))?;
         let pid = Pid::from_child(&inner);
         match rustix::process::waitpid(Some(pid), WaitOptions::UNTRACED) {
-            Ok(Some((_, status))) if status.stopped() => Ok(Some(Self { inner, pid, name, gone: false })),
+            Ok(Some((_, status))) if status.stopped() => Ok(Some(Self { inner, pid, name, began: false })),
             Ok(_) => Err(Failure::new(Exit::Io, format!("cannot start {name}"), "it ended before it began")),
             Err(errno) => Err(failure(&errno.into())),
         }
@@ -58,19 +58,25 @@ impl Child {
 
     /// Lets it run. Its end unparks the calling thread, so that the current window becomes the last.
     pub fn go(&mut self) -> Result<(), Failure> {
-        self.gone = true;
         let (pid, waiting) = (self.pid, thread::current());
         thread::spawn(move || {
             // NOWAIT: its exit status is left for `wait`.
             while let Err(Errno::INTR) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
             waiting.unpark();
         });
-        self.signal(Signal::CONT)
+        self.signal(Signal::CONT)?;
+        self.began = true;
+        Ok(())
     }
 
-    /// Passes a stop on to it.
-    pub fn terminate(&self) -> Result<(), Failure> {
-        self.signal(Signal::TERM)
+    /// Whether it was let run.
+    pub fn began(&self) -> bool {
+        self.began
+    }
+
+    /// Passes a stop on to it, unless it has ended: its process id may be another process's by now.
+    pub fn terminate(&mut self) -> Result<(), Failure> {
+        if self.ended() { Ok(()) } else { self.signal(Signal::TERM) }
     }
 
     fn signal(&self, signal: Signal) -> Result<(), Failure> {
@@ -91,7 +97,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        if !self.gone {
+        if !self.began {
             // The child is still a stopped homenode.
             let _ = self.inner.kill();
             let _ = self.inner.wait();

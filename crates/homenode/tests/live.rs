@@ -36,6 +36,7 @@ const LIVE: &[Test] = &[
     ("doctor_finds_everything", doctor_finds_everything),
     ("run_keeps_only_the_right_to_move_threads", run_keeps_only_the_right_to_move_threads),
     ("its_command_keeps_what_the_user_has", its_command_keeps_what_the_user_has),
+    ("a_command_that_never_began_does_not_keep_run_waiting", a_command_that_never_began_does_not_keep_run_waiting),
     ("limits_of_the_kernel_take_one_line_a_run", limits_of_the_kernel_take_one_line_a_run),
     ("a_policy_says_what_a_host_cannot_do", a_policy_says_what_a_host_cannot_do),
 ];
@@ -474,6 +475,15 @@ fn its_command_keeps_what_the_user_has() {
     let had = status_lines(&fs::read_to_string("/proc/self/status").unwrap(), &CAPABILITIES);
     let output = place.run(&["--quiet", "--", "cat", "/proc/self/status"]).output().unwrap();
     assert_eq!(status_lines(&text(&output.stdout), &CAPABILITIES), had, "{}", text(&output.stderr));
+}
+
+/// The first line of `run` cannot be written.
+fn a_command_that_never_began_does_not_keep_run_waiting() {
+    let place = Place::new();
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = place.run(&["--dry-run", "--", "true"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("ENOSPC"), "{}", text(&output.stderr));
 }
 
 /// The affinity of another user's process: the first set of capabilities is enough, the second is not.

@@ -14,6 +14,7 @@ mod read;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -228,7 +229,8 @@ impl Journal {
 
     fn open_file(&mut self) -> Result<(), EngineError> {
         let io = |what| EngineError::io(what, &self.path);
-        let file = OpenOptions::new().read(true).append(true).create(true).open(&self.path).map_err(io("open"))?;
+        let file =
+            OpenOptions::new().read(true).append(true).create(true).mode(0o644).open(&self.path).map_err(io("open"))?;
         self.len = file.metadata().map_err(io("look at"))?.len();
         self.file = Some(file);
         // A line that a crash has cut short must not swallow the next one.

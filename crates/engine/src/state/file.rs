@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::records::{Held, Record, lines};
@@ -56,6 +57,7 @@ impl StateFile {
             .write(true)
             .create(true)
             .truncate(true)
+            .mode(0o644)
             .open(path)
             .map_err(EngineError::io("create", path))?;
         file.write_all(&bytes).map_err(EngineError::io("write", path))?;

@@ -15,10 +15,11 @@ pub mod records;
 mod trust;
 
 pub use trust::trusted;
+use trust::trusted_file;
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -53,13 +54,16 @@ impl StateDir {
         }
         let lock_path = path.join(LOCK);
         let io = |what| EngineError::io(what, &lock_path);
+        // Nobody else may open it: whoever can read a file can lock it, and so keep `restore` from running.
         let mut lock = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
+            .mode(0o600)
             .open(&lock_path)
             .map_err(io("open"))?;
+        lock.set_permissions(Permissions::from_mode(0o600)).map_err(io("set the mode of"))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -85,6 +89,7 @@ impl StateDir {
     /// What the state file says. An absent file says nothing.
     pub fn load(&self) -> Result<Replayed, EngineError> {
         let path = self.path.join(STATE);
+        trusted_file(&path)?;
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(source) if source.kind() == ErrorKind::NotFound => Vec::new(),
@@ -118,6 +123,26 @@ mod tests {
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let error = StateDir::open(dir.path()).unwrap_err().to_string();
         assert!(error.contains("writable by others (mode 777)"), "{error}");
+    }
+
+    #[test]
+    fn a_lock_that_others_could_take_is_closed_to_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = dir.path().join(LOCK);
+        std::fs::write(&lock, "").unwrap();
+        std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let _held = StateDir::open(dir.path()).unwrap();
+        assert_eq!(std::fs::metadata(&lock).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn records_that_others_may_write_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join(STATE);
+        std::fs::write(&state, "").unwrap();
+        std::fs::set_permissions(&state, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let error = StateDir::open(dir.path()).unwrap().load().unwrap_err().to_string();
+        assert!(error.contains("state.jsonl: is writable by others (mode 666)"), "{error}");
     }
 
     #[test]

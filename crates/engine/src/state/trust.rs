@@ -54,7 +54,22 @@ pub fn trusted(path: &Path) -> Result<(), EngineError> {
             at = next;
         }
     }
-    Ok(())
+    // The path may end in "..", or in a link to ".".
+    let last = look(&at).map_err(EngineError::io("look at", &at))?;
+    judge(&at, &last, us, true)
+}
+
+/// Refuses a file that another user owns or can write. One that does not exist passes.
+pub(super) fn trusted_file(path: &Path) -> Result<(), EngineError> {
+    let us = rustix::process::geteuid().as_raw();
+    let meta = match std::fs::symlink_metadata(path) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(EngineError::io("look at", path)(source)),
+    };
+    let kind_fault = (!meta.is_file()).then(|| "is not a regular file".to_owned());
+    let fault = kind_fault.or_else(|| owner_fault(meta.uid(), us)).or_else(|| mode_fault(meta.mode(), true));
+    fault.map_or(Ok(()), |fault| Err(untrusted(path, fault)))
 }
 
 /// The names of a path, last first.
@@ -132,7 +147,12 @@ mod tests {
         }
         set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
         assert_eq!(check("open/state"), Ok(()));
-        assert!(check("open").is_err());
+        for path in ["open", "open/state/..", "open/state/self"] {
+            if path.ends_with("self") {
+                symlink("..", open.join("state/self")).unwrap();
+            }
+            assert!(check(path).is_err(), "{path}");
+        }
         assert!(check("turn/state").unwrap_err().contains("too many symbolic links"));
     }
 }

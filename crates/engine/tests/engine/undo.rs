@@ -139,3 +139,50 @@ fn a_second_daemon_is_refused_and_the_first_one_is_named() {
     drop(engine);
     StateDir::open(tmp.path()).unwrap();
 }
+
+/// A parent and a child that was started by it since the last window.
+fn a_parent_and_its_child(state: StateDir) -> (Fake, Engine<Fake>) {
+    let plane = Fake::new([(1, 0, 1)]);
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(state)).unwrap();
+    engine.step().unwrap();
+    plane.world().fork(1, 100);
+    (plane, engine)
+}
+
+#[test]
+fn records_outlive_a_failed_search_for_children() {
+    let tmp = tempfile::tempdir().unwrap();
+    let (plane, mut engine) = a_parent_and_its_child(StateDir::open(tmp.path()).unwrap());
+    plane.world().blind = true;
+    assert_eq!(engine.finish().failed, 1);
+    drop(engine);
+    assert_eq!(plane.world().mask(100), set("2-3"));
+    plane.world().blind = false;
+    let finished = recover(&mut plane.clone(), &StateDir::open(tmp.path()).unwrap()).unwrap();
+    assert_eq!((finished.inherited, finished.failed), (1, 0));
+    assert_eq!(plane.world().mask(100), set("0-5"));
+}
+
+#[test]
+fn a_child_that_could_not_be_restored_stays_on_record() {
+    let tmp = tempfile::tempdir().unwrap();
+    let (plane, mut engine) = a_parent_and_its_child(StateDir::open(tmp.path()).unwrap());
+    plane.world().tasks.get_mut(&100).unwrap().refuse = Some("enomem");
+    assert_eq!(engine.finish().failed, 1);
+    drop(engine);
+    plane.world().tasks.get_mut(&100).unwrap().refuse = None;
+    let finished = recover(&mut plane.clone(), &StateDir::open(tmp.path()).unwrap()).unwrap();
+    assert_eq!((finished.restored, finished.failed), (1, 0));
+    assert_eq!(plane.world().mask(100), set("0-5"));
+}
+
+#[test]
+fn the_parents_record_outlives_a_window_without_a_look_at_children() {
+    let tmp = tempfile::tempdir().unwrap();
+    let (plane, mut engine) = a_parent_and_its_child(StateDir::open(tmp.path()).unwrap());
+    plane.world().tasks.remove(&1);
+    plane.world().blind = true;
+    assert_eq!(engine.step().unwrap().held_threads, 1);
+    plane.world().blind = false;
+    assert_eq!(engine.step().unwrap().inherited_restored, 1);
+}

@@ -80,6 +80,8 @@ pub struct World {
     pub die_before_apply: Vec<u32>,
     /// Children that appear during each of the next calls of `inherited`.
     pub births: Vec<(u32, u32)>,
+    /// `inherited` fails, as when no file descriptor is left.
+    pub blind: bool,
     pub cost: Option<Cost>,
     pub sheds: usize,
     pub sheds_left: usize,
@@ -251,6 +253,9 @@ impl Plane for Fake {
 
     fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Undo>, PlaneError> {
         let mut world = self.world();
+        if world.blind {
+            return Err(PlaneError::Refused { reason: "emfile", why: "too many open files".into() });
+        }
         if !world.births.is_empty() {
             let (parent, child) = world.births.remove(0);
             world.fork(parent, child);

@@ -205,6 +205,8 @@ fn may_write(dir: &Path) -> Option<String> {
     if let Err(error) = engine::state::trusted(dir) {
         return Some(exit::chain(&error));
     }
+    // The ancestors of a relative path end in "", which does not exist.
+    let dir = &std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
     let nearest = dir.ancestors().find(|path| path.exists()).unwrap_or(dir);
     let refused =
         if nearest.is_dir() { access(nearest, Access::WRITE_OK | Access::EXEC_OK) } else { Err(Errno::NOTDIR) };

@@ -7,6 +7,8 @@
 //!
 //! **Limits.** A stop ends the current window early; the policy still decides on it.
 
+use std::time::Duration;
+
 use engine::{Engine, Finished, Plane};
 use host::interference::Interference;
 use serde_json::json;
@@ -46,8 +48,9 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let nodes = engine.plane().topology().nodes.len();
     let told = out.start(engine.policy_name(), &settings, nodes, &interference);
     let ran = told.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
-        Some(child) => child.go(),
-        None => Ok(()),
+        // A command that has not begun when the stop comes never begins.
+        Some(child) if !stop.requested() => child.go(),
+        _ => Ok(()),
     });
     notify::ready();
     let ran = ran.and_then(|()| windows(&mut engine, &mut out, &stop, child.as_mut(), args.windows));
@@ -56,13 +59,20 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     drop(engine);
     let told = out.finished(&finished);
     let exit = match child {
-        Some(child) => {
+        Some(child) if !child.began() => Exit::Partly,
+        Some(mut child) => {
             // The command may run on for long: report failures now.
             for failure in [&ran, &told].into_iter().filter_map(|r| r.as_ref().err()).filter(|f| !f.is_broken_pipe()) {
                 failure.report(global.json);
             }
-            if stop.requested() && !stop.by_interrupt() {
-                child.terminate()?;
+            let mut passed_on = false;
+            while !child.ended() {
+                if !passed_on && stop.requested() && !stop.by_interrupt() {
+                    child.terminate()?;
+                    passed_on = true;
+                }
+                // A signal or the command's end unparks this thread; the limit is for a wake-up that came before.
+                std::thread::park_timeout(Duration::from_millis(100));
             }
             return Ok(child.wait());
         }
