@@ -20,16 +20,23 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, Mode, OFlags};
+use rustix::thread::CapabilitySet;
 use serde::Serialize;
+
+use crate::privileges;
 
 /// Larger files are not read.
 const FILE_BYTES: u64 = 1 << 20;
 
 /// How long to wait for the search. It takes some ms where nothing hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often to ask whether to stop.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Something else on this machine that places threads or memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -51,16 +58,31 @@ impl Interference {
 }
 
 /// Looks for programs and kernel settings that place threads or memory too. `proc_root` is a proc mount (`/proc`),
-/// `sys_root` a sysfs mount (`/sys`). Whatever cannot be read is taken as absent. Returns after a few seconds at most.
-pub fn detect(proc_root: &Path, sys_root: &Path) -> Vec<Interference> {
+/// `sys_root` a sysfs mount (`/sys`). Whatever cannot be read is taken as absent. Returns after a few seconds at most, and
+/// without a result soon after `stop` is true.
+pub fn detect(proc_root: &Path, sys_root: &Path, stop: &dyn Fn() -> bool) -> Vec<Interference> {
     let (found, finds) = mpsc::sync_channel(1);
     let (proc_root, sys_root) = (proc_root.to_owned(), sys_root.to_owned());
     let search = std::thread::Builder::new().spawn(move || {
+        // It reads what others control, and may stay behind for ever.
+        if let Err(error) = privileges::keep_only(CapabilitySet::SYS_PTRACE) {
+            tracing::debug!(%error, "the search for other programs keeps its privileges");
+        }
         // An error means that the search took too long and the receiver is gone.
         let _ = found.send(search(&proc_root, &sys_root));
     });
     let result = match search {
-        Ok(_) => finds.recv_timeout(PATIENCE).map_err(|e| e.to_string()),
+        Ok(_) => {
+            let last = Instant::now() + PATIENCE;
+            loop {
+                match finds.recv_timeout(PAUSE) {
+                    Ok(found) => break Ok(found),
+                    Err(RecvTimeoutError::Timeout) if stop() => return Vec::new(),
+                    Err(RecvTimeoutError::Timeout) if Instant::now() < last => {}
+                    Err(error) => break Err(error.to_string()),
+                }
+            }
+        }
         Err(error) => Err(error.to_string()),
     };
     result.unwrap_or_else(|error| {
@@ -287,7 +309,7 @@ mod tests {
 
     /// (name, found) of what is found in a proc root.
     fn in_proc(files: &[(&str, &str)]) -> Vec<(String, String)> {
-        let found = detect(root(files).path(), Path::new("/nonexistent"));
+        let found = detect(root(files).path(), Path::new("/nonexistent"), &|| false);
         assert!(found.iter().all(|i| !i.effect.is_empty() && !i.advice.is_empty()));
         found.into_iter().map(|i| (i.name, i.found)).collect()
     }
@@ -301,7 +323,7 @@ mod tests {
         let quiet = [("1/comm", "systemd\n"), ("9/comm", "numactl\n"), ("sys/kernel/numa_balancing", "0\n")];
         assert_eq!(in_proc(&quiet), []);
         assert_eq!(in_proc(&[]), []);
-        assert_eq!(detect(Path::new("/nonexistent"), Path::new("/nonexistent")), []);
+        assert_eq!(detect(Path::new("/nonexistent"), Path::new("/nonexistent"), &|| false), []);
     }
 
     #[test]
@@ -321,7 +343,7 @@ mod tests {
         let elsewhere = root(&[numad]);
         fs::remove_file(elsewhere.path().join("812/ns/mnt")).unwrap();
         std::os::unix::fs::symlink("mnt:[2]", elsewhere.path().join("812/ns/mnt")).unwrap();
-        assert_eq!(detect(elsewhere.path(), Path::new("/nonexistent")), []);
+        assert_eq!(detect(elsewhere.path(), Path::new("/nonexistent"), &|| false), []);
     }
 
     #[test]
@@ -331,7 +353,7 @@ mod tests {
         let found = |replace: &dyn Fn(&Path)| {
             let dir = root(&[("700/comm", "kubelet\n"), command, ("700/root/config", "cpuManagerPolicy: static\n")]);
             replace(&dir.path().join("700/root/config"));
-            let found = detect(dir.path(), Path::new("/nonexistent"));
+            let found = detect(dir.path(), Path::new("/nonexistent"), &|| false);
             found.into_iter().map(|i| (i.name, i.found)).collect::<Vec<_>>()
         };
         assert_eq!(found(&|_| ()), one("kubelet", "process 700, CPU manager policy static"));
@@ -367,7 +389,10 @@ mod tests {
     #[test]
     fn a_sched_ext_scheduler_has_a_name() {
         let found = |files: &[(&str, &str)]| {
-            detect(Path::new("/nonexistent"), root(files).path()).into_iter().map(|i| i.found).collect::<Vec<_>>()
+            detect(Path::new("/nonexistent"), root(files).path(), &|| false)
+                .into_iter()
+                .map(|i| i.found)
+                .collect::<Vec<_>>()
         };
         let state = ("kernel/sched_ext/state", "enabled\n");
         let ops = ("kernel/sched_ext/root/ops", "rusty_1.0.5_x86_64\n");
@@ -416,5 +441,14 @@ mod tests {
     fn an_nri_resource_policy_is_found_by_name() {
         let found = in_proc(&[("55/comm", "nri-resource-po\n")]);
         assert_eq!(found, one("NRI resource policy", "process 55 (nri-resource-po)"));
+    }
+
+    #[test]
+    fn a_search_that_hangs_ends_when_the_caller_stops() {
+        let sys = root(&[("kernel/sched_ext/root/ops", "x\n")]);
+        // Nobody ever writes to it, so opening it for reading does not return.
+        let fifo = sys.path().join("kernel/sched_ext/state");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        assert_eq!(detect(Path::new("/nonexistent"), sys.path(), &|| true), []);
     }
 }

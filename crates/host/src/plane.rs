@@ -114,8 +114,14 @@ pub struct HostPlane {
     finishing: bool,
     /// Threads were moved since the last look at the watched threads.
     moves_made: bool,
+    /// The last look at the watched threads succeeded.
+    looked: bool,
     /// Watched threads and descendants with an affinity of their own, as of the last look.
     own: FxHashSet<Key>,
+    /// First threads of processes whose place a watched thread took by exec, as of the last look.
+    execs: FxHashSet<Key>,
+    /// Some moved threads, or descendants, are not watched.
+    births_lost: bool,
     /// Descendants restored since the last window.
     put_back: FxHashSet<Key>,
     epoch: Option<String>,
@@ -154,7 +160,10 @@ impl HostPlane {
             unwatched: None,
             finishing: false,
             moves_made: false,
+            looked: false,
             own: FxHashSet::default(),
+            execs: FxHashSet::default(),
+            births_lost: false,
             put_back: FxHashSet::default(),
             epoch,
         })
@@ -163,10 +172,16 @@ impl HostPlane {
     /// Lists watched threads and descendants, and notes which of them have an affinity of their own.
     fn look(&mut self) -> Result<Vec<Kin>, ObserveError> {
         let Some(observer) = &mut self.observer else { return Ok(Vec::new()) };
+        // After an error nothing is known: what an earlier look showed is out of date.
+        self.looked = false;
+        self.own.clear();
+        self.execs.clear();
         let kin = observer.kin()?;
+        self.looked = true;
         self.moves_made = false;
-        self.own = kin.iter().filter(|kin| kin.own).map(key_of_kin).collect();
-        for kin in kin.iter().filter(|kin| kin.own && kin.origin == Origin::Moved) {
+        self.own.extend(kin.iter().filter(|kin| kin.own).map(key_of_kin));
+        self.execs.extend(kin.iter().filter(|kin| kin.origin == Origin::Exec).map(key_of_kin));
+        for kin in kin.iter().filter(|kin| kin.own) {
             self.mover.end(key_of_kin(kin));
         }
         Ok(kin)
@@ -291,6 +306,7 @@ impl Plane for HostPlane {
         }
         let Some(observer) = &mut self.observer else { return Err(broken(HostError::ActOnly)) };
         let mut seen = observer.window(window * self.stretch).map_err(|e| broken(e.into()))?;
+        self.births_lost |= seen.births_lost;
         self.finishing = false;
         self.put_back.clear();
         self.mover.begin_window();
@@ -326,6 +342,7 @@ impl Plane for HostPlane {
             && let Err(error) = observer.watch(tid, start.saturating_mul(NS_PER_TICK))
         {
             tracing::warn!(tid, %error, "its children are not watched");
+            self.births_lost = true;
             self.unwatched = Some(format!(
                 "children of moved threads are not watched ({error}): their affinity is restored at the end"
             ));
@@ -364,7 +381,8 @@ impl Plane for HostPlane {
     }
 
     /// The observer reports the descendants of moved threads. While everything is being restored, and without an observer,
-    /// procfs is searched as well.
+    /// procfs is searched for those whose births it did not see. A thread that set our value itself looks like one of them, so
+    /// the search leaves out the kin of watched threads.
     fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Undo>, PlaneError> {
         let mut trouble: Option<String> = None;
         let mut heirs = match self.look() {
@@ -376,7 +394,9 @@ impl Plane for HostPlane {
             Vec::new()
         });
         if self.observer.is_none() || self.finishing {
-            match kin::heirs(self.mover.threads(), held) {
+            let blind = !self.looked || self.births_lost;
+            let searched = |undo: &Undo| blind || key_of(undo).is_some_and(|key| self.mover.moved(key).is_none());
+            match kin::heirs(self.mover.threads(), held, searched) {
                 Ok(more) => {
                     let mut known: FxHashSet<Key> = heirs.iter().filter_map(key_of).collect();
                     known.extend(self.own.iter().chain(&self.put_back));
@@ -396,7 +416,11 @@ impl Plane for HostPlane {
         let over = if self.mover.threads().ended(key.0, key.1) {
             match kin::became_first(self.mover.threads(), undo) {
                 // It continues under another id. The record must stay until that thread is restored, in case of a crash.
-                Ok(Some(first)) => key_of(&first).is_none_or(|first| self.own.contains(&first)),
+                // A watched thread did so only if the kernel reported its exec; the first thread may hold our value for itself.
+                Ok(Some(first)) => key_of(&first).is_none_or(|first| {
+                    let watched = self.looked && !self.births_lost && self.mover.moved(key).is_some();
+                    self.own.contains(&first) || watched && !self.execs.contains(&first)
+                }),
                 Ok(None) => true,
                 Err(_) => false,
             }

@@ -23,10 +23,12 @@ pub fn to_move(proc_root: &Path) -> CapabilitySet {
 }
 
 /// What observing takes once the programs are loaded: nothing, unless procfs hides the processes of other users. Without
-/// CAP_SYS_PTRACE they would seem to have ended there.
+/// CAP_SYS_PTRACE they would seem to have ended there. It is kept as well if the mounts cannot be read.
 pub fn to_observe(proc_root: &Path) -> CapabilitySet {
-    let mounts = std::fs::read_to_string(proc_root.join("self/mountinfo")).unwrap_or_default();
-    if hides_processes(&mounts) { CapabilitySet::SYS_PTRACE } else { CapabilitySet::empty() }
+    match std::fs::read(proc_root.join("self/mountinfo")) {
+        Ok(mounts) if !hides_processes(&String::from_utf8_lossy(&mounts)) => CapabilitySet::empty(),
+        _ => CapabilitySet::SYS_PTRACE,
+    }
 }
 
 /// Gives up all capabilities of the calling thread but these, for good.
@@ -77,6 +79,22 @@ mod tests {
             assert!(!hides_processes(&line(shows)), "{shows}");
         }
         assert!(!hides_processes("26 1 0:23 / /sys rw - sysfs sysfs rw,hidepid=2\n"));
+    }
+
+    #[test]
+    fn odd_and_unreadable_mounts_do_not_hide_hidepid() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(to_observe(dir.path()), CapabilitySet::SYS_PTRACE);
+        std::fs::create_dir(dir.path().join("self")).unwrap();
+        let table = |options: &str| {
+            let odd = b"50 23 0:40 / /tmp/\xff rw - fuse.x x rw\n".as_slice();
+            let line = format!("25 1 0:22 / /proc rw - proc proc {options}\n");
+            std::fs::write(dir.path().join("self/mountinfo"), [odd, line.as_bytes()].concat()).unwrap();
+        };
+        table("rw,hidepid=2");
+        assert_eq!(to_observe(dir.path()), CapabilitySet::SYS_PTRACE);
+        table("rw");
+        assert_eq!(to_observe(dir.path()), CapabilitySet::empty());
     }
 
     /// In a thread of its own: what it gives up the other tests keep.

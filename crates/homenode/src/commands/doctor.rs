@@ -79,7 +79,7 @@ pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
         facts,
         hooks: chosen.hooks.iter().map(|hook| format!("{} ({})", hook.target(), kind(hook.kind()))).collect(),
         limits: chosen.notes,
-        interference: session::interference(),
+        interference: session::interference(&|| false),
     };
     if global.json {
         output::print_json(&report)?;

@@ -42,7 +42,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     // Undoes what a crashed run left behind, before anything that could take time.
     let mut engine = Engine::new(plane, policy, settings.clone(), state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;
-    let interference = if stop.requested() { Vec::new() } else { session::interference() };
+    let interference = if stop.requested() { Vec::new() } else { session::interference(&|| stop.requested()) };
     session::move_only(child.is_some())?;
     let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::new(limits) };
     let nodes = engine.plane().topology().nodes.len();

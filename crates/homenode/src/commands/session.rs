@@ -73,7 +73,7 @@ pub fn observe(plane: &mut HostPlane, window: Duration) -> Result<Snapshot, Fail
     plane.observe(window).map_err(|e| Failure::from_error(Exit::Unsupported, "cannot observe", &e))
 }
 
-/// Finds other software that decides where threads run.
-pub fn interference() -> Vec<Interference> {
-    interference::detect(Path::new(PROC), Path::new(nodes::SYS))
+/// Finds other software that decides where threads run. Gives up once `stop` is true.
+pub fn interference(stop: &dyn Fn() -> bool) -> Vec<Interference> {
+    interference::detect(Path::new(PROC), Path::new(nodes::SYS), stop)
 }

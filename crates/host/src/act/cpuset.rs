@@ -10,11 +10,10 @@
 //! **Limits.** For a group outside of our mounts (homenode runs in a container, the thread does not) the CPUs are unknown:
 //! [`Group::Hidden`].
 
-use std::io::{BufReader, ErrorKind};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use procfs::FromBufRead;
-use procfs::process::MountInfos;
+use procfs::process::MountInfo;
 use topology::CpuSet;
 
 /// The place of a thread's cpuset.
@@ -49,11 +48,10 @@ impl Cpusets {
     /// Finds the mounts of control groups.
     pub fn new(proc_root: &Path) -> std::io::Result<Self> {
         let path = proc_root.join("self/mountinfo");
-        let file = std::fs::File::open(&path).map_err(|e| named(&path, &e))?;
-        let infos = MountInfos::from_buf_read(BufReader::new(file))
-            .map_err(|e| std::io::Error::new(ErrorKind::InvalidData, format!("{}: {e}", path.display())))?;
+        let bytes = std::fs::read(&path).map_err(|e| named(&path, &e))?;
         let mut found = Self { v1: None, v2: None };
-        for info in infos.0 {
+        // Any user may mount something at a path of any bytes. Such a line is not a group's.
+        for info in String::from_utf8_lossy(&bytes).lines().filter_map(|line| MountInfo::from_line(line).ok()) {
             let is_v1 = info.fs_type == "cgroup" && info.super_options.contains_key("cpuset");
             let mount = Mount { root: info.root, point: info.mount_point };
             match info.fs_type.as_str() {
@@ -166,10 +164,16 @@ mod tests {
 
     /// A fake machine: mounts as given (`{}` is its root), files with content.
     fn machine(mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Cpusets) {
+        machine_with(b"", mounts, files)
+    }
+
+    /// The same with other mounts before.
+    fn machine_with(first: &[u8], mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Cpusets) {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().display().to_string();
         std::fs::create_dir_all(dir.path().join("proc/self")).unwrap();
-        std::fs::write(dir.path().join("proc/self/mountinfo"), mounts.replace("{}", &root)).unwrap();
+        let table = [first, mounts.replace("{}", &root).as_bytes()].concat();
+        std::fs::write(dir.path().join("proc/self/mountinfo"), table).unwrap();
         for (path, content) in files {
             let path = dir.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -209,6 +213,13 @@ mod tests {
         assert_eq!(cpus(&cpusets, "5:cpu,cpuset:/a\n4:memory:/m\n0::/b\n"), Ok("4-5".into()));
         // The kernel names no version-1 cpuset: it is not in use.
         assert_eq!(cpus(&cpusets, "4:memory:/m\n0::/b\n"), Ok("none".into()));
+    }
+
+    #[test]
+    fn odd_mounts_of_other_users_are_ignored() {
+        let odd = b"50 23 0:40 / /tmp/\xff rw - fuse.x \xfe rw\nx y\n\n51 23 0:41\n";
+        let (_dir, cpusets) = machine_with(odd, V2, &[("cg/a/cpuset.cpus.effective", "0-7\n")]);
+        assert_eq!(cpus(&cpusets, "0::/a\n"), Ok("0-7".into()));
     }
 
     #[test]

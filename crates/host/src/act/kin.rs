@@ -124,12 +124,14 @@ pub fn became_first(threads: &Threads, undo: &Undo) -> io::Result<Option<Undo>> 
     Ok(Some(Undo::Thread { tid: *pid, pid: *pid, start: first.start, before, ours, unbound, family: None }))
 }
 
-/// Undo records for every thread of the machine that is kin of one in `held` and holds its value. An error means that none was
-/// found and that some threads could not be examined.
-pub fn heirs(threads: &Threads, held: &[Undo]) -> io::Result<Vec<Undo>> {
+/// Undo records for every thread of the machine that is kin of one in `held` and holds its value. Only records for which
+/// `searched` is true have kin; no thread with a record is an heir. An error means that none was found and that some threads
+/// could not be examined.
+pub fn heirs(threads: &Threads, held: &[Undo], searched: impl Fn(&Undo) -> bool) -> io::Result<Vec<Undo>> {
     let records: FxHashSet<Key> = held.iter().filter_map(key_of).collect();
     let mut by_value: Vec<(&CpuSet, Vec<&Undo>)> = Vec::new();
-    for undo in held {
+    let held: Vec<&Undo> = held.iter().filter(|undo| searched(undo)).collect();
+    for undo in &held {
         let Undo::Thread { ours, family: Some(_), .. } = undo else { continue };
         match by_value.iter_mut().find(|v| v.0 == ours) {
             Some(value) => value.1.push(undo),

@@ -17,6 +17,7 @@ use super::mover::{Key, Moved, Mover, NS_PER_TICK};
 use super::threads::is_gone;
 use crate::observe::{Kin, Origin};
 use engine::Undo;
+use topology::CpuSet;
 
 /// Remembers the moved thread that each descendant stems from, as long as it or a child of it lives.
 #[derive(Debug, Default)]
@@ -58,18 +59,20 @@ impl Lineage {
                     continue;
                 }
             };
-            let holds = |m: &&Moved| m.ours.contains(&mask);
-            let source = stem.and_then(|s| mover.moved(s)).filter(holds).or_else(|| {
-                let mut all = mover.all_moved().map(|(_, m)| m);
-                all.find(holds)
+            let of_stem = stem.and_then(|s| mover.moved(s));
+            let mut candidates = of_stem.into_iter().chain(mover.all_moved().map(|(_, m)| m));
+            let exact = candidates.find(|m| m.ours.contains(&mask)).map(|m| (m, mask.clone()));
+            let source = exact.or_else(|| {
+                let candidates = of_stem.into_iter().chain(mover.all_moved().map(|(_, m)| m));
+                narrowed(mover, child.tid, &mask, candidates)
             });
-            if let Some(source) = source {
+            if let Some((source, ours)) = source {
                 heirs.push(Undo::Thread {
                     tid: child.tid,
                     pid: child.pid,
                     start: key.1,
                     before: source.before.clone(),
-                    ours: mask,
+                    ours,
                     unbound: source.unbound,
                     family: None,
                 });
@@ -81,4 +84,24 @@ impl Lineage {
             _ => Ok(heirs),
         }
     }
+}
+
+/// The moved thread whose value, narrowed by the thread's cpuset since, is this mask, and that value.
+fn narrowed<'a>(
+    mover: &Mover,
+    tid: u32,
+    mask: &CpuSet,
+    mut candidates: impl Iterator<Item = &'a Moved>,
+) -> Option<(&'a Moved, CpuSet)> {
+    let mut default = None;
+    candidates.find_map(|moved| {
+        let ours = moved.ours.iter().find(|ours| {
+            mask.is_subset(ours)
+                && default
+                    .get_or_insert_with(|| mover.default_of(tid).ok())
+                    .as_ref()
+                    .is_some_and(|default| *mask == ours.intersection(default))
+        })?;
+        Some((moved, ours.clone()))
+    })
 }

@@ -105,6 +105,11 @@ impl Mover {
         &mut self.defaults
     }
 
+    /// The default affinity of a thread, read now.
+    pub fn default_of(&self, tid: u32) -> io::Result<CpuSet> {
+        self.defaults.of(tid)
+    }
+
     /// The rules in force.
     pub fn rules(&self) -> Rules {
         self.rules

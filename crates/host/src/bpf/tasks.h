@@ -26,6 +26,10 @@ struct {
 	__type(value, struct watched);
 } lineage SEC(".maps");
 
+/* records.rs decodes records of these sizes. */
+_Static_assert(sizeof(struct task_record) == 88, "struct task_record");
+_Static_assert(sizeof(struct kin_record) == 32, "struct kin_record");
+
 /* User space knows start times in hundredths of a second. */
 #define NS_PER_TICK 10000000
 
@@ -81,6 +85,27 @@ static __always_inline long put_mask(struct seq_file *seq, const struct cpumask 
 		error |= bpf_seq_write(seq, chunk, bytes);
 	}
 	return error;
+}
+
+/* Whether two affinities are the same. False if they cannot be read. */
+static __always_inline bool same_mask(const struct cpumask *a, const struct cpumask *b)
+{
+	u64 chunk_a[8], chunk_b[8], differ = 0;
+
+	for (u32 done = 0; done < 128 && done < mask_words; done += 8) {
+		u32 bytes = (mask_words - done) * 8;
+
+		if (bytes > sizeof(chunk_a))
+			bytes = sizeof(chunk_a);
+		__builtin_memset(chunk_a, 0, sizeof(chunk_a));
+		__builtin_memset(chunk_b, 0, sizeof(chunk_b));
+		if (bpf_probe_read_kernel(chunk_a, bytes, (void *)a + done * 8) ||
+		    bpf_probe_read_kernel(chunk_b, bytes, (void *)b + done * 8))
+			return false;
+		for (u32 i = 0; i < 8; i++)
+			differ |= chunk_a[i] ^ chunk_b[i];
+	}
+	return !differ;
 }
 
 /* Emits the threads that used CPU time since the last pass; every thread that touched a file did. */
@@ -177,7 +202,9 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	born.tgid = child->tgid;
 	born.parent_tid = parent_tid;
 	born.marks = watched->marks;
-	if (own(parent, watched))
+	/* The child was copied a moment ago. If the parent's affinity was put back since, the child still has ours. */
+	born.marks &= ~MARK_OWN;
+	if (own(parent, watched) && same_mask(&parent->cpus_mask, &child->cpus_mask))
 		born.marks |= MARK_OWN;
 	born.origin = ORIGIN_BORN;
 	if (bpf_map_update_elem(&lineage, &tid, &born, BPF_ANY)) {
@@ -195,6 +222,7 @@ int BPF_PROG(on_exec, struct task_struct *task, int before)
 	u32 old = before, tid = task->pid;
 	struct watched *watched;
 	struct watched now;
+	struct counters *c;
 
 	if (old == tid)
 		return 0;
@@ -206,8 +234,13 @@ int BPF_PROG(on_exec, struct task_struct *task, int before)
 	if (now.origin == ORIGIN_MARKED)
 		now.parent_tid = old;
 	now.origin = ORIGIN_EXEC;
-	bpf_map_update_elem(&lineage, &tid, &now, BPF_ANY);
+	/* Deleted first: a full table then has room for the new entry. */
 	bpf_map_delete_elem(&lineage, &old);
+	if (bpf_map_update_elem(&lineage, &tid, &now, BPF_ANY)) {
+		c = counted();
+		if (c)
+			c->children_full++;
+	}
 	return 0;
 }
 

@@ -55,6 +55,8 @@ pub use hooks::Hook;
 pub use probe::{Capabilities, Fact};
 pub use types::{Cost, Hooks, Kin, ObserveError, Observed, ObservedThread, Origin, Scope, Settings};
 
+use crate::act::mover::NS_PER_TICK;
+use crate::act::threads::Threads;
 use assemble::Places;
 use programs::{Machine, Programs, Refused};
 use records::{Counters, MARK_MOVED, MARK_TREE};
@@ -193,6 +195,7 @@ impl Observer {
             node_read: all.node_read,
             node_write: all.node_write,
             files: all.files,
+            births_lost: sum.children_full > 0,
             notes,
             tasks: tasks_passed.saturating_sub(self.before.tasks_passed) as usize,
             cost: Cost {
@@ -223,8 +226,9 @@ impl Observer {
         self.watching.set(true);
         // What an earlier move left must not judge this one.
         self.programs.mark(tid, start_ns, MARK_MOVED).inspect_err(|_| self.programs.unmark(tid))?;
-        // The exit hook removes the mark, unless the thread exited before it got one. An error does not mean that it has exited.
-        if let Ok(false) = self.settings.proc_root.join(tid.to_string()).try_exists() {
+        // The exit hook removes the mark, unless the thread exited before it got one. procfs still shows the first thread of a
+        // process after its exit, as a zombie.
+        if Threads::new(&self.settings.proc_root).ended(tid, start_ns / NS_PER_TICK) {
             self.programs.unmark(tid);
         }
         Ok(())

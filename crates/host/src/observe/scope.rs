@@ -174,6 +174,8 @@ fn ids_below(root: &Path) -> io::Result<HashSet<u64>> {
         let entries = match std::fs::read_dir(&directory) {
             Ok(entries) => entries,
             Err(error) if gone(&error) => continue,
+            // A group that may not be listed: its own id is known, those below it are not.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && directory != root => continue,
             Err(error) => return Err(error),
         };
         for entry in entries {

@@ -87,6 +87,8 @@ pub struct Observed {
     pub node_write: NodeBytes,
     /// Files that threads in scope touched, by id.
     pub files: Vec<ObservedFile>,
+    /// Some descendants of watched threads are not watched: the table was full.
+    pub births_lost: bool,
     /// Limits of this observation, in plain sentences.
     pub notes: Vec<String>,
     /// Number of threads on the machine.

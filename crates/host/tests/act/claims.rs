@@ -161,6 +161,44 @@ pub fn own_value_just_before_the_end() -> Tried {
     Ok(())
 }
 
+/// A program whose second thread starts, once a file is there, a third one that binds itself to node 1 and makes another file.
+pub fn be_pinner(args: &[String]) {
+    let (go, done) = (Path::new(&args[0]).to_owned(), Path::new(&args[1]).to_owned());
+    let (first, second) = (node(0), node(1));
+    let unmoved = std::thread::spawn(move || {
+        affinity::set(own_tid(), &first).unwrap();
+        println!("ready");
+        wait_for(|| go.exists());
+        let pinner = std::thread::spawn(move || {
+            affinity::set(own_tid(), &second).unwrap();
+            std::fs::write(done, own_tid().to_string()).unwrap();
+            std::thread::sleep(std::time::Duration::from_secs(600));
+        });
+        pinner.join().unwrap();
+    });
+    unmoved.join().unwrap();
+}
+
+fn own_tid() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+pub fn own_value_of_a_sibling() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let (go, done) = (tmp.path().join("go"), tmp.path().join("done"));
+    let program = Running::role("pinner", &[go.to_str().unwrap(), done.to_str().unwrap()]);
+    let mut engine = engine(plane(Some(WithLineage::of(&[program.pid()])?)), 1, None);
+    engine.step().unwrap(); // moves the first thread; the second has an affinity of its own
+    assert_eq!(mask(program.pid()), node(1));
+    std::fs::write(&go, "").unwrap();
+    let third = || std::fs::read_to_string(&done).ok().and_then(|tid| tid.parse::<u32>().ok());
+    wait_for(|| third().is_some());
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.inherited), (1, 0), "{finished:?}");
+    assert_eq!((mask(program.pid()), mask(third().unwrap())), (all(), node(1)));
+    Ok(())
+}
+
 /// Before Linux 6.2 the kernel does not record which affinity was asked for.
 fn own_since_6_2() -> Tried {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();

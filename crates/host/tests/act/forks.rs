@@ -25,7 +25,7 @@ impl WithLineage {
 
 impl Observe for WithLineage {
     fn window(&mut self, length: std::time::Duration) -> Result<Observed, ObserveError> {
-        self.0.window(length)
+        Ok(Observed { births_lost: false, ..self.0.window(length)? })
     }
 
     fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {

@@ -126,6 +126,7 @@ impl Observe for Scripted {
             node_read: NodeBytes::default(),
             node_write: NodeBytes::default(),
             files: Vec::new(),
+            births_lost: true,
             notes: Vec::new(),
             tasks: 0,
             cost: Cost::default(),
