@@ -14,6 +14,7 @@
 //! **Limits.** Threads in containers whose control groups are hidden from us are refused. Memory stays where it is.
 
 pub mod affinity;
+pub mod copying;
 pub mod cpuset;
 pub mod defaults;
 pub mod kin;
