@@ -28,6 +28,12 @@ use crate::observe::{self, Kin, ObserveError, Observed, ObservedThread, Observer
 /// How far windows may be stretched. A run ends only when its window does.
 const STRETCH_MAX: u32 = 4;
 
+/// How often to look for an exec that has taken effect and is not reported yet. The kernel reports it when the new program is
+/// loaded, which takes milliseconds, or longer from a slow disk.
+const EXEC_LOOKS: u32 = 50;
+/// The pause between two such looks.
+const EXEC_PAUSE: Duration = Duration::from_millis(20);
+
 /// Settings of the host plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -185,6 +191,33 @@ impl HostPlane {
             self.mover.end(key_of_kin(kin));
         }
         Ok(kin)
+    }
+
+    /// [`Self::look`]. While everything is being restored it waits for execs that have taken effect and are not reported yet:
+    /// there is no later look that could find them.
+    fn look_for_kin(&mut self, held: &[Undo]) -> Result<Vec<Kin>, ObserveError> {
+        let mut kin = self.look()?;
+        let mut looks = 0;
+        while self.finishing && looks < EXEC_LOOKS && held.iter().any(|undo| self.may_be_in_exec(undo)) {
+            std::thread::sleep(EXEC_PAUSE);
+            looks += 1;
+            kin = self.look()?;
+        }
+        Ok(kin)
+    }
+
+    /// Whether a watched thread is gone and the first thread of its process has our value for a reason that is not known: the
+    /// moved thread is becoming the first by exec, or the first thread set our value itself.
+    fn may_be_in_exec(&self, undo: &Undo) -> bool {
+        let watched = !self.births_lost && key_of(undo).is_some_and(|key| self.mover.moved(key).is_some());
+        watched
+            && matches!(self.became_first(undo), Ok(Some(first)) if !self.own.contains(&first) && !self.execs.contains(&first))
+    }
+
+    /// The first thread of a process whose place a moved thread may have taken by exec.
+    fn became_first(&self, undo: &Undo) -> std::io::Result<Option<Key>> {
+        let given = |first| self.mover.moved(first).and_then(|moved| moved.ours.last().cloned());
+        kin::became_first(self.mover.threads(), undo, given).map(|first| first.as_ref().and_then(key_of))
     }
 
     /// Records that the affinity of this thread, and of its future children, is not ours.
@@ -385,7 +418,7 @@ impl Plane for HostPlane {
     /// the search leaves out the kin of watched threads.
     fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Undo>, PlaneError> {
         let mut trouble: Option<String> = None;
-        let mut heirs = match self.look() {
+        let mut heirs = match self.look_for_kin(held) {
             Ok(kin) => self.lineage.heirs(&self.mover, &kin).map_err(|e| e.to_string()),
             Err(error) => Err(error.to_string()),
         }
@@ -414,13 +447,13 @@ impl Plane for HostPlane {
     fn ended(&mut self, undo: &Undo) -> bool {
         let (Some(key), Undo::Thread { ours, .. }) = (key_of(undo), undo) else { return false };
         let over = if self.mover.threads().ended(key.0, key.1) {
-            match kin::became_first(self.mover.threads(), undo) {
+            match self.became_first(undo) {
                 // It continues under another id. The record must stay until that thread is restored, in case of a crash.
                 // A watched thread did so only if the kernel reported its exec; the first thread may hold our value for itself.
-                Ok(Some(first)) => key_of(&first).is_none_or(|first| {
+                Ok(Some(first)) => {
                     let watched = self.looked && !self.births_lost && self.mover.moved(key).is_some();
                     self.own.contains(&first) || watched && !self.execs.contains(&first)
-                }),
+                }
                 Ok(None) => true,
                 Err(_) => false,
             }

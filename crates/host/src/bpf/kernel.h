@@ -147,6 +147,7 @@ struct affinity_context { /* since 6.2: from then on user_cpus_ptr is what sched
 struct task_struct {
 	struct thread_info thread_info;
 	u32 flags;
+	int on_cpu;
 	struct sched_entity se;
 	struct sched_info sched_info;
 	struct cpumask cpus_mask;

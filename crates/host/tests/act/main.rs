@@ -68,6 +68,11 @@ fn main() {
         trial("exec_by_another_thread_is_restored_every_window", claims::exec_by_another_thread),
         trial("exec_by_another_thread_is_restored_at_the_end", claims::exec_by_another_thread_then_finish),
         trial("exec_by_another_thread_is_restored_after_a_crash", claims::exec_by_another_thread_after_a_crash),
+        trial("an_exec_that_is_not_reported_yet_is_restored_at_the_end", claims::exec_in_flight_at_the_end),
+        trial(
+            "exec_after_the_first_thread_was_moved_elsewhere_is_restored_after_a_crash",
+            claims::exec_after_the_first_was_moved_elsewhere,
+        ),
         trial("a_child_is_restored_once", claims::put_back_once),
         trial("an_affinity_set_by_the_program_is_its_own_even_if_it_equals_ours", claims::own_value_that_equals_ours),
         trial("an_affinity_set_just_before_the_end_is_kept", claims::own_value_just_before_the_end),
