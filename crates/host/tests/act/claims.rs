@@ -1,6 +1,8 @@
 //! The owner of an affinity: us, an ancestor that we moved, or the program itself.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use engine::{Finished, Plane, StateDir, Undone, Verdict, recover};
@@ -175,7 +177,7 @@ fn parent_of_one(go: &Path) -> Running {
     Running::shell(&format!("echo ready; while [ ! -e {} ]; do sleep 0.02; done; sleep 600 & wait", go.display()))
 }
 
-fn child_of(pid: u32) -> u32 {
+pub fn child_of(pid: u32) -> u32 {
     let is_it = |child: &u32| {
         std::fs::read_to_string(format!("/proc/{child}/cmdline")).is_ok_and(|line| line.starts_with("sleep\x00600"))
     };
@@ -230,6 +232,50 @@ pub fn own_value_that_equals_ours() -> Tried {
     engine.finish();
     assert_eq!((mask(child), mask(moved[1])), (node(1), node(1)));
     assert_eq!((mask(shell.pid()), mask(moved[0])), (all(), all()));
+    Ok(())
+}
+
+/// The kernel's lineage, unless looks are to fail.
+struct Blindable(Box<WithLineage>, Arc<AtomicBool>);
+
+impl Observe for Blindable {
+    fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
+        self.0.window(length)
+    }
+
+    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
+        self.0.watch(tid, start_ns)
+    }
+
+    fn release(&mut self, tid: u32) -> Result<(), ObserveError> {
+        self.0.release(tid)
+    }
+
+    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
+        match self.1.load(Ordering::Relaxed) {
+            true => Err(ObserveError::Missing { capability: "a look", cause: "the test says so".into() }),
+            false => self.0.kin(),
+        }
+    }
+}
+
+pub fn own_value_of_an_earlier_look() -> Tried {
+    own_since_6_2()?;
+    let process = Running::role("threads", &["1"]);
+    let pid = process.pid();
+    let blind = Arc::new(AtomicBool::new(false));
+    let observer = Box::new(Blindable(WithLineage::of(&[pid])?, Arc::clone(&blind)));
+    let mut engine = engine(plane(Some(observer)), 1, None);
+    engine.step().unwrap();
+    affinity::set(pid, &node(1)).unwrap();
+    engine.step().unwrap();
+    engine.step().unwrap(); // the affinity is its own now
+    affinity::set(pid, &all()).unwrap();
+    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    blind.store(true, Ordering::Relaxed);
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.changed_by_others), (1, 0), "{finished:?}");
+    assert_eq!(mask(pid), all());
     Ok(())
 }
 

@@ -75,6 +75,11 @@ fn main() {
         ),
         trial("a_child_is_restored_once", claims::put_back_once),
         trial("an_affinity_set_by_the_program_is_its_own_even_if_it_equals_ours", claims::own_value_that_equals_ours),
+        trial(
+            "an_affinity_seen_by_an_earlier_look_is_not_taken_for_the_present_one",
+            claims::own_value_of_an_earlier_look,
+        ),
+        trial("a_child_whose_cpuset_was_narrowed_is_restored", cpusets::narrowed_child),
         trial("an_affinity_set_just_before_the_end_is_kept", claims::own_value_just_before_the_end),
         trial("an_affinity_set_by_a_sibling_of_a_moved_thread_is_its_own", claims::own_value_of_a_sibling),
         trial("a_narrow_mask_that_nobody_asked_for_is_the_default", claims::asked_for_nothing),
