@@ -6,6 +6,7 @@
 mod four_nodes;
 mod lab_bench;
 mod masks;
+mod programs;
 mod two_nodes;
 
 use lab::machine::Machine;
@@ -17,6 +18,8 @@ struct Test {
     name: &'static str,
     nodes: &'static [usize],
     run: fn() -> Outcome,
+    /// The environment variable that asks for a long test.
+    long: Option<&'static str>,
 }
 
 fn main() {
@@ -29,6 +32,7 @@ fn main() {
         .iter()
         .chain(masks::TESTS)
         .chain(four_nodes::TESTS)
+        .chain(programs::TESTS)
         .map(|test: &'static Test| {
             Trial::ignorable_test(test.name, move || match () {
                 () if !test.nodes.contains(&nodes) => {
@@ -37,6 +41,9 @@ fn main() {
                     Ok(Completion::ignored_with(format!("needs {needed} NUMA nodes, this machine has {nodes}")))
                 }
                 () if !root => Ok(Completion::ignored_with("needs root")),
+                () if test.long.is_some_and(|variable| std::env::var_os(variable).is_none()) => {
+                    Ok(Completion::ignored_with(format!("a long test: set {}", test.long.unwrap_or_default())))
+                }
                 () => (test.run)().map(|()| Completion::Completed).map_err(|e| format!("{e:#}").into()),
             })
         })
