@@ -120,7 +120,7 @@ fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
 /// With a reader on each CPU and windows in quick succession, every byte is in one of the windows.
 fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
     // As short as possible: the kernel updates a running thread's CPU time at ticks only, so most windows show none.
-    const WINDOWS: usize = 200;
+    const WINDOWS: usize = 80;
     const LENGTH: Duration = Duration::ZERO;
     let directory = directory()?;
     let readers = std::thread::available_parallelism()?.get();
