@@ -3,6 +3,7 @@
 //! Assertions rely on `/proc` and `move_pages(2)` (by way of the laboratory, `lab`), not on homenode's own output. On a machine
 //! with one node, or without root, the tests are skipped and say why.
 
+mod acts;
 mod four_nodes;
 mod lab_bench;
 mod masks;
@@ -32,6 +33,7 @@ fn main() {
         .iter()
         .chain(masks::TESTS)
         .chain(four_nodes::TESTS)
+        .chain(acts::TESTS)
         .chain(programs::TESTS)
         .map(|test: &'static Test| {
             Trial::ignorable_test(test.name, move || match () {
