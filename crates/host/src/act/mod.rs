@@ -22,6 +22,7 @@ pub mod kin;
 pub mod lineage;
 pub mod memory;
 pub mod mover;
+pub mod pages;
 pub mod process;
 pub mod threads;
 

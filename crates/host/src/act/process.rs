@@ -216,9 +216,8 @@ impl Status {
     fn read(threads: &Threads, pid: u32) -> Result<Self, PlaneError> {
         let path: &Path = &threads.root().join(format!("{pid}/status"));
         match std::fs::read(path) {
-            Ok(bytes) => Self::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(|| {
-                refused("unreadable", format!("{} has an unknown form", path.display()))
-            }),
+            Ok(bytes) => Self::parse(&String::from_utf8_lossy(&bytes))
+                .ok_or_else(|| refused("unreadable", format!("{} has an unknown form", path.display()))),
             Err(error) if super::threads::is_gone(&error) => Err(gone(pid)),
             Err(error) => Err(unreadable(pid, &error)),
         }

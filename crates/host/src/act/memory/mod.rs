@@ -73,6 +73,8 @@ pub struct MemoryMove {
     estimate: u64,
     /// Bytes found so far.
     seen: u64,
+    /// Of these, bytes that were on their node already.
+    there: u64,
     before: Layout,
     ended: bool,
 }
@@ -83,7 +85,12 @@ enum Work {
     /// All regions are still to be found.
     Begin(NodeId),
     /// These regions, last first; the page from which on the last one is to be looked at.
-    Regions { to: NodeId, left: Vec<Region>, next: u64, policies: Policies },
+    Regions {
+        to: NodeId,
+        left: Vec<Region>,
+        next: u64,
+        policies: Policies,
+    },
     /// These runs, last first.
     Runs(Vec<Run>),
     Done,
@@ -118,12 +125,33 @@ impl MemoryMove {
     fn with(space: Space, work: Work, estimate: u64) -> Self {
         let copied = Copied { total: estimate, ..Copied::default() };
         let before = Layout::default();
-        Self { space, work, pending: Vec::new(), stopped: None, copied, estimate, seen: 0, before, ended: false }
+        Self {
+            space,
+            work,
+            pending: Vec::new(),
+            stopped: None,
+            copied,
+            estimate,
+            seen: 0,
+            there: 0,
+            before,
+            ended: false,
+        }
     }
 
     /// Where the pages were that this move has sent so far.
     pub fn before(&self) -> &Layout {
         &self.before
+    }
+
+    /// Bytes found so far that were on their node already.
+    pub fn there(&self) -> u64 {
+        self.there
+    }
+
+    /// Whether every page has had its turn.
+    pub fn complete(&self) -> bool {
+        matches!(self.work, Work::Done)
     }
 
     /// Whether the process ended, or started another program, before the move was over.
@@ -213,6 +241,7 @@ impl MemoryMove {
         let away = pages.len() as u64 * page;
         self.seen += bytes;
         self.copied.moved += bytes - away;
+        self.there += bytes - away;
         if kept {
             self.stay(POLICY, away);
             return Ok(bytes);

@@ -114,7 +114,8 @@ fn region(line: &str, devices: &[(u32, u32)]) -> Option<(Region, bool)> {
     let shared_memory = devices.iter().any(|d| (u64::from(d.0), u64::from(d.1)) == device);
     // The kernel's half of the address space (`[vsyscall]`) has no pagemap.
     let valid = range.start < range.end && range.end <= 1 << 63;
-    valid.then_some((Region { range, shared_memory, readable: mode.first() == Some(&b'r') }, mode.get(3) == Some(&b'p')))
+    valid
+        .then_some((Region { range, shared_memory, readable: mode.first() == Some(&b'r') }, mode.get(3) == Some(&b'p')))
 }
 
 #[cfg(test)]
