@@ -6,6 +6,7 @@
 //! limit on the rate, a progress bar and an eye on signals. [`Done`] says what became of it, in words or as JSON.
 
 mod files;
+mod process;
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -28,8 +29,14 @@ use crate::signals::Stop;
 #[derive(Debug, Args)]
 pub struct MoveArgs {
     /// Files to move
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(required_unless_present = "pid", value_name = "FILE")]
     pub files: Vec<PathBuf>,
+    /// Process to move instead: its threads, then its memory
+    #[arg(long, value_name = "PID", conflicts_with = "files", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Option<u32>,
+    /// Leave the memory of the process where it is
+    #[arg(long, requires = "pid")]
+    pub no_memory: bool,
     /// Node to move to
     #[arg(long, value_name = "NODE")]
     pub to: u32,
@@ -54,7 +61,10 @@ pub fn run(global: &Global, args: &MoveArgs) -> Result<Exit, Failure> {
         json: global.json,
         stop: Stop::on_signals()?,
     };
-    let done = files::run(&job, &args.files)?;
+    let done = match args.pid {
+        Some(pid) => vec![process::run(&job, global, pid, !args.no_memory)?],
+        None => files::run(&job, &args.files)?,
+    };
     if global.json {
         output::print_json(&json!({"moved": done.iter().map(Done::json).collect::<Vec<_>>()}))?;
     }
@@ -93,16 +103,18 @@ struct Done {
     pub seconds: f64,
     /// Why not all of it moved.
     pub why: Option<String>,
+    /// What else there is to say of this kind of subject, for JSON.
+    pub more: Vec<(&'static str, Value)>,
 }
 
 impl Done {
     /// A move that was not begun.
     pub fn refused(subject: (&'static str, Value), to: NodeId, why: String) -> Self {
-        Self { subject, to, bytes: 0, moved: 0, failed: 0, there: 0, seconds: 0.0, why: Some(why) }
+        Self { subject, to, bytes: 0, moved: 0, failed: 0, there: 0, seconds: 0.0, why: Some(why), more: Vec::new() }
     }
 
     fn json(&self) -> Value {
-        json!({
+        let mut object = json!({
             self.subject.0: self.subject.1,
             "to": self.to,
             "bytes": self.bytes,
@@ -110,7 +122,11 @@ impl Done {
             "failed_bytes": self.failed,
             "seconds": self.seconds,
             "why": self.why,
-        })
+        });
+        for (key, value) in &self.more {
+            object[*key] = value.clone();
+        }
+        object
     }
 
     /// One line for a person; `name` is the subject.
@@ -199,5 +215,6 @@ fn summary(
         there,
         seconds: took.as_secs_f64(),
         why: (!whys.is_empty()).then(|| whys.join("; ")),
+        more: Vec::new(),
     }
 }
