@@ -264,6 +264,7 @@ impl HostPlane {
             write_bytes: seen.node_write.get(node.id),
             cpu_s: cpu_s(&seen.node_cpu_s, node.id),
             memory_free: free.get(&node.id).copied().unwrap_or(0),
+            measured: None,
         };
         self.topology.nodes.iter().map(load).collect()
     }
@@ -325,7 +326,7 @@ impl Plane for HostPlane {
             window_s,
             nodes,
             threads,
-            files: seen.files,
+            files: seen.files.into_iter().map(|seen| seen.file).collect(),
             processes: Vec::new(),
             notes,
         })

@@ -53,7 +53,7 @@ use topology::Topology;
 pub use choose::{Configuration, choose};
 pub use hooks::Hook;
 pub use probe::{Capabilities, Fact};
-pub use types::{Cost, Hooks, Kin, ObserveError, Observed, ObservedThread, Origin, Scope, Settings};
+pub use types::{Cost, FileSeen, Hooks, Inode, Kin, ObserveError, Observed, ObservedThread, Origin, Scope, Settings};
 
 use crate::act::mover::NS_PER_TICK;
 use crate::act::threads::Threads;

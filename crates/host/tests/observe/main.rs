@@ -6,6 +6,7 @@
 //! are below `$HOMENODE_TEST_DIR`, or cargo's target.
 
 mod accuracy;
+mod calls;
 mod common;
 mod lineage;
 mod paths;
@@ -47,7 +48,15 @@ fn main() {
     let mut trials = Vec::new();
     for (way, hooks, missing) in ways {
         let blocked = blocked(hooks);
-        let cases = [paths::CASES, threads::CASES, scopes::CASES, accuracy::CASES, lineage::CASES, programs::CASES];
+        let cases = [
+            paths::CASES,
+            threads::CASES,
+            scopes::CASES,
+            accuracy::CASES,
+            lineage::CASES,
+            programs::CASES,
+            calls::CASES,
+        ];
         for case in cases.into_iter().flatten() {
             let need =
                 case.needs.iter().find(|program| !has(program)).map(|program| format!("{program} is not installed"));
