@@ -28,7 +28,7 @@ pub use error::EngineError;
 pub use plane::{Cost, Family, Plane, PlaneError, Undo, Undone};
 pub use rails::Rail;
 pub use report::{Finished, Outcome, Verdict, WindowReport};
-pub use restore::recover;
+pub use restore::{recover, store};
 pub use settings::Settings;
 pub use state::StateDir;
 pub use subject::Subject;

@@ -105,6 +105,11 @@ impl Mover {
         &mut self.defaults
     }
 
+    /// The sysfs.
+    pub fn sys_root(&self) -> &Path {
+        self.defaults.sys_root()
+    }
+
     /// The default affinity of a thread, read now.
     pub fn default_of(&self, tid: u32) -> io::Result<CpuSet> {
         self.defaults.of(tid)
@@ -171,6 +176,18 @@ impl Mover {
         let family =
             Family { at: now_ticks(), session: stat.session, cgroup: cpuset::family_name(&cgroups), first_differs };
         Ok(Undo::Thread { tid, pid: *pid, start, before, ours, unbound, family: Some(family) })
+    }
+
+    /// A record for a thread of the same process that was born with the value which `parent` says we set, so that it can be
+    /// moved as its parent was. `None` if it was not.
+    pub fn inherited(&mut self, parent: &Undo, tid: u32, stat: &Stat) -> Option<Undo> {
+        let Undo::Thread { pid, before, ours, unbound, family: Some(family), .. } = parent else { return None };
+        if stat.start < family.at || affinity::get(tid).ok()? != *ours {
+            return None;
+        }
+        self.prepared.insert((tid, stat.start), ours.clone());
+        let (before, ours, unbound, family) = (before.clone(), ours.clone(), *unbound, Some(family.clone()));
+        Some(Undo::Thread { tid, pid: *pid, start: stat.start, before, ours, unbound, family })
     }
 
     /// The CPUs of a node that a thread may use.
