@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use placement::{NodeBytes, Process};
+use placement::Process;
 use rustix::thread::CapabilitySet;
 use rustix::time::ClockId;
 
@@ -14,6 +14,7 @@ use super::inode::{self, Inodes};
 use super::kinds;
 use super::known::{FileFacts, Known, Look, ProcessFacts, order};
 use super::wanted::{Wanted, WantedFile};
+use crate::act::memory;
 use crate::act::threads::Threads;
 use crate::observe::{FileSeen, Inode, clock_s, random};
 use crate::residency;
@@ -309,7 +310,9 @@ impl Looker {
     /// `None` if it has ended.
     fn process(&self, pid: u32) -> Option<ProcessFacts> {
         let start = self.threads.stat(pid).ok().flatten()?.start;
-        let resident = resident(&self.proc_root, pid);
+        let resident = memory::resident(&self.proc_root, pid);
+        let resident = resident.inspect_err(|error| tracing::debug!(pid, %error, "its memory cannot be looked at"));
+        let resident = resident.ok().flatten().filter(|bytes| bytes.total() > 0);
         // Another process may have got the id in between.
         let same = self.threads.stat(pid).ok().flatten().is_some_and(|stat| stat.start == start);
         same.then_some(ProcessFacts { start, resident })
@@ -321,9 +324,4 @@ fn named(look: Look, wanted: &Wanted) -> String {
         Look::File(i) => wanted.files.get(i).map_or_else(String::new, |file| format!("file {}", file.id.ino)),
         Look::Process(i) => wanted.processes.get(i).map_or_else(String::new, |pid| format!("process {pid}")),
     }
-}
-
-/// Resident bytes per node of a process's own memory; `None` if they cannot be read.
-fn resident(_proc_root: &Path, _pid: u32) -> Option<NodeBytes> {
-    None
 }

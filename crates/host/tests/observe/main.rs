@@ -8,6 +8,7 @@
 mod accuracy;
 mod calls;
 mod common;
+mod facts;
 mod lineage;
 mod paths;
 mod programs;
@@ -35,6 +36,10 @@ macro_rules! cases {
 }
 
 fn main() {
+    if let Ok(paths) = std::env::var(facts::READ) {
+        // Ends when it is killed, or with the error.
+        return facts::read_for_ever(&paths).unwrap_or_else(|error| eprintln!("{error}"));
+    }
     let mut arguments = Arguments::from_args();
     // One at a time, as they count what happens on the machine.
     arguments.test_threads = Some(1);
@@ -56,6 +61,7 @@ fn main() {
             lineage::CASES,
             programs::CASES,
             calls::CASES,
+            facts::CASES,
         ];
         for case in cases.into_iter().flatten() {
             let need =
