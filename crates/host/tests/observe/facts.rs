@@ -90,7 +90,8 @@ fn until(
 
 /// Cached bytes of a file, by mincore(2).
 fn cached(path: &Path) -> Result<u64, Failed> {
-    let file = File::open(path)?;
+    // Mapping counts as access too.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path)?;
     let len = file.metadata()?.len() as usize;
     // SAFETY: a new mapping of a file that nothing truncates; it is not touched.
     let map = unsafe {
