@@ -103,10 +103,10 @@ impl Plane for Crowd {
         let threads = self.threads();
         let files = threads.iter().map(|t| ObservedFile {
             file: t.files[0].file.clone(),
-            path: None,
             size: Some(1 << 30),
             bytes: t.read_bytes.clone(),
             readers: vec![t.tid],
+            ..ObservedFile::default()
         });
         let processes = threads.iter().map(|t| Process {
             pid: t.pid,

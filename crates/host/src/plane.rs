@@ -23,6 +23,7 @@ use topology::{CpuSet, NodeId, Topology};
 use crate::act::lineage::Lineage;
 use crate::act::mover::{Key, NS_PER_TICK, Rules, key_of, own_affinity};
 use crate::act::{Mover, affinity, kin};
+use crate::facts::Facts;
 use crate::observe::{self, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
 
 /// How far windows may be stretched. A run ends only when its window does.
@@ -112,6 +113,8 @@ pub struct HostPlane {
     settings: Settings,
     own_pid: u32,
     cost: Option<Cost>,
+    /// What is found out about files and processes beside the windows; `None` without an observer of this kernel.
+    facts: Option<Facts>,
     /// Factor by which windows are longer than requested, to cost less.
     stretch: u32,
     /// A note about moved threads whose births could not be watched, for the next window.
@@ -136,8 +139,12 @@ pub struct HostPlane {
 impl HostPlane {
     /// Opens the host for observing and acting.
     pub fn open(settings: Settings, topology: Topology) -> Result<Self, HostError> {
-        let observer = Observer::open(&settings.observe, &topology)?;
-        Self::with_observer(settings, topology, Some(Box::new(observer)))
+        let mut observer = Observer::open(&settings.observe, &topology)?;
+        let facts = Facts::start(&settings.observe.proc_root)?;
+        observer.ignore(facts.tid());
+        let mut plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
+        plane.facts = Some(facts);
+        Ok(plane)
     }
 
     /// Opens the host for restoring only. Needs no more than procfs and sysfs.
@@ -162,6 +169,7 @@ impl HostPlane {
             settings,
             own_pid: std::process::id(),
             cost: None,
+            facts: None,
             stretch: 1,
             unwatched: None,
             finishing: false,
@@ -297,6 +305,7 @@ impl HostPlane {
             write_bytes: seen.node_write.get(node.id),
             cpu_s: cpu_s(&seen.node_cpu_s, node.id),
             memory_free: free.get(&node.id).copied().unwrap_or(0),
+            measured: None,
         };
         self.topology.nodes.iter().map(load).collect()
     }
@@ -349,8 +358,14 @@ impl Plane for HostPlane {
             memory_bytes: seen.cost.rss_bytes.saturating_add(seen.cost.kernel_bytes),
         });
         let nodes = self.nodes(&seen);
-        let threads = std::mem::take(&mut seen.threads).into_iter().map(|t| self.complete(t)).collect();
+        let threads: Vec<Thread> = std::mem::take(&mut seen.threads).into_iter().map(|t| self.complete(t)).collect();
         let mut notes = seen.notes;
+        let mut processes = Vec::new();
+        if let Some(facts) = &self.facts {
+            let more;
+            (processes, more) = facts.window(window, &mut seen.files, &threads);
+            notes.extend(more);
+        }
         notes.extend(self.unwatched.take());
         Ok(Snapshot {
             version: placement::snapshot::VERSION,
@@ -358,8 +373,8 @@ impl Plane for HostPlane {
             window_s,
             nodes,
             threads,
-            files: seen.files,
-            processes: Vec::new(),
+            files: seen.files.into_iter().map(|seen| seen.file).collect(),
+            processes,
             notes,
         })
     }
@@ -474,9 +489,12 @@ impl Plane for HostPlane {
         self.cost
     }
 
-    /// Sampling adapts to the load by itself; the remaining cost is each window's pass over all threads and entries. So this
-    /// makes windows longer.
+    /// First looks at fewer files and processes. Sampling adapts to the load by itself; the remaining cost is each window's pass over
+    /// all threads and entries. So then this makes windows longer.
     fn shed(&mut self) -> Option<String> {
+        if let Some(less) = self.facts.as_mut().and_then(Facts::shed) {
+            return Some(less);
+        }
         if self.stretch >= STRETCH_MAX {
             return None;
         }
@@ -486,7 +504,7 @@ impl Plane for HostPlane {
 
     fn relax(&mut self) -> Option<String> {
         if self.stretch == 1 {
-            return None;
+            return self.facts.as_mut().and_then(Facts::relax);
         }
         self.stretch /= 2;
         Some(match self.stretch {

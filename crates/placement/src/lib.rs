@@ -28,7 +28,9 @@ mod words;
 
 pub use bytes::NodeBytes;
 pub use plan::{Declined, Move, NodeForecast, Plan, Prediction, Reason};
-pub use snapshot::{FileUse, MappedMemory, NodeLoad, ObservedFile, Process, Snapshot, SnapshotError, Thread};
+pub use snapshot::{
+    FileUse, MappedMemory, MeasuredLoad, NodeLoad, ObservedFile, Process, Snapshot, SnapshotError, Thread, Writes,
+};
 pub use validate::MAX_BYTES;
 pub use why::Why;
 

@@ -87,10 +87,10 @@ fn complete(case: &Case, f: Files) -> Snapshot {
         }
         s.files.push(ObservedFile {
             file: format!("8:1:{file}"),
-            path: None,
             size: Some(f.file_mb * 1_000_000),
             bytes,
             readers: users().map(|i| s.threads[i].tid).collect(),
+            ..ObservedFile::default()
         });
     }
     for p in 0..n.div_ceil(f.threads_per_process) {

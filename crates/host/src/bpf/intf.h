@@ -28,6 +28,12 @@ struct usage {
 	s64 sliced; /* read while the hook on the read path was attached: see ../observe/slices.rs */
 	s64 sliced_remote;
 	s64 sliced_reads; /* number of these reads, in 1/1024ths */
+	/* Read calls, in 1/1024ths; one call can take several events. */
+	s64 calls;     /* calls whose last bytes were counted */
+	s64 placed;    /* calls whose beginning is known */
+	s64 continued; /* part of `placed` that began where the last read of the open file ended */
+	u32 opens;     /* times that the file was open when it was last counted; 0: not known */
+	u32 generation; /* of the inode */
 };
 
 /* Per CPU and table: the latest entry, not yet in the table. */

@@ -45,10 +45,16 @@ struct gendisk {
 struct block_device {
 	struct gendisk *bd_disk;
 };
+typedef struct {
+	int counter;
+} atomic_t;
 struct inode {
 	struct super_block *i_sb;
 	unsigned long i_ino;
 	s64 i_size;
+	u32 i_generation;
+	atomic_t i_writecount; /* times that it is open for writing; negative: its program runs */
+	atomic_t i_readcount;  /* times that it is open for reading only */
 	struct address_space *i_mapping;
 };
 struct timespec64 {
@@ -87,9 +93,13 @@ struct folio_batch {
 	u8 nr;
 	struct folio *folios[31]; /* 15 before 6.10: the size comes from BTF */
 };
+struct file_ra_state {
+	s64 prev_pos; /* the end of the last read; since 6.8 or so, set once a call, before once a batch */
+};
 struct file {
 	struct address_space *f_mapping;
 	s64 f_pos;
+	struct file_ra_state f_ra;
 	struct inode *f_inode;
 };
 struct fdtable {
