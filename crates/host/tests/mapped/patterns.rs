@@ -1,6 +1,7 @@
 //! Hotness of known access patterns, by node, within a tenth of what the program counted itself.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 
 use host::observe::mapped::{Mapped, RULE, Sums};
@@ -20,6 +21,9 @@ pub const CASES: &[(&str, fn() -> Outcome)] = &[
 /// Of the file: 3,276 pages in its hot tenth, more than processors remember translations for.
 const BYTES: u64 = 128 << 20;
 
+/// Of a file in the small persistent memory of a test machine.
+const PMEM_BYTES: u64 = 32 << 20;
+
 /// Phases after the first clearing: more than the rule looks at.
 const PHASES: u32 = 6;
 
@@ -27,7 +31,7 @@ fn cached(pattern: &str) -> Outcome {
     let directory = directory()?;
     let file = directory.path().join("data");
     cached_file(&file, BYTES)?;
-    let (truth, seen, notes) = phases(&file, pattern)?;
+    let (truth, seen, notes) = phases(&file, pattern, true)?;
     ensure!(notes.is_empty(), "{notes:?}");
     println!("{pattern}: {truth:?}, seen {seen:?}");
     let expected = |node: &Truth| match pattern {
@@ -61,10 +65,12 @@ fn agree(truth: &BTreeMap<i32, Truth>, seen: &BTreeMap<i32, Truth>) -> Outcome {
 
 type Nodes = BTreeMap<i32, Truth>;
 
-/// What the program counted, what homenode saw, and its notes.
-fn phases(file: &Path, pattern: &str) -> Result<(Nodes, Nodes, Vec<String>), Failed> {
+/// What the program counted, what homenode saw, and its notes. `map`: all pages are mapped before.
+fn phases(file: &Path, pattern: &str, map: bool) -> Result<(Nodes, Nodes, Vec<String>), Failed> {
     let mut program = Program::start(file)?;
-    program.tell("map")?;
+    if map {
+        program.tell("map")?;
+    }
     let mut mapped = open()?;
     let pid = program.pid();
     sample(&mut mapped, pid)?;
@@ -93,9 +99,35 @@ fn sample(mapped: &mut Mapped, pid: u32) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Files on the persistent memory of each node.
+/// Files on the persistent memory of each node: hot where the kernel clears the bits, else only touched.
 fn persistent_memory() -> Outcome {
-    Ok(Completion::ignored_with("there is no /mnt/pmem0"))
+    if !Path::new("/mnt/pmem0").exists() {
+        return Ok(Completion::ignored_with("there is no /mnt/pmem0"));
+    }
+    for number in 0.. {
+        let mount = format!("/mnt/pmem{number}");
+        if !Path::new(&mount).exists() {
+            break;
+        }
+        let directory = tempfile::Builder::new().prefix("mapped-").tempdir_in(&mount)?;
+        let file = directory.path().join("data");
+        std::fs::write(&file, vec![1; PMEM_BYTES as usize])?;
+        File::open(&file)?.sync_all()?;
+        let node: i32 = std::fs::read_to_string(format!("/sys/block/pmem{number}/device/numa_node"))?.trim().parse()?;
+        let (truth, seen, notes) = phases(&file, "sequential", false)?;
+        println!("{mount}: node {node}, {truth:?}, seen {seen:?}, {notes:?}");
+        let counted = truth.get(&-1).copied().unwrap_or_default();
+        let seen = seen.get(&node).copied().unwrap_or_default();
+        match notes.iter().any(|note| note.contains("before Linux 6.16")) {
+            // Six of eight parts were ever touched, and only those are mapped.
+            true => ensure!(
+                (seen.hot, seen.touched, seen.all) == (0, counted.all / 8 * 6, counted.all / 8 * 6),
+                "{seen:?}, {counted:?}"
+            ),
+            false => ensure!((seen.hot, seen.touched) == (counted.hot, counted.touched), "{seen:?}, {counted:?}"),
+        }
+    }
+    Ok(Completion::Completed)
 }
 
 fn a_process_that_ended_or_maps_nothing() -> Outcome {
