@@ -41,6 +41,7 @@ fn machine(name: &str) -> String {
 const SUB_COMMANDS: [&str; 17] = [
     "nodes",
     "where",
+    "hot",
     "top",
     "run",
     "plan",

@@ -129,4 +129,14 @@ struct kin_record {
 	u32 pad;
 };
 
+/* One mapping of a file (hotness.bpf.c). */
+struct mapping_record {
+	u64 start, end;
+	u64 ino;
+	u32 dev;         /* as in usage_key */
+	u32 mode;
+	u32 inode_flags;
+	u32 program;     /* it is executed: other mappings of the file are its data */
+};
+
 #endif

@@ -5,6 +5,7 @@
 
 #include "intf.h"
 
+typedef unsigned short u16;
 typedef unsigned char __u8;
 typedef short __s16;
 typedef unsigned short __u16;
@@ -49,6 +50,8 @@ typedef struct {
 	int counter;
 } atomic_t;
 struct inode {
+	u16 i_mode;
+	unsigned int i_flags;
 	struct super_block *i_sb;
 	unsigned long i_ino;
 	s64 i_size;
@@ -119,7 +122,13 @@ struct iov_iter {
 	unsigned long count;
 };
 struct vm_area_struct {
+	unsigned long vm_start;
+	unsigned long vm_end;
+	unsigned long vm_flags;
 	struct file *vm_file;
+};
+struct mm_struct {
+	void *pgd;
 };
 struct vm_fault {
 	struct vm_area_struct *vma;
@@ -161,6 +170,7 @@ struct task_struct {
 	struct sched_entity se;
 	struct sched_info sched_info;
 	struct cpumask cpus_mask;
+	struct mm_struct *mm;
 	int pid;
 	int tgid;
 	struct task_struct *real_parent;
@@ -184,6 +194,11 @@ struct bpf_iter_meta {
 struct bpf_iter__task {
 	struct bpf_iter_meta *meta;
 	struct task_struct *task;
+};
+struct bpf_iter__task_vma {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	struct vm_area_struct *vma;
 };
 struct bpf_iter__task_file {
 	struct bpf_iter_meta *meta;

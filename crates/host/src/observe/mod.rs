@@ -36,6 +36,7 @@ pub mod choose;
 mod drain;
 mod grace;
 pub mod hooks;
+pub mod mapped;
 pub mod probe;
 mod programs;
 mod records;
