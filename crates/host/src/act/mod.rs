@@ -16,6 +16,7 @@
 pub mod affinity;
 pub mod copying;
 pub mod cpuset;
+pub mod dax;
 pub mod defaults;
 pub mod kin;
 pub mod lineage;
