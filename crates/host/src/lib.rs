@@ -8,5 +8,6 @@ pub mod observe;
 pub mod plane;
 pub mod privileges;
 pub mod residency;
+mod volume;
 
 pub use plane::{HostError, HostPlane, Settings};

@@ -17,6 +17,7 @@
 pub mod affinity;
 pub mod copying;
 pub mod cpuset;
+pub mod dax;
 pub mod defaults;
 pub mod kin;
 pub mod lineage;
