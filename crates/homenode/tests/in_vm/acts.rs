@@ -13,9 +13,9 @@ use crate::Test;
 use crate::lab_bench::{Bench, Outcome, homenode, homenode_load};
 
 pub const TESTS: &[Test] = &[
-    Test { name: "acts::a_file_moves_once_to_its_readers", nodes: &[2], run: file, long: None },
-    Test { name: "acts::a_process_moves_with_its_memory", nodes: &[2], run: process, long: None },
-    Test { name: "acts::a_process_moves_to_what_it_maps", nodes: &[2], run: mapped, long: None },
+    Test { name: "acts::a_file_moves_once_to_its_readers", nodes: &[2], run: file },
+    Test { name: "acts::a_process_moves_with_its_memory", nodes: &[2], run: process },
+    Test { name: "acts::a_process_moves_to_what_it_maps", nodes: &[2], run: mapped },
 ];
 
 /// Shows one act and returns its part of the summary.

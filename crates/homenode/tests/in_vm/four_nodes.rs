@@ -12,18 +12,12 @@ use crate::lab_bench::{Bench, Outcome, cpus, set_mask, windows};
 use crate::{Test, say};
 
 pub const TESTS: &[Test] = &[
-    Test { name: "four_nodes::four_programs_go_home", nodes: &[4], run: four_programs_go_home, long: None },
-    Test {
-        name: "four_nodes::read_locality_alone_crowds_a_node",
-        nodes: &[4],
-        run: read_locality_alone_crowds_a_node,
-        long: None,
-    },
+    Test { name: "four_nodes::four_programs_go_home", nodes: &[4], run: four_programs_go_home },
+    Test { name: "four_nodes::read_locality_alone_crowds_a_node", nodes: &[4], run: read_locality_alone_crowds_a_node },
     Test {
         name: "four_nodes::nthread_neither_crowds_a_node_nor_splits_sharers",
         nodes: &[4],
         run: nthread_neither_crowds_a_node_nor_splits_sharers,
-        long: None,
     },
 ];
 

@@ -4,11 +4,15 @@
 //! with one node, or without root, the tests are skipped and say why.
 
 mod acts;
+mod file_users;
+mod files;
 mod four_nodes;
 mod lab_bench;
 mod masks;
 mod programs;
 mod two_nodes;
+
+use std::process::ExitCode;
 
 use lab::machine::Machine;
 use lab_bench::Outcome;
@@ -19,11 +23,28 @@ struct Test {
     name: &'static str,
     nodes: &'static [usize],
     run: fn() -> Outcome,
-    /// The environment variable that asks for a long test.
-    long: Option<&'static str>,
 }
 
-fn main() {
+/// A reason why a test cannot run here.
+#[derive(Debug)]
+struct Skip(String);
+
+impl std::fmt::Display for Skip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+fn main() -> ExitCode {
+    // This program also plays the users of a file.
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [flag, role @ ..] = args.as_slice()
+        && flag == "--role"
+    {
+        return file_users::play(role);
+    }
     let mut arguments = Arguments::from_args();
     // The tests measure where busy threads run, so only one runs at a time.
     arguments.test_threads = Some(1);
@@ -32,6 +53,7 @@ fn main() {
     let trials = two_nodes::TESTS
         .iter()
         .chain(masks::TESTS)
+        .chain(files::TESTS)
         .chain(four_nodes::TESTS)
         .chain(acts::TESTS)
         .chain(programs::TESTS)
@@ -43,12 +65,13 @@ fn main() {
                     Ok(Completion::ignored_with(format!("needs {needed} NUMA nodes, this machine has {nodes}")))
                 }
                 () if !root => Ok(Completion::ignored_with("needs root")),
-                () if test.long.is_some_and(|variable| std::env::var_os(variable).is_none()) => {
-                    Ok(Completion::ignored_with(format!("a long test: set {}", test.long.unwrap_or_default())))
-                }
-                () => (test.run)().map(|()| Completion::Completed).map_err(|e| format!("{e:#}").into()),
+                () => match (test.run)() {
+                    Ok(()) => Ok(Completion::Completed),
+                    Err(e) if e.is::<Skip>() => Ok(Completion::ignored_with(e.to_string())),
+                    Err(e) => Err(format!("{e:#}").into()),
+                },
             })
         })
         .collect();
-    libtest_mimic::run(&arguments, trials).exit();
+    libtest_mimic::run(&arguments, trials).exit_code()
 }

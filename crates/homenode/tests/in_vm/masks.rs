@@ -12,22 +12,12 @@ use crate::lab_bench::{Bench, Outcome, cpus, home_of, homenode, masks, set_mask,
 use crate::{Test, say};
 
 pub const TESTS: &[Test] = &[
-    Test {
-        name: "masks::a_custom_affinity_is_left_alone",
-        nodes: &[2],
-        run: a_custom_affinity_is_left_alone,
-        long: None,
-    },
-    Test { name: "masks::sigterm_restores", nodes: &[2], run: || restored_by_signal(Signal::TERM), long: None },
-    Test { name: "masks::sigint_restores", nodes: &[2], run: || restored_by_signal(Signal::INT), long: None },
-    Test { name: "masks::a_normal_end_restores", nodes: &[2], run: a_normal_end_restores, long: None },
-    Test {
-        name: "masks::restore_after_kill_leaves_later_changes_alone",
-        nodes: &[2],
-        run: after_kill_restore,
-        long: None,
-    },
-    Test { name: "masks::the_next_start_after_kill_restores", nodes: &[2], run: after_kill_next_start, long: None },
+    Test { name: "masks::a_custom_affinity_is_left_alone", nodes: &[2], run: a_custom_affinity_is_left_alone },
+    Test { name: "masks::sigterm_restores", nodes: &[2], run: || restored_by_signal(Signal::TERM) },
+    Test { name: "masks::sigint_restores", nodes: &[2], run: || restored_by_signal(Signal::INT) },
+    Test { name: "masks::a_normal_end_restores", nodes: &[2], run: a_normal_end_restores },
+    Test { name: "masks::restore_after_kill_leaves_later_changes_alone", nodes: &[2], run: after_kill_restore },
+    Test { name: "masks::the_next_start_after_kill_restores", nodes: &[2], run: after_kill_next_start },
 ];
 
 type Masks = BTreeMap<u32, String>;

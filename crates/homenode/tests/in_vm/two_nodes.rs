@@ -16,9 +16,8 @@ pub const TESTS: &[Test] = &[
         name: "two_nodes::reads_of_fio_become_and_stay_local",
         nodes: &[2],
         run: reads_of_fio_become_and_stay_local,
-        long: None,
     },
-    Test { name: "two_nodes::survives_forks_and_exits", nodes: &[1, 2], run: survives_forks_and_exits, long: None },
+    Test { name: "two_nodes::survives_forks_and_exits", nodes: &[1, 2], run: survives_forks_and_exits },
 ];
 
 /// Without homenode at least 30 % of the bytes are remote; with it, at most 3 % from the sixth window on.

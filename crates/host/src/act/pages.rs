@@ -145,6 +145,8 @@ pub struct FileMove {
     /// Bytes left because the file lost its last name.
     deleted: u64,
     over: bool,
+    /// It ended before all had been tried.
+    early: bool,
 }
 
 /// Windows to visit.
@@ -201,6 +203,7 @@ impl FileMove {
             starved: 0,
             deleted: 0,
             over: false,
+            early: false,
         })
     }
 
@@ -247,20 +250,18 @@ impl FileMove {
         self.over = true;
     }
 
-    /// Bytes that have not been tried.
-    fn rest(&self) -> u64 {
-        self.counted.saturating_sub(self.sum.there + self.sum.left())
+    /// Ends the move before all has been tried. Returns the bytes that were not.
+    fn give_up(&mut self) -> u64 {
+        if let Some(window) = self.window.take() {
+            self.sum.add(window.tally());
+        }
+        self.end();
+        self.early = true;
+        self.counted.saturating_sub(self.there + self.arrived + self.sum.left())
     }
 
     /// Starts on a window: finds its cached pages that are elsewhere.
     fn enter(&mut self, visit: &Visit) -> io::Result<()> {
-        // An open file keeps its blocks: one that nobody can open any more is let go.
-        if self.named && links(&self.file).map_err(io::Error::other)? == 0 {
-            self.again.push(visit.clone());
-            self.end();
-            self.deleted = self.rest();
-            return Ok(());
-        }
         let stride = if self.tries == 0 { self.stride } else { 1 };
         self.window = Window::open(&self.arena, &self.file, visit.offset, WINDOW, self.to, (self.tries, stride))?;
         Ok(())
@@ -279,16 +280,12 @@ impl FileMove {
         }
         if self.starved == STARVED {
             // What has not been tried would fail likewise.
-            if let Some(window) = self.window.take() {
-                self.sum.add(&window.close());
-            }
-            self.end();
-            self.sum.no_memory += self.rest();
+            self.sum.no_memory += self.give_up();
         } else if window.done()
             && let Some(window) = self.window.take()
         {
             let (offset, unsure) = (window.offset, window.unsure);
-            let tally = window.close();
+            let tally = window.tally().clone();
             if tally.left() > 0 || unsure {
                 self.again.push(Visit { offset, left: tally });
             } else {
@@ -301,6 +298,10 @@ impl FileMove {
 
 impl Copying for FileMove {
     fn step(&mut self, bytes: u64) -> io::Result<bool> {
+        // An open file keeps its blocks: one that nobody can open any more is let go.
+        if self.named && !self.over && links(&self.file).map_err(io::Error::other)? == 0 {
+            self.deleted = self.give_up();
+        }
         let (mut tried, mut seen) = (0, 0);
         while !self.over && tried < bytes.max(1) && seen < SCAN {
             if self.window.is_none() {
@@ -332,7 +333,8 @@ impl Copying for FileMove {
         let left = [(IN_USE, sum.in_use), (NO_MEMORY, sum.no_memory), (DELETED, self.deleted)];
         let left: BTreeMap<_, _> = left.into_iter().filter(|l| l.1 > 0).collect();
         // Pages that were there are met on the way. What the kernel evicts after its move is known at the end.
-        let moved = if self.over { sum.there } else { self.there + self.arrived };
+        let all_visited = self.over && !self.early;
+        let moved = if all_visited { sum.there } else { self.there + self.arrived };
         let total = self.counted.max(moved + left.values().sum::<u64>());
         Copied { total, moved, left }
     }

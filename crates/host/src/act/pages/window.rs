@@ -111,14 +111,9 @@ impl Window {
         self.queue.is_empty()
     }
 
+    /// What became of the pages tried so far.
     pub(super) fn tally(&self) -> &Tally {
         &self.tally
-    }
-
-    /// What became of its pages. Those not tried are left for want of memory.
-    pub(super) fn close(mut self) -> Tally {
-        self.tally.no_memory += self.queue.iter().map(|page| self.bytes(*page)).sum::<u64>();
-        self.tally
     }
 
     /// Moves one chunk and looks where its pages are now.
