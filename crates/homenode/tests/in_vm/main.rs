@@ -6,6 +6,7 @@
 mod four_nodes;
 mod lab_bench;
 mod masks;
+mod process;
 mod two_nodes;
 
 use lab::machine::Machine;
@@ -20,6 +21,14 @@ struct Test {
 }
 
 fn main() {
+    if std::env::args().nth(1).as_deref() == Some("--role") {
+        // This program also plays the process that is moved.
+        if let Err(error) = process::be_holder() {
+            eprintln!("{error:#}");
+            std::process::exit(1);
+        }
+        return;
+    }
     let mut arguments = Arguments::from_args();
     // The tests measure where busy threads run, so only one runs at a time.
     arguments.test_threads = Some(1);
@@ -28,6 +37,7 @@ fn main() {
     let trials = two_nodes::TESTS
         .iter()
         .chain(masks::TESTS)
+        .chain(process::TESTS)
         .chain(four_nodes::TESTS)
         .map(|test: &'static Test| {
             Trial::ignorable_test(test.name, move || match () {
