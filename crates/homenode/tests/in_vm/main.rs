@@ -21,9 +21,12 @@ struct Test {
 }
 
 fn main() {
-    if std::env::args().nth(1).as_deref() == Some("--role") {
+    let args: Vec<String> = std::env::args().collect();
+    if let [_, flag, mib] = args.as_slice()
+        && flag == "--role"
+    {
         // This program also plays the process that is moved.
-        if let Err(error) = process::be_holder() {
+        if let Err(error) = process::be_holder(mib) {
             eprintln!("{error:#}");
             std::process::exit(1);
         }

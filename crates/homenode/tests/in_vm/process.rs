@@ -2,13 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
+use engine::PlaneError;
 use host::act::copying::Copying;
 use host::act::memory::{self, MemoryMove};
+use host::act::mover::{Mover, Rules};
+use host::act::process;
 use host::act::threads::Threads;
 use rustix::process::Signal;
 use topology::NodeId;
@@ -26,9 +30,33 @@ const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
 /// Threads that store without pause.
 const THREADS: usize = 8;
-/// Bytes of each kind of memory.
-const KINDS: [(&str, usize); 5] =
-    [("small", 100 * MIB), ("huge", 100 * MIB), ("shared", 100 * MIB), ("mixed", 4 * MIB), ("bound", 4 * MIB)];
+/// The kinds of memory, and whether the holder has the size that was asked for, or a few MiB.
+const KINDS: [(&str, bool); 5] =
+    [("small", true), ("huge", true), ("shared", true), ("mixed", false), ("bound", false)];
+const FEW: usize = 4 * MIB;
+
+/// AutoNUMA off, until dropped: it moves pages to the threads that have masks of their own, while the test looks.
+struct Quiet(String);
+
+const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
+
+impl Quiet {
+    fn new() -> Result<Self> {
+        let before = std::fs::read_to_string(BALANCING).unwrap_or_default();
+        if !before.is_empty() {
+            std::fs::write(BALANCING, "0").context(BALANCING)?;
+        }
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            let _ = std::fs::write(BALANCING, &self.0);
+        }
+    }
+}
 
 /// A program with memory on node 0 that checks its own stores.
 struct Holder {
@@ -37,18 +65,21 @@ struct Holder {
     stdout: BufReader<ChildStdout>,
     /// Address and length by kind.
     parts: BTreeMap<String, (usize, usize)>,
+    _quiet: Quiet,
 }
 
 impl Holder {
-    fn start() -> Result<Self> {
+    /// Starts it with `mib` of each of the large kinds.
+    fn start(mib: usize) -> Result<Self> {
+        let quiet = Quiet::new()?;
         let mut child = Command::new(std::env::current_exe()?)
-            .args(["--role", "holder"])
+            .args(["--role", &mib.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         let stdin = child.stdin.take().context("stdin")?;
         let stdout = BufReader::new(child.stdout.take().context("stdout")?);
-        let mut holder = Self { child, stdin, stdout, parts: BTreeMap::new() };
+        let mut holder = Self { child, stdin, stdout, parts: BTreeMap::new(), _quiet: quiet };
         let line = holder.line()?;
         for part in line.split_ascii_whitespace() {
             let [name, start, len] = part.split(':').collect::<Vec<_>>()[..] else { bail!("{line}") };
@@ -100,6 +131,13 @@ impl Holder {
         self.parts.keys().map(|name| Ok((name.clone(), self.nodes(name)?))).collect()
     }
 
+    /// Bytes in transparent huge pages.
+    fn huge_pages(&self) -> Result<usize> {
+        let smaps = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid()))?;
+        let line = smaps.lines().find_map(|l| l.strip_prefix("AnonHugePages:")).context("AnonHugePages")?;
+        Ok(line.trim().trim_end_matches("kB").trim().parse::<usize>()? * 1024)
+    }
+
     /// Policies by start of mapping, for the parts.
     fn policies(&self) -> Result<BTreeMap<usize, String>> {
         let maps = std::fs::read_to_string(format!("/proc/{}/numa_maps", self.pid()))?;
@@ -120,7 +158,8 @@ impl Drop for Holder {
 }
 
 /// The program: fills its memory, starts threads that store into it and check each store, and answers on stdin.
-pub fn be_holder() -> Result<()> {
+pub fn be_holder(mib: &str) -> Result<()> {
+    let large = mib.parse::<usize>()? * MIB;
     // One more huge page, to align the part.
     let map = |len: usize, flags: i32, fd: i32| -> Result<usize> {
         // SAFETY: a new mapping at an address that the kernel chooses.
@@ -138,7 +177,8 @@ pub fn be_holder() -> Result<()> {
         ensure!(result == 0, "set_mempolicy: {}", std::io::Error::last_os_error());
         Ok(())
     };
-    for (name, len) in KINDS {
+    for (name, is_large) in KINDS {
+        let len = if is_large { large } else { FEW };
         let huge = 2 * MIB;
         let at = match name {
             "shared" => {
@@ -239,8 +279,8 @@ fn pages_on(nodes: &[i32], node: i32) -> usize {
 }
 
 /// Two threads have masks of their own: a holder and these threads, with the masks of all.
-fn with_own_masks(bench: &Bench) -> Result<(Holder, [u32; 2], BTreeMap<u32, String>)> {
-    let holder = Holder::start()?;
+fn with_own_masks(bench: &Bench, mib: usize) -> Result<(Holder, [u32; 2], BTreeMap<u32, String>)> {
+    let holder = Holder::start(mib)?;
     let tids: Vec<u32> = masks(holder.pid()).into_keys().filter(|tid| *tid != holder.pid()).collect();
     ensure!(tids.len() == THREADS, "{tids:?}");
     let [.., one, two] = tids[..] else { bail!("{tids:?}") };
@@ -252,12 +292,14 @@ fn with_own_masks(bench: &Bench) -> Result<(Holder, [u32; 2], BTreeMap<u32, Stri
 
 fn moves_with_its_memory() -> Outcome {
     let bench = Bench::new()?;
-    let (mut holder, own, before) = with_own_masks(&bench)?;
+    let (mut holder, own, before) = with_own_masks(&bench, 100)?;
     let layout = holder.layout()?;
     for (name, nodes) in &layout {
         let (wanted, there) = (if name == "mixed" { nodes.len() / 2 } else { 0 }, pages_on(nodes, 1));
         ensure!(there == wanted, "{name}: {there} pages on node 1 at the start");
     }
+    let huge_pages = holder.huge_pages()?;
+    ensure!(huge_pages >= 100 * MIB, "{huge_pages} bytes in huge pages");
     let policies = holder.policies()?;
     ensure!(policies.values().any(|p| p == "bind:0"), "{policies:?}");
 
@@ -270,7 +312,7 @@ fn moves_with_its_memory() -> Outcome {
         let there = pages_on(&nodes, wanted);
         ensure!(there == nodes.len(), "{name}: {there} of {} pages on node {wanted}", nodes.len());
     }
-    ensure!(told["failed_bytes"] == 4 * MIB, "the bound part is not all that stayed: {told}");
+    ensure!(told["failed_bytes"] == FEW, "the bound part is not all that stayed: {told}");
     ensure!(holder.policies()? == policies, "{policies:?}, now {:?}", holder.policies()?);
     let node_1 = bench.machine.list_of(1);
     for (tid, mask) in masks(holder.pid()) {
@@ -296,9 +338,10 @@ fn moves_with_its_memory() -> Outcome {
 
 /// Moves the memory with the library, and sends it back by the layout that the move has kept.
 fn memory_goes_back_page_by_page() -> Outcome {
-    let mut holder = Holder::start()?;
-    let proc = std::path::Path::new("/proc");
+    let mut holder = Holder::start(20)?;
+    let proc = Path::new("/proc");
     let start = Threads::new(proc).stat(holder.pid())?.context("the holder")?.start;
+    refused_without_room(holder.pid())?;
     let before = holder.layout()?;
     let mut there = MemoryMove::new(proc, holder.pid(), start, NodeId(1))?.context("the holder")?;
     while !there.step(16 << 20)? {}
@@ -326,12 +369,31 @@ fn memory_goes_back_page_by_page() -> Outcome {
     holder.check()
 }
 
+/// A node whose sysfs shows little free memory takes no process.
+fn refused_without_room(pid: u32) -> Result<()> {
+    let sys = tempfile::tempdir()?;
+    let devices = sys.path().join("devices/system");
+    std::fs::create_dir_all(devices.join("node/node1"))?;
+    std::fs::create_dir_all(devices.join("cpu"))?;
+    for list in ["online", "possible"] {
+        std::fs::copy(format!("/sys/devices/system/cpu/{list}"), devices.join("cpu").join(list))?;
+    }
+    let meminfo = "Node 1 MemFree: 20000 kB\nNode 1 Inactive(file): 1000 kB\n";
+    std::fs::write(devices.join("node/node1/meminfo"), meminfo)?;
+    let mut mover = Mover::new(Path::new("/proc"), sys.path(), Rules::default())?;
+    let topology = topology::sysfs::read(Path::new("/sys"))?;
+    match process::prepare(&mut mover, &topology, (pid, None), NodeId(1), true) {
+        Err(PlaneError::Refused { reason: "no_free_memory", .. }) => Ok(()),
+        other => bail!("{:?}", other.map(|process| process.process())),
+    }
+}
+
 /// homenode is killed while the memory moves.
 fn killed_in_the_middle() -> Outcome {
     let bench = Bench::new()?;
-    let (mut holder, _, before) = with_own_masks(&bench)?;
+    let (mut holder, _, before) = with_own_masks(&bench, 10)?;
     // Slow enough to be caught before its end.
-    let mut running = mv(&bench, holder.pid(), 1, &["--rate", "20MB/s"]).stdout(Stdio::null()).spawn()?;
+    let mut running = mv(&bench, holder.pid(), 1, &["--rate", "5MB/s"]).stdout(Stdio::null()).spawn()?;
     loop {
         ensure!(running.try_wait()?.is_none(), "the move ended too soon");
         let small = holder.nodes("small")?;
