@@ -9,6 +9,7 @@ mod files;
 mod four_nodes;
 mod lab_bench;
 mod masks;
+mod process;
 mod programs;
 mod two_nodes;
 
@@ -38,12 +39,15 @@ impl std::fmt::Display for Skip {
 impl std::error::Error for Skip {}
 
 fn main() -> ExitCode {
-    // This program also plays the users of a file.
+    // This program also plays the users of a file, and the process that is moved.
     let args: Vec<String> = std::env::args().skip(1).collect();
     if let [flag, role @ ..] = args.as_slice()
         && flag == "--role"
     {
-        return file_users::play(role);
+        return match role {
+            [holder, mib] if holder == "holder" => lab::exit(process::be_holder(mib)),
+            role => file_users::play(role),
+        };
     }
     let mut arguments = Arguments::from_args();
     // The tests measure where busy threads run, so only one runs at a time.
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
         .iter()
         .chain(masks::TESTS)
         .chain(files::TESTS)
+        .chain(process::TESTS)
         .chain(four_nodes::TESTS)
         .chain(acts::TESTS)
         .chain(programs::TESTS)

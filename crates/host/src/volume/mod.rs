@@ -114,7 +114,7 @@ fn pieces(sys: &Path, device: (u32, u32), depth: usize, table: Table<'_>) -> io:
 /// The block devices that a device consists of.
 fn slaves(device: &Path) -> io::Result<Vec<PathBuf>> {
     match fs::read_dir(device.join("slaves")) {
-        Ok(entries) => entries.map(|e| Ok(fs::canonicalize(e?.path())?)).collect(),
+        Ok(entries) => entries.map(|e| fs::canonicalize(e?.path())).collect(),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(e),
     }

@@ -12,6 +12,7 @@ mod crash;
 mod failures;
 mod forks;
 mod pages;
+mod process;
 mod whole;
 mod world;
 
@@ -43,6 +44,9 @@ fn main() {
             "nobody" => basics::be_nobody(rest),
             "exec" => claims::be_exec(rest),
             "pinner" => claims::be_pinner(rest),
+            "spawner" => process::be_spawner(rest),
+            "binder" => process::be_binder(rest),
+            "owner" => process::be_owner(rest),
             "starved" => failures::be_starved(rest),
             "flickering" => failures::be_flickering(rest),
             other => panic!("no role {other}"),
@@ -86,6 +90,12 @@ fn main() {
         trial("a_narrow_mask_that_nobody_asked_for_is_the_default", claims::asked_for_nothing),
         trial("a_failed_look_at_a_thread_is_not_its_end", failures::starved),
         trial("a_failed_move_changes_nothing", failures::flickering),
+        trial("a_process_is_bound_thread_by_thread", process::each_thread),
+        trial("threads_born_while_a_process_is_bound_are_bound", process::born_meanwhile),
+        trial("killed_while_a_process_is_bound", process::killed_at_any_step),
+        trial("processes_that_must_not_be_moved_are_refused", process::refusals),
+        trial("only_a_processs_own_memory_moves", process::only_its_own_memory),
+        trial("exec_ends_a_move_of_memory", process::exec_ends_a_memory_move),
         trial("readers_go_home_to_their_files", whole::readers_go_home),
         trial("file_moves_to_each_node_and_absent_pages_stay_absent", pages::every_node),
         trial("file_moves_leave_pages_in_a_pipe_and_count_them", pages::pinned),

@@ -35,7 +35,7 @@ pub struct MoveArgs {
     #[arg(long, value_name = "PID", conflicts_with = "files", value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Option<u32>,
     /// Leave the memory of the process where it is
-    #[arg(long, requires = "pid")]
+    #[arg(long, requires = "pid", conflicts_with = "files")]
     pub no_memory: bool,
     /// Node to move to
     #[arg(long, value_name = "NODE")]

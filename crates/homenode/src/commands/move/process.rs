@@ -29,7 +29,10 @@ use crate::output::units::count;
 /// Moves a process.
 pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Result<Done, Failure> {
     let name = format!("process {pid}");
-    let failure = |e: &PlaneError| Failure::from_error(Exit::Partly, name.clone(), e);
+    let failure = |e: &PlaneError| match e {
+        PlaneError::Gone { .. } => Failure::new(Exit::Partly, name.clone(), "there is no such process"),
+        e => Failure::from_error(Exit::Partly, name.clone(), e),
+    };
     let cannot_act = |e: std::io::Error| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e);
     let mut mover =
         Mover::new(Path::new(session::PROC), Path::new(nodes::SYS), Rules::default()).map_err(cannot_act)?;
