@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine::{Cost, Plane, PlaneError, Undo, Undone};
-use placement::{Move, NodeLoad, Snapshot, Thread};
+use placement::{Move, NodeLoad, Process, Snapshot, Thread};
 use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, Topology};
 
@@ -24,6 +24,7 @@ use crate::act::lineage::Lineage;
 use crate::act::mover::{Key, NS_PER_TICK, Rules, key_of, own_affinity};
 use crate::act::{Mover, affinity, kin};
 use crate::facts::Facts;
+use crate::observe::mapped::Watcher;
 use crate::observe::{self, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
 
 /// How far windows may be stretched. A run ends only when its window does.
@@ -44,11 +45,14 @@ pub struct Settings {
     pub sys_root: PathBuf,
     /// Also move threads with an affinity of their own. Default false.
     pub touch_own_affinity: bool,
+    /// Also observe which pages of mapped files processes use. Default false: only some policies look at it.
+    pub mapped: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { observe: observe::Settings::default(), sys_root: PathBuf::from("/sys"), touch_own_affinity: false }
+        let observe = observe::Settings::default();
+        Self { observe, sys_root: PathBuf::from("/sys"), touch_own_affinity: false, mapped: false }
     }
 }
 
@@ -134,6 +138,8 @@ pub struct HostPlane {
     /// Descendants restored since the last window.
     put_back: FxHashSet<Key>,
     epoch: Option<String>,
+    /// Samples mapped files, where the policy looks at them.
+    mapped: Option<Watcher>,
 }
 
 impl HostPlane {
@@ -142,9 +148,12 @@ impl HostPlane {
         let mut observer = Observer::open(&settings.observe, &topology)?;
         let facts = Facts::start(&settings.observe.proc_root)?;
         observer.ignore(facts.tid());
-        let mut plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
-        plane.facts = Some(facts);
-        Ok(plane)
+        let mapped = match settings.mapped {
+            true => Some(Watcher::start(&settings.observe.proc_root, &topology)?),
+            false => None,
+        };
+        let plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
+        Ok(Self { facts: Some(facts), mapped, ..plane })
     }
 
     /// Opens the host for restoring only. Needs no more than procfs and sysfs.
@@ -180,6 +189,7 @@ impl HostPlane {
             births_lost: false,
             put_back: FxHashSet::default(),
             epoch,
+            mapped: None,
         })
     }
 
@@ -293,6 +303,20 @@ impl HostPlane {
         }
     }
 
+    /// Adds the mapped files of busy processes that could be moved.
+    fn add_mapped(&self, processes: &mut Vec<Process>, threads: &[Thread], window_s: f64, notes: &mut Vec<String>) {
+        let Some(watcher) = &self.mapped else { return };
+        let (mapped, limits) = watcher.window(to_sample(threads, window_s));
+        notes.extend(limits);
+        for of in mapped {
+            match processes.iter_mut().find(|process| process.pid == of.pid) {
+                Some(process) => process.mapped = of.mapped,
+                None => processes.push(Process { pid: of.pid, mapped: of.mapped, ..Process::default() }),
+            }
+        }
+        processes.sort_by_key(|process| process.pid);
+    }
+
     fn nodes(&self, seen: &Observed) -> Vec<NodeLoad> {
         let free = topology::sysfs::free_memory(&self.settings.sys_root, &self.topology);
         let load = |node: &topology::Node| NodeLoad {
@@ -309,6 +333,24 @@ impl HostPlane {
         };
         self.topology.nodes.iter().map(load).collect()
     }
+}
+
+/// Processes whose mapped files are worth sampling: those with a thread that may be moved, and that used at least a hundredth of
+/// a CPU, because loads from memory take CPU time. The busiest come first.
+fn to_sample(threads: &[Thread], window_s: f64) -> Vec<u32> {
+    let mut processes: BTreeMap<u32, (f64, bool)> = BTreeMap::new();
+    for thread in threads {
+        let (cpu_s, movable) = processes.entry(thread.pid).or_default();
+        *cpu_s += thread.cpu_s;
+        *movable |= thread.held.is_none();
+    }
+    let mut busy: Vec<(u32, f64)> = processes
+        .into_iter()
+        .filter(|(_, (cpu_s, movable))| *movable && *cpu_s >= 0.01 * window_s)
+        .map(|(pid, (cpu_s, _))| (pid, cpu_s))
+        .collect();
+    busy.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    busy.into_iter().map(|(pid, _)| pid).collect()
 }
 
 fn cpu_s(node_cpu_s: &BTreeMap<NodeId, f64>, node: NodeId) -> Option<f64> {
@@ -367,6 +409,7 @@ impl Plane for HostPlane {
             notes.extend(more);
         }
         notes.extend(self.unwatched.take());
+        self.add_mapped(&mut processes, &threads, window_s, &mut notes);
         Ok(Snapshot {
             version: placement::snapshot::VERSION,
             time_s: seen.time_s,

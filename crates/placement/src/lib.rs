@@ -51,6 +51,11 @@ pub trait Policy: Send {
         0.0
     }
 
+    /// Whether it looks at the mapped memory of processes ([`Process::mapped`]), which costs something to observe.
+    fn wants_mapped(&self) -> bool {
+        false
+    }
+
     /// Seconds between decisions about files; 0 if the policy decides in each window.
     fn data_period_s(&self) -> f64 {
         self.period_s()

@@ -15,11 +15,10 @@ pub fn chosen(args: &PolicyArgs, config: &Config) -> Result<Box<dyn Policy>, Fai
         .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {}", args.policy), "no policy has this name"))
 }
 
-/// What a policy cannot do on a host yet: there only threads are moved, and the memory of processes is not observed.
+/// What a policy cannot do on a host yet: there only threads are moved, and the memory of processes is not observed but for mapped files.
 pub fn on_a_host(policy: &str) -> Option<&'static str> {
     match policy {
         "dragonfly" => Some("on a host its file moves are refused: it does what nthread does, or less"),
-        "npolicy" => Some("on a host it moves nothing: the hot pages of mapped files are not observed"),
         "arc" | "arc-guarded" => Some("on a host it moves nothing: its moves of whole processes are refused"),
         "auto" => Some("on a host only its thread moves are made: moves of processes and files are refused"),
         _ => None,

@@ -37,7 +37,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
     let stop = Stop::on_signals()?;
     let mut child = Child::hold(&args.command)?;
-    let plane = session::open(&config, &args.observe, child.as_ref().map(Child::pid))?;
+    let plane = session::open(&config, &args.observe, child.as_ref().map(Child::pid), policy.wants_mapped())?;
     let limits = Limits::of(&plane, global.verbose);
     // Undoes what a crashed run left behind, before anything that could take time.
     let mut engine = Engine::new(plane, policy, settings.clone(), state)

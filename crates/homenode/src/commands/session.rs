@@ -20,8 +20,9 @@ use crate::exit::{Exit, Failure};
 /// The kernel's procfs.
 pub const PROC: &str = "/proc";
 
-/// Opens a plane that observes the threads the user chose, or the process tree below `root`.
-pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>) -> Result<HostPlane, Failure> {
+/// Opens a plane that observes the threads the user chose, or the process tree below `root`. `mapped`: also which pages of
+/// mapped files processes use.
+pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>, mapped: bool) -> Result<HostPlane, Failure> {
     if let Some(pid) = args.scope.pid.iter().find(|pid| !Path::new(PROC).join(pid.to_string()).exists()) {
         return Err(Failure::new(Exit::Usage, format!("process {pid}"), "no such process"));
     }
@@ -35,7 +36,7 @@ pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>) -> Result<Ho
     let observe = observe::Settings { exact: args.exact, steady: args.steady, scope, ..observe::Settings::default() };
     let topology = nodes::read(Path::new(nodes::SYS), config)?;
     let touch_own_affinity = args.scope.touch_own_affinity;
-    let settings = host::Settings { observe, touch_own_affinity, ..host::Settings::default() };
+    let settings = host::Settings { observe, touch_own_affinity, mapped, ..host::Settings::default() };
     HostPlane::open(settings, topology).map_err(|e| {
         let failure = Failure::from_error(Exit::Unsupported, "cannot observe", &e);
         match failure.exit() {

@@ -170,11 +170,7 @@ fn sample(
                 _ => break,
             }
         }
-        // What was seen until now is worth showing if the process has just ended.
-        match mapped.sample_one(pid).map_err(cannot)? {
-            Some(this) => cost = this,
-            None => return Err(ended()),
-        }
+        cost = mapped.sample_one(pid).map_err(cannot)?.ok_or_else(ended)?;
         samples += 1;
     }
     let took_s = begun.elapsed().as_secs_f64();

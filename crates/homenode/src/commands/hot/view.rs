@@ -107,9 +107,9 @@ impl View {
     }
 }
 
-/// Hot is accessed in at least half of the samples.
+/// Hot is accessed in at least half of the samples, and more than once.
 pub fn rule(samples: u32) -> Rule {
-    Rule { least: samples.div_ceil(2).max(1), of: samples.clamp(1, 8) }
+    Rule { least: samples.div_ceil(2).max(2), of: samples.clamp(1, 8) }
 }
 
 #[cfg(test)]
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn hot_is_half_of_the_samples() {
-        for (samples, least) in [(0, 1), (1, 1), (2, 1), (3, 2), (7, 4), (8, 4)] {
+        for (samples, least) in [(0, 2), (1, 2), (2, 2), (3, 2), (7, 4), (8, 4)] {
             assert_eq!(rule(samples).least, least, "{samples}");
         }
     }

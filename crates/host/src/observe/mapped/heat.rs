@@ -70,6 +70,9 @@ pub struct Heat {
     blocks: BTreeMap<u64, Block>,
     nodes: Vec<NodeId>,
     sample: u32,
+    /// Entries of the page table in this sample, and the bytes that they map.
+    entries: u64,
+    bytes: u64,
     /// Bytes of pages whose frames are no memory that we know.
     elsewhere: u64,
 }
@@ -78,13 +81,13 @@ impl Heat {
     /// Begins a sample: [`Heat::see`] gets its entries, then [`Heat::end`] ends it.
     pub fn begin(&mut self) {
         self.sample = self.sample.wrapping_add(1);
-        self.elsewhere = 0;
+        (self.entries, self.bytes, self.elsewhere) = (0, 0, 0);
     }
 
     /// A piece of the page table, of which only what is within the mapping counts. `cleared`: whether the bits were cleared at
     /// the last sample; otherwise they say "ever", which is not added up.
     pub fn see(&mut self, piece: Piece<'_>, within: (u64, u64), places: &Places, cleared: bool) {
-        let Self { blocks, nodes, sample, elsewhere } = self;
+        let Self { blocks, nodes, sample, entries, bytes, elsewhere } = self;
         let fresh = || Block { page_bytes: piece.bytes, sample: *sample, pages: vec![ABSENT; piece.raw.len()].into() };
         let block = blocks.entry(piece.address).or_insert_with(fresh);
         if block.page_bytes != piece.bytes {
@@ -106,6 +109,8 @@ impl Heat {
                 false => accessed,
             };
             page.node = index(nodes, node);
+            *entries += 1;
+            *bytes += entry.bytes;
         }
         for page in block.pages.iter_mut().filter(|page| page.node & UNSEEN != 0) {
             *page = ABSENT;
@@ -135,7 +140,7 @@ impl Heat {
 
     /// Entries of the page table, and bytes that they map.
     pub fn mapped(&self) -> (u64, u64) {
-        self.pages().fold((0, 0), |(entries, bytes), page| (entries + 1, bytes + page.1))
+        (self.entries, self.bytes)
     }
 
     /// Bytes of pages on memory that no node is known for.

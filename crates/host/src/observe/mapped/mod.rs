@@ -21,6 +21,7 @@ mod kernel;
 mod places;
 mod process;
 mod rows;
+mod watcher;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -34,6 +35,7 @@ pub use heat::{Heat, Rule, Sum, Sums};
 pub use kernel::Mapping;
 pub use process::Region;
 pub use rows::Row;
+pub use watcher::Watcher;
 
 use super::types::ObserveError;
 use super::weights::at_least;
@@ -54,6 +56,9 @@ const SHARE: f64 = 0.01;
 
 /// Seconds for which an unused share is kept: N-Policy's epoch.
 const KEPT_S: f64 = 10.0;
+
+/// Most processes that are remembered. A process takes up to 8 MiB, but most map little.
+const PROCESSES_MOST: usize = 64;
 
 /// The mapped files of some processes.
 pub struct Mapped {
@@ -114,17 +119,19 @@ impl Mapped {
             if self.credit_s <= 0.0 {
                 break;
             }
+            if self.processes.len() >= PROCESSES_MOST && !self.processes.contains_key(&pid) {
+                continue;
+            }
             self.credit_s -= self.sample_one(pid)?.unwrap_or_default();
         }
         let mut notes = Vec::new();
         let mut all = Vec::new();
         for (pid, process) in &self.processes {
-            if let Some(start_ns) = process.start_ns() {
-                let mapped = process.sums(RULE).listed();
-                if !mapped.is_empty() {
-                    all.push(MappedProcess { pid: *pid, start_ns, mapped });
-                }
-                notes.extend(process.notes());
+            if let Some(start_ns) = process.start_ns()
+                && !process.mapped.is_empty()
+            {
+                all.push(MappedProcess { pid: *pid, start_ns, mapped: process.mapped.clone() });
+                notes.extend(process.notes.iter().cloned());
             }
         }
         all.sort_by_key(|process| process.pid);
@@ -137,7 +144,7 @@ impl Mapped {
     pub fn sample_one(&mut self, pid: u32) -> Result<Option<f64>, ObserveError> {
         let begun = super::clock_s(ClockId::ThreadCPUTime);
         let process = self.processes.entry(pid).or_insert_with(|| Process::new(&self.proc_root, pid));
-        let there = process.sample(&mut self.kernel, &self.places, LEAST_BYTES, self.clears_dax)?;
+        let there = process.sample(&mut self.kernel, &self.places, RULE, LEAST_BYTES, self.clears_dax)?;
         if !there {
             self.processes.remove(&pid);
         }
@@ -151,6 +158,6 @@ impl Mapped {
 
     /// What the figures of a sampled process do not show.
     pub fn notes(&self, pid: u32) -> Vec<String> {
-        self.processes.get(&pid).map(Process::notes).unwrap_or_default()
+        self.processes.get(&pid).map(|process| process.notes.clone()).unwrap_or_default()
     }
 }

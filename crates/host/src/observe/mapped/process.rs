@@ -6,6 +6,8 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use placement::MappedMemory;
+
 use super::super::types::ObserveError;
 use super::heat::{Heat, Rule, Sums};
 use super::kernel::{Found, Kernel, Mapping, Target};
@@ -17,7 +19,10 @@ use super::rows::{self, Facts, Row};
 const WALK_LONGEST: Duration = Duration::from_millis(100);
 
 /// Addresses walked between two looks at the clock.
-const STRIDE: u64 = 4 << 30;
+const STRIDE: u64 = 1 << 30;
+
+/// Most entries of page tables that are remembered for one process: 16 GiB of 4 KiB pages, in 8 MiB of memory.
+const ENTRIES_MOST: u64 = 4 << 20;
 
 /// What names a mapping from sample to sample: its start, device and inode.
 type Name = (u64, u32, u64);
@@ -58,8 +63,14 @@ pub struct Process {
     regions: BTreeMap<Name, Region>,
     /// Bytes of mappings that the walk did not reach.
     beyond: u64,
+    /// Entries that this sample has seen.
+    entries: u64,
     /// When it was last sampled.
     pub sampled: Option<Instant>,
+    /// Its bytes by node, as of the last sample.
+    pub mapped: Vec<MappedMemory>,
+    /// What these figures do not show.
+    pub notes: Vec<String>,
 }
 
 impl Process {
@@ -74,7 +85,10 @@ impl Process {
             clear_refs: clear_refs.map_err(|e| super::super::cause::of_io(&e)),
             regions: BTreeMap::new(),
             beyond: 0,
+            entries: 0,
             sampled: None,
+            mapped: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -88,23 +102,16 @@ impl Process {
         self.found.map(|found| found.start_ns)
     }
 
-    /// Its mapped bytes by node.
-    pub fn sums(&self, rule: Rule) -> Sums {
-        let mut sums = Sums::default();
-        self.regions().for_each(|region| region.add_to(&mut sums, rule));
-        sums
-    }
-
     /// What is not, or less exactly, seen.
-    pub fn notes(&self) -> Vec<String> {
+    fn limits(&self) -> Vec<String> {
         let mut notes = Vec::new();
+        let pid = self.pid;
         let mut ever: BTreeMap<&str, u64> = BTreeMap::new();
         for region in self.regions() {
             if let Row::Ever(why) = &region.row {
                 *ever.entry(why).or_default() += region.heat.mapped().1;
             }
         }
-        let pid = self.pid;
         for (why, bytes) in ever {
             notes.push(format!(
                 "process {pid}: {:.1} MB of mapped files count as touched, not as hot: {why}",
@@ -130,6 +137,7 @@ impl Process {
         &mut self,
         kernel: &mut Kernel,
         places: &Places,
+        rule: Rule,
         least_bytes: u64,
         clears_dax: bool,
     ) -> Result<bool, ObserveError> {
@@ -143,9 +151,9 @@ impl Process {
         self.found = Some(found);
         let begun = Instant::now();
         let mut before = std::mem::take(&mut self.regions);
-        self.beyond = 0;
+        (self.beyond, self.entries) = (0, 0);
         for mapping in mappings {
-            if begun.elapsed() > WALK_LONGEST {
+            if self.enough(begun) {
                 self.beyond += mapping.end - mapping.start;
                 continue;
             }
@@ -158,6 +166,10 @@ impl Process {
             self.regions.insert(name, region);
         }
         self.clear(clears_dax);
+        let mut sums = Sums::default();
+        self.regions().for_each(|region| region.add_to(&mut sums, rule));
+        self.mapped = sums.listed();
+        self.notes = self.limits();
         self.sampled = Some(Instant::now());
         Ok(true)
     }
@@ -173,9 +185,9 @@ impl Process {
         let Mapping { start, end, .. } = region.mapping;
         let (heat, cleared) = (&mut region.heat, region.cleared);
         heat.begin();
-        let mut at = start;
+        let (mut at, mut seen) = (start, 0);
         while at < end {
-            if begun.elapsed() > WALK_LONGEST {
+            if self.enough(begun) {
                 self.beyond += end - at;
                 break;
             }
@@ -184,16 +196,23 @@ impl Process {
                 Some(found) if self.found == Some(found) => {}
                 _ => return Ok(false),
             }
+            self.entries += heat.mapped().0 - seen;
+            seen = heat.mapped().0;
             at = to;
         }
         heat.end();
         Ok(true)
     }
 
+    /// Whether a sample has taken as much time and memory as it may.
+    fn enough(&self, begun: Instant) -> bool {
+        begun.elapsed() > WALK_LONGEST || self.entries > ENTRIES_MOST
+    }
+
     /// Clears the bits of all mappings of files, where that can be done for any that counts.
     fn clear(&mut self, clears_dax: bool) {
-        let entries = self.regions().map(|region| region.heat.mapped().0).sum();
-        let mut facts = Facts { clears_dax, refused: self.clear_refs.as_ref().err().cloned(), entries };
+        let refused = self.clear_refs.as_ref().err().cloned();
+        let mut facts = Facts { clears_dax, refused, entries: self.entries };
         if self.regions().any(|region| rows::choose(region.mapping.dax, &facts) == Row::Cleared)
             && let Ok(file) = &mut self.clear_refs
             // 3: the mappings of files (Documentation/filesystems/proc.rst).
