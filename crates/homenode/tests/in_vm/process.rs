@@ -200,7 +200,7 @@ pub fn be_holder(mib: &str) -> Result<()> {
         for page in 0..len / PAGE {
             if page == 0 || name == "mixed" {
                 // Runs of one, two and three pages on alternate nodes.
-                policy(libc::MPOL_BIND, if name == "mixed" { page % 6 % 2 ^ usize::from(page % 6 > 3) } else { 0 })?;
+                policy(libc::MPOL_BIND, if name == "mixed" { (page % 6 % 2) ^ usize::from(page % 6 > 3) } else { 0 })?;
             }
             word(at, page, 0).store(expected(page), Ordering::Relaxed);
         }
