@@ -304,5 +304,6 @@ pub fn exec_ends_a_memory_move() -> Tried {
     wait_for(|| std::fs::read_to_string(&name).is_ok_and(|comm| comm == "sleep\n"));
     assert!(work.step(1 << 30).unwrap() && work.ended());
     assert_eq!(work.copied().moved, 0);
+    assert!(work.reversed().step(1 << 30).unwrap(), "nothing was sent");
     Ok(())
 }

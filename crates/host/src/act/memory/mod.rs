@@ -113,13 +113,21 @@ impl MemoryMove {
         Ok(Some(Self::with(space, Work::Begin(to), estimate)))
     }
 
-    /// A move of the pages of a layout to the nodes they were on. `None` if the process has ended.
-    pub fn back(proc_root: &Path, pid: u32, start: u64, layout: &Layout) -> io::Result<Option<Self>> {
+    /// A move of the pages of a layout to the nodes they were on. `None` if the process has ended. The process must not have
+    /// called exec since.
+    pub fn back(proc_root: &Path, pid: u32, start: u64, layout: Layout) -> io::Result<Option<Self>> {
         let Some(space) = Space::open(proc_root, pid, start)? else { return Ok(None) };
-        let mut runs: Vec<Run> = layout.runs().collect();
+        let mut work = Self::with(space, Work::Done, 0);
+        work.before = layout;
+        Ok(Some(work.reversed()))
+    }
+
+    /// The way back of what this move has sent so far. Of a program that was started meanwhile, nothing moves.
+    pub fn reversed(self) -> Self {
+        let mut runs: Vec<Run> = self.before.runs().collect();
         runs.reverse();
-        let estimate = layout.pages().saturating_mul(space.page_size());
-        Ok(Some(Self::with(space, Work::Runs(runs), estimate)))
+        let estimate = self.before.pages().saturating_mul(self.space.page_size());
+        Self::with(self.space, Work::Runs(runs), estimate)
     }
 
     fn with(space: Space, work: Work, estimate: u64) -> Self {

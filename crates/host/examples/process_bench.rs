@@ -1,0 +1,147 @@
+//! Measures moving a process's memory against copying as many bytes and against migratepages(8), and estimating where it is
+//! against reading `numa_maps`.
+//!
+//! ```text
+//! process_bench MIB ROUNDS      on two nodes; on one node, only what looks and moves nothing
+//! process_bench --hold MIB KIND a process with so much memory in `small` or `huge` pages
+//! ```
+//!
+//! Each takes its turn in every round; ratios are medians over rounds.
+#![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
+
+use std::hint::black_box;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use host::act::copying::Copying;
+use host::act::memory::{self, MemoryMove};
+use host::act::threads::Threads;
+use topology::NodeId;
+
+const PROC: &str = "/proc";
+/// Bytes of a step of `homenode move` without a limit.
+const STEP: u64 = 64 << 20;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--hold", mib, kind] => hold(mib.parse::<usize>().unwrap() << 20, kind == "huge"),
+        [mib, rounds] => {
+            println!("| pages | work | median, ms | against memcpy |\n|---|---|---|---|");
+            for kind in ["small", "huge"] {
+                measure(mib, rounds.parse().unwrap(), kind);
+            }
+        }
+        _ => panic!("usage: process_bench MIB ROUNDS"),
+    }
+}
+
+/// Private memory with something in each page.
+fn memory(len: usize, huge: bool) -> *mut u8 {
+    const HUGE: usize = 2 << 20;
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address that the kernel chooses, with room to align it; advice and stores stay inside.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), len + HUGE, protection, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        let at = at.cast::<u8>().wrapping_add(at.addr().next_multiple_of(HUGE) - at.addr());
+        libc::madvise(at.cast(), len, if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE });
+        at.write_bytes(1, len);
+        at
+    }
+}
+
+fn hold(len: usize, huge: bool) {
+    memory(len, huge);
+    println!("ready");
+    // Until the other end is closed.
+    let _ = std::io::stdin().lines().count();
+}
+
+struct Holder(Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn milliseconds(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+/// Moves all to a node; returns the bytes that are there then.
+fn move_to(pid: u32, node: u32) -> u64 {
+    let start = Threads::new(Path::new(PROC)).stat(pid).unwrap().unwrap().start;
+    let mut work = MemoryMove::new(Path::new(PROC), pid, start, NodeId(node)).unwrap().unwrap();
+    while !work.step(STEP).unwrap() {}
+    work.copied().moved
+}
+
+fn measure(mib: &str, rounds: usize, kind: &str) {
+    let len = mib.parse::<usize>().unwrap() << 20;
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--hold", mib, kind])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let holder = Holder(child);
+    let pid = holder.0.id();
+    let two_nodes = Path::new("/sys/devices/system/node/node1").exists();
+    let (from, to) = (memory(len, kind == "huge"), memory(len, kind == "huge"));
+    let mut took: Vec<(&str, Vec<f64>)> = Vec::new();
+    let mut add = |name: &'static str, time: f64| match took.iter_mut().find(|t| t.0 == name) {
+        Some(times) => times.1.push(time),
+        None => took.push((name, vec![time])),
+    };
+    let all_moved = |node: u32| assert!(move_to(pid, node) >= len as u64, "not all of it moved");
+    for _ in 0..rounds {
+        // SAFETY: two mappings of this length that do not overlap.
+        add("memcpy", milliseconds(|| unsafe { black_box(to).copy_from_nonoverlapping(black_box(from), len) }));
+        if two_nodes {
+            all_moved(0);
+            add("homenode, all of it to the other node", milliseconds(|| all_moved(1)));
+            let migrate = || {
+                assert!(Command::new("migratepages").args([&pid.to_string(), "1", "0"]).status().unwrap().success());
+            };
+            add("migratepages", milliseconds(migrate));
+        }
+        all_moved(0);
+        add("homenode, nothing to move", milliseconds(|| all_moved(0)));
+        add(
+            "estimate of the bytes on each node",
+            milliseconds(|| {
+                assert!(memory::resident(Path::new(PROC), pid).unwrap().unwrap().total() >= len as u64);
+            }),
+        );
+        add(
+            "numa_maps",
+            milliseconds(|| {
+                assert!(!std::fs::read(format!("{PROC}/{pid}/numa_maps")).unwrap().is_empty());
+            }),
+        );
+    }
+    let memcpy = took[0].1.clone();
+    for (name, times) in took {
+        let ratios = times.iter().zip(&memcpy).map(|(time, memcpy)| time / memcpy).collect();
+        println!("| {kind} | {name} | {:.2} | {:.3} |", median(times), median(ratios));
+    }
+    // SAFETY: the mappings made above; nothing refers to them any more. The rest of each, for alignment, ends with the process.
+    unsafe {
+        libc::munmap(from.cast(), len);
+        libc::munmap(to.cast(), len);
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
