@@ -23,6 +23,7 @@ use topology::{CpuSet, NodeId, Topology};
 use crate::act::lineage::Lineage;
 use crate::act::mover::{Key, NS_PER_TICK, Rules, key_of, own_affinity};
 use crate::act::{Mover, affinity, kin};
+use crate::bandwidth::Meter;
 use crate::facts::Facts;
 use crate::observe::{self, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
 
@@ -109,6 +110,8 @@ pub struct HostPlane {
     cost: Option<Cost>,
     /// What is found out about files and processes beside the windows; `None` without an observer of this kernel.
     facts: Option<Facts>,
+    /// Counts what the memory controllers carry; the error says why nothing does.
+    meter: Result<Meter, String>,
     /// Factor by which windows are longer than requested, to cost less.
     stretch: u32,
     /// A note about moved threads whose births could not be watched, for the next window.
@@ -138,6 +141,7 @@ impl HostPlane {
         observer.ignore(facts.tid());
         let mut plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
         plane.facts = Some(facts);
+        plane.meter = Meter::open(&plane.settings.sys_root, &plane.topology);
         Ok(plane)
     }
 
@@ -164,6 +168,7 @@ impl HostPlane {
             own_pid: std::process::id(),
             cost: None,
             facts: None,
+            meter: Err("not looked for".to_owned()),
             stretch: 1,
             unwatched: None,
             finishing: false,
@@ -260,7 +265,19 @@ impl HostPlane {
         }
     }
 
-    fn nodes(&self, seen: &Observed) -> Vec<NodeLoad> {
+    fn nodes(&mut self, seen: &Observed, notes: &mut Vec<String>) -> Vec<NodeLoad> {
+        let mut measured = BTreeMap::new();
+        let said = match &mut self.meter {
+            Ok(meter) => match meter.window() {
+                Ok(window) => {
+                    measured = window;
+                    format!("controllers: measured by {}", meter.name())
+                }
+                Err(why) => format!("controllers: counted file bytes only, in this window: {why}"),
+            },
+            Err(why) => format!("controllers: counted file bytes only: {why}"),
+        };
+        notes.push(said);
         let free = topology::sysfs::free_memory(&self.settings.sys_root, &self.topology);
         let load = |node: &topology::Node| NodeLoad {
             id: node.id,
@@ -272,7 +289,7 @@ impl HostPlane {
             write_bytes: seen.node_write.get(node.id),
             cpu_s: cpu_s(&seen.node_cpu_s, node.id),
             memory_free: free.get(&node.id).copied().unwrap_or(0),
-            measured: None,
+            measured: measured.get(&node.id).cloned(),
         };
         self.topology.nodes.iter().map(load).collect()
     }
@@ -324,9 +341,9 @@ impl Plane for HostPlane {
             cpu: if window_s > 0.0 { seen.cost.cpu_s / window_s } else { 0.0 },
             memory_bytes: seen.cost.rss_bytes.saturating_add(seen.cost.kernel_bytes),
         });
-        let nodes = self.nodes(&seen);
         let threads: Vec<Thread> = std::mem::take(&mut seen.threads).into_iter().map(|t| self.complete(t)).collect();
-        let mut notes = seen.notes;
+        let mut notes = std::mem::take(&mut seen.notes);
+        let nodes = self.nodes(&seen, &mut notes);
         let mut processes = Vec::new();
         if let Some(facts) = &self.facts {
             let more;
