@@ -23,6 +23,7 @@ use topology::{CpuSet, NodeId, Topology};
 use crate::act::lineage::Lineage;
 use crate::act::mover::{Key, NS_PER_TICK, Rules, key_of, own_affinity};
 use crate::act::{Mover, affinity, kin};
+use crate::bandwidth::Meter;
 use crate::facts::Facts;
 use crate::observe::mapped::Watcher;
 use crate::observe::{self, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
@@ -119,6 +120,8 @@ pub struct HostPlane {
     cost: Option<Cost>,
     /// What is found out about files and processes beside the windows; `None` without an observer of this kernel.
     facts: Option<Facts>,
+    /// Counts what the memory controllers carry; the error says why nothing does.
+    meter: Result<Meter, String>,
     /// Factor by which windows are longer than requested, to cost less.
     stretch: u32,
     /// A note about moved threads whose births could not be watched, for the next window.
@@ -152,8 +155,9 @@ impl HostPlane {
             true => Some(Watcher::start(&settings.observe.proc_root, &topology)?),
             false => None,
         };
+        let meter = Meter::open(&settings.sys_root, &topology);
         let plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
-        Ok(Self { facts: Some(facts), mapped, ..plane })
+        Ok(Self { facts: Some(facts), mapped, meter, ..plane })
     }
 
     /// Opens the host for restoring only. Needs no more than procfs and sysfs.
@@ -179,6 +183,7 @@ impl HostPlane {
             own_pid: std::process::id(),
             cost: None,
             facts: None,
+            meter: Err("not looked for".to_owned()),
             stretch: 1,
             unwatched: None,
             finishing: false,
@@ -317,7 +322,19 @@ impl HostPlane {
         processes.sort_by_key(|process| process.pid);
     }
 
-    fn nodes(&self, seen: &Observed) -> Vec<NodeLoad> {
+    fn nodes(&mut self, seen: &Observed, notes: &mut Vec<String>) -> Vec<NodeLoad> {
+        let mut measured = BTreeMap::new();
+        let said = match &mut self.meter {
+            Ok(meter) => match meter.window() {
+                Ok(window) => {
+                    measured = window;
+                    format!("controllers: measured by {}", meter.name())
+                }
+                Err(why) => format!("controllers: counted file bytes only, in this window: {why}"),
+            },
+            Err(why) => format!("controllers: counted file bytes only: {why}"),
+        };
+        notes.push(said);
         let free = topology::sysfs::free_memory(&self.settings.sys_root, &self.topology);
         let load = |node: &topology::Node| NodeLoad {
             id: node.id,
@@ -329,7 +346,7 @@ impl HostPlane {
             write_bytes: seen.node_write.get(node.id),
             cpu_s: cpu_s(&seen.node_cpu_s, node.id),
             memory_free: free.get(&node.id).copied().unwrap_or(0),
-            measured: None,
+            measured: measured.get(&node.id).cloned(),
         };
         self.topology.nodes.iter().map(load).collect()
     }
@@ -399,9 +416,9 @@ impl Plane for HostPlane {
             cpu: if window_s > 0.0 { seen.cost.cpu_s / window_s } else { 0.0 },
             memory_bytes: seen.cost.rss_bytes.saturating_add(seen.cost.kernel_bytes),
         });
-        let nodes = self.nodes(&seen);
         let threads: Vec<Thread> = std::mem::take(&mut seen.threads).into_iter().map(|t| self.complete(t)).collect();
-        let mut notes = seen.notes;
+        let mut notes = std::mem::take(&mut seen.notes);
+        let nodes = self.nodes(&seen, &mut notes);
         let mut processes = Vec::new();
         if let Some(facts) = &self.facts {
             let more;

@@ -318,6 +318,20 @@ impl Snapshot {
     }
 }
 
+impl NodeLoad {
+    /// Bytes read and written that count as the load of the node's controllers: those measured, or else the file bytes. Where reads
+    /// were not measured apart from writes, they are shared out as the file bytes are.
+    pub fn controller_bytes(&self) -> (u64, u64) {
+        let Some(measured) = &self.measured else { return (self.read_bytes, self.write_bytes) };
+        let read = measured.read_bytes.unwrap_or_else(|| {
+            let counted = self.read_bytes.saturating_add(self.write_bytes);
+            let share = if counted > 0 { self.read_bytes as f64 / counted as f64 } else { 1.0 };
+            (measured.bytes as f64 * share).round() as u64
+        });
+        (read, measured.bytes.saturating_sub(read))
+    }
+}
+
 impl Thread {
     /// File bytes that crossed nodes when the thread read them: the observed figure, or else all
     /// bytes that are not on its node.

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Case, MB, Size, bytes, case, decide, moves, snapshot, thread};
-use placement::{Reason, Snapshot, SnapshotError, Thread};
+use placement::{MeasuredLoad, NodeLoad, Reason, Snapshot, SnapshotError, Thread};
 use proptest::prelude::*;
 use topology::{MemoryKind, NodeId};
 
@@ -212,6 +212,20 @@ fn impossible_values_are_named_with_their_field() {
     }
     let empty = Snapshot::from_json(r#"{"version":1,"window_s":1,"nodes":[]}"#).unwrap_err();
     assert_eq!(empty.to_string(), "nodes: empty: a machine has at least one node");
+}
+
+#[test]
+fn what_the_controllers_carried_counts_before_file_bytes() {
+    let mut node = NodeLoad { read_bytes: 30, write_bytes: 10, ..NodeLoad::default() };
+    assert_eq!(node.controller_bytes(), (30, 10));
+    let measured = |bytes, read_bytes| Some(MeasuredLoad { source: "uncore_imc".into(), bytes, read_bytes });
+    node.measured = measured(100, Some(60));
+    assert_eq!(node.controller_bytes(), (60, 40));
+    // Three quarters of the file bytes are reads.
+    node.measured = measured(100, None);
+    assert_eq!(node.controller_bytes(), (75, 25));
+    let idle = NodeLoad { measured: measured(100, None), ..NodeLoad::default() };
+    assert_eq!(idle.controller_bytes(), (100, 0));
 }
 
 #[test]

@@ -21,7 +21,7 @@ struct access {
 	u32 here;             /* this CPU's node */
 	bool write;
 	bool sliced;          /* seen by the hook on the read path */
-	u32 call;             /* CALL_*; counted with the next bytes, once */
+	u8 call;              /* CALL_*; counted with the next bytes, once */
 	u32 opens;
 	u32 generation;
 	s64 weight;           /* in 1/1024ths; negative: a correction */

@@ -178,21 +178,21 @@ static __always_inline bool goes_on(struct open_request *open, struct address_sp
 	       open->syscalls == syscalls(task) && first > open->first && first < open->end;
 }
 
-/* Subtracts the pages that now come again. */
-static __always_inline void take_back(struct open_request *open, struct address_space *mapping, u64 first)
+/* Subtracts the pages that now come again. The caller lends the walk: two of them do not fit the stack. */
+static __always_inline void take_back(struct open_request *open, struct address_space *mapping, u64 first, struct walk *walk)
 {
-	struct walk walk = {};
 	u64 start = first << PAGE_SHIFT, end = open->end << PAGE_SHIFT;
 
 	if (end > open->end_byte)
 		end = open->end_byte;
-	access_init(&walk.access, mapping->host, false, -(s64)open->weight);
-	walk.access.sliced = true;
+	access_init(&walk->access, mapping->host, false, -(s64)open->weight);
+	walk->access.sliced = true;
 	if (open->end > open->last)
-		walk.access.call = CALL_ENDS;
-	walk.kind = WALK_READ;
-	walk.folios = WALK_MAX;
-	walk_range(&walk, mapping, start, end);
+		walk->access.call = CALL_ENDS;
+	walk->kind = WALK_READ;
+	walk->folios = WALK_MAX;
+	walk_range(walk, mapping, start, end);
+	__builtin_memset(walk, 0, sizeof(*walk));
 }
 
 static __always_inline int pages_read(struct sampler *s, struct address_space *mapping, u64 first, u64 last, u64 pages, bool due)
@@ -205,7 +205,7 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 	if (!open)
 		return 0;
 	if (goes_on(open, mapping, task, first, last)) {
-		take_back(open, mapping, first);
+		take_back(open, mapping, first, &walk);
 		open->tid = 0;
 	}
 	if (!due)

@@ -14,12 +14,15 @@ use crate::{Case, cases, ensure};
 pub const CASES: &[Case] =
     cases![calls_are_told_apart, calls_are_told_apart_in_a_sample, calls_without_a_position, opens_are_counted];
 
+/// Of the file that is read.
+const SIZE: u64 = 4 * MIB;
+
 type Calls = fn(&Path) -> std::io::Result<()>;
 
-/// Reads 16 MiB in an order that never goes on where it was.
+/// Reads the file in an order that never goes on where it was.
 fn scattered(path: &Path, size: usize, rounds: usize) -> std::io::Result<()> {
     let (file, mut buffer) = (File::open(path)?, vec![0; size]);
-    let calls = 16 * MIB / size as u64;
+    let calls = SIZE / size as u64;
     for i in (0..calls).cycle().take(rounds * calls as usize) {
         // Odd, so that it visits every place; nowhere next to the one before.
         file.read_exact_at(&mut buffer, (i * 37) % calls * size as u64)?;
@@ -56,7 +59,7 @@ const PATTERNS: [(&str, Calls, u64, bool); 6] = [
 
 fn calls_are_told_apart(hooks: Hooks) -> Outcome {
     let directory = directory()?;
-    let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;
+    let path = cached_file(directory.path(), "data", SIZE, 4096)?;
     for (what, job, size, sequential) in PATTERNS {
         let used = used(&path, &settings(true, hooks), || job(&path))?;
         let close = used.read_size.is_some_and(|seen| close(seen, size, 0.01));
@@ -69,11 +72,11 @@ fn calls_are_told_apart(hooks: Hooks) -> Outcome {
 /// So many calls that only a part of them is counted.
 fn calls_are_told_apart_in_a_sample(hooks: Hooks) -> Outcome {
     let directory = directory()?;
-    let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;
+    let path = cached_file(directory.path(), "data", SIZE, 4096)?;
     let patterns: [(&str, Calls, u64, bool); 3] = [
-        ("pages in order", |p| in_order(p, 4096, 30), 4096, true),
-        ("200 KiB in order", |p| in_order(p, 200 << 10, 300), 199_729, true),
-        ("pages scattered", |p| scattered(p, 4096, 30), 4096, false),
+        ("pages in order", |p| in_order(p, 4096, 120), 4096, true),
+        ("200 KiB in order", |p| in_order(p, 200 << 10, 1200), 199_728, true),
+        ("pages scattered", |p| scattered(p, 4096, 120), 4096, false),
     ];
     for (what, job, size, sequential) in patterns {
         let used = used(&path, &settings(false, hooks), || job(&path))?;
@@ -87,12 +90,12 @@ fn calls_are_told_apart_in_a_sample(hooks: Hooks) -> Outcome {
 /// Calls without a position in a register: the size is known, the order only with function hooks.
 fn calls_without_a_position(hooks: Hooks) -> Outcome {
     let directory = directory()?;
-    let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;
+    let path = cached_file(directory.path(), "data", SIZE, 4096)?;
     let used = used(&path, &settings(true, hooks), || {
         let file = File::open(&path)?;
         let mut parts = [[0; 8192]; 4];
         let mut at = 0;
-        while at < 16 * MIB {
+        while at < SIZE {
             let mut parts: Vec<_> = parts.iter_mut().map(|part| std::io::IoSliceMut::new(part)).collect();
             at += rustix::io::preadv(&file, &mut parts, at)? as u64;
         }
