@@ -101,6 +101,7 @@ fn main() {
         trial("file_moves_leave_pages_in_a_pipe_and_count_them", pages::pinned),
         trial("file_moves_go_on_while_the_file_shrinks_and_grows", pages::shrinks_and_grows),
         trial("file_moves_end_when_the_file_loses_its_name", pages::deleted),
+        trial("file_moves_end_when_the_node_is_full", pages::full),
         trial("file_moves_of_other_things_are_refused", pages::refused_files),
         trial("file_moves_by_strangers_are_refused", pages::strangers),
         trial("file_moves_to_nodes_without_memory_are_refused", pages::refused_nodes),
