@@ -73,7 +73,7 @@ impl Holder {
     fn start(mib: usize) -> Result<Self> {
         let quiet = Quiet::new()?;
         let mut child = Command::new(std::env::current_exe()?)
-            .args(["--role", &mib.to_string()])
+            .args(["--holder", &mib.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

@@ -25,7 +25,7 @@ mod kernel;
 mod refuse;
 mod window;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -70,6 +70,8 @@ const STARVED: u32 = 8;
 pub const IN_USE: &str = "pinned or in use for I/O";
 /// What stays because the target has no room.
 pub const NO_MEMORY: &str = "no free memory on the target node";
+/// What stays because nobody can open the file any more.
+pub const DELETED: &str = "the file was deleted";
 
 /// Why a file's pages are not moved. Every message names the file, or the node.
 #[derive(Debug, thiserror::Error)]
@@ -133,12 +135,18 @@ pub struct FileMove {
     turn: Turn,
     again: Vec<Visit>,
     tries: usize,
+    /// As the last window had it.
+    stride: usize,
     window: Option<Window>,
     /// All windows but those to come again.
     sum: Tally,
     /// Calls in a row that moved nothing for want of memory.
     starved: u32,
+    /// Bytes left because the file lost its last name.
+    deleted: u64,
     over: bool,
+    /// It ended before all had been tried.
+    early: bool,
 }
 
 /// Windows to visit.
@@ -189,10 +197,13 @@ impl FileMove {
             turn: Turn::All(0),
             again: Vec::new(),
             tries: 0,
+            stride: window::STRIDE,
             window: None,
             sum: Tally::default(),
             starved: 0,
+            deleted: 0,
             over: false,
+            early: false,
         })
     }
 
@@ -239,15 +250,20 @@ impl FileMove {
         self.over = true;
     }
 
+    /// Ends the move before all has been tried. Returns the bytes that were not.
+    fn give_up(&mut self) -> u64 {
+        if let Some(window) = self.window.take() {
+            self.sum.add(window.tally());
+        }
+        self.end();
+        self.early = true;
+        self.counted.saturating_sub(self.there + self.arrived + self.sum.left())
+    }
+
     /// Starts on a window: finds its cached pages that are elsewhere.
     fn enter(&mut self, visit: &Visit) -> io::Result<()> {
-        // An open file keeps its blocks: one that nobody can open any more is let go.
-        if self.named && links(&self.file).map_err(io::Error::other)? == 0 {
-            self.again.push(visit.clone());
-            self.end();
-            return Ok(());
-        }
-        self.window = Window::open(&self.arena, &self.file, visit.offset, WINDOW, self.to, self.tries)?;
+        let stride = if self.tries == 0 { self.stride } else { 1 };
+        self.window = Window::open(&self.arena, &self.file, visit.offset, WINDOW, self.to, (self.tries, stride))?;
         Ok(())
     }
 
@@ -255,6 +271,7 @@ impl FileMove {
     fn chunk(&mut self) -> io::Result<u64> {
         let Some(window) = &mut self.window else { return Ok(0) };
         let tried = window.step()?;
+        self.stride = window.stride();
         self.arrived += tried.moved;
         if tried.starved {
             self.starved += 1;
@@ -263,17 +280,12 @@ impl FileMove {
         }
         if self.starved == STARVED {
             // What has not been tried would fail likewise.
-            if let Some(window) = self.window.take() {
-                self.sum.add(&window.close());
-            }
-            self.end();
-            let known = self.sum.there + self.sum.in_use + self.sum.no_memory;
-            self.sum.no_memory += self.counted.saturating_sub(known);
+            self.sum.no_memory += self.give_up();
         } else if window.done()
             && let Some(window) = self.window.take()
         {
             let (offset, unsure) = (window.offset, window.unsure);
-            let tally = window.close();
+            let tally = window.tally().clone();
             if tally.left() > 0 || unsure {
                 self.again.push(Visit { offset, left: tally });
             } else {
@@ -286,6 +298,10 @@ impl FileMove {
 
 impl Copying for FileMove {
     fn step(&mut self, bytes: u64) -> io::Result<bool> {
+        // An open file keeps its blocks: one that nobody can open any more is let go.
+        if self.named && !self.over && links(&self.file).map_err(io::Error::other)? == 0 {
+            self.deleted = self.give_up();
+        }
         let (mut tried, mut seen) = (0, 0);
         while !self.over && tried < bytes.max(1) && seen < SCAN {
             if self.window.is_none() {
@@ -314,11 +330,13 @@ impl Copying for FileMove {
         if let Some(window) = &self.window {
             sum.add(window.tally());
         }
-        let left = [(IN_USE, sum.in_use), (NO_MEMORY, sum.no_memory)];
-        let left = left.into_iter().filter(|l| l.1 > 0).collect();
+        let left = [(IN_USE, sum.in_use), (NO_MEMORY, sum.no_memory), (DELETED, self.deleted)];
+        let left: BTreeMap<_, _> = left.into_iter().filter(|l| l.1 > 0).collect();
         // Pages that were there are met on the way. What the kernel evicts after its move is known at the end.
-        let moved = if self.over { sum.there } else { self.there + self.arrived };
-        Copied { total: self.counted.max(moved + sum.left()), moved, left }
+        let all_visited = self.over && !self.early;
+        let moved = if all_visited { sum.there } else { self.there + self.arrived };
+        let total = self.counted.max(moved + left.values().sum::<u64>());
+        Copied { total, moved, left }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use host::act::pages::{self, FileMove};
+use host::act::pages::{self, FileMove, FileMoveError};
 use serde_json::json;
 
 use super::{Done, Job, drive};
@@ -11,7 +11,10 @@ use crate::output;
 
 /// Moves one file after the other. A file that fails does not stop the others.
 pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
-    pages::target(&job.topology, job.to).map_err(|e| Failure::from_error(Exit::Usage, "move", &e))?;
+    pages::target(&job.topology, job.to).map_err(|e| {
+        let wrong = matches!(e, FileMoveError::Target { reason: "no_such_node" | "no_memory", .. });
+        Failure::from_error(if wrong { Exit::Usage } else { Exit::Unsupported }, "move", &e)
+    })?;
     let mut done = Vec::new();
     for path in files {
         let name = path.display().to_string();

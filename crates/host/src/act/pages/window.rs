@@ -53,18 +53,21 @@ pub(super) struct Window {
     queue: Vec<usize>,
     /// Pages of one call.
     chunk: usize,
+    /// One page of so many is asked for first.
+    stride: usize,
     tally: Tally,
 }
 
 impl Window {
-    /// Maps a window and enters its cached pages; `None` if it has none. `tries` is how often it has been visited.
+    /// Maps a window and enters its cached pages; `None` if it has none. `tries` is how often it has been visited, `stride` what
+    /// the window before ended with.
     pub(super) fn open(
         arena: &Arena,
         file: &Opened,
         offset: u64,
         most: u64,
         to: NodeId,
-        tries: usize,
+        (tries, stride): (usize, usize),
     ) -> io::Result<Option<Self>> {
         // A mapping may reach beyond the end of a file that shrinks; its pages there are not cached.
         let len = most.min(file.size.saturating_sub(offset));
@@ -81,7 +84,7 @@ impl Window {
             Pages::None => Vec::new(),
         };
         let mut window =
-            Self { offset, unsure: false, at, len, to, queue: Vec::new(), chunk: 0, tally: Tally::default() };
+            Self { offset, unsure: false, at, len, to, queue: Vec::new(), chunk: 0, stride, tally: Tally::default() };
         let mut found = Vec::with_capacity(pages);
         let mut start = at;
         for run in cached.chunk_by(|a, b| a & 1 == b & 1) {
@@ -108,33 +111,31 @@ impl Window {
         self.queue.is_empty()
     }
 
+    /// What became of the pages tried so far.
     pub(super) fn tally(&self) -> &Tally {
         &self.tally
     }
 
-    /// What became of its pages. Those not tried are left for want of memory.
-    pub(super) fn close(mut self) -> Tally {
-        self.tally.no_memory += self.queue.iter().map(|page| self.bytes(*page)).sum::<u64>();
-        self.tally
-    }
-
     /// Moves one chunk and looks where its pages are now.
+    ///
+    /// A large folio moves when any of its pages is asked for. Asking for all of them costs some four times as much, and ends
+    /// the kernel's batch at each folio. So one page of each `stride` is asked for first, as long as the others come with it.
     pub(super) fn step(&mut self) -> io::Result<Tried> {
         let chunk = self.queue.split_off(self.queue.len().saturating_sub(self.chunk));
         if chunk.is_empty() {
             return Ok(Tried::default());
         }
-        let starved = match kernel::move_to(&chunk, self.to) {
-            Ok(()) => false,
-            Err(e) => match Errno::from_io_error(&e) {
-                Some(Errno::NOMEM) => true,
-                // Something else moves or frees these pages just now; or none is left (before Linux 4.17).
-                Some(Errno::AGAIN | Errno::INTR | Errno::BUSY | Errno::FAULT | Errno::NOENT) => false,
-                _ => return Err(e),
-            },
-        };
         let before = self.tally.there;
-        let left = self.sort(&chunk)?;
+        let some: Vec<usize> = chunk.iter().copied().step_by(self.stride).collect();
+        let mut starved = self.ask(&some)?;
+        let mut left = self.sort(&chunk)?;
+        if self.stride > 1 && !left.is_empty() {
+            if left.len() > chunk.len() / 2 {
+                self.stride = (self.stride / 4).max(1);
+            }
+            starved = self.ask(&left)?;
+            left = self.sort(&left)?;
+        }
         let bytes = left.iter().map(|page| self.bytes(*page)).sum::<u64>();
         if starved {
             self.tally.no_memory += bytes;
@@ -143,6 +144,23 @@ impl Window {
         }
         let moved = self.tally.there - before;
         Ok(Tried { bytes: moved + bytes, moved, starved: starved && moved == 0 })
+    }
+
+    /// Asks the kernel to move these pages; returns whether it lacked memory.
+    fn ask(&self, pages: &[usize]) -> io::Result<bool> {
+        match kernel::move_to(pages, self.to) {
+            Ok(()) => Ok(false),
+            Err(e) => match Errno::from_io_error(&e) {
+                Some(Errno::NOMEM) => Ok(true),
+                // Something else moves or frees these pages just now; or none is left (before Linux 4.17).
+                Some(Errno::AGAIN | Errno::INTR | Errno::BUSY | Errno::FAULT | Errno::NOENT) => Ok(false),
+                _ => Err(e),
+            },
+        }
+    }
+
+    pub(super) fn stride(&self) -> usize {
+        self.stride
     }
 
     /// Asks where these pages are: counts those on the target, and returns those elsewhere.
@@ -163,6 +181,9 @@ impl Window {
         self.len.saturating_sub((page - self.at) as u64).min(rustix::param::page_size() as u64)
     }
 }
+
+/// Pages of the folios that are tried as a whole at first: readahead makes some of this size. After it come 4, and 1.
+pub(super) const STRIDE: usize = 16;
 
 /// Pages of a part that is populated by itself when the whole was not possible: the kernel's fault-around.
 const PART: usize = 64 << 10;
