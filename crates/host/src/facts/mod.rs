@@ -32,9 +32,11 @@ use worker::Worker;
 /// threads takes about half of that.
 const SHARES: [f64; 3] = [0.01, 0.0025, 0.0];
 
-/// Longest wait for the worker after a window in which something matters that was never looked at: ten large files take as long. A
-/// policy that decides on the first window (`plan`) then has the facts.
-const WAIT_FIRST: Duration = Duration::from_millis(100);
+/// Longest wait for the worker after the first window: the only one that `plan` has. The worker may use a tenth of that then; the rest
+/// is for busy machines.
+const WAIT_START: Duration = Duration::from_secs(1);
+/// The same after a window in which something matters that was never looked at: ten large files take as long.
+const WAIT_NEW: Duration = Duration::from_millis(100);
 /// The same where everything has been looked at before: twice what the worker earns in a window of a second.
 const WAIT: Duration = Duration::from_millis(20);
 
@@ -64,7 +66,8 @@ impl Facts {
         let wait = match self.worker.knows(&wanted) {
             _ if share == 0.0 => Duration::ZERO,
             true => WAIT,
-            false => WAIT_FIRST,
+            false if self.worker.is_new() => WAIT_START,
+            false => WAIT_NEW,
         };
         self.worker.look(wanted, length.mul_f64(share), wait);
         let (processes, missing) = self.worker.fill(files);

@@ -131,6 +131,11 @@ impl Worker {
         files && wanted.processes.iter().all(|pid| state.processes.found(*pid) > 0)
     }
 
+    /// Whether it was never asked for a look.
+    pub fn is_new(&self) -> bool {
+        self.shared.lock().round == 0
+    }
+
     /// Asks for a look at these, for which `earned` CPU time is there more, and waits for it up to `wait`.
     pub fn look(&self, wanted: Wanted, earned: Duration, wait: Duration) {
         let mut state = self.shared.lock();

@@ -376,6 +376,31 @@ mod tests {
     }
 
     #[test]
+    fn read_calls_have_a_size_and_an_order() {
+        // One file on two nodes: three calls of 4,096 bytes, of which two begin where the last one ended; 40 bytes by faults.
+        let usage = |sliced, calls, placed, continued| {
+            let mut usage = Usage { sliced, calls, placed, continued, read: 20, ..Usage::default() };
+            usage.unslice(1.0);
+            usage
+        };
+        let key = |node| Key { tid: 7, node, ..Key::default() };
+        let of = |entries: &[(Key, Usage)]| super::calls(entries);
+        let both = [(key(0), usage(8192, 2048, 2048, 2048)), (key(8), usage(4096, 1024, 1024, 0))];
+        assert_eq!(of(&both), (Some(4096), Some(true)));
+        // Scaled alike.
+        let mut half = Usage { sliced: 8192, calls: 2048, placed: 2048, continued: 1024, ..Usage::default() };
+        half.unslice(3.0);
+        assert_eq!((half.calls, of(&[(key(0), half)])), (6144, (Some(4096), Some(false))));
+        // Of less than half of the calls the beginning is known.
+        assert_eq!(of(&[(key(0), usage(8192, 2048, 1023, 1023))]), (Some(4096), None));
+        // Faults are no calls; tmpfs has calls outside the slices.
+        assert_eq!(of(&[(key(0), usage(0, 0, 0, 0))]), (None, None));
+        let mut tmpfs = Usage { read: 300, calls: 3072, ..Usage::default() };
+        tmpfs.unslice(2.0);
+        assert_eq!(of(&[(key(0), tmpfs)]), (Some(100), None));
+    }
+
+    #[test]
     fn a_late_correction_makes_no_sum_negative() {
         let out = all(&pass(&[(7, 0, EARLY)]), vec![entry(7, EARLY, 1, 8, -4096, 0), entry(7, EARLY, 2, 0, 10, 0)]);
         assert_eq!((out.threads[0].thread.read_bytes.total(), out.node_read.total()), (10, 10));
