@@ -11,7 +11,7 @@ use libtest_mimic::{Completion, Failed};
 use crate::program::{Program, Truth, cached_file, directory};
 use crate::{Outcome, ensure, open};
 
-pub const CASES: &[(&str, fn() -> Outcome)] = &[
+pub const CASES: &[Case] = &[
     ("hot_tenth", || cached("hot")),
     ("uniform", || cached("uniform")),
     ("sequential", || cached("sequential")),
@@ -19,6 +19,9 @@ pub const CASES: &[(&str, fn() -> Outcome)] = &[
     ("in_a_thread_of_its_own", in_a_thread_of_its_own),
     ("a_process_that_ended_or_maps_nothing", a_process_that_ended_or_maps_nothing),
 ];
+
+/// A test's name, and the test.
+pub type Case = (&'static str, fn() -> Outcome);
 
 /// Of the file: 3,276 pages in its hot tenth, more than processors remember translations for.
 const BYTES: u64 = 128 << 20;
