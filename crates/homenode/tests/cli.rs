@@ -276,6 +276,13 @@ fn where_refuses_what_has_no_pages_and_goes_on() {
 }
 
 #[test]
+fn hot_names_a_process_that_is_not_there() {
+    // Beyond the kernel's highest process id (2^22).
+    let (code, out, err) = ends(&["hot", "--pid", "2147483647"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (2, "", "homenode: process 2147483647: no such process\n"));
+}
+
+#[test]
 fn where_as_json_is_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");

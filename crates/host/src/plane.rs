@@ -25,7 +25,7 @@ use crate::act::mover::{Key, NS_PER_TICK, Rules, key_of, own_affinity};
 use crate::act::{Mover, affinity, kin};
 use crate::bandwidth::Meter;
 use crate::facts::Facts;
-use crate::observe::mapped::Watcher;
+use crate::observe::mapped::{self, Watcher};
 use crate::observe::{self, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
 
 /// How far windows may be stretched. A run ends only when its window does.
@@ -311,7 +311,7 @@ impl HostPlane {
     /// Adds the mapped files of busy processes that could be moved.
     fn add_mapped(&self, processes: &mut Vec<Process>, threads: &[Thread], window_s: f64, notes: &mut Vec<String>) {
         let Some(watcher) = &self.mapped else { return };
-        let (mapped, limits) = watcher.window(to_sample(threads, window_s));
+        let (mapped, limits) = watcher.window(mapped::to_sample(threads, window_s));
         notes.extend(limits);
         for of in mapped {
             match processes.iter_mut().find(|process| process.pid == of.pid) {
@@ -350,24 +350,6 @@ impl HostPlane {
         };
         self.topology.nodes.iter().map(load).collect()
     }
-}
-
-/// Processes whose mapped files are worth sampling: those with a thread that may be moved, and that used at least a hundredth of
-/// a CPU, because loads from memory take CPU time. The busiest come first.
-fn to_sample(threads: &[Thread], window_s: f64) -> Vec<u32> {
-    let mut processes: BTreeMap<u32, (f64, bool)> = BTreeMap::new();
-    for thread in threads {
-        let (cpu_s, movable) = processes.entry(thread.pid).or_default();
-        *cpu_s += thread.cpu_s;
-        *movable |= thread.held.is_none();
-    }
-    let mut busy: Vec<(u32, f64)> = processes
-        .into_iter()
-        .filter(|(_, (cpu_s, movable))| *movable && *cpu_s >= 0.01 * window_s)
-        .map(|(pid, (cpu_s, _))| (pid, cpu_s))
-        .collect();
-    busy.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    busy.into_iter().map(|(pid, _)| pid).collect()
 }
 
 fn cpu_s(node_cpu_s: &BTreeMap<NodeId, f64>, node: NodeId) -> Option<f64> {

@@ -3,20 +3,25 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
+use std::time::Duration;
 
-use host::observe::mapped::{Mapped, RULE, Sums};
+use host::observe::mapped::{Mapped, RULE, Sums, Watcher};
 use libtest_mimic::{Completion, Failed};
 
 use crate::program::{Program, Truth, cached_file, directory};
 use crate::{Outcome, ensure, open};
 
-pub const CASES: &[(&str, fn() -> Outcome)] = &[
+pub const CASES: &[Case] = &[
     ("hot_tenth", || cached("hot")),
     ("uniform", || cached("uniform")),
     ("sequential", || cached("sequential")),
     ("persistent_memory", persistent_memory),
+    ("in_a_thread_of_its_own", in_a_thread_of_its_own),
     ("a_process_that_ended_or_maps_nothing", a_process_that_ended_or_maps_nothing),
 ];
+
+/// A test's name, and the test.
+pub type Case = (&'static str, fn() -> Outcome);
 
 /// Of the file: 3,276 pages in its hot tenth, more than processors remember translations for.
 const BYTES: u64 = 128 << 20;
@@ -127,6 +132,34 @@ fn persistent_memory() -> Outcome {
             false => ensure!((seen.hot, seen.touched) == (counted.hot, counted.touched), "{seen:?}, {counted:?}"),
         }
     }
+    Ok(Completion::Completed)
+}
+
+/// As the plane uses it: the figures come in a later window, name the process with its start, and end with it.
+fn in_a_thread_of_its_own() -> Outcome {
+    let directory = directory()?;
+    let file = directory.path().join("data");
+    cached_file(&file, 4 << 20)?;
+    let mut program = Program::start(&file)?;
+    program.tell("map")?;
+    let pid = program.pid();
+    let watcher = Watcher::start(Path::new("/proc"), &topology::sysfs::read(Path::new("/sys"))?)?;
+    let until = |there: bool| loop {
+        let (seen, notes) = watcher.window(vec![pid]);
+        if seen.is_empty() != there {
+            return (seen, notes);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let (seen, notes) = until(true);
+    let [process] = seen.as_slice() else { return Err(format!("{seen:?}").into()) };
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let start = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19)?.parse::<u64>().ok());
+    ensure!((process.pid, Some(process.start_ns / 10_000_000)) == (pid, start), "{process:?}, {start:?}");
+    let all: u64 = process.mapped.iter().map(|m| m.hot_bytes + m.cold_bytes).sum();
+    ensure!(all == 4 << 20 && notes.is_empty(), "{process:?}, {notes:?}");
+    drop(program);
+    until(false);
     Ok(Completion::Completed)
 }
 

@@ -159,9 +159,10 @@ fn sample(
     let begun = Instant::now();
     // The first only clears the bits.
     let mut cost = mapped.sample_one(pid).map_err(cannot)?.ok_or_else(ended)?;
-    let mut samples = 0;
+    let (mut samples, mut longest) = (0, period);
     while samples < SAMPLES && !enough.load(Ordering::Relaxed) {
         let pause = period.max(Duration::from_secs_f64(cost / SHARE));
+        longest = longest.max(pause);
         let _ = tell.send(News::Sampled(samples, pause));
         let until = Instant::now() + pause;
         while !enough.load(Ordering::Relaxed) {
@@ -175,7 +176,12 @@ fn sample(
     }
     let took_s = begun.elapsed().as_secs_f64();
     let views = mapped.regions(pid).into_iter().map(|region| View::new(region, path_of(pid, region)));
-    Ok(Seen { views: views.collect(), notes: mapped.notes(pid), samples, took_s })
+    let mut notes = mapped.notes(pid);
+    if longest > period {
+        let s = longest.as_secs_f64();
+        notes.push(format!("{s:.1} s between samples: more often would take more than 1 % of the time"));
+    }
+    Ok(Seen { views: views.collect(), notes, samples, took_s })
 }
 
 /// The path of a mapped file; else its device and inode.

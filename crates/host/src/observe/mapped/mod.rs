@@ -13,7 +13,8 @@
 //! here the policy does.
 //!
 //! **Limits.** x86-64 only. Clearing the bits makes the kernel's reclaim take the pages for less used than they are. A page that
-//! stays in a processor's translation cache looks cold. A private mapping's own copies of pages count as the file's.
+//! stays in a processor's translation cache looks cold, and so does one whose bit something else has cleared: DAMON, or reclaim when
+//! memory is short. A private mapping's own copies of pages count as the file's.
 
 mod entry;
 mod heat;
@@ -35,7 +36,7 @@ pub use heat::{Heat, Rule, Sum, Sums};
 pub use kernel::Mapping;
 pub use process::Region;
 pub use rows::Row;
-pub use watcher::Watcher;
+pub use watcher::{Watcher, to_sample};
 
 use super::types::ObserveError;
 use super::weights::at_least;

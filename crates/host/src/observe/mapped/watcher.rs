@@ -9,12 +9,14 @@
 //! **Limits.** While one process keeps the thread waiting nothing is sampled; after [`PATIENCE`] the figures are withheld and a note
 //! names the reason. The wait ends with the process, or with homenode.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use placement::Thread;
 use rustix::thread::CapabilitySet;
 use topology::Topology;
 
@@ -108,6 +110,48 @@ impl Watcher {
     }
 }
 
+/// Processes whose mapped files are worth sampling: those with a thread that may be moved, and that used at least a hundredth of
+/// a CPU, because loads from memory take CPU time. The busiest come first.
+pub fn to_sample(threads: &[Thread], window_s: f64) -> Vec<u32> {
+    let mut processes: BTreeMap<u32, (f64, bool)> = BTreeMap::new();
+    for thread in threads {
+        let (cpu_s, movable) = processes.entry(thread.pid).or_default();
+        *cpu_s += thread.cpu_s;
+        *movable |= thread.held.is_none();
+    }
+    let mut busy: Vec<(u32, f64)> = processes
+        .into_iter()
+        .filter(|(_, (cpu_s, movable))| *movable && *cpu_s >= 0.01 * window_s)
+        .map(|(pid, (cpu_s, _))| (pid, cpu_s))
+        .collect();
+    busy.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    busy.into_iter().map(|(pid, _)| pid).collect()
+}
+
 fn lock(latest: &Mutex<Latest>) -> MutexGuard<'_, Latest> {
     latest.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn busy_processes_that_may_be_moved_are_sampled_the_busiest_first() {
+        let thread =
+            |pid, cpu_s, held: Option<&str>| Thread { pid, cpu_s, held: held.map(str::to_owned), ..Thread::default() };
+        let threads = [
+            thread(1, 0.004, None),
+            thread(2, 0.011, None),
+            thread(3, 1.0, Some("is a kernel thread")),
+            // Together as much as they need, and one of them may be moved.
+            thread(4, 0.5, Some("has a custom affinity")),
+            thread(4, 0.001, None),
+            thread(5, 0.006, None),
+            thread(5, 0.006, None),
+        ];
+        assert_eq!(to_sample(&threads, 1.0), [4, 5, 2]);
+        assert_eq!(to_sample(&threads, 2.0), [4]);
+        assert!(to_sample(&[], 1.0).is_empty());
+    }
 }
