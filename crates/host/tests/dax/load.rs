@@ -67,7 +67,7 @@ impl Drop for Mapping {
 }
 
 /// Sets a flag when it is dropped.
-struct Ends<'a>(&'a AtomicBool);
+pub struct Ends<'a>(pub &'a AtomicBool);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
