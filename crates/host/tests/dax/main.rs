@@ -30,6 +30,7 @@ fn main() {
     {
         return match role.as_str() {
             "mapped-writer" => load::be_mapped_writer(rest),
+            "mover" => load::be_mover(rest),
             other => panic!("no role {other}"),
         };
     }
@@ -37,6 +38,9 @@ fn main() {
         trial("a_file_moves_and_keeps_all_else", edges::moved_and_kept),
         trial("moves_under_readers_and_writers_lose_nothing", load::under_load),
         trial("a_file_mapped_writable_stays", load::mapped_writable),
+        trial("a_writer_that_may_be_frozen_loses_nothing", load::frozen),
+        trial("a_killed_mover_leaves_nobody_frozen", load::thawed_after_a_kill),
+        trial("our_own_group_is_not_frozen", load::unstoppable),
         trial("a_file_that_grows_and_shrinks_stays_right", edges::resized),
         trial("a_full_node_is_said", edges::full),
         trial("shared_blocks_stay", refusals::reflinked),
