@@ -310,11 +310,12 @@ pub fn frozen() {
     assert!(stores > 0 && lost == 0, "{lost} of {stores} stores lost");
 }
 
-/// A process that moves a file back and forth, until it is killed.
+/// A process that moves a file back and forth and counts the moves, until it is killed.
 pub fn be_mover(args: &[String]) {
     for round in 0.. {
         let file = File::open(&args[0]).unwrap();
         finish(&mut DaxMove::prepare(&file, NodeId(round % 2), true).unwrap());
+        println!("{round}");
     }
 }
 
@@ -326,8 +327,12 @@ pub fn thawed_after_a_kill() {
     let writer = Writer::start(&path);
     let group = Group::new(&writer);
     for _ in 0..3 {
-        let mut mover =
-            Command::new(std::env::current_exe().unwrap()).args(["--role", "mover"]).arg(&path).spawn().unwrap();
+        let mut mover = Command::new(std::env::current_exe().unwrap())
+            .args(["--role", "mover"])
+            .arg(&path)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         group.wait(true);
         mover.kill().unwrap();
         mover.wait().unwrap();
