@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use simulate::papers::Paper;
 
 use crate::commands::fs_args::{FsCommand, FsckArgs, MkfsArgs};
+use crate::commands::r#move::MoveArgs;
 use crate::commands::policies;
 use crate::output::units;
 
@@ -87,6 +88,24 @@ Examples:
 
 An error for one file does not stop the others; the exit code is then 1.")]
     Where(WhereArgs),
+
+    /// Move data to a node, once
+    ///
+    /// Moves the cached pages of each FILE. Pages that are not cached are not read in, and pages that are read in later go
+    /// to the reader's node: to keep a file on a node, let its readers run there. Readers and writers go on meanwhile; a
+    /// program that has the file mapped waits while the mebibyte that it touches is moved. Pages that are in use for
+    /// direct I/O or in a pipe stay; the output says how many. Ctrl-C stops the move; what has been moved stays.
+    ///
+    /// Needs CAP_SYS_NICE, as root has it.
+    #[command(after_help = "\
+Examples:
+  sudo homenode move /data/kv/*.sst --to 1
+  sudo homenode move --rate 1GB/s --to 0 /var/lib/postgresql/15/main/base/16384/2619
+  sudo homenode move --json --to 1 big.db | jq .moved[0].failed_bytes
+
+An error for one file does not stop the others. The exit code is 1 if a file was refused, bytes stayed behind, or a
+signal stopped the move.")]
+    Move(MoveArgs),
 
     /// Watch nodes and threads live: load, CPU, home nodes, remote share, moves
     ///

@@ -22,12 +22,12 @@
 //! - A process that called `mlockall(MCL_FUTURE)` must not use this module: the kernel would read in all that it maps.
 
 mod cache;
-mod cached;
+pub(crate) mod cached;
 mod count;
 mod dax;
 mod hugetlb;
-mod map;
-mod open;
+pub(crate) mod map;
+pub(crate) mod open;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -88,7 +88,7 @@ pub enum ResidencyError {
 }
 
 impl ResidencyError {
-    fn file(what: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+    pub(crate) fn file(what: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::File { what, path: path.to_owned(), source: source.into() }
     }
 }
@@ -102,9 +102,13 @@ impl ResidencyError {
 ///
 /// [`ResidencyError`] when the path is not a regular file, or cannot be opened or mapped.
 pub fn of(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Residency, ResidencyError> {
-    let file = open::open(path)?;
+    of_opened(&open::open(path)?, progress)
+}
+
+/// The same for a file that is open already.
+pub(crate) fn of_opened(file: &open::Opened, progress: &mut dyn FnMut(u64, u64)) -> Result<Residency, ResidencyError> {
     let mut residency = Residency {
-        path: path.to_owned(),
+        path: file.path.clone(),
         size: file.size,
         resident: 0,
         nodes: NodeBytes::default(),
@@ -113,15 +117,15 @@ pub fn of(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Residency, 
         notes: Vec::new(),
     };
     if file.dax {
-        dax::locate(&file, Path::new("/sys"), &mut residency)?;
+        dax::locate(file, Path::new("/sys"), &mut residency)?;
         progress(file.size, file.size);
     } else if file.fs == open::Fs::Hugetlb {
-        hugetlb::locate(&file, &mut residency)?;
+        hugetlb::locate(file, &mut residency)?;
         progress(file.size, file.size);
     } else if let Some(why) = file.hidden_cause()? {
         residency.hidden = Some(why);
     } else {
-        cache::locate(&file, &mut residency, progress)?;
+        cache::locate(file, &mut residency, progress)?;
     }
     let now = file.size_now()?;
     if now < residency.size {

@@ -56,6 +56,10 @@ impl Bench {
             .collect()
     }
 
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
     pub fn state_dir(&self) -> PathBuf {
         self.dir.path().join("state")
     }

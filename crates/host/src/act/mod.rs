@@ -21,6 +21,7 @@ pub mod defaults;
 pub mod kin;
 pub mod lineage;
 pub mod mover;
+pub mod pages;
 pub mod threads;
 
 pub use mover::Mover;

@@ -11,6 +11,7 @@ mod cpusets;
 mod crash;
 mod failures;
 mod forks;
+mod pages;
 mod whole;
 mod world;
 
@@ -76,6 +77,14 @@ fn main() {
         trial("a_failed_look_at_a_thread_is_not_its_end", failures::starved),
         trial("a_failed_move_changes_nothing", failures::flickering),
         trial("readers_go_home_to_their_files", whole::readers_go_home),
+        trial("file_moves_to_each_node_and_absent_pages_stay_absent", pages::every_node),
+        trial("file_moves_leave_pages_in_a_pipe_and_count_them", pages::pinned),
+        trial("file_moves_go_on_while_the_file_shrinks_and_grows", pages::shrinks_and_grows),
+        trial("file_moves_end_when_the_file_loses_its_name", pages::deleted),
+        trial("file_moves_end_when_the_node_is_full", pages::full),
+        trial("file_moves_of_other_things_are_refused", pages::refused_files),
+        trial("file_moves_by_strangers_are_refused", pages::strangers),
+        trial("file_moves_to_nodes_without_memory_are_refused", pages::refused_nodes),
         trial("killed_and_recovered", crash::killed_and_recovered),
         trial("killed_and_started_again", crash::killed_and_started_again),
     ];
