@@ -18,14 +18,15 @@
 //!
 //! **Limits.**
 //! - A file that is written in each tick never gets its turn.
-//! - While somebody maps the file shared and writable, nothing is moved: see [`mappers`] for the store that could be lost. Only
-//!   processes that `/proc` shows are seen.
+//! - While somebody maps the file shared and writable, nothing is moved: see [`mappers`] for the store that could be lost. With
+//!   the user's leave, such processes are stopped for each chunk ([`freeze`]). Only processes that `/proc` shows are seen.
 //! - The exchange takes setuid bits and file capabilities from a file, as a write does. Files that have them are refused.
 //! - Blocks that several files share (reflinks) are left: a copy would take more room.
 //! - During the move, the file is open for writing: `execve` of it fails with ETXTBSY. inotify reports a modification.
 //! - It needs CAP_SYS_ADMIN (to leave the times alone), and CAP_SYS_PTRACE (to see who maps the file).
 
 mod donor;
+mod freeze;
 mod mappers;
 mod xfs;
 
@@ -42,6 +43,7 @@ use rustix::time::ClockId;
 use topology::NodeId;
 
 use self::donor::Donor;
+use self::freeze::Frozen;
 use super::copying::{Copied, Copying};
 use crate::volume::fiemap::{self, Extent};
 use crate::volume::{self, Layout};
@@ -61,6 +63,8 @@ const ROUNDS: usize = 3;
 pub const WRITTEN: &str = "written all the time";
 /// What stays because of a mapping.
 pub const MAPPED: &str = "mapped shared and writable by a process";
+/// What stays because a process that maps it cannot be stopped.
+pub const UNSTOPPABLE: &str = "mapped shared and writable by a process that cannot be frozen";
 /// What stays because other files have the same blocks.
 pub const SHARED: &str = "blocks shared with another file (reflink)";
 /// What stays because the node's part of the file system is full.
@@ -101,6 +105,9 @@ pub struct DaxMove {
     /// Allocation groups of the file system.
     groups: u32,
     donor: Option<Donor>,
+    /// Whether processes that map the file writable may be frozen, and for how long they were at most.
+    freeze: bool,
+    longest: Duration,
     buffer: Vec<u8>,
     /// The next chunk's offset, and the file's size when the move began.
     next: u64,
@@ -122,12 +129,13 @@ enum Tried {
 }
 
 impl DaxMove {
-    /// Looks at an open file and prepares the move of its blocks. Moves nothing.
+    /// Looks at an open file and prepares the move of its blocks. Moves nothing. `freeze`: processes that map the file shared
+    /// and writable may be stopped while a chunk moves.
     ///
     /// # Errors
     ///
     /// [`DaxRefused`]: the file cannot be moved, or must not be.
-    pub fn prepare(file: &File, to: NodeId) -> Result<Self, DaxRefused> {
+    pub fn prepare(file: &File, to: NodeId, freeze: bool) -> Result<Self, DaxRefused> {
         let stat = rustix::fs::fstat(file).map_err(failed("look at the file"))?;
         let statx = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(failed("look at the file"))?;
@@ -164,6 +172,7 @@ impl DaxMove {
                 _ => Err(failed("note its times")(e)),
             };
         }
+        mappers::writable(device, stat.st_ino).map_err(failed("see which processes map it"))?;
         let mut copied = Copied::default();
         fiemap::walk(&open, 0, stat.st_size as u64, &mut |extent| copied.total += extent.len)
             .map_err(failed("list its extents"))?;
@@ -176,6 +185,8 @@ impl DaxMove {
             to,
             groups,
             donor: None,
+            freeze,
+            longest: Duration::ZERO,
             buffer: vec![0; CHUNK as usize],
             next: 0,
             end: stat.st_size as u64,
@@ -205,7 +216,7 @@ impl DaxMove {
             if !self.reserve(&extents, size)? {
                 return Ok(Tried::Left(NO_ROOM, there));
             }
-            let result = self.exchange(at, len, &extents);
+            let result = self.stop_and_exchange(at, len, &extents);
             // The donor's blocks, or those that the file had.
             if let Some(donor) = &self.donor {
                 donor.give_back(at, len)?;
@@ -246,17 +257,35 @@ impl DaxMove {
         Ok(false)
     }
 
-    /// Exchanges the chunk's blocks with the donor's. EBUSY if the file changes meanwhile; `Some` says why it must not be.
-    fn exchange(&mut self, at: u64, len: u64, extents: &[Extent]) -> io::Result<Option<&'static str>> {
-        let Some(donor) = &self.donor else { return Err(Errno::BADF.into()) };
-        let clock = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
-        let started = xfs::start(&self.file)?;
-        let stat = rustix::fs::fstat(&self.file)?;
-        if (stat.st_ctime, stat.st_ctime_nsec as i64) >= (clock.tv_sec, clock.tv_nsec) {
-            return Err(Errno::BUSY.into());
+    /// Exchanges the chunk's blocks with the donor's, while the processes that map the file writable are stopped. EBUSY if the
+    /// file changes meanwhile; `Some` says why the blocks must stay.
+    fn stop_and_exchange(&mut self, at: u64, len: u64, extents: &[Extent]) -> io::Result<Option<&'static str>> {
+        let mappers = mappers::writable(self.device, self.inode)?;
+        if mappers.is_empty() {
+            return self.exchange(at, len, extents, None);
         }
-        if !mappers::writable(self.device, self.inode)?.is_empty() {
+        if !self.freeze {
             return Ok(Some(MAPPED));
+        }
+        let Some(frozen) = Frozen::new(&mappers)? else { return Ok(Some(UNSTOPPABLE)) };
+        let result = self.exchange(at, len, extents, Some(&frozen));
+        self.longest = self.longest.max(frozen.thaw()?);
+        result
+    }
+
+    /// Exchanges the chunk's blocks with the donor's. EBUSY if the file changes meanwhile.
+    fn exchange(
+        &mut self,
+        at: u64,
+        len: u64,
+        extents: &[Extent],
+        frozen: Option<&Frozen>,
+    ) -> io::Result<Option<&'static str>> {
+        let Some(donor) = &self.donor else { return Err(Errno::BADF.into()) };
+        let started = self.start(if frozen.is_some() { TRIES } else { 1 })?;
+        // Once more, after the look at the times: a mapping that is made from now on has not been stored to before.
+        if !mappers::writable(self.device, self.inode)?.into_iter().all(|pid| frozen.is_some_and(|f| f.holds(pid))) {
+            return Err(Errno::BUSY.into());
         }
         rustix::fs::fdatasync(&self.file)?;
         if fiemap::extents(&self.file, at, len)? != extents {
@@ -273,6 +302,27 @@ impl DaxMove {
         }
         xfs::commit(&self.file, &started, &donor.file, at, len)?;
         Ok(None)
+    }
+
+    /// Notes the file's times, once they are older than a clock that was read before. EBUSY if they are not.
+    fn start(&self, tries: usize) -> io::Result<xfs::Started> {
+        for last in (0..tries).rev() {
+            let clock = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
+            let started = xfs::start(&self.file)?;
+            let stat = rustix::fs::fstat(&self.file)?;
+            if (stat.st_ctime, stat.st_ctime_nsec as i64) < (clock.tv_sec, clock.tv_nsec) {
+                return Ok(started);
+            }
+            if last > 0 {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Err(Errno::BUSY.into())
+    }
+
+    /// The longest time for which processes were stopped.
+    pub fn longest_stall(&self) -> Duration {
+        self.longest
     }
 
     fn size(&self) -> io::Result<u64> {

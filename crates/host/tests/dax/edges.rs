@@ -10,6 +10,7 @@ use host::act::dax::NO_ROOM;
 use rustix::fs::{FallocateFlags, fallocate};
 use topology::NodeId;
 
+use super::load::Ends;
 use super::volume::{Extent, MIB, check, create, directory, extents, fill, finish, move_to, nodes};
 
 /// Flag of an extent that is allocated and not written (`linux/fiemap.h`).
@@ -85,15 +86,17 @@ pub fn resized() {
                 } else {
                     fill(&file, 2, size & !7, to);
                 }
-                std::thread::sleep(std::time::Duration::from_millis(20));
+                std::thread::sleep(std::time::Duration::from_millis(60));
             }
             0
         });
-        for round in 0..6 {
+        // Also when a move fails.
+        let _ends = Ends(&done);
+        for round in 0..4 {
             move_to(&path, round % 2);
         }
         done.store(true, Ordering::Relaxed);
-        assert!(resizer.join().unwrap() > 6);
+        assert!(resizer.join().unwrap() > 4);
     });
     check(&file, 2, 0, file.metadata().unwrap().len());
     // At rest, all of it moves.
@@ -136,6 +139,6 @@ pub fn full() {
     check(&file, 3, 0, 4 * MIB);
     drop(hog);
     fs::remove_file(dir.path().join("hog")).unwrap();
-    let mut moving = host::act::dax::DaxMove::prepare(&file, NodeId(1 - here)).unwrap();
+    let mut moving = host::act::dax::DaxMove::prepare(&file, NodeId(1 - here), false).unwrap();
     assert_eq!((finish(&mut moving).failed(), nodes(&file)), (0, BTreeMap::from([(1 - here, 4 * MIB)])));
 }

@@ -1,17 +1,18 @@
 //! Moves while others read, write and map the file. A writer knows its last store to each place, and looks for it before the
 //! next one and at the end: a checksum of the file would not miss a lost store.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use host::act::dax::MAPPED;
+use host::act::dax::{DaxMove, MAPPED, UNSTOPPABLE};
+use topology::NodeId;
 
-use super::volume::{MIB, check, create, directory, move_to, nodes, word};
+use super::volume::{MIB, check, create, directory, finish, move_to, nodes, word};
 
 const SIZE: u64 = 64 * MIB;
 
@@ -67,7 +68,7 @@ impl Drop for Mapping {
 }
 
 /// Sets a flag when it is dropped.
-struct Ends<'a>(&'a AtomicBool);
+pub struct Ends<'a>(pub &'a AtomicBool);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
@@ -250,4 +251,107 @@ pub fn mapped_writable() {
     assert!(stores > 0 && lost == 0, "{lost} of {stores} stores lost");
     let copied = move_to(&path, 1 - here);
     assert_eq!((copied.moved, copied.failed()), (WRITTEN, 0));
+}
+
+/// A control group for one writer, removed at the end.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(writer: &Writer) -> Self {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).expect("no mounted cgroup2");
+        let dir = Path::new(mount.split(' ').nth(4).unwrap()).join(format!("homenode-dax-{}", writer.0.id()));
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("cgroup.procs"), writer.0.id().to_string()).unwrap();
+        Self(dir)
+    }
+
+    fn is_frozen(&self) -> bool {
+        fs::read_to_string(self.0.join("cgroup.events")).unwrap().contains("frozen 1")
+    }
+
+    /// Waits for a state that must come.
+    fn wait(&self, frozen: bool) {
+        while self.is_frozen() != frozen {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("cgroup.freeze"), "0");
+        while fs::remove_dir(&self.0).is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// With leave, the writer is frozen while each chunk moves, and loses nothing.
+pub fn frozen() {
+    let dir = directory();
+    let path = dir.path().join("file");
+    let file = create(&path, 9, WRITTEN);
+    let writer = Writer::start(&path);
+    let group = Group::new(&writer);
+    for round in 0..rounds() {
+        let to = round % 2;
+        let mut moving = DaxMove::prepare(&file, NodeId(to), true).unwrap();
+        let copied = finish(&mut moving);
+        let there = nodes(&file).get(&to).copied().unwrap_or(0);
+        assert_eq!((copied.moved, copied.failed(), there), (WRITTEN, 0, WRITTEN), "{copied:?}");
+        assert!(!group.is_frozen());
+        // Before the first move, some of the file may be there.
+        assert!(round == 0 || moving.longest_stall() > Duration::ZERO);
+        println!("longest stall {:?}", moving.longest_stall());
+    }
+    let (stores, lost) = writer.end();
+    println!("{stores} stores");
+    assert!(stores > 0 && lost == 0, "{lost} of {stores} stores lost");
+}
+
+/// A process that moves a file back and forth and counts the moves, until it is killed.
+pub fn be_mover(args: &[String]) {
+    for round in 0.. {
+        let file = File::open(&args[0]).unwrap();
+        finish(&mut DaxMove::prepare(&file, NodeId(round % 2), true).unwrap());
+        println!("{round}");
+    }
+}
+
+/// A mover that is killed while it has a process frozen leaves it running.
+pub fn thawed_after_a_kill() {
+    let dir = directory();
+    let path = dir.path().join("file");
+    create(&path, 10, WRITTEN);
+    let writer = Writer::start(&path);
+    let group = Group::new(&writer);
+    for _ in 0..3 {
+        let mut mover = Command::new(std::env::current_exe().unwrap())
+            .args(["--role", "mover"])
+            .arg(&path)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        group.wait(true);
+        mover.kill().unwrap();
+        mover.wait().unwrap();
+        group.wait(false);
+    }
+    let (stores, lost) = writer.end();
+    assert!(stores > 0 && lost == 0, "{lost} of {stores} stores lost");
+}
+
+/// Processes of our own control group are not frozen: that would stop us, too.
+pub fn unstoppable() {
+    let dir = directory();
+    let path = dir.path().join("file");
+    let file = create(&path, 11, WRITTEN);
+    let here = *nodes(&file).keys().next().unwrap();
+    let writer = Writer::start(&path);
+    let mut moving = DaxMove::prepare(&file, NodeId(1 - here), true).unwrap();
+    let copied = finish(&mut moving);
+    assert_eq!((copied.moved, copied.left.get(UNSTOPPABLE)), (0, Some(&WRITTEN)), "{copied:?}");
+    let (_, lost) = writer.end();
+    assert_eq!(lost, 0);
 }

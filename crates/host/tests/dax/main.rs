@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test stops at the first surprise
 
+mod crash;
 mod edges;
 mod load;
 mod refusals;
@@ -30,6 +31,8 @@ fn main() {
     {
         return match role.as_str() {
             "mapped-writer" => load::be_mapped_writer(rest),
+            "mover" => load::be_mover(rest),
+            "syncing-writer" => crash::be_syncing_writer(rest),
             other => panic!("no role {other}"),
         };
     }
@@ -37,8 +40,12 @@ fn main() {
         trial("a_file_moves_and_keeps_all_else", edges::moved_and_kept),
         trial("moves_under_readers_and_writers_lose_nothing", load::under_load),
         trial("a_file_mapped_writable_stays", load::mapped_writable),
+        trial("a_writer_that_may_be_frozen_loses_nothing", load::frozen),
+        trial("a_killed_mover_leaves_nobody_frozen", load::thawed_after_a_kill),
+        trial("our_own_group_is_not_frozen", load::unstoppable),
         trial("a_file_that_grows_and_shrinks_stays_right", edges::resized),
         trial("a_full_node_is_said", edges::full),
+        trial("a_crash_leaves_old_or_new_blocks", crash::crashed),
         trial("shared_blocks_stay", refusals::reflinked),
         trial("a_deleted_file_is_let_go", refusals::deleted),
         trial("what_must_not_be_moved_is_refused", refusals::refused),
