@@ -124,6 +124,12 @@ pub enum Damage {
     /// The state word.
     #[error("state word: check failed")]
     State,
+    /// A block of file data.
+    #[error("data in block {block}: the checksum is wrong")]
+    Data {
+        /// The block.
+        block: Block,
+    },
 }
 
 impl Error {
@@ -145,6 +151,7 @@ impl Error {
             Self::NotPermitted => libc::EPERM,
             Self::Busy | Self::InUse => libc::EBUSY,
             Self::NoRegionOnNode(_) => libc::ENXIO,
+            Self::Damaged(Damage::Data { .. }) => libc::EIO,
             Self::Damaged(_) | Self::OutOfRange(_) => libc::EUCLEAN,
             Self::ReadOnly => libc::EROFS,
             Self::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),

@@ -67,6 +67,9 @@ pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
     report.damage.extend(tree.damage);
     let allocator = Allocator::new(store.superblock(), 1);
     report.damage.extend(scan::claim(&store, &found, &tree.orphans, &allocator));
+    if store.superblock().has_checksums() {
+        report.damage.extend(scan::data(&store, &found, &tree.orphans)?);
+    }
     report.orphans = tree.orphans;
     Ok(report)
 }

@@ -11,7 +11,7 @@
 //! Where to begin reading: [`format`](mod@format) is the medium, `store` the order of stores, `log` and `commit` how a change becomes
 //! durable, `scan` and `mount` how it is found again, `ops` what a caller can do.
 //!
-//! **Limits.** Mounting reads all logs, in one thread, and all indexes stay in DRAM. File data has no checksums.
+//! **Limits.** Mounting reads all logs, in one thread, and all indexes stay in DRAM.
 
 mod alloc;
 mod commit;

@@ -25,6 +25,8 @@ pub struct Layout {
     pub bytes_per_inode: u64,
     /// Operations on several inodes that can commit at the same time, for each region: one per CPU of a node.
     pub journals: u32,
+    /// Keep a checksum of every block of file data.
+    pub data_checksums: bool,
     /// Owner and group of the root directory.
     pub owner: (u32, u32),
 }
@@ -45,7 +47,7 @@ pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
         index: 0,
         journals: layout.journals,
         created: layout.created,
-        ro_features: 0,
+        ro_features: if layout.data_checksums { superblock::DATA_CHECKSUMS } else { 0 },
         regions,
     };
     superblock.check().map_err(Error::Invalid)?;

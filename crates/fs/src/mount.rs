@@ -65,7 +65,7 @@ impl Volume {
     /// Mounts a volume, after recovering it from a crash.
     pub fn mount(medium: Box<dyn Medium>, options: Options) -> Result<Self> {
         let store = open(medium)?;
-        if store.superblock().ro_features != 0 {
+        if store.superblock().ro_features & !superblock::DATA_CHECKSUMS != 0 {
             return Err(Error::NotAVolume("made by a later version of homenode".into()));
         }
         let was_clean = scan::is_clean(&store)?;

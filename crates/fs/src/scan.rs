@@ -17,7 +17,7 @@ use crate::format::entry::Kind;
 use crate::format::inode::{self, Inode as Line};
 use crate::format::superblock::STATE_BLOCK;
 use crate::format::word::{self, Field, Owner};
-use crate::format::{BLOCK_BYTES, Block, Ino, LINE, LogPos, journal, put};
+use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE, LogPos, journal, put};
 use crate::inode::State;
 use crate::log::{self, Log};
 use crate::store::Store;
@@ -195,6 +195,22 @@ fn check_name(found: &Inodes, ino: Ino, kind: Kind, seen: u32) -> std::result::R
         return Err("is the second one of a directory");
     }
     Ok(())
+}
+
+/// Reads the file data of every named inode against its checksums.
+pub fn data(store: &Store, found: &Inodes, orphans: &[Ino]) -> Result<Vec<Damage>> {
+    let mut damage = Vec::new();
+    let named = found.iter().filter(|(ino, _)| orphans.binary_search(ino).is_err());
+    let states = named.filter_map(|(_, found)| found.state.as_ref().ok());
+    let written = states.flat_map(|state| state.extents.iter()).filter(|run| !run.unwritten);
+    let mut contents = [0; BLOCK];
+    for block in written.flat_map(|run| (0..run.count).map(move |i| run.block.offset(i))) {
+        match store.read_data(block, 0, &mut contents) {
+            Err(Error::Damaged(found)) => damage.push(found),
+            done => done?,
+        }
+    }
+    Ok(damage)
 }
 
 /// Claims the blocks of every named inode: logs and data.

@@ -38,7 +38,7 @@ impl Volume {
             if run.unwritten {
                 part.fill(0);
             } else {
-                self.store.read(run.block, from - run.file_block * BLOCK_BYTES, part)?;
+                self.store.read_data(run.block, from - run.file_block * BLOCK_BYTES, part)?;
                 self.counters.read(cpu, run.block.region(), to - from);
             }
             done = stop;

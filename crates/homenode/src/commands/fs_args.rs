@@ -12,6 +12,9 @@ pub struct MkfsArgs {
     /// Create the files, each of SIZE; without it the regions exist already
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub size: Option<u64>,
+    /// Keep a checksum of every block of file data, and check it at each read
+    #[arg(long)]
+    pub data_checksums: bool,
     /// Overwrite a volume
     #[arg(long)]
     pub force: bool,

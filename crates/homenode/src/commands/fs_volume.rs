@@ -52,7 +52,16 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as i64);
     let journals = std::thread::available_parallelism().map_or(1, |n| n.get().min(16) as u32);
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let layout = Layout { volume, created, nodes, names, bytes_per_inode: BYTES_PER_INODE, journals, owner };
+    let layout = Layout {
+        volume,
+        created,
+        nodes,
+        names,
+        bytes_per_inode: BYTES_PER_INODE,
+        journals,
+        data_checksums: args.data_checksums,
+        owner,
+    };
     ::fs::mkfs(Box::new(Arc::clone(&mapped)), &layout).map_err(|e| failure("mkfs", e))?;
     let total = (0..mapped.regions()).map(|i| mapped.len(i)).sum();
     if global.json {
