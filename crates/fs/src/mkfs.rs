@@ -7,7 +7,7 @@ use crate::format::superblock::{self, MAX_REGION_NAME, NAMES_FROM, NAMES_PER_BLO
 use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, MAX_REGIONS, inode};
 use crate::log::{self, NO_TAIL, Pages};
 use crate::medium::Medium;
-use crate::scan::{self, CLEAN};
+use crate::scan::{self, Use};
 use crate::store::{Dirty, Store};
 
 /// What a new volume shall be like.
@@ -67,7 +67,7 @@ pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
         }
     }
     dirty.and(make_root(&store, layout)?);
-    dirty.and(store.store_word(scan::state_block(), 0, scan::state_word(CLEAN))?);
+    dirty.and(store.store_word(scan::state_block(), 0, scan::state_word(Use::Clean))?);
     dirty.flush(&store)?.fence(&store)?;
 
     let mut dirty = Dirty::default();
@@ -82,7 +82,9 @@ pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
 }
 
 fn make_root(store: &Store, layout: &Layout) -> Result<Dirty> {
-    let allocator = Allocator::new(store.superblock(), 1);
+    let from = store.superblock().data_from(0).unwrap_or(0);
+    let blocks = store.superblock().regions.first().map_or(0, |r| r.blocks);
+    let allocator = Allocator::new(store.superblock(), 1, &[vec![(from, blocks - from)]]);
     let pages = Pages { allocator: &allocator, regions: &[0], part: 0, purpose: Purpose::Growth };
     let time = layout.created;
     let attributes = Attributes {

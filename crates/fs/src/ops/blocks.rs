@@ -49,7 +49,7 @@ impl Volume {
             let regions = self.regions.nearest(region);
             let (block, count) = self.allocator.allocate(regions, want, cpu, Purpose::Growth, fresh)?;
             if block.region() != region {
-                self.counters.fell_back(cpu, block.region(), count);
+                self.counters.fell_back(block.region(), count);
             }
             runs.push(Run { file_block: at, block, count, unwritten: false });
             at += count;
@@ -93,7 +93,7 @@ impl Volume {
                 at += len as u64;
                 rest = rest.get(len..).unwrap_or_default();
             }
-            self.counters.written(self.cpu(), run.block.region(), run.count * BLOCK_BYTES);
+            self.counters.written(run.block.region(), run.count * BLOCK_BYTES);
             draft.entries.push((ino, Entry::Extent(run, Some(draft.size))));
         }
         Ok(())

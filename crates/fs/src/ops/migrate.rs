@@ -160,7 +160,8 @@ impl Volume {
             let part = buffer.get_mut(..to.count as usize * BLOCK).unwrap_or_default();
             self.store.read_data(run.block.offset(to.file_block - run.file_block), 0, part)?;
             flushed = flushed.and(self.store.write_data(to.block, part)?.flush(&self.store)?);
-            self.counters.written(self.cpu(), to.block.region(), to.count * BLOCK_BYTES);
+            self.counters.read(run.block.region(), to.count * BLOCK_BYTES);
+            self.counters.written(to.block.region(), to.count * BLOCK_BYTES);
         }
         Ok(Some(flushed))
     }

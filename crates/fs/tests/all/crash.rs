@@ -40,7 +40,7 @@ fn hash(what: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-fn with(durable: &Image, change: &Change) -> Image {
+pub fn with(durable: &Image, change: &Change) -> Image {
     let mut image = durable.clone();
     for ((region, line), contents) in change {
         image[*region][*line as usize * LINE..][..LINE].copy_from_slice(contents);
@@ -64,7 +64,7 @@ fn torn(durable: &Image, change: &Change, odd: usize) -> Change {
 }
 
 /// All crash states of a point.
-fn states(point: &CrashPoint<'_>) -> Vec<Change> {
+pub fn states(point: &CrashPoint<'_>) -> Vec<Change> {
     let mut units: Vec<Change> = Vec::new();
     let mut by_call: HashMap<u64, usize> = HashMap::new();
     let mut states: Vec<Change> = vec![Vec::new()];
@@ -246,7 +246,7 @@ fn enumerate_with(checker: &Arc<Mutex<Checker>>, before: &[Op], ops: &[Op], sabo
 }
 
 /// A file with a name in two directories, one over several blocks, and an empty directory.
-fn prelude() -> Vec<Op> {
+pub fn prelude() -> Vec<Op> {
     vec![
         Op::Create("/a".into()),
         Op::Write("/a".into(), 0, 6000, 1),
