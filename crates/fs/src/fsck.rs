@@ -33,6 +33,11 @@ pub struct Report {
 
 /// Checks a volume. Fails when it cannot be read as one at all.
 pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
+    check_with(medium, &|_, _| true)
+}
+
+/// The same, telling `watch` how far it is: steps done, of how many. Ends with [`Error::Interrupted`] when that says no.
+pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<Report> {
     let mut report = Report { damage: copies(&*medium)?, ..Report::default() };
     let store = mount::open(medium)?;
     let note = |report: &mut Report, e: Error| match e {
@@ -58,7 +63,7 @@ pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
         }
     };
     report.journals = journals.len();
-    let mut found = scan::inodes(&store, &journals)?;
+    let mut found = scan::inodes(&store, &journals, watch)?;
     report.inodes = found.len() as u64;
     let tree = scan::walk(&mut found);
     let broken = found.iter().filter(|(ino, _)| tree.orphans.binary_search(ino).is_err());

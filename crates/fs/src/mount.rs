@@ -124,7 +124,7 @@ fn recover(store: &Store, journals: &Journals) -> Result<(Checkpoint, Vec<Inode>
     for (at, records) in journals {
         finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;
     }
-    let mut found = scan::inodes(store, &Vec::new())?;
+    let mut found = scan::inodes(store, &Vec::new(), &|_, _| true)?;
     let tree = scan::walk(&mut found);
     let (free, damage) = scan::free_runs(store, &found, &tree.orphans);
     if let Some(damage) = tree.damage.into_iter().chain(damage).next() {

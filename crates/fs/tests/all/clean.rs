@@ -83,6 +83,20 @@ fn mounts_unmounts_and_uses_in_turn_keep_everything() {
     use_and_empty(&Volume::mount(Box::new(ram), options(1)).unwrap()).unwrap();
 }
 
+#[test]
+fn a_check_tells_how_far_it_is_and_stops_when_asked() {
+    let (image, _) = example();
+    let told = Mutex::new(Vec::new());
+    let watch = |done, all| {
+        told.lock().unwrap().push((done, all));
+        true
+    };
+    fs::fsck::check_with(Box::new(Ram::new(image.clone())), &watch).unwrap();
+    assert_eq!(*told.lock().unwrap(), [(0, 2), (1, 2)], "one step for the table of each region");
+    let stopped = fs::fsck::check_with(Box::new(Ram::new(image)), &|_, _| false);
+    assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
+}
+
 /// A file without a name that is open at the unmount is gone afterwards.
 #[test]
 fn an_unmount_with_an_open_orphan_leaves_it_to_recovery() {
