@@ -259,7 +259,8 @@ Examples:
 
     /// Check a volume that is not in use
     ///
-    /// The exit code is 0 when all is well, 1 when it was repaired, 4 when it is damaged, 8 when it could not be checked.
+    /// The exit codes are those of fsck(8): 0 when all is well, 1 when it was repaired, 4 when it is damaged, 8 when it
+    /// could not be checked, 16 for wrong usage, 32 when a signal ended the check.
     #[command(after_help = "\
 Examples:
   homenode fsck /dev/shm/a

@@ -27,6 +27,8 @@ use crate::child;
 use crate::cli::{Cli, Command};
 use crate::exit::{Exit, Failure};
 
+pub use fs_args::command_line;
+
 /// Runs the sub-command.
 pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
     let global = &cli.global;
