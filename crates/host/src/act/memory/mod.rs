@@ -146,6 +146,7 @@ impl MemoryMove {
             there: 0,
             before,
             ended: false,
+            ahead: 0,
         }
     }
 
