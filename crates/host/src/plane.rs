@@ -15,7 +15,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{Cost, Plane, PlaneError, Undo, Undone};
+use engine::{Cost, Plane, PlaneError, Started, Undo, Undone, Write};
 use placement::{Move, NodeLoad, Snapshot, Thread};
 use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, Topology};
@@ -187,6 +187,30 @@ impl HostPlane {
         Ok(kin)
     }
 
+    /// Sets the affinity of one thread.
+    fn bind(&mut self, undo: &Undo) -> Result<(), PlaneError> {
+        let key = key_of(undo);
+        // Before the move, because a child born right after it inherits our value.
+        if let Some(((tid, start), observer)) = key.zip(self.observer.as_mut())
+            && let Err(error) = observer.watch(tid, start.saturating_mul(NS_PER_TICK))
+        {
+            tracing::warn!(tid, %error, "its children are not watched");
+            self.births_lost = true;
+            self.unwatched = Some(format!(
+                "children of moved threads are not watched ({error}): their affinity is restored at the end"
+            ));
+        }
+        self.moves_made = true;
+        let applied = self.mover.apply(undo);
+        if applied.is_err()
+            && let Some(key) = key
+            && self.mover.moved(key).is_none_or(|moved| moved.over.is_some())
+        {
+            self.release(key);
+        }
+        applied
+    }
+
     /// Records that the affinity of this thread, and of its future children, is not ours.
     fn release(&mut self, (tid, _): Key) {
         if let Some(Err(error)) = self.observer.as_mut().map(|observer| observer.release(tid)) {
@@ -327,40 +351,22 @@ impl Plane for HostPlane {
             threads,
             files: seen.files,
             processes: Vec::new(),
+            outcomes: Vec::new(),
             notes,
         })
     }
 
-    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
-        self.mover.prepare(&self.topology, mv)
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
+        Ok(vec![self.mover.prepare(&self.topology, mv)?])
     }
 
-    fn apply(&mut self, _: &Move, undo: &Undo) -> Result<(), PlaneError> {
-        let key = key_of(undo);
-        // Before the move, because a child born right after it inherits our value.
-        if let Some(((tid, start), observer)) = key.zip(self.observer.as_mut())
-            && let Err(error) = observer.watch(tid, start.saturating_mul(NS_PER_TICK))
-        {
-            tracing::warn!(tid, %error, "its children are not watched");
-            self.births_lost = true;
-            self.unwatched = Some(format!(
-                "children of moved threads are not watched ({error}): their affinity is restored at the end"
-            ));
-        }
-        self.moves_made = true;
-        let applied = self.mover.apply(undo);
-        if applied.is_err()
-            && let Some(key) = key
-            && self.mover.moved(key).is_none_or(|moved| moved.over.is_some())
-        {
-            self.release(key);
-        }
-        applied
+    fn start(&mut self, _: &Move, undo: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
+        undo.iter().try_for_each(|undo| self.bind(undo)).map(|()| Started::Done)
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
         // Only records of moves name a family; records of descendants do not.
-        let of_move = matches!(undo, Undo::Thread { family: Some(_), .. });
+        let of_move = !undo.payload.is_empty();
         if of_move && !self.finishing {
             self.finishing = true;
             if let Err(error) = self.look() {
@@ -412,7 +418,7 @@ impl Plane for HostPlane {
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {
-        let (Some(key), Undo::Thread { ours, .. }) = (key_of(undo), undo) else { return false };
+        let (Some(key), Some(masks)) = (key_of(undo), &undo.masks) else { return false };
         let over = if self.mover.threads().ended(key.0, key.1) {
             match kin::became_first(self.mover.threads(), undo) {
                 // It continues under another id. The record must stay until that thread is restored, in case of a crash.
@@ -425,7 +431,7 @@ impl Plane for HostPlane {
                 Err(_) => false,
             }
         } else {
-            self.own.contains(&key) && affinity::get(key.0).is_ok_and(|mask| mask == *ours)
+            self.own.contains(&key) && affinity::get(key.0).is_ok_and(|mask| mask == masks.ours)
         };
         if over {
             self.mover.end(key);

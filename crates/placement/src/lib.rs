@@ -19,16 +19,20 @@ pub mod dragonfly;
 mod load;
 pub mod npolicy;
 pub mod nthread;
+mod outcome;
 pub mod plan;
 mod processes;
 pub mod snapshot;
+mod subject;
 mod validate;
 mod why;
 mod words;
 
 pub use bytes::NodeBytes;
+pub use outcome::{Outcome, OutcomeState};
 pub use plan::{Declined, Move, NodeForecast, Plan, Prediction, Reason};
 pub use snapshot::{FileUse, MappedMemory, NodeLoad, ObservedFile, Process, Snapshot, SnapshotError, Thread};
+pub use subject::Subject;
 pub use validate::MAX_BYTES;
 pub use why::Why;
 
@@ -42,6 +46,11 @@ pub trait Policy: Send {
     /// Returns the plan for one window. Deterministic. The plan names only nodes in `topology`, and
     /// moves a thread only to nodes where it may run.
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan;
+
+    /// Whether the policy measures by itself if its plans pay, and takes them back. The engine does it for all others.
+    fn tries(&self) -> bool {
+        false
+    }
 
     /// Seconds between decisions about threads and processes; 0 if the policy decides in each
     /// window.

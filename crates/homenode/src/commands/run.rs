@@ -31,7 +31,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let settings = engine::Settings {
         window_s: args.observe.window.unwrap_or(config.engine.window_s),
         dry_run: args.dry_run || config.engine.dry_run,
-        ..config.engine.clone()
+        ..config.engine()
     };
     let policy = policies::chosen(&args.policy, &config)?;
     let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };

@@ -17,6 +17,7 @@ pub mod affinity;
 pub mod copying;
 pub mod cpuset;
 pub mod defaults;
+pub mod family;
 pub mod kin;
 pub mod lineage;
 pub mod mover;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use engine::{Family, PlaneError, Undo, Undone};
+use engine::{Masks, PlaneError, Subject, Undo, Undone};
 use placement::Move;
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
@@ -11,6 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use topology::{CpuSet, NodeId, Topology};
 
 use super::defaults::Defaults;
+use super::family::Family;
 use super::threads::{Open, Stat, Threads, is_gone};
 use super::{affinity, cpuset};
 
@@ -170,7 +171,10 @@ impl Mover {
         self.prepared.insert((tid, start), mask);
         let family =
             Family { at: now_ticks(), session: stat.session, cgroup: cpuset::family_name(&cgroups), first_differs };
-        Ok(Undo::Thread { tid, pid: *pid, start, before, ours, unbound, family: Some(family) })
+        // To the nanosecond, if the move says so: the same subject as in the snapshot.
+        let subject = start_ns.map_or_else(|| subject_of((tid, start)), |start| Subject::Thread { tid, start });
+        let masks = Some(Masks { before, ours, unbound });
+        Ok(Undo { subject, pid: *pid, masks, payload: family.payload() })
     }
 
     /// The CPUs of a node that a thread may use.
@@ -182,10 +186,12 @@ impl Mover {
         }
     }
 
-    /// See [`engine::Plane::apply`].
+    /// See [`engine::Plane::start`].
     pub fn apply(&mut self, undo: &Undo) -> Result<(), PlaneError> {
-        let Undo::Thread { tid, start, before, ours, unbound, .. } = undo else { return Err(not_a_thread()) };
-        let (tid, key) = (*tid, (*tid, *start));
+        let (Some(key), Some(Masks { before, ours, unbound })) = (key_of(undo), &undo.masks) else {
+            return Err(not_a_thread());
+        };
+        let tid = key.0;
         let Some(expected) = self.prepared.remove(&key) else {
             return Err(refused("not_prepared", format!("the move of thread {tid} was not prepared in this window")));
         };
@@ -205,17 +211,19 @@ impl Mover {
 
     /// See [`engine::Plane::undo`].
     pub fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        let Undo::Thread { tid, start, before, ours, unbound, .. } = undo else { return Err(not_a_thread()) };
-        let key = (*tid, *start);
+        let (Some(key), Some(Masks { before, ours, unbound })) = (key_of(undo), &undo.masks) else {
+            return Err(not_a_thread());
+        };
+        let tid = key.0;
         let is_ours = |mask: &CpuSet| {
             if mask == ours {
                 return Ok(true);
             }
-            match self.defaults.of(*tid) {
+            match self.defaults.of(tid) {
                 Ok(allowed) => Ok(is_ours(mask, ours, &allowed)),
                 // The cpuset is hidden from us or gone: judge by the plain mask.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-                Err(error) => Err(unreadable(*tid, &error)),
+                Err(error) => Err(unreadable(tid, &error)),
             }
         };
         let possible = self.defaults.possible();
@@ -285,10 +293,15 @@ fn now_ticks() -> u64 {
 
 /// The thread of a record.
 pub fn key_of(undo: &Undo) -> Option<Key> {
-    match undo {
-        Undo::Thread { tid, start, .. } => Some((*tid, *start)),
+    match undo.subject {
+        Subject::Thread { tid, start } => Some((tid, start / NS_PER_TICK)),
         _ => None,
     }
+}
+
+/// The subject of a thread of which only the ticks are known.
+pub fn subject_of((tid, start): Key) -> Subject {
+    Subject::Thread { tid, start: start.saturating_mul(NS_PER_TICK) }
 }
 
 fn not_a_thread() -> PlaneError {

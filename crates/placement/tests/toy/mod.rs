@@ -258,6 +258,7 @@ impl Toy {
             threads,
             files: files.collect(),
             processes,
+            outcomes: Vec::new(),
             notes: Vec::new(),
         }
     }
