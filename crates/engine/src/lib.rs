@@ -33,6 +33,6 @@ pub use placement::Subject;
 pub use plane::{Cost, Masks, Plane, PlaneError, Undo, Undone, Write};
 pub use rails::Rail;
 pub use report::{Finished, Outcome, Verdict, WindowReport};
-pub use restore::recover;
+pub use restore::{recover, store};
 pub use settings::Settings;
 pub use state::StateDir;

@@ -140,7 +140,7 @@ impl Undo {
     }
 
     /// The affinity that this leads back to, for people; empty where there is none.
-    pub(crate) fn before(&self) -> String {
+    pub fn before(&self) -> String {
         self.masks.as_ref().map(|m| m.before.to_string()).unwrap_or_default()
     }
 }

@@ -169,7 +169,7 @@ pub(crate) fn recover_held<P: Plane>(
 }
 
 /// Keeps in the state file only what is still to be undone. With nothing left it removes the file, which works on a full disk too.
-pub(crate) fn store(dir: &StateDir, epoch: Option<&str>, left: &[Held]) -> Result<(), EngineError> {
+pub fn store(dir: &StateDir, epoch: Option<&str>, left: &[Held]) -> Result<(), EngineError> {
     if !left.is_empty() {
         return StateFile::create(dir, epoch, left).map(|_| ());
     }

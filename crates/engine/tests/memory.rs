@@ -118,10 +118,10 @@ impl Plane for Crowd {
         let files = threads.iter().map(|t| ObservedFile {
             file: t.files[0].file.clone(),
             generation: Some(u64::from(t.tid)),
-            path: None,
             size: Some(1 << 30),
             bytes: t.read_bytes.clone(),
             readers: vec![t.tid],
+            ..ObservedFile::default()
         });
         let processes = threads.iter().map(|t| Process {
             pid: t.pid,

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use simulate::papers::Paper;
 
 use crate::commands::fs_args::{FsCommand, FsckArgs, MkfsArgs};
+use crate::commands::r#move::MoveArgs;
 use crate::commands::policies;
 use crate::output::units;
 
@@ -87,6 +88,46 @@ Examples:
 
 An error for one file does not stop the others; the exit code is then 1.")]
     Where(WhereArgs),
+
+    /// Move files or a process to a node, once
+    ///
+    /// Moves the cached pages of each FILE. Pages that are not cached are not read in, and pages that are read in later go
+    /// to the reader's node: to keep a file on a node, let its readers run there. Readers and writers go on meanwhile; a
+    /// program that has the file mapped waits while the mebibyte that it touches is moved. Pages that are in use for
+    /// direct I/O or in a pipe stay; the output says how many. Ctrl-C stops the move; what has been moved stays.
+    ///
+    /// With --pid, moves a process: binds its threads to the CPUs of the node, then moves its memory, batch by batch, while
+    /// it runs. Threads with an affinity of their own keep it. Memory moves if the process alone has it: anonymous memory,
+    /// shared memory, huge pages. What other processes map too, and what a memory policy keeps elsewhere, stays. The affinity
+    /// remains when the command ends; the output says how to undo it. A move that is stopped or fails puts the affinities back,
+    /// and after a crash `homenode restore` does.
+    ///
+    /// Needs CAP_SYS_NICE, and CAP_SYS_PTRACE for processes of other users, as root has them.
+    #[command(after_help = "\
+Examples:
+  sudo homenode move /data/kv/*.sst --to 1
+  sudo homenode move --rate 1GB/s --to 0 /var/lib/postgresql/15/main/base/16384/2619
+  sudo homenode move --json --to 1 big.db | jq .moved[0].failed_bytes
+  sudo homenode move --pid 4121 --to 1
+
+An error for one file does not stop the others. The exit code is 1 if a file was refused, bytes stayed behind, or a
+signal stopped the move.")]
+    Move(MoveArgs),
+
+    /// Show which mapped file data a process uses, and on which node it is
+    ///
+    /// Programs that map files read them with loads, which no byte counter sees. The processor marks the pages it accesses;
+    /// homenode reads and clears these marks eight times, and shows how often each part of a file was accessed. A page is hot
+    /// if it was accessed in at least half of the samples. Moves nothing. Ctrl-C ends early and shows what was seen.
+    ///
+    /// Needs root and an x86-64 processor. Before Linux 6.16 the marks of persistent memory cannot be cleared: its pages then
+    /// show as touched, not as hot.
+    #[command(after_help = "\
+Examples:
+  sudo homenode hot --pid 4121
+  sudo homenode hot --pid 4121 --seconds 60 --plot heat.png
+  sudo homenode hot --pid 4121 --json | jq '.regions[] | {path, nodes}'")]
+    Hot(HotArgs),
 
     /// Watch nodes and threads live: load, CPU, home nodes, remote share, moves
     ///
@@ -274,6 +315,20 @@ pub struct WhereArgs {
     /// Files to look at
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
+}
+
+/// `homenode hot`.
+#[derive(Debug, Args)]
+pub struct HotArgs {
+    /// Process to look at
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    pub pid: u32,
+    /// Watch for so long; longer if its mapped memory is so large that sampling takes more than 1 % of the time
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub seconds: f64,
+    /// Also draw the heat map as a PNG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
 }
 
 /// Which threads to manage.

@@ -25,6 +25,12 @@ pub struct Config {
     pub node: BTreeMap<NodeId, NodeConfig>,
     /// `[nthread]`: thresholds of the nthread policies.
     pub nthread: placement::nthread::Settings,
+    /// `[dragonfly]`: when a file moves instead of its readers.
+    pub dragonfly: placement::dragonfly::Settings,
+    /// `[npolicy]`: which node a process with mapped files belongs on.
+    pub npolicy: placement::npolicy::Settings,
+    /// `[arc]`: when a process moves to the node that caches its file.
+    pub arc: placement::cache_affinity::Settings,
     /// `[engine]`: windows and safety rails.
     pub engine: engine::Settings,
     /// `[moves]`: limits on moves that copy.

@@ -38,9 +38,10 @@ fn machine(name: &str) -> String {
     format!("{}/../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 17] = [
+const SUB_COMMANDS: [&str; 18] = [
     "nodes",
     "where",
+    "hot",
     "top",
     "run",
     "plan",

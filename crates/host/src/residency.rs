@@ -22,12 +22,12 @@
 //! - A process that called `mlockall(MCL_FUTURE)` must not use this module: the kernel would read in all that it maps.
 
 mod cache;
-mod cached;
+pub(crate) mod cached;
 mod count;
 mod dax;
 mod hugetlb;
-mod map;
-mod open;
+pub(crate) mod map;
+pub(crate) mod open;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -88,9 +88,58 @@ pub enum ResidencyError {
 }
 
 impl ResidencyError {
-    fn file(what: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+    pub(crate) fn file(what: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::File { what, path: path.to_owned(), source: source.into() }
     }
+}
+
+/// Where the bytes of an open file are, at a bounded cost.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Estimate {
+    /// Its size in bytes.
+    pub size: u64,
+    /// Bytes in each node's memory.
+    pub nodes: NodeBytes,
+    /// The share of the file that was looked at.
+    pub looked: f64,
+    /// Whether the file is accessed directly in persistent memory.
+    pub dax: bool,
+}
+
+/// Estimates where the bytes of an open file are, without reading any of them in. Looks at no more than `most` bytes of it, at random
+/// places; `random` gives numbers from 0 to 1. The file must have been opened with `O_NOATIME`; `path` is for errors.
+///
+/// # Errors
+///
+/// [`ResidencyError`] when the file cannot be mapped.
+pub fn estimate(
+    file: std::fs::File,
+    path: &Path,
+    most: u64,
+    random: &mut dyn FnMut() -> f64,
+) -> Result<Estimate, ResidencyError> {
+    let file = open::from_fd(path, file, true)?;
+    let mut estimate = Estimate { size: file.size, dax: file.dax, looked: 1.0, ..Estimate::default() };
+    if file.dax || file.fs == open::Fs::Hugetlb {
+        let mut all = Residency {
+            path: path.to_owned(),
+            size: file.size,
+            resident: 0,
+            nodes: NodeBytes::default(),
+            dax: file.dax,
+            hidden: None,
+            notes: Vec::new(),
+        };
+        if file.dax {
+            dax::locate(&file, Path::new("/sys"), &mut all)?;
+        } else {
+            hugetlb::locate(&file, &mut all)?;
+        }
+        estimate.nodes = all.nodes;
+    } else {
+        (estimate.nodes, estimate.looked) = cache::sample(&file, most, random)?;
+    }
+    Ok(estimate)
 }
 
 /// Finds out where a file's bytes are, without reading any of them in. Follows symbolic links; does
@@ -102,9 +151,13 @@ impl ResidencyError {
 ///
 /// [`ResidencyError`] when the path is not a regular file, or cannot be opened or mapped.
 pub fn of(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Residency, ResidencyError> {
-    let file = open::open(path)?;
+    of_opened(&open::open(path)?, progress)
+}
+
+/// The same for a file that is open already.
+pub(crate) fn of_opened(file: &open::Opened, progress: &mut dyn FnMut(u64, u64)) -> Result<Residency, ResidencyError> {
     let mut residency = Residency {
-        path: path.to_owned(),
+        path: file.path.clone(),
         size: file.size,
         resident: 0,
         nodes: NodeBytes::default(),
@@ -113,15 +166,15 @@ pub fn of(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Residency, 
         notes: Vec::new(),
     };
     if file.dax {
-        dax::locate(&file, Path::new("/sys"), &mut residency)?;
+        dax::locate(file, Path::new("/sys"), &mut residency)?;
         progress(file.size, file.size);
     } else if file.fs == open::Fs::Hugetlb {
-        hugetlb::locate(&file, &mut residency)?;
+        hugetlb::locate(file, &mut residency)?;
         progress(file.size, file.size);
     } else if let Some(why) = file.hidden_cause()? {
         residency.hidden = Some(why);
     } else {
-        cache::locate(&file, &mut residency, progress)?;
+        cache::locate(file, &mut residency, progress)?;
     }
     let now = file.size_now()?;
     if now < residency.size {

@@ -77,6 +77,24 @@ pub struct NodeLoad {
     /// Free memory in bytes.
     #[serde(default)]
     pub memory_free: u64,
+    /// Bytes that the memory controllers of the node carried in the window, as the hardware counted
+    /// them: all memory, not only file data. Absent where no counter exists; the counted file bytes
+    /// are then all that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<MeasuredLoad>,
+}
+
+/// What the hardware counted at the memory controllers of a node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredLoad {
+    /// The counter: `uncore_imc`, `amd_umc`, `amd_df` or `resctrl`.
+    pub source: String,
+    /// Bytes read and written.
+    pub bytes: u64,
+    /// Of these, bytes read; absent where the counter does not tell reads from writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bytes: Option<u64>,
 }
 
 /// One thread in one window.
@@ -163,9 +181,41 @@ pub struct ObservedFile {
     /// Resident bytes per node, where counted.
     #[serde(default)]
     pub bytes: NodeBytes,
+    /// The share of the file that was looked at to estimate `bytes`; absent: all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampled: Option<f64>,
+    /// Where bytes written to it land; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writes: Option<Writes>,
+    /// Whether its data can be moved to another node; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub movable: Option<bool>,
+    /// Why its data cannot be moved; only with `movable: false`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<String>,
+    /// How many times it was open when it was last touched: open file descriptions, of one process or
+    /// several. More than 1 is what NThread calls shared, whether or not the others touched the file in
+    /// this window. Absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opens: Option<u32>,
     /// Threads that touched it, by rising tid.
     #[serde(default)]
     pub readers: Vec<u32>,
+}
+
+/// Where bytes land that a thread writes to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Writes {
+    /// On the node where the writer runs, also when they are written over others.
+    Follow,
+    /// New bytes land on the node where the writer runs; bytes written over others land where those
+    /// are. So does the page cache.
+    InPlace,
+    /// They land on the node of the device, wherever the writer runs.
+    Stay,
+    /// The file system spreads them over the nodes.
+    Spread,
 }
 
 /// One process's memory.

@@ -128,6 +128,12 @@ fn nodes(nodes: &[NodeLoad]) -> Result<Known, SnapshotError> {
         bytes(format_args!("{at}.write_bytes"), node.write_bytes)?;
         bytes(format_args!("{at}.memory_free"), node.memory_free)?;
         seconds(format_args!("{at}.cpu_s"), node.cpu_s.unwrap_or(0.0))?;
+        if let Some(measured) = &node.measured {
+            bytes(format_args!("{at}.measured.bytes"), measured.bytes)?;
+            if measured.read_bytes.is_some_and(|read| read > measured.bytes) {
+                wrong(format_args!("{at}.measured.read_bytes"), "more than the bytes read and written together")?;
+            }
+        }
     }
     known.extend(nodes.iter().flat_map(|n| n.distance.keys().copied()));
     count("nodes", known.len(), MAX_NODES)?;
@@ -168,6 +174,12 @@ fn files(files: &[ObservedFile], known: &Known) -> Checked {
             wrong(&at, "listed twice")?;
         }
         known.check_bytes(format_args!("{at}.bytes"), &file.bytes)?;
+        if let Some(share) = file.sampled.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
+            wrong(format_args!("{at}.sampled"), format_args!("{share} is not a share above 0, up to 1"))?;
+        }
+        if file.held.is_some() && file.movable != Some(false) {
+            wrong(format_args!("{at}.held"), "given for a file that is not said to be immovable")?;
+        }
     }
     Ok(())
 }

@@ -185,6 +185,21 @@ fn impossible_values_are_named_with_their_field() {
             "\"files\":[{\"file\":\"8:1:1234\"},{\"file\":\"8:1:1234\",\"bytes\"",
             "files[1] (file 8:1:1234): listed twice",
         ),
+        (
+            "{\"0\":4294967296}",
+            "{\"0\":4294967296},\"sampled\":0",
+            "files[0] (file 8:1:1234).sampled: 0 is not a share above 0",
+        ),
+        (
+            "{\"0\":4294967296}",
+            "{\"0\":4294967296},\"movable\":true,\"held\":\"DAX\"",
+            "files[0] (file 8:1:1234).held: given for a file that is not said to be immovable",
+        ),
+        (
+            "\"memory_free\"",
+            "\"measured\":{\"source\":\"amd_df\",\"bytes\":9,\"read_bytes\":10},\"memory_free\"",
+            "nodes[0] (node 0).measured.read_bytes: more than the bytes read and written together",
+        ),
         ("\"processes\":[", "\"processes\":[{\"pid\":100},", "processes[1] (pid 100): listed twice"),
         (
             "\"threads\":[",

@@ -1,7 +1,7 @@
 //! `homenode explain`: when and why threads were moved.
 
 use chrono::{DateTime, Local, TimeDelta};
-use engine::journal::{self, Event, Filter, Kind, Line};
+use engine::journal::{self, About, Event, Filter, Kind, Line};
 use engine::{EngineError, Undone};
 
 use crate::cli::{ExplainArgs, Global};
@@ -62,11 +62,16 @@ fn text(lines: &[Line], one_thread: bool, now: DateTime<Local>) -> String {
 }
 
 fn name(line: &Line) -> String {
-    line.entry.thread.as_ref().map_or("homenode".to_owned(), |about| match about.kind {
+    line.entry.thread.as_ref().map_or("homenode".to_owned(), name_of)
+}
+
+/// What an entry is about, by name.
+pub fn name_of(about: &About) -> String {
+    match about.kind {
         Kind::Thread => words::thread(&about.comm, about.tid),
         Kind::Process => words::process(&about.comm, about.pid),
         Kind::File => format!("file {}", about.comm),
-    })
+    }
 }
 
 /// `10:02:31`, with the day where it was not today.

@@ -6,7 +6,9 @@ mod explain;
 pub mod fs_args;
 mod fs_files;
 mod fs_volume;
+mod hot;
 mod man;
+pub mod r#move;
 mod nodes;
 mod plan;
 pub mod policies;
@@ -31,6 +33,8 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
     match &cli.command {
         Command::Nodes(args) => nodes::run(global, args),
         Command::Where(args) => where_::run(global, args),
+        Command::Move(args) => r#move::run(global, args),
+        Command::Hot(args) => hot::run(global, args),
         Command::Top(args) => top::run(global, args),
         Command::Run(args) => run::run(global, args),
         Command::Plan(args) => plan::run(global, args),

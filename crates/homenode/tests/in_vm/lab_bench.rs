@@ -29,7 +29,7 @@ pub fn homenode() -> PathBuf {
 }
 
 /// The workload program, built beside homenode.
-fn homenode_load() -> PathBuf {
+pub fn homenode_load() -> PathBuf {
     homenode().with_file_name("homenode-load")
 }
 
@@ -54,6 +54,10 @@ impl Bench {
                 Ok(path)
             })
             .collect()
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     pub fn state_dir(&self) -> PathBuf {

@@ -3,10 +3,17 @@
 //! Assertions rely on `/proc` and `move_pages(2)` (by way of the laboratory, `lab`), not on homenode's own output. On a machine
 //! with one node, or without root, the tests are skipped and say why.
 
+mod acts;
+mod file_users;
+mod files;
 mod four_nodes;
 mod lab_bench;
 mod masks;
+mod process;
+mod programs;
 mod two_nodes;
+
+use std::process::ExitCode;
 
 use lab::machine::Machine;
 use lab_bench::Outcome;
@@ -19,7 +26,29 @@ struct Test {
     run: fn() -> Outcome,
 }
 
-fn main() {
+/// A reason why a test cannot run here.
+#[derive(Debug)]
+struct Skip(String);
+
+impl std::fmt::Display for Skip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+fn main() -> ExitCode {
+    // This program also plays the users of a file, and the process that is moved.
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [flag, role @ ..] = args.as_slice()
+        && flag == "--role"
+    {
+        return match role {
+            [holder, mib] if holder == "holder" => lab::exit(process::be_holder(mib)),
+            role => file_users::play(role),
+        };
+    }
     let mut arguments = Arguments::from_args();
     // The tests measure where busy threads run, so only one runs at a time.
     arguments.test_threads = Some(1);
@@ -28,7 +57,11 @@ fn main() {
     let trials = two_nodes::TESTS
         .iter()
         .chain(masks::TESTS)
+        .chain(files::TESTS)
+        .chain(process::TESTS)
         .chain(four_nodes::TESTS)
+        .chain(acts::TESTS)
+        .chain(programs::TESTS)
         .map(|test: &'static Test| {
             Trial::ignorable_test(test.name, move || match () {
                 () if !test.nodes.contains(&nodes) => {
@@ -37,9 +70,13 @@ fn main() {
                     Ok(Completion::ignored_with(format!("needs {needed} NUMA nodes, this machine has {nodes}")))
                 }
                 () if !root => Ok(Completion::ignored_with("needs root")),
-                () => (test.run)().map(|()| Completion::Completed).map_err(|e| format!("{e:#}").into()),
+                () => match (test.run)() {
+                    Ok(()) => Ok(Completion::Completed),
+                    Err(e) if e.is::<Skip>() => Ok(Completion::ignored_with(e.to_string())),
+                    Err(e) => Err(format!("{e:#}").into()),
+                },
             })
         })
         .collect();
-    libtest_mimic::run(&arguments, trials).exit();
+    libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -11,7 +11,7 @@
 //!
 //! The moved thread itself may have another id by now: a thread that calls exec takes the id and the start time of its
 //! process's first thread. So the first thread counts as the moved one if the moved one is gone and the first thread has our
-//! value now, but did not have it at the time of the move.
+//! value now, but did not have it at the time of the move, or was given another value by us since.
 //!
 //! **Limits.** A program of the same family that set exactly our value itself, after the move, looks like one that
 //! inherited it, and loses it. Two kinds of descendants are not found: those that left the session and lost their parents,
@@ -108,17 +108,21 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
     Ok(orphan.then_some(Kinship::Orphan))
 }
 
-/// A record for the first thread of the process, if the moved thread has become the first by exec.
-pub fn became_first(threads: &Threads, undo: &Undo) -> io::Result<Option<Undo>> {
+/// A record for the first thread of the process, if the moved thread has become the first by exec. `given` is the value that we
+/// gave a first thread last: one that has another value now has it from the moved thread.
+pub fn became_first(threads: &Threads, undo: &Undo, given: impl Fn(Key) -> Option<CpuSet>) -> io::Result<Option<Undo>> {
     let (Some((tid, start)), Some(masks), Some(family)) = (key_of(undo), &undo.masks, Family::of(undo)) else {
         return Ok(None);
     };
-    if !family.first_differs || threads.stat(tid)?.is_some_and(|stat| stat.start == start) {
+    let pid = undo.pid;
+    if tid == pid || threads.stat(tid)?.is_some_and(|stat| stat.start == start) {
         return Ok(None);
     }
-    // A later process with this id would have started after the move.
-    let pid = undo.pid;
-    let Some(first) = threads.stat(pid)?.filter(|first| first.start < family.at) else { return Ok(None) };
+    // A later process with this id would have started after the move, at a later tick.
+    let Some(first) = threads.stat(pid)?.filter(|first| first.start <= family.at) else { return Ok(None) };
+    if !family.first_differs && given((pid, first.start)).is_none_or(|given| given == masks.ours) {
+        return Ok(None);
+    }
     match affinity::get(pid) {
         Ok(mask) if mask == masks.ours => {}
         Err(error) if !is_gone(&error) => return Err(error),
@@ -127,13 +131,17 @@ pub fn became_first(threads: &Threads, undo: &Undo) -> io::Result<Option<Undo>> 
     Ok(Some(inherited((pid, first.start), pid, masks.clone())))
 }
 
-/// Undo records for every thread of the machine that is kin of one in `held` and holds its value. Only records for which
+fn ours_of(undo: &Undo) -> Option<CpuSet> {
+    undo.masks.as_ref().map(|masks| masks.ours.clone())
+}
+
+/// Undo records for every thread of the machine that is kin of one in `all` and holds its value. Only records for which
 /// `searched` is true have kin; no thread with a record is an heir. An error means that none was found and that some threads
 /// could not be examined.
-pub fn heirs(threads: &Threads, held: &[Undo], searched: impl Fn(&Undo) -> bool) -> io::Result<Vec<Undo>> {
-    let records: FxHashSet<Key> = held.iter().filter_map(key_of).collect();
+pub fn heirs(threads: &Threads, all: &[Undo], searched: impl Fn(&Undo) -> bool) -> io::Result<Vec<Undo>> {
+    let records: FxHashSet<Key> = all.iter().filter_map(key_of).collect();
     let mut by_value: Vec<(&CpuSet, Vec<(&Undo, Family)>)> = Vec::new();
-    let held: Vec<&Undo> = held.iter().filter(|undo| searched(undo)).collect();
+    let held: Vec<&Undo> = all.iter().filter(|undo| searched(undo)).collect();
     for undo in &held {
         let (Some(masks), Some(family)) = (&undo.masks, Family::of(undo)) else { continue };
         match by_value.iter_mut().find(|v| *v.0 == masks.ours) {
@@ -152,8 +160,9 @@ pub fn heirs(threads: &Threads, held: &[Undo], searched: impl Fn(&Undo) -> bool)
             Err(error) => trouble = Some(error),
         }
     }
+    let given = |first: Key| all.iter().rev().find(|undo| key_of(undo) == Some(first)).and_then(ours_of);
     for undo in held {
-        match became_first(threads, undo) {
+        match became_first(threads, undo, given) {
             Ok(heir) => heirs.extend(heir),
             Err(error) => trouble = Some(error),
         }

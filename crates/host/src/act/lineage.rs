@@ -5,8 +5,8 @@
 //!
 //! **Limits.** Before Linux 6.2 the kernel does not show that an affinity was set. A descendant that set exactly our value
 //! before its first restoration (`numactl -N 0 …` started by a thread that was moved to node 0, for example) then loses it. From
-//! 6.2 on this can happen only to a program that sets its affinity twice, if the kernel stores the second value at the address
-//! of ours.
+//! 6.2 on this can happen only to a program that sets its affinity twice between two windows: the allocator hands a freed
+//! address out again first, so the second value often lies where ours did.
 
 use rustc_hash::FxHashMap;
 

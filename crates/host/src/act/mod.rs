@@ -1,4 +1,4 @@
-//! Moving threads by setting their affinity, and nothing else.
+//! Moving threads by setting their affinity, and processes with their memory.
 //!
 //! **Problem.** An affinity belongs to the program that set it, but the kernel records no owner. Threads inherit affinities at
 //! birth, ids are reused, cpusets and hot-plug change the meaning of a mask, and a thread may end between any two system
@@ -9,18 +9,24 @@
 //! target node that the cpuset allows ([`mover`]). Undoing first checks that the mask is still ours, as the kernel would show
 //! it now, and that nobody has set it since. Descendants of a moved thread come from the kernel's own record of births
 //! ([`lineage`]) or, after a crash, from procfs ([`kin`]). The kernel's refusals are facts, not faults. A thread counts as ended
-//! only when the kernel says so: no other error deletes a record.
+//! only when the kernel says so: no other error deletes a record. A process moves thread by thread ([`process`]), then its
+//! memory moves batch by batch ([`memory`]).
 //!
-//! **Limits.** Threads in containers whose control groups are hidden from us are refused. Memory stays where it is.
+//! **Limits.** Threads in containers whose control groups are hidden from us are refused.
 
 pub mod affinity;
 pub mod copying;
 pub mod cpuset;
+pub mod data;
+pub mod dax;
 pub mod defaults;
 pub mod family;
 pub mod kin;
 pub mod lineage;
+pub mod memory;
 pub mod mover;
+pub mod pages;
+pub mod process;
 pub mod threads;
 
 pub use mover::Mover;

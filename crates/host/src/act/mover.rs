@@ -106,6 +106,11 @@ impl Mover {
         &mut self.defaults
     }
 
+    /// The sysfs.
+    pub fn sys_root(&self) -> &Path {
+        self.defaults.sys_root()
+    }
+
     /// The default affinity of a thread, read now.
     pub fn default_of(&self, tid: u32) -> io::Result<CpuSet> {
         self.defaults.of(tid)
@@ -171,10 +176,21 @@ impl Mover {
         self.prepared.insert((tid, start), mask);
         let family =
             Family { at: now_ticks(), session: stat.session, cgroup: cpuset::family_name(&cgroups), first_differs };
-        // To the nanosecond, if the move says so: the same subject as in the snapshot.
-        let subject = start_ns.map_or_else(|| subject_of((tid, start)), |start| Subject::Thread { tid, start });
+        let subject = subject_of((tid, start));
         let masks = Some(Masks { before, ours, unbound });
         Ok(Undo { subject, pid: *pid, masks, payload: family.payload() })
+    }
+
+    /// A record for a thread of the same process that was born with the value which `parent` says we set, so that it can be
+    /// moved as its parent was. `None` if it was not.
+    pub fn inherited(&mut self, parent: &Undo, tid: u32, stat: &Stat) -> Option<Undo> {
+        let (masks, family) = (parent.masks.as_ref()?, Family::of(parent)?);
+        if stat.start < family.at || affinity::get(tid).ok()? != masks.ours {
+            return None;
+        }
+        let key = (tid, stat.start);
+        self.prepared.insert(key, masks.ours.clone());
+        Some(Undo { subject: subject_of(key), ..parent.clone() })
     }
 
     /// The CPUs of a node that a thread may use.
@@ -299,7 +315,7 @@ pub fn key_of(undo: &Undo) -> Option<Key> {
     }
 }
 
-/// The subject of a thread of which only the ticks are known.
+/// A thread as snapshots and records name it. On a host, start times are whole ticks everywhere, because procfs knows no better.
 pub fn subject_of((tid, start): Key) -> Subject {
     Subject::Thread { tid, start: start.saturating_mul(NS_PER_TICK) }
 }

@@ -75,6 +75,28 @@ impl Threads {
         Self { proc_root: proc_root.to_owned() }
     }
 
+    /// The procfs.
+    pub fn root(&self) -> &Path {
+        &self.proc_root
+    }
+
+    /// The threads of a process; none if it has ended.
+    pub fn of(&self, pid: u32) -> io::Result<Vec<u32>> {
+        match numbers(&self.proc_root.join(format!("{pid}/task"))) {
+            Err(error) if is_gone(&error) => Ok(Vec::new()),
+            tids => tids,
+        }
+    }
+
+    /// Whether this thread, by id and start time, is one of the process's now.
+    pub fn belongs(&self, pid: u32, (tid, start): (u32, u64)) -> io::Result<bool> {
+        match std::fs::read(self.proc_root.join(format!("{pid}/task/{tid}/stat"))) {
+            Ok(bytes) => Ok(parse(&bytes).is_some_and(|(_, stat)| stat.start == start)),
+            Err(error) if is_gone(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The facts of the thread with this id; `None` if it has ended. A zombie has.
     pub fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
         Ok(self.open(tid)?.map(|open| open.1))

@@ -28,7 +28,7 @@ struct Cachestat {
 
 /// Number of cached pages in a range of a file; `None` if the kernel gives no answer. `len` is not
 /// 0.
-pub(super) fn count(file: &File, offset: u64, len: u64) -> Option<u64> {
+pub(crate) fn count(file: &File, offset: u64, len: u64) -> Option<u64> {
     let range = CachestatRange { off: offset, len };
     let mut stat = Cachestat::default();
     // SAFETY: both pointers are to live values of the layout that the system call documents.
@@ -37,7 +37,7 @@ pub(super) fn count(file: &File, offset: u64, len: u64) -> Option<u64> {
 }
 
 /// Which pages of a mapped range are cached and up to date.
-pub(super) enum Pages {
+pub(crate) enum Pages {
     /// None.
     None,
     /// All; their number.
@@ -47,7 +47,7 @@ pub(super) enum Pages {
 }
 
 /// Queries each page of a range that is mapped at `start`.
-pub(super) fn pages(start: usize, pages: usize) -> io::Result<Pages> {
+pub(crate) fn pages(start: usize, pages: usize) -> io::Result<Pages> {
     let mut resident = vec![0; pages];
     // SAFETY: mincore changes only the vector, which has a byte for each page of the range; we
     // mapped the range.
@@ -66,7 +66,7 @@ pub(super) fn pages(start: usize, pages: usize) -> io::Result<Pages> {
 
 impl Pages {
     /// Number of cached pages.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         match self {
             Self::None => 0,
             Self::All(pages) => *pages,
@@ -75,7 +75,7 @@ impl Pages {
     }
 
     /// The first cached page of each run of `around` pages, if it has any.
-    pub(super) fn one_of_each(&self, around: usize) -> impl Iterator<Item = usize> + '_ {
+    pub(crate) fn one_of_each(&self, around: usize) -> impl Iterator<Item = usize> + '_ {
         let (all, some): (usize, &[u8]) = match self {
             Self::None => (0, &[]),
             Self::All(pages) => (*pages, &[]),

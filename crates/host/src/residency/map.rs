@@ -14,7 +14,8 @@ const GRAIN: usize = 2 << 20;
 
 /// Reserved address space with slots of one size. A gap follows each slot, so that two mappings
 /// never merge.
-pub(super) struct Arena {
+#[derive(Debug)]
+pub(crate) struct Arena {
     base: usize,
     len: usize,
     slot: usize,
@@ -24,7 +25,7 @@ pub(super) struct Arena {
 impl Arena {
     /// Reserves `slots` slots for mappings of up to `size` bytes of a file with pages of `page`
     /// bytes.
-    pub(super) fn reserve(slots: usize, size: usize, page: usize) -> io::Result<Self> {
+    pub(crate) fn reserve(slots: usize, size: usize, page: usize) -> io::Result<Self> {
         let grain = GRAIN.max(page);
         let slot = size.next_multiple_of(grain) + grain;
         let len = slots * slot + grain;
@@ -37,7 +38,7 @@ impl Arena {
     }
 
     /// Maps a part of a file into a slot, and replaces what was there. Returns its address.
-    pub(super) fn map(&self, slot: usize, file: &File, offset: u64, len: usize) -> io::Result<usize> {
+    pub(crate) fn map(&self, slot: usize, file: &File, offset: u64, len: usize) -> io::Result<usize> {
         let at = self.first + slot * self.slot;
         debug_assert!(at + len < self.base + self.len);
         let flags = MapFlags::SHARED | MapFlags::FIXED;
@@ -53,7 +54,7 @@ impl Arena {
     }
 
     /// Removes a mapping's page-table entries; the file's pages stay as they are.
-    pub(super) fn leave(&self, mapped: usize, len: usize) {
+    pub(crate) fn leave(&self, mapped: usize, len: usize) {
         // This only saves time: the next use of the slot removes them anyway. SAFETY: the range is
         // a mapping of a file inside our reservation, whose pages are the file's.
         let _ = unsafe { rustix::mm::madvise(with_exposed_provenance_mut(mapped), len, Advice::LinuxDontNeed) };
@@ -62,7 +63,7 @@ impl Arena {
     /// Moves a mapping with its page-table entries to slot 0, the lowest, and replaces what was
     /// there. The old place stays reserved. If the kernel cannot (before 5.13), the mapping stays.
     /// Returns its address.
-    pub(super) fn move_to_first(&self, mapped: usize, len: usize) -> usize {
+    pub(crate) fn move_to_first(&self, mapped: usize, len: usize) -> usize {
         // SAFETY: source and target are inside our reservation; DONTUNMAP keeps the source range
         // ours, so that no other thread's mapping can take it. Nobody holds a reference into
         // either.
@@ -89,20 +90,20 @@ impl Drop for Arena {
 
 /// Touches memory by a system call: the kernel copies a byte from each address, and returns EFAULT
 /// where a load would raise SIGBUS because the file ended.
-pub(super) struct Toucher(OwnedFd);
+pub(crate) struct Toucher(OwnedFd);
 
 /// Most addresses per system call: the kernel's `UIO_MAXIOV`.
 const BATCH: usize = 1024;
 
 impl Toucher {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         // A file in memory takes the copied bytes: a write to /dev/null copies nothing, and so
         // touches nothing.
         Ok(Self(rustix::fs::memfd_create("homenode-touch", rustix::fs::MemfdFlags::CLOEXEC)?))
     }
 
     /// Touches the page at each address. Skips pages that no longer exist.
-    pub(super) fn touch(&self, mut addresses: impl Iterator<Item = usize>) -> io::Result<()> {
+    pub(crate) fn touch(&self, mut addresses: impl Iterator<Item = usize>) -> io::Result<()> {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
             batch.clear();

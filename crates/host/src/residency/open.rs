@@ -12,7 +12,7 @@ use super::{ResidencyError, cached};
 
 /// Kinds of file system that need different queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fs {
+pub(crate) enum Fs {
     /// `cachestat(2)` and a mapping use the same page cache, and its pages are whole: counts can be
     /// trusted.
     Plain,
@@ -24,7 +24,8 @@ pub(super) enum Fs {
 }
 
 /// A regular file, open for reading.
-pub(super) struct Opened {
+#[derive(Debug)]
+pub(crate) struct Opened {
     pub path: PathBuf,
     pub fd: File,
     pub size: u64,
@@ -41,7 +42,7 @@ pub(super) struct Opened {
     owned: bool,
 }
 
-pub(super) fn open(path: &Path) -> Result<Opened, ResidencyError> {
+pub(crate) fn open(path: &Path) -> Result<Opened, ResidencyError> {
     // Opening a device or a pipe can have effects, and the path's owner can replace the file at any
     // moment. So get a handle without opening the file, check the kind of file, and then open that
     // handle.
@@ -58,12 +59,18 @@ pub(super) fn open(path: &Path) -> Result<Opened, ResidencyError> {
         Err(Errno::PERM) => (open(flags).map_err(|e| ResidencyError::file("open", path, e))?, false),
         Err(e) => return Err(ResidencyError::file("open", path, e)),
     };
+    from_fd(path, fd.into(), owned)
+}
+
+/// A file that is open already. `owned` says whether it was opened with `O_NOATIME`.
+pub(super) fn from_fd(path: &Path, fd: File, owned: bool) -> Result<Opened, ResidencyError> {
+    let look = |e| ResidencyError::file("look at", path, e);
     let stat = rustix::fs::fstat(&fd).map_err(look)?;
     let statx = rustix::fs::statx(&fd, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).map_err(look)?;
     let statfs = rustix::fs::fstatfs(&fd).map_err(look)?;
     Ok(Opened {
         path: path.to_owned(),
-        fd: fd.into(),
+        fd,
         size: u64::try_from(stat.st_size).unwrap_or(0),
         allocated: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
         dax: statx.stx_attributes.contains(StatxAttributes::DAX),
@@ -111,7 +118,7 @@ impl Opened {
     /// `can_do_cachestat`) is `inode_owner_or_capable() || MAY_WRITE`; for other callers every page
     /// looks resident. The kernel grants `O_NOATIME` by the first half of this rule; `faccessat2`
     /// answers the second.
-    pub(super) fn hidden_cause(&self) -> Result<Option<String>, ResidencyError> {
+    pub(crate) fn hidden_cause(&self) -> Result<Option<String>, ResidencyError> {
         if self.owned {
             return Ok(None);
         }
@@ -141,12 +148,12 @@ impl Opened {
     }
 
     /// Number of cached pages in a range; `None` if the kernel has no trustworthy answer.
-    pub(super) fn cached(&self, offset: u64, len: u64) -> Option<u64> {
+    pub(crate) fn cached(&self, offset: u64, len: u64) -> Option<u64> {
         (self.fs == Fs::Plain).then(|| cached::count(&self.fd, offset, len))?
     }
 
     /// The file's present size in bytes.
-    pub(super) fn size_now(&self) -> Result<u64, ResidencyError> {
+    pub(crate) fn size_now(&self) -> Result<u64, ResidencyError> {
         self.fd.metadata().map(|m| m.len()).map_err(|e| ResidencyError::file("look at", &self.path, e))
     }
 }

@@ -11,6 +11,8 @@ mod cpusets;
 mod crash;
 mod failures;
 mod forks;
+mod pages;
+mod process;
 mod whole;
 mod world;
 
@@ -42,6 +44,9 @@ fn main() {
             "nobody" => basics::be_nobody(rest),
             "exec" => claims::be_exec(rest),
             "pinner" => claims::be_pinner(rest),
+            "spawner" => process::be_spawner(rest),
+            "binder" => process::be_binder(rest),
+            "owner" => process::be_owner(rest),
             "starved" => failures::be_starved(rest),
             "flickering" => failures::be_flickering(rest),
             other => panic!("no role {other}"),
@@ -68,14 +73,37 @@ fn main() {
         trial("exec_by_another_thread_is_restored_every_window", claims::exec_by_another_thread),
         trial("exec_by_another_thread_is_restored_at_the_end", claims::exec_by_another_thread_then_finish),
         trial("exec_by_another_thread_is_restored_after_a_crash", claims::exec_by_another_thread_after_a_crash),
+        trial("an_exec_that_is_not_reported_yet_is_restored_at_the_end", claims::exec_in_flight_at_the_end),
+        trial(
+            "exec_after_the_first_thread_was_moved_elsewhere_is_restored_after_a_crash",
+            claims::exec_after_the_first_was_moved_elsewhere,
+        ),
         trial("a_child_is_restored_once", claims::put_back_once),
         trial("an_affinity_set_by_the_program_is_its_own_even_if_it_equals_ours", claims::own_value_that_equals_ours),
+        trial(
+            "an_affinity_seen_by_an_earlier_look_is_not_taken_for_the_present_one",
+            claims::own_value_of_an_earlier_look,
+        ),
+        trial("a_child_whose_cpuset_was_narrowed_is_restored", cpusets::narrowed_child),
         trial("an_affinity_set_just_before_the_end_is_kept", claims::own_value_just_before_the_end),
         trial("an_affinity_set_by_a_sibling_of_a_moved_thread_is_its_own", claims::own_value_of_a_sibling),
         trial("a_narrow_mask_that_nobody_asked_for_is_the_default", claims::asked_for_nothing),
         trial("a_failed_look_at_a_thread_is_not_its_end", failures::starved),
         trial("a_failed_move_changes_nothing", failures::flickering),
+        trial("a_process_is_bound_thread_by_thread", process::each_thread),
+        trial("threads_born_while_a_process_is_bound_are_bound", process::born_meanwhile),
+        trial("killed_while_a_process_is_bound", process::killed_at_any_step),
+        trial("processes_that_must_not_be_moved_are_refused", process::refusals),
+        trial("only_a_processs_own_memory_moves", process::only_its_own_memory),
+        trial("exec_ends_a_move_of_memory", process::exec_ends_a_memory_move),
         trial("readers_go_home_to_their_files", whole::readers_go_home),
+        trial("file_moves_to_each_node_and_absent_pages_stay_absent", pages::every_node),
+        trial("file_moves_leave_pages_in_a_pipe_and_count_them", pages::pinned),
+        trial("file_moves_go_on_while_the_file_shrinks_and_grows", pages::shrinks_and_grows),
+        trial("file_moves_end_when_the_file_loses_its_name", pages::deleted),
+        trial("file_moves_of_other_things_are_refused", pages::refused_files),
+        trial("file_moves_by_strangers_are_refused", pages::strangers),
+        trial("file_moves_to_nodes_without_memory_are_refused", pages::refused_nodes),
         trial("killed_and_recovered", crash::killed_and_recovered),
         trial("killed_and_started_again", crash::killed_and_started_again),
     ];

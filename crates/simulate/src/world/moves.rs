@@ -8,6 +8,9 @@ use topology::{CpuSet, NodeId};
 
 use super::{Copied, Copy, Moving, World, total};
 
+/// Why a file does not move.
+pub(super) const IMMOVABLE: &str = "its file system cannot move data between nodes";
+
 impl World {
     pub fn prepare(&self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         match mv {
@@ -38,7 +41,7 @@ impl World {
                 let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
                 let job = &self.jobs[self.files[f].job];
                 if !job.fs.moves_files() {
-                    return Err(refused("not_supported", "its file system cannot move data between nodes".into()));
+                    return Err(refused("not_supported", IMMOVABLE.into()));
                 }
                 if self.copies.iter().any(|c| c.what == Copied::File(f)) {
                     return Err(refused("busy", format!("file {file} is being moved")));

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use placement::{FileUse, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread, snapshot};
+use placement::{FileUse, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread, Writes, snapshot};
 use rand::RngExt;
 use topology::NodeId;
 
 use super::demand::Network;
 use super::flows::{Flow, FlowSums, sum_up};
 use super::mapped::Accesses;
+use super::moves::IMMOVABLE;
 use super::{Shares, Tally, World};
+use crate::filesystem::Layout;
 use crate::workload::Part;
 
 /// Bytes that a thread read and wrote in a window.
@@ -38,6 +40,15 @@ impl OfClass {
 
     fn class(&self, thread: usize) -> Option<usize> {
         self.class[thread].map(|class| class as usize)
+    }
+}
+
+fn writes(layout: Layout) -> Writes {
+    match layout {
+        Layout::Device => Writes::Stay,
+        Layout::InPlace => Writes::InPlace,
+        Layout::Local => Writes::Follow,
+        Layout::Random => Writes::Spread,
     }
 }
 
@@ -114,12 +125,20 @@ impl World {
             thread.shares_file = chance > 0.0 && (chance >= 1.0 || self.chance.random_bool(chance));
         }
         for (file, readers) in self.files.iter().zip(readers).filter(|(_, r)| !r.is_empty()) {
+            let fs = self.jobs[file.job].fs;
+            let movable = fs.moves_files();
             snapshot.files.push(ObservedFile {
                 generation: None,
                 file: file.id.clone(),
                 path: Some(file.path.clone()),
                 size: Some(file.size as u64),
                 bytes: self.node_bytes(&file.bytes),
+                sampled: None,
+                writes: Some(writes(fs.layout())),
+                movable: Some(movable),
+                held: (!movable).then(|| IMMOVABLE.to_owned()),
+                // Each thread opens the files that it uses.
+                opens: u32::try_from(readers.len()).ok(),
                 readers,
             });
         }
@@ -177,6 +196,8 @@ impl World {
             write_bytes: std::mem::take(&mut self.node_written[i]) as u64,
             cpu_s: Some(std::mem::take(&mut self.node_cpu_s[i])),
             memory_free: self.free(i).max(0.0) as u64,
+            // What is counted here is exact.
+            measured: None,
         });
         let nodes: Vec<NodeLoad> = nodes.collect();
         nodes

@@ -1,0 +1,220 @@
+//! `homenode move`: moves data to a node, once and by hand.
+//!
+//! **Problem.** A move takes up to hours and can stop half-way: by a signal, by pages that cannot be moved, by a full node.
+//!
+//! **Approach.** Each kind of subject has a module of its own, which prepares a [`Copying`]. [`drive`] steps through it, with a
+//! limit on the rate, a progress bar and an eye on signals. [`Done`] says what became of it, in words or as JSON.
+
+mod files;
+mod process;
+
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use host::act::copying::{Copied, Copying};
+use serde_json::{Value, json};
+use topology::{NodeId, Topology};
+
+use crate::cli::Global;
+use crate::commands::nodes;
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output::units::{bytes, parse_rate};
+use crate::output::{self, escape, progress};
+use crate::signals::Stop;
+
+/// `homenode move`.
+#[derive(Debug, Args)]
+pub struct MoveArgs {
+    /// Files to move
+    #[arg(required_unless_present = "pid", value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Process to move instead: its threads, then its memory
+    #[arg(long, value_name = "PID", conflicts_with = "files", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Option<u32>,
+    /// Leave the memory of the process where it is
+    #[arg(long, requires = "pid", conflicts_with = "files")]
+    pub no_memory: bool,
+    /// Node to move to
+    #[arg(long, value_name = "NODE")]
+    pub to: u32,
+    /// Move at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
+    #[arg(long, value_name = "RATE", value_parser = positive_rate)]
+    pub rate: Option<f64>,
+}
+
+fn positive_rate(text: &str) -> Result<f64, String> {
+    match parse_rate(text)? {
+        rate if rate >= 1.0 => Ok(rate),
+        _ => Err("must be at least 1 byte a second".to_owned()),
+    }
+}
+
+/// Runs `homenode move`.
+pub fn run(global: &Global, args: &MoveArgs) -> Result<Exit, Failure> {
+    let job = Job {
+        topology: nodes::read(Path::new(nodes::SYS), &Config::default())?,
+        to: NodeId(args.to),
+        rate: args.rate,
+        json: global.json,
+        stop: Stop::on_signals()?,
+    };
+    let done = match args.pid {
+        Some(pid) => vec![process::run(&job, global, pid, !args.no_memory)?],
+        None => files::run(&job, &args.files)?,
+    };
+    if global.json {
+        output::print_json(&json!({"moved": done.iter().map(Done::json).collect::<Vec<_>>()}))?;
+    }
+    Ok(if done.iter().all(|d| d.why.is_none()) { Exit::Done } else { Exit::Partly })
+}
+
+/// What is asked, the same for each subject.
+struct Job {
+    /// The machine.
+    pub topology: Topology,
+    /// The target.
+    pub to: NodeId,
+    /// Most bytes a second.
+    pub rate: Option<f64>,
+    /// Print JSON.
+    pub json: bool,
+    /// Whether a signal has asked to stop.
+    pub stop: Stop,
+}
+
+/// What became of one subject's move.
+struct Done {
+    /// The subject's key in JSON (`path` or `pid`) and its value.
+    pub subject: (&'static str, Value),
+    /// The target.
+    pub to: NodeId,
+    /// Bytes that were elsewhere.
+    pub bytes: u64,
+    /// Bytes of these that are on the target now.
+    pub moved: u64,
+    /// Bytes of these that could not be moved.
+    pub failed: u64,
+    /// Bytes that were on the target before.
+    pub there: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Why not all of it moved.
+    pub why: Option<String>,
+    /// What else there is to say of this kind of subject, for JSON.
+    pub more: Vec<(&'static str, Value)>,
+}
+
+impl Done {
+    /// A move that was not begun.
+    pub fn refused(subject: (&'static str, Value), to: NodeId, why: String) -> Self {
+        Self { subject, to, bytes: 0, moved: 0, failed: 0, there: 0, seconds: 0.0, why: Some(why), more: Vec::new() }
+    }
+
+    fn json(&self) -> Value {
+        let mut object = json!({
+            self.subject.0: self.subject.1,
+            "to": self.to,
+            "bytes": self.bytes,
+            "moved_bytes": self.moved,
+            "failed_bytes": self.failed,
+            "seconds": self.seconds,
+            "why": self.why,
+        });
+        for (key, value) in &self.more {
+            object[*key] = value.clone();
+        }
+        object
+    }
+
+    /// One line for a person; `name` is the subject.
+    pub fn line(&self, name: &str) -> String {
+        let mut line =
+            format!("{}: moved {} to node {} in {:.1} s", escape(name), bytes(self.moved), self.to, self.seconds);
+        if self.there > 0 {
+            line.push_str(&format!(" ({} was there before)", bytes(self.there)));
+        }
+        if let Some(why) = &self.why {
+            line.push_str("; ");
+            line.push_str(&escape(why));
+        }
+        line + "\n"
+    }
+}
+
+/// How long one step of a rate-limited move lasts: short beside the second that a rate refers to.
+const STEP: Duration = Duration::from_millis(100);
+
+/// Bytes of one step without a limit: a fraction of a second, so that Ctrl-C acts at once.
+const UNLIMITED: u64 = 64 << 20;
+
+/// Makes a move, step by step, until it is over or a signal comes.
+fn drive(job: &Job, name: &str, subject: (&'static str, Value), work: &mut dyn Copying) -> Done {
+    let before = work.copied();
+    let bar = progress::bar(job.json, before.total, "{msg} {wide_bar} {bytes} of {total_bytes}  {eta} left");
+    bar.set_message(escape(name));
+    let start = Instant::now();
+    let mut paced = Duration::ZERO;
+    let mut why = None;
+    loop {
+        if job.stop.requested() {
+            why = Some("stopped by a signal".to_owned());
+            break;
+        }
+        let step = job.rate.map_or(UNLIMITED, |rate| (rate * STEP.as_secs_f64()).max(1.0) as u64);
+        match work.step(step) {
+            Ok(true) => break,
+            Ok(false) => {}
+            Err(e) => {
+                why = Some(format!("stopped by an error: {}", crate::exit::errno_names(&e.to_string())));
+                break;
+            }
+        }
+        let copied = work.copied();
+        bar.set_length(copied.total);
+        bar.set_position(copied.moved + copied.failed());
+        if let Some(rate) = job.rate {
+            paced += Duration::from_secs_f64(step as f64 / rate);
+            while let Some(left) =
+                paced.checked_sub(start.elapsed()).filter(|left| !left.is_zero() && !job.stop.requested())
+            {
+                // A signal unparks.
+                thread::park_timeout(left);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    summary(job, subject, &before, &work.copied(), start.elapsed(), why)
+}
+
+fn summary(
+    job: &Job,
+    subject: (&'static str, Value),
+    before: &Copied,
+    after: &Copied,
+    took: Duration,
+    stopped: Option<String>,
+) -> Done {
+    let there = before.moved;
+    let (bytes_all, moved) = (after.total.saturating_sub(there), after.moved.saturating_sub(there));
+    let mut whys: Vec<String> = stopped.iter().cloned().collect();
+    whys.extend(after.left.iter().map(|(why, n)| format!("{} stayed: {why}", bytes(*n))));
+    let rest = bytes_all.saturating_sub(moved + after.failed());
+    if rest > 0 {
+        let what = if stopped.is_some() { "not tried" } else { "left the memory meanwhile" };
+        whys.push(format!("{} {what}", bytes(rest)));
+    }
+    Done {
+        subject,
+        to: job.to,
+        bytes: bytes_all,
+        moved,
+        failed: after.failed(),
+        there,
+        seconds: took.as_secs_f64(),
+        why: (!whys.is_empty()).then(|| whys.join("; ")),
+        more: Vec::new(),
+    }
+}

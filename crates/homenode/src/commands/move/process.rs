@@ -1,0 +1,204 @@
+//! `homenode move --pid`: a process, its threads and its memory.
+//!
+//! **Problem.** A command ends, the affinities that it set stay, and it may be killed between two of them.
+//!
+//! **Approach.** The undo records go to the state file first, as the daemon's do. A move that is complete takes its records out
+//! again: the affinity is now the one that the user asked for, and the output says how to undo it. A move that fails or is stopped
+//! is undone from its records; after a crash `homenode restore` does that. Memory that has moved stays.
+//!
+//! **Limits.** A daemon that uses the same state directory must stop first.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use engine::state::file::StateFile;
+use engine::state::records::{Held, Record};
+use engine::{Plane, PlaneError, StateDir, Subject, Undo};
+use host::act::mover::Rules;
+use host::act::process::{self, ProcessMove};
+use host::act::{Mover, copying};
+use serde_json::{Value, json};
+
+use super::{Done, Job, drive};
+use crate::cli::Global;
+use crate::commands::{nodes, restore, session};
+use crate::exit::{Exit, Failure};
+use crate::output;
+use crate::output::units::count;
+
+/// Moves a process.
+pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Result<Done, Failure> {
+    let name = format!("process {pid}");
+    let failure = |e: &PlaneError| match e {
+        PlaneError::Gone { .. } => Failure::new(Exit::Partly, name.clone(), "there is no such process"),
+        e => Failure::from_error(Exit::Partly, name.clone(), e),
+    };
+    let cannot_act = |e: std::io::Error| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e);
+    let mut mover =
+        Mover::new(Path::new(session::PROC), Path::new(nodes::SYS), Rules::default()).map_err(cannot_act)?;
+    let mut process =
+        process::prepare(&mut mover, &job.topology, (pid, None), job.to, with_memory).map_err(|e| failure(&e))?;
+    let mut records = Records::open(global)?;
+    let bound = process.bind(&mut mover, &job.topology, &mut |undos| records.write(undos));
+    let (mut done, whole) = match bound {
+        Ok(_) => memory(job, &name, pid, &mut process),
+        Err(error) => {
+            failure(&error).report(job.json);
+            (Done::refused(subject(pid), job.to, error.to_string()), false)
+        }
+    };
+    match whole {
+        true => records.forget()?,
+        false => {
+            let back = records.undo()?;
+            let why = done.why.get_or_insert_default();
+            why.push_str(&format!("; {back}"));
+        }
+    }
+    describe(&mut done, &process, whole);
+    if !job.json {
+        output::print(&text(&name, &done, &process, whole))?;
+    }
+    Ok(done)
+}
+
+fn subject(pid: u32) -> (&'static str, Value) {
+    ("pid", json!(pid))
+}
+
+/// Moves the memory; returns whether the move is complete.
+fn memory(job: &Job, name: &str, pid: u32, process: &mut ProcessMove) -> (Done, bool) {
+    let Some(memory) = &mut process.memory else {
+        return (drive(job, name, subject(pid), &mut Nothing), true);
+    };
+    let mut done = drive(job, name, subject(pid), memory);
+    // What was there already was not moved.
+    done.there = memory.there();
+    done.bytes = done.bytes.saturating_sub(done.there);
+    done.moved = done.moved.saturating_sub(done.there);
+    if memory.ended() {
+        done.why = Some("the process ended, or started another program".to_owned());
+    }
+    (done, memory.complete())
+}
+
+/// The memory of a process that leaves it where it is.
+struct Nothing;
+
+impl copying::Copying for Nothing {
+    fn step(&mut self, _: u64) -> std::io::Result<bool> {
+        Ok(true)
+    }
+
+    fn copied(&self) -> copying::Copied {
+        copying::Copied::default()
+    }
+}
+
+fn describe(done: &mut Done, process: &ProcessMove, whole: bool) {
+    let left: Vec<Value> = process.left().iter().map(|(tid, why)| json!({"tid": tid, "why": why})).collect();
+    let bound = if whole { process.bound().len() } else { 0 };
+    done.more = vec![("threads", json!(bound)), ("threads_left", json!(left))];
+    if whole {
+        done.more.push(("undo", json!(undo_by(process.bound()))));
+    }
+}
+
+/// Shell commands that give threads their affinities back: one for each affinity.
+fn undo_by(bound: &[Undo]) -> Vec<String> {
+    let mut tids: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for undo in bound {
+        if let (Subject::Thread { tid, .. }, Some(_)) = (&undo.subject, &undo.masks) {
+            tids.entry(undo.before()).or_default().push(tid.to_string());
+        }
+    }
+    let command = |(cpus, tids): (String, Vec<String>)| {
+        format!("for tid in {}; do taskset --pid --cpu-list {cpus} $tid; done", tids.join(" "))
+    };
+    tids.into_iter().map(command).collect()
+}
+
+fn text(name: &str, done: &Done, process: &ProcessMove, whole: bool) -> String {
+    let mut text = done.line(name);
+    if !whole {
+        return text;
+    }
+    text.push_str(&format!("bound {} to node {}", count(process.bound().len(), "thread"), done.to));
+    match process.left() {
+        [] => text.push('\n'),
+        [(tid, why)] => text.push_str(&format!("; thread {tid} {why}\n")),
+        left => text.push_str(&format!("; {} keep affinities of their own\n", count(left.len(), "thread"))),
+    }
+    for command in undo_by(process.bound()) {
+        text.push_str(&format!("to undo: {command}\n"));
+    }
+    text
+}
+
+/// The records of this move in the state file, after those that a crashed run has left.
+struct Records {
+    dir: StateDir,
+    file: StateFile,
+    epoch: Option<String>,
+    earlier: Vec<Held>,
+}
+
+impl Records {
+    fn open(global: &Global) -> Result<Self, Failure> {
+        let dir = restore::open_state(global).map_err(|e| {
+            e.hint("--state-dir DIR uses another directory; the daemon then takes the affinity for the program's own")
+        })?;
+        let failure = |e: engine::EngineError| Failure::from_error(Exit::Io, "cannot use the state directory", &e);
+        let epoch = session::open_act_only()?.epoch();
+        let loaded = dir.load().map_err(failure)?;
+        let earlier = if loaded.epoch == epoch { loaded.held } else { Vec::new() };
+        let file = StateFile::create(&dir, epoch.as_deref(), &earlier).map_err(failure)?;
+        Ok(Self { dir, file, epoch, earlier })
+    }
+
+    /// Writes down what undoes the next affinities.
+    fn write(&mut self, undos: &[Undo]) -> Result<(), PlaneError> {
+        let hold = |undo: &Undo| Record::Hold { comm: String::new(), undo: undo.clone() };
+        let holds: Vec<Record> = undos.iter().map(hold).collect();
+        self.file.append(&holds, true).map_err(|error| PlaneError::Refused {
+            reason: "state_not_written",
+            why: format!("the undo record cannot be written: {error}"),
+        })
+    }
+
+    /// Keeps the affinities: nothing of this move is to be undone.
+    fn forget(self) -> Result<(), Failure> {
+        engine::store(&self.dir, self.epoch.as_deref(), &self.earlier)
+            .map_err(|e| Failure::from_error(Exit::Io, "`homenode restore` will undo this move", &e))
+    }
+
+    /// Undoes what the state file lists, as `homenode restore` does.
+    fn undo(self) -> Result<String, Failure> {
+        let finished = engine::recover(&mut session::open_act_only()?, &self.dir)
+            .map_err(|e| Failure::from_error(Exit::Partly, "`homenode restore` undoes this move", &e))?;
+        Ok(format!("restored the affinity of {}", count(finished.restored, "thread")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::Masks;
+
+    use super::*;
+
+    #[test]
+    fn threads_with_one_affinity_are_undone_by_one_command() {
+        let undo = |tid, before: &str| {
+            let masks = Masks { before: before.parse().unwrap(), ours: "2-3".parse().unwrap(), unbound: true };
+            let subject = Subject::Thread { tid, start: 1 };
+            Undo { subject, pid: 7, masks: Some(masks), payload: String::new() }
+        };
+        assert_eq!(
+            undo_by(&[undo(7, "0-3"), undo(9, "0-2"), undo(8, "0-3")]),
+            [
+                "for tid in 9; do taskset --pid --cpu-list 0-2 $tid; done",
+                "for tid in 7 8; do taskset --pid --cpu-list 0-3 $tid; done"
+            ]
+        );
+    }
+}

@@ -1,0 +1,154 @@
+//! The pages of a process: which are present, on which node each is, and moving them.
+//!
+//! `/proc/PID/pagemap` has eight bytes a page (Documentation/admin-guide/mm/pagemap.rst). The open file belongs to one address
+//! space: when the process calls exec or ends, it reads as empty. `move_pages(2)` takes a process id, so each call is followed
+//! by a look at the process, through a file that never shows a later process with the same id.
+//!
+//! Pages are sent with `MPOL_MF_MOVE`: the kernel refuses those that other processes map too. With `MPOL_MF_MOVE_ALL` the
+//! memory that a parent shares with all its children would go wherever the last child goes.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use topology::NodeId;
+
+use crate::act::threads::{Open, Threads};
+
+/// Bits of an entry: the page is in memory; it is a page of a file or of shared memory.
+const PRESENT: u64 = 1 << 63;
+const OF_FILE: u64 = 1 << 61;
+/// `MPOL_MF_MOVE` (include/uapi/linux/mempolicy.h).
+const MOVE: libc::c_int = 1 << 1;
+/// Bytes of an entry.
+const ENTRY: usize = 8;
+
+/// The memory of a process.
+#[derive(Debug)]
+pub struct Space {
+    pid: u32,
+    process: Open,
+    start: u64,
+    pagemap: File,
+    dir: PathBuf,
+    page: u64,
+}
+
+/// What became of a call for some pages.
+#[derive(Debug)]
+pub enum Sent {
+    /// The kernel tried. For each page a node or a negative error; [`UNKNOWN`] where it did not say.
+    Tried(Vec<i32>),
+    /// It refused all that it had not done yet.
+    Refused(Errno),
+    /// The process has ended, or has another program now.
+    Ended,
+}
+
+/// A status that the kernel did not write.
+pub const UNKNOWN: i32 = i32::MIN;
+
+impl Space {
+    /// Opens the memory of a process; `None` if it has ended, or if it has none (a kernel thread). `start` is the process's
+    /// start time in ticks.
+    pub fn open(proc_root: &Path, pid: u32, start: u64) -> io::Result<Option<Self>> {
+        let Some((process, stat)) = Threads::new(proc_root).open(pid)? else { return Ok(None) };
+        let dir = proc_root.join(pid.to_string());
+        let pagemap = match File::open(dir.join("pagemap")) {
+            Err(error) if gone(&error) => return Ok(None),
+            pagemap => pagemap?,
+        };
+        // The id is the process's still, so the file is, too.
+        let same = process.stat()?.is_some_and(|stat| stat.start == start);
+        let page = rustix::param::page_size() as u64;
+        let space = Self { pid, process, start, pagemap, dir, page };
+        Ok((same && stat.start == start && space.alive()?).then_some(space))
+    }
+
+    /// Its directory in procfs.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Bytes of a page.
+    pub fn page_size(&self) -> u64 {
+        self.page
+    }
+
+    /// Whether the process still runs the same program.
+    pub fn alive(&self) -> io::Result<bool> {
+        if self.process.stat()?.is_none_or(|stat| stat.start != self.start) {
+            return Ok(false);
+        }
+        let mut entry = [0; ENTRY];
+        Ok(self.pagemap.read_at(&mut entry, 0)? == ENTRY)
+    }
+
+    /// Appends the addresses of the present pages among `count` pages from this one on. `shared_memory`: also pages that
+    /// are not anonymous. Returns whether the address space is still there.
+    pub fn present(&self, first: u64, count: u64, shared_memory: bool, found: &mut Vec<u64>) -> io::Result<bool> {
+        let mut entries = vec![0; usize::try_from(count).unwrap_or(usize::MAX / ENTRY).saturating_mul(ENTRY)];
+        let read = match self.pagemap.read_at(&mut entries, first.saturating_mul(ENTRY as u64)) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => 0,
+            read => read?,
+        };
+        for (entry, page) in entries.get(..read).unwrap_or_default().chunks_exact(ENTRY).zip(first..) {
+            let entry = entry.try_into().map_or(0, u64::from_ne_bytes);
+            if entry & PRESENT != 0 && (shared_memory || entry & OF_FILE == 0) {
+                found.push(page.saturating_mul(self.page));
+            }
+        }
+        Ok(read > 0)
+    }
+
+    /// The node of each page; negative where there is none (the page is gone, or is the kernel's page of zeros). `None` when
+    /// the process has ended.
+    pub fn nodes(&self, pages: &[u64]) -> io::Result<Option<Vec<i32>>> {
+        match self.call(pages, None)? {
+            Sent::Tried(nodes) => Ok(Some(nodes)),
+            Sent::Ended => Ok(None),
+            // A kernel without NUMA has one node.
+            Sent::Refused(Errno::NOSYS) => Ok(Some(vec![0; pages.len()])),
+            Sent::Refused(error) => Err(error.into()),
+        }
+    }
+
+    /// Asks the kernel to move each page to the node beside it. Where the pages are then, only [`nodes`](Self::nodes) tells: the
+    /// kernel also reports errors for pages that it moved.
+    pub fn send(&self, pages: &[u64], to: &[NodeId]) -> io::Result<Sent> {
+        let to: Vec<libc::c_int> = to.iter().map(|n| libc::c_int::try_from(n.0).unwrap_or(libc::c_int::MAX)).collect();
+        debug_assert_eq!(pages.len(), to.len());
+        self.call(pages, Some(&to))
+    }
+
+    fn call(&self, pages: &[u64], to: Option<&[libc::c_int]>) -> io::Result<Sent> {
+        let mut status = vec![UNKNOWN; pages.len()];
+        let count = to.map_or(pages.len(), |to| to.len().min(pages.len()));
+        let flags = if to.is_some() { MOVE } else { 0 };
+        // SAFETY: `pages`, `to` and `status` have at least `count` elements and outlive the call. The addresses are those of
+        // another process: the kernel dereferences none of them here.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                self.pid,
+                count,
+                pages.as_ptr(),
+                to.map_or(std::ptr::null(), <[_]>::as_ptr),
+                status.as_mut_ptr(),
+                flags,
+            )
+        };
+        let error = (result < 0).then(|| Errno::from_io_error(&io::Error::last_os_error())).flatten();
+        if !self.alive()? {
+            return Ok(Sent::Ended);
+        }
+        Ok(error.map_or(Sent::Tried(status), Sent::Refused))
+    }
+}
+
+/// Whether the error says that the process has ended.
+fn gone(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}

@@ -1,0 +1,360 @@
+//! Moving a file's cached pages to a node.
+//!
+//! **Problem.** A file's pages stay where they were read in, also when its readers run elsewhere or that node's memory is
+//! overloaded. The kernel moves pages of a process, not of a file.
+//!
+//! **Approach.** Map the file, enter the pages that are cached, and let `move_pages(2)` move them: with `MPOL_MF_MOVE_ALL` it
+//! moves pages that others map, too. Its own answer cannot be relied on (a call that fails in part leaves its status array
+//! unwritten), so each call is checked by a query. What stays is tried again, up to five times and after ever longer pauses,
+//! because most references to a page last milliseconds. A call moves [`CHUNK`] bytes: a thread that touches one of these pages
+//! by a mapping waits until the call is done, and `pread` does not wait. Only a window of the file is mapped at a time.
+//!
+//! Nothing is read in, and no access time changes (see [`crate::residency`]). No page is touched by a load, so that a file
+//! that shrinks meanwhile gives an error code instead of SIGBUS. A file keeps its identity, because it stays open; a file
+//! that loses its last name is let go, because an open file keeps its blocks.
+//!
+//! **Limits.**
+//! - Pages with extra references stay: pages in a pipe (`splice`), pages pinned for direct or registered I/O. A large folio
+//!   moves as a whole or not at all.
+//! - Pages that are read in later go to the reader's node, and what is appended during the move stays where it is.
+//! - `move_pages` waits for pages under writeback. A file system that hangs makes it hang.
+//! - It needs CAP_SYS_NICE, and what opening the file takes: for other users' files that is CAP_DAC_READ_SEARCH, and
+//!   CAP_FOWNER to leave the access time alone and to be told what is cached.
+
+mod kernel;
+mod refuse;
+mod window;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use topology::NodeId;
+
+use self::window::{Tally, Window};
+use super::copying::{Copied, Copying};
+use crate::residency::map::Arena;
+use crate::residency::open::{self, Opened};
+use crate::residency::{self, ResidencyError};
+
+pub use self::refuse::target;
+
+/// Bytes that one call moves. A mapped reader's stall grows with it, and so does the speed: in an emulated machine, 256 pages
+/// stalled readers half as long as 512 at the same speed, while 64 pages took twice as long in all, because each call first
+/// drains every CPU's batches of pages.
+pub const CHUNK: u64 = 1 << 20;
+
+/// File bytes that are mapped at a time, of which the pages are known one by one.
+const WINDOW: u64 = 16 << 20;
+
+/// File bytes that one step inspects at most, so that it returns soon also where nothing is to be moved: about 0.1 s for a
+/// fully cached file (0.12 s/GiB).
+const SCAN: u64 = 1 << 30;
+
+/// File bytes that are left out at once if the kernel says that none of them is cached: few questions even for the largest
+/// file, and a cached file costs one question more in 256.
+const SKIP: u64 = 256 * WINDOW;
+
+/// How often each page is tried: once, and five times more.
+const TRIES: usize = 6;
+
+/// The pause before the first try again; each further pause is twice as long: 0.3 s in all.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Calls in a row that may move nothing for want of memory. Each makes the kernel look for memory on the target.
+const STARVED: u32 = 8;
+
+/// What stays because something refers to it.
+pub const IN_USE: &str = "pinned or in use for I/O";
+/// What stays because the target has no room.
+pub const NO_MEMORY: &str = "no free memory on the target node";
+/// What stays because nobody can open the file any more.
+pub const DELETED: &str = "the file was deleted";
+
+/// Why a file's pages are not moved. Every message names the file, or the node.
+#[derive(Debug, thiserror::Error)]
+pub enum FileMoveError {
+    /// The file cannot be opened or examined.
+    #[error(transparent)]
+    File(#[from] ResidencyError),
+    /// The move must not be made.
+    #[error("cannot move {} to node {to}: {why}", path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// The target.
+        to: NodeId,
+        /// Stable word for programs, such as `dax`.
+        reason: &'static str,
+        /// Why, as part of a sentence.
+        why: String,
+    },
+    /// No file can be moved to this node.
+    #[error("cannot move pages to node {to}: {why}")]
+    Target {
+        /// The target.
+        to: NodeId,
+        /// Stable word for programs, such as `cpuset`.
+        reason: &'static str,
+        /// Why, as part of a sentence.
+        why: String,
+        /// The kernel's refusal, if there was one.
+        source: Option<io::Error>,
+    },
+}
+
+/// What tells a file from others, also from later ones with its inode number.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FileId {
+    /// Device of the file system.
+    pub device: (u32, u32),
+    /// Inode number.
+    pub inode: u64,
+    /// Generation of the inode; `None` where the file system has none.
+    pub generation: Option<u32>,
+}
+
+/// A move of a file's cached pages, prepared and not finished.
+#[derive(Debug)]
+pub struct FileMove {
+    file: Opened,
+    id: FileId,
+    to: NodeId,
+    arena: Arena,
+    /// The file had a name when it was opened.
+    named: bool,
+    /// Cached bytes when the move began.
+    counted: u64,
+    /// Of these, bytes that were on the target.
+    there: u64,
+    /// Bytes that this move has brought to the target.
+    arrived: u64,
+    /// Windows of the present try that are still to come, and those of the next.
+    turn: Turn,
+    again: Vec<Visit>,
+    tries: usize,
+    /// As the last window had it.
+    stride: usize,
+    window: Option<Window>,
+    /// All windows but those to come again.
+    sum: Tally,
+    /// Calls in a row that moved nothing for want of memory.
+    starved: u32,
+    /// Bytes left because the file lost its last name.
+    deleted: u64,
+    over: bool,
+    /// It ended before all had been tried.
+    early: bool,
+}
+
+/// Windows to visit.
+#[derive(Debug)]
+enum Turn {
+    /// All, from this offset on.
+    All(u64),
+    /// Some, again.
+    Some(VecDeque<Visit>),
+}
+
+/// A window, with what an earlier visit left.
+#[derive(Debug, Clone)]
+struct Visit {
+    offset: u64,
+    left: Tally,
+}
+
+impl FileMove {
+    /// Opens a file and counts its cached pages. Moves nothing. [`target`] says whether pages can be moved to this node at all.
+    ///
+    /// # Errors
+    ///
+    /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
+    pub fn prepare(path: &Path, to: NodeId) -> Result<Self, FileMoveError> {
+        let file = open::open(path)?;
+        let refused = |reason, why| FileMoveError::Refused { path: path.to_owned(), to, reason, why };
+        refuse::file(&file).map_err(|(reason, why)| refused(reason, why))?;
+        if let Some(why) = file.hidden_cause()? {
+            return Err(refused("hidden", why));
+        }
+        let id = identity(&file)?;
+        let found = residency::of_opened(&file, &mut |_, _| ())?;
+        let there = found.nodes.get(to);
+        refuse::room(to, found.resident - there.min(found.resident)).map_err(|why| refused("no_memory", why))?;
+        let page = rustix::param::page_size();
+        let arena = Arena::reserve(1, WINDOW as usize, page)
+            .map_err(|e| ResidencyError::file("reserve address space for", path, e))?;
+        Ok(Self {
+            named: links(&file)? > 0,
+            file,
+            id,
+            to,
+            arena,
+            counted: found.resident,
+            there,
+            arrived: 0,
+            turn: Turn::All(0),
+            again: Vec::new(),
+            tries: 0,
+            stride: window::STRIDE,
+            window: None,
+            sum: Tally::default(),
+            starved: 0,
+            deleted: 0,
+            over: false,
+            early: false,
+        })
+    }
+
+    /// The file's identity.
+    pub fn id(&self) -> &FileId {
+        &self.id
+    }
+
+    /// The next window to work on; `None` if all is done.
+    fn next(&mut self) -> Option<Visit> {
+        loop {
+            match &mut self.turn {
+                Turn::All(offset) if *offset < self.file.size => {
+                    if offset.is_multiple_of(SKIP) && self.file.cached(*offset, SKIP) == Some(0) {
+                        *offset += SKIP;
+                        continue;
+                    }
+                    let visit = Visit { offset: *offset, left: Tally::default() };
+                    *offset += WINDOW;
+                    return Some(visit);
+                }
+                Turn::Some(turn) if !turn.is_empty() => return turn.pop_front(),
+                _ => {}
+            }
+            self.tries += 1;
+            if self.again.is_empty() || self.tries == TRIES {
+                return None;
+            }
+            std::thread::sleep(PAUSE * (1 << (self.tries - 1)));
+            self.turn = Turn::Some(std::mem::take(&mut self.again).into());
+        }
+    }
+
+    /// Ends the move; what is left of earlier visits stays as it was.
+    fn end(&mut self) {
+        let left = std::mem::take(&mut self.again);
+        let turn = match std::mem::replace(&mut self.turn, Turn::All(u64::MAX)) {
+            Turn::Some(turn) => turn,
+            Turn::All(_) => VecDeque::new(),
+        };
+        for visit in left.iter().chain(&turn) {
+            self.sum.add(&visit.left);
+        }
+        self.over = true;
+    }
+
+    /// Ends the move before all has been tried. Returns the bytes that were not.
+    fn give_up(&mut self) -> u64 {
+        if let Some(window) = self.window.take() {
+            self.sum.add(window.tally());
+        }
+        self.end();
+        self.early = true;
+        self.counted.saturating_sub(self.there + self.arrived + self.sum.left())
+    }
+
+    /// Starts on a window: finds its cached pages that are elsewhere.
+    fn enter(&mut self, visit: &Visit) -> io::Result<()> {
+        let stride = if self.tries == 0 { self.stride } else { 1 };
+        self.window = Window::open(&self.arena, &self.file, visit.offset, WINDOW, self.to, (self.tries, stride))?;
+        Ok(())
+    }
+
+    /// Moves one chunk of the present window. Returns the bytes that it tried.
+    fn chunk(&mut self) -> io::Result<u64> {
+        let Some(window) = &mut self.window else { return Ok(0) };
+        let tried = window.step()?;
+        self.stride = window.stride();
+        self.arrived += tried.moved;
+        if tried.starved {
+            self.starved += 1;
+        } else if tried.bytes > 0 {
+            self.starved = 0;
+        }
+        if self.starved == STARVED {
+            // What has not been tried would fail likewise.
+            self.sum.no_memory += self.give_up();
+        } else if window.done()
+            && let Some(window) = self.window.take()
+        {
+            let (offset, unsure) = (window.offset, window.unsure);
+            let tally = window.tally().clone();
+            if tally.left() > 0 || unsure {
+                self.again.push(Visit { offset, left: tally });
+            } else {
+                self.sum.add(&tally);
+            }
+        }
+        Ok(tried.bytes)
+    }
+}
+
+impl Copying for FileMove {
+    fn step(&mut self, bytes: u64) -> io::Result<bool> {
+        // An open file keeps its blocks: one that nobody can open any more is let go.
+        if self.named && !self.over && links(&self.file).map_err(io::Error::other)? == 0 {
+            self.deleted = self.give_up();
+        }
+        let (mut tried, mut seen) = (0, 0);
+        while !self.over && tried < bytes.max(1) && seen < SCAN {
+            if self.window.is_none() {
+                match self.next() {
+                    Some(visit) => {
+                        seen += WINDOW;
+                        self.enter(&visit)?;
+                    }
+                    None => self.end(),
+                }
+            }
+            tried += self.chunk()?;
+        }
+        Ok(self.over)
+    }
+
+    fn copied(&self) -> Copied {
+        let mut sum = self.sum.clone();
+        let turn = match &self.turn {
+            Turn::Some(turn) => Some(turn.iter()),
+            Turn::All(_) => None,
+        };
+        for visit in self.again.iter().chain(turn.into_iter().flatten()) {
+            sum.add(&visit.left);
+        }
+        if let Some(window) = &self.window {
+            sum.add(window.tally());
+        }
+        let left = [(IN_USE, sum.in_use), (NO_MEMORY, sum.no_memory), (DELETED, self.deleted)];
+        let left: BTreeMap<_, _> = left.into_iter().filter(|l| l.1 > 0).collect();
+        // Pages that were there are met on the way. What the kernel evicts after its move is known at the end.
+        let all_visited = self.over && !self.early;
+        let moved = if all_visited { sum.there } else { self.there + self.arrived };
+        let total = self.counted.max(moved + left.values().sum::<u64>());
+        Copied { total, moved, left }
+    }
+}
+
+fn look(file: &Opened) -> impl Fn(rustix::io::Errno) -> ResidencyError + '_ {
+    |e| ResidencyError::file("look at", &file.path, e)
+}
+
+/// Names that the file has.
+fn links(file: &Opened) -> Result<u64, ResidencyError> {
+    Ok(rustix::fs::fstat(&file.fd).map_err(look(file))?.st_nlink as u64)
+}
+
+fn identity(file: &Opened) -> Result<FileId, ResidencyError> {
+    let inode = rustix::fs::fstat(&file.fd).map_err(look(file))?.st_ino;
+    let mut generation: libc::c_long = 0;
+    // SAFETY: the call writes an integer of at most this size. A file system without generations refuses it.
+    let known = unsafe { libc::ioctl(file.fd.as_raw_fd(), libc::FS_IOC_GETVERSION, &raw mut generation) } == 0;
+    // The kernel stores 32 bits, in the first half on a little-endian machine.
+    let generation = known.then_some(generation as u32);
+    Ok(FileId { device: file.device, inode, generation })
+}

@@ -1,0 +1,139 @@
+//! What is not moved, and why.
+
+use std::io;
+use std::path::Path;
+
+use topology::{CpuSet, NodeId, Topology};
+
+use super::{FileMoveError, kernel};
+use crate::residency::open::{Fs, Opened};
+
+/// Checks that this process may move pages to a node.
+///
+/// # Errors
+///
+/// [`FileMoveError::Target`]: the node has no memory, this process's cpuset forbids it, or the kernel grants nothing.
+pub fn target(topology: &Topology, to: NodeId) -> Result<(), FileMoveError> {
+    let refused = |reason, why, source| Err(FileMoveError::Target { to, reason, why, source });
+    match topology.node(to) {
+        None => return refused("no_such_node", "this machine has no such node".to_owned(), None),
+        Some(node) if node.memory_bytes == 0 => {
+            return refused("no_memory", "the node has no memory".to_owned(), None);
+        }
+        Some(_) => {}
+    }
+    if let Err(e) = kernel::may_move() {
+        let (reason, why) = match e.raw_os_error() {
+            Some(libc::EPERM) => ("eperm", "moving pages that others use takes CAP_SYS_NICE"),
+            Some(libc::ENOSYS) => ("no_numa", "this kernel was built without NUMA"),
+            _ => ("move_pages", "the kernel refuses move_pages(2)"),
+        };
+        return refused(reason, why.to_owned(), Some(e));
+    }
+    match allowed(Path::new("/proc")) {
+        Ok(Some(allowed)) if !allowed.contains(to.0) => {
+            let why = format!("the cpuset of homenode allows it memory on nodes {allowed} only (Mems_allowed)");
+            refused("cpuset", why, None)
+        }
+        Ok(_) => Ok(()),
+        Err(e) => refused("cpuset", "the nodes that homenode may use are unknown".to_owned(), Some(e)),
+    }
+}
+
+/// The nodes whose memory this thread may use; `None` on a kernel without cpusets.
+fn allowed(proc_root: &Path) -> io::Result<Option<CpuSet>> {
+    let status = std::fs::read_to_string(proc_root.join("thread-self/status"))?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
+    list.map(|list| list.trim().parse().map_err(io::Error::other)).transpose()
+}
+
+/// Refuses files whose pages are not in the page cache: a word, and why.
+pub(super) fn file(file: &Opened) -> Result<(), (&'static str, String)> {
+    if file.dax {
+        return Err((
+            "dax",
+            "it is accessed directly in persistent memory (DAX), which has no cached pages".to_owned(),
+        ));
+    }
+    if file.fs == Fs::Hugetlb {
+        return Err(("hugetlbfs", "its huge pages belong to the processes that map them".to_owned()));
+    }
+    Ok(())
+}
+
+/// Refuses a move for which the node has no room. Room is what is free, and what the kernel frees first: cached pages that
+/// were not used lately. The zones' high watermarks are not room, because the kernel keeps that much free.
+pub(super) fn room(to: NodeId, bytes: u64) -> Result<(), String> {
+    let sys = format!("/sys/devices/system/node/node{to}/meminfo");
+    let known = std::fs::read_to_string(sys).ok().zip(std::fs::read_to_string("/proc/zoneinfo").ok());
+    // Unknown is no refusal: the move itself ends when nothing is free.
+    let Some(room) = known.and_then(|(meminfo, zoneinfo)| room_of(&meminfo, &zoneinfo, to)) else { return Ok(()) };
+    if bytes <= room {
+        return Ok(());
+    }
+    let mib = |bytes: u64| bytes >> 20;
+    Err(format!("it takes {} MiB, and the node has {} MiB to spare", mib(bytes).max(1), mib(room)))
+}
+
+fn room_of(meminfo: &str, zoneinfo: &str, node: NodeId) -> Option<u64> {
+    let field = |name: &str| {
+        let rest = meminfo.lines().find_map(|line| line.split_once(name))?.1;
+        rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    let page = rustix::param::page_size() as u64;
+    let free = field("MemFree:")? + field("Inactive(file):")?;
+    Some(free.saturating_sub(reserve(zoneinfo, node) * page))
+}
+
+/// The sum of the high watermarks of a node's zones, in pages.
+fn reserve(zoneinfo: &str, node: NodeId) -> u64 {
+    let mut here = false;
+    let mut sum: u64 = 0;
+    for line in zoneinfo.lines() {
+        let mut words = line.split_ascii_whitespace();
+        match (words.next(), words.next()) {
+            (Some("Node"), Some(id)) => here = id.trim_end_matches(',').parse() == Ok(node.0),
+            (Some("high"), Some(pages)) if here => sum = sum.saturating_add(pages.parse().unwrap_or(0)),
+            _ => {}
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMINFO: &str = "\
+Node 1 MemTotal:        1015808 kB
+Node 1 MemFree:          102400 kB
+Node 1 Active(file):      50000 kB
+Node 1 Inactive(file):     4096 kB
+";
+
+    const ZONEINFO: &str = "\
+Node 0, zone      DMA
+  pages free     3840
+        high     100
+Node 1, zone   Normal
+  pages free     25600
+        boost    0
+        min      256
+        low      512
+        high     1024
+  pagesets
+    cpu: 0
+              high:  5
+Node 10, zone   Normal
+        high     7
+";
+
+    #[test]
+    fn room_is_what_is_free_or_freed_first() {
+        let page = rustix::param::page_size() as u64;
+        assert_eq!(room_of(MEMINFO, ZONEINFO, NodeId(1)), Some((102_400 + 4096) * 1024 - 1024 * page));
+        assert_eq!(reserve(ZONEINFO, NodeId(0)), 100);
+        assert_eq!(reserve(ZONEINFO, NodeId(10)), 7);
+        assert_eq!(room_of("Node 1 MemFree: many kB", ZONEINFO, NodeId(1)), None);
+    }
+}

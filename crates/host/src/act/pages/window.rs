@@ -1,0 +1,206 @@
+//! One mapped window of a file, and its pages that are elsewhere.
+
+use std::io;
+
+use rustix::io::Errno;
+use topology::NodeId;
+
+use super::{CHUNK, kernel};
+use crate::residency::cached::{self, Pages};
+use crate::residency::map::Arena;
+use crate::residency::open::Opened;
+
+/// Bytes, by what became of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub there: u64,
+    pub in_use: u64,
+    pub no_memory: u64,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.there += other.there;
+        self.in_use += other.in_use;
+        self.no_memory += other.no_memory;
+    }
+
+    pub(super) fn left(&self) -> u64 {
+        self.in_use + self.no_memory
+    }
+}
+
+/// What one call tried.
+#[derive(Debug, Default)]
+pub(super) struct Tried {
+    pub bytes: u64,
+    pub moved: u64,
+    /// Nothing moved for want of memory.
+    pub starved: bool,
+}
+
+/// A mapped window.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub offset: u64,
+    /// A page vanished between two questions, or something else holds it back: look again.
+    pub unsure: bool,
+    at: usize,
+    /// Bytes of the file in this window.
+    len: u64,
+    to: NodeId,
+    /// Addresses of pages that are elsewhere; taken from the end.
+    queue: Vec<usize>,
+    /// Pages of one call.
+    chunk: usize,
+    /// One page of so many is asked for first.
+    stride: usize,
+    tally: Tally,
+}
+
+impl Window {
+    /// Maps a window and enters its cached pages; `None` if it has none. `tries` is how often it has been visited, `stride` what
+    /// the window before ended with.
+    pub(super) fn open(
+        arena: &Arena,
+        file: &Opened,
+        offset: u64,
+        most: u64,
+        to: NodeId,
+        (tries, stride): (usize, usize),
+    ) -> io::Result<Option<Self>> {
+        // A mapping may reach beyond the end of a file that shrinks; its pages there are not cached.
+        let len = most.min(file.size.saturating_sub(offset));
+        if len == 0 || file.cached(offset, len) == Some(0) {
+            return Ok(None);
+        }
+        let page = rustix::param::page_size();
+        let bytes = usize::try_from(len).map_err(io::Error::other)?;
+        let at = arena.map(0, &file.fd, offset, bytes)?;
+        let pages = bytes.div_ceil(page);
+        let cached = match cached::pages(at, pages)? {
+            Pages::Some(cached) => cached,
+            Pages::All(pages) => vec![1; pages],
+            Pages::None => Vec::new(),
+        };
+        let mut window =
+            Self { offset, unsure: false, at, len, to, queue: Vec::new(), chunk: 0, stride, tally: Tally::default() };
+        let mut found = Vec::with_capacity(pages);
+        let mut start = at;
+        for run in cached.chunk_by(|a, b| a & 1 == b & 1) {
+            let bytes = run.len() * page;
+            if run.first().is_some_and(|c| c & 1 == 1) {
+                populate(start, bytes)?;
+                found.extend((start..start + bytes).step_by(page));
+            }
+            start += bytes;
+        }
+        window.queue = window.sort(&found)?;
+        // A page that stays makes the kernel give up the rest of its call. So calls get smaller from try to try, and every
+        // second try begins at the other end.
+        let whole = (CHUNK as usize / page).max(1);
+        window.chunk = (whole >> (tries / 2 * 2)).max(1);
+        if tries % 2 == 0 {
+            window.queue.reverse();
+        }
+        Ok(Some(window))
+    }
+
+    /// Whether all its pages have been tried.
+    pub(super) fn done(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// What became of the pages tried so far.
+    pub(super) fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// Moves one chunk and looks where its pages are now.
+    ///
+    /// A large folio moves when any of its pages is asked for. Asking for all of them costs some four times as much, and ends
+    /// the kernel's batch at each folio. So one page of each `stride` is asked for first, as long as the others come with it.
+    pub(super) fn step(&mut self) -> io::Result<Tried> {
+        let chunk = self.queue.split_off(self.queue.len().saturating_sub(self.chunk));
+        if chunk.is_empty() {
+            return Ok(Tried::default());
+        }
+        let before = self.tally.there;
+        let some: Vec<usize> = chunk.iter().copied().step_by(self.stride).collect();
+        let mut starved = self.ask(&some)?;
+        let mut left = self.sort(&chunk)?;
+        if self.stride > 1 && !left.is_empty() {
+            if left.len() > chunk.len() / 2 {
+                self.stride = (self.stride / 4).max(1);
+            }
+            starved = self.ask(&left)?;
+            left = self.sort(&left)?;
+        }
+        let bytes = left.iter().map(|page| self.bytes(*page)).sum::<u64>();
+        if starved {
+            self.tally.no_memory += bytes;
+        } else {
+            self.tally.in_use += bytes;
+        }
+        let moved = self.tally.there - before;
+        Ok(Tried { bytes: moved + bytes, moved, starved: starved && moved == 0 })
+    }
+
+    /// Asks the kernel to move these pages; returns whether it lacked memory.
+    fn ask(&self, pages: &[usize]) -> io::Result<bool> {
+        match kernel::move_to(pages, self.to) {
+            Ok(()) => Ok(false),
+            Err(e) => match Errno::from_io_error(&e) {
+                Some(Errno::NOMEM) => Ok(true),
+                // Something else moves or frees these pages just now; or none is left (before Linux 4.17).
+                Some(Errno::AGAIN | Errno::INTR | Errno::BUSY | Errno::FAULT | Errno::NOENT) => Ok(false),
+                _ => Err(e),
+            },
+        }
+    }
+
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Asks where these pages are: counts those on the target, and returns those elsewhere.
+    fn sort(&mut self, pages: &[usize]) -> io::Result<Vec<usize>> {
+        let mut elsewhere = Vec::new();
+        for (page, node) in pages.iter().zip(kernel::nodes_of(pages)?) {
+            match node {
+                Some(node) if node == self.to => self.tally.there += self.bytes(*page),
+                Some(_) => elsewhere.push(*page),
+                None => self.unsure = true,
+            }
+        }
+        Ok(elsewhere)
+    }
+
+    /// The bytes that the file has in the page at an address.
+    fn bytes(&self, page: usize) -> u64 {
+        self.len.saturating_sub((page - self.at) as u64).min(rustix::param::page_size() as u64)
+    }
+}
+
+/// Pages of the folios that are tried as a whole at first: readahead makes some of this size. After it come 4, and 1.
+pub(super) const STRIDE: usize = 16;
+
+/// Pages of a part that is populated by itself when the whole was not possible: the kernel's fault-around.
+const PART: usize = 64 << 10;
+
+/// Enters cached pages; leaves out those that have gone meanwhile.
+fn populate(start: usize, len: usize) -> io::Result<()> {
+    let gone = |e| matches!(e, Errno::FAULT | Errno::NOMEM | Errno::HWPOISON);
+    match kernel::populate(start, len) {
+        Err(e) if gone(e) => {}
+        other => return Ok(other?),
+    }
+    let part = PART.next_multiple_of(rustix::param::page_size());
+    for from in (start..start + len).step_by(part) {
+        match kernel::populate(from, part.min(start + len - from)) {
+            Err(e) if !gone(e) => return Err(e.into()),
+            _ => {}
+        }
+    }
+    Ok(())
+}

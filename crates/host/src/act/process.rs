@@ -1,0 +1,263 @@
+//! Moves a process: its threads by their affinity, then its memory.
+//!
+//! **Problem.** Affinities belong to threads, and a process starts threads while it is moved. Memory that arrives before the
+//! threads is taken back: AutoNUMA moves pages to the node of the thread that touches them.
+//!
+//! **Approach.** [`prepare`] examines the process, refuses what must not be moved, and returns a [`ProcessMove`]. Its owner calls
+//! [`bind`](ProcessMove::bind), which gives the undo records of the threads to be written down, binds those threads, and looks
+//! for new ones until there are none. Each thread has a record of its own ([`Undo`]), by the rules for moving threads
+//! ([`super::mover`]): a thread with an affinity of its own keeps it. Then the owner drives [`memory`](ProcessMove::memory)
+//! step by step ([`Copying`](super::copying::Copying)). Undoing means [`Mover::undo`] for each record. The memory stays where it
+//! is, unless the owner sends it back with [`MemoryMove::back`] and the layout that the move has kept
+//! ([`MemoryMove::before`]). A crash at any step leaves records of threads and nothing else to undo: memory has no owner.
+//!
+//! **Limits.** A thread that is born after the last look, of a bound thread, is bound and has no record. It is found as a
+//! descendant ([`super::kin`], [`super::lineage`]). Children that are processes are not moved.
+
+use std::path::Path;
+
+use engine::{PlaneError, Undo};
+use placement::{Move, Reason, Why};
+use rustc_hash::FxHashSet;
+use topology::{CpuSet, NodeId, Topology};
+
+use super::memory::{self, MemoryMove};
+use super::mover::{Key, Mover, NS_PER_TICK, key_of};
+use super::threads::Threads;
+
+/// How often to look for new threads. After the first look only threads that had not been seen then can start threads that are
+/// not bound, so a process that starts threads without pause is done after two or three.
+const LOOKS: usize = 16;
+
+/// A process on its way to a node.
+#[derive(Debug)]
+pub struct ProcessMove {
+    pid: u32,
+    start: u64,
+    to: NodeId,
+    /// The memory; `None` if it stays.
+    pub memory: Option<MemoryMove>,
+    /// Threads that keep an affinity of their own, and why.
+    left: Vec<(u32, String)>,
+    /// Records of the threads bound so far.
+    bound: Vec<Undo>,
+    /// Records of threads that are ready to be bound.
+    ready: Vec<Undo>,
+    seen: FxHashSet<Key>,
+}
+
+/// Examines a process that is to be moved to a node. Changes nothing. `start_ns`: its start time, where it is known.
+pub fn prepare(
+    mover: &mut Mover,
+    topology: &Topology,
+    (pid, start_ns): (u32, Option<u64>),
+    to: NodeId,
+    with_memory: bool,
+) -> Result<ProcessMove, PlaneError> {
+    if pid == std::process::id() {
+        return Err(refused("itself", "is homenode itself"));
+    }
+    let Some(stat) = mover.threads().stat(pid).map_err(|e| unreadable(pid, &e))? else { return Err(gone(pid)) };
+    if start_ns.is_some_and(|ns| ns / NS_PER_TICK != stat.start) {
+        return Err(gone(pid));
+    }
+    if stat.kernel_thread {
+        return Err(refused("kernel_thread", "is a kernel thread"));
+    }
+    let node = topology.node(to).ok_or_else(|| refused("no_such_node", format!("there is no node {to}")))?;
+    let status = Status::read(mover.threads(), pid)?;
+    if status.process != pid {
+        return Err(refused("not_a_process", format!("is a thread of process {}", status.process)));
+    }
+    let mut process = ProcessMove {
+        pid,
+        start: stat.start,
+        to,
+        memory: None,
+        left: Vec::new(),
+        bound: Vec::new(),
+        ready: Vec::new(),
+        seen: FxHashSet::default(),
+    };
+    process.look(mover, topology)?;
+    if process.ready.is_empty() && !process.left.iter().any(|(tid, _)| runs_on(*tid, &node.cpus)) {
+        return Err(match process.left.first() {
+            Some((_, why)) => refused("own_affinity", format!("none of its threads may be moved: each {why}")),
+            None => gone(pid),
+        });
+    }
+    if with_memory {
+        if node.memory_bytes == 0 {
+            return Err(refused("no_memory_on_node", format!("node {to} has no memory")));
+        }
+        // A kernel without cpusets has no such line.
+        if status.memory_nodes.as_ref().is_some_and(|nodes| !nodes.contains(to.0)) {
+            return Err(refused("mems_forbid_node", format!("its cpuset forbids memory of node {to}")));
+        }
+        process.memory = Some(memory(mover, pid, stat.start, to)?);
+    }
+    Ok(process)
+}
+
+/// The memory of a process, if the node has room for it.
+fn memory(mover: &Mover, pid: u32, start: u64, to: NodeId) -> Result<MemoryMove, PlaneError> {
+    let unreadable = |e| unreadable(pid, &e);
+    let proc_root = mover.threads().root();
+    let nodes = memory::resident(proc_root, pid).map_err(unreadable)?.ok_or_else(|| gone(pid))?;
+    let needed = nodes.total().saturating_sub(nodes.get(to));
+    if let Some(room) = memory::room(mover.sys_root(), to)
+        && room < needed
+    {
+        let mib = |bytes: u64| bytes >> 20;
+        let why = format!("node {to} has room for {} MiB, and {} MiB are to be moved", mib(room), mib(needed));
+        return Err(refused("no_free_memory", why));
+    }
+    MemoryMove::new(proc_root, pid, start, to).map_err(unreadable)?.ok_or_else(|| gone(pid))
+}
+
+impl ProcessMove {
+    /// Binds the threads to the node, new ones too. Calls `write` with the records of the threads that are to be bound next; they
+    /// are bound when it returns. Returns how many are bound. After an error, undo what [`bound`](Self::bound) lists.
+    pub fn bind(
+        &mut self,
+        mover: &mut Mover,
+        topology: &Topology,
+        write: &mut dyn FnMut(&[Undo]) -> Result<(), PlaneError>,
+    ) -> Result<usize, PlaneError> {
+        for _ in 0..LOOKS {
+            let ready = std::mem::take(&mut self.ready);
+            if !ready.is_empty() {
+                write(&ready)?;
+            }
+            for undo in ready {
+                let Some((tid, _)) = key_of(&undo) else { continue };
+                match mover.apply(&undo) {
+                    Ok(()) => self.bound.push(undo),
+                    Err(PlaneError::Gone { .. }) => {}
+                    // Its program has set it meanwhile.
+                    Err(PlaneError::Refused { reason: "own_affinity", why }) => self.left.push((tid, why)),
+                    Err(error) => return Err(error),
+                }
+            }
+            self.look(mover, topology)?;
+            if self.ready.is_empty() {
+                break;
+            }
+        }
+        Ok(self.bound.len())
+    }
+
+    /// Prepares the threads that have not been seen yet.
+    fn look(&mut self, mover: &mut Mover, topology: &Topology) -> Result<(), PlaneError> {
+        let tids = mover.threads().of(self.pid).map_err(|e| unreadable(self.pid, &e))?;
+        for tid in tids {
+            let Ok(Some(stat)) = mover.threads().stat(tid) else { continue };
+            let key = (tid, stat.start);
+            if !self.seen.insert(key) {
+                continue;
+            }
+            let prepared = match self.bound.iter().find_map(|parent| mover.inherited(parent, tid, &stat)) {
+                Some(undo) => Ok(undo),
+                None => mover.prepare(topology, &self.thread(tid, stat.start)),
+            };
+            // The id may have become another process's since it was listed.
+            let ours = mover.threads().belongs(self.pid, key).map_err(|e| unreadable(self.pid, &e))?;
+            match prepared {
+                _ if !ours => {}
+                Ok(undo) => self.ready.push(undo),
+                Err(PlaneError::Gone { .. }) => {}
+                Err(PlaneError::Refused { reason: "own_affinity", why }) => self.left.push((tid, why)),
+                Err(error) => return Err(error),
+            }
+        }
+        // The process may have become another with its id.
+        match mover.threads().ended(self.pid, self.start) {
+            true => Err(gone(self.pid)),
+            false => Ok(()),
+        }
+    }
+
+    fn thread(&self, tid: u32, start: u64) -> Move {
+        let (pid, to, start_ns) = (self.pid, self.to, Some(start.saturating_mul(NS_PER_TICK)));
+        Move::Thread { tid, pid, start_ns, from: to, to, reason: Reason::CacheAffinity, why: Why::default() }
+    }
+
+    /// The process: id and start time in ticks.
+    pub fn process(&self) -> Key {
+        (self.pid, self.start)
+    }
+
+    /// Records of the threads that [`bind`](Self::bind) begins with.
+    pub fn ready(&self) -> &[Undo] {
+        &self.ready
+    }
+
+    /// Records of the threads bound so far.
+    pub fn bound(&self) -> &[Undo] {
+        &self.bound
+    }
+
+    /// Threads that keep an affinity of their own, and why.
+    pub fn left(&self) -> &[(u32, String)] {
+        &self.left
+    }
+}
+
+/// Whether a thread may run on one of these CPUs.
+fn runs_on(tid: u32, cpus: &CpuSet) -> bool {
+    super::affinity::get(tid).is_ok_and(|mask| !mask.intersection(cpus).is_empty())
+}
+
+/// What `/proc/PID/status` says of a process.
+#[derive(Debug, PartialEq, Eq)]
+struct Status {
+    process: u32,
+    /// Nodes from which its cpuset lets it take memory.
+    memory_nodes: Option<CpuSet>,
+}
+
+impl Status {
+    fn read(threads: &Threads, pid: u32) -> Result<Self, PlaneError> {
+        let path: &Path = &threads.root().join(format!("{pid}/status"));
+        match std::fs::read(path) {
+            Ok(bytes) => Self::parse(&String::from_utf8_lossy(&bytes))
+                .ok_or_else(|| refused("unreadable", format!("{} has an unknown form", path.display()))),
+            Err(error) if super::threads::is_gone(&error) => Err(gone(pid)),
+            Err(error) => Err(unreadable(pid, &error)),
+        }
+    }
+
+    fn parse(status: &str) -> Option<Self> {
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let process = field("Tgid")?.trim().parse().ok()?;
+        let memory_nodes = field("Mems_allowed_list").map(|list| list.parse()).transpose().ok()?;
+        Some(Self { process, memory_nodes })
+    }
+}
+
+fn gone(pid: u32) -> PlaneError {
+    PlaneError::Gone { what: format!("process {pid}") }
+}
+
+fn unreadable(pid: u32, error: &std::io::Error) -> PlaneError {
+    refused("unreadable", format!("process {pid} cannot be examined: {error}"))
+}
+
+fn refused(reason: &'static str, why: impl Into<String>) -> PlaneError {
+    PlaneError::Refused { reason, why: why.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_of_a_process_is_read() {
+        let status = "Name:\tTgid: 9\nTgid:\t41\nPid:\t42\nMems_allowed:\t3\nMems_allowed_list:\t0-1,4\n";
+        let read = Status::parse(status).unwrap();
+        assert_eq!((read.process, read.memory_nodes.map(|n| n.to_string())), (41, Some("0-1,4".to_owned())));
+        assert_eq!(Status::parse("Tgid:\t41\n").unwrap().memory_nodes, None);
+        assert_eq!(Status::parse("Name:\tx\n"), None);
+        assert_eq!(Status::parse("Tgid:\t41\nMems_allowed_list:\tx\n"), None);
+    }
+}

@@ -1,0 +1,295 @@
+//! Cached pages of files, on this machine's own nodes. Where pages are is asked page by page, not of homenode.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use host::act::copying::{Copied, Copying};
+use host::act::pages::{self, FileMove, FileMoveError};
+use topology::{NodeId, Topology};
+
+use crate::Tried;
+
+const MIB: usize = 1 << 20;
+
+fn page() -> usize {
+    rustix::param::page_size()
+}
+
+fn machine() -> Topology {
+    topology::sysfs::read(Path::new("/sys")).unwrap()
+}
+
+/// The nodes that have memory.
+fn nodes() -> Vec<NodeId> {
+    machine().nodes.iter().filter(|n| n.memory_bytes > 0).map(|n| n.id).collect()
+}
+
+fn two_nodes() -> Result<(NodeId, NodeId), String> {
+    match nodes()[..] {
+        [a, b, ..] => Ok((a, b)),
+        _ => Err("needs two NUMA nodes with memory".to_owned()),
+    }
+}
+
+/// A directory that every user may enter, on a disk.
+fn dir() -> tempfile::TempDir {
+    let base = std::env::var_os("HOMENODE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    let dir = tempfile::tempdir_in(base).unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    dir
+}
+
+/// Bytes that differ from page to page.
+fn content(len: usize) -> Vec<u8> {
+    let mut content = vec![7; len];
+    for (i, page) in content.chunks_mut(page()).enumerate() {
+        let number = i.to_le_bytes();
+        let len = page.len().min(number.len());
+        page[..len].copy_from_slice(&number[..len]);
+    }
+    content
+}
+
+/// A cached file, written through to disk.
+fn written(dir: &Path, len: usize) -> PathBuf {
+    let path = dir.join("file");
+    let mut file = File::create(&path).unwrap();
+    file.write_all(&content(len)).unwrap();
+    file.sync_all().unwrap();
+    path
+}
+
+fn evict(path: &Path) {
+    // SAFETY: advice on an open descriptor.
+    let rc = unsafe { libc::posix_fadvise(File::open(path).unwrap().as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    assert_eq!(rc, 0);
+    assert_eq!(cached(path).len(), 0, "the file system does not evict");
+}
+
+/// The cached pages of a file, each with its node, by `mincore` and `move_pages`.
+fn cached(path: &Path) -> BTreeMap<usize, i32> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path).unwrap();
+    let len = file.metadata().unwrap().len() as usize;
+    let mut resident = vec![0_u8; len.div_ceil(page())];
+    // SAFETY: a new mapping of an open file, unmapped below; the vector has a byte for each page. A populated page is cached.
+    unsafe {
+        let at = libc::mmap(null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        libc::madvise(at, len, libc::MADV_RANDOM);
+        assert_eq!(libc::mincore(at, len, resident.as_mut_ptr()), 0);
+        let pages: Vec<usize> = (0..resident.len()).filter(|i| resident[*i] & 1 == 1).collect();
+        let addresses: Vec<_> = pages.iter().map(|i| at.wrapping_byte_add(i * page())).collect();
+        for address in &addresses {
+            assert_eq!(libc::madvise(*address, page(), libc::MADV_POPULATE_READ), 0);
+        }
+        let mut status = vec![-1_i32; pages.len()];
+        let (count, where_) = (pages.len(), status.as_mut_ptr());
+        assert_eq!(libc::syscall(libc::SYS_move_pages, 0, count, addresses.as_ptr(), 0_usize, where_, 0), 0);
+        libc::munmap(at, len);
+        pages.into_iter().zip(status).collect()
+    }
+}
+
+fn bytes_on(path: &Path, node: NodeId) -> u64 {
+    let size = fs::metadata(path).unwrap().len();
+    let bytes = |i: &usize| (size - (i * page()) as u64).min(page() as u64);
+    cached(path).iter().filter(|(_, n)| **n == node.0 as i32).map(|(i, _)| bytes(i)).sum()
+}
+
+/// Makes a move in steps of so many bytes.
+fn finish(work: &mut FileMove, step: u64) -> Copied {
+    for _ in 0..100_000 {
+        if work.step(step).unwrap() {
+            assert!(work.step(step).unwrap(), "over is over");
+            return work.copied();
+        }
+    }
+    panic!("the move does not end: {:?}", work.copied());
+}
+
+pub fn every_node() -> Tried {
+    let dir = dir();
+    let path = written(dir.path(), 20 * MIB + 123);
+    evict(&path);
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let file = File::open(&path).unwrap();
+    // SAFETY: advice on an open descriptor.
+    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) }, 0);
+    // Pieces before, across and behind the border of two windows, and the file's last page.
+    let pieces = [(MIB, 3 * MIB), (15 * MIB, 2 * MIB), (20 * MIB, 123)];
+    for (at, len) in pieces {
+        file.read_exact_at(&mut vec![0; len], at as u64).unwrap();
+    }
+    file.set_times(FileTimes::new().set_accessed(long_ago)).unwrap();
+    let before: Vec<_> = cached(&path).into_keys().collect();
+    assert_eq!(before.len(), 5 * MIB / page() + 1);
+    let bytes = (5 * MIB + 123) as u64;
+
+    // Twice around, so that the file comes back to its first node.
+    for to in nodes().iter().chain(&nodes()) {
+        let mut work = FileMove::prepare(&path, *to).unwrap();
+        let start = work.copied();
+        assert_eq!((start.total, start.moved), (bytes, bytes_on(&path, *to)));
+        let done = finish(&mut work, 100_000);
+        assert_eq!(done, Copied { total: bytes, moved: bytes, left: BTreeMap::new() });
+        assert_eq!(bytes_on(&path, *to), bytes);
+    }
+    assert_eq!(cached(&path).into_keys().collect::<Vec<_>>(), before, "what is cached has changed");
+    assert_eq!(fs::metadata(&path).unwrap().accessed().unwrap(), long_ago);
+    assert!(fs::read(&path).unwrap() == content(20 * MIB + 123), "the content has changed");
+    // Nothing of ours keeps the pages.
+    evict(&path);
+    Ok(())
+}
+
+pub fn pinned() -> Tried {
+    let (a, b) = two_nodes()?;
+    let dir = dir();
+    let path = written(dir.path(), 4 * MIB);
+    for to in [a, b] {
+        let other = if to == a { b } else { a };
+        finish(&mut FileMove::prepare(&path, other).unwrap(), u64::MAX);
+        // Sixteen pages in a pipe, of which each has a reference.
+        let (out, into) = rustix::pipe::pipe().unwrap();
+        let file = File::open(&path).unwrap();
+        let mut at = 0x10_0000;
+        let mut held = 0;
+        while held < 16 * page() {
+            held += rustix::pipe::splice(
+                &file,
+                Some(&mut at),
+                &into,
+                None,
+                16 * page() - held,
+                rustix::pipe::SpliceFlags::empty(),
+            )
+            .unwrap();
+        }
+        let mut work = FileMove::prepare(&path, to).unwrap();
+        let done = finish(&mut work, MIB as u64);
+        let stayed = bytes_on(&path, other);
+        // A large folio stays whole.
+        assert!((16 * page()..=2 * MIB).contains(&(stayed as usize)), "{stayed} bytes stayed");
+        assert_eq!(done.left, BTreeMap::from([(pages::IN_USE, stayed)]));
+        assert_eq!((done.moved, done.moved + stayed), (bytes_on(&path, to), 4 * MIB as u64));
+        drop((out, into));
+        assert_eq!(finish(&mut FileMove::prepare(&path, to).unwrap(), u64::MAX).failed(), 0);
+        assert_eq!(bytes_on(&path, to), 4 * MIB as u64);
+    }
+    Ok(())
+}
+
+pub fn shrinks_and_grows() -> Tried {
+    let dir = dir();
+    let path = written(dir.path(), 40 * MIB);
+    let changer = OpenOptions::new().write(true).open(&path).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                for len in [17 * MIB, 0, 40 * MIB] {
+                    changer.set_len(len as u64).unwrap();
+                    changer.write_all_at(&[1; 4096], len as u64 / 2).unwrap();
+                }
+            }
+        });
+        let nodes = nodes();
+        for to in nodes.iter().cycle().take(12) {
+            let mut work = FileMove::prepare(&path, *to).unwrap();
+            let done = finish(&mut work, 4 * MIB as u64);
+            assert!(done.moved + done.failed() <= done.total, "{done:?}");
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    // All of it goes between the count and the move.
+    fs::write(&path, content(40 * MIB)).unwrap();
+    let mut work = FileMove::prepare(&path, nodes()[0]).unwrap();
+    changer.set_len(0).unwrap();
+    assert_eq!(finish(&mut work, 1), Copied { total: 40 * MIB as u64, moved: 0, left: BTreeMap::new() });
+    Ok(())
+}
+
+pub fn deleted() -> Tried {
+    let dir = dir();
+    let path = written(dir.path(), 4 * MIB);
+    let link = dir.path().join("link");
+    fs::hard_link(&path, &link).unwrap();
+    let nodes = nodes();
+    finish(&mut FileMove::prepare(&path, nodes[0]).unwrap(), u64::MAX);
+    let prepare = |to| FileMove::prepare(&link, to).unwrap();
+    let (mut first, mut second) = (prepare(nodes[0]), prepare(nodes[nodes.len() - 1]));
+    assert_eq!(first.id(), second.id());
+    fs::remove_file(&path).unwrap();
+    assert_eq!(finish(&mut first, u64::MAX).moved, 4 * MIB as u64);
+    fs::remove_file(&link).unwrap();
+    let left: Vec<_> = finish(&mut second, u64::MAX).left.into_iter().collect();
+    // With one node, nothing was to be moved.
+    let expected = [(pages::DELETED, 4 * MIB as u64)];
+    assert_eq!(left, if nodes.len() > 1 { &expected[..] } else { &[] });
+    let id = second.id().clone();
+    drop(second);
+    // A later file with the same name, and often the same inode number, is another one.
+    written(dir.path(), 1);
+    fs::rename(&path, &link).unwrap();
+    assert_ne!(prepare(nodes[0]).id(), &id);
+    Ok(())
+}
+
+fn why(path: &Path, to: NodeId) -> String {
+    FileMove::prepare(path, to).unwrap_err().to_string()
+}
+
+pub fn refused_files() -> Tried {
+    let (dir, to) = (dir(), nodes()[0]);
+    let pipe = dir.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    for (path, kind) in
+        [(pipe.as_path(), "pipe"), (dir.path(), "directory"), (Path::new("/dev/zero"), "character device")]
+    {
+        let why = why(path, to);
+        assert!(why.contains(&format!("{} is a {kind}", path.display())), "{why}");
+    }
+    assert!(why(&dir.path().join("none"), to).contains("No such file"));
+    // Nothing to move is no error.
+    for empty in [written(dir.path(), 0), "/proc/self/status".into()] {
+        assert_eq!(finish(&mut FileMove::prepare(&empty, to).unwrap(), 1), Copied::default());
+    }
+    Ok(())
+}
+
+pub fn strangers() -> Tried {
+    let (dir, to) = (dir(), nodes()[0]);
+    let path = written(dir.path(), MIB);
+    fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    let nobody = rustix::process::Uid::from_raw(65_534);
+    let asked = std::thread::spawn(move || {
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        (pages::target(&machine(), to).unwrap_err(), FileMove::prepare(&path, to).unwrap_err())
+    });
+    let (target, file) = asked.join().unwrap();
+    assert!(matches!(target, FileMoveError::Target { reason: "eperm", .. }), "{target}");
+    assert!(target.to_string().contains("CAP_SYS_NICE"), "{target}");
+    assert!(matches!(file, FileMoveError::Refused { reason: "hidden", .. }), "{file}");
+    Ok(())
+}
+
+pub fn refused_nodes() -> Tried {
+    let mut machine = machine();
+    let to = nodes()[0];
+    pages::target(&machine, to).unwrap();
+    let reason = |machine: &Topology, to| match pages::target(machine, to) {
+        Err(FileMoveError::Target { reason, .. }) => reason,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(reason(&machine, NodeId(1023)), "no_such_node");
+    machine.nodes[0].memory_bytes = 0;
+    assert_eq!(reason(&machine, machine.nodes[0].id), "no_memory");
+    Ok(())
+}

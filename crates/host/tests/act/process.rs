@@ -1,0 +1,308 @@
+//! Whole processes: every thread with a record of its own, whatever happens meanwhile; refusals; memory on one node.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use engine::state::file::StateFile;
+use engine::state::records::Record;
+use engine::{PlaneError, StateDir, Subject, Undo, Undone, recover};
+use host::act::affinity;
+use host::act::copying::Copying;
+use host::act::memory::{self, MemoryMove};
+use host::act::mover::{Mover, Rules};
+use host::act::process::{self, ProcessMove};
+use host::act::threads::Threads;
+use topology::{CpuSet, NodeId, Topology};
+
+use crate::Tried;
+use crate::world::{Running, all, mask, node, plane, tids, topology, wait_for};
+
+fn mover() -> Mover {
+    Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap()
+}
+
+fn prepare(mover: &mut Mover, pid: u32, to: u32, with_memory: bool) -> Result<ProcessMove, PlaneError> {
+    process::prepare(mover, &topology(), (pid, None), NodeId(to), with_memory)
+}
+
+fn masks(pid: u32) -> BTreeMap<u32, CpuSet> {
+    tids(pid).into_iter().filter_map(|tid| Some((tid, affinity::get(tid).ok()?))).collect()
+}
+
+fn tid_of(undo: &Undo) -> u32 {
+    let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
+    tid
+}
+
+/// A process that starts a thread every millisecond, 200 in all, and two of these start one each.
+pub fn be_spawner(_: &[String]) {
+    let rest = || std::thread::sleep(Duration::from_secs(600));
+    println!("ready");
+    for n in 0..200 {
+        std::thread::spawn(move || {
+            if n % 100 == 99 {
+                std::thread::spawn(rest);
+            }
+            rest();
+        });
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    rest();
+}
+
+/// Binds a process to node 1, and writes each record down first.
+pub fn be_binder(args: &[String]) {
+    let state = StateDir::open(Path::new(&args[0])).unwrap();
+    let mut file = StateFile::create(&state, engine::Plane::epoch(&plane(None)).as_deref(), &[]).unwrap();
+    let mut mover = mover();
+    let mut process = prepare(&mut mover, args[1].parse().unwrap(), 1, false).unwrap();
+    println!("ready");
+    let mut write = |undos: &[Undo]| {
+        let hold = |undo: &Undo| Record::Hold { comm: String::new(), undo: undo.clone() };
+        file.append(&undos.iter().map(hold).collect::<Vec<_>>(), true).unwrap();
+        Ok(())
+    };
+    process.bind(&mut mover, &topology(), &mut write).unwrap();
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+pub fn each_thread() -> Tried {
+    let program = Running::role("threads", &["8"]);
+    let tids = tids(program.pid());
+    affinity::set(tids[3], &node(0)).unwrap();
+    affinity::set(tids[5], &node(1)).unwrap();
+    let before = masks(program.pid());
+    let mut mover = mover();
+    let mut process = prepare(&mut mover, program.pid(), 1, false).unwrap();
+    assert_eq!(masks(program.pid()), before, "preparing changes nothing");
+    let mut written = Vec::new();
+    let mut write = |undos: &[Undo]| {
+        assert!(undos.iter().all(|undo| mask(tid_of(undo)) == all()), "bound before its record was written");
+        written.extend(undos.to_vec());
+        Ok(())
+    };
+    assert_eq!(process.bind(&mut mover, &topology(), &mut write).unwrap(), 6);
+    assert_eq!(written, process.bound());
+    let left: Vec<u32> = process.left().iter().map(|l| l.0).collect();
+    assert_eq!(left, [tids[3], tids[5]]);
+    for (tid, now) in masks(program.pid()) {
+        assert_eq!(now, if left.contains(&tid) { before[&tid].clone() } else { node(1) });
+    }
+    for undo in process.bound() {
+        assert_eq!(mover.undo(undo).unwrap(), Undone::Restored);
+    }
+    assert_eq!(masks(program.pid()), before);
+    Ok(())
+}
+
+pub fn born_meanwhile() -> Tried {
+    let program = Running::role("spawner", &[]);
+    let mut mover = mover();
+    let mut process = prepare(&mut mover, program.pid(), 1, false).unwrap();
+    let early = tids(program.pid()).len();
+    // The first look is over; more threads are there before the first is bound.
+    wait_for(|| tids(program.pid()).len() > early + 20);
+    let mut records = Vec::new();
+    process
+        .bind(&mut mover, &topology(), &mut |undos| {
+            records.extend(undos.to_vec());
+            Ok(())
+        })
+        .unwrap();
+    assert!(records.len() > early + 20, "{} records, {early} threads at first", records.len());
+    wait_for(|| tids(program.pid()).len() == 203); // the first, 200, and two that these have started
+    assert!(masks(program.pid()).values().all(|mask| *mask == node(1)), "{:?}", masks(program.pid()));
+    // All is found again by the records alone, as after a crash.
+    let tmp = tempfile::tempdir().unwrap();
+    let state = StateDir::open(&tmp.path().join("state")).unwrap();
+    let mut plane = plane(None);
+    let mut file = StateFile::create(&state, engine::Plane::epoch(&plane).as_deref(), &[]).unwrap();
+    let holds: Vec<Record> = records.into_iter().map(|undo| Record::Hold { comm: String::new(), undo }).collect();
+    file.append(&holds, true).unwrap();
+    let finished = recover(&mut plane, &state).unwrap();
+    assert_eq!((finished.restored, finished.failed), (203, 0), "{finished:?}");
+    assert!(masks(program.pid()).values().all(|mask| *mask == all()), "{:?}", masks(program.pid()));
+    Ok(())
+}
+
+pub fn killed_at_any_step() -> Tried {
+    let program = Running::role("threads", &["8"]);
+    let tids = tids(program.pid());
+    affinity::set(tids[3], &node(0)).unwrap();
+    let before = masks(program.pid());
+    let bound = || masks(program.pid()).values().filter(|mask| **mask == node(1)).count();
+    let tmp = tempfile::tempdir().unwrap();
+    for kill_at in 0..=7 {
+        let dir = tmp.path().join(format!("state{kill_at}"));
+        let mut binder = Running::role("binder", &[dir.to_str().unwrap(), &program.pid().to_string()]);
+        wait_for(|| bound() >= kill_at);
+        binder.kill();
+        let finished = recover(&mut plane(None), &StateDir::open(&dir).unwrap()).unwrap();
+        assert_eq!(finished.failed, 0, "{finished:?}");
+        assert_eq!(masks(program.pid()), before, "killed when {kill_at} threads were bound");
+    }
+    Ok(())
+}
+
+pub fn refusals() -> Tried {
+    let mut mover = mover();
+    let mut refused = |pid: u32, to: u32, with_memory| match prepare(&mut mover, pid, to, with_memory) {
+        Err(PlaneError::Refused { reason, .. }) => reason,
+        Err(PlaneError::Gone { .. }) => "gone",
+        other => panic!("{:?}", other.map(|p| p.process())),
+    };
+    let program = Running::role("threads", &["2"]);
+    assert_eq!(refused(std::process::id(), 1, false), "itself");
+    assert_eq!(refused(2, 1, false), "kernel_thread");
+    assert_eq!(refused(program.pid(), 7, false), "no_such_node");
+    assert_eq!(refused(u32::MAX >> 1, 1, false), "gone");
+    let thread = *tids(program.pid()).last().unwrap();
+    assert_eq!(refused(thread, 1, false), "not_a_process");
+    let nodes = std::fs::read_to_string("/sys/devices/system/node/has_memory").unwrap_or_default();
+    if nodes.trim() == "0" {
+        // The node is made up, so the kernel's own list does not have it.
+        assert_eq!(refused(program.pid(), 1, true), "mems_forbid_node");
+    }
+    // A child that nobody waits for.
+    let zombie = Running::shell("sleep 0.01 & echo ready; exec sleep 600");
+    let child = || {
+        let path = format!("/proc/{0}/task/{0}/children", zombie.pid());
+        std::fs::read_to_string(path).unwrap().trim().parse::<u32>().ok()
+    };
+    wait_for(|| {
+        child().is_some_and(|c| std::fs::read_to_string(format!("/proc/{c}/stat")).is_ok_and(|s| s.contains(") Z ")))
+    });
+    assert_eq!(refused(child().unwrap(), 1, false), "gone");
+    // All of its threads have affinities of their own on another node. On the node itself, only memory is to be moved.
+    for tid in tids(program.pid()) {
+        affinity::set(tid, &node(0)).unwrap();
+    }
+    assert_eq!(refused(program.pid(), 1, false), "own_affinity");
+    assert_eq!(prepare(&mut self::mover(), program.pid(), 0, false).unwrap().left().len(), 2);
+    // A later process with this id.
+    let start = Threads::new(Path::new("/proc")).stat(program.pid()).unwrap().unwrap().start;
+    let later = Some((start + 1) * host::act::mover::NS_PER_TICK);
+    let error =
+        process::prepare(&mut self::mover(), &topology(), (program.pid(), later), NodeId(1), false).unwrap_err();
+    assert!(matches!(error, PlaneError::Gone { .. }), "{error}");
+    let no_memory = Topology {
+        nodes: topology()
+            .nodes
+            .into_iter()
+            .map(|mut n| {
+                n.memory_bytes = 0;
+                n
+            })
+            .collect(),
+        ..topology()
+    };
+    let error = process::prepare(&mut self::mover(), &no_memory, (program.pid(), None), NodeId(0), true).unwrap_err();
+    assert!(matches!(error, PlaneError::Refused { reason: "no_memory_on_node", .. }), "{error}");
+    Ok(())
+}
+
+const PAGES: usize = 3000;
+
+/// A process with anonymous memory, shared memory, a private page of a file, and file pages that are not its own. Prints their
+/// addresses to the file that it is given.
+pub fn be_owner(args: &[String]) {
+    let page = rustix::param::page_size();
+    let map = |len: usize, flags: i32, fd: i32| {
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        at
+    };
+    let touch = |at: *mut libc::c_void, len: usize| {
+        // SAFETY: the mapping has this length.
+        unsafe { at.write_bytes(1, len) };
+        at.addr()
+    };
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&args[0]).unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+    let own = touch(map(PAGES * page, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1), PAGES * page);
+    let shared = touch(map(PAGES * page, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1), PAGES * page);
+    touch(map(PAGES * page, libc::MAP_SHARED, fd), PAGES * page); // pages of the file
+    let copied = touch(map(PAGES * page, libc::MAP_PRIVATE, fd), page); // one page of it becomes its own
+    std::fs::write(&args[1], format!("{own} {shared} {copied}")).unwrap();
+    println!("ready");
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+fn owner(dir: &Path) -> (Running, [u64; 3]) {
+    let (file, out) = (dir.join("file"), dir.join("out"));
+    let page = rustix::param::page_size();
+    std::fs::write(&file, vec![0; PAGES * page]).unwrap();
+    let program = Running::role("owner", &[file.to_str().unwrap(), out.to_str().unwrap()]);
+    let text = std::fs::read_to_string(out).unwrap();
+    let parts: Vec<u64> = text.split(' ').map(|n| n.parse().unwrap()).collect();
+    (program, parts.try_into().unwrap())
+}
+
+/// `RssAnon` and `RssShmem` in bytes, and the present pages among these in bytes, from `pagemap`.
+fn own_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+        line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
+    };
+    field("RssAnon:") + field("RssShmem:")
+}
+
+pub fn only_its_own_memory() -> Tried {
+    if !Path::new("/proc/self/numa_maps").exists() {
+        return Err("this kernel has no NUMA".into());
+    }
+    let dir = tempfile::tempdir_in(std::env::var_os("HOMENODE_TEST_DIR").map_or_else(std::env::temp_dir, Into::into));
+    let dir = dir.unwrap();
+    let (mut program, parts) = owner(dir.path());
+    let (proc, page) = (Path::new("/proc"), rustix::param::page_size() as u64);
+    let start = Threads::new(proc).stat(program.pid()).unwrap().unwrap().start;
+    let mut work = MemoryMove::new(proc, program.pid(), start, NodeId(0)).unwrap().unwrap();
+    let own = own_bytes(program.pid());
+    assert_eq!(work.copied().total, own);
+    assert!(!work.step(1).unwrap(), "one step cannot be all of it");
+    assert!(work.copied().moved + work.copied().failed() <= 512 * page, "{:?}", work.copied());
+    while !work.step(1 << 20).unwrap() {}
+    // The file's pages are not among them: the kernel counts them as RssFile.
+    let copied = work.copied();
+    assert_eq!((copied.total, copied.moved + copied.failed()), (own, own), "{copied:?}");
+    assert!(work.complete() && !work.ended());
+    // Where a page is absent or given back, nothing is counted, and pages of others stay out of it.
+    let pagemap = std::fs::File::open(format!("/proc/{}/pagemap", program.pid())).unwrap();
+    for part in parts {
+        let mut entry = [0; 8];
+        pagemap.read_exact_at(&mut entry, part / page * 8).unwrap();
+        assert_eq!(entry[7] >> 7, 1, "a page that was touched is present");
+    }
+    // A sample shares out the same sum.
+    let sampled = memory::resident(proc, program.pid()).unwrap().unwrap();
+    assert!(own - sampled.total() < page && !sampled.is_empty(), "{sampled:?} of {own}");
+
+    // The process ends in the middle: a fact, not an error.
+    let mut work = MemoryMove::new(proc, program.pid(), start, NodeId(0)).unwrap().unwrap();
+    assert!(!work.step(1).unwrap());
+    program.kill();
+    assert!(work.step(1 << 30).unwrap() && work.ended() && !work.complete());
+    assert!(MemoryMove::new(proc, program.pid(), start, NodeId(0)).unwrap().is_none());
+    assert_eq!(memory::resident(proc, program.pid()).unwrap(), None);
+    Ok(())
+}
+
+pub fn exec_ends_a_memory_move() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let go = tmp.path().join("go");
+    let program =
+        Running::shell(&format!("echo ready; while [ ! -e {} ]; do sleep 0.01; done; exec sleep 600", go.display()));
+    let proc = Path::new("/proc");
+    let start = Threads::new(proc).stat(program.pid()).unwrap().unwrap().start;
+    let mut work = MemoryMove::new(proc, program.pid(), start, NodeId(0)).unwrap().unwrap();
+    std::fs::write(&go, "").unwrap();
+    let name = format!("/proc/{}/comm", program.pid());
+    wait_for(|| std::fs::read_to_string(&name).is_ok_and(|comm| comm == "sleep\n"));
+    assert!(work.step(1 << 30).unwrap() && work.ended());
+    assert_eq!(work.copied().moved, 0);
+    Ok(())
+}
