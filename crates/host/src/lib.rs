@@ -4,6 +4,7 @@ pub mod act;
 pub mod bandwidth;
 mod facts;
 pub mod interference;
+pub mod jobs;
 pub mod memory;
 pub mod observe;
 pub mod plane;

@@ -15,11 +15,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{Cost, Plane, PlaneError, Undo, Undone};
+use engine::{Cost, JobId, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
 use placement::{Move, NodeLoad, Process, Snapshot, Thread};
 use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, Topology};
 
+use crate::act::data::DataMoves;
 use crate::act::lineage::Lineage;
 use crate::act::mover::{Key, NS_PER_TICK, Rules, key_of, own_affinity};
 use crate::act::{Mover, affinity, kin};
@@ -141,6 +142,8 @@ pub struct HostPlane {
     /// Descendants restored since the last window.
     put_back: FxHashSet<Key>,
     epoch: Option<String>,
+    /// Moves of files and processes.
+    moves: DataMoves,
     /// Samples mapped files, where the policy looks at them.
     mapped: Option<Watcher>,
 }
@@ -194,6 +197,7 @@ impl HostPlane {
             births_lost: false,
             put_back: FxHashSet::default(),
             epoch,
+            moves: DataMoves::default(),
             mapped: None,
         })
     }
@@ -214,6 +218,67 @@ impl HostPlane {
             self.mover.end(key_of_kin(kin));
         }
         Ok(kin)
+    }
+
+    /// Binds the threads of a process, and lets its memory follow.
+    fn start_process(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
+        let mut process = self.moves.take_process(mv)?;
+        undo.iter().for_each(|undo| self.watch(undo));
+        self.moves_made = true;
+        let topology = self.topology.clone();
+        let mut found = Vec::new();
+        let bound = process.bind(&mut self.mover, &topology, &mut |ready| {
+            // Those that it begins with are written down already.
+            let new: Vec<Undo> =
+                ready.iter().filter(|u| undo.iter().all(|k| k.subject != u.subject)).cloned().collect();
+            if new.is_empty() {
+                return Ok(());
+            }
+            write(&new)?;
+            found.extend(new);
+            Ok(())
+        });
+        found.iter().for_each(|undo| self.watch(undo));
+        if let Err(error) = bound {
+            for undo in process.bound() {
+                if let Err(error) = self.mover.undo(undo) {
+                    tracing::warn!(%error, "stays bound until the end");
+                }
+                if let Some(key) = key_of(undo) {
+                    self.release(key);
+                }
+            }
+            return Err(error);
+        }
+        self.moves.start_memory(process)
+    }
+
+    /// Watches the births of a thread that is about to be moved: a child born right after the move inherits our value.
+    fn watch(&mut self, undo: &Undo) {
+        if let Some(((tid, start), observer)) = key_of(undo).zip(self.observer.as_mut())
+            && let Err(error) = observer.watch(tid, start.saturating_mul(NS_PER_TICK))
+        {
+            tracing::warn!(tid, %error, "its children are not watched");
+            self.births_lost = true;
+            self.unwatched = Some(format!(
+                "children of moved threads are not watched ({error}): their affinity is restored at the end"
+            ));
+        }
+    }
+
+    /// Sets the affinity of one thread.
+    fn bind(&mut self, undo: &Undo) -> Result<(), PlaneError> {
+        let key = key_of(undo);
+        self.watch(undo);
+        self.moves_made = true;
+        let applied = self.mover.apply(undo);
+        if applied.is_err()
+            && let Some(key) = key
+            && self.mover.moved(key).is_none_or(|moved| moved.over.is_some())
+        {
+            self.release(key);
+        }
+        applied
     }
 
     /// [`Self::look`]. While everything is being restored it waits for execs that have taken effect and are not reported yet:
@@ -258,6 +323,8 @@ impl HostPlane {
     /// Completes a thread for the policies: the nodes it may run on, and the reason it must not be moved.
     fn complete(&mut self, seen: ObservedThread) -> Thread {
         let ObservedThread { mut thread, mask, asked, kernel_thread, .. } = seen;
+        // In whole ticks, as procfs has it: one name for a thread in snapshots and in undo records.
+        thread.start_ns = thread.start_ns.map(|ns| ns - ns % NS_PER_TICK);
         let online = self.mover.defaults().online();
         // The task's own mask may contain offline CPUs; sched_getaffinity leaves them out.
         let mask = if mask.is_subset(online) {
@@ -393,6 +460,7 @@ impl Plane for HostPlane {
         self.finishing = false;
         self.put_back.clear();
         self.mover.begin_window();
+        self.moves.begin_window();
         let window_s = seen.window_s;
         self.cost = Some(Cost {
             cpu: if window_s > 0.0 { seen.cost.cpu_s / window_s } else { 0.0 },
@@ -409,6 +477,11 @@ impl Plane for HostPlane {
         }
         notes.extend(self.unwatched.take());
         self.add_mapped(&mut processes, &threads, window_s, &mut notes);
+        for process in processes.iter_mut().filter(|process| process.start_ns.is_none()) {
+            let stat = self.mover.threads().stat(process.pid).ok().flatten();
+            process.start_ns = stat.map(|stat| stat.start.saturating_mul(NS_PER_TICK));
+        }
+        self.moves.seen(seen.files.iter().map(|seen| &seen.file));
         Ok(Snapshot {
             version: placement::snapshot::VERSION,
             time_s: seen.time_s,
@@ -417,40 +490,38 @@ impl Plane for HostPlane {
             threads,
             files: seen.files.into_iter().map(|seen| seen.file).collect(),
             processes,
+            outcomes: Vec::new(),
             notes,
         })
     }
 
-    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
-        self.mover.prepare(&self.topology, mv)
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
+        self.moves.prepare(&mut self.mover, &self.topology, mv)
     }
 
-    fn apply(&mut self, _: &Move, undo: &Undo) -> Result<(), PlaneError> {
-        let key = key_of(undo);
-        // Before the move, because a child born right after it inherits our value.
-        if let Some(((tid, start), observer)) = key.zip(self.observer.as_mut())
-            && let Err(error) = observer.watch(tid, start.saturating_mul(NS_PER_TICK))
-        {
-            tracing::warn!(tid, %error, "its children are not watched");
-            self.births_lost = true;
-            self.unwatched = Some(format!(
-                "children of moved threads are not watched ({error}): their affinity is restored at the end"
-            ));
+    fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
+        match mv {
+            Move::Thread { .. } => undo.iter().try_for_each(|undo| self.bind(undo)).map(|()| Started::Done),
+            Move::Process { .. } => self.start_process(mv, undo, write),
+            Move::File { .. } => self.moves.start_file(mv),
         }
-        self.moves_made = true;
-        let applied = self.mover.apply(undo);
-        if applied.is_err()
-            && let Some(key) = key
-            && self.mover.moved(key).is_none_or(|moved| moved.over.is_some())
-        {
-            self.release(key);
-        }
-        applied
+    }
+
+    fn poll(&mut self) -> Vec<Progress> {
+        self.moves.jobs.poll()
+    }
+
+    fn cancel(&mut self, job: JobId) {
+        self.moves.jobs.cancel(job);
+    }
+
+    fn pace(&mut self, bytes_per_s: f64) {
+        self.moves.jobs.pace(bytes_per_s);
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
         // Only records of moves name a family; records of descendants do not.
-        let of_move = matches!(undo, Undo::Thread { family: Some(_), .. });
+        let of_move = !undo.payload.is_empty();
         if of_move && !self.finishing {
             self.finishing = true;
             if let Err(error) = self.look() {
@@ -502,7 +573,7 @@ impl Plane for HostPlane {
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {
-        let (Some(key), Undo::Thread { ours, .. }) = (key_of(undo), undo) else { return false };
+        let (Some(key), Some(masks)) = (key_of(undo), &undo.masks) else { return false };
         let over = if self.mover.threads().ended(key.0, key.1) {
             match self.became_first(undo) {
                 // It continues under another id. The record must stay until that thread is restored, in case of a crash.
@@ -515,7 +586,7 @@ impl Plane for HostPlane {
                 Err(_) => false,
             }
         } else {
-            self.own.contains(&key) && affinity::get(key.0).is_ok_and(|mask| mask == *ours)
+            self.own.contains(&key) && affinity::get(key.0).is_ok_and(|mask| mask == masks.ours)
         };
         if over {
             self.mover.end(key);

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
-use crate::NodeBytes;
+use crate::{NodeBytes, Outcome};
 
 /// The only snapshot version.
 pub const VERSION: u32 = 1;
@@ -38,6 +38,9 @@ pub struct Snapshot {
     /// Processes whose memory was observed.
     #[serde(default)]
     pub processes: Vec<Process>,
+    /// What became of the moves that the policy asked for in earlier windows. The engine adds them before the policy decides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outcomes: Vec<Outcome>,
     /// Limits of this observation, in plain sentences ("sampled 1 in 16", "tmpfs reads are not
     /// seen: …").
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -166,6 +169,9 @@ pub struct FileUse {
 pub struct ObservedFile {
     /// File id: `major:minor:inode`.
     pub file: String,
+    /// Generation of the inode, if known. It tells this file from a later one with the same inode number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
     /// Path, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
@@ -218,6 +224,9 @@ pub enum Writes {
 pub struct Process {
     /// Process id.
     pub pid: u32,
+    /// Start time of the process, in the same units as that of a thread.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_ns: Option<u64>,
     /// Resident bytes per node.
     #[serde(default)]
     pub resident: NodeBytes,

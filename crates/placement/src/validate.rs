@@ -16,7 +16,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
 use crate::snapshot::{FileUse, NodeLoad, ObservedFile, Process, Thread, VERSION};
-use crate::{NodeBytes, Snapshot, SnapshotError};
+use crate::{NodeBytes, Outcome, OutcomeState, Snapshot, SnapshotError};
 
 /// Largest byte count: 2^53 (9 petabytes). Beyond it, JSON readers that hold numbers as doubles
 /// lose digits.
@@ -63,7 +63,8 @@ impl Snapshot {
         let known = nodes(&self.nodes)?;
         threads(&self.threads, &known)?;
         files(&self.files, &known)?;
-        processes(&self.processes, &known)
+        processes(&self.processes, &known)?;
+        outcomes(&self.outcomes, &known)
     }
 }
 
@@ -198,6 +199,22 @@ fn processes(processes: &[Process], known: &Known) -> Checked {
             bytes(format_args!("{at}.cold_bytes"), mapped.cold_bytes)?;
             bytes(format_args!("{at}.touched_bytes"), mapped.touched_bytes.unwrap_or(0))?;
         }
+    }
+    Ok(())
+}
+
+fn outcomes(outcomes: &[Outcome], known: &Known) -> Checked {
+    for (i, Outcome { from, to, result, .. }) in outcomes.iter().enumerate() {
+        let at = format!("outcomes[{i}]");
+        known.check(format_args!("{at}.from"), *from)?;
+        known.check(format_args!("{at}.to"), *to)?;
+        let (all, some) = match result {
+            OutcomeState::Done { bytes, failed } => (*bytes, *failed),
+            OutcomeState::Running { bytes, done } => (*bytes, *done),
+            OutcomeState::Failed { bytes, .. } => (*bytes, 0),
+            _ => (0, 0),
+        };
+        bytes(format_args!("{at}.result"), all.max(some))?;
     }
     Ok(())
 }

@@ -105,6 +105,7 @@ fn complete(case: &Case, f: Files) -> Snapshot {
             pid: 1000 + p as u32,
             resident: [(first.node, f.process_mb * 1_000_000)].into_iter().collect(),
             mapped: if f.mapped { vec![mapped] } else { vec![] },
+            ..Process::default()
         });
     }
     s

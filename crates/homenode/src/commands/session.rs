@@ -13,7 +13,7 @@ use rustix::thread::CapabilitySet;
 use topology::Topology;
 
 use crate::cli::ObserveArgs;
-use crate::commands::nodes;
+use crate::commands::{nodes, policies};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 
@@ -53,10 +53,13 @@ pub fn open_act_only() -> Result<HostPlane, Failure> {
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e))
 }
 
-/// Keeps only the capabilities that moving threads needs. Signalling a command that changed its user needs one more.
-pub fn move_only(command: bool) -> Result<(), Failure> {
-    let command = if command { CapabilitySet::KILL } else { CapabilitySet::empty() };
-    keep_only(privileges::to_move(Path::new(PROC)) | command)
+/// Keeps only the capabilities that the moves of this policy need. Signalling a command that changed its user needs one more.
+pub fn move_only(policy: &str, command: bool) -> Result<(), Failure> {
+    let when = |needed: bool, set: CapabilitySet| if needed { set } else { CapabilitySet::empty() };
+    let acts = policies::acts(policy);
+    let files = when(acts.files, privileges::to_move_files());
+    let memory = when(acts.processes, privileges::to_move_memory());
+    keep_only(privileges::to_move(Path::new(PROC)) | files | memory | when(command, CapabilitySet::KILL))
 }
 
 /// Keeps only the capabilities that observing needs.

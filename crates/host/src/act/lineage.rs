@@ -13,10 +13,11 @@ use rustc_hash::FxHashMap;
 use std::io;
 
 use super::affinity;
+use super::kin::inherited;
 use super::mover::{Key, Moved, Mover, NS_PER_TICK};
 use super::threads::is_gone;
 use crate::observe::{Kin, Origin};
-use engine::Undo;
+use engine::{Masks, Undo};
 use topology::CpuSet;
 
 /// Remembers the moved thread that each descendant stems from, as long as it or a child of it lives.
@@ -67,15 +68,8 @@ impl Lineage {
                 narrowed(mover, child.tid, &mask, candidates)
             });
             if let Some((source, ours)) = source {
-                heirs.push(Undo::Thread {
-                    tid: child.tid,
-                    pid: child.pid,
-                    start: key.1,
-                    before: source.before.clone(),
-                    ours,
-                    unbound: source.unbound,
-                    family: None,
-                });
+                let masks = Masks { before: source.before.clone(), ours, unbound: source.unbound };
+                heirs.push(inherited(key, child.pid, masks));
             }
         }
         self.stems = stems;

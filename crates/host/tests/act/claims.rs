@@ -154,8 +154,8 @@ pub fn exec_after_the_first_was_moved_elsewhere() -> Tried {
             why: "".into(),
         };
         let undo = crashed.prepare(&mv).unwrap();
-        crashed.apply(&mv, &undo).unwrap();
-        undo
+        crashed.start(&mv, &undo, &mut |_| Ok(())).unwrap();
+        undo.into_iter().next().unwrap()
     };
     // When the second thread is moved, the first has the same value.
     made(pid, 1);

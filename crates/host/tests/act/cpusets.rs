@@ -79,9 +79,9 @@ pub fn inside() -> Tried {
     let mut wide = HostPlane::with_observer(Settings::default(), nodes, None).unwrap();
     let mv = move_of(tid, 0);
     let undo = wide.prepare(&mv).unwrap();
-    wide.apply(&mv, &undo).unwrap();
+    wide.start(&mv, &undo, &mut |_| Ok(())).unwrap();
     assert_eq!(mask(tid), node(1));
-    assert_eq!(wide.undo(&undo).unwrap(), Undone::Restored);
+    assert_eq!(wide.undo(&undo[0]).unwrap(), Undone::Restored);
     assert_eq!(mask(tid), node(1));
     Ok(())
 }
@@ -115,13 +115,13 @@ pub fn changes() -> Tried {
     let mut second = plane(None);
     let mv = move_of(tid, 1);
     let undo = second.prepare(&mv).unwrap();
-    second.apply(&mv, &undo).unwrap();
+    second.start(&mv, &undo, &mut |_| Ok(())).unwrap();
     group.set(&all());
     // Before 6.2 a thread got all of a cpuset that changed, whatever its affinity had been: nothing of ours is left.
     let forgotten = mask(tid) == all();
     assert!(forgotten || mask(tid) == node(1));
     let undone = if forgotten { Undone::ChangedByOthers } else { Undone::Restored };
-    assert_eq!(second.undo(&undo).unwrap(), undone);
+    assert_eq!(second.undo(&undo[0]).unwrap(), undone);
     assert_eq!(mask(tid), all());
     Ok(())
 }

@@ -239,7 +239,7 @@ impl Dragonfly {
 }
 
 fn file_move(file: &str, from: NodeId, to: NodeId, why: String) -> Move {
-    Move::File { file: file.to_owned(), from, to, reason: Reason::OverloadedHome, why: why.into() }
+    Move::File { file: file.to_owned(), generation: None, from, to, reason: Reason::OverloadedHome, why: why.into() }
 }
 
 impl Policy for Dragonfly {

@@ -259,6 +259,7 @@ impl Toy {
             threads,
             files: files.collect(),
             processes,
+            outcomes: Vec::new(),
             notes: Vec::new(),
         }
     }

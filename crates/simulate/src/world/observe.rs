@@ -73,6 +73,7 @@ impl World {
             threads: Vec::with_capacity(self.threads.len()),
             files: Vec::new(),
             processes: Vec::new(),
+            outcomes: Vec::new(),
             notes: Vec::new(),
         };
         let mut readers: Vec<Vec<u32>> = vec![Vec::new(); self.files.len()];
@@ -127,6 +128,7 @@ impl World {
             let fs = self.jobs[file.job].fs;
             let movable = fs.moves_files();
             snapshot.files.push(ObservedFile {
+                generation: None,
                 file: file.id.clone(),
                 path: Some(file.path.clone()),
                 size: Some(file.size as u64),
@@ -143,6 +145,7 @@ impl World {
         for process in &self.processes {
             snapshot.processes.push(Process {
                 pid: process.pid,
+                start_ns: Some(process.start_ns),
                 resident: self.node_bytes(&process.resident),
                 mapped: mapped.remove(&process.pid).map_or_else(Vec::new, |accesses| self.mapped(accesses)),
             });
