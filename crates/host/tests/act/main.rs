@@ -63,7 +63,7 @@ fn main() {
         trial("kernel_threads_are_refused", basics::kernel_thread),
         trial("homenode_does_not_move_itself", basics::itself),
         trial("eperm_is_reported", basics::eperm),
-        trial("moves_of_files_are_refused", basics::not_a_thread),
+        trial("moves_of_files_without_a_known_path_are_refused", basics::not_a_thread),
         trial("targets_stay_inside_the_cpuset", cpusets::inside),
         trial("a_cpuset_may_change_under_a_move", cpusets::changes),
         trial("children_are_restored_at_the_end", forks::at_the_end),
