@@ -77,6 +77,8 @@ pub struct MemoryMove {
     there: u64,
     before: Layout,
     ended: bool,
+    /// Bytes that earlier steps have moved beyond what they were asked for.
+    ahead: u64,
 }
 
 /// What is left to be looked up.
@@ -144,6 +146,7 @@ impl MemoryMove {
             there: 0,
             before,
             ended: false,
+            ahead: 0,
         }
     }
 
@@ -230,7 +233,7 @@ impl MemoryMove {
         }
     }
 
-    /// Moves the pages of a batch; returns how many bytes it found there.
+    /// Moves the pages of a batch; returns how many bytes it tried to move.
     fn send(&mut self, batch: Batch) -> io::Result<u64> {
         let Batch { mut pages, to, kept } = batch;
         let page = self.space.page_size();
@@ -252,7 +255,7 @@ impl MemoryMove {
         self.there += bytes - away;
         if kept {
             self.stay(POLICY, away);
-            return Ok(bytes);
+            return Ok(0);
         }
         if self.stopped.is_none() {
             for (address, node) in pages.iter().zip(&old) {
@@ -272,10 +275,10 @@ impl MemoryMove {
                 Sent::Refused(error) => (Vec::new(), refusal(error)),
                 Sent::Ended => {
                     self.ended = true;
-                    return Ok(bytes);
+                    return Ok(away);
                 }
             };
-            let Some(nodes) = self.nodes(&pages)? else { return Ok(bytes) };
+            let Some(nodes) = self.nodes(&pages)? else { return Ok(away) };
             let mut now = nodes.into_iter().zip(status.into_iter().chain(std::iter::repeat(space::UNKNOWN)));
             shared = 0;
             pages.retain(|_| {
@@ -296,7 +299,7 @@ impl MemoryMove {
         }
         self.stay(SHARED, shared as u64 * page);
         self.stay(self.stopped.unwrap_or(reason), pages.len().saturating_sub(shared) as u64 * page);
-        Ok(bytes)
+        Ok(away)
     }
 
     fn nodes(&mut self, pages: &[u64]) -> io::Result<Option<Vec<i32>>> {
@@ -314,17 +317,21 @@ impl MemoryMove {
 
 impl Copying for MemoryMove {
     fn step(&mut self, bytes: u64) -> io::Result<bool> {
+        // A batch may be larger than a step: the next steps wait for it.
+        let wanted = bytes.max(1).saturating_sub(self.ahead);
         let (mut done, mut looked) = (0, 0);
-        while done < bytes.max(1) && looked < WINDOWS && !self.ended {
+        while done < wanted && looked < WINDOWS && !self.ended {
             match self.next_batch()? {
                 Some(batch) if batch.pages.is_empty() => looked += 1,
-                Some(batch) => done += self.send(batch)?,
+                // A batch with nothing to move takes time, too.
+                Some(batch) => done += self.send(batch)?.max(1),
                 None => {
                     self.copied.total = self.seen;
                     return Ok(true);
                 }
             }
         }
+        self.ahead = (self.ahead + done).saturating_sub(bytes.max(1));
         self.copied.total = if self.ended { self.seen } else { self.estimate.max(self.seen) };
         Ok(self.ended)
     }

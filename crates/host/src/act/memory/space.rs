@@ -90,10 +90,7 @@ impl Space {
     /// are not anonymous. Returns whether the address space is still there.
     pub fn present(&self, first: u64, count: u64, shared_memory: bool, found: &mut Vec<u64>) -> io::Result<bool> {
         let mut entries = vec![0; usize::try_from(count).unwrap_or(usize::MAX / ENTRY).saturating_mul(ENTRY)];
-        let read = match self.pagemap.read_at(&mut entries, first.saturating_mul(ENTRY as u64)) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => 0,
-            read => read?,
-        };
+        let read = self.pagemap.read_at(&mut entries, first.saturating_mul(ENTRY as u64))?;
         for (entry, page) in entries.get(..read).unwrap_or_default().chunks_exact(ENTRY).zip(first..) {
             let entry = entry.try_into().map_or(0, u64::from_ne_bytes);
             if entry & PRESENT != 0 && (shared_memory || entry & OF_FILE == 0) {
