@@ -12,7 +12,7 @@ export PREFIX DESTDIR KVM
 help: ## This list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
-demo: ## fio without and with homenode: here if there are two NUMA nodes, else in a virtual machine
+demo: ## Its moves in four acts: here if there are two NUMA nodes, else in a virtual machine
 	@tools/demo
 
 check: ## Before each commit: lint, and all tests that need no virtual machine

@@ -1,5 +1,6 @@
 # Sums up what test programs printed (Rust's own harness and libtest-mimic): the slowest tests, skips with their reasons,
-# failures, and one closing line. A test that was skipped in one place and ran in another is not a skip.
+# failures, and one closing line. A test that was skipped in one place and ran in another is not a skip. A test that failed and
+# passed when run again counts as passed and as unsteady.
 
 /^ +Running |^ +Doc-tests / {
     program = $2 == "unittests" ? $NF : $2
@@ -12,7 +13,8 @@
 # The result of a test: behind its name, or alone on a line when the test itself printed something.
 function took(result) {
     if (name == "") return
-    if (result ~ /^ok/) { passed++; ran[name] = 1 }
+    if (again) { again = 0 }
+    else if (result ~ /^ok/) { passed++; ran[name] = 1 }
     else if (result ~ /^FAILED/) { failures[++count] = name " (" FILENAME ")"; ran[name] = bad[FILENAME] = 1 }
     else if (result ~ /^ignored/) { sub(/^ignored[, ]*/, "", result); gsub(/^\(|\)$/, "", result); skips[name] = result }
     else return
@@ -21,6 +23,21 @@ function took(result) {
         names[timed] = name " (" FILENAME ")"
     }
     name = ""
+}
+
+# A failed test that runs once more (tools/run-tests): its second result is in the line that begins with "again: ".
+/ failed; again:$/ { again = 1 }
+/^again: .*: ok$/ {
+    second = $2
+    sub(/:$/, "", second)
+    for (i = 1; i <= count; i++) {
+        if (failures[i] == program ": " second " (" FILENAME ")") {
+            unsteady[++unsteadies] = failures[i]
+            failures[i] = failures[count--]
+            passed++
+            break
+        }
+    }
 }
 
 /^test .* \.\.\. ?/ {
@@ -49,6 +66,7 @@ END {
         skipped++
         printf "skipped: %s: %s\n", name, skips[name] == "" ? "no reason given" : skips[name]
     }
+    for (i = 1; i <= unsteadies; i++) printf "unsteady: %s: failed once, passed when run again\n", unsteady[i]
     for (i = 1; i <= count; i++) printf "failed: %s\n", failures[i]
     # A leg that failed without a failed test did not run to its end.
     legs = split(failed, leg, ",")
@@ -58,6 +76,6 @@ END {
         count++
     }
     if (passed == 0) { printf "failed: no test ran\n"; count++ }
-    printf "%d passed, %d failed, %d skipped\n", passed, count, skipped
+    printf "%d passed, %d failed, %d skipped%s\n", passed, count, skipped, unsteadies ? ", " unsteadies " unsteady" : ""
     exit count > 0
 }

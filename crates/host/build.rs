@@ -38,7 +38,7 @@ fn build() -> Result<(), String> {
     let mut include = OsString::from("-I");
     include.push(variable("DEP_BPF_INCLUDE")?);
     arguments.push(include);
-    for name in ["observe", "trial", "checks"] {
+    for name in ["observe", "trial", "checks", "hotness"] {
         SkeletonBuilder::new()
             .source(sources.join(format!("{name}.bpf.c")))
             .clang(&clang)

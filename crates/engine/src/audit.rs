@@ -50,8 +50,16 @@ pub fn remote_share(subject: &Subject, snapshot: &Snapshot) -> Option<f64> {
 
 /// File bytes read by each of these threads and processes, or of each of these files.
 fn bytes(subjects: &FxHashSet<&Subject>, snapshot: &Snapshot) -> FxHashMap<Subject, Bytes> {
-    let processes = subjects.iter().any(|s| matches!(s, Subject::Process { .. }));
-    let files = subjects.iter().any(|s| matches!(s, Subject::File { .. }));
+    // Threads know the id of their process, uses the id of their file.
+    let mut processes: FxHashMap<u32, &Subject> = FxHashMap::default();
+    let mut files: FxHashMap<&str, &Subject> = FxHashMap::default();
+    for subject in subjects.iter().copied() {
+        match subject {
+            Subject::Thread { .. } => {}
+            Subject::Process { pid, .. } => _ = processes.insert(*pid, subject),
+            Subject::File { file, .. } => _ = files.insert(file, subject),
+        }
+    }
     let mut sums: FxHashMap<Subject, Bytes> = FxHashMap::default();
     let mut add = |subject: Subject, more: Bytes| {
         if subjects.contains(&subject) {
@@ -60,11 +68,13 @@ fn bytes(subjects: &FxHashSet<&Subject>, snapshot: &Snapshot) -> FxHashMap<Subje
     };
     for thread in &snapshot.threads {
         add(Subject::thread(thread), Bytes::of_thread(thread));
-        if processes {
-            add(Subject::Process { pid: thread.pid }, Bytes::of_thread(thread));
+        if let Some(process) = processes.get(&thread.pid) {
+            add((*process).clone(), Bytes::of_thread(thread));
         }
-        for used in thread.files.iter().filter(|_| files) {
-            add(Subject::File { file: used.file.clone() }, Bytes::of_file(thread, used));
+        for used in thread.files.iter().filter(|_| !files.is_empty()) {
+            if let Some(file) = files.get(used.file.as_str()) {
+                add((*file).clone(), Bytes::of_file(thread, used));
+            }
         }
     }
     sums
@@ -129,7 +139,7 @@ mod tests {
 
     fn watched() -> Audit {
         let mut audit = Audit::default();
-        let about = About { tid: 7, pid: 7, comm: "fio".into(), start_ns: Some(1) };
+        let about = About::new(&Subject::Thread { tid: 7, start: 1 }, 7, "fio");
         audit.moved(Subject::Thread { tid: 7, start: 1 }, about, Some(0.98));
         audit
     }

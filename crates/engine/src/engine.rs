@@ -2,66 +2,59 @@
 
 use std::time::{Duration, SystemTime};
 
-use placement::{Move, Policy, Snapshot, Thread};
-use rustc_hash::FxHashMap;
+use placement::{Policy, Snapshot};
+use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
-use crate::audit::{self, Audit};
+use crate::audit::Audit;
 use crate::held::HeldTable;
+use crate::jobs::Jobs;
 use crate::journal::{About, Entry, Event, Journal, unix_s};
 use crate::rails::budget::{self, BudgetWatch};
 use crate::rails::settled::Settled;
-use crate::rails::{self, HeldBack, Rail, Rails};
+use crate::rails::{Rail, Rails};
 use crate::restore::{Restored, recover_held, store, undo_all};
 use crate::state::file::StateFile;
-use crate::state::records::{Held, Record};
+use crate::state::records::{Held, Job, Record};
+use crate::trial::Trials;
 use crate::{
-    Cost, EngineError, Finished, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone, Verdict,
-    WindowReport,
+    Cost, EngineError, Finished, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Undone, WindowReport,
 };
 
 /// Least number of records checked in each window for threads that have ended.
 const ENDED_CHECKS: usize = 64;
 
 /// The open state directory.
-struct Disk {
+pub(crate) struct Disk {
     dir: StateDir,
-    file: StateFile,
+    pub(crate) file: StateFile,
     journal: Journal,
 }
 
 /// Drives a plane: one [`step`](Self::step) a window, then [`finish`](Self::finish). An engine that is dropped without
 /// finishing (a panic) undoes its moves all the same.
 pub struct Engine<P: Plane> {
-    plane: P,
-    policy: Box<dyn Policy>,
-    settings: Settings,
-    rails: Rails,
-    settled: Settled,
-    audit: Audit,
+    pub(crate) plane: P,
+    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) settings: Settings,
+    pub(crate) rails: Rails,
+    pub(crate) settled: Settled,
+    pub(crate) audit: Audit,
+    pub(crate) trials: Trials,
     budget: BudgetWatch,
-    held: HeldTable,
+    pub(crate) held: HeldTable,
+    pub(crate) jobs: Jobs,
+    /// What became of moves since the last decision of the policy.
+    pub(crate) told: Vec<placement::Outcome>,
     /// Records of an earlier run that could not be undone yet.
     left_over: Vec<Held>,
     recovered: Finished,
-    disk: Option<Disk>,
+    pub(crate) disk: Option<Disk>,
     clock: Box<dyn Fn() -> SystemTime + Send>,
-    now: f64,
+    pub(crate) now: f64,
     /// Moves held back in the last window: written to the journal once, not every window.
-    waiting: FxHashMap<Subject, (Rail, NodeId)>,
+    pub(crate) waiting: FxHashMap<Subject, (Rail, NodeId)>,
     finished: bool,
-}
-
-/// A move whose undo record is still to be written.
-struct Ready<'a> {
-    index: usize,
-    mv: &'a Move,
-    from: NodeId,
-    to: NodeId,
-    undo: Undo,
-    subject: Subject,
-    about: About,
-    remote_share: Option<f64>,
 }
 
 impl<P: Plane> Engine<P> {
@@ -74,6 +67,7 @@ impl<P: Plane> Engine<P> {
         state: Option<StateDir>,
     ) -> Result<Self, EngineError> {
         settings.validate()?;
+        plane.pace(settings.moves.rate);
         let mut recovered = Finished::default();
         let mut left_over = Vec::new();
         let disk = match state {
@@ -89,6 +83,9 @@ impl<P: Plane> Engine<P> {
             rails: Rails::new(&settings),
             settled: Settled::new(&settings.settle),
             audit: Audit::default(),
+            trials: Trials::new(if policy.tries() { 0 } else { settings.moves.trial }),
+            jobs: Jobs::default(),
+            told: Vec::new(),
             budget: BudgetWatch::default(),
             held: HeldTable::default(),
             clock: Box::new(SystemTime::now),
@@ -137,9 +134,10 @@ impl<P: Plane> Engine<P> {
     /// One window: observe, decide, let the rails judge, make the moves that are left. Errors are faults of the plane;
     /// after one the caller should [`finish`](Self::finish).
     pub fn step(&mut self) -> Result<WindowReport, EngineError> {
-        let snapshot = self.plane.observe(Duration::from_secs_f64(self.settings.window_s))?;
+        let mut snapshot = self.plane.observe(Duration::from_secs_f64(self.settings.window_s))?;
         self.advance(&snapshot);
         let mut notes = Vec::new();
+        self.follow_copies(&mut notes);
         for (about, event) in self.audit.window(&snapshot) {
             self.write(Some(about), event);
         }
@@ -148,22 +146,34 @@ impl<P: Plane> Engine<P> {
         if inherited_restored.is_some() {
             self.forget_ended(&mut notes);
         }
+        let unpaid = self.trials.window(&snapshot);
+        self.take_back(unpaid, &mut notes);
+        self.tell(&mut snapshot);
         let plan = self.policy.decide(self.plane.topology(), &snapshot);
         self.rails.begin(self.now);
         self.settled.window(&snapshot, self.now);
-        let bound = self.held.undos().iter().map(|undo| undo.key().0).collect();
+        let bound = self.bound();
         let mut moves = plan.moves.clone();
         moves.extend(placement::at_home::to_bind(&plan, &snapshot, &bound));
-        let carried_out = self.carry_out(&moves, plan.moves.len(), &snapshot, &mut notes);
+        moves.iter_mut().for_each(|mv| mv.identify(&snapshot));
+        let planned = plan.moves.len();
+        let carried_out = self.carry_out(&moves, planned, &snapshot, &mut notes);
         let cost = self.plane.cost();
         if let Some(cost) = cost {
             self.keep_budget(cost, &mut notes);
         }
         self.tidy(&mut notes);
-        let verdicts = carried_out?;
+        let (verdicts, made) = carried_out?;
+        for (mv, verdict) in moves.iter().zip(&verdicts).take(planned) {
+            let (from, to) = crate::jobs::nodes(mv);
+            self.told_later(Subject::of(mv), from, to, verdict);
+        }
+        self.trials.begin(made.moves, made.jobs, &snapshot);
         let outcomes = moves.into_iter().zip(verdicts).map(|(mv, result)| Outcome { mv, result }).collect();
         Ok(WindowReport {
             remote_share: snapshot.remote_share(),
+            jobs: self.jobs.report(),
+            queued: self.jobs.queue.len(),
             held_threads: self.held.len(),
             snapshot,
             plan,
@@ -174,17 +184,21 @@ impl<P: Plane> Engine<P> {
         })
     }
 
-    /// Puts everything back. Afterwards the engine makes no more moves of its own; a second call does nothing.
+    /// Puts everything back: affinities are restored, copies are stopped, and what they have copied stays. Afterwards the
+    /// engine makes no more moves of its own; a second call does nothing.
     pub fn finish(&mut self) -> Finished {
         if std::mem::replace(&mut self.finished, true) {
             return Finished::default();
         }
+        self.jobs.queue.clear();
+        self.stop_copies("homenode ends");
         let mut held: Vec<_> = std::mem::take(&mut self.left_over).into_iter().map(|h| (h, None)).collect();
         held.extend(std::mem::take(&mut self.held).in_order());
         let Restored { mut finished, failed, events } = undo_all(&mut self.plane, held, "on exit");
         for (about, event) in events {
             self.write(Some(about), event);
         }
+        self.wait_for_copies(&mut finished);
         let Finished { restored, changed_by_others, gone, failed: failures, .. } = finished;
         tracing::info!(restored, changed_by_others, gone, failed = failures, "finished");
         self.write(None, Event::Stopped { restored, changed_by_others, gone, failed: failures });
@@ -198,6 +212,16 @@ impl<P: Plane> Engine<P> {
             }
         }
         finished
+    }
+
+    /// Ids of threads and processes that are bound by us.
+    fn bound(&self) -> FxHashSet<u32> {
+        let id = |undo: &crate::Undo| match undo.subject {
+            Subject::Thread { tid, .. } => Some(tid),
+            Subject::Process { pid, .. } => Some(pid),
+            Subject::File { .. } => None,
+        };
+        self.held.undos().iter().filter_map(id).collect()
     }
 
     /// The time of a window's end. A plane whose clock stands still or goes back is taken to have spent the window.
@@ -222,10 +246,7 @@ impl<P: Plane> Engine<P> {
                 Ok(Undone::Restored) => restored += 1,
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}
                 Err(error) => {
-                    self.say(
-                        notes,
-                        format!("cannot restore the inherited affinity of thread {}: {error}", heir.key().0),
-                    );
+                    self.say(notes, format!("cannot restore the inherited affinity of {}: {error}", heir.subject));
                 }
             }
         }
@@ -243,185 +264,12 @@ impl<P: Plane> Engine<P> {
         let mut done = Vec::new();
         for undo in self.held.some(pace.max(ENDED_CHECKS)) {
             if self.plane.ended(&undo) {
-                let (tid, start) = undo.key();
-                if let Some(about) = self.held.remove((tid, start)) {
-                    self.settled.ended(&Subject::Thread { tid: about.tid, start: about.start_ns.unwrap_or(0) });
-                }
-                done.push(Record::Done { tid, start });
+                self.held.remove(&undo.subject);
+                self.settled.ended(&undo.subject);
+                done.push(Record::Done { subject: undo.subject });
             }
         }
         self.append(&done, notes);
-    }
-
-    /// Judges and makes moves: first `planned` ones of the policy, then our own of threads that are bound where they are. One
-    /// verdict per move.
-    fn carry_out(
-        &mut self,
-        moves: &[Move],
-        planned: usize,
-        snapshot: &Snapshot,
-        notes: &mut Vec<String>,
-    ) -> Result<Vec<Verdict>, PlaneError> {
-        let threads: FxHashMap<u32, &Thread> = match moves.is_empty() {
-            true => FxHashMap::default(),
-            false => snapshot.threads.iter().map(|t| (t.tid, t)).collect(),
-        };
-        let mut verdicts = Vec::with_capacity(moves.len());
-        let mut ready = Vec::new();
-        let mut waiting = FxHashMap::default();
-        let mut over_rate = 0;
-        for (index, mv) in moves.iter().enumerate() {
-            let thread = match mv {
-                Move::Thread { tid, .. } => threads.get(tid).copied(),
-                _ => None,
-            };
-            let subject = Subject::of(mv, thread);
-            let (from, to, about) = about(mv, thread);
-            let fits = if index < planned { rails::fits(self.plane.topology(), thread, mv) } else { Ok(()) };
-            // Files, too: half of a plan can be worse than none of it.
-            let period_s = match mv {
-                Move::File { .. } => self.policy.data_period_s(),
-                _ => self.policy.period_s(),
-            };
-            let settled = || self.settled.check(&subject, to, period_s);
-            let judged = fits.and_then(|()| settled()).and_then(|()| self.rails.check(&subject, from, to));
-            if let Err(HeldBack { rail, why }) = judged {
-                tracing::debug!(tid = about.tid, ?rail, %why, "held back");
-                if matches!(rail, Rail::Rate | Rail::Backoff | Rail::Full) {
-                    self.settled.owe(subject.clone());
-                }
-                if rail == Rail::Rate {
-                    over_rate += 1;
-                } else if self.waiting.get(&subject) != Some(&(rail, to)) {
-                    self.write(Some(about), Event::HeldBack { from, to, rail, why: why.clone() });
-                }
-                waiting.insert(subject, (rail, to));
-                verdicts.push(Verdict::HeldBack { rail, why });
-                continue;
-            }
-            // The verdict of a move that is ready is set when it has been made.
-            verdicts.push(match self.plane.prepare(mv) {
-                Ok(_) if self.settings.dry_run => {
-                    self.rails.made(&subject, from, to);
-                    Verdict::HeldBack { rail: Rail::DryRun, why: "dry run: nothing is changed".into() }
-                }
-                Ok(undo) => {
-                    let undo = self.first(undo);
-                    let remote_share = audit::remote_share(&subject, snapshot);
-                    ready.push(Ready { index, mv, from, to, undo, subject, about, remote_share });
-                    Verdict::Gone
-                }
-                Err(error) => self.not_made(error, subject, from, to, about)?,
-            });
-        }
-        self.waiting = waiting;
-        if over_rate > 0 {
-            let rate = self.settings.moves_per_s;
-            self.say(notes, format!("{over_rate} moves wait: more than {rate} moves per second"));
-        }
-        self.make(ready, &mut verdicts, notes)?;
-        Ok(verdicts)
-    }
-
-    /// Writes down what undoes these moves, then makes them.
-    fn make(
-        &mut self,
-        ready: Vec<Ready<'_>>,
-        verdicts: &mut [Verdict],
-        notes: &mut Vec<String>,
-    ) -> Result<(), PlaneError> {
-        let hold = |r: &Ready<'_>| Record::Hold { comm: r.about.comm.clone(), undo: r.undo.clone() };
-        let holds: Vec<Record> = ready.iter().filter(|r| r.undo.masks().is_some()).map(hold).collect();
-        if let Some(Err(error)) = self.disk.as_mut().map(|d| d.file.append(&holds, true)) {
-            let why = format!("not moved, because its undo record cannot be written: {error}");
-            for r in ready {
-                self.rails.not_tried();
-                self.settled.owe(r.subject);
-                verdicts[r.index] = Verdict::Refused { reason: "state_not_written".into(), why: why.clone() };
-            }
-            tracing::error!("{error}");
-            notes.push(why);
-            return Ok(());
-        }
-        let mut settled = Vec::with_capacity(ready.len());
-        let mut broken = Ok(());
-        for r in ready {
-            let (tid, start) = r.undo.key();
-            let written = r.undo.masks().is_some();
-            match self.plane.apply(r.mv, &r.undo) {
-                Ok(()) => {
-                    settled.extend(written.then_some(Record::Made { tid, start }));
-                    verdicts[r.index] = Verdict::Applied;
-                    self.settled.made(r.subject.clone());
-                    self.made(r, notes);
-                }
-                Err(error) => {
-                    settled.extend(written.then_some(Record::NotMade { tid, start }));
-                    match self.not_made(error, r.subject, r.from, r.to, r.about) {
-                        Ok(verdict) => verdicts[r.index] = verdict,
-                        Err(error) => {
-                            broken = Err(error);
-                            break;
-                        }
-                    }
-                }
-            }
-        }
-        self.append(&settled, notes);
-        broken
-    }
-
-    fn made(&mut self, r: Ready<'_>, notes: &mut Vec<String>) {
-        let Ready { mv, from, to, undo, subject, about, remote_share, .. } = r;
-        let (reason, why) = because(mv);
-        tracing::info!(tid = about.tid, pid = about.pid, comm = %about.comm, %from, %to, ?reason, %why, "moved");
-        let event = Event::Moved { from, to, reason, why: why.to_string(), remote_share };
-        self.write(Some(about.clone()), event);
-        if let Some(text) = self.rails.made(&subject, from, to) {
-            notes.push(format!("thread {} ({}) {text}", about.tid, about.comm));
-            self.write(Some(about.clone()), Event::Note { text });
-        }
-        self.audit.moved(subject, about.clone(), remote_share);
-        if undo.masks().is_some() {
-            self.held.put(undo, about);
-        }
-    }
-
-    /// What a plane's refusal comes to. A broken plane stays an error.
-    fn not_made(
-        &mut self,
-        error: PlaneError,
-        subject: Subject,
-        from: NodeId,
-        to: NodeId,
-        about: About,
-    ) -> Result<Verdict, PlaneError> {
-        match error {
-            PlaneError::Gone { .. } => {
-                self.rails.gone(&subject);
-                tracing::debug!(tid = about.tid, "ended before it was moved");
-                self.write(Some(about), Event::Gone);
-                Ok(Verdict::Gone)
-            }
-            PlaneError::Refused { reason, why } => {
-                self.rails.refused(&subject);
-                self.settled.owe(subject);
-                tracing::debug!(tid = about.tid, reason, %why, "refused");
-                let reason = reason.to_owned();
-                self.write(Some(about), Event::Refused { from, to, reason: reason.clone(), why: why.clone() });
-                Ok(Verdict::Refused { reason, why })
-            }
-            broken => Err(broken),
-        }
-    }
-
-    /// The undo of a second move leads back to the affinity before the first, not to our own value.
-    fn first(&self, undo: Undo) -> Undo {
-        let Some(held) = self.held.get(undo.key()) else { return undo };
-        match (held.masks(), undo.masks()) {
-            (Some((_, ours)), Some((before, _))) if before == ours => undo.back_to(held),
-            _ => undo,
-        }
     }
 
     fn keep_budget(&mut self, cost: Cost, notes: &mut Vec<String>) {
@@ -447,7 +295,14 @@ impl<P: Plane> Engine<P> {
         if disk.file.worth_rewriting() {
             let live = self.held.in_order().into_iter().map(|h| h.0);
             let held: Vec<Held> = self.left_over.iter().cloned().chain(live).collect();
-            results.push(disk.file.rewrite(epoch.as_deref(), &held));
+            let job = |r: &crate::jobs::Running| Job {
+                comm: r.about.comm.clone(),
+                subject: r.subject.clone(),
+                from: r.from,
+                to: r.to,
+            };
+            let jobs: Vec<Job> = self.jobs.running.values().map(job).collect();
+            results.push(disk.file.rewrite(epoch.as_deref(), &held, &jobs));
         }
         for error in results.into_iter().filter_map(Result::err) {
             tracing::warn!("{error}");
@@ -456,7 +311,7 @@ impl<P: Plane> Engine<P> {
     }
 
     /// Appends records that need not be on disk at once.
-    fn append(&mut self, records: &[Record], notes: &mut Vec<String>) {
+    pub(crate) fn append(&mut self, records: &[Record], notes: &mut Vec<String>) {
         if let Some(Err(error)) = self.disk.as_mut().map(|d| d.file.append(records, false)) {
             tracing::warn!("{error}");
             notes.push(error.to_string());
@@ -464,14 +319,14 @@ impl<P: Plane> Engine<P> {
     }
 
     /// Adds an entry to the journal, which is written at the end of the window.
-    fn write(&mut self, thread: Option<About>, event: Event) {
+    pub(crate) fn write(&mut self, thread: Option<About>, event: Event) {
         let time = unix_s((self.clock)());
         if let Some(disk) = &mut self.disk {
             disk.journal.add(&Entry { time, thread, event });
         }
     }
 
-    fn say(&mut self, notes: &mut Vec<String>, text: String) {
+    pub(crate) fn say(&mut self, notes: &mut Vec<String>, text: String) {
         tracing::warn!("{text}");
         self.write(None, Event::Note { text: text.clone() });
         notes.push(text);
@@ -482,22 +337,4 @@ impl<P: Plane> Drop for Engine<P> {
     fn drop(&mut self) {
         self.finish();
     }
-}
-
-/// A move's nodes, and its subject as the journal names it.
-fn about(mv: &Move, thread: Option<&Thread>) -> (NodeId, NodeId, About) {
-    let comm = thread.map(|t| t.comm.clone()).unwrap_or_default();
-    match mv {
-        Move::Thread { tid, pid, start_ns, from, to, .. } => {
-            let start_ns = start_ns.or(thread.and_then(|t| t.start_ns));
-            (*from, *to, About { tid: *tid, pid: *pid, comm, start_ns })
-        }
-        Move::Process { pid, from, to, .. } => (*from, *to, About { tid: *pid, pid: *pid, comm, start_ns: None }),
-        Move::File { file, from, to, .. } => (*from, *to, About { tid: 0, pid: 0, comm: file.clone(), start_ns: None }),
-    }
-}
-
-fn because(mv: &Move) -> (placement::Reason, &placement::Why) {
-    let (Move::Thread { reason, why, .. } | Move::Process { reason, why, .. } | Move::File { reason, why, .. }) = mv;
-    (*reason, why)
 }

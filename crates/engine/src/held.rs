@@ -2,17 +2,16 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::Undo;
 use crate::journal::About;
-use crate::plane::Key;
 use crate::state::records::Held;
+use crate::{Subject, Undo};
 
 /// Threads that have an affinity of ours, with their undo records, in the order of their first moves. Removal takes constant time.
 #[derive(Debug, Default)]
 pub(crate) struct HeldTable {
     undos: Vec<Undo>,
     facts: Vec<Facts>,
-    index: FxHashMap<Key, usize>,
+    index: FxHashMap<Subject, usize>,
     next: u64,
     /// Where [`Self::some`] goes on.
     cursor: usize,
@@ -34,16 +33,16 @@ impl HeldTable {
         self.undos.len()
     }
 
-    pub fn get(&self, key: Key) -> Option<&Undo> {
-        self.index.get(&key).and_then(|i| self.undos.get(*i))
+    pub fn get(&self, subject: &Subject) -> Option<&Undo> {
+        self.index.get(subject).and_then(|i| self.undos.get(*i))
     }
 
     /// A thread was moved, for the first time or again.
     pub fn put(&mut self, undo: Undo, about: About) {
-        match self.index.get(&undo.key()) {
+        match self.index.get(&undo.subject) {
             Some(i) => self.undos[*i] = undo,
             None => {
-                self.index.insert(undo.key(), self.undos.len());
+                self.index.insert(undo.subject.clone(), self.undos.len());
                 self.undos.push(undo);
                 self.facts.push(Facts { about, order: self.next });
                 self.next += 1;
@@ -52,12 +51,12 @@ impl HeldTable {
     }
 
     /// Forgets a record; returns the thread as the journal names it.
-    pub fn remove(&mut self, key: Key) -> Option<About> {
-        let i = self.index.remove(&key)?;
+    pub fn remove(&mut self, subject: &Subject) -> Option<About> {
+        let i = self.index.remove(subject)?;
         self.undos.swap_remove(i);
         let facts = self.facts.swap_remove(i);
         if let Some(moved) = self.undos.get(i) {
-            self.index.insert(moved.key(), i);
+            self.index.insert(moved.subject.clone(), i);
         }
         Some(facts.about)
     }
@@ -85,38 +84,53 @@ impl HeldTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Masks;
 
     fn undo(tid: u32) -> Undo {
         let set = |t: &str| t.parse().unwrap();
-        Undo::Thread { tid, pid: 1, start: 7, before: set("0-3"), ours: set("0-1"), unbound: false, family: None }
+        let masks = Some(Masks { before: set("0-3"), ours: set("0-1"), unbound: false });
+        Undo { subject: thread(tid, 7), pid: 1, masks, payload: String::new() }
+    }
+
+    fn thread(tid: u32, start: u64) -> Subject {
+        Subject::Thread { tid, start }
+    }
+
+    fn about(tid: u32) -> About {
+        About::new(&thread(tid, 7), 1, "x")
+    }
+
+    fn tid(undo: &Undo) -> u32 {
+        let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
+        tid
     }
 
     fn table(tids: &[u32]) -> HeldTable {
         let mut table = HeldTable::default();
         for tid in tids {
-            table.put(undo(*tid), About { tid: *tid, pid: 1, comm: "x".into(), start_ns: None });
+            table.put(undo(*tid), about(*tid));
         }
         table
     }
 
     fn tids(table: &HeldTable) -> Vec<u32> {
-        table.in_order().iter().map(|h| h.0.candidates[0].key().0).collect()
+        table.in_order().iter().map(|h| tid(&h.0.candidates[0])).collect()
     }
 
     #[test]
     fn order_survives_removal_and_a_second_move() {
         let mut table = table(&[5, 3, 9, 1]);
-        table.remove((3, 7));
-        table.remove((3, 7));
-        table.put(undo(5), About { tid: 5, pid: 1, comm: "x".into(), start_ns: None });
+        table.remove(&thread(3, 7));
+        table.remove(&thread(3, 7));
+        table.put(undo(5), about(5));
         assert_eq!(tids(&table), [5, 9, 1]);
-        assert!(table.get((1, 7)).is_some() && table.get((1, 8)).is_none());
+        assert!(table.get(&thread(1, 7)).is_some() && table.get(&thread(1, 8)).is_none());
     }
 
     #[test]
     fn all_are_seen_in_turn() {
         let mut table = table(&[1, 2, 3, 4, 5]);
-        let mut seen: Vec<u32> = (0..3).flat_map(|_| table.some(2)).map(|u| u.key().0).collect();
+        let mut seen: Vec<u32> = (0..3).flat_map(|_| table.some(2)).map(|u| tid(&u)).collect();
         assert_eq!(seen.len(), 6);
         seen.sort_unstable();
         seen.dedup();

@@ -11,9 +11,12 @@
 //! (`Snapshot::time_s`), so the same snapshots give the same moves; wall-clock time appears only in the journal.
 
 pub mod audit;
+mod carry;
+mod copying;
 mod engine;
 mod error;
 mod held;
+mod jobs;
 pub mod journal;
 mod plane;
 pub mod rails;
@@ -21,14 +24,15 @@ mod report;
 mod restore;
 pub mod settings;
 pub mod state;
-mod subject;
+mod trial;
 
 pub use engine::Engine;
 pub use error::EngineError;
-pub use plane::{Cost, Family, Plane, PlaneError, Undo, Undone};
+pub use jobs::{JobId, JobReport, JobState, Progress, Started};
+pub use placement::Subject;
+pub use plane::{Cost, Masks, Plane, PlaneError, Undo, Undone, Write};
 pub use rails::Rail;
 pub use report::{Finished, Outcome, Verdict, WindowReport};
 pub use restore::{recover, store};
 pub use settings::Settings;
 pub use state::StateDir;
-pub use subject::Subject;

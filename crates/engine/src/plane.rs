@@ -1,10 +1,16 @@
-//! What the engine asks of a plane: observe, prepare, apply, undo.
+//! What the engine asks of a plane: observe, prepare, start, poll, undo.
 
 use std::time::Duration;
 
 use placement::{Move, Snapshot};
 use serde::{Deserialize, Serialize};
 use topology::{CpuSet, Topology};
+
+use crate::Subject;
+use crate::jobs::{JobId, Progress, Started};
+
+/// Writes undo records down. After an error nothing must be changed that they would undo.
+pub type Write<'a> = dyn FnMut(&[Undo]) -> Result<(), PlaneError> + 'a;
 
 /// Something that can be observed and acted on: a host, homenode's own file system, a simulated machine.
 pub trait Plane {
@@ -14,12 +20,30 @@ pub trait Plane {
     /// Blocks for one window (virtual in a simulation) and returns what it showed.
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError>;
 
-    /// What would be needed to undo this move. Changes nothing, so that it can be written down before the move is made.
-    /// [`PlaneError::Refused`] says that the move must not be made (the thread has an affinity of its own, …).
-    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError>;
+    /// What would be needed to undo this move: one record for each thread that it binds, none for a file. Changes nothing, so
+    /// that it can be written down before the move is made. [`PlaneError::Refused`] says that the move must not be made (the
+    /// thread has an affinity of its own, …).
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError>;
 
-    /// Makes the move that `undo` was prepared for. An error says that nothing was changed.
-    fn apply(&mut self, mv: &Move, undo: &Undo) -> Result<(), PlaneError>;
+    /// Makes the move that `undo` was prepared for, or starts to make it: a move that copies goes on in the background as a
+    /// job. Calls `write` with the records of further threads before it binds them (a process starts threads while it is
+    /// moved). An error says that nothing was changed.
+    fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError>;
+
+    /// The progress of every job since the last call; the end of each is reported once.
+    fn poll(&mut self) -> Vec<Progress> {
+        Vec::new()
+    }
+
+    /// Asks a job to stop as soon as it can. What it has copied stays. A job that is not known is ignored.
+    fn cancel(&mut self, job: JobId) {
+        let _ = job;
+    }
+
+    /// All jobs together copy no more than this many bytes a second from now on.
+    fn pace(&mut self, bytes_per_s: f64) {
+        let _ = bytes_per_s;
+    }
 
     /// Puts back what a move changed, unless somebody else has changed it since.
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError>;
@@ -71,107 +95,53 @@ pub struct Cost {
     pub memory_bytes: u64,
 }
 
-/// What undoes a move. Written to the state file before the move is made.
+/// What undoes a move of one thread, or of the memory of one process. Written to the state file before the move is made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Undo {
-    /// A thread's affinity.
-    Thread {
-        /// Thread id.
-        tid: u32,
-        /// Process id.
-        pid: u32,
-        /// Start time (nanoseconds or ticks since boot, as the plane counts): tells this thread from a later one with its id.
-        start: u64,
-        /// Affinity before our first move of this thread.
-        before: CpuSet,
-        /// Affinity that we set.
-        ours: CpuSet,
-        /// It had no affinity of its own before: undoing allows it every CPU again, also those that its cpuset or the
-        /// machine has gained since, instead of pinning it to `before`.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        unbound: bool,
-        /// By what descendants of this thread can be known, where the plane needs it.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        family: Option<Family>,
-    },
-    /// The affinity of all threads of a process. Its memory stays where it was moved to.
-    Process {
-        /// Process id.
-        pid: u32,
-        /// Start time of the process, in the units of `Undo::Thread::start`.
-        start: u64,
-        /// Affinity of its threads before our first move of the process.
-        before: CpuSet,
-        /// Affinity that we set.
-        ours: CpuSet,
-        /// It had no affinity of its own before: undoing allows it every CPU again, also those that its cpuset or the
-        /// machine has gained since, instead of pinning it to `before`.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        unbound: bool,
-    },
-    /// A file's data, which stays where it was moved to: nothing is put back, and nothing is written down.
-    File {
-        /// File id, as in the move.
-        file: String,
-    },
-}
-
-/// By what the descendants of a moved thread can be known after a crash, when nobody has watched their births.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Family {
-    /// When the move was prepared, in the units of `Undo::Thread::start`: who started earlier has inherited nothing.
-    pub at: u64,
-    /// Session id.
-    pub session: u32,
-    /// Control group, as the plane names it; empty where it says nothing (the root group).
+pub struct Undo {
+    /// What it is about.
+    pub subject: Subject,
+    /// Its process; 0 for a file.
+    #[serde(default)]
+    pub pid: u32,
+    /// The affinity before and after; absent where no affinity is put back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masks: Option<Masks>,
+    /// What else the plane needs, in a form that only the plane understands.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub cgroup: String,
-    /// The first thread of the process did not have our value: if it has it later and the moved thread is gone, the moved
-    /// thread has become the first by exec.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub first_differs: bool,
+    pub payload: String,
 }
 
-/// Identity of what an undo record is about: thread id and start time.
-pub(crate) type Key = (u32, u64);
+/// The affinity of a thread before and after a move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Masks {
+    /// Before our first move of it.
+    pub before: CpuSet,
+    /// The affinity that we set.
+    pub ours: CpuSet,
+    /// It had no affinity of its own before: undoing allows it every CPU again, also those that its cpuset or the
+    /// machine has gained since, instead of pinning it to `before`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unbound: bool,
+}
 
 impl Undo {
-    /// What the record is about. A process is not its first thread, which has the same id and start time.
-    pub(crate) fn key(&self) -> Key {
-        match self {
-            Self::Thread { tid, start, .. } => (*tid, *start),
-            Self::Process { pid, start, .. } => (*pid, !*start),
-            Self::File { .. } => (0, 0),
-        }
-    }
-
-    pub(crate) fn tid_pid(&self) -> (u32, u32) {
-        match self {
-            Self::Thread { tid, pid, .. } => (*tid, *pid),
-            Self::Process { pid, .. } => (*pid, *pid),
-            Self::File { .. } => (0, 0),
-        }
-    }
-
-    /// The affinity that this leads back to, and ours; `None` where there is nothing to put back.
-    pub(crate) fn masks(&self) -> Option<(&CpuSet, &CpuSet)> {
-        match self {
-            Self::Thread { before, ours, .. } | Self::Process { before, ours, .. } => Some((before, ours)),
-            Self::File { .. } => None,
-        }
-    }
-
-    /// The same record, undoing to what `first` undoes to: a second move of a thread must not lead back to the first
-    /// move's value.
+    /// The same record, undoing to what `first` undoes to: a second move must not lead back to the first move's value.
+    /// If something else has changed the affinity in between, that value is the one to go back to.
     pub(crate) fn back_to(mut self, first: &Self) -> Self {
-        if let Self::Thread { before, unbound, .. } | Self::Process { before, unbound, .. } = &mut self
-            && let Self::Thread { before: b, unbound: u, .. } | Self::Process { before: b, unbound: u, .. } = first
-        {
-            before.clone_from(b);
-            *unbound = *u;
+        match (&mut self.masks, &first.masks) {
+            (Some(new), Some(old)) if new.before == old.ours => {
+                new.before.clone_from(&old.before);
+                new.unbound = old.unbound;
+            }
+            (None, None) => self.payload.clone_from(&first.payload),
+            _ => {}
         }
         self
+    }
+
+    /// The affinity that this leads back to, for people; empty where there is none.
+    pub fn before(&self) -> String {
+        self.masks.as_ref().map(|m| m.before.to_string()).unwrap_or_default()
     }
 }
 

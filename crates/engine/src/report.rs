@@ -3,7 +3,7 @@
 use placement::{Move, Plan, Snapshot};
 use serde::Serialize;
 
-use crate::{Cost, Rail};
+use crate::{Cost, JobReport, Rail};
 
 /// One window: the observation, the plan and the moves.
 #[derive(Clone, Debug, Serialize)]
@@ -16,6 +16,10 @@ pub struct WindowReport {
     pub outcomes: Vec<Outcome>,
     /// Share of file bytes read from another node in this window; absent where nothing was read.
     pub remote_share: Option<f64>,
+    /// Copies that go on, of files and of processes' memory.
+    pub jobs: Vec<JobReport>,
+    /// Moves that wait until others have been copied.
+    pub queued: usize,
     /// Threads whose affinity is ours at the end of the window.
     pub held_threads: usize,
     /// Threads whose inherited affinity was restored in this window.
@@ -42,6 +46,10 @@ pub struct Outcome {
 pub enum Verdict {
     /// It was made.
     Applied,
+    /// It has begun to copy.
+    Started,
+    /// It waits until others have been copied.
+    Queued,
     /// A rail held it back.
     HeldBack {
         /// Which.
@@ -60,6 +68,10 @@ pub enum Verdict {
     Gone,
 }
 
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
 /// The result of undoing everything, in numbers of threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Finished {
@@ -71,6 +83,9 @@ pub struct Finished {
     pub changed_by_others: usize,
     /// Ended by then.
     pub gone: usize,
+    /// Copies that were stopped, or that a crash interrupted. What they had copied stays.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub copies: usize,
     /// Could not be restored; they stay in the state file, and the next start tries again.
     pub failed: usize,
     /// The first few reasons and other remarks, one sentence each.

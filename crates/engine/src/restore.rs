@@ -1,14 +1,14 @@
 //! Undoes everything: on exit, on `restore`, and at the next start after a crash.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use rustc_hash::FxHashSet;
 
 use crate::journal::{About, Entry, Event, Journal, unix_s};
-use crate::plane::Key;
 use crate::state::file::StateFile;
-use crate::state::records::Held;
-use crate::{EngineError, Finished, Plane, PlaneError, Settings, StateDir, Undo, Undone};
+use crate::state::records::{Held, Job};
+use crate::{EngineError, Finished, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone};
 
 /// How often to look for threads started by moved ones. Once the moved threads are restored, only threads that
 /// had inherited our value can still pass it on, and each round restores all of them: a tree of processes that fork
@@ -31,9 +31,8 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>
     let records: Vec<Undo> = held.iter().flat_map(|h| h.0.candidates.iter().cloned()).collect();
     for (held, about) in held {
         let Some(newest) = held.candidates.last() else { continue };
-        let (tid, pid) = newest.tid_pid();
-        let before = newest.masks().map(|m| m.0.to_string()).unwrap_or_default();
-        let about = about.unwrap_or_else(|| About { tid, pid, comm: held.comm.clone(), start_ns: None });
+        let before = newest.before();
+        let about = about.unwrap_or_else(|| About::new(&newest.subject, newest.pid, &held.comm));
         let finished = &mut restored.finished;
         let event = match undo_one(plane, &held.candidates) {
             Ok(result) => {
@@ -46,8 +45,9 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>
             }
             Err(error) => {
                 finished.failed += 1;
-                let why = format!("cannot restore affinity {before} of thread {tid}: {error}");
-                tracing::error!(tid, pid, "{why}");
+                let what = if before.is_empty() { "what was changed".into() } else { format!("affinity {before}") };
+                let why = format!("cannot restore {what} of {}: {error}", newest.subject);
+                tracing::error!(pid = newest.pid, "{why}");
                 finished.note(why.clone());
                 restored.failed.push(held);
                 Event::UndoFailed { why }
@@ -78,7 +78,7 @@ fn undo_one<P: Plane>(plane: &mut P, candidates: &[Undo]) -> Result<Undone, Plan
 /// Restores what threads have inherited. Returns the records of those that could not be restored; `None` if some may not
 /// have been found.
 fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut Finished) -> Option<Vec<Held>> {
-    let mut given_up: FxHashSet<Key> = FxHashSet::default();
+    let mut given_up: FxHashSet<Subject> = FxHashSet::default();
     let mut left = Vec::new();
     for _ in 0..ROUNDS {
         let mut heirs = match plane.inherited(records) {
@@ -89,7 +89,7 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
                 return None;
             }
         };
-        heirs.retain(|h| !given_up.contains(&h.key()));
+        heirs.retain(|h| !given_up.contains(&h.subject));
         if heirs.is_empty() {
             return Some(left);
         }
@@ -102,8 +102,8 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}
                 Err(error) => {
                     finished.failed += 1;
-                    finished.note(format!("cannot restore the inherited affinity of thread {}: {error}", heir.key().0));
-                    given_up.insert(heir.key());
+                    finished.note(format!("cannot restore the inherited affinity of {}: {error}", heir.subject));
+                    given_up.insert(heir.subject.clone());
                     left.push(Held { comm: String::new(), candidates: vec![heir] });
                 }
             }
@@ -129,8 +129,8 @@ pub(crate) fn recover_held<P: Plane>(
     let loaded = dir.load()?;
     let epoch = plane.epoch();
     let void = loaded.epoch.is_some() && epoch.is_some() && loaded.epoch != epoch;
-    let held = if void { Vec::new() } else { loaded.held };
-    if held.is_empty() && loaded.damaged == 0 {
+    let (held, jobs) = if void { Default::default() } else { (loaded.held, loaded.jobs) };
+    if held.is_empty() && jobs.is_empty() && loaded.damaged == 0 {
         store(dir, epoch.as_deref(), &[])?;
         return Ok((Finished::default(), Vec::new()));
     }
@@ -147,6 +147,15 @@ pub(crate) fn recover_held<P: Plane>(
     let time = unix_s(SystemTime::now());
     for (about, event) in events {
         journal.add(&Entry { time, thread: Some(about), event });
+    }
+    for Job { comm, subject, from, to } in jobs {
+        finished.copies += 1;
+        finished.note(format!("the move of {subject} from node {from} to {to} was interrupted: what was moved stays"));
+        let pid = if let Subject::Process { pid, .. } = subject { pid } else { 0 };
+        let why = Some("interrupted by a crash of homenode".to_owned());
+        let (left, seconds) = (BTreeMap::new(), None);
+        let event = Event::CopyEnded { from, to, bytes: 0, done: 0, left, seconds, why };
+        journal.add(&Entry { time, thread: Some(About::new(&subject, pid, &comm)), event });
     }
     let Finished { restored, changed_by_others, gone, failed: failures, .. } = finished;
     tracing::info!(restored, changed_by_others, gone, failed = failures, "recovered from an earlier run");

@@ -26,8 +26,44 @@ pub struct Settings {
     pub budget: Budget,
     /// Largest size of the journal in bytes, both of its files together. Default 8 MiB: it lies in memory under `/run`.
     pub journal_bytes: u64,
+    /// Moves that copy, and moves that do not pay: `[moves]` in `homenode.toml`. Without that section, as in a simulation, they
+    /// are unlimited.
+    #[serde(skip, default = "Moves::unlimited")]
+    pub moves: Moves,
     /// Decide and report, change nothing, write nothing. Default false.
     pub dry_run: bool,
+}
+
+/// Limits on moves that copy (files, and the memory of processes), and when a move has not paid: `[moves]` in
+/// `homenode.toml`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Moves {
+    /// Bytes per second that all copies together may take. Default 5e8: a quarter of the writes that one Optane module of
+    /// 128 GB sustains (1.85 GB/s, NThread's machine), so that a copy leaves the load most of the slowest memory there is.
+    pub rate: f64,
+    /// Bytes that may be copied in 24 hours. Default 1.6e12: a hundredth of what an Optane module of 128 GB may be written
+    /// each day of its five years (292 PB in all, Intel's data sheet). Copies take no more of its endurance than that.
+    pub bytes_per_day: f64,
+    /// How many copies may run at once. Default 2: one goes on while the other waits for a busy page.
+    pub at_once: u32,
+    /// How many windows before and after a plan are compared; a plan after which every window was worse than every window
+    /// before is taken back. Default 5: by chance that happens once in 252 plans (5 of 10 windows can be chosen in 252
+    /// ways). 0: never.
+    pub trial: u32,
+}
+
+impl Default for Moves {
+    fn default() -> Self {
+        Self { rate: 5e8, bytes_per_day: 1.6e12, at_once: 2, trial: 5 }
+    }
+}
+
+impl Moves {
+    /// No limit, and no plan is taken back: a simulated machine has limits of its own.
+    pub fn unlimited() -> Self {
+        Self { rate: 1e15, bytes_per_day: 1e18, at_once: 1_000_000, trial: 0 }
+    }
 }
 
 /// When a thread that goes back and forth is left alone.
@@ -79,6 +115,7 @@ impl Default for Settings {
             settle: Settle::default(),
             budget: Budget::default(),
             journal_bytes: 8 << 20,
+            moves: Moves::unlimited(),
             dry_run: false,
         }
     }
@@ -105,10 +142,13 @@ impl Default for Budget {
 impl Settings {
     /// Refuses values that cannot be, naming the setting and the value.
     pub fn validate(&self) -> Result<(), EngineError> {
-        let within = |name: &str, value: f64, least: f64, most: f64| match value >= least && value <= most {
+        let check = |section: &str, name: &str, value: f64, least: f64, most: f64| match value >= least && value <= most
+        {
             true => Ok(()),
-            false => Err(EngineError::Settings(format!("engine.{name} is {value}, it must be {least} to {most}"))),
+            false => Err(EngineError::Settings(format!("{section}.{name} is {value}, it must be {least} to {most}"))),
         };
+        let within = |name: &str, value: f64, least: f64, most: f64| check("engine", name, value, least, most);
+        let within_moves = |name: &str, value: f64, least: f64, most: f64| check("moves", name, value, least, most);
         const YEAR: f64 = 366.0 * 86_400.0;
         within("window_s", self.window_s, 0.01, 3600.0)?;
         within("dwell_s", self.dwell_s, 0.0, YEAR)?;
@@ -123,6 +163,10 @@ impl Settings {
         within("budget.cpu", self.budget.cpu, 0.0001, 1024.0)?;
         within("budget.memory_bytes", self.budget.memory_bytes as f64, 1e6, 1e15)?;
         within("budget.windows", self.budget.windows.into(), 1.0, 1e6)?;
+        within_moves("rate", self.moves.rate, 1e6, 1e15)?;
+        within_moves("bytes_per_day", self.moves.bytes_per_day, 0.0, 1e18)?;
+        within_moves("at_once", self.moves.at_once.into(), 1.0, 1e6)?;
+        within_moves("trial", self.moves.trial.into(), 0.0, 1000.0)?;
         within("journal_bytes", self.journal_bytes as f64, 65_536.0, 1e12)
     }
 }

@@ -7,10 +7,14 @@
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use engine::{Engine, Plane, PlaneError, Settings, Undo, Undone};
+use engine::settings::Moves;
+use engine::{
+    Engine, JobId, JobState, Masks, Plane, PlaneError, Progress, Settings, Started, Subject, Undo, Undone, Write,
+};
 use placement::{FileUse, MappedMemory, Move, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread};
 use topology::{CpuSet, NodeId, Topology};
 
@@ -51,6 +55,16 @@ struct Crowd {
     topology: Topology,
     window: u32,
     first: u32,
+    copies: Vec<JobId>,
+    jobs: u64,
+    /// Copies whose end was told.
+    ended: u64,
+}
+
+impl Crowd {
+    fn new(topology: Topology) -> Self {
+        Self { topology, window: 0, first: 1, copies: Vec::new(), jobs: 0, ended: 0 }
+    }
 }
 
 impl Crowd {
@@ -103,13 +117,15 @@ impl Plane for Crowd {
         let threads = self.threads();
         let files = threads.iter().map(|t| ObservedFile {
             file: t.files[0].file.clone(),
-            path: None,
+            generation: Some(u64::from(t.tid)),
             size: Some(1 << 30),
             bytes: t.read_bytes.clone(),
             readers: vec![t.tid],
+            ..ObservedFile::default()
         });
         let processes = threads.iter().map(|t| Process {
             pid: t.pid,
+            start_ns: t.start_ns,
             resident: [(t.node, 1 << 20)].into_iter().collect(),
             mapped: vec![MappedMemory {
                 node: NodeId(1 - t.node.0),
@@ -136,27 +152,39 @@ impl Plane for Crowd {
             files: files.collect(),
             processes: processes.collect(),
             threads,
+            outcomes: Vec::new(),
             notes: Vec::new(),
         })
     }
 
-    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
-        let (before, ours) = (CpuSet::default(), CpuSet::default());
+    /// Every copy is done at the next look.
+    fn poll(&mut self) -> Vec<Progress> {
+        let over = |job| {
+            self.ended += 1;
+            Progress { job, bytes: 9, done: 9, left: BTreeMap::new(), state: JobState::Done }
+        };
+        std::mem::take(&mut self.copies).into_iter().map(over).collect()
+    }
+
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
+        let masks = Some(Masks { before: CpuSet::default(), ours: CpuSet::default(), unbound: false });
+        let undo = |pid: &u32| vec![Undo { subject: Subject::of(mv), pid: *pid, masks, payload: String::new() }];
         Ok(match mv {
             Move::Thread { tid, .. } if tid % 7 == 0 => {
                 return Err(PlaneError::Refused { reason: "eperm", why: "the kernel says no".into() });
             }
-            Move::Thread { tid, pid, start_ns, .. } => {
-                let start = start_ns.unwrap();
-                Undo::Thread { tid: *tid, pid: *pid, start, before, ours, unbound: false, family: None }
-            }
-            Move::Process { pid, .. } => Undo::Process { pid: *pid, start: 1, before, ours, unbound: false },
-            Move::File { file, .. } => Undo::File { file: file.clone() },
+            Move::Thread { pid, .. } | Move::Process { pid, .. } => undo(pid),
+            Move::File { .. } => Vec::new(),
         })
     }
 
-    fn apply(&mut self, _: &Move, _: &Undo) -> Result<(), PlaneError> {
-        Ok(())
+    fn start(&mut self, mv: &Move, _: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
+        if matches!(mv, Move::Thread { .. }) {
+            return Ok(Started::Done);
+        }
+        self.jobs += 1;
+        self.copies.push(JobId(self.jobs));
+        Ok(Started::Job(JobId(self.jobs)))
     }
 
     fn undo(&mut self, _: &Undo) -> Result<Undone, PlaneError> {
@@ -164,9 +192,13 @@ impl Plane for Crowd {
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {
-        let (Undo::Thread { tid: id, .. } | Undo::Process { pid: id, .. }) = undo else { return true };
-        *id < 1_000_000_000 && (id - self.first) / CROWD + 4 < self.window
+        let (Subject::Thread { tid: id, .. } | Subject::Process { pid: id, .. }) = undo.subject else { return true };
+        id < 1_000_000_000 && (id - self.first) / CROWD + 4 < self.window
     }
+}
+
+fn made_it(verdict: &engine::Verdict) -> bool {
+    matches!(verdict, engine::Verdict::Applied | engine::Verdict::Started)
 }
 
 /// The most that was in use after any of these windows, and moves made.
@@ -174,7 +206,7 @@ fn most(engine: &mut Engine<Crowd>, windows: u32) -> (usize, usize) {
     let mut made = 0;
     let most = (0..windows).map(|_| {
         let report = engine.step().unwrap();
-        made += report.outcomes.iter().filter(|o| o.result == engine::Verdict::Applied).count();
+        made += report.outcomes.iter().filter(|o| made_it(&o.result)).count();
         drop(report);
         IN_USE.load(Ordering::Relaxed)
     });
@@ -187,11 +219,13 @@ fn short_lived_threads_leave_memory_flat() {
     let mut grown = Vec::new();
     for (name, settle) in placement::POLICIES.iter().map(|p| (p.0, 10)).chain([("nthread", 0)]) {
         let policy = placement::policy(name, &placement::nthread::Settings::default()).unwrap();
-        let topology = Crowd { topology: Topology::default(), window: 0, first: 1 }.observe(Duration::from_secs(1));
+        let topology = Crowd::new(Topology::default()).observe(Duration::from_secs(1));
         let topology = topology.unwrap().topology();
-        let mut settings = Settings { moves_per_s: 1e6, burst: 1_000_000, ..Settings::default() };
+        // The defaults of a host, but for the limits on the number of moves.
+        let moves = Moves { at_once: 1_000_000, bytes_per_day: 1e18, ..Moves::default() };
+        let mut settings = Settings { moves, moves_per_s: 1e6, burst: 1_000_000, ..Settings::default() };
         settings.settle.windows = settle;
-        let mut engine = Engine::new(Crowd { topology, window: 0, first: 1 }, policy, settings, None).unwrap();
+        let mut engine = Engine::new(Crowd::new(topology), policy, settings, None).unwrap();
         let (before, _) = most(&mut engine, WARM_UP);
         let windows = (THREADS / CROWD).saturating_sub(WARM_UP);
         let (after, made) = most(&mut engine, windows);

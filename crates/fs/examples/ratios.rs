@@ -58,8 +58,16 @@ fn main() -> Result<()> {
     let bare = map(&memory(256)?)?;
     let region = memory(512)?;
     let (nodes, names) = (vec![None], Vec::new());
-    let layout =
-        Layout { volume: [1; 16], created: 0, nodes, names, bytes_per_inode: 16384, journals: 2, owner: (0, 0) };
+    let layout = Layout {
+        volume: [1; 16],
+        created: 0,
+        nodes,
+        names,
+        bytes_per_inode: 16384,
+        journals: 2,
+        data_checksums: false,
+        owner: (0, 0),
+    };
     fs::mkfs(Box::new(map(&region)?), &layout)?;
     let volume = Volume::mount(Box::new(map(&region)?), Options { placement: Placement::Local, ..Options::default() })?;
     println!("persistence: {}\n", bare.persistence(0).map_or_else(String::new, |p| p.to_string()));

@@ -3,9 +3,10 @@
 //! **Problem.** A write should land on the node of its caller, threads should not wait for each other, and a full region
 //! must neither fail the write nor keep anybody from deleting.
 //!
-//! **Approach.** Nothing of this is on media: mount claims what the logs refer to. Each region is cut into as many parts as
-//! there are CPUs, each with its own lock; a thread begins with its CPU's part. A region that is full hands over to the
-//! next nearest one. A few blocks are kept for the logs of operations that free space.
+//! **Approach.** Nothing of this is on media while a volume is mounted: mount finds out what the logs refer to, or reads a
+//! checkpoint. Each region is cut into as many parts as there are CPUs, each with its own lock; a thread begins with its
+//! CPU's part. A region that is full hands over to the next nearest one. A few blocks are kept for the logs of operations
+//! that free space.
 //!
 //! **Limits.** The parts are fixed: a run never spans two of them when it is allocated.
 
@@ -52,25 +53,43 @@ pub struct Fresh<'a> {
 }
 
 impl Allocator {
-    /// All data blocks of the volume free, each region in `parts` parts.
-    pub fn new(superblock: &Superblock, parts: usize) -> Self {
+    /// The free runs of each region, in order, each region in `parts` parts.
+    pub fn new(superblock: &Superblock, parts: usize, free: &[Vec<(u64, u64)>]) -> Self {
         let region = |(i, r): (usize, &crate::format::superblock::Region)| {
             let from = superblock.data_from(i).unwrap_or(r.blocks);
             let total = r.blocks - from;
             let part_len = total.div_ceil(parts.max(1) as u64).max(1);
-            let starts = (0..parts as u64).map(|p| (p * part_len).min(total));
-            let parts = starts.map(|start| {
-                let mut map = FreeMap::default();
-                let len = part_len.min(total - start);
-                if len > 0 {
-                    map.give(from + start, len);
-                }
-                Mutex::new(map)
-            });
+            let runs = free.get(i).map_or(&[][..], Vec::as_slice);
+            let cut = |part: u64| {
+                let (begin, end) = (from + part * part_len, from + (part + 1) * part_len);
+                let first = runs.partition_point(|(start, len)| start + len <= begin);
+                let own = runs.get(first..).unwrap_or_default().iter().take_while(|(start, _)| *start < end);
+                let own = own.map(|(start, len)| (*start.max(&begin), (start + len).min(end) - start.max(&begin)));
+                Mutex::new(FreeMap::new(&own.collect::<Vec<_>>()))
+            };
+            let parts = (0..parts.max(1) as u64).map(cut).collect();
             let reserve = (total / 64).clamp(2, 256);
-            Region { from, total, part_len, reserve, free: AtomicU64::new(total), parts: parts.collect() }
+            let count = runs.iter().map(|(_, len)| len).sum();
+            Region { from, total, part_len, reserve, free: AtomicU64::new(count), parts }
         };
         Self { regions: superblock.regions.iter().enumerate().map(region).collect() }
+    }
+
+    /// The free runs of each region, in order and joined.
+    pub fn free_runs(&self) -> Vec<Vec<(u64, u64)>> {
+        let runs = |region: &Region| {
+            let mut runs: Vec<(u64, u64)> = Vec::new();
+            for part in &region.parts {
+                for (start, len) in lock(part).runs() {
+                    match runs.last_mut() {
+                        Some((last, last_len)) if *last + *last_len == start => *last_len += len,
+                        _ => runs.push((start, len)),
+                    }
+                }
+            }
+            runs
+        };
+        self.regions.iter().map(runs).collect()
     }
 
     /// Up to `want` adjacent blocks of one region, beginning with part `part`.
@@ -110,22 +129,12 @@ impl Allocator {
         Fresh { allocator: self, runs: SmallVec::new() }
     }
 
-    /// Takes blocks back.
+    /// Takes blocks back. Blocks that are free already, as a damaged volume may have them, stay so.
     pub fn free(&self, block: Block, count: u64) {
         let freed = self.by_part(block, count, |map, start, len| map.give(start, len));
-        debug_assert!(freed, "{count} blocks at {block} were free already");
         if let Some(region) = self.regions.get(block.region()).filter(|_| freed) {
             region.free.fetch_add(count, Ordering::Relaxed);
         }
-    }
-
-    /// Marks blocks as used while mounting. False: some are used already.
-    pub fn claim(&self, block: Block, count: u64) -> bool {
-        let claimed = self.by_part(block, count, |map, start, len| map.claim(start, len));
-        if let Some(region) = self.regions.get(block.region()).filter(|_| claimed) {
-            region.free.fetch_sub(count, Ordering::Relaxed);
-        }
-        claimed
     }
 
     fn by_part(&self, block: Block, count: u64, mut act: impl FnMut(&mut FreeMap, u64, u64) -> bool) -> bool {

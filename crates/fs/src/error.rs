@@ -50,6 +50,15 @@ pub enum Error {
     /// Another migration of the same file is under way.
     #[error("the file is being migrated already")]
     Busy,
+    /// Another owner holds a lock on the file.
+    #[error("the file is locked")]
+    WouldBlock,
+    /// Waiting for a lock would never end.
+    #[error("waiting for the lock would be a deadlock")]
+    Deadlock,
+    /// The caller gave up waiting.
+    #[error("interrupted")]
+    Interrupted,
     /// Another process has mapped a region.
     #[error("a region is in use by another process")]
     InUse,
@@ -124,6 +133,15 @@ pub enum Damage {
     /// The state word.
     #[error("state word: check failed")]
     State,
+    /// The checkpoint of a clean unmount. A mount reads the logs instead, where it notices.
+    #[error("the checkpoint {0}")]
+    Checkpoint(&'static str),
+    /// A block of file data.
+    #[error("data in block {block}: the checksum is wrong")]
+    Data {
+        /// The block.
+        block: Block,
+    },
 }
 
 impl Error {
@@ -144,7 +162,11 @@ impl Error {
             Self::AttributeTooLarge => libc::E2BIG,
             Self::NotPermitted => libc::EPERM,
             Self::Busy | Self::InUse => libc::EBUSY,
+            Self::WouldBlock => libc::EAGAIN,
+            Self::Deadlock => libc::EDEADLK,
+            Self::Interrupted => libc::EINTR,
             Self::NoRegionOnNode(_) => libc::ENXIO,
+            Self::Damaged(Damage::Data { .. }) => libc::EIO,
             Self::Damaged(_) | Self::OutOfRange(_) => libc::EUCLEAN,
             Self::ReadOnly => libc::EROFS,
             Self::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),

@@ -10,6 +10,12 @@ pub struct FreeMap {
 }
 
 impl FreeMap {
+    /// Runs that do not touch each other, in order.
+    pub fn new(runs: &[(u64, u64)]) -> Self {
+        let by_len = runs.iter().map(|(start, len)| (*len, *start)).collect();
+        Self { by_start: runs.iter().copied().collect(), by_len }
+    }
+
     /// Gives up to `want` adjacent blocks: the smallest run that has them, else the largest. `None`: nothing is free.
     pub fn take(&mut self, want: u64) -> Option<(u64, u64)> {
         let (len, start) = self.by_len.range((want, 0)..).next().or_else(|| self.by_len.last()).copied()?;
@@ -47,21 +53,9 @@ impl FreeMap {
         true
     }
 
-    /// Marks blocks as used. False: some of them were not free.
-    pub fn claim(&mut self, start: u64, count: u64) -> bool {
-        let Some((&from, &len)) = self.by_start.range(..=start).next_back() else { return false };
-        let (end, free_end) = (start + count, from + len);
-        if end > free_end {
-            return false;
-        }
-        self.remove(from, len);
-        if from < start {
-            self.insert(from, start - from);
-        }
-        if end < free_end {
-            self.insert(end, free_end - end);
-        }
-        true
+    /// All runs, by place.
+    pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.by_start.iter().map(|(start, len)| (*start, *len))
     }
 
     fn insert(&mut self, start: u64, len: u64) {
@@ -90,9 +84,8 @@ mod tests {
         assert!(!map.give(15, 2), "free already");
         assert!(!map.give(5, 6), "free already at its end");
         assert_eq!(map.by_start, BTreeMap::from([(10, 10)]));
-        assert!(map.claim(12, 3));
-        assert!(!map.claim(14, 3), "used already");
-        assert_eq!(map.by_start, BTreeMap::from([(10, 2), (15, 5)]));
+        let mut map = FreeMap::new(&[(10, 2), (15, 5)]);
         assert_eq!(map.take(2), Some((10, 2)), "the smallest run that is large enough");
+        assert_eq!(map.runs().collect::<Vec<_>>(), [(15, 5)]);
     }
 }

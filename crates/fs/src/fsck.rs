@@ -5,14 +5,15 @@
 
 use std::sync::Arc;
 
-use crate::alloc::Allocator;
+use crate::checkpoint::Checkpoint;
 use crate::error::{Damage, Error, Result};
 use crate::format::BLOCK;
 use crate::format::superblock::{COPIES, Superblock};
-use crate::format::{BLOCK_BYTES, Ino};
+use crate::format::{BLOCK_BYTES, Block, Ino};
 use crate::medium::{At, Medium};
 use crate::mount;
-use crate::scan;
+use crate::scan::{self, Found, Inodes, Use};
+use crate::store::Store;
 use crate::volume::{Options, Volume};
 
 /// What a check found.
@@ -32,6 +33,11 @@ pub struct Report {
 
 /// Checks a volume. Fails when it cannot be read as one at all.
 pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
+    check_with(medium, &|_, _| true)
+}
+
+/// The same, telling `watch` how far it is: steps done, of how many. Ends with [`Error::Interrupted`] when that says no.
+pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<Report> {
     let mut report = Report { damage: copies(&*medium)?, ..Report::default() };
     let store = mount::open(medium)?;
     let note = |report: &mut Report, e: Error| match e {
@@ -41,10 +47,14 @@ pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
         }
         e => Err(e),
     };
-    match scan::is_clean(&store) {
-        Ok(clean) => report.clean = clean,
-        Err(e) => note(&mut report, e)?,
-    }
+    let state = match scan::state(&store) {
+        Ok(state) => state,
+        Err(e) => {
+            note(&mut report, e)?;
+            Use::Mounted
+        }
+    };
+    report.clean = state != Use::Mounted;
     let journals = match scan::journals(&store) {
         Ok(journals) => journals,
         Err(e) => {
@@ -53,7 +63,7 @@ pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
         }
     };
     report.journals = journals.len();
-    let mut found = scan::inodes(&store, &journals)?;
+    let mut found = scan::inodes(&store, &journals, watch)?;
     report.inodes = found.len() as u64;
     let tree = scan::walk(&mut found);
     let broken = found.iter().filter(|(ino, _)| tree.orphans.binary_search(ino).is_err());
@@ -65,8 +75,14 @@ pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
         }
     }
     report.damage.extend(tree.damage);
-    let allocator = Allocator::new(store.superblock(), 1);
-    report.damage.extend(scan::claim(&store, &found, &tree.orphans, &allocator));
+    let (free, damage) = scan::free_runs(&store, &found, &tree.orphans);
+    report.damage.extend(damage);
+    if let Use::Checkpoint(at) = state {
+        report.damage.extend(checkpoint(&store, at, &found, free)?);
+    }
+    if store.superblock().has_checksums() {
+        report.damage.extend(scan::data(&store, &found, &tree.orphans)?);
+    }
     report.orphans = tree.orphans;
     Ok(report)
 }
@@ -88,6 +104,26 @@ pub fn repair(medium: Arc<dyn Medium>) -> Result<()> {
         }
     }
     Volume::mount(Box::new(medium), Options::default())?.unmount()
+}
+
+/// Compares a checkpoint with what the logs say.
+fn checkpoint(store: &Store, at: Block, found: &Inodes, free: Vec<Vec<(u64, u64)>>) -> Result<Option<Damage>> {
+    let Some(mut written) = Checkpoint::read(store, at)? else {
+        return Ok(Some(Damage::Checkpoint("cannot be read")));
+    };
+    let is = |damage| Ok(Some(Damage::Checkpoint(damage)));
+    if written.free != free {
+        return is("has other free blocks than the logs");
+    }
+    if written.inodes != scan::used_inodes(free.len(), found.keys()) {
+        return is("has other inodes than the tables");
+    }
+    let dir = |(ino, f): (&Ino, &Found)| Some((*ino, f.state.as_ref().ok()?.dir.as_ref()?.parent));
+    written.parents.sort_unstable();
+    if !written.parents.iter().copied().eq(found.iter().filter_map(dir)) {
+        return is("has other directories than the logs");
+    }
+    Ok(None)
 }
 
 /// Superblocks of which one copy is unusable.

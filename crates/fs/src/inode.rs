@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::dir::{Dir, Named};
+use crate::error::{Damage, Result};
 use crate::extents::{Extents, Freed};
 use crate::format::entry::{Attributes, Entry, Kind};
 use crate::format::{BLOCK_BYTES, Ino, MAX_SIZE};
@@ -41,6 +42,13 @@ impl Inode {
             migrating: AtomicBool::new(false),
             state: RwLock::new(state),
         }
+    }
+
+    /// An inode that was read from its log.
+    pub fn found(ino: Ino, generation: u32, state: State) -> Result<Self> {
+        let kind = Kind::of_mode(state.attributes.mode);
+        let kind = kind.ok_or(Damage::Inode { ino, what: "its mode has an unknown kind" })?;
+        Ok(Self::new(ino, generation, kind, state))
     }
 
     /// For reading, together with other readers.
@@ -107,7 +115,7 @@ impl State {
 
     /// Takes in one log entry. Blocks that are no longer used go to `freed`. An error says why the entry cannot follow
     /// the ones before.
-    pub fn apply(&mut self, entry: &Entry<'_>, time: i64, freed: &mut Freed) -> Result<(), &'static str> {
+    pub fn apply(&mut self, entry: &Entry<'_>, time: i64, freed: &mut Freed) -> std::result::Result<(), &'static str> {
         if Kind::of_mode(self.attributes.mode).is_none() && !matches!(entry, Entry::Attributes(..)) {
             return Err("its log does not begin with attributes");
         }
@@ -163,7 +171,7 @@ impl State {
         Ok(())
     }
 
-    fn apply_attributes(&mut self, attributes: Attributes, next_cookie: u64) -> Result<(), &'static str> {
+    fn apply_attributes(&mut self, attributes: Attributes, next_cookie: u64) -> std::result::Result<(), &'static str> {
         let (was, is) = (Kind::of_mode(self.attributes.mode), Kind::of_mode(attributes.mode));
         if was.is_some() && was != is {
             return Err("its kind changes");

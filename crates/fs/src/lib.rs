@@ -11,9 +11,10 @@
 //! Where to begin reading: [`format`](mod@format) is the medium, `store` the order of stores, `log` and `commit` how a change becomes
 //! durable, `scan` and `mount` how it is found again, `ops` what a caller can do.
 //!
-//! **Limits.** Mounting reads all logs, in one thread, and all indexes stay in DRAM. File data has no checksums.
+//! **Limits.** Mounting after a crash reads all logs, and indexes stay in DRAM from the first use of an inode.
 
 mod alloc;
+mod checkpoint;
 mod commit;
 mod counters;
 pub mod debug;
@@ -24,6 +25,7 @@ pub mod format;
 mod free;
 pub mod fsck;
 mod inode;
+mod locks;
 mod log;
 pub mod medium;
 mod mkfs;
@@ -33,13 +35,15 @@ mod ops;
 mod placement;
 mod scan;
 mod store;
+mod unread;
 mod volume;
 
-pub use counters::Traffic;
+pub use counters::{Traffic, as_thread};
 pub use dir::Named;
 pub use error::{Damage, Error, Result};
 pub use format::entry::{Attributes, Kind, Run};
 pub use format::{Block, Ino};
+pub use locks::{FileLock, LockMode, LockSpace, Locks};
 pub use mkfs::{Layout, mkfs};
 pub use mount::superblock_of;
 pub use open::open_files;

@@ -7,7 +7,7 @@ use crate::format::superblock::{self, MAX_REGION_NAME, NAMES_FROM, NAMES_PER_BLO
 use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, MAX_REGIONS, inode};
 use crate::log::{self, NO_TAIL, Pages};
 use crate::medium::Medium;
-use crate::scan::{self, CLEAN};
+use crate::scan::{self, Use};
 use crate::store::{Dirty, Store};
 
 /// What a new volume shall be like.
@@ -25,6 +25,8 @@ pub struct Layout {
     pub bytes_per_inode: u64,
     /// Operations on several inodes that can commit at the same time, for each region: one per CPU of a node.
     pub journals: u32,
+    /// Keep a checksum of every block of file data.
+    pub data_checksums: bool,
     /// Owner and group of the root directory.
     pub owner: (u32, u32),
 }
@@ -45,7 +47,7 @@ pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
         index: 0,
         journals: layout.journals,
         created: layout.created,
-        ro_features: 0,
+        ro_features: if layout.data_checksums { superblock::DATA_CHECKSUMS } else { 0 },
         regions,
     };
     superblock.check().map_err(Error::Invalid)?;
@@ -65,7 +67,7 @@ pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
         }
     }
     dirty.and(make_root(&store, layout)?);
-    dirty.and(store.store_word(scan::state_block(), 0, scan::state_word(CLEAN))?);
+    dirty.and(store.store_word(scan::state_block(), 0, scan::state_word(Use::Clean))?);
     dirty.flush(&store)?.fence(&store)?;
 
     let mut dirty = Dirty::default();
@@ -80,7 +82,9 @@ pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
 }
 
 fn make_root(store: &Store, layout: &Layout) -> Result<Dirty> {
-    let allocator = Allocator::new(store.superblock(), 1);
+    let from = store.superblock().data_from(0).unwrap_or(0);
+    let blocks = store.superblock().regions.first().map_or(0, |r| r.blocks);
+    let allocator = Allocator::new(store.superblock(), 1, &[vec![(from, blocks - from)]]);
     let pages = Pages { allocator: &allocator, regions: &[0], part: 0, purpose: Purpose::Growth };
     let time = layout.created;
     let attributes = Attributes {

@@ -5,17 +5,20 @@
 //! **Approach.** Recovery writes as little as it can, and each step only takes away work: it finishes committed journals,
 //! then frees orphans. Stopped anywhere, it does the rest the next time.
 //!
-//! **Limits.** See `scan`: the whole volume is read, also after a clean unmount.
+//! After a clean unmount only its checkpoint is read.
+//!
+//! **Limits.** See `scan` for recovery, `checkpoint` for the rest.
 
-use crate::alloc::Allocator;
+use crate::alloc::{Allocator, Purpose};
+use crate::checkpoint::{self, Checkpoint};
 use crate::commit::finish_journal;
-use crate::error::{Damage, Error, Result};
+use crate::error::{Error, Result};
 use crate::format::inode;
 use crate::format::superblock::{self, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Ino};
 use crate::inode::Inode;
 use crate::medium::{At, Medium};
-use crate::scan::{self, CLEAN, Found, Inodes, MOUNTED};
+use crate::scan::{self, Found, Inodes, Journals, Use};
 use crate::store::{Flushed, Store};
 use crate::volume::{Options, Slots, Volume};
 
@@ -65,42 +68,73 @@ impl Volume {
     /// Mounts a volume, after recovering it from a crash.
     pub fn mount(medium: Box<dyn Medium>, options: Options) -> Result<Self> {
         let store = open(medium)?;
-        if store.superblock().ro_features != 0 {
+        if store.superblock().ro_features & !superblock::DATA_CHECKSUMS != 0 {
             return Err(Error::NotAVolume("made by a later version of homenode".into()));
         }
-        let was_clean = scan::is_clean(&store)?;
-        for (at, records) in scan::journals(&store)? {
-            finish_journal(&store, at, &records, &Flushed::nothing().fence(&store)?)?;
-        }
-        let mut found = scan::inodes(&store, &Vec::new())?;
-        let tree = scan::walk(&mut found);
-        let allocator = Allocator::new(store.superblock(), options.parts);
-        let damage = tree.damage.into_iter().chain(scan::claim(&store, &found, &tree.orphans, &allocator)).next();
-        if let Some(damage) = damage {
-            return Err(damage.into());
-        }
-        free_orphans(&store, &mut found, &tree.orphans)?;
-        if was_clean {
-            let nothing = Flushed::nothing().fence(&store)?;
-            store.commit(&[(scan::state_block(), 0, scan::state_word(MOUNTED))], &nothing)?;
-        }
-        let slots = slots(&store, &found);
-        let inode = |(ino, f): (Ino, Found)| {
-            let state = f.state?;
-            let kind = crate::format::entry::Kind::of_mode(state.attributes.mode);
-            let kind = kind.ok_or(Damage::Inode { ino, what: "its mode has an unknown kind" })?;
-            Ok(Inode::new(ino, f.generation, kind, state))
+        let state = scan::state(&store)?;
+        let journals = scan::journals(&store)?;
+        let checkpoint = match state {
+            Use::Checkpoint(at) if journals.is_empty() => Checkpoint::read(&store, at)?,
+            _ => None,
         };
-        let inodes = found.into_iter().map(inode).collect::<Result<_>>()?;
-        Ok(Self::new(store, allocator, slots, inodes, options))
+        let (checkpoint, inodes) = match checkpoint {
+            Some(checkpoint) => (checkpoint, Vec::new()),
+            None => recover(&store, &journals)?,
+        };
+        if state != Use::Mounted {
+            let nothing = Flushed::nothing().fence(&store)?;
+            store.commit(&[(scan::state_block(), 0, scan::state_word(Use::Mounted))], &nothing)?;
+        }
+        let allocator = Allocator::new(store.superblock(), options.parts, &checkpoint.free);
+        let slots = slots(&store, &checkpoint.inodes);
+        let unread = if inodes.is_empty() { checkpoint } else { Checkpoint::default() };
+        Ok(Self::new(store, allocator, slots, inodes, unread, options))
     }
 
-    /// Ends the use of a volume. Dropping it instead is like a crash: nothing is lost, and the next mount says so.
+    /// Ends the use of a volume, and writes down what the next mount need not find out, as far as there is room. Dropping
+    /// it instead is like a crash: nothing is lost, but the next mount reads all logs.
     pub fn unmount(self) -> Result<()> {
-        let durable = Flushed::nothing().fence(&self.store)?;
-        self.store.commit(&[(scan::state_block(), 0, scan::state_word(CLEAN))], &durable)?;
+        let (durable, state) = match self.checkpoint() {
+            None => (Flushed::nothing().fence(&self.store)?, Use::Clean),
+            Some(checkpoint) => {
+                let all: Vec<usize> = (0..checkpoint.free.len()).collect();
+                let (mut fresh, mut blocks) = (self.allocator.fresh(), Vec::new());
+                for _ in 0..checkpoint.blocks() {
+                    match self.allocator.allocate(&all, 1, 0, Purpose::Freeing, &mut fresh) {
+                        Ok((block, _)) => blocks.push(block),
+                        Err(_) => break,
+                    }
+                }
+                match blocks.first().filter(|_| blocks.len() == checkpoint.blocks()) {
+                    None => (Flushed::nothing().fence(&self.store)?, Use::Clean),
+                    Some(first) => {
+                        let dirty = checkpoint.write(&self.store, &blocks, self.now() as u64)?;
+                        (dirty.flush(&self.store)?.fence(&self.store)?, Use::Checkpoint(*first))
+                    }
+                }
+            }
+        };
+        self.store.commit(&[(scan::state_block(), 0, scan::state_word(state))], &durable)?;
         Ok(())
     }
+}
+
+/// Reads the whole volume, after finishing what a crash interrupted: what is free, and all inodes.
+fn recover(store: &Store, journals: &Journals) -> Result<(Checkpoint, Vec<Inode>)> {
+    for (at, records) in journals {
+        finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;
+    }
+    let mut found = scan::inodes(store, &Vec::new(), &|_, _| true)?;
+    let tree = scan::walk(&mut found);
+    let (free, damage) = scan::free_runs(store, &found, &tree.orphans);
+    if let Some(damage) = tree.damage.into_iter().chain(damage).next() {
+        return Err(damage.into());
+    }
+    free_orphans(store, &mut found, &tree.orphans)?;
+    let inodes = scan::used_inodes(free.len(), found.keys());
+    let inode = |(ino, f): (Ino, Found)| Inode::found(ino, f.generation, f.state?);
+    let found = found.into_iter().map(inode).collect::<Result<_>>()?;
+    Ok((Checkpoint { free, inodes, parents: Vec::new() }, found))
 }
 
 /// Frees the inodes that nobody names.
@@ -118,15 +152,13 @@ pub(crate) fn free_orphans(store: &Store, found: &mut Inodes, orphans: &[Ino]) -
     Ok(())
 }
 
-fn slots(store: &Store, found: &Inodes) -> Vec<Slots> {
-    let regions = store.superblock().regions.iter().enumerate();
-    let slots_of = |(region, layout): (usize, &superblock::Region)| {
-        let mut slots = Slots { free: Vec::new(), next: 1, end: layout.inodes as u32 };
-        for (ino, _) in found.range(Ino::new(region, 0)..=Ino::new(region, u32::MAX)) {
-            slots.free.extend(slots.next..ino.slot());
-            slots.next = ino.slot() + 1;
-        }
-        slots
+/// The free slots of each inode table.
+fn slots(store: &Store, inodes: &[Vec<u64>]) -> Vec<Slots> {
+    let slots_of = |(layout, used): (&superblock::Region, &Vec<u64>)| {
+        let last = used.iter().rposition(|word| *word != 0);
+        let last = last.map_or(0, |at| at as u32 * 64 + used.get(at).map_or(0, |word| 63 - word.leading_zeros()));
+        let free = (1..last).filter(|slot| !checkpoint::is_used(used, *slot)).collect();
+        Slots { free, next: last + 1, end: layout.inodes as u32 }
     };
-    regions.map(slots_of).collect()
+    store.superblock().regions.iter().zip(inodes).map(slots_of).collect()
 }

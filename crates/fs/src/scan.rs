@@ -6,30 +6,47 @@
 //! **Approach.** Every inode in use is replayed; a walk from the root finds which ones are named; what is named must be
 //! whole, and owns its blocks alone. What is not named is an orphan, whatever state it is in.
 //!
-//! **Limits.** All inodes are read, in one thread: the time grows with the volume.
+//! **Limits.** Names are followed in one thread, and all that was read stays in memory.
 
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::alloc::Allocator;
 use crate::dir::Dir;
 use crate::error::{Damage, Error, Result};
 use crate::format::entry::Kind;
 use crate::format::inode::{self, Inode as Line};
 use crate::format::superblock::STATE_BLOCK;
 use crate::format::word::{self, Field, Owner};
-use crate::format::{BLOCK_BYTES, Block, Ino, LINE, LogPos, journal, put};
+use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE, LogPos, journal, put};
 use crate::inode::State;
 use crate::log::{self, Log};
 use crate::store::Store;
 
-/// The state word's payload.
-pub const CLEAN: u64 = 1;
-/// The volume is mounted, or was when the machine stopped.
-pub const MOUNTED: u64 = 2;
+const CLEAN: u64 = 1;
+const MOUNTED: u64 = 2;
+const CHECKPOINT: u64 = 3;
+const STATE_BITS: u32 = 7;
 
-/// The state word with this payload.
-pub fn state_word(state: u64) -> u64 {
-    word::seal(Owner { id: STATE_BLOCK, generation: 0 }, Field::State, state)
+/// What the state word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// The volume was unmounted.
+    Clean,
+    /// It was unmounted, and a checkpoint begins in this block.
+    Checkpoint(Block),
+    /// It is mounted, or was when the machine stopped.
+    Mounted,
+}
+
+/// The state word that says so.
+pub fn state_word(state: Use) -> u64 {
+    let payload = match state {
+        Use::Clean => CLEAN,
+        Use::Mounted => MOUNTED,
+        Use::Checkpoint(block) => block.raw() << STATE_BITS | CHECKPOINT,
+    };
+    word::seal(Owner { id: STATE_BLOCK, generation: 0 }, Field::State, payload)
 }
 
 /// Where the state word is.
@@ -37,13 +54,14 @@ pub fn state_block() -> Block {
     Block::new(0, STATE_BLOCK)
 }
 
-/// Whether the volume was unmounted.
-pub fn is_clean(store: &Store) -> Result<bool> {
+/// Whether the volume was unmounted, and how.
+pub fn state(store: &Store) -> Result<Use> {
     let word = store.load_word(state_block(), 0)?;
-    let state = word::unseal(Owner { id: STATE_BLOCK, generation: 0 }, Field::State, word).ok_or(Damage::State)?;
-    match state {
-        CLEAN => Ok(true),
-        MOUNTED => Ok(false),
+    let payload = word::unseal(Owner { id: STATE_BLOCK, generation: 0 }, Field::State, word).ok_or(Damage::State)?;
+    match (payload & ((1 << STATE_BITS) - 1), Block::from_raw(payload >> STATE_BITS)) {
+        (CLEAN, Some(Block::NONE)) => Ok(Use::Clean),
+        (MOUNTED, Some(Block::NONE)) => Ok(Use::Mounted),
+        (CHECKPOINT, Some(block)) if block != Block::NONE => Ok(Use::Checkpoint(block)),
         _ => Err(Damage::State.into()),
     }
 }
@@ -82,35 +100,91 @@ pub fn journals(store: &Store) -> Result<Journals> {
     Ok(found)
 }
 
-/// Reads all inodes, as they are once `journals` are finished. Fails only when the medium does.
-pub fn inodes(store: &Store, journals: &Journals) -> Result<Inodes> {
-    let pending: Vec<_> = journals.iter().flat_map(|(_, records)| records).collect();
-    let mut found = Inodes::new();
-    for (region, layout) in store.superblock().regions.iter().enumerate() {
-        for first in (0..layout.inodes).step_by(inode::PER_BLOCK as usize) {
-            let Some((at, _)) = store.superblock().inode_at(Ino::new(region, first.max(1) as u32)) else { continue };
-            let mut block = store.read_block(at)?;
-            for (slot, line) in (first..layout.inodes).zip(block.chunks_exact_mut(LINE)).filter(|(slot, _)| *slot != 0)
-            {
-                let ino = Ino::new(region, slot as u32);
-                for record in pending.iter().filter(|record| record.ino == ino) {
-                    put(line, record.place() as usize, &record.word.to_le_bytes());
+/// Told how many steps of reading inode tables were begun, and of how many; says whether to go on.
+pub type Watch<'a> = &'a (dyn Fn(u64, u64) -> bool + Sync);
+
+/// Blocks of inode tables that a thread takes at a time: 2048 inodes.
+const STEP: u64 = 32;
+/// Steps that make it worth starting a thread: reading 2048 unused inodes takes about as long as that (30 µs).
+const STEPS_PER_THREAD: usize = 8;
+
+/// Reads all inodes, as they are once `journals` are finished, with a thread for each CPU. Fails only when the medium
+/// does.
+pub fn inodes(store: &Store, journals: &Journals, watch: Watch<'_>) -> Result<Inodes> {
+    let mut pending: BTreeMap<Ino, Vec<journal::Record>> = BTreeMap::new();
+    for record in journals.iter().flat_map(|(_, records)| records) {
+        pending.entry(record.ino).or_default().push(*record);
+    }
+    let tables = store.superblock().regions.iter().enumerate();
+    let steps: Vec<(usize, u64, u64)> = tables
+        .flat_map(|(region, layout)| {
+            let step = STEP * inode::PER_BLOCK;
+            (0..layout.inodes).step_by(step as usize).map(move |from| (region, from, layout.inodes.min(from + step)))
+        })
+        .collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut found = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(step) = steps.get(at) else { return Ok(found) };
+            if !watch(at as u64, steps.len() as u64) {
+                return Err(Error::Interrupted);
+            }
+            read_table(store, &pending, *step, &mut found)?;
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(1 + steps.len() / STEPS_PER_THREAD);
+    let parts: Vec<Result<Vec<(Ino, Found)>>> = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let mut parts = vec![work()];
+        parts.extend(others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic))));
+        parts
+    });
+    let parts = parts.into_iter().collect::<Result<Vec<_>>>()?;
+    Ok(parts.into_iter().flatten().collect())
+}
+
+/// Reads part of an inode table.
+fn read_table(
+    store: &Store,
+    pending: &BTreeMap<Ino, Vec<journal::Record>>,
+    (region, from, to): (usize, u64, u64),
+    found: &mut Vec<(Ino, Found)>,
+) -> Result<()> {
+    for first in (from..to).step_by(inode::PER_BLOCK as usize) {
+        let Some((at, _)) = store.superblock().inode_at(Ino::new(region, first.max(1) as u32)) else { continue };
+        let mut block = store.read_block(at)?;
+        for (slot, line) in (first..to).zip(block.chunks_exact_mut(LINE)).filter(|(slot, _)| *slot != 0) {
+            let ino = Ino::new(region, slot as u32);
+            for record in pending.get(&ino).into_iter().flatten() {
+                put(line, record.place() as usize, &record.word.to_le_bytes());
+            }
+            match inode::decode(ino, line) {
+                Ok(Line::Free(_)) => {}
+                Ok(Line::Used { generation, head, tail }) => {
+                    let state = replay(store, (ino, generation), head, tail);
+                    found.push((ino, Found { generation, state }));
                 }
-                match inode::decode(ino, line) {
-                    Ok(Line::Free(_)) => {}
-                    Ok(Line::Used { generation, head, tail }) => {
-                        let state = replay(store, (ino, generation), head, tail);
-                        found.insert(ino, Found { generation, state });
-                    }
-                    Err(what) => {
-                        let generation = crate::format::get_u32(line, 0);
-                        found.insert(ino, Found { generation, state: Err(Damage::Inode { ino, what }.into()) });
-                    }
+                Err(what) => {
+                    let generation = crate::format::get_u32(line, 0);
+                    found.push((ino, Found { generation, state: Err(Damage::Inode { ino, what }.into()) }));
                 }
             }
         }
     }
-    Ok(found)
+    Ok(())
+}
+
+/// Reads one inode, as a mount does that found a checkpoint.
+pub fn inode(store: &Store, ino: Ino) -> Result<(u32, State)> {
+    let (block, offset) = store.inode_at(ino)?;
+    let mut line = [0; LINE];
+    store.read(block, offset, &mut line)?;
+    match inode::decode(ino, &line).map_err(|what| Damage::Inode { ino, what })? {
+        Line::Free(_) => Err(Damage::Inode { ino, what: "it is free, and the checkpoint says that it is used" }.into()),
+        Line::Used { generation, head, tail } => Ok((generation, replay(store, (ino, generation), head, tail)?)),
+    }
 }
 
 fn replay(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos) -> Result<State> {
@@ -197,15 +271,33 @@ fn check_name(found: &Inodes, ino: Ino, kind: Kind, seen: u32) -> std::result::R
     Ok(())
 }
 
-/// Claims the blocks of every named inode: logs and data.
-pub fn claim(store: &Store, found: &Inodes, orphans: &[Ino], allocator: &Allocator) -> Vec<Damage> {
+/// Reads the file data of every named inode against its checksums.
+pub fn data(store: &Store, found: &Inodes, orphans: &[Ino]) -> Result<Vec<Damage>> {
     let mut damage = Vec::new();
+    let named = found.iter().filter(|(ino, _)| orphans.binary_search(ino).is_err());
+    let states = named.filter_map(|(_, found)| found.state.as_ref().ok());
+    let written = states.flat_map(|state| state.extents.iter()).filter(|run| !run.unwritten);
+    let mut contents = [0; BLOCK];
+    for block in written.flat_map(|run| (0..run.count).map(move |i| run.block.offset(i))) {
+        match store.read_data(block, 0, &mut contents) {
+            Err(Error::Damaged(found)) => damage.push(found),
+            done => done?,
+        }
+    }
+    Ok(damage)
+}
+
+/// What the blocks of every named inode, logs and data, leave free in each region, in order; and which have two owners.
+pub fn free_runs(store: &Store, found: &Inodes, orphans: &[Ino]) -> (Vec<Vec<(u64, u64)>>, Vec<Damage>) {
+    let superblock = store.superblock();
+    let (mut used, mut damage) = (vec![Vec::new(); superblock.regions.len()], Vec::new());
     for (ino, found) in found.iter().filter(|(ino, _)| orphans.binary_search(ino).is_err()) {
         let Ok(state) = &found.state else { continue };
         let pages = state.log.pages.iter().map(|page| (*page, 1));
         for (block, count) in pages.chain(state.extents.iter().map(|run| (run.block, run.count))) {
-            if !store.superblock().is_data(block, count) || !allocator.claim(block, count) {
-                damage.push(Damage::Block { ino: *ino, block, what: "has a second owner" });
+            match used.get_mut(block.region()).filter(|_| superblock.is_data(block, count)) {
+                Some(used) => used.push((block.index(), count, *ino)),
+                None => damage.push(Damage::Block { ino: *ino, block, what: "cannot be owned" }),
             }
         }
         let written_to = state.extents.iter().filter(|run| !run.unwritten).last().map_or(0, |run| run.end());
@@ -213,5 +305,38 @@ pub fn claim(store: &Store, found: &Inodes, orphans: &[Ino], allocator: &Allocat
             damage.push(Damage::Inode { ino: *ino, what: "it has data beyond its size" });
         }
     }
-    damage
+    let mut free = Vec::new();
+    for (region, mut used) in used.into_iter().enumerate() {
+        used.sort_unstable();
+        let (mut runs, mut end) = (Vec::new(), superblock.data_from(region).unwrap_or(0));
+        let all = superblock.regions.get(region).map_or(0, |r| r.blocks);
+        for (start, count, ino) in used {
+            if start < end {
+                damage.push(Damage::Block { ino, block: Block::new(region, start), what: "has a second owner" });
+            } else if start > end {
+                runs.push((end, start - end));
+            }
+            end = end.max(start + count);
+        }
+        if end < all {
+            runs.push((end, all - end));
+        }
+        free.push(runs);
+    }
+    (free, damage)
+}
+
+/// The slots in use of each region's inode table, as a checkpoint has them.
+pub fn used_inodes<'a>(regions: usize, inos: impl Iterator<Item = &'a Ino>) -> Vec<Vec<u64>> {
+    let mut used: Vec<Vec<u64>> = vec![Vec::new(); regions];
+    for ino in inos {
+        if let Some(words) = used.get_mut(ino.region()) {
+            let at = ino.slot() as usize / 64;
+            words.resize(words.len().max(at + 1), 0);
+            if let Some(word) = words.get_mut(at) {
+                *word |= 1 << (ino.slot() % 64);
+            }
+        }
+    }
+    used
 }

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
-use crate::error::{Error, Result};
-use crate::format::superblock::Superblock;
+use crate::error::{Damage, Error, Result};
+use crate::format::superblock::{SUM, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE};
 use crate::medium::{At, Medium};
 
@@ -43,13 +43,13 @@ impl Dirty {
     /// Adds other stores. Lines that follow one another, or are the same, are flushed once.
     pub fn and(&mut self, other: Self) {
         for (at, len) in other.0 {
-            match self.0.last_mut() {
-                Some((last, last_len))
-                    if last.region == at.region && (last.offset..=last.offset + *last_len).contains(&at.offset) =>
-                {
-                    *last_len = (*last_len).max(at.offset + len - last.offset);
-                }
-                _ => self.0.push((at, len)),
+            // Two, because blocks with checksums come in turn with the line of their checksums.
+            let near = self.0.iter_mut().rev().take(2).find(|(known, known_len)| {
+                known.region == at.region && (known.offset..=known.offset + known_len).contains(&at.offset)
+            });
+            match near {
+                Some((known, known_len)) => *known_len = (*known_len).max(at.offset + len - known.offset),
+                None => self.0.push((at, len)),
             }
         }
     }
@@ -123,11 +123,51 @@ impl Store {
         Ok(Dirty::new(at, data.len() as u64))
     }
 
-    /// Copies file data to one or more adjacent blocks.
-    pub fn write_data(&self, block: Block, offset: u64, data: &[u8]) -> Result<Dirty> {
-        let at = at(block, offset);
-        self.medium.write_data(at, data)?;
-        Ok(Dirty::new(at, data.len() as u64))
+    /// Copies file data to one or more adjacent blocks, all of them, with their checksums where the volume has them. The
+    /// blocks are new: nothing that is committed refers to them, so neither data nor checksum is seen before the commit.
+    pub fn write_data(&self, block: Block, data: &[u8]) -> Result<Dirty> {
+        debug_assert!(data.len().is_multiple_of(BLOCK));
+        let place = at(block, 0);
+        self.medium.write_data(place, data)?;
+        let mut dirty = Dirty::new(place, data.len() as u64);
+        if self.superblock.has_checksums() {
+            for (i, contents) in data.chunks(BLOCK).enumerate() {
+                let block = block.offset(i as u64);
+                let (sums, offset) = self.superblock.sum_at(block).ok_or(Error::OutOfRange(block))?;
+                dirty.and(self.write(sums, offset, &crc32c::crc32c(contents).to_le_bytes())?);
+            }
+        }
+        Ok(dirty)
+    }
+
+    /// Copies file data from one or more adjacent blocks, after checking it where the volume has checksums.
+    pub fn read_data(&self, block: Block, offset: u64, out: &mut [u8]) -> Result<()> {
+        if !self.superblock.has_checksums() {
+            return self.read(block, offset, out);
+        }
+        let (mut at, mut out) = (offset, out);
+        while !out.is_empty() {
+            let (block, within) = (block.offset(at / BLOCK_BYTES), (at % BLOCK_BYTES) as usize);
+            let (part, rest) = out.split_at_mut(out.len().min(BLOCK - within));
+            if part.len() == BLOCK {
+                self.read(block, 0, part)?;
+                self.check_data(block, part)?;
+            } else {
+                let whole = self.read_block(block)?;
+                self.check_data(block, whole.as_slice())?;
+                part.copy_from_slice(whole.get(within..within + part.len()).unwrap_or_default());
+            }
+            at += part.len() as u64;
+            out = rest;
+        }
+        Ok(())
+    }
+
+    fn check_data(&self, block: Block, contents: &[u8]) -> Result<()> {
+        let (sums, offset) = self.superblock.sum_at(block).ok_or(Error::OutOfRange(block))?;
+        let mut sum = [0; SUM as usize];
+        self.read(sums, offset, &mut sum)?;
+        if crc32c::crc32c(contents) == u32::from_le_bytes(sum) { Ok(()) } else { Err(Damage::Data { block }.into()) }
     }
 
     /// Stores a word that commits nothing.

@@ -8,13 +8,17 @@ use smallvec::SmallVec;
 use topology::Topology;
 
 use crate::alloc::{Allocator, Purpose};
+use crate::checkpoint::Checkpoint;
 use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::format::{Block, Ino};
 use crate::inode::{Inode, State};
+use crate::locks::Locks;
 use crate::log::Pages;
 use crate::placement::{Placement, Regions};
+use crate::scan;
 use crate::store::Store;
+use crate::unread::Unread;
 
 const SHARDS: usize = 64;
 
@@ -54,6 +58,8 @@ pub struct Volume {
     /// Held while a directory moves to another one: nothing else can make a circle.
     pub(crate) moving_directories: Mutex<()>,
     inodes: Vec<RwLock<FxHashMap<Ino, Arc<Inode>>>>,
+    unread: Unread,
+    locks: Locks,
     random: AtomicU64,
 }
 
@@ -90,6 +96,7 @@ impl Volume {
         allocator: Allocator,
         slots: Vec<Slots>,
         found: Vec<Inode>,
+        unread: Checkpoint,
         options: Options,
     ) -> Self {
         let superblock = store.superblock();
@@ -104,12 +111,14 @@ impl Volume {
         }
         Self {
             regions: Regions::new(superblock, options.topology.as_ref()),
-            counters: Counters::new(options.parts, count),
+            counters: Counters::new(count),
             journals: journals.into_iter().map(Mutex::new).collect(),
             slots: slots.into_iter().map(Mutex::new).collect(),
             inodes: inodes.into_iter().map(RwLock::new).collect(),
             random: AtomicU64::new(superblock.created as u64),
             moving_directories: Mutex::new(()),
+            locks: Locks::default(),
+            unread: Unread::new(unread, SHARDS),
             store,
             allocator,
             options,
@@ -118,8 +127,43 @@ impl Volume {
 
     /// An inode that is in use.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
-        let shard = self.inodes.get(shard(ino)).ok_or(Error::NotFound)?;
-        shard.read().unwrap_or_else(PoisonError::into_inner).get(&ino).cloned().ok_or(Error::NotFound)
+        let known = self.known_inode(ino);
+        if known.is_some() || !self.unread.has(ino) {
+            return known.or_else(|| self.known_inode(ino)).ok_or(Error::NotFound);
+        }
+        self.unread.read(&self.store, ino, shard(ino), |inode| {
+            self.add_inode(inode);
+        })?;
+        self.known_inode(ino).ok_or(Error::NotFound)
+    }
+
+    fn known_inode(&self, ino: Ino) -> Option<Arc<Inode>> {
+        let shard = self.inodes.get(shard(ino))?;
+        shard.read().unwrap_or_else(PoisonError::into_inner).get(&ino).cloned()
+    }
+
+    /// What the next mount need not find out. `None`: an inode without a name was open until now, and that is for a mount
+    /// that reads everything.
+    pub(crate) fn checkpoint(&self) -> Option<Checkpoint> {
+        let (mut inodes, mut parents) = self.unread.rest();
+        inodes.resize(self.slots.len(), Vec::new());
+        let mut known = Vec::new();
+        for shard in &self.inodes {
+            for inode in shard.read().unwrap_or_else(PoisonError::into_inner).values() {
+                let state = inode.read();
+                if state.unnamed.is_some() {
+                    return None;
+                }
+                known.push(inode.ino);
+                parents.extend(state.dir.as_ref().map(|dir| (inode.ino, dir.parent)));
+            }
+        }
+        for (all, known) in inodes.iter_mut().zip(scan::used_inodes(self.slots.len(), known.iter())) {
+            all.resize(all.len().max(known.len()), 0);
+            all.iter_mut().zip(known).for_each(|(word, known)| *word |= known);
+            all.truncate(all.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1));
+        }
+        Some(Checkpoint { free: self.allocator.free_runs(), inodes, parents })
     }
 
     pub(crate) fn add_inode(&self, inode: Inode) -> Arc<Inode> {
@@ -146,6 +190,11 @@ impl Volume {
         if let Some(slots) = self.slots.get(ino.region()) {
             lock(slots).free.push(ino.slot());
         }
+    }
+
+    /// The advisory locks of its users.
+    pub fn locks(&self) -> &Locks {
+        &self.locks
     }
 
     pub(crate) fn now(&self) -> i64 {

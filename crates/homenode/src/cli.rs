@@ -114,6 +114,21 @@ An error for one file does not stop the others. The exit code is 1 if a file was
 signal stopped the move.")]
     Move(MoveArgs),
 
+    /// Show which mapped file data a process uses, and on which node it is
+    ///
+    /// Programs that map files read them with loads, which no byte counter sees. The processor marks the pages it accesses;
+    /// homenode reads and clears these marks eight times, and shows how often each part of a file was accessed. A page is hot
+    /// if it was accessed in at least half of the samples. Moves nothing. Ctrl-C ends early and shows what was seen.
+    ///
+    /// Needs root and an x86-64 processor. Before Linux 6.16 the marks of persistent memory cannot be cleared: its pages then
+    /// show as touched, not as hot.
+    #[command(after_help = "\
+Examples:
+  sudo homenode hot --pid 4121
+  sudo homenode hot --pid 4121 --seconds 60 --plot heat.png
+  sudo homenode hot --pid 4121 --json | jq '.regions[] | {path, nodes}'")]
+    Hot(HotArgs),
+
     /// Watch nodes and threads live: load, CPU, home nodes, remote share, moves
     ///
     /// Observes only and moves nothing. It can run beside `homenode run` and then shows its moves. Keys: q quit, ? help,
@@ -244,7 +259,8 @@ Examples:
 
     /// Check a volume that is not in use
     ///
-    /// The exit code is 0 when all is well, 1 when it was repaired, 4 when it is damaged, 8 when it could not be checked.
+    /// The exit codes are those of fsck(8): 0 when all is well, 1 when it was repaired, 4 when it is damaged, 8 when it
+    /// could not be checked, 16 for wrong usage, 32 when a signal ended the check.
     #[command(after_help = "\
 Examples:
   homenode fsck /dev/shm/a
@@ -300,6 +316,20 @@ pub struct WhereArgs {
     /// Files to look at
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
+}
+
+/// `homenode hot`.
+#[derive(Debug, Args)]
+pub struct HotArgs {
+    /// Process to look at
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    pub pid: u32,
+    /// Watch for so long; longer if its mapped memory is so large that sampling takes more than 1 % of the time
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub seconds: f64,
+    /// Also draw the heat map as a PNG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
 }
 
 /// Which threads to manage.

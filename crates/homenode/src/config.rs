@@ -25,8 +25,16 @@ pub struct Config {
     pub node: BTreeMap<NodeId, NodeConfig>,
     /// `[nthread]`: thresholds of the nthread policies.
     pub nthread: placement::nthread::Settings,
+    /// `[dragonfly]`: when a file moves instead of its readers.
+    pub dragonfly: placement::dragonfly::Settings,
+    /// `[npolicy]`: which node a process with mapped files belongs on.
+    pub npolicy: placement::npolicy::Settings,
+    /// `[arc]`: when a process moves to the node that caches its file.
+    pub arc: placement::cache_affinity::Settings,
     /// `[engine]`: windows and safety rails.
     pub engine: engine::Settings,
+    /// `[moves]`: limits on moves that copy.
+    pub moves: engine::settings::Moves,
 }
 
 impl Config {
@@ -36,12 +44,17 @@ impl Config {
         match fs::read_to_string(path) {
             Ok(text) => {
                 let config = Self { path: Some(path.to_owned()), ..Self::parse(&text, path)? };
-                config.engine.validate().map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
+                config.engine().validate().map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
                 Ok(config)
             }
             Err(e) if named.is_none() && e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(e) => Err(Failure::io("read", path, &e)),
         }
+    }
+
+    /// The settings of the loop, with the limits on moves that copy.
+    pub fn engine(&self) -> engine::Settings {
+        engine::Settings { moves: self.moves.clone(), ..self.engine.clone() }
     }
 
     /// The source of the values, for messages.

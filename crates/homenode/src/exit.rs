@@ -144,7 +144,7 @@ impl std::fmt::Display for Failure {
 }
 
 /// Prints clap's message (help and version are not errors) and returns the exit code.
-pub fn usage(error: &clap::Error) -> ExitCode {
+pub fn usage(error: &clap::Error, code: u8) -> ExitCode {
     if !error.use_stderr() {
         // `homenode --help | head -1` closes stdout: that is not an error.
         let _ = error.print();
@@ -159,7 +159,7 @@ pub fn usage(error: &clap::Error) -> ExitCode {
     } else {
         let _ = error.print();
     }
-    ExitCode::from(Exit::Usage.code())
+    ExitCode::from(code)
 }
 
 /// Writing to stdout failed (a file error names its file by [`Failure::io`]).

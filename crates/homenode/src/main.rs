@@ -16,9 +16,14 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    let cli = match cli::Cli::try_parse() {
+    let arguments = commands::command_line(std::env::args_os());
+    let cli = match cli::Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => return exit::usage(&error),
+        Err(error) => {
+            // fsck(8) has its own code for wrong usage.
+            let code = if arguments.get(1).is_some_and(|arg| arg == "fsck") { 16 } else { exit::Exit::Usage.code() };
+            return exit::usage(&error, code);
+        }
     };
     log::init(&cli);
     let exit = match commands::dispatch(&cli) {

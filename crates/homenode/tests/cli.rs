@@ -38,9 +38,11 @@ fn machine(name: &str) -> String {
     format!("{}/../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 17] = [
+const SUB_COMMANDS: [&str; 19] = [
     "nodes",
     "where",
+    "move",
+    "hot",
     "top",
     "run",
     "plan",
@@ -234,12 +236,17 @@ fn wrong_usage_is_exit_code_2_and_json_where_asked() {
         &["run", "--windows", "0"],
         &["plan", "--snapshot", "x", "--exact"],
         &["where"],
+        &["move", "--to", "0"],
+        &["move", "file"],
+        &["move", "--to", "0", "--rate", "0", "file"],
+        &["move", "--to", "1023", "file"],
         &["frobnicate"],
         &[],
     ] {
         let (code, out, err) = ends(args);
         assert_eq!((code, out.as_str()), (2, ""), "{args:?}: {err}");
-        assert!(err.starts_with("error: ") || err.contains("Usage:"), "{args:?}: {err}");
+        let ours = err.contains("no such node");
+        assert!(ours || err.starts_with("error: ") || err.contains("Usage:"), "{args:?}: {err}");
     }
     let (code, _, err) = ends(&["plan", "--json", "--policy", "magic"]);
     assert_eq!(code, 2);
@@ -269,6 +276,13 @@ fn where_refuses_what_has_no_pages_and_goes_on() {
 }
 
 #[test]
+fn hot_names_a_process_that_is_not_there() {
+    // Beyond the kernel's highest process id (2^22).
+    let (code, out, err) = ends(&["hot", "--pid", "2147483647"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (2, "", "homenode: process 2147483647: no such process\n"));
+}
+
+#[test]
 fn where_as_json_is_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
@@ -281,6 +295,43 @@ fn where_as_json_is_bytes() {
     let placed: u64 = first["nodes"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
     assert_eq!(placed, 10_000, "{out}");
     assert_eq!(json["files"].as_array().unwrap().len(), 1);
+}
+
+/// On this machine's first node, where a machine with one node has everything.
+#[test]
+fn move_refuses_what_has_no_pages_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path("file"), vec![1; 10_000]).unwrap();
+    assert!(Command::new("mkfifo").arg(path("fifo")).status().unwrap().success());
+    let node = fs::read_dir("/sys/devices/system/node").unwrap().find_map(|entry| {
+        let name = entry.unwrap().file_name();
+        name.to_str()?.strip_prefix("node")?.parse::<u32>().ok()
+    });
+    let node = node.unwrap().to_string();
+    let asked = [path("fifo"), path("none"), path("file")].map(|p| p.to_str().unwrap().to_owned());
+    let [fifo, none, file] = asked.each_ref().map(String::as_str);
+    let (code, out, err) = ends(&["--json", "move", "--to", &node, fifo, none, file]);
+    if !nix::unistd::geteuid().is_root() {
+        assert!(code == 3 && err.contains("CAP_SYS_NICE"), "{code}: {err}");
+        return;
+    }
+    assert_eq!(code, 1);
+    assert!(err.lines().count() == 2 && err.contains("is a pipe") && err.contains("ENOENT"), "{err}");
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let moved = json["moved"].as_array().unwrap();
+    assert_eq!(moved.iter().map(|m| m["path"].as_str().unwrap()).collect::<Vec<_>>(), asked);
+    assert!(moved[0]["why"].as_str().unwrap().contains("is a pipe"), "{out}");
+    assert!(moved[1]["why"].as_str().unwrap().contains("(ENOENT)"), "{out}");
+    let last = &moved[2];
+    assert_eq!(
+        (&last["why"], &last["to"], &last["failed_bytes"]),
+        (&serde_json::Value::Null, &node.parse::<u32>().unwrap().into(), &0.into())
+    );
+    // With several nodes, the file may have been elsewhere.
+    assert!([0, 10_000].contains(&last["bytes"].as_u64().unwrap()) && last["bytes"] == last["moved_bytes"], "{out}");
+    let (code, out, err) = ends(&["move", "--to", &node, file]);
+    assert_eq!((code, out, err), (0, format!("{file}: 10.0 kB are on node {node} already\n"), String::new()));
 }
 
 /// A recording of the same window, some seconds apart.

@@ -66,6 +66,11 @@ fn check(region: &str) {
     assert_eq!(code(&["fsck", region]), 4);
     assert_eq!(code(&["fsck", "--repair", region]), 1);
     assert_eq!(code(&["fsck", region]), 0);
+    assert_eq!(code(&["fsck", "--no-such-option", region]), 16, "fsck(8) has a code of its own for wrong usage");
+    let name = Path::new(region).with_file_name("fsck.homenode");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_homenode"), &name).unwrap();
+    let status = |args: &[&str]| Command::new(&name).args(args).output().unwrap().status.code();
+    assert_eq!((status(&["-a", region]), status(&["--no-such-option"])), (Some(0), Some(16)));
     fs::write(region, [0; 100_000]).unwrap();
     assert_eq!(code(&["fsck", region]), 8);
     assert!(Path::new(region).exists());

@@ -1,11 +1,15 @@
 //! The Linux plane: observes which node each thread's file bytes come from, and moves threads.
 
 pub mod act;
+pub mod bandwidth;
+mod facts;
 pub mod interference;
+pub mod jobs;
 pub mod memory;
 pub mod observe;
 pub mod plane;
 pub mod privileges;
 pub mod residency;
+mod volume;
 
 pub use plane::{HostError, HostPlane, Settings};

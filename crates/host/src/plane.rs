@@ -15,18 +15,28 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{Cost, Plane, PlaneError, Undo, Undone};
-use placement::{Move, NodeLoad, Snapshot, Thread};
+use engine::{Cost, JobId, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
+use placement::{Move, NodeLoad, Process, Snapshot, Thread};
 use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, Topology};
 
+use crate::act::data::DataMoves;
 use crate::act::lineage::Lineage;
 use crate::act::mover::{Key, NS_PER_TICK, Rules, key_of, own_affinity};
 use crate::act::{Mover, affinity, kin};
+use crate::bandwidth::Meter;
+use crate::facts::Facts;
+use crate::observe::mapped::{self, Watcher};
 use crate::observe::{self, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
 
 /// How far windows may be stretched. A run ends only when its window does.
 const STRETCH_MAX: u32 = 4;
+
+/// How often to look for an exec that has taken effect and is not reported yet. The kernel reports it when the new program is
+/// loaded, which takes milliseconds, or longer from a slow disk.
+const EXEC_LOOKS: u32 = 50;
+/// The pause between two such looks.
+const EXEC_PAUSE: Duration = Duration::from_millis(20);
 
 /// Settings of the host plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,11 +47,14 @@ pub struct Settings {
     pub sys_root: PathBuf,
     /// Also move threads with an affinity of their own. Default false.
     pub touch_own_affinity: bool,
+    /// Also observe which pages of mapped files processes use. Default false: only some policies look at it.
+    pub mapped: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { observe: observe::Settings::default(), sys_root: PathBuf::from("/sys"), touch_own_affinity: false }
+        let observe = observe::Settings::default();
+        Self { observe, sys_root: PathBuf::from("/sys"), touch_own_affinity: false, mapped: false }
     }
 }
 
@@ -106,6 +119,10 @@ pub struct HostPlane {
     settings: Settings,
     own_pid: u32,
     cost: Option<Cost>,
+    /// What is found out about files and processes beside the windows; `None` without an observer of this kernel.
+    facts: Option<Facts>,
+    /// Counts what the memory controllers carry; the error says why nothing does.
+    meter: Result<Meter, String>,
     /// Factor by which windows are longer than requested, to cost less.
     stretch: u32,
     /// A note about moved threads whose births could not be watched, for the next window.
@@ -125,13 +142,25 @@ pub struct HostPlane {
     /// Descendants restored since the last window.
     put_back: FxHashSet<Key>,
     epoch: Option<String>,
+    /// Moves of files and processes.
+    moves: DataMoves,
+    /// Samples mapped files, where the policy looks at them.
+    mapped: Option<Watcher>,
 }
 
 impl HostPlane {
     /// Opens the host for observing and acting.
     pub fn open(settings: Settings, topology: Topology) -> Result<Self, HostError> {
-        let observer = Observer::open(&settings.observe, &topology)?;
-        Self::with_observer(settings, topology, Some(Box::new(observer)))
+        let mut observer = Observer::open(&settings.observe, &topology)?;
+        let facts = Facts::start(&settings.observe.proc_root)?;
+        observer.ignore(facts.tid());
+        let mapped = match settings.mapped {
+            true => Some(Watcher::start(&settings.observe.proc_root, &topology)?),
+            false => None,
+        };
+        let meter = Meter::open(&settings.sys_root, &topology);
+        let plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
+        Ok(Self { facts: Some(facts), mapped, meter, ..plane })
     }
 
     /// Opens the host for restoring only. Needs no more than procfs and sysfs.
@@ -156,6 +185,8 @@ impl HostPlane {
             settings,
             own_pid: std::process::id(),
             cost: None,
+            facts: None,
+            meter: Err("not looked for".to_owned()),
             stretch: 1,
             unwatched: None,
             finishing: false,
@@ -166,6 +197,8 @@ impl HostPlane {
             births_lost: false,
             put_back: FxHashSet::default(),
             epoch,
+            moves: DataMoves::default(),
+            mapped: None,
         })
     }
 
@@ -187,6 +220,94 @@ impl HostPlane {
         Ok(kin)
     }
 
+    /// Binds the threads of a process, and lets its memory follow.
+    fn start_process(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
+        let mut process = self.moves.take_process(mv)?;
+        undo.iter().for_each(|undo| self.watch(undo));
+        self.moves_made = true;
+        let topology = self.topology.clone();
+        let mut found = Vec::new();
+        let bound = process.bind(&mut self.mover, &topology, &mut |ready| {
+            // Those that it begins with are written down already.
+            let new: Vec<Undo> =
+                ready.iter().filter(|u| undo.iter().all(|k| k.subject != u.subject)).cloned().collect();
+            if new.is_empty() {
+                return Ok(());
+            }
+            write(&new)?;
+            found.extend(new);
+            Ok(())
+        });
+        found.iter().for_each(|undo| self.watch(undo));
+        if let Err(error) = bound {
+            for undo in process.bound() {
+                if let Err(error) = self.mover.undo(undo) {
+                    tracing::warn!(%error, "stays bound until the end");
+                }
+                if let Some(key) = key_of(undo) {
+                    self.release(key);
+                }
+            }
+            return Err(error);
+        }
+        self.moves.start_memory(process)
+    }
+
+    /// Watches the births of a thread that is about to be moved: a child born right after the move inherits our value.
+    fn watch(&mut self, undo: &Undo) {
+        if let Some(((tid, start), observer)) = key_of(undo).zip(self.observer.as_mut())
+            && let Err(error) = observer.watch(tid, start.saturating_mul(NS_PER_TICK))
+        {
+            tracing::warn!(tid, %error, "its children are not watched");
+            self.births_lost = true;
+            self.unwatched = Some(format!(
+                "children of moved threads are not watched ({error}): their affinity is restored at the end"
+            ));
+        }
+    }
+
+    /// Sets the affinity of one thread.
+    fn bind(&mut self, undo: &Undo) -> Result<(), PlaneError> {
+        let key = key_of(undo);
+        self.watch(undo);
+        self.moves_made = true;
+        let applied = self.mover.apply(undo);
+        if applied.is_err()
+            && let Some(key) = key
+            && self.mover.moved(key).is_none_or(|moved| moved.over.is_some())
+        {
+            self.release(key);
+        }
+        applied
+    }
+
+    /// [`Self::look`]. While everything is being restored it waits for execs that have taken effect and are not reported yet:
+    /// there is no later look that could find them.
+    fn look_for_kin(&mut self, held: &[Undo]) -> Result<Vec<Kin>, ObserveError> {
+        let mut kin = self.look()?;
+        let mut looks = 0;
+        while self.finishing && looks < EXEC_LOOKS && held.iter().any(|undo| self.may_be_in_exec(undo)) {
+            std::thread::sleep(EXEC_PAUSE);
+            looks += 1;
+            kin = self.look()?;
+        }
+        Ok(kin)
+    }
+
+    /// Whether a watched thread is gone and the first thread of its process has our value for a reason that is not known: the
+    /// moved thread is becoming the first by exec, or the first thread set our value itself.
+    fn may_be_in_exec(&self, undo: &Undo) -> bool {
+        let watched = !self.births_lost && key_of(undo).is_some_and(|key| self.mover.moved(key).is_some());
+        watched
+            && matches!(self.became_first(undo), Ok(Some(first)) if !self.own.contains(&first) && !self.execs.contains(&first))
+    }
+
+    /// The first thread of a process whose place a moved thread may have taken by exec.
+    fn became_first(&self, undo: &Undo) -> std::io::Result<Option<Key>> {
+        let given = |first| self.mover.moved(first).and_then(|moved| moved.ours.last().cloned());
+        kin::became_first(self.mover.threads(), undo, given).map(|first| first.as_ref().and_then(key_of))
+    }
+
     /// Records that the affinity of this thread, and of its future children, is not ours.
     fn release(&mut self, (tid, _): Key) {
         if let Some(Err(error)) = self.observer.as_mut().map(|observer| observer.release(tid)) {
@@ -202,6 +323,8 @@ impl HostPlane {
     /// Completes a thread for the policies: the nodes it may run on, and the reason it must not be moved.
     fn complete(&mut self, seen: ObservedThread) -> Thread {
         let ObservedThread { mut thread, mask, asked, kernel_thread, .. } = seen;
+        // In whole ticks, as procfs has it: one name for a thread in snapshots and in undo records.
+        thread.start_ns = thread.start_ns.map(|ns| ns - ns % NS_PER_TICK);
         let online = self.mover.defaults().online();
         // The task's own mask may contain offline CPUs; sched_getaffinity leaves them out.
         let mask = if mask.is_subset(online) {
@@ -252,7 +375,33 @@ impl HostPlane {
         }
     }
 
-    fn nodes(&self, seen: &Observed) -> Vec<NodeLoad> {
+    /// Adds the mapped files of busy processes that could be moved.
+    fn add_mapped(&self, processes: &mut Vec<Process>, threads: &[Thread], window_s: f64, notes: &mut Vec<String>) {
+        let Some(watcher) = &self.mapped else { return };
+        let (mapped, limits) = watcher.window(mapped::to_sample(threads, window_s));
+        notes.extend(limits);
+        for of in mapped {
+            match processes.iter_mut().find(|process| process.pid == of.pid) {
+                Some(process) => process.mapped = of.mapped,
+                None => processes.push(Process { pid: of.pid, mapped: of.mapped, ..Process::default() }),
+            }
+        }
+        processes.sort_by_key(|process| process.pid);
+    }
+
+    fn nodes(&mut self, seen: &Observed, notes: &mut Vec<String>) -> Vec<NodeLoad> {
+        let mut measured = BTreeMap::new();
+        let said = match &mut self.meter {
+            Ok(meter) => match meter.window() {
+                Ok(window) => {
+                    measured = window;
+                    format!("controllers: measured by {}", meter.name())
+                }
+                Err(why) => format!("controllers: counted file bytes only, in this window: {why}"),
+            },
+            Err(why) => format!("controllers: counted file bytes only: {why}"),
+        };
+        notes.push(said);
         let free = topology::sysfs::free_memory(&self.settings.sys_root, &self.topology);
         let load = |node: &topology::Node| NodeLoad {
             id: node.id,
@@ -264,6 +413,7 @@ impl HostPlane {
             write_bytes: seen.node_write.get(node.id),
             cpu_s: cpu_s(&seen.node_cpu_s, node.id),
             memory_free: free.get(&node.id).copied().unwrap_or(0),
+            measured: measured.get(&node.id).cloned(),
         };
         self.topology.nodes.iter().map(load).collect()
     }
@@ -310,57 +460,68 @@ impl Plane for HostPlane {
         self.finishing = false;
         self.put_back.clear();
         self.mover.begin_window();
+        self.moves.begin_window();
         let window_s = seen.window_s;
         self.cost = Some(Cost {
             cpu: if window_s > 0.0 { seen.cost.cpu_s / window_s } else { 0.0 },
             memory_bytes: seen.cost.rss_bytes.saturating_add(seen.cost.kernel_bytes),
         });
-        let nodes = self.nodes(&seen);
-        let threads = std::mem::take(&mut seen.threads).into_iter().map(|t| self.complete(t)).collect();
-        let mut notes = seen.notes;
+        let threads: Vec<Thread> = std::mem::take(&mut seen.threads).into_iter().map(|t| self.complete(t)).collect();
+        let mut notes = std::mem::take(&mut seen.notes);
+        let nodes = self.nodes(&seen, &mut notes);
+        let mut processes = Vec::new();
+        if let Some(facts) = &self.facts {
+            let more;
+            (processes, more) = facts.window(window, &mut seen.files, &threads);
+            notes.extend(more);
+        }
         notes.extend(self.unwatched.take());
+        self.add_mapped(&mut processes, &threads, window_s, &mut notes);
+        for process in processes.iter_mut().filter(|process| process.start_ns.is_none()) {
+            let stat = self.mover.threads().stat(process.pid).ok().flatten();
+            process.start_ns = stat.map(|stat| stat.start.saturating_mul(NS_PER_TICK));
+        }
+        self.moves.seen(seen.files.iter().map(|seen| &seen.file));
         Ok(Snapshot {
             version: placement::snapshot::VERSION,
             time_s: seen.time_s,
             window_s,
             nodes,
             threads,
-            files: seen.files,
-            processes: Vec::new(),
+            files: seen.files.into_iter().map(|seen| seen.file).collect(),
+            processes,
+            outcomes: Vec::new(),
             notes,
         })
     }
 
-    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
-        self.mover.prepare(&self.topology, mv)
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
+        self.moves.prepare(&mut self.mover, &self.topology, mv)
     }
 
-    fn apply(&mut self, _: &Move, undo: &Undo) -> Result<(), PlaneError> {
-        let key = key_of(undo);
-        // Before the move, because a child born right after it inherits our value.
-        if let Some(((tid, start), observer)) = key.zip(self.observer.as_mut())
-            && let Err(error) = observer.watch(tid, start.saturating_mul(NS_PER_TICK))
-        {
-            tracing::warn!(tid, %error, "its children are not watched");
-            self.births_lost = true;
-            self.unwatched = Some(format!(
-                "children of moved threads are not watched ({error}): their affinity is restored at the end"
-            ));
+    fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
+        match mv {
+            Move::Thread { .. } => undo.iter().try_for_each(|undo| self.bind(undo)).map(|()| Started::Done),
+            Move::Process { .. } => self.start_process(mv, undo, write),
+            Move::File { .. } => self.moves.start_file(mv),
         }
-        self.moves_made = true;
-        let applied = self.mover.apply(undo);
-        if applied.is_err()
-            && let Some(key) = key
-            && self.mover.moved(key).is_none_or(|moved| moved.over.is_some())
-        {
-            self.release(key);
-        }
-        applied
+    }
+
+    fn poll(&mut self) -> Vec<Progress> {
+        self.moves.jobs.poll()
+    }
+
+    fn cancel(&mut self, job: JobId) {
+        self.moves.jobs.cancel(job);
+    }
+
+    fn pace(&mut self, bytes_per_s: f64) {
+        self.moves.jobs.pace(bytes_per_s);
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
         // Only records of moves name a family; records of descendants do not.
-        let of_move = matches!(undo, Undo::Thread { family: Some(_), .. });
+        let of_move = !undo.payload.is_empty();
         if of_move && !self.finishing {
             self.finishing = true;
             if let Err(error) = self.look() {
@@ -385,7 +546,7 @@ impl Plane for HostPlane {
     /// the search leaves out the kin of watched threads.
     fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Undo>, PlaneError> {
         let mut trouble: Option<String> = None;
-        let mut heirs = match self.look() {
+        let mut heirs = match self.look_for_kin(held) {
             Ok(kin) => self.lineage.heirs(&self.mover, &kin).map_err(|e| e.to_string()),
             Err(error) => Err(error.to_string()),
         }
@@ -412,20 +573,20 @@ impl Plane for HostPlane {
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {
-        let (Some(key), Undo::Thread { ours, .. }) = (key_of(undo), undo) else { return false };
+        let (Some(key), Some(masks)) = (key_of(undo), &undo.masks) else { return false };
         let over = if self.mover.threads().ended(key.0, key.1) {
-            match kin::became_first(self.mover.threads(), undo) {
+            match self.became_first(undo) {
                 // It continues under another id. The record must stay until that thread is restored, in case of a crash.
                 // A watched thread did so only if the kernel reported its exec; the first thread may hold our value for itself.
-                Ok(Some(first)) => key_of(&first).is_none_or(|first| {
+                Ok(Some(first)) => {
                     let watched = self.looked && !self.births_lost && self.mover.moved(key).is_some();
                     self.own.contains(&first) || watched && !self.execs.contains(&first)
-                }),
+                }
                 Ok(None) => true,
                 Err(_) => false,
             }
         } else {
-            self.own.contains(&key) && affinity::get(key.0).is_ok_and(|mask| mask == *ours)
+            self.own.contains(&key) && affinity::get(key.0).is_ok_and(|mask| mask == masks.ours)
         };
         if over {
             self.mover.end(key);
@@ -441,9 +602,12 @@ impl Plane for HostPlane {
         self.cost
     }
 
-    /// Sampling adapts to the load by itself; the remaining cost is each window's pass over all threads and entries. So this
-    /// makes windows longer.
+    /// First looks at fewer files and processes. Sampling adapts to the load by itself; the remaining cost is each window's pass over
+    /// all threads and entries. So then this makes windows longer.
     fn shed(&mut self) -> Option<String> {
+        if let Some(less) = self.facts.as_mut().and_then(Facts::shed) {
+            return Some(less);
+        }
         if self.stretch >= STRETCH_MAX {
             return None;
         }
@@ -453,7 +617,7 @@ impl Plane for HostPlane {
 
     fn relax(&mut self) -> Option<String> {
         if self.stretch == 1 {
-            return None;
+            return self.facts.as_mut().and_then(Facts::relax);
         }
         self.stretch /= 2;
         Some(match self.stretch {

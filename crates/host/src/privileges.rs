@@ -4,7 +4,8 @@
 //! fault of the whole machine.
 //!
 //! **Approach.** Once everything is open, [`keep_only`] empties the capability sets but for a few: observing goes on through file
-//! descriptors, and moving threads takes CAP_SYS_NICE alone ([`to_move`]). Nothing that is executed later gets anything back.
+//! descriptors, and moving threads takes CAP_SYS_NICE alone ([`to_move`]). A policy that moves files or processes takes more
+//! ([`to_move_files`], [`to_move_memory`]). Nothing that is executed later gets anything back.
 //!
 //! **Limits.** Linux keeps capabilities by thread. Each thread that runs already gives up its own; threads that it starts
 //! afterwards have what it kept. The process remains root's: it may still write root's files.
@@ -20,6 +21,17 @@ use rustix::thread::{
 /// What moving threads takes once the programs are loaded. `proc_root` is a proc mount (`/proc`).
 pub fn to_move(proc_root: &Path) -> CapabilitySet {
     CapabilitySet::SYS_NICE | to_observe(proc_root)
+}
+
+/// What moving the cached pages of any user's files takes: CAP_SYS_NICE to move pages that others map, CAP_DAC_READ_SEARCH to
+/// open the files for reading, CAP_FOWNER to leave their access times alone and to be told what is cached.
+pub fn to_move_files() -> CapabilitySet {
+    CapabilitySet::SYS_NICE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER
+}
+
+/// What moving the memory of any user's processes takes: CAP_SYS_NICE, and CAP_SYS_PTRACE to see where it is.
+pub fn to_move_memory() -> CapabilitySet {
+    CapabilitySet::SYS_NICE | CapabilitySet::SYS_PTRACE
 }
 
 /// What observing takes once the programs are loaded: nothing, unless procfs hides the processes of other users. Without

@@ -93,6 +93,55 @@ impl ResidencyError {
     }
 }
 
+/// Where the bytes of an open file are, at a bounded cost.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Estimate {
+    /// Its size in bytes.
+    pub size: u64,
+    /// Bytes in each node's memory.
+    pub nodes: NodeBytes,
+    /// The share of the file that was looked at.
+    pub looked: f64,
+    /// Whether the file is accessed directly in persistent memory.
+    pub dax: bool,
+}
+
+/// Estimates where the bytes of an open file are, without reading any of them in. Looks at no more than `most` bytes of it, at random
+/// places; `random` gives numbers from 0 to 1. The file must have been opened with `O_NOATIME`; `path` is for errors.
+///
+/// # Errors
+///
+/// [`ResidencyError`] when the file cannot be mapped.
+pub fn estimate(
+    file: std::fs::File,
+    path: &Path,
+    most: u64,
+    random: &mut dyn FnMut() -> f64,
+) -> Result<Estimate, ResidencyError> {
+    let file = open::from_fd(path, file, true)?;
+    let mut estimate = Estimate { size: file.size, dax: file.dax, looked: 1.0, ..Estimate::default() };
+    if file.dax || file.fs == open::Fs::Hugetlb {
+        let mut all = Residency {
+            path: path.to_owned(),
+            size: file.size,
+            resident: 0,
+            nodes: NodeBytes::default(),
+            dax: file.dax,
+            hidden: None,
+            notes: Vec::new(),
+        };
+        if file.dax {
+            dax::locate(&file, Path::new("/sys"), &mut all)?;
+        } else {
+            hugetlb::locate(&file, &mut all)?;
+        }
+        estimate.nodes = all.nodes;
+    } else {
+        (estimate.nodes, estimate.looked) = cache::sample(&file, most, random)?;
+    }
+    Ok(estimate)
+}
+
 /// Finds out where a file's bytes are, without reading any of them in. Follows symbolic links; does
 /// not need root.
 ///

@@ -33,8 +33,15 @@ pub struct Window {
 /// A move with its reason.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Move {
-    /// Thread id.
+    /// Thread id; 0 for a process or a file.
+    #[serde(default)]
     pub tid: u32,
+    /// Process id; 0 for a file.
+    #[serde(default)]
+    pub pid: u32,
+    /// File id; empty for a thread or a process.
+    #[serde(default)]
+    pub file: String,
     /// Name of the thread.
     #[serde(default)]
     pub comm: String,
@@ -46,6 +53,17 @@ pub struct Move {
     pub reason: String,
     /// One sentence with the figures.
     pub why: String,
+}
+
+impl Move {
+    /// The thread, process or file as a person reads it.
+    pub fn subject(&self) -> String {
+        match self {
+            Self { file, .. } if !file.is_empty() => format!("file {file}"),
+            Self { tid: 0, pid, comm, .. } => format!("process {pid} {comm}").trim_end().to_owned(),
+            Self { tid, comm, .. } => format!("{comm} (tid {tid})"),
+        }
+    }
 }
 
 /// The affinities that `homenode run` restored at its end.

@@ -8,6 +8,7 @@
 //! **Limits.** On an overloaded CPU a thread gets less than its share and does not catch up.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::param::page_size;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Bytes of one read.
@@ -29,6 +32,41 @@ pub struct Reader {
     pub file: PathBuf,
     /// Share of a CPU it uses, 0 to 1.
     pub duty: f64,
+    /// It maps the file and loads from each page, instead of calling `read`.
+    pub mapped: bool,
+}
+
+/// A file mapped for reading.
+struct Mapped {
+    base: *mut std::ffi::c_void,
+    len: usize,
+}
+
+impl Mapped {
+    fn new(file: &File, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0) }?;
+        Ok(Self { base, len })
+    }
+
+    /// Loads a byte of each page from `offset` on, and returns the bytes these pages hold.
+    fn touch(&self, offset: usize, bytes: usize) -> u64 {
+        let end = self.len.min(offset + bytes);
+        for at in (offset..end).step_by(page_size()) {
+            // SAFETY: `at` is inside the mapping. The file is the laboratory's own and keeps its length.
+            unsafe { std::ptr::read_volatile(self.base.cast::<u8>().add(at)) };
+        }
+        end.saturating_sub(offset) as u64
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`; nothing refers to it any more.
+        if let Err(error) = unsafe { munmap(self.base, self.len) } {
+            eprintln!("munmap: {error}");
+        }
+    }
 }
 
 /// Reads until `stop` is set; returns the bytes read.
@@ -39,12 +77,17 @@ pub fn read(reader: &Reader, stop: &AtomicBool) -> Result<u64> {
     let len = file.metadata().with_context(what)?.len();
     ensure!(len > 0, "{} is empty", reader.file.display());
     let mut block = vec![0; BLOCK];
+    let mapped = reader.mapped.then(|| Mapped::new(&file, usize::try_from(len).unwrap_or(usize::MAX)));
+    let mapped = mapped.transpose().with_context(what)?;
     let (mut offset, mut total) = (0, 0);
     let share = PERIOD.mul_f64(reader.duty);
     while !stop.load(Ordering::Relaxed) {
         let (began, used) = (Instant::now(), cpu_time());
         while cpu_time() - used < share && began.elapsed() < PERIOD {
-            let n = file.read_at(&mut block, offset).with_context(what)? as u64;
+            let n = match &mapped {
+                Some(mapped) => mapped.touch(usize::try_from(offset).unwrap_or(0), BLOCK),
+                None => file.read_at(&mut block, offset).with_context(what)? as u64,
+            };
             total += n;
             offset = if n == 0 { 0 } else { (offset + n) % len };
         }
@@ -69,14 +112,17 @@ mod tests {
         let file = dir.path().join("file");
         std::fs::write(&file, vec![7; 3 * BLOCK + 5]).unwrap();
         let stop = AtomicBool::new(false);
-        let reader = Reader { file: file.clone(), duty: 0.5 };
-        let total = thread::scope(|scope| {
-            let reading = scope.spawn(|| read(&reader, &stop));
-            thread::sleep(PERIOD / 2);
-            stop.store(true, Ordering::Relaxed);
-            reading.join().unwrap()
-        });
-        assert!(total.unwrap() > 0);
+        let reader = Reader { file: file.clone(), duty: 0.5, mapped: false };
+        for reader in [reader.clone(), Reader { mapped: true, ..reader.clone() }] {
+            let total = thread::scope(|scope| {
+                let reading = scope.spawn(|| read(&reader, &stop));
+                thread::sleep(PERIOD / 2);
+                stop.store(true, Ordering::Relaxed);
+                reading.join().unwrap()
+            });
+            assert!(total.unwrap() > 0);
+            stop.store(false, Ordering::Relaxed);
+        }
         assert!(read(&Reader { duty: 2.0, ..reader.clone() }, &stop).is_err());
         std::fs::write(&file, []).unwrap();
         assert!(read(&reader, &stop).is_err());

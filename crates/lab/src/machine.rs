@@ -92,8 +92,8 @@ fn cpu_ticks() -> Result<BTreeMap<u32, (u64, u64)>> {
     Ok(cpus)
 }
 
-/// Reads `0-3,8`.
-fn parse_list(text: &str) -> Result<Vec<u32>> {
+/// The CPUs of a list as the kernel writes it.
+pub fn parse_list(text: &str) -> Result<Vec<u32>> {
     let mut cpus = Vec::new();
     for part in text.trim().split(',').filter(|p| !p.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -65,6 +65,35 @@ pub fn affinities(pids: &[u32]) -> BTreeMap<u32, String> {
     pids.iter().filter_map(|pid| of(*pid).ok()).flatten().map(|t| (t.tid, t.allowed)).collect()
 }
 
+/// The CPUs on which the calling thread may run.
+pub fn affinity() -> Result<Vec<u32>> {
+    let set = rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?;
+    Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32).collect())
+}
+
+/// Sets the CPUs on which a thread may run; 0 is the calling thread.
+pub fn set_affinity(tid: u32, cpus: &[u32]) -> Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu as usize));
+    let pid = i32::try_from(tid).ok().and_then(rustix::process::Pid::from_raw);
+    rustix::thread::sched_setaffinity(pid, &set).with_context(|| format!("the affinity of thread {tid}"))
+}
+
+/// Pages of a process's own memory (not of files) by node, from `/proc/PID/numa_maps`.
+pub fn memory(pid: u32) -> Result<BTreeMap<u32, u64>> {
+    let path = format!("/proc/{pid}/numa_maps");
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let mut nodes = BTreeMap::new();
+    for line in text.lines().filter(|line| line.split(' ').any(|field| field.starts_with("anon="))) {
+        for (node, pages) in line.split(' ').filter_map(|field| field.strip_prefix('N')?.split_once('=')) {
+            if let (Ok(node), Ok(pages)) = (node.parse(), pages.parse::<u64>()) {
+                *nodes.entry(node).or_default() += pages;
+            }
+        }
+    }
+    Ok(nodes)
+}
+
 /// Counts over several samplings how many threads run at home.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Whereabouts {

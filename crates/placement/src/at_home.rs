@@ -192,7 +192,14 @@ mod tests {
     #[test]
     fn binds_no_thread_of_a_process_that_moves() {
         let threads = vec![thread(1, A, 9), thread(2, A, 9), thread(8, B, 9)];
-        let process = Move::Process { pid: 1, from: A, to: B, reason: Reason::CacheAffinity, why: Why::default() };
+        let process = Move::Process {
+            pid: 1,
+            start_ns: None,
+            from: A,
+            to: B,
+            reason: Reason::CacheAffinity,
+            why: Why::default(),
+        };
         assert_eq!(bound(vec![process, to_a(8, Reason::ReadLocality)], threads, &[]), [2]);
     }
 

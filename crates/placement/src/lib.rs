@@ -19,16 +19,22 @@ pub mod dragonfly;
 mod load;
 pub mod npolicy;
 pub mod nthread;
+mod outcome;
 pub mod plan;
 mod processes;
 pub mod snapshot;
+mod subject;
 mod validate;
 mod why;
 mod words;
 
 pub use bytes::NodeBytes;
+pub use outcome::{Outcome, OutcomeState};
 pub use plan::{Declined, Move, NodeForecast, Plan, Prediction, Reason};
-pub use snapshot::{FileUse, MappedMemory, NodeLoad, ObservedFile, Process, Snapshot, SnapshotError, Thread};
+pub use snapshot::{
+    FileUse, MappedMemory, MeasuredLoad, NodeLoad, ObservedFile, Process, Snapshot, SnapshotError, Thread, Writes,
+};
+pub use subject::Subject;
 pub use validate::MAX_BYTES;
 pub use why::Why;
 
@@ -43,10 +49,20 @@ pub trait Policy: Send {
     /// moves a thread only to nodes where it may run.
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan;
 
+    /// Whether the policy measures by itself if its plans pay, and takes them back. The engine does it for all others.
+    fn tries(&self) -> bool {
+        false
+    }
+
     /// Seconds between decisions about threads and processes; 0 if the policy decides in each
     /// window.
     fn period_s(&self) -> f64 {
         0.0
+    }
+
+    /// Whether it looks at the mapped memory of processes ([`Process::mapped`]), which costs something to observe.
+    fn wants_mapped(&self) -> bool {
+        false
     }
 
     /// Seconds between decisions about files; 0 if the policy decides in each window.
@@ -68,16 +84,35 @@ pub const POLICIES: &[(&str, &str)] = &[
     ("auto", "moves threads, processes and files by one cost model: the largest net saving over 30 s"),
 ];
 
+/// The settings of all policies.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// Of the nthread policies and dragonfly.
+    pub nthread: nthread::Settings,
+    /// Of dragonfly.
+    pub dragonfly: dragonfly::Settings,
+    /// Of npolicy.
+    pub npolicy: npolicy::Settings,
+    /// Of arc and arc-guarded.
+    pub arc: cache_affinity::Settings,
+}
+
+/// Returns the policy of this name, which is one of [`POLICIES`], with the default settings of all but nthread.
+pub fn policy(name: &str, nthread: &nthread::Settings) -> Option<Box<dyn Policy>> {
+    policy_with(name, &Settings { nthread: nthread.clone(), ..Settings::default() })
+}
+
 /// Returns the policy of this name, which is one of [`POLICIES`].
-pub fn policy(name: &str, settings: &nthread::Settings) -> Option<Box<dyn Policy>> {
+pub fn policy_with(name: &str, settings: &Settings) -> Option<Box<dyn Policy>> {
+    let Settings { nthread, dragonfly, npolicy, arc } = settings;
     if let Some(variant) = nthread::Variant::ALL.into_iter().find(|v| v.name() == name) {
-        return Some(Box::new(nthread::NThread::new(variant, settings.clone())));
+        return Some(Box::new(nthread::NThread::new(variant, nthread.clone())));
     }
-    let arc = |variant| Box::new(cache_affinity::CacheAffinity::new(variant, Default::default()));
+    let arc = |variant| Box::new(cache_affinity::CacheAffinity::new(variant, arc.clone()));
     match name {
         "auto" => Some(Box::new(auto::Auto::new(Default::default()))),
-        "dragonfly" => Some(Box::new(dragonfly::Dragonfly::new(Default::default(), settings.clone()))),
-        "npolicy" => Some(Box::new(npolicy::NPolicy::default())),
+        "dragonfly" => Some(Box::new(dragonfly::Dragonfly::new(dragonfly.clone(), nthread.clone()))),
+        "npolicy" => Some(Box::new(npolicy::NPolicy::new(npolicy.clone()))),
         "arc" => Some(arc(cache_affinity::Variant::Greedy)),
         "arc-guarded" => Some(arc(cache_affinity::Variant::Guarded)),
         _ => None,

@@ -170,6 +170,10 @@ impl Policy for NPolicy {
         self.settings.epoch_s
     }
 
+    fn wants_mapped(&self) -> bool {
+        true
+    }
+
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         self.epoch.add(snapshot);
         let mut plan = Plan { version: plan::VERSION, policy: self.name().into(), ..Plan::default() };

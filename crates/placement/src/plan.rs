@@ -72,6 +72,9 @@ pub enum Move {
     Process {
         /// Process id.
         pid: u32,
+        /// Start time, as in the snapshot.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        start_ns: Option<u64>,
         /// The node it is on.
         from: NodeId,
         /// The node it should be on.
@@ -85,6 +88,9 @@ pub enum Move {
     File {
         /// File id: `major:minor:inode`.
         file: String,
+        /// Generation of the inode, as in the snapshot.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        generation: Option<u64>,
         /// The node the data is on.
         from: NodeId,
         /// The node the data should be on.

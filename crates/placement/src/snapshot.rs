@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
-use crate::NodeBytes;
+use crate::{NodeBytes, Outcome};
 
 /// The only snapshot version.
 pub const VERSION: u32 = 1;
@@ -38,6 +38,9 @@ pub struct Snapshot {
     /// Processes whose memory was observed.
     #[serde(default)]
     pub processes: Vec<Process>,
+    /// What became of the moves that the policy asked for in earlier windows. The engine adds them before the policy decides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outcomes: Vec<Outcome>,
     /// Limits of this observation, in plain sentences ("sampled 1 in 16", "tmpfs reads are not
     /// seen: …").
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -74,6 +77,24 @@ pub struct NodeLoad {
     /// Free memory in bytes.
     #[serde(default)]
     pub memory_free: u64,
+    /// Bytes that the memory controllers of the node carried in the window, as the hardware counted
+    /// them: all memory, not only file data. Absent where no counter exists; the counted file bytes
+    /// are then all that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<MeasuredLoad>,
+}
+
+/// What the hardware counted at the memory controllers of a node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredLoad {
+    /// The counter: `uncore_imc`, `amd_umc`, `amd_df` or `resctrl`.
+    pub source: String,
+    /// Bytes read and written.
+    pub bytes: u64,
+    /// Of these, bytes read; absent where the counter does not tell reads from writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bytes: Option<u64>,
 }
 
 /// One thread in one window.
@@ -148,6 +169,9 @@ pub struct FileUse {
 pub struct ObservedFile {
     /// File id: `major:minor:inode`.
     pub file: String,
+    /// Generation of the inode, if known. It tells this file from a later one with the same inode number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
     /// Path, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
@@ -157,9 +181,41 @@ pub struct ObservedFile {
     /// Resident bytes per node, where counted.
     #[serde(default)]
     pub bytes: NodeBytes,
+    /// The share of the file that was looked at to estimate `bytes`; absent: all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampled: Option<f64>,
+    /// Where bytes written to it land; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writes: Option<Writes>,
+    /// Whether its data can be moved to another node; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub movable: Option<bool>,
+    /// Why its data cannot be moved; only with `movable: false`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<String>,
+    /// How many times it was open when it was last touched: open file descriptions, of one process or
+    /// several. More than 1 is what NThread calls shared, whether or not the others touched the file in
+    /// this window. Absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opens: Option<u32>,
     /// Threads that touched it, by rising tid.
     #[serde(default)]
     pub readers: Vec<u32>,
+}
+
+/// Where bytes land that a thread writes to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Writes {
+    /// On the node where the writer runs, also when they are written over others.
+    Follow,
+    /// New bytes land on the node where the writer runs; bytes written over others land where those
+    /// are. So does the page cache.
+    InPlace,
+    /// They land on the node of the device, wherever the writer runs.
+    Stay,
+    /// The file system spreads them over the nodes.
+    Spread,
 }
 
 /// One process's memory.
@@ -168,6 +224,9 @@ pub struct ObservedFile {
 pub struct Process {
     /// Process id.
     pub pid: u32,
+    /// Start time of the process, in the same units as that of a thread.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_ns: Option<u64>,
     /// Resident bytes per node.
     #[serde(default)]
     pub resident: NodeBytes,
@@ -265,6 +324,20 @@ impl Snapshot {
             (remote.saturating_add(t.remote_bytes()), all.saturating_add(t.read_bytes.total()))
         });
         (all > 0).then(|| remote as f64 / all as f64)
+    }
+}
+
+impl NodeLoad {
+    /// Bytes read and written that count as the load of the node's controllers: those measured, or else the file bytes. Where reads
+    /// were not measured apart from writes, they are shared out as the file bytes are.
+    pub fn controller_bytes(&self) -> (u64, u64) {
+        let Some(measured) = &self.measured else { return (self.read_bytes, self.write_bytes) };
+        let read = measured.read_bytes.unwrap_or_else(|| {
+            let counted = self.read_bytes.saturating_add(self.write_bytes);
+            let share = if counted > 0 { self.read_bytes as f64 / counted as f64 } else { 1.0 };
+            (measured.bytes as f64 * share).round() as u64
+        });
+        (read, measured.bytes.saturating_sub(read))
     }
 }
 

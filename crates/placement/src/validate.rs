@@ -16,7 +16,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
 use crate::snapshot::{FileUse, NodeLoad, ObservedFile, Process, Thread, VERSION};
-use crate::{NodeBytes, Snapshot, SnapshotError};
+use crate::{NodeBytes, Outcome, OutcomeState, Snapshot, SnapshotError};
 
 /// Largest byte count: 2^53 (9 petabytes). Beyond it, JSON readers that hold numbers as doubles
 /// lose digits.
@@ -63,7 +63,8 @@ impl Snapshot {
         let known = nodes(&self.nodes)?;
         threads(&self.threads, &known)?;
         files(&self.files, &known)?;
-        processes(&self.processes, &known)
+        processes(&self.processes, &known)?;
+        outcomes(&self.outcomes, &known)
     }
 }
 
@@ -127,6 +128,12 @@ fn nodes(nodes: &[NodeLoad]) -> Result<Known, SnapshotError> {
         bytes(format_args!("{at}.write_bytes"), node.write_bytes)?;
         bytes(format_args!("{at}.memory_free"), node.memory_free)?;
         seconds(format_args!("{at}.cpu_s"), node.cpu_s.unwrap_or(0.0))?;
+        if let Some(measured) = &node.measured {
+            bytes(format_args!("{at}.measured.bytes"), measured.bytes)?;
+            if measured.read_bytes.is_some_and(|read| read > measured.bytes) {
+                wrong(format_args!("{at}.measured.read_bytes"), "more than the bytes read and written together")?;
+            }
+        }
     }
     known.extend(nodes.iter().flat_map(|n| n.distance.keys().copied()));
     count("nodes", known.len(), MAX_NODES)?;
@@ -167,6 +174,12 @@ fn files(files: &[ObservedFile], known: &Known) -> Checked {
             wrong(&at, "listed twice")?;
         }
         known.check_bytes(format_args!("{at}.bytes"), &file.bytes)?;
+        if let Some(share) = file.sampled.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
+            wrong(format_args!("{at}.sampled"), format_args!("{share} is not a share above 0, up to 1"))?;
+        }
+        if file.held.is_some() && file.movable != Some(false) {
+            wrong(format_args!("{at}.held"), "given for a file that is not said to be immovable")?;
+        }
     }
     Ok(())
 }
@@ -186,6 +199,22 @@ fn processes(processes: &[Process], known: &Known) -> Checked {
             bytes(format_args!("{at}.cold_bytes"), mapped.cold_bytes)?;
             bytes(format_args!("{at}.touched_bytes"), mapped.touched_bytes.unwrap_or(0))?;
         }
+    }
+    Ok(())
+}
+
+fn outcomes(outcomes: &[Outcome], known: &Known) -> Checked {
+    for (i, Outcome { from, to, result, .. }) in outcomes.iter().enumerate() {
+        let at = format!("outcomes[{i}]");
+        known.check(format_args!("{at}.from"), *from)?;
+        known.check(format_args!("{at}.to"), *to)?;
+        let (all, some) = match result {
+            OutcomeState::Done { bytes, failed } => (*bytes, *failed),
+            OutcomeState::Running { bytes, done } => (*bytes, *done),
+            OutcomeState::Failed { bytes, .. } => (*bytes, 0),
+            _ => (0, 0),
+        };
+        bytes(format_args!("{at}.result"), all.max(some))?;
     }
     Ok(())
 }

@@ -282,6 +282,19 @@ fn files_with_equal_local_reads_stay() {
 }
 
 #[test]
+fn data_that_cannot_move_is_not_asked_to() {
+    let mut world = overloaded(500, 468e6);
+    for file in world.snapshot.files.iter_mut().filter(|f| f.file == "f5") {
+        (file.movable, file.held) = (Some(false), Some("is on DAX".into()));
+    }
+    let mut policy = policy();
+    let notes: Vec<_> = (0..30).flat_map(|_| world.step(&mut policy).notes).collect();
+    let moved: Vec<_> = world.files_moved().into_iter().map(|(_, file, _)| file).collect();
+    assert_eq!(moved, ["f6"]);
+    assert!(notes.iter().any(|note| note == "1 files on node 0 cannot be moved"), "{notes:?}");
+}
+
+#[test]
 fn the_days_bytes_and_the_targets_memory_are_limits() {
     let settings = Settings { burst_bytes: 800e6, bytes_per_day: 0.0, ..Settings::default() };
     let mut world = overloaded(500, 468e6);

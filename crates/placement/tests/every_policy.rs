@@ -87,10 +87,10 @@ fn complete(case: &Case, f: Files) -> Snapshot {
         }
         s.files.push(ObservedFile {
             file: format!("8:1:{file}"),
-            path: None,
             size: Some(f.file_mb * 1_000_000),
             bytes,
             readers: users().map(|i| s.threads[i].tid).collect(),
+            ..ObservedFile::default()
         });
     }
     for p in 0..n.div_ceil(f.threads_per_process) {
@@ -105,6 +105,7 @@ fn complete(case: &Case, f: Files) -> Snapshot {
             pid: 1000 + p as u32,
             resident: [(first.node, f.process_mb * 1_000_000)].into_iter().collect(),
             mapped: if f.mapped { vec![mapped] } else { vec![] },
+            ..Process::default()
         });
     }
     s

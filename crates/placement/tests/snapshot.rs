@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Case, MB, Size, bytes, case, decide, moves, snapshot, thread};
-use placement::{Reason, Snapshot, SnapshotError, Thread};
+use placement::{MeasuredLoad, NodeLoad, Reason, Snapshot, SnapshotError, Thread};
 use proptest::prelude::*;
 use topology::{MemoryKind, NodeId};
 
@@ -185,6 +185,21 @@ fn impossible_values_are_named_with_their_field() {
             "\"files\":[{\"file\":\"8:1:1234\"},{\"file\":\"8:1:1234\",\"bytes\"",
             "files[1] (file 8:1:1234): listed twice",
         ),
+        (
+            "{\"0\":4294967296}",
+            "{\"0\":4294967296},\"sampled\":0",
+            "files[0] (file 8:1:1234).sampled: 0 is not a share above 0",
+        ),
+        (
+            "{\"0\":4294967296}",
+            "{\"0\":4294967296},\"movable\":true,\"held\":\"DAX\"",
+            "files[0] (file 8:1:1234).held: given for a file that is not said to be immovable",
+        ),
+        (
+            "\"memory_free\"",
+            "\"measured\":{\"source\":\"amd_df\",\"bytes\":9,\"read_bytes\":10},\"memory_free\"",
+            "nodes[0] (node 0).measured.read_bytes: more than the bytes read and written together",
+        ),
         ("\"processes\":[", "\"processes\":[{\"pid\":100},", "processes[1] (pid 100): listed twice"),
         (
             "\"threads\":[",
@@ -197,6 +212,20 @@ fn impossible_values_are_named_with_their_field() {
     }
     let empty = Snapshot::from_json(r#"{"version":1,"window_s":1,"nodes":[]}"#).unwrap_err();
     assert_eq!(empty.to_string(), "nodes: empty: a machine has at least one node");
+}
+
+#[test]
+fn what_the_controllers_carried_counts_before_file_bytes() {
+    let mut node = NodeLoad { read_bytes: 30, write_bytes: 10, ..NodeLoad::default() };
+    assert_eq!(node.controller_bytes(), (30, 10));
+    let measured = |bytes, read_bytes| Some(MeasuredLoad { source: "uncore_imc".into(), bytes, read_bytes });
+    node.measured = measured(100, Some(60));
+    assert_eq!(node.controller_bytes(), (60, 40));
+    // Three quarters of the file bytes are reads.
+    node.measured = measured(100, None);
+    assert_eq!(node.controller_bytes(), (75, 25));
+    let idle = NodeLoad { measured: measured(100, None), ..NodeLoad::default() };
+    assert_eq!(idle.controller_bytes(), (100, 0));
 }
 
 #[test]

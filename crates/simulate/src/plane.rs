@@ -6,11 +6,12 @@
 //! **Approach.** [`SimulatedPlane`] implements [`Plane`]: observing a window advances virtual
 //! time. A thread moves at once; a process or a file has moved when its bytes are copied.
 //!
-//! **Limits.** Threads do not start other threads, so nothing is inherited.
+//! **Limits.** Threads do not start other threads, so nothing is inherited. Copies go as fast as the machine lets them:
+//! the engine's limit on their rate is not modelled.
 
 use std::time::Duration;
 
-use engine::{Plane, PlaneError, Undo, Undone};
+use engine::{JobId, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
 use placement::{Move, NodeLoad, Snapshot};
 use topology::Topology;
 
@@ -53,12 +54,20 @@ impl Plane for SimulatedPlane {
         Ok(self.world.observe())
     }
 
-    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         self.world.prepare(mv)
     }
 
-    fn apply(&mut self, mv: &Move, _: &Undo) -> Result<(), PlaneError> {
-        self.world.apply(mv)
+    fn start(&mut self, mv: &Move, _: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
+        self.world.start(mv)
+    }
+
+    fn poll(&mut self) -> Vec<Progress> {
+        self.world.poll()
+    }
+
+    fn cancel(&mut self, job: JobId) {
+        self.world.cancel(job);
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {

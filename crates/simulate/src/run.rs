@@ -346,7 +346,7 @@ impl Sums {
         for (mv, verdict) in &report.moves {
             let moves = &mut outcome.moves;
             match verdict {
-                Verdict::Applied => {
+                Verdict::Applied | Verdict::Started => {
                     made += 1;
                     match mv {
                         Move::Thread { .. } => moves.threads += 1,
@@ -354,7 +354,7 @@ impl Sums {
                         Move::File { .. } => moves.files += 1,
                     }
                 }
-                Verdict::HeldBack { .. } => moves.held_back += 1,
+                Verdict::HeldBack { .. } | Verdict::Queued => moves.held_back += 1,
                 Verdict::Refused { .. } | Verdict::Gone => moves.refused += 1,
             }
         }

@@ -12,13 +12,14 @@
 
 mod read;
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use placement::Reason;
+use placement::{Reason, Subject};
 use serde::{Deserialize, Serialize};
 use topology::NodeId;
 
@@ -36,7 +37,7 @@ pub const OLDER: &str = "journal.1.jsonl";
 pub struct Entry {
     /// Wall-clock time, seconds since 1970-01-01 UTC.
     pub time: f64,
-    /// The thread it is about, if it is about one.
+    /// The thread, process or file it is about, if it is about one.
     #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
     pub thread: Option<About>,
     /// What happened.
@@ -44,19 +45,60 @@ pub struct Entry {
     pub event: Event,
 }
 
-/// A thread as the journal names it.
+/// A thread, a process or a file as the journal names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Thread id.
+    /// Thread id; of a process, its id; 0 for a file.
     pub tid: u32,
-    /// Process id.
+    /// Process id; 0 for a file.
     pub pid: u32,
-    /// Name of the thread.
+    /// Name of the thread or process; of a file, its path or else its id.
     #[serde(default)]
     pub comm: String,
     /// Start time as in the snapshot, where it is known: a later thread with this id is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<u64>,
+    /// What it is.
+    #[serde(default, skip_serializing_if = "Kind::is_thread")]
+    pub kind: Kind,
+    /// File id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+}
+
+/// What an entry is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A thread.
+    #[default]
+    Thread,
+    /// A process with all its threads.
+    Process,
+    /// A file's data.
+    File,
+}
+
+impl Kind {
+    fn is_thread(&self) -> bool {
+        *self == Self::Thread
+    }
+}
+
+impl About {
+    /// This subject, with its process and its name.
+    pub fn new(subject: &Subject, pid: u32, comm: &str) -> Self {
+        let known = |start: &u64| (*start > 0).then_some(*start);
+        let of = |tid, start, kind| Self { tid, pid, comm: comm.to_owned(), start_ns: start, kind, file: None };
+        match subject {
+            Subject::Thread { tid, start } => of(*tid, known(start), Kind::Thread),
+            Subject::Process { pid, start } => of(*pid, known(start), Kind::Process),
+            Subject::File { file, .. } => {
+                let comm = if comm.is_empty() { file } else { comm };
+                Self { comm: comm.to_owned(), file: Some(file.clone()), pid: 0, ..of(0, None, Kind::File) }
+            }
+        }
+    }
 }
 
 /// What happened.
@@ -105,6 +147,54 @@ pub enum Event {
         /// Its remote share in the window that decided; absent where it read nothing.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         remote_share: Option<f64>,
+    },
+    /// A copy began: of a file, or of a process's memory.
+    CopyStarted {
+        /// Node it came from.
+        from: NodeId,
+        /// Node it goes to.
+        to: NodeId,
+        /// The rule that decided.
+        reason: Reason,
+        /// One sentence with the figures.
+        why: String,
+        /// Remote share of its readers in the window that decided; absent where they read nothing.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        remote_share: Option<f64>,
+    },
+    /// A copy has come a tenth or more farther.
+    CopyProgress {
+        /// Bytes to move.
+        bytes: u64,
+        /// Of these, in place.
+        done: u64,
+        /// Bytes that could not be moved.
+        failed: u64,
+    },
+    /// A copy is over. What was copied stays.
+    CopyEnded {
+        /// Node it came from.
+        from: NodeId,
+        /// Node it went to.
+        to: NodeId,
+        /// Bytes to move.
+        bytes: u64,
+        /// Of these, in place.
+        done: u64,
+        /// Bytes that could not be moved, by reason.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        left: BTreeMap<String, u64>,
+        /// How long it took; absent where that is not known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seconds: Option<f64>,
+        /// Why it ended early; absent if it did not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
+    },
+    /// A move did not pay and was taken back.
+    RolledBack {
+        /// One sentence with the figures.
+        why: String,
     },
     /// The effect of a move.
     Audited {

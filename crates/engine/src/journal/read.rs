@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustc_hash::FxHashMap;
 
-use super::{Entry, Event, JOURNAL, OLDER};
+use super::{Entry, Event, JOURNAL, Kind, OLDER};
 use crate::EngineError;
 
 /// Which entries to read. Every part that is given must fit.
@@ -66,9 +66,9 @@ pub struct Line {
 pub fn history(entries: Vec<Entry>) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::with_capacity(entries.len());
     // By the name as well: a file has no id of a thread.
-    let mut last_move: FxHashMap<(u32, Option<u64>, String), usize> = FxHashMap::default();
+    let mut last_move: FxHashMap<(Kind, u32, Option<u64>, String), usize> = FxHashMap::default();
     for entry in entries {
-        let key = entry.thread.as_ref().map(|t| (t.tid, t.start_ns, t.comm.clone()));
+        let key = entry.thread.as_ref().map(|t| (t.kind, t.tid, t.start_ns, t.comm.clone()));
         match (&entry.event, key) {
             (Event::Audited { before, after }, Some(key)) => {
                 if let Some(line) = last_move.get(&key).and_then(|i| lines.get_mut(*i)) {
@@ -76,7 +76,7 @@ pub fn history(entries: Vec<Entry>) -> Vec<Line> {
                 }
                 continue;
             }
-            (Event::Moved { .. }, Some(key)) => {
+            (Event::Moved { .. } | Event::CopyEnded { .. }, Some(key)) => {
                 last_move.insert(key, lines.len());
             }
             _ => {}
@@ -88,14 +88,14 @@ pub fn history(entries: Vec<Entry>) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
-    use placement::Reason;
+    use placement::{Reason, Subject};
     use topology::NodeId;
 
     use super::super::{About, Journal};
     use super::*;
 
     fn entry(time: f64, tid: u32, comm: &str, event: Event) -> Entry {
-        Entry { time, thread: Some(About { tid, pid: tid / 10, comm: comm.into(), start_ns: Some(5) }), event }
+        Entry { time, thread: Some(About::new(&Subject::Thread { tid, start: 5 }, tid / 10, comm)), event }
     }
 
     fn moved() -> Event {

@@ -24,6 +24,8 @@ pub struct History {
     /// Whether the last move was one of them.
     reversed: bool,
     alone_until: f64,
+    /// It is left alone because its last move did not pay, not because it went back and forth.
+    unpaid: bool,
     refusals: u32,
     retry_at: f64,
 }
@@ -36,6 +38,7 @@ impl Default for History {
             reversals: Vec::new(),
             reversed: false,
             alone_until: f64::NEG_INFINITY,
+            unpaid: false,
             refusals: 0,
             retry_at: f64::NEG_INFINITY,
         }
@@ -50,6 +53,10 @@ impl History {
         let was = if settings.dry_run { "would have been" } else { "was" };
         if now < self.alone_until {
             let Settings { oscillation: o, .. } = settings;
+            if self.unpaid {
+                let why = format!("its last move did not pay: left alone for {:.0} s more", self.alone_until - now);
+                return Err(HeldBack::new(Rail::LeftAlone, why));
+            }
             let why = format!(
                 "went back and forth {} times within {:.0} s: left alone for {:.0} s more",
                 o.reversals,
@@ -99,11 +106,16 @@ impl History {
             return None;
         }
         self.reversals.clear();
-        self.alone_until = now + oscillation.leave_alone_s;
+        (self.alone_until, self.unpaid) = (now + oscillation.leave_alone_s, false);
         Some(format!(
             "went back and forth {} times within {:.0} s: left alone for {:.0} s",
             oscillation.reversals, oscillation.span_s, oscillation.leave_alone_s
         ))
+    }
+
+    /// A move did not pay and was taken back.
+    pub fn did_not_pay(&mut self, now: f64, settings: &Settings) {
+        (self.alone_until, self.unpaid) = (now + settings.oscillation.leave_alone_s, true);
     }
 
     /// A move was refused.

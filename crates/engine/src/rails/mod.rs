@@ -52,8 +52,10 @@ pub enum Rail {
     Settled,
     /// Too many moves at once on this machine.
     Rate,
-    /// Too many threads are remembered.
+    /// Too many threads are remembered, or too many moves wait.
     Full,
+    /// As much as is allowed has been copied in the last 24 hours.
+    BytesPerDay,
     /// Nothing is changed in a dry run.
     DryRun,
 }
@@ -142,6 +144,11 @@ impl Rails {
     pub fn refused(&mut self, subject: &Subject) {
         self.threads.entry(subject.clone()).or_default().refused(self.now);
         self.give_back();
+    }
+
+    /// A move did not pay: its subject is left alone for as long as one that went back and forth.
+    pub fn did_not_pay(&mut self, subject: &Subject) {
+        self.threads.entry(subject.clone()).or_default().did_not_pay(self.now, &self.settings);
     }
 
     /// Forgets a thread that has ended.
@@ -309,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_file_may_come_from_several_nodes_to_one() {
-        let (c, file) = (NodeId(2), Subject::File { file: "8:1:9".into() });
+        let (c, file) = (NodeId(2), Subject::File { file: "8:1:9".into(), generation: 0 });
         let mut rails = rails(|_| {});
         rails.begin(1.0);
         assert_eq!([rails.check(&file, A, B), rails.check(&file, c, B)], [Ok(()), Ok(())]);

@@ -162,6 +162,12 @@ impl Settled {
         self.owed = std::mem::take(&mut self.owing);
         let ours = self.window <= self.last_move + OURS;
         let mut new = now - self.new_since_s >= self.settings.again_s;
+        // A thread knows the id of its process, not when the process started.
+        let process = |(subject, at): (&Subject, &u64)| match subject {
+            Subject::Process { pid, .. } => Some((*pid, *at)),
+            _ => None,
+        };
+        let processes: FxHashMap<u32, u64> = self.moved.iter().filter_map(process).collect();
         for t in &snapshot.threads {
             let key = Subject::thread(t);
             let Some(mut doing) = Doing::of(t, snapshot.window_s, self.window) else {
@@ -178,7 +184,7 @@ impl Settled {
                 self.threads.insert(key, doing);
                 continue;
             };
-            let ours_moved = self.moved.contains_key(&key) || self.moved.contains_key(&Subject::Process { pid: t.pid });
+            let ours_moved = self.moved.contains_key(&key) || processes.contains_key(&t.pid);
             if doing.node != before.node && !ours_moved && !before.stands {
                 let never = Displaced { from: before.node, now: false, windows: 0 };
                 let displaced = self.displaced.entry(key).or_insert(never);
@@ -203,7 +209,7 @@ impl Settled {
         }
         let (window, moved) = (self.window, &self.moved);
         for (key, t) in self.threads.iter_mut().filter(|(_, t)| t.seen + 1 == window) {
-            let at = moved.get(key).max(moved.get(&Subject::Process { pid: t.pid }));
+            let at = moved.get(key).max(processes.get(&t.pid));
             t.stands = at.is_some_and(|at| window <= at + OURS);
         }
         let known = self.threads.len();
@@ -258,7 +264,7 @@ impl Settled {
             return;
         }
         self.last_move = self.window;
-        if let Subject::File { file } = &subject {
+        if let Subject::File { file, .. } = &subject {
             self.files.insert(file_hash(file));
         }
         if let Some(displaced) = self.displaced.get_mut(&subject) {
@@ -359,7 +365,7 @@ mod tests {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         let load = [thread(1, 0, 100), thread(2, 1, 100)];
         after(&mut settled, 2, &load);
-        settled.made(Subject::Process { pid: 2 });
+        settled.made(Subject::Process { pid: 2, start: 0 });
         after(&mut settled, 40, &load[..1]);
         assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
         after(&mut settled, 1, &[thread(1, 0, 100), thread(2, 0, 3)]); // it ran at the end of the window only
@@ -403,7 +409,7 @@ mod tests {
         for ours in [true, false] {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
             after(&mut settled, 3, &mixed([100, 0], "a"));
-            settled.made(Subject::File { file: if ours { "a" } else { "other" }.into() });
+            settled.made(Subject::File { file: if ours { "a" } else { "other" }.into(), generation: 0 });
             after(&mut settled, 20, &mixed([100, 0], "a"));
             after(&mut settled, 1, &mixed([0, 100], "a"));
             assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_ok(), !ours);

@@ -5,7 +5,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use super::records::{Held, Record, lines};
+use super::records::{Held, Job, Record, lines};
 use super::{STATE, StateDir, VERSION};
 use crate::EngineError;
 
@@ -28,13 +28,13 @@ impl StateFile {
     /// Replaces the state file of this directory by one that holds these threads, and opens it for more. The old one stays
     /// in place until the new one is on disk.
     pub fn create(dir: &StateDir, epoch: Option<&str>, held: &[Held]) -> Result<Self, EngineError> {
-        Self::write(dir.path(), epoch, held)
+        Self::write(dir.path(), epoch, held, &[])
     }
 
-    fn write(dir: &Path, epoch: Option<&str>, held: &[Held]) -> Result<Self, EngineError> {
+    fn write(dir: &Path, epoch: Option<&str>, held: &[Held], jobs: &[Job]) -> Result<Self, EngineError> {
         let path = dir.join(STATE);
         let new = dir.join("state.jsonl.new");
-        let result = Self::write_new(&new, epoch, held).and_then(|(file, len)| {
+        let result = Self::write_new(&new, epoch, held, jobs).and_then(|(file, len)| {
             std::fs::rename(&new, &path).map_err(EngineError::io("replace", &path))?;
             Ok((file, len))
         });
@@ -46,12 +46,13 @@ impl StateFile {
         Ok(Self { dir: dir.to_owned(), path, file, len, base: len })
     }
 
-    fn write_new(path: &Path, epoch: Option<&str>, held: &[Held]) -> Result<(File, u64), EngineError> {
+    fn write_new(path: &Path, epoch: Option<&str>, held: &[Held], jobs: &[Job]) -> Result<(File, u64), EngineError> {
         let mut records = vec![Record::Run { version: VERSION, epoch: epoch.map(str::to_owned) }];
         for h in held {
             let holds = h.candidates.iter().map(|undo| Record::Hold { comm: h.comm.clone(), undo: undo.clone() });
             records.extend(holds);
         }
+        records.extend(jobs.iter().cloned().map(Record::Job));
         let bytes = lines(&records).map_err(|e| EngineError::io("write", path)(e.into()))?;
         let mut file = OpenOptions::new()
             .write(true)
@@ -94,11 +95,11 @@ impl StateFile {
         self.len > SMALL && self.len > 4 * self.base
     }
 
-    /// Rewrites the file so that it holds these threads only. On an error the old file stays in use.
-    pub fn rewrite(&mut self, epoch: Option<&str>, held: &[Held]) -> Result<(), EngineError> {
+    /// Rewrites the file so that it holds these threads and jobs only. On an error the old file stays in use.
+    pub fn rewrite(&mut self, epoch: Option<&str>, held: &[Held], jobs: &[Job]) -> Result<(), EngineError> {
         // Not before the file has doubled is the next try worth its cost, should this one fail.
         self.base = self.len / 2;
-        *self = Self::write(&self.dir, epoch, held)?;
+        *self = Self::write(&self.dir, epoch, held, jobs)?;
         Ok(())
     }
 }
@@ -106,12 +107,16 @@ impl StateFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Undo;
+    use crate::{Masks, Subject, Undo};
+
+    fn thread(tid: u32) -> Subject {
+        Subject::Thread { tid, start: 7 }
+    }
 
     fn held(tid: u32) -> Held {
         let set = |t: &str| t.parse().unwrap();
-        let undo =
-            Undo::Thread { tid, pid: 1, start: 7, before: set("0-3"), ours: set("0-1"), unbound: false, family: None };
+        let masks = Some(Masks { before: set("0-3"), ours: set("0-1"), unbound: false });
+        let undo = Undo { subject: thread(tid), pid: 1, masks, payload: String::new() };
         Held { comm: "fio".into(), candidates: vec![undo] }
     }
 
@@ -125,7 +130,7 @@ mod tests {
         let dir = StateDir::open(tmp.path()).unwrap();
         let mut file = StateFile::create(&dir, Some("boot"), &[held(1)]).unwrap();
         file.append(&[hold(2), hold(3)], true).unwrap();
-        file.append(&[Record::Done { tid: 2, start: 7 }], false).unwrap();
+        file.append(&[Record::Done { subject: thread(2) }], false).unwrap();
         let loaded = dir.load().unwrap();
         assert_eq!(loaded.epoch.as_deref(), Some("boot"));
         assert_eq!(loaded.held, [held(1), held(3)]);
@@ -138,9 +143,10 @@ mod tests {
         let mut file = StateFile::create(&dir, None, &[]).unwrap();
         let mut largest = 0;
         for tid in 0..5_000 {
-            file.append(&[hold(tid), Record::Made { tid, start: 7 }, Record::Done { tid, start: 7 }], false).unwrap();
+            let (made, done) = (Record::Made { subject: thread(tid) }, Record::Done { subject: thread(tid) });
+            file.append(&[hold(tid), made, done], false).unwrap();
             if file.worth_rewriting() {
-                file.rewrite(None, &[held(9)]).unwrap();
+                file.rewrite(None, &[held(9)], &[]).unwrap();
             }
             largest = largest.max(std::fs::metadata(tmp.path().join(STATE)).unwrap().len());
         }

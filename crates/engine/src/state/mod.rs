@@ -13,6 +13,7 @@
 pub mod file;
 pub mod records;
 mod trust;
+mod v1;
 
 pub use trust::trusted;
 use trust::trusted_file;
@@ -29,7 +30,7 @@ use crate::EngineError;
 use records::Replayed;
 
 /// The version of the state file.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Name of the state file.
 pub const STATE: &str = "state.jsonl";
 const LOCK: &str = "lock";
@@ -157,9 +158,9 @@ mod tests {
     #[test]
     fn a_later_version_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
-        let text = "{\"record\":\"run\",\"version\":2,\"new\":1}\n";
+        let text = "{\"record\":\"run\",\"version\":3,\"new\":1}\n";
         std::fs::write(dir.path().join(STATE), text).unwrap();
         let error = StateDir::open(dir.path()).unwrap().load().unwrap_err().to_string();
-        assert!(error.contains("state.jsonl: state version 2"), "{error}");
+        assert!(error.contains("state.jsonl: state version 3"), "{error}");
     }
 }

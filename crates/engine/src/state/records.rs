@@ -3,13 +3,16 @@
 //! A thread's life in the file: `hold` (about to be moved, this undoes it), then `made` or `not_made`; again for each
 //! further move; `done` once it is put back, taken by others, or ended. Only `hold` is fsync'd. A `made` that is missing
 //! costs nothing: all values that may be in force are candidates, and undoing checks which one is.
+//!
+//! A move that copies: `job` (about to begin), then `job_over`. A `job` without its end was interrupted by a crash; nothing
+//! is to be undone, what was copied stays.
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
+use topology::NodeId;
 
-use super::VERSION;
-use crate::Undo;
-use crate::plane::Key;
+use super::{VERSION, v1};
+use crate::{Subject, Undo};
 
 /// One line of the state file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,25 +36,42 @@ pub enum Record {
     },
     /// The last `hold` of this thread was followed by the move.
     Made {
-        /// Thread id.
-        tid: u32,
-        /// Start time as in the undo record.
-        start: u64,
+        /// As in the undo record.
+        subject: Subject,
     },
     /// The last `hold` of this thread was not followed by the move.
     NotMade {
-        /// Thread id.
-        tid: u32,
-        /// Start time as in the undo record.
-        start: u64,
+        /// As in the undo record.
+        subject: Subject,
     },
     /// Nothing is to be put back for this thread any more.
     Done {
-        /// Thread id.
-        tid: u32,
-        /// Start time as in the undo record.
-        start: u64,
+        /// As in the undo record.
+        subject: Subject,
     },
+    /// A move that may copy is about to begin.
+    Job(Job),
+    /// It is over, or it had nothing to copy.
+    JobOver {
+        /// What was moved.
+        subject: Subject,
+        /// The node it left.
+        from: NodeId,
+    },
+}
+
+/// A move that copies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// Name of the process, or path of the file.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub comm: String,
+    /// What is moved.
+    pub subject: Subject,
+    /// The node it leaves.
+    pub from: NodeId,
+    /// The node it goes to.
+    pub to: NodeId,
 }
 
 /// A thread that may hold a value of ours.
@@ -70,6 +90,8 @@ pub struct Replayed {
     pub epoch: Option<String>,
     /// Threads that may hold a value of ours, in the order of their first move.
     pub held: Vec<Held>,
+    /// Moves that were copying, in the order of their beginning.
+    pub jobs: Vec<Job>,
     /// Lines that could not be read.
     pub damaged: usize,
 }
@@ -77,38 +99,41 @@ pub struct Replayed {
 /// Replays a state file. `Err` is a version that this build does not know.
 pub fn replay(bytes: &[u8]) -> Result<Replayed, u32> {
     let mut replayed = Replayed::default();
-    let mut threads: FxHashMap<Key, (usize, Held)> = FxHashMap::default();
+    let mut threads: FxHashMap<Subject, (usize, Held)> = FxHashMap::default();
     for (n, line) in bytes.split(|b| *b == b'\n').enumerate() {
         if line.is_empty() {
             continue;
         }
-        let Ok(record) = serde_json::from_slice::<Record>(line) else {
+        // The two versions have no line in common but the first.
+        let Some(record) = serde_json::from_slice(line).ok().or_else(|| v1::record(line)) else {
             replayed.damaged += 1;
             continue;
         };
         match record {
-            Record::Run { version, epoch } if version == VERSION => replayed.epoch = epoch,
+            Record::Run { version: VERSION | v1::VERSION, epoch } => replayed.epoch = epoch,
             Record::Run { version, .. } => return Err(version),
             Record::Hold { comm, undo } => {
-                let (_, held) = threads.entry(undo.key()).or_insert_with(|| (n, Held { comm, candidates: Vec::new() }));
-                held.candidates.push(undo);
+                let new = || (n, Held { comm, candidates: Vec::new() });
+                threads.entry(undo.subject.clone()).or_insert_with(new).1.candidates.push(undo);
             }
-            Record::Made { tid, start } => {
-                if let Some((_, held)) = threads.get_mut(&(tid, start)) {
+            Record::Made { subject } => {
+                if let Some((_, held)) = threads.get_mut(&subject) {
                     held.candidates.drain(..held.candidates.len().saturating_sub(1));
                 }
             }
-            Record::NotMade { tid, start } => {
-                if let Some((_, held)) = threads.get_mut(&(tid, start)) {
+            Record::NotMade { subject } => {
+                if let Some((_, held)) = threads.get_mut(&subject) {
                     held.candidates.pop();
                     if held.candidates.is_empty() {
-                        threads.remove(&(tid, start));
+                        threads.remove(&subject);
                     }
                 }
             }
-            Record::Done { tid, start } => {
-                threads.remove(&(tid, start));
+            Record::Done { subject } => {
+                threads.remove(&subject);
             }
+            Record::Job(job) => replayed.jobs.push(job),
+            Record::JobOver { subject, from } => replayed.jobs.retain(|j| j.subject != subject || j.from != from),
         }
     }
     let mut held: Vec<_> = threads.into_values().collect();
@@ -130,31 +155,34 @@ pub fn lines(records: &[Record]) -> Result<Vec<u8>, serde_json::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Masks;
 
     fn hold(tid: u32, ours: &str) -> Record {
-        let undo = Undo::Thread {
-            tid,
-            pid: 1,
-            start: 7,
-            before: "0-3".parse().unwrap(),
-            ours: ours.parse().unwrap(),
-            unbound: false,
-            family: None,
-        };
+        let masks = Masks { before: "0-3".parse().unwrap(), ours: ours.parse().unwrap(), unbound: false };
+        let undo = Undo { subject: thread(tid, 7), pid: 1, masks: Some(masks), payload: String::new() };
         Record::Hold { comm: "fio".into(), undo }
+    }
+
+    fn thread(tid: u32, start: u64) -> Subject {
+        Subject::Thread { tid, start }
+    }
+
+    fn tid(undo: &Undo) -> u32 {
+        let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
+        tid
     }
 
     fn ours(records: &[Record]) -> Vec<(u32, Vec<String>)> {
         let replayed = replay(&lines(records).unwrap()).unwrap();
-        let candidate = |u: &Undo| u.masks().map(|m| m.1.to_string()).unwrap_or_default();
-        replayed.held.iter().map(|h| (h.candidates[0].key().0, h.candidates.iter().map(candidate).collect())).collect()
+        let candidate = |u: &Undo| u.masks.as_ref().unwrap().ours.to_string();
+        replayed.held.iter().map(|h| (tid(&h.candidates[0]), h.candidates.iter().map(candidate).collect())).collect()
     }
 
     #[test]
     fn every_value_that_may_be_in_force_is_kept_and_no_other() {
-        let made = Record::Made { tid: 1, start: 7 };
-        let not_made = Record::NotMade { tid: 1, start: 7 };
-        let done = Record::Done { tid: 1, start: 7 };
+        let made = Record::Made { subject: thread(1, 7) };
+        let not_made = Record::NotMade { subject: thread(1, 7) };
+        let done = Record::Done { subject: thread(1, 7) };
         let of = |text: &[&str]| vec![(1, text.iter().map(|t| t.to_string()).collect::<Vec<_>>())];
         assert_eq!(ours(&[hold(1, "0-1")]), of(&["0-1"]));
         assert_eq!(ours(&[hold(1, "0-1"), not_made.clone()]), []);
@@ -185,14 +213,63 @@ mod tests {
     #[test]
     fn records_read_as_written() {
         for record in [
-            Record::Run { version: 1, epoch: Some("b".into()) },
+            Record::Run { version: 2, epoch: Some("b".into()) },
             hold(1, "0-1,4096"),
-            Record::Made { tid: 1, start: u64::MAX },
-            Record::NotMade { tid: 1, start: 0 },
-            Record::Done { tid: 1, start: 0 },
+            Record::Made { subject: thread(1, u64::MAX) },
+            Record::NotMade { subject: thread(1, 0) },
+            Record::Done { subject: Subject::Process { pid: 1, start: 0 } },
+            Record::Job(job(0)),
+            Record::JobOver { subject: job(0).subject, from: NodeId(0) },
         ] {
             let bytes = lines(std::slice::from_ref(&record)).unwrap();
             assert_eq!(serde_json::from_slice::<Record>(&bytes).unwrap(), record);
         }
+    }
+
+    fn job(from: u32) -> Job {
+        let subject = Subject::File { file: "8:1:9".into(), generation: 5 };
+        Job { comm: "/db/x".into(), subject, from: NodeId(from), to: NodeId(2) }
+    }
+
+    #[test]
+    fn jobs_without_their_end_were_interrupted() {
+        let over = |from| Record::JobOver { subject: job(from).subject, from: NodeId(from) };
+        let records = [Record::Job(job(0)), Record::Job(job(1)), over(0), over(7)];
+        assert_eq!(replay(&lines(&records).unwrap()).unwrap().jobs, [job(1)]);
+    }
+
+    /// What version 1 of homenode 0.4 wrote, to the letter.
+    #[test]
+    fn the_version_before_is_read() {
+        let text = concat!(
+            r#"{"record":"run","version":1,"epoch":"b"}"#,
+            "\n",
+            r#"{"record":"hold","comm":"fio","undo":{"kind":"thread","tid":1,"pid":2,"start":7,"before":"0-3","ours":"0-1","unbound":true,"family":{"at":9,"session":4,"first_differs":true}}}"#,
+            "\n",
+            r#"{"record":"made","tid":1,"start":7}"#,
+            "\n",
+            r#"{"record":"hold","undo":{"kind":"thread","tid":3,"pid":2,"start":8,"before":"0-3","ours":"0-1"}}"#,
+            "\n",
+            r#"{"record":"hold","undo":{"kind":"thread","tid":4,"pid":2,"start":8,"before":"0-3","ours":"0-1"}}"#,
+            "\n",
+            r#"{"record":"not_made","tid":4,"start":8}"#,
+            "\n",
+            r#"{"record":"done","tid":5,"start":8}"#,
+            "\n",
+            r#"{"record":"done""#,
+        );
+        let replayed = replay(text.as_bytes()).unwrap();
+        assert_eq!((replayed.epoch.as_deref(), replayed.damaged, replayed.held.len()), (Some("b"), 1, 2));
+        let first = &replayed.held[0];
+        assert_eq!((first.comm.as_str(), first.candidates.len()), ("fio", 1));
+        let Undo { subject, pid, masks, payload } = &first.candidates[0];
+        assert_eq!((subject, *pid), (&thread(1, 70_000_000), 2));
+        let masks = masks.as_ref().unwrap();
+        assert_eq!(
+            (masks.before.to_string(), masks.ours.to_string(), masks.unbound),
+            ("0-3".into(), "0-1".into(), true)
+        );
+        assert_eq!(payload, r#"{"at":9,"first_differs":true,"session":4}"#);
+        assert_eq!(replayed.held[1].candidates[0].subject, thread(3, 80_000_000));
     }
 }

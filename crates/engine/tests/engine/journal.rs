@@ -81,9 +81,9 @@ fn moved_files_and_processes_are_each_judged_by_what_their_readers_read() {
     let (reason, why) = (Reason::CacheAffinity, || "read from there".into());
     let file = move |tid| {
         let (file, from, to) = (file_of(tid), NodeId(1), NodeId(0));
-        Move::File { file, from, to, reason, why: why() }
+        Move::File { file, generation: None, from, to, reason, why: why() }
     };
-    let process = Move::Process { pid: 3, from: NodeId(0), to: NodeId(1), reason, why: why() };
+    let process = Move::Process { pid: 3, start_ns: None, from: NodeId(0), to: NodeId(1), reason, why: why() };
     let mut moves = vec![file(1), file(2), process];
     let once = script(move |_| std::mem::take(&mut moves));
     let mut engine = Engine::new(plane.clone(), once, Settings::default(), Some(state)).unwrap();

@@ -5,6 +5,7 @@
 #[path = "../fake/mod.rs"]
 mod fake;
 
+mod copies;
 mod crash;
 mod journal;
 mod rails;

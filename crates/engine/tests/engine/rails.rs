@@ -120,10 +120,15 @@ fn what_the_snapshot_holds_is_not_moved_whatever_the_policy_says() {
             snapshot.threads[0].held = Some("has an affinity of its own: 0-3".into());
             Ok(snapshot)
         }
-        fn prepare(&mut self, _: &Move) -> Result<engine::Undo, engine::PlaneError> {
+        fn prepare(&mut self, _: &Move) -> Result<Vec<engine::Undo>, engine::PlaneError> {
             panic!("asked for a held thread")
         }
-        fn apply(&mut self, _: &Move, _: &engine::Undo) -> Result<(), engine::PlaneError> {
+        fn start(
+            &mut self,
+            _: &Move,
+            _: &[engine::Undo],
+            _: &mut engine::Write<'_>,
+        ) -> Result<engine::Started, engine::PlaneError> {
             panic!("moved a held thread")
         }
         fn undo(&mut self, _: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
@@ -250,11 +255,16 @@ fn a_plane_whose_clock_stands_still_is_held_to_its_windows() {
         fn observe(&mut self, w: std::time::Duration) -> Result<placement::Snapshot, engine::PlaneError> {
             Ok(placement::Snapshot { time_s: 0.0, ..self.0.observe(w)? })
         }
-        fn prepare(&mut self, mv: &Move) -> Result<engine::Undo, engine::PlaneError> {
+        fn prepare(&mut self, mv: &Move) -> Result<Vec<engine::Undo>, engine::PlaneError> {
             self.0.prepare(mv)
         }
-        fn apply(&mut self, mv: &Move, undo: &engine::Undo) -> Result<(), engine::PlaneError> {
-            self.0.apply(mv, undo)
+        fn start(
+            &mut self,
+            mv: &Move,
+            undo: &[engine::Undo],
+            write: &mut engine::Write<'_>,
+        ) -> Result<engine::Started, engine::PlaneError> {
+            self.0.start(mv, undo, write)
         }
         fn undo(&mut self, undo: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
             self.0.undo(undo)

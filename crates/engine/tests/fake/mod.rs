@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use engine::settings::{Settings, Settle};
-use engine::{Cost, Plane, PlaneError, Undo, Undone};
+use engine::{Cost, JobId, JobState, Masks, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
 use placement::{Move, Plan, Policy, Reason, Snapshot, Thread};
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
@@ -67,6 +67,14 @@ pub struct Task {
 /// Everything a crash leaves behind: the state file's bytes and the masks.
 pub type Wreck = (Option<Vec<u8>>, BTreeMap<u32, Task>);
 
+/// A copy that runs.
+#[derive(Clone, Debug)]
+pub struct Copying {
+    pub mv: Move,
+    pub done: u64,
+    pub stop: bool,
+}
+
 #[derive(Default)]
 pub struct World {
     pub tasks: BTreeMap<u32, Task>,
@@ -87,6 +95,22 @@ pub struct World {
     pub sheds_left: usize,
     pub epoch: Option<String>,
     pub broken: bool,
+    /// Moves of files and processes copy: this many bytes each, this many a window; 0: they are made at once.
+    pub copy_bytes: u64,
+    pub copy_step: u64,
+    /// The copies that run, with what to do when done.
+    pub copies: BTreeMap<u64, Copying>,
+    next_job: u64,
+    /// Copies end early, with this reason.
+    pub copies_fail: Option<&'static str>,
+    /// Copies that are told to stop go on.
+    pub deaf: bool,
+    /// Bytes a second that the engine allows.
+    pub pace: f64,
+    /// Largest number of copies at once.
+    pub most_copies: usize,
+    /// Copies that were started: time, subject.
+    pub started: Vec<(f64, String)>,
     /// With a state file, every call leaves a wreck.
     pub state: Option<PathBuf>,
     pub wrecks: Vec<Wreck>,
@@ -113,6 +137,19 @@ impl World {
 
     pub fn mask(&self, tid: u32) -> CpuSet {
         self.tasks[&tid].mask.clone()
+    }
+
+    /// A copy is over: the data is where it should be.
+    fn arrive(&mut self, mv: &Move) {
+        match mv {
+            Move::Process { pid, to, .. } => {
+                self.tasks.values_mut().filter(|t| t.pid == *pid).for_each(|t| t.node = to.0);
+            }
+            Move::File { file, to, .. } => {
+                self.tasks.iter_mut().filter(|t| file_of(*t.0) == *file).for_each(|t| t.1.home = to.0);
+            }
+            Move::Thread { .. } => {}
+        }
     }
 
     fn wreck(&mut self) {
@@ -178,14 +215,51 @@ impl Plane for Fake {
         })
     }
 
-    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
+    fn poll(&mut self) -> Vec<Progress> {
+        let mut world = self.world();
+        let (bytes, step, fail, deaf) = (world.copy_bytes, world.copy_step, world.copies_fail, world.deaf);
+        let mut all = Vec::new();
+        for (job, mut copy) in std::mem::take(&mut world.copies) {
+            copy.done = (copy.done + step).min(bytes);
+            let state = match fail {
+                _ if copy.stop && !deaf => JobState::Cancelled,
+                Some(why) => JobState::Failed { why: why.into() },
+                None if copy.done == bytes => JobState::Done,
+                None => JobState::Running,
+            };
+            let left = BTreeMap::from([("pinned".to_owned(), 7)]);
+            all.push(Progress { job: JobId(job), bytes, done: copy.done, left, state: state.clone() });
+            match state {
+                JobState::Running => _ = world.copies.insert(job, copy),
+                JobState::Done => world.arrive(&copy.mv),
+                _ => {}
+            }
+        }
+        all
+    }
+
+    fn cancel(&mut self, job: JobId) {
+        if let Some(copy) = self.world().copies.get_mut(&job.0) {
+            copy.stop = true;
+        }
+    }
+
+    fn pace(&mut self, bytes_per_s: f64) {
+        self.world().pace = bytes_per_s;
+    }
+
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let (tid, pid, to) = match mv {
             Move::Thread { tid, pid, to, .. } => (tid, pid, to),
             Move::Process { pid, to, .. } => {
-                let (before, ours) = (all_cpus(), node_cpus(to.0));
-                return Ok(Undo::Process { pid: *pid, start: 1, before, ours, unbound: false });
+                // One record for each thread, as on a host.
+                let mut world = self.world();
+                world.wreck();
+                let masks = |t: &Task| Masks { before: t.mask.clone(), ours: node_cpus(to.0), unbound: false };
+                let of = world.tasks.iter().filter(|t| t.1.pid == *pid);
+                return Ok(of.map(|(tid, t)| undo(*tid, t, masks(t))).collect());
             }
-            Move::File { file, .. } => return Ok(Undo::File { file: file.clone() }),
+            Move::File { .. } => return Ok(Vec::new()),
         };
         let mut world = self.world();
         world.wreck();
@@ -199,24 +273,34 @@ impl Plane for Fake {
             let why = format!("has an affinity of its own: {}", task.mask);
             return Err(PlaneError::Refused { reason: "own_affinity", why });
         }
-        let (before, start) = (task.mask.clone(), task.start);
-        Ok(Undo::Thread { tid: *tid, pid: *pid, start, before, ours: node_cpus(to.0), unbound: false, family: None })
+        let masks = Masks { before: task.mask.clone(), ours: node_cpus(to.0), unbound: false };
+        assert_eq!(task.pid, *pid);
+        Ok(vec![undo(*tid, task, masks)])
     }
 
-    fn apply(&mut self, mv: &Move, undo: &Undo) -> Result<(), PlaneError> {
+    fn start(&mut self, mv: &Move, undo: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
         let mut world = self.world();
         world.wreck();
-        let (tid, to, ours, start) = match (mv, undo) {
-            (Move::Thread { tid, to, .. }, Undo::Thread { ours, start, .. }) => (tid, to, ours, start),
-            (Move::Process { pid, to, .. }, Undo::Process { .. }) => {
-                world.tasks.values_mut().filter(|t| t.pid == *pid).for_each(|t| t.node = to.0);
-                return Ok(());
+        let Move::Thread { tid, to, .. } = mv else {
+            let now = world.clock;
+            world.started.push((now, Subject::of(mv).to_string()));
+            for undo in undo {
+                let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
+                world.tasks.get_mut(&tid).unwrap().mask = undo.masks.clone().unwrap().ours;
             }
-            (Move::File { file, to, .. }, Undo::File { .. }) => {
-                world.tasks.iter_mut().filter(|t| file_of(*t.0) == *file).for_each(|t| t.1.home = to.0);
-                return Ok(());
+            if world.copy_bytes == 0 {
+                world.arrive(mv);
+                return Ok(Started::Done);
             }
-            _ => panic!("{mv:?} was never prepared"),
+            world.next_job += 1;
+            let job = world.next_job;
+            world.copies.insert(job, Copying { mv: mv.clone(), done: 0, stop: false });
+            world.most_copies = world.most_copies.max(world.copies.len());
+            world.wreck();
+            return Ok(Started::Job(JobId(job)));
+        };
+        let Undo { subject: Subject::Thread { start, .. }, masks: Some(Masks { ours, .. }), .. } = &undo[0] else {
+            panic!("{mv:?} was never prepared");
         };
         if world.die_before_apply.contains(tid) {
             world.tasks.remove(tid);
@@ -232,11 +316,13 @@ impl Plane for Fake {
         task.node = to.0;
         world.made.push((now, *tid, to.0));
         world.wreck();
-        Ok(())
+        Ok(Started::Done)
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        let Undo::Thread { tid, start, before, ours, .. } = undo else { return Ok(Undone::Restored) };
+        let (Subject::Thread { tid, start }, Some(Masks { before, ours, .. })) = (&undo.subject, &undo.masks) else {
+            return Ok(Undone::Restored);
+        };
         let mut world = self.world();
         world.wreck();
         let Some(task) = world.tasks.get_mut(tid).filter(|t| t.start == *start) else { return Ok(Undone::Gone) };
@@ -262,19 +348,10 @@ impl Plane for Fake {
         }
         let mut heirs = Vec::new();
         for undo in held {
-            let Undo::Thread { tid: parent, before, ours, .. } = undo else { continue };
+            let (Subject::Thread { tid: parent, .. }, Some(masks)) = (&undo.subject, &undo.masks) else { continue };
             for (tid, task) in &world.tasks {
-                if task.parent == Some(*parent) && task.mask == *ours {
-                    let undo = Undo::Thread {
-                        tid: *tid,
-                        pid: task.pid,
-                        start: task.start,
-                        before: before.clone(),
-                        ours: ours.clone(),
-                        unbound: false,
-                        family: None,
-                    };
-                    heirs.push(undo);
+                if task.parent == Some(*parent) && task.mask == masks.ours {
+                    heirs.push(self::undo(*tid, task, masks.clone()));
                 }
             }
         }
@@ -282,8 +359,8 @@ impl Plane for Fake {
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {
-        let Undo::Thread { tid, start, .. } = undo else { return false };
-        self.world().tasks.get(tid).is_none_or(|t| t.start != *start)
+        let Subject::Thread { tid, start } = undo.subject else { return false };
+        self.world().tasks.get(&tid).is_none_or(|t| t.start != start)
     }
 
     fn epoch(&self) -> Option<String> {
@@ -306,6 +383,30 @@ impl Plane for Fake {
         world.sheds = world.sheds.checked_sub(1)?;
         Some("sampling as before".into())
     }
+}
+
+fn undo(tid: u32, task: &Task, masks: Masks) -> Undo {
+    let subject = Subject::Thread { tid, start: task.start };
+    Undo { subject, pid: task.pid, masks: Some(masks), payload: String::new() }
+}
+
+/// A move of the file that a thread reads.
+pub fn file(tid: u32, from: u32, to: u32) -> Move {
+    let (file, from, to) = (file_of(tid), NodeId(from), NodeId(to));
+    Move::File {
+        file,
+        generation: None,
+        from,
+        to,
+        reason: Reason::OverloadedHome,
+        why: "its home is overloaded".into(),
+    }
+}
+
+/// A move of a process.
+pub fn process(pid: u32, from: u32, to: u32) -> Move {
+    let (from, to, reason) = (NodeId(from), NodeId(to), Reason::CacheAffinity);
+    Move::Process { pid, start_ns: None, from, to, reason, why: "its file is cached there".into() }
 }
 
 pub fn mv(tid: u32, start: Option<u64>, from: u32, to: u32) -> Move {

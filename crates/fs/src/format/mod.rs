@@ -5,7 +5,7 @@
 //! **Approach.** Each structure has one module with its offsets, an encoder, and a decoder that checks before it believes:
 //! CRC32C on what is written as a whole, a 16-bit check inside each word that is stored alone ([`word`]).
 //!
-//! **Limits.** File data has no checksum.
+//! **Limits.** File data has checksums only where mkfs was told so.
 
 mod address;
 pub mod entry;

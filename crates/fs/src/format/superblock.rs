@@ -33,6 +33,12 @@ const JOURNALS_FROM: u64 = NAMES_FROM + (MAX_REGIONS / NAMES_PER_BLOCK) as u64;
 /// Most journals of a region.
 pub const MAX_JOURNALS: u32 = 1024;
 
+/// Read-only compatible feature: every block of file data has a checksum in its region's table.
+pub const DATA_CHECKSUMS: u64 = 1;
+/// Bytes of a checksum in the table.
+pub const SUM: u64 = 4;
+const SUMS_PER_BLOCK: u64 = super::BLOCK_BYTES / SUM;
+
 const MAGIC: &[u8; 8] = b"HOMENOD1";
 const VERSION: u32 = 1;
 const REGIONS_FROM: usize = 128;
@@ -76,7 +82,7 @@ pub struct Superblock {
     pub journals: u32,
     /// When the volume was made, ns since 1970.
     pub created: i64,
-    /// Unknown bits mean that this version must not write.
+    /// Features that a version must know to write; see [`DATA_CHECKSUMS`].
     pub ro_features: u64,
     /// All regions.
     pub regions: Vec<Region>,
@@ -166,7 +172,24 @@ impl Superblock {
     }
 
     fn data_from_of(&self, region: &Region) -> u64 {
+        let sums = if self.has_checksums() { region.blocks.div_ceil(SUMS_PER_BLOCK) } else { 0 };
+        self.sums_from(region) + sums
+    }
+
+    fn sums_from(&self, region: &Region) -> u64 {
         self.table_from() + region.inodes.div_ceil(inode::PER_BLOCK)
+    }
+
+    /// Whether file data has checksums.
+    pub fn has_checksums(&self) -> bool {
+        self.ro_features & DATA_CHECKSUMS != 0
+    }
+
+    /// Where the checksum of a block of file data is: its block and the offset in it. `None`: there are none.
+    pub fn sum_at(&self, block: Block) -> Option<(Block, u64)> {
+        let region = self.regions.get(block.region()).filter(|_| self.has_checksums() && self.is_data(block, 1))?;
+        let at = self.sums_from(region) + block.index() / SUMS_PER_BLOCK;
+        Some((Block::new(block.region(), at), block.index() % SUMS_PER_BLOCK * SUM))
     }
 
     fn table_from(&self) -> u64 {

@@ -49,7 +49,7 @@ impl Volume {
             let regions = self.regions.nearest(region);
             let (block, count) = self.allocator.allocate(regions, want, cpu, Purpose::Growth, fresh)?;
             if block.region() != region {
-                self.counters.fell_back(cpu, block.region(), count);
+                self.counters.fell_back(block.region(), count);
             }
             runs.push(Run { file_block: at, block, count, unwritten: false });
             at += count;
@@ -81,19 +81,19 @@ impl Volume {
                 let len = if within == 0 && rest.len() >= BLOCK {
                     let whole = rest.len() / BLOCK * BLOCK;
                     let len = whole.min((run.end() * BLOCK_BYTES - at) as usize);
-                    draft.dirty.and(self.store.write_data(place, 0, rest.get(..len).unwrap_or_default())?);
+                    draft.dirty.and(self.store.write_data(place, rest.get(..len).unwrap_or_default())?);
                     len
                 } else {
                     let len = rest.len().min(BLOCK - within as usize);
                     let mut block = self.old_block(state, at / BLOCK_BYTES)?;
                     crate::format::put(block.as_mut_slice(), within as usize, rest.get(..len).unwrap_or_default());
-                    draft.dirty.and(self.store.write_data(place, 0, block.as_slice())?);
+                    draft.dirty.and(self.store.write_data(place, block.as_slice())?);
                     len
                 };
                 at += len as u64;
                 rest = rest.get(len..).unwrap_or_default();
             }
-            self.counters.written(self.cpu(), run.block.region(), run.count * BLOCK_BYTES);
+            self.counters.written(run.block.region(), run.count * BLOCK_BYTES);
             draft.entries.push((ino, Entry::Extent(run, Some(draft.size))));
         }
         Ok(())
@@ -104,7 +104,7 @@ impl Volume {
         let mut block = Box::new([0; BLOCK]);
         let valid = state.size.saturating_sub(file_block * BLOCK_BYTES).min(BLOCK_BYTES) as usize;
         if let Some(run) = state.extents.range(file_block, 1).next().filter(|run| !run.unwritten) {
-            self.store.read(run.block, 0, block.get_mut(..valid).unwrap_or_default())?;
+            self.store.read_data(run.block, 0, block.get_mut(..valid).unwrap_or_default())?;
         }
         Ok(block)
     }

@@ -27,7 +27,6 @@ impl Volume {
         let len = state.size.saturating_sub(offset).min(out.len() as u64);
         let out = out.get_mut(..len as usize).unwrap_or_default();
         let (first, end) = (offset / BLOCK_BYTES, offset + len);
-        let cpu = self.cpu();
         let mut done = 0_usize;
         for run in state.extents.range(first, end.div_ceil(BLOCK_BYTES) - first) {
             let from = (run.file_block * BLOCK_BYTES).max(offset);
@@ -38,8 +37,8 @@ impl Volume {
             if run.unwritten {
                 part.fill(0);
             } else {
-                self.store.read(run.block, from - run.file_block * BLOCK_BYTES, part)?;
-                self.counters.read(cpu, run.block.region(), to - from);
+                self.store.read_data(run.block, from - run.file_block * BLOCK_BYTES, part)?;
+                self.counters.read(run.block.region(), to - from);
             }
             done = stop;
         }

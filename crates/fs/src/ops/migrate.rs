@@ -158,9 +158,10 @@ impl Volume {
         let mut buffer = vec![0; if run.unwritten { 0 } else { STEP as usize * BLOCK }];
         for to in new.iter().filter(|_| !run.unwritten) {
             let part = buffer.get_mut(..to.count as usize * BLOCK).unwrap_or_default();
-            self.store.read(run.block.offset(to.file_block - run.file_block), 0, part)?;
-            flushed = flushed.and(self.store.write_data(to.block, 0, part)?.flush(&self.store)?);
-            self.counters.written(self.cpu(), to.block.region(), to.count * BLOCK_BYTES);
+            self.store.read_data(run.block.offset(to.file_block - run.file_block), 0, part)?;
+            flushed = flushed.and(self.store.write_data(to.block, part)?.flush(&self.store)?);
+            self.counters.read(run.block.region(), to.count * BLOCK_BYTES);
+            self.counters.written(to.block.region(), to.count * BLOCK_BYTES);
         }
         Ok(Some(flushed))
     }
@@ -197,6 +198,7 @@ mod tests {
             names: Vec::new(),
             bytes_per_inode: 16384,
             journals: 1,
+            data_checksums: false,
             owner: (0, 0),
         };
         mkfs(map(), &layout).unwrap();

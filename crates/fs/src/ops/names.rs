@@ -8,7 +8,7 @@ use crate::dir::{Dir, Named};
 use crate::error::{Damage, Error, Result};
 use crate::format::entry::{Attributes, Entry, Kind, Run};
 use crate::format::inode::{self, Inode as Line};
-use crate::format::{BLOCK, Ino, LINE, MAX_NAME};
+use crate::format::{BLOCK, Ino, LINE, MAX_NAME, put};
 use crate::inode::{Inode, State};
 use crate::log::{self, NO_TAIL};
 use crate::ops::Stat;
@@ -115,7 +115,9 @@ impl Volume {
         let mut data = Flushed::nothing();
         if kind == Kind::Symlink {
             let (at, count) = self.allocator.allocate(pages.regions, 1, pages.part, pages.purpose, &mut fresh)?;
-            data = self.store.write_data(at, 0, new.target)?.flush(&self.store)?;
+            let mut block = [0; BLOCK];
+            put(&mut block, 0, new.target);
+            data = self.store.write_data(at, &block)?.flush(&self.store)?;
             let run = Run { file_block: 0, block: at, count, unwritten: false };
             entries.push((Entry::Extent(run, Some(new.target.len() as u64)), time));
         }

@@ -51,6 +51,12 @@ impl Volume {
         Usage { regions: self.slots.iter().enumerate().map(region).collect() }
     }
 
+    /// Traffic of each thread, by region, since the volume was mounted. Threads of which `alive` says no are listed for the
+    /// last time.
+    pub fn traffic_by_thread(&self, alive: impl Fn(u32) -> bool) -> BTreeMap<u32, Vec<Traffic>> {
+        self.counters.by_thread(alive)
+    }
+
     /// The runs of a file, in order. The region of each is in its address.
     pub fn map(&self, ino: Ino) -> Result<Vec<Run>> {
         let inode = self.inode(ino)?;

@@ -14,7 +14,7 @@ use fs::{Ino, Kind, NewFile, Rename, Volume};
 use crate::medium::{CrashPoint, Image, LINE, Line, Ram, Recorder, Sabotage, blank};
 use crate::model::{Model, Tree, observe};
 use crate::operations::Op;
-use crate::{REGIONS, format, options};
+use crate::{REGIONS, format_with, options};
 
 /// With more lines in flight than this, subsets of two and three are drawn.
 const FEW: usize = 7;
@@ -27,6 +27,8 @@ type Change = Vec<((usize, u64), Line)>;
 pub struct Checker {
     /// Images that were checked, and the hash of the tree that recovery found.
     seen: HashMap<u64, u64>,
+    /// Whether the volumes have checksums of file data.
+    pub data_checksums: bool,
     pub checked: u64,
     pub recoveries: u64,
     pub failures: Vec<String>,
@@ -38,7 +40,7 @@ fn hash(what: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-fn with(durable: &Image, change: &Change) -> Image {
+pub fn with(durable: &Image, change: &Change) -> Image {
     let mut image = durable.clone();
     for ((region, line), contents) in change {
         image[*region][*line as usize * LINE..][..LINE].copy_from_slice(contents);
@@ -62,7 +64,7 @@ fn torn(durable: &Image, change: &Change, odd: usize) -> Change {
 }
 
 /// All crash states of a point.
-fn states(point: &CrashPoint<'_>) -> Vec<Change> {
+pub fn states(point: &CrashPoint<'_>) -> Vec<Change> {
     let mut units: Vec<Change> = Vec::new();
     let mut by_call: HashMap<u64, usize> = HashMap::new();
     let mut states: Vec<Change> = vec![Vec::new()];
@@ -207,7 +209,7 @@ pub fn enumerate(checker: &Arc<Mutex<Checker>>, before: &[Op], op: &Op) {
 /// is how many flushes and fences it made.
 fn enumerate_with(checker: &Arc<Mutex<Checker>>, before: &[Op], ops: &[Op], sabotage: Option<Sabotage>) -> (u64, u64) {
     let ram = Ram::new(blank(&REGIONS));
-    format(Box::new(ram.clone()), 1);
+    format_with(Box::new(ram.clone()), 1, checker.lock().unwrap().data_checksums);
     let mut model = Model::new();
     let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
     for op in before {
@@ -244,7 +246,7 @@ fn enumerate_with(checker: &Arc<Mutex<Checker>>, before: &[Op], ops: &[Op], sabo
 }
 
 /// A file with a name in two directories, one over several blocks, and an empty directory.
-fn prelude() -> Vec<Op> {
+pub fn prelude() -> Vec<Op> {
     vec![
         Op::Create("/a".into()),
         Op::Write("/a".into(), 0, 6000, 1),
@@ -318,6 +320,25 @@ fn every_operation_survives_a_crash_at_every_fence() {
         enumerate(&checker, &prelude(), &op);
     }
     report(&checker.lock().unwrap(), "one operation");
+}
+
+/// The same with checksums of file data: each is durable with its block, or recovery would read an error.
+#[test]
+fn data_with_checksums_survives_a_crash_at_every_fence() {
+    let checker = Arc::new(Mutex::new(Checker { data_checksums: true, ..Checker::default() }));
+    for op in operations() {
+        enumerate(&checker, &prelude(), &op);
+    }
+    report(&checker.lock().unwrap(), "one operation, with checksums");
+    let mut unnoticed = 0;
+    let op = Op::Write("/a".into(), 3000, 9000, 4);
+    let (flushes, _) = enumerate_with(&checker, &prelude(), std::slice::from_ref(&op), None);
+    for flush in 1..=flushes {
+        let checker = Arc::new(Mutex::new(Checker { data_checksums: true, ..Checker::default() }));
+        enumerate_with(&checker, &prelude(), &followed(op.clone()), Some(Sabotage::Flush(flush)));
+        unnoticed += u64::from(checker.lock().unwrap().failures.is_empty());
+    }
+    assert!(flushes > 3 && unnoticed == 0, "{unnoticed} of {flushes}");
 }
 
 /// All pairs of operations, each with one third operation; with HOMENODE_FS_LONG set, with every third operation.

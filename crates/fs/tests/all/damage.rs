@@ -9,12 +9,12 @@ use rand::rngs::ChaCha8Rng as StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::medium::{Image, Ram, blank};
-use crate::model::{Model, Tree, observe};
+use crate::model::{Model, Tree, try_observe};
 use crate::operations::Op;
 use crate::{REGIONS, format, options};
 
-/// A volume with some of everything.
-fn example() -> (Image, Tree) {
+/// A volume with some of everything, unmounted or not.
+fn example(unmounted: bool) -> (Image, Tree) {
     let ram = Ram::new(blank(&REGIONS));
     format(Box::new(ram.clone()), 1);
     let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
@@ -37,22 +37,30 @@ fn example() -> (Image, Tree) {
     for op in ops {
         assert_eq!(op.on_volume(&volume), op.on_model(&mut model));
     }
-    drop(volume);
+    if unmounted {
+        volume.unmount().unwrap();
+    }
     (ram.image(), model.tree())
 }
 
-/// Mounts, looks at everything, checks. `None`: refused.
-fn examine(image: Image) -> Option<Tree> {
+/// Mounts, looks at everything, changes something if told so, checks. `None`: refused.
+fn examine(image: Image, change: bool) -> Option<Tree> {
     let _ = fs::fsck::check(Box::new(Ram::new(image.clone())));
     let volume = Volume::mount(Box::new(Ram::new(image)), options(1)).ok()?;
-    Some(observe(&volume))
+    let tree = try_observe(&volume).ok()?;
+    if change {
+        // On a damaged volume that could be mounted, changes may fail, and that is all.
+        let _ = crate::crash::use_and_empty(&volume);
+        let _ = volume.unmount();
+    }
+    Some(tree)
 }
 
 /// Offsets of all bytes that are not file data and not zero.
 fn metadata(image: &Image) -> Vec<(usize, usize)> {
     let blocks = image.iter().enumerate().flat_map(|(region, bytes)| {
         bytes.chunks(4096).enumerate().filter_map(move |(index, block)| {
-            let log = block[4..8] == *b"HLOG";
+            let log = block[4..8] == *b"HLOG" || block[4..8] == *b"HCKP";
             (index < 9 || log).then_some((region, index * 4096, block))
         })
     });
@@ -61,13 +69,19 @@ fn metadata(image: &Image) -> Vec<(usize, usize)> {
 
 #[test]
 fn every_byte_of_metadata_is_checked() {
-    let (image, tree) = example();
+    for unmounted in [false, true] {
+        every_byte(unmounted);
+    }
+}
+
+fn every_byte(unmounted: bool) {
+    let (image, tree) = example(unmounted);
     let bytes = metadata(&image);
     let (mut refused, mut harmless) = (0, 0);
     for (region, at) in bytes {
         let mut damaged = image.clone();
         damaged[region][at] ^= 0x10;
-        match examine(damaged) {
+        match examine(damaged, false) {
             None => refused += 1,
             // Second copies, records of a finished journal, what is left behind a tail, free inodes.
             Some(found) => {
@@ -83,11 +97,12 @@ fn every_byte_of_metadata_is_checked() {
 #[test]
 fn random_damage_never_panics() {
     let images = std::env::var("HOMENODE_FS_IMAGES").map_or(3000, |n| n.parse().unwrap());
-    let (image, _) = example();
-    let bytes = metadata(&image);
+    let examples = [false, true].map(|unmounted| example(unmounted).0);
     let mut rng = StdRng::seed_from_u64(1);
     let mut mounted = 0;
-    for _ in 0..images {
+    for i in 0..images {
+        let image = &examples[i % 2];
+        let bytes = metadata(image);
         let mut damaged = image.clone();
         for _ in 0..rng.random_range(1..6) {
             let (region, at) = bytes[rng.random_range(0..bytes.len())];
@@ -106,14 +121,14 @@ fn random_damage_never_panics() {
                 }
             }
         }
-        mounted += u64::from(examine(damaged).is_some());
+        mounted += u64::from(examine(damaged, true).is_some());
     }
     println!("{images} damaged images, {mounted} of them could be mounted");
 }
 
 #[test]
 fn regions_that_do_not_belong_together_are_refused() {
-    let (image, _) = example();
+    let (image, _) = example(true);
     let mount = |image: Image| match Volume::mount(Box::new(Ram::new(image)), options(1)) {
         Ok(_) => panic!("mounted"),
         Err(e) => e.to_string(),

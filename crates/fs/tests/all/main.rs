@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+mod checksums;
+mod clean;
 mod concurrent;
 mod crash;
 mod damage;
@@ -11,6 +13,7 @@ mod medium;
 mod model;
 mod operations;
 mod random;
+mod regions;
 mod semantics;
 
 use std::sync::Arc;
@@ -31,8 +34,14 @@ pub fn options(parts: usize) -> Options {
 
 /// Makes a volume on a medium: node 0 and node 1.
 pub fn format(medium: Box<dyn Medium>, journals: u32) {
+    format_with(medium, journals, false);
+}
+
+/// The same, with or without checksums of file data.
+pub fn format_with(medium: Box<dyn Medium>, journals: u32, data_checksums: bool) {
     let nodes = (0..medium.regions() as u32).map(Some).collect();
     let (volume, names) = ([7; 16], Vec::new());
-    let layout = Layout { volume, created: 1, nodes, names, bytes_per_inode: 16384, journals, owner: (0, 0) };
+    let owner = (0, 0);
+    let layout = Layout { volume, created: 1, nodes, names, bytes_per_inode: 16384, journals, data_checksums, owner };
     fs::mkfs(medium, &layout).unwrap();
 }

@@ -76,8 +76,16 @@ fn the_regions_of_a_volume_are_found_from_any_one_of_them() {
     }
     let names = paths.iter().map(|path| path.to_str().unwrap().as_bytes().to_vec()).collect();
     let nodes = vec![None; 3];
-    let layout =
-        Layout { volume: [9; 16], created: 0, nodes, names, bytes_per_inode: 16384, journals: 1, owner: (0, 0) };
+    let layout = Layout {
+        volume: [9; 16],
+        created: 0,
+        nodes,
+        names,
+        bytes_per_inode: 16384,
+        journals: 1,
+        data_checksums: false,
+        owner: (0, 0),
+    };
     fs::mkfs(Box::new(Mapped::new(&files).unwrap()), &layout).unwrap();
 
     let error = fs::open_files(&paths[..1]).unwrap_err();

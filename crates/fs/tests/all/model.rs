@@ -18,33 +18,43 @@ pub type Tree = BTreeMap<String, Seen>;
 
 /// What a volume looks like.
 pub fn observe(volume: &Volume) -> Tree {
-    let mut tree = Tree::new();
-    observe_from(volume, Ino::ROOT, String::new(), &mut tree);
-    tree
+    try_observe(volume).unwrap()
 }
 
-fn observe_from(volume: &Volume, ino: Ino, path: String, tree: &mut Tree) {
-    let stat = volume.stat(ino).unwrap();
+/// The same for a volume that may be damaged.
+pub fn try_observe(volume: &Volume) -> fs::Result<Tree> {
+    let mut tree = Tree::new();
+    observe_from(volume, Ino::ROOT, String::new(), &mut tree)?;
+    Ok(tree)
+}
+
+fn observe_from(volume: &Volume, ino: Ino, path: String, tree: &mut Tree) -> fs::Result<()> {
+    let stat = volume.stat(ino)?;
     let data = match stat.kind {
         Kind::File => {
             let mut data = vec![0xee; stat.size as usize];
-            assert_eq!(volume.read(ino, 0, &mut data).unwrap(), data.len());
+            match volume.read(ino, 0, &mut data) {
+                Ok(len) => assert_eq!(len, data.len()),
+                Err(e) => data = format!("cannot be read: {e}").into_bytes(),
+            }
             data
         }
-        Kind::Symlink => volume.read_link(ino).unwrap(),
+        Kind::Symlink => volume.read_link(ino)?,
         _ => Vec::new(),
     };
-    let xattrs = volume.xattrs(ino).unwrap().into_iter().map(|name| (name.clone(), volume.xattr(ino, &name).unwrap()));
-    let seen = Seen { mode: stat.attributes.mode, links: stat.attributes.links, data, xattrs: xattrs.collect() };
+    let xattr = |name: Vec<u8>| volume.xattr(ino, &name).map(|value| (name, value));
+    let xattrs = volume.xattrs(ino)?.into_iter().map(xattr).collect::<fs::Result<_>>()?;
+    let seen = Seen { mode: stat.attributes.mode, links: stat.attributes.links, data, xattrs };
     if stat.kind == Kind::Directory {
-        for name in volume.names(ino, 0, usize::MAX).unwrap() {
+        for name in volume.names(ino, 0, usize::MAX)? {
             let below = format!("{path}/{}", String::from_utf8_lossy(&name.name));
-            assert_eq!(volume.lookup(ino, &name.name).unwrap().kind, name.named.kind, "{below}");
-            observe_from(volume, name.named.ino, below, tree);
+            assert_eq!(volume.lookup(ino, &name.name)?.kind, name.named.kind, "{below}");
+            observe_from(volume, name.named.ino, below, tree)?;
         }
-        assert_eq!(volume.lookup(ino, b".").unwrap().ino, ino);
+        assert_eq!(volume.lookup(ino, b".")?.ino, ino);
     }
     tree.insert(if path.is_empty() { "/".into() } else { path }, seen);
+    Ok(())
 }
 
 #[derive(Clone, Debug)]

@@ -107,8 +107,11 @@ fn run(count: u64, mut next: impl FnMut(&mut StdRng) -> Op, first: &[Op]) {
             assert!(tree == old || tree == new, "seed {seed}, crash in {i}: {op:?}");
         }
         if rng.random_range(0..100) == 0 {
-            // The machine stops and starts again, with some of what was in flight.
+            // The machine stops and starts again, with some of what was in flight, or after an unmount.
             let mut image = Image::new();
+            if rng.random() {
+                volume.unmount().unwrap();
+            }
             recorder.look(|point| image = some_crash(point, &mut rng));
             let check = fs::fsck::check(Box::new(Ram::new(image.clone()))).unwrap();
             assert!(check.damage.is_empty(), "seed {seed}, after {i}: {check:?}");

@@ -182,6 +182,12 @@ fn moving(global: &Global, topology: &Topology) -> Vec<Finding> {
             false,
             "set it in homenode.toml; until then controller contention is not judged",
         ),
+        Finding::new(
+            "counters of the memory controllers",
+            host::bandwidth::Meter::open(Path::new(nodes::SYS), topology).err(),
+            false,
+            "the file bytes that homenode counts are used instead; virtual machines seldom have such counters",
+        ),
     ]
 }
 

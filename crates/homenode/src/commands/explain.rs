@@ -1,13 +1,13 @@
 //! `homenode explain`: when and why threads were moved.
 
 use chrono::{DateTime, Local, TimeDelta};
-use engine::journal::{self, Event, Filter, Line};
+use engine::journal::{self, About, Event, Filter, Kind, Line};
 use engine::{EngineError, Undone};
 
 use crate::cli::{ExplainArgs, Global};
 use crate::commands::report;
 use crate::exit::{Exit, Failure};
-use crate::output::units::percent;
+use crate::output::units::{bytes, percent, seconds};
 use crate::output::{self, escape, words};
 
 /// Prints the journal's lines about a thread, or all.
@@ -62,7 +62,16 @@ fn text(lines: &[Line], one_thread: bool, now: DateTime<Local>) -> String {
 }
 
 fn name(line: &Line) -> String {
-    line.entry.thread.as_ref().map_or("homenode".to_owned(), |t| words::thread(&t.comm, t.tid))
+    line.entry.thread.as_ref().map_or("homenode".to_owned(), name_of)
+}
+
+/// What an entry is about, by name.
+pub fn name_of(about: &About) -> String {
+    match about.kind {
+        Kind::Thread => words::thread(&about.comm, about.tid),
+        Kind::Process => words::process(&about.comm, about.pid),
+        Kind::File => format!("file {}", about.comm),
+    }
 }
 
 /// `10:02:31`, with the day where it was not today.
@@ -94,6 +103,22 @@ fn sentence(line: &Line) -> String {
                 .map(|(before, after)| format!("   (remote share {} → {})", percent(before), percent(after)));
             moved(*from, *to, &words::reason(*reason), why) + &brought.unwrap_or_default()
         }
+        Event::CopyStarted { from, to, reason, why, .. } => {
+            moved(*from, *to, "copying", &format!("{}: {why}", words::reason(*reason)))
+        }
+        Event::CopyProgress { bytes: all, done, failed } => {
+            let left = if *failed > 0 { format!(", {} left behind", bytes(*failed)) } else { String::new() };
+            format!("{} of {} copied{left}", bytes(*done), bytes(*all))
+        }
+        Event::CopyEnded { from, to, bytes: all, done, left, seconds: took, why } => {
+            let mut text = format!("{}   copied {} of {}", words::direction(*from, *to), bytes(*done), bytes(*all));
+            text.extend(took.map(|s| format!(" in {}", seconds(s))));
+            text.extend(left.iter().map(|(why, n)| format!(", {} left behind ({why})", bytes(*n))));
+            text.extend(why.as_ref().map(|why| format!("; ended early: {why}; what was copied stays")));
+            let brought = line.remote_share.map(|(b, a)| format!("   (remote share {} → {})", percent(b), percent(a)));
+            text + &brought.unwrap_or_default()
+        }
+        Event::RolledBack { why } => format!("did not pay: {why}"),
         Event::Audited { before, after } => {
             let share = |share: &Option<f64>| share.map_or("unknown".to_owned(), percent);
             format!("remote share {} → {}", share(before), share(after))
@@ -104,7 +129,8 @@ fn sentence(line: &Line) -> String {
         Event::Refused { from, to, why, .. } => moved(*from, *to, "refused", why),
         Event::Gone => "ended before it was moved".to_owned(),
         Event::Undone { result: Undone::Restored, affinity, occasion } => {
-            format!("undone {occasion}, affinity {affinity} as before")
+            let what = if affinity.is_empty() { "memory policy".into() } else { format!("affinity {affinity}") };
+            format!("undone {occasion}, {what} as before")
         }
         Event::Undone { result: Undone::ChangedByOthers, occasion, .. } => {
             format!("left alone {occasion}: something else has changed its affinity")

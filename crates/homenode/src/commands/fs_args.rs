@@ -1,10 +1,24 @@
 //! What the user can type after `homenode mkfs`, `homenode fsck` and `homenode fs`.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
 use crate::output::units;
+
+/// The command line, where `mkfs.homenode` and `fsck.homenode` are names of `homenode mkfs` and `homenode fsck`: mkfs(8)
+/// and fsck(8) look for programs of such names.
+pub fn command_line(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut given: Vec<OsString> = given.collect();
+    let name = given.first().and_then(|name| Path::new(name).file_name());
+    let command = name.and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".homenode"));
+    if let Some(command @ ("mkfs" | "fsck")) = command {
+        let command = command.into();
+        given.insert(1, command);
+    }
+    given
+}
 
 /// `homenode mkfs`.
 #[derive(Debug, Args)]
@@ -12,6 +26,9 @@ pub struct MkfsArgs {
     /// Create the files, each of SIZE; without it the regions exist already
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub size: Option<u64>,
+    /// Keep a checksum of every block of file data, and check it at each read
+    #[arg(long)]
+    pub data_checksums: bool,
     /// Overwrite a volume
     #[arg(long)]
     pub force: bool,
@@ -35,7 +52,7 @@ pub struct VolumeArgs {
 #[derive(Debug, Args)]
 pub struct FsckArgs {
     /// Finish what a crash interrupted, and restore superblocks from their copies
-    #[arg(long)]
+    #[arg(long, short = 'y', short_aliases = ['a', 'p'])]
     pub repair: bool,
     /// Which volume
     #[command(flatten)]

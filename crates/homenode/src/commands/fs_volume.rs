@@ -16,8 +16,9 @@ use super::nodes;
 use crate::cli::Global;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
-use crate::output;
 use crate::output::units::{count, size};
+use crate::output::{self, progress};
+use crate::signals::Stop;
 
 const BYTES_PER_INODE: u64 = 16384;
 
@@ -52,7 +53,16 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as i64);
     let journals = std::thread::available_parallelism().map_or(1, |n| n.get().min(16) as u32);
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let layout = Layout { volume, created, nodes, names, bytes_per_inode: BYTES_PER_INODE, journals, owner };
+    let layout = Layout {
+        volume,
+        created,
+        nodes,
+        names,
+        bytes_per_inode: BYTES_PER_INODE,
+        journals,
+        data_checksums: args.data_checksums,
+        owner,
+    };
     ::fs::mkfs(Box::new(Arc::clone(&mapped)), &layout).map_err(|e| failure("mkfs", e))?;
     let total = (0..mapped.regions()).map(|i| mapped.len(i)).sum();
     if global.json {
@@ -88,7 +98,8 @@ fn open_region(path: &Path, size: Option<u64>) -> Result<File, Failure> {
     Ok(file)
 }
 
-/// Checks a volume. Exit codes as fsck(8) has them: 0 fine, 1 repaired, 4 damaged, 8 not checked.
+/// Checks a volume. Exit codes as fsck(8) has them: 0 fine, 1 repaired, 4 damaged, 8 not checked, 32 stopped; 16, wrong
+/// usage, comes from `main`. 2, which asks for a restart, has no case.
 pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     let medium = match map(&args.volume) {
         Ok(medium) => medium,
@@ -97,18 +108,30 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
             return Ok(Exit::Command(8));
         }
     };
-    let check = || ::fs::fsck::check(Box::new(Arc::clone(&medium)));
+    let stop = Stop::on_signals()?;
+    let check = || {
+        let bar = progress::bar(global.json, 0, "checking {wide_bar} {percent} %  {eta} left");
+        let watch = |done, all| {
+            bar.set_length(all);
+            bar.set_position(done);
+            !stop.requested()
+        };
+        let report = ::fs::fsck::check_with(Box::new(Arc::clone(&medium)), &watch);
+        bar.finish_and_clear();
+        report
+    };
     let before = check();
     let mut repaired = false;
-    if args.repair {
+    if args.repair && !stop.requested() {
         let clean = matches!(&before, Ok(report) if report.clean && report.damage.is_empty());
         repaired = !clean && ::fs::fsck::repair(Arc::<Mapped>::clone(&medium)).is_ok();
     }
     let report = match if repaired { check() } else { before } {
         Ok(report) => report,
         Err(e) => {
+            let code = if matches!(e, Error::Interrupted) { 32 } else { 8 };
             failure("fsck", e).report(global.json);
-            return Ok(Exit::Command(8));
+            return Ok(Exit::Command(code));
         }
     };
     let damage: Vec<String> = report.damage.iter().map(ToString::to_string).collect();

@@ -6,6 +6,7 @@ mod explain;
 pub mod fs_args;
 mod fs_files;
 mod fs_volume;
+mod hot;
 mod man;
 pub mod r#move;
 mod nodes;
@@ -26,6 +27,8 @@ use crate::child;
 use crate::cli::{Cli, Command};
 use crate::exit::{Exit, Failure};
 
+pub use fs_args::command_line;
+
 /// Runs the sub-command.
 pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
     let global = &cli.global;
@@ -33,6 +36,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Nodes(args) => nodes::run(global, args),
         Command::Where(args) => where_::run(global, args),
         Command::Move(args) => r#move::run(global, args),
+        Command::Hot(args) => hot::run(global, args),
         Command::Top(args) => top::run(global, args),
         Command::Run(args) => run::run(global, args),
         Command::Plan(args) => plan::run(global, args),

@@ -20,15 +20,16 @@ const LARGEST: u64 = 1 << 30;
 /// Prints the plan for a snapshot file, or for one window of this machine.
 pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
+    let mut policy = policies::chosen(&args.policy, &config)?;
     let (snapshot, limits) = match &args.snapshot {
         Some(path) => (read_snapshot(path)?, Limits::recorded(global.verbose)),
         None => {
             let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
-            let mut plane = session::open(&config, &args.observe, None)?;
+            let mut plane = session::open(&config, &args.observe, None, policy.wants_mapped())?;
             (session::observe(&mut plane, window)?, Limits::of(&plane, global.verbose))
         }
     };
-    let plan = policies::chosen(&args.policy, &config)?.decide(&snapshot.topology(), &snapshot);
+    let plan = policy.decide(&snapshot.topology(), &snapshot);
     if global.json {
         output::print_json(&plan)?;
     } else {

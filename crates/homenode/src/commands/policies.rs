@@ -11,17 +11,31 @@ pub fn chosen(args: &PolicyArgs, config: &Config) -> Result<Box<dyn Policy>, Fai
     let mut settings = config.nthread.clone();
     settings.locality_margin = args.margin.unwrap_or(settings.locality_margin);
     settings.min_bytes = args.min_bytes.unwrap_or(settings.min_bytes);
-    placement::policy(&args.policy, &settings)
+    let settings = placement::Settings {
+        nthread: settings,
+        dragonfly: config.dragonfly.clone(),
+        npolicy: config.npolicy.clone(),
+        arc: config.arc.clone(),
+    };
+    placement::policy_with(&args.policy, &settings)
         .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {}", args.policy), "no policy has this name"))
 }
 
-/// What a policy cannot do on a host yet: there only threads are moved, and the memory of processes is not observed.
+/// What a policy moves beside threads.
+pub struct Acts {
+    /// Data of files.
+    pub files: bool,
+    /// Processes with their memory.
+    pub processes: bool,
+}
+
+/// What a policy of this name moves beside threads.
+pub fn acts(policy: &str) -> Acts {
+    Acts { files: matches!(policy, "dragonfly" | "auto"), processes: matches!(policy, "arc" | "arc-guarded" | "auto") }
+}
+
+/// What a policy does less on a host than in a simulation.
 pub fn on_a_host(policy: &str) -> Option<&'static str> {
-    match policy {
-        "dragonfly" => Some("on a host its file moves are refused: it does what nthread does, or less"),
-        "npolicy" => Some("on a host it moves nothing: the hot pages of mapped files are not observed"),
-        "arc" | "arc-guarded" => Some("on a host it moves nothing: its moves of whole processes are refused"),
-        "auto" => Some("on a host only its thread moves are made: moves of processes and files are refused"),
-        _ => None,
-    }
+    let acts = acts(policy);
+    acts.files.then_some("it moves cached files only; files on DAX are moved by hand (`homenode move`)")
 }

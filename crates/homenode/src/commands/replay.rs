@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::{Engine, Plane, PlaneError, Undo, Undone};
+use engine::{Engine, Masks, Plane, PlaneError, Started, Subject, Undo, Undone, Write};
 use placement::{Move, Snapshot};
 use topology::Topology;
 
@@ -20,7 +20,7 @@ pub fn run(global: &Global, args: &ReplayArgs) -> Result<Exit, Failure> {
     let policy = policies::chosen(&args.policy, &config)?;
     let mut reader = Reader::open(&args.file)?;
     let failure = |e: engine::EngineError| Failure::from_error(Exit::Usage, "cannot replay", &e);
-    let mut engine = Engine::new(Recorded::default(), policy, config.engine.clone(), None).map_err(failure)?;
+    let mut engine = Engine::new(Recorded::default(), policy, config.engine(), None).map_err(failure)?;
     let mut lines = report::Lines::new(Limits::recorded(global.verbose));
     let mut window = 0;
     while let Some(snapshot) = reader.next()? {
@@ -62,18 +62,13 @@ impl Plane for Recorded {
         self.snapshot.take().ok_or_else(|| PlaneError::Gone { what: "the recording".to_owned() })
     }
 
-    fn prepare(&mut self, mv: &Move) -> Result<Undo, PlaneError> {
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let cpus = self.topology.cpus();
         match mv {
-            Move::Thread { tid, pid, start_ns, .. } => Ok(Undo::Thread {
-                tid: *tid,
-                pid: *pid,
-                start: start_ns.unwrap_or_default(),
-                before: cpus.clone(),
-                ours: cpus,
-                unbound: false,
-                family: None,
-            }),
+            Move::Thread { pid, .. } => {
+                let masks = Some(Masks { before: cpus.clone(), ours: cpus, unbound: false });
+                Ok(vec![Undo { subject: Subject::of(mv), pid: *pid, masks, payload: String::new() }])
+            }
             Move::Process { .. } | Move::File { .. } => Err(PlaneError::Refused {
                 reason: "not_a_thread",
                 why: "only moves of threads are replayed".to_owned(),
@@ -81,8 +76,8 @@ impl Plane for Recorded {
         }
     }
 
-    fn apply(&mut self, _: &Move, _: &Undo) -> Result<(), PlaneError> {
-        Ok(())
+    fn start(&mut self, _: &Move, _: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
+        Ok(Started::Done)
     }
 
     fn undo(&mut self, _: &Undo) -> Result<Undone, PlaneError> {

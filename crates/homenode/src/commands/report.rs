@@ -39,7 +39,7 @@ impl Lines {
         for outcome in &report.outcomes {
             let (verb, why) = verdict(outcome);
             let (from, to, reason, _) = words::parts(&outcome.mv);
-            if !matches!(outcome.result, Verdict::Applied) {
+            if !matches!(outcome.result, Verdict::Applied | Verdict::Started) {
                 let what = format!("{verb} {} {from} {to} {reason:?} {}", names.moved(&outcome.mv), rail_word(outcome));
                 let new = !self.said.contains(&what);
                 said.insert(what);
@@ -81,6 +81,8 @@ fn verdict(outcome: &Outcome) -> (&'static str, String) {
     let (_, _, _, why) = words::parts(&outcome.mv);
     match &outcome.result {
         Verdict::Applied => ("move", why.to_string()),
+        Verdict::Started => ("moving", why.to_string()),
+        Verdict::Queued => ("waits", format!("until other copies are done ({why})")),
         Verdict::HeldBack { rail: Rail::DryRun, .. } => ("would move", why.to_string()),
         Verdict::HeldBack { why: held, .. } => ("held back", format!("{held} ({why})")),
         Verdict::Refused { why: refused, .. } => ("refused", refused.clone()),
@@ -92,7 +94,7 @@ fn rail_word(outcome: &Outcome) -> String {
     match &outcome.result {
         Verdict::HeldBack { rail, .. } => format!("{rail:?}"),
         Verdict::Refused { reason, .. } => reason.clone(),
-        Verdict::Applied | Verdict::Gone => String::new(),
+        Verdict::Applied | Verdict::Started | Verdict::Queued | Verdict::Gone => String::new(),
     }
 }
 
@@ -122,7 +124,9 @@ pub fn json(window: u64, report: &WindowReport) -> Value {
             "cpu_s": n.cpu_s,
         })).collect::<Vec<_>>(),
         "policy": report.plan.policy,
-        "moves": outcomes(|v| matches!(v, Verdict::Applied)),
+        "moves": outcomes(|v| matches!(v, Verdict::Applied | Verdict::Started)),
+        "queued": outcomes(|v| matches!(v, Verdict::Queued)),
+        "jobs": report.jobs,
         "held_back": outcomes(|v| matches!(v, Verdict::HeldBack { .. })),
         "refused": outcomes(|v| matches!(v, Verdict::Refused { .. })),
         "gone": outcomes(|v| matches!(v, Verdict::Gone)),
@@ -151,7 +155,7 @@ fn outcome_json(outcome: &Outcome, names: &Names<'_>) -> Value {
                 object.insert("refused".to_owned(), json!(reason));
                 object.insert("refused_why".to_owned(), json!(why));
             }
-            Verdict::Applied | Verdict::Gone => {}
+            Verdict::Applied | Verdict::Started | Verdict::Queued | Verdict::Gone => {}
         }
     }
     value

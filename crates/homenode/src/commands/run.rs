@@ -31,19 +31,19 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let settings = engine::Settings {
         window_s: args.observe.window.unwrap_or(config.engine.window_s),
         dry_run: args.dry_run || config.engine.dry_run,
-        ..config.engine.clone()
+        ..config.engine()
     };
     let policy = policies::chosen(&args.policy, &config)?;
     let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
     let stop = Stop::on_signals()?;
     let mut child = Child::hold(&args.command)?;
-    let plane = session::open(&config, &args.observe, child.as_ref().map(Child::pid))?;
+    let plane = session::open(&config, &args.observe, child.as_ref().map(Child::pid), policy.wants_mapped())?;
     let limits = Limits::of(&plane, global.verbose);
     // Undoes what a crashed run left behind, before anything that could take time.
     let mut engine = Engine::new(plane, policy, settings.clone(), state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;
     let interference = if stop.requested() { Vec::new() } else { session::interference(&|| stop.requested()) };
-    session::move_only(child.is_some())?;
+    session::move_only(engine.policy_name(), child.is_some())?;
     let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::new(limits) };
     let nodes = engine.plane().topology().nodes.len();
     let told = out.start(engine.policy_name(), &settings, nodes, &interference);

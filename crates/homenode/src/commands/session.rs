@@ -13,15 +13,16 @@ use rustix::thread::CapabilitySet;
 use topology::Topology;
 
 use crate::cli::ObserveArgs;
-use crate::commands::nodes;
+use crate::commands::{nodes, policies};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 
 /// The kernel's procfs.
 pub const PROC: &str = "/proc";
 
-/// Opens a plane that observes the threads the user chose, or the process tree below `root`.
-pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>) -> Result<HostPlane, Failure> {
+/// Opens a plane that observes the threads the user chose, or the process tree below `root`. `mapped`: also which pages of
+/// mapped files processes use.
+pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>, mapped: bool) -> Result<HostPlane, Failure> {
     if let Some(pid) = args.scope.pid.iter().find(|pid| !Path::new(PROC).join(pid.to_string()).exists()) {
         return Err(Failure::new(Exit::Usage, format!("process {pid}"), "no such process"));
     }
@@ -35,7 +36,7 @@ pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>) -> Result<Ho
     let observe = observe::Settings { exact: args.exact, steady: args.steady, scope, ..observe::Settings::default() };
     let topology = nodes::read(Path::new(nodes::SYS), config)?;
     let touch_own_affinity = args.scope.touch_own_affinity;
-    let settings = host::Settings { observe, touch_own_affinity, ..host::Settings::default() };
+    let settings = host::Settings { observe, touch_own_affinity, mapped, ..host::Settings::default() };
     HostPlane::open(settings, topology).map_err(|e| {
         let failure = Failure::from_error(Exit::Unsupported, "cannot observe", &e);
         match failure.exit() {
@@ -52,10 +53,13 @@ pub fn open_act_only() -> Result<HostPlane, Failure> {
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e))
 }
 
-/// Keeps only the capabilities that moving threads needs. Signalling a command that changed its user needs one more.
-pub fn move_only(command: bool) -> Result<(), Failure> {
-    let command = if command { CapabilitySet::KILL } else { CapabilitySet::empty() };
-    keep_only(privileges::to_move(Path::new(PROC)) | command)
+/// Keeps only the capabilities that the moves of this policy need. Signalling a command that changed its user needs one more.
+pub fn move_only(policy: &str, command: bool) -> Result<(), Failure> {
+    let when = |needed: bool, set: CapabilitySet| if needed { set } else { CapabilitySet::empty() };
+    let acts = policies::acts(policy);
+    let files = when(acts.files, privileges::to_move_files());
+    let memory = when(acts.processes, privileges::to_move_memory());
+    keep_only(privileges::to_move(Path::new(PROC)) | files | memory | when(command, CapabilitySet::KILL))
 }
 
 /// Keeps only the capabilities that observing needs.

@@ -38,7 +38,7 @@ impl<'a> Names<'a> {
     pub fn moved(&self, mv: &Move) -> String {
         match mv {
             Move::Thread { tid, .. } => self.thread(*tid),
-            Move::Process { pid, .. } => format!("{} (pid {pid})", self.comm(*pid)).trim_start().to_owned(),
+            Move::Process { pid, .. } => process(self.comm(*pid), *pid),
             Move::File { file, .. } => format!("file {file}"),
         }
     }
@@ -47,6 +47,11 @@ impl<'a> Names<'a> {
 /// `rocksdb:low3 (tid 4121)`, or `tid 4121` where the name is not known.
 pub fn thread(comm: &str, tid: u32) -> String {
     if comm.is_empty() { format!("tid {tid}") } else { format!("{comm} (tid {tid})") }
+}
+
+/// `postgres (pid 4121)`, or `pid 4121` where the name is not known.
+pub fn process(comm: &str, pid: u32) -> String {
+    if comm.is_empty() { format!("pid {pid}") } else { format!("{comm} (pid {pid})") }
 }
 
 /// `node 1 → 0`; `stays on 0` for a thread that is bound where it is.

@@ -29,7 +29,7 @@ pub fn homenode() -> PathBuf {
 }
 
 /// The workload program, built beside homenode.
-fn homenode_load() -> PathBuf {
+pub fn homenode_load() -> PathBuf {
     homenode().with_file_name("homenode-load")
 }
 

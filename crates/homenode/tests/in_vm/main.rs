@@ -3,12 +3,14 @@
 //! Assertions rely on `/proc` and `move_pages(2)` (by way of the laboratory, `lab`), not on homenode's own output. On a machine
 //! with one node, or without root, the tests are skipped and say why.
 
+mod acts;
 mod file_users;
 mod files;
 mod four_nodes;
 mod lab_bench;
 mod masks;
 mod process;
+mod programs;
 mod two_nodes;
 
 use std::process::ExitCode;
@@ -37,23 +39,14 @@ impl std::fmt::Display for Skip {
 impl std::error::Error for Skip {}
 
 fn main() -> ExitCode {
-    // This program also plays the users of a file.
+    // This program also plays the users of a file, and the process that is moved.
     let args: Vec<String> = std::env::args().skip(1).collect();
     if let [flag, role @ ..] = args.as_slice()
         && flag == "--role"
     {
-        return file_users::play(role);
-    }
-    // Or a process that is moved.
-    if let [flag, mib] = args.as_slice()
-        && flag == "--holder"
-    {
-        return match process::be_holder(mib) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("{error:#}");
-                ExitCode::FAILURE
-            }
+        return match role {
+            [holder, mib] if holder == "holder" => lab::exit(process::be_holder(mib)),
+            role => file_users::play(role),
         };
     }
     let mut arguments = Arguments::from_args();
@@ -64,9 +57,11 @@ fn main() -> ExitCode {
     let trials = two_nodes::TESTS
         .iter()
         .chain(masks::TESTS)
-        .chain(process::TESTS)
         .chain(files::TESTS)
+        .chain(process::TESTS)
         .chain(four_nodes::TESTS)
+        .chain(acts::TESTS)
+        .chain(programs::TESTS)
         .map(|test: &'static Test| {
             Trial::ignorable_test(test.name, move || match () {
                 () if !test.nodes.contains(&nodes) => {

@@ -75,7 +75,7 @@ impl Holder {
     fn start(mib: usize) -> Result<Self> {
         let quiet = Quiet::new()?;
         let mut child = Command::new(std::env::current_exe()?)
-            .args(["--holder", &mib.to_string()])
+            .args(["--role", "holder", &mib.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

@@ -11,7 +11,7 @@
 //!
 //! The moved thread itself may have another id by now: a thread that calls exec takes the id and the start time of its
 //! process's first thread. So the first thread counts as the moved one if the moved one is gone and the first thread has our
-//! value now, but did not have it at the time of the move.
+//! value now, but did not have it at the time of the move, or was given another value by us since.
 //!
 //! **Limits.** A program of the same family that set exactly our value itself, after the move, looks like one that
 //! inherited it, and loses it. Two kinds of descendants are not found: those that left the session and lost their parents,
@@ -20,13 +20,14 @@
 
 use std::io;
 
-use engine::{Family, Undo};
+use engine::{Masks, Undo};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::CpuSet;
 
 use super::affinity;
 use super::cpuset::family_name;
-use super::mover::{Key, key_of};
+use super::family::Family;
+use super::mover::{Key, key_of, subject_of};
 use super::threads::{Stat, Threads, is_gone};
 
 /// Longest chain of parents to follow.
@@ -107,35 +108,45 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
     Ok(orphan.then_some(Kinship::Orphan))
 }
 
-/// A record for the first thread of the process, if the moved thread has become the first by exec.
-pub fn became_first(threads: &Threads, undo: &Undo) -> io::Result<Option<Undo>> {
-    let Undo::Thread { tid, pid, start, before, ours, unbound, family: Some(family) } = undo else { return Ok(None) };
-    if !family.first_differs || threads.stat(*tid)?.is_some_and(|stat| stat.start == *start) {
+/// A record for the first thread of the process, if the moved thread has become the first by exec. `given` is the value that we
+/// gave a first thread last: one that has another value now has it from the moved thread.
+pub fn became_first(threads: &Threads, undo: &Undo, given: impl Fn(Key) -> Option<CpuSet>) -> io::Result<Option<Undo>> {
+    let (Some((tid, start)), Some(masks), Some(family)) = (key_of(undo), &undo.masks, Family::of(undo)) else {
+        return Ok(None);
+    };
+    let pid = undo.pid;
+    if tid == pid || threads.stat(tid)?.is_some_and(|stat| stat.start == start) {
         return Ok(None);
     }
-    // A later process with this id would have started after the move.
-    let Some(first) = threads.stat(*pid)?.filter(|first| first.start < family.at) else { return Ok(None) };
-    match affinity::get(*pid) {
-        Ok(mask) if mask == *ours => {}
+    // A later process with this id would have started after the move, at a later tick.
+    let Some(first) = threads.stat(pid)?.filter(|first| first.start <= family.at) else { return Ok(None) };
+    if !family.first_differs && given((pid, first.start)).is_none_or(|given| given == masks.ours) {
+        return Ok(None);
+    }
+    match affinity::get(pid) {
+        Ok(mask) if mask == masks.ours => {}
         Err(error) if !is_gone(&error) => return Err(error),
         _ => return Ok(None),
     }
-    let (before, ours, unbound) = (before.clone(), ours.clone(), *unbound);
-    Ok(Some(Undo::Thread { tid: *pid, pid: *pid, start: first.start, before, ours, unbound, family: None }))
+    Ok(Some(inherited((pid, first.start), pid, masks.clone())))
 }
 
-/// Undo records for every thread of the machine that is kin of one in `held` and holds its value. Only records for which
+fn ours_of(undo: &Undo) -> Option<CpuSet> {
+    undo.masks.as_ref().map(|masks| masks.ours.clone())
+}
+
+/// Undo records for every thread of the machine that is kin of one in `all` and holds its value. Only records for which
 /// `searched` is true have kin; no thread with a record is an heir. An error means that none was found and that some threads
 /// could not be examined.
-pub fn heirs(threads: &Threads, held: &[Undo], searched: impl Fn(&Undo) -> bool) -> io::Result<Vec<Undo>> {
-    let records: FxHashSet<Key> = held.iter().filter_map(key_of).collect();
-    let mut by_value: Vec<(&CpuSet, Vec<&Undo>)> = Vec::new();
-    let held: Vec<&Undo> = held.iter().filter(|undo| searched(undo)).collect();
+pub fn heirs(threads: &Threads, all: &[Undo], searched: impl Fn(&Undo) -> bool) -> io::Result<Vec<Undo>> {
+    let records: FxHashSet<Key> = all.iter().filter_map(key_of).collect();
+    let mut by_value: Vec<(&CpuSet, Vec<(&Undo, Family)>)> = Vec::new();
+    let held: Vec<&Undo> = all.iter().filter(|undo| searched(undo)).collect();
     for undo in &held {
-        let Undo::Thread { ours, family: Some(_), .. } = undo else { continue };
-        match by_value.iter_mut().find(|v| v.0 == ours) {
-            Some(value) => value.1.push(undo),
-            None => by_value.push((ours, vec![undo])),
+        let (Some(masks), Some(family)) = (&undo.masks, Family::of(undo)) else { continue };
+        match by_value.iter_mut().find(|v| *v.0 == masks.ours) {
+            Some(value) => value.1.push((undo, family)),
+            None => by_value.push((&masks.ours, vec![(undo, family)])),
         }
     }
     let mut heirs = Vec::new();
@@ -149,8 +160,9 @@ pub fn heirs(threads: &Threads, held: &[Undo], searched: impl Fn(&Undo) -> bool)
             Err(error) => trouble = Some(error),
         }
     }
+    let given = |first: Key| all.iter().rev().find(|undo| key_of(undo) == Some(first)).and_then(ours_of);
     for undo in held {
-        match became_first(threads, undo) {
+        match became_first(threads, undo, given) {
             Ok(heir) => heirs.extend(heir),
             Err(error) => trouble = Some(error),
         }
@@ -165,7 +177,7 @@ pub fn heirs(threads: &Threads, held: &[Undo], searched: impl Fn(&Undo) -> bool)
 fn heir(
     threads: &Threads,
     (pid, tid): (u32, u32),
-    by_value: &[(&CpuSet, Vec<&Undo>)],
+    by_value: &[(&CpuSet, Vec<(&Undo, Family)>)],
     records: &FxHashSet<Key>,
 ) -> io::Result<Option<Undo>> {
     let mask = match affinity::get(tid) {
@@ -179,17 +191,20 @@ fn heir(
     }
     let memory = Remembering { facts: threads, stats: Default::default(), groups: Default::default() };
     let mut nearest: Option<(Kinship, &Undo)> = None;
-    for undo in undos {
-        let Undo::Thread { pid: of, family: Some(family), .. } = undo else { continue };
-        if let Some(kinship) = kinship(&memory, pid, &stat, *of, family)?
+    for (undo, family) in undos {
+        if let Some(kinship) = kinship(&memory, pid, &stat, undo.pid, family)?
             && nearest.is_none_or(|n| kinship < n.0)
         {
-            nearest = Some((kinship, *undo));
+            nearest = Some((kinship, undo));
         }
     }
-    let Some((_, Undo::Thread { before, ours, unbound, .. })) = nearest else { return Ok(None) };
-    let (before, ours, unbound) = (before.clone(), ours.clone(), *unbound);
-    Ok(Some(Undo::Thread { tid, pid, start: stat.start, before, ours, unbound, family: None }))
+    let Some(masks) = nearest.and_then(|(_, undo)| undo.masks.clone()) else { return Ok(None) };
+    Ok(Some(inherited((tid, stat.start), pid, masks)))
+}
+
+/// The record of a thread that inherited our value.
+pub(super) fn inherited(key: Key, pid: u32, masks: Masks) -> Undo {
+    Undo { subject: subject_of(key), pid, masks: Some(masks), payload: String::new() }
 }
 
 /// Reads each thread's facts once, however many records it is compared with.

@@ -5,18 +5,19 @@
 //!
 //! **Limits.** Before Linux 6.2 the kernel does not show that an affinity was set. A descendant that set exactly our value
 //! before its first restoration (`numactl -N 0 …` started by a thread that was moved to node 0, for example) then loses it. From
-//! 6.2 on this can happen only to a program that sets its affinity twice, if the kernel stores the second value at the address
-//! of ours.
+//! 6.2 on this can happen only to a program that sets its affinity twice between two windows: the allocator hands a freed
+//! address out again first, so the second value often lies where ours did.
 
 use rustc_hash::FxHashMap;
 
 use std::io;
 
 use super::affinity;
+use super::kin::inherited;
 use super::mover::{Key, Moved, Mover, NS_PER_TICK};
 use super::threads::is_gone;
 use crate::observe::{Kin, Origin};
-use engine::Undo;
+use engine::{Masks, Undo};
 use topology::CpuSet;
 
 /// Remembers the moved thread that each descendant stems from, as long as it or a child of it lives.
@@ -67,15 +68,8 @@ impl Lineage {
                 narrowed(mover, child.tid, &mask, candidates)
             });
             if let Some((source, ours)) = source {
-                heirs.push(Undo::Thread {
-                    tid: child.tid,
-                    pid: child.pid,
-                    start: key.1,
-                    before: source.before.clone(),
-                    ours,
-                    unbound: source.unbound,
-                    family: None,
-                });
+                let masks = Masks { before: source.before.clone(), ours, unbound: source.unbound };
+                heirs.push(inherited(key, child.pid, masks));
             }
         }
         self.stems = stems;

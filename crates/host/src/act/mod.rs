@@ -17,7 +17,10 @@
 pub mod affinity;
 pub mod copying;
 pub mod cpuset;
+pub mod data;
+pub mod dax;
 pub mod defaults;
+pub mod family;
 pub mod kin;
 pub mod lineage;
 pub mod memory;

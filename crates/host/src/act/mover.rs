@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use engine::{Family, PlaneError, Undo, Undone};
+use engine::{Masks, PlaneError, Subject, Undo, Undone};
 use placement::Move;
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
@@ -11,6 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use topology::{CpuSet, NodeId, Topology};
 
 use super::defaults::Defaults;
+use super::family::Family;
 use super::threads::{Open, Stat, Threads, is_gone};
 use super::{affinity, cpuset};
 
@@ -175,19 +176,21 @@ impl Mover {
         self.prepared.insert((tid, start), mask);
         let family =
             Family { at: now_ticks(), session: stat.session, cgroup: cpuset::family_name(&cgroups), first_differs };
-        Ok(Undo::Thread { tid, pid: *pid, start, before, ours, unbound, family: Some(family) })
+        let subject = subject_of((tid, start));
+        let masks = Some(Masks { before, ours, unbound });
+        Ok(Undo { subject, pid: *pid, masks, payload: family.payload() })
     }
 
     /// A record for a thread of the same process that was born with the value which `parent` says we set, so that it can be
     /// moved as its parent was. `None` if it was not.
     pub fn inherited(&mut self, parent: &Undo, tid: u32, stat: &Stat) -> Option<Undo> {
-        let Undo::Thread { pid, before, ours, unbound, family: Some(family), .. } = parent else { return None };
-        if stat.start < family.at || affinity::get(tid).ok()? != *ours {
+        let (masks, family) = (parent.masks.as_ref()?, Family::of(parent)?);
+        if stat.start < family.at || affinity::get(tid).ok()? != masks.ours {
             return None;
         }
-        self.prepared.insert((tid, stat.start), ours.clone());
-        let (before, ours, unbound, family) = (before.clone(), ours.clone(), *unbound, Some(family.clone()));
-        Some(Undo::Thread { tid, pid: *pid, start: stat.start, before, ours, unbound, family })
+        let key = (tid, stat.start);
+        self.prepared.insert(key, masks.ours.clone());
+        Some(Undo { subject: subject_of(key), ..parent.clone() })
     }
 
     /// The CPUs of a node that a thread may use.
@@ -199,10 +202,12 @@ impl Mover {
         }
     }
 
-    /// See [`engine::Plane::apply`].
+    /// See [`engine::Plane::start`].
     pub fn apply(&mut self, undo: &Undo) -> Result<(), PlaneError> {
-        let Undo::Thread { tid, start, before, ours, unbound, .. } = undo else { return Err(not_a_thread()) };
-        let (tid, key) = (*tid, (*tid, *start));
+        let (Some(key), Some(Masks { before, ours, unbound })) = (key_of(undo), &undo.masks) else {
+            return Err(not_a_thread());
+        };
+        let tid = key.0;
         let Some(expected) = self.prepared.remove(&key) else {
             return Err(refused("not_prepared", format!("the move of thread {tid} was not prepared in this window")));
         };
@@ -222,17 +227,19 @@ impl Mover {
 
     /// See [`engine::Plane::undo`].
     pub fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        let Undo::Thread { tid, start, before, ours, unbound, .. } = undo else { return Err(not_a_thread()) };
-        let key = (*tid, *start);
+        let (Some(key), Some(Masks { before, ours, unbound })) = (key_of(undo), &undo.masks) else {
+            return Err(not_a_thread());
+        };
+        let tid = key.0;
         let is_ours = |mask: &CpuSet| {
             if mask == ours {
                 return Ok(true);
             }
-            match self.defaults.of(*tid) {
+            match self.defaults.of(tid) {
                 Ok(allowed) => Ok(is_ours(mask, ours, &allowed)),
                 // The cpuset is hidden from us or gone: judge by the plain mask.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-                Err(error) => Err(unreadable(*tid, &error)),
+                Err(error) => Err(unreadable(tid, &error)),
             }
         };
         let possible = self.defaults.possible();
@@ -302,10 +309,15 @@ fn now_ticks() -> u64 {
 
 /// The thread of a record.
 pub fn key_of(undo: &Undo) -> Option<Key> {
-    match undo {
-        Undo::Thread { tid, start, .. } => Some((*tid, *start)),
+    match undo.subject {
+        Subject::Thread { tid, start } => Some((tid, start / NS_PER_TICK)),
         _ => None,
     }
+}
+
+/// A thread as snapshots and records name it. On a host, start times are whole ticks everywhere, because procfs knows no better.
+pub fn subject_of((tid, start): Key) -> Subject {
+    Subject::Thread { tid, start: start.saturating_mul(NS_PER_TICK) }
 }
 
 fn not_a_thread() -> PlaneError {

@@ -53,9 +53,12 @@ const WINDOW: u64 = 16 << 20;
 /// fully cached file (0.12 s/GiB).
 const SCAN: u64 = 1 << 30;
 
-/// File bytes that are left out at once if the kernel says that none of them is cached: few questions even for the largest
-/// file, and a cached file costs one question more in 256.
-const SKIP: u64 = 256 * WINDOW;
+/// File bytes that are left out at once if the kernel says that none of them is cached. A cached file costs one question more
+/// in 256.
+const SKIP: u64 = FAN * WINDOW;
+
+/// After a range without cached pages, one so many times as large is asked about: few questions even for the largest sparse file.
+const FAN: u64 = 256;
 
 /// How often each page is tried: once, and five times more.
 const TRIES: usize = 6;
@@ -134,6 +137,8 @@ pub struct FileMove {
     /// Windows of the present try that are still to come, and those of the next.
     turn: Turn,
     again: Vec<Visit>,
+    /// Bytes to leave out next if none of them is cached.
+    skip: u64,
     tries: usize,
     /// As the last window had it.
     stride: usize,
@@ -196,6 +201,7 @@ impl FileMove {
             arrived: 0,
             turn: Turn::All(0),
             again: Vec::new(),
+            skip: SKIP,
             tries: 0,
             stride: window::STRIDE,
             window: None,
@@ -217,9 +223,15 @@ impl FileMove {
         loop {
             match &mut self.turn {
                 Turn::All(offset) if *offset < self.file.size => {
-                    if offset.is_multiple_of(SKIP) && self.file.cached(*offset, SKIP) == Some(0) {
-                        *offset += SKIP;
-                        continue;
+                    if offset.is_multiple_of(SKIP) {
+                        if self.file.cached(*offset, self.skip) == Some(0) {
+                            *offset = offset.saturating_add(self.skip);
+                            self.skip = self.skip.saturating_mul(FAN);
+                            continue;
+                        } else if self.skip > SKIP {
+                            self.skip = (self.skip / FAN).max(SKIP);
+                            continue;
+                        }
                     }
                     let visit = Visit { offset: *offset, left: Tally::default() };
                     *offset += WINDOW;

@@ -5,7 +5,7 @@
 //!
 //! **Approach.** [`prepare`] examines the process, refuses what must not be moved, and returns a [`ProcessMove`]. Its owner calls
 //! [`bind`](ProcessMove::bind), which gives the undo records of the threads to be written down, binds those threads, and looks
-//! for new ones until there are none. Each thread has a record of its own ([`Undo::Thread`]), by the rules for moving threads
+//! for new ones until there are none. Each thread has a record of its own ([`Undo`]), by the rules for moving threads
 //! ([`super::mover`]): a thread with an affinity of its own keeps it. Then the owner drives [`memory`](ProcessMove::memory)
 //! step by step ([`Copying`](super::copying::Copying)). Undoing means [`Mover::undo`] for each record. The memory stays where it
 //! is, unless the owner sends it back with [`MemoryMove::back`] and the layout that the move has kept
@@ -22,7 +22,7 @@ use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, Topology};
 
 use super::memory::{self, MemoryMove};
-use super::mover::{Key, Mover, NS_PER_TICK};
+use super::mover::{Key, Mover, NS_PER_TICK, key_of};
 use super::threads::Threads;
 
 /// How often to look for new threads. After the first look only threads that had not been seen then can start threads that are
@@ -130,8 +130,7 @@ impl ProcessMove {
                 write(&ready)?;
             }
             for undo in ready {
-                let Undo::Thread { tid, .. } = &undo else { continue };
-                let tid = *tid;
+                let Some((tid, _)) = key_of(&undo) else { continue };
                 match mover.apply(&undo) {
                     Ok(()) => self.bound.push(undo),
                     Err(PlaneError::Gone { .. }) => {}
@@ -186,6 +185,11 @@ impl ProcessMove {
     /// The process: id and start time in ticks.
     pub fn process(&self) -> Key {
         (self.pid, self.start)
+    }
+
+    /// Records of the threads that [`bind`](Self::bind) begins with.
+    pub fn ready(&self) -> &[Undo] {
+        &self.ready
     }
 
     /// Records of the threads bound so far.

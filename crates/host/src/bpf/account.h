@@ -21,8 +21,25 @@ struct access {
 	u32 here;             /* this CPU's node */
 	bool write;
 	bool sliced;          /* seen by the hook on the read path */
+	u8 call;              /* CALL_*; counted with the next bytes, once */
+	u32 opens;
+	u32 generation;
 	s64 weight;           /* in 1/1024ths; negative: a correction */
 };
+#define CALL_ENDS 1      /* the last bytes of a read call */
+#define CALL_PLACED 2    /* a read call whose beginning is known */
+#define CALL_CONTINUES 4 /* it began where the last read of the open file ended */
+
+/* Times that the file is open. Not i_count: dentries hold the inode, and open files hold the dentry, so a file that is open ten
+ * times has an i_count of 1, and one with two names that nobody has open may have 2. */
+static __always_inline u32 opens_of(struct inode *inode)
+{
+	int writing = inode->i_writecount.counter;
+
+	if (!bpf_core_field_exists(inode->i_readcount))
+		return 0;
+	return inode->i_readcount.counter + (writing > 0 ? writing : 0);
+}
 
 static __always_inline void access_init(struct access *w, struct inode *inode, bool write, s64 weight)
 {
@@ -36,6 +53,9 @@ static __always_inline void access_init(struct access *w, struct inode *inode, b
 	w->here = bpf_get_numa_node_id();
 	w->write = write;
 	w->sliced = false;
+	w->call = 0;
+	w->opens = opens_of(inode);
+	w->generation = inode->i_generation;
 	w->weight = weight;
 }
 
@@ -62,6 +82,17 @@ static __always_inline void usage_add(struct usage *u, struct access *w, u32 nod
 		if (node != w->here)
 			u->remote += bytes;
 	}
+	if (w->call) {
+		if (w->call & CALL_ENDS)
+			u->calls += w->weight;
+		if (w->call & CALL_PLACED)
+			u->placed += w->weight;
+		if (w->call & CALL_CONTINUES)
+			u->continued += w->weight;
+		w->call = 0;
+	}
+	u->opens = w->opens;
+	u->generation = w->generation;
 }
 
 /* Several CPUs may merge into one entry at once. */
@@ -77,7 +108,13 @@ static __always_inline void usage_merge(struct usage *to, struct usage *from)
 	MERGE(sliced);
 	MERGE(sliced_remote);
 	MERGE(sliced_reads);
+	MERGE(calls);
+	MERGE(placed);
+	MERGE(continued);
 #undef MERGE
+	/* Any of the latest will do. */
+	to->opens = from->opens;
+	to->generation = from->generation;
 }
 
 /* Moves a pending entry into the table. Key and value are passed by their place in the map: before 6.3, maps refuse pointers

@@ -13,6 +13,11 @@ static __always_inline bool is_file(struct inode *inode)
 	return !(inode->i_sb->s_flags & SB_KERNMOUNT);
 }
 
+static __always_inline bool ignored(void)
+{
+	return (u32)bpf_get_current_pid_tgid() == ignored_tid;
+}
+
 #define PMD_PAGES 512UL
 #define PMD_LEAF 0x81UL /* x86: present, and a page of its own */
 
@@ -22,7 +27,7 @@ static __always_inline int pages_mapped(struct address_space *mapping, u64 first
 	struct sampler *s = sampler();
 	struct walk walk = {};
 
-	if (!s || !drawn(s, pages))
+	if (ignored() || !s || !drawn(s, pages))
 		return 0;
 	access_init(&walk.access, mapping->host, false, take(s, pages));
 	if (!is_file(mapping->host))
@@ -62,7 +67,7 @@ int BPF_PROG(fault_tracepoint, struct address_space *mapping, unsigned long inde
 	struct sampler *s = sampler();
 	struct walk walk = {};
 
-	if (!s || !drawn(s, 1))
+	if (ignored() || !s || !drawn(s, 1))
 		return 0;
 	access_init(&walk.access, mapping->host, false, take(s, 1));
 	walk.kind = WALK_RANGE;
@@ -81,7 +86,7 @@ int BPF_PROG(fault_function, struct vm_fault *vmf, unsigned int result)
 	u64 start, end;
 	s64 size;
 
-	if (!(result & VM_FAULT_LOCKED))
+	if (!(result & VM_FAULT_LOCKED) || ignored())
 		return 0;
 	s = sampler();
 	if (!s || !drawn(s, 1))

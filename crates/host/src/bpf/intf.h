@@ -28,6 +28,12 @@ struct usage {
 	s64 sliced; /* read while the hook on the read path was attached: see ../observe/slices.rs */
 	s64 sliced_remote;
 	s64 sliced_reads; /* number of these reads, in 1/1024ths */
+	/* Read calls, in 1/1024ths; one call can take several events. */
+	s64 calls;     /* calls whose last bytes were counted */
+	s64 placed;    /* calls whose beginning is known */
+	s64 continued; /* part of `placed` that began where the last read of the open file ended */
+	u32 opens;     /* times that the file was open when it was last counted; 0: not known */
+	u32 generation; /* of the inode */
 };
 
 /* Per CPU and table: the latest entry, not yet in the table. */
@@ -121,6 +127,16 @@ struct kin_record {
 	u32 origin;
 	u32 own;
 	u32 pad;
+};
+
+/* One mapping of a file (hotness.bpf.c). */
+struct mapping_record {
+	u64 start, end;
+	u64 ino;
+	u32 dev;         /* as in usage_key */
+	u32 mode;
+	u32 inode_flags;
+	u32 program;     /* it is executed: other mappings of the file are its data */
 };
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "intf.h"
 
+typedef unsigned short u16;
 typedef unsigned char __u8;
 typedef short __s16;
 typedef unsigned short __u16;
@@ -45,10 +46,18 @@ struct gendisk {
 struct block_device {
 	struct gendisk *bd_disk;
 };
+typedef struct {
+	int counter;
+} atomic_t;
 struct inode {
+	u16 i_mode;
+	unsigned int i_flags;
 	struct super_block *i_sb;
 	unsigned long i_ino;
 	s64 i_size;
+	u32 i_generation;
+	atomic_t i_writecount; /* times that it is open for writing; negative: its program runs */
+	atomic_t i_readcount;  /* times that it is open for reading only */
 	struct address_space *i_mapping;
 };
 struct timespec64 {
@@ -87,9 +96,13 @@ struct folio_batch {
 	u8 nr;
 	struct folio *folios[31]; /* 15 before 6.10: the size comes from BTF */
 };
+struct file_ra_state {
+	s64 prev_pos; /* the end of the last read; since 6.8 or so, set once a call, before once a batch */
+};
 struct file {
 	struct address_space *f_mapping;
 	s64 f_pos;
+	struct file_ra_state f_ra;
 	struct inode *f_inode;
 };
 struct fdtable {
@@ -109,7 +122,13 @@ struct iov_iter {
 	unsigned long count;
 };
 struct vm_area_struct {
+	unsigned long vm_start;
+	unsigned long vm_end;
+	unsigned long vm_flags;
 	struct file *vm_file;
+};
+struct mm_struct {
+	void *pgd;
 };
 struct vm_fault {
 	struct vm_area_struct *vma;
@@ -147,9 +166,11 @@ struct affinity_context { /* since 6.2: from then on user_cpus_ptr is what sched
 struct task_struct {
 	struct thread_info thread_info;
 	u32 flags;
+	int on_cpu;
 	struct sched_entity se;
 	struct sched_info sched_info;
 	struct cpumask cpus_mask;
+	struct mm_struct *mm;
 	int pid;
 	int tgid;
 	struct task_struct *real_parent;
@@ -173,6 +194,11 @@ struct bpf_iter_meta {
 struct bpf_iter__task {
 	struct bpf_iter_meta *meta;
 	struct task_struct *task;
+};
+struct bpf_iter__task_vma {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	struct vm_area_struct *vma;
 };
 struct bpf_iter__task_file {
 	struct bpf_iter_meta *meta;

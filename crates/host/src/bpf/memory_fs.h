@@ -14,6 +14,7 @@ static __always_inline int memory_read(struct address_space *mapping, u64 end, s
 	if (!s || !drawn(s, pages_of(bytes)))
 		return 0;
 	access_init(&walk.access, mapping->host, false, take(s, pages_of(bytes)));
+	walk.access.call = CALL_ENDS;
 	walk.kind = WALK_RANGE; /* a hole is read from the zero page, which has no node */
 	walk.folios = WALK_MAX;
 	walk_range(&walk, mapping, end - bytes, end);
@@ -57,6 +58,8 @@ int BPF_PROG(dax_rw, struct kiocb *iocb, struct iov_iter *iter, void *ops, long 
 		return 0;
 	inode = iocb->ki_filp->f_mapping->host;
 	access_init(&w, inode, iter->data_source, take(s, pages_of(bytes)));
+	if (!iter->data_source)
+		w.call = CALL_ENDS;
 	node = node_of_device(inode);
 	if (node >= 0) {
 		account(&w, node, bytes);

@@ -81,6 +81,11 @@ static __always_inline int batch_read(struct kiocb *iocb, u64 count, struct foli
 		batch.walk.end = size;
 	if (!batch_step(0, &batch) && batch.nr > 1)
 		bpf_loop(64, batch_step_loop, &batch, 0);
+	if (batch.pos >= batch.walk.end)
+		batch.walk.access.call = CALL_ENDS | CALL_PLACED;
+	/* Later batches of a call do not begin where the last call ended. */
+	if (iocb->ki_pos == iocb->ki_filp->f_ra.prev_pos)
+		batch.walk.access.call |= CALL_CONTINUES;
 	walk_flush(&batch.walk);
 	return 0;
 }
@@ -100,33 +105,46 @@ int BPF_PROG(read_function_iter, struct kiocb *iocb, struct iov_iter *iter, stru
 
 /* --- tp_btf/mm_filemap_get_pages: first and last page of the rest of the request. --- */
 
-/* The exact byte range, if the system call is read or pread64. Used only if it fits the pages. */
-static __always_inline void exact_range(struct task_struct *task, u64 first, u64 last, u64 *start, u64 *end)
+/* The exact byte range, if the system call is read or pread64. Used only if it fits the pages. Returns CALL_PLACED if the pages are
+ * the first of the call, with CALL_CONTINUES if the call began where the last one ended. */
+static __always_inline u32 exact_range(struct task_struct *task, struct address_space *mapping, u64 first, u64 last, u64 *start,
+				       u64 *end)
 {
 #if defined(__TARGET_ARCH_x86)
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
-	u64 nr = regs->orig_ax, count = regs->dx, pos;
+	u64 nr = regs->orig_ax, count = regs->dx, pos = 0;
+	struct address_space *opened = NULL;
+	struct file **files, *file = NULL;
+	struct fdtable *fdt;
+	u32 fd = regs->di;
+	s64 before = -1;
 
-	if (nr == 17 /* pread64 */) {
+	if (nr != 0 /* read */ && nr != 17 /* pread64 */)
+		return 0;
+	fdt = task->files->fdt;
+	files = fdt->fd;
+	if (fd >= fdt->max_fds)
+		return 0;
+	bpf_probe_read_kernel(&file, sizeof(file), files + fd);
+	if (nr == 17)
 		pos = regs->r10;
-	} else if (nr == 0 /* read */) {
-		struct fdtable *fdt = task->files->fdt;
-		struct file **files = fdt->fd, *file = NULL;
-		u32 fd = regs->di;
-
-		if (fd >= fdt->max_fds)
-			return;
-		bpf_probe_read_kernel(&file, sizeof(file), files + fd);
-		pos = 0;
+	else
 		bpf_core_read(&pos, sizeof(pos), &file->f_pos);
-	} else {
-		return;
-	}
 	if (!count || pos + count < pos || (pos + count - 1) >> PAGE_SHIFT != last || pos >> PAGE_SHIFT > first)
-		return;
+		return 0;
 	if (pos > *start)
 		*start = pos;
 	*end = pos + count;
+	if (pos >> PAGE_SHIFT != first)
+		return 0;
+	/* A stacked file system (overlayfs) opens another file below this one. */
+	bpf_core_read(&opened, sizeof(opened), &file->f_mapping);
+	if (opened != mapping)
+		return 0;
+	bpf_core_read(&before, sizeof(before), &file->f_ra.prev_pos);
+	return (u64)before == pos ? CALL_PLACED | CALL_CONTINUES : CALL_PLACED;
+#else
+	return 0;
 #endif
 }
 
@@ -160,19 +178,21 @@ static __always_inline bool goes_on(struct open_request *open, struct address_sp
 	       open->syscalls == syscalls(task) && first > open->first && first < open->end;
 }
 
-/* Subtracts the pages that now come again. */
-static __always_inline void take_back(struct open_request *open, struct address_space *mapping, u64 first)
+/* Subtracts the pages that now come again. The caller lends the walk: two of them do not fit the stack. */
+static __always_inline void take_back(struct open_request *open, struct address_space *mapping, u64 first, struct walk *walk)
 {
-	struct walk walk = {};
 	u64 start = first << PAGE_SHIFT, end = open->end << PAGE_SHIFT;
 
 	if (end > open->end_byte)
 		end = open->end_byte;
-	access_init(&walk.access, mapping->host, false, -(s64)open->weight);
-	walk.access.sliced = true;
-	walk.kind = WALK_READ;
-	walk.folios = WALK_MAX;
-	walk_range(&walk, mapping, start, end);
+	access_init(&walk->access, mapping->host, false, -(s64)open->weight);
+	walk->access.sliced = true;
+	if (open->end > open->last)
+		walk->access.call = CALL_ENDS;
+	walk->kind = WALK_READ;
+	walk->folios = WALK_MAX;
+	walk_range(walk, mapping, start, end);
+	__builtin_memset(walk, 0, sizeof(*walk));
 }
 
 static __always_inline int pages_read(struct sampler *s, struct address_space *mapping, u64 first, u64 last, u64 pages, bool due)
@@ -185,14 +205,14 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 	if (!open)
 		return 0;
 	if (goes_on(open, mapping, task, first, last)) {
-		take_back(open, mapping, first);
+		take_back(open, mapping, first, &walk);
 		open->tid = 0;
 	}
 	if (!due)
 		return 0;
 	access_init(&walk.access, mapping->host, false, take_read(s, pages));
 	walk.access.sliced = true;
-	exact_range(task, first, last, &start, &end);
+	walk.access.call = exact_range(task, mapping, first, last, &start, &end);
 	walk.kind = WALK_READ;
 	walk.folios = bpf_core_field_size(struct folio_batch, folios) / sizeof(void *);
 	walk_range(&walk, mapping, start, end);
@@ -227,7 +247,7 @@ static __always_inline int page_read(struct sampler *s, struct address_space *ma
 	s->open_last = NOT_OPEN;
 	access_init(&access, inode, false, take_read(s, 1));
 	access.sliced = true;
-	exact_range(task, index, index, &start, &end);
+	access.call = CALL_ENDS | exact_range(task, mapping, index, index, &start, &end);
 	size = inode->i_size;
 	if (end > size)
 		end = size;

@@ -55,8 +55,8 @@ static __always_inline u32 marks_of(struct task_struct *task)
 	return watched ? watched->marks : 0;
 }
 
-/* The address of the affinity that was asked for. Each successful sched_setaffinity stores it at a new address, even for the
- * same CPUs, and a child gets a copy. 0: no affinity was asked for, or the kernel does not record it (before 6.2). */
+/* The address of the affinity that was asked for. Each successful sched_setaffinity stores it at another address than the one
+ * before, even for the same CPUs, and a child gets a copy. Two calls may come back to the first address. 0: no affinity was asked for, or the kernel does not record it (before 6.2). */
 static __always_inline u64 asked_by(struct task_struct *task)
 {
 	if (!bpf_core_type_exists(struct affinity_context) || !bpf_core_field_exists(task->user_cpus_ptr))
@@ -108,7 +108,14 @@ static __always_inline bool same_mask(const struct cpumask *a, const struct cpum
 	return !differ;
 }
 
-/* Emits the threads that used CPU time since the last pass; every thread that touched a file did. */
+/* Whether the task runs on a CPU now. The kernel adds up a running task's CPU time at ticks only. */
+static __always_inline bool running(struct task_struct *task)
+{
+	return !bpf_core_field_exists(task->on_cpu) || task->on_cpu;
+}
+
+/* Emits the threads that used CPU time since the last pass, and those that run now; every thread that touched a file is one of
+ * them. */
 SEC("iter/task")
 int task_pass(struct bpf_iter__task *ctx)
 {
@@ -124,7 +131,7 @@ int task_pass(struct bpf_iter__task *ctx)
 		return 0;
 	now.cpu_ns = task->se.sum_exec_runtime;
 	now.wait_ns = bpf_core_field_exists(task->sched_info.run_delay) ? task->sched_info.run_delay : 0;
-	if (now.cpu_ns <= before->cpu_ns) {
+	if (now.cpu_ns <= before->cpu_ns && !running(task)) {
 		pass_tasks++;
 		return 0;
 	}
@@ -163,22 +170,18 @@ int kin_pass(struct bpf_iter__task *ctx)
 	struct task_struct *task = ctx->task;
 	struct kin_record record = {};
 	struct watched *watched;
-	u32 tid;
 
 	if (!task || (task->flags & PF_EXITING))
 		return 0;
-	tid = task->pid;
-	watched = bpf_map_lookup_elem(&lineage, &tid);
+	watched = watched_of(task);
 	if (!watched || !(watched->marks & MARK_MOVED))
-		return 0;
-	if (watched->start_ns / NS_PER_TICK != task->start_boottime / NS_PER_TICK)
 		return 0;
 	if (own(task, watched))
 		watched->marks |= MARK_OWN;
 	else
 		watched->asked = asked_by(task);
 	record.start_ns = watched->start_ns;
-	record.tid = tid;
+	record.tid = task->pid;
 	record.tgid = task->tgid;
 	record.parent_tid = watched->parent_tid;
 	record.origin = watched->origin;

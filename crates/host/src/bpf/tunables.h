@@ -53,4 +53,7 @@ const volatile u32 weights[16][SIZE_MAX_PAGES] = {};
 /* The table that the programs fill now. */
 volatile u32 epoch = 0;
 
+/* The thread with which homenode looks where pages of other programs' files are: its faults count for nobody. 0: none. */
+volatile u32 ignored_tid = 0;
+
 #endif

@@ -229,6 +229,9 @@ static __always_inline void walk_range(struct walk *walk, struct address_space *
 	/* A read of one page, by far the most frequent event, needs no loop. */
 	if (!walk_step(walk) && (walk->index << PAGE_SHIFT) < walk->end && walk->folios)
 		bpf_loop(WALK_MAX, walk_step_loop, walk, 0);
+	/* A correction says for itself whether the call was counted. */
+	if (walk->kind == WALK_READ && walk->access.weight > 0 && (walk->index << PAGE_SHIFT) >= walk->end)
+		walk->access.call |= CALL_ENDS;
 	walk_flush(walk);
 }
 

@@ -19,7 +19,7 @@ use topology::{CpuSet, NodeId, Topology};
 use super::records::{Key, Pass, Task, Usage};
 use super::scope::Filter;
 use super::slices::Slices;
-use super::types::ObservedThread;
+use super::types::{FileSeen, Inode, ObservedThread};
 
 /// The node of every CPU, and all nodes.
 #[derive(Debug)]
@@ -50,11 +50,31 @@ impl Places {
     }
 }
 
+/// How threads in scope touched one file.
+#[derive(Debug, Default)]
+struct Touched {
+    readers: Vec<u32>,
+    bytes: u64,
+    opens: u32,
+    generation: u32,
+}
+
+impl Touched {
+    fn add(&mut self, tid: u32, entries: &[(Key, Usage)]) {
+        self.readers.push(tid);
+        for (_, usage) in entries {
+            self.bytes = self.bytes.saturating_add(bytes(usage.read)).saturating_add(bytes(usage.written));
+            self.opens = self.opens.max(usage.opens);
+            self.generation = usage.generation;
+        }
+    }
+}
+
 /// The result of one window.
 #[derive(Debug, Default)]
 pub(super) struct Assembled {
     pub threads: Vec<ObservedThread>,
-    pub files: Vec<ObservedFile>,
+    pub files: Vec<FileSeen>,
     pub node_cpu_s: BTreeMap<NodeId, f64>,
     pub node_read: NodeBytes,
     pub node_write: NodeBytes,
@@ -78,7 +98,7 @@ pub(super) fn assemble(
 
     let shared = shared(&entries);
     let mut names = Names::default();
-    let mut readers: BTreeMap<File, Vec<u32>> = BTreeMap::new();
+    let mut readers: BTreeMap<File, Touched> = BTreeMap::new();
     let mut masks = Masks::default();
     let mut tasks: Vec<&Task> = pass.tasks.iter().filter(|task| filter.contains(task)).collect();
     tasks.sort_unstable_by_key(|task| task.tid);
@@ -107,7 +127,7 @@ pub(super) fn assemble(
             let id = (first.dev, first.ino);
             add_file(&mut thread, names.of(id), file);
             thread.shares_file |= shared.contains(&id);
-            readers.entry(id).or_default().push(task.tid);
+            readers.entry(id).or_default().add(task.tid, file);
         }
         let (mask, allowed) = masks.of(pass.mask(task), places);
         thread.allowed_nodes = allowed;
@@ -122,7 +142,16 @@ pub(super) fn assemble(
     }
     out.files = readers
         .into_iter()
-        .map(|(id, readers)| ObservedFile { file: names.of(id), readers, ..ObservedFile::default() })
+        .map(|(id, touched)| FileSeen {
+            id: Inode { dev: id.0, ino: id.1, generation: touched.generation },
+            bytes: touched.bytes,
+            file: ObservedFile {
+                file: names.of(id),
+                opens: (touched.opens > 0).then_some(touched.opens),
+                readers: touched.readers,
+                ..ObservedFile::default()
+            },
+        })
         .collect();
     out
 }
@@ -199,7 +228,8 @@ fn shared(entries: &[(Key, Usage)]) -> FxHashSet<File> {
 }
 
 fn add_file(thread: &mut Thread, file: String, entries: &[(Key, Usage)]) {
-    let mut used = FileUse { file, ..FileUse::default() };
+    let (read_size, sequential) = calls(entries);
+    let mut used = FileUse { file, read_size, sequential, ..FileUse::default() };
     for (key, usage) in entries {
         let node = NodeId(key.node);
         if usage.read > 0 {
@@ -214,6 +244,18 @@ fn add_file(thread: &mut Thread, file: String, entries: &[(Key, Usage)]) {
         thread.remote_read_bytes = Some(remote.saturating_add(bytes(usage.remote.min(usage.read))));
     }
     thread.files.push(used);
+}
+
+/// Mean bytes per read call, and whether most calls began where the last one ended, as far as that is known for half of them.
+fn calls(entries: &[(Key, Usage)]) -> (Option<u64>, Option<bool>) {
+    let sum = |of: fn(&Usage) -> i64| entries.iter().map(|(_, usage)| of(usage)).sum::<i64>();
+    let (calls, placed, called) = (sum(|u| u.calls), sum(|u| u.placed), sum(|u| u.called));
+    // In 1/1024ths.
+    if calls < 1024 || called <= 0 {
+        return (None, None);
+    }
+    let mean = (called as f64 * 1024.0 / calls as f64).round() as u64;
+    (Some(mean), (2 * placed >= calls).then(|| 2 * sum(|u| u.continued) > placed))
 }
 
 /// File ids as text, each formatted once.
@@ -331,6 +373,31 @@ mod tests {
         assert!(all(&pass(&[(7, 0, EARLY)]), entries).threads[0].thread.shares_file);
         let alone = vec![entry(7, EARLY, 1, 0, 1, 0), entry(7, EARLY, 1, 8, 1, 0), entry(0, 0, 1, 0, 1, 0)];
         assert!(!all(&pass(&[(7, 0, EARLY)]), alone).threads[0].thread.shares_file);
+    }
+
+    #[test]
+    fn read_calls_have_a_size_and_an_order() {
+        // One file on two nodes: three calls of 4,096 bytes, of which two begin where the last one ended; 40 bytes by faults.
+        let usage = |sliced, calls, placed, continued| {
+            let mut usage = Usage { sliced, calls, placed, continued, read: 20, ..Usage::default() };
+            usage.unslice(1.0);
+            usage
+        };
+        let key = |node| Key { tid: 7, node, ..Key::default() };
+        let of = |entries: &[(Key, Usage)]| super::calls(entries);
+        let both = [(key(0), usage(8192, 2048, 2048, 2048)), (key(8), usage(4096, 1024, 1024, 0))];
+        assert_eq!(of(&both), (Some(4096), Some(true)));
+        // Scaled alike.
+        let mut half = Usage { sliced: 8192, calls: 2048, placed: 2048, continued: 1024, ..Usage::default() };
+        half.unslice(3.0);
+        assert_eq!((half.calls, of(&[(key(0), half)])), (6144, (Some(4096), Some(false))));
+        // Of less than half of the calls the beginning is known.
+        assert_eq!(of(&[(key(0), usage(8192, 2048, 1023, 1023))]), (Some(4096), None));
+        // Faults are no calls; tmpfs has calls outside the slices.
+        assert_eq!(of(&[(key(0), usage(0, 0, 0, 0))]), (None, None));
+        let mut tmpfs = Usage { read: 300, calls: 3072, ..Usage::default() };
+        tmpfs.unslice(2.0);
+        assert_eq!(of(&[(key(0), tmpfs)]), (Some(100), None));
     }
 
     #[test]

@@ -36,6 +36,7 @@ pub mod choose;
 mod drain;
 mod grace;
 pub mod hooks;
+pub mod mapped;
 pub mod probe;
 mod programs;
 mod records;
@@ -53,7 +54,8 @@ use topology::Topology;
 pub use choose::{Configuration, choose};
 pub use hooks::Hook;
 pub use probe::{Capabilities, Fact};
-pub use types::{Cost, Hooks, Kin, ObserveError, Observed, ObservedThread, Origin, Scope, Settings};
+pub(crate) use slices::random;
+pub use types::{Cost, FileSeen, Hooks, Inode, Kin, ObserveError, Observed, ObservedThread, Origin, Scope, Settings};
 
 use crate::act::mover::NS_PER_TICK;
 use crate::act::threads::Threads;
@@ -244,6 +246,11 @@ impl Observer {
         if self.watching.get() { self.programs.kin() } else { Ok(Vec::new()) }
     }
 
+    /// From now on, page faults of this thread count for nobody: homenode looks where other programs' files are with it.
+    pub fn ignore(&mut self, tid: u32) {
+        self.programs.ignore(tid);
+    }
+
     fn notes(&self, sum: &Counters, slices: &Slices, odd_node_bytes: u64) -> Vec<String> {
         let mut notes = self.configuration.notes.clone();
         if slices.sliced() {
@@ -323,7 +330,7 @@ fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<
 }
 
 /// Seconds on a clock.
-fn clock_s(clock: ClockId) -> f64 {
+pub(crate) fn clock_s(clock: ClockId) -> f64 {
     let now = rustix::time::clock_gettime(clock);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }

@@ -303,6 +303,13 @@ impl Programs {
         ended
     }
 
+    /// Page faults of this thread are not counted.
+    pub fn ignore(&mut self, tid: u32) {
+        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
+            bss.ignored_tid = tid;
+        }
+    }
+
     /// One pass over all tasks: returns those that used CPU time since the last pass.
     pub fn pass(&mut self) -> Result<Pass, ObserveError> {
         self.output.clear();

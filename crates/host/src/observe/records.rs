@@ -31,6 +31,16 @@ pub(super) struct Usage {
     pub sliced: i64,
     pub sliced_remote: i64,
     pub sliced_reads: i64,
+    /// Read calls in 1/1024ths: all, those whose beginning is known, and those that began where the last read ended.
+    pub calls: i64,
+    pub placed: i64,
+    pub continued: i64,
+    /// Times that the file was open; 0 if the kernel does not say.
+    pub opens: u32,
+    /// The inode's generation.
+    pub generation: u32,
+    /// The part of `read` by calls, not by faults. Set by [`Usage::unslice`].
+    pub called: i64,
 }
 
 /// A CPU's latest entry, not yet in its table (`struct pending`).
@@ -148,13 +158,28 @@ impl Key {
 }
 
 impl Usage {
-    pub const BYTES: usize = 48;
+    pub const BYTES: usize = 80;
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut c = Cursor(bytes);
         let (read, remote, written) = (c.i64()?, c.i64()?, c.i64()?);
         let (sliced, sliced_remote, sliced_reads) = (c.i64()?, c.i64()?, c.i64()?);
-        Some(Self { read, remote, written, sliced, sliced_remote, sliced_reads })
+        let (calls, placed, continued) = (c.i64()?, c.i64()?, c.i64()?);
+        let (opens, generation) = (c.u32()?, c.u32()?);
+        Some(Self {
+            read,
+            remote,
+            written,
+            sliced,
+            sliced_remote,
+            sliced_reads,
+            calls,
+            placed,
+            continued,
+            opens,
+            generation,
+            called: 0,
+        })
     }
 
     /// Adds another entry of the same key.
@@ -165,11 +190,25 @@ impl Usage {
         self.sliced += other.sliced;
         self.sliced_remote += other.sliced_remote;
         self.sliced_reads += other.sliced_reads;
+        self.calls += other.calls;
+        self.placed += other.placed;
+        self.continued += other.continued;
+        self.opens = other.opens;
+        self.generation = other.generation;
     }
 
     /// Moves what was read within slices, times `scale`, to what was read.
     pub fn unslice(&mut self, scale: f64) {
         let scaled = |bytes: i64| (bytes as f64 * scale).round() as i64;
+        if self.sliced > 0 {
+            self.called = scaled(self.sliced);
+            for calls in [&mut self.calls, &mut self.placed, &mut self.continued] {
+                *calls = scaled(*calls);
+            }
+        } else {
+            // tmpfs and DAX, whose reads come from hooks of their own.
+            self.called = self.read;
+        }
         self.read += scaled(std::mem::take(&mut self.sliced));
         self.remote += scaled(std::mem::take(&mut self.sliced_remote));
     }

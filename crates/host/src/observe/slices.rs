@@ -351,7 +351,7 @@ fn set(on: &OwnedFd, value: bool) -> io::Result<()> {
 }
 
 /// A random number from 0 to 1, from the kernel: four bytes a cycle.
-fn random() -> f64 {
+pub(crate) fn random() -> f64 {
     let mut bytes = [0u8; 4];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::INSECURE) {
         Ok(_) => f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX),

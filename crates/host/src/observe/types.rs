@@ -51,7 +51,7 @@ impl Default for Settings {
             steady: false,
             scope: Scope::All,
             proc_root: PathBuf::from("/proc"),
-            // Nearly five for each of 10,000 threads, in 12 MB of kernel memory.
+            // Nearly five for each of 10,000 threads, in 15 MB of kernel memory.
             max_entries: 49_152,
             hooks: Hooks::Best,
         }
@@ -86,7 +86,7 @@ pub struct Observed {
     /// File bytes that all threads wrote to each node's memory.
     pub node_write: NodeBytes,
     /// Files that threads in scope touched, by id.
-    pub files: Vec<ObservedFile>,
+    pub files: Vec<FileSeen>,
     /// Some descendants of watched threads are not watched: the table was full.
     pub births_lost: bool,
     /// Limits of this observation, in plain sentences.
@@ -95,6 +95,28 @@ pub struct Observed {
     pub tasks: usize,
     /// The cost of this observation.
     pub cost: Cost,
+}
+
+/// An inode, as the kernel names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Inode {
+    /// The superblock's device: major << 20 | minor.
+    pub dev: u32,
+    /// Its number.
+    pub ino: u64,
+    /// Tells it from an earlier inode of that number.
+    pub generation: u32,
+}
+
+/// One file in one window.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FileSeen {
+    /// The inode.
+    pub id: Inode,
+    /// Bytes that threads in scope read and wrote.
+    pub bytes: u64,
+    /// The file as policies see it, as far as the programs saw it.
+    pub file: ObservedFile,
 }
 
 /// One thread in one window.

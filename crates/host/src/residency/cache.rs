@@ -45,13 +45,26 @@ pub(super) fn locate(
     }
     let chunks = usize::try_from(file.size.div_ceil(CHUNK)).unwrap_or(THREADS);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(THREADS).min(chunks);
+    residency.nodes = count_ranges(file, vec![(0, file.size)], threads, progress)?;
+    progress(file.size, file.size);
+    residency.resident = residency.nodes.total();
+    Ok(())
+}
+
+/// Counts the cached bytes of these ranges (offset, length), in reverse order, with this many threads.
+fn count_ranges(
+    file: &Opened,
+    ranges: Vec<(u64, u64)>,
+    threads: usize,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<NodeBytes, ResidencyError> {
     // Mappings are counted in slot 0; each thread fills its mapping in a slot of its own.
     let arena = Arena::reserve(threads + 1, CHUNK as usize, page_size())
         .map_err(|e| ResidencyError::file("reserve address space for", &file.path, e))?;
     let walk = Walk {
         file,
         arena,
-        ranges: Mutex::new(Ranges { file, left: vec![(0, file.size)] }),
+        ranges: Mutex::new(Ranges { file, left: ranges }),
         around: AtomicBool::new(true),
         done: AtomicU64::new(0),
         nodes: Mutex::default(),
@@ -68,10 +81,37 @@ pub(super) fn locate(
             .into_iter()
             .fold(mine, |all, other| all.and(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
     })?;
-    progress(file.size, file.size);
-    residency.nodes = walk.nodes.into_inner().unwrap_or_else(PoisonError::into_inner);
-    residency.resident = residency.nodes.total();
-    Ok(())
+    Ok(walk.nodes.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Bytes of a sample that are mapped at a time: they count as our memory meanwhile.
+const PIECE: u64 = 1 << 20;
+
+/// The cached bytes per node of a file, from one piece in each of `most / PIECE` parts of it at a random place, and the share of the
+/// file that was looked at. `random` gives numbers from 0 to 1. Files of up to `most` bytes are counted.
+pub(super) fn sample(
+    file: &Opened,
+    most: u64,
+    random: &mut dyn FnMut() -> f64,
+) -> Result<(NodeBytes, f64), ResidencyError> {
+    if file.size == 0 {
+        return Ok((NodeBytes::default(), 1.0));
+    }
+    let pieces = (most / PIECE).max(1);
+    let whole = file.size <= pieces * PIECE;
+    let part = if whole { PIECE } else { file.size / pieces };
+    let piece = |i: u64| {
+        let within = if whole { 0 } else { (part.saturating_sub(PIECE) as f64 * random()) as u64 };
+        // Mappings start with a page, and fault-around with so many.
+        let start = (i * part + within) / AROUND as u64 * AROUND as u64;
+        (start, PIECE.min(file.size.saturating_sub(start)))
+    };
+    let ranges: Vec<_> = (0..if whole { file.size.div_ceil(PIECE) } else { pieces }).map(piece).collect();
+    let looked: u64 = ranges.iter().map(|range| range.1).sum();
+    let found = count_ranges(file, ranges, 1, &mut |_, _| ())?;
+    let share = (looked as f64 / file.size as f64).min(1.0);
+    let scaled = |bytes: u64| if whole { bytes } else { (bytes as f64 / share).round() as u64 };
+    Ok((found.iter().map(|(node, bytes)| (node, scaled(bytes))).collect(), share))
 }
 
 /// One file that a few threads inspect.

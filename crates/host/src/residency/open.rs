@@ -59,12 +59,18 @@ pub(crate) fn open(path: &Path) -> Result<Opened, ResidencyError> {
         Err(Errno::PERM) => (open(flags).map_err(|e| ResidencyError::file("open", path, e))?, false),
         Err(e) => return Err(ResidencyError::file("open", path, e)),
     };
+    from_fd(path, fd.into(), owned)
+}
+
+/// A file that is open already. `owned` says whether it was opened with `O_NOATIME`.
+pub(super) fn from_fd(path: &Path, fd: File, owned: bool) -> Result<Opened, ResidencyError> {
+    let look = |e| ResidencyError::file("look at", path, e);
     let stat = rustix::fs::fstat(&fd).map_err(look)?;
     let statx = rustix::fs::statx(&fd, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).map_err(look)?;
     let statfs = rustix::fs::fstatfs(&fd).map_err(look)?;
     Ok(Opened {
         path: path.to_owned(),
-        fd: fd.into(),
+        fd,
         size: u64::try_from(stat.st_size).unwrap_or(0),
         allocated: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
         dax: statx.stx_attributes.contains(StatxAttributes::DAX),

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use engine::{Finished, Plane, PlaneError, Rail, Undo, Undone, Verdict};
+use engine::{Finished, Plane, PlaneError, Rail, Subject, Undo, Undone, Verdict};
 use host::act::affinity;
 use host::{HostPlane, Settings};
 use placement::{Move, Reason};
@@ -37,13 +37,13 @@ pub fn second_move() -> Tried {
     for to in [1, 0, 1, 0] {
         let mv = move_of(process.pid(), to);
         let undo = plane.prepare(&mv).unwrap();
-        plane.apply(&mv, &undo).unwrap();
+        plane.start(&mv, &undo, &mut |_| Ok(())).unwrap();
         assert_eq!(mask(process.pid()), node(to));
-        undos.push(undo);
+        undos.extend(undo);
     }
     for undo in &undos {
-        let Undo::Thread { before, unbound, .. } = undo else { panic!("{undo:?}") };
-        assert_eq!((before, *unbound), (&all(), true));
+        let masks = undo.masks.as_ref().unwrap();
+        assert_eq!((&masks.before, masks.unbound), (&all(), true));
     }
     // The value before the last is no longer ours.
     assert_eq!(plane.undo(&undos[2]).unwrap(), Undone::ChangedByOthers);
@@ -108,7 +108,7 @@ pub fn changed_by_others() -> Tried {
     let mv = move_of(tids[1], 1);
     let undo = plane.prepare(&mv).unwrap();
     affinity::set(tids[1], &node(0)).unwrap();
-    let error = plane.apply(&mv, &undo).unwrap_err();
+    let error = plane.start(&mv, &undo, &mut |_| Ok(())).unwrap_err();
     assert!(matches!(error, PlaneError::Refused { reason: "own_affinity", .. }), "{error}");
     assert_eq!(mask(tids[1]), node(0));
     Ok(())
@@ -145,15 +145,20 @@ pub fn gone() -> Tried {
     let later = Move::Thread { tid, pid, start_ns, from, to, reason, why };
     assert!(matches!(plane.prepare(&later), Err(PlaneError::Gone { .. })));
     let undo = plane.prepare(&mv).unwrap();
-    let Undo::Thread { tid, pid, start, before, ours, unbound, family } = undo.clone() else { panic!() };
-    let other = Undo::Thread { tid, pid, start: start + 1, before, ours, unbound, family };
+    let undos = undo;
+    let undo = undos[0].clone();
+    let Subject::Thread { tid, start } = undo.subject else { panic!() };
+    let other = Undo { subject: Subject::Thread { tid, start: start + 10_000_000 }, ..undo.clone() };
     assert_eq!(plane.undo(&other).unwrap(), Undone::Gone);
     assert!(!plane.ended(&undo) && plane.ended(&other));
     // Ends between decision and move, while it is still a zombie and when it is not.
     process.0.kill().unwrap();
     while plane.prepare(&mv).is_ok() {}
     assert!(matches!(plane.prepare(&mv), Err(PlaneError::Gone { .. })));
-    assert!(matches!(plane.apply(&mv, &undo), Err(PlaneError::Gone { .. } | PlaneError::Refused { .. })));
+    assert!(matches!(
+        plane.start(&mv, &undos, &mut |_| Ok(())),
+        Err(PlaneError::Gone { .. } | PlaneError::Refused { .. })
+    ));
     process.kill();
     let error = plane.prepare(&mv).unwrap_err();
     assert_eq!(error.to_string(), format!("thread {tid} has ended"));
@@ -218,7 +223,7 @@ pub fn be_nobody(args: &[String]) {
     let mv = move_of(args[0].parse().unwrap(), 1);
     let mut plane = plane(None);
     let undo = plane.prepare(&mv).unwrap();
-    match plane.apply(&mv, &undo) {
+    match plane.start(&mv, &undo, &mut |_| Ok(())) {
         Err(PlaneError::Refused { reason, why }) => println!("{reason}: {why}"),
         other => println!("{other:?}"),
     }
@@ -227,7 +232,14 @@ pub fn be_nobody(args: &[String]) {
 pub fn not_a_thread() -> Tried {
     let (from, to, why) = (NodeId(0), NodeId(1), String::new());
     let mut plane = plane(None);
-    let file = Move::File { file: "8:1:2".into(), from, to, reason: Reason::OverloadedHome, why: why.into() };
+    let file = Move::File {
+        file: "8:1:2".into(),
+        generation: None,
+        from,
+        to,
+        reason: Reason::OverloadedHome,
+        why: why.into(),
+    };
     let error = plane.prepare(&file).unwrap_err();
     assert!(matches!(error, PlaneError::Refused { reason: "not_supported", .. }), "{error}");
     let error = plane.observe(std::time::Duration::ZERO).unwrap_err();

@@ -1,15 +1,23 @@
 //! The owner of an affinity: us, an ancestor that we moved, or the program itself.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use engine::{Finished, Plane, StateDir, Verdict, recover};
+use engine::{Finished, Plane, StateDir, Undone, Verdict, recover};
 use host::act::affinity;
+use host::observe::{Kin, ObserveError, Observed, Origin};
+use host::plane::Observe;
+use placement::{Move, Reason};
+use topology::NodeId;
 
 use crate::Tried;
 use crate::forks::WithLineage;
 use crate::world::{Running, Scripted, all, engine, mask, node, plane, step, tids, wait_for};
 
-/// A program whose second thread, once a file is there, becomes another program by exec. Its first thread keeps to node 0.
+/// A program whose second thread, once a file is there, becomes another program by exec. Its first thread keeps to node 0 if
+/// there is a second argument.
 pub fn be_exec(args: &[String]) {
     use std::os::unix::process::CommandExt;
     let go = Path::new(&args[0]).to_owned();
@@ -18,17 +26,20 @@ pub fn be_exec(args: &[String]) {
         wait_for(|| go.exists());
         panic!("{}", std::process::Command::new("sleep").arg("600").exec());
     });
-    affinity::set(std::process::id(), &node(0)).unwrap();
+    if args.len() > 1 {
+        affinity::set(std::process::id(), &node(0)).unwrap();
+    }
     println!("ready");
     worker.join().unwrap();
 }
 
 fn execs(go: &Path) -> Running {
-    Running::role("exec", &[go.to_str().unwrap()])
+    Running::role("exec", &[go.to_str().unwrap(), "bound"])
 }
 
-fn comm(pid: u32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap()
+/// Whether the new program runs. It has its name before the kernel reports the exec, and sleeps only after.
+fn sleeps(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains("(sleep) S")
 }
 
 pub fn exec_by_another_thread() -> Tried {
@@ -40,7 +51,7 @@ pub fn exec_by_another_thread() -> Tried {
     engine.step().unwrap();
     assert_eq!((mask(pid), mask(worker)), (node(0), node(1)));
     std::fs::write(tmp.path().join("go"), "").unwrap();
-    wait_for(|| comm(pid) == "sleep\n");
+    wait_for(|| sleeps(pid));
     // The moved thread now has the id and start time of the first one.
     assert_eq!((tids(pid), mask(pid)), (vec![pid], node(1)));
     let report = engine.step().unwrap();
@@ -61,7 +72,47 @@ pub fn exec_by_another_thread_then_finish() -> Tried {
     let mut engine = engine(plane(Some(WithLineage::of(&[pid])?)), 1, None);
     engine.step().unwrap();
     std::fs::write(tmp.path().join("go"), "").unwrap();
-    wait_for(|| comm(pid) == "sleep\n");
+    wait_for(|| sleeps(pid));
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.inherited, finished.gone), (1, 1, 1), "{finished:?}");
+    assert_eq!(mask(pid), all());
+    Ok(())
+}
+
+/// The kernel's lineage, whose reports of execs come late.
+struct LateExecs(Box<WithLineage>, u32);
+
+impl Observe for LateExecs {
+    fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
+        self.0.window(length)
+    }
+
+    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
+        self.0.watch(tid, start_ns)
+    }
+
+    fn release(&mut self, tid: u32) -> Result<(), ObserveError> {
+        self.0.release(tid)
+    }
+
+    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
+        let mut kin = self.0.kin()?;
+        if kin.iter().any(|kin| kin.origin == Origin::Exec) && self.1 > 0 {
+            self.1 -= 1;
+            kin.retain(|kin| kin.origin != Origin::Exec);
+        }
+        Ok(kin)
+    }
+}
+
+pub fn exec_in_flight_at_the_end() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let program = execs(&tmp.path().join("go"));
+    let pid = program.pid();
+    let mut engine = engine(plane(Some(Box::new(LateExecs(WithLineage::of(&[pid])?, 4)))), 1, None);
+    engine.step().unwrap();
+    std::fs::write(tmp.path().join("go"), "").unwrap();
+    wait_for(|| sleeps(pid));
     let finished = engine.finish();
     assert_eq!((finished.restored, finished.inherited, finished.gone), (1, 1, 1), "{finished:?}");
     assert_eq!(mask(pid), all());
@@ -76,10 +127,47 @@ pub fn exec_by_another_thread_after_a_crash() -> Tried {
     let mut daemon = Running::role("daemon", &[dir.to_str().unwrap(), &pid.to_string()]);
     daemon.kill();
     std::fs::write(&go, "").unwrap();
-    wait_for(|| comm(pid) == "sleep\n");
+    wait_for(|| sleeps(pid));
     assert_eq!(mask(pid), node(1));
     let finished = recover(&mut plane(None), &StateDir::open(&dir).unwrap()).unwrap();
     assert_eq!((finished.restored, finished.inherited, finished.gone), (1, 1, 1), "{finished:?}");
+    assert_eq!(mask(pid), all());
+    Ok(())
+}
+
+pub fn exec_after_the_first_was_moved_elsewhere() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let go = tmp.path().join("go");
+    let program = Running::role("exec", &[go.to_str().unwrap()]);
+    let pid = program.pid();
+    let worker = *tids(pid).iter().find(|tid| **tid != pid).unwrap();
+    let mut crashed = plane(Some(Scripted::of(&[pid])));
+    let mut made = |tid, to| {
+        crashed.observe(Duration::ZERO).unwrap();
+        let mv = Move::Thread {
+            tid,
+            pid,
+            start_ns: None,
+            from: NodeId(1 - to),
+            to: NodeId(to),
+            reason: Reason::ReadLocality,
+            why: "".into(),
+        };
+        let undo = crashed.prepare(&mv).unwrap();
+        crashed.start(&mv, &undo, &mut |_| Ok(())).unwrap();
+        undo.into_iter().next().unwrap()
+    };
+    // When the second thread is moved, the first has the same value.
+    made(pid, 1);
+    let held = [made(worker, 1), made(pid, 0)];
+    std::fs::write(&go, "").unwrap();
+    wait_for(|| sleeps(pid));
+    assert_eq!(mask(pid), node(1));
+    let mut next = plane(None);
+    assert_eq!(next.undo(&held[1]).unwrap(), Undone::ChangedByOthers);
+    let heirs = next.inherited(&held).unwrap();
+    assert_eq!(heirs.len(), 1);
+    assert_eq!(next.undo(&heirs[0]).unwrap(), Undone::Restored);
     assert_eq!(mask(pid), all());
     Ok(())
 }
@@ -89,7 +177,7 @@ fn parent_of_one(go: &Path) -> Running {
     Running::shell(&format!("echo ready; while [ ! -e {} ]; do sleep 0.02; done; sleep 600 & wait", go.display()))
 }
 
-fn child_of(pid: u32) -> u32 {
+pub fn child_of(pid: u32) -> u32 {
     let is_it = |child: &u32| {
         std::fs::read_to_string(format!("/proc/{child}/cmdline")).is_ok_and(|line| line.starts_with("sleep\x00600"))
     };
@@ -144,6 +232,50 @@ pub fn own_value_that_equals_ours() -> Tried {
     engine.finish();
     assert_eq!((mask(child), mask(moved[1])), (node(1), node(1)));
     assert_eq!((mask(shell.pid()), mask(moved[0])), (all(), all()));
+    Ok(())
+}
+
+/// The kernel's lineage, unless looks are to fail.
+struct Blindable(Box<WithLineage>, Arc<AtomicBool>);
+
+impl Observe for Blindable {
+    fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
+        self.0.window(length)
+    }
+
+    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
+        self.0.watch(tid, start_ns)
+    }
+
+    fn release(&mut self, tid: u32) -> Result<(), ObserveError> {
+        self.0.release(tid)
+    }
+
+    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
+        match self.1.load(Ordering::Relaxed) {
+            true => Err(ObserveError::Missing { capability: "a look", cause: "the test says so".into() }),
+            false => self.0.kin(),
+        }
+    }
+}
+
+pub fn own_value_of_an_earlier_look() -> Tried {
+    own_since_6_2()?;
+    let process = Running::role("threads", &["1"]);
+    let pid = process.pid();
+    let blind = Arc::new(AtomicBool::new(false));
+    let observer = Box::new(Blindable(WithLineage::of(&[pid])?, Arc::clone(&blind)));
+    let mut engine = engine(plane(Some(observer)), 1, None);
+    engine.step().unwrap();
+    affinity::set(pid, &node(1)).unwrap();
+    engine.step().unwrap();
+    engine.step().unwrap(); // the affinity is its own now
+    affinity::set(pid, &all()).unwrap();
+    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    blind.store(true, Ordering::Relaxed);
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.changed_by_others), (1, 0), "{finished:?}");
+    assert_eq!(mask(pid), all());
     Ok(())
 }
 

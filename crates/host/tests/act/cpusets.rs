@@ -8,7 +8,9 @@ use host::{HostPlane, Settings};
 use topology::CpuSet;
 
 use crate::Tried;
-use crate::world::{Running, Scripted, all, engine, mask, move_of, node, plane, step, topology_of};
+use crate::claims::child_of;
+use crate::forks::WithLineage;
+use crate::world::{Running, Scripted, all, engine, mask, move_of, node, plane, set, step, topology_of};
 
 /// A control group for one process, removed when dropped.
 struct Group(PathBuf);
@@ -77,9 +79,9 @@ pub fn inside() -> Tried {
     let mut wide = HostPlane::with_observer(Settings::default(), nodes, None).unwrap();
     let mv = move_of(tid, 0);
     let undo = wide.prepare(&mv).unwrap();
-    wide.apply(&mv, &undo).unwrap();
+    wide.start(&mv, &undo, &mut |_| Ok(())).unwrap();
     assert_eq!(mask(tid), node(1));
-    assert_eq!(wide.undo(&undo).unwrap(), Undone::Restored);
+    assert_eq!(wide.undo(&undo[0]).unwrap(), Undone::Restored);
     assert_eq!(mask(tid), node(1));
     Ok(())
 }
@@ -113,13 +115,44 @@ pub fn changes() -> Tried {
     let mut second = plane(None);
     let mv = move_of(tid, 1);
     let undo = second.prepare(&mv).unwrap();
-    second.apply(&mv, &undo).unwrap();
+    second.start(&mv, &undo, &mut |_| Ok(())).unwrap();
     group.set(&all());
     // Before 6.2 a thread got all of a cpuset that changed, whatever its affinity had been: nothing of ours is left.
     let forgotten = mask(tid) == all();
     assert!(forgotten || mask(tid) == node(1));
     let undone = if forgotten { Undone::ChangedByOthers } else { Undone::Restored };
-    assert_eq!(second.undo(&undo).unwrap(), undone);
+    assert_eq!(second.undo(&undo[0]).unwrap(), undone);
     assert_eq!(mask(tid), all());
+    Ok(())
+}
+
+/// A child of a moved process, whose cpuset lost a CPU of the node since, has a mask that is ours and not equal to it.
+pub fn narrowed_child() -> Tried {
+    let cpus: Vec<u32> = all().iter().collect();
+    let [first, second, third, ..] = cpus[..] else { return Err("needs three CPUs".into()) };
+    let group = Group::new(&all())?;
+    let tmp = tempfile::tempdir().unwrap();
+    let go = tmp.path().join("go");
+    let shell =
+        Running::shell(&format!("echo ready; while [ ! -e {} ]; do sleep 0.02; done; sleep 600 & wait", go.display()));
+    group.enter(shell.pid());
+    let kept = KeepOrder(shell, group);
+    let (pid, group) = (kept.0.pid(), &kept.1);
+    // Node 1 has two CPUs.
+    let nodes = topology_of([set([first]), set([second, third])]);
+    let plane = HostPlane::with_observer(Settings::default(), nodes, Some(WithLineage::of(&[pid])?)).unwrap();
+    let mut engine = engine(plane, 1, None);
+    engine.step().unwrap();
+    assert_eq!(mask(pid), set([second, third]));
+    std::fs::write(&go, "").unwrap();
+    let child = child_of(pid);
+    group.set(&set([first, second]));
+    if mask(child) != set([second]) {
+        return Err("before Linux 6.2 a thread gets all of a cpuset that changed".into());
+    }
+    assert_eq!(engine.step().unwrap().inherited_restored, 1);
+    assert_eq!(mask(child), set([first, second]));
+    engine.finish();
+    assert_eq!(mask(pid), set([first, second]));
     Ok(())
 }

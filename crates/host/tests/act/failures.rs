@@ -18,15 +18,15 @@ pub fn be_starved(args: &[String]) {
     let mv = move_of(args[0].parse().unwrap(), 1);
     let mut plane = plane(None);
     let undo = plane.prepare(&mv).unwrap();
-    plane.apply(&mv, &undo).unwrap();
+    plane.start(&mv, &undo, &mut |_| Ok(())).unwrap();
     let limit = getrlimit(Resource::Nofile);
     starve(true, &limit);
-    let (ended, undone, moved) = (plane.ended(&undo), plane.undo(&undo), plane.prepare(&mv));
+    let (ended, undone, moved) = (plane.ended(&undo[0]), plane.undo(&undo[0]), plane.prepare(&mv));
     starve(false, &limit);
     assert!(!ended, "a thread that could not be examined was taken for ended");
     assert!(matches!(&undone, Err(PlaneError::Refused { reason: "unreadable", .. })), "{undone:?}");
     assert!(matches!(&moved, Err(PlaneError::Refused { reason: "unreadable", .. })), "{moved:?}");
-    assert_eq!(plane.undo(&undo).unwrap(), Undone::Restored);
+    assert_eq!(plane.undo(&undo[0]).unwrap(), Undone::Restored);
     println!("ready");
 }
 
@@ -56,7 +56,7 @@ pub fn be_flickering(args: &[String]) {
         let mut failed = 0;
         while failed < 60 {
             let Ok(undo) = plane.prepare(&mv) else { continue };
-            if plane.apply(&mv, &undo).is_err() {
+            if plane.start(&mv, &undo, &mut |_| Ok(())).is_err() {
                 failed += 1;
                 let left = affinity::get(tid).unwrap();
                 if left != all {
@@ -66,7 +66,7 @@ pub fn be_flickering(args: &[String]) {
                 }
                 continue;
             }
-            while plane.undo(&undo).is_err() {}
+            while plane.undo(&undo[0]).is_err() {}
             let left = affinity::get(tid).unwrap();
             if left != all {
                 println!("a move that was undone left {left}");

@@ -242,6 +242,46 @@ pub fn deleted() -> Tried {
     Ok(())
 }
 
+/// Takes a node's memory for huge pages until it is dropped.
+struct Taken(PathBuf);
+
+impl Taken {
+    fn all_of(node: NodeId) -> Result<Self, String> {
+        let sys = format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
+        if fs::read_to_string(&sys).ok().is_none_or(|n| n.trim() != "0") {
+            return Err("needs huge pages of 2 MiB, and none in use".to_owned());
+        }
+        fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
+        fs::write(&sys, "1000000").unwrap();
+        Ok(Self(sys.into()))
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        fs::write(&self.0, "0").unwrap();
+    }
+}
+
+/// The node had room when the move began.
+pub fn full() -> Tried {
+    let (a, b) = two_nodes()?;
+    let dir = dir();
+    let path = written(dir.path(), 64 * MIB);
+    finish(&mut FileMove::prepare(&path, a).unwrap(), u64::MAX);
+    let mut work = FileMove::prepare(&path, b).unwrap();
+    let taken = Taken::all_of(b)?;
+    // Dropping caches may have dropped some of the file.
+    let before = bytes_on(&path, a);
+    let done = finish(&mut work, u64::MAX);
+    assert!(matches!(FileMove::prepare(&path, b), Err(FileMoveError::Refused { reason: "no_memory", .. })));
+    drop(taken);
+    let left = bytes_on(&path, a);
+    assert!(left > 0 && left <= before, "{left} of {before} bytes stayed: {done:?}");
+    assert!(done.left.get(pages::NO_MEMORY).is_some_and(|n| *n >= left), "{left} bytes stayed: {done:?}");
+    Ok(())
+}
+
 fn why(path: &Path, to: NodeId) -> String {
     FileMove::prepare(path, to).unwrap_err().to_string()
 }
@@ -257,6 +297,11 @@ pub fn refused_files() -> Tried {
         assert!(why.contains(&format!("{} is a {kind}", path.display())), "{why}");
     }
     assert!(why(&dir.path().join("none"), to).contains("No such file"));
+    // Larger than any file can be cached; a file system that counts nothing would be asked 2^40 times.
+    let sparse = written(dir.path(), 5);
+    if OpenOptions::new().write(true).open(&sparse).unwrap().set_len(15 << 40).is_ok() {
+        assert_eq!(finish(&mut FileMove::prepare(&sparse, to).unwrap(), 1).moved, 4096);
+    }
     // Nothing to move is no error.
     for empty in [written(dir.path(), 0), "/proc/self/status".into()] {
         assert_eq!(finish(&mut FileMove::prepare(&empty, to).unwrap(), 1), Copied::default());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use engine::state::file::StateFile;
 use engine::state::records::Record;
-use engine::{PlaneError, StateDir, Undo, Undone, recover};
+use engine::{PlaneError, StateDir, Subject, Undo, Undone, recover};
 use host::act::affinity;
 use host::act::copying::Copying;
 use host::act::memory::{self, MemoryMove};
@@ -33,8 +33,8 @@ fn masks(pid: u32) -> BTreeMap<u32, CpuSet> {
 }
 
 fn tid_of(undo: &Undo) -> u32 {
-    let Undo::Thread { tid, .. } = undo else { panic!("{undo:?}") };
-    *tid
+    let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
+    tid
 }
 
 /// A process that starts a thread every millisecond, 200 in all, and two of these start one each.

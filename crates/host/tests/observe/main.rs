@@ -6,7 +6,9 @@
 //! are below `$HOMENODE_TEST_DIR`, or cargo's target.
 
 mod accuracy;
+mod calls;
 mod common;
+mod facts;
 mod lineage;
 mod paths;
 mod programs;
@@ -34,6 +36,10 @@ macro_rules! cases {
 }
 
 fn main() {
+    if let Ok(paths) = std::env::var(facts::READ) {
+        // Ends when it is killed, or with the error.
+        return facts::read_for_ever(&paths).unwrap_or_else(|error| eprintln!("{error}"));
+    }
     let mut arguments = Arguments::from_args();
     // One at a time, as they count what happens on the machine.
     arguments.test_threads = Some(1);
@@ -47,7 +53,16 @@ fn main() {
     let mut trials = Vec::new();
     for (way, hooks, missing) in ways {
         let blocked = blocked(hooks);
-        let cases = [paths::CASES, threads::CASES, scopes::CASES, accuracy::CASES, lineage::CASES, programs::CASES];
+        let cases = [
+            paths::CASES,
+            threads::CASES,
+            scopes::CASES,
+            accuracy::CASES,
+            lineage::CASES,
+            programs::CASES,
+            calls::CASES,
+            facts::CASES,
+        ];
         for case in cases.into_iter().flatten() {
             let need =
                 case.needs.iter().find(|program| !has(program)).map(|program| format!("{program} is not installed"));

@@ -138,7 +138,7 @@ fn requests_that_start_within_a_page(hooks: Hooks) -> Outcome {
 
 fn large_folios(hooks: Hooks) -> Outcome {
     for size in [4096, 100_000, MIB as usize] {
-        exact(hooks, 32 * MIB + 5, 4 * MIB as usize, move |path| pread_all(path, size).map(|()| 32 * MIB + 5))?;
+        exact(hooks, 8 * MIB + 5, 4 * MIB as usize, move |path| pread_all(path, size).map(|()| 8 * MIB + 5))?;
     }
     Ok(Completion::Completed)
 }

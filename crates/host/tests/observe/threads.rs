@@ -44,7 +44,7 @@ fn each_thread_has_its_own_bytes(hooks: Hooks) -> Outcome {
         let expected = (i as u64 + 1) * MIB;
         ensure!(seen.read(&files[i])? == expected, "thread {i}: {seen:?}");
         let file = id(&files[i])?;
-        let readers = observed.files.iter().find(|f| f.file == file).map(|f| f.readers.clone());
+        let readers = observed.files.iter().find(|f| f.file.file == file).map(|f| f.file.readers.clone());
         ensure!(readers == Some(vec![seen.tid]), "readers of {file}: {readers:?}, not {}", seen.tid);
     }
     Ok(Completion::Completed)
@@ -82,7 +82,7 @@ fn a_thread_that_ended_counts_for_its_node(hooks: Hooks) -> Outcome {
     std::thread::scope(|scope| scope.spawn(|| pread_all(&path, 65_536)).join()).map_err(|_| "a job panicked")??;
     let observed = observer.window(Duration::ZERO)?;
     let file = id(&path)?;
-    ensure!(observed.files.iter().all(|f| f.file != file), "the thread that ended is among the readers");
+    ensure!(observed.files.iter().all(|f| f.file.file != file), "the thread that ended is among the readers");
     ensure!(observed.node_read.total() >= 32 * MIB, "the nodes' sum is {}", observed.node_read.total());
     Ok(Completion::Completed)
 }

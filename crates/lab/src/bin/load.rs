@@ -25,6 +25,15 @@ struct Args {
     /// Share of a CPU that each thread uses, 0 to 1
     #[arg(long, default_value_t = 0.25)]
     duty: f64,
+    /// Load from mapped pages instead of calling `read`
+    #[arg(long)]
+    mapped: bool,
+    /// Allocate and write so many MiB of memory before reading
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    memory: usize,
+    /// Begin, and allocate memory, on these CPUs (as in `0-3,8`); afterwards the threads may run on every CPU again
+    #[arg(long, value_name = "CPUS")]
+    begin_on: Option<String>,
     /// Instead of reading, fork this many short-lived children a second
     #[arg(long, value_name = "PER_SECOND", conflicts_with = "files")]
     forks: Option<u32>,
@@ -46,6 +55,13 @@ fn run_with(args: &Args) -> Result<()> {
 }
 
 fn read_all(args: &Args, time: Duration) -> Result<()> {
+    let anywhere = lab::threads::affinity()?;
+    if let Some(cpus) = &args.begin_on {
+        lab::threads::set_affinity(0, &lab::machine::parse_list(cpus)?)
+            .with_context(|| format!("--begin-on {cpus}"))?;
+    }
+    // Not zero, so that every page is allocated.
+    let memory = vec![1u8; args.memory << 20];
     let stop = AtomicBool::new(false);
     let (started, starts) = mpsc::channel();
     thread::scope(|scope| {
@@ -57,15 +73,21 @@ fn read_all(args: &Args, time: Duration) -> Result<()> {
                 scope.spawn(move || {
                     // The receiver lives as long as this scope.
                     let _ = started.send((rustix::thread::gettid().as_raw_nonzero().get(), file));
-                    read(&Reader { file: file.clone(), duty: args.duty }, stop)
+                    read(&Reader { file: file.clone(), duty: args.duty, mapped: args.mapped }, stop)
                 })
             })
             .collect();
         let threads: Vec<_> =
             starts.iter().take(readers.len()).map(|(tid, file)| json!({"tid": tid, "file": file})).collect();
+        if args.begin_on.is_some() {
+            for thread in lab::threads::of(std::process::id())? {
+                lab::threads::set_affinity(thread.tid, &anywhere)?;
+            }
+        }
         say(&json!({"pid": std::process::id(), "threads": threads}))?;
         thread::sleep(time);
         stop.store(true, Ordering::Relaxed);
+        std::hint::black_box(&memory);
         let mut bytes = 0;
         for reader in readers {
             match reader.join() {

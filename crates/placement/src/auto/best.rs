@@ -51,6 +51,7 @@ impl Best {
         let reason = crate::Reason::ReadLocality;
         let file = |(file, (to, from)): (&String, &(NodeId, NodeId))| Move::File {
             file: file.clone(),
+            generation: None,
             from: *from,
             to: *to,
             reason,
@@ -66,7 +67,14 @@ impl Best {
             self.processes.iter().filter(|(pid, to)| whole(**pid, **to)).map(|(pid, to)| (*pid, *to)).collect();
         for (pid, to) in &processes {
             let from = snapshot.threads.iter().find(|t| t.pid == *pid).map(|t| t.node).filter(|from| from != to);
-            back.extend(from.map(|from| Move::Process { pid: *pid, from, to: *to, reason, why: Why::default() }));
+            back.extend(from.map(|from| Move::Process {
+                pid: *pid,
+                start_ns: None,
+                from,
+                to: *to,
+                reason,
+                why: Why::default(),
+            }));
         }
         back.sort_by_key(|mv| if let Move::Process { pid, .. } = mv { *pid } else { 0 }); // stable: files stay first
         for t in demands.threads.iter().map(|d| &snapshot.threads[d.thread]) {

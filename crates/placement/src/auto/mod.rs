@@ -101,6 +101,10 @@ impl Policy for Auto {
         "auto"
     }
 
+    fn tries(&self) -> bool {
+        true
+    }
+
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let mut plan = Plan::new(self.name());
         let now_s = sane(snapshot.time_s);

@@ -128,7 +128,14 @@ fn processes(model: &Model, found: &Found, moves: &mut Vec<(Move, f64)>) {
         let why = format!("{}; moves with {} of memory, stops for {takes_s:.2} s", whole(model, found), show(bytes));
         let (from, to) = (model.hardware.nodes[from].id, model.hardware.nodes[to].id);
         moves.push((
-            Move::Process { pid: program.pid, from, to, reason: Reason::CacheAffinity, why: why.into() },
+            Move::Process {
+                pid: program.pid,
+                start_ns: None,
+                from,
+                to,
+                reason: Reason::CacheAffinity,
+                why: why.into(),
+            },
             takes_s,
         ));
     }
@@ -173,7 +180,7 @@ fn file_moves(snapshot: &Snapshot, file: usize, to: NodeId, why: &str, takes_s: 
         // Small remainders are not worth a move.
         if bytes as f64 >= CRUMBS * observed.bytes.total() as f64 {
             let (file, reason) = (observed.file.clone(), Reason::OverloadedHome);
-            moves.push((Move::File { file, from, to, reason, why: why.into() }, takes_s));
+            moves.push((Move::File { file, generation: None, from, to, reason, why: why.into() }, takes_s));
         }
     }
 }

@@ -205,9 +205,14 @@ impl CacheAffinity {
         let decided = self.choose(topology, reads, &mut history, sizes, memory);
         self.histories.insert(pid, history);
         match decided {
-            Ok((to, why)) => {
-                Some(Ok(Move::Process { pid, from: reads.home, to, reason: Reason::CacheAffinity, why: why.into() }))
-            }
+            Ok((to, why)) => Some(Ok(Move::Process {
+                pid,
+                start_ns: None,
+                from: reads.home,
+                to,
+                reason: Reason::CacheAffinity,
+                why: why.into(),
+            })),
             Err(Some((reason, why))) => {
                 let tid = reads.threads.first()?.tid;
                 Some(Err(Declined { tid, reason: reason.into(), why }))

@@ -15,7 +15,7 @@
 //! only files that are read often enough move, which bounds write amplification. A file that has
 //! moved stays for a time that doubles with each move.
 //!
-//! **Limits.** One migration runs at a time. Files of unknown size do not move. The target needs
+//! **Limits.** One migration runs at a time. Files of unknown size do not move, nor do files whose data the plane cannot move. The target needs
 //! enough memory and must not become the next overloaded node. CPU contention is handled by
 //! NThread's step 4; the paper leaves it out.
 
@@ -124,6 +124,9 @@ impl Dragonfly {
             let counted = observed.bytes.get(source);
             let bytes = if observed.bytes.is_empty() { observed.size.unwrap_or(0) } else { counted };
             self.queue.resident(&observed.file, bytes as f64);
+            if observed.movable == Some(false) {
+                self.queue.remove(&observed.file);
+            }
         }
     }
 
@@ -236,7 +239,7 @@ impl Dragonfly {
 }
 
 fn file_move(file: &str, from: NodeId, to: NodeId, why: String) -> Move {
-    Move::File { file: file.to_owned(), from, to, reason: Reason::OverloadedHome, why: why.into() }
+    Move::File { file: file.to_owned(), generation: None, from, to, reason: Reason::OverloadedHome, why: why.into() }
 }
 
 impl Policy for Dragonfly {
@@ -285,6 +288,10 @@ impl Policy for Dragonfly {
         plan.predicted = None;
         self.follow(&mut plan, snapshot);
         self.enqueue(&machine, snapshot, id);
+        let immovable = self.queue.take_immovable();
+        if immovable > 0 {
+            plan.notes.push(format!("{immovable} files on node {id} cannot be moved"));
+        }
         self.trigger(&mut plan, &machine, snapshot, loads, source);
         plan
     }

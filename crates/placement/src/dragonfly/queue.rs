@@ -53,6 +53,8 @@ pub(super) struct Queue {
     /// Seconds since the first request.
     pub waited_s: f64,
     requests: BTreeMap<String, Request>,
+    /// Files taken out because their data cannot be moved.
+    immovable: usize,
 }
 
 impl Queue {
@@ -94,6 +96,18 @@ impl Queue {
         if let Some(request) = self.requests.get_mut(file) {
             request.bytes = bytes;
         }
+    }
+
+    /// Takes a file out: its data cannot be moved.
+    pub fn remove(&mut self, file: &str) {
+        if self.requests.remove(file).is_some() {
+            self.immovable += 1;
+        }
+    }
+
+    /// Files taken out because their data cannot be moved, since the last call.
+    pub fn take_immovable(&mut self) -> usize {
+        std::mem::take(&mut self.immovable)
     }
 
     /// The effect of moving each file, most benefit per byte first; ties by file id. Files of

@@ -166,13 +166,14 @@ impl State {
     }
 }
 
-/// The node totals, or the sums over the listed threads where those are larger (sampling, or a
+/// The node totals (measured at the controllers, or else counted), or the sums over the listed threads where those are larger (sampling, or a
 /// total that was not counted).
 fn observed(machine: &Machine, snapshot: &Snapshot, mut loads: Loads) -> Loads {
     for load in &snapshot.nodes {
         let Some(node) = machine.index(load.id) else { continue };
-        loads.reads[node] = loads.reads[node].max(load.read_bytes);
-        loads.writes[node] = loads.writes[node].max(load.write_bytes);
+        let (read, written) = load.controller_bytes();
+        loads.reads[node] = loads.reads[node].max(read);
+        loads.writes[node] = loads.writes[node].max(written);
         loads.cpu[node] = loads.cpu[node].max(load.cpu_s.map_or(0, nanoseconds));
     }
     for bytes in &mut loads.reads {

@@ -33,6 +33,7 @@ pub fn node(id: u32, cpus: u32) -> NodeLoad {
         write_bytes: 0,
         cpu_s: None,
         memory_free: 1 << 30,
+        measured: None,
     }
 }
 

@@ -190,6 +190,7 @@ impl Toy {
                 write_bytes: 0,
                 cpu_s: Some(0.0),
                 memory_free: 1 << 40,
+                measured: None,
             })
             .collect();
         let mut threads = Vec::new();
@@ -258,6 +259,7 @@ impl Toy {
             threads,
             files: files.collect(),
             processes,
+            outcomes: Vec::new(),
             notes: Vec::new(),
         }
     }

@@ -40,6 +40,7 @@ pub enum PlotError {
     Encode(#[from] png::EncodingError),
 }
 
+/// A page, or a part of one.
 pub type Area<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
 pub type Failed<'a> = DrawingAreaErrorKind<<BitMapBackend<'a> as DrawingBackend>::ErrorType>;
 pub type Drawn<'a> = Result<(), Failed<'a>>;
@@ -69,6 +70,7 @@ pub fn png(name: &str, height: u32, draw: impl Fn(&Area<'_>) -> Result<(), Strin
     Ok(bytes)
 }
 
+/// Text of this height in pixels.
 pub fn text(size: i32) -> TextStyle<'static> {
     (FONT, size).into_font().color(&INK)
 }

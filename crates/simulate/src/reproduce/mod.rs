@@ -39,6 +39,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use bench::Bench;
+pub use canvas::{Area, LINE, PlotError, WIDTH, png, text};
 pub use csv::csv;
 pub(crate) use draft::{Bars, Draft};
 pub use effect::{Effect, Tally};

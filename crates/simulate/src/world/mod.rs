@@ -22,6 +22,7 @@ mod moves;
 mod observe;
 mod recorded;
 
+use engine::JobId;
 use rand::SeedableRng;
 use rand::rngs::ChaCha12Rng;
 use smallvec::SmallVec;
@@ -154,6 +155,18 @@ pub(crate) struct Copy {
     pub from: usize,
     pub to: usize,
     pub left: f64,
+    /// The job that it is part of.
+    pub job: JobId,
+}
+
+/// A move that copies, as the engine knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Moving {
+    pub job: JobId,
+    pub bytes: f64,
+    pub cancelled: bool,
+    /// Bytes that were not copied when it was cancelled.
+    pub kept: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +192,9 @@ pub(crate) struct World {
     pub files: Vec<File>,
     pub processes: Vec<Process>,
     pub copies: Vec<Copy>,
+    /// Moves whose end the engine has not asked for yet.
+    pub moving: Vec<Moving>,
+    next_job: u64,
     /// Virtual time in seconds.
     pub now: f64,
     pub window_began: f64,
@@ -212,6 +228,8 @@ impl World {
             files: Vec::new(),
             processes: Vec::new(),
             copies: Vec::new(),
+            moving: Vec::new(),
+            next_job: 0,
             now: 0.0,
             window_began: 0.0,
             totals: vec![JobTally::default(); launches.len()],

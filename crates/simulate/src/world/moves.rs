@@ -1,27 +1,25 @@
 //! Homenode's moves: threads by affinity, processes with their memory, files.
 
-use engine::{PlaneError, Undo, Undone};
+use std::collections::BTreeMap;
+
+use engine::{JobId, JobState, Masks, PlaneError, Progress, Started, Subject, Undo, Undone};
 use placement::Move;
 use topology::{CpuSet, NodeId};
 
-use super::{Copied, Copy, World, total};
+use super::{Copied, Copy, Moving, World, total};
+
+/// Why a file does not move.
+pub(super) const IMMOVABLE: &str = "its file system cannot move data between nodes";
 
 impl World {
-    pub fn prepare(&self, mv: &Move) -> Result<Undo, PlaneError> {
+    pub fn prepare(&self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         match mv {
             Move::Thread { tid, pid, to, .. } => {
                 let to = self.with_cpus(*to)?;
                 let thread = self.alive(*tid)?;
                 self.untouched(thread)?;
-                Ok(Undo::Thread {
-                    tid: *tid,
-                    pid: *pid,
-                    start: self.threads[thread].start_ns,
-                    before: self.mask(thread),
-                    ours: self.machine.cpus_of(to).clone(),
-                    unbound: self.threads[thread].mask.is_none(),
-                    family: None,
-                })
+                let subject = Subject::Thread { tid: *tid, start: self.threads[thread].start_ns };
+                Ok(vec![self.undo_of(thread, subject, *pid, to)])
             }
             Move::Process { pid, to, .. } => {
                 let to = self.with_cpus(*to)?;
@@ -35,20 +33,15 @@ impl World {
                 if self.free(home) < total(&self.processes[process].resident) {
                     return Err(refused("no_memory", format!("node {} has no room for process {pid}", self.id(home))));
                 }
-                Ok(Undo::Process {
-                    pid: *pid,
-                    start: self.processes[process].start_ns,
-                    before: self.mask(first),
-                    ours: self.machine.cpus_of(to).clone(),
-                    unbound: self.threads[first].mask.is_none(),
-                })
+                let subject = Subject::Process { pid: *pid, start: self.processes[process].start_ns };
+                Ok(vec![self.undo_of(first, subject, *pid, to)])
             }
             Move::File { file, from, to, .. } => {
                 let (from, to) = (self.index(*from)?, self.index(*to)?);
                 let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
                 let job = &self.jobs[self.files[f].job];
                 if !job.fs.moves_files() {
-                    return Err(refused("not_supported", "its file system cannot move data between nodes".into()));
+                    return Err(refused("not_supported", IMMOVABLE.into()));
                 }
                 if self.copies.iter().any(|c| c.what == Copied::File(f)) {
                     return Err(refused("busy", format!("file {file} is being moved")));
@@ -57,12 +50,14 @@ impl World {
                 if self.free(to) < bytes {
                     return Err(refused("no_memory", format!("node {} has no room for file {file}", self.id(to))));
                 }
-                Ok(Undo::File { file: file.clone() })
+                Ok(Vec::new())
             }
         }
     }
 
-    pub fn apply(&mut self, mv: &Move) -> Result<(), PlaneError> {
+    pub fn start(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        let job = JobId(self.next_job);
+        let before = self.copies.len();
         match mv {
             Move::Thread { tid, to, .. } => {
                 let to = self.with_cpus(*to)?;
@@ -76,7 +71,7 @@ impl World {
                 let mut waits = false;
                 let resident = self.processes[process].resident.clone();
                 for (node, bytes) in resident.into_iter().filter(|s| s.0 != home && s.1 > 0.0) {
-                    self.copies.push(Copy { what: Copied::Process(process), from: node, to: home, left: bytes });
+                    self.copies.push(Copy { what: Copied::Process(process), from: node, to: home, left: bytes, job });
                     waits = true;
                 }
                 for t in 0..self.threads.len() {
@@ -94,23 +89,61 @@ impl World {
                 let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
                 let left: f64 = self.files[f].bytes.iter().filter(|s| s.0 == from).map(|s| s.1).sum();
                 if left > 0.0 && from != to {
-                    self.copies.push(Copy { what: Copied::File(f), from, to, left });
+                    self.copies.push(Copy { what: Copied::File(f), from, to, left, job });
                 }
             }
         }
         self.changed = true;
-        Ok(())
+        let bytes: f64 = self.copies.iter().skip(before).map(|c| c.left).sum();
+        if self.copies.len() == before {
+            return Ok(Started::Done);
+        }
+        self.next_job += 1;
+        self.moving.push(Moving { job, bytes, cancelled: false, kept: 0.0 });
+        Ok(Started::Job(job))
+    }
+
+    /// How far each move is that copies; the end of each is told once.
+    pub fn poll(&mut self) -> Vec<Progress> {
+        let copies = &self.copies;
+        let mut all = Vec::with_capacity(self.moving.len());
+        self.moving.retain(|moving| {
+            let mut mine = copies.iter().filter(|c| c.job == moving.job).peekable();
+            let state = match (mine.peek(), moving.cancelled) {
+                (Some(_), _) => JobState::Running,
+                (None, true) => JobState::Cancelled,
+                (None, false) => JobState::Done,
+            };
+            let goes_on = state == JobState::Running;
+            let left = moving.kept + mine.map(|c| c.left).sum::<f64>();
+            let (bytes, done) = (moving.bytes as u64, (moving.bytes - left).max(0.0) as u64);
+            all.push(Progress { job: moving.job, bytes, done, left: BTreeMap::new(), state });
+            goes_on
+        });
+        all
+    }
+
+    /// Stops a move that copies. What was copied stays, and a process that stood still goes on.
+    pub fn cancel(&mut self, job: JobId) {
+        let Some(moving) = self.moving.iter_mut().find(|m| m.job == job) else { return };
+        moving.cancelled = true;
+        for i in (0..self.copies.len()).rev().filter(|i| self.copies[*i].job == job).collect::<Vec<_>>() {
+            let copy = self.copies.remove(i);
+            moving.kept += copy.left;
+            if let Copied::Process(p) = copy.what {
+                let (pid, now) = (self.processes[p].pid, self.now);
+                let stands = self.threads.iter_mut().filter(|t| t.pid == pid && t.from_s == f64::INFINITY);
+                stands.for_each(|t| t.from_s = now);
+            }
+        }
+        self.changed = true;
     }
 
     pub fn undo(&mut self, undo: &Undo) -> Undone {
-        let (of, ours, unbound, before): (Vec<usize>, _, _, _) = match undo {
-            Undo::Thread { tid, ours, unbound, before, .. } => {
-                (self.thread(*tid).into_iter().collect(), ours, *unbound, before)
-            }
-            Undo::Process { pid, ours, unbound, before, .. } => {
-                ((0..self.threads.len()).filter(|t| self.threads[*t].pid == *pid).collect(), ours, *unbound, before)
-            }
-            Undo::File { .. } => return Undone::Restored,
+        let Some(Masks { before, ours, unbound }) = &undo.masks else { return Undone::Restored };
+        let of: Vec<usize> = match &undo.subject {
+            Subject::Thread { tid, .. } => self.thread(*tid).into_iter().collect(),
+            _ => (0..self.threads.len()).filter(|t| self.threads[*t].pid == undo.pid).collect(),
         };
         let mut result = Undone::Gone;
         for t in of {
@@ -122,7 +155,7 @@ impl World {
                 result = Undone::ChangedByOthers;
                 continue;
             }
-            thread.mask = if unbound { None } else { Some(before.clone()) };
+            thread.mask = if *unbound { None } else { Some(before.clone()) };
             result = Undone::Restored;
         }
         result
@@ -131,11 +164,18 @@ impl World {
     /// Whether what the record undoes has ended.
     pub fn ended(&self, undo: &Undo) -> bool {
         let alive = |t: &&super::Thread| t.ended_s.is_none();
-        match undo {
-            Undo::Thread { tid, .. } => self.alive(*tid).is_err(),
-            Undo::Process { pid, .. } => !self.threads.iter().filter(alive).any(|t| t.pid == *pid),
-            Undo::File { .. } => true,
+        match &undo.subject {
+            Subject::Thread { tid, .. } => self.alive(*tid).is_err(),
+            Subject::Process { pid, .. } => !self.threads.iter().filter(alive).any(|t| t.pid == *pid),
+            Subject::File { .. } => true,
         }
+    }
+
+    /// What undoes the binding of a thread, or of the threads of a process like this one.
+    fn undo_of(&self, thread: usize, subject: Subject, pid: u32, to: usize) -> Undo {
+        let (before, unbound) = (self.mask(thread), self.threads[thread].mask.is_none());
+        let masks = Masks { before, ours: self.machine.cpus_of(to).clone(), unbound };
+        Undo { subject, pid, masks: Some(masks), payload: String::new() }
     }
 
     fn seat_thread(&mut self, thread: usize, to: usize) {

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use placement::{FileUse, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread, snapshot};
+use placement::{FileUse, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread, Writes, snapshot};
 use rand::RngExt;
 use topology::NodeId;
 
 use super::demand::Network;
 use super::flows::{Flow, FlowSums, sum_up};
 use super::mapped::Accesses;
+use super::moves::IMMOVABLE;
 use super::{Shares, Tally, World};
+use crate::filesystem::Layout;
 use crate::workload::Part;
 
 /// Bytes that a thread read and wrote in a window.
@@ -41,6 +43,15 @@ impl OfClass {
     }
 }
 
+fn writes(layout: Layout) -> Writes {
+    match layout {
+        Layout::Device => Writes::Stay,
+        Layout::InPlace => Writes::InPlace,
+        Layout::Local => Writes::Follow,
+        Layout::Random => Writes::Spread,
+    }
+}
+
 impl World {
     /// The nodes' load since the last call, without the threads; starts a new window.
     pub fn observe_nodes(&mut self) -> Vec<NodeLoad> {
@@ -62,6 +73,7 @@ impl World {
             threads: Vec::with_capacity(self.threads.len()),
             files: Vec::new(),
             processes: Vec::new(),
+            outcomes: Vec::new(),
             notes: Vec::new(),
         };
         let mut readers: Vec<Vec<u32>> = vec![Vec::new(); self.files.len()];
@@ -113,17 +125,27 @@ impl World {
             thread.shares_file = chance > 0.0 && (chance >= 1.0 || self.chance.random_bool(chance));
         }
         for (file, readers) in self.files.iter().zip(readers).filter(|(_, r)| !r.is_empty()) {
+            let fs = self.jobs[file.job].fs;
+            let movable = fs.moves_files();
             snapshot.files.push(ObservedFile {
+                generation: None,
                 file: file.id.clone(),
                 path: Some(file.path.clone()),
                 size: Some(file.size as u64),
                 bytes: self.node_bytes(&file.bytes),
+                sampled: None,
+                writes: Some(writes(fs.layout())),
+                movable: Some(movable),
+                held: (!movable).then(|| IMMOVABLE.to_owned()),
+                // Each thread opens the files that it uses.
+                opens: u32::try_from(readers.len()).ok(),
                 readers,
             });
         }
         for process in &self.processes {
             snapshot.processes.push(Process {
                 pid: process.pid,
+                start_ns: Some(process.start_ns),
                 resident: self.node_bytes(&process.resident),
                 mapped: mapped.remove(&process.pid).map_or_else(Vec::new, |accesses| self.mapped(accesses)),
             });
@@ -174,6 +196,8 @@ impl World {
             write_bytes: std::mem::take(&mut self.node_written[i]) as u64,
             cpu_s: Some(std::mem::take(&mut self.node_cpu_s[i])),
             memory_free: self.free(i).max(0.0) as u64,
+            // What is counted here is exact.
+            measured: None,
         });
         let nodes: Vec<NodeLoad> = nodes.collect();
         nodes

@@ -131,11 +131,15 @@ impl Done {
 
     /// One line for a person; `name` is the subject.
     pub fn line(&self, name: &str) -> String {
-        let mut line =
-            format!("{}: moved {} to node {} in {:.1} s", escape(name), bytes(self.moved), self.to, self.seconds);
-        if self.there > 0 {
-            line.push_str(&format!(" ({} was there before)", bytes(self.there)));
-        }
+        let name = escape(name);
+        let mut line = match (self.bytes, self.there) {
+            (0, 0) => format!("{name}: nothing to move to node {}", self.to),
+            (0, there) => format!("{name}: {} are on node {} already", bytes(there), self.to),
+            (_, there) => {
+                let before = if there > 0 { format!(", {} were there before", bytes(there)) } else { String::new() };
+                format!("{name}: moved {} to node {} in {:.1} s{before}", bytes(self.moved), self.to, self.seconds)
+            }
+        };
         if let Some(why) = &self.why {
             line.push_str("; ");
             line.push_str(&escape(why));

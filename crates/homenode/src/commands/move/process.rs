@@ -13,7 +13,7 @@ use std::path::Path;
 
 use engine::state::file::StateFile;
 use engine::state::records::{Held, Record};
-use engine::{Plane, PlaneError, StateDir, Undo};
+use engine::{Plane, PlaneError, StateDir, Subject, Undo};
 use host::act::mover::Rules;
 use host::act::process::{self, ProcessMove};
 use host::act::{Mover, copying};
@@ -108,8 +108,8 @@ fn describe(done: &mut Done, process: &ProcessMove, whole: bool) {
 fn undo_by(bound: &[Undo]) -> Vec<String> {
     let mut tids: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for undo in bound {
-        if let Undo::Thread { tid, before, .. } = undo {
-            tids.entry(before.to_string()).or_default().push(tid.to_string());
+        if let (Subject::Thread { tid, .. }, Some(_)) = (&undo.subject, &undo.masks) {
+            tids.entry(undo.before()).or_default().push(tid.to_string());
         }
     }
     let command = |(cpus, tids): (String, Vec<String>)| {
@@ -182,18 +182,16 @@ impl Records {
 
 #[cfg(test)]
 mod tests {
+    use engine::Masks;
+
     use super::*;
 
     #[test]
     fn threads_with_one_affinity_are_undone_by_one_command() {
-        let undo = |tid, before: &str| Undo::Thread {
-            tid,
-            pid: 7,
-            start: 1,
-            before: before.parse().unwrap(),
-            ours: "2-3".parse().unwrap(),
-            unbound: true,
-            family: None,
+        let undo = |tid, before: &str| {
+            let masks = Masks { before: before.parse().unwrap(), ours: "2-3".parse().unwrap(), unbound: true };
+            let subject = Subject::Thread { tid, start: 1 };
+            Undo { subject, pid: 7, masks: Some(masks), payload: String::new() }
         };
         assert_eq!(
             undo_by(&[undo(7, "0-3"), undo(9, "0-2"), undo(8, "0-3")]),

@@ -1,54 +1,54 @@
-//! What the keys of the live view do. No terminal here.
+//! The keys of the live view, apart from the terminal.
 
 use clap::ValueEnum;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use crate::cli::Sort;
 
-/// Shortest and longest window that `+` and `-` reach, in seconds.
+/// Window lengths that `+` and `-` choose from, in seconds.
 const WINDOWS: [f64; 8] = [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
 
-/// What the user has chosen.
+/// The user's choices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choices {
-    /// Column that threads are sorted by.
+    /// The column by which threads are sorted.
     pub sort: Sort,
-    /// Smallest on top.
+    /// The smallest value is on top.
     pub reverse: bool,
-    /// Threads too that touched no file data.
+    /// Also show threads that touched no file data.
     pub all: bool,
-    /// Only threads that contain this.
+    /// Show only threads whose name or id contains this.
     pub filter: String,
     /// Whether `filter` is being typed.
     pub typing: bool,
-    /// The shown window stays.
+    /// The display stands still.
     pub paused: bool,
-    /// The keys are explained.
+    /// The help is shown.
     pub help: bool,
-    /// Threads scrolled past.
+    /// Number of threads above the first one shown.
     pub scroll: usize,
     /// Window length, seconds.
     pub window_s: f64,
-    /// The user wants to go.
+    /// The view ends.
     pub quit: bool,
 }
 
-/// Keys and what they do, for the help.
+/// The help: keys and their effects.
 pub const HELP: [(&str, &str); 10] = [
     ("q, Ctrl-C", "quit"),
     ("?", "this help"),
-    ("p, space", "pause, go on"),
+    ("p, space", "pause, continue"),
     ("s, S", "sort by the next, the previous column"),
     ("r", "reverse the order"),
     ("/", "filter by name, tid or pid; Enter keeps, Esc clears"),
-    ("a", "threads too that touched no file data"),
+    ("a", "also show threads that touched no file data"),
     ("+, -", "longer, shorter window"),
     ("arrows, pages", "scroll, as do Home and End"),
     ("", "remote: share of file bytes read from another node"),
 ];
 
 impl Choices {
-    /// As the command line has it.
+    /// The choices of the command line.
     pub fn new(sort: Sort, all: bool, filter: String, window_s: f64) -> Self {
         Self {
             sort,

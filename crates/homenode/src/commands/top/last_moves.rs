@@ -1,14 +1,18 @@
-//! When a running homenode last moved each thread, from its journal.
+//! When a running homenode last moved each thread, and what it copies now, from its journal.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use chrono::{DateTime, Local};
-use engine::journal::{self, Entry, Event, Filter};
+use engine::journal::{self, About, Entry, Event, Filter, Kind};
 use placement::Thread;
+use serde::Serialize;
+use topology::NodeId;
 
 use crate::commands::explain;
+use crate::output::units::size;
+use crate::output::words;
 
 /// A thread: its id, and its start time where it is known, so that a later thread with this id is another one.
 type Key = (u32, Option<u64>);
@@ -20,6 +24,38 @@ pub struct LastMoves {
     /// The journal's size and time when it was last read.
     seen: Option<(u64, SystemTime)>,
     moves: HashMap<Key, String>,
+    copies: Vec<Copy>,
+}
+
+/// A copy that goes on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Copy {
+    /// What is copied: a file or a process.
+    pub name: String,
+    /// The node that it leaves.
+    pub from: NodeId,
+    /// The node that it goes to.
+    pub to: NodeId,
+    /// Bytes to copy; 0 before the first tenth is done.
+    pub bytes: u64,
+    /// Of these, copied.
+    pub done: u64,
+    /// Bytes that could not be moved.
+    pub failed: u64,
+    #[serde(skip)]
+    about: About,
+}
+
+impl Copy {
+    /// `copying file /db/x: node 0 → 1, 50.0 MB of 256.0 MB`.
+    pub fn line(&self) -> String {
+        let left = if self.failed > 0 { format!(", {} left behind", size(self.failed)) } else { String::new() };
+        let far = match self.bytes {
+            0 => "begun".to_owned(),
+            bytes => format!("{} of {}{left}", size(self.done), size(bytes)),
+        };
+        format!("copying {}: {}, {far}", self.name, words::direction(self.from, self.to))
+    }
 }
 
 impl LastMoves {
@@ -37,15 +73,45 @@ impl LastMoves {
         }
         self.seen = seen;
         self.moves.clear();
+        self.copies.clear();
         let now = Local::now();
         for entry in journal::read(&self.state_dir, &Filter::default()).unwrap_or_default() {
-            if let (Some(thread), Some(text)) = (&entry.thread, words(&entry, now)) {
+            self.copy(&entry);
+            let thread = entry.thread.as_ref().filter(|about| about.kind == Kind::Thread);
+            if let (Some(thread), Some(text)) = (thread, words(&entry, now)) {
                 if thread.start_ns.is_none() {
                     // What a crashed run left behind is put back by one that does not know the start time.
                     self.moves.retain(|(tid, _), _| *tid != thread.tid);
                 }
                 self.moves.insert((thread.tid, thread.start_ns), text);
             }
+        }
+    }
+
+    /// Copies that go on.
+    pub fn copies(&self) -> &[Copy] {
+        &self.copies
+    }
+
+    fn copy(&mut self, entry: &Entry) {
+        if let Event::Started { .. } = entry.event {
+            // What an earlier run copied has ended with it.
+            self.copies.clear();
+        }
+        let Some(about) = &entry.thread else { return };
+        match &entry.event {
+            Event::CopyStarted { from, to, .. } => {
+                let name = explain::name_of(about);
+                let (from, to, about) = (*from, *to, about.clone());
+                self.copies.push(Copy { name, from, to, bytes: 0, done: 0, failed: 0, about });
+            }
+            Event::CopyProgress { bytes, done, failed } => {
+                if let Some(copy) = self.copies.iter_mut().find(|copy| copy.about == *about) {
+                    (copy.bytes, copy.done, copy.failed) = (*bytes, *done, *failed);
+                }
+            }
+            Event::CopyEnded { from, .. } => self.copies.retain(|copy| copy.about != *about || copy.from != *from),
+            _ => {}
         }
     }
 
@@ -68,6 +134,32 @@ fn words(entry: &Entry, now: DateTime<Local>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_are_shown_from_their_beginning_to_their_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let about = r#""tid":0,"pid":0,"comm":"/db/x","kind":"file","file":"8:1:9""#;
+        let lines = [
+            r#"{"time":1.0,"event":"started","daemon":1,"policy":"dragonfly"}"#.to_owned(),
+            format!(
+                r#"{{"time":2.0,{about},"event":"copy_started","from":0,"to":1,"reason":"overloaded_home","why":"x"}}"#
+            ),
+            format!(r#"{{"time":3.0,{about},"event":"copy_progress","bytes":268435456,"done":67108864,"failed":0}}"#),
+            format!(
+                r#"{{"time":4.0,{about},"event":"copy_ended","from":0,"to":1,"bytes":268435456,"done":268435456}}"#
+            ),
+        ];
+        let shown = |n: usize| {
+            std::fs::write(dir.path().join(journal::JOURNAL), lines[..n].join("\n") + "\n").unwrap();
+            let mut moves = LastMoves::new(dir.path());
+            moves.refresh();
+            moves.copies().iter().map(Copy::line).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(1), [""; 0]);
+        assert_eq!(shown(2), ["copying file /db/x: node 0 → 1, begun"]);
+        assert_eq!(shown(3), ["copying file /db/x: node 0 → 1, 64.0 MiB of 256.0 MiB"]);
+        assert_eq!(shown(4), [""; 0]);
+    }
 
     fn thread(tid: u32, start_ns: u64) -> Thread {
         let text = format!(r#"{{"tid":{tid},"pid":1,"start_ns":{start_ns},"node":0,"allowed_nodes":[0],"cpu_s":0.0}}"#);

@@ -79,7 +79,7 @@ struct Source {
 
 impl Source {
     fn open(config: &Config, args: &TopArgs, state_dir: &Path, verbose: u8) -> Result<Self, Failure> {
-        let plane = session::open(config, &args.observe, None)?;
+        let plane = session::open(config, &args.observe, None, false)?;
         session::observe_only()?;
         Ok(Self {
             limits: Limits::of(&plane, verbose),
@@ -105,6 +105,9 @@ fn text(window: &Window) -> String {
     if !window.threads.is_empty() {
         text.push('\n');
         text.push_str(&table(&THREAD_COLUMNS, &window.threads));
+    }
+    for copy in &window.copies {
+        text.push_str(&format!("{}\n", escape(&copy.line())));
     }
     for note in &window.shown_notes {
         text.push_str(&format!("note: {}\n", escape(note)));
@@ -216,7 +219,7 @@ fn draw_until_quit(
             }
             let picture = Picture { window: shown.as_ref(), choices, ended: ended.as_deref() };
             let frame = terminal.draw(|frame| view::draw(frame, &picture)).map_err(failure)?;
-            page = view::page(frame.area.height, shown.as_ref().map_or(0, |w| w.nodes.len()));
+            page = view::page(frame.area.height, shown.as_ref());
             threads = shown.map_or(0, |w| w.threads.len());
         }
         if event::poll(TICK).map_err(failure)? {

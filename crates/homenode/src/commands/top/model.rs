@@ -4,7 +4,7 @@ use placement::{Plan, Snapshot, Thread};
 use serde::Serialize;
 use topology::NodeId;
 
-use super::last_moves::LastMoves;
+use super::last_moves::{Copy, LastMoves};
 use crate::cli::Sort;
 use crate::output::limits::Limits;
 use crate::output::units::{percent, rate, size};
@@ -71,6 +71,8 @@ pub struct Window {
     pub nodes: Vec<NodeRow>,
     /// The threads that touched file data.
     pub threads: Vec<ThreadRow>,
+    /// What a running homenode copies.
+    pub copies: Vec<Copy>,
     /// What limits this observation.
     pub notes: Vec<String>,
     /// The same as the text shows it.
@@ -124,6 +126,7 @@ impl Window {
             remote_share: snapshot.remote_share(),
             nodes,
             threads: snapshot.threads.iter().map(thread).collect(),
+            copies: last_moves.copies().to_vec(),
             notes: snapshot.notes.clone(),
             shown_notes: limits.lines(&snapshot.notes),
             headings: [

@@ -7,7 +7,7 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
 
 use super::keys::{Choices, HELP};
-use super::model::{Column, NODE_COLUMNS, NodeRow, THREAD_COLUMNS, Window};
+use super::model::{Column, NODE_COLUMNS, THREAD_COLUMNS, Window};
 use crate::output::escape;
 
 /// Columns between two columns of a table.
@@ -24,27 +24,31 @@ pub struct Picture<'a> {
 }
 
 /// How many threads are seen at once in an area of this height.
-pub fn page(height: u16, nodes: usize) -> usize {
-    let [_, _, threads, _] = rows(Rect::new(0, 0, 1, height), nodes);
+pub fn page(height: u16, window: Option<&Window>) -> usize {
+    let [_, _, _, threads, _] = rows(Rect::new(0, 0, 1, height), window);
     usize::from(threads.height.saturating_sub(1))
 }
 
-/// Title, nodes, threads, footer. Threads keep at least a third of the height.
-fn rows(area: Rect, nodes: usize) -> [Rect; 4] {
+/// Title, nodes, copies, threads, footer. Threads keep at least a third of the height.
+fn rows(area: Rect, window: Option<&Window>) -> [Rect; 5] {
+    let (nodes, copies) = window.map_or((0, 0), |w| (w.nodes.len(), w.copies.len()));
     let most = (area.height.saturating_sub(2) * 2 / 3).max(2);
-    let nodes = u16::try_from(nodes + 2).unwrap_or(u16::MAX).min(most);
-    Layout::vertical([Constraint::Length(1), Constraint::Length(nodes), Constraint::Min(0), Constraint::Length(1)])
-        .areas(area)
+    let lines = |n: usize, most: u16| u16::try_from(n).unwrap_or(u16::MAX).min(most);
+    let nodes = lines(nodes + 2, most);
+    let copies = lines(copies, most - nodes);
+    let one = Constraint::Length(1);
+    Layout::vertical([one, Constraint::Length(nodes), Constraint::Length(copies), Constraint::Min(0), one]).areas(area)
 }
 
 /// Draws everything.
 pub fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>) {
-    let nodes: &[NodeRow] = picture.window.map_or(&[], |w| &w.nodes);
-    let [title, node_area, thread_area, footer] = rows(frame.area(), nodes.len());
+    let [title, node_area, copy_area, thread_area, footer] = rows(frame.area(), picture.window);
     let bold = Style::new().add_modifier(Modifier::BOLD);
     frame.render_widget(Line::styled(heading(picture.window, title.width), bold), title);
     if let Some(window) = picture.window {
         frame.render_widget(table(&NODE_COLUMNS, &window.nodes, node_area.width), node_area);
+        let copies: Vec<Line<'_>> = window.copies.iter().map(|copy| Line::raw(escape(&copy.line()))).collect();
+        frame.render_widget(Text::from(copies), copy_area);
         let seen = window.threads.get(picture.choices.scroll.min(window.threads.len())..).unwrap_or_default();
         frame.render_widget(table(&THREAD_COLUMNS, seen, thread_area.width), thread_area);
     }

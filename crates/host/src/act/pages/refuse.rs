@@ -58,8 +58,18 @@ pub(super) fn file(file: &Opened) -> Result<(), (&'static str, String)> {
     if file.fs == Fs::Hugetlb {
         return Err(("hugetlbfs", "its huge pages belong to the processes that map them".to_owned()));
     }
+    if file.size > LARGEST && file.cached(0, 1).is_none() {
+        return Err((
+            "too_large",
+            "its cached pages cannot be counted, and it has too many to ask for each".to_owned(),
+        ));
+    }
     Ok(())
 }
+
+/// Most bytes of a file whose pages are asked about one by one, which takes up to 50 ns for each: ext4's largest file. A sparse
+/// file can be a million times as large.
+const LARGEST: u64 = 16 << 40;
 
 /// Refuses a move for which the node has no room. Room is what is free, and what the kernel frees first: cached pages that
 /// were not used lately. The zones' high watermarks are not room, because the kernel keeps that much free.

@@ -1,20 +1,16 @@
-//! `homenode-demo`: shows fio without and with homenode on this machine.
+//! The first act: threads follow the data that they read (NThread).
 //!
-//! **Problem.** A claim such as "the reads become local" is best believed when seen.
-//!
-//! **Approach.** The same four threads read files cached on one node, first while homenode only observes, then while it moves
+//! **Approach.** The same four threads of fio read files cached on one node, first while homenode only observes, then while it moves
 //! them. homenode measures the remote shares; `move_pages(2)` and `/proc` show where the pages are, where the threads ran and
-//! which affinities they have. The demo fails if the result is not as claimed.
+//! which affinities they have.
 //!
 //! **Limits.** The kernel places unpinned threads by chance. If it happens to put them beside their data, the demo says so and
 //! starts fio again.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Parser;
 use lab::daemon::{Daemon, Window, remote_share, settled_after};
 use lab::fio::Fio;
 use lab::machine::Machine;
@@ -22,6 +18,9 @@ use lab::plot::{self, Series};
 use lab::threads::{self, Whereabouts};
 use lab::{cache, pages};
 use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::{Args, Data, Shown, print_window};
 
 /// Threads of fio, and files.
 const THREADS: usize = 4;
@@ -34,70 +33,14 @@ const SETTLE_WITHIN: usize = 5;
 /// How often fio is started while the kernel happens to put its threads beside their data.
 const TRIES: usize = 5;
 
-/// Show fio without and with homenode on this machine.
-#[derive(Parser)]
-struct Args {
-    /// The homenode command
-    #[arg(long)]
-    homenode: PathBuf,
-    /// Directory for the files that fio reads; not on tmpfs
-    #[arg(long)]
-    data: PathBuf,
-    /// Directory for summary.json and the plot
-    #[arg(long)]
-    out: PathBuf,
-    /// The kind of machine, for the summary
-    #[arg(long = "where", value_parser = ["vm", "host"])]
-    place: String,
-    /// Size of each file in MiB
-    #[arg(long, default_value_t = 64)]
-    size: u64,
-    /// Windows of one second without homenode
-    #[arg(long, default_value_t = 8)]
-    off_windows: usize,
-    /// Windows of one second with homenode
-    #[arg(long, default_value_t = 15)]
-    on_windows: usize,
-    /// Options for `homenode run`, separated by blanks
-    #[arg(long, default_value = "", allow_hyphen_values = true)]
-    options: String,
-}
-
-fn main() -> ExitCode {
-    lab::exit(run_with(&Args::parse()))
-}
-
-fn run_with(args: &Args) -> Result<()> {
-    let machine = Machine::read()?;
-    ensure!(machine.nodes.len() >= 2, "this machine has one node: every read is local, so there is nothing to show");
-    fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
-    let data = Data::new(&args.data)?;
-    let result = Demo { args, machine: &machine, files: &data.files }.run();
-    drop(data);
-    result
-}
-
-/// The files, removed at the end.
-struct Data {
-    dir: PathBuf,
-    files: Vec<PathBuf>,
-}
-
-impl Data {
-    fn new(dir: &Path) -> Result<Self> {
-        let dir = dir.join("homenode-demo");
-        fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
-        let files = (0..THREADS).map(|i| dir.join(format!("file{i}"))).collect();
-        Ok(Self { dir, files })
+/// Shows the act. Also returns its keys of the summary.
+pub(crate) fn show(args: &Args, machine: &Machine, data: &Data) -> Result<(Shown, Vec<(&'static str, Value)>)> {
+    let files: Vec<PathBuf> = (0..THREADS).map(|i| data.file(&format!("file{i}"))).collect();
+    let shown = Demo { args, machine, files: &files }.run();
+    for file in files {
+        fs::remove_file(&file).with_context(|| file.display().to_string())?;
     }
-}
-
-impl Drop for Data {
-    fn drop(&mut self) {
-        if let Err(e) = fs::remove_dir_all(&self.dir) {
-            eprintln!("{} could not be removed: {e}", self.dir.display());
-        }
-    }
+    shown
 }
 
 struct Demo<'a> {
@@ -114,9 +57,7 @@ struct Phase {
 }
 
 impl Demo<'_> {
-    fn run(&self) -> Result<()> {
-        let cpus: usize = self.machine.nodes.values().map(Vec::len).sum();
-        println!("{} nodes, {cpus} CPUs, {}", self.machine.nodes.len(), self.where_in_words());
+    fn run(&self) -> Result<(Shown, Vec<(&'static str, Value)>)> {
         let (home, off) = self.without()?;
         let (on, restored, moves) = self.with(home)?;
 
@@ -137,21 +78,12 @@ impl Demo<'_> {
         ];
         let png = self.args.out.join("remote-share.png");
         plot::remote_share(&png, &format!("fio, {THREADS} threads, files cached on node {home}"), &series)?;
-        let summary = format!(
-            "{{\"nodes\":{},\"off\":{{\"remote_share\":{off_share:.4}}},\"on\":{{\"remote_share\":{on_share:.4},\
-             \"windows_to_settle\":{settled},\"moves\":{moves}}},\"restored\":{restored},\"where\":\"{}\"}}",
-            self.machine.nodes.len(),
-            self.args.place
-        );
-        let path = self.args.out.join("summary.json");
-        fs::write(&path, format!("{summary}\n")).with_context(|| path.display().to_string())?;
-
         println!(
             "\nremote share  {:.0} % → {:.1} %   settled after {settled} windows, {moves} moves",
             off_share * 100.0,
             on_share * 100.0
         );
-        println!("plot          {}\nsummary       {}", png.display(), path.display());
+        println!("plot          {}", png.display());
         ensure!(off_share >= REMOTE_AT_LEAST, "without homenode only {:.0} % was remote", off_share * 100.0);
         ensure!(settled <= SETTLE_WITHIN, "it took {settled} windows until the reads were local");
         ensure!(on_share <= REMOTE_AT_MOST, "with homenode {:.1} % was remote", on_share * 100.0);
@@ -160,16 +92,12 @@ impl Demo<'_> {
             "/proc showed threads away from their data: {:?} of the samples",
             on.away
         );
-        ensure!(restored, "some threads did not get back their affinity");
-        Ok(())
-    }
-
-    fn where_in_words(&self) -> &'static str {
-        if self.args.place == "vm" {
-            "a virtual machine (it shows where reads go, not how fast they are)"
-        } else {
-            "this machine"
-        }
+        let keys = vec![
+            ("off", json!({"remote_share": off_share})),
+            ("on", json!({"remote_share": on_share, "windows_to_settle": settled, "moves": moves})),
+            ("restored", json!(restored)),
+        ];
+        Ok((Shown { name: "threads", before: off_share, after: on_share, moves, restored }, keys))
     }
 
     /// The first phase: homenode observes, the kernel decides. Also returns the node with the data.
@@ -249,7 +177,9 @@ impl Demo<'_> {
     fn daemon(&self, pid: u32, options: &[&str]) -> Result<Daemon> {
         let pid = pid.to_string();
         let options = options.iter().copied().chain(self.args.options.split_ascii_whitespace());
-        Daemon::start(&self.args.homenode, ["--pid", &pid].into_iter().chain(options))
+        let config = self.args.config.as_deref().and_then(|path| path.to_str());
+        let config = config.into_iter().flat_map(|path| ["--config", path]);
+        Daemon::start(&self.args.homenode, ["--pid", &pid].into_iter().chain(options).chain(config))
     }
 
     /// Prints windows as they come, and samples from `/proc` where the readers run.
@@ -259,7 +189,7 @@ impl Demo<'_> {
         let mut whereabouts = Whereabouts::default();
         while phase.windows.len() < windows {
             let window = daemon.window()?;
-            print_window(&window);
+            print_window(&window, window.remote_share);
             phase.windows.push(window);
             if phase.windows.len() > SETTLE_WITHIN {
                 whereabouts.sample(&threads::of(fio.pid())?, &fio.readers, self.machine, home);
@@ -267,29 +197,5 @@ impl Demo<'_> {
         }
         phase.away = whereabouts.away();
         Ok(phase)
-    }
-}
-
-fn print_window(window: &Window) {
-    const WIDTH: usize = 30;
-    let read = window.read_bytes as f64 / 1e6;
-    match window.remote_share {
-        Some(share) => {
-            let full = (share * WIDTH as f64).round() as usize;
-            let bar = "█".repeat(full) + &"·".repeat(WIDTH.saturating_sub(full));
-            println!("  {:>6}  {read:>7.1} MB   {:>5.1} %  {bar}", window.window, share * 100.0);
-        }
-        None => println!("  {:>6}  {read:>7.1} MB   nothing read", window.window),
-    }
-    for mv in &window.moves {
-        let (verb, direction) = if mv.from == mv.to {
-            ("hold", format!("on node {}", mv.to))
-        } else {
-            ("move", format!("node {} → {}", mv.from, mv.to))
-        };
-        println!("          {verb} {} (tid {})  {direction}  {}: {}", mv.comm, mv.tid, mv.reason, mv.why);
-    }
-    for mv in &window.refused {
-        println!("          not moved: {} (tid {})  {}", mv.comm, mv.tid, mv.why);
     }
 }

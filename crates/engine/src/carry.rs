@@ -1,0 +1,359 @@
+//! Judges moves by the rails, writes down what undoes them, and makes them.
+
+use placement::{Move, Snapshot, Thread};
+use rustc_hash::FxHashMap;
+use topology::NodeId;
+
+use crate::audit;
+use crate::engine::Engine;
+use crate::jobs::{JobId, Queued, Running, Started, nodes};
+use crate::journal::{About, Event};
+use crate::rails::{self, HeldBack, Rail};
+use crate::state::records::{Job, Record};
+use crate::{Plane, PlaneError, Subject, Undo, Verdict};
+
+/// A move whose undo record is still to be written.
+pub(crate) struct Ready {
+    /// Its place among the moves of this window; none: it comes from the queue.
+    index: Option<usize>,
+    mv: Move,
+    from: NodeId,
+    to: NodeId,
+    undo: Vec<Undo>,
+    subject: Subject,
+    about: About,
+    remote_share: Option<f64>,
+    /// Whether its effect is to be tried.
+    tried: bool,
+}
+
+/// The moves of one window that were made, and the copies that they began.
+#[derive(Default)]
+pub(crate) struct Made {
+    pub moves: Vec<Move>,
+    pub jobs: Vec<JobId>,
+}
+
+impl<P: Plane> Engine<P> {
+    /// Makes what waited longest, then judges and makes moves: first `planned` ones of the policy, then our own of threads that
+    /// are bound where they are. One verdict per move.
+    pub(crate) fn carry_out(
+        &mut self,
+        moves: &[Move],
+        planned: usize,
+        snapshot: &Snapshot,
+        notes: &mut Vec<String>,
+    ) -> Result<(Vec<Verdict>, Made), PlaneError> {
+        let threads: FxHashMap<u32, &Thread> = match moves.is_empty() {
+            true => FxHashMap::default(),
+            false => snapshot.threads.iter().map(|t| (t.tid, t)).collect(),
+        };
+        let mut verdicts = Vec::with_capacity(moves.len());
+        let mut ready = self.from_queue()?;
+        let mut waiting = FxHashMap::default();
+        let mut over_rate = 0;
+        for (index, mv) in moves.iter().enumerate() {
+            let thread = match mv {
+                Move::Thread { tid, .. } => threads.get(tid).copied(),
+                _ => None,
+            };
+            let subject = Subject::of(mv);
+            let (from, to) = nodes(mv);
+            let about = about(mv, snapshot, thread);
+            let fits = if index < planned { rails::fits(self.plane.topology(), thread, mv) } else { Ok(()) };
+            // Files, too: half of a plan can be worse than none of it.
+            let period_s = match mv {
+                Move::File { .. } => self.policy.data_period_s(),
+                _ => self.policy.period_s(),
+            };
+            let settled = || self.settled.check(&subject, to, period_s);
+            let judged = fits.and_then(|()| settled()).and_then(|()| self.endurance(mv, snapshot));
+            let judged = judged.and_then(|()| match self.jobs.waits(&subject, mv) {
+                true => Ok(true),
+                false => self.rails.check(&subject, from, to).map(|()| false),
+            });
+            let queued = match judged {
+                Ok(queued) => queued,
+                Err(HeldBack { rail, why }) => {
+                    tracing::debug!(tid = about.tid, ?rail, %why, "held back");
+                    if matches!(rail, Rail::Rate | Rail::Backoff | Rail::Full | Rail::BytesPerDay) {
+                        self.settled.owe(subject.clone());
+                    }
+                    if rail == Rail::Rate {
+                        over_rate += 1;
+                    } else if self.waiting.get(&subject) != Some(&(rail, to)) {
+                        self.write(Some(about), Event::HeldBack { from, to, rail, why: why.clone() });
+                    }
+                    waiting.insert(subject, (rail, to));
+                    verdicts.push(Verdict::HeldBack { rail, why });
+                    continue;
+                }
+            };
+            if queued {
+                verdicts.push(Verdict::Queued);
+                continue;
+            }
+            let remote_share = audit::remote_share(&subject, snapshot);
+            if !self.settings.dry_run && copies(mv) && self.slots(&ready) == 0 {
+                let (mv, since_s) = (mv.clone(), self.now);
+                let fits = self.jobs.enqueue(Queued { mv, subject, about, remote_share, since_s, back: false });
+                let full = || Verdict::HeldBack { rail: Rail::Full, why: "too many moves wait already".into() };
+                verdicts.push(if fits { Verdict::Queued } else { full() });
+                continue;
+            }
+            // The verdict of a move that is ready is set when it has been made.
+            verdicts.push(match self.plane.prepare(mv) {
+                Ok(_) if self.settings.dry_run => {
+                    self.rails.made(&subject, from, to);
+                    Verdict::HeldBack { rail: Rail::DryRun, why: "dry run: nothing is changed".into() }
+                }
+                Ok(undo) => {
+                    let undo = self.first(undo);
+                    let (index, mv) = (Some(index), mv.clone());
+                    ready.push(Ready { index, mv, from, to, undo, subject, about, remote_share, tried: true });
+                    Verdict::Gone
+                }
+                Err(error) => self.not_made(error, subject, from, to, about)?,
+            });
+        }
+        self.waiting = waiting;
+        if over_rate > 0 {
+            let rate = self.settings.moves_per_s;
+            self.say(notes, format!("{over_rate} moves wait: more than {rate} moves per second"));
+        }
+        let made = self.make(ready, &mut verdicts, notes)?;
+        Ok((verdicts, made))
+    }
+
+    /// How many more copies may begin.
+    fn slots(&self, ready: &[Ready]) -> usize {
+        let begin = ready.iter().filter(|r| copies(&r.mv)).count();
+        (self.settings.moves.at_once as usize).saturating_sub(self.jobs.running.len() + begin)
+    }
+
+    /// The moves that waited longest, as many as may begin now. One that has waited for as long as a settled load is trusted is
+    /// dropped, because what it was decided from is out of date.
+    fn from_queue(&mut self) -> Result<Vec<Ready>, PlaneError> {
+        let mut ready = Vec::new();
+        while self.slots(&ready) > 0
+            && let Some(queued) = self.jobs.queue.pop_front()
+        {
+            let Queued { mv, subject, about, remote_share, since_s, back } = queued;
+            let (from, to) = nodes(&mv);
+            if self.now - since_s > self.settings.settle.again_s {
+                let why = format!("waited {:.0} s for other copies: out of date", self.now - since_s);
+                self.ended(subject, from, to, placement::OutcomeState::Failed { bytes: 0, why: why.clone() });
+                self.write(Some(about), Event::Refused { from, to, reason: "out_of_date".into(), why });
+                continue;
+            }
+            match self.plane.prepare(&mv) {
+                Ok(undo) => {
+                    let undo = self.first(undo);
+                    let (index, tried) = (None, !back);
+                    ready.push(Ready { index, mv, from, to, undo, subject, about, remote_share, tried });
+                }
+                Err(error) => {
+                    let verdict = self.not_made(error, subject.clone(), from, to, about)?;
+                    self.told_later(subject, from, to, &verdict);
+                }
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Writes down what undoes these moves, then makes them.
+    fn make(
+        &mut self,
+        ready: Vec<Ready>,
+        verdicts: &mut [Verdict],
+        notes: &mut Vec<String>,
+    ) -> Result<Made, PlaneError> {
+        let mut records: Vec<Record> = Vec::new();
+        for r in &ready {
+            let hold = |undo: &Undo| Record::Hold { comm: r.about.comm.clone(), undo: undo.clone() };
+            records.extend(r.undo.iter().map(hold));
+            if copies(&r.mv) {
+                let (comm, subject) = (r.about.comm.clone(), r.subject.clone());
+                records.push(Record::Job(Job { comm, subject, from: r.from, to: r.to }));
+            }
+        }
+        // What was copied is not undone, so its record may be lost.
+        let sync = ready.iter().any(|r| !r.undo.is_empty());
+        if let Some(Err(error)) = self.disk.as_mut().map(|d| d.file.append(&records, sync)) {
+            let why = format!("not moved, because its undo record cannot be written: {error}");
+            for r in ready {
+                self.rails.not_tried();
+                let verdict = Verdict::Refused { reason: "state_not_written".into(), why: why.clone() };
+                self.settle_verdict(&r, verdict, verdicts);
+                self.settled.owe(r.subject);
+            }
+            tracing::error!("{error}");
+            notes.push(why);
+            return Ok(Made::default());
+        }
+        let mut settled = Vec::with_capacity(records.len());
+        let mut made = Made::default();
+        let mut broken = Ok(());
+        for mut r in ready {
+            let mut more = Vec::new();
+            let mut write = |undos: &[Undo]| {
+                let hold = |undo: &Undo| Record::Hold { comm: r.about.comm.clone(), undo: undo.clone() };
+                let holds: Vec<Record> = undos.iter().map(hold).collect();
+                match self.disk.as_mut().map(|d| d.file.append(&holds, true)) {
+                    Some(Err(error)) => {
+                        let why = format!("not moved, because its undo record cannot be written: {error}");
+                        Err(PlaneError::Refused { reason: "state_not_written", why })
+                    }
+                    _ => {
+                        more.extend_from_slice(undos);
+                        Ok(())
+                    }
+                }
+            };
+            let started = self.plane.start(&r.mv, &r.undo, &mut write);
+            r.undo.extend(more);
+            let subjects: Vec<Subject> = r.undo.iter().map(|u| u.subject.clone()).collect();
+            let over = copies(&r.mv).then(|| Record::JobOver { subject: r.subject.clone(), from: r.from });
+            match started {
+                Ok(started) => {
+                    settled.extend(subjects.into_iter().map(|subject| Record::Made { subject }));
+                    self.settled.made(r.subject.clone());
+                    made.moves.extend(r.tried.then(|| r.mv.clone()));
+                    let verdict = match started {
+                        Started::Done => Verdict::Applied,
+                        Started::Job(_) => Verdict::Started,
+                    };
+                    self.settle_verdict(&r, verdict, verdicts);
+                    match started {
+                        Started::Done => settled.extend(over),
+                        Started::Job(job) => made.jobs.push(job),
+                    }
+                    self.made(r, started, notes);
+                }
+                Err(error) => {
+                    settled.extend(subjects.into_iter().map(|subject| Record::NotMade { subject }));
+                    settled.extend(over);
+                    match self.not_made(error, r.subject.clone(), r.from, r.to, r.about.clone()) {
+                        Ok(verdict) => self.settle_verdict(&r, verdict, verdicts),
+                        Err(error) => {
+                            broken = Err(error);
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        self.append(&settled, notes);
+        broken.map(|()| made)
+    }
+
+    /// The verdict of a move of this window, or what the policy is told of one that waited.
+    fn settle_verdict(&mut self, r: &Ready, verdict: Verdict, verdicts: &mut [Verdict]) {
+        match r.index.and_then(|index| verdicts.get_mut(index)) {
+            Some(of) => *of = verdict,
+            None => self.told_later(r.subject.clone(), r.from, r.to, &verdict),
+        }
+    }
+
+    fn made(&mut self, r: Ready, started: Started, notes: &mut Vec<String>) {
+        let Ready { mv, from, to, undo, subject, about, remote_share, .. } = r;
+        let (Move::Thread { reason, why, .. } | Move::Process { reason, why, .. } | Move::File { reason, why, .. }) =
+            &mv;
+        let (reason, why) = (*reason, why.to_string());
+        tracing::info!(tid = about.tid, pid = about.pid, comm = %about.comm, %from, %to, ?reason, %why, "moved");
+        let event = match started {
+            Started::Done => Event::Moved { from, to, reason, why, remote_share },
+            Started::Job(_) => Event::CopyStarted { from, to, reason, why, remote_share },
+        };
+        self.write(Some(about.clone()), event);
+        if let Some(text) = self.rails.made(&subject, from, to) {
+            notes.push(format!("{subject} ({}) {text}", about.comm));
+            self.write(Some(about.clone()), Event::Note { text });
+        }
+        for undo in undo {
+            let about = match undo.subject == subject {
+                true => about.clone(),
+                false => About::new(&undo.subject, undo.pid, &about.comm),
+            };
+            self.held.put(undo, about);
+        }
+        match started {
+            Started::Done => self.audit.moved(subject, about, remote_share),
+            Started::Job(job) => {
+                let (started_s, polled_s) = (self.now, self.now);
+                let running = Running {
+                    subject,
+                    from,
+                    to,
+                    about,
+                    remote_share,
+                    started_s,
+                    polled_s,
+                    bytes: 0,
+                    done: 0,
+                    failed: 0,
+                    rate: 0.0,
+                    tenths: 0,
+                    stopped: None,
+                };
+                self.jobs.running.insert(job, running);
+            }
+        }
+    }
+
+    /// What a plane's refusal comes to. A broken plane stays an error.
+    fn not_made(
+        &mut self,
+        error: PlaneError,
+        subject: Subject,
+        from: NodeId,
+        to: NodeId,
+        about: About,
+    ) -> Result<Verdict, PlaneError> {
+        match error {
+            PlaneError::Gone { .. } => {
+                self.rails.gone(&subject);
+                tracing::debug!(tid = about.tid, "ended before it was moved");
+                self.write(Some(about), Event::Gone);
+                Ok(Verdict::Gone)
+            }
+            PlaneError::Refused { reason, why } => {
+                self.rails.refused(&subject);
+                self.settled.owe(subject);
+                tracing::debug!(tid = about.tid, reason, %why, "refused");
+                let reason = reason.to_owned();
+                self.write(Some(about), Event::Refused { from, to, reason: reason.clone(), why: why.clone() });
+                Ok(Verdict::Refused { reason, why })
+            }
+            broken => Err(broken),
+        }
+    }
+
+    /// The undo of a second move leads back to what was before the first, not to our own value.
+    fn first(&self, undo: Vec<Undo>) -> Vec<Undo> {
+        let first = |undo: Undo| match self.held.get(&undo.subject) {
+            Some(held) => undo.back_to(held),
+            None => undo,
+        };
+        undo.into_iter().map(first).collect()
+    }
+}
+
+/// Whether a move can take long.
+fn copies(mv: &Move) -> bool {
+    !matches!(mv, Move::Thread { .. })
+}
+
+/// The subject of a move as the journal names it.
+fn about(mv: &Move, snapshot: &Snapshot, thread: Option<&Thread>) -> About {
+    let name = |id: u32| snapshot.threads.iter().find(|t| t.tid == id).map_or("", |t| t.comm.as_str());
+    let subject = Subject::of(mv);
+    match mv {
+        Move::Thread { pid, .. } => About::new(&subject, *pid, thread.map_or("", |t| t.comm.as_str())),
+        Move::Process { pid, .. } => About::new(&subject, *pid, name(*pid)),
+        Move::File { file, .. } => {
+            let path = snapshot.files.iter().find(|f| f.file == *file).and_then(|f| f.path.as_deref());
+            About::new(&subject, 0, path.unwrap_or_default())
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Follows the copies that run, tells the policy what became of its moves, and takes back plans that did not pay.
+
+use std::time::{Duration, Instant};
+
+use placement::{Move, Outcome, OutcomeState, Snapshot, Subject};
+use serde::Serialize;
+use topology::NodeId;
+
+use crate::engine::Engine;
+use crate::jobs::{JobId, JobState, Progress, Queued, Running, nodes};
+use crate::journal::Event;
+use crate::rails::{HeldBack, Rail};
+use crate::state::records::Record;
+use crate::trial::Unpaid;
+use crate::{Finished, Plane, Undone, Verdict};
+
+/// How long copies that were told to stop are waited for on exit. One step of a copy takes tens of milliseconds; a plane that
+/// has not stopped by then is stuck in the kernel, and homenode ends all the same.
+const STOP_WITHIN: Duration = Duration::from_secs(2);
+
+impl<P: Plane> Engine<P> {
+    /// Takes in how far the copies are.
+    pub(crate) fn follow_copies(&mut self, notes: &mut Vec<String>) {
+        let mut over = Vec::new();
+        for progress in self.plane.poll() {
+            self.follow(progress, &mut over);
+        }
+        self.append(&over, notes);
+        let (day, most) = (self.jobs.spent.day(self.now), self.settings.moves.bytes_per_day);
+        if day as f64 >= most && !self.jobs.running.is_empty() {
+            let why = format!("{:.1} GB were copied in 24 hours, no more are allowed", day as f64 / 1e9);
+            self.stop_copies(&why);
+            self.say(notes, why);
+        }
+    }
+
+    fn follow(&mut self, progress: Progress, over: &mut Vec<Record>) {
+        let (job, now) = (progress.job, self.now);
+        let Some(r) = self.jobs.running.get_mut(&job) else { return };
+        let more = progress.done.saturating_sub(r.done);
+        let seconds = now - r.polled_s;
+        if seconds > 0.0 {
+            (r.rate, r.polled_s) = (more as f64 / seconds, now);
+        }
+        (r.bytes, r.done, r.failed) = (progress.bytes, progress.done, progress.failed());
+        let tenths = r.done.saturating_add(r.failed).saturating_mul(10).checked_div(r.bytes).unwrap_or(0);
+        let farther = tenths > r.tenths && progress.state == JobState::Running;
+        r.tenths = r.tenths.max(tenths);
+        let told = farther.then(|| r.about.clone());
+        self.jobs.spent.add(now, more);
+        if let Some(about) = told {
+            let (bytes, done, failed) = (progress.bytes, progress.done, progress.failed());
+            self.write(Some(about), Event::CopyProgress { bytes, done, failed });
+        }
+        if progress.state != JobState::Running
+            && let Some(r) = self.jobs.running.remove(&job)
+        {
+            over.push(Record::JobOver { subject: r.subject.clone(), from: r.from });
+            self.copied(job, r, progress);
+        }
+    }
+
+    /// A copy is over.
+    fn copied(&mut self, job: JobId, r: Running, progress: Progress) {
+        let Running { subject, from, to, about, remote_share, started_s, stopped, .. } = r;
+        let failed = progress.failed();
+        let Progress { bytes, done, left, state, .. } = progress;
+        let why = match state {
+            JobState::Failed { why } => Some(why),
+            JobState::Cancelled => Some(stopped.unwrap_or_else(|| "was stopped".into())),
+            JobState::Done | JobState::Running => None,
+        };
+        let seconds = Some(self.now - started_s);
+        tracing::info!(pid = about.pid, comm = %about.comm, %from, %to, bytes, done, failed, ?why, "copied");
+        self.write(Some(about.clone()), Event::CopyEnded { from, to, bytes, done, left, seconds, why: why.clone() });
+        let result = match why {
+            Some(why) => OutcomeState::Failed { bytes: done, why },
+            None => OutcomeState::Done { bytes: done, failed },
+        };
+        self.ended(subject.clone(), from, to, result);
+        self.audit.moved(subject, about, remote_share);
+        self.trials.copied(job);
+    }
+
+    /// Tells every copy to stop.
+    pub(crate) fn stop_copies(&mut self, why: &str) {
+        for (job, r) in &mut self.jobs.running {
+            if r.stopped.is_none() {
+                r.stopped = Some(why.to_owned());
+                self.plane.cancel(*job);
+            }
+        }
+    }
+
+    /// Waits for copies that were told to stop, for a bounded time, and says what became of each.
+    pub(crate) fn wait_for_copies(&mut self, finished: &mut Finished) {
+        let until = Instant::now() + STOP_WITHIN;
+        let say = |r: &Running, what: &str| {
+            let (mb, of) = (r.done as f64 / 1e6, r.bytes as f64 / 1e6);
+            let what = format!("the move of {} from node {} to {} {what}", r.subject, r.from, r.to);
+            format!("{what}: {mb:.1} of {of:.1} MB moved, what was moved stays")
+        };
+        while !self.jobs.running.is_empty() {
+            let mut over = Vec::new();
+            for progress in self.plane.poll() {
+                let ended = progress.state != JobState::Running;
+                if let Some(r) = self.jobs.running.get_mut(&progress.job).filter(|_| ended) {
+                    (r.bytes, r.done) = (progress.bytes, progress.done);
+                    let what = if progress.state == JobState::Done { "had ended" } else { "was stopped" };
+                    finished.copies += 1;
+                    finished.note(say(r, what));
+                }
+                self.follow(progress, &mut over);
+            }
+            if Instant::now() >= until {
+                break;
+            }
+            if !self.jobs.running.is_empty() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        for r in std::mem::take(&mut self.jobs.running).values() {
+            finished.copies += 1;
+            finished.note(say(r, "did not stop in time"));
+        }
+    }
+
+    /// Whether a move's bytes may still be copied today.
+    pub(crate) fn endurance(&self, mv: &Move, snapshot: &Snapshot) -> Result<(), HeldBack> {
+        let bytes = match mv {
+            Move::Thread { .. } => return Ok(()),
+            Move::Process { pid, to, .. } => {
+                let resident = snapshot.processes.iter().find(|p| p.pid == *pid).map(|p| &p.resident);
+                resident.map_or(0, |r| r.total().saturating_sub(r.get(*to)))
+            }
+            Move::File { file, from, .. } => {
+                snapshot.files.iter().find(|f| f.file == *file).map_or(0, |f| f.bytes.get(*from))
+            }
+        };
+        let (day, most) = (self.jobs.spent.day(self.now), self.settings.moves.bytes_per_day);
+        if day as f64 + bytes as f64 <= most && (day as f64) < most {
+            return Ok(());
+        }
+        let gb = |bytes: f64| bytes / 1e9;
+        let why = format!(
+            "{:.1} GB more would exceed the {:.1} GB that may be copied in 24 hours ({:.1} GB were)",
+            gb(bytes as f64),
+            gb(most),
+            gb(day as f64)
+        );
+        Err(HeldBack { rail: Rail::BytesPerDay, why })
+    }
+
+    /// Remembers what became of a move, for the policy's next decision.
+    pub(crate) fn ended(&mut self, subject: Subject, from: NodeId, to: NodeId, result: OutcomeState) {
+        self.told.push(Outcome { subject, from, to, result });
+    }
+
+    /// The same, of a move that was judged in this window.
+    pub(crate) fn told_later(&mut self, subject: Subject, from: NodeId, to: NodeId, verdict: &Verdict) {
+        let result = match verdict {
+            Verdict::Applied => OutcomeState::Done { bytes: 0, failed: 0 },
+            // Told from the table of copies, and from the queue.
+            Verdict::Started | Verdict::Queued => return,
+            Verdict::HeldBack { rail, why } => OutcomeState::HeldBack { rail: word(rail), why: why.clone() },
+            Verdict::Refused { reason, why } => OutcomeState::Refused { reason: reason.clone(), why: why.clone() },
+            Verdict::Gone => OutcomeState::Gone,
+        };
+        self.ended(subject, from, to, result);
+    }
+
+    /// Adds to a snapshot what became of earlier moves. A recording that has outcomes keeps them.
+    pub(crate) fn tell(&mut self, snapshot: &mut Snapshot) {
+        let mut outcomes = std::mem::take(&mut self.told);
+        if !snapshot.outcomes.is_empty() {
+            return;
+        }
+        let running = |r: &Running| Outcome {
+            subject: r.subject.clone(),
+            from: r.from,
+            to: r.to,
+            result: OutcomeState::Running { bytes: r.bytes, done: r.done },
+        };
+        outcomes.extend(self.jobs.running.values().map(running));
+        let queued = |q: &Queued| {
+            let (from, to) = nodes(&q.mv);
+            Outcome { subject: q.subject.clone(), from, to, result: OutcomeState::Queued }
+        };
+        outcomes.extend(self.jobs.queue.iter().map(queued));
+        snapshot.outcomes = outcomes;
+    }
+
+    /// Takes back moves that did not pay: threads get their affinity back, files go back to where they were. A process's
+    /// memory stays, because copying it once more would cost as much again.
+    pub(crate) fn take_back(&mut self, unpaid: Vec<Unpaid>, notes: &mut Vec<String>) {
+        let mut done = Vec::new();
+        for Unpaid { moves, why } in unpaid {
+            self.say(notes, format!("{} did not pay and {} taken back: {why}", count(moves.len()), was(moves.len())));
+            for mv in moves {
+                let (subject, (from, to)) = (Subject::of(&mv), nodes(&mv));
+                self.rails.did_not_pay(&subject);
+                let result = OutcomeState::RolledBack { why: why.clone() };
+                self.ended(subject.clone(), from, to, result);
+                match mv {
+                    Move::File { file, generation, from, to, reason, .. } => {
+                        let why = format!("moved back: {why}").into();
+                        let mv = Move::File { file, generation, from: to, to: from, reason, why };
+                        let about = crate::journal::About::new(&subject, 0, "");
+                        let since_s = self.now;
+                        self.jobs.enqueue(Queued { mv, subject, about, remote_share: None, since_s, back: true });
+                    }
+                    Move::Thread { .. } | Move::Process { .. } => self.unbind(&subject, &why, &mut done),
+                }
+            }
+        }
+        self.append(&done, notes);
+    }
+
+    /// Restores the affinity of a moved thread, or of all threads of a moved process.
+    fn unbind(&mut self, moved: &Subject, why: &str, done: &mut Vec<Record>) {
+        let of_it = |undo: &&crate::Undo| match moved {
+            Subject::Process { pid, .. } => undo.pid == *pid,
+            _ => undo.subject == *moved,
+        };
+        let undos: Vec<crate::Undo> = self.held.undos().iter().filter(of_it).cloned().collect();
+        for undo in undos {
+            // What cannot be undone now stays in the table and is tried again on exit.
+            let Ok(result) = self.plane.undo(&undo) else { continue };
+            let Some(about) = self.held.remove(&undo.subject) else { continue };
+            self.write(Some(about.clone()), Event::RolledBack { why: why.to_owned() });
+            let occasion = "because it did not pay".to_owned();
+            self.write(Some(about), Event::Undone { result, affinity: undo.before(), occasion });
+            if result == Undone::Gone {
+                self.settled.ended(&undo.subject);
+            }
+            done.push(Record::Done { subject: undo.subject });
+        }
+    }
+}
+
+fn count(n: usize) -> String {
+    if n == 1 { "1 move".into() } else { format!("{n} moves") }
+}
+
+fn was(n: usize) -> &'static str {
+    if n == 1 { "was" } else { "were" }
+}
+
+/// The word that a unit variant has in JSON.
+fn word(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+}

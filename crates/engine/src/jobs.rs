@@ -1,0 +1,217 @@
+//! Moves that copy: which run, which wait, and how much they may copy.
+//!
+//! **Problem.** A move of a file or of a process's memory takes seconds to hours. Many at once would take the bandwidth of the
+//! load that they are for, and persistent memory wears out by writing.
+//!
+//! **Approach.** A plane copies in the background and reports [`Progress`]. [`Jobs`] keeps the few that run, a bounded queue of
+//! those that wait, and the bytes copied in the last 24 hours ([`Spent`]).
+//!
+//! **Limits.** The count of the last 24 hours begins anew with each start of homenode. A queue that is full refuses more.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use placement::{Move, Subject};
+use serde::{Deserialize, Serialize};
+use topology::NodeId;
+
+use crate::journal::About;
+
+/// Most moves that wait: what two copies at a time finish in 10 minutes if each takes a tenth of a second.
+pub(crate) const QUEUE_MAX: usize = 12_000;
+
+/// Names a job of a plane, for as long as it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct JobId(pub u64);
+
+/// What became of a move at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Started {
+    /// It is made.
+    Done,
+    /// It copies; [`crate::Plane::poll`] tells how far it is.
+    Job(JobId),
+}
+
+/// How far a job is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Which job.
+    pub job: JobId,
+    /// Bytes to move, those already in place included.
+    pub bytes: u64,
+    /// Of these, in place.
+    pub done: u64,
+    /// Bytes that could not be moved, by reason.
+    pub left: BTreeMap<String, u64>,
+    /// Whether it goes on.
+    pub state: JobState,
+}
+
+impl Progress {
+    /// Bytes that could not be moved.
+    pub fn failed(&self) -> u64 {
+        self.left.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+}
+
+/// Whether a job goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum JobState {
+    /// It copies.
+    Running,
+    /// It is over; bytes may be left behind.
+    Done,
+    /// It ended early. What was copied stays.
+    Failed {
+        /// One sentence.
+        why: String,
+    },
+    /// It was stopped. What was copied stays.
+    Cancelled,
+}
+
+/// A job as [`crate::WindowReport`] shows it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct JobReport {
+    /// What is moved.
+    pub subject: Subject,
+    /// Its name: of a process, or the path of a file.
+    pub name: String,
+    /// The node that it leaves.
+    pub from: NodeId,
+    /// The node that it goes to.
+    pub to: NodeId,
+    /// Bytes to move.
+    pub bytes: u64,
+    /// Of these, in place.
+    pub done: u64,
+    /// Bytes that could not be moved.
+    pub failed: u64,
+    /// Bytes/s since the last window.
+    pub rate: f64,
+}
+
+/// A move that copies.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub subject: Subject,
+    pub from: NodeId,
+    pub to: NodeId,
+    pub about: About,
+    pub remote_share: Option<f64>,
+    /// On the snapshots' clock.
+    pub started_s: f64,
+    pub polled_s: f64,
+    pub bytes: u64,
+    pub done: u64,
+    pub failed: u64,
+    pub rate: f64,
+    /// Tenths that the journal has.
+    pub tenths: u64,
+    /// Why it was told to stop.
+    pub stopped: Option<String>,
+}
+
+/// A move that waits until others have been copied.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    pub mv: Move,
+    pub subject: Subject,
+    pub about: About,
+    pub remote_share: Option<f64>,
+    pub since_s: f64,
+    /// It takes back a move that did not pay, and is not tried itself.
+    pub back: bool,
+}
+
+/// Everything that copies or waits.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    pub running: BTreeMap<JobId, Running>,
+    pub queue: VecDeque<Queued>,
+    pub spent: Spent,
+}
+
+impl Jobs {
+    /// Whether a move of this subject from this node copies or waits.
+    pub fn waits(&self, subject: &Subject, mv: &Move) -> bool {
+        self.queue.iter().any(|q| q.subject == *subject && nodes(&q.mv) == nodes(mv))
+    }
+
+    /// Adds a move to the queue; `false` if it is full.
+    pub fn enqueue(&mut self, queued: Queued) -> bool {
+        let fits = self.queue.len() < QUEUE_MAX;
+        if fits {
+            self.queue.push_back(queued);
+        }
+        fits
+    }
+
+    /// The jobs that run, as a report.
+    pub fn report(&self) -> Vec<JobReport> {
+        let report = |r: &Running| JobReport {
+            subject: r.subject.clone(),
+            name: r.about.comm.clone(),
+            from: r.from,
+            to: r.to,
+            bytes: r.bytes,
+            done: r.done,
+            failed: r.failed,
+            rate: r.rate,
+        };
+        self.running.values().map(report).collect()
+    }
+}
+
+/// The nodes of a move.
+pub(crate) fn nodes(mv: &Move) -> (NodeId, NodeId) {
+    let (Move::Thread { from, to, .. } | Move::Process { from, to, .. } | Move::File { from, to, .. }) = mv;
+    (*from, *to)
+}
+
+/// Bytes copied in the last 24 hours, by the hour.
+#[derive(Debug, Default)]
+pub(crate) struct Spent {
+    hours: VecDeque<(u64, u64)>,
+}
+
+const HOUR_S: f64 = 3600.0;
+const DAY_HOURS: u64 = 24;
+
+impl Spent {
+    /// Bytes were copied at this time.
+    pub fn add(&mut self, now_s: f64, bytes: u64) {
+        let hour = (now_s / HOUR_S) as u64;
+        match self.hours.back_mut() {
+            Some(last) if last.0 == hour => last.1 = last.1.saturating_add(bytes),
+            _ => self.hours.push_back((hour, bytes)),
+        }
+        self.hours.retain(|h| h.0 + DAY_HOURS > hour);
+    }
+
+    /// Bytes copied in the 24 hours until now, counted in whole hours.
+    pub fn day(&self, now_s: f64) -> u64 {
+        let hour = (now_s / HOUR_S) as u64;
+        let within = self.hours.iter().filter(|h| h.0 + DAY_HOURS > hour);
+        within.fold(0, |sum, h| sum.saturating_add(h.1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_day_is_24_hours_and_keeps_25_entries_at_most() {
+        let mut spent = Spent::default();
+        for minute in 0..60 * 24 * 30 {
+            spent.add(f64::from(minute) * 60.0, 1);
+            assert!(spent.hours.len() <= 25);
+        }
+        let end = f64::from(60 * 24 * 30 - 1) * 60.0;
+        assert_eq!(spent.day(end), 60 * 24);
+        assert_eq!(spent.day(end + 12.0 * HOUR_S), 60 * 12);
+        assert_eq!(spent.day(end + 24.0 * HOUR_S), 0);
+    }
+}

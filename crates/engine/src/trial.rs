@@ -1,0 +1,277 @@
+//! Whether a plan paid: what the moved threads get done before and after it.
+//!
+//! **Problem.** A plan that is right by its rule can still do harm, for a reason that the rule does not know.
+//!
+//! **Approach.** The work of a thread is its file bytes per CPU second: waiting for remote memory is CPU time, so work falls
+//! where memory is slower, and it does not depend on how much the program has to do. [`Trials`] keeps the work of every thread
+//! over the last `n` windows. The moves of one window are tried together, over the threads that they are about: the moved
+//! threads, the threads of moved processes, the readers of moved files. When all copies of the plan are done, and one window
+//! more has passed, `n` windows are compared with the `n` before. The plan has not paid if every window after it is worse than
+//! every window before, and the mean is worse by [`MARGIN`].
+//!
+//! **Limits.** By chance alone, all of `n` windows are worse than all of `n` others once in `(2n choose n)` plans: 252 for
+//! n = 5. A program that turns to dearer work in the very windows of a plan cannot be told from a plan that does not pay.
+//! Threads without a past of `n` windows are not tried, nor are more than [`MOST`] plans at a time.
+
+use std::collections::VecDeque;
+
+use placement::{Move, Snapshot, Subject, Thread};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::jobs::JobId;
+
+/// Least loss that is worth a second move: a seventh of what NThread measured for reads that are all remote (34.6 % of the
+/// bandwidth), so that a plan is taken back for a change in the place of memory, not for a slightly dearer mix of work.
+const MARGIN: f64 = 0.05;
+/// Most plans that are tried at a time: one a window for the longest time that a small plan takes.
+const MOST: usize = 16;
+/// How long the copies of a plan may take before it is not tried any more, in windows: an hour of 1 s.
+const PATIENCE: u32 = 3600;
+
+/// What a thread, or a group of them, did in one window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
+    bytes: u64,
+    read: u64,
+    remote: u64,
+    cpu_s: f64,
+}
+
+impl Work {
+    fn of(thread: &Thread) -> Self {
+        Self {
+            bytes: thread.file_bytes(),
+            read: thread.read_bytes.total(),
+            remote: thread.remote_bytes(),
+            cpu_s: thread.cpu_s,
+        }
+    }
+
+    fn add(mut self, more: &Self) -> Self {
+        self.bytes = self.bytes.saturating_add(more.bytes);
+        self.read = self.read.saturating_add(more.read);
+        self.remote = self.remote.saturating_add(more.remote);
+        self.cpu_s += more.cpu_s;
+        self
+    }
+
+    /// Bytes per CPU second; `None` where nothing was done.
+    fn rate(&self) -> Option<f64> {
+        (self.bytes > 0 && self.cpu_s > 0.0).then(|| self.bytes as f64 / self.cpu_s)
+    }
+
+    fn remote_share(&self) -> f64 {
+        if self.read == 0 { 0.0 } else { self.remote as f64 / self.read as f64 }
+    }
+}
+
+type Window = FxHashMap<Subject, Work>;
+
+/// The work of these threads in one window.
+fn sum(window: &Window, members: &FxHashSet<Subject>) -> Work {
+    members.iter().filter_map(|m| window.get(m)).fold(Work::default(), Work::add)
+}
+
+#[derive(Debug)]
+struct Trial {
+    moves: Vec<Move>,
+    members: FxHashSet<Subject>,
+    /// Copies that are not done yet.
+    waits: FxHashSet<JobId>,
+    windows: u32,
+    before: Vec<Work>,
+    /// The first of them, right after the last change, is not compared.
+    after: Vec<Work>,
+}
+
+/// A plan that has not paid.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Unpaid {
+    pub moves: Vec<Move>,
+    /// One sentence with the figures.
+    pub why: String,
+}
+
+/// Plans whose effect is not known yet.
+#[derive(Debug, Default)]
+pub(crate) struct Trials {
+    /// Windows to compare; 0: nothing is tried.
+    n: usize,
+    past: VecDeque<Window>,
+    trials: Vec<Trial>,
+}
+
+impl Trials {
+    /// Compares this many windows; 0: never.
+    pub fn new(n: u32) -> Self {
+        Self { n: n as usize, ..Self::default() }
+    }
+
+    /// A window has ended. Returns the plans that have turned out not to pay.
+    pub fn window(&mut self, snapshot: &Snapshot) -> Vec<Unpaid> {
+        if self.n == 0 {
+            return Vec::new();
+        }
+        let busy = snapshot.threads.iter().filter(|t| t.file_bytes() > 0);
+        let window: Window = busy.map(|t| (Subject::thread(t), Work::of(t))).collect();
+        let mut unpaid = Vec::new();
+        let n = self.n;
+        self.trials.retain_mut(|trial| {
+            trial.windows += 1;
+            if !trial.waits.is_empty() {
+                return trial.windows < PATIENCE;
+            }
+            let work = sum(&window, &trial.members);
+            // A group that does nothing now is another load than before.
+            if work.rate().is_none() {
+                return false;
+            }
+            trial.after.push(work);
+            if trial.after.len() <= n {
+                return true;
+            }
+            if let Some(why) = judge(&trial.before, trial.after.get(1..).unwrap_or_default()) {
+                unpaid.push(Unpaid { moves: std::mem::take(&mut trial.moves), why });
+            }
+            false
+        });
+        self.past.push_back(window);
+        if self.past.len() > n {
+            self.past.pop_front();
+        }
+        unpaid
+    }
+
+    /// These moves were made after the last window, or have begun to copy as these jobs.
+    pub fn begin(&mut self, moves: Vec<Move>, waits: impl IntoIterator<Item = JobId>, snapshot: &Snapshot) {
+        if self.n == 0 || moves.is_empty() {
+            return;
+        }
+        let members = members(&moves, snapshot);
+        // What is moved again cannot be told from what the first move did.
+        self.trials.retain(|t| t.members.is_disjoint(&members));
+        let before: Vec<Work> = self.past.iter().map(|w| sum(w, &members)).collect();
+        if self.trials.len() < MOST && before.len() == self.n && before.iter().all(|w| w.rate().is_some()) {
+            let (waits, after) = (waits.into_iter().collect(), Vec::new());
+            self.trials.push(Trial { moves, members, waits, windows: 0, before, after });
+        }
+    }
+
+    /// A copy has ended.
+    pub fn copied(&mut self, job: JobId) {
+        self.trials.iter_mut().for_each(|t| _ = t.waits.remove(&job));
+    }
+}
+
+/// The threads that these moves are about.
+fn members(moves: &[Move], snapshot: &Snapshot) -> FxHashSet<Subject> {
+    let (mut tids, mut pids, mut files) = (FxHashSet::default(), FxHashSet::default(), FxHashSet::default());
+    for mv in moves {
+        match mv {
+            Move::Thread { tid, .. } => _ = tids.insert(*tid),
+            Move::Process { pid, .. } => _ = pids.insert(*pid),
+            Move::File { file, .. } => _ = files.insert(file.as_str()),
+        }
+    }
+    let about = |t: &&Thread| {
+        tids.contains(&t.tid) || pids.contains(&t.pid) || t.files.iter().any(|f| files.contains(f.file.as_str()))
+    };
+    snapshot.threads.iter().filter(about).map(Subject::thread).collect()
+}
+
+/// Why the windows after a plan are clearly worse than those before; `None` if they are not.
+fn judge(before: &[Work], after: &[Work]) -> Option<String> {
+    let rates = |works: &[Work]| works.iter().filter_map(Work::rate).collect::<Vec<f64>>();
+    let (b, a) = (rates(before), rates(after));
+    let least = b.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = a.iter().copied().fold(0.0, f64::max);
+    let mean = |rates: &[f64]| rates.iter().sum::<f64>() / rates.len() as f64;
+    let (was, is) = (mean(&b), mean(&a));
+    if a.is_empty() || b.is_empty() || most >= least || is > was * (1.0 - MARGIN) {
+        return None;
+    }
+    let share = |works: &[Work]| works.iter().fold(Work::default(), Work::add).remote_share() * 100.0;
+    Some(format!(
+        "{:.1} MB of file data per CPU second in {} windows before, {:.1} MB in {} after (remote share {:.0} % → {:.0} %)",
+        was / 1e6,
+        b.len(),
+        is / 1e6,
+        a.len(),
+        share(before),
+        share(after)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use placement::Reason;
+    use topology::NodeId;
+
+    use super::*;
+
+    /// One thread that reads this many MB in one CPU second, from node 1.
+    fn window(mb: u64) -> Snapshot {
+        let text = format!(
+            r#"{{"tid":7,"pid":7,"start_ns":1,"node":0,"allowed_nodes":[0,1],"cpu_s":1,"read_bytes":{{"1":{}}},
+                "files":[{{"file":"a"}}]}}"#,
+            mb * 1_000_000
+        );
+        Snapshot { window_s: 1.0, threads: vec![serde_json::from_str(&text).unwrap()], ..Snapshot::default() }
+    }
+
+    fn moves() -> Vec<Move> {
+        let (from, to, why) = (NodeId(0), NodeId(1), "".into());
+        vec![Move::File { file: "a".into(), generation: None, from, to, reason: Reason::OverloadedHome, why }]
+    }
+
+    /// The plans found not to pay, with the number of the window after the plan.
+    fn run(before: &[u64], wait: usize, after: &[u64]) -> Vec<(usize, String)> {
+        let mut trials = Trials::new(3);
+        for mb in before {
+            assert_eq!(trials.window(&window(*mb)), []);
+        }
+        trials.begin(moves(), [JobId(1)], &window(1));
+        let mut unpaid = Vec::new();
+        for (i, mb) in after.iter().enumerate() {
+            if i == wait {
+                trials.copied(JobId(1));
+            }
+            unpaid.extend(trials.window(&window(*mb)).into_iter().map(|u| (i + 1, u.why)));
+        }
+        assert!(trials.past.len() <= 3 && (unpaid.is_empty() || trials.trials.is_empty()));
+        unpaid
+    }
+
+    #[test]
+    fn only_what_is_worse_in_every_window_and_clearly_so_has_not_paid() {
+        let why =
+            "100.0 MB of file data per CPU second in 3 windows before, 80.0 MB in 3 after (remote share 100 % → 100 %)";
+        // The window right after the plan is not compared: 4 windows.
+        assert_eq!(run(&[100, 100, 100], 0, &[999, 80, 80, 80, 80]), [(4, why.into())]);
+        assert_eq!(run(&[100, 100, 79], 0, &[80, 80, 80, 80]), []); // one window before was worse
+        assert_eq!(run(&[100, 100, 100], 0, &[80, 80, 80, 101]), []);
+        assert_eq!(run(&[100, 100, 100], 0, &[97, 97, 97, 97]), []); // less than the margin
+        assert_eq!(run(&[100, 100], 0, &[10, 10, 10, 10]), []); // no past of three windows
+        assert_eq!(run(&[100, 100, 100], 0, &[80, 0, 80, 80, 80, 80]), []); // another load
+    }
+
+    #[test]
+    fn a_plan_is_compared_when_its_copies_are_done() {
+        let found = run(&[100, 100, 100], 5, &[10, 10, 10, 10, 10, 10, 80, 80, 80]);
+        assert_eq!(found.iter().map(|f| f.0).collect::<Vec<_>>(), [9]);
+        assert!(found[0].1.contains("80.0 MB in 3 after"), "{found:?}");
+        assert_eq!(run(&[100, 100, 100], 99, &[10; 50]), []);
+    }
+
+    #[test]
+    fn what_is_moved_again_is_tried_anew() {
+        let mut trials = Trials::new(1);
+        trials.window(&window(100));
+        trials.begin(moves(), [], &window(1));
+        trials.window(&window(50));
+        trials.begin(moves(), [], &window(1));
+        assert_eq!(trials.window(&window(50)), []);
+        assert_eq!(trials.window(&window(50)), []); // as bad as before the second move
+        assert!(trials.trials.is_empty());
+    }
+}

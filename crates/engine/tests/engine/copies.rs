@@ -1,0 +1,271 @@
+//! Moves that copy: at once, in the queue, limited, stopped, interrupted; and plans that do not pay.
+
+use engine::journal::{Event, Filter, Kind, history, read};
+use engine::settings::Moves;
+use engine::{Engine, Rail, Settings, StateDir, Verdict, recover};
+use placement::{Move, OutcomeState, Snapshot};
+
+use std::sync::{Arc, Mutex};
+
+use crate::fake::{Fake, all_cpus, file, file_of, mv, node_cpus, process, restless, script};
+
+/// Makes these moves in the given windows, and keeps what the policy is told in each.
+type Told = Arc<Mutex<Vec<Vec<OutcomeState>>>>;
+
+fn at(mut plan: Vec<(usize, Vec<Move>)>) -> (Box<dyn placement::Policy>, Told) {
+    let told = Told::default();
+    let tell = Arc::clone(&told);
+    let mut window = 0;
+    let policy = script(move |s: &Snapshot| {
+        window += 1;
+        tell.lock().unwrap().push(s.outcomes.iter().map(|o| o.result.clone()).collect());
+        let due = plan.iter().position(|p| p.0 == window);
+        due.map(|i| plan.swap_remove(i).1).unwrap_or_default()
+    });
+    (policy, told)
+}
+
+fn limits(moves: Moves) -> Settings {
+    Settings { moves, ..Settings::default() }
+}
+
+fn copying(bytes: u64, step: u64, tasks: impl IntoIterator<Item = (u32, u32, u32)>) -> Fake {
+    let plane = Fake::new(tasks);
+    (plane.world().copy_bytes, plane.world().copy_step) = (0, step);
+    plane.world().copy_bytes = bytes;
+    plane
+}
+
+#[test]
+fn a_copy_goes_on_while_windows_do_and_the_policy_is_told() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = copying(1_000, 300, [(1, 0, 1)]);
+    let (policy, told) = at(vec![(1, vec![file(1, 1, 0)])]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
+    let report = engine.step().unwrap();
+    assert_eq!(report.outcomes[0].result, Verdict::Started);
+    let done: Vec<Vec<u64>> =
+        (0..5).map(|_| engine.step().unwrap().jobs.iter().map(|j| (j.done, j.rate as u64).0).collect()).collect();
+    assert_eq!(done, [vec![300], vec![600], vec![900], vec![], vec![]]);
+    assert_eq!(plane.world().tasks[&1].home, 0);
+    assert_eq!(plane.world().pace, Moves::default().rate);
+    for _ in 0..4 {
+        engine.step().unwrap();
+    }
+    engine.finish();
+    let told = told.lock().unwrap();
+    let running = |done| vec![OutcomeState::Running { bytes: 1_000, done }];
+    let end = vec![OutcomeState::Done { bytes: 1_000, failed: 7 }];
+    assert_eq!(told[..6], [vec![], running(300), running(600), running(900), end, vec![]]);
+    let lines = history(read(tmp.path(), &Filter { comm: Some(file_of(1)), ..Filter::default() }).unwrap());
+    let said: Vec<String> = lines
+        .iter()
+        .map(|l| match &l.entry.event {
+            Event::CopyStarted { remote_share, .. } => format!("started {remote_share:?}"),
+            Event::CopyProgress { done, .. } => format!("{done}"),
+            Event::CopyEnded { done, left, why: None, .. } => format!("ended {done} {left:?} {:?}", l.remote_share),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    // What it brought: all of what its reader read came from another node, then nothing.
+    assert_eq!(said, ["started Some(1.0)", "300", "600", "900", "ended 1000 {\"pinned\": 7} Some((1.0, 0.0))"]);
+    assert!(lines.iter().all(|l| l.entry.thread.as_ref().unwrap().kind == Kind::File));
+    assert!(!tmp.path().join("state.jsonl").exists());
+}
+
+#[test]
+fn a_few_run_at_once_and_the_rest_waits_its_turn() {
+    let plane = copying(200, 100, (1..=5).map(|tid| (tid, 0, 1)));
+    let (policy, told) = at(vec![(1, (1..=5).map(|tid| file(tid, 1, 0)).collect()), (2, vec![file(5, 1, 0)])]);
+    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), None).unwrap();
+    let first: Vec<Verdict> = engine.step().unwrap().outcomes.into_iter().map(|o| o.result).collect();
+    use Verdict::*;
+    assert_eq!(first, [Started, Started, Queued, Queued, Queued]);
+    assert_eq!(told.lock().unwrap().len(), 1);
+    // Asked for again, it waits once.
+    let report = engine.step().unwrap();
+    assert_eq!((report.outcomes[0].result.clone(), report.queued), (Queued, 3));
+    let queued: Vec<usize> = (0..8).map(|_| engine.step().unwrap().queued).collect();
+    assert_eq!(queued, [1, 1, 0, 0, 0, 0, 0, 0]);
+    let world = plane.world();
+    let times: Vec<f64> = world.started.iter().map(|s| s.0).collect();
+    assert_eq!((times, world.most_copies), (vec![1.0, 1.0, 3.0, 3.0, 5.0], 2));
+    assert!((1..=5).all(|tid| world.tasks[&tid].home == 0));
+    assert!(told.lock().unwrap()[1].contains(&OutcomeState::Queued));
+}
+
+#[test]
+fn what_waited_too_long_is_dropped() {
+    let plane = copying(1_000_000, 1, (1..=3).map(|tid| (tid, 0, 1)));
+    let (policy, told) = at(vec![(1, (1..=3).map(|tid| file(tid, 1, 0)).collect())]);
+    let mut settings = limits(Moves::default());
+    settings.settle.again_s = 20.0;
+    let mut engine = Engine::new(plane.clone(), policy, settings, None).unwrap();
+    for _ in 0..30 {
+        engine.step().unwrap();
+    }
+    // Two slots are busy for good, so it is still in the queue; when one is free, it is too old.
+    plane.world().copies_fail = Some("the file was deleted");
+    engine.step().unwrap();
+    engine.step().unwrap();
+    assert_eq!(plane.world().started.len(), 2);
+    let told = told.lock().unwrap();
+    let last = told.last().unwrap();
+    assert!(matches!(&last[..], [OutcomeState::Failed { bytes: 0, why }] if why.contains("out of date")), "{last:?}");
+    let failed = &told[told.len() - 2];
+    let why = |o: &&OutcomeState| matches!(o, OutcomeState::Failed { why, .. } if why == "the file was deleted");
+    assert_eq!(failed.iter().filter(why).count(), 2, "{failed:?}");
+}
+
+#[test]
+fn bytes_per_day_stop_copies_and_hold_back_more() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = copying(1_000, 100, [(1, 0, 1), (2, 0, 1)]);
+    let (policy, told) = at(vec![(1, vec![file(1, 1, 0)]), (8, vec![file(2, 1, 0)]), (9 + 24 * 3600, vec![])]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let settings = limits(Moves { bytes_per_day: 350.0, ..Moves::default() });
+    let mut engine = Engine::new(plane.clone(), policy, settings, Some(state)).unwrap();
+    let reports: Vec<_> = (0..8).map(|_| engine.step().unwrap()).collect();
+    assert!(plane.world().copies.is_empty());
+    // 100 a window: the fourth is the first beyond 350, and the next poll finds the copy stopped.
+    assert_eq!(reports.iter().map(|r| r.jobs.len()).collect::<Vec<_>>(), [1, 1, 1, 1, 1, 0, 0, 0]);
+    assert_eq!(plane.world().tasks[&1].home, 1); // not all of it arrived
+    let Verdict::HeldBack { rail, why } = &reports[7].outcomes[0].result else { panic!("{:?}", reports[7].outcomes) };
+    assert_eq!(*rail, Rail::BytesPerDay, "{why}");
+    let told = told.lock().unwrap();
+    let stopped = |o: &OutcomeState| matches!(o, OutcomeState::Failed { bytes: 500, why } if why.contains("24 hours"));
+    assert!(told[5].iter().any(stopped), "{:?}", told[5]);
+}
+
+#[test]
+fn copies_are_stopped_on_exit_and_affinities_restored() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = copying(1_000, 100, [(1, 0, 1), (2, 0, 1), (3, 0, 1)]);
+    let (policy, _) = at(vec![(1, vec![process(1, 0, 1), file(2, 1, 0), file(3, 1, 0)])]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
+    engine.step().unwrap();
+    let report = engine.step().unwrap();
+    assert_eq!((report.jobs.len(), report.queued, report.held_threads), (2, 1, 1));
+    assert_eq!(plane.world().mask(1), node_cpus(1));
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.copies, finished.failed), (1, 2, 0));
+    let text = finished.notes.join("\n");
+    assert!(text.contains("the move of process 1 from node 0 to 1 was stopped: 0.0 of 0.0 MB moved"), "{text}");
+    assert_eq!(plane.world().mask(1), all_cpus());
+    assert!(plane.world().copies.is_empty() && !tmp.path().join("state.jsonl").exists());
+    let ends = read(tmp.path(), &Filter::default()).unwrap();
+    let ended = |why: &str| why == "homenode ends";
+    let ended = ends.iter().filter(|e| matches!(&e.event, Event::CopyEnded { why: Some(why), .. } if ended(why)));
+    assert_eq!(ended.count(), 2);
+}
+
+#[test]
+fn a_copy_that_does_not_stop_does_not_keep_homenode() {
+    let plane = copying(1_000_000_000, 1, [(1, 0, 1)]);
+    plane.world().deaf = true;
+    let (policy, _) = at(vec![(1, vec![file(1, 1, 0)])]);
+    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), None).unwrap();
+    engine.step().unwrap();
+    let finished = engine.finish();
+    assert_eq!(finished.copies, 1);
+    assert!(finished.notes[0].contains("did not stop in time"), "{:?}", finished.notes);
+}
+
+/// Killed at any step: what the next start finds bound is restored, and it says which copies were interrupted.
+#[test]
+fn killed_at_any_step_of_a_copy() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = copying(1_000, 400, [(1, 0, 1), (2, 0, 1)]);
+    plane.world().state = Some(tmp.path().join("state.jsonl"));
+    let (policy, _) = at(vec![(1, vec![process(1, 0, 1)]), (2, vec![file(2, 1, 0)])]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
+    for _ in 0..7 {
+        engine.step().unwrap();
+    }
+    engine.finish();
+    drop(engine);
+    let wrecks = std::mem::take(&mut plane.world().wrecks);
+    let mut seen = std::collections::BTreeSet::new();
+    for (state, tasks) in wrecks {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("state.jsonl"), state.unwrap()).unwrap();
+        let mut plane = Fake::of(tasks.clone());
+        let finished = recover(&mut plane, &StateDir::open(dir.path()).unwrap()).unwrap();
+        assert_eq!(finished.failed, 0);
+        seen.insert(finished.copies);
+        assert!(plane.world().tasks.values().all(|t| t.mask == all_cpus()), "{tasks:?}");
+        assert!(!dir.path().join("state.jsonl").exists());
+        let told = read(dir.path(), &Filter::default()).unwrap_or_default();
+        let interrupted = told.iter().filter(|e| matches!(&e.event, Event::CopyEnded { why: Some(_), .. }));
+        assert_eq!(interrupted.count(), finished.copies);
+    }
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+/// A machine on which the work of moved threads becomes dearer, or does not.
+fn tried(dearer: f64) -> (Fake, Vec<String>, Vec<Vec<OutcomeState>>, Vec<Verdict>) {
+    struct Dear(Fake, f64);
+    impl engine::Plane for Dear {
+        fn topology(&self) -> &topology::Topology {
+            self.0.topology()
+        }
+        fn observe(&mut self, w: std::time::Duration) -> Result<Snapshot, engine::PlaneError> {
+            let mut snapshot = self.0.observe(w)?;
+            let moved = self.0.world().mask(1) == node_cpus(1) || self.0.world().tasks[&1].home == 0;
+            snapshot.threads.iter_mut().filter(|_| moved).for_each(|t| t.cpu_s *= self.1);
+            Ok(snapshot)
+        }
+        fn prepare(&mut self, mv: &Move) -> Result<Vec<engine::Undo>, engine::PlaneError> {
+            self.0.prepare(mv)
+        }
+        fn start(
+            &mut self,
+            mv: &Move,
+            undo: &[engine::Undo],
+            write: &mut engine::Write<'_>,
+        ) -> Result<engine::Started, engine::PlaneError> {
+            self.0.start(mv, undo, write)
+        }
+        fn poll(&mut self) -> Vec<engine::Progress> {
+            self.0.poll()
+        }
+        fn undo(&mut self, undo: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
+            self.0.undo(undo)
+        }
+    }
+    let plane = Fake::new([(1, 0, 1)]);
+    let again = |window| (window, vec![mv(1, None, 1, 0)]);
+    let (policy, told) = at(vec![(6, vec![mv(1, None, 0, 1)]), again(14)]);
+    let settings = Settings { moves: Moves::default(), dwell_s: 3.0, ..restless() };
+    let mut engine = Engine::new(Dear(plane.clone(), dearer), policy, settings, None).unwrap();
+    let (mut notes, mut verdicts) = (Vec::new(), Vec::new());
+    for _ in 0..16 {
+        let report = engine.step().unwrap();
+        notes.extend(report.notes);
+        verdicts.extend(report.outcomes.into_iter().map(|o| o.result));
+    }
+    drop(engine);
+    let told = told.lock().unwrap().clone();
+    (plane, notes, told, verdicts)
+}
+
+#[test]
+fn a_plan_that_does_not_pay_is_taken_back_once() {
+    let (plane, notes, told, verdicts) = tried(1.5);
+    // Moved in window 6. Windows 8 to 12 are compared with 2 to 6.
+    let why = "10.0 MB of file data per CPU second in 5 windows before, 6.7 MB in 5 after (remote share 100 % → 0 %)";
+    assert_eq!(notes, [format!("1 move did not pay and was taken back: {why}")]);
+    assert_eq!(told[11], [OutcomeState::RolledBack { why: why.into() }]);
+    assert_eq!(plane.world().mask(1), all_cpus());
+    let Verdict::HeldBack { rail: Rail::LeftAlone, why } = &verdicts[1] else { panic!("{verdicts:?}") };
+    assert!(why.starts_with("its last move did not pay: left alone for"), "{why}");
+    // One that pays, or costs little, stays.
+    for fine in [0.5, 1.0, 1.03] {
+        let (_, notes, told, verdicts) = tried(fine);
+        assert_eq!((notes, &told[11]), (vec![], &vec![]));
+        assert_eq!(verdicts, [Verdict::Applied, Verdict::Applied]);
+    }
+}

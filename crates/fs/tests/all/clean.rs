@@ -1,0 +1,164 @@
+//! Unmounting and mounting again without reading the logs.
+
+use std::sync::{Arc, Mutex};
+
+use fs::{Damage, Error, Ino, Volume};
+
+use crate::crash::{prelude, states, use_and_empty, with};
+use crate::medium::{Image, Ram, Recorder, Sabotage, blank};
+use crate::model::{Tree, observe};
+use crate::operations::Op;
+use crate::{REGIONS, format, options};
+
+/// A volume with a bit of everything, and what is in it.
+fn example() -> (Image, Tree) {
+    let ram = Ram::new(blank(&REGIONS));
+    format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram.clone()), options(2)).unwrap();
+    for op in prelude() {
+        op.on_volume(&volume).unwrap();
+    }
+    let tree = observe(&volume);
+    volume.unmount().unwrap();
+    (ram.image(), tree)
+}
+
+#[test]
+fn a_clean_mount_reads_an_inode_when_it_is_asked_for() {
+    let (mut image, tree) = example();
+    let ram = Ram::new(image.clone());
+    let volume = Volume::mount(Box::new(ram.clone()), options(3)).unwrap();
+    let free =
+        |volume: &Volume| -> Vec<_> { volume.usage().regions.iter().map(|r| (r.free_blocks, r.free_inodes)).collect() };
+    let checkpointed = free(&volume);
+    assert_eq!(observe(&volume), tree);
+    // The same volume, now that it says "mounted": the logs are read.
+    let scanned = Volume::mount(Box::new(Ram::new(ram.image())), options(1)).unwrap();
+    assert_eq!(checkpointed, free(&scanned));
+    let file = volume.resolve(b"/a").unwrap();
+    let parent = volume.resolve(b"/d").unwrap();
+    assert_eq!(volume.lookup(parent, b"..").unwrap().ino, Ino::ROOT);
+    drop(volume);
+    // Damage in one log: a mount does not see it, a use of the file does, and so does fsck.
+    let log = image.iter().enumerate().find_map(|(region, bytes)| {
+        let page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == file.raw().to_le_bytes();
+        bytes.chunks(4096).position(page).map(|index| (region, index * 4096))
+    });
+    let (region, at) = log.unwrap();
+    image[region][at + 70] ^= 1;
+    let volume = Volume::mount(Box::new(Ram::new(image.clone())), options(1)).unwrap();
+    assert!(matches!(volume.stat(file), Err(Error::Damaged(Damage::Inode { ino, .. })) if ino == file));
+    assert!(volume.resolve(b"/b").is_ok());
+    let report = fs::fsck::check(Box::new(Ram::new(image))).unwrap();
+    assert!(report.damage.iter().any(|d| matches!(d, Damage::Inode { ino, .. } if *ino == file)), "{report:?}");
+}
+
+#[test]
+fn mounts_unmounts_and_uses_in_turn_keep_everything() {
+    let (image, mut tree) = example();
+    let ram = Ram::new(image);
+    for round in 0..6 {
+        let volume = Volume::mount(Box::new(ram.clone()), options(1 + round % 3)).unwrap();
+        let ops = [
+            Op::Create(format!("/d/{round}")),
+            Op::Write(format!("/d/{round}"), 0, 3000, round as u8),
+            Op::Rename(["/d", "/n"][round % 2].into(), ["/n", "/d"][round % 2].into(), fs::Rename::Replace),
+            Op::Rename("/b".into(), "/e/b".into(), fs::Rename::Replace),
+        ];
+        // Some inodes are read in this round, others are not.
+        if round == 3 {
+            tree = observe(&volume);
+        } else {
+            let _ = ops.iter().map(|op| op.on_volume(&volume)).collect::<Vec<_>>();
+            if round % 2 == 0 {
+                Op::Rename("/n".into(), "/d".into(), fs::Rename::Replace).on_volume(&volume).unwrap();
+            }
+            tree = if round % 2 == 0 { observe(&volume) } else { tree };
+        }
+        volume.unmount().unwrap();
+        let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
+        assert!(report.clean && report.damage.is_empty(), "{round}: {report:?}");
+    }
+    assert!(tree.len() > 8);
+    use_and_empty(&Volume::mount(Box::new(ram), options(1)).unwrap()).unwrap();
+}
+
+#[test]
+fn a_check_tells_how_far_it_is_and_stops_when_asked() {
+    let (image, _) = example();
+    let told = Mutex::new(Vec::new());
+    let watch = |done, all| {
+        told.lock().unwrap().push((done, all));
+        true
+    };
+    fs::fsck::check_with(Box::new(Ram::new(image.clone())), &watch).unwrap();
+    assert_eq!(*told.lock().unwrap(), [(0, 2), (1, 2)], "one step for the table of each region");
+    let stopped = fs::fsck::check_with(Box::new(Ram::new(image)), &|_, _| false);
+    assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
+}
+
+/// A file without a name that is open at the unmount is gone afterwards.
+#[test]
+fn an_unmount_with_an_open_orphan_leaves_it_to_recovery() {
+    let (image, _) = example();
+    let ram = Ram::new(image);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let file = volume.resolve(b"/b").unwrap();
+    volume.open(file).unwrap();
+    volume.unlink(Ino::ROOT, b"b").unwrap();
+    volume.unmount().unwrap();
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    assert!(matches!(volume.stat(file), Err(Error::NotFound)));
+    use_and_empty(&volume).unwrap();
+}
+
+/// Crashes at every fence of an unmount, of the mount after it, and of a change after that. Returned are the states that
+/// were wrong.
+fn crash_around_an_unmount(sabotage: Option<Sabotage>) -> (u64, u64, (u64, u64)) {
+    let (image, tree) = example();
+    let recorder = Recorder::new(image);
+    let counts = Arc::new(Mutex::new((0, 0)));
+    let allowed = Arc::new(Mutex::new(vec![tree]));
+    let (count, trees) = (Arc::clone(&counts), Arc::clone(&allowed));
+    let check = move |point: &crate::medium::CrashPoint<'_>| {
+        for change in states(point) {
+            let ram = Ram::new(with(point.durable, &change));
+            let found = Volume::mount(Box::new(ram), options(1)).and_then(|volume| {
+                let tree = crate::model::try_observe(&volume)?;
+                // A checkpoint that is out of date gives blocks away that are in use.
+                volume.write(volume.resolve(b"/a")?, 0, &[9; 5100])?; // takes the same blocks as the write to /b below
+                volume.truncate(volume.resolve(b"/a")?, 0)?;
+                let mut after = crate::model::try_observe(&volume)?;
+                let mut before = tree.clone();
+                for tree in [&mut after, &mut before] {
+                    tree.retain(|path, _| path != "/a" && path != "/d/l");
+                }
+                Ok((tree, after == before))
+            });
+            let mut count = count.lock().unwrap();
+            count.0 += 1;
+            count.1 += u64::from(!matches!(found, Ok((tree, true)) if trees.lock().unwrap().contains(&tree)));
+        }
+    };
+    recorder.on_fence(Some(Box::new(check)));
+    recorder.sabotage(sabotage);
+    let volume = Volume::mount(Box::new(recorder.clone()), options(1)).unwrap();
+    let mut after = allowed.lock().unwrap()[0].clone();
+    after.get_mut("/b").unwrap().data = vec![3; 5100];
+    allowed.lock().unwrap().push(after);
+    volume.write(volume.resolve(b"/b").unwrap(), 0, &[3; 5100]).unwrap();
+    volume.unmount().unwrap();
+    let flushes = recorder.counts();
+    recorder.on_fence(None);
+    let (checked, wrong) = *counts.lock().unwrap();
+    (checked, wrong, flushes)
+}
+
+#[test]
+fn an_unmount_and_a_mount_survive_a_crash_at_every_fence() {
+    let (checked, wrong, (flushes, _)) = crash_around_an_unmount(None);
+    println!("{checked} crash states around an unmount; {flushes} flushes");
+    assert!(checked > 50 && wrong == 0, "{wrong} of {checked}");
+    // The first flush is that of the word that says "mounted".
+    assert!(crash_around_an_unmount(Some(Sabotage::Flush(1))).1 > 0);
+}

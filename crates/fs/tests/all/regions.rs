@@ -1,0 +1,95 @@
+//! Volumes of 1 to 64 regions, and regions that are missing or belong elsewhere.
+
+use fs::{Ino, Layout, NewFile, Volume};
+
+use crate::crash::use_and_empty;
+use crate::medium::{Image, Ram, blank};
+use crate::options;
+
+/// A volume on unequal regions with a file over all of them.
+fn example(count: usize, id: u8) -> (Image, Ino, Vec<u8>) {
+    let sizes: Vec<u64> = (0..count as u64).map(|i| 40 + i * 7 % 23).collect();
+    let ram = Ram::new(blank(&sizes));
+    let layout = Layout {
+        volume: [id; 16],
+        created: 1,
+        nodes: (0..count as u32).map(Some).collect(),
+        names: Vec::new(),
+        bytes_per_inode: 16384,
+        journals: 1,
+        data_checksums: true,
+        owner: (0, 0),
+    };
+    fs::mkfs(Box::new(ram.clone()), &layout).unwrap();
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let file = volume.create(Ino::ROOT, b"f", NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
+    let data: Vec<u8> = (0..count * 16 * 4096).map(|i| (i / 99) as u8).collect();
+    volume.write(file, 0, &data).unwrap();
+    volume.unmount().unwrap();
+    (ram.image(), file, data)
+}
+
+fn refusal(image: Image) -> String {
+    let check = fs::fsck::check(Box::new(Ram::new(image.clone()))).map(|_| ()).unwrap_err().to_string();
+    let mount = Volume::mount(Box::new(Ram::new(image)), options(1)).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(check, mount);
+    mount
+}
+
+#[test]
+fn one_three_and_sixty_four_regions_of_unequal_sizes_work() {
+    for count in [1, 3, 64] {
+        let (image, file, data) = example(count, 1);
+        let ram = Ram::new(image);
+        let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+        let nodes = volume.bytes_by_node(file).unwrap();
+        assert_eq!(nodes.len(), count, "one stripe of 16 blocks on each node");
+        let mut out = vec![0; data.len()];
+        assert_eq!(volume.read(file, 0, &mut out).unwrap(), data.len());
+        assert!(out == data);
+        let last = count as u32 - 1;
+        volume.truncate(file, 16 * 4096).unwrap();
+        assert_eq!(volume.migrate_file(file, last, None, |_| true).unwrap().moved, if count == 1 { 0 } else { 16 });
+        assert_eq!(volume.bytes_by_node(file).unwrap().keys().collect::<Vec<_>>(), [&Some(last)]);
+        drop(volume);
+        let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
+        assert!(report.damage.is_empty(), "{count}: {report:?}");
+        use_and_empty(&Volume::mount(Box::new(ram), options(2)).unwrap()).unwrap();
+    }
+    let ram = Ram::new(blank(&[40; 65]));
+    let nodes = vec![None; 65];
+    let (volume, names) = ([1; 16], Vec::new());
+    let layout = Layout {
+        volume,
+        created: 1,
+        nodes,
+        names,
+        bytes_per_inode: 16384,
+        journals: 1,
+        data_checksums: false,
+        owner: (0, 0),
+    };
+    assert_eq!(fs::mkfs(Box::new(ram), &layout).unwrap_err().to_string(), "invalid: a volume has 1 to 64 regions");
+}
+
+#[test]
+fn a_region_that_is_missing_or_belongs_elsewhere_gives_a_clear_error() {
+    let (image, ..) = example(3, 1);
+    let (other, ..) = example(3, 2);
+    assert_eq!(refusal(image[..2].to_vec()), "not a volume: 2 of its 3 regions were given");
+    let swap = |at: usize, with: &Vec<u8>| {
+        let mut image = image.clone();
+        image[at] = with.clone();
+        refusal(image)
+    };
+    assert_eq!(swap(1, &other[1]), "not a volume: region 1 belongs to another volume than region 0");
+    assert_eq!(swap(0, &other[0]), "not a volume: region 1 belongs to another volume than region 0");
+    assert_eq!(swap(1, &image[2]), "not a volume: region 2 was given as region 1");
+    assert_eq!(swap(2, &vec![0; image[2].len()]), "not a volume: region 2: not a homenode region");
+    let mut more = image.clone();
+    more.push(image[2].clone());
+    assert_eq!(refusal(more), "not a volume: region 2 was given as region 3");
+    // A checksum that is right does not help: the layouts differ.
+    let (larger, ..) = example(2, 1);
+    assert_eq!(swap(1, &larger[1]), "not a volume: region 1 describes the volume otherwise than region 0");
+}

@@ -1,0 +1,196 @@
+//! `homenode hot`: which mapped file data a process uses, and on which node it is.
+//!
+//! **Problem.** A process can hold the lock of its memory for as long as it likes (a fault that a FUSE server of its own does not
+//! answer). Whatever asks the kernel about that memory then waits.
+//!
+//! **Approach.** A thread of its own asks; the command waits for it with an eye on Ctrl-C and the clock.
+//!
+//! **Limits.** A thread that waits in the kernel ends with the command.
+
+mod map;
+mod plot;
+mod view;
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use host::observe::ObserveError;
+use host::observe::mapped::{Mapped, Region};
+use serde_json::json;
+use topology::Topology;
+use view::View;
+
+use crate::cli::{Global, HotArgs};
+use crate::commands::{nodes, session};
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output::{self, escape, progress};
+use crate::signals::Stop;
+
+/// Samples: as many as a page remembers.
+const SAMPLES: u32 = 8;
+
+/// Share of the time that sampling may take, which also bounds how long the process is stalled.
+const SHARE: f64 = 0.01;
+
+/// How long beyond a sample's time to wait for an answer of the kernel.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the sampling thread says.
+enum News {
+    /// So many samples are done; the next comes after this time.
+    Sampled(u32, Duration),
+    Ended(Result<Seen, Failure>),
+}
+
+/// What was seen.
+struct Seen {
+    views: Vec<View>,
+    notes: Vec<String>,
+    samples: u32,
+    took_s: f64,
+}
+
+/// Prints how hot the mapped data of a process is.
+pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
+    let pid = args.pid;
+    // The kernel answers as for a debugger: not about a process of another user, or one that runs with more rights.
+    let maps = Path::new(session::PROC).join(pid.to_string()).join("maps");
+    if let Err(cause) = File::open(&maps) {
+        return Err(match cause.kind() {
+            std::io::ErrorKind::NotFound => Failure::new(Exit::Usage, format!("process {pid}"), "no such process"),
+            _ => Failure::io("open", &maps, &cause),
+        });
+    }
+    let process = format!("{} (pid {pid})", name_of(pid));
+    let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?)?;
+    let stop = Stop::on_signals()?;
+    let seen = watched(global, args, topology, &stop)?;
+    if let Some(file) = &args.plot {
+        let title = format!("{process}: {} samples in {:.1} s", seen.samples, seen.took_s);
+        let png = plot::draw(&title, &seen.views)
+            .map_err(|e| Failure::from_error(Exit::Partly, "cannot draw the heat map", &e))?;
+        fs::write(file, png).map_err(|e| Failure::io("write", file, &e))?;
+    }
+    if global.json {
+        output::print_json(&json!({
+            "pid": pid,
+            "samples": seen.samples,
+            "seconds": seen.took_s,
+            "regions": seen.views.iter().map(View::json).collect::<Vec<_>>(),
+            "notes": seen.notes,
+        }))?;
+    } else {
+        let mut text = map::text(&process, &seen.views, seen.samples, seen.took_s, map::Style::of_stdout());
+        for note in &seen.notes {
+            text.push_str(&format!("note: {}\n", escape(note)));
+        }
+        output::print(&text)?;
+    }
+    Ok(Exit::Done)
+}
+
+fn name_of(pid: u32) -> String {
+    fs::read_to_string(format!("{}/{pid}/comm", session::PROC))
+        .map(|name| name.trim_end().to_owned())
+        .unwrap_or_default()
+}
+
+/// Starts the sampling thread and waits for it.
+fn watched(global: &Global, args: &HotArgs, topology: Topology, stop: &Stop) -> Result<Seen, Failure> {
+    let (tell, news) = mpsc::channel();
+    let enough = Arc::new(AtomicBool::new(false));
+    let (pid, period) = (args.pid, Duration::from_secs_f64(args.seconds / f64::from(SAMPLES)));
+    let ended = enough.clone();
+    let sampler = thread::spawn(move || {
+        let seen = sample(pid, period, &topology, &ended, &tell);
+        // Nobody listens any more if the command has ended.
+        let _ = tell.send(News::Ended(seen));
+    });
+    let bar = progress::bar(global.json, u64::from(SAMPLES), "{wide_bar} {pos} of {len} samples  {elapsed}");
+    let mut patience = Instant::now() + PATIENCE;
+    let seen = loop {
+        match news.recv_timeout(Duration::from_millis(100)) {
+            Ok(News::Sampled(done, next)) => {
+                bar.set_position(u64::from(done));
+                patience = Instant::now() + next + PATIENCE;
+            }
+            Ok(News::Ended(seen)) => break seen,
+            Err(RecvTimeoutError::Timeout) if Instant::now() > patience => {
+                let why = "the kernel does not answer about its memory: something holds its lock";
+                break Err(Failure::new(Exit::Partly, format!("process {pid}"), why));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                break Err(Failure::new(Exit::Partly, format!("process {pid}"), "the sampling thread has failed"));
+            }
+        }
+        if stop.requested() && !enough.swap(true, Ordering::Relaxed) {
+            sampler.thread().unpark();
+            patience = Instant::now() + PATIENCE;
+        }
+    };
+    bar.finish_and_clear();
+    seen
+}
+
+/// Takes the samples, as often as the time and the budget allow.
+fn sample(
+    pid: u32,
+    period: Duration,
+    topology: &Topology,
+    enough: &AtomicBool,
+    tell: &Sender<News>,
+) -> Result<Seen, Failure> {
+    let cannot = |e: ObserveError| {
+        let failure = Failure::from_error(Exit::Unsupported, "cannot observe", &e);
+        match rustix::process::geteuid().is_root() {
+            true => failure,
+            false => failure.hint("this needs root: try sudo"),
+        }
+    };
+    let ended = || Failure::new(Exit::Partly, format!("process {pid}"), "it has ended");
+    let mut mapped = Mapped::open(Path::new(session::PROC), topology).map_err(cannot)?;
+    let begun = Instant::now();
+    // The first only clears the bits.
+    let mut cost = mapped.sample_one(pid).map_err(cannot)?.ok_or_else(ended)?;
+    let (mut samples, mut longest) = (0, period);
+    while samples < SAMPLES && !enough.load(Ordering::Relaxed) {
+        let pause = period.max(Duration::from_secs_f64(cost / SHARE));
+        longest = longest.max(pause);
+        let _ = tell.send(News::Sampled(samples, pause));
+        let until = Instant::now() + pause;
+        while !enough.load(Ordering::Relaxed) {
+            match until.checked_duration_since(Instant::now()) {
+                Some(left) if !left.is_zero() => thread::park_timeout(left),
+                _ => break,
+            }
+        }
+        cost = mapped.sample_one(pid).map_err(cannot)?.ok_or_else(ended)?;
+        samples += 1;
+    }
+    let took_s = begun.elapsed().as_secs_f64();
+    let views = mapped.regions(pid).into_iter().map(|region| View::new(region, path_of(pid, region)));
+    let mut notes = mapped.notes(pid);
+    if longest > period {
+        let s = longest.as_secs_f64();
+        notes.push(format!("{s:.1} s between samples: more often would take more than 1 % of the time"));
+    }
+    Ok(Seen { views: views.collect(), notes, samples, took_s })
+}
+
+/// The path of a mapped file; else its device and inode.
+fn path_of(pid: u32, region: &Region) -> String {
+    let mapping = &region.mapping;
+    let link = format!("{}/{pid}/map_files/{:x}-{:x}", session::PROC, mapping.start, mapping.end);
+    match fs::read_link(link) {
+        Ok(path) => path.to_string_lossy().into_owned(),
+        // The kernel's own form of device numbers: 20 bits for the minor.
+        Err(_) => format!("device {}:{} inode {}", mapping.dev >> 20, mapping.dev & 0xf_ffff, mapping.ino),
+    }
+}

@@ -1,0 +1,221 @@
+//! What sampling the accessed bits of a mapped file costs, to the program that maps it and to homenode, beside DAMON.
+//!
+//! ```text
+//! hot_bench FILE MIB ROUNDS OUT.json    measure
+//! hot_bench --load FILE                 the program: reads words of a mapped file at random
+//! ```
+//!
+//! In each round the program runs for a while undisturbed, sampled by homenode as in a window of a second, and watched by DAMON
+//! with the kernel's defaults, in turn, so that other work on the machine affects all alike. Ratios are medians over rounds. CPU
+//! time is that of the sampling thread and of the kernel's kdamond. Needs root.
+#![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use host::observe::mapped::Mapped;
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::json;
+use topology::Topology;
+
+/// How long each of the three runs in a round.
+const SPELL: Duration = Duration::from_secs(4);
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match *args {
+        ["--load", file] => load(Path::new(file)),
+        [file, mib, rounds, out] => {
+            measure(Path::new(file), mib.parse::<u64>().unwrap() << 20, rounds.parse().unwrap(), Path::new(out));
+        }
+        _ => panic!("usage: hot_bench FILE MIB ROUNDS OUT.json | --load FILE"),
+    }
+}
+
+/// Reads at random; for each line on stdin prints how many reads it has made.
+fn load(path: &Path) {
+    static READS: AtomicU64 = AtomicU64::new(0);
+    let file = File::open(path).unwrap();
+    let len = file.metadata().unwrap().len() as usize;
+    // SAFETY: a new mapping at an address that the kernel chooses; it stays for the life of the process.
+    let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0) }.unwrap();
+    let base = base.expose_provenance();
+    let read = move |at: usize| {
+        // SAFETY: within the mapping; nobody shortens the file.
+        unsafe { std::ptr::with_exposed_provenance::<u64>(base + at).read_volatile() };
+    };
+    (0..len).step_by(4096).for_each(read);
+    std::thread::spawn(move || {
+        let mut state = 1u64;
+        loop {
+            for _ in 0..1024 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                read((state >> 20) as usize % (len / 8) * 8);
+            }
+            READS.fetch_add(1024, Ordering::Relaxed);
+        }
+    });
+    for _ in std::io::stdin().lock().lines() {
+        println!("{}", READS.load(Ordering::Relaxed));
+    }
+}
+
+struct Program {
+    child: Child,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Program {
+    fn start(file: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .arg("--load")
+            .arg(file)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        Self { child, answers }
+    }
+
+    fn reads(&mut self) -> f64 {
+        writeln!(self.child.stdin.as_mut().unwrap()).unwrap();
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        line.trim().parse().unwrap()
+    }
+
+    /// Reads a second while `work` runs, which gets the time that it is to end.
+    fn rate(&mut self, work: impl FnOnce(Instant)) -> f64 {
+        let (begun, before) = (Instant::now(), self.reads());
+        work(begun + SPELL);
+        (self.reads() - before) / begun.elapsed().as_secs_f64()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn thread_cpu_s() -> f64 {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+fn measure(path: &Path, bytes: u64, rounds: usize, out: &Path) {
+    let file = File::create(path).unwrap();
+    // 4 KiB at a time: a folio for each page.
+    for at in (0..bytes).step_by(4096) {
+        file.write_all_at(&[1; 4096], at).unwrap();
+    }
+    let mut program = Program::start(path);
+    let pid = program.child.id();
+    program.reads();
+    let topology = topology::sysfs::read(Path::new("/sys")).unwrap_or_else(|_| Topology::default());
+    let mut mapped = Mapped::open(Path::new("/proc"), &topology).unwrap();
+    // One sample by itself, several times: the cost of a GiB.
+    let mut costs: Vec<f64> = (0..10).map(|_| mapped.sample_one(pid).unwrap().unwrap()).collect();
+    let per_gib_ms = median(&mut costs) * 1e3 / (bytes as f64 / f64::from(1 << 30));
+    let damon = Damon::free();
+    if let Err(why) = &damon {
+        println!("DAMON is left out: {why}");
+    }
+    let sleep = |until: Instant| std::thread::sleep(until.saturating_duration_since(Instant::now()));
+    let (mut ours, mut theirs, mut our_cpu, mut their_cpu) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut samples = 0;
+    for round in 1..=rounds {
+        let alone = program.rate(sleep);
+        let before = thread_cpu_s();
+        let sampled = program.rate(|until| {
+            while Instant::now() < until {
+                mapped.sample(&[pid]).unwrap();
+                samples += 1;
+                std::thread::sleep(Duration::from_secs(1).min(until.saturating_duration_since(Instant::now())));
+            }
+        });
+        our_cpu.push((thread_cpu_s() - before) / SPELL.as_secs_f64());
+        ours.push(sampled / alone);
+        let mut line = format!("round {round}: {:.1} M reads/s alone, homenode {:.4}", alone / 1e6, sampled / alone);
+        if let Ok(damon) = &damon {
+            damon.on(pid);
+            let before = damon.cpu_s();
+            let watched = program.rate(sleep);
+            their_cpu.push((damon.cpu_s() - before) / SPELL.as_secs_f64());
+            damon.off();
+            theirs.push(watched / alone);
+            line.push_str(&format!(", DAMON {:.4}", watched / alone));
+        }
+        println!("{line}");
+    }
+    let mut figures = json!({
+        "mib": bytes >> 20,
+        "rounds": rounds,
+        "homenode": {"ms_per_gib_and_sample": per_gib_ms, "cpu": median(&mut our_cpu), "speed": median(&mut ours)},
+    });
+    if !theirs.is_empty() {
+        figures["damon"] = json!({"cpu": median(&mut their_cpu), "speed": median(&mut theirs)});
+    }
+    println!("{figures:#}");
+    fs::write(out, format!("{figures:#}\n")).unwrap();
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+const KDAMOND: &str = "/sys/kernel/mm/damon/admin/kdamonds/0";
+
+/// DAMON through sysfs (Documentation/admin-guide/mm/damon/usage.rst), with its own intervals and number of regions.
+struct Damon;
+
+impl Damon {
+    /// If the kernel has it and nobody uses it.
+    fn free() -> Result<Self, String> {
+        let number = "/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds";
+        let had = fs::read_to_string(number).map_err(|e| format!("{number}: {e}"))?;
+        if had.trim() == "0" {
+            fs::write(number, "1").map_err(|e| format!("{number}: {e}"))?;
+        }
+        match fs::read_to_string(format!("{KDAMOND}/state")) {
+            Ok(state) if state.trim() == "off" && had.trim().parse::<u32>().is_ok_and(|n| n <= 1) => Ok(Self),
+            Ok(state) => Err(format!("it is in use ({} kdamonds, {})", had.trim(), state.trim())),
+            Err(e) => Err(format!("{KDAMOND}/state: {e}")),
+        }
+    }
+
+    fn set(file: &str, value: &str) {
+        fs::write(format!("{KDAMOND}/{file}"), value).unwrap_or_else(|e| panic!("{KDAMOND}/{file}: {e}"));
+    }
+
+    fn on(&self, pid: u32) {
+        Self::set("contexts/nr_contexts", "1");
+        Self::set("contexts/0/operations", "vaddr");
+        Self::set("contexts/0/targets/nr_targets", "1");
+        Self::set("contexts/0/targets/0/pid_target", &pid.to_string());
+        Self::set("state", "on");
+    }
+
+    fn off(&self) {
+        Self::set("state", "off");
+        Self::set("contexts/nr_contexts", "0");
+    }
+
+    /// CPU time of the kernel's thread: utime and stime of its stat, in hundredths of a second.
+    fn cpu_s(&self) -> f64 {
+        let pid = fs::read_to_string(format!("{KDAMOND}/pid")).unwrap();
+        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
+    }
+}

@@ -1,0 +1,406 @@
+//! Moving the blocks of a file on DAX to a node, on XFS.
+//!
+//! **Problem.** A DAX file's bytes are where its blocks are, and its users read, write and map them while they move. The kernel
+//! has no call that moves blocks to a node.
+//!
+//! **Approach.** XFS exchanges the blocks of two files in one transaction (`XFS_IOC_COMMIT_RANGE`, Linux 6.12), if the file
+//! has not changed since a look at it. [`donor`] is an unnamed file with blocks on the target node. For each [`CHUNK`]:
+//!
+//! 1. Note the file's times (`XFS_IOC_START_COMMIT`). They are as coarse as a tick: a second change within a tick does not
+//!    show. So look again until the last change is older than a clock that was read before.
+//! 2. `fdatasync`: write-protects all mappings, so that a store from now on faults, and thereby changes the times.
+//! 3. Look which blocks the file has, and copy them to the donor.
+//! 4. Exchange the blocks, unless the times have changed; else start again, and give up after some tries.
+//!
+//! After a crash the file has the old or the new blocks of each chunk: the exchange is in XFS's log as a whole. Holes stay
+//! holes, preallocated blocks stay preallocated, and the file's times stay as they are. The file grows, shrinks or is deleted as
+//! its users like; a chunk that changed its size is looked at anew.
+//!
+//! **Limits.**
+//! - A file that is written in each tick never gets its turn.
+//! - While somebody maps the file shared and writable, nothing is moved: see [`mappers`] for the store that could be lost. With
+//!   the user's leave, such processes are stopped for each chunk ([`freeze`]). Only processes that `/proc` shows are seen.
+//! - The exchange takes setuid bits and file capabilities from a file, as a write does. Files that have them are refused.
+//! - Blocks that several files share (reflinks) are left: a copy would take more room.
+//! - During the move, the file is open for writing: `execve` of it fails with ETXTBSY. inotify reports a modification.
+//! - It needs CAP_SYS_ADMIN (to leave the times alone), and CAP_SYS_PTRACE (to see who maps the file).
+
+mod donor;
+mod freeze;
+mod mappers;
+mod xfs;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{FileType, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+use rustix::time::ClockId;
+use topology::NodeId;
+
+use self::donor::Donor;
+use self::freeze::Frozen;
+use super::copying::{Copied, Copying};
+use crate::volume::fiemap::{self, Extent};
+use crate::volume::{self, Layout};
+
+/// Bytes of one exchange: what one entry of a page table's second level maps, so that a file of aligned huge pages keeps them.
+pub const CHUNK: u64 = 2 << 20;
+
+/// How often a chunk is tried at a time when its file has just been changed, and the pause between two tries: together five
+/// ticks of the slowest clock (`CONFIG_HZ=250`, 4 ms).
+const TRIES: usize = 20;
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// How often the move comes back to a chunk, after all others.
+const ROUNDS: usize = 3;
+
+/// What stays because its file was written in each tick.
+pub const WRITTEN: &str = "written all the time";
+/// What stays because of a mapping.
+pub const MAPPED: &str = "mapped shared and writable by a process";
+/// What stays because a process that maps it cannot be stopped.
+pub const UNSTOPPABLE: &str = "mapped shared and writable by a process that cannot be frozen";
+/// What stays because other files have the same blocks.
+pub const SHARED: &str = "blocks shared with another file (reflink)";
+/// What stays because the node's part of the file system is full.
+pub const NO_ROOM: &str = "no free blocks on the target node";
+/// What stays because its last name is gone.
+pub const DELETED: &str = "the file was deleted";
+
+/// Why the blocks of a file are not moved: a stable word for programs, and the rest of a sentence.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct DaxRefused {
+    /// Such as `ext4` or `immutable`.
+    pub reason: &'static str,
+    /// Why, as part of a sentence.
+    pub why: String,
+}
+
+fn refused<T>(reason: &'static str, why: impl Into<String>) -> Result<T, DaxRefused> {
+    Err(DaxRefused { reason, why: why.into() })
+}
+
+/// A failed system call, as a refusal.
+fn failed<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> DaxRefused {
+    move |e| DaxRefused { reason: "error", why: format!("cannot {what}: {e}") }
+}
+
+/// A move of a DAX file's blocks, prepared and not finished.
+#[derive(Debug)]
+pub struct DaxMove {
+    /// Open so that no time of the file changes.
+    file: File,
+    /// A directory of the file system, by the same mount as `file`.
+    root: File,
+    device: (u32, u32),
+    inode: u64,
+    layout: Layout,
+    to: NodeId,
+    /// Allocation groups of the file system.
+    groups: u32,
+    donor: Option<Donor>,
+    /// Whether processes that map the file writable may be frozen, and for how long they were at most.
+    freeze: bool,
+    longest: Duration,
+    buffer: Vec<u8>,
+    /// The next chunk's offset, and the file's size when the move began.
+    next: u64,
+    end: u64,
+    /// Chunks to come back to, and the rounds that each has had.
+    again: VecDeque<(u64, usize)>,
+    copied: Copied,
+    over: bool,
+}
+
+/// What became of a chunk.
+enum Tried {
+    /// This many bytes are on the target now.
+    There(u64),
+    /// The file was changed each time; this many bytes.
+    Busy(u64),
+    /// This many bytes stay.
+    Left(&'static str, u64),
+}
+
+impl DaxMove {
+    /// Looks at an open file and prepares the move of its blocks. Moves nothing. `freeze`: processes that map the file shared
+    /// and writable may be stopped while a chunk moves.
+    ///
+    /// # Errors
+    ///
+    /// [`DaxRefused`]: the file cannot be moved, or must not be.
+    pub fn prepare(file: &File, to: NodeId, freeze: bool) -> Result<Self, DaxRefused> {
+        let stat = rustix::fs::fstat(file).map_err(failed("look at the file"))?;
+        let statx = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+            .map_err(failed("look at the file"))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return refused("not_a_file", "it is not a regular file");
+        }
+        if !statx.stx_attributes.contains(StatxAttributes::DAX) {
+            return refused("not_dax", "it is not accessed directly in persistent memory (DAX)");
+        }
+        match rustix::fs::fstatfs(file).map_err(failed("look at the file system"))?.f_type as i64 {
+            libc::XFS_SUPER_MAGIC => {}
+            libc::EXT4_SUPER_MAGIC => return refused("ext4", "ext4 does not exchange the blocks of DAX files"),
+            _ => return refused("file_system", "only XFS exchanges the blocks of DAX files"),
+        }
+        // `st_dev` of XFS is its block device's number.
+        let device = (statx.stx_dev_major, statx.stx_dev_minor);
+        let layout =
+            Layout::of(Path::new("/sys"), device).map_err(failed("tell which node each part of its device is on"))?;
+        if !layout.nodes().contains(&Some(to)) {
+            return refused("no_memory", format!("its file system has no memory on node {to}"));
+        }
+        may_be_exchanged(file, stat.st_mode)?;
+        let root = volume::mount::directory(device).map_err(failed("find where its file system is mounted"))?;
+        let (groups, exchange) = xfs::geometry(&root).map_err(failed("ask for the file system's geometry"))?;
+        if !exchange {
+            return refused("no_exchange", "its file system was made without exchange=1 (mkfs.xfs -i exchange=1)");
+        }
+        let open = xfs::open_without_times(file, &root).map_err(failed("open it for an exchange of blocks"))?;
+        if let Err(e) = xfs::start(&open) {
+            return match e.raw_os_error() {
+                Some(libc::ENOTTY | libc::EOPNOTSUPP) => {
+                    refused("kernel", "this kernel does not exchange blocks of open files (Linux 6.12 does)")
+                }
+                _ => Err(failed("note its times")(e)),
+            };
+        }
+        mappers::writable(device, stat.st_ino).map_err(failed("see which processes map it"))?;
+        let mut copied = Copied::default();
+        fiemap::walk(&open, 0, stat.st_size as u64, &mut |extent| copied.total += extent.len)
+            .map_err(failed("list its extents"))?;
+        Ok(Self {
+            file: open,
+            root,
+            device,
+            inode: stat.st_ino,
+            layout,
+            to,
+            groups,
+            donor: None,
+            freeze,
+            longest: Duration::ZERO,
+            buffer: vec![0; CHUNK as usize],
+            next: 0,
+            end: stat.st_size as u64,
+            again: VecDeque::new(),
+            copied,
+            over: false,
+        })
+    }
+
+    /// Tries one chunk until it is exchanged, or not to be had now.
+    fn chunk(&mut self, at: u64) -> io::Result<Tried> {
+        let mut there = 0;
+        for tries in 0..TRIES {
+            if tries > 0 {
+                std::thread::sleep(PAUSE);
+            }
+            let size = self.size()?;
+            let len = CHUNK.min(size.saturating_sub(at));
+            let extents = fiemap::extents(&self.file, at, len)?;
+            there = extents.iter().map(|e| e.len).sum();
+            if extents.iter().all(|e| !e.unknown && self.layout.is_on(e.physical, e.len, self.to)) {
+                return Ok(Tried::There(there));
+            }
+            if extents.iter().any(|e| e.shared) {
+                return Ok(Tried::Left(SHARED, there));
+            }
+            if !self.reserve(&extents, size)? {
+                return Ok(Tried::Left(NO_ROOM, there));
+            }
+            let result = self.stop_and_exchange(at, len, &extents);
+            // The donor's blocks, or those that the file had.
+            if let Some(donor) = &self.donor {
+                donor.give_back(at, len)?;
+            }
+            match result {
+                Ok(None) => return Ok(Tried::There(there)),
+                Ok(Some(reason)) => return Ok(Tried::Left(reason, there)),
+                // EINVAL: the file was truncated, or grew within its last block.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EINVAL)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(Tried::Busy(there))
+    }
+
+    /// Allocates the chunk's blocks on the target. False if there are none.
+    fn reserve(&mut self, extents: &[Extent], size: u64) -> io::Result<bool> {
+        // Others make directories, too: a group can be missed once.
+        for _ in 0..=2 * self.groups {
+            let mut donor = match self.donor.take() {
+                Some(donor) => donor,
+                None => match Donor::new(&self.root) {
+                    Ok(donor) => donor,
+                    Err(e) if full(&e) => return Ok(false),
+                    Err(e) => return Err(e),
+                },
+            };
+            match donor.reserve(extents, size, &self.layout, self.to) {
+                Ok(true) => {
+                    self.donor = Some(donor);
+                    return Ok(true);
+                }
+                Ok(false) => {}
+                Err(e) if full(&e) => return Ok(false),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Exchanges the chunk's blocks with the donor's, while the processes that map the file writable are stopped. EBUSY if the
+    /// file changes meanwhile; `Some` says why the blocks must stay.
+    fn stop_and_exchange(&mut self, at: u64, len: u64, extents: &[Extent]) -> io::Result<Option<&'static str>> {
+        let mappers = mappers::writable(self.device, self.inode)?;
+        if mappers.is_empty() {
+            return self.exchange(at, len, extents, None);
+        }
+        if !self.freeze {
+            return Ok(Some(MAPPED));
+        }
+        let Some(frozen) = Frozen::new(&mappers)? else { return Ok(Some(UNSTOPPABLE)) };
+        let result = self.exchange(at, len, extents, Some(&frozen));
+        self.longest = self.longest.max(frozen.thaw()?);
+        result
+    }
+
+    /// Exchanges the chunk's blocks with the donor's. EBUSY if the file changes meanwhile.
+    fn exchange(
+        &mut self,
+        at: u64,
+        len: u64,
+        extents: &[Extent],
+        frozen: Option<&Frozen>,
+    ) -> io::Result<Option<&'static str>> {
+        let Some(donor) = &self.donor else { return Err(Errno::BADF.into()) };
+        let started = self.start(if frozen.is_some() { TRIES } else { 1 })?;
+        // Once more, after the look at the times: a mapping that is made from now on has not been stored to before.
+        if !mappers::writable(self.device, self.inode)?.into_iter().all(|pid| frozen.is_some_and(|f| f.holds(pid))) {
+            return Err(Errno::BUSY.into());
+        }
+        rustix::fs::fdatasync(&self.file)?;
+        if fiemap::extents(&self.file, at, len)? != extents {
+            return Err(Errno::BUSY.into());
+        }
+        for extent in extents.iter().filter(|e| !e.unwritten) {
+            let Some(buffer) = self.buffer.get_mut(..extent.len as usize) else { return Err(Errno::OVERFLOW.into()) };
+            match self.file.read_exact_at(buffer, extent.offset) {
+                // Truncated.
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Err(Errno::BUSY.into()),
+                other => other?,
+            }
+            donor.file.write_all_at(buffer, extent.offset)?;
+        }
+        xfs::commit(&self.file, &started, &donor.file, at, len)?;
+        Ok(None)
+    }
+
+    /// Notes the file's times, once they are older than a clock that was read before. EBUSY if they are not.
+    fn start(&self, tries: usize) -> io::Result<xfs::Started> {
+        for last in (0..tries).rev() {
+            let clock = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
+            let started = xfs::start(&self.file)?;
+            let stat = rustix::fs::fstat(&self.file)?;
+            if (stat.st_ctime, stat.st_ctime_nsec as i64) < (clock.tv_sec, clock.tv_nsec) {
+                return Ok(started);
+            }
+            if last > 0 {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Err(Errno::BUSY.into())
+    }
+
+    /// The longest time for which processes were stopped.
+    pub fn longest_stall(&self) -> Duration {
+        self.longest
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.file)?.st_size as u64)
+    }
+
+    /// The next chunk to try, and the rounds it has had.
+    fn next(&mut self) -> Option<(u64, usize)> {
+        if self.next < self.end {
+            let at = self.next;
+            self.next += CHUNK;
+            return Some((at, 0));
+        }
+        self.again.pop_front()
+    }
+
+    fn leave(&mut self, reason: &'static str, bytes: u64) {
+        if bytes > 0 {
+            *self.copied.left.entry(reason).or_default() += bytes;
+        }
+    }
+}
+
+impl Copying for DaxMove {
+    fn step(&mut self, bytes: u64) -> io::Result<bool> {
+        let mut tried = 0;
+        while !self.over && tried < bytes.max(1) {
+            let Some((at, rounds)) = self.next() else {
+                self.over = true;
+                break;
+            };
+            // An open file keeps its blocks: one that nobody can open any more is let go.
+            if rustix::fs::fstat(&self.file)?.st_nlink == 0 {
+                self.over = true;
+                self.leave(DELETED, self.copied.total.saturating_sub(self.copied.moved + self.copied.failed()));
+                break;
+            }
+            tried += CHUNK;
+            match self.chunk(at)? {
+                Tried::There(bytes) => self.copied.moved += bytes,
+                Tried::Left(reason, bytes) => self.leave(reason, bytes),
+                Tried::Busy(_) if rounds + 1 < ROUNDS => self.again.push_back((at, rounds + 1)),
+                Tried::Busy(bytes) => self.leave(WRITTEN, bytes),
+            }
+        }
+        if self.over {
+            self.donor = None;
+        }
+        Ok(self.over)
+    }
+
+    fn copied(&self) -> Copied {
+        self.copied.clone()
+    }
+}
+
+/// Refuses files whose blocks the kernel does not exchange, or to which an exchange does harm.
+fn may_be_exchanged(file: &File, mode: u32) -> Result<(), DaxRefused> {
+    let flags = xfs::flags(file).map_err(failed("ask for its flags"))?;
+    if flags & xfs::IMMUTABLE != 0 {
+        return refused("immutable", "it is immutable (chattr +i)");
+    }
+    if flags & xfs::APPEND != 0 {
+        return refused("append_only", "it can only be appended to (chattr +a)");
+    }
+    if flags & xfs::REALTIME != 0 {
+        return refused("realtime", "it is on the file system's realtime device");
+    }
+    if mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
+        return refused("setuid", "it is setuid or setgid, which the exchange would take from it");
+    }
+    match rustix::fs::fgetxattr(file, "security.capability", &mut [0_u8; 0]) {
+        Ok(_) => refused("capabilities", "it has file capabilities, which the exchange would take from it"),
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        Err(e) => Err(failed("ask for its capabilities")(e)),
+    }
+}
+
+fn full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}

@@ -1,0 +1,184 @@
+//! Stops the processes that map a file, by freezing their control groups.
+//!
+//! **Problem.** Frozen processes stay frozen if homenode ends before it thaws them, however it ends.
+//!
+//! **Approach.** Before a group is frozen, a child process is there that thaws it when a pipe from us ends. The kernel closes
+//! the pipe with our last breath. A frozen process is stopped on its way out of the kernel, never in the middle of a fault.
+//!
+//! **Limits.** Whole groups are frozen, with processes that do not map the file. The root group and homenode's own groups cannot
+//! be frozen, groups that somebody else has frozen are left alone, and version 1 of control groups is not used. If the child is
+//! killed together with homenode (`systemctl kill -s KILL`), the group stays frozen: `echo 0 >…/cgroup.freeze` thaws it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::act::cpuset::Cpusets;
+
+/// How long a group may take until it is frozen. A process in a system call that cannot be interrupted delays it; what the
+/// others in the group wait is part of their stall.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Frozen control groups. Dropping it thaws them.
+pub(super) struct Frozen {
+    groups: BTreeMap<PathBuf, Group>,
+    mounts: Cpusets,
+    since: Instant,
+}
+
+/// One frozen group.
+struct Group {
+    freeze: File,
+    guard: Guard,
+}
+
+impl Frozen {
+    /// Freezes the groups of these processes. `None` if that cannot be done: nothing is frozen then.
+    pub(super) fn new(pids: &BTreeSet<u32>) -> io::Result<Option<Self>> {
+        let mounts = Cpusets::new(Path::new("/proc"))?;
+        let own = mounts.unified(&fs::read_to_string("/proc/self/cgroup")?);
+        let mut frozen = Self { groups: BTreeMap::new(), mounts, since: Instant::now() };
+        for pid in pids {
+            let Some(directory) = frozen.directory(*pid) else { return Ok(None) };
+            if frozen.groups.contains_key(&directory) {
+                continue;
+            }
+            if own.as_ref().is_none_or(|own| own.starts_with(&directory)) {
+                return Ok(None);
+            }
+            let Some(group) = Group::freeze(&directory)? else { return Ok(None) };
+            frozen.groups.insert(directory, group);
+        }
+        Ok(Some(frozen))
+    }
+
+    /// The control group of a process.
+    fn directory(&self, pid: u32) -> Option<PathBuf> {
+        self.mounts.unified(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
+    }
+
+    /// Whether a process is in one of the groups.
+    pub(super) fn holds(&self, pid: u32) -> bool {
+        self.directory(pid).is_some_and(|directory| directory.ancestors().any(|d| self.groups.contains_key(d)))
+    }
+
+    /// Thaws the groups; returns how long they were frozen.
+    pub(super) fn thaw(mut self) -> io::Result<Duration> {
+        let result = self.groups.values_mut().map(Group::thaw).fold(Ok(()), |all, one| all.and(one));
+        result.map(|()| self.since.elapsed())
+    }
+}
+
+impl Group {
+    /// `None` if it cannot be frozen: it is gone, has no such file (the root group), or somebody else has frozen it.
+    fn freeze(directory: &Path) -> io::Result<Option<Self>> {
+        let mut freeze = match File::options().read(true).write(true).open(directory.join("cgroup.freeze")) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let mut state = String::new();
+        freeze.read_to_string(&mut state)?;
+        if state.trim() != "0" {
+            return Ok(None);
+        }
+        let events = File::open(directory.join("cgroup.events"))?;
+        let mut group = Self { guard: Guard::new(&freeze)?, freeze };
+        group.freeze.write_all(b"1")?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if is_frozen(&events)? {
+                return Ok(Some(group));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let left = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
+            // The kernel reports each change of the file.
+            poll(&mut [PollFd::new(&events, PollFlags::PRI)], Some(&left))?;
+        }
+    }
+
+    fn thaw(&mut self) -> io::Result<()> {
+        self.freeze.write_all(b"0")
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // If this fails, so does the guard, whose write comes next; the group is gone, then.
+        let _ = self.thaw();
+        self.guard.end();
+    }
+}
+
+fn is_frozen(mut events: &File) -> io::Result<bool> {
+    let mut text = String::new();
+    io::Seek::rewind(&mut events)?;
+    events.read_to_string(&mut text)?;
+    Ok(text.lines().any(|line| line == "frozen 1"))
+}
+
+/// A child process that thaws a group when we end.
+struct Guard {
+    pid: libc::pid_t,
+    /// The pipe's end that the kernel closes with us.
+    alive: Option<OwnedFd>,
+}
+
+impl Guard {
+    fn new(freeze: &File) -> io::Result<Self> {
+        let (ended, alive) = pipe_with(PipeFlags::CLOEXEC)?;
+        let freeze = freeze.as_fd().as_raw_fd();
+        let (wait, close) = (ended.as_raw_fd(), alive.as_raw_fd());
+        // SAFETY: the sets are initialised by sigfillset; the child makes system calls only (`watch`), so that it needs no lock
+        // that another thread may have held.
+        let pid = unsafe {
+            let mut all = std::mem::zeroed();
+            let mut before = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            // No signal to our group (Ctrl-C) may end the child before it has thawed.
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            let pid = libc::fork();
+            if pid == 0 {
+                watch(wait, close, freeze);
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+            pid
+        };
+        match pid {
+            -1 => Err(io::Error::last_os_error()),
+            pid => Ok(Self { pid, alive: Some(alive) }),
+        }
+    }
+
+    fn end(&mut self) {
+        self.alive = None;
+        // SAFETY: no pointer is read. The child is ours, and it ends by itself now.
+        unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) };
+    }
+}
+
+/// The child: waits for the end of the pipe, then thaws.
+///
+/// # Safety
+///
+/// To be called in a child process after `fork`, with open descriptors.
+unsafe fn watch(wait: i32, close: i32, freeze: i32) -> ! {
+    // SAFETY: system calls on open descriptors, with a buffer of one byte.
+    unsafe {
+        libc::setsid();
+        libc::close(close);
+        let mut byte = 0_u8;
+        while libc::read(wait, (&raw mut byte).cast(), 1) != 0 {}
+        libc::write(freeze, c"0".as_ptr().cast(), 1);
+        libc::_exit(0)
+    }
+}

@@ -1,0 +1,33 @@
+//! What an undo record of a thread says beside its masks: by what the descendants of a moved thread can be known after a
+//! crash, when nobody has watched their births. The engine carries it and does not read it.
+
+use engine::Undo;
+use serde::{Deserialize, Serialize};
+
+/// The relations of a moved thread at the time of the move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Family {
+    /// When the move was prepared, in ticks since boot: a thread that started earlier has inherited nothing.
+    pub at: u64,
+    /// Session id.
+    pub session: u32,
+    /// Control group as homenode names it; empty for the root group.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cgroup: String,
+    /// The first thread of the process did not have our value: if it has it later and the moved thread is gone, the moved
+    /// thread has become the first by exec.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub first_differs: bool,
+}
+
+impl Family {
+    /// As a record carries it.
+    pub fn payload(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// The family in a record; `None` in a record of a descendant, or in a damaged one.
+    pub fn of(undo: &Undo) -> Option<Self> {
+        serde_json::from_str(&undo.payload).ok()
+    }
+}

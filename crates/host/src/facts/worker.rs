@@ -1,0 +1,332 @@
+//! The thread that looks at files and processes, on a budget.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use placement::Process;
+use rustix::thread::CapabilitySet;
+use rustix::time::ClockId;
+
+use super::inode::{self, Inodes};
+use super::kinds;
+use super::known::{FileFacts, Known, Look, ProcessFacts, order};
+use super::wanted::{Wanted, WantedFile};
+use crate::act::memory;
+use crate::act::threads::Threads;
+use crate::observe::{FileSeen, Inode, clock_s, random};
+use crate::residency;
+
+/// CPU time that can be saved up, and that is there at the start: one window of `plan` then shows some twenty large files.
+const SAVED: Duration = Duration::from_millis(100);
+
+/// Bytes of a file that are looked at, one in each of 64 parts: the share of a node is then known to 6 %, in 5 ms.
+const SAMPLE: u64 = 64 << 20;
+
+/// A look that takes longer than this waits for somebody. With two CPUs for ten busy programs, one took half a second.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// How long the end of the worker is awaited before it is left behind.
+const END: Duration = Duration::from_millis(200);
+
+/// What is missing in a window's facts.
+#[derive(Debug, Default)]
+pub(super) struct Missing {
+    pub wanted: usize,
+    /// Never looked at.
+    pub unseen: usize,
+    /// Could not be looked at, with one cause.
+    pub troubled: usize,
+    pub trouble: Option<String>,
+    /// What the worker has been busy with since an earlier window.
+    pub stuck: Option<String>,
+}
+
+/// The worker's handle.
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    tid: u32,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    tid: Option<u32>,
+    /// Number of the round asked for, and of the one that has ended.
+    round: u64,
+    ended: u64,
+    wanted: Wanted,
+    earned: Duration,
+    files: Known<Inode, FileFacts>,
+    processes: Known<u32, ProcessFacts>,
+    /// What is being looked at, and since when.
+    busy: Option<(String, Instant)>,
+    stop: bool,
+    over: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        most: Duration,
+        until: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        let waited = self.changed.wait_timeout_while(state, most, |state| !until(state));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl Worker {
+    pub fn start(proc_root: &Path) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (theirs, proc_root) = (Arc::clone(&shared), proc_root.to_owned());
+        let thread = std::thread::Builder::new().name("facts".to_owned()).spawn(move || {
+            let keep = CapabilitySet::DAC_READ_SEARCH
+                // To look without changing the time of the last access.
+                | CapabilitySet::FOWNER
+                // What other users' processes have open and in memory.
+                | CapabilitySet::SYS_PTRACE
+                | CapabilitySet::SYS_NICE;
+            if let Err(error) = crate::privileges::keep_only(keep) {
+                tracing::warn!(%error, "a thread keeps its privileges");
+            }
+            theirs.lock().tid = Some(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
+            theirs.changed.notify_all();
+            Looker {
+                inodes: Inodes::new(&proc_root),
+                threads: Threads::new(&proc_root),
+                proc_root,
+                left_s: SAVED.as_secs_f64(),
+            }
+            .run(&theirs);
+            theirs.lock().over = true;
+            theirs.changed.notify_all();
+        })?;
+        let state = shared.changed.wait_while(shared.lock(), |state| state.tid.is_none() && !state.over);
+        let tid = state.unwrap_or_else(PoisonError::into_inner).tid.unwrap_or(0);
+        Ok(Self { shared, thread: Some(thread), tid })
+    }
+
+    pub fn tid(&self) -> u32 {
+        self.tid
+    }
+
+    /// Whether all of these were looked at before.
+    pub fn knows(&self, wanted: &Wanted) -> bool {
+        let state = self.shared.lock();
+        let files = wanted.files.iter().all(|file| state.files.found(file.id) > 0);
+        files && wanted.processes.iter().all(|pid| state.processes.found(*pid) > 0)
+    }
+
+    /// Whether it was never asked for a look.
+    pub fn is_new(&self) -> bool {
+        self.shared.lock().round == 0
+    }
+
+    /// Asks for a look at these, for which `earned` CPU time is there more, and waits for it up to `wait`.
+    pub fn look(&self, wanted: Wanted, earned: Duration, wait: Duration) {
+        let mut state = self.shared.lock();
+        // A worker that did not end the last round is waiting for something.
+        let late = state.ended < state.round;
+        state.wanted = wanted;
+        state.earned += earned;
+        state.round += 1;
+        let round = state.round;
+        self.shared.changed.notify_all();
+        if !late {
+            drop(self.shared.wait(state, wait, |state| state.ended >= round || state.over));
+        }
+    }
+
+    /// Adds what is known to the files of a window.
+    pub fn fill(&self, files: &mut [FileSeen]) -> (Vec<Process>, Missing) {
+        let state = self.shared.lock();
+        for seen in files {
+            if let Some((facts, age)) = state.files.get(seen.id, state.round) {
+                facts.fill(age, &mut seen.file);
+            }
+        }
+        let mut missing =
+            Missing { wanted: state.wanted.files.len() + state.wanted.processes.len(), ..Missing::default() };
+        for file in &state.wanted.files {
+            match state.files.get(file.id, state.round) {
+                None => missing.unseen += 1,
+                Some((FileFacts { trouble: Some(trouble), .. }, _)) => {
+                    missing.troubled += 1;
+                    missing.trouble.get_or_insert_with(|| trouble.clone());
+                }
+                Some(_) => {}
+            }
+        }
+        let mut processes = Vec::new();
+        for pid in &state.wanted.processes {
+            match state.processes.get(*pid, state.round) {
+                None => missing.unseen += 1,
+                Some((ProcessFacts { resident: Some(resident), .. }, _)) => {
+                    processes.push(Process { pid: *pid, resident: resident.clone(), ..Process::default() });
+                }
+                Some(_) => {}
+            }
+        }
+        processes.sort_by_key(|process| process.pid);
+        let late = |since: &Instant| state.ended < state.round && since.elapsed() > STUCK;
+        missing.stuck = state.busy.as_ref().filter(|busy| late(&busy.1)).map(|busy| busy.0.clone());
+        (processes, missing)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.stop = true;
+        self.shared.changed.notify_all();
+        let over = self.shared.wait(state, END, |state| state.over).over;
+        // One that waits in the kernel ends with the process.
+        if let Some(thread) = self.thread.take().filter(|_| over) {
+            _ = thread.join();
+        }
+    }
+}
+
+/// The thread's own state.
+struct Looker {
+    inodes: Inodes,
+    threads: Threads,
+    proc_root: PathBuf,
+    /// CPU time left; below 0 after a look that took more.
+    left_s: f64,
+}
+
+impl Looker {
+    fn run(&mut self, shared: &Shared) {
+        let mut round = 0;
+        loop {
+            let state = shared.lock();
+            let asked = shared.changed.wait_while(state, |state| !state.stop && state.round == round);
+            let mut state = asked.unwrap_or_else(PoisonError::into_inner);
+            if state.stop {
+                return;
+            }
+            round = state.round;
+            let wanted = state.wanted.clone();
+            let earned = std::mem::take(&mut state.earned);
+            let ids: Vec<Inode> = wanted.files.iter().map(|file| file.id).collect();
+            let order = order(&ids, &wanted.processes, &state.files, &state.processes);
+            drop(state);
+            self.left_s = (self.left_s + earned.as_secs_f64()).min(SAVED.as_secs_f64());
+            self.round(shared, round, &wanted, &order, earned.is_zero());
+            let mut state = shared.lock();
+            state.busy = None;
+            state.ended = round;
+            shared.changed.notify_all();
+        }
+    }
+
+    /// Looks at one after the other while time is left, and nobody wants something else.
+    fn round(&mut self, shared: &Shared, round: u64, wanted: &Wanted, order: &[Look], off: bool) {
+        let mut before = clock_s(ClockId::ThreadCPUTime);
+        if off || self.left_s <= 0.0 {
+            return;
+        }
+        self.inodes.refresh();
+        self.forget_reused(shared, wanted);
+        for look in order {
+            let mut spend = || {
+                let now = clock_s(ClockId::ThreadCPUTime);
+                self.left_s -= now - std::mem::replace(&mut before, now);
+            };
+            spend();
+            {
+                let mut state = shared.lock();
+                if self.left_s <= 0.0 || state.stop || state.round != round {
+                    return;
+                }
+                state.busy = Some((named(*look, wanted), Instant::now()));
+            }
+            match *look {
+                Look::File(i) => {
+                    let Some(file) = wanted.files.get(i) else { continue };
+                    let facts = self.file(file);
+                    shared.lock().files.put(file.id, facts, round);
+                }
+                Look::Process(i) => {
+                    let Some(pid) = wanted.processes.get(i) else { continue };
+                    match self.process(*pid) {
+                        Some(facts) => shared.lock().processes.put(*pid, facts, round),
+                        None => shared.lock().processes.forget(*pid),
+                    }
+                }
+            }
+        }
+        let now = clock_s(ClockId::ThreadCPUTime);
+        self.left_s -= now - before;
+    }
+
+    /// Forgets processes whose id another one has now.
+    fn forget_reused(&self, shared: &Shared, wanted: &Wanted) {
+        for pid in &wanted.processes {
+            let start = self.threads.stat(*pid).ok().flatten().map(|stat| stat.start);
+            let mut state = shared.lock();
+            let round = state.round;
+            if state.processes.get(*pid, round).is_some_and(|(facts, _)| Some(facts.start) != start) {
+                state.processes.forget(*pid);
+            }
+        }
+    }
+
+    fn file(&mut self, file: &WantedFile) -> FileFacts {
+        let mut facts = FileFacts::default();
+        match self.inodes.open(file.id, &file.readers) {
+            Ok(opened) => {
+                facts.path = inode::path(&opened.fd);
+                let name = facts.path.clone().unwrap_or_else(|| PathBuf::from(format!("inode {}", file.id.ino)));
+                match residency::estimate(opened.fd, &name, SAMPLE, &mut random) {
+                    Ok(estimate) => {
+                        facts.size = Some(estimate.size);
+                        facts.bytes = Some((estimate.nodes, estimate.looked));
+                        facts.data = kinds::data(&opened.mount, Some(estimate.dax));
+                    }
+                    Err(error) => facts.trouble = Some(error.to_string()),
+                }
+            }
+            Err(error) => {
+                if let Some(mount) = self.inodes.mount(file.id.dev) {
+                    facts.data = kinds::data(mount, None);
+                }
+                facts.trouble = Some(format!("inode {} cannot be opened: {error}", file.id.ino));
+            }
+        }
+        facts
+    }
+
+    /// `None` if it has ended.
+    fn process(&self, pid: u32) -> Option<ProcessFacts> {
+        let start = self.threads.stat(pid).ok().flatten()?.start;
+        let resident = memory::resident(&self.proc_root, pid);
+        let resident = resident.inspect_err(|error| tracing::debug!(pid, %error, "its memory cannot be looked at"));
+        let resident = resident.ok().flatten().filter(|bytes| bytes.total() > 0);
+        // Another process may have got the id in between.
+        let same = self.threads.stat(pid).ok().flatten().is_some_and(|stat| stat.start == start);
+        same.then_some(ProcessFacts { start, resident })
+    }
+}
+
+fn named(look: Look, wanted: &Wanted) -> String {
+    match look {
+        Look::File(i) => wanted.files.get(i).map_or_else(String::new, |file| format!("file {}", file.id.ino)),
+        Look::Process(i) => wanted.processes.get(i).map_or_else(String::new, |pid| format!("process {pid}")),
+    }
+}

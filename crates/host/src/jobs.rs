@@ -1,0 +1,253 @@
+//! Runs moves that copy, each in a thread of its own.
+//!
+//! **Problem.** A copy takes up to hours, and the loop that makes windows must not wait for it.
+//!
+//! **Approach.** [`Jobs::start`] gives a [`Copying`] to a thread, which makes step after step: each of what its share of the
+//! allowed rate is in [`STEP`], then a pause for the rest of that time. The thread publishes its progress after each step;
+//! [`Jobs::poll`] reads it.
+//!
+//! **Limits.** A step that the kernel does not return from cannot be stopped. Its thread is left behind when homenode ends.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::{JobId, JobState, Progress};
+
+use crate::act::copying::{Copied, Copying};
+
+/// How long a step and its pause take together: short beside a window, so that progress is known at its end.
+const STEP: Duration = Duration::from_millis(100);
+/// Most bytes of a step, whatever the rate: what moves in tens of milliseconds (50 ms/GiB natively, 16 times as long emulated),
+/// so that a copy stops soon when it is told to.
+const STEP_BYTES: u64 = 64 << 20;
+
+/// Copies that run.
+#[derive(Debug, Default)]
+pub struct Jobs {
+    running: BTreeMap<JobId, Arc<Shared>>,
+    next: u64,
+    limits: Arc<Limits>,
+}
+
+/// What all copies share.
+#[derive(Debug, Default)]
+struct Limits {
+    /// Bytes a second of all copies together; 0: no limit.
+    rate: AtomicU64,
+    copies: AtomicUsize,
+}
+
+impl Limits {
+    /// Bytes a second for one of the copies.
+    fn share(&self) -> Option<u64> {
+        let rate = self.rate.load(Ordering::Relaxed);
+        (rate > 0).then(|| (rate / self.copies.load(Ordering::Relaxed).max(1) as u64).max(1))
+    }
+}
+
+/// What a copy and its owner share.
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    state: Mutex<(Copied, Option<JobState>)>,
+}
+
+impl Shared {
+    fn set(&self, copied: Option<Copied>, state: Option<JobState>) {
+        let mut now = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(copied) = copied {
+            now.0 = copied;
+        }
+        if now.1.is_none() {
+            now.1 = state;
+        }
+    }
+}
+
+impl Jobs {
+    /// All copies together move no more than so many bytes a second.
+    pub fn pace(&self, bytes_per_s: f64) {
+        self.limits.rate.store(bytes_per_s.max(1.0) as u64, Ordering::Relaxed);
+    }
+
+    /// Starts a copy.
+    ///
+    /// # Errors
+    ///
+    /// No thread can be started. Nothing was moved.
+    pub fn start(&mut self, work: Box<dyn Copying>) -> io::Result<JobId> {
+        let shared = Arc::new(Shared::default());
+        shared.set(Some(work.copied()), None);
+        let (of, limits) = (Arc::clone(&shared), Arc::clone(&self.limits));
+        // Its thread, not this function, knows when it is over.
+        limits.copies.fetch_add(1, Ordering::Relaxed);
+        let started = std::thread::Builder::new().name("homenode-copy".into()).spawn(move || {
+            let end = End { shared: of, limits };
+            let state = copy(work, &end.shared, &end.limits);
+            end.shared.set(None, Some(state));
+        });
+        if let Err(error) = started {
+            self.limits.copies.fetch_sub(1, Ordering::Relaxed);
+            return Err(error);
+        }
+        self.next += 1;
+        self.running.insert(JobId(self.next), shared);
+        Ok(JobId(self.next))
+    }
+
+    /// The progress of every copy; the end of each is told once.
+    pub fn poll(&mut self) -> Vec<Progress> {
+        let mut all = Vec::with_capacity(self.running.len());
+        self.running.retain(|job, shared| {
+            let (copied, state) = shared.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let over = state.is_some();
+            all.push(Progress {
+                job: *job,
+                bytes: copied.total,
+                done: copied.moved,
+                left: copied.left.into_iter().map(|(why, bytes)| (why.to_owned(), bytes)).collect(),
+                state: state.unwrap_or(JobState::Running),
+            });
+            !over
+        });
+        all
+    }
+
+    /// Tells a copy to stop after its step.
+    pub fn cancel(&self, job: JobId) {
+        if let Some(shared) = self.running.get(&job) {
+            shared.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Ends a copy however its thread ends.
+struct End {
+    shared: Arc<Shared>,
+    limits: Arc<Limits>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.limits.copies.fetch_sub(1, Ordering::Relaxed);
+        // Without effect if the copy has said how it ended.
+        self.shared.set(None, Some(JobState::Failed { why: "a fault of homenode ended it".into() }));
+    }
+}
+
+/// Makes a copy, step by step.
+fn copy(mut work: Box<dyn Copying>, shared: &Shared, limits: &Limits) -> JobState {
+    loop {
+        if shared.stop.load(Ordering::Relaxed) {
+            return JobState::Cancelled;
+        }
+        let began = Instant::now();
+        let share = limits.share();
+        let step = share.map_or(STEP_BYTES, |rate| (rate as f64 * STEP.as_secs_f64()) as u64).clamp(1, STEP_BYTES);
+        let before = work.copied().moved;
+        let over = work.step(step);
+        let copied = work.copied();
+        let moved = copied.moved.saturating_sub(before);
+        shared.set(Some(copied), None);
+        match over {
+            Ok(true) => return JobState::Done,
+            Ok(false) => {}
+            Err(error) => return JobState::Failed { why: error.to_string() },
+        }
+        // A step may move more than it was asked for, such as one huge page.
+        let due = share.map(|rate| Duration::from_secs_f64(moved as f64 / rate as f64));
+        while let Some(left) = due.and_then(|due| due.checked_sub(began.elapsed())).filter(|left| !left.is_zero())
+            && !shared.stop.load(Ordering::Relaxed)
+        {
+            std::thread::sleep(left.min(STEP));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So many steps of as many bytes as asked for; a negative number of bytes left: an error.
+    struct Steps {
+        total: u64,
+        moved: u64,
+        asked: Arc<Mutex<Vec<u64>>>,
+        fails: bool,
+        panics: bool,
+    }
+
+    impl Copying for Steps {
+        fn step(&mut self, bytes: u64) -> io::Result<bool> {
+            assert!(!self.panics, "on purpose");
+            self.asked.lock().unwrap().push(bytes);
+            self.moved = (self.moved + bytes).min(self.total);
+            if self.fails {
+                return Err(io::Error::other("no memory"));
+            }
+            Ok(self.moved == self.total)
+        }
+
+        fn copied(&self) -> Copied {
+            Copied { total: self.total, moved: self.moved, left: [("pinned", 7)].into() }
+        }
+    }
+
+    fn steps(total: u64) -> (Box<Steps>, Arc<Mutex<Vec<u64>>>) {
+        let asked = Arc::default();
+        (Box::new(Steps { total, moved: 0, asked: Arc::clone(&asked), fails: false, panics: false }), asked)
+    }
+
+    /// The last word about a copy.
+    fn end(jobs: &mut Jobs, job: JobId) -> Progress {
+        loop {
+            let progress = jobs.poll().into_iter().find(|p| p.job == job).unwrap();
+            if progress.state != JobState::Running {
+                assert!(jobs.poll().iter().all(|p| p.job != job));
+                return progress;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn copies_go_at_their_share_of_the_rate_to_their_end() {
+        let mut jobs = Jobs::default();
+        jobs.pace(1e4);
+        let (one, asked) = steps(3_000);
+        let job = jobs.start(one).unwrap();
+        let progress = end(&mut jobs, job);
+        assert_eq!((progress.bytes, progress.done, progress.state), (3_000, 3_000, JobState::Done));
+        assert_eq!(progress.left, BTreeMap::from([("pinned".to_owned(), 7)]));
+        // A tenth of a second at 10,000 bytes a second.
+        assert_eq!(*asked.lock().unwrap(), [1_000, 1_000, 1_000]);
+        assert_eq!(jobs.limits.copies.load(Ordering::Relaxed), 0);
+        jobs.pace(1e15);
+        let (one, asked) = steps(STEP_BYTES + 1);
+        let job = jobs.start(one).unwrap();
+        end(&mut jobs, job);
+        assert_eq!(*asked.lock().unwrap(), [STEP_BYTES, STEP_BYTES]);
+    }
+
+    #[test]
+    fn a_copy_stops_when_it_is_told_to_and_says_why_it_failed() {
+        let mut jobs = Jobs::default();
+        jobs.pace(1.0);
+        // At one byte a second it would take centuries.
+        let job = jobs.start(steps(u64::MAX).0).unwrap();
+        jobs.cancel(job);
+        assert_eq!(end(&mut jobs, job).state, JobState::Cancelled);
+        let (mut fails, _) = steps(9);
+        fails.fails = true;
+        let job = jobs.start(fails).unwrap();
+        assert_eq!(end(&mut jobs, job).state, JobState::Failed { why: "no memory".into() });
+        let (mut panics, _) = steps(9);
+        panics.panics = true;
+        let job = jobs.start(panics).unwrap();
+        assert_eq!(end(&mut jobs, job).state, JobState::Failed { why: "a fault of homenode ended it".into() });
+        assert!(jobs.running.is_empty());
+    }
+}

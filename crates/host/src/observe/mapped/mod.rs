@@ -1,0 +1,164 @@
+//! Which pages of mapped files a process uses, and on which node they are (SysMon-N, NPC'20, section 2.1).
+//!
+//! **Problem.** Once a page of a file is mapped, the program reads it with loads that the kernel does not see. The processor notes
+//! them: it sets a bit in the page table. SysMon-N reads these bits in a kernel module.
+//!
+//! **Approach.** BPF programs read the page table ([`kernel`]), the frame gives the node ([`places`]), and writing to the process's
+//! `clear_refs` clears the bits where the kernel can do that ([`rows`]). [`heat`] has the rule for what is hot. Only mappings of
+//! files of at least [`LEAST_BYTES`] are looked at, and not those that hold programs. [`Mapped`] samples the processes it is asked
+//! about one after the other, as often as its share of a CPU allows.
+//!
+//! **Where SysMon-N differs.** It looks at persistent memory only (section 2.1); here mapped files in the page cache count as well.
+//! It does not say how many accesses make a page hot; here it is 2 of the last 4 samples. It compares nodes within the module;
+//! here the policy does.
+//!
+//! **Limits.** x86-64 only. Clearing the bits makes the kernel's reclaim take the pages for less used than they are. A page that
+//! stays in a processor's translation cache looks cold, and so does one whose bit something else has cleared: DAMON, or reclaim when
+//! memory is short. A private mapping's own copies of pages count as the file's.
+
+mod entry;
+mod heat;
+mod kernel;
+mod places;
+mod process;
+mod rows;
+mod watcher;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use placement::MappedMemory;
+use rustc_hash::FxHashMap;
+use rustix::time::ClockId;
+use topology::Topology;
+
+pub use heat::{Heat, Rule, Sum, Sums};
+pub use kernel::Mapping;
+pub use process::Region;
+pub use rows::Row;
+pub use watcher::{Watcher, to_sample};
+
+use super::types::ObserveError;
+use super::weights::at_least;
+use kernel::Kernel;
+use places::Places;
+use process::Process;
+
+/// Smaller mappings are not looked at: N-Policy ignores processes that touch less than 4 MiB, and a process has hundreds of small
+/// mappings (its libraries).
+pub const LEAST_BYTES: u64 = 1 << 20;
+
+/// The rule for windows: accessed in half of the last four samples. Four fit twice into N-Policy's epoch of 10 s.
+pub const RULE: Rule = Rule { least: 2, of: 4 };
+
+/// Share of one CPU that sampling may take, a third of what the daemon may. The same share bounds the time for which clearing
+/// stalls a process.
+const SHARE: f64 = 0.01;
+
+/// Seconds for which an unused share is kept: N-Policy's epoch.
+const KEPT_S: f64 = 10.0;
+
+/// Most processes that are remembered. A process takes up to 8 MiB, but most map little.
+const PROCESSES_MOST: usize = 64;
+
+/// The mapped files of some processes.
+pub struct Mapped {
+    kernel: Kernel,
+    places: Places,
+    proc_root: PathBuf,
+    clears_dax: bool,
+    processes: FxHashMap<u32, Process>,
+    /// CPU seconds that may be spent now. Negative after a dear sample.
+    credit_s: f64,
+    credited: Instant,
+}
+
+/// One process's mapped files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MappedProcess {
+    /// Process id.
+    pub pid: u32,
+    /// When it started, ns since boot.
+    pub start_ns: u64,
+    /// Its bytes by node.
+    pub mapped: Vec<MappedMemory>,
+}
+
+impl Mapped {
+    /// Loads the programs and checks that page tables can be read.
+    ///
+    /// # Errors
+    ///
+    /// [`ObserveError::Missing`] names what this kernel or machine lacks or refuses.
+    pub fn open(proc_root: &Path, topology: &Topology) -> Result<Self, ObserveError> {
+        let zoneinfo = proc_root.join("zoneinfo");
+        let text = std::fs::read_to_string(&zoneinfo)
+            .map_err(|source| ObserveError::Io { what: zoneinfo.display().to_string(), source })?;
+        Ok(Self {
+            kernel: Kernel::open()?,
+            places: Places::new(&text, topology),
+            proc_root: proc_root.to_owned(),
+            clears_dax: at_least(&rustix::system::uname().release().to_string_lossy(), 6, 16),
+            processes: FxHashMap::default(),
+            credit_s: SHARE,
+            credited: Instant::now(),
+        })
+    }
+
+    /// Samples these processes, those first that have waited longest, until the budget is used up. Forgets all others. Returns
+    /// the latest figures of each, whether sampled now or before, and what they do not show.
+    pub fn sample(&mut self, pids: &[u32]) -> Result<(Vec<MappedProcess>, Vec<String>), ObserveError> {
+        let now = Instant::now();
+        let earned = now.duration_since(self.credited).as_secs_f64() * SHARE;
+        self.credit_s = (self.credit_s + earned).min(KEPT_S * SHARE);
+        self.credited = now;
+        self.processes.retain(|pid, _| pids.contains(pid));
+        let mut order = pids.to_vec();
+        // Never sampled comes first: `None` is less.
+        order.sort_by_key(|pid| self.processes.get(pid).and_then(|process| process.sampled));
+        for pid in order {
+            if self.credit_s <= 0.0 {
+                break;
+            }
+            if self.processes.len() >= PROCESSES_MOST && !self.processes.contains_key(&pid) {
+                continue;
+            }
+            self.credit_s -= self.sample_one(pid)?.unwrap_or_default();
+        }
+        let mut notes = Vec::new();
+        let mut all = Vec::new();
+        for (pid, process) in &self.processes {
+            if let Some(start_ns) = process.start_ns()
+                && !process.mapped.is_empty()
+            {
+                all.push(MappedProcess { pid: *pid, start_ns, mapped: process.mapped.clone() });
+                notes.extend(process.notes.iter().cloned());
+            }
+        }
+        all.sort_by_key(|process| process.pid);
+        notes.sort();
+        Ok((all, notes))
+    }
+
+    /// Samples one process now, whatever the budget. Returns the CPU seconds that it took, or `None` if there is no such process
+    /// (any more).
+    pub fn sample_one(&mut self, pid: u32) -> Result<Option<f64>, ObserveError> {
+        let begun = super::clock_s(ClockId::ThreadCPUTime);
+        let process = self.processes.entry(pid).or_insert_with(|| Process::new(&self.proc_root, pid));
+        let there = process.sample(&mut self.kernel, &self.places, RULE, LEAST_BYTES, self.clears_dax)?;
+        if !there {
+            self.processes.remove(&pid);
+        }
+        Ok(there.then(|| super::clock_s(ClockId::ThreadCPUTime) - begun))
+    }
+
+    /// The mappings of a sampled process, by rising address.
+    pub fn regions(&self, pid: u32) -> Vec<&Region> {
+        self.processes.get(&pid).map(|process| process.regions().collect()).unwrap_or_default()
+    }
+
+    /// What the figures of a sampled process do not show.
+    pub fn notes(&self, pid: u32) -> Vec<String> {
+        self.processes.get(&pid).map(|process| process.notes.clone()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,240 @@
+//! The mapped files of one process, sample after sample.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use placement::MappedMemory;
+
+use super::super::types::ObserveError;
+use super::heat::{Heat, Rule, Sums};
+use super::kernel::{Found, Kernel, Mapping, Target};
+use super::places::Places;
+use super::rows::{self, Facts, Row};
+
+/// Longest walk of one sample; what it does not reach does not count, and a note says so. A walk takes 1.5 ms for each GiB of
+/// 4 KiB pages, so this is 60 GiB.
+const WALK_LONGEST: Duration = Duration::from_millis(100);
+
+/// Addresses walked between two looks at the clock.
+const STRIDE: u64 = 1 << 30;
+
+/// Most entries of page tables that are remembered for one process: 16 GiB of 4 KiB pages, in 8 MiB of memory.
+const ENTRIES_MOST: u64 = 4 << 20;
+
+/// What names a mapping from sample to sample: its start, device and inode.
+type Name = (u64, u32, u64);
+
+/// One mapping of a file.
+#[derive(Debug)]
+pub struct Region {
+    /// The mapping.
+    pub mapping: Mapping,
+    /// Its pages.
+    pub heat: Heat,
+    /// What its accessed bits say.
+    pub row: Row,
+    /// Whether the bits were cleared at the last sample.
+    cleared: bool,
+    /// Samples that count: those after a first clearing.
+    pub samples: u32,
+}
+
+impl Region {
+    fn new(mapping: Mapping) -> Self {
+        Self { mapping, heat: Heat::default(), row: Row::Cleared, cleared: false, samples: 0 }
+    }
+
+    /// Its bytes by node.
+    pub fn add_to(&self, sums: &mut Sums, rule: Rule) {
+        self.heat.add_to(sums, rule, (self.mapping.start, self.mapping.end), self.row != Row::Cleared);
+    }
+}
+
+/// One process.
+#[derive(Debug)]
+pub struct Process {
+    pid: u32,
+    target: Target,
+    found: Option<Found>,
+    clear_refs: Result<File, String>,
+    regions: BTreeMap<Name, Region>,
+    /// Bytes of mappings that the walk did not reach.
+    beyond: u64,
+    /// Entries that this sample has seen.
+    entries: u64,
+    /// When it was last sampled.
+    pub sampled: Option<Instant>,
+    /// Its bytes by node, as of the last sample.
+    pub mapped: Vec<MappedMemory>,
+    /// What these figures do not show.
+    pub notes: Vec<String>,
+}
+
+impl Process {
+    /// A process that is to be sampled. Whether there is one the first sample says.
+    pub fn new(proc_root: &Path, pid: u32) -> Self {
+        // The open file stays with this process, whichever process gets its id later.
+        let clear_refs = OpenOptions::new().write(true).open(proc_root.join(format!("{pid}/clear_refs")));
+        Self {
+            pid,
+            target: Target { tid: pid, start_ns: 0 },
+            found: None,
+            clear_refs: clear_refs.map_err(|e| super::super::cause::of_io(&e)),
+            regions: BTreeMap::new(),
+            beyond: 0,
+            entries: 0,
+            sampled: None,
+            mapped: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Its mappings, by rising address.
+    pub fn regions(&self) -> impl Iterator<Item = &Region> {
+        self.regions.values()
+    }
+
+    /// When it started, ns since boot, as the last sample found it.
+    pub fn start_ns(&self) -> Option<u64> {
+        self.found.map(|found| found.start_ns)
+    }
+
+    /// What is not, or less exactly, seen.
+    fn limits(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let pid = self.pid;
+        let mut ever: BTreeMap<&str, u64> = BTreeMap::new();
+        for region in self.regions() {
+            if let Row::Ever(why) = &region.row {
+                *ever.entry(why).or_default() += region.heat.mapped().1;
+            }
+        }
+        for (why, bytes) in ever {
+            notes.push(format!(
+                "process {pid}: {:.1} MB of mapped files count as touched, not as hot: {why}",
+                mb(bytes)
+            ));
+        }
+        let elsewhere: u64 = self.regions().map(|region| region.heat.elsewhere()).sum();
+        if elsewhere > 0 {
+            notes
+                .push(format!("process {pid}: {:.1} MB of mapped files are on memory of no known node", mb(elsewhere)));
+        }
+        if self.beyond > 0 {
+            notes.push(format!(
+                "process {pid}: mappings of {:.1} MB were not looked at: they are too large",
+                mb(self.beyond)
+            ));
+        }
+        notes
+    }
+
+    /// Looks at the accessed bits and clears them. `false`: the process has ended.
+    pub fn sample(
+        &mut self,
+        kernel: &mut Kernel,
+        places: &Places,
+        rule: Rule,
+        least_bytes: u64,
+        clears_dax: bool,
+    ) -> Result<bool, ObserveError> {
+        let Some((found, mappings)) = kernel.mappings(self.target, least_bytes)? else { return Ok(false) };
+        if self.found.is_some_and(|before| before.memory != found.memory) {
+            // Another program since.
+            self.regions.clear();
+        }
+        // From now on only this process counts.
+        self.target.start_ns = found.start_ns;
+        self.found = Some(found);
+        let begun = Instant::now();
+        let mut before = std::mem::take(&mut self.regions);
+        (self.beyond, self.entries) = (0, 0);
+        for mapping in mappings {
+            if self.enough(begun) {
+                self.beyond += mapping.end - mapping.start;
+                continue;
+            }
+            let name = (mapping.start, mapping.dev, mapping.ino);
+            let mut region = before.remove(&name).unwrap_or_else(|| Region::new(mapping.clone()));
+            region.mapping = mapping;
+            if !self.walk(kernel, places, &mut region, begun)? {
+                return Ok(false);
+            }
+            self.regions.insert(name, region);
+        }
+        self.clear(clears_dax);
+        let mut sums = Sums::default();
+        self.regions().for_each(|region| region.add_to(&mut sums, rule));
+        self.mapped = sums.listed();
+        self.notes = self.limits();
+        self.sampled = Some(Instant::now());
+        Ok(true)
+    }
+
+    /// `false`: the process has ended.
+    fn walk(
+        &mut self,
+        kernel: &mut Kernel,
+        places: &Places,
+        region: &mut Region,
+        begun: Instant,
+    ) -> Result<bool, ObserveError> {
+        let Mapping { start, end, .. } = region.mapping;
+        let (heat, cleared) = (&mut region.heat, region.cleared);
+        heat.begin();
+        let (mut at, mut seen) = (start, 0);
+        while at < end {
+            if self.enough(begun) {
+                self.beyond += end - at;
+                break;
+            }
+            let to = end.min(at.saturating_add(STRIDE));
+            match kernel.walk(self.target, (at, to), &mut |piece| heat.see(piece, (start, end), places, cleared))? {
+                Some(found) if self.found == Some(found) => {}
+                _ => return Ok(false),
+            }
+            self.entries += heat.mapped().0 - seen;
+            seen = heat.mapped().0;
+            at = to;
+        }
+        heat.end();
+        Ok(true)
+    }
+
+    /// Whether a sample has taken as much time and memory as it may.
+    fn enough(&self, begun: Instant) -> bool {
+        begun.elapsed() > WALK_LONGEST || self.entries > ENTRIES_MOST
+    }
+
+    /// Clears the bits of all mappings of files, where that can be done for any that counts.
+    fn clear(&mut self, clears_dax: bool) {
+        let refused = self.clear_refs.as_ref().err().cloned();
+        let mut facts = Facts { clears_dax, refused, entries: self.entries };
+        if self.regions().any(|region| rows::choose(region.mapping.dax, &facts) == Row::Cleared)
+            && let Ok(file) = &mut self.clear_refs
+            // 3: the mappings of files (Documentation/filesystems/proc.rst).
+            && let Err(error) = file.write_all(b"3")
+            && error.kind() != ErrorKind::Interrupted
+        {
+            facts.refused = Some(super::super::cause::of_io(&error));
+        }
+        for region in self.regions.values_mut() {
+            region.row = rows::choose(region.mapping.dax, &facts);
+            let cleared = region.row == Row::Cleared;
+            if cleared && !region.cleared {
+                // What was accessed before the first clearing is no sample.
+                region.heat.forget();
+            } else if cleared {
+                region.samples += 1;
+            }
+            region.cleared = cleared;
+        }
+    }
+}
+
+fn mb(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
+}

@@ -1,0 +1,54 @@
+//! Moves files on DAX between nodes, on an XFS that covers the persistent memory of two (`vm/run --pmem-volume`). Where a
+//! file's blocks are is read from the file system and the device-mapper table here, not by homenode's code.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test stops at the first surprise
+
+mod crash;
+mod edges;
+mod load;
+mod refusals;
+mod volume;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+fn trial(name: &str, test: fn()) -> Trial {
+    let run = move || -> Result<Completion, Failed> {
+        match volume::missing() {
+            None => {
+                test();
+                Ok(Completion::Completed)
+            }
+            Some(why) => Ok(Completion::ignored_with(why)),
+        }
+    };
+    Trial::ignorable_test(name, run)
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    if let [_, flag, role, rest @ ..] = args.as_slice()
+        && flag == "--role"
+    {
+        return match role.as_str() {
+            "mapped-writer" => load::be_mapped_writer(rest),
+            "mover" => load::be_mover(rest),
+            "syncing-writer" => crash::be_syncing_writer(rest),
+            other => panic!("no role {other}"),
+        };
+    }
+    let tests = vec![
+        trial("a_file_moves_and_keeps_all_else", edges::moved_and_kept),
+        trial("moves_under_readers_and_writers_lose_nothing", load::under_load),
+        trial("a_file_mapped_writable_stays", load::mapped_writable),
+        trial("a_writer_that_may_be_frozen_loses_nothing", load::frozen),
+        trial("a_killed_mover_leaves_nobody_frozen", load::thawed_after_a_kill),
+        trial("our_own_group_is_not_frozen", load::unstoppable),
+        trial("a_file_that_grows_and_shrinks_stays_right", edges::resized),
+        trial("a_full_node_is_said", edges::full),
+        trial("a_crash_leaves_old_or_new_blocks", crash::crashed),
+        trial("shared_blocks_stay", refusals::reflinked),
+        trial("a_deleted_file_is_let_go", refusals::deleted),
+        trial("what_must_not_be_moved_is_refused", refusals::refused),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), tests).exit();
+}
