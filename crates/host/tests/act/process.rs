@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use engine::state::file::StateFile;
@@ -52,20 +53,66 @@ pub fn be_spawner(_: &[String]) {
     rest();
 }
 
-/// Binds a process to node 1, and writes each record down first.
+/// Binds a process to node 1, and writes each record down first. Its parent traces it.
 pub fn be_binder(args: &[String]) {
+    // SAFETY: asks to be traced by the parent, and stops until it goes on.
+    unsafe {
+        assert_eq!(libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0), 0);
+        libc::raise(libc::SIGSTOP);
+    }
     let state = StateDir::open(Path::new(&args[0])).unwrap();
     let mut file = StateFile::create(&state, engine::Plane::epoch(&plane(None)).as_deref(), &[]).unwrap();
     let mut mover = mover();
     let mut process = prepare(&mut mover, args[1].parse().unwrap(), 1, false).unwrap();
-    println!("ready");
     let mut write = |undos: &[Undo]| {
         let hold = |undo: &Undo| Record::Hold { comm: String::new(), undo: undo.clone() };
         file.append(&undos.iter().map(hold).collect::<Vec<_>>(), true).unwrap();
         Ok(())
     };
     process.bind(&mut mover, &topology(), &mut write).unwrap();
-    std::thread::sleep(Duration::from_secs(600));
+}
+
+/// Starts the binder and kills it before its `n`-th system call that changes something. Returns whether there was one.
+fn killed_before(n: usize, dir: &Path, pid: u32) -> bool {
+    const STEPS: [i64; 4] = [libc::SYS_sched_setaffinity, libc::SYS_write, libc::SYS_fdatasync, libc::SYS_rename];
+    let args = ["--role", "binder", dir.to_str().unwrap(), &pid.to_string()];
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut binder = command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let child = binder.id() as i32;
+    let mut steps = 0;
+    let mut status = 0;
+    loop {
+        // SAFETY: waits for our child and fills one integer.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        if libc::WIFEXITED(status) {
+            assert_eq!(libc::WEXITSTATUS(status), 0);
+            return false;
+        }
+        assert!(libc::WIFSTOPPED(status), "{status:#x}");
+        if libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80 {
+            // struct ptrace_syscall_info (include/uapi/linux/ptrace.h): what stopped it in byte 0, the call's number in word 3.
+            let mut info = [0u64; 16];
+            // SAFETY: the kernel writes at most the given number of bytes, the size of the buffer.
+            let length =
+                unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, child, size_of_val(&info), info.as_mut_ptr()) };
+            assert!(length > 0, "{}", std::io::Error::last_os_error());
+            let entry = info[0] & 0xff == u64::from(libc::PTRACE_SYSCALL_INFO_ENTRY);
+            if entry && STEPS.contains(&(info[3] as i64)) {
+                if steps == n {
+                    binder.kill().unwrap();
+                    binder.wait().unwrap();
+                    return true;
+                }
+                steps += 1;
+            }
+        } else {
+            let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
+            // SAFETY: our child has stopped, and these are options for tracing it.
+            assert_eq!(unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, child, 0, options) }, 0);
+        }
+        // SAFETY: our child has stopped.
+        assert_eq!(unsafe { libc::ptrace(libc::PTRACE_SYSCALL, child, 0, 0) }, 0);
+    }
 }
 
 pub fn each_thread() -> Tried {
@@ -132,17 +179,22 @@ pub fn killed_at_any_step() -> Tried {
     let tids = tids(program.pid());
     affinity::set(tids[3], &node(0)).unwrap();
     let before = masks(program.pid());
-    let bound = || masks(program.pid()).values().filter(|mask| **mask == node(1)).count();
     let tmp = tempfile::tempdir().unwrap();
-    for kill_at in 0..=7 {
-        let dir = tmp.path().join(format!("state{kill_at}"));
-        let mut binder = Running::role("binder", &[dir.to_str().unwrap(), &program.pid().to_string()]);
-        wait_for(|| bound() >= kill_at);
-        binder.kill();
+    let mut bound = Vec::new();
+    for n in 0.. {
+        let dir = tmp.path().join(format!("state{n}"));
+        let killed = killed_before(n, &dir, program.pid());
+        bound.push(masks(program.pid()).values().filter(|mask| **mask == node(1)).count());
         let finished = recover(&mut plane(None), &StateDir::open(&dir).unwrap()).unwrap();
         assert_eq!(finished.failed, 0, "{finished:?}");
-        assert_eq!(masks(program.pid()), before, "killed when {kill_at} threads were bound");
+        assert_eq!(masks(program.pid()), before, "killed before step {n}: {bound:?} were bound");
+        if !killed {
+            break;
+        }
     }
+    // It was killed with each number of threads bound.
+    bound.dedup();
+    assert_eq!(bound, (0..=7).collect::<Vec<_>>());
     Ok(())
 }
 
