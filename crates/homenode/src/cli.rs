@@ -324,7 +324,7 @@ pub struct HotArgs {
     /// Process to look at
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub pid: u32,
-    /// Watch for so long; longer if its mapped memory is so large that sampling takes more than 1 % of the time
+    /// Watch for so long; longer if sampling would slow the process down by more than 5 %
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub seconds: f64,
     /// Also draw the heat map as a PNG file

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! hot_bench FILE MIB ROUNDS OUT.json    measure
-//! hot_bench --load FILE                 the program: reads words of a mapped file at random
+//! hot_bench --load FILE                the program: reads words of a mapped file at random
 //! ```
 //!
 //! In each round the program runs for a while undisturbed, sampled by homenode as in a window of a second, and watched by DAMON
 //! with the kernel's defaults, in turn, so that other work on the machine affects all alike. Ratios are medians over rounds. CPU
-//! time is that of the sampling thread and of the kernel's kdamond. Needs root.
+//! time is that of the sampling thread and of the kernel's kdamond. The program's speed is in reads per second of its own CPU time,
+//! which other work on the machine disturbs less. Needs root.
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 
 use std::fs::{self, File};
@@ -25,7 +26,7 @@ use serde_json::json;
 use topology::Topology;
 
 /// How long each of the three runs in a round.
-const SPELL: Duration = Duration::from_secs(4);
+const SPELL: Duration = Duration::from_secs(10);
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -39,7 +40,7 @@ fn main() {
     }
 }
 
-/// Reads at random; for each line on stdin prints how many reads it has made.
+/// Reads at random; for each line on stdin prints how many reads it has made, and in how many CPU seconds.
 fn load(path: &Path) {
     static READS: AtomicU64 = AtomicU64::new(0);
     let file = File::open(path).unwrap();
@@ -63,7 +64,7 @@ fn load(path: &Path) {
         }
     });
     for _ in std::io::stdin().lock().lines() {
-        println!("{}", READS.load(Ordering::Relaxed));
+        println!("{} {}", READS.load(Ordering::Relaxed), cpu_s(ClockId::ProcessCPUTime));
     }
 }
 
@@ -85,18 +86,21 @@ impl Program {
         Self { child, answers }
     }
 
-    fn reads(&mut self) -> f64 {
+    /// Reads and CPU seconds so far.
+    fn reads(&mut self) -> (f64, f64) {
         writeln!(self.child.stdin.as_mut().unwrap()).unwrap();
         let mut line = String::new();
         self.answers.read_line(&mut line).unwrap();
-        line.trim().parse().unwrap()
+        let (reads, cpu_s) = line.trim().split_once(' ').unwrap();
+        (reads.parse().unwrap(), cpu_s.parse().unwrap())
     }
 
-    /// Reads a second while `work` runs, which gets the time that it is to end.
+    /// Reads in a CPU second while `work` runs, which gets the time that it is to end.
     fn rate(&mut self, work: impl FnOnce(Instant)) -> f64 {
-        let (begun, before) = (Instant::now(), self.reads());
-        work(begun + SPELL);
-        (self.reads() - before) / begun.elapsed().as_secs_f64()
+        let before = self.reads();
+        work(Instant::now() + SPELL);
+        let after = self.reads();
+        (after.0 - before.0) / (after.1 - before.1)
     }
 }
 
@@ -107,8 +111,8 @@ impl Drop for Program {
     }
 }
 
-fn thread_cpu_s() -> f64 {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
+fn cpu_s(clock: ClockId) -> f64 {
+    let now = clock_gettime(clock);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
@@ -124,7 +128,7 @@ fn measure(path: &Path, bytes: u64, rounds: usize, out: &Path) {
     let topology = topology::sysfs::read(Path::new("/sys")).unwrap_or_else(|_| Topology::default());
     let mut mapped = Mapped::open(Path::new("/proc"), &topology).unwrap();
     // One sample by itself, several times: the cost of a GiB.
-    let mut costs: Vec<f64> = (0..10).map(|_| mapped.sample_one(pid).unwrap().unwrap()).collect();
+    let mut costs: Vec<f64> = (0..10).map(|_| mapped.sample_one(pid).unwrap().unwrap().cpu_s).collect();
     let per_gib_ms = median(&mut costs) * 1e3 / (bytes as f64 / f64::from(1 << 30));
     let damon = Damon::free();
     if let Err(why) = &damon {
@@ -132,20 +136,19 @@ fn measure(path: &Path, bytes: u64, rounds: usize, out: &Path) {
     }
     let sleep = |until: Instant| std::thread::sleep(until.saturating_duration_since(Instant::now()));
     let (mut ours, mut theirs, mut our_cpu, mut their_cpu) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut samples = 0;
     for round in 1..=rounds {
         let alone = program.rate(sleep);
-        let before = thread_cpu_s();
+        let before = cpu_s(ClockId::ThreadCPUTime);
         let sampled = program.rate(|until| {
             while Instant::now() < until {
                 mapped.sample(&[pid]).unwrap();
-                samples += 1;
                 std::thread::sleep(Duration::from_secs(1).min(until.saturating_duration_since(Instant::now())));
             }
         });
-        our_cpu.push((thread_cpu_s() - before) / SPELL.as_secs_f64());
+        our_cpu.push((cpu_s(ClockId::ThreadCPUTime) - before) / SPELL.as_secs_f64());
         ours.push(sampled / alone);
-        let mut line = format!("round {round}: {:.1} M reads/s alone, homenode {:.4}", alone / 1e6, sampled / alone);
+        let mut line =
+            format!("round {round}: {:.1} M reads in a CPU second alone, homenode {:.4}", alone / 1e6, sampled / alone);
         if let Ok(damon) = &damon {
             damon.on(pid);
             let before = damon.cpu_s();

@@ -73,6 +73,8 @@ pub struct Heat {
     /// Entries of the page table in this sample, and the bytes that they map.
     entries: u64,
     bytes: u64,
+    /// Entries whose bit has been set since it was cleared.
+    set_again: u64,
     /// Bytes of pages whose frames are no memory that we know.
     elsewhere: u64,
 }
@@ -81,13 +83,13 @@ impl Heat {
     /// Begins a sample: [`Heat::see`] gets its entries, then [`Heat::end`] ends it.
     pub fn begin(&mut self) {
         self.sample = self.sample.wrapping_add(1);
-        (self.entries, self.bytes, self.elsewhere) = (0, 0, 0);
+        (self.entries, self.bytes, self.set_again, self.elsewhere) = (0, 0, 0, 0);
     }
 
     /// A piece of the page table, of which only what is within the mapping counts. `cleared`: whether the bits were cleared at
     /// the last sample; otherwise they say "ever", which is not added up.
     pub fn see(&mut self, piece: Piece<'_>, within: (u64, u64), places: &Places, cleared: bool) {
-        let Self { blocks, nodes, sample, entries, bytes, elsewhere } = self;
+        let Self { blocks, nodes, sample, entries, bytes, set_again, elsewhere } = self;
         let fresh = || Block { page_bytes: piece.bytes, sample: *sample, pages: vec![ABSENT; piece.raw.len()].into() };
         let block = blocks.entry(piece.address).or_insert_with(fresh);
         if block.page_bytes != piece.bytes {
@@ -110,6 +112,7 @@ impl Heat {
             };
             page.node = index(nodes, node);
             *entries += 1;
+            *set_again += u64::from(cleared && entry.accessed());
             *bytes += entry.bytes;
         }
         for page in block.pages.iter_mut().filter(|page| page.node & UNSEEN != 0) {
@@ -141,6 +144,11 @@ impl Heat {
     /// Entries of the page table, and bytes that they map.
     pub fn mapped(&self) -> (u64, u64) {
         (self.entries, self.bytes)
+    }
+
+    /// Entries whose accessed bit the processor has set since it was cleared.
+    pub fn set_again(&self) -> u64 {
+        self.set_again
     }
 
     /// Bytes of pages on memory that no node is known for.
@@ -260,7 +268,7 @@ mod tests {
             sample(&mut heat, &[(0, 1, false), (1, 2, false), (600, 512, true)]);
         }
         assert_eq!(sums(&heat), [(0, 0, 2, 1), (1, 1, 0, 1)]);
-        assert_eq!(heat.mapped(), (3, 3 * 4096));
+        assert_eq!((heat.mapped(), heat.set_again()), ((3, 3 * 4096), 1));
     }
 
     #[test]

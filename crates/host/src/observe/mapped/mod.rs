@@ -6,7 +6,8 @@
 //! **Approach.** BPF programs read the page table ([`kernel`]), the frame gives the node ([`places`]), and writing to the process's
 //! `clear_refs` clears the bits where the kernel can do that ([`rows`]). [`heat`] has the rule for what is hot. Only mappings of
 //! files of at least [`LEAST_BYTES`] are looked at, and not those that hold programs. [`Mapped`] samples the processes it is asked
-//! about one after the other, as often as its share of a CPU allows.
+//! about one after the other, as often as a share of a CPU allows, and a share of each process's time: a program loses a third of a
+//! microsecond for each page whose bit the processor must set again.
 //!
 //! **Where SysMon-N differs.** It looks at persistent memory only (section 2.1); here mapped files in the page cache count as well.
 //! It does not say how many accesses make a page hot; here it is 2 of the last 4 samples. It compares nodes within the module;
@@ -48,11 +49,11 @@ use process::Process;
 /// mappings (its libraries).
 pub const LEAST_BYTES: u64 = 1 << 20;
 
-/// The rule for windows: accessed in half of the last four samples. Four fit twice into N-Policy's epoch of 10 s.
+/// The rule for windows: accessed in half of the last four samples. In windows of a second, N-Policy's epoch of 10 s has room for
+/// twice as many.
 pub const RULE: Rule = Rule { least: 2, of: 4 };
 
-/// Share of one CPU that sampling may take, a third of what the daemon may. The same share bounds the time for which clearing
-/// stalls a process.
+/// Share of one CPU that sampling may take, a third of what the daemon may, and share of its time that a process may lose by it.
 const SHARE: f64 = 0.01;
 
 /// Seconds for which an unused share is kept: N-Policy's epoch.
@@ -71,6 +72,15 @@ pub struct Mapped {
     /// CPU seconds that may be spent now. Negative after a dear sample.
     credit_s: f64,
     credited: Instant,
+}
+
+/// What a sample cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SampleCost {
+    /// CPU seconds of ours.
+    pub cpu_s: f64,
+    /// Seconds that the process has lost, as estimated.
+    pub lost_s: f64,
 }
 
 /// One process's mapped files.
@@ -120,10 +130,13 @@ impl Mapped {
             if self.credit_s <= 0.0 {
                 break;
             }
-            if self.processes.len() >= PROCESSES_MOST && !self.processes.contains_key(&pid) {
-                continue;
+            let later = match self.processes.get(&pid) {
+                Some(process) => process.sampled.is_some_and(|at| at.elapsed().as_secs_f64() * SHARE < process.lost_s),
+                None => self.processes.len() >= PROCESSES_MOST,
+            };
+            if !later {
+                self.credit_s -= self.sample_one(pid)?.map_or(0.0, |cost| cost.cpu_s);
             }
-            self.credit_s -= self.sample_one(pid)?.unwrap_or_default();
         }
         let mut notes = Vec::new();
         let mut all = Vec::new();
@@ -140,16 +153,16 @@ impl Mapped {
         Ok((all, notes))
     }
 
-    /// Samples one process now, whatever the budget. Returns the CPU seconds that it took, or `None` if there is no such process
-    /// (any more).
-    pub fn sample_one(&mut self, pid: u32) -> Result<Option<f64>, ObserveError> {
+    /// Samples one process now, whatever the budget. Returns what it cost, or `None` if there is no such process (any more).
+    pub fn sample_one(&mut self, pid: u32) -> Result<Option<SampleCost>, ObserveError> {
         let begun = super::clock_s(ClockId::ThreadCPUTime);
         let process = self.processes.entry(pid).or_insert_with(|| Process::new(&self.proc_root, pid));
-        let there = process.sample(&mut self.kernel, &self.places, RULE, LEAST_BYTES, self.clears_dax)?;
-        if !there {
+        if !process.sample(&mut self.kernel, &self.places, RULE, LEAST_BYTES, self.clears_dax)? {
             self.processes.remove(&pid);
+            return Ok(None);
         }
-        Ok(there.then(|| super::clock_s(ClockId::ThreadCPUTime) - begun))
+        let lost_s = process.lost_s;
+        Ok(Some(SampleCost { cpu_s: super::clock_s(ClockId::ThreadCPUTime) - begun, lost_s }))
     }
 
     /// The mappings of a sampled process, by rising address.
