@@ -45,6 +45,8 @@ use topology::NodeId;
 use self::donor::Donor;
 use self::freeze::Frozen;
 use super::copying::{Copied, Copying};
+use super::pages::FileMoveError;
+use crate::residency;
 use crate::volume::fiemap::{self, Extent};
 use crate::volume::{self, Layout};
 
@@ -120,8 +122,8 @@ pub struct DaxMove {
 
 /// What became of a chunk.
 enum Tried {
-    /// This many bytes are on the target now.
-    There(u64),
+    /// This many bytes have come to the target.
+    Arrived(u64),
     /// The file was changed each time; this many bytes.
     Busy(u64),
     /// This many bytes stay.
@@ -129,6 +131,21 @@ enum Tried {
 }
 
 impl DaxMove {
+    /// Opens a file and prepares the move of its blocks, as [`prepare`](Self::prepare) does.
+    ///
+    /// # Errors
+    ///
+    /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
+    pub fn open(path: &Path, to: NodeId, freeze: bool) -> Result<Self, FileMoveError> {
+        let file = residency::open::open(path)?;
+        Self::prepare(&file.fd, to, freeze).map_err(|refused| FileMoveError::Refused {
+            path: path.to_owned(),
+            to,
+            reason: refused.reason,
+            why: refused.why,
+        })
+    }
+
     /// Looks at an open file and prepares the move of its blocks. Moves nothing. `freeze`: processes that map the file shared
     /// and writable may be stopped while a chunk moves.
     ///
@@ -174,8 +191,11 @@ impl DaxMove {
         }
         mappers::writable(device, stat.st_ino).map_err(failed("see which processes map it"))?;
         let mut copied = Copied::default();
-        fiemap::walk(&open, 0, stat.st_size as u64, &mut |extent| copied.total += extent.len)
-            .map_err(failed("list its extents"))?;
+        fiemap::walk(&open, 0, stat.st_size as u64, &mut |extent| {
+            copied.total += extent.len;
+            copied.moved += extent.len - away(&[extent], &layout, to);
+        })
+        .map_err(failed("list its extents"))?;
         Ok(Self {
             file: open,
             root,
@@ -198,7 +218,7 @@ impl DaxMove {
 
     /// Tries one chunk until it is exchanged, or not to be had now.
     fn chunk(&mut self, at: u64) -> io::Result<Tried> {
-        let mut there = 0;
+        let mut rest = 0;
         for tries in 0..TRIES {
             if tries > 0 {
                 std::thread::sleep(PAUSE);
@@ -206,15 +226,15 @@ impl DaxMove {
             let size = self.size()?;
             let len = CHUNK.min(size.saturating_sub(at));
             let extents = fiemap::extents(&self.file, at, len)?;
-            there = extents.iter().map(|e| e.len).sum();
-            if extents.iter().all(|e| !e.unknown && self.layout.is_on(e.physical, e.len, self.to)) {
-                return Ok(Tried::There(there));
+            rest = away(&extents, &self.layout, self.to);
+            if rest == 0 {
+                return Ok(Tried::Arrived(0));
             }
             if extents.iter().any(|e| e.shared) {
-                return Ok(Tried::Left(SHARED, there));
+                return Ok(Tried::Left(SHARED, rest));
             }
             if !self.reserve(&extents, size)? {
-                return Ok(Tried::Left(NO_ROOM, there));
+                return Ok(Tried::Left(NO_ROOM, rest));
             }
             let result = self.stop_and_exchange(at, len, &extents);
             // The donor's blocks, or those that the file had.
@@ -222,14 +242,14 @@ impl DaxMove {
                 donor.give_back(at, len)?;
             }
             match result {
-                Ok(None) => return Ok(Tried::There(there)),
-                Ok(Some(reason)) => return Ok(Tried::Left(reason, there)),
+                Ok(None) => return Ok(Tried::Arrived(rest)),
+                Ok(Some(reason)) => return Ok(Tried::Left(reason, rest)),
                 // EINVAL: the file was truncated, or grew within its last block.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EINVAL)) => {}
                 Err(e) => return Err(e),
             }
         }
-        Ok(Tried::Busy(there))
+        Ok(Tried::Busy(rest))
     }
 
     /// Allocates the chunk's blocks on the target. False if there are none.
@@ -362,7 +382,7 @@ impl Copying for DaxMove {
             }
             tried += CHUNK;
             match self.chunk(at)? {
-                Tried::There(bytes) => self.copied.moved += bytes,
+                Tried::Arrived(bytes) => self.copied.moved += bytes,
                 Tried::Left(reason, bytes) => self.leave(reason, bytes),
                 Tried::Busy(_) if rounds + 1 < ROUNDS => self.again.push_back((at, rounds + 1)),
                 Tried::Busy(bytes) => self.leave(WRITTEN, bytes),
@@ -399,6 +419,11 @@ fn may_be_exchanged(file: &File, mode: u32) -> Result<(), DaxRefused> {
         Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
         Err(e) => Err(failed("ask for its capabilities")(e)),
     }
+}
+
+/// Bytes that are not on the node, or may not be.
+fn away(extents: &[Extent], layout: &Layout, to: NodeId) -> u64 {
+    extents.iter().filter(|e| e.unknown || !layout.is_on(e.physical, e.len, to)).map(|e| e.len).sum()
 }
 
 fn full(error: &io::Error) -> bool {
