@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use common::{MB, declined, node_with_bandwidth, snapshot, thread};
 use placement::dragonfly::mtp::Mtp;
 use placement::dragonfly::{Dragonfly, Settings};
-use placement::{FileUse, Move, ObservedFile, Plan, Policy, Reason, Snapshot, Thread, nthread};
+use placement::{
+    FileUse, Move, ObservedFile, Outcome, OutcomeState, Plan, Policy, Reason, Snapshot, Subject, Thread, nthread,
+};
 use proptest::prelude::*;
 use topology::NodeId;
 
@@ -292,6 +294,27 @@ fn data_that_cannot_move_is_not_asked_to() {
     let moved: Vec<_> = world.files_moved().into_iter().map(|(_, file, _)| file).collect();
     assert_eq!(moved, ["f6"]);
     assert!(notes.iter().any(|note| note == "1 files on node 0 cannot be moved"), "{notes:?}");
+}
+
+/// Seen on a host, which looks at a file only now and then: the file had moved, and was asked to move again.
+#[test]
+fn a_moved_file_that_was_not_looked_at_since_is_not_moved_again() {
+    let mut world = overloaded(500, 468e6);
+    let mut policy = policy();
+    let before = world.snapshot.files.clone();
+    for _ in 0..30 {
+        world.step(&mut policy);
+        let made = |mv: &(u32, Move)| Outcome {
+            subject: Subject::of(&mv.1),
+            from: NodeId(0),
+            to: NodeId(1),
+            result: OutcomeState::Done { bytes: 500 * MB, failed: 0 },
+        };
+        let now = world.windows;
+        world.snapshot.outcomes = world.made.iter().filter(|mv| mv.0 == now).map(made).collect();
+        world.snapshot.files = before.clone();
+    }
+    assert_eq!(world.files_moved(), [(6, "f5", 1), (6, "f6", 1)]);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! **Problem.** A plan only requests a migration. Its speed, its cost to readers and its gain show
 //! in the windows after the request.
 //!
-//! **Approach.** The bytes still on the source give the progress of each file. While the migration
+//! **Approach.** The outcomes in the snapshot give the progress of each file; where there are none,
+//! the bytes still on the source do, which may be some windows old. While the migration
 //! runs, the readers' throughput is compared with the straight line of Eq. 2. After its end, two
 //! more windows give TH_l.
 //!
@@ -15,8 +16,8 @@ use topology::NodeId;
 
 use super::estimate::Estimates;
 use super::mtp::Mtp;
-use crate::Snapshot;
 use crate::processes::sane;
+use crate::{OutcomeState, Snapshot, Subject};
 
 /// A file counts as moved when at most this share of it is left behind.
 const LEFT: f64 = 0.02;
@@ -37,6 +38,8 @@ pub(super) struct Moving {
     /// Bytes on the source at the time of the request, and now.
     pub asked: f64,
     pub left: f64,
+    /// An outcome said what became of it, so that bytes on the source, which may be old, do not count.
+    pub told: bool,
 }
 
 /// The phase of a migration.
@@ -105,9 +108,11 @@ impl Flight {
 
     fn run(&mut self, snapshot: &Snapshot, window_s: f64, served: f64, estimates: &mut Estimates) {
         let before = self.left();
+        let copies = self.hear(snapshot);
         for observed in &snapshot.files {
             if let Some(moving) = self.files.get_mut(&observed.file)
                 && !observed.bytes.is_empty()
+                && !moving.told
             {
                 moving.left = (observed.bytes.get(self.source) as f64).min(moving.asked);
             }
@@ -117,10 +122,13 @@ impl Flight {
         let done = if all > 0.0 { 1.0 - left / all } else { 1.0 };
         let line = self.mtp.remote_bw + (self.mtp.local_bw - self.mtp.remote_bw) * done;
         self.lost += (line * window_s - served).max(0.0);
-        self.stalled = if left < before { 0 } else { self.stalled + 1 };
+        self.stalled = if left < before || copies { 0 } else { self.stalled + 1 };
         self.phase = Phase::Running;
         let overdue = OVERDUE * self.mtp.migration_s + OVERDUE_WINDOWS * window_s;
-        if left <= LEFT * all || self.lasted_s > overdue || (self.stalled >= STALLED && self.asked >= MOST_ASKED) {
+        if left <= LEFT * all
+            || (self.lasted_s > overdue && !copies)
+            || (self.stalled >= STALLED && self.asked >= MOST_ASKED)
+        {
             estimates.moved(all - left, self.lasted_s);
             if left <= LEFT * all {
                 let rule = Mtp::overhead_by_rule(self.mtp.local_bw, self.mtp.remote_bw, self.lasted_s);
@@ -134,6 +142,26 @@ impl Flight {
             self.asked += 1;
             self.phase = Phase::Stalled;
         }
+    }
+
+    /// Takes in what became of the moves. Returns whether some are still being made.
+    fn hear(&mut self, snapshot: &Snapshot) -> bool {
+        let mut copies = false;
+        for outcome in &snapshot.outcomes {
+            let Subject::File { file, .. } = &outcome.subject else { continue };
+            let Some(moving) = self.files.get_mut(file).filter(|m| m.to == outcome.to) else { continue };
+            moving.told = true;
+            match outcome.result {
+                OutcomeState::Done { failed, .. } => moving.left = (failed as f64).min(moving.asked),
+                OutcomeState::Running { bytes, done } => {
+                    moving.left = (bytes.saturating_sub(done) as f64).min(moving.asked);
+                    copies = true;
+                }
+                OutcomeState::Queued => copies = true,
+                _ => {}
+            }
+        }
+        copies
     }
 
     /// Bytes of the moving files that threads on their target nodes read.

@@ -230,7 +230,7 @@ impl Dragonfly {
             plan.moves.push(file_move(&offer.file, from, offer.to, why));
             let moved = self.moved.entry(offer.file.clone()).or_insert(Moved { at_s: now_s, times: 0 });
             *moved = Moved { at_s: now_s, times: moved.times.saturating_add(1) };
-            files.insert(offer.file, Moving { to: offer.to, asked: offer.bytes, left: offer.bytes });
+            files.insert(offer.file, Moving { to: offer.to, asked: offer.bytes, left: offer.bytes, told: false });
         }
         self.budget.take(bytes);
         self.flight = Some(Flight::new(from, mtp, files));

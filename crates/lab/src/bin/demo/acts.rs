@@ -69,7 +69,7 @@ pub(crate) const ACTS: &[Act] = &[
         title: "a process moves to the mapped pages it touches most (npolicy)",
         policy: "npolicy",
         readers: &["--duty", "0.5", "--mapped"],
-        away: 2,
+        away: 1,
         at_home: 0,
         memory: 0,
         windows: 40,
@@ -93,7 +93,8 @@ impl Act {
             Readers::start(&args.load, command)
         };
         let away = start(&file, self.away, other, self.memory)?;
-        println!("{} threads on node {other} read it (process {})", self.away, away.pid());
+        let threads = if self.away == 1 { "thread" } else { "threads" };
+        println!("{} {threads} on node {other} read it (process {})", self.away, away.pid());
         let at_home = (self.at_home > 0).then(|| start(&busy, self.at_home, home, 0)).transpose()?;
         if let Some(at_home) = &at_home {
             println!("{} threads on node {home} read another file there (process {})", self.at_home, at_home.pid());
