@@ -186,7 +186,7 @@ impl FileMove {
         let id = identity(&file)?;
         let found = residency::of_opened(&file, &mut |_, _| ())?;
         let there = found.nodes.get(to);
-        refuse::room(to, found.resident - there.min(found.resident)).map_err(|why| refused("no_memory", why))?;
+        refuse::room(to, found.resident.saturating_sub(there), there).map_err(|why| refused("no_memory", why))?;
         let page = rustix::param::page_size();
         let arena = Arena::reserve(1, WINDOW as usize, page)
             .map_err(|e| ResidencyError::file("reserve address space for", path, e))?;

@@ -72,12 +72,15 @@ pub(super) fn file(file: &Opened) -> Result<(), (&'static str, String)> {
 const LARGEST: u64 = 16 << 40;
 
 /// Refuses a move for which the node has no room. Room is what is free, and what the kernel frees first: cached pages that
-/// were not used lately. The zones' high watermarks are not room, because the kernel keeps that much free.
-pub(super) fn room(to: NodeId, bytes: u64) -> Result<(), String> {
+/// were not used lately, but not the `there` bytes of the file itself. The zones' high watermarks are not room, because the
+/// kernel keeps that much free.
+pub(super) fn room(to: NodeId, bytes: u64, there: u64) -> Result<(), String> {
     let sys = format!("/sys/devices/system/node/node{to}/meminfo");
     let known = std::fs::read_to_string(sys).ok().zip(std::fs::read_to_string("/proc/zoneinfo").ok());
     // Unknown is no refusal: the move itself ends when nothing is free.
-    let Some(room) = known.and_then(|(meminfo, zoneinfo)| room_of(&meminfo, &zoneinfo, to)) else { return Ok(()) };
+    let Some(room) = known.and_then(|(meminfo, zoneinfo)| room_of(&meminfo, &zoneinfo, to, there)) else {
+        return Ok(());
+    };
     if bytes <= room {
         return Ok(());
     }
@@ -85,13 +88,13 @@ pub(super) fn room(to: NodeId, bytes: u64) -> Result<(), String> {
     Err(format!("it takes {} MiB, and the node has {} MiB to spare", mib(bytes).max(1), mib(room)))
 }
 
-fn room_of(meminfo: &str, zoneinfo: &str, node: NodeId) -> Option<u64> {
+fn room_of(meminfo: &str, zoneinfo: &str, node: NodeId, there: u64) -> Option<u64> {
     let field = |name: &str| {
         let rest = meminfo.lines().find_map(|line| line.split_once(name))?.1;
         rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
     };
     let page = rustix::param::page_size() as u64;
-    let free = field("MemFree:")? + field("Inactive(file):")?;
+    let free = field("MemFree:")? + field("Inactive(file):")?.saturating_sub(there);
     Some(free.saturating_sub(reserve(zoneinfo, node) * page))
 }
 
@@ -141,9 +144,10 @@ Node 10, zone   Normal
     #[test]
     fn room_is_what_is_free_or_freed_first() {
         let page = rustix::param::page_size() as u64;
-        assert_eq!(room_of(MEMINFO, ZONEINFO, NodeId(1)), Some((102_400 + 4096) * 1024 - 1024 * page));
+        assert_eq!(room_of(MEMINFO, ZONEINFO, NodeId(1), 0), Some((102_400 + 4096) * 1024 - 1024 * page));
+        assert_eq!(room_of(MEMINFO, ZONEINFO, NodeId(1), 1 << 30), Some(102_400 * 1024 - 1024 * page));
         assert_eq!(reserve(ZONEINFO, NodeId(0)), 100);
         assert_eq!(reserve(ZONEINFO, NodeId(10)), 7);
-        assert_eq!(room_of("Node 1 MemFree: many kB", ZONEINFO, NodeId(1)), None);
+        assert_eq!(room_of("Node 1 MemFree: many kB", ZONEINFO, NodeId(1), 0), None);
     }
 }
