@@ -112,24 +112,18 @@ static __always_inline u32 exact_range(struct task_struct *task, struct address_
 {
 #if defined(__TARGET_ARCH_x86)
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
-	u64 nr = regs->orig_ax, count = regs->dx, pos = 0;
-	struct address_space *opened = NULL;
-	struct file **files, *file = NULL;
+	u64 nr = regs->orig_ax, count = regs->dx, pos;
 	struct fdtable *fdt;
 	u32 fd = regs->di;
-	s64 before = -1;
+	u64 file;
 
 	if (nr != 0 /* read */ && nr != 17 /* pread64 */)
 		return 0;
 	fdt = task->files->fdt;
-	files = fdt->fd;
 	if (fd >= fdt->max_fds)
 		return 0;
-	bpf_probe_read_kernel(&file, sizeof(file), files + fd);
-	if (nr == 17)
-		pos = regs->r10;
-	else
-		bpf_core_read(&pos, sizeof(pos), &file->f_pos);
+	file = word_at((u64)(fdt->fd + fd));
+	pos = nr == 17 ? regs->r10 : word_at(file + bpf_core_field_offset(struct file, f_pos));
 	if (!count || pos + count < pos || (pos + count - 1) >> PAGE_SHIFT != last || pos >> PAGE_SHIFT > first)
 		return 0;
 	if (pos > *start)
@@ -138,11 +132,11 @@ static __always_inline u32 exact_range(struct task_struct *task, struct address_
 	if (pos >> PAGE_SHIFT != first)
 		return 0;
 	/* A stacked file system (overlayfs) opens another file below this one. */
-	bpf_core_read(&opened, sizeof(opened), &file->f_mapping);
-	if (opened != mapping)
+	if (word_at(file + bpf_core_field_offset(struct file, f_mapping)) != (u64)mapping)
 		return 0;
-	bpf_core_read(&before, sizeof(before), &file->f_ra.prev_pos);
-	return (u64)before == pos ? CALL_PLACED | CALL_CONTINUES : CALL_PLACED;
+	if (word_at(file + bpf_core_field_offset(struct file, f_ra) + bpf_core_field_offset(struct file_ra_state, prev_pos)) != pos)
+		return CALL_PLACED;
+	return CALL_PLACED | CALL_CONTINUES;
 #else
 	return 0;
 #endif
