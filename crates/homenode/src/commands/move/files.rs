@@ -1,9 +1,11 @@
-//! `homenode move FILE…`: a file's cached pages.
+//! `homenode move FILE…`: a file's cached pages, or its blocks if it is on DAX.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use host::act::dax::DaxMove;
 use host::act::pages::{self, FileMove, FileMoveError};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Done, Job, drive};
 use crate::exit::{Exit, Failure, chain};
@@ -23,11 +25,16 @@ pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
             done.push(Done::refused(subject, job.to, "stopped by a signal before its turn".to_owned()));
             continue;
         }
-        match FileMove::prepare(path, job.to) {
-            Ok(mut work) => {
-                let one = drive(job, &name, subject, &mut work);
+        match one(job, path, &name, &subject) {
+            Ok((one, stall)) => {
                 if !job.json {
                     output::print(&one.line(&name))?;
+                    if !stall.is_zero() {
+                        let most = stall.as_secs_f64() * 1e3;
+                        output::print(&format!(
+                            "  processes that map it were stopped for at most {most:.0} ms at a time\n"
+                        ))?;
+                    }
                 }
                 done.push(one);
             }
@@ -38,4 +45,17 @@ pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
         }
     }
     Ok(done)
+}
+
+/// Moves one file. Also returns the longest time for which processes were stopped.
+fn one(job: &Job, path: &Path, name: &str, subject: &(&'static str, Value)) -> Result<(Done, Duration), FileMoveError> {
+    match FileMove::prepare(path, job.to) {
+        Ok(mut work) => Ok((drive(job, name, subject.clone(), &mut work), Duration::ZERO)),
+        Err(FileMoveError::Refused { reason: "dax", .. }) => {
+            let mut work = DaxMove::open(path, job.to, job.freeze)?;
+            let done = drive(job, name, subject.clone(), &mut work);
+            Ok((done, work.longest_stall()))
+        }
+        Err(e) => Err(e),
+    }
 }

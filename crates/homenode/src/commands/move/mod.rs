@@ -43,6 +43,9 @@ pub struct MoveArgs {
     /// Move at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
     #[arg(long, value_name = "RATE", value_parser = positive_rate)]
     pub rate: Option<f64>,
+    /// Stop processes that map a DAX file shared and writable while each 2 MiB of it move; without, such files stay
+    #[arg(long)]
+    pub freeze: bool,
 }
 
 fn positive_rate(text: &str) -> Result<f64, String> {
@@ -58,6 +61,7 @@ pub fn run(global: &Global, args: &MoveArgs) -> Result<Exit, Failure> {
         topology: nodes::read(Path::new(nodes::SYS), &Config::default())?,
         to: NodeId(args.to),
         rate: args.rate,
+        freeze: args.freeze,
         json: global.json,
         stop: Stop::on_signals()?,
     };
@@ -79,6 +83,8 @@ struct Job {
     pub to: NodeId,
     /// Most bytes a second.
     pub rate: Option<f64>,
+    /// Processes that map a DAX file writable may be stopped.
+    pub freeze: bool,
     /// Print JSON.
     pub json: bool,
     /// Whether a signal has asked to stop.
