@@ -85,6 +85,17 @@ impl Checkpoint {
         self.encode().len().div_ceil(WORDS)
     }
 
+    /// Free blocks for it, the last ones of the volume; fewer than it takes if there are not more.
+    pub fn places(&self) -> Vec<Block> {
+        let runs = self.free.iter().enumerate().rev();
+        let runs =
+            runs.flat_map(|(region, runs)| runs.iter().rev().map(move |(start, count)| (region, *start, *count)));
+        let blocks = runs.flat_map(|(region, start, count)| {
+            (start..start + count).rev().map(move |index| Block::new(region, index))
+        });
+        blocks.take(self.blocks()).collect()
+    }
+
     /// Writes it to blocks, as many as it takes. `stamp` tells it from earlier ones.
     pub fn write(&self, store: &Store, blocks: &[Block], stamp: u64) -> Result<Dirty> {
         let words = self.encode();

@@ -1,4 +1,4 @@
-//! Committing an operation: one tail, or several by way of a journal; and log cleaning.
+//! Committing an operation: one tail, or several by way of a journal.
 
 use smallvec::SmallVec;
 
@@ -9,14 +9,10 @@ use crate::format::inode::pos_word;
 use crate::format::journal::{self, Record};
 use crate::format::word::Field;
 use crate::format::{Block, Ino, LogPos};
-use crate::inode::{Inode, State};
-use crate::log::{self, Appended, NO_TAIL};
-use crate::ops::check_live;
+use crate::inode::Inode;
+use crate::log::{self, Appended};
 use crate::store::{Durable, Flushed, Store};
 use crate::volume::{Locked, Volume, lock};
-
-/// A log shorter than this is not worth cleaning.
-const CLEAN_FROM: usize = 126;
 
 impl Volume {
     /// Makes an operation happen: all of `entries`, each in the log of its inode, or none. `data` is what else must be
@@ -68,7 +64,7 @@ impl Volume {
     }
 
     /// Stores words of inodes, all or none, after `before` is durable.
-    fn store_records(&self, records: &[Record], before: Flushed) -> Result<Durable> {
+    pub(crate) fn store_records(&self, records: &[Record], before: Flushed) -> Result<Durable> {
         if let [only] = records {
             let durable = before.fence(&self.store)?;
             return self.store.commit(&[place(&self.store, only)?], &durable);
@@ -82,40 +78,9 @@ impl Volume {
         let durable = self.store.commit(&[(at, 0, journal::commit_word(at, records.len(), &bytes))], &durable)?;
         finish_journal(&self.store, at, records, &durable)
     }
-
-    /// Cleans the log of an inode now.
-    pub fn clean(&self, ino: Ino) -> Result<()> {
-        let inode = self.inode(ino)?;
-        let mut state = inode.write();
-        check_live(&state)?;
-        let region = state.log.tail.page.region();
-        self.clean_log_to(&inode, &mut state, region)
-    }
-
-    /// Cleans a log of which less than half is still true. A failure changes nothing but the time until the next try.
-    fn clean_if_worth(&self, inode: &Inode, state: &mut State) {
-        if state.log.slots() >= CLEAN_FROM && state.log.slots() > 2 * state.live_slots() {
-            let _ = self.clean_log_to(inode, state, state.log.tail.page.region());
-        }
-    }
-
-    /// Writes what is still true to a new log in a region, if it has room, and switches over to it.
-    pub(crate) fn clean_log_to(&self, inode: &Inode, state: &mut State, region: usize) -> Result<()> {
-        let pages = self.log_pages(self.regions.nearest(region), Purpose::Freeing);
-        let whose = (inode.ino, inode.generation);
-        let mut new = log::append(&self.store, pages, whose, (state.log.sequence, NO_TAIL), &state.entries())?;
-        let flushed = std::mem::take(&mut new.dirty).flush(&self.store)?;
-        let records = [record(inode, Field::Head, new.head()), record(inode, Field::Tail, new.tail)];
-        self.store_records(&records, flushed)?;
-        let old = std::mem::replace(&mut state.log, new.into_log());
-        for page in old.pages {
-            self.allocator.free(page, 1);
-        }
-        Ok(())
-    }
 }
 
-fn record(inode: &Inode, field: Field, pos: LogPos) -> Record {
+pub(crate) fn record(inode: &Inode, field: Field, pos: LogPos) -> Record {
     Record { ino: inode.ino, field, word: pos_word(inode.ino, inode.generation, field, pos) }
 }
 

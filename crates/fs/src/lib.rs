@@ -15,6 +15,7 @@
 
 mod alloc;
 mod checkpoint;
+mod clean;
 mod commit;
 mod counters;
 pub mod debug;
@@ -38,6 +39,7 @@ mod store;
 mod unread;
 mod volume;
 
+pub use clean::Cleaned;
 pub use counters::{Traffic, as_thread};
 pub use dir::Named;
 pub use error::{Damage, Error, Result};

@@ -26,6 +26,8 @@ pub struct Log {
     pub sequence: u32,
     /// Where the next entry goes.
     pub tail: LogPos,
+    /// Slots right after it was rewritten; 0 if it was not since the mount.
+    pub cleaned: usize,
 }
 
 impl Log {
@@ -59,7 +61,7 @@ impl Appended<'_> {
     /// As a log of its own: for entries that were not appended to one.
     pub fn into_log(self) -> Log {
         self.fresh.keep();
-        Log { pages: self.pages.into_vec(), sequence: self.sequence, tail: self.tail }
+        Log { pages: self.pages.into_vec(), sequence: self.sequence, tail: self.tail, cleaned: 0 }
     }
 
     /// Where a log of its own begins.
@@ -141,33 +143,46 @@ pub fn replay(
 ) -> Result<Log> {
     let damage = |what| Error::from(Damage::Inode { ino, what });
     let most: u64 = store.superblock().regions.iter().map(|r| r.blocks).sum();
-    let mut log = Log { pages: Vec::new(), sequence: 0, tail };
+    let mut log = Log { pages: Vec::new(), sequence: 0, tail, cleaned: 0 };
     let mut at = head;
     loop {
         if !store.superblock().is_data(at.page, 1) || log.pages.len() as u64 >= most {
             return Err(damage("its log leads outside of the volume or in a circle"));
         }
         let page = store.read_block(at.page)?;
-        let sequence = page::decode(page.as_slice(), ino, generation, at.page).map_err(damage)?;
-        if log.pages.last().is_some() && sequence != log.sequence.wrapping_add(1) {
+        let last = at.page == tail.page;
+        let end = if last { tail.slot } else { SLOTS };
+        let sequence = read_page(page.as_slice(), (ino, generation), at, end, &mut take).map_err(damage)?;
+        // Pages between may have been dropped, so the sequence may jump, but never back.
+        if log.pages.last().is_some() && sequence.wrapping_sub(log.sequence).wrapping_sub(1) > u32::MAX / 2 {
             return Err(damage("the pages of its log are out of order"));
         }
         log.sequence = sequence;
         log.pages.push(at.page);
-        let last = at.page == tail.page;
-        let end = if last { tail.slot } else { SLOTS };
-        while at.slot < end {
-            let seal = Seal { ino, generation, sequence };
-            let (entry, slots, time) = Entry::decode(page.as_slice(), seal, at.slot).map_err(damage)?;
-            if at.slot + slots > end {
-                return Err(damage("a log entry crosses the tail"));
-            }
-            take(&entry, time).map_err(damage)?;
-            at.slot = if entry == Entry::Pad { SLOTS } else { at.slot + slots };
-        }
         if last {
             return Ok(log);
         }
         at = LogPos { page: page::next(page.as_slice(), at.page, generation).map_err(damage)?, slot: 1 };
     }
+}
+
+/// Hands the entries of a page from a slot to `end` to `take`; the page's sequence.
+pub fn read_page(
+    page: &[u8],
+    (ino, generation): (Ino, u32),
+    from: LogPos,
+    end: usize,
+    mut take: impl FnMut(&Entry<'_>, i64) -> std::result::Result<(), &'static str>,
+) -> std::result::Result<u32, &'static str> {
+    let sequence = page::decode(page, ino, generation, from.page)?;
+    let mut at = from.slot;
+    while at < end {
+        let (entry, slots, time) = Entry::decode(page, Seal { ino, generation, sequence }, at)?;
+        if at + slots > end {
+            return Err("a log entry crosses the tail");
+        }
+        take(&entry, time)?;
+        at = if entry == Entry::Pad { SLOTS } else { at + slots };
+    }
+    Ok(sequence)
 }

@@ -9,7 +9,7 @@
 //!
 //! **Limits.** See `scan` for recovery, `checkpoint` for the rest.
 
-use crate::alloc::{Allocator, Purpose};
+use crate::alloc::Allocator;
 use crate::checkpoint::{self, Checkpoint};
 use crate::commit::finish_journal;
 use crate::error::{Error, Result};
@@ -97,14 +97,7 @@ impl Volume {
         let (durable, state) = match self.checkpoint() {
             None => (Flushed::nothing().fence(&self.store)?, Use::Clean),
             Some(checkpoint) => {
-                let all: Vec<usize> = (0..checkpoint.free.len()).collect();
-                let (mut fresh, mut blocks) = (self.allocator.fresh(), Vec::new());
-                for _ in 0..checkpoint.blocks() {
-                    match self.allocator.allocate(&all, 1, 0, Purpose::Freeing, &mut fresh) {
-                        Ok((block, _)) => blocks.push(block),
-                        Err(_) => break,
-                    }
-                }
+                let blocks = checkpoint.places();
                 match blocks.first().filter(|_| blocks.len() == checkpoint.blocks()) {
                     None => (Flushed::nothing().fence(&self.store)?, Use::Clean),
                     Some(first) => {

@@ -142,21 +142,27 @@ impl Volume {
         shard.read().unwrap_or_else(PoisonError::into_inner).get(&ino).cloned()
     }
 
+    /// The inodes that were read or made since the mount.
+    pub(crate) fn known_inodes(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
+        self.inodes.iter().flat_map(|shard| {
+            let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
+            shard.values().cloned().collect::<Vec<_>>()
+        })
+    }
+
     /// What the next mount need not find out. `None`: an inode without a name was open until now, and that is for a mount
     /// that reads everything.
     pub(crate) fn checkpoint(&self) -> Option<Checkpoint> {
         let (mut inodes, mut parents) = self.unread.rest();
         inodes.resize(self.slots.len(), Vec::new());
         let mut known = Vec::new();
-        for shard in &self.inodes {
-            for inode in shard.read().unwrap_or_else(PoisonError::into_inner).values() {
-                let state = inode.read();
-                if state.unnamed.is_some() {
-                    return None;
-                }
-                known.push(inode.ino);
-                parents.extend(state.dir.as_ref().map(|dir| (inode.ino, dir.parent)));
+        for inode in self.known_inodes() {
+            let state = inode.read();
+            if state.unnamed.is_some() {
+                return None;
             }
+            known.push(inode.ino);
+            parents.extend(state.dir.as_ref().map(|dir| (inode.ino, dir.parent)));
         }
         for (all, known) in inodes.iter_mut().zip(scan::used_inodes(self.slots.len(), known.iter())) {
             all.resize(all.len().max(known.len()), 0);

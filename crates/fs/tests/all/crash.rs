@@ -341,6 +341,30 @@ fn data_with_checksums_survives_a_crash_at_every_fence() {
     assert!(flushes > 3 && unnoticed == 0, "{unnoticed} of {flushes}");
 }
 
+/// A log of three pages, of which the middle one is history: what happens to it, and how to get there.
+pub fn history() -> Vec<Op> {
+    let xattrs = (0..40).map(|i| Op::SetXattr("/h".into(), format!("user.{i}"), 9));
+    // 40 entries of attributes and 100 of one block: 2 pages are full, and nobody finds it worth rewriting.
+    let writes = (0..100).map(|i| Op::Write("/h".into(), 4096, 4096, i));
+    [Op::Create("/h".into())].into_iter().chain(xattrs).chain(writes).collect()
+}
+
+#[test]
+fn dropping_pages_of_a_log_survives_a_crash_at_every_fence() {
+    let checker = Arc::new(Mutex::new(Checker::default()));
+    enumerate(&checker, &history(), &Op::CleanAll);
+    let after: Vec<Op> = history().into_iter().chain([Op::CleanAll]).collect();
+    enumerate(&checker, &after, &Op::Write("/h".into(), 0, 9000, 7));
+    let mut ops = vec![Op::CleanAll, Op::Append("/h".into(), 10, 9), Op::Create("/q".into())];
+    ops.push(Op::Write("/q".into(), 0, 15 * 4096, 8));
+    let (flushes, fences) = enumerate_with(&checker, &history(), &ops, None);
+    report(&checker.lock().unwrap(), "dropping pages");
+    assert_eq!((flushes, fences), (1, 2), "one word");
+    let checker = Arc::new(Mutex::new(Checker::default()));
+    enumerate_with(&checker, &history(), &ops, Some(Sabotage::Flush(1)));
+    assert!(!checker.lock().unwrap().failures.is_empty(), "a page that is used again is still in the log");
+}
+
 /// All pairs of operations, each with one third operation; with HOMENODE_FS_LONG set, with every third operation.
 #[test]
 fn sequences_of_operations_survive_a_crash_at_every_fence() {

@@ -13,6 +13,7 @@ mod medium;
 mod model;
 mod operations;
 mod random;
+mod recovery;
 mod regions;
 mod semantics;
 

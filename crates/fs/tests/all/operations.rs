@@ -24,6 +24,7 @@ pub enum Op {
     RemoveXattr(String, String),
     Migrate(String, u32),
     Clean(String),
+    CleanAll,
 }
 
 use Op::*;
@@ -96,6 +97,7 @@ impl Op {
             RemoveXattr(path, name) => v.remove_xattr(find(path)?, name.as_bytes()),
             Migrate(path, node) => v.migrate_file(find(path)?, *node, None, |_| true).map(|_| ()),
             Clean(path) => v.clean(find(path)?),
+            CleanAll => v.clean_logs(|| true).map(|_| ()),
         }
     }
 
@@ -187,6 +189,7 @@ impl Op {
                 m.nodes[node].xattrs.remove(name.as_bytes()).map(|_| ()).ok_or(libc::ENODATA)
             }
             Migrate(path, _) | Clean(path) => m.find(path).map(|_| ()),
+            CleanAll => Ok(()),
         }
     }
 }

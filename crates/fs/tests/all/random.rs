@@ -56,6 +56,7 @@ fn any_op(rng: &mut StdRng) -> Op {
         12 => Op::Chmod(path(rng), rng.random_range(0..0o10000)),
         13 => Op::SetXattr(path(rng), format!("user.{}", rng.random_range(0..3)), rng.random_range(0..500)),
         14 => Op::RemoveXattr(path(rng), format!("user.{}", rng.random_range(0..3))),
+        15 if rng.random() => Op::CleanAll,
         15 => Op::Clean(path(rng)),
         _ => data_op(path(rng), rng),
     }

@@ -4,7 +4,7 @@ use fs::{Error, Ino, NewFile, SetXattr, Volume};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Ram, blank};
-use crate::{format, options};
+use crate::{REGIONS, format, options};
 
 fn volume() -> (Ram, Volume) {
     let ram = Ram::new(blank(&[300, 300]));
@@ -114,6 +114,47 @@ fn names_and_attributes_have_limits() {
     assert_eq!(volume.resolve("d/".repeat(100).as_bytes()).unwrap(), dir);
     assert_ne!(volume.lookup(dir, b"..").unwrap().ino, dir);
     use_and_empty(&volume).unwrap();
+}
+
+/// What docs/PERFORMANCE.md says about the order of stores: flushes (of adjacent lines) and fences.
+#[test]
+fn operations_flush_and_fence_as_few_times_as_the_order_needs() {
+    let ram = Ram::new(blank(&REGIONS));
+    format(Box::new(ram.clone()), 1);
+    let recorder = crate::medium::Recorder::new(ram.image());
+    let volume = Volume::mount(Box::new(recorder.clone()), options(1)).unwrap();
+    let file = create(&volume, b"f");
+    volume.write(file, 0, &[1; 4096]).unwrap();
+    let count = |operation: &dyn Fn()| {
+        recorder.sabotage(None);
+        operation();
+        recorder.counts()
+    };
+    let append = count(&|| assert_eq!(volume.append(file, &[2; 4096]).unwrap(), 4096));
+    let overwrite = count(&|| volume.write(file, 0, &[3; 4096]).unwrap());
+    let create = count(&|| assert!(volume.lookup(Ino::ROOT, b"g").is_err() && create(&volume, b"g") != file));
+    let read = count(&|| assert_eq!(volume.read(file, 0, &mut [0; 4096]).unwrap(), 4096));
+    let unlink = count(&|| volume.unlink(Ino::ROOT, b"g").unwrap());
+    assert_eq!([append, overwrite, create, unlink, read], [(3, 2), (3, 2), (4, 2), (3, 2), (0, 0)]);
+}
+
+/// Fast cleaning takes one page out of the chain and writes nothing anew.
+#[test]
+fn a_page_of_a_log_that_is_only_history_is_dropped() {
+    let ram = Ram::new(blank(&REGIONS));
+    format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    for op in crate::crash::history() {
+        op.on_volume(&volume).unwrap();
+    }
+    let free = |volume: &Volume| volume.usage().regions.iter().map(|r| r.free_blocks).sum::<u64>();
+    let (before, tree) = (free(&volume), crate::model::observe(&volume));
+    assert_eq!(volume.clean_logs(|| false).unwrap(), fs::Cleaned::default());
+    assert_eq!(volume.clean_logs(|| true).unwrap(), fs::Cleaned { dropped: 1, rewritten: 0 });
+    assert_eq!(free(&volume), before + 1);
+    drop(volume);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    assert_eq!((free(&volume), crate::model::observe(&volume)), (before + 1, tree));
 }
 
 #[test]

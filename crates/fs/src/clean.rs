@@ -1,0 +1,173 @@
+//! Log cleaning.
+//!
+//! **Problem.** A log grows with every change, and most of what it says is soon history.
+//!
+//! **Approach.** Two ways. *Fast*: a page of which no entry matters any more is taken out of the chain by one 8-byte store
+//! to the page before it. *Thorough*: what is still true is written to a new log. An operation cleans the logs it changed
+//! once more than half of one is history; [`Volume::clean_logs`] does so for all, for a thread in the background.
+//!
+//! **Limits.** Fast cleaning drops only pages that hold nothing but mappings of blocks that are mapped otherwise by now.
+
+use crate::alloc::Purpose;
+use crate::commit::record;
+use crate::error::Result;
+use crate::extents::Extents;
+use crate::format::entry::{Entry, Run};
+use crate::format::page::{self, SLOTS};
+use crate::format::word::Field;
+use crate::format::{Block, Ino, LogPos};
+use crate::inode::{Inode, State};
+use crate::log::{self, Log, NO_TAIL};
+use crate::ops::check_live;
+use crate::store::Flushed;
+use crate::volume::Volume;
+
+/// A log shorter than two pages is not worth cleaning: a file has one page in any case.
+const CLEAN_FROM: usize = 2 * (SLOTS - 1);
+
+/// What cleaning did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cleaned {
+    /// Pages that were taken out of a log.
+    pub dropped: u64,
+    /// Logs that were written anew.
+    pub rewritten: u64,
+}
+
+impl Volume {
+    /// Cleans the log of an inode now, thoroughly.
+    pub fn clean(&self, ino: Ino) -> Result<()> {
+        let inode = self.inode(ino)?;
+        let mut state = inode.write();
+        check_live(&state)?;
+        let region = state.log.tail.page.region();
+        self.clean_log_to(&inode, &mut state, region)
+    }
+
+    /// Cleans all logs that are worth it, of inodes that were used since the mount and that nobody is using right now.
+    /// `go_on` is asked before each one.
+    pub fn clean_logs(&self, mut go_on: impl FnMut() -> bool) -> Result<Cleaned> {
+        let mut cleaned = Cleaned::default();
+        for inode in self.known_inodes() {
+            if !go_on() {
+                break;
+            }
+            let Some(mut state) = inode.try_write().filter(|state| !state.gone) else { continue };
+            cleaned.dropped += self.drop_dead_pages(&inode, &mut state)?;
+            if worth_it(&state) {
+                let region = state.log.tail.page.region();
+                self.clean_log_to(&inode, &mut state, region)?;
+                cleaned.rewritten += 1;
+            }
+        }
+        Ok(cleaned)
+    }
+
+    /// Cleans a log of which less than half is still true. A failure changes nothing but the time until the next try.
+    pub(crate) fn clean_if_worth(&self, inode: &Inode, state: &mut State) {
+        if worth_it(state) {
+            let _ = self.drop_dead_pages(inode, state);
+        }
+        if worth_it(state) {
+            let _ = self.clean_log_to(inode, state, state.log.tail.page.region());
+        }
+    }
+
+    /// Writes what is still true to a new log in a region, if it has room, and switches over to it.
+    pub(crate) fn clean_log_to(&self, inode: &Inode, state: &mut State, region: usize) -> Result<()> {
+        let pages = self.log_pages(self.regions.nearest(region), Purpose::Freeing);
+        let whose = (inode.ino, inode.generation);
+        let mut new = log::append(&self.store, pages, whose, (state.log.sequence, NO_TAIL), &state.entries())?;
+        let flushed = std::mem::take(&mut new.dirty).flush(&self.store)?;
+        let records = [record(inode, Field::Head, new.head()), record(inode, Field::Tail, new.tail)];
+        self.store_records(&records, flushed)?;
+        let old = std::mem::replace(&mut state.log, new.into_log());
+        state.log.cleaned = state.log.slots();
+        for page in old.pages {
+            self.allocator.free(page, 1);
+        }
+        Ok(())
+    }
+
+    /// Takes pages that are only history out of a log: how many.
+    fn drop_dead_pages(&self, inode: &Inode, state: &mut State) -> Result<u64> {
+        let whose = (inode.ino, inode.generation);
+        let Some((middle, last)) = state.log.pages.get(1..).and_then(|rest| rest.split_last().map(|(l, m)| (m, l)))
+        else {
+            return Ok(0);
+        };
+        // From the last page to the first: what the pages kept so far map, an earlier page need not.
+        let (mut later, mut keep) = (Extents::default(), vec![*last]);
+        self.is_dead(whose, (*last, state.log.tail.slot), &mut later)?;
+        for page in middle.iter().rev() {
+            if !self.is_dead(whose, (*page, SLOTS), &mut later)? {
+                keep.push(*page);
+            }
+        }
+        keep.extend(state.log.pages.first());
+        keep.reverse();
+        let dropped = state.log.pages.len() - keep.len();
+        if dropped == 0 || !self.says_the_same(whose, &keep, state)? {
+            return Ok(0);
+        }
+        let words = |pages: &[Block]| -> Vec<(Block, Block)> {
+            pages.iter().zip(pages.iter().skip(1)).map(|(at, next)| (*at, *next)).collect()
+        };
+        let old = words(&state.log.pages);
+        let links = words(&keep).into_iter().filter(|link| !old.contains(link));
+        let links: Vec<_> = links.map(|(at, next)| (at, page::NEXT, page::next_word(at, whose.1, next))).collect();
+        self.store.commit(&links, &Flushed::nothing().fence(&self.store)?)?;
+        let pages = std::mem::replace(&mut state.log.pages, keep);
+        for page in pages.iter().filter(|page| !state.log.pages.contains(page)) {
+            self.allocator.free(*page, 1);
+        }
+        Ok(dropped as u64)
+    }
+
+    /// Whether a page holds only mappings of file blocks that `later` pages map again. If not, adds what it maps to those.
+    fn is_dead(&self, whose: (Ino, u32), (at, end): (Block, usize), later: &mut Extents) -> Result<bool> {
+        let page = self.store.read_block(at)?;
+        let (mut dead, mut maps) = (true, Vec::new());
+        let entries = log::read_page(page.as_slice(), whose, LogPos { page: at, slot: 1 }, end, |entry, _| {
+            dead &= match entry {
+                Entry::Pad => true,
+                Entry::Extent(run, Some(_)) => {
+                    maps.push(Run { block: Block::NONE, ..*run }); // only the file blocks matter
+                    later.range(run.file_block, run.count).map(|again| again.count).sum::<u64>() == run.count
+                }
+                _ => false,
+            };
+            Ok(())
+        });
+        let dead = dead && entries.is_ok();
+        if !dead {
+            maps.into_iter().for_each(|run| later.insert(run, &mut Vec::new()));
+        }
+        Ok(dead)
+    }
+
+    /// Whether these pages of a log alone lead to the same state.
+    fn says_the_same(&self, whose: (Ino, u32), pages: &[Block], state: &State) -> Result<bool> {
+        let mut again = State::new(Log { pages: Vec::new(), ..state.log.clone() });
+        for at in pages {
+            let page = self.store.read_block(*at)?;
+            let end = if *at == state.log.tail.page { state.log.tail.slot } else { SLOTS };
+            let from = LogPos { page: *at, slot: 1 };
+            let applied = log::read_page(page.as_slice(), whose, from, end, |entry, time| {
+                again.apply(entry, time, &mut Vec::new())
+            });
+            if applied.is_err() {
+                return Ok(false);
+            }
+        }
+        let extents = again.extents.iter().eq(state.extents.iter());
+        let rest = (again.attributes, again.size, &again.xattrs) == (state.attributes, state.size, &state.xattrs);
+        Ok(extents && rest && again.dir.is_none() && state.dir.is_none())
+    }
+}
+
+/// More than half of the log is history, as far as can be told without reading it: what a rewritten log had is still true.
+fn worth_it(state: &State) -> bool {
+    let slots = state.log.slots();
+    slots >= CLEAN_FROM && slots > 2 * state.live_slots() && slots > 2 * state.log.cleaned
+}

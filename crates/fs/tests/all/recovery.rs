@@ -1,0 +1,97 @@
+//! How much a mount reads, after a crash and after an unmount. HOMENODE_FS_EXTENTS sets of how many extents (default 20,000);
+//! the times and the memory are printed, and asserted is what was read.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use fs::medium::{At, Mapped, Medium, RegionFile};
+use fs::{Ino, NewFile, Result, Volume};
+
+use crate::{format, options};
+
+/// Counts the bytes that are read.
+struct Counting(Mapped, Arc<AtomicU64>);
+
+impl Medium for Counting {
+    fn regions(&self) -> usize {
+        self.0.regions()
+    }
+    fn len(&self, region: usize) -> u64 {
+        self.0.len(region)
+    }
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+        self.1.fetch_add(out.len() as u64, Ordering::Relaxed);
+        self.0.read(at, out)
+    }
+    fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        self.0.write(at, data)
+    }
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        self.0.write_data(at, data)
+    }
+    fn load_u64(&self, at: At) -> Result<u64> {
+        self.0.load_u64(at)
+    }
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        self.0.store_u64(at, word)
+    }
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        self.0.flush(at, len)
+    }
+    fn fence(&self) -> Result<()> {
+        self.0.fence()
+    }
+}
+
+fn memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_mount_after_an_unmount_reads_the_checkpoint_and_no_logs() {
+    let extents: u64 = std::env::var("HOMENODE_FS_EXTENTS").map_or(20_000, |n| n.parse().unwrap());
+    const FILES: u64 = 16;
+    let memfd = File::from(rustix::fs::memfd_create("recovery", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    memfd.set_len((extents + extents / 32 + 4096) * 4096).unwrap();
+    let bytes = Arc::new(AtomicU64::new(0));
+    let map = || {
+        let region = RegionFile { file: memfd.try_clone().unwrap(), bind: None };
+        Box::new(Counting(Mapped::new(&[region]).unwrap(), Arc::clone(&bytes)))
+    };
+    format(map(), 1);
+    let volume = Volume::mount(map(), options(2)).unwrap();
+    for file in 0..FILES {
+        let new = NewFile { mode: 0o644, ..NewFile::default() };
+        let ino = volume.create(Ino::ROOT, format!("{file}").as_bytes(), new).unwrap().ino;
+        for i in 0..extents / FILES {
+            volume.allocate(ino, i * 8192, 4096, true).unwrap(); // every other block: no two extents join
+        }
+        assert_eq!(volume.map(ino).unwrap().len() as u64, extents / FILES);
+    }
+    drop(volume);
+    let mount = |what: &str| {
+        bytes.store(0, Ordering::Relaxed);
+        let (begin, before) = (Instant::now(), memory());
+        let volume = Volume::mount(map(), options(2)).unwrap();
+        let read = bytes.load(Ordering::Relaxed);
+        println!(
+            "{what}: {extents} extents, {:?}, {read} bytes read, {} kB",
+            begin.elapsed(),
+            memory() - before.min(memory())
+        );
+        (volume, read)
+    };
+    let (volume, recovery) = mount("after a crash");
+    let free = volume.usage().regions[0].free_blocks;
+    volume.unmount().unwrap();
+    let (volume, clean) = mount("after an unmount");
+    assert_eq!(volume.usage().regions[0].free_blocks, free);
+    assert!(recovery > extents * 64, "each extent is an entry of 64 bytes");
+    // Inode tables of 16 KiB a file and one checkpoint block for 250 free runs, of which there are few here.
+    assert!(clean < 100_000, "{clean}");
+    assert_eq!(volume.map(volume.resolve(b"3").unwrap()).unwrap().len() as u64, extents / FILES);
+}
