@@ -49,7 +49,7 @@ impl<P: Plane> Engine<P> {
             false => snapshot.threads.iter().map(|t| (t.tid, t)).collect(),
         };
         let mut verdicts = Vec::with_capacity(moves.len());
-        let mut ready = self.from_queue()?;
+        let mut ready = self.next_in_queue()?;
         let mut waiting = FxHashMap::default();
         let mut over_rate = 0;
         for (index, mv) in moves.iter().enumerate() {
@@ -133,7 +133,7 @@ impl<P: Plane> Engine<P> {
 
     /// The moves that waited longest, as many as may begin now. One that has waited for as long as a settled load is trusted is
     /// dropped, because what it was decided from is out of date.
-    fn from_queue(&mut self) -> Result<Vec<Ready>, PlaneError> {
+    fn next_in_queue(&mut self) -> Result<Vec<Ready>, PlaneError> {
         let mut ready = Vec::new();
         while self.slots(&ready) > 0
             && let Some(queued) = self.jobs.queue.pop_front()
@@ -278,7 +278,10 @@ impl<P: Plane> Engine<P> {
             self.held.put(undo, about);
         }
         match started {
-            Started::Done => self.audit.moved(subject, about, remote_share),
+            Started::Done => {
+                self.data_stays(&subject);
+                self.audit.moved(subject, about, remote_share);
+            }
             Started::Job(job) => {
                 let (started_s, polled_s) = (self.now, self.now);
                 let running = Running {

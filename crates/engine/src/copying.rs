@@ -73,6 +73,9 @@ impl<P: Plane> Engine<P> {
         let seconds = Some(self.now - started_s);
         tracing::info!(pid = about.pid, comm = %about.comm, %from, %to, bytes, done, failed, ?why, "copied");
         self.write(Some(about.clone()), Event::CopyEnded { from, to, bytes, done, left, seconds, why: why.clone() });
+        if done > 0 {
+            self.data_stays(&subject);
+        }
         let result = match why {
             Some(why) => OutcomeState::Failed { bytes: done, why },
             None => OutcomeState::Done { bytes: done, failed },
@@ -122,6 +125,25 @@ impl<P: Plane> Engine<P> {
         for r in std::mem::take(&mut self.jobs.running).values() {
             finished.copies += 1;
             finished.note(say(r, "did not stop in time"));
+        }
+    }
+
+    /// Data of this subject was moved, and undoing does not move it back.
+    pub(crate) fn data_stays(&mut self, subject: &Subject) {
+        match subject {
+            Subject::File { .. } => self.data_moved.0 += 1,
+            Subject::Process { .. } => self.data_moved.1 += 1,
+            Subject::Thread { .. } => {}
+        }
+    }
+
+    /// Tells what undoing leaves where it is.
+    pub(crate) fn say_what_stays(&self, finished: &mut Finished) {
+        let moves = |n: usize| if n == 1 { "1 move".to_owned() } else { format!("{n} moves") };
+        for (n, what) in [(self.data_moved.0, "a file"), (self.data_moved.1, "a process's memory")] {
+            if n > 0 {
+                finished.note(format!("{} of {what}: what was moved stays where it is", moves(n)));
+            }
         }
     }
 

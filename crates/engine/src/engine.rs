@@ -49,6 +49,8 @@ pub struct Engine<P: Plane> {
     /// Records of an earlier run that could not be undone yet.
     left_over: Vec<Held>,
     recovered: Finished,
+    /// Files, and processes, of which data was moved.
+    pub(crate) data_moved: (usize, usize),
     pub(crate) disk: Option<Disk>,
     clock: Box<dyn Fn() -> SystemTime + Send>,
     pub(crate) now: f64,
@@ -86,6 +88,7 @@ impl<P: Plane> Engine<P> {
             trials: Trials::new(if policy.tries() { 0 } else { settings.moves.trial }),
             jobs: Jobs::default(),
             told: Vec::new(),
+            data_moved: (0, 0),
             budget: BudgetWatch::default(),
             held: HeldTable::default(),
             clock: Box::new(SystemTime::now),
@@ -199,6 +202,7 @@ impl<P: Plane> Engine<P> {
             self.write(Some(about), event);
         }
         self.wait_for_copies(&mut finished);
+        self.say_what_stays(&mut finished);
         let Finished { restored, changed_by_others, gone, failed: failures, .. } = finished;
         tracing::info!(restored, changed_by_others, gone, failed = failures, "finished");
         self.write(None, Event::Stopped { restored, changed_by_others, gone, failed: failures });

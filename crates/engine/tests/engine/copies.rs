@@ -153,6 +153,7 @@ fn copies_are_stopped_on_exit_and_affinities_restored() {
     assert_eq!((finished.restored, finished.copies, finished.failed), (1, 2, 0));
     let text = finished.notes.join("\n");
     assert!(text.contains("the move of process 1 from node 0 to 1 was stopped: 0.0 of 0.0 MB moved"), "{text}");
+    assert!(text.contains("1 move of a process's memory: what was moved stays where it is"), "{text}");
     assert_eq!(plane.world().mask(1), all_cpus());
     assert!(plane.world().copies.is_empty() && !tmp.path().join("state.jsonl").exists());
     let ends = read(tmp.path(), &Filter::default()).unwrap();

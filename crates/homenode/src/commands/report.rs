@@ -174,6 +174,7 @@ pub fn finished(finished: &Finished) -> String {
     };
     part(finished.changed_by_others, "left alone because something else changed them");
     part(finished.gone, "had ended");
+    part(finished.copies, "copies stopped or interrupted");
     part(finished.failed, "could not be restored");
     let mut text = parts.join(", ") + "\n";
     for note in &finished.notes {
