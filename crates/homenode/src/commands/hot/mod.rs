@@ -67,10 +67,10 @@ pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
             _ => Failure::io("open", &maps, &cause),
         });
     }
-    let process = format!("{} (pid {pid})", name_of(pid));
     let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?)?;
     let stop = Stop::on_signals()?;
     let seen = watched(global, args, topology, &stop)?;
+    let process = format!("{} (pid {pid})", name_of(pid)).trim_start().to_owned();
     if let Some(file) = &args.plot {
         let title = format!("{process}: {} samples in {:.1} s", seen.samples, seen.took_s);
         let png = plot::draw(&title, &seen.views)

@@ -15,7 +15,8 @@
 //!
 //! **Limits.** x86-64 only. Clearing the bits makes the kernel's reclaim take the pages for less used than they are. A page that
 //! stays in a processor's translation cache looks cold, and so does one whose bit something else has cleared: DAMON, or reclaim when
-//! memory is short. A private mapping's own copies of pages count as the file's.
+//! memory is short. A private mapping's own copies of pages count as the file's. A process whose first thread
+//! has ended is not seen.
 
 mod entry;
 mod heat;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -228,7 +228,6 @@ impl Process {
             && let Ok(file) = &mut self.clear_refs
             // 3: the mappings of files (Documentation/filesystems/proc.rst).
             && let Err(error) = file.write_all(b"3")
-            && error.kind() != ErrorKind::Interrupted
         {
             facts.refused = Some(super::super::cause::of_io(&error));
         }
