@@ -11,6 +11,7 @@ mod cpusets;
 mod crash;
 mod failures;
 mod forks;
+mod jobs;
 mod pages;
 mod process;
 mod whole;
@@ -96,6 +97,8 @@ fn main() {
         trial("processes_that_must_not_be_moved_are_refused", process::refusals),
         trial("only_a_processs_own_memory_moves", process::only_its_own_memory),
         trial("exec_ends_a_move_of_memory", process::exec_ends_a_memory_move),
+        trial("a_process_is_a_job_of_the_plane", jobs::process),
+        trial("a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant", jobs::file),
         trial("readers_go_home_to_their_files", whole::readers_go_home),
         trial("file_moves_to_each_node_and_absent_pages_stay_absent", pages::every_node),
         trial("file_moves_leave_pages_in_a_pipe_and_count_them", pages::pinned),

@@ -1,0 +1,119 @@
+//! Moves of processes and files as the plane makes them: bound thread by thread, copied in the background, refused by identity.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use engine::{JobState, Plane, PlaneError, Progress, Started, Subject, Undone};
+use host::act::Mover;
+use host::act::data::DataMoves;
+use host::act::mover::Rules;
+use placement::{Move, ObservedFile, Reason};
+use topology::{CpuSet, NodeId};
+
+use crate::Tried;
+use crate::world::{Running, Scripted, all, mask, node, plane, tids, topology};
+
+fn process_to(pid: u32, to: u32) -> Move {
+    let (from, to, reason) = (NodeId(1 - to), NodeId(to), Reason::CacheAffinity);
+    Move::Process { pid, start_ns: None, from, to, reason, why: "".into() }
+}
+
+/// The last word about a job.
+fn end(mut poll: impl FnMut() -> Vec<Progress>) -> Progress {
+    loop {
+        if let Some(over) = poll().into_iter().find(|p| p.state != JobState::Running) {
+            assert_eq!(poll(), []);
+            return over;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// All threads but the one with an affinity of its own have a record each and are bound; the memory, which is on node 0, stays.
+pub fn process() -> Tried {
+    let process = Running::role("threads", &["5"]);
+    let pid = process.pid();
+    let own = *tids(pid).last().unwrap();
+    host::act::affinity::set(own, &node(1)).unwrap();
+    let mut plane = plane(Some(Scripted::of(&[])));
+    let mv = process_to(pid, 0);
+    let undo = plane.prepare(&mv).unwrap();
+    let masks = || tids(pid).into_iter().map(|tid| (tid, mask(tid))).collect::<BTreeMap<u32, CpuSet>>();
+    let expected = |bound: &CpuSet| -> BTreeMap<u32, CpuSet> {
+        tids(pid).into_iter().map(|tid| (tid, if tid == own { node(1) } else { bound.clone() })).collect()
+    };
+    assert_eq!(masks(), expected(&all()));
+    assert_eq!(undo.len(), 4);
+    let Ok(Started::Job(_)) = plane.start(&mv, &undo, &mut |more| panic!("{more:?}")) else { panic!("no job") };
+    assert_eq!(masks(), expected(&node(0)));
+    let over = end(|| plane.poll());
+    assert_eq!((over.state, over.done + over.left.values().sum::<u64>()), (JobState::Done, over.bytes));
+    // The kernel's own sum of its memory.
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let anonymous = rollup.lines().find_map(|l| l.strip_prefix("Anonymous:")?.trim().strip_suffix(" kB")).unwrap();
+    assert!(over.bytes >= 1024 * anonymous.trim().parse::<u64>().unwrap(), "{} of {anonymous} kB", over.bytes);
+    for undo in &undo {
+        assert_eq!(plane.undo(undo).unwrap(), Undone::Restored);
+    }
+    assert_eq!(masks(), expected(&all()));
+    // What was not prepared in this window is not started.
+    assert!(matches!(
+        plane.start(&mv, &undo, &mut |_| Ok(())),
+        Err(PlaneError::Refused { reason: "not_prepared", .. })
+    ));
+    Ok(())
+}
+
+fn seen(moves: &mut DataMoves, id: &str, path: &Path) {
+    let path = Some(path.to_string_lossy().into_owned());
+    moves.seen([&ObservedFile { file: id.to_owned(), path, ..ObservedFile::default() }].into_iter());
+}
+
+fn file_to(id: &str, generation: Option<u64>) -> Move {
+    let (from, to, reason) = (NodeId(1), NodeId(0), Reason::OverloadedHome);
+    Move::File { file: id.to_owned(), generation, from, to, reason, why: "".into() }
+}
+
+/// A file is moved if it is the one that the move names, and nothing else at its path is touched.
+pub fn file() -> Tried {
+    let dir = tempfile::tempdir().unwrap();
+    let path: PathBuf = dir.path().join("data");
+    std::fs::write(&path, vec![7; 8 << 20]).unwrap();
+    let meta = std::fs::metadata(&path).unwrap();
+    let id = format!("{}:{}:{}", rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()), meta.ino());
+    let mut mover = Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap();
+    let mut moves = DataMoves::default();
+    let topology = topology();
+    let reason = |error: PlaneError| match error {
+        PlaneError::Refused { reason, .. } => reason,
+        PlaneError::Gone { .. } => "gone",
+        PlaneError::Broken(_) => "broken",
+    };
+    let mut prepare = |moves: &mut DataMoves, mv: &Move| moves.prepare(&mut mover, &topology, mv).map_err(reason);
+    assert_eq!(prepare(&mut moves, &file_to(&id, None)), Err("path_unknown"));
+    seen(&mut moves, &id, &path);
+    match prepare(&mut moves, &file_to(&id, None)) {
+        Err("eperm" | "no_numa") => return Err("this kernel, or this user, may not move pages".to_owned()),
+        prepared => assert_eq!(prepared, Ok(Vec::new())),
+    }
+    moves.start_file(&file_to(&id, None)).unwrap();
+    let over = end(|| moves.jobs.poll());
+    // All of it was written a moment ago, so it is cached.
+    assert_eq!((over.state, over.bytes, over.done), (JobState::Done, 8 << 20, 8 << 20));
+    assert_eq!(std::fs::read(&path).unwrap(), vec![7; 8 << 20]);
+    // A later file with its inode number, a file that took its place, a pipe that did, and one that is gone.
+    assert_eq!(prepare(&mut moves, &file_to(&id, Some(u64::MAX))), Err("gone"));
+    std::fs::write(dir.path().join("other"), "x").unwrap();
+    std::fs::rename(dir.path().join("other"), &path).unwrap();
+    assert_eq!(prepare(&mut moves, &file_to(&id, None)), Err("gone"));
+    std::fs::remove_file(&path).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o666.into(), 0).unwrap();
+    assert_eq!(prepare(&mut moves, &file_to(&id, None)), Err("unreadable"));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(prepare(&mut moves, &file_to(&id, None)), Err("unreadable"));
+    let subject = Subject::of(&file_to(&id, None));
+    let error = moves.start_file(&file_to(&id, None)).unwrap_err();
+    assert!(error.to_string().contains(&format!("{subject} was not prepared")), "{error}");
+    Ok(())
+}
