@@ -36,9 +36,11 @@ static VOLUMES: AtomicU64 = AtomicU64::new(1);
 thread_local! {
     /// The thread that this one works for; 0 for itself.
     static ACTING_FOR: Cell<u32> = const { Cell::new(0) };
-    /// The counters used last: of which volume, for which thread.
-    static LAST: RefCell<Option<(u64, u32, Arc<[Cells]>)>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
+
+/// The counters used last: of which volume, for which thread.
+type Last = (u64, u32, Arc<[Cells]>);
 
 /// Does `work`, and counts its bytes for the thread `tid`.
 pub fn as_thread<T>(tid: u32, work: impl FnOnce() -> T) -> T {

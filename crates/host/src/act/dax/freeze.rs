@@ -70,7 +70,7 @@ impl Frozen {
 
     /// Thaws the groups; returns how long they were frozen.
     pub(super) fn thaw(mut self) -> io::Result<Duration> {
-        let result = self.groups.values_mut().map(Group::thaw).fold(Ok(()), |all, one| all.and(one));
+        let result = self.groups.values_mut().map(Group::thaw).reduce(Result::and).unwrap_or(Ok(()));
         result.map(|()| self.since.elapsed())
     }
 }
