@@ -37,5 +37,5 @@ pub fn acts(policy: &str) -> Acts {
 /// What a policy does less on a host than in a simulation.
 pub fn on_a_host(policy: &str) -> Option<&'static str> {
     let acts = acts(policy);
-    acts.files.then_some("it moves cached files only; files on DAX are moved by hand (`homenode move`)")
+    acts.files.then_some("on a host it moves cached files only; files on DAX are moved by hand (`homenode move`)")
 }
