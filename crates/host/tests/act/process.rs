@@ -73,6 +73,7 @@ pub fn be_binder(args: &[String]) {
 }
 
 /// Starts the binder and kills it before its `n`-th system call that changes something. Returns whether there was one.
+#[allow(clippy::zombie_processes, reason = "waitpid waits for it")]
 fn killed_before(n: usize, dir: &Path, pid: u32) -> bool {
     const STEPS: [i64; 4] = [libc::SYS_sched_setaffinity, libc::SYS_write, libc::SYS_fdatasync, libc::SYS_rename];
     let args = ["--role", "binder", dir.to_str().unwrap(), &pid.to_string()];
