@@ -103,8 +103,11 @@ mod tests {
     use super::super::uncore::tests::{machine, write};
     use super::*;
 
-    /// Two nodes with a cache each, a control group `db`, figures as (cache, total, local).
-    fn mounted(groups: &[(&str, [(u32, &str, &str); 2])]) -> tempfile::TempDir {
+    /// Figures as (cache, total, local).
+    type Figures<'a> = [(u32, &'a str, &'a str); 2];
+
+    /// Two nodes with a cache each, and a control group `db`.
+    fn mounted(groups: &[(&str, Figures<'_>)]) -> tempfile::TempDir {
         let sys = tempfile::tempdir().unwrap();
         for (cpu, cache) in [(0, 0), (1, 0), (2, 1), (3, 1)] {
             write(&sys, &format!("devices/system/cpu/cpu{cpu}/cache/index3/id"), &format!("{cache}\n"));
