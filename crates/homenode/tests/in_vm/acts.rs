@@ -23,7 +23,7 @@ fn show(name: &str) -> Result<Value> {
     let bench = Bench::new()?;
     let out = tempfile::tempdir()?;
     let status = Command::new(homenode().with_file_name("homenode-demo"))
-        .args(["--acts", name, "--where", "vm", "--size", "32", "--options", "--margin 5MB/s", "--homenode"])
+        .args(["--acts", name, "--where", "vm", "--size", "32", "--options", "--margin 5MB/s --steady", "--homenode"])
         .arg(homenode())
         .arg("--load")
         .arg(homenode_load())

@@ -281,6 +281,9 @@ fn refused() -> Outcome {
     fs::remove_dir(group)?;
     outcome?;
 
+    // Cached pages of other files would be room.
+    fs::write("/proc/sys/vm/drop_caches", "3")?;
+    cache::put(&file, fs::metadata(&file)?.len(), 0)?;
     let taken = Taken("/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages");
     fs::write(taken.0, "100000")?;
     refused(&mut moving(&file, 1, &[]), 1, "MiB to spare")?;

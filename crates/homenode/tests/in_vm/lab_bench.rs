@@ -74,7 +74,8 @@ impl Bench {
         Readers::start(&homenode_load(), args)
     }
 
-    /// Starts homenode with these options, and with a margin and a budget that fit an emulated machine.
+    /// Starts homenode with these options, and with a margin and a budget that fit an emulated machine. `--steady`: an emulated CPU
+    /// may run a hook's breakpoint after it was taken out again, which stops the machine.
     pub fn daemon(&self, options: &[&str]) -> Result<Daemon> {
         Daemon::start(&homenode(), self.options().into_iter().chain(options.iter().map(OsString::from)))
     }
@@ -87,7 +88,8 @@ impl Bench {
 
     fn options(&self) -> Vec<OsString> {
         let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm/homenode.toml");
-        let mut options: Vec<OsString> = ["--margin", "2MB/s", "--min-bytes", "1MB", "--config"].map(Into::into).into();
+        let mut options: Vec<OsString> =
+            ["--steady", "--margin", "2MB/s", "--min-bytes", "1MB", "--config"].map(Into::into).into();
         options.extend([config.into(), "--state-dir".into(), self.state_dir().into()]);
         options
     }
