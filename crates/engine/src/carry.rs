@@ -1,7 +1,7 @@
 //! Judges moves by the rails, writes down what undoes them, and makes them.
 
 use placement::{Move, Snapshot, Thread};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
 use crate::audit;
@@ -34,6 +34,16 @@ pub(crate) struct Made {
     pub jobs: Vec<JobId>,
 }
 
+/// Why a move is held back that shares a thread with an earlier one.
+const TWICE: &str = "another move of this window has it already";
+
+impl Ready {
+    /// All that it is about: what is moved, and each thread that is bound.
+    fn claims(&self) -> impl Iterator<Item = &Subject> {
+        std::iter::once(&self.subject).chain(self.undo.iter().map(|undo| &undo.subject))
+    }
+}
+
 impl<P: Plane> Engine<P> {
     /// Makes what waited longest, then judges and makes moves: first `planned` ones of the policy, then our own of threads that
     /// are bound where they are. One verdict per move.
@@ -50,6 +60,8 @@ impl<P: Plane> Engine<P> {
         };
         let mut verdicts = Vec::with_capacity(moves.len());
         let mut ready = self.next_in_queue()?;
+        // A thread is in one move of a window: two records of it could not be told apart after a crash.
+        let mut claimed: FxHashSet<Subject> = ready.iter().flat_map(Ready::claims).cloned().collect();
         let mut waiting = FxHashMap::default();
         let mut over_rate = 0;
         for (index, mv) in moves.iter().enumerate() {
@@ -67,7 +79,8 @@ impl<P: Plane> Engine<P> {
                 _ => self.policy.period_s(),
             };
             let settled = || self.settled.check(&subject, to, period_s);
-            let judged = fits.and_then(|()| settled()).and_then(|()| self.endurance(mv, snapshot));
+            let judged = fits.and_then(|()| self.free(&subject, to, &claimed));
+            let judged = judged.and_then(|()| settled()).and_then(|()| self.endurance(mv, snapshot));
             let judged = judged.and_then(|()| match self.jobs.waits(&subject, mv) {
                 true => Ok(true),
                 false => self.rails.check(&subject, from, to).map(|()| false),
@@ -107,8 +120,15 @@ impl<P: Plane> Engine<P> {
                     self.rails.made(&subject, from, to);
                     Verdict::HeldBack { rail: Rail::DryRun, why: "dry run: nothing is changed".into() }
                 }
+                Ok(undo) if undo.iter().any(|undo| claimed.contains(&undo.subject)) => {
+                    self.rails.not_tried();
+                    self.settled.owe(subject);
+                    Verdict::HeldBack { rail: Rail::Dwell, why: TWICE.into() }
+                }
                 Ok(undo) => {
                     let undo = self.first(undo);
+                    claimed.insert(subject.clone());
+                    claimed.extend(undo.iter().map(|undo| undo.subject.clone()));
                     let (index, mv) = (Some(index), mv.clone());
                     ready.push(Ready { index, mv, from, to, undo, subject, about, remote_share, tried: true });
                     Verdict::Gone
@@ -125,6 +145,16 @@ impl<P: Plane> Engine<P> {
         Ok((verdicts, made))
     }
 
+    /// Holds back a move of something that another move of this window has, or that is still being copied to another node.
+    fn free(&self, subject: &Subject, to: NodeId, claimed: &FxHashSet<Subject>) -> Result<(), HeldBack> {
+        let held = |why: &str| Err(HeldBack { rail: Rail::Dwell, why: why.into() });
+        match self.jobs.copies_to(subject) {
+            _ if claimed.contains(subject) => held(TWICE),
+            Some(now) if now != to => held("it is still being copied to another node"),
+            _ => Ok(()),
+        }
+    }
+
     /// How many more copies may begin.
     fn slots(&self, ready: &[Ready]) -> usize {
         let begin = ready.iter().filter(|r| copies(&r.mv)).count();
@@ -135,6 +165,9 @@ impl<P: Plane> Engine<P> {
     /// dropped, because what it was decided from is out of date.
     fn next_in_queue(&mut self) -> Result<Vec<Ready>, PlaneError> {
         let mut ready = Vec::new();
+        if self.jobs.spent.day(self.now) as f64 >= self.settings.moves.bytes_per_day {
+            return Ok(ready);
+        }
         while self.slots(&ready) > 0
             && let Some(queued) = self.jobs.queue.pop_front()
         {

@@ -134,7 +134,12 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// Whether a move of this subject from this node copies or waits.
+    /// The node to which this subject is being copied.
+    pub fn copies_to(&self, subject: &Subject) -> Option<NodeId> {
+        self.running.values().find(|running| running.subject == *subject).map(|running| running.to)
+    }
+
+    /// Whether a move of this subject between these nodes waits.
     pub fn waits(&self, subject: &Subject, mv: &Move) -> bool {
         self.queue.iter().any(|q| q.subject == *subject && nodes(&q.mv) == nodes(mv))
     }

@@ -94,6 +94,8 @@ impl Volume {
     /// Ends the use of a volume, and writes down what the next mount need not find out, as far as there is room. Dropping
     /// it instead is like a crash: nothing is lost, but the next mount reads all logs.
     pub fn unmount(self) -> Result<()> {
+        // After a commit in doubt, blocks that look free may hold data.
+        self.store.check_writable()?;
         let (durable, state) = match self.checkpoint() {
             None => (Flushed::nothing().fence(&self.store)?, Use::Clean),
             Some(checkpoint) => {

@@ -148,11 +148,11 @@ Examples:
     ///
     /// With `-- CMD`, it starts CMD, manages only CMD and its children, ends when CMD ends and returns CMD's exit code.
     ///
-    /// Only threads are moved on a host so far. The policies that also move processes or files do less there than in a
-    /// simulation; their descriptions below say what is missing.
+    /// The policies dragonfly, arc, arc-guarded and auto also move cached files or processes with their memory; their
+    /// descriptions below say what a host cannot do.
     ///
-    /// Once its BPF programs are loaded, homenode gives up root's capabilities. It keeps CAP_SYS_NICE and, to signal CMD,
-    /// CAP_KILL.
+    /// Once its BPF programs are loaded, homenode gives up root's capabilities. It keeps CAP_SYS_NICE, CAP_KILL if it
+    /// started CMD, and what its policy needs to move files or processes.
     #[command(after_help = "\
 Examples:
   sudo homenode run --dry-run                  # only say which threads would move
@@ -366,7 +366,7 @@ pub struct ObserveArgs {
 /// How to decide.
 #[derive(Debug, Clone, Args)]
 pub struct PolicyArgs {
-    /// Policy that decides which threads move
+    /// Policy that decides what moves
     #[arg(long, value_name = "POLICY", default_value = "nthread", value_parser = policy_names())]
     pub policy: String,
     /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s]

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine::{Cost, JobId, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
-use placement::{Move, NodeLoad, Process, Snapshot, Thread};
+use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread};
 use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, Topology};
 
@@ -27,7 +27,7 @@ use crate::act::{Mover, affinity, kin};
 use crate::bandwidth::Meter;
 use crate::facts::Facts;
 use crate::observe::mapped::{self, Watcher};
-use crate::observe::{self, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
+use crate::observe::{self, FileSeen, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
 
 /// How far windows may be stretched. A run ends only when its window does.
 const STRETCH_MAX: u32 = 4;
@@ -226,8 +226,8 @@ impl HostPlane {
         undo.iter().for_each(|undo| self.watch(undo));
         self.moves_made = true;
         let topology = self.topology.clone();
-        let mut found = Vec::new();
-        let bound = process.bind(&mut self.mover, &topology, &mut |ready| {
+        let Self { observer, births_lost, unwatched, mover, .. } = self;
+        let bound = process.bind(mover, &topology, &mut |ready| {
             // Those that it begins with are written down already.
             let new: Vec<Undo> =
                 ready.iter().filter(|u| undo.iter().all(|k| k.subject != u.subject)).cloned().collect();
@@ -235,35 +235,30 @@ impl HostPlane {
                 return Ok(());
             }
             write(&new)?;
-            found.extend(new);
+            // Before they are bound: a child born right after inherits our value.
+            new.iter().for_each(|undo| watch(observer, births_lost, unwatched, undo));
             Ok(())
         });
-        found.iter().for_each(|undo| self.watch(undo));
         if let Err(error) = bound {
+            let mut stuck = false;
             for undo in process.bound() {
-                if let Err(error) = self.mover.undo(undo) {
-                    tracing::warn!(%error, "stays bound until the end");
-                }
-                if let Some(key) = key_of(undo) {
-                    self.release(key);
+                match self.mover.undo(undo) {
+                    Ok(_) => key_of(undo).into_iter().for_each(|key| self.release(key)),
+                    Err(error) => {
+                        tracing::warn!(%error, "a thread stays bound until the end");
+                        stuck = true;
+                    }
                 }
             }
-            return Err(error);
+            // The records must stay as long as a thread is bound.
+            return if stuck { Ok(Started::Done) } else { Err(error) };
         }
         self.moves.start_memory(process)
     }
 
     /// Watches the births of a thread that is about to be moved: a child born right after the move inherits our value.
     fn watch(&mut self, undo: &Undo) {
-        if let Some(((tid, start), observer)) = key_of(undo).zip(self.observer.as_mut())
-            && let Err(error) = observer.watch(tid, start.saturating_mul(NS_PER_TICK))
-        {
-            tracing::warn!(tid, %error, "its children are not watched");
-            self.births_lost = true;
-            self.unwatched = Some(format!(
-                "children of moved threads are not watched ({error}): their affinity is restored at the end"
-            ));
-        }
+        watch(&mut self.observer, &mut self.births_lost, &mut self.unwatched, undo);
     }
 
     /// Sets the affinity of one thread.
@@ -423,6 +418,24 @@ fn cpu_s(node_cpu_s: &BTreeMap<NodeId, f64>, node: NodeId) -> Option<f64> {
     node_cpu_s.get(&node).copied()
 }
 
+/// See [`HostPlane::watch`].
+fn watch(observer: &mut Option<Box<dyn Observe>>, births_lost: &mut bool, unwatched: &mut Option<String>, undo: &Undo) {
+    if let Some(((tid, start), observer)) = key_of(undo).zip(observer.as_mut())
+        && let Err(error) = observer.watch(tid, start.saturating_mul(NS_PER_TICK))
+    {
+        tracing::warn!(tid, %error, "its children are not watched");
+        *births_lost = true;
+        *unwatched =
+            Some(format!("children of moved threads are not watched ({error}): their affinity is restored at the end"));
+    }
+}
+
+/// The file with what tells it from an earlier one with its inode number.
+fn identified(seen: FileSeen) -> ObservedFile {
+    let generation = (seen.id.generation != 0).then_some(u64::from(seen.id.generation));
+    ObservedFile { generation, ..seen.file }
+}
+
 fn key_of_kin(kin: &Kin) -> Key {
     (kin.tid, kin.start_ns / NS_PER_TICK)
 }
@@ -488,7 +501,7 @@ impl Plane for HostPlane {
             window_s,
             nodes,
             threads,
-            files: seen.files.into_iter().map(|seen| seen.file).collect(),
+            files: seen.files.into_iter().map(identified).collect(),
             processes,
             outcomes: Vec::new(),
             notes,

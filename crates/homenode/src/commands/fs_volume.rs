@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -45,6 +46,13 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     {
         let region = args.regions.get(index).map_or("", String::as_str);
         return Err(Failure::new(Exit::Usage, region, "is part of a volume already").hint("--force overwrites it"));
+    }
+    for (region, name) in regions.iter().zip(&args.regions).filter(|_| !args.force) {
+        let mut begin = [0; 4096];
+        // A device that cannot be read by read(2) (device DAX) was looked at above.
+        if region.file.read_at(&mut begin, 0).is_ok_and(|_| begin.iter().any(|byte| *byte != 0)) {
+            return Err(Failure::new(Exit::Usage, name, "is not empty").hint("--force overwrites it"));
+        }
     }
     let mut volume = [0; 16];
     File::open("/dev/urandom")

@@ -320,6 +320,10 @@ impl DaxMove {
             }
             donor.file.write_all_at(buffer, extent.offset)?;
         }
+        // Its guards thaw a group that has been frozen for too long.
+        if frozen.is_some_and(|frozen| !frozen.lasts()) {
+            return Err(Errno::BUSY.into());
+        }
         xfs::commit(&self.file, &started, &donor.file, at, len)?;
         Ok(None)
     }

@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -36,6 +36,9 @@ pub(super) struct Opened {
     /// The mount that it was opened through.
     pub mount: Mount,
 }
+
+/// Largest table of mounts that is read of a process: some thousand mounts.
+const MOST_MOUNTINFO: u64 = 1 << 20;
 
 /// Opens inodes; keeps a descriptor for each file system.
 #[derive(Debug)]
@@ -64,6 +67,11 @@ impl Inodes {
         self.mounts.of_dev(dev).next()
     }
 
+    /// Lets go of all file systems, so that they can be unmounted.
+    pub fn let_go(&mut self) {
+        self.roots.clear();
+    }
+
     /// Opens an inode for reading, without any effect on it. `readers` are processes that may have it open.
     ///
     /// # Errors
@@ -87,14 +95,15 @@ impl Inodes {
         let root = match self.roots.remove(&mount.id) {
             Some(root) => root,
             None => {
-                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-                let root = rustix::fs::open(&mount.point, flags | OFlags::NOATIME, Mode::empty())?;
-                // Another file system may be mounted over it.
-                let stat = rustix::fs::statx(&root, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
-                if stat.stx_mnt_id != mount.id {
+                // Another file system may be mounted over it, and its server may never answer: only look first.
+                let path = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let place = rustix::fs::open(&mount.point, path, Mode::empty())?;
+                let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+                if rustix::fs::statx(&place, "", how, StatxFlags::MNT_ID)?.stx_mnt_id != mount.id {
                     return Err(io::ErrorKind::NotFound.into());
                 }
-                root
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOATIME;
+                rustix::fs::openat(&place, ".", flags, Mode::empty())?
             }
         };
         Ok(self.roots.entry(mount.id).or_insert(root))
@@ -103,7 +112,13 @@ impl Inodes {
     fn by_reader(&self, inode: Inode, readers: &[u32]) -> io::Result<Opened> {
         for reader in readers.iter().take(MOST_READERS) {
             let process = self.proc_root.join(reader.to_string());
-            let table = std::fs::read(process.join("mountinfo")).unwrap_or_default();
+            // Any user can make a hundred thousand mounts with long names.
+            let mut table = Vec::new();
+            let read = File::open(process.join("mountinfo"))
+                .and_then(|file| file.take(MOST_MOUNTINFO + 1).read_to_end(&mut table));
+            if read.is_err() || table.len() as u64 > MOST_MOUNTINFO {
+                continue;
+            }
             let mounts = Mounts::parse(&table);
             for links in ["fd", "map_files"] {
                 let Ok(entries) = std::fs::read_dir(process.join(links)) else { continue };

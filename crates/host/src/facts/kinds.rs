@@ -5,7 +5,7 @@
 //! | ext2, ext3, ext4, XFS, btrfs, f2fs, FAT, NTFS: page cache | in place: new pages where the writer runs | yes, page by page |
 //! | tmpfs | the same; spread with `mpol=interleave` | yes |
 //! | ext4 on DAX | stay: on the device | no |
-//! | XFS on DAX | stay | if its device spans nodes and it can exchange extents; not known here |
+//! | XFS on DAX | stay | by `homenode move` only: it takes CAP_SYS_ADMIN, which the daemon gives up |
 //! | hugetlbfs | in place | no: its pages are reserved |
 //! | ZFS | – | no: its cache is its own |
 //! | network file systems, FUSE, 9p, virtiofs | in place | yes, but homenode opens none of their files: their servers could make it wait |
@@ -74,7 +74,7 @@ pub(super) fn data(mount: &Mount, dax: Option<bool>) -> Data {
     let may_be_dax = option("dax") || option("dax=always") || option("dax=inode");
     let cached = |writes| Data { writes: Some(writes), movable: Some(true), held: None };
     match (mount.fs_type.as_str(), dax.unwrap_or(false)) {
-        ("xfs", true) => Data { writes: Some(Writes::Stay), ..Data::default() },
+        ("xfs", true) => Data::held(Some(Writes::Stay), "is on DAX, where only `homenode move` moves data"),
         (_, true) => {
             Data::held(Some(Writes::Stay), "is on DAX, and its file system cannot exchange the blocks of such files")
         }
@@ -106,7 +106,7 @@ mod tests {
             ("ext2", "rw,dax", Some(true), Some(Stay), Some(false)),
             ("ext4", "rw,dax=inode", Some(false), Some(InPlace), yes),
             ("ext4", "rw,dax=always", None, None, None),
-            ("xfs", "rw,dax=always", Some(true), Some(Stay), None),
+            ("xfs", "rw,dax=always", Some(true), Some(Stay), Some(false)),
             ("xfs", "rw", Some(false), Some(InPlace), yes),
             ("btrfs", "rw,subvol=/@", Some(false), Some(InPlace), yes),
             ("tmpfs", "rw,size=4k", Some(false), Some(InPlace), yes),

@@ -15,6 +15,7 @@ use super::kinds;
 use super::known::{FileFacts, Known, Look, ProcessFacts, order};
 use super::wanted::{Wanted, WantedFile};
 use crate::act::memory;
+use crate::act::mover::NS_PER_TICK;
 use crate::act::threads::Threads;
 use crate::observe::{FileSeen, Inode, clock_s, random};
 use crate::residency;
@@ -175,8 +176,9 @@ impl Worker {
         for pid in &state.wanted.processes {
             match state.processes.get(*pid, state.round) {
                 None => missing.unseen += 1,
-                Some((ProcessFacts { resident: Some(resident), .. }, _)) => {
-                    processes.push(Process { pid: *pid, resident: resident.clone(), ..Process::default() });
+                Some((ProcessFacts { start, resident: Some(resident) }, _)) => {
+                    let start_ns = Some(start.saturating_mul(NS_PER_TICK));
+                    processes.push(Process { pid: *pid, start_ns, resident: resident.clone(), ..Process::default() });
                 }
                 Some(_) => {}
             }
@@ -237,6 +239,11 @@ impl Looker {
 
     /// Looks at one after the other while time is left, and nobody wants something else.
     fn round(&mut self, shared: &Shared, round: u64, wanted: &Wanted, order: &[Look], off: bool) {
+        self.look_around(shared, round, wanted, order, off);
+        self.inodes.let_go();
+    }
+
+    fn look_around(&mut self, shared: &Shared, round: u64, wanted: &Wanted, order: &[Look], off: bool) {
         let mut before = clock_s(ClockId::ThreadCPUTime);
         if off || self.left_s <= 0.0 {
             return;

@@ -77,7 +77,8 @@ fn file_to(id: &str, generation: Option<u64>) -> Move {
 
 /// A file is moved if it is the one that the move names, and nothing else at its path is touched.
 pub fn file() -> Tried {
-    let dir = tempfile::tempdir().unwrap();
+    // On a file system that has generations.
+    let dir = super::pages::dir();
     let path: PathBuf = dir.path().join("data");
     std::fs::write(&path, vec![7; 8 << 20]).unwrap();
     let meta = std::fs::metadata(&path).unwrap();

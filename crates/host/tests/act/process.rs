@@ -321,7 +321,9 @@ pub fn only_its_own_memory() -> Tried {
     while !work.step(1 << 20).unwrap() {}
     // The file's pages are not among them: the kernel counts them as RssFile.
     let copied = work.copied();
-    assert_eq!((copied.total, copied.moved + copied.failed()), (own, own), "{copied:?}");
+    assert_eq!(copied.total, copied.moved + copied.failed(), "{copied:?}");
+    // Before Linux 6.2 a thread counts up to 64 pages for itself (TASK_RSS_EVENTS_THRESH), so `status` lags behind.
+    assert!(copied.total.abs_diff(own) <= 64 * page, "{own} bytes by status: {copied:?}");
     assert!(work.complete() && !work.ended());
     // Where a page is absent or given back, nothing is counted, and pages of others stay out of it.
     let pagemap = std::fs::File::open(format!("/proc/{}/pagemap", program.pid())).unwrap();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -118,7 +119,11 @@ fn persistent_memory() -> Outcome {
         let file = directory.path().join("data");
         std::fs::write(&file, vec![1; PMEM_BYTES as usize])?;
         File::open(&file)?.sync_all()?;
-        let node: i32 = std::fs::read_to_string(format!("/sys/block/pmem{number}/device/numa_node"))?.trim().parse()?;
+        // Devices are numbered in another order than the nodes they are on.
+        let dev = std::fs::metadata(&mount)?.dev();
+        let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
+        let node = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/device/numa_node"))?;
+        let node: i32 = node.trim().parse()?;
         let (truth, seen, notes) = phases(&file, "sequential", false)?;
         println!("{mount}: node {node}, {truth:?}, seen {seen:?}, {notes:?}");
         let counted = truth.get(&-1).copied().unwrap_or_default();

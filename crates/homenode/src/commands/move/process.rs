@@ -69,7 +69,9 @@ fn subject(pid: u32) -> (&'static str, Value) {
 /// Moves the memory; returns whether the move is complete.
 fn memory(job: &Job, name: &str, pid: u32, process: &mut ProcessMove) -> (Done, bool) {
     let Some(memory) = &mut process.memory else {
-        return (drive(job, name, subject(pid), &mut Nothing), true);
+        let done = drive(job, name, subject(pid), &mut Nothing);
+        let whole = done.why.is_none();
+        return (done, whole);
     };
     let mut done = drive(job, name, subject(pid), memory);
     // What was there already was not moved.
@@ -151,7 +153,9 @@ impl Records {
         let failure = |e: engine::EngineError| Failure::from_error(Exit::Io, "cannot use the state directory", &e);
         let epoch = session::open_act_only()?.epoch();
         let loaded = dir.load().map_err(failure)?;
-        let earlier = if loaded.epoch == epoch { loaded.held } else { Vec::new() };
+        // As `restore` has it: records of another run of the machine are void, and those of an unknown one are not.
+        let void = loaded.epoch.is_some() && epoch.is_some() && loaded.epoch != epoch;
+        let earlier = if void { Vec::new() } else { loaded.held };
         let file = StateFile::create(&dir, epoch.as_deref(), &earlier).map_err(failure)?;
         Ok(Self { dir, file, epoch, earlier })
     }

@@ -68,6 +68,11 @@ impl Frozen {
         self.directory(pid).is_some_and(|directory| directory.ancestors().any(|d| self.groups.contains_key(d)))
     }
 
+    /// Whether there is still time before a guard thaws them.
+    pub(super) fn lasts(&self) -> bool {
+        self.since.elapsed() < STOPPED_MOST / 2
+    }
+
     /// Thaws the groups; returns how long they were frozen.
     pub(super) fn thaw(mut self) -> io::Result<Duration> {
         let result = self.groups.values_mut().map(Group::thaw).reduce(Result::and).unwrap_or(Ok(()));
@@ -126,7 +131,11 @@ fn is_frozen(mut events: &File) -> io::Result<bool> {
     Ok(text.lines().any(|line| line == "frozen 1"))
 }
 
-/// A child process that thaws a group when we end.
+/// A group is thawed after this long, whatever happens: reading another process's mappings can wait for a lock that a stopped
+/// process holds.
+pub(super) const STOPPED_MOST: Duration = Duration::from_secs(1);
+
+/// A child process that thaws a group when we end, or when it has been frozen for too long.
 struct Guard {
     pid: libc::pid_t,
     /// The pipe's end that the kernel closes with us.
@@ -162,11 +171,13 @@ impl Guard {
     fn end(&mut self) {
         self.alive = None;
         // SAFETY: no pointer is read. The child is ours, and it ends by itself now.
-        unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) };
+        while unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) } < 0
+            && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+        {}
     }
 }
 
-/// The child: waits for the end of the pipe, then thaws.
+/// The child: waits for the end of the pipe, or for [`STOPPED_MOST`], then thaws.
 ///
 /// # Safety
 ///
@@ -176,9 +187,13 @@ unsafe fn watch(wait: i32, close: i32, freeze: i32) -> ! {
     unsafe {
         libc::setsid();
         libc::close(close);
-        let mut byte = 0_u8;
-        while libc::read(wait, (&raw mut byte).cast(), 1) != 0 {}
-        libc::write(freeze, c"0".as_ptr().cast(), 1);
+        // Nothing else of ours may stay open here: another guard waits for the end of its own pipe.
+        libc::dup2(wait, 0);
+        libc::dup2(freeze, 1);
+        libc::syscall(libc::SYS_close_range, 2, u32::MAX, 0);
+        let mut end = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
+        libc::poll(&raw mut end, 1, STOPPED_MOST.as_millis() as i32);
+        libc::write(1, c"0".as_ptr().cast(), 1);
         libc::_exit(0)
     }
 }

@@ -30,16 +30,36 @@ pub(super) fn writable(device: (u32, u32), inode: u64) -> io::Result<BTreeSet<u3
 }
 
 fn maps(pid: u32, device: (u32, u32), inode: u64) -> io::Result<bool> {
-    let mut lines = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
+    if let Some(found) = maps_at(&format!("/proc/{pid}/maps"), device, inode)? {
+        return Ok(found);
+    }
+    // The first thread has ended, and with it its view of the memory; the others still have theirs.
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        if let Some(found) = maps_at(&task?.path().join("maps"), device, inode)? {
+            return Ok(found);
+        }
+    }
+    Ok(false)
+}
+
+/// `None` if there is not one mapping.
+fn maps_at(path: impl AsRef<std::path::Path>, device: (u32, u32), inode: u64) -> io::Result<Option<bool>> {
+    let mut lines = match File::open(path) {
+        Ok(file) => BufReader::new(file),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
     // Bytes: names of files need not be UTF-8.
     let mut line = Vec::new();
+    let mut any = None;
     loop {
         line.clear();
-        if lines.read_until(b'\n', &mut line)? == 0 {
-            return Ok(false);
-        }
-        if is_writable(&line, device, inode) {
-            return Ok(true);
+        match lines.read_until(b'\n', &mut line) {
+            Ok(0) => return Ok(any),
+            Ok(_) if is_writable(&line, device, inode) => return Ok(Some(true)),
+            Ok(_) => any = Some(false),
+            Err(e) if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => return Ok(any),
+            Err(e) => return Err(e),
         }
     }
 }
