@@ -30,12 +30,12 @@ pub(super) fn writable(device: (u32, u32), inode: u64) -> io::Result<BTreeSet<u3
 }
 
 fn maps(pid: u32, device: (u32, u32), inode: u64) -> io::Result<bool> {
-    if let Some(found) = maps_at(&format!("/proc/{pid}/maps"), device, inode)? {
+    if let Some(found) = maps_at(format!("/proc/{pid}/maps"), device, inode)? {
         return Ok(found);
     }
     // The first thread has ended, and with it its view of the memory; the others still have theirs.
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        if let Some(found) = maps_at(&task?.path().join("maps"), device, inode)? {
+        if let Some(found) = maps_at(task?.path().join("maps"), device, inode)? {
             return Ok(found);
         }
     }

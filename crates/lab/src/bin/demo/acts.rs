@@ -51,9 +51,9 @@ pub(crate) const ACTS: &[Act] = &[
         title: "a file moves to its readers, because the memory controller of its node is overloaded (dragonfly)",
         policy: "dragonfly",
         readers: &["--duty", "0.5"],
-        // Fewer than stay: their node must not become the next overloaded one.
-        away: 2,
-        at_home: 3,
+        // Far fewer than stay: their node must not become the next overloaded one.
+        away: 1,
+        at_home: 4,
         memory: 0,
         windows: 40,
     },
