@@ -38,9 +38,11 @@ pub(crate) struct Made {
 const TWICE: &str = "another move of this window has it already";
 
 impl Ready {
-    /// All that it is about: what is moved, and each thread that is bound.
+    /// The process that is moved, and each thread that is bound. A file has no record, and its parts on several nodes move at
+    /// once.
     fn claims(&self) -> impl Iterator<Item = &Subject> {
-        std::iter::once(&self.subject).chain(self.undo.iter().map(|undo| &undo.subject))
+        let itself = Some(&self.subject).filter(|subject| !matches!(subject, Subject::File { .. }));
+        itself.into_iter().chain(self.undo.iter().map(|undo| &undo.subject))
     }
 }
 
@@ -127,10 +129,10 @@ impl<P: Plane> Engine<P> {
                 }
                 Ok(undo) => {
                     let undo = self.first(undo);
-                    claimed.insert(subject.clone());
-                    claimed.extend(undo.iter().map(|undo| undo.subject.clone()));
                     let (index, mv) = (Some(index), mv.clone());
-                    ready.push(Ready { index, mv, from, to, undo, subject, about, remote_share, tried: true });
+                    let one = Ready { index, mv, from, to, undo, subject, about, remote_share, tried: true };
+                    claimed.extend(one.claims().cloned());
+                    ready.push(one);
                     Verdict::Gone
                 }
                 Err(error) => self.not_made(error, subject, from, to, about)?,
