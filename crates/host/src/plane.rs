@@ -49,12 +49,20 @@ pub struct Settings {
     pub touch_own_affinity: bool,
     /// Also observe which pages of mapped files processes use. Default false: only some policies look at it.
     pub mapped: bool,
+    /// Thousandths of a CPU that homenode may use in all. Default 30. A third of it is for looking at files and processes.
+    pub budget_milli_cpus: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         let observe = observe::Settings::default();
-        Self { observe, sys_root: PathBuf::from("/sys"), touch_own_affinity: false, mapped: false }
+        Self {
+            observe,
+            sys_root: PathBuf::from("/sys"),
+            touch_own_affinity: false,
+            mapped: false,
+            budget_milli_cpus: 30,
+        }
     }
 }
 
@@ -152,7 +160,7 @@ impl HostPlane {
     /// Opens the host for observing and acting.
     pub fn open(settings: Settings, topology: Topology) -> Result<Self, HostError> {
         let mut observer = Observer::open(&settings.observe, &topology)?;
-        let facts = Facts::start(&settings.observe.proc_root)?;
+        let facts = Facts::start(&settings.observe.proc_root, f64::from(settings.budget_milli_cpus) / 1000.0)?;
         observer.ignore(facts.tid());
         let mapped = match settings.mapped {
             true => Some(Watcher::start(&settings.observe.proc_root, &topology)?),

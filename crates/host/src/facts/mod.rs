@@ -28,9 +28,9 @@ use crate::observe::FileSeen;
 use wanted::Wanted;
 use worker::Worker;
 
-/// Parts of one CPU that the worker may use, one for each step of shedding. The daemon's budget is 3 % of a CPU; observing 10,000
-/// threads takes about half of that.
-const SHARES: [f64; 3] = [0.01, 0.0025, 0.0];
+/// Parts of the daemon's budget that the worker may use, one for each step of shedding: of 3 % of a CPU, 1 % and 0.25 %. Observing
+/// 10,000 threads takes about half of the budget.
+const SHARES: [f64; 3] = [1.0 / 3.0, 1.0 / 12.0, 0.0];
 
 /// Longest wait for the worker after the first window: the only one that `plan` has. The worker may use a tenth of that then; the rest
 /// is for busy machines.
@@ -43,14 +43,16 @@ const WAIT: Duration = Duration::from_millis(20);
 /// Facts about files and processes.
 pub(crate) struct Facts {
     worker: Worker,
+    /// The daemon's budget, as a share of one CPU.
+    budget: f64,
     /// Index in [`SHARES`].
     step: usize,
 }
 
 impl Facts {
     /// Starts the worker. It keeps the privileges that it needs; others give up theirs later.
-    pub fn start(proc_root: &Path) -> io::Result<Self> {
-        Ok(Self { worker: Worker::start(proc_root)?, step: 0 })
+    pub fn start(proc_root: &Path, budget: f64) -> io::Result<Self> {
+        Ok(Self { worker: Worker::start(proc_root)?, budget, step: 0 })
     }
 
     /// The worker's thread id: its page faults are not the work of any reader.
@@ -80,7 +82,7 @@ impl Facts {
                 "files: {} of {} files and processes that matter have no size or place yet: the budget is {} % of a CPU",
                 missing.unseen,
                 missing.wanted,
-                100.0 * share
+                (1e4 * share).round() / 100.0
             ));
         }
         if share == 0.0 {
@@ -94,7 +96,7 @@ impl Facts {
     }
 
     fn share(&self) -> f64 {
-        SHARES.get(self.step).copied().unwrap_or(0.0)
+        self.budget * SHARES.get(self.step).copied().unwrap_or(0.0)
     }
 
     /// Looks less often; `None` if that is not possible.
@@ -117,7 +119,7 @@ impl Facts {
             0.0 => "the places of files and the memory of processes are no longer looked at".to_owned(),
             share => format!(
                 "looking for the places of files and the memory of processes may take {} % of a CPU",
-                100.0 * share
+                (1e4 * share).round() / 100.0
             ),
         }
     }
