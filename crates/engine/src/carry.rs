@@ -113,7 +113,7 @@ impl<P: Plane> Engine<P> {
                 let (mv, since_s) = (mv.clone(), self.now);
                 let fits = self.jobs.enqueue(Queued { mv, subject, about, remote_share, since_s, back: false });
                 let full = || Verdict::HeldBack { rail: Rail::Full, why: "too many moves wait already".into() };
-                verdicts.push(if fits { Verdict::Queued } else { full() });
+                verdicts.push(if fits.is_ok() { Verdict::Queued } else { full() });
                 continue;
             }
             // The verdict of a move that is ready is set when it has been made.
@@ -247,11 +247,10 @@ impl<P: Plane> Engine<P> {
             };
             let started = self.plane.start(&r.mv, &r.undo, &mut write);
             r.undo.extend(more);
-            let subjects: Vec<Subject> = r.undo.iter().map(|u| u.subject.clone()).collect();
             let over = copies(&r.mv).then(|| Record::JobOver { subject: r.subject.clone(), from: r.from });
             match started {
                 Ok(started) => {
-                    settled.extend(subjects.into_iter().map(|subject| Record::Made { subject }));
+                    settled.extend(r.undo.iter().map(Record::made));
                     self.settled.made(r.subject.clone());
                     made.moves.extend(r.tried.then(|| r.mv.clone()));
                     let verdict = match started {
@@ -266,7 +265,7 @@ impl<P: Plane> Engine<P> {
                     self.made(r, started, notes);
                 }
                 Err(error) => {
-                    settled.extend(subjects.into_iter().map(|subject| Record::NotMade { subject }));
+                    settled.extend(r.undo.iter().map(Record::not_made));
                     settled.extend(over);
                     match self.not_made(error, r.subject.clone(), r.from, r.to, r.about.clone()) {
                         Ok(verdict) => self.settle_verdict(&r, verdict, verdicts),
@@ -329,6 +328,7 @@ impl<P: Plane> Engine<P> {
                     polled_s,
                     bytes: 0,
                     done: 0,
+                    copied: 0,
                     failed: 0,
                     rate: 0.0,
                     tenths: 0,
@@ -340,7 +340,7 @@ impl<P: Plane> Engine<P> {
     }
 
     /// What a plane's refusal comes to. A broken plane stays an error.
-    fn not_made(
+    pub(crate) fn not_made(
         &mut self,
         error: PlaneError,
         subject: Subject,

@@ -8,11 +8,11 @@ use topology::NodeId;
 
 use crate::engine::Engine;
 use crate::jobs::{JobId, JobState, Progress, Queued, Running, nodes};
-use crate::journal::Event;
+use crate::journal::{About, Event};
 use crate::rails::{HeldBack, Rail};
 use crate::state::records::Record;
 use crate::trial::Unpaid;
-use crate::{Finished, Plane, Undone, Verdict};
+use crate::{Finished, Plane, PlaneError, Undone, Verdict};
 
 /// How long copies that were told to stop are waited for on exit. One step of a copy takes tens of milliseconds; a plane that
 /// has not stopped by then is stuck in the kernel, and homenode ends all the same.
@@ -37,12 +37,13 @@ impl<P: Plane> Engine<P> {
     fn follow(&mut self, progress: Progress, over: &mut Vec<Record>) {
         let (job, now) = (progress.job, self.now);
         let Some(r) = self.jobs.running.get_mut(&job) else { return };
-        let more = progress.done.saturating_sub(r.done);
+        let more = progress.copied().saturating_sub(r.copied);
         let seconds = now - r.polled_s;
         if seconds > 0.0 {
             (r.rate, r.polled_s) = (more as f64 / seconds, now);
         }
         (r.bytes, r.done, r.failed) = (progress.bytes, progress.done, progress.failed());
+        r.copied = r.copied.max(progress.copied());
         let tenths = r.done.saturating_add(r.failed).saturating_mul(10).checked_div(r.bytes).unwrap_or(0);
         let farther = tenths > r.tenths && progress.state == JobState::Running;
         r.tenths = r.tenths.max(tenths);
@@ -63,9 +64,16 @@ impl<P: Plane> Engine<P> {
     /// A copy is over.
     fn copied(&mut self, job: JobId, r: Running, progress: Progress) {
         let Running { subject, from, to, about, remote_share, started_s, stopped, .. } = r;
-        let failed = progress.failed();
+        let (failed, copied) = (progress.failed(), progress.copied());
         let Progress { bytes, done, left, state, .. } = progress;
         let why = match state {
+            JobState::Refused { reason, why } => {
+                return self.not_begun(job, PlaneError::Refused { reason, why }, subject, (from, to), about);
+            }
+            JobState::Gone => {
+                let what = subject.to_string();
+                return self.not_begun(job, PlaneError::Gone { what }, subject, (from, to), about);
+            }
             JobState::Failed { why } => Some(why),
             JobState::Cancelled => Some(stopped.unwrap_or_else(|| "was stopped".into())),
             JobState::Done | JobState::Running => None,
@@ -73,7 +81,7 @@ impl<P: Plane> Engine<P> {
         let seconds = Some(self.now - started_s);
         tracing::info!(pid = about.pid, comm = %about.comm, %from, %to, bytes, done, failed, ?why, "copied");
         self.write(Some(about.clone()), Event::CopyEnded { from, to, bytes, done, left, seconds, why: why.clone() });
-        if done > 0 {
+        if copied > 0 {
             self.data_stays(&subject);
         }
         let result = match why {
@@ -82,6 +90,22 @@ impl<P: Plane> Engine<P> {
         };
         self.ended(subject.clone(), from, to, result);
         self.audit.moved(subject, about, remote_share);
+        self.trials.copied(job);
+    }
+
+    /// A copy found out before its first byte that it must not be made.
+    fn not_begun(
+        &mut self,
+        job: JobId,
+        error: PlaneError,
+        subject: Subject,
+        (from, to): (NodeId, NodeId),
+        about: About,
+    ) {
+        // A broken plane says so in the next window.
+        if let Ok(verdict) = self.not_made(error, subject.clone(), from, to, about) {
+            self.told_later(subject, from, to, &verdict);
+        }
         self.trials.copied(job);
     }
 
@@ -221,18 +245,23 @@ impl<P: Plane> Engine<P> {
             for mv in moves {
                 let (subject, (from, to)) = (Subject::of(&mv), nodes(&mv));
                 self.rails.did_not_pay(&subject);
-                let result = OutcomeState::RolledBack { why: why.clone() };
-                self.ended(subject.clone(), from, to, result);
+                let mut result = OutcomeState::RolledBack { why: why.clone() };
                 match mv {
                     Move::File { file, generation, from, to, reason, .. } => {
-                        let why = format!("moved back: {why}").into();
-                        let mv = Move::File { file, generation, from: to, to: from, reason, why };
-                        let about = crate::journal::About::new(&subject, 0, "");
-                        let since_s = self.now;
-                        self.jobs.enqueue(Queued { mv, subject, about, remote_share: None, since_s, back: true });
+                        let back = format!("moved back: {why}").into();
+                        let mv = Move::File { file, generation, from: to, to: from, reason, why: back };
+                        let about = About::new(&subject, 0, "");
+                        let (subject, since_s) = (subject.clone(), self.now);
+                        let back = Queued { mv, subject, about, remote_share: None, since_s, back: true };
+                        if let Err(back) = self.jobs.enqueue(back) {
+                            let why = format!("{} stays on node {to}: too many moves wait already", back.subject);
+                            result = OutcomeState::Failed { bytes: 0, why: why.clone() };
+                            self.say(notes, why);
+                        }
                     }
                     Move::Thread { .. } | Move::Process { .. } => self.unbind(&subject, &why, &mut done),
                 }
+                self.ended(subject, from, to, result);
             }
         }
         self.append(&done, notes);

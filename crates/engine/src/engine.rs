@@ -18,7 +18,8 @@ use crate::state::file::StateFile;
 use crate::state::records::{Held, Job, Record};
 use crate::trial::Trials;
 use crate::{
-    Cost, EngineError, Finished, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Undone, WindowReport,
+    Cost, EngineError, Finished, Heir, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone,
+    WindowReport,
 };
 
 /// Least number of records checked in each window for threads that have ended.
@@ -144,10 +145,10 @@ impl<P: Plane> Engine<P> {
         for (about, event) in self.audit.window(&snapshot) {
             self.write(Some(about), event);
         }
-        let inherited_restored = self.put_back_inherited(&mut notes);
+        let inherited = self.put_back_inherited(&snapshot, &mut notes);
         // After a failed look, the record of an ended thread may be all that leads to its children.
-        if inherited_restored.is_some() {
-            self.forget_ended(&mut notes);
+        if let Some((_, kept)) = inherited {
+            self.forget_ended(kept, &mut notes);
         }
         let unpaid = self.trials.window(&snapshot);
         self.take_back(unpaid, &mut notes);
@@ -181,7 +182,7 @@ impl<P: Plane> Engine<P> {
             snapshot,
             plan,
             outcomes,
-            inherited_restored: inherited_restored.unwrap_or(0),
+            inherited_restored: inherited.map_or(0, |inherited| inherited.0),
             notes,
             cost,
         })
@@ -235,9 +236,10 @@ impl<P: Plane> Engine<P> {
     }
 
     /// Restores the affinity of threads started by moved ones: the policy has not decided on them. It may move them later for
-    /// what they read themselves.
-    fn put_back_inherited(&mut self, notes: &mut Vec<String>) -> Option<usize> {
-        let mut restored = 0;
+    /// what they read themselves. Threads of a process that was moved as a whole get records instead. Returns how many were restored,
+    /// and how many records were added.
+    fn put_back_inherited(&mut self, snapshot: &Snapshot, notes: &mut Vec<String>) -> Option<(usize, usize)> {
+        let (mut restored, mut kept) = (0, Vec::new());
         let heirs = match self.plane.inherited(self.held.undos()) {
             Ok(heirs) => heirs,
             Err(error) => {
@@ -245,7 +247,11 @@ impl<P: Plane> Engine<P> {
                 return None;
             }
         };
-        for heir in heirs {
+        for Heir { undo: heir, keeps } in heirs {
+            if keeps {
+                kept.push(heir);
+                continue;
+            }
             match self.plane.undo(&heir) {
                 Ok(Undone::Restored) => restored += 1,
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}
@@ -259,14 +265,40 @@ impl<P: Plane> Engine<P> {
             let text = format!("restored the inherited affinity of {restored} threads");
             self.write(None, Event::Note { text });
         }
-        Some(restored)
+        let added = kept.len();
+        if added > 0 {
+            self.keep(kept, snapshot, notes);
+        }
+        Some((restored, added))
     }
 
-    /// Looks at some of the held threads, so that records of ended ones do not pile up.
-    fn forget_ended(&mut self, notes: &mut Vec<String>) {
+    /// Adds records of threads that have a value of ours already. After a crash before that they would be found as descendants.
+    fn keep(&mut self, kept: Vec<Undo>, snapshot: &Snapshot, notes: &mut Vec<String>) {
+        let names: FxHashMap<u32, &str> = snapshot.threads.iter().map(|t| (t.tid, t.comm.as_str())).collect();
+        let text =
+            format!("{} threads that moved processes have started keep their affinity until the end", kept.len());
+        tracing::debug!("{text}");
+        self.write(None, Event::Note { text });
+        let mut records = Vec::with_capacity(2 * kept.len());
+        for undo in kept {
+            let name = |id: u32| names.get(&id).copied();
+            let comm = match undo.subject {
+                Subject::Thread { tid, .. } => name(tid).or_else(|| name(undo.pid)).unwrap_or_default(),
+                _ => "",
+            };
+            let about = About::new(&undo.subject, undo.pid, comm);
+            records.push(Record::Hold { comm: comm.to_owned(), undo: undo.clone() });
+            records.push(Record::made(&undo));
+            self.held.put(undo, about);
+        }
+        self.append(&records, notes);
+    }
+
+    /// Looks at some of the held threads, at twice as many as were `added`, so that records of ended ones do not pile up.
+    fn forget_ended(&mut self, added: usize, notes: &mut Vec<String>) {
         let pace = (self.settings.moves_per_s * self.settings.window_s).ceil() as usize;
         let mut done = Vec::new();
-        for undo in self.held.some(pace.max(ENDED_CHECKS)) {
+        for undo in self.held.some(pace.max(ENDED_CHECKS).max(2 * added)) {
             if self.plane.ended(&undo) {
                 self.held.remove(&undo.subject);
                 self.settled.ended(&undo.subject);

@@ -41,6 +41,8 @@ pub struct Progress {
     pub bytes: u64,
     /// Of these, in place.
     pub done: u64,
+    /// Of these, in place before: nothing was copied for them, so they count in no limit.
+    pub there: u64,
     /// Bytes that could not be moved, by reason.
     pub left: BTreeMap<String, u64>,
     /// Whether it goes on.
@@ -48,6 +50,11 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Bytes that were copied.
+    pub fn copied(&self) -> u64 {
+        self.done.saturating_sub(self.there)
+    }
+
     /// Bytes that could not be moved.
     pub fn failed(&self) -> u64 {
         self.left.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
@@ -55,8 +62,7 @@ impl Progress {
 }
 
 /// Whether a job goes on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "state", rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobState {
     /// It copies.
     Running,
@@ -69,6 +75,15 @@ pub enum JobState {
     },
     /// It was stopped. What was copied stays.
     Cancelled,
+    /// It must not be made, as was found out before anything was copied.
+    Refused {
+        /// Stable word for programs, as in [`crate::PlaneError::Refused`].
+        reason: &'static str,
+        /// One sentence.
+        why: String,
+    },
+    /// What was to be moved is gone, or another has its name. Nothing was copied.
+    Gone,
 }
 
 /// A job as [`crate::WindowReport`] shows it.
@@ -105,6 +120,8 @@ pub(crate) struct Running {
     pub polled_s: f64,
     pub bytes: u64,
     pub done: u64,
+    /// Bytes that were copied: those in place before are left out.
+    pub copied: u64,
     pub failed: u64,
     pub rate: f64,
     /// Tenths that the journal has.
@@ -144,13 +161,14 @@ impl Jobs {
         self.queue.iter().any(|q| q.subject == *subject && nodes(&q.mv) == nodes(mv))
     }
 
-    /// Adds a move to the queue; `false` if it is full.
-    pub fn enqueue(&mut self, queued: Queued) -> bool {
-        let fits = self.queue.len() < QUEUE_MAX;
-        if fits {
-            self.queue.push_back(queued);
+    /// Adds a move to the queue, or gives it back if the queue is full.
+    #[must_use = "a move that finds no place is not made"]
+    pub fn enqueue(&mut self, queued: Queued) -> Result<(), Box<Queued>> {
+        if self.queue.len() >= QUEUE_MAX {
+            return Err(Box::new(queued));
         }
-        fits
+        self.queue.push_back(queued);
+        Ok(())
     }
 
     /// The jobs that run, as a report.

@@ -48,9 +48,9 @@ pub trait Plane {
     /// Puts back what a move changed, unless somebody else has changed it since.
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError>;
 
-    /// Threads and processes that were born of moved ones and so inherited a value of ours, as undo records of their own.
+    /// Threads and processes that were born of moved ones and so inherited a value of ours.
     /// Called once a window and again while everything is undone. An error says that none was found but some may be there.
-    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Undo>, PlaneError> {
+    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
         let _ = held;
         Ok(Vec::new())
     }
@@ -109,6 +109,15 @@ pub struct Undo {
     /// What else the plane needs, in a form that only the plane understands.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub payload: String,
+}
+
+/// A thread that inherited a value of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heir {
+    /// What puts its affinity back.
+    pub undo: Undo,
+    /// It belongs to a process that was moved as a whole, so it keeps the value and is put back with the others of that process.
+    pub keeps: bool,
 }
 
 /// The affinity of a thread before and after a move.

@@ -82,7 +82,7 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
     let mut left = Vec::new();
     for _ in 0..ROUNDS {
         let mut heirs = match plane.inherited(records) {
-            Ok(heirs) => heirs,
+            Ok(heirs) => heirs.into_iter().map(|heir| heir.undo).collect::<Vec<Undo>>(),
             Err(error) => {
                 finished.failed += 1;
                 finished.note(format!("threads that inherited our affinity may be left: {error}"));

@@ -51,18 +51,23 @@ pub struct Moves {
     /// before is taken back. Default 5: by chance that happens once in 252 plans (5 of 10 windows can be chosen in 252
     /// ways). 0: never.
     pub trial: u32,
+    /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two of the daemon's threads keep then.
+    pub dax: bool,
+    /// Stop processes that map a file on DAX shared and writable while each 2 MiB of it move; without, such files stay.
+    /// Default false.
+    pub freeze: bool,
 }
 
 impl Default for Moves {
     fn default() -> Self {
-        Self { rate: 5e8, bytes_per_day: 1.6e12, at_once: 2, trial: 5 }
+        Self { rate: 5e8, bytes_per_day: 1.6e12, at_once: 2, trial: 5, dax: false, freeze: false }
     }
 }
 
 impl Moves {
     /// No limit, and no plan is taken back: a simulated machine has limits of its own.
     pub fn unlimited() -> Self {
-        Self { rate: 1e15, bytes_per_day: 1e18, at_once: 1_000_000, trial: 0 }
+        Self { rate: 1e15, bytes_per_day: 1e18, at_once: 1_000_000, trial: 0, dax: false, freeze: false }
     }
 }
 

@@ -161,7 +161,7 @@ impl Plane for Crowd {
     fn poll(&mut self) -> Vec<Progress> {
         let over = |job| {
             self.ended += 1;
-            Progress { job, bytes: 9, done: 9, left: BTreeMap::new(), state: JobState::Done }
+            Progress { job, bytes: 9, done: 9, there: 0, left: BTreeMap::new(), state: JobState::Done }
         };
         std::mem::take(&mut self.copies).into_iter().map(over).collect()
     }

@@ -10,8 +10,7 @@
 //!
 //! **Limits.** The parts are fixed: a run never spans two of them when it is allocated.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -19,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::format::Block;
 use crate::format::superblock::Superblock;
 use crate::free::FreeMap;
+use crate::sync::{AtomicU64, Mutex, lock};
 
 /// What blocks are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,10 +104,11 @@ impl Allocator {
         if promised == 0 {
             return None;
         }
-        let found = (0..r.parts.len()).find_map(|i| lock(r.parts.get((part + i) % r.parts.len())?).take(promised));
-        let got = found.map_or(0, |(_, count)| count);
+        // What is promised is in some part, though others may fill and empty parts while this thread goes round.
+        let (start, got) = (part % r.parts.len()..)
+            .find_map(|i| r.parts.get(i % r.parts.len()).and_then(|p| lock(p).take(promised)))?;
         r.free.fetch_add(promised - got, Ordering::Relaxed);
-        found.map(|(start, count)| (Block::new(region, start), count))
+        Some((Block::new(region, start), got))
     }
 
     /// Up to `want` adjacent blocks from the first of `regions` that has any.
@@ -177,8 +178,4 @@ impl Drop for Fresh<'_> {
             self.allocator.free(block, count);
         }
     }
-}
-
-fn lock(map: &Mutex<FreeMap>) -> MutexGuard<'_, FreeMap> {
-    map.lock().unwrap_or_else(PoisonError::into_inner)
 }

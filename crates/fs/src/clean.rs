@@ -4,23 +4,30 @@
 //!
 //! **Approach.** Two ways. *Fast*: a page of which no entry matters any more is taken out of the chain by one 8-byte store
 //! to the page before it. *Thorough*: what is still true is written to a new log. An operation cleans the logs it changed
-//! once more than half of one is history; [`Volume::clean_logs`] does so for all, for a thread in the background.
+//! once more than half of one is history; [`Volume::clean_logs`] does so for all, for a thread in the background. An
+//! operation that finds no room has every log cleaned that would lose a page, and tries again ([`Volume::with_room`]).
 //!
 //! **Limits.** Fast cleaning drops only pages that hold nothing but mappings of blocks that are mapped otherwise by now.
+//! Thorough cleaning needs room for the new log beside the old one: a log stays as it is if what is still true of it takes
+//! more blocks than are free, those kept for such operations included.
+
+use std::sync::atomic::Ordering;
 
 use crate::alloc::Purpose;
 use crate::commit::record;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::extents::Extents;
 use crate::format::entry::{Entry, Run};
+use crate::format::inode as line;
 use crate::format::page::{self, SLOTS};
 use crate::format::word::Field;
-use crate::format::{Block, Ino, LogPos};
+use crate::format::{Block, Ino, LINE, LogPos};
 use crate::inode::{Inode, State};
 use crate::log::{self, Log, NO_TAIL};
 use crate::ops::check_live;
 use crate::store::Flushed;
-use crate::volume::Volume;
+use crate::sync::{AtomicU64, Mutex, lock};
+use crate::volume::{Volume, shard};
 
 /// A log shorter than two pages is not worth cleaning: a file has one page in any case.
 const CLEAN_FROM: usize = 2 * (SLOTS - 1);
@@ -34,7 +41,95 @@ pub struct Cleaned {
     pub rewritten: u64,
 }
 
+/// Where cleaning may give back blocks.
+#[derive(Debug)]
+pub(crate) struct Room {
+    /// A bit for each shard of the table of inodes: one of its logs changed since all were cleaned.
+    changed: AtomicU64,
+    /// Blocks given back so far.
+    made: AtomicU64,
+    /// Held while logs are cleaned for want of room; taken before the lock of any inode.
+    making: Mutex<()>,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { changed: AtomicU64::new(u64::MAX), made: AtomicU64::new(0), making: Mutex::new(()) }
+    }
+}
+
+impl Room {
+    /// Notes that the log of an inode changed. As a rule it is noted already, and nobody waits for the word.
+    pub(crate) fn changed(&self, ino: Ino) {
+        let bit = 1 << shard(ino);
+        if self.changed.load(Ordering::Relaxed) & bit == 0 {
+            self.changed.fetch_or(bit, Ordering::AcqRel);
+        }
+    }
+}
+
 impl Volume {
+    /// Does `work`. When that finds no room, cleans logs and does it again, as long as cleaning gives back blocks.
+    pub(crate) fn with_room<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        loop {
+            let made = self.room.made.load(Ordering::Acquire);
+            match work() {
+                Err(Error::NoSpace) if self.make_room(made) => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Cleans all logs that would lose a page, those that need least room first. False: there is no more room than when
+    /// cleaning had `made` so many blocks.
+    fn make_room(&self, made: u64) -> bool {
+        let _alone = lock(&self.room.making);
+        if self.room.made.load(Ordering::Acquire) != made {
+            return true; // another thread cleaned meanwhile
+        }
+        let shards = self.room.changed.swap(0, Ordering::AcqRel);
+        let changed = |ino: Ino| shards & 1 << shard(ino) != 0;
+        for ino in self.unread_inodes().into_iter().filter(|ino| changed(*ino) && self.has_long_log(*ino)) {
+            let _ = self.inode(ino); // damage shows when the file is used
+        }
+        let mut given = 0;
+        let mut shorter = Vec::new();
+        for inode in self.known_inodes().filter(|inode| changed(inode.ino)) {
+            let mut state = inode.write();
+            if state.gone || state.log.pages.len() < 2 {
+                continue;
+            }
+            given += self.drop_dead_pages(&inode, &mut state).unwrap_or(0);
+            let pages = log::pages_for(state.entries().iter().map(|(entry, _)| entry.slots()));
+            if pages < state.log.pages.len() {
+                drop(state);
+                shorter.push((pages, inode));
+            }
+        }
+        shorter.sort_by_key(|(pages, _)| *pages);
+        for (_, inode) in shorter {
+            let mut state = inode.write();
+            if state.gone {
+                continue;
+            }
+            let (had, region) = (state.log.pages.len() as u64, state.log.tail.page.region());
+            match self.clean_log_to(&inode, &mut state, region) {
+                Ok(()) => given += had.saturating_sub(state.log.pages.len() as u64),
+                Err(_) => self.room.changed(inode.ino), // perhaps after the others gave back theirs
+            }
+        }
+        self.room.made.fetch_add(given, Ordering::AcqRel);
+        given > 0
+    }
+
+    /// Whether the log of an inode that was not read has more than one page.
+    fn has_long_log(&self, ino: Ino) -> bool {
+        let mut bytes = [0; LINE];
+        let read = self.store.inode_at(ino).and_then(|(block, offset)| self.store.read(block, offset, &mut bytes));
+        let line = read.ok().and_then(|()| line::decode(ino, &bytes).ok());
+        matches!(line, Some(line::Inode::Used { head, tail, .. }) if head.page != tail.page)
+    }
+
     /// Cleans the log of an inode now, thoroughly.
     pub fn clean(&self, ino: Ino) -> Result<()> {
         let inode = self.inode(ino)?;

@@ -12,7 +12,8 @@ use crate::format::{Block, Ino, LogPos};
 use crate::inode::Inode;
 use crate::log::{self, Appended};
 use crate::store::{Durable, Flushed, Store};
-use crate::volume::{Locked, Volume, lock};
+use crate::sync::lock;
+use crate::volume::{Locked, Volume};
 
 impl Volume {
     /// Makes an operation happen: all of `entries`, each in the log of its inode, or none. `data` is what else must be
@@ -58,6 +59,7 @@ impl Volume {
             self.allocator.free(block, count);
         }
         for (inode, state) in &mut locked.0 {
+            self.room.changed(inode.ino);
             self.clean_if_worth(inode, state);
         }
         Ok(durable)

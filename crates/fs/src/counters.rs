@@ -1,20 +1,23 @@
-//! Bytes read and written, by thread and region, cheap enough to stay on.
+//! Bytes read and written, by thread, file and region, cheap enough to stay on.
 //!
-//! **Problem.** A policy wants to know which thread's file bytes come from which node. Counting must not make threads wait
-//! for each other.
+//! **Problem.** A policy wants to know which thread's file bytes come from which node. Counting must not make threads
+//! wait for each other.
 //!
-//! **Approach.** Each thread has counters of its own and keeps hold of them; a thread that works for others, as that of a
-//! mount does, says for whom ([`as_thread`]).
+//! **Approach.** Each thread has counters of its own and keeps hold of them; a thread that works for others, as that of
+//! a mount does, says for whom ([`crate::as_thread`]). What each thread does with each file is counted likewise, once
+//! somebody wants to know ([`Counters::watch_files`]), and handed out as it is since the last time.
 //!
 //! **Limits.** Thread numbers are reused: the reader of the counters knows which thread a number is.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustc_hash::FxHashMap;
 
+use crate::caller;
+use crate::format::Ino;
 use crate::volume::lock;
 
 /// What went from and to the memory of one region.
@@ -31,23 +34,36 @@ pub struct Traffic {
 /// Threads with counters of their own; beyond it those that are not at work are added up. At 64 bytes a region.
 const MOST_THREADS: usize = 16_384;
 
+/// Pairs of a thread and a file that are counted at a time; beyond it bytes count for threads only. At 64 bytes a
+/// region, and as much again.
+const MOST_USES: usize = 65_536;
+
 static VOLUMES: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The thread that this one works for; 0 for itself.
-    static ACTING_FOR: Cell<u32> = const { Cell::new(0) };
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+    static LAST_USE: RefCell<Option<LastUse>> = const { RefCell::new(None) };
 }
 
 /// The counters used last: of which volume, for which thread.
 type Last = (u64, u32, Arc<[Cells]>);
 
-/// Does `work`, and counts its bytes for the thread `tid`.
-pub fn as_thread<T>(tid: u32, work: impl FnOnce() -> T) -> T {
-    let before = ACTING_FOR.replace(tid);
-    let done = work();
-    ACTING_FOR.set(before);
-    done
+/// The use of a file that was counted last: of which volume, by which thread, of which file.
+type LastUse = (u64, u32, Ino, Arc<FileCells>);
+
+/// What one thread did with one file since it was last asked ([`crate::Volume::take_uses`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// The thread.
+    pub tid: u32,
+    /// The file.
+    pub ino: Ino,
+    /// Bytes, by region.
+    pub regions: Vec<Traffic>,
+    /// Read calls.
+    pub reads: u64,
+    /// Of these, calls that began where the one before ended.
+    pub sequential: u64,
 }
 
 /// The counters of a volume.
@@ -58,6 +74,19 @@ pub(crate) struct Counters {
     threads: Mutex<FxHashMap<u32, Arc<[Cells]>>>,
     /// Threads that are no longer listed.
     others: Box<[Cells]>,
+    files: AtomicBool,
+    uses: Mutex<FxHashMap<(u32, Ino), Arc<FileCells>>>,
+    /// Bytes for which `uses` had no room.
+    untold: AtomicU64,
+}
+
+#[derive(Debug)]
+struct FileCells {
+    regions: Box<[Cells]>,
+    reads: AtomicU64,
+    sequential: AtomicU64,
+    /// Where the last read call ended.
+    end: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -92,11 +121,18 @@ fn cells(regions: usize) -> impl Iterator<Item = Cells> {
 impl Counters {
     pub(crate) fn new(regions: usize) -> Self {
         let volume = VOLUMES.fetch_add(1, Ordering::Relaxed);
-        Self { volume, regions, threads: Mutex::default(), others: cells(regions).collect() }
+        let others = cells(regions).collect();
+        let (files, untold) = (AtomicBool::default(), AtomicU64::default());
+        Self { volume, regions, threads: Mutex::default(), others, files, uses: Mutex::default(), untold }
+    }
+
+    /// From now on counts by file, too.
+    pub(crate) fn watch_files(&self) {
+        self.files.store(true, Ordering::Relaxed);
     }
 
     fn count(&self, region: usize, add: impl Fn(&Cells)) {
-        let tid = ACTING_FOR.get();
+        let tid = caller::acting_for();
         LAST.with_borrow_mut(|last| {
             if !matches!(last, Some((volume, thread, _)) if (*volume, *thread) == (self.volume, tid)) {
                 *last = Some((self.volume, tid, self.of_thread(tid)));
@@ -108,12 +144,13 @@ impl Counters {
     }
 
     fn of_thread(&self, tid: u32) -> Arc<[Cells]> {
-        let own = || rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let mut threads = lock(&self.threads);
         if threads.len() >= MOST_THREADS {
             self.retire(&mut threads, |_| false);
         }
-        Arc::clone(threads.entry(if tid == 0 { own() } else { tid }).or_insert_with(|| cells(self.regions).collect()))
+        Arc::clone(
+            threads.entry(if tid == 0 { caller::tid() } else { tid }).or_insert_with(|| cells(self.regions).collect()),
+        )
     }
 
     /// Adds up the counters that nobody holds and of which `keep` says no.
@@ -127,16 +164,89 @@ impl Counters {
         });
     }
 
-    pub(crate) fn read(&self, region: usize, bytes: u64) {
-        self.count(region, |cells| {
+    /// Bytes read; `of` is the file, if a thread read them for itself.
+    pub(crate) fn read(&self, of: Option<Ino>, region: usize, bytes: u64) {
+        let add = |cells: &Cells| {
             cells.read.fetch_add(bytes, Ordering::Relaxed);
+        };
+        self.count(region, add);
+        self.count_use(of, bytes, |file| file.regions.get(region).map_or((), add));
+    }
+
+    /// Bytes written; `of` is the file, if a thread wrote them for itself.
+    pub(crate) fn written(&self, of: Option<Ino>, region: usize, bytes: u64) {
+        let add = |cells: &Cells| {
+            cells.written.fetch_add(bytes, Ordering::Relaxed);
+        };
+        self.count(region, add);
+        self.count_use(of, bytes, |file| file.regions.get(region).map_or((), add));
+    }
+
+    /// One read call of a file.
+    pub(crate) fn read_call(&self, of: Ino, offset: u64, len: u64) {
+        self.count_use(Some(of), 0, |file| {
+            file.reads.fetch_add(1, Ordering::Relaxed);
+            if file.end.swap(offset + len, Ordering::Relaxed) == offset {
+                file.sequential.fetch_add(1, Ordering::Relaxed);
+            }
         });
     }
 
-    pub(crate) fn written(&self, region: usize, bytes: u64) {
-        self.count(region, |cells| {
-            cells.written.fetch_add(bytes, Ordering::Relaxed);
+    fn count_use(&self, of: Option<Ino>, bytes: u64, add: impl Fn(&FileCells)) {
+        let Some(ino) = of.filter(|_| self.files.load(Ordering::Relaxed)) else { return };
+        let tid = caller::acting_for();
+        LAST_USE.with_borrow_mut(|last| {
+            let known = |last: &LastUse| (last.0, last.1, last.2) == (self.volume, tid, ino);
+            if !last.as_ref().is_some_and(known) {
+                *last = self.of_use(tid, ino).map(|file| (self.volume, tid, ino, file));
+            }
+            match last {
+                Some((_, _, _, file)) => add(file),
+                None => {
+                    self.untold.fetch_add(bytes, Ordering::Relaxed);
+                }
+            }
         });
+    }
+
+    fn of_use(&self, tid: u32, ino: Ino) -> Option<Arc<FileCells>> {
+        let key = (if tid == 0 { caller::tid() } else { tid }, ino);
+        let mut uses = lock(&self.uses);
+        if uses.len() >= MOST_USES && !uses.contains_key(&key) {
+            return None;
+        }
+        let zero = AtomicU64::default;
+        let new = || FileCells {
+            regions: cells(self.regions).collect(),
+            reads: zero(),
+            sequential: zero(),
+            end: AtomicU64::new(u64::MAX),
+        };
+        Some(Arc::clone(uses.entry(key).or_insert_with(|| Arc::new(new()))))
+    }
+
+    /// What each thread did with each file since the last call, and the bytes that could not be told apart. What was
+    /// not used since the last call is forgotten.
+    pub(crate) fn take_uses(&self) -> (Vec<Use>, u64) {
+        let take = |cell: &AtomicU64| cell.swap(0, Ordering::Relaxed);
+        let mut list = Vec::new();
+        lock(&self.uses).retain(|(tid, ino), file| {
+            let traffic = |c: &Cells| Traffic {
+                read: take(&c.read),
+                written: take(&c.written),
+                fallback_blocks: take(&c.fallback),
+            };
+            let regions: Vec<Traffic> = file.regions.iter().map(traffic).collect();
+            let (reads, sequential) = (take(&file.reads), take(&file.sequential));
+            let used = reads > 0 || regions.iter().any(|t| *t != Traffic::default());
+            if used {
+                list.push(Use { tid: *tid, ino: *ino, regions, reads, sequential });
+            }
+            // Whoever holds it may be about to count.
+            used || Arc::strong_count(file) > 1
+        });
+        list.sort_by_key(|of| (of.tid, of.ino));
+        (list, take(&self.untold))
     }
 
     pub(crate) fn fell_back(&self, region: usize, blocks: u64) {
@@ -145,8 +255,8 @@ impl Counters {
         });
     }
 
-    /// What each thread did, by region, since the volume was mounted. Threads of which `alive` says no are listed this once
-    /// more and then only count in the total.
+    /// What each thread did, by region, since the volume was mounted. Threads of which `alive` says no are listed this
+    /// once more and then only count in the total.
     pub(crate) fn by_thread(&self, alive: impl Fn(u32) -> bool) -> BTreeMap<u32, Vec<Traffic>> {
         let mut threads = lock(&self.threads);
         let list = threads.iter().map(|(tid, cells)| (*tid, cells.iter().map(Cells::now).collect())).collect();

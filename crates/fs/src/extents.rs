@@ -15,7 +15,18 @@ pub struct Extents(BTreeMap<u64, Run>);
 impl Extents {
     /// Maps a run; what it displaces goes to `freed`.
     pub fn insert(&mut self, run: Run, freed: &mut Freed) {
-        self.remove(run.file_block, run.count, freed);
+        // Appending is the rule: nothing to displace, and as a rule the last run grows.
+        match self.0.last_entry() {
+            Some(mut last) if last.get().end() <= run.file_block => {
+                if adjoin(last.get(), &run) {
+                    last.get_mut().count += run.count;
+                } else {
+                    self.0.insert(run.file_block, run);
+                }
+                return;
+            }
+            _ => self.remove(run.file_block, run.count, freed),
+        }
         let mut run = run;
         if let Some(before) = self.0.range(..run.file_block).next_back().map(|(_, r)| *r).filter(|r| adjoin(r, &run)) {
             run = Run { count: before.count + run.count, ..before };
@@ -46,11 +57,13 @@ impl Extents {
     /// The runs that have any of `count` file blocks, each cut to that range.
     pub fn range(&self, file_block: u64, count: u64) -> impl Iterator<Item = Run> + '_ {
         let end = file_block.saturating_add(count);
-        let before = self.0.range(..file_block).next_back().map(|(_, r)| *r).filter(|r| r.end() > file_block);
-        before
-            .into_iter()
-            .chain(self.0.range(file_block..end).map(|(_, r)| *r))
-            .map(move |r| cut(r, r.file_block.max(file_block), r.end().min(end)))
+        let first = self.0.range(..=file_block).next_back().map(|(_, r)| *r);
+        let first = first.filter(|r| r.end() > file_block && count > 0);
+        // As a rule the first run has all of them, and the map is searched once.
+        let rest =
+            first.is_none_or(|r| r.end() < end).then(|| self.0.range(file_block.saturating_add(1).min(end)..end));
+        let rest = rest.into_iter().flatten().map(|(_, r)| *r);
+        first.into_iter().chain(rest).map(move |r| cut(r, r.file_block.max(file_block), r.end().min(end)))
     }
 
     /// All runs.

@@ -4,8 +4,7 @@
 //! commit, recovery applies the same entries from the log, so the two cannot differ.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 
 use crate::dir::{Dir, Named};
 use crate::error::{Damage, Result};
@@ -14,6 +13,7 @@ use crate::format::entry::{Attributes, Entry, Kind};
 use crate::format::{BLOCK_BYTES, Ino, MAX_SIZE};
 use crate::log::Log;
 use crate::store::Durable;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// An inode that is in use.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub struct Inode {
     pub kind: Kind,
     /// How many handles are open.
     pub opens: AtomicU32,
+    /// How many times a kernel was told its number and has not forgotten it.
+    pub remembered: AtomicU64,
     /// A migration is under way.
     pub migrating: AtomicBool,
     state: RwLock<State>,
@@ -39,6 +41,7 @@ impl Inode {
             generation,
             kind,
             opens: AtomicU32::new(0),
+            remembered: AtomicU64::new(0),
             migrating: AtomicBool::new(false),
             state: RwLock::new(state),
         }

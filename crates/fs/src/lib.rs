@@ -14,6 +14,7 @@
 //! **Limits.** Mounting after a crash reads all logs, and indexes stay in DRAM from the first use of an inode.
 
 mod alloc;
+mod caller;
 mod checkpoint;
 mod clean;
 mod commit;
@@ -26,6 +27,8 @@ pub mod format;
 mod free;
 pub mod fsck;
 mod inode;
+#[cfg(test)]
+mod interleavings;
 mod locks;
 mod log;
 pub mod medium;
@@ -36,11 +39,13 @@ mod ops;
 mod placement;
 mod scan;
 mod store;
+mod sync;
 mod unread;
 mod volume;
 
+pub use caller::{as_thread, on_node};
 pub use clean::Cleaned;
-pub use counters::{Traffic, as_thread};
+pub use counters::{Traffic, Use};
 pub use dir::Named;
 pub use error::{Damage, Error, Result};
 pub use format::entry::{Attributes, Kind, Run};

@@ -133,6 +133,18 @@ fn add_page<'a>(
     Ok(())
 }
 
+/// Pages of a log that has entries of so many slots, in this order.
+pub fn pages_for(slots: impl Iterator<Item = usize>) -> usize {
+    let (mut pages, mut at) = (0, SLOTS);
+    for slots in slots {
+        if at + slots > SLOTS {
+            (pages, at) = (pages + 1, 1);
+        }
+        at += slots;
+    }
+    pages
+}
+
 /// Reads a log from head to tail and hands each entry with its time to `take`.
 pub fn replay(
     store: &Store,

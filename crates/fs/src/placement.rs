@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 use topology::{NodeId, Topology};
 
+use crate::caller;
 use crate::format::superblock::Superblock;
 
 /// File blocks that go to one region before `Interleave` and `Random` change over.
@@ -11,7 +12,7 @@ pub const STRIPE: u64 = 16;
 /// Where a write's blocks go. Whatever is chosen, a full region hands over to the next nearest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// The node where the calling thread runs.
+    /// The node where the calling thread runs, or the one that it works for.
     #[default]
     Local,
     /// Any region, for each 64 KiB.
@@ -55,16 +56,17 @@ impl Regions {
     pub fn first(&self, placement: Placement, cpu: usize, file_block: u64, random: u64) -> usize {
         let count = self.nodes.len() as u64;
         match placement {
-            Placement::Local => self.on_cpu(cpu),
+            Placement::Local => self.of_caller(cpu),
             Placement::Random => (random % count) as usize,
             Placement::Interleave => (file_block / STRIPE % count) as usize,
             Placement::Node(node) => self.on_node(node).unwrap_or(0),
         }
     }
 
-    /// The region on a CPU's node; region 0 where there is none.
-    pub fn on_cpu(&self, cpu: usize) -> usize {
-        let node = self.node_of_cpu.get(cpu).copied().flatten();
+    /// The region on the caller's node, which is that of its CPU unless [`crate::on_node`] says otherwise; region 0 where there
+    /// is none.
+    pub fn of_caller(&self, cpu: usize) -> usize {
+        let node = caller::node().or_else(|| self.node_of_cpu.get(cpu).copied().flatten());
         node.and_then(|node| self.on_node(node)).unwrap_or(0)
     }
 

@@ -1,7 +1,7 @@
 //! Inodes that a mount with a checkpoint has not read yet.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use rustc_hash::FxHashMap;
 
@@ -11,7 +11,7 @@ use crate::format::Ino;
 use crate::inode::Inode;
 use crate::scan;
 use crate::store::Store;
-use crate::volume::lock;
+use crate::sync::{AtomicU64, Mutex, RwLock, lock};
 
 /// Inodes that are on the medium only.
 #[derive(Debug, Default)]
@@ -58,6 +58,14 @@ impl Unread {
         self.parents.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
         word.fetch_and(!bit, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// All that were not read yet.
+    pub fn inodes(&self) -> Vec<Ino> {
+        let slots = |(region, words): (usize, &Vec<AtomicU64>)| {
+            (0..words.len() as u32 * 64).map(move |slot| Ino::new(region, slot))
+        };
+        self.inodes.iter().enumerate().flat_map(slots).filter(|ino| self.has(*ino)).collect()
     }
 
     /// What the next checkpoint takes over: the bits of a region, and the parents.

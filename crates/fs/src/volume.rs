@@ -1,7 +1,7 @@
 //! A mounted volume: what its operations (`ops`) share.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -9,6 +9,7 @@ use topology::Topology;
 
 use crate::alloc::{Allocator, Purpose};
 use crate::checkpoint::Checkpoint;
+use crate::clean::Room;
 use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::format::{Block, Ino};
@@ -18,8 +19,10 @@ use crate::log::Pages;
 use crate::placement::{Placement, Regions};
 use crate::scan;
 use crate::store::Store;
+use crate::sync::{self, AtomicU64, Mutex, RwLock, RwLockWriteGuard};
 use crate::unread::Unread;
 
+/// Parts of the table of inodes: as many as [`Room`] has bits.
 const SHARDS: usize = 64;
 
 /// How a volume is mounted.
@@ -57,8 +60,10 @@ pub struct Volume {
     pub(crate) options: Options,
     /// Held while a directory moves to another one: nothing else can make a circle.
     pub(crate) moving_directories: Mutex<()>,
+    pub(crate) room: Room,
     inodes: Vec<RwLock<FxHashMap<Ino, Arc<Inode>>>>,
     unread: Unread,
+    pub(crate) unnamed: AtomicU64,
     locks: Locks,
     random: AtomicU64,
 }
@@ -117,7 +122,9 @@ impl Volume {
             inodes: inodes.into_iter().map(RwLock::new).collect(),
             random: AtomicU64::new(superblock.created as u64),
             moving_directories: Mutex::new(()),
+            room: Room::default(),
             locks: Locks::default(),
+            unnamed: AtomicU64::new(0),
             unread: Unread::new(unread, SHARDS),
             store,
             allocator,
@@ -148,6 +155,11 @@ impl Volume {
             let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
             shard.values().cloned().collect::<Vec<_>>()
         })
+    }
+
+    /// The inodes that were not read since the mount.
+    pub(crate) fn unread_inodes(&self) -> Vec<Ino> {
+        self.unread.inodes()
     }
 
     /// What the next mount need not find out. `None`: an inode without a name was open until now, and that is for a mount
@@ -188,13 +200,13 @@ impl Volume {
 
     /// A free slot in the inode table of the first of `regions` that has one.
     pub(crate) fn take_slot(&self, regions: &[usize]) -> Result<Ino> {
-        let take = |&region: &usize| Some(Ino::new(region, lock(self.slots.get(region)?).take()?));
+        let take = |&region: &usize| Some(Ino::new(region, sync::lock(self.slots.get(region)?).take()?));
         regions.iter().find_map(take).ok_or(Error::NoSpace)
     }
 
     pub(crate) fn give_slot(&self, ino: Ino) {
         if let Some(slots) = self.slots.get(ino.region()) {
-            lock(slots).free.push(ino.slot());
+            sync::lock(slots).free.push(ino.slot());
         }
     }
 
@@ -203,7 +215,8 @@ impl Volume {
         &self.locks
     }
 
-    pub(crate) fn now(&self) -> i64 {
+    /// The time of the volume's clock, ns since 1970.
+    pub fn now(&self) -> i64 {
         (self.options.clock)()
     }
 
@@ -224,12 +237,12 @@ impl Volume {
     }
 }
 
-fn shard(ino: Ino) -> usize {
+pub(crate) fn shard(ino: Ino) -> usize {
     (ino.slot() as usize + ino.region()) % SHARDS
 }
 
-/// Locks, also after a panic elsewhere: all that these locks keep is changed in single steps.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks what `sync` leaves to the standard library, also after a panic elsewhere.
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use simulate::papers::Paper;
 
-use crate::commands::fs_args::{FsCommand, FsckArgs, MkfsArgs};
+use crate::commands::fs_args::{FsCommand, FsckArgs, MkfsArgs, MountArgs};
 use crate::commands::r#move::MoveArgs;
 use crate::commands::policies;
 use crate::output::units;
@@ -266,6 +266,30 @@ Examples:
   homenode fsck /dev/shm/a
   homenode fsck --repair /dev/shm/a")]
     Fsck(FsckArgs),
+
+    /// Mount a volume on a directory, for all programs
+    ///
+    /// When the command returns, the mount works, and goes on in the background until `umount DIR`. With --foreground, it
+    /// ends on SIGTERM or SIGINT (Ctrl-C) too: if files are open, the directory is free at once, and the mount ends when the
+    /// last of them is closed. Whatever a program was told is done survives the end of the server, also by `kill -9`; then
+    /// `umount DIR` and mount again. `umount` of a mount in the background works as for any file system.
+    ///
+    /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and the other ones of mount(8)
+    /// for all file systems; cache=, placement=, workers= and region= say the same as the options of these names. The kernel
+    /// checks permissions, as for a local file system, and all users may use the mount. Reading never changes the
+    /// access time.
+    #[command(after_help = "\
+Examples:
+  sudo homenode mount /dev/shm/a /mnt
+  sudo homenode mount --cache direct --placement interleave /dev/dax0.0 /mnt
+  sudo mount -t fuse.homenode /dev/dax0.0 /mnt -o noexec,cache=direct
+  sudo umount /mnt
+
+In /etc/fstab (`mount -a`, systemd; both look for mount.fuse.homenode in /sbin):
+  /dev/dax0.0  /data  fuse.homenode  nosuid,nodev,nofail  0  0
+
+As a service of systemd: ExecStart=homenode mount --foreground /dev/dax0.0 /data, Type=notify")]
+    Mount(MountArgs),
 
     /// Look at a volume and its files, and move them between nodes
     #[command(
@@ -599,10 +623,18 @@ pub struct ExecArgs {
 
 fn policy_names() -> clap::builder::PossibleValuesParser {
     let value = |(name, about): &(&'static str, &str)| {
-        let host = policies::on_a_host(name).map_or(String::new(), |less| format!(" ({less})"));
+        let host = policies::on_a_host(name, false).map_or(String::new(), |less| format!(" ({less})"));
         clap::builder::PossibleValue::new(*name).help(format!("{about}{host}"))
     };
     clap::builder::PossibleValuesParser::new(placement::POLICIES.iter().map(value))
+}
+
+/// The policies that can decide on a mount, and `off`.
+pub fn mount_policies() -> clap::builder::PossibleValuesParser {
+    let all = [("off", "nothing moves")].iter().chain(placement::POLICIES);
+    clap::builder::PossibleValuesParser::new(
+        all.map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
+    )
 }
 
 /// The policies, and two words that only a simulation knows.
@@ -617,7 +649,7 @@ fn simulated_policies() -> clap::builder::PossibleValuesParser {
 }
 
 /// A window must be long enough to show something and short enough for a prompt stop.
-fn seconds(text: &str) -> Result<f64, String> {
+pub fn seconds(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('s').trim().parse::<f64>() {
         Ok(s) if (0.01..=3600.0).contains(&s) => Ok(s),
         Ok(_) => Err("must be between 0.01 and 3600 seconds".to_owned()),

@@ -6,7 +6,7 @@
 //! name)>`, and a hint where one helps; with `--json` it is one JSON object on stderr. The exit code follows from the
 //! errno found in the error's chain unless the sub-command knows better.
 //!
-//! **Limits.** Wrong usage is reported by clap in its own form (with `--json` as JSON all the same).
+//! **Limits.** The words about wrong usage are clap's.
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -150,15 +150,25 @@ pub fn usage(error: &clap::Error, code: u8) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    if std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json") {
-        let text = error.render().to_string();
-        let mut lines = text.lines();
-        let why = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-        let rest = lines.map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ");
-        Failure::new(Exit::Usage, "usage", why).hint(rest).report(true);
-    } else {
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();
+        return ExitCode::from(code);
     }
+    let text = error.render().to_string();
+    let mut lines =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    // The first line and its list (`--to <NODE>`) say what is wrong; the rest helps.
+    let mut why = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    let mut help = Vec::new();
+    for line in lines {
+        match help.is_empty() && why.ends_with(':') {
+            true => why = format!("{why} {line}"),
+            false => help.push(line),
+        }
+    }
+    let json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
+    let hint = Some(help.join("; ")).filter(|hint| !hint.is_empty());
+    Failure { exit: Exit::Command(code), hint, ..Failure::new(Exit::Usage, "usage", why) }.report(json);
     ExitCode::from(code)
 }
 

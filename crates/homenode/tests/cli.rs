@@ -38,7 +38,7 @@ fn machine(name: &str) -> String {
     format!("{}/../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 19] = [
+const SUB_COMMANDS: [&str; 20] = [
     "nodes",
     "where",
     "move",
@@ -54,6 +54,7 @@ const SUB_COMMANDS: [&str; 19] = [
     "restore",
     "doctor",
     "mkfs",
+    "mount",
     "fsck",
     "fs",
     "completions",
@@ -246,7 +247,9 @@ fn wrong_usage_is_exit_code_2_and_json_where_asked() {
         let (code, out, err) = ends(args);
         assert_eq!((code, out.as_str()), (2, ""), "{args:?}: {err}");
         let ours = err.contains("no such node");
-        assert!(ours || err.starts_with("error: ") || err.contains("Usage:"), "{args:?}: {err}");
+        let whole_help = args.is_empty() && err.contains("Usage:");
+        assert!(ours || whole_help || err.starts_with("homenode: usage: "), "{args:?}: {err}");
+        assert!(whole_help || err.lines().count() <= 2, "{args:?}: {err}");
     }
     let (code, _, err) = ends(&["plan", "--json", "--policy", "magic"]);
     assert_eq!(code, 2);
@@ -492,8 +495,20 @@ fn a_manual_page_for_every_sub_command() {
     pages.sort();
     let mut expected: Vec<_> = SUB_COMMANDS.iter().map(|name| format!("homenode-{name}.1")).collect();
     expected.push("homenode.1".to_owned());
+    let below = ["fs-info", "fs-ls", "fs-put", "fs-get", "fs-rm", "fs-where", "fs-migrate", "fs-debug", "fs-debug-log"];
+    expected.extend(below.map(|name| format!("homenode-{name}.1")));
     expected.sort();
     assert_eq!(pages, expected);
+    // Each page that a page refers to is there.
+    let mut references = 0;
+    for page in &pages {
+        let text = fs::read_to_string(man.join(page)).unwrap().replace("\\-", "-");
+        for word in text.split_whitespace().filter(|word| word.starts_with("homenode-") && word.ends_with("(1)")) {
+            references += 1;
+            assert!(pages.contains(&word.replace("(1)", ".1")), "{page}: {word}");
+        }
+    }
+    assert!(references >= SUB_COMMANDS.len() + below.len(), "{references}");
     let run = fs::read_to_string(man.join("homenode-run.1")).unwrap();
     assert!(run.contains(".TH") && run.contains("dry\\-run"), "{run}");
     let (code, page, _) = ends(&["man"]);

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn homenode(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_homenode")).args(args).output().unwrap()
@@ -74,4 +74,101 @@ fn check(region: &str) {
     fs::write(region, [0; 100_000]).unwrap();
     assert_eq!(code(&["fsck", region]), 8);
     assert!(Path::new(region).exists());
+}
+
+/// Two regions of 2 MB; the path of one.
+fn small_volume(dir: &Path) -> String {
+    let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
+    stdout(&["mkfs", "--size", "2M", &format!("{}@0", path("a")), &format!("{}@1", path("b"))]);
+    path("a")
+}
+
+fn json(args: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&stdout(&[args, &["--json"]].concat())).unwrap()
+}
+
+#[test]
+fn put_leaves_the_old_file_when_there_is_no_room_for_the_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let volume = small_volume(dir.path());
+    let (local, large) = (dir.path().join("local"), dir.path().join("large"));
+    fs::write(&local, [7; 300_000]).unwrap();
+    fs::write(&large, vec![8; 5_000_000]).unwrap();
+    let (local, large) = (local.to_str().unwrap(), large.to_str().unwrap());
+    stdout(&["fs", "put", &volume, local, "/file"]);
+    let before = json(&["fs", "info", &volume]);
+    let failed = homenode(&["fs", "put", &volume, large, "/file"]);
+    let error = String::from_utf8(failed.stderr).unwrap();
+    assert_eq!((failed.status.code(), error.as_str()), (Some(5), "homenode: /file: the volume is full\n"));
+    assert_eq!(homenode(&["fs", "get", &volume, "/file", "-"]).stdout, [7; 300_000]);
+    assert_eq!(json(&["fs", "ls", &volume, "/"])["names"].as_array().unwrap().len(), 1);
+    assert_eq!(json(&["fs", "info", &volume]), before, "every block came back");
+
+    assert_eq!(code(&["fs", "put", &volume, local, "/"]), 2);
+    assert_eq!(code(&["fs", "rm", &volume, "/missing"]), 5);
+    stdout(&["fs", "rm", &volume, "/file"]);
+    assert_eq!(json(&["fs", "ls", &volume, "/"])["names"], serde_json::json!([]));
+    assert_eq!(code(&["fsck", &volume]), 0);
+}
+
+#[test]
+fn a_migration_stops_at_a_signal_and_keeps_what_it_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let volume = small_volume(dir.path());
+    let local = dir.path().join("local");
+    let data: Vec<u8> = (0..1_000_000_u32).map(|i| (i / 13) as u8).collect();
+    fs::write(&local, &data).unwrap();
+    stdout(&["fs", "put", &volume, local.to_str().unwrap(), "/file"]);
+    let to = ["1", "0"].into_iter().find(|node| {
+        let all = json(&["fs", "where", &volume, "/file"]);
+        all["nodes"].get(node).is_none()
+    });
+    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    command.args(["fs", "migrate", &volume, "/file", "--to", to.unwrap(), "--rate", "1kB/s", "--json"]);
+    let child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let catches_interrupts = || {
+        let text = fs::read_to_string(&status).unwrap();
+        let mask = text.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << 1 != 0
+    };
+    while !catches_interrupts() {
+        std::thread::yield_now();
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["stopped"], true, "{said}");
+    let place = json(&["fs", "where", &volume, "/file"]);
+    assert_eq!(place["nodes"].get(to.unwrap()).map_or(0, |bytes| bytes.as_u64().unwrap()), said["moved"]);
+    assert!(homenode(&["fs", "get", &volume, "/file", "-"]).stdout == data);
+    assert_eq!(code(&["fsck", &volume]), 0);
+    let finished = json(&["fs", "migrate", &volume, "/file", "--to", to.unwrap(), "--rate", "1GB/s"]);
+    assert_eq!(finished["stopped"], false);
+}
+
+#[test]
+fn mkfs_says_what_is_wrong_and_leaves_no_files_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let fails = |args: &[&str]| {
+        let output = homenode(&[&["mkfs"], args].concat());
+        assert!(!output.status.success(), "{args:?}");
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(left.iter().all(|name| name == "old"), "{args:?}: {left:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let error = fails(&["--size", "8M", &path("a@0"), &path("b@x")]);
+    assert!(error.contains("b@x: `x` is no number of a node"), "{error}");
+    assert!(fails(&["--size", "8M", &path("a@-1")]).contains("`-1` is no number of a node"));
+    let error = fails(&["--size", "8", &path("a@0"), &path("b@1")]);
+    assert!(error.contains("--size 8: a region has at least 256"), "{error}");
+    assert!(fails(&[&path("a@0")]).contains("hint: --size creates the files"));
+    fs::write(path("old"), [0; 1_000_000]).unwrap();
+    let error = fails(&["--size", "8M", &path("a@0"), &path("old@1")]);
+    assert!(error.contains("File exists") && error.contains("hint: without --size"), "{error}");
+    assert!(fails(&["--size", "100000TB", &path("a@0")]).contains("cannot"), "no space, or too large for a file");
+    stdout(&["mkfs", "--size", "2M", &path("with@sign@0"), &path("another@sign@")]);
+    assert!(dir.path().join("with@sign").exists() && dir.path().join("another@sign").exists());
 }

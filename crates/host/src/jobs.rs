@@ -2,9 +2,9 @@
 //!
 //! **Problem.** A copy takes up to hours, and the loop that makes windows must not wait for it.
 //!
-//! **Approach.** [`Jobs::start`] gives a [`Copying`] to a thread, which makes step after step: each of what its share of the
-//! allowed rate is in [`STEP`], then a pause for the rest of that time. The thread publishes its progress after each step;
-//! [`Jobs::poll`] reads it.
+//! **Approach.** [`Jobs::start`] gives a function to a thread. The thread calls it to prepare a [`Copying`], because opening and
+//! examining takes long, too, and then makes step after step: each of what its share of the allowed rate is in [`STEP`], then a
+//! pause for the rest of that time. It publishes its progress after each step; [`Jobs::poll`] reads it.
 //!
 //! **Limits.** A step that the kernel does not return from cannot be stopped. Its thread is left behind when homenode ends.
 
@@ -73,26 +73,37 @@ impl Jobs {
         self.limits.rate.store(bytes_per_s.max(1.0) as u64, Ordering::Relaxed);
     }
 
-    /// Starts a copy.
+    /// Starts a copy. `begin` prepares it, in the copy's own thread, or says how it ended at once: refused, or gone.
     ///
     /// # Errors
     ///
     /// No thread can be started. Nothing was moved.
-    pub fn start(&mut self, work: Box<dyn Copying>) -> io::Result<JobId> {
+    pub fn start(
+        &mut self,
+        begin: impl FnOnce() -> Result<Box<dyn Copying>, JobState> + Send + 'static,
+    ) -> io::Result<JobId> {
+        self.start_by(begin, spawn)
+    }
+
+    /// The same; `start` starts its thread, which has the privileges of the one that starts it.
+    ///
+    /// # Errors
+    ///
+    /// No thread can be started. Nothing was moved.
+    pub fn start_by(
+        &mut self,
+        begin: impl FnOnce() -> Result<Box<dyn Copying>, JobState> + Send + 'static,
+        start: impl FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<()>,
+    ) -> io::Result<JobId> {
         let shared = Arc::new(Shared::default());
-        shared.set(Some(work.copied()), None);
         let (of, limits) = (Arc::clone(&shared), Arc::clone(&self.limits));
-        // Its thread, not this function, knows when it is over.
+        // Its thread, not this function, knows when it is over; a thread that does not start drops it.
         limits.copies.fetch_add(1, Ordering::Relaxed);
-        let started = std::thread::Builder::new().name("homenode-copy".into()).spawn(move || {
-            let end = End { shared: of, limits };
-            let state = copy(work, &end.shared, &end.limits);
+        let end = End { shared: of, limits };
+        start(Box::new(move || {
+            let state = begin().map_or_else(|state| state, |work| copy(work, &end.shared, &end.limits));
             end.shared.set(None, Some(state));
-        });
-        if let Err(error) = started {
-            self.limits.copies.fetch_sub(1, Ordering::Relaxed);
-            return Err(error);
-        }
+        }))?;
         self.next += 1;
         self.running.insert(JobId(self.next), shared);
         Ok(JobId(self.next))
@@ -108,6 +119,7 @@ impl Jobs {
                 job: *job,
                 bytes: copied.total,
                 done: copied.moved,
+                there: copied.there,
                 left: copied.left.into_iter().map(|(why, bytes)| (why.to_owned(), bytes)).collect(),
                 state: state.unwrap_or(JobState::Running),
             });
@@ -122,6 +134,11 @@ impl Jobs {
             shared.stop.store(true, Ordering::Relaxed);
         }
     }
+}
+
+/// Starts the thread of a copy.
+pub fn spawn(copy: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+    std::thread::Builder::new().name("homenode-copy".into()).spawn(copy).map(drop)
 }
 
 /// Ends a copy however its thread ends.
@@ -147,10 +164,10 @@ fn copy(mut work: Box<dyn Copying>, shared: &Shared, limits: &Limits) -> JobStat
         let began = Instant::now();
         let share = limits.share();
         let step = share.map_or(STEP_BYTES, |rate| (rate as f64 * STEP.as_secs_f64()) as u64).clamp(1, STEP_BYTES);
-        let before = work.copied().moved;
+        let before = work.copied().copied();
         let over = work.step(step);
         let copied = work.copied();
-        let moved = copied.moved.saturating_sub(before);
+        let moved = copied.copied().saturating_sub(before);
         shared.set(Some(copied), None);
         match over {
             Ok(true) => return JobState::Done,
@@ -192,7 +209,7 @@ mod tests {
         }
 
         fn copied(&self) -> Copied {
-            Copied { total: self.total, moved: self.moved, left: [("pinned", 7)].into() }
+            Copied { total: self.total, moved: self.moved, there: 0, left: [("pinned", 7)].into() }
         }
     }
 
@@ -218,7 +235,7 @@ mod tests {
         let mut jobs = Jobs::default();
         jobs.pace(1e4);
         let (one, asked) = steps(3_000);
-        let job = jobs.start(one).unwrap();
+        let job = jobs.start(|| Ok(one)).unwrap();
         let progress = end(&mut jobs, job);
         assert_eq!((progress.bytes, progress.done, progress.state), (3_000, 3_000, JobState::Done));
         assert_eq!(progress.left, BTreeMap::from([("pinned".to_owned(), 7)]));
@@ -227,7 +244,7 @@ mod tests {
         assert_eq!(jobs.limits.copies.load(Ordering::Relaxed), 0);
         jobs.pace(1e15);
         let (one, asked) = steps(STEP_BYTES + 1);
-        let job = jobs.start(one).unwrap();
+        let job = jobs.start(|| Ok(one)).unwrap();
         end(&mut jobs, job);
         assert_eq!(*asked.lock().unwrap(), [STEP_BYTES, STEP_BYTES]);
     }
@@ -237,16 +254,16 @@ mod tests {
         let mut jobs = Jobs::default();
         jobs.pace(1.0);
         // At one byte a second it would take centuries.
-        let job = jobs.start(steps(u64::MAX).0).unwrap();
+        let job = jobs.start(|| Ok(steps(u64::MAX).0)).unwrap();
         jobs.cancel(job);
         assert_eq!(end(&mut jobs, job).state, JobState::Cancelled);
         let (mut fails, _) = steps(9);
         fails.fails = true;
-        let job = jobs.start(fails).unwrap();
+        let job = jobs.start(|| Ok(fails)).unwrap();
         assert_eq!(end(&mut jobs, job).state, JobState::Failed { why: "no memory".into() });
         let (mut panics, _) = steps(9);
         panics.panics = true;
-        let job = jobs.start(panics).unwrap();
+        let job = jobs.start(|| Ok(panics)).unwrap();
         assert_eq!(end(&mut jobs, job).state, JobState::Failed { why: "a fault of homenode ended it".into() });
         assert!(jobs.running.is_empty());
     }

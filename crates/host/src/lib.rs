@@ -6,6 +6,7 @@ mod facts;
 pub mod interference;
 pub mod jobs;
 pub mod memory;
+mod mounts;
 pub mod observe;
 pub mod plane;
 pub mod privileges;

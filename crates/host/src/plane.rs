@@ -15,14 +15,16 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{Cost, JobId, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
-use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread};
-use rustc_hash::FxHashSet;
+use engine::{Cost, Heir, JobId, JobState, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
+use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread};
+use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, NodeId, Topology};
 
+use crate::act::copying::Copying;
 use crate::act::data::DataMoves;
+use crate::act::hands::Hands;
 use crate::act::lineage::Lineage;
-use crate::act::mover::{Key, NS_PER_TICK, Rules, key_of, own_affinity};
+use crate::act::mover::{Given, Key, NS_PER_TICK, Rules, key_of, own_affinity};
 use crate::act::{Mover, affinity, kin};
 use crate::bandwidth::Meter;
 use crate::facts::Facts;
@@ -49,6 +51,10 @@ pub struct Settings {
     pub touch_own_affinity: bool,
     /// Also observe which pages of mapped files processes use. Default false: only some policies look at it.
     pub mapped: bool,
+    /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two threads keep then.
+    pub dax: bool,
+    /// Processes that map such a file shared and writable may be stopped while a part of it moves. Default false.
+    pub freeze: bool,
     /// Thousandths of a CPU that homenode may use in all. Default 30. A third of it is for looking at files and processes.
     pub budget_milli_cpus: u32,
 }
@@ -61,6 +67,8 @@ impl Default for Settings {
             sys_root: PathBuf::from("/sys"),
             touch_own_affinity: false,
             mapped: false,
+            dax: false,
+            freeze: false,
             budget_milli_cpus: 30,
         }
     }
@@ -90,6 +98,8 @@ pub trait Observe {
     fn release(&mut self, tid: u32) -> Result<(), ObserveError>;
     /// Lists the living watched threads and their living descendants.
     fn kin(&mut self) -> Result<Vec<Kin>, ObserveError>;
+    /// Says where the files of the last window are, as far as it was found out.
+    fn locate(&mut self, _files: &[FileSeen]) {}
     /// Lists the limits of this kernel, which are part of each window's notes.
     fn limits(&self) -> Vec<String> {
         Vec::new()
@@ -111,6 +121,10 @@ impl Observe for Observer {
 
     fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
         Observer::kin(self)
+    }
+
+    fn locate(&mut self, files: &[FileSeen]) {
+        Observer::locate(self, files);
     }
 
     fn limits(&self) -> Vec<String> {
@@ -152,6 +166,8 @@ pub struct HostPlane {
     epoch: Option<String>,
     /// Moves of files and processes.
     moves: DataMoves,
+    /// Processes that were moved as a whole and not put back: start time in ticks, and the values of their threads.
+    processes: FxHashMap<u32, (u64, Given)>,
     /// Samples mapped files, where the policy looks at them.
     mapped: Option<Watcher>,
 }
@@ -160,15 +176,21 @@ impl HostPlane {
     /// Opens the host for observing and acting.
     pub fn open(settings: Settings, topology: Topology) -> Result<Self, HostError> {
         let mut observer = Observer::open(&settings.observe, &topology)?;
-        let facts = Facts::start(&settings.observe.proc_root, f64::from(settings.budget_milli_cpus) / 1000.0)?;
+        let budget = f64::from(settings.budget_milli_cpus) / 1000.0;
+        let facts = Facts::start(&settings.observe.proc_root, budget, settings.dax)?;
+        let hands = match settings.dax {
+            true => Some(Hands::start(settings.freeze)?),
+            false => None,
+        };
         observer.ignore(facts.tid());
         let mapped = match settings.mapped {
             true => Some(Watcher::start(&settings.observe.proc_root, &topology)?),
             false => None,
         };
         let meter = Meter::open(&settings.sys_root, &topology);
+        let moves = DataMoves::new(&settings.observe.proc_root, hands);
         let plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
-        Ok(Self { facts: Some(facts), mapped, meter, ..plane })
+        Ok(Self { facts: Some(facts), mapped, meter, moves, ..plane })
     }
 
     /// Opens the host for restoring only. Needs no more than procfs and sysfs.
@@ -185,6 +207,7 @@ impl HostPlane {
         let rules = Rules { touch_own_affinity: settings.touch_own_affinity };
         let mover = Mover::new(&settings.observe.proc_root, &settings.sys_root, rules)?;
         let epoch = boot_id(&settings.observe.proc_root)?;
+        let moves = DataMoves::new(&settings.observe.proc_root, None);
         Ok(Self {
             topology,
             observer,
@@ -205,7 +228,8 @@ impl HostPlane {
             births_lost: false,
             put_back: FxHashSet::default(),
             epoch,
-            moves: DataMoves::default(),
+            moves,
+            processes: FxHashMap::default(),
             mapped: None,
         })
     }
@@ -233,12 +257,12 @@ impl HostPlane {
         let mut process = self.moves.take_process(mv)?;
         undo.iter().for_each(|undo| self.watch(undo));
         self.moves_made = true;
+        let written: FxHashSet<&Subject> = undo.iter().map(|undo| &undo.subject).collect();
         let topology = self.topology.clone();
         let Self { observer, births_lost, unwatched, mover, .. } = self;
         let bound = process.bind(mover, &topology, &mut |ready| {
             // Those that it begins with are written down already.
-            let new: Vec<Undo> =
-                ready.iter().filter(|u| undo.iter().all(|k| k.subject != u.subject)).cloned().collect();
+            let new: Vec<Undo> = ready.iter().filter(|u| !written.contains(&u.subject)).cloned().collect();
             if new.is_empty() {
                 return Ok(());
             }
@@ -261,7 +285,23 @@ impl HostPlane {
             // The records must stay as long as a thread is bound.
             return if stuck { Ok(Started::Done) } else { Err(error) };
         }
+        let (pid, start) = process.process();
+        self.processes.insert(pid, (start, process.given().clone()));
         self.moves.start_memory(process)
+    }
+
+    /// A thread that inherited our value keeps it if its process was moved as a whole, and is moved itself from now on.
+    fn heir(&mut self, heir: Undo) -> Heir {
+        // By exec, the first thread's id and start time may stand for another program: the policy has not decided on that.
+        let by_exec = key_of(&heir).is_none_or(|key| self.execs.contains(&key));
+        let given = self.processes.get(&heir.pid).filter(|_| !by_exec && !self.finishing);
+        let Some(parent) = heir.masks.as_ref().and_then(|masks| given?.1.get(&masks.ours)) else {
+            return Heir { undo: heir, keeps: false };
+        };
+        let undo = Undo { subject: heir.subject, ..parent.clone() };
+        self.mover.adopt(&undo);
+        self.watch(&undo);
+        Heir { undo, keeps: true }
     }
 
     /// Watches the births of a thread that is about to be moved: a child born right after the move inherits our value.
@@ -321,6 +361,44 @@ impl HostPlane {
     /// Lists the limits of this kernel: the notes that every window has.
     pub fn limits(&self) -> Vec<String> {
         self.observer.as_ref().map(|observer| observer.limits()).unwrap_or_default()
+    }
+
+    /// Begins a window: moves that were prepared and not made become void.
+    fn begin_window(&mut self) {
+        self.finishing = false;
+        self.put_back.clear();
+        self.mover.begin_window();
+        self.moves.begin_window();
+        let threads = self.mover.threads();
+        self.processes.retain(|pid, (start, _)| !threads.ended(*pid, *start));
+    }
+
+    /// Starts a copy that another plane makes by way of this one, which polls, paces and cancels it like its own.
+    ///
+    /// # Errors
+    ///
+    /// No thread can be started.
+    pub fn start_copy(
+        &mut self,
+        begin: impl FnOnce() -> Result<Box<dyn Copying>, JobState> + Send + 'static,
+    ) -> std::io::Result<JobId> {
+        self.moves.jobs.start(begin)
+    }
+
+    /// Completes the threads that another plane saw in a window, for policies that move them by way of this one: with the nodes that
+    /// they may run on, and the reason why one must not be moved. `threads` are with their affinities.
+    pub fn complete_window(&mut self, threads: Vec<(Thread, CpuSet)>) -> Vec<Thread> {
+        self.begin_window();
+        let complete = |(mut thread, mask): (Thread, CpuSet)| {
+            thread.allowed_nodes = nodes_of(&self.topology, &mask);
+            self.complete(ObservedThread { thread, ppid: 0, mask, asked: None, kernel_thread: false, cgroup_id: 0 })
+        };
+        threads.into_iter().map(complete).collect()
+    }
+
+    /// Threads of this very process may be moved, too: where it is a load that is being tested.
+    pub fn move_own_threads(&mut self) {
+        self.own_pid = 0;
     }
 
     /// Completes a thread for the policies: the nodes it may run on, and the reason it must not be moved.
@@ -478,10 +556,7 @@ impl Plane for HostPlane {
         let Some(observer) = &mut self.observer else { return Err(broken(HostError::ActOnly)) };
         let mut seen = observer.window(window * self.stretch).map_err(|e| broken(e.into()))?;
         self.births_lost |= seen.births_lost;
-        self.finishing = false;
-        self.put_back.clear();
-        self.mover.begin_window();
-        self.moves.begin_window();
+        self.begin_window();
         let window_s = seen.window_s;
         self.cost = Some(Cost {
             cpu: if window_s > 0.0 { seen.cost.cpu_s / window_s } else { 0.0 },
@@ -495,6 +570,9 @@ impl Plane for HostPlane {
             let more;
             (processes, more) = facts.window(window, &mut seen.files, &threads);
             notes.extend(more);
+            if let Some(observer) = &mut self.observer {
+                observer.locate(&seen.files);
+            }
         }
         notes.extend(self.unwatched.take());
         self.add_mapped(&mut processes, &threads, window_s, &mut notes);
@@ -502,7 +580,7 @@ impl Plane for HostPlane {
             let stat = self.mover.threads().stat(process.pid).ok().flatten();
             process.start_ns = stat.map(|stat| stat.start.saturating_mul(NS_PER_TICK));
         }
-        self.moves.seen(seen.files.iter().map(|seen| &seen.file));
+        self.moves.seen(&seen.files, &threads);
         Ok(Snapshot {
             version: placement::snapshot::VERSION,
             time_s: seen.time_s,
@@ -550,6 +628,10 @@ impl Plane for HostPlane {
             }
         }
         let Some(key) = key_of(undo) else { return self.mover.undo(undo) };
+        if of_move {
+            // What its threads start from now on is put back, too.
+            self.processes.remove(&undo.pid);
+        }
         if of_move && self.own.contains(&key) {
             self.mover.end(key);
             return Ok(Undone::ChangedByOthers);
@@ -565,7 +647,7 @@ impl Plane for HostPlane {
     /// The observer reports the descendants of moved threads. While everything is being restored, and without an observer,
     /// procfs is searched for those whose births it did not see. A thread that set our value itself looks like one of them, so
     /// the search leaves out the kin of watched threads.
-    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Undo>, PlaneError> {
+    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
         let mut trouble: Option<String> = None;
         let mut heirs = match self.look_for_kin(held) {
             Ok(kin) => self.lineage.heirs(&self.mover, &kin).map_err(|e| e.to_string()),
@@ -589,7 +671,7 @@ impl Plane for HostPlane {
         }
         match trouble {
             Some(why) if heirs.is_empty() => Err(PlaneError::Refused { reason: "unreadable", why }),
-            _ => Ok(heirs),
+            _ => Ok(heirs.into_iter().map(|heir| self.heir(heir)).collect()),
         }
     }
 

@@ -29,6 +29,12 @@ pub fn to_move_files() -> CapabilitySet {
     CapabilitySet::SYS_NICE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER
 }
 
+/// What moving files on DAX takes: what opening them does, CAP_SYS_ADMIN to open them by handle so that their times stay, and to
+/// ask device-mapper where they are, and CAP_SYS_PTRACE to see who maps them.
+pub fn to_move_dax() -> CapabilitySet {
+    CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER
+}
+
 /// What moving the memory of any user's processes takes: CAP_SYS_NICE, and CAP_SYS_PTRACE to see where it is.
 pub fn to_move_memory() -> CapabilitySet {
     CapabilitySet::SYS_NICE | CapabilitySet::SYS_PTRACE

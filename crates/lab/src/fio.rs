@@ -1,6 +1,7 @@
-//! fio as the workload: unpinned threads, each of which reads one cached file.
+//! fio as the workload: unpinned threads or processes, each of which reads one file.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{io, thread};
@@ -65,6 +66,63 @@ impl Fio {
                 bail!("fio does not read after a minute: ticks used and thread ids {busy:?}");
             }
         }
+    }
+}
+
+/// A run of fio of some seconds that logs what it reads: one process for each file.
+pub struct Measured {
+    fio: Fio,
+    logs: PathBuf,
+}
+
+impl Measured {
+    /// Starts random reads of `block` bytes past the page cache for `seconds`. Logs go to the directory `logs`.
+    pub fn start(files: &[PathBuf], block: u32, seconds: u64, logs: &Path) -> Result<Self> {
+        let mut command = Command::new("fio");
+        command.args(["--ioengine=psync", "--rw=randread", "--direct=1", "--time_based", "--allow_file_create=0"]);
+        command.args([format!("--bs={block}"), format!("--runtime={seconds}"), "--log_avg_msec=1000".to_owned()]);
+        command.args([format!("--write_bw_log={}/read", logs.display()), "--output=/dev/null".to_owned()]);
+        for (i, file) in files.iter().enumerate() {
+            command.arg(format!("--name=reader{i}")).arg(format!("--filename={}", file.display()));
+        }
+        let spawned = command.current_dir(logs).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let child = spawned.context("fio could not be started (is it installed?)")?;
+        Ok(Self { fio: Fio { child, readers: Vec::new() }, logs: logs.to_owned() })
+    }
+
+    /// fio's process; its children are the readers.
+    pub fn pid(&self) -> u32 {
+        self.fio.pid()
+    }
+
+    /// Whether it has ended.
+    pub fn ended(&mut self) -> Result<bool> {
+        match self.fio.child.try_wait().context("fio")? {
+            Some(status) if !status.success() => bail!("fio: {status}"),
+            ended => Ok(ended.is_some()),
+        }
+    }
+
+    /// The bytes per second of all readers together, by second, as fio logged them.
+    pub fn throughput(mut self) -> Result<Vec<(f64, f64)>> {
+        let status = self.fio.child.wait().context("fio")?;
+        if !status.success() {
+            bail!("fio: {status}");
+        }
+        let mut seconds: BTreeMap<u64, f64> = BTreeMap::new();
+        for entry in std::fs::read_dir(&self.logs).with_context(|| self.logs.display().to_string())? {
+            let path = entry?.path();
+            let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            for line in text.lines() {
+                // Time in ms, KiB/s, direction, …
+                let mut fields = line.split(',').map(|field| field.trim().parse::<u64>());
+                let (Some(Ok(ms)), Some(Ok(kib))) = (fields.next(), fields.next()) else {
+                    bail!("{}: not a line of fio's log: {line}", path.display());
+                };
+                *seconds.entry((ms + 500) / 1000).or_default() += kib as f64 * 1024.0;
+            }
+        }
+        Ok(seconds.into_iter().map(|(second, bytes)| (second as f64, bytes)).collect())
     }
 }
 

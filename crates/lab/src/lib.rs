@@ -5,8 +5,8 @@
 //! and pages are.
 //!
 //! **Approach.** [`machine`] and [`threads`] read sysfs and procfs, [`pages`] calls `move_pages(2)`, [`cache`] puts a file's
-//! pages on a node, [`load`] reads files with a controlled share of a CPU, [`fio`], [`readers`] and [`daemon`] start fio, such
-//! readers and homenode, [`plot`] draws the results. Nothing here uses another crate of homenode.
+//! pages on a node, [`load`] reads files with a controlled share of a CPU, [`fio`], [`readers`], [`daemon`] and [`mounted`] start
+//! fio, such readers, homenode and its mounts, [`plot`] draws the results. Nothing here uses another crate of homenode.
 //!
 //! **Limits.** It polls and trusts the machine it runs on: good for measuring, not for servers.
 
@@ -32,6 +32,7 @@ pub mod daemon;
 pub mod fio;
 pub mod load;
 pub mod machine;
+pub mod mounted;
 pub mod pages;
 pub mod plot;
 pub mod readers;

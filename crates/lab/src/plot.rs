@@ -1,4 +1,4 @@
-//! Plots the remote share over time as a PNG, one line for each way of running.
+//! Plots a figure over time as a PNG, one line for each way of running.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use plotters::style::{FontStyle, register_font};
 pub struct Series {
     /// Its name in the legend.
     pub name: String,
-    /// Seconds since its start, and the remote share, 0 to 1.
+    /// Seconds since its start, and the figure then: a remote share, 0 to 1, or bytes per second.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -26,15 +26,30 @@ const COLORS: [RGBColor; 5] = [
 
 const INK: RGBColor = RGBColor(60, 60, 60);
 
-/// Draws the lines to a PNG file.
+/// Draws remote shares to a PNG file.
 pub fn remote_share(path: &Path, title: &str, series: &[Series]) -> Result<()> {
+    let axis = Axis { name: "file bytes read from another node", end: 1.05, label: |y| format!("{:.0} %", y * 100.0) };
+    draw(path, title, &axis, series).with_context(|| format!("plot {}", path.display()))
+}
+
+/// Draws bytes per second to a PNG file.
+pub fn throughput(path: &Path, title: &str, series: &[Series]) -> Result<()> {
+    let most = series.iter().flat_map(|s| &s.points).fold(0.0, |most: f64, p| most.max(p.1));
+    let axis = Axis { name: "MB/s", end: (most * 1.2).max(1.0), label: |y| format!("{:.0}", y / 1e6) };
+    draw(path, title, &axis, series).with_context(|| format!("plot {}", path.display()))
+}
+
+/// The vertical axis.
+struct Axis {
+    name: &'static str,
+    end: f64,
+    label: fn(f64) -> String,
+}
+
+fn draw(path: &Path, title: &str, axis: &Axis, series: &[Series]) -> Result<()> {
     // The machine may have no fonts. Registering the same one twice is harmless.
     register_font("sans-serif", FontStyle::Normal, dejavu::sans::regular())
         .map_err(|_| anyhow!("the built-in font cannot be read"))?;
-    draw(path, title, series).with_context(|| format!("plot {}", path.display()))
-}
-
-fn draw(path: &Path, title: &str, series: &[Series]) -> Result<()> {
     let end = series.iter().flat_map(|s| &s.points).fold(1.0, |end: f64, p| end.max(p.0));
     let root = BitMapBackend::new(path, (1100, 560)).into_drawing_area();
     root.fill(&WHITE)?;
@@ -43,7 +58,7 @@ fn draw(path: &Path, title: &str, series: &[Series]) -> Result<()> {
         .margin(20)
         .x_label_area_size(52)
         .y_label_area_size(76)
-        .build_cartesian_2d(0.0..end, 0.0..1.05)?;
+        .build_cartesian_2d(0.0..end, 0.0..axis.end)?;
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -51,10 +66,10 @@ fn draw(path: &Path, title: &str, series: &[Series]) -> Result<()> {
         .bold_line_style(RGBColor(225, 225, 225))
         .axis_style(INK)
         .y_labels(6)
-        .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
+        .y_label_formatter(&|y| (axis.label)(*y))
         .x_label_formatter(&|s| format!("{s:.0}"))
         .x_desc("seconds")
-        .y_desc("file bytes read from another node")
+        .y_desc(axis.name)
         .label_style(("sans-serif", 17).into_font().color(&INK))
         .draw()?;
     for (line, color) in series.iter().zip(COLORS.iter().cycle()) {
@@ -90,6 +105,9 @@ mod tests {
         remote_share(&path, "Remote share", &series).unwrap();
         let png = std::fs::read(&path).unwrap();
         assert!(png.starts_with(b"\x89PNG") && png.len() > 5_000, "{} bytes", png.len());
+        let fast = [Series { name: "off".to_owned(), points: vec![(1.0, 2e8), (2.0, 3e8)] }];
+        throughput(&path, "Throughput", &fast).unwrap();
+        assert!(std::fs::read(&path).unwrap().starts_with(b"\x89PNG"));
         remote_share(&path, "Nothing", &[]).unwrap();
         assert!(std::fs::read(&path).unwrap().len() < png.len(), "lines and legend add to the picture");
         assert!(remote_share(&dir.path().join("no/such/dir.png"), "", &[]).is_err());

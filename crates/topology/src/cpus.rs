@@ -86,6 +86,12 @@ impl PartialEq for CpuSet {
 
 impl Eq for CpuSet {}
 
+impl std::hash::Hash for CpuSet {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.iter().for_each(|cpu| state.write_u32(cpu));
+    }
+}
+
 impl FromIterator<u32> for CpuSet {
     fn from_iter<I: IntoIterator<Item = u32>>(cpus: I) -> Self {
         let mut set = Self::default();

@@ -133,3 +133,26 @@ impl History {
         (self.last_move + moved).max(self.alone_until).max(refused)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread that was bound where it runs has not left that node, so coming back later is no reversal.
+    #[test]
+    fn binding_in_place_is_not_leaving() {
+        let settings = Settings::default();
+        let mut history = History::default();
+        let (a, b) = (NodeId(0), NodeId(1));
+        for (now, from, to, reversed) in
+            [(0.0, a, a, false), (20.0, a, b, false), (40.0, b, b, false), (60.0, b, a, true)]
+        {
+            assert_eq!(history.made(now, from, to, &settings), None);
+            assert_eq!(history.reversed, reversed, "{from} to {to} at {now}");
+        }
+        let mut history = History::default();
+        history.made(0.0, a, a, &settings);
+        history.made(20.0, b, a, &settings);
+        assert!(!history.reversed && history.reversals.is_empty());
+    }
+}

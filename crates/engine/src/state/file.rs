@@ -51,6 +51,10 @@ impl StateFile {
         for h in held {
             let holds = h.candidates.iter().map(|undo| Record::Hold { comm: h.comm.clone(), undo: undo.clone() });
             records.extend(holds);
+            // A later move that is not made says nothing of this one.
+            if let [undo] = h.candidates.as_slice() {
+                records.push(Record::made(undo));
+            }
         }
         records.extend(jobs.iter().cloned().map(Record::Job));
         let bytes = lines(&records).map_err(|e| EngineError::io("write", path)(e.into()))?;
@@ -143,7 +147,8 @@ mod tests {
         let mut file = StateFile::create(&dir, None, &[]).unwrap();
         let mut largest = 0;
         for tid in 0..5_000 {
-            let (made, done) = (Record::Made { subject: thread(tid) }, Record::Done { subject: thread(tid) });
+            let (made, done) =
+                (Record::Made { subject: thread(tid), ours: None }, Record::Done { subject: thread(tid) });
             file.append(&[hold(tid), made, done], false).unwrap();
             if file.worth_rewriting() {
                 file.rewrite(None, &[held(9)], &[]).unwrap();

@@ -2,14 +2,16 @@
 //!
 //! A thread's life in the file: `hold` (about to be moved, this undoes it), then `made` or `not_made`; again for each
 //! further move; `done` once it is put back, taken by others, or ended. Only `hold` is fsync'd. A `made` that is missing
-//! costs nothing: all values that may be in force are candidates, and undoing checks which one is.
+//! costs nothing: all values that may be in force are candidates, and undoing checks which one is. `made` and `not_made` name the
+//! value of their `hold`, so that none of them touches another `hold` when their own was damaged. What is known to be made goes only
+//! when a later move of the thread was made, or it is `done`.
 //!
 //! A move that copies: `job` (about to begin), then `job_over`. A `job` without its end was interrupted by a crash; nothing
 //! is to be undone, what was copied stays.
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use topology::NodeId;
+use topology::{CpuSet, NodeId};
 
 use super::{VERSION, v1};
 use crate::{Subject, Undo};
@@ -34,15 +36,21 @@ pub enum Record {
         /// What undoes the move.
         undo: Undo,
     },
-    /// The last `hold` of this thread was followed by the move.
+    /// The last `hold` of this thread with this value was followed by the move.
     Made {
         /// As in the undo record.
         subject: Subject,
+        /// The value; absent in records of earlier versions: that of the last `hold`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ours: Option<CpuSet>,
     },
-    /// The last `hold` of this thread was not followed by the move.
+    /// The last `hold` of this thread with this value was not followed by the move.
     NotMade {
         /// As in the undo record.
         subject: Subject,
+        /// As in [`Record::Made`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ours: Option<CpuSet>,
     },
     /// Nothing is to be put back for this thread any more.
     Done {
@@ -58,6 +66,18 @@ pub enum Record {
         /// The node it left.
         from: NodeId,
     },
+}
+
+impl Record {
+    /// The move of this `hold` was made.
+    pub fn made(undo: &Undo) -> Self {
+        Self::Made { subject: undo.subject.clone(), ours: undo.masks.as_ref().map(|masks| masks.ours.clone()) }
+    }
+
+    /// The move of this `hold` was not made.
+    pub fn not_made(undo: &Undo) -> Self {
+        Self::NotMade { subject: undo.subject.clone(), ours: undo.masks.as_ref().map(|masks| masks.ours.clone()) }
+    }
 }
 
 /// A move that copies.
@@ -99,7 +119,7 @@ pub struct Replayed {
 /// Replays a state file. `Err` is a version that this build does not know.
 pub fn replay(bytes: &[u8]) -> Result<Replayed, u32> {
     let mut replayed = Replayed::default();
-    let mut threads: FxHashMap<Subject, (usize, Held)> = FxHashMap::default();
+    let mut threads: FxHashMap<Subject, Replay> = FxHashMap::default();
     for (n, line) in bytes.split(|b| *b == b'\n').enumerate() {
         if line.is_empty() {
             continue;
@@ -113,18 +133,23 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, u32> {
             Record::Run { version: VERSION | v1::VERSION, epoch } => replayed.epoch = epoch,
             Record::Run { version, .. } => return Err(version),
             Record::Hold { comm, undo } => {
-                let new = || (n, Held { comm, candidates: Vec::new() });
-                threads.entry(undo.subject.clone()).or_insert_with(new).1.candidates.push(undo);
+                let new = || Replay { line: n, comm, candidates: Vec::new() };
+                threads.entry(undo.subject.clone()).or_insert_with(new).candidates.push((undo, false));
             }
-            Record::Made { subject } => {
-                if let Some((_, held)) = threads.get_mut(&subject) {
-                    held.candidates.drain(..held.candidates.len().saturating_sub(1));
+            Record::Made { subject, ours } => {
+                if let Some(thread) = threads.get_mut(&subject)
+                    && let Some(at) = thread.last_unmade(ours.as_ref())
+                {
+                    thread.candidates.drain(..at);
+                    thread.candidates.iter_mut().take(1).for_each(|made| made.1 = true);
                 }
             }
-            Record::NotMade { subject } => {
-                if let Some((_, held)) = threads.get_mut(&subject) {
-                    held.candidates.pop();
-                    if held.candidates.is_empty() {
+            Record::NotMade { subject, ours } => {
+                if let Some(thread) = threads.get_mut(&subject)
+                    && let Some(at) = thread.last_unmade(ours.as_ref())
+                {
+                    thread.candidates.remove(at);
+                    if thread.candidates.is_empty() {
                         threads.remove(&subject);
                     }
                 }
@@ -137,9 +162,30 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, u32> {
         }
     }
     let mut held: Vec<_> = threads.into_values().collect();
-    held.sort_unstable_by_key(|h| h.0);
-    replayed.held = held.into_iter().map(|h| h.1).collect();
+    held.sort_unstable_by_key(|thread| thread.line);
+    let of = |thread: Replay| Held {
+        comm: thread.comm,
+        candidates: thread.candidates.into_iter().map(|candidate| candidate.0).collect(),
+    };
+    replayed.held = held.into_iter().map(of).collect();
     Ok(replayed)
+}
+
+/// A thread while its records are replayed.
+struct Replay {
+    /// Number of its first line.
+    line: usize,
+    comm: String,
+    /// Values that may be in force, oldest first, and whether they are known to have been.
+    candidates: Vec<(Undo, bool)>,
+}
+
+impl Replay {
+    /// The last candidate with this value of which it is not known that it was made. `None`: any value.
+    fn last_unmade(&self, ours: Option<&CpuSet>) -> Option<usize> {
+        let of = |undo: &Undo| undo.masks.as_ref().map(|masks| &masks.ours) == ours;
+        self.candidates.iter().rposition(|(undo, made)| !made && (ours.is_none() || of(undo)))
+    }
 }
 
 /// The records as lines.
@@ -180,8 +226,8 @@ mod tests {
 
     #[test]
     fn every_value_that_may_be_in_force_is_kept_and_no_other() {
-        let made = Record::Made { subject: thread(1, 7) };
-        let not_made = Record::NotMade { subject: thread(1, 7) };
+        let made = Record::Made { subject: thread(1, 7), ours: None };
+        let not_made = Record::NotMade { subject: thread(1, 7), ours: None };
         let done = Record::Done { subject: thread(1, 7) };
         let of = |text: &[&str]| vec![(1, text.iter().map(|t| t.to_string()).collect::<Vec<_>>())];
         assert_eq!(ours(&[hold(1, "0-1")]), of(&["0-1"]));
@@ -192,6 +238,46 @@ mod tests {
         assert_eq!(ours(&[hold(1, "0-1"), made, done.clone()]), []);
         // Facts about threads that the file knows nothing of (their line was damaged) are ignored.
         assert_eq!(ours(&[done, not_made, hold(2, "1")]), [(2, vec!["1".to_owned()])]);
+    }
+
+    /// Moves of one thread as the engine writes them down, some made and some not; then one line is damaged, or two that follow one
+    /// another trade places. The value in force stays a candidate, unless the damaged line is its own.
+    #[test]
+    fn a_damaged_or_displaced_line_takes_no_other_lines_undo_with_it() {
+        let set = |n: u32| (0..=n).collect::<CpuSet>();
+        let undo = |n: u32| {
+            let masks = Some(Masks { before: set(9), ours: set(n), unbound: false });
+            Undo { subject: thread(1, 7), pid: 1, masks, payload: String::new() }
+        };
+        let candidates = |records: &[Record]| -> Vec<CpuSet> {
+            let replayed = replay(&lines(records).unwrap()).unwrap();
+            let held = replayed.held.into_iter().flat_map(|h| h.candidates);
+            held.map(|undo| undo.masks.unwrap().ours).collect()
+        };
+        // Three moves to one of two values each; every pattern of values and of success.
+        for pattern in 0..64 {
+            let (mut records, mut in_force) = (Vec::new(), None);
+            for n in 0..3 {
+                let (undo, made) = (undo(pattern >> n & 1), pattern >> (3 + n) & 1 == 1);
+                records.push(Record::Hold { comm: String::new(), undo: undo.clone() });
+                if made {
+                    in_force = Some((records.len() - 1, undo.masks.clone().unwrap().ours));
+                }
+                records.push(if made { Record::made(&undo) } else { Record::not_made(&undo) });
+            }
+            let Some((hold, ours)) = in_force else { continue };
+            assert_eq!(candidates(&records), std::slice::from_ref(&ours), "{records:?}");
+            for damaged in (0..records.len()).filter(|n| *n != hold) {
+                let mut left = records.clone();
+                left.remove(damaged);
+                assert!(candidates(&left).contains(&ours), "without line {damaged} of {records:?}");
+            }
+            for first in 1..records.len() {
+                let mut swapped = records.clone();
+                swapped.swap(first - 1, first);
+                assert!(candidates(&swapped).contains(&ours), "lines {first} and before of {records:?}");
+            }
+        }
     }
 
     #[test]
@@ -215,8 +301,8 @@ mod tests {
         for record in [
             Record::Run { version: 2, epoch: Some("b".into()) },
             hold(1, "0-1,4096"),
-            Record::Made { subject: thread(1, u64::MAX) },
-            Record::NotMade { subject: thread(1, 0) },
+            Record::Made { subject: thread(1, u64::MAX), ours: None },
+            Record::NotMade { subject: thread(1, 0), ours: "0-3".parse().ok() },
             Record::Done { subject: Subject::Process { pid: 1, start: 0 } },
             Record::Job(job(0)),
             Record::JobOver { subject: job(0).subject, from: NodeId(0) },

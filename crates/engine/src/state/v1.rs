@@ -54,8 +54,8 @@ struct Thread {
 pub fn record(line: &[u8]) -> Option<Record> {
     let subject = |tid, start: u64| Subject::Thread { tid, start: start.saturating_mul(NS_PER_TICK) };
     Some(match serde_json::from_slice(line).ok()? {
-        Old::Made { tid, start } => Record::Made { subject: subject(tid, start) },
-        Old::NotMade { tid, start } => Record::NotMade { subject: subject(tid, start) },
+        Old::Made { tid, start } => Record::Made { subject: subject(tid, start), ours: None },
+        Old::NotMade { tid, start } => Record::NotMade { subject: subject(tid, start), ours: None },
         Old::Done { tid, start } => Record::Done { subject: subject(tid, start) },
         Old::Hold { comm, undo: Thread { tid, pid, start, before, ours, unbound, family } } => {
             let masks = Some(Masks { before, ours, unbound });

@@ -2,7 +2,7 @@
 
 use engine::journal::{Event, Filter, Kind, history, read};
 use engine::settings::Moves;
-use engine::{Engine, Rail, Settings, StateDir, Verdict, recover};
+use engine::{Engine, JobState, Rail, Settings, StateDir, Verdict, recover};
 use placement::{Move, OutcomeState, Snapshot};
 
 use std::sync::{Arc, Mutex};
@@ -138,6 +138,48 @@ fn bytes_per_day_stop_copies_and_hold_back_more() {
     assert!(told[5].iter().any(stopped), "{:?}", told[5]);
 }
 
+/// A file whose pages are where they should be takes nothing of the day's bytes, and does not count as copied.
+#[test]
+fn bytes_in_place_count_in_no_limit() {
+    let plane = copying(1_000, 500, [(1, 0, 1), (2, 0, 1)]);
+    plane.world().copies_there = 900;
+    let (policy, told) = at(vec![(1, vec![file(1, 1, 0)]), (4, vec![file(2, 1, 0)])]);
+    let settings = limits(Moves { bytes_per_day: 250.0, ..Moves::default() });
+    let mut engine = Engine::new(plane.clone(), policy, settings, None).unwrap();
+    let rates: Vec<f64> = (0..8).flat_map(|_| engine.step().unwrap().jobs).map(|j| j.rate).collect();
+    // 500 in place, then 400 more and 100 copied; twice.
+    assert_eq!(rates, [0.0, 0.0, 0.0, 0.0]);
+    let told = told.lock().unwrap();
+    let done = |o: &&OutcomeState| matches!(o, OutcomeState::Done { bytes: 1_000, .. });
+    assert_eq!(told.iter().flatten().filter(done).count(), 2, "{told:?}");
+}
+
+/// What the copy itself found out: it was not made, is not tried again at once, and nothing stays behind.
+#[test]
+fn a_copy_that_is_refused_before_its_first_byte_was_not_made() {
+    let why = "it is accessed directly in persistent memory (DAX)";
+    let refused = JobState::Refused { reason: "dax", why: why.into() };
+    let (refused_as, gone_as) = (OutcomeState::Refused { reason: "dax".into(), why: why.into() }, OutcomeState::Gone);
+    for (state, told_as) in [(refused, refused_as), (JobState::Gone, gone_as)] {
+        let tmp = tempfile::tempdir().unwrap();
+        let plane = copying(1_000, 0, [(1, 0, 1)]);
+        plane.world().copies_refused = Some(state);
+        let again = if told_as == OutcomeState::Gone { vec![] } else { vec![file(1, 1, 0)] };
+        let (policy, told) = at(vec![(1, vec![file(1, 1, 0)]), (2, again)]);
+        let dir = StateDir::open(tmp.path()).unwrap();
+        let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(dir)).unwrap();
+        assert_eq!(engine.step().unwrap().outcomes[0].result, Verdict::Started);
+        let again = engine.step().unwrap().outcomes;
+        assert_eq!(told.lock().unwrap()[1], [told_as]);
+        assert!(again.iter().all(|o| matches!(o.result, Verdict::HeldBack { .. })), "{again:?}");
+        plane.world().copies_refused = None;
+        let finished = engine.finish();
+        assert!(finished.notes.iter().all(|n| !n.contains("stays where it is")), "{:?}", finished.notes);
+        let entries = read(tmp.path(), &Filter::default()).unwrap();
+        assert!(!entries.iter().any(|e| matches!(e.event, Event::CopyEnded { .. })), "{entries:?}");
+    }
+}
+
 #[test]
 fn copies_are_stopped_on_exit_and_affinities_restored() {
     let tmp = tempfile::tempdir().unwrap();
@@ -206,37 +248,39 @@ fn killed_at_any_step_of_a_copy() {
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), [0, 1, 2]);
 }
 
-/// A machine on which the work of moved threads becomes dearer, or does not.
-fn tried(dearer: f64) -> (Fake, Vec<String>, Vec<Vec<OutcomeState>>, Vec<Verdict>) {
-    struct Dear(Fake, f64);
-    impl engine::Plane for Dear {
-        fn topology(&self) -> &topology::Topology {
-            self.0.topology()
-        }
-        fn observe(&mut self, w: std::time::Duration) -> Result<Snapshot, engine::PlaneError> {
-            let mut snapshot = self.0.observe(w)?;
-            let moved = self.0.world().mask(1) == node_cpus(1) || self.0.world().tasks[&1].home == 0;
-            snapshot.threads.iter_mut().filter(|_| moved).for_each(|t| t.cpu_s *= self.1);
-            Ok(snapshot)
-        }
-        fn prepare(&mut self, mv: &Move) -> Result<Vec<engine::Undo>, engine::PlaneError> {
-            self.0.prepare(mv)
-        }
-        fn start(
-            &mut self,
-            mv: &Move,
-            undo: &[engine::Undo],
-            write: &mut engine::Write<'_>,
-        ) -> Result<engine::Started, engine::PlaneError> {
-            self.0.start(mv, undo, write)
-        }
-        fn poll(&mut self) -> Vec<engine::Progress> {
-            self.0.poll()
-        }
-        fn undo(&mut self, undo: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
-            self.0.undo(undo)
-        }
+/// A machine on which the work of moved threads becomes dearer by a factor.
+struct Dear(Fake, f64);
+impl engine::Plane for Dear {
+    fn topology(&self) -> &topology::Topology {
+        self.0.topology()
     }
+    fn observe(&mut self, w: std::time::Duration) -> Result<Snapshot, engine::PlaneError> {
+        let mut snapshot = self.0.observe(w)?;
+        let moved = self.0.world().mask(1) == node_cpus(1) || self.0.world().tasks[&1].home == 0;
+        snapshot.threads.iter_mut().filter(|_| moved).for_each(|t| t.cpu_s *= self.1);
+        Ok(snapshot)
+    }
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<engine::Undo>, engine::PlaneError> {
+        self.0.prepare(mv)
+    }
+    fn start(
+        &mut self,
+        mv: &Move,
+        undo: &[engine::Undo],
+        write: &mut engine::Write<'_>,
+    ) -> Result<engine::Started, engine::PlaneError> {
+        self.0.start(mv, undo, write)
+    }
+    fn poll(&mut self) -> Vec<engine::Progress> {
+        self.0.poll()
+    }
+    fn undo(&mut self, undo: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
+        self.0.undo(undo)
+    }
+}
+
+/// What becomes of a move on it.
+fn tried(dearer: f64) -> (Fake, Vec<String>, Vec<Vec<OutcomeState>>, Vec<Verdict>) {
     let plane = Fake::new([(1, 0, 1)]);
     let again = |window| (window, vec![mv(1, None, 1, 0)]);
     let (policy, told) = at(vec![(6, vec![mv(1, None, 0, 1)]), again(14)]);
@@ -269,4 +313,26 @@ fn a_plan_that_does_not_pay_is_taken_back_once() {
         assert_eq!((notes, &told[11]), (vec![], &vec![]));
         assert_eq!(verdicts, [Verdict::Applied, Verdict::Applied]);
     }
+}
+
+/// A file that is to go back and finds the queue full stays, and that is said, in the journal too.
+#[test]
+fn a_file_that_cannot_be_taken_back_is_told() {
+    let plane = Fake::new([(1, 0, 1)]);
+    let fill = (2..13_000).map(|tid| file(tid, 1, 0)).collect();
+    let (policy, told) = at(vec![(6, vec![file(1, 1, 0)]), (8, fill)]);
+    let settings = Settings { moves: Moves::default(), moves_per_s: 1e6, burst: 1_000_000, ..restless() };
+    let mut engine = Engine::new(Dear(plane.clone(), 1.5), policy, settings, None).unwrap();
+    let mut notes = Vec::new();
+    for window in 1..=13 {
+        // The first move is made at once, and the others never end.
+        (plane.world().copy_bytes, plane.world().copy_step) = (0, 1);
+        plane.world().copy_bytes = if window < 8 { 0 } else { u64::MAX };
+        notes.extend(engine.step().unwrap().notes);
+    }
+    assert!(notes.iter().any(|n| n == "file 8:1:1 stays on node 0: too many moves wait already"), "{notes:?}");
+    let told = told.lock().unwrap();
+    let failed = |o: &OutcomeState| matches!(o, OutcomeState::Failed { why, .. } if why.contains("too many moves"));
+    assert!(told.iter().flatten().any(failed));
+    assert_eq!(plane.world().tasks[&1].home, 0);
 }

@@ -1,11 +1,12 @@
 //! What the loop lets through.
 
 use engine::settings::{Budget, Oscillation};
-use engine::{Cost, Engine, EngineError, Rail, Settings, StateDir, Verdict};
+use engine::state::records::Record;
+use engine::{Cost, Engine, EngineError, Rail, Settings, StateDir, Subject, Verdict};
 use placement::Move;
 use proptest::prelude::*;
 
-use crate::fake::{Fake, NODES, go_home, mv, restless, script, set};
+use crate::fake::{Fake, NODES, all_cpus, go_home, mv, process, restless, script, set};
 
 fn results(engine: &mut Engine<Fake>) -> Vec<Verdict> {
     engine.step().unwrap().outcomes.into_iter().map(|o| o.result).collect()
@@ -164,6 +165,41 @@ fn refused_threads_are_not_asked_every_window() {
     }
     assert_eq!(plane.world().made, [(151.0, 1, 1)]);
     assert_eq!(engine.finish().restored, 1);
+}
+
+/// A thread is in one move of a window, whichever comes first: after a crash two records of it could not be told apart.
+#[test]
+fn a_thread_is_in_one_move_of_a_window() {
+    let thread = match mv(100, None, 0, 2) {
+        Move::Thread { tid, start_ns, from, to, reason, why, .. } => {
+            Move::Thread { tid, pid: 1, start_ns, from, to, reason, why }
+        }
+        other => other,
+    };
+    for plan in [vec![process(1, 0, 1), thread.clone()], vec![thread, process(1, 0, 1)]] {
+        let name = format!("{plan:?}");
+        let tmp = tempfile::tempdir().unwrap();
+        let plane = Fake::new([(1, 0, 1)]);
+        plane.world().spawn_thread(1, 100);
+        let mut plan = Some(plan);
+        let state = StateDir::open(tmp.path()).unwrap();
+        let policy = script(move |_| plan.take().unwrap_or_default());
+        let mut engine = Engine::new(plane.clone(), policy, restless(), Some(state)).unwrap();
+        let report = engine.step().unwrap();
+        let held = |verdict: &Verdict| matches!(verdict, Verdict::HeldBack { rail: Rail::Dwell, why } if why.contains("another move"));
+        assert_eq!(report.outcomes.iter().map(|o| held(&o.result)).collect::<Vec<_>>(), [false, true], "{name}");
+        let records = std::fs::read_to_string(tmp.path().join("state.jsonl")).unwrap();
+        let of = |line: &str| match serde_json::from_str(line).unwrap() {
+            Record::Hold { undo, .. } => Some(undo.subject),
+            _ => None,
+        };
+        let mut bound: Vec<Subject> = records.lines().filter_map(of).collect();
+        let all = bound.len();
+        bound.dedup();
+        assert!(all > 0 && bound.len() == all, "{name}: {records}");
+        engine.finish();
+        assert!(plane.world().tasks.values().all(|task| task.mask == all_cpus()), "{name}");
+    }
 }
 
 #[test]

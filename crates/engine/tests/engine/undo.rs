@@ -2,7 +2,7 @@
 
 use engine::{Engine, Settings, StateDir, recover};
 
-use crate::fake::{Fake, go_home, mv, script, set};
+use crate::fake::{Fake, go_home, mv, process, script, set};
 
 #[test]
 fn masks_that_hold_our_value_are_as_before_and_others_untouched() {
@@ -57,6 +57,46 @@ fn children_are_put_back_every_window_and_at_the_end_until_none_is_left() {
     plane.world().fork(1, 102);
     let finished = engine.finish();
     assert_eq!((finished.restored, finished.inherited, finished.failed), (3, 2, 0));
+    assert!(plane.world().tasks.values().all(|t| t.mask == set("0-5")));
+}
+
+/// A policy decided on the whole process, so the threads that it starts later stay with it. Each has a record.
+#[test]
+fn threads_that_a_moved_process_starts_have_records() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = Fake::new([(1, 0, 1)]);
+    plane.world().adopts = true;
+    let mut plan = Some(vec![process(1, 0, 1)]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let policy = script(move |_| plan.take().unwrap_or_default());
+    let mut engine = Engine::new(plane.clone(), policy, Settings::default(), Some(state)).unwrap();
+    engine.step().unwrap();
+    plane.world().spawn_thread(1, 100);
+    plane.world().fork(1, 101);
+    // It reads elsewhere, so it is not bound where it is.
+    plane.world().tasks.get_mut(&101).unwrap().home = 0;
+    let report = engine.step().unwrap();
+    assert_eq!((report.inherited_restored, report.held_threads), (1, 2));
+    assert_eq!([100, 101].map(|tid| plane.world().mask(tid)), [set("2-3"), set("0-5")]);
+    // Killed here, the record alone puts it back.
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::copy(tmp.path().join("state.jsonl"), copy.path().join("state.jsonl")).unwrap();
+    let mut after = Fake::of(plane.world().tasks.clone());
+    after.world().tasks.get_mut(&100).unwrap().parent = None;
+    recover(&mut after, &StateDir::open(copy.path()).unwrap()).unwrap();
+    assert_eq!(after.world().mask(100), set("0-5"));
+    // A thousand short ones a window leave no records behind.
+    let mut most = 0;
+    for window in 0..20 {
+        for tid in 1000..2000 {
+            plane.world().spawn_thread(1, window * 1000 + tid);
+        }
+        most = most.max(engine.step().unwrap().held_threads);
+        plane.world().tasks.retain(|tid, _| *tid < 1000);
+    }
+    assert!(most <= 3002, "{most}");
+    let finished = engine.finish();
+    assert_eq!((finished.inherited, finished.failed), (0, 0));
     assert!(plane.world().tasks.values().all(|t| t.mask == set("0-5")));
 }
 

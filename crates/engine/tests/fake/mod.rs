@@ -2,13 +2,13 @@
 
 #![allow(dead_code)] // each test target uses its own part
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use engine::settings::{Settings, Settle};
-use engine::{Cost, JobId, JobState, Masks, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
+use engine::{Cost, Heir, JobId, JobState, Masks, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
 use placement::{Move, Plan, Policy, Reason, Snapshot, Thread};
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
@@ -88,6 +88,8 @@ pub struct World {
     pub die_before_apply: Vec<u32>,
     /// Children that appear during each of the next calls of `inherited`.
     pub births: Vec<(u32, u32)>,
+    /// Threads of moved processes are kept.
+    pub adopts: bool,
     /// `inherited` fails, as when no file descriptor is left.
     pub blind: bool,
     pub cost: Option<Cost>,
@@ -101,6 +103,10 @@ pub struct World {
     /// The copies that run, with what to do when done.
     pub copies: BTreeMap<u64, Copying>,
     next_job: u64,
+    /// Of their bytes, so many are in place when the copy meets them.
+    pub copies_there: u64,
+    /// Copies end with this state before anything was copied.
+    pub copies_refused: Option<JobState>,
     /// Copies end early, with this reason.
     pub copies_fail: Option<&'static str>,
     /// Copies that are told to stop go on.
@@ -128,6 +134,12 @@ impl World {
         self.next_start += 1;
         let child = Task { start: self.next_start, parent: Some(parent), pid: tid, ..self.tasks[&parent].clone() };
         self.tasks.insert(tid, child);
+    }
+
+    /// A thread of the same process.
+    pub fn spawn_thread(&mut self, parent: u32, tid: u32) {
+        self.fork(parent, tid);
+        self.tasks.get_mut(&tid).unwrap().pid = self.tasks[&parent].pid;
     }
 
     /// Somebody else sets an affinity.
@@ -223,12 +235,14 @@ impl Plane for Fake {
             copy.done = (copy.done + step).min(bytes);
             let state = match fail {
                 _ if copy.stop && !deaf => JobState::Cancelled,
+                _ if world.copies_refused.is_some() => world.copies_refused.clone().unwrap(),
                 Some(why) => JobState::Failed { why: why.into() },
                 None if copy.done == bytes => JobState::Done,
                 None => JobState::Running,
             };
             let left = BTreeMap::from([("pinned".to_owned(), 7)]);
-            all.push(Progress { job: JobId(job), bytes, done: copy.done, left, state: state.clone() });
+            let there = world.copies_there.min(copy.done);
+            all.push(Progress { job: JobId(job), bytes, done: copy.done, there, left, state: state.clone() });
             match state {
                 JobState::Running => _ = world.copies.insert(job, copy),
                 JobState::Done => world.arrive(&copy.mv),
@@ -337,7 +351,7 @@ impl Plane for Fake {
         Ok(Undone::Restored)
     }
 
-    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Undo>, PlaneError> {
+    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
         let mut world = self.world();
         if world.blind {
             return Err(PlaneError::Refused { reason: "emfile", why: "too many open files".into() });
@@ -346,12 +360,15 @@ impl Plane for Fake {
             let (parent, child) = world.births.remove(0);
             world.fork(parent, child);
         }
+        let records: HashSet<&Subject> = held.iter().map(|undo| &undo.subject).collect();
         let mut heirs = Vec::new();
         for undo in held {
             let (Subject::Thread { tid: parent, .. }, Some(masks)) = (&undo.subject, &undo.masks) else { continue };
             for (tid, task) in &world.tasks {
-                if task.parent == Some(*parent) && task.mask == masks.ours {
-                    heirs.push(self::undo(*tid, task, masks.clone()));
+                let subject = Subject::Thread { tid: *tid, start: task.start };
+                if task.parent == Some(*parent) && task.mask == masks.ours && !records.contains(&subject) {
+                    let keeps = world.adopts && task.pid == undo.pid;
+                    heirs.push(Heir { undo: self::undo(*tid, task, masks.clone()), keeps });
                 }
             }
         }

@@ -10,6 +10,8 @@
 //! 16  what the kind says: see each arm of `Entry::body`
 //! ```
 
+use smallvec::SmallVec;
+
 use super::page::{SLOTS, Seal};
 use super::{Block, Ino, LINE, MAX_NAME, MAX_SIZE, get_i64, get_u16, get_u32, get_u64, put};
 
@@ -165,9 +167,9 @@ impl<'a> Entry<'a> {
     }
 
     /// The bytes of the entry in slot `slot` of a page with this seal.
-    pub fn encode(&self, seal: Seal, slot: usize, time: i64) -> Vec<u8> {
+    pub fn encode(&self, seal: Seal, slot: usize, time: i64) -> SmallVec<[u8; LINE]> {
         let slots = self.slots();
-        let mut out = vec![0; slots * LINE];
+        let mut out = SmallVec::from_elem(0, slots * LINE);
         let (kind, flags) = self.body(out.get_mut(BODY..).unwrap_or_default());
         put(&mut out, 4, &[kind, flags, slots as u8]);
         put(&mut out, 8, &time.to_le_bytes());

@@ -3,16 +3,20 @@
 //! **Problem.** The same code must run on DAX memory (write back the lines, then fence), on memory that a crash of the
 //! machine loses anyway (memfd, tmpfs, hugetlbfs) and on plain files (msync), and tests must see every store.
 //!
-//! **Approach.** One trait with the operations that matter for ordering. [`Mapped`] is real memory; tests bring a
-//! recording medium of their own.
+//! **Approach.** One trait with the operations that matter for ordering. [`Mapped`] is real memory, [`Emulated`]
+//! makes it as slow as that of several nodes; tests bring a recording medium of their own.
 //!
 //! **Limits.** A medium that cannot be read (a poisoned line) kills the process with SIGBUS.
 
+mod emulated;
 mod mapped;
 mod persist;
+mod profile;
 
+pub use emulated::{Carried, Clock, Emulated, Monotonic};
 pub use mapped::{Mapped, RegionFile};
 pub use persist::Persistence;
+pub use profile::{Cost, Direction, Memory, Profile};
 
 use std::sync::Arc;
 

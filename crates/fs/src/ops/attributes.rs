@@ -4,9 +4,13 @@ use crate::alloc::Purpose;
 use crate::error::{Error, Result};
 use crate::format::entry::{Attributes, Entry, Kind, MAX_XATTR};
 use crate::format::{Ino, MAX_NAME};
+use crate::inode::State;
 use crate::ops::names::check_live;
 use crate::store::Flushed;
 use crate::volume::{Locked, Volume};
+
+/// The extended attribute that gives an executable file capabilities.
+const CAPABILITIES: &[u8] = b"security.capability";
 
 /// What `stat` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +30,7 @@ pub struct Stat {
 }
 
 /// Attributes to change.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttributes {
     /// Permissions.
     pub mode: Option<u32>,
@@ -65,28 +69,70 @@ impl Volume {
         Ok(Stat { ino, generation, kind, attributes, size: state.size, blocks: state.extents.blocks() })
     }
 
-    /// Changes attributes.
+    /// Changes attributes. Another owner or group takes the set-user-ID and set-group-ID bits and the capabilities of a
+    /// file, unless `set` has a mode.
     pub fn set_attributes(&self, ino: Ino, set: SetAttributes) -> Result<Stat> {
         let inode = self.inode(ino)?;
-        let mut locked = Locked::new(&[&inode]);
-        let state = locked.get(ino)?;
-        check_live(state)?;
-        let was = state.attributes;
-        let time = self.now();
-        let attributes = Attributes {
-            mode: set.mode.map_or(was.mode, |mode| inode.kind.mode_bits() | mode & 0o7777),
-            uid: set.uid.unwrap_or(was.uid),
-            gid: set.gid.unwrap_or(was.gid),
-            atime: set.atime.unwrap_or(was.atime),
-            mtime: set.mtime.unwrap_or(was.mtime),
-            ctime: time,
-            ..was
-        };
-        let next_cookie = state.dir.as_ref().map_or(0, |dir| dir.next_cookie());
-        let entries = [(ino, Entry::Attributes(attributes, next_cookie))];
-        self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)?;
-        drop(locked);
+        self.with_room(|| {
+            let mut locked = Locked::new(&[&inode]);
+            let state = locked.get(ino)?;
+            check_live(state)?;
+            let was = state.attributes;
+            let time = self.now();
+            let owned = set.uid.is_some() || set.gid.is_some();
+            let strip = owned && inode.kind != Kind::Directory;
+            let kept = if strip { without_privileges(was.mode) } else { was.mode };
+            let attributes = Attributes {
+                mode: set.mode.map_or(kept, |mode| inode.kind.mode_bits() | mode & 0o7777),
+                uid: set.uid.unwrap_or(was.uid),
+                gid: set.gid.unwrap_or(was.gid),
+                atime: set.atime.unwrap_or(was.atime),
+                mtime: set.mtime.unwrap_or(was.mtime),
+                ctime: time,
+                ..was
+            };
+            let next_cookie = state.dir.as_ref().map_or(0, |dir| dir.next_cookie());
+            let mut entries = vec![(ino, Entry::Attributes(attributes, next_cookie))];
+            if strip && state.xattrs.contains_key(CAPABILITIES) {
+                entries.push((ino, Entry::XattrGone(CAPABILITIES)));
+            }
+            self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)
+        })?;
         self.stat(ino)
+    }
+
+    /// Before a file's data changes: its capabilities end and, if `modes`, its set-user-ID and set-group-ID bits. True: it had
+    /// some.
+    pub fn drop_privileges(&self, ino: Ino, modes: bool) -> Result<bool> {
+        let inode = self.inode(ino)?;
+        let kept = |mode| if modes { without_privileges(mode) } else { mode };
+        let has_some = |state: &State| {
+            kept(state.attributes.mode) != state.attributes.mode || state.xattrs.contains_key(CAPABILITIES)
+        };
+        if !has_some(&inode.read()) {
+            return Ok(false);
+        }
+        self.with_room(|| {
+            let mut locked = Locked::new(&[&inode]);
+            let state = locked.get(ino)?;
+            check_live(state)?;
+            let time = self.now();
+            let mut entries = Vec::new();
+            if kept(state.attributes.mode) != state.attributes.mode {
+                let mode = kept(state.attributes.mode);
+                let attributes = Attributes { mode, ctime: time, ..state.attributes };
+                entries.push((ino, Entry::Attributes(attributes, 0)));
+            }
+            if state.xattrs.contains_key(CAPABILITIES) {
+                entries.push((ino, Entry::XattrGone(CAPABILITIES)));
+            }
+            if !entries.is_empty() {
+                // A change that frees space must not fail for want of it.
+                self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Freeing)?;
+            }
+            Ok(())
+        })?;
+        Ok(true)
     }
 
     /// Sets an extended attribute. Name and value together have at most 4012 bytes.
@@ -112,14 +158,16 @@ impl Volume {
 
     fn change_xattrs(&self, ino: Ino, entry: Entry<'_>, check: impl Fn(bool) -> Result<()>) -> Result<()> {
         let inode = self.inode(ino)?;
-        let mut locked = Locked::new(&[&inode]);
-        let state = locked.get(ino)?;
-        check_live(state)?;
-        if let Entry::Xattr { name, .. } | Entry::XattrGone(name) = entry {
-            check(state.xattrs.contains_key(name))?;
-        }
-        self.commit(&mut locked, &[(ino, entry)], self.now(), Flushed::nothing(), Purpose::Growth)?;
-        Ok(())
+        self.with_room(|| {
+            let mut locked = Locked::new(&[&inode]);
+            let state = locked.get(ino)?;
+            check_live(state)?;
+            if let Entry::Xattr { name, .. } | Entry::XattrGone(name) = entry {
+                check(state.xattrs.contains_key(name))?;
+            }
+            self.commit(&mut locked, &[(ino, entry)], self.now(), Flushed::nothing(), Purpose::Growth)?;
+            Ok(())
+        })
     }
 
     /// The value of an extended attribute.
@@ -137,4 +185,11 @@ impl Volume {
         check_live(&state)?;
         Ok(state.xattrs.keys().map(|name| name.to_vec()).collect())
     }
+}
+
+/// A mode without the bits that let a file run as its owner or group. Without execution by the group, the latter means
+/// something else and stays.
+fn without_privileges(mode: u32) -> u32 {
+    let group = if mode & libc::S_IXGRP == 0 { 0 } else { libc::S_ISGID };
+    mode & !(libc::S_ISUID | group)
 }

@@ -1,5 +1,7 @@
 //! New blocks for a file: allocated on the right node and filled, before anybody sees them.
 
+use smallvec::SmallVec;
+
 use crate::alloc::{Fresh, Purpose};
 use crate::error::Result;
 use crate::format::entry::{Entry, Run};
@@ -13,14 +15,14 @@ use crate::volume::{Locked, Volume};
 pub(super) struct Draft<'a> {
     pub fresh: Fresh<'a>,
     pub dirty: Dirty,
-    pub entries: Vec<(Ino, Entry<'static>)>,
+    pub entries: SmallVec<[(Ino, Entry<'static>); 2]>,
     /// The size of the file afterwards.
     pub size: u64,
 }
 
 impl Volume {
     pub(super) fn draft(&self, size: u64) -> Draft<'_> {
-        Draft { fresh: self.allocator.fresh(), dirty: Dirty::default(), entries: Vec::new(), size }
+        Draft { fresh: self.allocator.fresh(), dirty: Dirty::default(), entries: SmallVec::new(), size }
     }
 
     /// Commits a draft.
@@ -38,9 +40,9 @@ impl Volume {
         count: u64,
         placement: Placement,
         fresh: &mut Fresh<'a>,
-    ) -> Result<Vec<Run>> {
+    ) -> Result<SmallVec<[Run; 2]>> {
         let cpu = self.cpu();
-        let (mut runs, mut at, end): (Vec<Run>, _, _) = (Vec::new(), file_block, file_block + count);
+        let (mut runs, mut at, end): (SmallVec<_>, _, _) = (SmallVec::new(), file_block, file_block + count);
         while at < end {
             let striped = matches!(placement, Placement::Interleave | Placement::Random);
             let upto = if striped { end.min((at / STRIPE + 1) * STRIPE) } else { end };
@@ -93,7 +95,7 @@ impl Volume {
                 at += len as u64;
                 rest = rest.get(len..).unwrap_or_default();
             }
-            self.counters.written(run.block.region(), run.count * BLOCK_BYTES);
+            self.counters.written(Some(ino), run.block.region(), run.count * BLOCK_BYTES);
             draft.entries.push((ino, Entry::Extent(run, Some(draft.size))));
         }
         Ok(())

@@ -38,11 +38,12 @@ impl Volume {
                 part.fill(0);
             } else {
                 self.store.read_data(run.block, from - run.file_block * BLOCK_BYTES, part)?;
-                self.counters.read(run.block.region(), to - from);
+                self.counters.read(Some(inode.ino), run.block.region(), to - from);
             }
             done = stop;
         }
         out.get_mut(done..).unwrap_or_default().fill(0);
+        self.counters.read_call(inode.ino, offset, len);
         Ok(len as usize)
     }
 
@@ -55,18 +56,19 @@ impl Volume {
     pub fn write_to(&self, ino: Ino, offset: u64, data: &[u8], placement: Placement) -> Result<()> {
         let inode = self.inode(ino)?;
         check_file(&inode)?;
-        let mut locked = Locked::new(&[&inode]);
-        self.write_locked(&mut locked, ino, offset, data, placement)
+        self.with_room(|| self.write_locked(&mut Locked::new(&[&inode]), ino, offset, data, placement))
     }
 
     /// Writes at the end, wherever that is by then. Returns where it was.
     pub fn append(&self, ino: Ino, data: &[u8]) -> Result<u64> {
         let inode = self.inode(ino)?;
         check_file(&inode)?;
-        let mut locked = Locked::new(&[&inode]);
-        let offset = locked.get(ino)?.size;
-        self.write_locked(&mut locked, ino, offset, data, self.options.placement)?;
-        Ok(offset)
+        self.with_room(|| {
+            let mut locked = Locked::new(&[&inode]);
+            let offset = locked.get(ino)?.size;
+            self.write_locked(&mut locked, ino, offset, data, self.options.placement)?;
+            Ok(offset)
+        })
     }
 
     fn write_locked(
@@ -99,16 +101,18 @@ impl Volume {
         let inode = self.inode(ino)?;
         check_file(&inode)?;
         end_of(size, 0)?;
-        let mut locked = Locked::new(&[&inode]);
-        let state = locked.get(ino)?;
-        check_live(state)?;
-        let mut draft = self.draft(size);
-        if size > state.size {
-            self.zero_tail(state, ino, size, &mut draft)?;
-        }
-        draft.entries.push((ino, Entry::Size(size)));
-        let purpose = if size < state.size { Purpose::Freeing } else { Purpose::Growth };
-        self.finish(draft, &mut locked, self.now(), purpose)
+        self.with_room(|| {
+            let mut locked = Locked::new(&[&inode]);
+            let state = locked.get(ino)?;
+            check_live(state)?;
+            let mut draft = self.draft(size);
+            if size > state.size {
+                self.zero_tail(state, ino, size, &mut draft)?;
+            }
+            draft.entries.push((ino, Entry::Size(size)));
+            let purpose = if size < state.size { Purpose::Freeing } else { Purpose::Growth };
+            self.finish(draft, &mut locked, self.now(), purpose)
+        })
     }
 
     /// Gives every block of a range that has none a place; it reads as zeros. Grows the file unless `keep_size`. Writing
@@ -155,7 +159,7 @@ impl Volume {
         offset: u64,
         len: u64,
         keep_size: bool,
-        change: impl FnOnce(&'a Self, &State, &mut Draft<'a>, u64) -> Result<()>,
+        change: impl Fn(&'a Self, &State, &mut Draft<'a>, u64) -> Result<()>,
     ) -> Result<()> {
         let inode = self.inode(ino)?;
         check_file(&inode)?;
@@ -163,18 +167,22 @@ impl Volume {
         if len == 0 {
             return Err(Error::Invalid("the range is empty"));
         }
-        let mut locked = Locked::new(&[&inode]);
-        let state = locked.get(ino)?;
-        check_live(state)?;
-        let mut draft = self.draft(if keep_size { state.size } else { state.size.max(end) });
-        if draft.size > state.size && offset >= state.size {
-            self.zero_tail(state, ino, offset, &mut draft)?;
-        }
-        change(self, state, &mut draft, end)?;
-        if draft.size > state.size && draft.entries.is_empty() {
-            draft.entries.push((ino, Entry::Size(draft.size)));
-        }
-        if draft.entries.is_empty() { Ok(()) } else { self.finish(draft, &mut locked, self.now(), Purpose::Growth) }
+        self.with_room(|| {
+            let mut locked = Locked::new(&[&inode]);
+            let state = locked.get(ino)?;
+            check_live(state)?;
+            let mut draft = self.draft(if keep_size { state.size } else { state.size.max(end) });
+            if draft.size > state.size && offset >= state.size {
+                self.zero_tail(state, ino, offset, &mut draft)?;
+            }
+            change(self, state, &mut draft, end)?;
+            if draft.size > state.size && draft.entries.is_empty() {
+                draft.entries.push((ino, Entry::Size(draft.size)));
+            }
+            let frees = draft.entries.iter().any(|(_, entry)| matches!(entry, Entry::Hole { .. }));
+            let purpose = if frees { Purpose::Freeing } else { Purpose::Growth };
+            if draft.entries.is_empty() { Ok(()) } else { self.finish(draft, &mut locked, self.now(), purpose) }
+        })
     }
 
     /// Zeroes what a range has of its first and last block, and returns the whole blocks between. A last block that ends

@@ -24,6 +24,8 @@ use crate::volume::{Locked, Volume};
 const STEP: u64 = 64;
 /// Times that writers may win before they are kept out for one step.
 const DEFEATS: u32 = 3;
+/// Longest sleep of a migration that has a rate: after it the caller is asked again whether to go on.
+const NAP: Duration = Duration::from_millis(50);
 
 /// How far a migration is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,8 +48,8 @@ pub struct Migrated {
 }
 
 impl Volume {
-    /// Moves the blocks of a file, and its log, to a node. `go_on` is asked before each step. `rate` limits it to so many
-    /// bytes a second.
+    /// Moves the blocks of a file, and its log, to a node. `go_on` is asked before each step, and while the migration
+    /// waits. `rate` limits it to so many bytes a second.
     pub fn migrate_file(
         &self,
         ino: Ino,
@@ -79,19 +81,24 @@ impl Volume {
         let began = Instant::now();
         let (mut done, mut at, mut defeats) = (Migrated::default(), 0, 0);
         loop {
-            let blocks = inode.read().extents.blocks();
-            if !go_on(Progress { moved: done.moved, blocks }) {
-                return Ok(Migrated { cancelled: true, ..done });
+            loop {
+                let blocks = inode.read().extents.blocks();
+                if !go_on(Progress { moved: done.moved, blocks }) {
+                    return Ok(Migrated { cancelled: true, ..done });
+                }
+                let moved = (done.moved * BLOCK_BYTES) as f64;
+                let due = rate.filter(|rate| *rate > 0).map_or(0.0, |rate| moved / rate as f64);
+                let left = Duration::try_from_secs_f64(due).unwrap_or(Duration::MAX).saturating_sub(began.elapsed());
+                if left.is_zero() {
+                    break;
+                }
+                std::thread::sleep(left.min(NAP));
             }
             let Some(run) = self.next_step(inode, region, at)? else { break };
-            if self.migrate_run(inode, region, run, defeats >= DEFEATS)? {
+            if self.with_room(|| self.migrate_run(inode, region, run, defeats >= DEFEATS))? {
                 (done.moved, at, defeats) = (done.moved + run.count, run.end(), 0);
             } else {
                 (done.overtaken, defeats) = (done.overtaken + 1, defeats + 1);
-            }
-            if let Some(rate) = rate.filter(|rate| *rate > 0) {
-                let due = Duration::from_secs_f64((done.moved * BLOCK_BYTES) as f64 / rate as f64);
-                std::thread::sleep(due.saturating_sub(began.elapsed()));
             }
         }
         let mut state = inode.write();
@@ -160,8 +167,8 @@ impl Volume {
             let part = buffer.get_mut(..to.count as usize * BLOCK).unwrap_or_default();
             self.store.read_data(run.block.offset(to.file_block - run.file_block), 0, part)?;
             flushed = flushed.and(self.store.write_data(to.block, part)?.flush(&self.store)?);
-            self.counters.read(run.block.region(), to.count * BLOCK_BYTES);
-            self.counters.written(to.block.region(), to.count * BLOCK_BYTES);
+            self.counters.read(None, run.block.region(), to.count * BLOCK_BYTES);
+            self.counters.written(None, to.block.region(), to.count * BLOCK_BYTES);
         }
         Ok(Some(flushed))
     }
@@ -173,42 +180,18 @@ fn overtaken(state: &State) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use super::*;
-    use crate::medium::{Mapped, Medium, RegionFile};
-    use crate::{Layout, NewFile, Options, mkfs};
-
-    fn volume() -> Volume {
-        let file = || {
-            let fd = rustix::fs::memfd_create("homenode", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-            let file = File::from(fd);
-            file.set_len(1 << 20).unwrap();
-            file
-        };
-        let files = [file(), file()];
-        let map = || -> Box<dyn Medium> {
-            let files = files.iter().map(|f| RegionFile { file: f.try_clone().unwrap(), bind: None });
-            Box::new(Mapped::new(&files.collect::<Vec<_>>()).unwrap())
-        };
-        let layout = Layout {
-            volume: [1; 16],
-            created: 1,
-            nodes: vec![Some(0), Some(1)],
-            names: Vec::new(),
-            bytes_per_inode: 16384,
-            journals: 1,
-            data_checksums: false,
-            owner: (0, 0),
-        };
-        mkfs(map(), &layout).unwrap();
-        Volume::mount(map(), Options::default()).unwrap()
-    }
+    use crate::NewFile;
+    use crate::interleavings::{once, volume};
 
     /// A write between the copy and the switch, to the copied blocks or beside them; a truncation; the end of the file.
     #[test]
     fn a_change_during_the_copy_wins_and_one_beside_it_does_not_matter() {
-        let volume = volume();
+        once(change_during_copy);
+    }
+
+    fn change_during_copy() {
+        let volume = volume([256, 256]);
         let file = volume.create(Ino::ROOT, b"f", NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
         volume.write(file, 0, &[1; 20 * BLOCK]).unwrap();
         volume.write(file, 30 * BLOCK_BYTES, &[1; 20 * BLOCK]).unwrap();

@@ -46,6 +46,7 @@ impl Volume {
         let found = match name {
             b"." => parent,
             b".." => names_of(&dir.read())?.parent,
+            _ if name.len() > MAX_NAME => return Err(Error::NameTooLong),
             _ => names_of(&dir.read())?.get(name).ok_or(Error::NotFound)?.ino,
         };
         self.stat(found)
@@ -66,14 +67,21 @@ impl Volume {
             return Err(Error::Invalid("the target of a symbolic link has 1 to 4095 bytes"));
         }
         let dir = self.inode(parent)?;
-        let mut locked = Locked::new(&[&dir]);
+        let made = self.with_room(|| self.create_in(&dir, name, kind, new))?;
+        self.stat(made)
+    }
+
+    fn create_in(&self, dir: &Inode, name: &[u8], kind: Kind, new: NewFile<'_>) -> Result<Ino> {
+        let parent = dir.ino;
+        let mut locked = Locked::new(&[dir]);
         let names = names_to_change(locked.get(parent)?)?;
         if names.get(name).is_some() {
             return Err(Error::Exists);
         }
         let cookie = names.next_cookie();
+        let new = inherit(&locked.get(parent)?.attributes, kind, new);
         let time = self.now();
-        let regions = self.regions.nearest(self.regions.on_cpu(self.cpu()));
+        let regions = self.regions.nearest(self.regions.of_caller(self.cpu()));
         let ino = self.take_slot(regions)?;
         let made = self.make_inode(ino, kind, new, time).and_then(|(inode, flushed)| {
             let link = Entry::Link { ino, cookie, kind, name };
@@ -86,8 +94,7 @@ impl Volume {
             dir.parent = parent;
         }
         self.add_inode(inode);
-        drop(locked);
-        self.stat(ino)
+        Ok(ino)
     }
 
     /// Writes an inode that no directory names yet.
@@ -153,11 +160,11 @@ impl Volume {
         }
     }
 
-    /// Frees an inode that nobody names and nobody has open. Nobody waits until its number is durably free: recovery
+    /// Frees an inode that nobody names, has open or remembers. Nobody waits until its number is durably free: recovery
     /// takes it for an orphan, whatever its blocks hold by then.
     pub(crate) fn reclaim(&self, inode: &Inode, state: &mut State) -> Result<()> {
         let Some(unnamed) = state.unnamed.as_ref().filter(|_| !state.gone) else { return Ok(()) };
-        if inode.opens.load(Ordering::Acquire) > 0 {
+        if inode.opens.load(Ordering::Acquire) > 0 || inode.remembered.load(Ordering::Acquire) > 0 {
             return Ok(());
         }
         self.forget_inode(inode.ino);
@@ -165,6 +172,7 @@ impl Volume {
         let word = inode::state_word(inode.ino, false, inode.generation);
         self.store.store_after(block, line + inode::STATE, word, unnamed)?;
         state.gone = true;
+        self.unnamed.fetch_sub(1, Ordering::AcqRel);
         self.give_blocks(state);
         self.give_slot(inode.ino);
         Ok(())
@@ -190,6 +198,32 @@ impl Volume {
         self.reclaim(&inode, &mut state)
     }
 
+    /// Keeps an inode and its number alive until [`Volume::forget`], as `open` does, but is no use of its data: a kernel
+    /// remembers what it looked up.
+    pub fn remember(&self, ino: Ino) -> Result<()> {
+        let inode = self.inode(ino)?;
+        let state = inode.read();
+        check_live(&state)?;
+        inode.remembered.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Ends so many [`Volume::remember`].
+    pub fn forget(&self, ino: Ino, times: u64) -> Result<()> {
+        let inode = self.inode(ino)?;
+        let was = inode.remembered.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(times));
+        if was.map_err(|_| Error::Invalid("the inode is not remembered so many times"))? > times {
+            return Ok(());
+        }
+        let mut state = inode.write();
+        self.reclaim(&inode, &mut state)
+    }
+
+    /// Inodes that have lost their last name but are open or remembered: what they hold is free soon.
+    pub fn unnamed(&self) -> u64 {
+        self.unnamed.load(Ordering::Acquire)
+    }
+
     /// How many times an inode is open.
     pub fn open_count(&self, ino: Ino) -> Result<u32> {
         Ok(self.inode(ino)?.opens.load(Ordering::Acquire))
@@ -199,25 +233,26 @@ impl Volume {
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Stat> {
         check_name(name)?;
         let (dir, inode) = (self.inode(parent)?, self.inode(ino)?);
-        let mut locked = Locked::new(&[&dir, &inode]);
-        let names = names_to_change(locked.get(parent)?)?;
-        if names.get(name).is_some() {
-            return Err(Error::Exists);
-        }
-        if inode.kind == Kind::Directory {
-            return Err(Error::NotPermitted);
-        }
-        let state = locked.get(ino)?;
-        if state.unnamed.is_some() {
-            return Err(Error::NotFound);
-        }
-        let time = self.now();
-        let links = state.attributes.links.checked_add(1).ok_or(Error::TooManyLinks)?;
-        let attributes = Attributes { links, ctime: time, ..state.attributes };
-        let link = Entry::Link { ino, cookie: names.next_cookie(), kind: inode.kind, name };
-        let entries = [(parent, link), (ino, Entry::Attributes(attributes, 0))];
-        self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)?;
-        drop(locked);
+        self.with_room(|| {
+            let mut locked = Locked::new(&[&dir, &inode]);
+            let names = names_to_change(locked.get(parent)?)?;
+            if names.get(name).is_some() {
+                return Err(Error::Exists);
+            }
+            if inode.kind == Kind::Directory {
+                return Err(Error::NotPermitted);
+            }
+            let state = locked.get(ino)?;
+            if state.unnamed.is_some() {
+                return Err(Error::NotFound);
+            }
+            let time = self.now();
+            let links = state.attributes.links.checked_add(1).ok_or(Error::TooManyLinks)?;
+            let attributes = Attributes { links, ctime: time, ..state.attributes };
+            let link = Entry::Link { ino, cookie: names.next_cookie(), kind: inode.kind, name };
+            let entries = [(parent, link), (ino, Entry::Attributes(attributes, 0))];
+            self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)
+        })?;
         self.stat(ino)
     }
 
@@ -240,10 +275,19 @@ impl Volume {
 
     fn remove(&self, parent: Ino, name: &[u8], check: impl Fn(&Inode, &State) -> Result<()>) -> Result<()> {
         let dir = self.inode(parent)?;
+        self.with_room(|| self.remove_from(&dir, name, &check))
+    }
+
+    fn remove_from(&self, dir: &Inode, name: &[u8], check: impl Fn(&Inode, &State) -> Result<()>) -> Result<()> {
+        let parent = dir.ino;
         loop {
             let named = names_of(&dir.read())?.get(name).ok_or(Error::NotFound)?;
-            let Ok(child) = self.inode(named.ino) else { continue }; // removed between the two lines
-            let mut locked = Locked::new(&[&dir, &child]);
+            let child = match self.inode(named.ino) {
+                // Removed since; a name that is still there leads to nothing.
+                Err(Error::NotFound) if names_of(&dir.read())?.get(name) != Some(named) => continue,
+                child => child?,
+            };
+            let mut locked = Locked::new(&[dir, &child]);
             if names_of(locked.get(parent)?)?.get(name) != Some(named) {
                 continue;
             }
@@ -280,6 +324,7 @@ impl Volume {
     pub(crate) fn lost_last_name(&self, inode: &Inode, state: &mut State, time: i64, durable: Durable) -> Result<()> {
         state.unnamed = Some(durable);
         state.attributes.links = 0;
+        self.unnamed.fetch_add(1, Ordering::AcqRel);
         state.attributes.ctime = time;
         self.reclaim(inode, state)
     }
@@ -308,11 +353,21 @@ impl Volume {
     pub(crate) fn named_inode(&self, dir: &Inode, name: &[u8]) -> Result<Option<(Named, Arc<Inode>)>> {
         loop {
             let Some(named) = names_of(&dir.read())?.get(name) else { return Ok(None) };
-            if let Ok(inode) = self.inode(named.ino) {
-                return Ok(Some((named, inode)));
+            match self.inode(named.ino) {
+                Err(Error::NotFound) if names_of(&dir.read())?.get(name) != Some(named) => {} // removed since
+                inode => return Ok(Some((named, inode?))),
             }
         }
     }
+}
+
+/// A set-group-ID directory gives its group to what is made in it, and the bit to directories.
+fn inherit<'a>(parent: &Attributes, kind: Kind, new: NewFile<'a>) -> NewFile<'a> {
+    if parent.mode & libc::S_ISGID == 0 {
+        return new;
+    }
+    let bit = if kind == Kind::Directory { libc::S_ISGID } else { 0 };
+    NewFile { gid: parent.gid, mode: new.mode | bit, ..new }
 }
 
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {

@@ -8,7 +8,8 @@ use crate::format::entry::{Entry, Kind};
 use crate::inode::Inode;
 use crate::ops::names::{check_empty, check_name, names_of, names_to_change};
 use crate::store::Flushed;
-use crate::volume::{Locked, Volume, lock};
+use crate::sync::lock;
+use crate::volume::{Locked, Volume};
 
 /// A directory and a name in it.
 type Place<'a> = (Ino, &'a [u8]);
@@ -34,11 +35,21 @@ impl Volume {
         check_name(to.1)?;
         let (old_dir, new_dir) = (self.inode(from.0)?, self.inode(to.0)?);
         names_of(&new_dir.read())?;
+        self.with_room(|| self.rename_in((&old_dir, from.1), (&new_dir, to.1), how))
+    }
+
+    fn rename_in(
+        &self,
+        (old_dir, old_name): (&Inode, &[u8]),
+        (new_dir, new_name): (&Inode, &[u8]),
+        how: Rename,
+    ) -> Result<()> {
+        let (from, to) = ((old_dir.ino, old_name), (new_dir.ino, new_name));
         // Only a directory that gets another parent can make a circle, and only one at a time may.
         let _guard = (from.0 != to.0).then(|| lock(&self.moving_directories));
         loop {
-            let (moved, inode) = self.named_inode(&old_dir, from.1)?.ok_or(Error::NotFound)?;
-            let target = self.named_inode(&new_dir, to.1)?;
+            let (moved, inode) = self.named_inode(old_dir, from.1)?.ok_or(Error::NotFound)?;
+            let target = self.named_inode(new_dir, to.1)?;
             let target_inode = target.as_ref().map(|t| &*t.1);
             if from.0 != to.0 {
                 self.check_no_circle(&inode, to.0)?;
@@ -46,7 +57,7 @@ impl Volume {
                     self.check_no_circle(target, from.0)?;
                 }
             }
-            let mut all: Vec<&Inode> = vec![&old_dir, &new_dir, &inode];
+            let mut all: Vec<&Inode> = vec![old_dir, new_dir, &inode];
             all.extend(target_inode);
             let mut locked = Locked::new(&all);
             let target = target.as_ref().map(|(named, inode)| (*named, &**inode));

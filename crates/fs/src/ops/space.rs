@@ -1,14 +1,14 @@
 //! Where the bytes are, how many are left, and who moved how many.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
-use crate::counters::Traffic;
+use crate::counters::{Traffic, Use};
 use crate::error::Result;
 use crate::format::entry::Run;
 use crate::format::{BLOCK_BYTES, Ino};
 use crate::ops::names::check_live;
-use crate::volume::{Slots, Volume, lock};
+use crate::sync::{Mutex, lock};
+use crate::volume::{Slots, Volume};
 
 /// What `statfs` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,9 @@ pub struct RegionUsage {
     pub free_blocks: u64,
     /// Of these, only for operations that free something.
     pub reserved_blocks: u64,
-    /// Free inodes.
+    /// Inodes that there are.
+    pub inodes: u64,
+    /// Of these, free.
     pub free_inodes: u64,
     /// Bytes read and written since the volume was mounted.
     pub traffic: Traffic,
@@ -44,6 +46,7 @@ impl Volume {
                 blocks,
                 free_blocks,
                 reserved_blocks: self.allocator.reserve(i),
+                inodes: self.store.superblock().regions.get(i).map_or(0, |r| r.inodes),
                 free_inodes: lock(slots).count(),
                 traffic: self.counters.total(i),
             }
@@ -57,6 +60,17 @@ impl Volume {
         self.counters.by_thread(alive)
     }
 
+    /// From now on counts what each thread does with each file, for [`Volume::take_uses`].
+    pub fn watch_files(&self) {
+        self.counters.watch_files();
+    }
+
+    /// What each thread did with each file since the last call, and the bytes that could not be told apart because there were too
+    /// many. A migration is nobody's use.
+    pub fn take_uses(&self) -> (Vec<Use>, u64) {
+        self.counters.take_uses()
+    }
+
     /// The runs of a file, in order. The region of each is in its address.
     pub fn map(&self, ino: Ino) -> Result<Vec<Run>> {
         let inode = self.inode(ino)?;
@@ -68,6 +82,11 @@ impl Volume {
     /// The node of a run's memory, where it is known.
     pub fn node_of(&self, run: &Run) -> Option<u32> {
         self.regions.node(run.block.region())
+    }
+
+    /// The node of a region's memory, where it is known.
+    pub fn node_of_region(&self, region: usize) -> Option<u32> {
+        self.regions.node(region)
     }
 
     /// Bytes of a file's blocks on each node; `None` for regions of which no node is known.

@@ -1,6 +1,8 @@
 //! A volume, or one region of it, that is full.
 
-use fs::{Error, Ino, NewFile, Placement, Volume};
+use fs::{Error, Ino, NewFile, Placement, SetAttributes, SetXattr, Volume};
+use rand::rngs::ChaCha8Rng;
+use rand::{RngExt, SeedableRng};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Ram, blank};
@@ -69,4 +71,124 @@ fn all_inodes_in_use() {
     volume.unlink(Ino::ROOT, b"0").unwrap();
     create(&volume, "again").unwrap();
     use_and_empty(&volume).unwrap();
+}
+
+fn used(volume: &Volume) -> u64 {
+    volume.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum()
+}
+
+fn change_mode(volume: &Volume, ino: Ino, times: u32) {
+    for mode in 0..times {
+        volume.set_attributes(ino, SetAttributes { mode: Some(mode & 0o777), ..SetAttributes::default() }).unwrap();
+    }
+}
+
+/// Appends blocks until there is no room: how many.
+fn fill(volume: &Volume, ino: Ino) -> u64 {
+    (0..).map_while(|i| volume.append(ino, &[i as u8; 4096]).ok()).count() as u64
+}
+
+/// Logs of two pages of which one is history, too short to be cleaned before there is need.
+#[test]
+fn a_full_volume_first_cleans_logs_that_are_half_history() {
+    for unmounted in [false, true] {
+        let ram = Ram::new(blank(&REGIONS));
+        format(Box::new(ram.clone()), 1);
+        let volume = Volume::mount(Box::new(ram.clone()), options(2)).unwrap();
+        let names: Vec<String> = (0..15).map(|i| i.to_string()).collect();
+        let data = create(&volume, "data").unwrap();
+        for name in &names {
+            change_mode(&volume, create(&volume, name).unwrap(), 70);
+        }
+        assert_eq!(used(&volume), 1 + 1 + 2 * 15, "the root, the empty file, and two pages for each other one");
+        let volume = if unmounted {
+            volume.unmount().unwrap();
+            Volume::mount(Box::new(ram), options(2)).unwrap()
+        } else {
+            volume
+        };
+        let room: u64 = volume.usage().regions.iter().map(|r| r.blocks - r.reserved_blocks).sum();
+        assert_eq!(fill(&volume, data), room - (1 + 1 + 15), "unmounted: {unmounted}");
+        // What frees nothing by itself has room as well: each of these takes a slot of a log, and its pages come back.
+        for round in 0..10 {
+            for name in &names {
+                let to = format!("{name}-{round}");
+                let _ = volume.link(volume.resolve(name.as_bytes()).unwrap(), Ino::ROOT, to.as_bytes());
+                let _ = volume.unlink(Ino::ROOT, to.as_bytes());
+            }
+        }
+        for name in &names {
+            volume.unlink(Ino::ROOT, name.as_bytes()).unwrap();
+        }
+        assert!(fill(&volume, data) >= 14, "what the files had");
+        use_and_empty(&volume).unwrap();
+    }
+}
+
+/// Whatever happened before: when a volume says that it is full, cleaning every log gives nothing back.
+#[test]
+fn a_volume_is_full_only_when_no_log_can_give_a_block() {
+    let mut full = 0;
+    for seed in 0..40 {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let volume = volume();
+        let mut files: Vec<(String, Ino)> = Vec::new();
+        for i in 0..600 {
+            let which = rng.random_range(0..files.len().max(1));
+            let Some((name, ino)) = files.get(which).cloned() else {
+                files.push((i.to_string(), create(&volume, &i.to_string()).unwrap()));
+                continue;
+            };
+            let done = match rng.random_range(0..12) {
+                0 | 1 => create(&volume, &i.to_string()).map(|ino| files.push((i.to_string(), ino))),
+                2 => volume.unlink(Ino::ROOT, name.as_bytes()).map(|()| drop(files.remove(which))),
+                3 => volume.truncate(ino, rng.random_range(0..20_000)),
+                4..8 => volume.write(ino, rng.random_range(0..8) * 4096, &vec![1; rng.random_range(1..3) * 4096]),
+                8 => volume.punch_hole(ino, rng.random_range(0..8) * 4096, 4096),
+                9 => volume.set_xattr(ino, b"user.x", &vec![1; rng.random_range(0..2000)], SetXattr::Any),
+                _ => {
+                    let mode = SetAttributes { mode: Some(rng.random_range(0..512)), ..SetAttributes::default() };
+                    (0..30).try_for_each(|_| volume.set_attributes(ino, mode).map(|_| ()))
+                }
+            };
+            match done {
+                Ok(()) => {}
+                Err(Error::NoSpace) => {
+                    full += 1;
+                    let before = used(&volume);
+                    for ino in files.iter().map(|file| file.1).chain([Ino::ROOT]) {
+                        volume.clean(ino).unwrap();
+                    }
+                    assert_eq!(used(&volume), before, "seed {seed}, {i}");
+                }
+                Err(e) => panic!("seed {seed}, {i}: {e}"),
+            }
+        }
+        files.iter().for_each(|(name, _)| volume.unlink(Ino::ROOT, name.as_bytes()).unwrap());
+        use_and_empty(&volume).unwrap();
+    }
+    println!("full {full} times");
+    assert!(full > 100, "{full}");
+}
+
+#[test]
+fn threads_that_fill_a_volume_together_leave_no_room() {
+    for _ in 0..20 {
+        let volume = volume();
+        let files: Vec<Ino> = (0..4).map(|i| create(&volume, &i.to_string()).unwrap()).collect();
+        std::thread::scope(|scope| {
+            for ino in &files {
+                let volume = &volume;
+                scope.spawn(move || {
+                    for mode in 0..200 {
+                        let mode = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+                        volume.set_attributes(*ino, mode).and_then(|_| volume.append(*ino, &[1; 4096])).ok();
+                    }
+                });
+            }
+        });
+        let room: u64 = volume.usage().regions.iter().map(|r| r.blocks - r.reserved_blocks).sum();
+        assert!(used(&volume) >= room - 1, "{} of {room}", used(&volume));
+        use_and_empty(&volume).unwrap();
+    }
 }

@@ -7,6 +7,7 @@ mod clean;
 mod concurrent;
 mod crash;
 mod damage;
+mod emulated;
 mod full;
 mod mapped;
 mod medium;

@@ -118,8 +118,11 @@ impl Model {
         if self.is_dir(dir) { Ok((dir, name)) } else { Err(libc::ENOTDIR) }
     }
 
-    pub fn add(&mut self, path: &str, node: Node) -> Result<(), i32> {
+    pub fn add(&mut self, path: &str, mut node: Node) -> Result<(), i32> {
         let (dir, name) = self.parent(path)?;
+        if node.mode & 0o170_000 == DIR {
+            node.mode |= self.nodes[dir].mode & 0o2000; // a set-group-ID directory hands the bit on
+        }
         if self.nodes[dir].names.contains_key(name) {
             return Err(libc::EEXIST);
         }

@@ -170,7 +170,7 @@ impl Op {
                     _ => {}
                 }
                 m.nodes[dir].names.remove(name);
-                m.nodes[node].links -= 1;
+                lose_name(m, node);
                 Ok(())
             }
             Rename(from, to, how) => rename(m, from, to, *how),
@@ -199,6 +199,14 @@ fn put(data: &mut Vec<u8>, offset: u64, new: &[u8]) {
         let end = offset as usize + new.len();
         data.resize(data.len().max(end), 0);
         data[offset as usize..end].copy_from_slice(new);
+    }
+}
+
+/// One name less; the data of what has none left goes, as a long run makes many.
+fn lose_name(m: &mut Model, node: usize) {
+    m.nodes[node].links -= 1;
+    if m.nodes[node].links == 0 {
+        m.nodes[node].data = Vec::new();
     }
 }
 
@@ -231,7 +239,7 @@ fn rename(m: &mut Model, from: &str, to: &str, how: fs::Rename) -> Done {
                 (false, true) => return Err(libc::EISDIR),
                 _ => {}
             }
-            m.nodes[target].links -= 1;
+            lose_name(m, target);
         }
         (_, None) => {}
     }

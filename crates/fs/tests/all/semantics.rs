@@ -1,6 +1,6 @@
 //! Each test checks a sentence of `docs/SEMANTICS.md`.
 
-use fs::{Error, Ino, NewFile, SetXattr, Volume};
+use fs::{Error, Ino, NewFile, SetAttributes, SetXattr, Volume};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Ram, blank};
@@ -42,6 +42,64 @@ fn an_open_file_survives_its_last_name_until_it_is_closed_or_the_machine_stops()
     let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
     assert!(report.damage.is_empty() && report.orphans.len() == 1, "{report:?}");
     assert_eq!(used(&Volume::mount(Box::new(ram), options(1)).unwrap()), before);
+}
+
+#[test]
+fn a_remembered_inode_keeps_its_number_until_it_is_forgotten() {
+    let (_, volume) = volume();
+    let file = create(&volume, b"file");
+    volume.remember(file).unwrap();
+    volume.remember(file).unwrap();
+    volume.open(file).unwrap();
+    volume.unlink(Ino::ROOT, b"file").unwrap();
+    assert_eq!((volume.unnamed(), volume.stat(file).unwrap().attributes.links), (1, 0));
+    volume.forget(file, 1).unwrap();
+    assert!(volume.forget(file, 2).is_err(), "more often than it was remembered");
+    volume.close(file).unwrap();
+    assert_ne!(create(&volume, b"other"), file);
+    volume.forget(file, 1).unwrap();
+    assert!(matches!(volume.stat(file), Err(Error::NotFound)));
+    assert_eq!(volume.unnamed(), 0);
+    assert_eq!(create(&volume, b"third"), file, "the number is free");
+}
+
+#[test]
+fn privileges_and_groups_follow_the_rules() {
+    let (_, volume) = volume();
+    let mode = |ino| volume.stat(ino).unwrap().attributes.mode & 0o7777;
+    let make = |parent, name: &[u8], mode| {
+        volume.create(parent, name, NewFile { mode, uid: 1, gid: 1, ..NewFile::default() }).unwrap()
+    };
+    let dir = make(Ino::ROOT, b"dir", 0o42755).ino;
+    volume.set_attributes(dir, SetAttributes { gid: Some(7), ..Default::default() }).unwrap();
+    assert_eq!(mode(dir), 0o2755, "a directory keeps the bit");
+    let (inner, file) = (make(dir, b"inner", 0o40700), make(dir, b"file", 0o700));
+    assert_eq!((inner.attributes.gid, inner.attributes.mode & 0o7777), (7, 0o2700));
+    assert_eq!((file.attributes.gid, file.attributes.mode & 0o7777), (7, 0o700));
+
+    let set = |mode| volume.set_attributes(file.ino, SetAttributes { mode: Some(mode), ..Default::default() }).unwrap();
+    let capable = || volume.xattr(file.ino, b"security.capability").is_ok();
+    for (from, to) in [(0o6755, 0o755), (0o6745, 0o2745), (0o1644, 0o1644)] {
+        set(from);
+        volume.set_xattr(file.ino, b"security.capability", b"x", SetXattr::Any).unwrap();
+        volume.drop_privileges(file.ino, false).unwrap();
+        assert_eq!((mode(file.ino), capable()), (from, false));
+        volume.drop_privileges(file.ino, true).unwrap();
+        assert_eq!(mode(file.ino), to);
+        set(from);
+        volume.set_xattr(file.ino, b"security.capability", b"x", SetXattr::Any).unwrap();
+        volume.set_attributes(file.ino, SetAttributes { uid: Some(5), ..Default::default() }).unwrap();
+        assert_eq!((mode(file.ino), capable()), (to, false), "another owner");
+    }
+    volume.set_attributes(file.ino, SetAttributes { uid: Some(6), mode: Some(0o6755), ..Default::default() }).unwrap();
+    assert_eq!(mode(file.ino), 0o6755, "asked for");
+}
+
+#[test]
+fn a_name_that_is_too_long_is_told_from_one_that_is_not_there() {
+    let (_, volume) = volume();
+    assert!(matches!(volume.lookup(Ino::ROOT, &[b'n'; 255]), Err(Error::NotFound)));
+    assert!(matches!(volume.lookup(Ino::ROOT, &[b'n'; 256]), Err(Error::NameTooLong)));
 }
 
 #[test]

@@ -1,29 +1,102 @@
-//! What the user can type after `homenode mkfs`, `homenode fsck` and `homenode fs`.
+//! What the user can type after `homenode mkfs`, `homenode fsck`, `homenode mount` and `homenode fs`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand};
+use ::fs::Placement;
+use clap::{Args, Subcommand, ValueEnum};
 
+use crate::commands::volume_policy::NodesArgs;
 use crate::output::units;
 
-/// The command line, where `mkfs.homenode` and `fsck.homenode` are names of `homenode mkfs` and `homenode fsck`: mkfs(8)
-/// and fsck(8) look for programs of such names.
+/// The command line, where `mkfs.homenode`, `fsck.homenode` and `mount.homenode` are names of `homenode mkfs`, `homenode
+/// fsck` and `homenode mount`: mkfs(8), fsck(8) and mount(8) look for programs of such names.
 pub fn command_line(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut given: Vec<OsString> = given.collect();
     let name = given.first().and_then(|name| Path::new(name).file_name());
-    let command = name.and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".homenode"));
-    if let Some(command @ ("mkfs" | "fsck")) = command {
-        let command = command.into();
-        given.insert(1, command);
+    match name.and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".homenode")) {
+        Some(command @ ("mkfs" | "fsck")) => {
+            let command = command.into();
+            given.insert(1, command);
+        }
+        Some("mount" | "mount.fuse") => {
+            // mount(8) passes on what is its own: -n, -s, -f ("fake") and -t TYPE.
+            let mut rest = given.split_off(1).into_iter();
+            given.push("mount".into());
+            while let Some(word) = rest.next() {
+                match word.to_str() {
+                    Some("-n" | "-s") => {}
+                    Some("-t") => drop(rest.next()),
+                    Some("-f") => given.push("--fake".into()),
+                    _ => given.push(word),
+                }
+            }
+        }
+        _ => {}
     }
     given
+}
+
+/// `homenode mount`.
+#[derive(Debug, Args)]
+pub struct MountArgs {
+    /// Which volume
+    #[command(flatten)]
+    pub volume: VolumeArgs,
+    /// The directory to mount on
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+    /// Stay in the foreground, until the volume is unmounted
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Mount options, separated by commas: ro, noexec, nosuid, nodev, …; also cache=… and placement=…
+    #[arg(short, value_name = "OPTION,…", value_delimiter = ',')]
+    pub options: Vec<String>,
+    /// Who keeps file data that was read: `kernel` makes reading again fast, but such reads reach no counter of homenode;
+    /// with `direct`, each read and write reaches the volume [default: kernel]
+    #[arg(long, value_name = "WHO")]
+    pub cache: Option<CacheArg>,
+    /// Where new blocks go: to the node of the writing thread, by chance, to one node after the other, or to one node
+    /// [default: local]
+    #[arg(long, value_name = "local|random|interleave|nodeN", value_parser = parse_placement)]
+    pub placement: Option<Placement>,
+    /// Threads that serve the mount [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+    /// Which nodes, and what moves
+    #[command(flatten)]
+    pub nodes: NodesArgs,
+    /// Check everything, but do not mount: what `mount -f` asks for
+    #[arg(long, hide = true)]
+    pub fake: bool,
+}
+
+/// Who keeps file data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CacheArg {
+    /// The kernel
+    Kernel,
+    /// Nobody
+    Direct,
+}
+
+/// `local`, `random`, `interleave` or `nodeN`.
+pub fn parse_placement(text: &str) -> Result<Placement, String> {
+    match text {
+        "local" => Ok(Placement::Local),
+        "random" => Ok(Placement::Random),
+        "interleave" => Ok(Placement::Interleave),
+        _ => {
+            let node = text.strip_prefix("node").and_then(|node| node.parse().ok());
+            node.map(Placement::Node).ok_or_else(|| "local, random, interleave or nodeN".to_owned())
+        }
+    }
 }
 
 /// `homenode mkfs`.
 #[derive(Debug, Args)]
 pub struct MkfsArgs {
-    /// Create the files, each of SIZE; without it the regions exist already
+    /// Create the files, each of SIZE (such as 8GiB), with memory for all of it; without it the regions exist already
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub size: Option<u64>,
     /// Keep a checksum of every block of file data, and check it at each read
@@ -32,13 +105,14 @@ pub struct MkfsArgs {
     /// Overwrite a volume
     #[arg(long)]
     pub force: bool,
-    /// The regions, one per node: DAX devices, or files on DAX, hugetlbfs, tmpfs or any other file system
+    /// The regions, one per node: DAX devices, or files on DAX, hugetlbfs, tmpfs or any other file system; a path with
+    /// an @ in it ends with @NODE, or with @ alone
     #[arg(required = true, value_name = "REGION[@NODE]")]
     pub regions: Vec<String>,
 }
 
 /// Which volume.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct VolumeArgs {
     /// Any one region of the volume
     #[arg(value_name = "VOLUME")]
@@ -70,6 +144,8 @@ pub enum FsCommand {
     Put(PutArgs),
     /// Copy a file out of the volume
     Get(GetArgs),
+    /// Remove a file, or an empty directory
+    Rm(PathArgs),
     /// Show on which nodes a file is
     Where(PathArgs),
     /// Move a file to another node
@@ -99,7 +175,8 @@ pub struct PutArgs {
     /// The file to copy
     #[arg(value_name = "LOCAL")]
     pub local: PathBuf,
-    /// Path within the volume; a file that exists is replaced
+    /// Path within the volume; a file that exists is replaced once the copy is complete, until then the copy is called
+    /// .homenode-put
     #[arg(value_name = "PATH")]
     pub path: String,
 }
@@ -124,6 +201,9 @@ pub struct MigrateArgs {
     /// The node to move it to
     #[arg(long, value_name = "NODE")]
     pub to: u32,
+    /// Move at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_positive_rate)]
+    pub rate: Option<f64>,
 }
 
 /// `homenode fs debug`.

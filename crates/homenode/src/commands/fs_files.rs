@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 
-use ::fs::{Error, Ino, Kind, NewFile, Volume};
+use ::fs::{Attributes, Error, Ino, Kind, NewFile, Rename, Volume};
 use serde_json::json;
 
 use super::fs_args::{DebugCommand, FsCommand, GetArgs, LogArgs, MigrateArgs, PathArgs, PutArgs, VolumeArgs};
@@ -14,6 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::table::Table;
 use crate::output::units::size;
 use crate::output::{self, progress};
+use crate::signals::Stop;
 
 const CHUNK: usize = 1 << 20;
 const BLOCK: u64 = ::fs::format::BLOCK_BYTES;
@@ -25,6 +26,7 @@ pub fn run(global: &Global, command: &FsCommand) -> Result<Exit, Failure> {
         FsCommand::Ls(args) => ls(global, args),
         FsCommand::Put(args) => put(global, args),
         FsCommand::Get(args) => get(global, args),
+        FsCommand::Rm(args) => rm(global, args),
         FsCommand::Where(args) => where_(global, args),
         FsCommand::Migrate(args) => migrate(global, args),
         FsCommand::Debug(DebugCommand::Log(args)) => log(args),
@@ -98,31 +100,74 @@ fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
+/// The directory of a path within the volume, and its last name.
+fn place<'a>(volume: &Volume, path: &'a str) -> Result<(Ino, &'a str), Failure> {
+    let (dir, name) = path.trim_end_matches('/').rsplit_once('/').unwrap_or(("", path));
+    Ok((find(volume, dir)?, name))
+}
+
+/// What `put` calls a copy that is not complete. One process at a time has a volume, so what is called so already was left
+/// by a crash.
+const UNFINISHED: &[u8] = b".homenode-put";
+
 fn put(global: &Global, args: &PutArgs) -> Result<Exit, Failure> {
     let mut from = File::open(&args.local).map_err(|e| Failure::io("open", &args.local, &e))?;
+    let len = from.metadata().map_err(|e| Failure::io("look at", &args.local, &e))?.len();
+    let stop = Stop::on_signals()?;
     let (volume, _) = mount(global, &args.volume)?;
     let fail = |e| failure(args.path.as_str(), e);
-    let (dir, name) = args.path.trim_end_matches('/').rsplit_once('/').unwrap_or(("", &args.path));
-    let dir = find(&volume, dir)?;
-    let ino = match volume.lookup(dir, name.as_bytes()) {
-        Ok(found) => {
-            volume.truncate(found.ino, 0).map_err(fail)?;
-            found.ino
-        }
-        Err(Error::NotFound) => {
-            let new = NewFile { mode: 0o644, ..NewFile::default() };
-            volume.create(dir, name.as_bytes(), new).map_err(fail)?.ino
-        }
+    let (dir, name) = place(&volume, &args.path)?;
+    match volume.unlink(dir, UNFINISHED) {
+        Ok(()) | Err(Error::NotFound) => {}
         Err(e) => return Err(fail(e)),
-    };
-    let mut buffer = vec![0; CHUNK];
-    loop {
-        let len = from.read(&mut buffer).map_err(|e| Failure::io("read", &args.local, &e))?;
-        if len == 0 {
-            return unmount(volume);
-        }
-        volume.append(ino, buffer.get(..len).unwrap_or_default()).map_err(fail)?;
     }
+    let mut new = NewFile { mode: 0o644, ..NewFile::default() };
+    match volume.lookup(dir, name.as_bytes()) {
+        Ok(old) if old.kind == Kind::File => {
+            let Attributes { mode, uid, gid, .. } = old.attributes;
+            new = NewFile { mode, uid, gid, ..new };
+        }
+        Ok(_) | Err(Error::NotFound) => {}
+        Err(e) => return Err(fail(e)),
+    }
+    let ino = volume.create(dir, UNFINISHED, new).map_err(fail)?.ino;
+    let bar = progress::bar(global.json, len, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
+    let mut buffer = vec![0; CHUNK];
+    let copied = loop {
+        if stop.requested() {
+            break Err(Failure::new(Exit::Partly, args.path.as_str(), "stopped by a signal, nothing was copied"));
+        }
+        match from.read(&mut buffer) {
+            Ok(0) => {
+                break volume.rename((dir, UNFINISHED), (dir, name.as_bytes()), Rename::Replace).map_err(fail);
+            }
+            Ok(len) => {
+                if let Err(e) = volume.append(ino, buffer.get(..len).unwrap_or_default()) {
+                    break Err(fail(e));
+                }
+                bar.inc(len as u64);
+            }
+            Err(e) => break Err(Failure::io("read", &args.local, &e)),
+        }
+    };
+    bar.finish_and_clear();
+    if copied.is_err() {
+        volume.unlink(dir, UNFINISHED).map_err(fail)?;
+    }
+    let unmounted = unmount(volume);
+    copied?;
+    unmounted
+}
+
+fn rm(global: &Global, args: &PathArgs) -> Result<Exit, Failure> {
+    let (volume, _) = mount(global, &args.volume)?;
+    let (dir, name) = place(&volume, &args.path)?;
+    let removed = match volume.unlink(dir, name.as_bytes()) {
+        Err(Error::IsDirectory) => volume.rmdir(dir, name.as_bytes()),
+        removed => removed,
+    };
+    removed.map_err(|e| failure(args.path.as_str(), e))?;
+    unmount(volume)
 }
 
 fn get(global: &Global, args: &GetArgs) -> Result<Exit, Failure> {
@@ -166,24 +211,33 @@ fn where_(global: &Global, args: &PathArgs) -> Result<Exit, Failure> {
 }
 
 fn migrate(global: &Global, args: &MigrateArgs) -> Result<Exit, Failure> {
+    let stop = Stop::on_signals()?;
     let (volume, _) = mount(global, &args.file.volume)?;
     let path = args.file.path.as_str();
     let ino = find(&volume, path)?;
     let blocks = volume.stat(ino).map_err(|e| failure(path, e))?.blocks;
     let bar = progress::bar(global.json, blocks * BLOCK, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
-    let moved = volume.migrate_file(ino, args.to, None, |now| {
-        bar.set_position(now.moved * BLOCK);
-        true
+    let mut moved = 0;
+    let done = volume.migrate_file(ino, args.to, args.rate.map(|rate| rate as u64), |now| {
+        moved = now.moved * BLOCK;
+        bar.set_position(moved);
+        !stop.requested()
     });
     bar.finish_and_clear();
-    let moved = moved.map_err(|e| failure(path, e))?.moved;
-    let bytes = moved * BLOCK;
+    let done = done.map_err(|e| {
+        let failure = failure(path, e);
+        if moved > 0 { failure.hint(format!("{} moved before and stay there", size(moved))) } else { failure }
+    })?;
+    let moved = done.moved * BLOCK;
     if global.json {
-        output::print_json(&json!({"path": path, "to": args.to, "moved": bytes}))?;
+        output::print_json(&json!({"path": path, "to": args.to, "moved": moved, "stopped": done.cancelled}))?;
     } else {
-        output::print(&format!("{path}: moved {} to node {}\n", size(bytes), args.to))?;
+        let why =
+            if done.cancelled { ", then stopped by a signal; the file is whole, partly on each node" } else { "" };
+        output::print(&format!("{path}: moved {} to node {}{why}\n", size(moved), args.to))?;
     }
-    unmount(volume)
+    unmount(volume)?;
+    Ok(if done.cancelled { Exit::Partly } else { Exit::Done })
 }
 
 fn log(args: &LogArgs) -> Result<Exit, Failure> {

@@ -1,7 +1,7 @@
 //! `homenode mkfs` and `homenode fsck`, and what the sub-commands of `homenode fs` share.
 
 use std::fs::{File, OpenOptions};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -22,18 +22,26 @@ use crate::output::{self, progress};
 use crate::signals::Stop;
 
 const BYTES_PER_INODE: u64 = 16384;
+/// Smallest `--size`. What is below it was probably meant to have a unit.
+const SMALLEST: u64 = 1 << 18;
 
 /// Makes a volume.
 pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
+    if let Some(bytes) = args.size.filter(|bytes| *bytes < SMALLEST) {
+        let why = format!("a region has at least {}", size(SMALLEST));
+        let hint = format!("{bytes} means bytes; a unit may follow, such as {}GiB", bytes.max(1));
+        return Err(Failure::new(Exit::Usage, format!("--size {bytes}"), why).hint(hint));
+    }
     let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?)?;
     let (mut files, mut nodes, mut names) = (Vec::new(), Vec::new(), Vec::new());
-    for region in &args.regions {
-        let (path, node) = split(region);
+    let places: Vec<_> = args.regions.iter().map(|region| split(region)).collect::<Result<_, _>>()?;
+    let mut new = Created(Vec::new());
+    for (path, node) in places {
         let here = node.filter(|node| topology.node(topology::NodeId(*node)).is_some());
         if let Some(node) = node.filter(|_| here.is_none()) {
             eprintln!("homenode: {}: this machine has no node {node}; its memory is bound to none", path.display());
         }
-        let file = open_region(&path, args.size)?;
+        let file = open_region(&path, args.size, &mut new)?;
         let path = path.canonicalize().map_err(|e| Failure::io("find", &path, &e))?;
         files.push((RegionFile { file, bind: None }, here, path.clone()));
         nodes.push(node);
@@ -42,6 +50,8 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     let regions: Vec<RegionFile> =
         files.into_iter().map(|(file, node, path)| bind(file, node, &path)).collect::<Result<_, _>>()?;
     let mapped = Arc::new(Mapped::new(&regions).map_err(|e| failure("mkfs", e))?);
+    // Bound to their nodes by now, so the memory comes from there.
+    new.0.iter().zip(&regions).try_for_each(|(path, region)| reserve(path, &region.file, args.size))?;
     if let Some(index) = (0..regions.len()).find(|i| ::fs::superblock_of(&*mapped, *i).is_ok()).filter(|_| !args.force)
     {
         let region = args.regions.get(index).map_or("", String::as_str);
@@ -72,6 +82,7 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         owner,
     };
     ::fs::mkfs(Box::new(Arc::clone(&mapped)), &layout).map_err(|e| failure("mkfs", e))?;
+    new.0.clear();
     let total = (0..mapped.regions()).map(|i| mapped.len(i)).sum();
     if global.json {
         output::print_json(&json!({"volume": hex(&volume), "regions": mapped.regions(), "size": total}))?;
@@ -89,21 +100,65 @@ fn bind(region: RegionFile, node: Option<u32>, path: &Path) -> Result<RegionFile
     Ok(RegionFile { bind: volatile.then_some(node), ..region })
 }
 
-/// `PATH@NODE`, or a path that may have an `@` in it.
-fn split(region: &str) -> (PathBuf, Option<u32>) {
-    match region.rsplit_once('@').map(|(path, node)| (path, node.parse())) {
-        Some((path, Ok(node))) => (path.into(), Some(node)),
-        _ => (region.into(), None),
+/// `PATH@NODE`, `PATH`, or `PATH@` for a path that has an `@` in its last name.
+fn split(region: &str) -> Result<(PathBuf, Option<u32>), Failure> {
+    match region.rsplit_once('@') {
+        Some((path, "")) => Ok((path.into(), None)),
+        Some((path, node)) if !node.contains('/') => {
+            let digits = Some(node).filter(|node| node.bytes().all(|byte| byte.is_ascii_digit()));
+            let number = digits.and_then(|node| node.parse().ok());
+            let usage = || {
+                let why = format!("`{node}` is no number of a node");
+                Failure::new(Exit::Usage, region, why).hint("a path with an @ in it ends with @NODE, or with @ alone")
+            };
+            Ok((path.into(), Some(number.ok_or_else(usage)?)))
+        }
+        _ => Ok((region.into(), None)),
     }
 }
 
-fn open_region(path: &Path, size: Option<u64>) -> Result<File, Failure> {
+/// Files that `mkfs` created: removed unless it succeeds.
+struct Created(Vec<PathBuf>);
+
+impl Drop for Created {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            if let Err(e) = std::fs::remove_file(path) {
+                eprintln!("homenode: cannot remove {}: {e}", path.display());
+            }
+        }
+    }
+}
+
+fn open_region(path: &Path, size: Option<u64>, created: &mut Created) -> Result<File, Failure> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
-    let Some(size) = size else { return options.open(path).map_err(|e| Failure::io("open", path, &e)) };
-    let file = options.create_new(true).open(path).map_err(|e| Failure::io("create", path, &e))?;
-    file.set_len(size).map_err(|e| Failure::io("size", path, &e))?;
+    let hint = |e: &io::Error, kind, hint| {
+        let failure = Failure::io(if size.is_some() { "create" } else { "open" }, path, e);
+        if e.kind() == kind { failure.hint(hint) } else { failure }
+    };
+    let Some(size) = size else {
+        let missing = "--size creates the files";
+        return options.open(path).map_err(|e| hint(&e, io::ErrorKind::NotFound, missing));
+    };
+    let exists = "without --size, mkfs uses files and devices that exist";
+    let file = options.create_new(true).open(path).map_err(|e| hint(&e, io::ErrorKind::AlreadyExists, exists))?;
+    created.0.push(path.to_owned());
+    let odd = "hugetlbfs has files of whole huge pages only, such as 1GiB (1G is 1000000000)";
+    file.set_len(size).map_err(|e| {
+        let failure = Failure::io("size", path, &e);
+        if e.kind() == io::ErrorKind::InvalidInput { failure.hint(odd) } else { failure }
+    })?;
     Ok(file)
+}
+
+/// Makes sure that a file that was created has memory or blocks for all of its size: a store to memory that is not there
+/// would kill the process.
+fn reserve(path: &Path, file: &File, size: Option<u64>) -> Result<(), Failure> {
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size.unwrap_or(0)) {
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+        Err(e) => Err(Failure::io("reserve space for", path, &e.into())),
+    }
 }
 
 /// Checks a volume. Exit codes as fsck(8) has them: 0 fine, 1 repaired, 4 damaged, 8 not checked, 32 stopped; 16, wrong

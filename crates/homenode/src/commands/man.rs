@@ -12,16 +12,13 @@ use crate::cli::{Cli, ManArgs};
 use crate::exit::{Exit, Failure};
 use crate::output;
 
-/// Prints homenode(1), or writes it and one page per sub-command to a directory.
+/// Prints homenode(1), or writes it and one page per sub-command, however deep, to a directory.
 pub fn run(args: &ManArgs) -> Result<Exit, Failure> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     match &args.dir {
         Some(dir) => {
             fs::create_dir_all(dir).map_err(|e| Failure::io("create", dir, &e))?;
-            for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-                write(sub, dir)?;
-            }
             write(&command, dir)?;
         }
         None => output::print(&String::from_utf8_lossy(&page(&command)?))?,
@@ -30,6 +27,9 @@ pub fn run(args: &ManArgs) -> Result<Exit, Failure> {
 }
 
 fn write(command: &clap::Command, dir: &Path) -> Result<(), Failure> {
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
+        write(sub, dir)?;
+    }
     let path = dir.join(Man::new(command.clone()).get_filename());
     fs::write(&path, page(command)?).map_err(|e| Failure::io("write", &path, &e))
 }

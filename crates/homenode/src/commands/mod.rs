@@ -8,6 +8,7 @@ mod fs_files;
 mod fs_volume;
 mod hot;
 mod man;
+mod mount;
 pub mod r#move;
 mod nodes;
 mod plan;
@@ -21,6 +22,7 @@ mod run;
 mod session;
 mod simulate;
 mod top;
+pub mod volume_policy;
 mod where_;
 
 use crate::child;
@@ -49,6 +51,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Reproduce(args) => reproduce::run(global, args),
         Command::Mkfs(args) => fs_volume::mkfs(global, args),
         Command::Fsck(args) => fs_volume::fsck(global, args),
+        Command::Mount(args) => mount::run(global, args),
         Command::Fs(command) => fs_files::run(global, command),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),

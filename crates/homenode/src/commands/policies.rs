@@ -34,8 +34,8 @@ pub fn acts(policy: &str) -> Acts {
     Acts { files: matches!(policy, "dragonfly" | "auto"), processes: matches!(policy, "arc" | "arc-guarded" | "auto") }
 }
 
-/// What a policy does less on a host than in a simulation.
-pub fn on_a_host(policy: &str) -> Option<&'static str> {
-    let acts = acts(policy);
-    acts.files.then_some("on a host it moves cached files only; files on DAX are moved by hand (`homenode move`)")
+/// What a policy does less on a host than in a simulation. `dax`: files on DAX are moved.
+pub fn on_a_host(policy: &str, dax: bool) -> Option<&'static str> {
+    let cached = "on a host it moves cached files only, unless homenode.toml has `dax = true` for files on DAX";
+    (acts(policy).files && !dax).then_some(cached)
 }

@@ -44,7 +44,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;
     let interference = if stop.requested() { Vec::new() } else { session::interference(&|| stop.requested()) };
     session::move_only(engine.policy_name(), child.is_some())?;
-    let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::new(limits) };
+    let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::new(limits), label: None, host: true };
     let nodes = engine.plane().topology().nodes.len();
     let told = out.start(engine.policy_name(), &settings, nodes, &interference);
     let ran = told.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
@@ -53,7 +53,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         _ => Ok(()),
     });
     notify::ready();
-    let ran = ran.and_then(|()| windows(&mut engine, &mut out, &stop, child.as_mut(), args.windows));
+    let ran = ran.and_then(|()| windows(&mut engine, &mut out, &|| stop.requested(), child.as_mut(), args.windows));
     notify::stopping();
     let finished = engine.finish();
     drop(engine);
@@ -83,15 +83,15 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
 }
 
 /// Runs window after window until something ends the run.
-fn windows<P: Plane>(
+pub fn windows<P: Plane>(
     engine: &mut Engine<P>,
     out: &mut Output,
-    stop: &Stop,
+    stop: &dyn Fn() -> bool,
     mut child: Option<&mut Child>,
     most: Option<u64>,
 ) -> Result<(), Failure> {
     let mut window = 0;
-    while !stop.requested() && most.is_none_or(|most| window < most) {
+    while !stop() && most.is_none_or(|most| window < most) {
         let report = engine.step().map_err(|e| Failure::from_error(Exit::Unsupported, "cannot go on", &e))?;
         window += 1;
         out.window(window, &report)?;
@@ -103,20 +103,31 @@ fn windows<P: Plane>(
 }
 
 /// Prints to stdout.
-struct Output {
+pub struct Output {
     json: bool,
     quiet: bool,
     lines: Lines,
+    /// Begins every line of figures, where they are emulated.
+    label: Option<String>,
+    /// The plane is a host, where policies move less than elsewhere.
+    host: bool,
 }
 
 impl Output {
-    fn start(
+    /// Prints what happens on a mounted volume.
+    pub fn of_volume(json: bool, quiet: bool, limits: Limits, label: Option<String>) -> Self {
+        Self { json, quiet, lines: Lines::new(limits), label, host: false }
+    }
+
+    /// What is about to begin.
+    pub fn start(
         &self,
         policy: &str,
         settings: &engine::Settings,
         nodes: usize,
         interference: &[Interference],
     ) -> Result<(), Failure> {
+        let less = policies::on_a_host(policy, settings.moves.dax).filter(|_| self.host);
         if self.json {
             output::print_json_line(&json!({
                 "kind": "start",
@@ -125,7 +136,8 @@ impl Output {
                 "window_s": settings.window_s,
                 "dry_run": settings.dry_run,
                 "nodes": nodes,
-                "policy_limit": policies::on_a_host(policy),
+                "policy_limit": less,
+                "emulated": self.label,
                 "interference": interference,
             }))?;
             return Ok(());
@@ -136,7 +148,10 @@ impl Output {
         for found in interference {
             text.push_str(&format!("note: {}\n", escape(&words::interference(found))));
         }
-        if let Some(less) = policies::on_a_host(policy) {
+        if let Some(label) = &self.label {
+            text = format!("{label}: {text}");
+        }
+        if let Some(less) = less {
             text.push_str(&format!("note: policy {policy}: {less}\n"));
         }
         if nodes == 1 {
@@ -146,7 +161,7 @@ impl Output {
     }
 
     /// The moves of a crashed run that were undone.
-    fn recovered(&self, recovered: &Finished) -> Result<(), Failure> {
+    pub fn recovered(&self, recovered: &Finished) -> Result<(), Failure> {
         if *recovered == Finished::default() {
             return Ok(());
         }
@@ -159,16 +174,24 @@ impl Output {
 
     fn window(&mut self, window: u64, report: &engine::WindowReport) -> Result<(), Failure> {
         if self.json {
-            return Ok(output::print_json_line(&report::json(window, report))?);
+            let mut value = report::json(window, report);
+            if let (Some(label), Some(object)) = (&self.label, value.as_object_mut()) {
+                object.insert("emulated".to_owned(), json!(label));
+            }
+            return Ok(output::print_json_line(&value)?);
         }
-        let (text, news) = self.lines.window(window, report);
+        let (mut text, news) = self.lines.window(window, report);
+        if let Some(label) = &self.label {
+            text = format!("{label}: {text}");
+        }
         if news || !self.quiet {
             output::print(&text)?;
         }
         Ok(())
     }
 
-    fn finished(&self, finished: &Finished) -> Result<(), Failure> {
+    /// What was undone.
+    pub fn finished(&self, finished: &Finished) -> Result<(), Failure> {
         match self.json {
             true => output::print_json_line(&report::finished_json("end", finished))?,
             false => output::print(&format!("stopped: {}", report::finished(finished)))?,

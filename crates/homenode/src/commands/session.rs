@@ -36,10 +36,18 @@ pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>, mapped: bool
     let observe = observe::Settings { exact: args.exact, steady: args.steady, scope, ..observe::Settings::default() };
     let topology = nodes::read(Path::new(nodes::SYS), config)?;
     let touch_own_affinity = args.scope.touch_own_affinity;
+    let (dax, freeze) = (config.moves.dax, config.moves.freeze);
     // Whole thousandths: settings are compared.
     let budget_milli_cpus = (config.engine.budget.cpu * 1000.0).round() as u32;
-    let settings =
-        host::Settings { observe, touch_own_affinity, mapped, budget_milli_cpus, ..host::Settings::default() };
+    let settings = host::Settings {
+        observe,
+        touch_own_affinity,
+        mapped,
+        dax,
+        freeze,
+        budget_milli_cpus,
+        ..host::Settings::default()
+    };
     HostPlane::open(settings, topology).map_err(|e| {
         let failure = Failure::from_error(Exit::Unsupported, "cannot observe", &e);
         match failure.exit() {

@@ -58,9 +58,22 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok(value.round() as u64)
 }
 
-/// Reads `200MB/s`, `6.8 GB/s`, `1e9`: bytes/s.
+/// Reads `200MB/s`, `6.8 GB/s`, `0`, in bytes/s. The unit is required: `20` would be 20 B/s, which nobody means.
 pub fn parse_rate(text: &str) -> Result<f64, String> {
-    parse(text, "/s")
+    match parse(text, "/s")? {
+        rate if rate > 0.0 && !text.contains(|c: char| c.is_ascii_alphabetic() && c != 'e') => {
+            Err(format!("the unit is missing, as in {}MB/s", text.trim()))
+        }
+        rate => Ok(rate),
+    }
+}
+
+/// Reads a rate as [`parse_rate`] does, of at least 1 byte/s.
+pub fn parse_positive_rate(text: &str) -> Result<f64, String> {
+    match parse_rate(text)? {
+        rate if rate >= 1.0 => Ok(rate),
+        _ => Err("must be at least 1 byte a second".to_owned()),
+    }
 }
 
 fn parse(text: &str, suffix: &str) -> Result<f64, String> {
@@ -121,12 +134,13 @@ mod tests {
         for (text, n) in [("4MiB", 4 << 20), ("300 MB", 300_000_000), ("4096", 4096), ("1.5k", 1500), ("0", 0)] {
             assert_eq!(parse_bytes(text), Ok(n), "{text}");
         }
-        for (text, n) in [("200MB/s", 2e8), ("6.8 GB/s", 6.8e9), ("1e9", 1e9), ("5", 5.0)] {
+        for (text, n) in [("200MB/s", 2e8), ("6.8 GB/s", 6.8e9), ("1e3kB/s", 1e6), ("5B/s", 5.0), ("0", 0.0)] {
             assert_eq!(parse_rate(text), Ok(n), "{text}");
         }
         for text in ["", "MB", "-1", "1e999", "nan", "inf", "5 parsecs", "1..2", "3e40"] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
         assert!(parse_rate("-5MB/s").is_err());
+        assert_eq!(parse_rate("20"), Err("the unit is missing, as in 20MB/s".to_owned()));
     }
 }

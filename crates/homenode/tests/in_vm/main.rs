@@ -4,6 +4,7 @@
 //! with one node, or without root, the tests are skipped and say why.
 
 mod acts;
+mod dax;
 mod file_users;
 mod files;
 mod four_nodes;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         .chain(four_nodes::TESTS)
         .chain(acts::TESTS)
         .chain(programs::TESTS)
+        .chain(dax::TESTS)
         .map(|test: &'static Test| {
             Trial::ignorable_test(test.name, move || match () {
                 () if !test.nodes.contains(&nodes) => {

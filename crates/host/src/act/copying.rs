@@ -19,11 +19,18 @@ pub struct Copied {
     pub total: u64,
     /// Bytes that are on the target node now, those already there included.
     pub moved: u64,
+    /// Of these, bytes that were there already: nothing was copied for them.
+    pub there: u64,
     /// Bytes that could not be moved, by reason: a sentence fragment such as `pinned` or `no free memory on node 1`.
     pub left: BTreeMap<&'static str, u64>,
 }
 
 impl Copied {
+    /// Bytes that this move has copied.
+    pub fn copied(&self) -> u64 {
+        self.moved.saturating_sub(self.there)
+    }
+
     /// Bytes that could not be moved.
     pub fn failed(&self) -> u64 {
         self.left.values().sum()

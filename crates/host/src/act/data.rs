@@ -1,54 +1,98 @@
-//! Moves of files and of processes with their memory, as the plane makes them: prepared in a window, started, then copied in
-//! the background ([`crate::jobs`]).
+//! Moves of files and of processes with their memory, as the plane makes them: prepared in a window, started, then examined and
+//! copied in the background ([`crate::jobs`]).
 //!
-//! **Problem.** The engine names a file by device and inode number, and the kernel opens files by path. Between the look at a
-//! file or process and the move, it may have become another.
+//! **Problem.** The engine names a file by device, inode number and generation. To open and to count a file takes long, and its
+//! paths belong to its users. Between the look at a file or process and the move, it may have become another.
 //!
-//! **Approach.** A file is opened by the path of the last window, and must have the device, the inode number and, where it is
-//! known, the generation that the move names. A process keeps what was found out when its move was prepared until the move is
-//! started, in the same window.
+//! **Approach.** In the window only the identity is compared: a file is moved if the last window had it. Its job opens it by inode
+//! ([`crate::facts`] says how), so that no other file is opened, or by the path of that window where no way leads to the inode;
+//! then the file found must have the device, the inode number and, where the file system tells it, the generation. What the job
+//! refuses becomes the job's end. A process keeps what was found out when its move was prepared until the move is started, in the
+//! same window; its memory is looked through by its job.
 //!
-//! **Limits.** A file whose path homenode does not know, or that another file system covers, is refused. Files on DAX are
-//! refused here: moving them takes CAP_SYS_ADMIN, which the daemon gives up.
+//! **Limits.** Each thread of a process is examined in the window. A file on a file system that asks a server is refused. So are
+//! files on DAX unless there are [`Hands`]: moving them takes CAP_SYS_ADMIN, which the daemon gives up.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use engine::{PlaneError, Started, Subject, Undo};
-use placement::{Move, ObservedFile};
+use engine::{JobState, PlaneError, Started, Subject, Undo};
+use placement::{Move, Thread};
 use rustc_hash::FxHashMap;
 use topology::{NodeId, Topology};
 
 use super::Mover;
+use super::copying::Copying;
+use super::dax::{DaxMove, DaxRefused};
+use super::hands::Hands;
+use super::mover::refused;
 use super::pages::{self, FileMove, FileMoveError};
 use super::process::{self, ProcessMove};
-use crate::jobs::Jobs;
+use crate::facts::inode::{Inodes, MOST_READERS};
+use crate::jobs::{self, Jobs};
+use crate::observe::{FileSeen, Inode};
+use crate::privileges;
 
-/// Most files whose path is remembered from a window.
-const PATHS: usize = 65_536;
+/// Most files that are remembered from a window.
+const FILES: usize = 65_536;
+
+/// A file of the last window.
+#[derive(Clone, Debug)]
+struct Seen {
+    id: Inode,
+    path: Option<PathBuf>,
+    /// Processes that may have it open.
+    readers: Vec<u32>,
+}
 
 /// Moves of files and processes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct DataMoves {
     /// Those that copy.
     pub jobs: Jobs,
-    /// Paths of the files of the last window.
-    paths: FxHashMap<String, PathBuf>,
+    proc_root: PathBuf,
+    /// Files of the last window.
+    seen: FxHashMap<String, Seen>,
     processes: FxHashMap<Subject, ProcessMove>,
-    files: FxHashMap<(Subject, NodeId), FileMove>,
+    files: FxHashMap<(Subject, NodeId), Seen>,
+    /// Starts the threads that move files, if they may be on DAX.
+    hands: Option<Hands>,
 }
 
 impl DataMoves {
+    /// No moves yet, on the machine whose procfs is mounted here. With hands also of files on DAX.
+    pub fn new(proc_root: &Path, hands: Option<Hands>) -> Self {
+        Self {
+            jobs: Jobs::default(),
+            proc_root: proc_root.to_owned(),
+            seen: FxHashMap::default(),
+            processes: FxHashMap::default(),
+            files: FxHashMap::default(),
+            hands,
+        }
+    }
+
     /// Starts a window. Moves that were prepared and not started become void.
     pub fn begin_window(&mut self) {
         self.processes.clear();
         self.files.clear();
     }
 
-    /// Remembers where the files of a window are.
-    pub fn seen<'a>(&mut self, files: impl Iterator<Item = &'a ObservedFile>) {
-        self.paths.clear();
-        let path = |file: &ObservedFile| Some((file.file.clone(), PathBuf::from(file.path.as_ref()?)));
-        self.paths.extend(files.filter_map(path).take(PATHS));
+    /// Remembers the files of a window, and the processes of their readers.
+    pub fn seen(&mut self, files: &[FileSeen], threads: &[Thread]) {
+        let pids: FxHashMap<u32, u32> = threads.iter().map(|thread| (thread.tid, thread.pid)).collect();
+        let seen = |file: &FileSeen| {
+            let mut readers: Vec<u32> = Vec::new();
+            for pid in file.file.readers.iter().filter_map(|tid| pids.get(tid)) {
+                if readers.len() < MOST_READERS && !readers.contains(pid) {
+                    readers.push(*pid);
+                }
+            }
+            let path = file.file.path.as_ref().map(PathBuf::from);
+            (file.file.file.clone(), Seen { id: file.id, path, readers })
+        };
+        self.seen.clear();
+        self.seen.extend(files.iter().take(FILES).map(seen));
     }
 
     /// See [`engine::Plane::prepare`].
@@ -62,17 +106,13 @@ impl DataMoves {
                 Ok(undo)
             }
             Move::File { file, generation, to, .. } => {
-                let unknown = || refused("path_unknown", format!("the path of file {file} is not known"));
-                let path = self.paths.get(file).ok_or_else(unknown)?;
-                pages::target(topology, *to).map_err(|e| error(&e))?;
-                let prepared = FileMove::prepare(path, *to).map_err(|e| error(&e))?;
-                let id = prepared.id();
-                let found = format!("{}:{}:{}", id.device.0, id.device.1, id.inode);
-                let other = generation.zip(id.generation).is_some_and(|(then, now)| then != u64::from(now));
-                if found != *file || other {
-                    return Err(PlaneError::Gone { what: format!("file {file} ({})", path.display()) });
+                let unknown = || refused("file_unknown", format!("file {file} was not read in the last window"));
+                let seen = self.seen.get(file).ok_or_else(unknown)?;
+                if generation.is_some_and(|generation| generation != u64::from(seen.id.generation)) {
+                    return Err(PlaneError::Gone { what: format!("file {file}") });
                 }
-                self.files.insert((Subject::of(mv), *to), prepared);
+                pages::target(topology, *to).map_err(|e| error(&e))?;
+                self.files.insert((Subject::of(mv), *to), seen.clone());
                 Ok(Vec::new())
             }
         }
@@ -86,7 +126,7 @@ impl DataMoves {
     /// Lets the memory of a process follow its threads.
     pub fn start_memory(&mut self, process: ProcessMove) -> Result<Started, PlaneError> {
         let Some(memory) = process.memory else { return Ok(Started::Done) };
-        match self.jobs.start(Box::new(memory)) {
+        match self.jobs.start(|| Ok(Box::new(memory))) {
             Ok(job) => Ok(Started::Job(job)),
             Err(error) => {
                 // The threads are where they should be; the kernel brings what they allocate there.
@@ -96,12 +136,58 @@ impl DataMoves {
         }
     }
 
-    /// Starts to move the cached pages of a file.
+    /// Starts to move the data of a file.
     pub fn start_file(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        let Move::File { to, .. } = mv else { return Err(not_prepared(mv)) };
-        let prepared = self.files.remove(&(Subject::of(mv), *to)).ok_or_else(|| not_prepared(mv))?;
-        let started = self.jobs.start(Box::new(prepared));
+        let Move::File { file, to, .. } = mv else { return Err(not_prepared(mv)) };
+        let seen = self.files.remove(&(Subject::of(mv), *to)).ok_or_else(|| not_prepared(mv))?;
+        let (to, name, proc_root) = (*to, file.clone(), self.proc_root.clone());
+        let freeze = self.hands.as_ref().map(Hands::freeze);
+        let begin = move || open(&proc_root, &name, &seen, to, freeze);
+        let started = match &self.hands {
+            None => self.jobs.start(begin),
+            Some(hands) => self.jobs.start_by(begin, |copy| hands.run(|| jobs::spawn(copy)).flatten()),
+        };
         started.map(Started::Job).map_err(|e| refused("no_thread", format!("no thread can be started: {e}")))
+    }
+}
+
+/// Opens a file of a window, if it is the same inode still, and prepares its move. `dax`: a file on DAX may be moved, and its
+/// users stopped or not; the calling thread, which is the job's, has what that takes, and gives it up for any other file.
+fn open(
+    proc_root: &Path,
+    name: &str,
+    seen: &Seen,
+    to: NodeId,
+    dax: Option<bool>,
+) -> Result<Box<dyn Copying>, JobState> {
+    let failed =
+        |what: &str, e: io::Error| JobState::Refused { reason: "unreadable", why: format!("{what} {name}: {e}") };
+    let mut inodes = Inodes::new(proc_root);
+    inodes.refresh();
+    let opened = match (inodes.open(seen.id, &seen.readers), &seen.path) {
+        (Err(e), Some(path)) if e.kind() == io::ErrorKind::NotFound => inodes.by_path(seen.id, path),
+        (opened, _) => opened,
+    };
+    let path = seen.path.clone().unwrap_or_else(|| PathBuf::from(format!("inode {}", seen.id.ino)));
+    let opened = opened.map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => JobState::Gone,
+        _ => failed("cannot open file", e),
+    })?;
+    let again = opened.fd.try_clone().map_err(|e| failed("cannot open file", e))?;
+    match (FileMove::of(opened.fd, &path, to), dax) {
+        (Err(FileMoveError::Refused { reason: "dax", .. }), Some(freeze)) => {
+            let refused =
+                |e: DaxRefused| JobState::Refused { reason: e.reason, why: format!("{}: {}", path.display(), e.why) };
+            Ok(Box::new(DaxMove::prepare(&again, to, freeze).map_err(refused)?))
+        }
+        (Err(e), _) => Err(JobState::Refused { reason: reason(&e), why: e.to_string() }),
+        (Ok(work), dax) => {
+            if dax.is_some() {
+                let gave_up = privileges::keep_only(privileges::to_move_files());
+                gave_up.map_err(|e| failed("cannot give up privileges to move file", e))?;
+            }
+            Ok(Box::new(work))
+        }
     }
 }
 
@@ -110,13 +196,12 @@ fn not_prepared(mv: &Move) -> PlaneError {
 }
 
 fn error(error: &FileMoveError) -> PlaneError {
-    let reason = match error {
-        FileMoveError::Refused { reason, .. } | FileMoveError::Target { reason, .. } => reason,
-        FileMoveError::File(_) => "unreadable",
-    };
-    refused(reason, error.to_string())
+    refused(reason(error), error.to_string())
 }
 
-fn refused(reason: &'static str, why: impl Into<String>) -> PlaneError {
-    PlaneError::Refused { reason, why: why.into() }
+fn reason(error: &FileMoveError) -> &'static str {
+    match error {
+        FileMoveError::Refused { reason, .. } | FileMoveError::Target { reason, .. } => reason,
+        FileMoveError::File(_) => "unreadable",
+    }
 }

@@ -10,7 +10,11 @@
 //!    show. So look again until the last change is older than a clock that was read before.
 //! 2. `fdatasync`: write-protects all mappings, so that a store from now on faults, and thereby changes the times.
 //! 3. Look which blocks the file has, and copy them to the donor.
-//! 4. Exchange the blocks, unless the times have changed; else start again, and give up after some tries.
+//! 4. Exchange the blocks, unless the times have changed; else start again.
+//!
+//! Any write to the file, wherever it is, makes a try void. So a try that failed is followed by one of half as many bytes, which
+//! is over sooner, after a longer pause; a try that succeeded by one of twice as many. The donor keeps its blocks for the whole
+//! chunk meanwhile, so that the chunk stays in one piece. The move gives up after [`PATIENCE`] tries in a row.
 //!
 //! After a crash the file has the old or the new blocks of each chunk: the exchange is in XFS's log as a whole. Holes stay
 //! holes, preallocated blocks stay preallocated, and the file's times stay as they are. The file grows, shrinks or is deleted as
@@ -18,19 +22,25 @@
 //!
 //! **Limits.**
 //! - A file that is written in each tick never gets its turn.
+//! - While somebody holds a page of the file pinned (direct I/O from or into a mapping of it, `vmsplice`), the exchange waits, and
+//!   with it every read and write of the file: at most [`PINNED_MOST`], then the try counts as failed. If the donor's inode number
+//!   is the lower one, the kernel would spin instead, deaf to signals (`xfs_mmaplock_two_inodes_and_break_dax_layout`), so the
+//!   move looks for such pages first. A page that is pinned between the look and the exchange makes the kernel spin all the same,
+//!   until it is let go.
 //! - While somebody maps the file shared and writable, nothing is moved: see [`mappers`] for the store that could be lost. With
 //!   the user's leave, such processes are stopped for each chunk ([`freeze`]). Only processes that `/proc` shows are seen.
 //! - The exchange takes setuid bits and file capabilities from a file, as a write does. Files that have them are refused.
+//! - A process that cannot be stopped ends the move.
 //! - Blocks that several files share (reflinks) are left: a copy would take more room.
 //! - During the move, the file is open for writing: `execve` of it fails with ETXTBSY. inotify reports a modification.
 //! - It needs CAP_SYS_ADMIN (to leave the times alone), and CAP_SYS_PTRACE (to see who maps the file).
 
+mod bounded;
 mod donor;
 mod freeze;
 mod mappers;
 mod xfs;
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -53,13 +63,33 @@ use crate::volume::{self, Layout};
 /// Bytes of one exchange: what one entry of a page table's second level maps, so that a file of aligned huge pages keeps them.
 pub const CHUNK: u64 = 2 << 20;
 
-/// How often a chunk is tried at a time when its file has just been changed, and the pause between two tries: together five
-/// ticks of the slowest clock (`CONFIG_HZ=250`, 4 ms).
-const TRIES: usize = 20;
-const PAUSE: Duration = Duration::from_millis(1);
+/// Bytes of the shortest try: below, its fixed cost (a tick, a look at all processes) is all there is to it.
+const LEAST: u64 = 128 << 10;
 
-/// How often the move comes back to a chunk, after all others.
-const ROUNDS: usize = 3;
+/// How often the move tries in a row while the file is changed each time: the pauses sum up to 14 s. In an emulated machine on a
+/// busy host, where a try takes a tenth of a second, 60 were too few for a file that was written every 75 ms.
+const PATIENCE: u32 = 240;
+
+/// The same while the file is pinned, because all its users wait with each try.
+const PINNED_PATIENCE: u32 = 60;
+
+/// The first pause after a failed try, and the longest. Every fourth pause is twice as long as those before.
+const PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+
+/// How long a step may pause in all, so that a move stops soon when it is told to.
+const TURN: Duration = Duration::from_millis(100);
+
+/// How often the times are looked at while processes are stopped: five ticks of the slowest clock (`CONFIG_HZ=250`, 4 ms), with
+/// [`PAUSE`] between two looks.
+const LOOKS: usize = 20;
+
+/// For how many pieces in a row a reason that holds for the whole file must hold, before the rest of the file is left for it,
+/// untried. Each costs a look at all processes, and up to 0.1 s in which processes are stopped for nothing.
+const STUCK: u32 = 3;
+
+/// How long an exchange may wait for pinned pages: all users of the file wait with it.
+const PINNED_MOST: Duration = Duration::from_millis(20);
 
 /// What stays because its file was written in each tick.
 pub const WRITTEN: &str = "written all the time";
@@ -67,6 +97,8 @@ pub const WRITTEN: &str = "written all the time";
 pub const MAPPED: &str = "mapped shared and writable by a process";
 /// What stays because a process that maps it cannot be stopped.
 pub const UNSTOPPABLE: &str = "mapped shared and writable by a process that cannot be frozen";
+/// What stays because somebody holds pages of the file.
+pub const PINNED: &str = "pinned in memory by a process (direct I/O, vmsplice)";
 /// What stays because other files have the same blocks.
 pub const SHARED: &str = "blocks shared with another file (reflink)";
 /// What stays because the node's part of the file system is full.
@@ -111,21 +143,25 @@ pub struct DaxMove {
     freeze: bool,
     longest: Duration,
     buffer: Vec<u8>,
-    /// The next chunk's offset, and the file's size when the move began.
+    /// Where the move has come to, and the file's size when it began.
     next: u64,
     end: u64,
-    /// Chunks to come back to, and the rounds that each has had.
-    again: VecDeque<(u64, usize)>,
+    /// Bytes of the next try.
+    piece: u64,
+    /// Tries in a row that failed because of the file's users.
+    busy: u32,
+    /// Pieces in a row that stay for the same reason.
+    stuck: u32,
     copied: Copied,
     over: bool,
 }
 
-/// What became of a chunk.
+/// What became of a piece of the file.
 enum Tried {
     /// This many bytes have come to the target.
     Arrived(u64),
-    /// The file was changed each time; this many bytes.
-    Busy(u64),
+    /// The file was in use, as the reason says: it can be tried again.
+    Busy(&'static str),
     /// This many bytes stay.
     Left(&'static str, u64),
 }
@@ -193,9 +229,10 @@ impl DaxMove {
         let mut copied = Copied::default();
         fiemap::walk(&open, 0, stat.st_size as u64, &mut |extent| {
             copied.total += extent.len;
-            copied.moved += extent.len - away(&[extent], &layout, to);
+            copied.there += extent.len - away(&[extent], &layout, to);
         })
         .map_err(failed("list its extents"))?;
+        copied.moved = copied.there;
         Ok(Self {
             file: open,
             root,
@@ -210,46 +247,47 @@ impl DaxMove {
             buffer: vec![0; CHUNK as usize],
             next: 0,
             end: stat.st_size as u64,
-            again: VecDeque::new(),
+            piece: CHUNK,
+            busy: 0,
+            stuck: 0,
             copied,
             over: false,
         })
     }
 
-    /// Tries one chunk until it is exchanged, or not to be had now.
-    fn chunk(&mut self, at: u64) -> io::Result<Tried> {
-        let mut rest = 0;
-        for tries in 0..TRIES {
-            if tries > 0 {
-                std::thread::sleep(PAUSE);
-            }
-            let size = self.size()?;
-            let len = CHUNK.min(size.saturating_sub(at));
-            let extents = fiemap::extents(&self.file, at, len)?;
-            rest = away(&extents, &self.layout, self.to);
-            if rest == 0 {
-                return Ok(Tried::Arrived(0));
-            }
-            if extents.iter().any(|e| e.shared) {
-                return Ok(Tried::Left(SHARED, rest));
-            }
-            if !self.reserve(&extents, size)? {
-                return Ok(Tried::Left(NO_ROOM, rest));
-            }
-            let result = self.stop_and_exchange(at, len, &extents);
-            // The donor's blocks, or those that the file had.
-            if let Some(donor) = &self.donor {
-                donor.give_back(at, len)?;
-            }
-            match result {
-                Ok(None) => return Ok(Tried::Arrived(rest)),
-                Ok(Some(reason)) => return Ok(Tried::Left(reason, rest)),
-                // EINVAL: the file was truncated, or grew within its last block.
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EINVAL)) => {}
-                Err(e) => return Err(e),
-            }
+    /// Tries once to exchange a piece that lies within one chunk.
+    fn try_piece(&mut self, at: u64, len: u64) -> io::Result<Tried> {
+        let size = self.size()?;
+        let len = len.min(size.saturating_sub(at));
+        let extents = fiemap::extents(&self.file, at, len)?;
+        let rest = away(&extents, &self.layout, self.to);
+        if rest == 0 {
+            return Ok(Tried::Arrived(0));
         }
-        Ok(Tried::Busy(rest))
+        if extents.iter().any(|e| e.shared) {
+            return Ok(Tried::Left(SHARED, rest));
+        }
+        // What is left of the chunk, so that its blocks lie side by side.
+        let to_end = (CHUNK - at % CHUNK).min(size.saturating_sub(at));
+        let chunk = fiemap::extents(&self.file, at, to_end)?;
+        if !self.reserve(&chunk, size)? {
+            return Ok(Tried::Left(NO_ROOM, rest));
+        }
+        let result = self.stop_and_exchange(at, len, &extents);
+        match result {
+            Ok(None) => {
+                // The blocks that the file had.
+                if let Some(donor) = &self.donor {
+                    donor.give_back(at, len)?;
+                }
+                Ok(Tried::Arrived(rest))
+            }
+            Ok(Some(reason)) => Ok(Tried::Left(reason, rest)),
+            // EINVAL: the file was truncated, or grew within its last block.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EINVAL)) => Ok(Tried::Busy(WRITTEN)),
+            Err(e) if e.raw_os_error() == Some(libc::EINTR) => Ok(Tried::Busy(PINNED)),
+            Err(e) => Err(e),
+        }
     }
 
     /// Allocates the chunk's blocks on the target. False if there are none.
@@ -302,7 +340,12 @@ impl DaxMove {
         frozen: Option<&Frozen>,
     ) -> io::Result<Option<&'static str>> {
         let Some(donor) = &self.donor else { return Err(Errno::BADF.into()) };
-        let started = self.start(if frozen.is_some() { TRIES } else { 1 })?;
+        // What is dirty now need not be written while the times must stand still.
+        rustix::fs::fdatasync(&self.file)?;
+        if donor.inode < self.inode {
+            bounded::call(PINNED_MOST, || donor::wait_for_pinned(&self.file))?;
+        }
+        let started = self.start(if frozen.is_some() { LOOKS } else { 1 })?;
         // Once more, after the look at the times: a mapping that is made from now on has not been stored to before.
         if !mappers::writable(self.device, self.inode)?.into_iter().all(|pid| frozen.is_some_and(|f| f.holds(pid))) {
             return Err(Errno::BUSY.into());
@@ -324,7 +367,7 @@ impl DaxMove {
         if frozen.is_some_and(|frozen| !frozen.lasts()) {
             return Err(Errno::BUSY.into());
         }
-        xfs::commit(&self.file, &started, &donor.file, at, len)?;
+        bounded::call(PINNED_MOST, || xfs::commit(&self.file, &started, &donor.file, at, len))?;
         Ok(None)
     }
 
@@ -353,44 +396,64 @@ impl DaxMove {
         Ok(rustix::fs::fstat(&self.file)?.st_size as u64)
     }
 
-    /// The next chunk to try, and the rounds it has had.
-    fn next(&mut self) -> Option<(u64, usize)> {
-        if self.next < self.end {
-            let at = self.next;
-            self.next += CHUNK;
-            return Some((at, 0));
-        }
-        self.again.pop_front()
-    }
-
     fn leave(&mut self, reason: &'static str, bytes: u64) {
         if bytes > 0 {
             *self.copied.left.entry(reason).or_default() += bytes;
         }
     }
+
+    /// Ends the move; what has not been tried stays.
+    fn leave_rest(&mut self, reason: &'static str) {
+        self.leave(reason, self.copied.total.saturating_sub(self.copied.moved + self.copied.failed()));
+        self.over = true;
+    }
 }
 
 impl Copying for DaxMove {
     fn step(&mut self, bytes: u64) -> io::Result<bool> {
-        let mut tried = 0;
-        while !self.over && tried < bytes.max(1) {
-            let Some((at, rounds)) = self.next() else {
-                self.over = true;
-                break;
-            };
+        let (mut tried, mut paused) = (0, Duration::ZERO);
+        while !self.over && tried < bytes.max(1) && paused < TURN {
             // An open file keeps its blocks: one that nobody can open any more is let go.
             if rustix::fs::fstat(&self.file)?.st_nlink == 0 {
-                self.over = true;
-                self.leave(DELETED, self.copied.total.saturating_sub(self.copied.moved + self.copied.failed()));
+                self.leave_rest(DELETED);
                 break;
             }
-            tried += CHUNK;
-            match self.chunk(at)? {
-                Tried::Arrived(bytes) => self.copied.moved += bytes,
-                Tried::Left(reason, bytes) => self.leave(reason, bytes),
-                Tried::Busy(_) if rounds + 1 < ROUNDS => self.again.push_back((at, rounds + 1)),
-                Tried::Busy(bytes) => self.leave(WRITTEN, bytes),
+            if self.next >= self.end {
+                self.over = true;
+                break;
             }
+            let (at, len) = (self.next, self.piece.min(CHUNK - self.next % CHUNK));
+            match self.try_piece(at, len)? {
+                Tried::Busy(why) => {
+                    self.busy += 1;
+                    self.piece = (len / 2).max(LEAST);
+                    if self.busy >= if why == PINNED { PINNED_PATIENCE } else { PATIENCE } {
+                        self.leave_rest(why);
+                        break;
+                    }
+                    let pause = PAUSE.saturating_mul(1 << (self.busy / 4).min(6)).min(LONGEST_PAUSE);
+                    std::thread::sleep(pause);
+                    paused += pause;
+                    continue;
+                }
+                Tried::Arrived(0) => {}
+                Tried::Arrived(bytes) => {
+                    self.copied.moved += bytes;
+                    (self.busy, self.stuck) = (0, 0);
+                    self.piece = (len * 2).min(CHUNK);
+                }
+                Tried::Left(SHARED, bytes) => self.leave(SHARED, bytes),
+                Tried::Left(reason, bytes) => {
+                    self.leave(reason, bytes);
+                    self.stuck += 1;
+                    if self.stuck == STUCK {
+                        self.leave_rest(reason);
+                        break;
+                    }
+                }
+            }
+            self.next += len;
+            tried += len;
         }
         if self.over {
             self.donor = None;

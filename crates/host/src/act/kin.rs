@@ -135,18 +135,23 @@ fn ours_of(undo: &Undo) -> Option<CpuSet> {
     undo.masks.as_ref().map(|masks| masks.ours.clone())
 }
 
+/// For each value the threads that were given it. The threads of one process count as one, the first that was moved: a process has
+/// tens of thousands of them. Process, session and control group decide who is kin.
+type Parents<'a> = FxHashMap<&'a CpuSet, FxHashMap<(u32, u32, String), (&'a Undo, Family)>>;
+
 /// Undo records for every thread of the machine that is kin of one in `all` and holds its value. Only records for which
 /// `searched` is true have kin; no thread with a record is an heir. An error means that none was found and that some threads
 /// could not be examined.
 pub fn heirs(threads: &Threads, all: &[Undo], searched: impl Fn(&Undo) -> bool) -> io::Result<Vec<Undo>> {
     let records: FxHashSet<Key> = all.iter().filter_map(key_of).collect();
-    let mut by_value: Vec<(&CpuSet, Vec<(&Undo, Family)>)> = Vec::new();
+    let mut by_value = Parents::default();
     let held: Vec<&Undo> = all.iter().filter(|undo| searched(undo)).collect();
     for undo in &held {
         let (Some(masks), Some(family)) = (&undo.masks, Family::of(undo)) else { continue };
-        match by_value.iter_mut().find(|v| *v.0 == masks.ours) {
-            Some(value) => value.1.push((undo, family)),
-            None => by_value.push((&masks.ours, vec![(undo, family)])),
+        let of = (undo.pid, family.session, family.cgroup.clone());
+        let first = by_value.entry(&masks.ours).or_default().entry(of).or_insert_with(|| (undo, family.clone()));
+        if family.at < first.1.at {
+            *first = (undo, family);
         }
     }
     let mut heirs = Vec::new();
@@ -160,7 +165,8 @@ pub fn heirs(threads: &Threads, all: &[Undo], searched: impl Fn(&Undo) -> bool) 
             Err(error) => trouble = Some(error),
         }
     }
-    let given = |first: Key| all.iter().rev().find(|undo| key_of(undo) == Some(first)).and_then(ours_of);
+    let last: FxHashMap<Key, &Undo> = all.iter().filter_map(|undo| Some((key_of(undo)?, undo))).collect();
+    let given = |first: Key| last.get(&first).and_then(|undo| ours_of(undo));
     for undo in held {
         match became_first(threads, undo, given) {
             Ok(heir) => heirs.extend(heir),
@@ -177,21 +183,21 @@ pub fn heirs(threads: &Threads, all: &[Undo], searched: impl Fn(&Undo) -> bool) 
 fn heir(
     threads: &Threads,
     (pid, tid): (u32, u32),
-    by_value: &[(&CpuSet, Vec<(&Undo, Family)>)],
+    by_value: &Parents<'_>,
     records: &FxHashSet<Key>,
 ) -> io::Result<Option<Undo>> {
     let mask = match affinity::get(tid) {
         Err(error) if is_gone(&error) => return Ok(None),
         mask => mask?,
     };
-    let Some((_, undos)) = by_value.iter().find(|v| *v.0 == mask) else { return Ok(None) };
+    let Some(parents) = by_value.get(&mask) else { return Ok(None) };
     let Some(stat) = threads.stat(tid)? else { return Ok(None) };
     if stat.kernel_thread || records.contains(&(tid, stat.start)) {
         return Ok(None);
     }
     let memory = Remembering { facts: threads, stats: Default::default(), groups: Default::default() };
     let mut nearest: Option<(Kinship, &Undo)> = None;
-    for (undo, family) in undos {
+    for (undo, family) in parents.values() {
         if let Some(kinship) = kinship(&memory, pid, &stat, undo.pid, family)?
             && nearest.is_none_or(|n| kinship < n.0)
         {

@@ -34,7 +34,13 @@ impl Lineage {
     ///
     /// An error means that no heir was found and that some threads could not be examined.
     pub fn heirs(&mut self, mover: &Mover, kin: &[Kin]) -> io::Result<Vec<Undo>> {
-        let moved: FxHashMap<u32, (Key, &Moved)> = mover.all_moved().map(|(key, m)| (key.0, (key, m))).collect();
+        let mut moved: FxHashMap<u32, Key> = FxHashMap::default();
+        // Thousands of threads were given few values.
+        let mut values: FxHashMap<&CpuSet, &Moved> = FxHashMap::default();
+        for (key, one) in mover.all_moved() {
+            moved.insert(key.0, key);
+            one.ours.iter().for_each(|ours| _ = values.entry(ours).or_insert(one));
+        }
         let mut children: Vec<&Kin> = kin.iter().filter(|kin| kin.origin != Origin::Moved).collect();
         children.sort_unstable_by_key(|c| (c.start_ns, c.tid));
         let mut trouble = None;
@@ -43,7 +49,7 @@ impl Lineage {
         for child in &children {
             let key = (child.tid, child.start_ns / NS_PER_TICK);
             let of_parent = stems.get(&child.parent_tid).or_else(|| self.stems.get(&child.parent_tid));
-            let stem = of_parent.copied().or_else(|| moved.get(&child.parent_tid).map(|m| m.0));
+            let stem = of_parent.copied().or_else(|| moved.get(&child.parent_tid).copied());
             if let Some(stem) = stem {
                 stems.insert(child.tid, stem);
                 stems.insert(child.parent_tid, stem);
@@ -61,11 +67,10 @@ impl Lineage {
                 }
             };
             let of_stem = stem.and_then(|s| mover.moved(s));
-            let mut candidates = of_stem.into_iter().chain(mover.all_moved().map(|(_, m)| m));
-            let exact = candidates.find(|m| m.ours.contains(&mask)).map(|m| (m, mask.clone()));
-            let source = exact.or_else(|| {
-                let candidates = of_stem.into_iter().chain(mover.all_moved().map(|(_, m)| m));
-                narrowed(mover, child.tid, &mask, candidates)
+            let exact = of_stem.filter(|stem| stem.ours.contains(&mask)).or_else(|| values.get(&mask).copied());
+            let source = exact.map(|moved| (moved, mask.clone())).or_else(|| {
+                let of_stem = of_stem.into_iter().flat_map(|stem| stem.ours.iter().map(move |ours| (ours, stem)));
+                narrowed(mover, child.tid, &mask, of_stem.chain(values.iter().map(|(ours, moved)| (*ours, *moved))))
             });
             if let Some((source, ours)) = source {
                 let masks = Masks { before: source.before.clone(), ours, unbound: source.unbound };
@@ -85,17 +90,15 @@ fn narrowed<'a>(
     mover: &Mover,
     tid: u32,
     mask: &CpuSet,
-    mut candidates: impl Iterator<Item = &'a Moved>,
+    mut candidates: impl Iterator<Item = (&'a CpuSet, &'a Moved)>,
 ) -> Option<(&'a Moved, CpuSet)> {
     let mut default = None;
-    candidates.find_map(|moved| {
-        let ours = moved.ours.iter().find(|ours| {
-            mask.is_subset(ours)
-                && default
-                    .get_or_insert_with(|| mover.default_of(tid).ok())
-                    .as_ref()
-                    .is_some_and(|default| *mask == ours.intersection(default))
-        })?;
-        Some((moved, ours.clone()))
-    })
+    let found = candidates.find(|(ours, _)| {
+        mask.is_subset(ours)
+            && default
+                .get_or_insert_with(|| mover.default_of(tid).ok())
+                .as_ref()
+                .is_some_and(|default| *mask == ours.intersection(default))
+    })?;
+    Some((found.1, found.0.clone()))
 }

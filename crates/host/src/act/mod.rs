@@ -21,6 +21,7 @@ pub mod data;
 pub mod dax;
 pub mod defaults;
 pub mod family;
+pub mod hands;
 pub mod kin;
 pub mod lineage;
 pub mod memory;

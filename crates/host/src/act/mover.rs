@@ -21,6 +21,9 @@ pub const NS_PER_TICK: u64 = 10_000_000;
 /// A thread: id and start time in ticks.
 pub type Key = (u32, u64);
 
+/// The values that the threads of one process were given, each with the record of the first thread that was.
+pub type Given = FxHashMap<CpuSet, Undo>;
+
 /// Rules about which threads may be moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
@@ -181,16 +184,28 @@ impl Mover {
         Ok(Undo { subject, pid: *pid, masks, payload: family.payload() })
     }
 
-    /// A record for a thread of the same process that was born with the value which `parent` says we set, so that it can be
-    /// moved as its parent was. `None` if it was not.
-    pub fn inherited(&mut self, parent: &Undo, tid: u32, stat: &Stat) -> Option<Undo> {
+    /// A record for a thread of a process whose threads were given these values, if it was born with one of them, so that it can be
+    /// moved as its parent was.
+    pub fn inherited(&mut self, given: &Given, tid: u32, stat: &Stat) -> Option<Undo> {
+        if given.is_empty() {
+            return None;
+        }
+        let parent = given.get(&affinity::get(tid).ok()?)?;
         let (masks, family) = (parent.masks.as_ref()?, Family::of(parent)?);
-        if stat.start < family.at || affinity::get(tid).ok()? != masks.ours {
+        if stat.start < family.at {
             return None;
         }
         let key = (tid, stat.start);
         self.prepared.insert(key, masks.ours.clone());
         Some(Undo { subject: subject_of(key), ..parent.clone() })
+    }
+
+    /// Takes a thread that has inherited our value for one that was moved.
+    pub fn adopt(&mut self, undo: &Undo) {
+        if let (Some(key), Some(masks)) = (key_of(undo), &undo.masks) {
+            let Masks { before, ours, unbound } = masks.clone();
+            self.moved.insert(key, Moved { before, unbound, ours: vec![ours], over: None });
+        }
     }
 
     /// The CPUs of a node that a thread may use.
@@ -332,7 +347,7 @@ fn unreadable(tid: u32, error: &io::Error) -> PlaneError {
     refused("unreadable", format!("thread {tid} cannot be examined: {error}"))
 }
 
-fn refused(reason: &'static str, why: impl Into<String>) -> PlaneError {
+pub(super) fn refused(reason: &'static str, why: impl Into<String>) -> PlaneError {
     PlaneError::Refused { reason, why: why.into() }
 }
 

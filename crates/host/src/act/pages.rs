@@ -26,8 +26,8 @@ mod refuse;
 mod window;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -108,28 +108,17 @@ pub enum FileMoveError {
     },
 }
 
-/// What tells a file from others, also from later ones with its inode number.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct FileId {
-    /// Device of the file system.
-    pub device: (u32, u32),
-    /// Inode number.
-    pub inode: u64,
-    /// Generation of the inode; `None` where the file system has none.
-    pub generation: Option<u32>,
-}
-
 /// A move of a file's cached pages, prepared and not finished.
 #[derive(Debug)]
 pub struct FileMove {
     file: Opened,
-    id: FileId,
     to: NodeId,
     arena: Arena,
     /// The file had a name when it was opened.
     named: bool,
-    /// Cached bytes when the move began.
+    /// Cached bytes when the move began, and whether they were counted or only estimated.
     counted: u64,
+    exact: bool,
     /// Of these, bytes that were on the target.
     there: u64,
     /// Bytes that this move has brought to the target.
@@ -177,26 +166,41 @@ impl FileMove {
     ///
     /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
     pub fn prepare(path: &Path, to: NodeId) -> Result<Self, FileMoveError> {
-        let file = open::open(path)?;
-        let refused = |reason, why| FileMoveError::Refused { path: path.to_owned(), to, reason, why };
-        refuse::file(&file).map_err(|(reason, why)| refused(reason, why))?;
-        if let Some(why) = file.hidden_cause()? {
-            return Err(refused("hidden", why));
-        }
-        let id = identity(&file)?;
+        let file = movable(open::open(path)?, to)?;
         let found = residency::of_opened(&file, &mut |_, _| ())?;
-        let there = found.nodes.get(to);
-        refuse::room(to, found.resident.saturating_sub(there), there).map_err(|why| refused("no_memory", why))?;
+        Self::with(file, to, (found.resident, found.nodes.get(to)), true)
+    }
+
+    /// The same for a file that is open already, with `O_NOATIME`. Its cached bytes are estimated from a sample instead of counted,
+    /// which takes as long as a part of the move.
+    ///
+    /// # Errors
+    ///
+    /// As [`prepare`](Self::prepare).
+    pub fn of(file: File, path: &Path, to: NodeId) -> Result<Self, FileMoveError> {
+        let file = movable(open::from_fd(path, file, true)?, to)?;
+        let nodes = residency::sample(&file)?;
+        Self::with(file, to, (nodes.total(), nodes.get(to)), false)
+    }
+
+    fn with(file: Opened, to: NodeId, (counted, there): (u64, u64), exact: bool) -> Result<Self, FileMoveError> {
+        let path = file.path.as_path();
+        refuse::room(to, counted.saturating_sub(there), there).map_err(|why| FileMoveError::Refused {
+            path: path.to_owned(),
+            to,
+            reason: "no_memory",
+            why,
+        })?;
         let page = rustix::param::page_size();
         let arena = Arena::reserve(1, WINDOW as usize, page)
             .map_err(|e| ResidencyError::file("reserve address space for", path, e))?;
         Ok(Self {
             named: links(&file)? > 0,
             file,
-            id,
             to,
             arena,
-            counted: found.resident,
+            counted,
+            exact,
             there,
             arrived: 0,
             turn: Turn::All(0),
@@ -211,11 +215,6 @@ impl FileMove {
             over: false,
             early: false,
         })
-    }
-
-    /// The file's identity.
-    pub fn id(&self) -> &FileId {
-        &self.id
     }
 
     /// The next window to work on; `None` if all is done.
@@ -347,8 +346,9 @@ impl Copying for FileMove {
         // Pages that were there are met on the way. What the kernel evicts after its move is known at the end.
         let all_visited = self.over && !self.early;
         let moved = if all_visited { sum.there } else { self.there + self.arrived };
-        let total = self.counted.max(moved + left.values().sum::<u64>());
-        Copied { total, moved, left }
+        let known = moved + left.values().sum::<u64>();
+        let total = if all_visited && !self.exact { known } else { self.counted.max(known) };
+        Copied { total, moved, there: moved.saturating_sub(self.arrived), left }
     }
 }
 
@@ -361,12 +361,12 @@ fn links(file: &Opened) -> Result<u64, ResidencyError> {
     Ok(rustix::fs::fstat(&file.fd).map_err(look(file))?.st_nlink as u64)
 }
 
-fn identity(file: &Opened) -> Result<FileId, ResidencyError> {
-    let inode = rustix::fs::fstat(&file.fd).map_err(look(file))?.st_ino;
-    let mut generation: libc::c_long = 0;
-    // SAFETY: the call writes an integer of at most this size. A file system without generations refuses it.
-    let known = unsafe { libc::ioctl(file.fd.as_raw_fd(), libc::FS_IOC_GETVERSION, &raw mut generation) } == 0;
-    // The kernel stores 32 bits, in the first half on a little-endian machine.
-    let generation = known.then_some(generation as u32);
-    Ok(FileId { device: file.device, inode, generation })
+/// The file, if its pages may be moved.
+fn movable(file: Opened, to: NodeId) -> Result<Opened, FileMoveError> {
+    let refused = |reason, why| FileMoveError::Refused { path: file.path.clone(), to, reason, why };
+    refuse::file(&file).map_err(|(reason, why)| refused(reason, why))?;
+    match file.hidden_cause()? {
+        Some(why) => Err(refused("hidden", why)),
+        None => Ok(file),
+    }
 }

@@ -13,6 +13,7 @@
 u64 start_ns = 0;       /* of the process, in whole ticks; 0: any */
 u64 least_bytes = 0;    /* regions: of the mappings that count */
 u64 direct_map = 0;     /* walk: where the kernel maps all physical memory */
+u64 memory_end = 0;     /* ... and the physical address at which that ends */
 u64 walk_from = 0;
 u64 walk_to = 0;
 u64 five_levels = 0;
@@ -131,6 +132,14 @@ static __always_inline u64 after(u64 at, u64 bytes)
 	return (at & ~(bytes - 1)) + bytes;
 }
 
+/* The table that an entry points to; 0 if that is no memory: what was read was no page table any more. */
+static __always_inline u64 table_of(u64 entry)
+{
+	u64 address = entry & ENTRY_ADDRESS;
+
+	return entry & ENTRY_PRESENT && address < memory_end ? direct_map + address : 0;
+}
+
 /* One step: over one entry of the lowest table that there is for the address, or one whole last-level table. */
 static long step(u64 n, struct walk *w)
 {
@@ -140,26 +149,26 @@ static long step(u64 n, struct walk *w)
 		return 1;
 	if (five_levels) {
 		entry = entry_at(table, at >> 48);
-		if (!(entry & ENTRY_PRESENT)) {
+		table = table_of(entry);
+		if (!table) {
 			w->at = after(at, 1ULL << 48);
 			return 0;
 		}
-		table = direct_map + (entry & ENTRY_ADDRESS);
 	}
 	entry = entry_at(table, at >> 39);
-	if (!(entry & ENTRY_PRESENT)) {
+	table = table_of(entry);
+	if (!table) {
 		w->at = after(at, 1ULL << 39);
 		return 0;
 	}
-	table = direct_map + (entry & ENTRY_ADDRESS);
 	entry = entry_at(table, at >> 30);
-	if (!(entry & ENTRY_PRESENT) || entry & ENTRY_HUGE) {
-		if (entry & ENTRY_PRESENT)
+	table = table_of(entry);
+	if (!table || entry & ENTRY_HUGE) {
+		if (entry & ENTRY_PRESENT && entry & ENTRY_HUGE)
 			put(at & ~((1ULL << 30) - 1), 1ULL << 30, entry);
 		w->at = after(at, 1ULL << 30);
 		return 0;
 	}
-	table = direct_map + (entry & ENTRY_ADDRESS);
 	entry = entry_at(table, at >> 21);
 	w->at = after(at, 1ULL << 21);
 	at &= ~((1ULL << 21) - 1);
@@ -167,9 +176,8 @@ static long step(u64 n, struct walk *w)
 		put(at, 1ULL << 21, entry);
 		return 0;
 	}
-	if (!(entry & ENTRY_PRESENT))
-		return 0;
-	if (!bpf_probe_read_kernel(tables[i], sizeof(tables[i]), (void *)(direct_map + (entry & ENTRY_ADDRESS))))
+	table = table_of(entry);
+	if (table && !bpf_probe_read_kernel(tables[i], sizeof(tables[i]), (void *)table))
 		put(at, 1ULL << 12, 0);
 	return 0;
 }

@@ -19,6 +19,8 @@ struct usage_key {
 	u32 node;
 };
 #define START_SHIFT 16
+/* A DAX file on a device whose node is not known, or that has several: user space knows where the file's blocks are. */
+#define NO_NODE (~0U)
 
 /* Signed: a correction may land in the window after the one it corrects. */
 struct usage {
@@ -80,7 +82,6 @@ struct counters {
 	u64 counted;         /* events counted, all windows */
 	u64 stood_for;       /* events that these represent */
 	u64 children_full;
-	u64 no_node;         /* bytes of DAX files on a device whose node is not known */
 	u64 reads;           /* reads that the counted ones represent, by the hook on the read path */
 };
 

@@ -41,13 +41,12 @@ int BPF_PROG(shmem_splice, struct file *in, s64 *pos, void *pipe, unsigned long 
 	return memory_read(in->f_mapping, end, bytes);
 }
 
-/* Reads and writes of DAX files. The node is that of the block device. */
+/* Reads and writes of DAX files. The node is that of the block device, if it is on one. */
 SEC("fexit/dax_iomap_rw")
 int BPF_PROG(dax_rw, struct kiocb *iocb, struct iov_iter *iter, void *ops, long bytes)
 {
 	struct sampler *s;
 	struct inode *inode;
-	struct counters *c;
 	struct access w;
 	int node;
 
@@ -61,13 +60,7 @@ int BPF_PROG(dax_rw, struct kiocb *iocb, struct iov_iter *iter, void *ops, long 
 	if (!iter->data_source)
 		w.call = CALL_ENDS;
 	node = node_of_device(inode);
-	if (node >= 0) {
-		account(&w, node, bytes);
-		return 0;
-	}
-	c = counted();
-	if (c)
-		c->no_node += bytes * w.weight >> WEIGHT_SHIFT;
+	account(&w, node >= 0 ? node : NO_NODE, bytes);
 	return 0;
 }
 

@@ -9,7 +9,7 @@
 //! only the very inode is then opened through it. No file is opened on a file system whose server could make that wait.
 //!
 //! **Limits.** A reader that closed the file before it was searched, or that has it beyond the first [`MOST_LINKS`] links, does not lead
-//! to it. The path is the one that the kernel has cached, for people to read: nothing is ever opened by it.
+//! to it. The path is the one that the kernel has cached, for people to read. Only [`Inodes::by_path`] opens by one, and compares.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,17 +21,17 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
 
 use super::kinds::{self, Handle};
-use super::mounts::{Mount, Mounts};
+use crate::mounts::{Mount, Mounts};
 use crate::observe::Inode;
 
 /// Links of one reader that are searched: a database has some hundreds of files open. One takes 2 µs.
 const MOST_LINKS: usize = 1024;
 /// Readers of one file whose links are searched. Most files have one, and readers of a shared one have it open alike.
-const MOST_READERS: usize = 4;
+pub(crate) const MOST_READERS: usize = 4;
 
 /// An open inode.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(crate) struct Opened {
     pub fd: File,
     /// The mount that it was opened through.
     pub mount: Mount,
@@ -42,7 +42,7 @@ const MOST_MOUNTINFO: u64 = 1 << 20;
 
 /// Opens inodes; keeps a descriptor for each file system.
 #[derive(Debug)]
-pub(super) struct Inodes {
+pub(crate) struct Inodes {
     proc_root: PathBuf,
     mounts: Mounts,
     /// Directories of mounted file systems, by mount id.
@@ -109,6 +109,15 @@ impl Inodes {
         Ok(self.roots.entry(mount.id).or_insert(root))
     }
 
+    /// Opens an inode by a path that it had, if it still has it. Where handles and readers do not lead to it, a path may.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the path leads to another file or to none; others as the kernel gives them.
+    pub fn by_path(&self, inode: Inode, path: &Path) -> io::Result<Opened> {
+        through(path, inode, &self.mounts)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     fn by_reader(&self, inode: Inode, readers: &[u32]) -> io::Result<Opened> {
         for reader in readers.iter().take(MOST_READERS) {
             let process = self.proc_root.join(reader.to_string());
@@ -137,7 +146,7 @@ fn foreign(mount: &Mount) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, format!("files of {} are not opened", mount.fs_type))
 }
 
-/// Opens what a link in procfs leads to, if that is this inode.
+/// Opens what a path or a link in procfs leads to, if that is this inode.
 fn through(link: &Path, inode: Inode, mounts: &Mounts) -> io::Result<Option<Opened>> {
     // `DONT_SYNC`: a network file system answers from memory.
     let same = |fd: &dyn Fn() -> rustix::io::Result<rustix::fs::Statx>| -> Option<Mount> {

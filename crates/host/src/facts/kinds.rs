@@ -5,7 +5,7 @@
 //! | ext2, ext3, ext4, XFS, btrfs, f2fs, FAT, NTFS: page cache | in place: new pages where the writer runs | yes, page by page |
 //! | tmpfs | the same; spread with `mpol=interleave` | yes |
 //! | ext4 on DAX | stay: on the device | no |
-//! | XFS on DAX | stay | by `homenode move` only: it takes CAP_SYS_ADMIN, which the daemon gives up |
+//! | XFS on DAX | stay | by `homenode move`; by the daemon with `[moves] dax = true`, because it takes CAP_SYS_ADMIN |
 //! | hugetlbfs | in place | no: its pages are reserved |
 //! | ZFS | – | no: its cache is its own |
 //! | network file systems, FUSE, 9p, virtiofs | in place | yes, but homenode opens none of their files: their servers could make it wait |
@@ -15,7 +15,7 @@
 
 use placement::Writes;
 
-use super::mounts::Mount;
+use crate::mounts::Mount;
 
 /// How an inode can be opened without a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,14 +67,19 @@ impl Data {
     }
 }
 
-/// What becomes of the data of a file on this mount; `dax` is the file's own attribute, `None` if it was not opened.
-pub(super) fn data(mount: &Mount, dax: Option<bool>) -> Data {
+/// What becomes of the data of a file on this mount; `dax` is the file's own attribute, `None` if it was not opened. `moved`: files on
+/// DAX are moved.
+pub(super) fn data(mount: &Mount, dax: Option<bool>, moved: bool) -> Data {
     let option = |wanted: &str| mount.options.split(',').any(|option| option == wanted);
     // A file on such a mount may still be cached (`dax=inode`), so nothing is known before it was opened.
     let may_be_dax = option("dax") || option("dax=always") || option("dax=inode");
     let cached = |writes| Data { writes: Some(writes), movable: Some(true), held: None };
     match (mount.fs_type.as_str(), dax.unwrap_or(false)) {
-        ("xfs", true) => Data::held(Some(Writes::Stay), "is on DAX, where only `homenode move` moves data"),
+        ("xfs", true) if moved => Data { writes: Some(Writes::Stay), movable: Some(true), held: None },
+        ("xfs", true) => Data::held(
+            Some(Writes::Stay),
+            "is on DAX, where only `homenode move` moves data, or `homenode run` with `[moves] dax = true`",
+        ),
         (_, true) => {
             Data::held(Some(Writes::Stay), "is on DAX, and its file system cannot exchange the blocks of such files")
         }
@@ -119,10 +124,13 @@ mod tests {
             ("unheardof", "rw", Some(false), None, None),
         ] {
             let (fs_type, options) = (fs_type.to_owned(), options.to_owned());
-            let mount = Mount { id: 1, dev: 1, whole: true, point: "/".into(), fs_type, options };
-            let data = data(&mount, dax);
+            let mount = Mount { id: 1, dev: 1, whole: true, point: "/".into(), writable: true, fs_type, options };
+            let data = data(&mount, dax, false);
             assert_eq!((data.writes, data.movable), (writes, movable), "{mount:?}, dax {dax:?}");
             assert_eq!(data.held.is_some(), movable == Some(false), "{mount:?}");
+            // With leave to move them, those of XFS only.
+            let moved = super::data(&mount, dax, true).movable;
+            assert_eq!(moved, if mount.fs_type == "xfs" { yes } else { movable }, "{mount:?}");
         }
     }
 

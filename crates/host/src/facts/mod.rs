@@ -11,10 +11,9 @@
 //! **Limits.** Figures can be up to a minute old; older ones are left out, and a note says how many are missing. While a file is looked
 //! at, it is open once more.
 
-mod inode;
+pub(crate) mod inode;
 mod kinds;
 mod known;
-mod mounts;
 mod wanted;
 mod worker;
 
@@ -50,9 +49,9 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Starts the worker. It keeps the privileges that it needs; others give up theirs later.
-    pub fn start(proc_root: &Path, budget: f64) -> io::Result<Self> {
-        Ok(Self { worker: Worker::start(proc_root)?, budget, step: 0 })
+    /// Starts the worker. It keeps the privileges that it needs; others give up theirs later. `dax`: files on DAX will be moved.
+    pub fn start(proc_root: &Path, budget: f64, dax: bool) -> io::Result<Self> {
+        Ok(Self { worker: Worker::start(proc_root, dax)?, budget, step: 0 })
     }
 
     /// The worker's thread id: its page faults are not the work of any reader.

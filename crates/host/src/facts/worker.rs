@@ -23,9 +23,6 @@ use crate::residency;
 /// CPU time that can be saved up, and that is there at the start: one window of `plan` then shows some twenty large files.
 const SAVED: Duration = Duration::from_millis(100);
 
-/// Bytes of a file that are looked at, one in each of 64 parts: the share of a node is then known to 6 %, in 5 ms.
-const SAMPLE: u64 = 64 << 20;
-
 /// A look that takes longer than this waits for somebody. With two CPUs for ten busy programs, one took half a second.
 const STUCK: Duration = Duration::from_secs(10);
 
@@ -91,7 +88,7 @@ impl Shared {
 }
 
 impl Worker {
-    pub fn start(proc_root: &Path) -> io::Result<Self> {
+    pub fn start(proc_root: &Path, dax: bool) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let (theirs, proc_root) = (Arc::clone(&shared), proc_root.to_owned());
         let thread = std::thread::Builder::new().name("facts".to_owned()).spawn(move || {
@@ -100,7 +97,9 @@ impl Worker {
                 | CapabilitySet::FOWNER
                 // What other users' processes have open and in memory.
                 | CapabilitySet::SYS_PTRACE
-                | CapabilitySet::SYS_NICE;
+                | CapabilitySet::SYS_NICE
+                // To ask device-mapper for its tables.
+                | if dax { CapabilitySet::SYS_ADMIN } else { CapabilitySet::empty() };
             if let Err(error) = crate::privileges::keep_only(keep) {
                 tracing::warn!(%error, "a thread keeps its privileges");
             }
@@ -110,6 +109,7 @@ impl Worker {
                 inodes: Inodes::new(&proc_root),
                 threads: Threads::new(&proc_root),
                 proc_root,
+                dax,
                 left_s: SAVED.as_secs_f64(),
             }
             .run(&theirs);
@@ -208,6 +208,8 @@ struct Looker {
     inodes: Inodes,
     threads: Threads,
     proc_root: PathBuf,
+    /// Files on DAX will be moved.
+    dax: bool,
     /// CPU time left; below 0 after a look that took more.
     left_s: f64,
 }
@@ -300,18 +302,18 @@ impl Looker {
             Ok(opened) => {
                 facts.path = inode::path(&opened.fd);
                 let name = facts.path.clone().unwrap_or_else(|| PathBuf::from(format!("inode {}", file.id.ino)));
-                match residency::estimate(opened.fd, &name, SAMPLE, &mut random) {
+                match residency::estimate(opened.fd, &name, residency::SAMPLE, &mut random) {
                     Ok(estimate) => {
                         facts.size = Some(estimate.size);
                         facts.bytes = Some((estimate.nodes, estimate.looked));
-                        facts.data = kinds::data(&opened.mount, Some(estimate.dax));
+                        facts.data = kinds::data(&opened.mount, Some(estimate.dax), self.dax);
                     }
                     Err(error) => facts.trouble = Some(error.to_string()),
                 }
             }
             Err(error) => {
                 if let Some(mount) = self.inodes.mount(file.id.dev) {
-                    facts.data = kinds::data(mount, None);
+                    facts.data = kinds::data(mount, None, self.dax);
                 }
                 facts.trouble = Some(format!("inode {} cannot be opened: {error}", file.id.ino));
             }

@@ -16,7 +16,7 @@ use placement::{FileUse, NodeBytes, ObservedFile, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, NodeId, Topology};
 
-use super::records::{Key, Pass, Task, Usage};
+use super::records::{Key, NO_NODE, Pass, Task, Usage};
 use super::scope::Filter;
 use super::slices::Slices;
 use super::types::{FileSeen, Inode, ObservedThread};
@@ -80,9 +80,12 @@ pub(super) struct Assembled {
     pub node_write: NodeBytes,
     /// Bytes on nodes that the machine does not have.
     pub odd_node_bytes: u64,
+    /// Bytes of DAX files whose node is not known.
+    pub no_node_bytes: u64,
 }
 
-type File = (u32, u64);
+/// Device and number of an inode, as in [`Inode`].
+pub(super) type File = (u32, u64);
 
 pub(super) fn assemble(
     pass: &Pass,
@@ -174,6 +177,44 @@ pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]
     }
 }
 
+/// Spreads what was read from and written to DAX files on several nodes as their blocks are, as far as it is known. Returns these
+/// files. A thread that reads only a part of a file may read other nodes than this says.
+pub(super) fn spread(
+    entries: &mut Vec<(Key, Usage)>,
+    located: &FxHashMap<File, NodeBytes>,
+    pass: &Pass,
+    places: &Places,
+) -> FxHashSet<File> {
+    let mut files = FxHashSet::default();
+    if entries.iter().all(|(key, _)| key.node != NO_NODE) {
+        return files;
+    }
+    let cpus: FxHashMap<_, _> = pass.tasks.iter().map(|task| ((task.tid, task.start_lo()), task.cpu)).collect();
+    let mut parts = Vec::new();
+    entries.retain(|(key, usage)| {
+        if key.node != NO_NODE {
+            return true;
+        }
+        let file = (key.dev, key.ino);
+        files.insert(file);
+        let Some(bytes) = located.get(&file) else { return true };
+        let total = bytes.total().max(1) as f64;
+        let here = cpus.get(&(key.tid, key.start_lo)).and_then(|cpu| places.node_of(*cpu));
+        let mut calls = *usage;
+        for (node, bytes) in bytes.iter() {
+            let part = |n: i64| (n as f64 * bytes as f64 / total).round() as i64;
+            let (read, written, called) = (part(usage.read), part(usage.written), part(usage.called));
+            let remote = if here == Some(node) { 0 } else { read };
+            parts.push((Key { node: node.0, ..*key }, Usage { read, written, called, remote, ..calls }));
+            // They count once.
+            (calls.calls, calls.placed, calls.continued) = (0, 0, 0);
+        }
+        false
+    });
+    entries.extend(parts);
+    files
+}
+
 /// A sum can be negative when a window ends between a count and its correction.
 fn bytes(n: i64) -> u64 {
     n.max(0) as u64
@@ -183,8 +224,8 @@ fn totals(entries: &[(Key, Usage)], places: &Places, out: &mut Assembled) {
     for (key, usage) in entries {
         let node = NodeId(key.node);
         if places.nodes.binary_search(&node).is_err() {
-            out.odd_node_bytes =
-                out.odd_node_bytes.saturating_add(bytes(usage.read).saturating_add(bytes(usage.written)));
+            let sum = if key.node == NO_NODE { &mut out.no_node_bytes } else { &mut out.odd_node_bytes };
+            *sum = sum.saturating_add(bytes(usage.read).saturating_add(bytes(usage.written)));
             continue;
         }
         for (total, n) in [(&mut out.node_read, usage.read), (&mut out.node_write, usage.written)] {
@@ -230,7 +271,7 @@ fn shared(entries: &[(Key, Usage)]) -> FxHashSet<File> {
 fn add_file(thread: &mut Thread, file: String, entries: &[(Key, Usage)]) {
     let (read_size, sequential) = calls(entries);
     let mut used = FileUse { file, read_size, sequential, ..FileUse::default() };
-    for (key, usage) in entries {
+    for (key, usage) in entries.iter().filter(|(key, _)| key.node != NO_NODE) {
         let node = NodeId(key.node);
         if usage.read > 0 {
             used.read_bytes.add(node, bytes(usage.read));
@@ -334,13 +375,14 @@ mod tests {
     fn entry(tid: u32, start_ns: u64, ino: u64, node: u32, read: i64, written: i64) -> (Key, Usage) {
         let start_lo = (start_ns >> 16) as u32;
         let remote = if node == 8 { read } else { 0 };
-        (Key { tid, start_lo, dev: 8 << 20 | 1, ino, node }, Usage { read, remote, written, ..Usage::default() })
+        (Key { tid, start_lo, dev: DEV, ino, node }, Usage { read, remote, written, ..Usage::default() })
     }
 
     fn all(pass: &Pass, entries: Vec<(Key, Usage)>) -> Assembled {
         assemble(pass, entries, &Filter::All, &places(), &[])
     }
 
+    const DEV: u32 = 8 << 20 | 1;
     const EARLY: u64 = 1 << 30;
     const LATE: u64 = 1 << 40;
 
@@ -411,6 +453,29 @@ mod tests {
     fn bytes_on_a_missing_node_are_counted_apart() {
         let out = all(&pass(&[]), vec![entry(7, EARLY, 1, 3, 100, 7), entry(7, EARLY, 1, 0, 1, 0)]);
         assert_eq!((out.odd_node_bytes, out.node_read.total()), (107, 1));
+    }
+
+    #[test]
+    fn a_dax_file_on_several_nodes_counts_where_its_blocks_are() {
+        let pass = pass(&[(7, 0, EARLY)]);
+        let mut both = entry(7, EARLY, 1, NO_NODE, 400, 40);
+        (both.1.called, both.1.calls) = (400, 2048);
+        let mut entries = vec![both, entry(7, EARLY, 2, NO_NODE, 5, 0), entry(7, EARLY, 3, 8, 10, 0)];
+        let place = [(NodeId(0), 300), (NodeId(8), 900)].into_iter().collect();
+        let located = FxHashMap::from_iter([((DEV, 1), place)]);
+        let files = spread(&mut entries, &located, &pass, &places());
+        assert_eq!(files, FxHashSet::from_iter([(DEV, 1), (DEV, 2)]));
+        let out = all(&pass, entries);
+        let thread = &out.threads[0].thread;
+        // A quarter and three quarters. The thread runs on node 0.
+        assert_eq!((thread.read_bytes.get(NodeId(0)), thread.read_bytes.get(NodeId(8))), (100, 310));
+        assert_eq!((thread.write_bytes.get(NodeId(0)), thread.write_bytes.get(NodeId(8))), (10, 30));
+        assert_eq!((thread.remote_read_bytes, out.node_read.total()), (Some(310), 410));
+        assert_eq!((thread.files.len(), thread.files[0].read_size), (3, Some(200)));
+        // Of the other, nothing is known yet. It is listed, so that somebody looks where it is.
+        assert_eq!((out.no_node_bytes, out.odd_node_bytes, out.files.len(), out.files[1].bytes), (5, 0, 3, 5));
+        let mut none = vec![entry(7, EARLY, 3, 8, 10, 0)];
+        assert!(spread(&mut none, &located, &pass, &places()).is_empty() && none.len() == 1);
     }
 
     #[test]

@@ -12,6 +12,9 @@ use super::types::{Kin, Origin};
 /// Keys leave out this many low bits of `start_boottime` (`START_SHIFT`).
 pub(super) const START_SHIFT: u32 = 16;
 
+/// The node of keys whose file is on DAX and has no one node (`NO_NODE`).
+pub(super) const NO_NODE: u32 = u32::MAX;
+
 /// One thread, one file, one node (`struct usage_key`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
@@ -61,7 +64,6 @@ pub(super) struct Counters {
     pub counted: u64,
     pub stood_for: u64,
     pub children_full: u64,
-    pub no_node: u64,
     pub reads: u64,
 }
 
@@ -238,7 +240,6 @@ impl Counters {
             counted: c.u64()?,
             stood_for: c.u64()?,
             children_full: c.u64()?,
-            no_node: c.u64()?,
             reads: c.u64()?,
         })
     }
@@ -254,7 +255,6 @@ impl Counters {
             counted: self.counted.wrapping_sub(before.counted),
             stood_for: self.stood_for.wrapping_sub(before.stood_for),
             children_full: self.children_full.wrapping_sub(before.children_full),
-            no_node: self.no_node.wrapping_sub(before.no_node),
             reads: self.reads.wrapping_sub(before.reads),
         }
     }
@@ -268,7 +268,6 @@ impl Counters {
         self.counted += other.counted;
         self.stood_for += other.stood_for;
         self.children_full += other.children_full;
-        self.no_node = self.no_node.wrapping_add(other.no_node);
         self.reads += other.reads;
     }
 }
@@ -396,7 +395,7 @@ mod tests {
         assert_eq!(layout::KEY, Key::BYTES);
         assert_eq!(layout::USAGE, Usage::BYTES);
         assert_eq!(layout::PENDING, Pending::BYTES);
-        assert_eq!(layout::COUNTERS, 10 * 8);
+        assert_eq!(layout::COUNTERS, 9 * 8);
         assert_eq!(layout::WATCHED, Watched::default().encode().len());
     }
 

@@ -273,6 +273,53 @@ mod tests {
         assert!(filter.contains(&process(10, 2)) && filter.contains(&process(20, 3)));
     }
 
+    /// Runs this in a thread that may do no more than the files' modes say, also if it is root's.
+    fn without_privileges(run: impl FnOnce() + Send) {
+        std::thread::scope(|scope| {
+            let unprivileged = move || {
+                crate::privileges::keep_only(rustix::thread::CapabilitySet::empty()).unwrap();
+                run();
+            };
+            scope.spawn(unprivileged).join().unwrap();
+        });
+    }
+
+    fn closed(path: &Path) {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
+    }
+
+    /// EACCES says nothing about the process, and without it in scope its threads would be left as they are.
+    #[test]
+    fn a_process_that_cannot_be_looked_at_has_not_ended() {
+        let proc_root = procfs(&[(10, 2), (20, 3)]);
+        let mut filter = Filter::new(&Scope::Tree(10), proc_root.path()).unwrap();
+        let child = |pid: u32| task((pid, 3), (10, 2), 0);
+        filter.learn(&[child(20)]);
+        closed(&proc_root.path().join("20/stat"));
+        let gone: Vec<Task> = (1000..1000 + CHECK_AT as u32).map(child).collect();
+        without_privileges(|| filter.learn(&gone));
+        let Filter::Tree(tree) = &filter else { panic!("{filter:?}") };
+        assert_eq!(tree.started.len(), 2, "those that have ended are forgotten");
+        assert!(filter.contains(&process(20, 3)));
+    }
+
+    /// A group that may not be listed hides those below it, and no others.
+    #[test]
+    fn a_control_group_that_may_not_be_listed_is_in_scope_itself() {
+        let directory = tempfile::tempdir().unwrap();
+        let made = |name: &str| {
+            let path = directory.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            std::fs::metadata(path).unwrap().ino()
+        };
+        let (first, hidden, last) = (made("a"), made("b"), made("c"));
+        closed(&directory.path().join("b"));
+        without_privileges(|| {
+            let groups = Groups::below(directory.path()).unwrap();
+            assert!([first, hidden, last].iter().all(|id| groups.inside.contains(id)), "{groups:?}");
+        });
+    }
+
     #[test]
     fn a_cgroup_contains_groups_below_it_even_those_made_later() {
         let directory = tempfile::tempdir().unwrap();

@@ -63,7 +63,7 @@ pub(crate) fn open(path: &Path) -> Result<Opened, ResidencyError> {
 }
 
 /// A file that is open already. `owned` says whether it was opened with `O_NOATIME`.
-pub(super) fn from_fd(path: &Path, fd: File, owned: bool) -> Result<Opened, ResidencyError> {
+pub(crate) fn from_fd(path: &Path, fd: File, owned: bool) -> Result<Opened, ResidencyError> {
     let look = |e| ResidencyError::file("look at", path, e);
     let stat = rustix::fs::fstat(&fd).map_err(look)?;
     let statx = rustix::fs::statx(&fd, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).map_err(look)?;

@@ -241,7 +241,7 @@ pub fn not_a_thread() -> Tried {
         why: why.into(),
     };
     let error = plane.prepare(&file).unwrap_err();
-    assert!(matches!(error, PlaneError::Refused { reason: "path_unknown", .. }), "{error}");
+    assert!(matches!(error, PlaneError::Refused { reason: "file_unknown", .. }), "{error}");
     let error = plane.observe(std::time::Duration::ZERO).unwrap_err();
     assert!(error.to_string().contains("cannot observe"), "{error}");
     assert!(plane.epoch().is_some_and(|id| id.len() == 36));

@@ -66,10 +66,14 @@ pub fn exec_by_another_thread() -> Tried {
 }
 
 pub fn exec_by_another_thread_then_finish() -> Tried {
+    exec_then_finish(|lineage| lineage)
+}
+
+fn exec_then_finish(observer: impl FnOnce(Box<WithLineage>) -> Box<dyn Observe>) -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let program = execs(&tmp.path().join("go"));
     let pid = program.pid();
-    let mut engine = engine(plane(Some(WithLineage::of(&[pid])?)), 1, None);
+    let mut engine = engine(plane(Some(observer(WithLineage::of(&[pid])?))), 1, None);
     engine.step().unwrap();
     std::fs::write(tmp.path().join("go"), "").unwrap();
     wait_for(|| sleeps(pid));
@@ -79,10 +83,10 @@ pub fn exec_by_another_thread_then_finish() -> Tried {
     Ok(())
 }
 
-/// The kernel's lineage, whose reports of execs come late.
-struct LateExecs(Box<WithLineage>, u32);
+/// The kernel's lineage, but for what a look at it answers.
+struct Altered<F>(Box<WithLineage>, F);
 
-impl Observe for LateExecs {
+impl<F: FnMut(&mut WithLineage) -> Result<Vec<Kin>, ObserveError>> Observe for Altered<F> {
     fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
         self.0.window(length)
     }
@@ -96,27 +100,22 @@ impl Observe for LateExecs {
     }
 
     fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
-        let mut kin = self.0.kin()?;
-        if kin.iter().any(|kin| kin.origin == Origin::Exec) && self.1 > 0 {
-            self.1 -= 1;
-            kin.retain(|kin| kin.origin != Origin::Exec);
-        }
-        Ok(kin)
+        (self.1)(&mut self.0)
     }
 }
 
 pub fn exec_in_flight_at_the_end() -> Tried {
-    let tmp = tempfile::tempdir().unwrap();
-    let program = execs(&tmp.path().join("go"));
-    let pid = program.pid();
-    let mut engine = engine(plane(Some(Box::new(LateExecs(WithLineage::of(&[pid])?, 4)))), 1, None);
-    engine.step().unwrap();
-    std::fs::write(tmp.path().join("go"), "").unwrap();
-    wait_for(|| sleeps(pid));
-    let finished = engine.finish();
-    assert_eq!((finished.restored, finished.inherited, finished.gone), (1, 1, 1), "{finished:?}");
-    assert_eq!(mask(pid), all());
-    Ok(())
+    let mut late = 4;
+    exec_then_finish(|lineage| {
+        Box::new(Altered(lineage, move |lineage: &mut WithLineage| {
+            let mut kin = lineage.kin()?;
+            if kin.iter().any(|kin| kin.origin == Origin::Exec) && late > 0 {
+                late -= 1;
+                kin.retain(|kin| kin.origin != Origin::Exec);
+            }
+            Ok(kin)
+        }))
+    })
 }
 
 pub fn exec_by_another_thread_after_a_crash() -> Tried {
@@ -167,7 +166,7 @@ pub fn exec_after_the_first_was_moved_elsewhere() -> Tried {
     assert_eq!(next.undo(&held[1]).unwrap(), Undone::ChangedByOthers);
     let heirs = next.inherited(&held).unwrap();
     assert_eq!(heirs.len(), 1);
-    assert_eq!(next.undo(&heirs[0]).unwrap(), Undone::Restored);
+    assert_eq!(next.undo(&heirs[0].undo).unwrap(), Undone::Restored);
     assert_eq!(mask(pid), all());
     Ok(())
 }
@@ -235,36 +234,18 @@ pub fn own_value_that_equals_ours() -> Tried {
     Ok(())
 }
 
-/// The kernel's lineage, unless looks are to fail.
-struct Blindable(Box<WithLineage>, Arc<AtomicBool>);
-
-impl Observe for Blindable {
-    fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
-        self.0.window(length)
-    }
-
-    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
-        self.0.watch(tid, start_ns)
-    }
-
-    fn release(&mut self, tid: u32) -> Result<(), ObserveError> {
-        self.0.release(tid)
-    }
-
-    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
-        match self.1.load(Ordering::Relaxed) {
-            true => Err(ObserveError::Missing { capability: "a look", cause: "the test says so".into() }),
-            false => self.0.kin(),
-        }
-    }
-}
-
 pub fn own_value_of_an_earlier_look() -> Tried {
     own_since_6_2()?;
     let process = Running::role("threads", &["1"]);
     let pid = process.pid();
     let blind = Arc::new(AtomicBool::new(false));
-    let observer = Box::new(Blindable(WithLineage::of(&[pid])?, Arc::clone(&blind)));
+    let blinded = Arc::clone(&blind);
+    let observer = Box::new(Altered(WithLineage::of(&[pid])?, move |lineage: &mut WithLineage| {
+        match blinded.load(Ordering::Relaxed) {
+            true => Err(ObserveError::Missing { capability: "a look", cause: "the test says so".into() }),
+            false => lineage.kin(),
+        }
+    }));
     let mut engine = engine(plane(Some(observer)), 1, None);
     engine.step().unwrap();
     affinity::set(pid, &node(1)).unwrap();

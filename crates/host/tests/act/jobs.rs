@@ -1,6 +1,8 @@
 //! Moves of processes and files as the plane makes them: bound thread by thread, copied in the background, refused by identity.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +10,8 @@ use engine::{JobState, Plane, PlaneError, Progress, Started, Subject, Undone};
 use host::act::Mover;
 use host::act::data::DataMoves;
 use host::act::mover::Rules;
-use placement::{Move, ObservedFile, Reason};
+use host::observe::{FileSeen, Inode};
+use placement::{Move, ObservedFile, Reason, Thread};
 use topology::{CpuSet, NodeId};
 
 use crate::Tried;
@@ -45,13 +48,13 @@ pub fn process() -> Tried {
     };
     assert_eq!(masks(), expected(&all()));
     assert_eq!(undo.len(), 4);
+    // The kernel's own sum of its memory: it may grow while its threads begin to run.
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let anonymous = rollup.lines().find_map(|l| l.strip_prefix("Anonymous:")?.trim().strip_suffix(" kB")).unwrap();
     let Ok(Started::Job(_)) = plane.start(&mv, &undo, &mut |more| panic!("{more:?}")) else { panic!("no job") };
     assert_eq!(masks(), expected(&node(0)));
     let over = end(|| plane.poll());
     assert_eq!((over.state, over.done + over.left.values().sum::<u64>()), (JobState::Done, over.bytes));
-    // The kernel's own sum of its memory.
-    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
-    let anonymous = rollup.lines().find_map(|l| l.strip_prefix("Anonymous:")?.trim().strip_suffix(" kB")).unwrap();
     assert!(over.bytes >= 1024 * anonymous.trim().parse::<u64>().unwrap(), "{} of {anonymous} kB", over.bytes);
     for undo in &undo {
         assert_eq!(plane.undo(undo).unwrap(), Undone::Restored);
@@ -65,9 +68,20 @@ pub fn process() -> Tried {
     Ok(())
 }
 
-fn seen(moves: &mut DataMoves, id: &str, path: &Path) {
+/// A window in which this process read a file: the file's id and its inode.
+fn seen(moves: &mut DataMoves, path: &Path, file: &File) -> (String, Inode) {
+    let meta = file.metadata().unwrap();
+    let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+    let mut generation: libc::c_long = 0;
+    // SAFETY: the kernel writes at most a long.
+    unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETVERSION, &raw mut generation) };
+    let inode = Inode { dev: major << 20 | minor, ino: meta.ino(), generation: generation as u32 };
+    let (id, me) = (format!("{major}:{minor}:{}", meta.ino()), std::process::id());
     let path = Some(path.to_string_lossy().into_owned());
-    moves.seen([&ObservedFile { file: id.to_owned(), path, ..ObservedFile::default() }].into_iter());
+    let file = ObservedFile { file: id.clone(), path, readers: vec![me], ..ObservedFile::default() };
+    let reader = Thread { tid: me, pid: me, ..Thread::default() };
+    moves.seen(&[FileSeen { id: inode, bytes: 1, file }], &[reader]);
+    (id, inode)
 }
 
 fn file_to(id: &str, generation: Option<u64>) -> Move {
@@ -75,46 +89,51 @@ fn file_to(id: &str, generation: Option<u64>) -> Move {
     Move::File { file: id.to_owned(), generation, from, to, reason, why: "".into() }
 }
 
-/// A file is moved if it is the one that the move names, and nothing else at its path is touched.
+/// A file is moved if it is the one that the move names, whatever is at its path by then; nothing else is opened.
 pub fn file() -> Tried {
-    // On a file system that has generations.
-    let dir = super::pages::dir();
-    let path: PathBuf = dir.path().join("data");
-    std::fs::write(&path, vec![7; 8 << 20]).unwrap();
-    let meta = std::fs::metadata(&path).unwrap();
-    let id = format!("{}:{}:{}", rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()), meta.ino());
-    let mut mover = Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap();
-    let mut moves = DataMoves::default();
-    let topology = topology();
-    let reason = |error: PlaneError| match error {
-        PlaneError::Refused { reason, .. } => reason,
-        PlaneError::Gone { .. } => "gone",
-        PlaneError::Broken(_) => "broken",
-    };
-    let mut prepare = |moves: &mut DataMoves, mv: &Move| moves.prepare(&mut mover, &topology, mv).map_err(reason);
-    assert_eq!(prepare(&mut moves, &file_to(&id, None)), Err("path_unknown"));
-    seen(&mut moves, &id, &path);
-    match prepare(&mut moves, &file_to(&id, None)) {
-        Err("eperm" | "no_numa") => return Err("this kernel, or this user, may not move pages".to_owned()),
-        prepared => assert_eq!(prepared, Ok(Vec::new())),
+    // On a file system that has generations, and on one without handles.
+    for dir in [super::pages::dir(), tempfile::tempdir_in("/dev/shm").unwrap()] {
+        let path: PathBuf = dir.path().join("data");
+        std::fs::write(&path, vec![7; 8 << 20]).unwrap();
+        let file = File::open(&path).unwrap();
+        let mut mover = Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap();
+        let mut moves = DataMoves::new(Path::new("/proc"), None);
+        let topology = topology();
+        let reason = |error: PlaneError| match error {
+            PlaneError::Refused { reason, .. } => reason,
+            PlaneError::Gone { .. } => "gone",
+            PlaneError::Broken(_) => "broken",
+        };
+        let mut prepare = |moves: &mut DataMoves, mv: &Move| moves.prepare(&mut mover, &topology, mv).map_err(reason);
+        assert_eq!(prepare(&mut moves, &file_to("8:1:2", None)), Err("file_unknown"));
+        let (id, inode) = seen(&mut moves, &path, &file);
+        match prepare(&mut moves, &file_to(&id, None)) {
+            Err("eperm" | "no_numa") => return Err("this kernel, or this user, may not move pages".to_owned()),
+            prepared => assert_eq!(prepared, Ok(Vec::new())),
+        }
+        // A later file with its inode number.
+        assert_eq!(prepare(&mut moves, &file_to(&id, Some(u64::from(inode.generation) + 1))), Err("gone"));
+        // Another file takes its place: the one that was read moves, by its inode.
+        std::fs::write(dir.path().join("other"), "x").unwrap();
+        std::fs::rename(&path, dir.path().join("moved")).unwrap();
+        std::fs::rename(dir.path().join("other"), &path).unwrap();
+        moves.start_file(&file_to(&id, None)).unwrap();
+        let over = end(|| moves.jobs.poll());
+        // All of it was written a moment ago, so it is cached.
+        assert_eq!((over.state, over.bytes, over.done), (JobState::Done, 8 << 20, 8 << 20));
+        assert_eq!(std::fs::read(dir.path().join("moved")).unwrap(), vec![7; 8 << 20]);
+        // It is gone, and a pipe has its place: opening that would wait.
+        std::fs::remove_file(dir.path().join("moved")).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        drop(file);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o666.into(), 0).unwrap();
+        assert_eq!(prepare(&mut moves, &file_to(&id, None)), Ok(Vec::new()));
+        moves.start_file(&file_to(&id, None)).unwrap();
+        let over = end(|| moves.jobs.poll());
+        assert_eq!((over.state, over.bytes), (JobState::Gone, 0));
+        let subject = Subject::of(&file_to(&id, None));
+        let error = moves.start_file(&file_to(&id, None)).unwrap_err();
+        assert!(error.to_string().contains(&format!("{subject} was not prepared")), "{error}");
     }
-    moves.start_file(&file_to(&id, None)).unwrap();
-    let over = end(|| moves.jobs.poll());
-    // All of it was written a moment ago, so it is cached.
-    assert_eq!((over.state, over.bytes, over.done), (JobState::Done, 8 << 20, 8 << 20));
-    assert_eq!(std::fs::read(&path).unwrap(), vec![7; 8 << 20]);
-    // A later file with its inode number, a file that took its place, a pipe that did, and one that is gone.
-    assert_eq!(prepare(&mut moves, &file_to(&id, Some(u64::MAX))), Err("gone"));
-    std::fs::write(dir.path().join("other"), "x").unwrap();
-    std::fs::rename(dir.path().join("other"), &path).unwrap();
-    assert_eq!(prepare(&mut moves, &file_to(&id, None)), Err("gone"));
-    std::fs::remove_file(&path).unwrap();
-    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o666.into(), 0).unwrap();
-    assert_eq!(prepare(&mut moves, &file_to(&id, None)), Err("unreadable"));
-    std::fs::remove_file(&path).unwrap();
-    assert_eq!(prepare(&mut moves, &file_to(&id, None)), Err("unreadable"));
-    let subject = Subject::of(&file_to(&id, None));
-    let error = moves.start_file(&file_to(&id, None)).unwrap_err();
-    assert!(error.to_string().contains(&format!("{subject} was not prepared")), "{error}");
     Ok(())
 }

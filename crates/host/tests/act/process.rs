@@ -8,17 +8,20 @@ use std::time::Duration;
 
 use engine::state::file::StateFile;
 use engine::state::records::Record;
-use engine::{PlaneError, StateDir, Subject, Undo, Undone, recover};
+use engine::{Engine, PlaneError, StateDir, Subject, Undo, Undone, recover};
 use host::act::affinity;
 use host::act::copying::Copying;
 use host::act::memory::{self, MemoryMove};
 use host::act::mover::{Mover, Rules};
 use host::act::process::{self, ProcessMove};
 use host::act::threads::Threads;
+use placement::{Move, Plan, Policy, Reason, Snapshot};
 use topology::{CpuSet, NodeId, Topology};
 
 use crate::Tried;
-use crate::world::{Running, all, mask, node, plane, tids, topology, wait_for};
+use crate::claims::child_of;
+use crate::forks::WithLineage;
+use crate::world::{Running, all, mask, node, plane, settings, tids, topology, wait_for};
 
 fn mover() -> Mover {
     Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap()
@@ -51,6 +54,67 @@ pub fn be_spawner(_: &[String]) {
         std::thread::sleep(Duration::from_millis(1));
     }
     rest();
+}
+
+/// A process that, once a file is there, starts three threads and a child.
+pub fn be_late(args: &[String]) {
+    let rest = || std::thread::sleep(Duration::from_secs(600));
+    println!("ready");
+    wait_for(|| Path::new(&args[0]).exists());
+    let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+    (0..3).for_each(|_| _ = std::thread::spawn(rest));
+    child.wait().unwrap();
+}
+
+/// Moves a process once.
+struct Once(Option<u32>);
+
+impl Policy for Once {
+    fn name(&self) -> &'static str {
+        "once"
+    }
+
+    fn decide(&mut self, _: &Topology, _: &Snapshot) -> Plan {
+        let to = |pid| {
+            let (from, to, reason) = (NodeId(1), NodeId(0), Reason::CacheAffinity);
+            Move::Process { pid, start_ns: None, from, to, reason, why: "".into() }
+        };
+        Plan {
+            version: 1,
+            policy: "once".into(),
+            moves: self.0.take().map(to).into_iter().collect(),
+            ..Plan::default()
+        }
+    }
+}
+
+/// A thread that a moved process starts in a later window stays with it, has a record of its own, and is put back at the end. A child
+/// of it is put back at once.
+pub fn born_later() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let go = tmp.path().join("go");
+    let program = Running::role("late", &[go.to_str().unwrap()]);
+    let pid = program.pid();
+    let state = StateDir::open(&tmp.path().join("state")).unwrap();
+    let plane = plane(Some(WithLineage::of(&[pid])?));
+    let mut engine = Engine::new(plane, Box::new(Once(Some(pid))), settings(), Some(state)).unwrap();
+    assert_eq!(engine.step().unwrap().held_threads, 1);
+    std::fs::write(&go, "").unwrap();
+    wait_for(|| tids(pid).len() == 4);
+    let child = child_of(pid);
+    assert_eq!(mask(child), node(0));
+    for restored in [1, 0] {
+        let report = engine.step().unwrap();
+        assert_eq!((report.inherited_restored, report.held_threads), (restored, 4), "{report:?}");
+        assert!(masks(pid).values().all(|mask| *mask == node(0)), "{:?}", masks(pid));
+        assert_eq!(mask(child), all());
+    }
+    let records = std::fs::read_to_string(tmp.path().join("state/state.jsonl")).unwrap();
+    assert_eq!(records.matches(r#""record":"hold""#).count(), 4, "{records}");
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.inherited, finished.failed), (4, 0, 0), "{finished:?}");
+    assert!(masks(pid).values().all(|mask| *mask == all()), "{:?}", masks(pid));
+    Ok(())
 }
 
 /// Binds a process to node 1, and writes each record down first. Its parent traces it.

@@ -12,21 +12,23 @@ use std::time::Duration;
 use host::act::dax::{DaxMove, MAPPED, UNSTOPPABLE};
 use topology::NodeId;
 
-use super::volume::{MIB, check, create, directory, finish, move_to, nodes, word};
-
-const SIZE: u64 = 64 * MIB;
+use super::volume::{MIB, check, create, directory, finish, move_to, nodes, number, word};
 
 /// Bytes at the file's start that writers change; nobody writes the rest.
-const WRITTEN: u64 = 8 * MIB;
+const WRITTEN: u64 = 4 * MIB;
 
-/// Moves of the file: more in a long run.
+/// Moves of the file, and its size: more in a long run. An emulated machine moves about 1 MiB a second under load.
 fn rounds() -> u32 {
-    std::env::var("HOMENODE_DAX_MOVES").ok().and_then(|n| n.parse().ok()).unwrap_or(20)
+    number("HOMENODE_DAX_MOVES", 3)
+}
+
+fn size() -> u64 {
+    u64::from(number("HOMENODE_DAX_MIB", 8)) * MIB
 }
 
 /// A mapping of a file.
 pub struct Mapping {
-    at: *mut u8,
+    pub at: *mut u8,
     len: usize,
 }
 
@@ -138,7 +140,8 @@ fn write(
 pub fn under_load() {
     let dir = directory();
     let path = dir.path().join("file");
-    let file = create(&path, 7, SIZE);
+    let size = size();
+    let file = create(&path, 7, size);
     let done = AtomicBool::new(false);
     let stop = || done.load(Ordering::Relaxed);
     let mapping = Mapping::new(&file, false);
@@ -150,7 +153,7 @@ pub fn under_load() {
                     let words: &dyn Words = if mapped == 1 { mapping } else { file };
                     let mut reads = 0_u64;
                     while !stop() {
-                        let offset = WRITTEN + (reads * 8 * 12_347) % (SIZE - WRITTEN);
+                        let offset = WRITTEN + (reads * 8 * 12_347) % (size - WRITTEN);
                         assert_eq!(words.get(offset), word(7, offset), "a reader sees wrong bytes at {offset}");
                         reads += 1;
                     }
@@ -168,16 +171,18 @@ pub fn under_load() {
             .collect();
         // Also when an assertion fails below.
         let _ends = Ends(&done);
-        let mut moved = 0;
+        let (mut moved, mut whole) = (0, 0);
         for round in 0..rounds() {
             let to = round % 2;
             let copied = move_to(&path, to);
             let there = nodes(&file).get(&to).copied().unwrap_or(0);
             // What is said to be there is there.
-            assert_eq!((copied.moved, copied.total, copied.moved + copied.failed()), (there, SIZE, SIZE), "{copied:?}");
+            assert_eq!((copied.moved, copied.total, copied.moved + copied.failed()), (there, size, size), "{copied:?}");
             moved += if round == 0 { 0 } else { there };
+            whole += u32::from(there == size);
         }
-        assert!(moved > SIZE, "in all, less than once the file was moved");
+        println!("{whole} of {} moves were whole, {} MiB moved", rounds(), moved / MIB);
+        assert!(moved > size, "in all, less than once the file was moved");
         done.store(true, Ordering::Relaxed);
         for reader in readers {
             assert!(reader.join().unwrap() > 0);
@@ -185,10 +190,10 @@ pub fn under_load() {
         for writer in writers {
             let (stores, lost) = writer.join().unwrap();
             assert!(stores > 0 && lost.is_empty(), "of {stores} stores, these were lost: {lost:?}");
-            println!("{stores} stores, {} MiB moved under them", moved / MIB);
+            println!("{stores} stores");
         }
     });
-    check(&file, 7, WRITTEN, SIZE);
+    check(&file, 7, WRITTEN, size);
 }
 
 /// A process that stores through a mapping, until its standard input ends.
@@ -208,10 +213,10 @@ pub fn be_mapped_writer(args: &[String]) {
 }
 
 /// A started process of this program, once it has its mapping.
-struct Writer(Child);
+pub struct Writer(pub Child);
 
 impl Writer {
-    fn start(path: &Path) -> Self {
+    pub fn start(path: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--role", "mapped-writer"])
             .arg(path)
@@ -254,15 +259,15 @@ pub fn mapped_writable() {
 }
 
 /// A control group for one writer, removed at the end.
-struct Group(PathBuf);
+pub struct Group(pub PathBuf);
 
 impl Group {
-    fn new(writer: &Writer) -> Self {
+    pub fn new(writer: &Child) -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).expect("no mounted cgroup2");
-        let dir = Path::new(mount.split(' ').nth(4).unwrap()).join(format!("homenode-dax-{}", writer.0.id()));
+        let dir = Path::new(mount.split(' ').nth(4).unwrap()).join(format!("homenode-dax-{}", writer.id()));
         fs::create_dir(&dir).unwrap();
-        fs::write(dir.join("cgroup.procs"), writer.0.id().to_string()).unwrap();
+        fs::write(dir.join("cgroup.procs"), writer.id().to_string()).unwrap();
         Self(dir)
     }
 
@@ -293,7 +298,8 @@ pub fn frozen() {
     let path = dir.path().join("file");
     let file = create(&path, 9, WRITTEN);
     let writer = Writer::start(&path);
-    let group = Group::new(&writer);
+    let group = Group::new(&writer.0);
+    let mut longest = Duration::ZERO;
     for round in 0..rounds() {
         let to = round % 2;
         let mut moving = DaxMove::prepare(&file, NodeId(to), true).unwrap();
@@ -303,10 +309,10 @@ pub fn frozen() {
         assert!(!group.is_frozen());
         // Before the first move, some of the file may be there.
         assert!(round == 0 || moving.longest_stall() > Duration::ZERO);
-        println!("longest stall {:?}", moving.longest_stall());
+        longest = longest.max(moving.longest_stall());
     }
     let (stores, lost) = writer.end();
-    println!("{stores} stores");
+    println!("{stores} stores, {} moves, longest stall {longest:?}", rounds());
     assert!(stores > 0 && lost == 0, "{lost} of {stores} stores lost");
 }
 
@@ -325,7 +331,7 @@ pub fn thawed_after_a_kill() {
     let path = dir.path().join("file");
     create(&path, 10, WRITTEN);
     let writer = Writer::start(&path);
-    let group = Group::new(&writer);
+    let group = Group::new(&writer.0);
     for _ in 0..3 {
         let mut mover = Command::new(std::env::current_exe().unwrap())
             .args(["--role", "mover"])

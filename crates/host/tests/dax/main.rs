@@ -8,6 +8,7 @@ mod edges;
 mod load;
 mod refusals;
 mod volume;
+mod waits;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
@@ -32,6 +33,8 @@ fn main() {
         return match role.as_str() {
             "mapped-writer" => load::be_mapped_writer(rest),
             "mover" => load::be_mover(rest),
+            "killed" => crash::be_killed(rest),
+            "stuck" => waits::be_stuck(rest),
             "syncing-writer" => crash::be_syncing_writer(rest),
             other => panic!("no role {other}"),
         };
@@ -42,6 +45,8 @@ fn main() {
         trial("a_file_mapped_writable_stays", load::mapped_writable),
         trial("a_writer_that_may_be_frozen_loses_nothing", load::frozen),
         trial("a_killed_mover_leaves_nobody_frozen", load::thawed_after_a_kill),
+        trial("a_pinned_page_is_not_waited_for", waits::pinned),
+        trial("a_group_that_does_not_freeze_is_tried_three_times", waits::not_frozen),
         trial("our_own_group_is_not_frozen", load::unstoppable),
         trial("a_file_that_grows_and_shrinks_stays_right", edges::resized),
         trial("a_full_node_is_said", edges::full),

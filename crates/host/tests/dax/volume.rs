@@ -14,6 +14,11 @@ use topology::NodeId;
 pub const MIB: u64 = 1 << 20;
 pub const MOUNT: &str = "/mnt/pmem";
 
+/// A number from the environment: larger in a long run.
+pub fn number(variable: &str, default: u32) -> u32 {
+    std::env::var(variable).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
 /// Why these tests cannot run here.
 pub fn missing() -> Option<String> {
     (!Path::new(MOUNT).is_dir())

@@ -294,8 +294,13 @@ fn a_full_table_is_reported(hooks: Hooks) -> Outcome {
     ensure!(thread.read_bytes.total() < 64 * 65_536, "all fitted: {}", thread.read_bytes.total());
     ensure!(total >= 64 * 65_536, "the nodes' sum is {total}");
     ensure!(observed.notes.iter().any(|n| n.contains("table of 8 entries was full")), "{:?}", observed.notes);
-    // The next window starts with an empty table.
-    let (seen, observed) = watch_one(&mut observer, || pread_all(&files[0], 4096))?;
-    ensure!(seen.read(&files[0])? == 65_536, "{seen:?}; {:?}", observed.notes);
-    Ok(Completion::Completed)
+    // The next window starts with an empty table. Other programs on the machine may fill it: then the one after it does.
+    for _ in 0..20 {
+        let (seen, observed) = watch_one(&mut observer, || pread_all(&files[0], 4096))?;
+        if matches!(seen.read(&files[0]), Ok(65_536)) {
+            return Ok(Completion::Completed);
+        }
+        ensure!(observed.notes.iter().any(|n| n.contains("was full")), "{seen:?}; {:?}", observed.notes);
+    }
+    Err("others filled the table in each of 20 windows".into())
 }

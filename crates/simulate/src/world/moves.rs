@@ -117,7 +117,7 @@ impl World {
             let goes_on = state == JobState::Running;
             let left = moving.kept + mine.map(|c| c.left).sum::<f64>();
             let (bytes, done) = (moving.bytes as u64, (moving.bytes - left).max(0.0) as u64);
-            all.push(Progress { job: moving.job, bytes, done, left: BTreeMap::new(), state });
+            all.push(Progress { job: moving.job, bytes, done, there: 0, left: BTreeMap::new(), state });
             goes_on
         });
         all

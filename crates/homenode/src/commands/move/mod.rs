@@ -21,7 +21,7 @@ use crate::cli::Global;
 use crate::commands::nodes;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
-use crate::output::units::{bytes, parse_rate};
+use crate::output::units::{bytes, parse_positive_rate};
 use crate::output::{self, escape, progress};
 use crate::signals::Stop;
 
@@ -41,18 +41,11 @@ pub struct MoveArgs {
     #[arg(long, value_name = "NODE")]
     pub to: u32,
     /// Move at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
-    #[arg(long, value_name = "RATE", value_parser = positive_rate)]
+    #[arg(long, value_name = "RATE", value_parser = parse_positive_rate)]
     pub rate: Option<f64>,
     /// Stop processes that map a DAX file shared and writable while each 2 MiB of it move; without, such files stay
     #[arg(long)]
     pub freeze: bool,
-}
-
-fn positive_rate(text: &str) -> Result<f64, String> {
-    match parse_rate(text)? {
-        rate if rate >= 1.0 => Ok(rate),
-        _ => Err("must be at least 1 byte a second".to_owned()),
-    }
 }
 
 /// Runs `homenode move`.
@@ -126,6 +119,7 @@ impl Done {
             "bytes": self.bytes,
             "moved_bytes": self.moved,
             "failed_bytes": self.failed,
+            "already_bytes": self.there,
             "seconds": self.seconds,
             "why": self.why,
         });
@@ -162,8 +156,7 @@ const UNLIMITED: u64 = 64 << 20;
 
 /// Makes a move, step by step, until it is over or a signal comes.
 fn drive(job: &Job, name: &str, subject: (&'static str, Value), work: &mut dyn Copying) -> Done {
-    let before = work.copied();
-    let bar = progress::bar(job.json, before.total, "{msg} {wide_bar} {bytes} of {total_bytes}  {eta} left");
+    let bar = progress::bar(job.json, work.copied().total, "{msg} {wide_bar} {bytes} of {total_bytes}  {eta} left");
     bar.set_message(escape(name));
     let start = Instant::now();
     let mut paced = Duration::ZERO;
@@ -196,19 +189,11 @@ fn drive(job: &Job, name: &str, subject: (&'static str, Value), work: &mut dyn C
         }
     }
     bar.finish_and_clear();
-    summary(job, subject, &before, &work.copied(), start.elapsed(), why)
+    summary(job, subject, &work.copied(), start.elapsed(), why)
 }
 
-fn summary(
-    job: &Job,
-    subject: (&'static str, Value),
-    before: &Copied,
-    after: &Copied,
-    took: Duration,
-    stopped: Option<String>,
-) -> Done {
-    let there = before.moved;
-    let (bytes_all, moved) = (after.total.saturating_sub(there), after.moved.saturating_sub(there));
+fn summary(job: &Job, subject: (&'static str, Value), after: &Copied, took: Duration, stopped: Option<String>) -> Done {
+    let (bytes_all, moved) = (after.total.saturating_sub(after.there), after.copied());
     let mut whys: Vec<String> = stopped.iter().cloned().collect();
     whys.extend(after.left.iter().map(|(why, n)| format!("{} stayed: {why}", bytes(*n))));
     let rest = bytes_all.saturating_sub(moved + after.failed());
@@ -222,7 +207,7 @@ fn summary(
         bytes: bytes_all,
         moved,
         failed: after.failed(),
-        there,
+        there: after.there,
         seconds: took.as_secs_f64(),
         why: (!whys.is_empty()).then(|| whys.join("; ")),
         more: Vec::new(),

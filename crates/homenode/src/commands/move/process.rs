@@ -74,10 +74,6 @@ fn memory(job: &Job, name: &str, pid: u32, process: &mut ProcessMove) -> (Done, 
         return (done, whole);
     };
     let mut done = drive(job, name, subject(pid), memory);
-    // What was there already was not moved.
-    done.there = memory.there();
-    done.bytes = done.bytes.saturating_sub(done.there);
-    done.moved = done.moved.saturating_sub(done.there);
     if memory.ended() {
         done.why = Some("the process ended, or started another program".to_owned());
     }

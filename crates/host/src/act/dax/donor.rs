@@ -21,6 +21,7 @@ const NAMES: usize = 8;
 #[derive(Debug)]
 pub(super) struct Donor {
     pub file: File,
+    pub inode: u64,
     size: u64,
 }
 
@@ -39,7 +40,7 @@ impl Donor {
             let removed = rustix::fs::unlinkat(root, &name, AtFlags::REMOVEDIR);
             let file = donor?;
             removed?;
-            return Ok(Self { file, size: 0 });
+            return Ok(Self { inode: rustix::fs::fstat(&file)?.st_ino, file, size: 0 });
         }
         Err(Errno::EXIST.into())
     }
@@ -51,8 +52,8 @@ impl Donor {
         Ok(rustix::fs::openat(&directory, ".", flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
-    /// Allocates blocks where the file has some; the donor gets the file's size. Returns whether all are on the node; if not,
-    /// or on an error, this donor has none in that range.
+    /// Allocates blocks where the file has some, unless an earlier try left them here; the donor gets the file's size. Returns
+    /// whether all are on the node; if not, or on an error, this donor has none in that range.
     pub(super) fn reserve(&mut self, like: &[Extent], size: u64, layout: &Layout, to: NodeId) -> io::Result<bool> {
         if self.size != size {
             rustix::fs::ftruncate(&self.file, size)?;
@@ -60,12 +61,17 @@ impl Donor {
         }
         let (Some(first), Some(last)) = (like.first(), like.last()) else { return Ok(true) };
         let len = last.offset + last.len - first.offset;
-        let there = self.allocate(like).and_then(|()| {
+        let suits = || {
             let got = fiemap::extents(&self.file, first.offset, len)?;
-            let bytes: u64 = got.iter().map(|e| e.len).sum();
-            Ok(bytes == like.iter().map(|e| e.len).sum::<u64>()
-                && got.iter().all(|e| !e.unknown && layout.is_on(e.physical, e.len, to)))
-        });
+            let there = got.iter().all(|e| !e.unknown && layout.is_on(e.physical, e.len, to));
+            io::Result::Ok(there && runs(&got) == runs(like))
+        };
+        // A failed try may have written to blocks that must stay unwritten.
+        if like.iter().all(|e| !e.unwritten) && suits()? {
+            return Ok(true);
+        }
+        self.give_back(first.offset, len)?;
+        let there = self.allocate(like).and_then(|()| suits());
         if !matches!(there, Ok(true)) {
             self.give_back(first.offset, len)?;
         }
@@ -83,6 +89,25 @@ impl Donor {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.file, flags, at, end - at)?)
     }
+}
+
+/// Runs of blocks without a hole between them: offset and end.
+fn runs(extents: &[Extent]) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for e in extents {
+        match runs.last_mut() {
+            Some(last) if last.1 == e.offset => last.1 += e.len,
+            _ => runs.push((e.offset, e.offset + e.len)),
+        }
+    }
+    runs
+}
+
+/// Waits until nobody has a page of the file pinned; EINTR if a signal comes first. The file stays as it is, through a descriptor
+/// that leaves its times alone: a hole is punched where no file has blocks.
+pub(super) fn wait_for_pinned(file: &File) -> io::Result<()> {
+    const BEYOND: u64 = 1 << 62;
+    Ok(rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, BEYOND, 1 << 16)?)
 }
 
 fn random() -> io::Result<u64> {

@@ -3,10 +3,15 @@
 //! The exchange of blocks finds writes by the file's times. A store through a mapping changes the times at the fault before
 //! the store, a moment before the fault takes the lock that the exchange waits for. So a store can be lost, once in some ten
 //! million.
+//!
+//! The look comes while the file must stay unwritten, so it has to be short: `PROCMAP_QUERY` leaves out mappings that are not
+//! of this kind, where the text of `maps` has them all.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 
 use rustix::io::Errno;
 
@@ -33,7 +38,11 @@ fn maps(pid: u32, device: (u32, u32), inode: u64) -> io::Result<bool> {
     if let Some(found) = maps_at(format!("/proc/{pid}/maps"), device, inode)? {
         return Ok(found);
     }
-    // The first thread has ended, and with it its view of the memory; the others still have theirs.
+    // A process of the kernel, which has one thread (a directory has two links more than it has directories in it). Or the first
+    // thread has ended, and with it its view of the memory; the others still have theirs.
+    if fs::metadata(format!("/proc/{pid}/task"))?.nlink() < 4 {
+        return Ok(false);
+    }
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         if let Some(found) = maps_at(task?.path().join("maps"), device, inode)? {
             return Ok(found);
@@ -42,58 +51,92 @@ fn maps(pid: u32, device: (u32, u32), inode: u64) -> io::Result<bool> {
     Ok(false)
 }
 
-/// `None` if there is not one mapping.
+/// `None` if there is no memory.
 fn maps_at(path: impl AsRef<std::path::Path>, device: (u32, u32), inode: u64) -> io::Result<Option<bool>> {
-    let mut lines = match File::open(path) {
-        Ok(file) => BufReader::new(file),
+    let maps = match File::open(path) {
+        Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e),
     };
-    // Bytes: names of files need not be UTF-8.
-    let mut line = Vec::new();
-    let mut any = None;
+    let mut query = Query { size: size_of::<Query>() as u64, flags: WRITABLE_SHARED_FILES, ..Query::default() };
     loop {
-        line.clear();
-        match lines.read_until(b'\n', &mut line) {
-            Ok(0) => return Ok(any),
-            Ok(_) if is_writable(&line, device, inode) => return Ok(Some(true)),
-            Ok(_) => any = Some(false),
-            Err(e) if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => return Ok(any),
-            Err(e) => return Err(e),
+        // SAFETY: the kernel reads and writes the structure, whose size is in it.
+        if unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY as _, &raw mut query) } == 0 {
+            if ((query.device[0], query.device[1]), query.inode) == (device, inode) {
+                return Ok(Some(true));
+            }
+            query.address = query.end;
+            continue;
         }
+        let error = io::Error::last_os_error();
+        return match Errno::from_io_error(&error) {
+            // No more of these.
+            Some(Errno::NOENT) => Ok(Some(false)),
+            Some(Errno::SRCH) => Ok(None),
+            _ => Err(error),
+        };
     }
 }
 
-/// Whether a line of `maps` is a shared and writable mapping of the file:
-/// `7f20-7f40 rw-s 00000000 fd:00 131 /mnt/pmem/file`, the device in hexadecimal.
-fn is_writable(line: &[u8], device: (u32, u32), inode: u64) -> bool {
-    let mut fields = line.split(|b| *b == b' ').skip(1);
-    let (Some([_, b'w', _, b's']), Some(_), Some(dev), Some(ino)) =
-        (fields.next(), fields.next(), fields.next(), fields.next())
-    else {
-        return false;
-    };
-    dev == format!("{:02x}:{:02x}", device.0, device.1).as_bytes() && ino == inode.to_string().as_bytes()
+/// `struct procmap_query`, `linux/fs.h` (Linux 6.11).
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    vma_flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_and_build_id_size: [u32; 2],
+    name_and_build_id: [u64; 2],
 }
+
+const PROCMAP_QUERY: rustix::ioctl::Opcode = rustix::ioctl::opcode::read_write::<Query>(b'f', 17);
+
+/// The mapping at an address or the next one that is writable (2), shared (8), and of a file (32): `COVERING_OR_NEXT` is 16.
+const WRITABLE_SHARED_FILES: u64 = 2 | 8 | 16 | 32;
 
 #[cfg(test)]
 mod tests {
-    use super::is_writable;
+    use super::*;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
     #[test]
     fn only_shared_and_writable_mappings_of_the_file() {
-        let of = |line: &str| is_writable(line.as_bytes(), (253, 10), 131);
-        assert!(of("7f2000000000-7f2000200000 rw-s 00000000 fd:0a 131                        /mnt/pmem/a b\n"));
-        assert!(of("7f2000000000-7f2000200000 -w-s 00000000 fd:0a 131 /mnt/pmem/a (deleted)\n"));
-        for other in [
-            "7f2000000000-7f2000200000 r--s 00000000 fd:0a 131 /mnt/pmem/a\n",
-            "7f2000000000-7f2000200000 rw-p 00000000 fd:0a 131 /mnt/pmem/a\n",
-            "7f2000000000-7f2000200000 rw-s 00000000 fd:00 131 /mnt/pmem/a\n",
-            "7f2000000000-7f2000200000 rw-s 00000000 fd:0a 1310 /mnt/pmem/a\n",
-            "7f2000000000-7f2000200000 rw-p 00000000 00:00 0 \n",
-            "\n",
+        assert_eq!((size_of::<Query>(), PROCMAP_QUERY as u64), (104, 0xc068_6611));
+        let file = || {
+            let file = memfd_create("mapped", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&file, 4096).unwrap();
+            let stat = rustix::fs::fstat(&file).unwrap();
+            (file, (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev)), stat.st_ino)
+        };
+        let ((file, device, inode), (_, _, other)) = (file(), file());
+        let write = ProtFlags::READ | ProtFlags::WRITE;
+        for (prot, flags, found) in [
+            (write, MapFlags::SHARED, true),
+            (ProtFlags::WRITE, MapFlags::SHARED, true),
+            (ProtFlags::READ, MapFlags::SHARED, false),
+            (write, MapFlags::PRIVATE, false),
         ] {
-            assert!(!of(other), "{other}");
+            // SAFETY: a new mapping at an address that the kernel chooses.
+            let at = unsafe { mmap(std::ptr::null_mut(), 4096, prot, flags, &file, 0) }.unwrap();
+            let pid = std::process::id();
+            let here = maps(pid, device, inode);
+            if here.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ENOTTY)) {
+                println!("this kernel does not answer such questions (Linux 6.11 does), and exchanges no blocks");
+                return;
+            }
+            assert_eq!(here.unwrap(), found, "{prot:?} {flags:?}");
+            assert!(!maps(pid, device, other).unwrap());
+            // SAFETY: the mapping just made, to which nothing refers.
+            unsafe { munmap(at, 4096) }.unwrap();
         }
     }
 }

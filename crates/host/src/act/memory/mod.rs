@@ -33,6 +33,7 @@ use rustix::io::Errno;
 use topology::NodeId;
 
 use super::copying::{Copied, Copying};
+use super::threads::is_gone;
 use layout::Run;
 use policy::Policies;
 use regions::Region;
@@ -73,8 +74,6 @@ pub struct MemoryMove {
     estimate: u64,
     /// Bytes found so far.
     seen: u64,
-    /// Of these, bytes that were on their node already.
-    there: u64,
     before: Layout,
     ended: bool,
     /// Bytes that earlier steps have moved beyond what they were asked for.
@@ -143,7 +142,6 @@ impl MemoryMove {
             copied,
             estimate,
             seen: 0,
-            there: 0,
             before,
             ended: false,
             ahead: 0,
@@ -153,11 +151,6 @@ impl MemoryMove {
     /// Where the pages were that this move has sent so far.
     pub fn before(&self) -> &Layout {
         &self.before
-    }
-
-    /// Bytes found so far that were on their node already.
-    pub fn there(&self) -> u64 {
-        self.there
     }
 
     /// Whether every page has had its turn.
@@ -177,7 +170,7 @@ impl MemoryMove {
                 Work::Begin(to) => {
                     let to = *to;
                     let (mut left, policies) = match own(&self.space, to) {
-                        Err(error) if gone(&error) => (Vec::new(), Policies::default()),
+                        Err(error) if is_gone(&error) => (Vec::new(), Policies::default()),
                         own => own?,
                     };
                     left.reverse();
@@ -252,7 +245,7 @@ impl MemoryMove {
         let away = pages.len() as u64 * page;
         self.seen += bytes;
         self.copied.moved += bytes - away;
-        self.there += bytes - away;
+        self.copied.there += bytes - away;
         if kept {
             self.stay(POLICY, away);
             return Ok(0);
@@ -361,10 +354,6 @@ fn refusal(error: Errno) -> &'static str {
         Errno::NODEV => NO_MEMORY,
         _ => BUSY,
     }
-}
-
-fn gone(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 /// Takes the pages of a batch from the end of the list, whose addresses fall. Does not cut between two pages of the same

@@ -7,10 +7,11 @@
 //! keeps shared memory without a name on devices of its own, whose numbers a descriptor of ours shows. Named shared memory is
 //! on the tmpfs at `/dev/shm` and on mounts of hugetlbfs, which the process's own `mountinfo` lists.
 //!
-//! **Limits.** A file on another tmpfs counts as a file.
+//! **Limits.** A file on another tmpfs counts as a file. Of a process with some million mappings the first [`MOST_MAPS`] bytes of the
+//! table count, and of its mounts the first [`MOST_MOUNTINFO`].
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
 use std::path::Path;
 
@@ -20,6 +21,10 @@ use rustix::io::Errno;
 
 /// `MFD_HUGE_SHIFT` (include/uapi/linux/memfd.h): the size of huge pages as a power of two, in the upper bits.
 const HUGE_SHIFT: u32 = 26;
+
+/// Any user can make a hundred thousand mounts with long names, and as many mappings as `vm.max_map_count` allows: 65,530 take 5 MiB.
+const MOST_MOUNTINFO: u64 = 1 << 20;
+const MOST_MAPS: u64 = 64 << 20;
 
 /// A mapping, or the adjoining parts of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,10 +40,10 @@ pub struct Region {
 /// The regions of a process by rising address, and the devices of shared memory.
 pub fn read(process: &Path) -> io::Result<Vec<Region>> {
     let mut devices = of_kernel()?;
-    let mounts = fs::read(process.join("mountinfo"))?;
+    let mut mounts = Vec::new();
+    File::open(process.join("mountinfo"))?.take(MOST_MOUNTINFO).read_to_end(&mut mounts)?;
     devices.extend(mounted(&String::from_utf8_lossy(&mounts)));
-    let maps = fs::read(process.join("maps"))?;
-    Ok(parse(&maps, &devices))
+    parse(BufReader::new(File::open(process.join("maps"))?.take(MOST_MAPS)), &devices)
 }
 
 /// Devices of shared memory without a name.
@@ -81,10 +86,10 @@ fn mounted(mounts: &str) -> Vec<(u32, u32)> {
 
 /// The mappings with memory of the process, from lines such as
 /// `7f3c00000000-7f3c00200000 rw-s 00000000 00:01 1026 /memfd:x (deleted)`.
-fn parse(maps: &[u8], devices: &[(u32, u32)]) -> Vec<Region> {
+fn parse(maps: impl BufRead, devices: &[(u32, u32)]) -> io::Result<Vec<Region>> {
     let mut regions: Vec<Region> = Vec::new();
-    for line in maps.split(|b| *b == b'\n') {
-        let Some((region, private)) = region(&String::from_utf8_lossy(line), devices) else { continue };
+    for line in maps.split(b'\n') {
+        let Some((region, private)) = region(&String::from_utf8_lossy(&line?), devices) else { continue };
         if !private && !region.shared_memory {
             continue;
         }
@@ -99,7 +104,7 @@ fn parse(maps: &[u8], devices: &[(u32, u32)]) -> Vec<Region> {
             _ => regions.push(region),
         }
     }
-    regions
+    Ok(regions)
 }
 
 /// The region of a line, and whether the mapping is private.
@@ -132,7 +137,8 @@ mod tests {
 6000-8000 ---p 00000000 00:00 0 \n\
 8000-9000 rw-s 00000000 00:1e 5 /dev/shm/a b\n\
 9000-a000 rw-s 00000000 00:05 6 /dev/nvidia0\n";
-        let regions: Vec<_> = parse(maps, &[(0, 1), (0, 30)])
+        let regions: Vec<_> = parse(&maps[..], &[(0, 1), (0, 30)])
+            .unwrap()
             .into_iter()
             .map(|r| (r.range.start, r.range.end, r.shared_memory, r.readable))
             .collect();
@@ -150,7 +156,7 @@ mod tests {
     #[test]
     fn lines_of_another_form_are_left_out() {
         for line in ["", "1000", "1000-x rw-p 0 0:0", "2000-1000 rw-p 0 0:0", "1000-2000 rw-p", "1000-2000 rw-p 0 zz"] {
-            assert_eq!(parse(line.as_bytes(), &[(0, 1)]), [], "{line}");
+            assert_eq!(parse(line.as_bytes(), &[(0, 1)]).unwrap(), [], "{line}");
         }
     }
 

@@ -17,9 +17,10 @@ use placement::NodeBytes;
 use rustix::rand::{GetRandomFlags, getrandom};
 use topology::NodeId;
 
+use super::regions;
 use super::space::Space;
-use super::{gone, regions};
 use crate::act::threads::Threads;
+use crate::act::threads::is_gone;
 
 /// Sampled pages that suffice: the standard deviation of a share is at most sqrt(0.25 / 1024).
 const PAGES: usize = 1024;
@@ -38,7 +39,7 @@ pub fn resident(proc_root: &Path, pid: u32) -> io::Result<Option<NodeBytes>> {
     let Some(space) = Space::open(proc_root, pid, stat.start)? else { return Ok(None) };
     let Some(total) = own_bytes(space.dir())? else { return Ok(None) };
     match sample(&space) {
-        Err(error) if gone(&error) => Ok(None),
+        Err(error) if is_gone(&error) => Ok(None),
         counts => Ok(counts?.map(|counts| share_out(total, &counts))),
     }
 }
@@ -47,7 +48,7 @@ pub fn resident(proc_root: &Path, pid: u32) -> io::Result<Option<NodeBytes>> {
 pub(super) fn own_bytes(process: &Path) -> io::Result<Option<u64>> {
     match fs::read(process.join("status")) {
         Ok(status) => Ok(parse(&String::from_utf8_lossy(&status))),
-        Err(error) if gone(&error) => Ok(None),
+        Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }

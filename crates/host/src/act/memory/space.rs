@@ -8,14 +8,14 @@
 //! memory that a parent shares with all its children would go wherever the last child goes.
 
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use topology::NodeId;
 
-use crate::act::threads::{Open, Threads};
+use crate::act::threads::{Open, Threads, is_gone};
 
 /// Bits of an entry: the page is in memory; it is a page of a file or of shared memory.
 const PRESENT: u64 = 1 << 63;
@@ -57,7 +57,7 @@ impl Space {
         let Some((process, stat)) = Threads::new(proc_root).open(pid)? else { return Ok(None) };
         let dir = proc_root.join(pid.to_string());
         let pagemap = match File::open(dir.join("pagemap")) {
-            Err(error) if gone(&error) => return Ok(None),
+            Err(error) if is_gone(&error) => return Ok(None),
             pagemap => pagemap?,
         };
         // The id is the process's still, so the file is, too.
@@ -143,9 +143,4 @@ impl Space {
         }
         Ok(error.map_or(Sent::Tried(status), Sent::Refused))
     }
-}
-
-/// Whether the error says that the process has ended.
-fn gone(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }

@@ -52,6 +52,9 @@ pub struct Page {
     node: u8,
 }
 
+/// Memory that a page takes.
+pub const SLOT_BYTES: u64 = size_of::<Page>() as u64;
+
 /// Not mapped.
 const NOWHERE: u8 = u8::MAX;
 const ABSENT: Page = Page { history: 0, node: NOWHERE };
@@ -77,19 +80,26 @@ pub struct Heat {
     set_again: u64,
     /// Bytes of pages whose frames are no memory that we know.
     elsewhere: u64,
+    /// Pages for which this sample has room, mapped or not.
+    slots: u64,
 }
 
 impl Heat {
     /// Begins a sample: [`Heat::see`] gets its entries, then [`Heat::end`] ends it.
     pub fn begin(&mut self) {
         self.sample = self.sample.wrapping_add(1);
-        (self.entries, self.bytes, self.set_again, self.elsewhere) = (0, 0, 0, 0);
+        (self.entries, self.bytes, self.set_again, self.elsewhere, self.slots) = (0, 0, 0, 0, 0);
     }
 
     /// A piece of the page table, of which only what is within the mapping counts. `cleared`: whether the bits were cleared at
     /// the last sample; otherwise they say "ever", which is not added up.
     pub fn see(&mut self, piece: Piece<'_>, within: (u64, u64), places: &Places, cleared: bool) {
-        let Self { blocks, nodes, sample, entries, bytes, set_again, elsewhere } = self;
+        // A table that maps nothing here takes no room.
+        if !piece.entries(within).any(|(_, entry)| entry.present()) {
+            return;
+        }
+        let Self { blocks, nodes, sample, entries, bytes, set_again, elsewhere, slots } = self;
+        *slots += piece.raw.len() as u64;
         let fresh = || Block { page_bytes: piece.bytes, sample: *sample, pages: vec![ABSENT; piece.raw.len()].into() };
         let block = blocks.entry(piece.address).or_insert_with(fresh);
         if block.page_bytes != piece.bytes {
@@ -144,6 +154,11 @@ impl Heat {
     /// Entries of the page table, and bytes that they map.
     pub fn mapped(&self) -> (u64, u64) {
         (self.entries, self.bytes)
+    }
+
+    /// Pages that this sample remembers, mapped or not: [`SLOT_BYTES`] each.
+    pub fn slots(&self) -> u64 {
+        self.slots
     }
 
     /// Entries whose accessed bit the processor has set since it was cleared.
@@ -280,6 +295,21 @@ mod tests {
         // Back again, it begins anew.
         sample(&mut heat, &[(0, 513, true), (1, 2, true)]);
         assert_eq!(sums(&heat), [(0, 0, 1, 1), (1, 1, 0, 1)]);
+    }
+
+    /// One page in each table takes the room of a whole table, and a table without pages takes none.
+    #[test]
+    fn the_room_that_pages_take_is_counted_by_tables() {
+        let mut heat = Heat::default();
+        sample(&mut heat, &[(0, 1, true), (512, 2, true), (1024, 3, true)]);
+        assert_eq!((heat.mapped().0, heat.slots()), (3, 3 * 512));
+        sample(&mut heat, &[(0, 1, true)]);
+        assert_eq!((heat.slots(), heat.blocks.len()), (512, 1));
+        heat.begin();
+        heat.see(Piece { address: 1 << 30, bytes: 4096, raw: &[0; 512] }, ALL, &places(), true);
+        assert_eq!((heat.slots(), heat.blocks.len()), (0, 1));
+        heat.end();
+        assert!(heat.blocks.is_empty());
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! page table is the one we know.
 //!
 //! **Limits.** x86-64 only. Page tables are read without a lock. One that is freed meanwhile may be something else when it is
-//! read, so callers must check the frames. With memory encryption (SME, SEV) entries hold a bit more, and [`Kernel::open`]
+//! read, so callers must check the frames, and nothing is read beyond the memory there is. With memory encryption (SME, SEV) entries hold a bit more, and [`Kernel::open`]
 //! refuses.
 
 use std::io::{self, Read};
@@ -88,12 +88,13 @@ const RECORD: usize = 40;
 const TRIES: usize = 5;
 
 impl Kernel {
-    /// Loads the programs, finds the direct map and checks that walking works.
+    /// Loads the programs, finds the direct map and checks that walking works. Physical memory ends at `memory_end`: an entry that
+    /// points beyond it is of no page table.
     ///
     /// # Errors
     ///
     /// [`ObserveError::Missing`] names what this kernel or machine lacks or refuses.
-    pub fn open() -> Result<Self, ObserveError> {
+    pub fn open(memory_end: u64) -> Result<Self, ObserveError> {
         if !cfg!(target_arch = "x86_64") {
             return Err(missing("the page table of x86-64", "this machine has another".to_owned()));
         }
@@ -106,6 +107,9 @@ impl Kernel {
         open.progs.walk.set_autoload(true);
         open.progs.find_direct_map.set_autoload(true);
         let mut kernel = Self { skel: open.load().map_err(refused)?, output: Vec::new() };
+        if let Some(bss) = kernel.skel.maps.bss_data.as_mut() {
+            bss.memory_end = memory_end;
+        }
         kernel.find_direct_map()?;
         Ok(kernel)
     }

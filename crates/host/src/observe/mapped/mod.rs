@@ -60,8 +60,10 @@ const SHARE: f64 = 0.01;
 /// Seconds for which an unused share is kept: N-Policy's epoch.
 const KEPT_S: f64 = 10.0;
 
-/// Most processes that are remembered. A process takes up to 8 MiB, but most map little.
+/// Most processes that are remembered, and most pages of all of them together: 16 MiB. What has no room is said in a note.
 const PROCESSES_MOST: usize = 64;
+const SLOTS_MOST: u64 = 2 * process::SLOTS_MOST;
+const _: () = assert!(SLOTS_MOST * heat::SLOT_BYTES == 16 << 20);
 
 /// The mapped files of some processes.
 pub struct Mapped {
@@ -105,9 +107,10 @@ impl Mapped {
         let zoneinfo = proc_root.join("zoneinfo");
         let text = std::fs::read_to_string(&zoneinfo)
             .map_err(|source| ObserveError::Io { what: zoneinfo.display().to_string(), source })?;
+        let places = Places::new(&text, topology);
         Ok(Self {
-            kernel: Kernel::open()?,
-            places: Places::new(&text, topology),
+            kernel: Kernel::open(places.end())?,
+            places,
             proc_root: proc_root.to_owned(),
             clears_dax: at_least(&rustix::system::uname().release().to_string_lossy(), 6, 16),
             processes: FxHashMap::default(),
@@ -157,7 +160,9 @@ impl Mapped {
     /// Samples one process now, whatever the budget. Returns what it cost, or `None` if there is no such process (any more).
     pub fn sample_one(&mut self, pid: u32) -> Result<Option<SampleCost>, ObserveError> {
         let begun = super::clock_s(ClockId::ThreadCPUTime);
+        let others: u64 = self.processes.iter().filter(|(other, _)| **other != pid).map(|(_, one)| one.slots()).sum();
         let process = self.processes.entry(pid).or_insert_with(|| Process::new(&self.proc_root, pid));
+        process.limit(SLOTS_MOST.saturating_sub(others));
         if !process.sample(&mut self.kernel, &self.places, RULE, LEAST_BYTES, self.clears_dax)? {
             self.processes.remove(&pid);
             return Ok(None);

@@ -46,6 +46,11 @@ impl Places {
         Self { ranges }
     }
 
+    /// The physical address at which known memory ends.
+    pub fn end(&self) -> u64 {
+        self.ranges.iter().map(|range| range.end).max().unwrap_or(0).saturating_mul(FRAME)
+    }
+
     /// Looks up frames one after the other.
     pub fn finder(&self) -> Finder<'_> {
         Finder { places: self, last: None }

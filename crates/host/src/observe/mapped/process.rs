@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use placement::MappedMemory;
@@ -21,8 +21,9 @@ const WALK_LONGEST: Duration = Duration::from_millis(100);
 /// Addresses walked between two looks at the clock.
 const STRIDE: u64 = 1 << 30;
 
-/// Most entries of page tables that are remembered for one process: 16 GiB of 4 KiB pages, in 8 MiB of memory.
-const ENTRIES_MOST: u64 = 4 << 20;
+/// Most pages for which there is room for one process: 16 GiB of 4 KiB pages, in 8 MiB of memory. A table of 512 entries takes the
+/// room of all, also where only one of them maps memory.
+pub const SLOTS_MOST: u64 = 4 << 20;
 
 /// Seconds that a program loses for each page that it accesses after its bit was cleared: the processor walks the page table and
 /// sets the bit with a locked store. 330 to 370 ns measured for random 4 KiB pages (AMD EPYC in a virtual machine); without
@@ -68,8 +69,12 @@ pub struct Process {
     regions: BTreeMap<Name, Region>,
     /// Bytes of mappings that the walk did not reach.
     beyond: u64,
-    /// Entries that this sample has seen.
+    /// Entries that this sample has seen, and the room that they take.
     entries: u64,
+    slots: u64,
+    /// The room that this sample may take.
+    room: u64,
+    statm: PathBuf,
     /// When it was last sampled.
     pub sampled: Option<Instant>,
     /// Seconds that the last sample has cost the process: bits set again since the sample before, and the stall of clearing them.
@@ -93,6 +98,9 @@ impl Process {
             regions: BTreeMap::new(),
             beyond: 0,
             entries: 0,
+            slots: 0,
+            room: SLOTS_MOST,
+            statm: proc_root.join(format!("{pid}/statm")),
             sampled: None,
             lost_s: 0.0,
             mapped: Vec::new(),
@@ -133,11 +141,21 @@ impl Process {
         }
         if self.beyond > 0 {
             notes.push(format!(
-                "process {pid}: mappings of {:.1} MB were not looked at: they are too large",
+                "process {pid}: mappings of {:.1} MB were not looked at: they are too large, or too many are looked at already",
                 mb(self.beyond)
             ));
         }
         notes
+    }
+
+    /// Room for pages that its last sample takes, in pages.
+    pub fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    /// The next samples take room for no more than so many pages.
+    pub fn limit(&mut self, room: u64) {
+        self.room = room.min(SLOTS_MOST);
     }
 
     /// Looks at the accessed bits and clears them. `false`: the process has ended.
@@ -159,7 +177,7 @@ impl Process {
         self.found = Some(found);
         let begun = Instant::now();
         let mut before = std::mem::take(&mut self.regions);
-        (self.beyond, self.entries) = (0, 0);
+        (self.beyond, self.entries, self.slots) = (0, 0, 0);
         for mapping in mappings {
             if self.enough(begun) {
                 self.beyond += mapping.end - mapping.start;
@@ -196,7 +214,7 @@ impl Process {
         let Mapping { start, end, .. } = region.mapping;
         let (heat, cleared) = (&mut region.heat, region.cleared);
         heat.begin();
-        let (mut at, mut seen) = (start, 0);
+        let (mut at, mut seen, mut taken) = (start, 0, 0);
         while at < end {
             if self.enough(begun) {
                 self.beyond += end - at;
@@ -208,7 +226,8 @@ impl Process {
                 _ => return Ok(false),
             }
             self.entries += heat.mapped().0 - seen;
-            seen = heat.mapped().0;
+            self.slots += heat.slots() - taken;
+            (seen, taken) = (heat.mapped().0, heat.slots());
             at = to;
         }
         heat.end();
@@ -217,13 +236,20 @@ impl Process {
 
     /// Whether a sample has taken as much time and memory as it may.
     fn enough(&self, begun: Instant) -> bool {
-        begun.elapsed() > WALK_LONGEST || self.entries > ENTRIES_MOST
+        begun.elapsed() > WALK_LONGEST || self.slots >= self.room
+    }
+
+    /// Entries that clearing would visit: also those of small mappings, of programs, and of what the walk did not reach.
+    fn to_clear(&self) -> u64 {
+        let statm = std::fs::read_to_string(&self.statm).unwrap_or_default();
+        let cached = self.regions().filter(|region| !region.mapping.dax).map(|region| region.heat.mapped().1).sum();
+        entries(self.entries, &statm, cached)
     }
 
     /// Clears the bits of all mappings of files, where that can be done for any that counts.
     fn clear(&mut self, clears_dax: bool) {
         let refused = self.clear_refs.as_ref().err().cloned();
-        let mut facts = Facts { clears_dax, refused, entries: self.entries };
+        let mut facts = Facts { clears_dax, refused, entries: self.to_clear() };
         if self.regions().any(|region| rows::choose(region.mapping.dax, &facts) == Row::Cleared)
             && let Ok(file) = &mut self.clear_refs
             // 3: the mappings of files (Documentation/filesystems/proc.rst).
@@ -245,6 +271,28 @@ impl Process {
     }
 }
 
+/// Entries of the page table for mappings of files: those seen, and one for each other page of a file in `/proc/PID/statm` (its third
+/// number). `cached`: bytes that the entries seen map and that the kernel counts there; it does not count persistent memory.
+fn entries(seen: u64, statm: &str, cached: u64) -> u64 {
+    let shared: u64 = statm.split_whitespace().nth(2).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    seen + shared.saturating_sub(cached / rustix::param::page_size() as u64)
+}
+
 fn mb(bytes: u64) -> f64 {
     bytes as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `clear_refs` visits all mappings of files, not only those that were looked at.
+    #[test]
+    fn pages_that_were_not_looked_at_count_as_entries_to_clear() {
+        let page = rustix::param::page_size() as u64;
+        // 1,000 pages of files, of which 600 were seen; 512 of these by one large entry.
+        assert_eq!(entries(89, "5000 3000 1000 9 0 800 0\n", 600 * page), 89 + 400);
+        // Persistent memory is not counted, and an unreadable file counts nothing.
+        assert_eq!((entries(7, "5000 3000 0 9", 0), entries(7, "", 3 * page)), (7, 7));
+    }
 }

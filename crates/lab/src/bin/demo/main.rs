@@ -1,4 +1,4 @@
-//! `homenode-demo`: shows each of homenode's moves on this machine, in four acts.
+//! `homenode-demo`: shows each of homenode's moves on this machine, in five acts.
 //!
 //! **Problem.** A claim such as "the reads become local" is best believed when seen.
 //!
@@ -6,22 +6,26 @@
 //! `move_pages(2)` and `/proc` show where pages are, where threads ran and which affinities they have. The demo fails if the
 //! result is not as claimed.
 //!
+//! The first act needs one node only; the others run in a virtual machine where there is no second one, so a run adds to
+//! the summary that is there.
+//!
 //! **Limits.** On an emulated machine the acts show where reads go, not how fast they are.
 
 mod acts;
 mod follow;
+mod volume;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::{fs, io};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use lab::daemon::Window;
 use lab::machine::Machine;
-use serde_json::json;
+use serde_json::{Value, json};
 
-/// Show homenode's moves on this machine, in four acts.
+/// Show homenode's moves on this machine, in five acts.
 #[derive(Parser)]
 struct Args {
     /// The homenode command
@@ -55,7 +59,7 @@ struct Args {
     #[arg(long)]
     config: Option<PathBuf>,
     /// Acts to show, by name [default: all]
-    #[arg(long, value_delimiter = ',', value_parser = ["threads", "file", "process", "mapped"])]
+    #[arg(long, value_delimiter = ',', value_parser = ["volume", "threads", "file", "process", "mapped"])]
     acts: Vec<String>,
 }
 
@@ -75,18 +79,32 @@ fn main() -> ExitCode {
 
 fn run_with(args: &Args) -> Result<()> {
     let machine = Machine::read()?;
-    ensure!(machine.nodes.len() >= 2, "this machine has one node: every read is local, so there is nothing to show");
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
-    let cpus: usize = machine.nodes.values().map(Vec::len).sum();
-    let place = match args.place.as_str() {
-        "vm" => "a virtual machine (it shows where reads go, not how fast they are)",
-        _ => "this machine",
-    };
-    println!("{} nodes, {cpus} CPUs, {place}", machine.nodes.len());
     let data = Data::new(&args.data)?;
     let wanted = |name: &str| args.acts.is_empty() || args.acts.iter().any(|act| act == name);
-    let mut summary = json!({"nodes": machine.nodes.len(), "where": args.place});
+    let path = args.out.join("summary.json");
+    let mut summary = read_summary(&path)?;
     let mut shown = Vec::new();
+    if wanted("volume") {
+        println!("\n== threads move to the files they read, on homenode's own file system over two emulated nodes");
+        let (act, keys) = volume::show(args, &data)?;
+        keys.into_iter().for_each(|(key, value)| summary[key] = value);
+        shown.push(act);
+    }
+    if ["threads"].into_iter().chain(acts::ACTS.iter().map(|act| act.name)).any(wanted) {
+        ensure!(
+            machine.nodes.len() >= 2,
+            "this machine has one node: every read is local, so there is nothing to show"
+        );
+        let cpus: usize = machine.nodes.values().map(Vec::len).sum();
+        let place = match args.place.as_str() {
+            "vm" => "a virtual machine (it shows where reads go, not how fast they are)",
+            _ => "this machine",
+        };
+        println!("{} nodes, {cpus} CPUs, {place}", machine.nodes.len());
+        summary["nodes"] = json!(machine.nodes.len());
+        summary["where"] = json!(args.place);
+    }
     if wanted("threads") {
         println!("\n== threads move to the data they read");
         let (act, keys) = follow::show(args, &machine, &data)?;
@@ -101,8 +119,9 @@ fn run_with(args: &Args) -> Result<()> {
         json!({"name": act.name, "before": {"remote_share": act.before}, "after": {"remote_share": act.after},
             "moves": act.moves, "restored": act.restored})
     };
-    summary["acts"] = shown.iter().map(act).collect();
-    let path = args.out.join("summary.json");
+    let mut acts: Vec<Value> = summary["acts"].as_array().cloned().unwrap_or_default();
+    acts.extend(shown.iter().map(act));
+    summary["acts"] = acts.into();
     fs::write(&path, format!("{summary}\n")).with_context(|| path.display().to_string())?;
     println!("\nact        remote before   after   moves   affinity as before");
     for act in &shown {
@@ -115,6 +134,15 @@ fn run_with(args: &Args) -> Result<()> {
         ensure!(act.restored, "{}: some threads did not get back their affinity", act.name);
     }
     Ok(())
+}
+
+/// The summary of the acts that ran before; empty without one.
+fn read_summary(path: &Path) -> Result<Value> {
+    match fs::read_to_string(path) {
+        Ok(text) => serde_json::from_str(&text).with_context(|| path.display().to_string()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(json!({})),
+        Err(e) => Err(e).with_context(|| path.display().to_string()),
+    }
 }
 
 /// A directory for files, removed at the end.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mount {
+pub(crate) struct Mount {
     /// Its id, as `statx` gives it.
     pub id: u64,
     /// The superblock's device: major << 20 | minor. `stat` shows another one for a btrfs subvolume.
@@ -15,6 +15,8 @@ pub(super) struct Mount {
     /// Whether the whole file system is visible there, not one of its directories.
     pub whole: bool,
     pub point: PathBuf,
+    /// Whether files can be written through this mount.
+    pub writable: bool,
     pub fs_type: String,
     /// Options of the superblock, such as `dax=always`.
     pub options: String,
@@ -22,7 +24,7 @@ pub(super) struct Mount {
 
 /// All mounts of one mount namespace.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Mounts {
+pub(crate) struct Mounts {
     by_id: BTreeMap<u64, Mount>,
     /// For each device its mounts' ids, those of the whole file system first.
     by_dev: BTreeMap<u32, Vec<u64>>,
@@ -63,12 +65,13 @@ fn line(line: &[u8]) -> Option<Mount> {
     let dev = major.parse::<u32>().ok()?.checked_shl(20)? | minor.parse::<u32>().ok()?;
     let whole = fields.next()? == b"/";
     let point = PathBuf::from(unescape(fields.next()?));
+    let writable = fields.next()?.split(|b| *b == b',').any(|option| option == b"rw");
     // Any number of optional fields end with a hyphen.
     fields.find(|field| *field == b"-")?;
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let _source = fields.next()?;
     let options = String::from_utf8_lossy(fields.next()?).into_owned();
-    Some(Mount { id, dev, whole, point, fs_type, options })
+    Some(Mount { id, dev, whole, point, writable, fs_type, options })
 }
 
 /// Spaces and such are written as three octal digits.

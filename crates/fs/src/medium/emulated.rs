@@ -1,0 +1,297 @@
+//! Memory of several nodes on a machine that has one: each access takes the time that it would take there.
+//!
+//! **Problem.** What a placement wins is time: a remote access waits longer, and a crowded controller lets everybody
+//! wait. A machine with one node shows neither, and a virtual machine shows where memory is, not how fast it is.
+//!
+//! **Approach.** [`Emulated`] passes every access on to another medium and makes its thread wait until the access would
+//! be done. All times are wall-clock times, in nanoseconds of a [`Clock`]. Of an access to `b` bytes (at least
+//! [`Memory::line`]) by a thread on node `t` to a region on node `m`, `h = (SLIT(t, m) − 10) / 11` hops away, with the
+//! figures of `m`'s memory and the profile's scale `S`:
+//!
+//! ```text
+//! service = S × b / bandwidth × (1 + (remote_load − 1) × h)           bandwidth of the direction: read_bw or write_bw
+//! alone   = S × max(latency, b × s_per_byte) × (1 + (remote − 1) × h)  at least service
+//! start   = max(now, free[m]);   free[m] = start + service;   done = start + alone
+//! ```
+//!
+//! Each node has one controller (`free[m]`), which both directions share, as in the simulator: reading and writing at
+//! once, it carries `reads / read_bw + writes / write_bw ≤ 1 / S`. That is what NThread's Eq. 1 says, `read / 3 +
+//! write` being constant (its Fig. 9). A reader waits for `done`. A store is posted: its thread goes on, and the next
+//! fence waits for all that the thread has posted. Waits that are too short to sleep for are carried over to the
+//! thread's next wait, and what a sleep took too long is taken off the next access, so neither adds up. `t` is the node
+//! of the CPU that the thread runs on, or what [`crate::on_node`] says. The sources of the figures are with
+//! [`Memory::OPTANE`] and [`Memory::CXL`].
+//!
+//! **Limits.** A waiting thread sleeps: on real memory it would occupy its CPU. So neither contention for CPUs nor the
+//! cost of a CPU's time shows. Caches, the links between nodes, and the buffer of an Optane module that many writers
+//! push each other out of are not modelled. Order within a controller is that of arrival, without a preference for
+//! reads. Loads and stores of single words take no time; a log entry does. Software takes the time that it takes here,
+//! unscaled.
+
+use std::cell::Cell;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
+use topology::{NodeId, Topology};
+
+use super::profile::{Cost, Direction, Memory, Profile};
+use super::{At, Medium};
+use crate::caller;
+use crate::error::Result;
+
+/// Waits below this are carried over to the next: a sleep takes about as long.
+const LEAST_SLEEP_NS: u64 = 5_000;
+/// Most of a sleep's lateness that is taken off the next access: a timer is late by less; more is the CPU's being busy.
+const MOST_LATE_NS: u64 = 200_000;
+
+static INSTANCES: AtomicU64 = AtomicU64::new(1);
+
+/// Time, and waiting for it.
+pub trait Clock: Send + Sync {
+    /// Nanoseconds since any moment that stays the same.
+    fn now_ns(&self) -> u64;
+    /// Returns at this time or later.
+    fn sleep_until_ns(&self, at: u64);
+}
+
+/// `CLOCK_MONOTONIC`, with timers as precise as the kernel has them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Monotonic;
+
+impl Clock for Monotonic {
+    fn now_ns(&self) -> u64 {
+        let now = rustix::time::clock_gettime(ClockId::Monotonic);
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    }
+
+    fn sleep_until_ns(&self, at: u64) {
+        thread_local! {
+            static PRECISE: Cell<bool> = const { Cell::new(false) };
+        }
+        if !PRECISE.replace(true) {
+            // By default the kernel delays timers by up to 50 µs to save wake-ups. A refusal costs precision only.
+            let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        }
+        let at = Timespec { tv_sec: (at / 1_000_000_000) as i64, tv_nsec: (at % 1_000_000_000) as _ };
+        while matches!(clock_nanosleep_absolute(ClockId::Monotonic, &at), Err(rustix::io::Errno::INTR)) {}
+    }
+}
+
+/// What a thread still owes an emulated medium.
+#[derive(Clone, Copy, Default)]
+struct Owed {
+    /// Which medium.
+    instance: u64,
+    /// When all its accesses are done.
+    due: u64,
+    /// By how much its last sleep was late.
+    late: u64,
+}
+
+thread_local! {
+    static OWED: Cell<Owed> = const { Cell::new(Owed { instance: 0, due: 0, late: 0 }) };
+}
+
+/// The controller of one node.
+#[derive(Debug)]
+struct Controller {
+    node: u32,
+    memory: Memory,
+    free: AtomicU64,
+    busy: AtomicU64,
+    read: AtomicU64,
+    written: AtomicU64,
+}
+
+impl Controller {
+    /// Enters an access that arrives now; returns when it is done.
+    fn enter(&self, now: u64, cost: Cost) -> u64 {
+        self.busy.fetch_add(cost.service_ns, Ordering::Relaxed);
+        let next = |free: u64| Some(free.max(now).saturating_add(cost.service_ns));
+        let free = self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).unwrap_or_else(|free| free);
+        free.max(now).saturating_add(cost.alone_ns)
+    }
+}
+
+/// What a controller has carried since it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// The node.
+    pub node: u32,
+    /// Bytes read, those of logs and copies too.
+    pub read: u64,
+    /// Bytes written.
+    pub written: u64,
+    /// How long the controller was occupied.
+    pub busy: Duration,
+}
+
+/// A medium whose regions seem to be on several nodes; see the module.
+pub struct Emulated<M> {
+    inner: M,
+    instance: u64,
+    profile: Profile,
+    topology: Topology,
+    controllers: Vec<Controller>,
+    /// For each region, its controller.
+    of_region: Vec<usize>,
+    clock: Arc<dyn Clock>,
+    on: AtomicBool,
+}
+
+impl<M: Medium> Emulated<M> {
+    /// Emulates the memory of `profile` on the nodes of `topology`. `nodes` has the node of each region; a region
+    /// without one is on the first. Nothing takes time until [`Self::start`].
+    pub fn new(inner: M, nodes: &[Option<u32>], profile: Profile, topology: Topology, clock: Arc<dyn Clock>) -> Self {
+        let first = topology.nodes.first().map_or(0, |node| node.id.0);
+        let node_of = |region: usize| nodes.get(region).copied().flatten().unwrap_or(first);
+        let mut controllers: Vec<Controller> = Vec::new();
+        let of_region = (0..inner.regions()).map(|region| {
+            let node = node_of(region);
+            controllers.iter().position(|c| c.node == node).unwrap_or_else(|| {
+                let zero = AtomicU64::default;
+                let memory = *profile.memory_of(node);
+                controllers.push(Controller {
+                    node,
+                    memory,
+                    free: zero(),
+                    busy: zero(),
+                    read: zero(),
+                    written: zero(),
+                });
+                controllers.len() - 1
+            })
+        });
+        let of_region = of_region.collect();
+        let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
+        Self { inner, instance, profile, topology, controllers, of_region, clock, on: AtomicBool::new(false) }
+    }
+
+    /// From now on accesses take their time. (Mounting does not have to.)
+    pub fn start(&self) {
+        self.on.store(true, Ordering::Relaxed);
+    }
+
+    /// The medium below.
+    pub fn inner(&self) -> &M {
+        &self.inner
+    }
+
+    /// The profile in force.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// What each node's controller has carried since the start.
+    pub fn carried(&self) -> Vec<Carried> {
+        let carried = |c: &Controller| Carried {
+            node: c.node,
+            read: c.read.load(Ordering::Relaxed),
+            written: c.written.load(Ordering::Relaxed),
+            busy: Duration::from_nanos(c.busy.load(Ordering::Relaxed)),
+        };
+        self.controllers.iter().map(carried).collect()
+    }
+
+    /// Hops from the calling thread to a node.
+    fn hops(&self, to: u32) -> f64 {
+        let here = caller::node().or_else(|| {
+            let cpu = u32::try_from(rustix::thread::sched_getcpu()).ok()?;
+            self.topology.node_of_cpu(cpu).map(|node| node.0)
+        });
+        match here {
+            Some(from) if from != to => {
+                let distance = self.topology.distance(NodeId(from), NodeId(to));
+                distance.map_or(1.0, |distance| (f64::from(distance) - 10.0).max(0.0) / 11.0)
+            }
+            _ => 0.0,
+        }
+    }
+
+    fn owed(&self) -> Owed {
+        let owed = OWED.get();
+        if owed.instance == self.instance { owed } else { Owed { instance: self.instance, ..Owed::default() } }
+    }
+
+    /// Enters an access. The thread owes the time until it is done.
+    fn charge(&self, direction: Direction, at: At, bytes: usize) {
+        if !self.on.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(controller) = self.of_region.get(at.region).and_then(|c| self.controllers.get(*c)) else { return };
+        let bytes = bytes as u64;
+        match direction {
+            Direction::Read => controller.read.fetch_add(bytes, Ordering::Relaxed),
+            Direction::Write => controller.written.fetch_add(bytes, Ordering::Relaxed),
+        };
+        let cost = controller.memory.cost(direction, bytes, self.hops(controller.node), self.profile.scale);
+        let mut owed = self.owed();
+        let now = self.clock.now_ns().saturating_sub(owed.late);
+        // A reader that did not wait for its last access arrives when that is done.
+        let now = if direction == Direction::Read { now.max(owed.due) } else { now };
+        owed.late = 0;
+        owed.due = owed.due.max(controller.enter(now, cost));
+        OWED.set(owed);
+    }
+
+    /// Waits until all accesses of this thread are done.
+    fn wait(&self) {
+        let mut owed = self.owed();
+        let now = self.clock.now_ns();
+        if owed.due >= now + LEAST_SLEEP_NS {
+            self.clock.sleep_until_ns(owed.due);
+            owed.late = self.clock.now_ns().saturating_sub(owed.due).min(MOST_LATE_NS);
+            OWED.set(owed);
+        }
+    }
+}
+
+impl<M: Medium> Medium for Emulated<M> {
+    fn regions(&self) -> usize {
+        self.inner.regions()
+    }
+
+    fn len(&self, region: usize) -> u64 {
+        self.inner.len(region)
+    }
+
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+        self.inner.read(at, out)?;
+        self.charge(Direction::Read, at, out.len());
+        self.wait();
+        Ok(())
+    }
+
+    fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        self.inner.write(at, data)?;
+        self.charge(Direction::Write, at, data.len());
+        Ok(())
+    }
+
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        self.inner.write_data(at, data)?;
+        self.charge(Direction::Write, at, data.len());
+        Ok(())
+    }
+
+    fn load_u64(&self, at: At) -> Result<u64> {
+        self.inner.load_u64(at)
+    }
+
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        self.inner.store_u64(at, word)
+    }
+
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        self.inner.flush(at, len)
+    }
+
+    fn fence(&self) -> Result<()> {
+        self.inner.fence()?;
+        self.wait();
+        Ok(())
+    }
+}

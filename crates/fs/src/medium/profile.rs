@@ -1,0 +1,237 @@
+//! What emulated memory is like: the figures, their sources, and the machine that they make.
+//!
+//! **Problem.** A policy is judged by what memory costs, and the machine at hand has one node, or other memory than the
+//! one that is of interest.
+//!
+//! **Approach.** A [`Profile`] names the figures of each node's memory ([`Memory`]) as the real one has them, and a
+//! *scale* by which everything takes longer: real memory carries more than the processors at hand can copy through a
+//! file system, and a policy is worth nothing where the processor is the limit. `optane` has the very figures of
+//! homenode's simulated machines (a test compares them).
+//!
+//! **Limits.** Only times that memory takes are scaled. The processors, and so the software, are as fast as they are:
+//! relative to the memory they are `scale` times too fast.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
+
+/// SLIT distance of a node to itself.
+const LOCAL: u32 = 10;
+/// SLIT distance between two emulated nodes: one hop.
+const ONE_HOP: u32 = 21;
+
+/// Memory of one node, at full speed (scale 1).
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// Bytes/s that the controller carries if it only reads.
+    pub read_bw: f64,
+    /// Bytes/s that it carries if it only writes.
+    pub write_bw: f64,
+    /// Bytes/s of reads that policies are told, the data sheet's; `read_bw` if absent.
+    #[serde(default)]
+    pub read_peak: Option<f64>,
+    /// Bytes/s of writes that policies are told; `write_bw` if absent.
+    #[serde(default)]
+    pub write_peak: Option<f64>,
+    /// Seconds that the smallest local read takes.
+    pub read_latency_s: f64,
+    /// Seconds that the smallest local write takes.
+    pub write_latency_s: f64,
+    /// Seconds that one thread alone needs to read a byte of a larger piece.
+    #[serde(default)]
+    pub read_s: f64,
+    /// Seconds that one thread alone needs to write a byte of a larger piece.
+    #[serde(default)]
+    pub write_s: f64,
+    /// How many times as long a thread takes to read from one hop away.
+    pub remote_read: f64,
+    /// How many times as long a thread takes to write one hop away.
+    pub remote_write: f64,
+    /// How many times as long a byte from one hop away occupies the controller.
+    #[serde(default = "one")]
+    pub remote_load: f64,
+    /// Bytes of the smallest access: smaller ones cost as much.
+    #[serde(default = "one_line")]
+    pub line: u64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn one_line() -> u64 {
+    crate::format::LINE as u64
+}
+
+/// What emulated memory is like.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Its name, for people.
+    pub name: String,
+    /// How many times as long everything takes as on the machine that the figures are of.
+    pub scale: f64,
+    /// Memory of every node.
+    pub memory: Memory,
+    /// Memory of single nodes that have another kind.
+    #[serde(default)]
+    pub node: BTreeMap<u32, Memory>,
+}
+
+/// Whether an access reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the memory.
+    Read,
+    /// To the memory.
+    Write,
+}
+
+/// What an access costs, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Time that the controller is occupied.
+    pub service_ns: u64,
+    /// Time until the access is done if nobody else wants the controller.
+    pub alone_ns: u64,
+}
+
+impl Memory {
+    /// One module of Optane DC persistent memory of 128 GB. Sources: NThread's slides, 3 (6 and 2 GB/s, 305 and 81 ns);
+    /// NThread III-C1, footnote 1 (the peaks, 6.8 and 1.85 GB/s); SplitFS, SOSP'19, table 1 (a thread writes 4 KiB in
+    /// 671 ns); NThread I and III-C1 (remote: read latency +65.5 %, writes −65.5 %, bandwidth −34.6 %); FAST'20 (lines
+    /// of 256 bytes). `read_s` is the simulator's calibrated `OPTANE_READ_S`.
+    pub const OPTANE: Self = Self {
+        read_bw: 6.0e9,
+        write_bw: 2.0e9,
+        read_peak: Some(6.8e9),
+        write_peak: Some(1.85e9),
+        read_latency_s: 305e-9,
+        write_latency_s: 81e-9,
+        read_s: 0.67e-9,
+        write_s: 671e-9 / 4096.0,
+        remote_read: 1.655,
+        remote_write: 1.0 / (1.0 - 0.655),
+        remote_load: 1.0 / (1.0 - 0.346),
+        line: 256,
+    };
+
+    /// A CXL memory expander on each node. Bandwidths as in `scenarios/cxl.toml`, times per byte and the factor of a
+    /// hop those of the simulator's DRAM; the latency is a guess: three times that of local DRAM (66.8 ns, thesis 4.1).
+    pub const CXL: Self = Self {
+        read_bw: 24e9,
+        write_bw: 20e9,
+        read_peak: None,
+        write_peak: None,
+        read_latency_s: 3.0 * 66.8e-9,
+        write_latency_s: 3.0 * 66.8e-9,
+        read_s: 0.15e-9,
+        write_s: 0.15e-9,
+        remote_read: 108.8 / 66.8,
+        remote_write: 108.8 / 66.8,
+        remote_load: 1.0,
+        line: 64,
+    };
+
+    /// Cost of an access to so many bytes from `hops` away, everything taking `scale` times as long.
+    pub fn cost(&self, direction: Direction, bytes: u64, hops: f64, scale: f64) -> Cost {
+        let bytes = bytes.max(self.line) as f64;
+        let (bw, latency_s, per_byte_s, remote) = match direction {
+            Direction::Read => (self.read_bw, self.read_latency_s, self.read_s, self.remote_read),
+            Direction::Write => (self.write_bw, self.write_latency_s, self.write_s, self.remote_write),
+        };
+        let far = |factor: f64| 1.0 + (factor - 1.0) * hops;
+        let service = bytes / bw * far(self.remote_load);
+        let alone = latency_s.max(bytes * per_byte_s) * far(remote);
+        let ns = |seconds: f64| (seconds * scale * 1e9) as u64;
+        Cost { service_ns: ns(service), alone_ns: ns(alone.max(service)) }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let positive = [("read_bw", self.read_bw), ("write_bw", self.write_bw)];
+        let peaks = [("read_peak", self.read_peak), ("write_peak", self.write_peak)];
+        let peaks = peaks.into_iter().filter_map(|(name, peak)| Some((name, peak?)));
+        for (name, value) in positive.into_iter().chain(peaks) {
+            if !(value >= 1e6 && value.is_finite()) {
+                return Err(format!("{name} is {value}, it must be at least a million bytes per second"));
+            }
+        }
+        let times = [
+            ("read_latency_s", self.read_latency_s),
+            ("write_latency_s", self.write_latency_s),
+            ("read_s", self.read_s),
+            ("write_s", self.write_s),
+        ];
+        for (name, value) in times {
+            if !(0.0..=1.0).contains(&value) {
+                return Err(format!("{name} is {value}, it must be 0 to 1 second"));
+            }
+        }
+        let factors =
+            [("remote_read", self.remote_read), ("remote_write", self.remote_write), ("remote_load", self.remote_load)];
+        for (name, value) in factors {
+            if !(1.0..=1000.0).contains(&value) {
+                return Err(format!("{name} is {value}, it must be a factor from 1 to 1000"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Profile {
+    /// The profiles that need no file.
+    pub const NAMES: [&str; 2] = ["optane", "cxl"];
+
+    /// The profile of this name. Its scale lets a node carry 30 MB/s of reads, 7,300 a second of 4 KiB: chosen so that two
+    /// processors that serve it through FUSE are not the limit.
+    pub fn named(name: &str) -> Option<Self> {
+        let (memory, scale) = match name {
+            "optane" => (Memory::OPTANE, 200.0),
+            "cxl" => (Memory::CXL, 800.0),
+            _ => return None,
+        };
+        Some(Self { name: name.to_owned(), scale, memory, node: BTreeMap::new() })
+    }
+
+    /// Refuses figures that cannot be, naming the figure and its value.
+    ///
+    /// # Errors
+    ///
+    /// One sentence.
+    pub fn check(&self) -> Result<(), String> {
+        if !(self.scale >= 1.0 && self.scale <= 1e6) {
+            return Err(format!("scale is {}, it must be 1 to 1000000", self.scale));
+        }
+        self.memory.check()?;
+        self.node.iter().try_for_each(|(node, memory)| memory.check().map_err(|why| format!("node {node}: {why}")))
+    }
+
+    /// The memory of a node.
+    pub fn memory_of(&self, node: u32) -> &Memory {
+        self.node.get(&node).unwrap_or(&self.memory)
+    }
+
+    /// A machine of so many nodes, every pair one hop apart, that shares out these CPUs in groups of neighbours. A node
+    /// beyond the number of CPUs has none. Bandwidths are the peaks, scaled; `bytes` is the memory of each node.
+    pub fn topology(&self, cpus: &CpuSet, nodes: u32, bytes: u64) -> Topology {
+        let count = cpus.len();
+        let first = |id: u32| count * id as usize / nodes.max(1) as usize;
+        let node = |id: u32| {
+            let memory = self.memory_of(id);
+            let cpus: CpuSet = cpus.iter().skip(first(id)).take(first(id + 1) - first(id)).collect();
+            Node {
+                id: NodeId(id),
+                memory: if cpus.is_empty() { MemoryKind::CpuLess } else { MemoryKind::Dram },
+                cpus,
+                offline_cpus: CpuSet::default(),
+                memory_bytes: bytes,
+                distance: (0..nodes).map(|to| (NodeId(to), if to == id { LOCAL } else { ONE_HOP })).collect(),
+                read_bw_max: Some(memory.read_peak.unwrap_or(memory.read_bw) / self.scale),
+                write_bw_max: Some(memory.write_peak.unwrap_or(memory.write_bw) / self.scale),
+            }
+        };
+        Topology { nodes: (0..nodes).map(node).collect(), regions: Vec::new() }
+    }
+}

@@ -1,0 +1,24 @@
+//! The locks and atomics that threads of one volume meet at.
+//!
+//! They are those of the standard library. In this crate's unit tests they are shuttle's: such a test runs its threads in
+//! an order that is drawn at random, with a change of threads at each lock and each atomic, many times over
+//! (`interleavings`).
+//!
+//! **Limits.** Byte counters and record locks keep the standard library's.
+
+#[cfg(not(test))]
+pub use std::sync::{
+    Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    atomic::{AtomicBool, AtomicU32, AtomicU64},
+};
+
+#[cfg(test)]
+pub use shuttle::sync::{
+    Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    atomic::{AtomicBool, AtomicU32, AtomicU64},
+};
+
+/// Locks, also after a panic elsewhere: all that these locks keep is changed in single steps.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

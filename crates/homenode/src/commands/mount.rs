@@ -1,0 +1,294 @@
+//! `homenode mount`: a volume for all programs.
+//!
+//! **Problem.** A user who mounts must learn at once whether it worked, and the server goes on afterwards.
+//!
+//! **Approach.** The command starts itself again as the server and waits until that says that the mount works, or
+//! fails. The server's messages go to the same stderr up to that moment.
+//!
+//! **Limits.** The later messages of a server in the background are lost, except that its policy has ended, that an unmount
+//! failed, or that files are still open: these go to the system's log.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+
+use ::mount::{Cache, Error, Flags, Options, Unmounted};
+use clap::ValueEnum;
+
+use super::fs_args::{CacheArg, MountArgs, parse_placement};
+use super::fs_volume::{self, map, unmount};
+use super::volume_policy::{Nodes, Prepared};
+use crate::cli::Global;
+use crate::exit::{Exit, Failure};
+use crate::notify;
+use crate::signals::Stop;
+
+/// Flags of mount(2) by the names that mount(8) has for them: to set, or to clear.
+const FLAGS: &[(&str, Flags, bool)] = &[
+    ("ro", Flags::RDONLY, true),
+    ("rw", Flags::RDONLY, false),
+    ("noexec", Flags::NOEXEC, true),
+    ("exec", Flags::NOEXEC, false),
+    ("nosuid", Flags::NOSUID, true),
+    ("suid", Flags::NOSUID, false),
+    ("nodev", Flags::NODEV, true),
+    ("dev", Flags::NODEV, false),
+    ("sync", Flags::SYNCHRONOUS, true),
+    ("async", Flags::SYNCHRONOUS, false),
+    ("dirsync", Flags::DIRSYNC, true),
+    ("noatime", Flags::NOATIME, true),
+    ("atime", Flags::NOATIME, false),
+    ("nodiratime", Flags::NODIRATIME, true),
+    ("diratime", Flags::NODIRATIME, false),
+    ("relatime", Flags::RELATIME, true),
+    ("norelatime", Flags::RELATIME, false),
+    ("strictatime", Flags::STRICTATIME, true),
+    ("lazytime", Flags::LAZYTIME, true),
+    ("nolazytime", Flags::LAZYTIME, false),
+];
+
+/// What is so anyway, or is meant for mount(8) and systemd.
+const IGNORED: &[&str] =
+    &["defaults", "default_permissions", "allow_other", "auto", "noauto", "fail", "nofail", "nouser", "_netdev"];
+
+/// The server's environment has it where the command has started itself again.
+const BACKGROUND: &str = "HOMENODE_MOUNT_BACKGROUND";
+
+/// Options with values that the kernel shows, and mount(8) hands back for a remount.
+const SHOWN: &[&str] = &["fd", "rootmode", "user_id", "group_id", "comment"];
+
+/// Mounts a volume.
+pub fn run(global: &Global, args: &MountArgs) -> Result<Exit, Failure> {
+    let wanted = Wanted::of(args)?;
+    if wanted.remount {
+        ::mount::remount(&args.dir, wanted.options.flags).map_err(|e| failure(&e))?;
+        Ok(Exit::Done)
+    } else if args.fake {
+        map(&wanted.volume)?;
+        Ok(Exit::Done)
+    } else if args.foreground {
+        serve(global, args, &wanted, false)
+    } else if std::env::var_os(BACKGROUND).is_some() {
+        serve(global, args, &wanted, true)
+    } else {
+        start(args)
+    }
+}
+
+/// What the options ask for.
+struct Wanted {
+    volume: super::fs_args::VolumeArgs,
+    options: Options,
+    placement: ::fs::Placement,
+    /// Whether the user says who keeps data, and how many threads serve.
+    chosen: (bool, bool),
+    remount: bool,
+}
+
+impl Wanted {
+    fn of(args: &MountArgs) -> Result<Self, Failure> {
+        let usage = |option: &str, why: &str| Failure::new(Exit::Usage, format!("option {option:?}"), why);
+        let (mut cache, mut placement, mut remount) = (args.cache, args.placement, false);
+        let (mut volume, mut workers_chosen) = (args.volume.clone(), args.workers.is_some());
+        let mut options = Options { source: volume.volume.display().to_string(), ..Options::default() };
+        options.workers = args.workers.map_or(options.workers, usize::from);
+        let given = || args.options.iter().map(|option| option.trim()).filter(|option| !option.is_empty());
+        if given().any(|option| option == "remount") {
+            remount = true;
+            let shown = ::mount::shown(&args.dir).map_err(|e| failure(&e))?;
+            let set = |shown: &str| FLAGS.iter().find(|(known, _, set)| *set && *known == shown);
+            options.flags = shown.split(',').filter_map(set).map(|(_, flag, _)| *flag).collect();
+        }
+        for option in given() {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            if let Some((_, flag, set)) = FLAGS.iter().find(|(known, ..)| *known == option) {
+                options.flags.set(*flag, *set);
+                continue;
+            }
+            match name {
+                "cache" => {
+                    cache = Some(CacheArg::from_str(value, false).map_err(|_| usage(option, "kernel or direct"))?)
+                }
+                "placement" => placement = Some(parse_placement(value).map_err(|why| usage(option, &why))?),
+                "workers" => {
+                    workers_chosen = true;
+                    let workers = value.parse().ok().filter(|workers| (1..=1024).contains(workers));
+                    options.workers = workers.ok_or_else(|| usage(option, "a number from 1 to 1024"))?;
+                }
+                "region" => volume.region.push(PathBuf::from(value)),
+                "remount" => {}
+                // As mount(8) has it; later options may allow them again.
+                "user" | "users" => options.flags |= Flags::NOEXEC | Flags::NOSUID | Flags::NODEV,
+                "owner" | "group" => options.flags |= Flags::NOSUID | Flags::NODEV,
+                _ if IGNORED.contains(&option) || name.starts_with("x-") || SHOWN.contains(&name) => {}
+                _ => return Err(usage(option, "unknown").hint("homenode mount --help lists the options")),
+            }
+        }
+        let chosen = (cache.is_some(), workers_chosen);
+        options.cache = match cache {
+            Some(CacheArg::Direct) => Cache::Direct,
+            _ => Cache::Kernel,
+        };
+        Ok(Self { volume, options, placement: placement.unwrap_or(::fs::Placement::Local), chosen, remount })
+    }
+}
+
+/// Starts the server in the background, and waits until the mount works.
+fn start(args: &MountArgs) -> Result<Exit, Failure> {
+    let failure = |e: std::io::Error| Failure::from_error(Exit::Io, "cannot start the server", &e);
+    let mut server = Command::new("/proc/self/exe")
+        .arg0("homenode")
+        .args(super::command_line(std::env::args_os()).into_iter().skip(1))
+        .env(BACKGROUND, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failure)?;
+    let mut said = String::new();
+    if let Some(out) = server.stdout.take() {
+        BufReader::new(out).read_line(&mut said).map_err(failure)?;
+    }
+    if !said.is_empty() {
+        return Ok(Exit::Done);
+    }
+    let status = server.wait().map_err(failure)?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    let ended = || Failure::new(Exit::Io, args.dir.display().to_string(), format!("the server ended: {status}"));
+    code.filter(|code| *code != 0).map(Exit::Command).ok_or_else(ended)
+}
+
+/// Mounts, and serves the mount until it ends.
+fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -> Result<Exit, Failure> {
+    let stop = Stop::on_signals()?;
+    raise_open_files();
+    let nodes = Nodes::of(global, &args.nodes, &map(&wanted.volume)?)?;
+    let prepared = Prepared::new(global, &args.nodes, &nodes, &args.dir)?;
+    let mut options = wanted.options.clone();
+    let (topology, medium) = (Some(nodes.topology.clone()), nodes.medium());
+    let with = ::fs::Options { topology, placement: wanted.placement, ..::fs::Options::default() };
+    let volume = ::fs::Volume::mount(medium, with)
+        .map_err(|e| fs_volume::failure(wanted.volume.volume.display().to_string(), e))?;
+    nodes.serve(&mut options, &args.nodes, wanted.chosen);
+    let volume = Arc::new(volume);
+    let session = match ::mount::serve(Arc::clone(&volume), &args.dir, &options) {
+        Ok(session) => session,
+        Err(error) => {
+            end(volume)?;
+            return Err(failure(&error));
+        }
+    };
+    let ready = prepared.map(|prepared| prepared.start(&nodes, &volume, (&args.dir, wanted.placement))).transpose();
+    let ready = ready.and_then(|decider| {
+        let lost = |e: std::io::Error| Failure::from_error(Exit::Io, "cannot go to the background", &e);
+        if background { go_to_background().map_err(lost).map(|()| decider) } else { Ok(decider) }
+    });
+    let decider = match ready {
+        Ok(decider) => decider,
+        Err(failure) => {
+            if session.give_up() {
+                end(volume)?;
+            }
+            return Err(failure);
+        }
+    };
+    notify::ready();
+    let session = Arc::new(session);
+    let (waited, waiting) = (Arc::clone(&session), thread::current());
+    let watcher = thread::spawn(move || {
+        let ended = waited.wait();
+        waiting.unpark();
+        ended
+    });
+    let decided = decider.map_or(Ok(()), |decider| decider.run(&|| stop.requested() || watcher.is_finished()));
+    if let Err(failure) = &decided {
+        say(&format!("{}: nothing decides any more, but the mount goes on: {}", args.dir.display(), failure.line()));
+    }
+    let (mut left, mut told) = (false, false);
+    while !watcher.is_finished() {
+        if stop.requested() && !left {
+            if !told {
+                notify::stopping();
+            }
+            match session.unmount() {
+                Ok(how) => {
+                    left = true;
+                    if how == Unmounted::Busy {
+                        say(&format!("{}: in use: the mount ends when the last file is closed", args.dir.display()));
+                    }
+                }
+                // Its users must not lose it: the server tries again.
+                Err(error) if !told => say(&failure(&error).line()),
+                Err(_) => {}
+            }
+            told = true;
+        }
+        // The end of the mount or a signal unparks this thread; the limit is for a wake-up that came before.
+        thread::park_timeout(std::time::Duration::from_millis(500));
+    }
+    let ended = watcher.join().unwrap_or(Ok(()));
+    end(volume)?;
+    ended.map_err(|e| failure(&e))?;
+    decided?;
+    Ok(Exit::Done)
+}
+
+/// As many open files as this process may have: each thread that uses the mount takes up to two.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!("cannot raise the limit of open files: {error}");
+    }
+}
+
+/// One line for stderr, and for the system's log, as stderr leads nowhere in the background.
+fn say(line: &str) {
+    let line = crate::output::escape(line);
+    eprintln!("homenode: {line}");
+    // Facility daemon, severity error (RFC 3164).
+    let entry = format!("<27>homenode[{}]: {line}\n", std::process::id());
+    let logged = UnixDatagram::unbound().and_then(|socket| socket.send_to(entry.as_bytes(), "/dev/log"));
+    if logged.is_err() {
+        let kernel = std::fs::OpenOptions::new().write(true).open("/dev/kmsg");
+        // Where nobody listens nothing can be said.
+        let _ = kernel.and_then(|mut kernel| kernel.write_all(entry.as_bytes()));
+    }
+}
+
+/// Ends the use of the volume, so that the next mount is quick.
+fn end(volume: Arc<::fs::Volume>) -> Result<(), Failure> {
+    match Arc::into_inner(volume) {
+        Some(volume) => unmount(volume).map(|_| ()),
+        None => Ok(()),
+    }
+}
+
+/// Says that the mount works, and lets go of the caller's terminal and directory.
+fn go_to_background() -> std::io::Result<()> {
+    rustix::process::setsid()?;
+    rustix::process::chdir("/")?;
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "mounted")?;
+    stdout.flush()?;
+    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}
+
+fn failure(error: &Error) -> Failure {
+    let failed = |exit| Failure::from_error(exit, "mount", error);
+    match error {
+        Error::Dead(dir) => {
+            let dir = dir.display();
+            Failure::new(Exit::Io, dir.to_string(), "a mount is here whose server has ended (ENOTCONN)")
+                .hint(format!("umount {dir}, then mount again: whatever was acknowledged is there"))
+        }
+        Error::NotADirectory(dir) => Failure::new(Exit::Usage, dir.display().to_string(), "not a directory (ENOTDIR)"),
+        _ => failed(Exit::Io),
+    }
+}

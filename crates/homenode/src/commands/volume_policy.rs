@@ -1,0 +1,399 @@
+//! Policies on a mounted volume, on the machine's nodes or on emulated ones.
+//!
+//! **Problem.** The loop of `homenode run` needs a plane, and the server of a mount has the best one: it sees every
+//! request.
+//!
+//! **Approach.** [`Nodes`] says which nodes the volume is on, before it is mounted; [`run`] is the loop of `homenode
+//! run` on [`VolumePlane`], beside the server. Emulated memory is slower by the profile's scale; the thresholds of
+//! policies and rails that are bytes, or bytes per second, are divided by the same scale, unless the user gives them.
+//!
+//! **Limits.** The process keeps its privileges: it unmounts at the end.
+
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ::fs::medium::{Emulated, Mapped, Medium, Monotonic, Profile};
+use ::fs::{Placement, Volume};
+use ::mount::Cache;
+use ::mount::plane::{Callers, Settings, VolumePlane};
+use clap::Args;
+use engine::{Engine, StateDir};
+use placement::Policy;
+use topology::Topology;
+
+use crate::cli::{self, Global, STATE_DIR};
+use crate::commands::{nodes, report, restore, run, session};
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output::limits::Limits;
+use crate::output::units;
+use crate::recording::Writer;
+
+/// Threads that serve emulated memory: each sleeps as long as its access takes.
+const SLEEPERS: usize = 32;
+
+/// Longer names of state directories are hashed, in bytes: a file name has at most 255.
+const LONGEST_NAME: usize = 200;
+
+/// Which nodes, and what moves.
+#[derive(Debug, Clone, Args)]
+pub struct NodesArgs {
+    /// Policy that moves threads and files of the mount [default: off]
+    #[arg(long, value_name = "POLICY", value_parser = cli::mount_policies(), help_heading = "Policy")]
+    pub policy: Option<String>,
+    /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s, divided by the scale
+    /// of emulated memory]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate, help_heading = "Policy")]
+    pub margin: Option<f64>,
+    /// Leave alone threads that read and wrote less than this in a window [default: 4MiB, divided by the scale of
+    /// emulated memory]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes, help_heading = "Policy")]
+    pub min_bytes: Option<u64>,
+    /// Length of a window in seconds [default: 1]
+    #[arg(long, value_name = "SECONDS", value_parser = cli::seconds, help_heading = "Policy")]
+    pub window: Option<f64>,
+    /// Print the moves without making them
+    #[arg(long, help_heading = "Policy")]
+    pub dry_run: bool,
+    /// Print only windows with moves or news
+    #[arg(short, long, conflicts_with = "json", help_heading = "Policy")]
+    pub quiet: bool,
+    /// Also write each window to FILE, for `homenode replay`
+    #[arg(long, value_name = "FILE", help_heading = "Policy")]
+    pub record: Option<PathBuf>,
+    /// Share out the machine's CPUs among N emulated nodes, and let every access take the time that it would take there
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Emulated nodes")]
+    pub emulate_nodes: Option<u32>,
+    /// Memory to emulate: `optane`, `cxl`, or a file with figures (TOML, or JSON) [default: optane]
+    #[arg(long, value_name = "optane|cxl|FILE", requires = "emulate_nodes", help_heading = "Emulated nodes")]
+    pub profile: Option<String>,
+    /// How many times as long emulated memory takes as the real one [default: the profile's]
+    #[arg(long, value_name = "FACTOR", requires = "emulate_nodes", help_heading = "Emulated nodes")]
+    pub scale: Option<f64>,
+}
+
+/// The nodes that a volume is on.
+pub struct Nodes {
+    mapped: Arc<Mapped>,
+    /// The machine, as policies and placement see it.
+    pub topology: Topology,
+    /// The threads that use the mount; none where all are on one node and nobody wants to know.
+    pub callers: Option<Arc<Callers>>,
+    emulated: Option<Arc<Emulated<Arc<Mapped>>>>,
+}
+
+impl Nodes {
+    /// The nodes that the user asks for, of a volume with this memory.
+    pub fn of(global: &Global, args: &NodesArgs, mapped: &Arc<Mapped>) -> Result<Self, Failure> {
+        let real = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?)?;
+        let Some(count) = args.emulate_nodes else {
+            let wanted = real.nodes.len() > 1 || args.policy();
+            let callers = wanted.then(|| start(&real)).transpose()?;
+            return Ok(Self { mapped: Arc::clone(mapped), topology: real, callers, emulated: None });
+        };
+        let profile = args.profile()?;
+        let superblock = ::fs::superblock_of(&**mapped, 0).map_err(|e| super::fs_volume::failure("mount", e))?;
+        let of_region: Vec<Option<u32>> = superblock.regions.iter().map(|region| region.node).collect();
+        if let Some(node) = (0..count).find(|node| !of_region.contains(&Some(*node))) {
+            let why = format!("the volume has no region on node {node}");
+            return Err(Failure::new(Exit::Usage, format!("--emulate-nodes {count}"), why)
+                .hint("homenode mkfs a@0 b@1 makes a volume with a region on each of two nodes"));
+        }
+        let bytes = (0..mapped.regions()).map(|region| mapped.len(region)).max().unwrap_or(0);
+        let topology = profile.topology(&real.cpus(), count, bytes);
+        let medium = Emulated::new(Arc::clone(mapped), &of_region, profile, topology.clone(), Arc::new(Monotonic));
+        let (emulated, callers) = (Arc::new(medium), start(&topology)?);
+        Ok(Self { mapped: Arc::clone(mapped), topology, callers: Some(callers), emulated: Some(emulated) })
+    }
+
+    /// The volume's memory, as it is or as it is emulated.
+    pub fn medium(&self) -> Box<dyn Medium> {
+        match &self.emulated {
+            Some(emulated) => Box::new(Arc::clone(emulated)),
+            None => Box::new(Arc::clone(&self.mapped)),
+        }
+    }
+
+    /// What the server needs to know. Reads that stay in the kernel's cache are seen by nobody, so a policy or emulated
+    /// memory asks for every read, unless the user wants otherwise.
+    pub fn serve(&self, options: &mut ::mount::Options, args: &NodesArgs, chosen: (bool, bool)) {
+        let (cache_chosen, workers_chosen) = chosen;
+        options.callers.clone_from(&self.callers);
+        if !cache_chosen && (args.policy() || self.emulated.is_some()) {
+            options.cache = Cache::Direct;
+        }
+        if !workers_chosen && self.emulated.is_some() {
+            options.workers = options.workers.max(SLEEPERS);
+        }
+        if let Some(emulated) = &self.emulated {
+            emulated.start();
+        }
+    }
+
+    /// What is emulated, for every line that has a figure.
+    pub fn label(&self) -> Option<String> {
+        let profile = self.emulated.as_ref()?.profile();
+        Some(format!("emulated {}, scale {}", profile.name, profile.scale))
+    }
+
+    fn scale(&self) -> f64 {
+        self.emulated.as_ref().map_or(1.0, |emulated| emulated.profile().scale)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let Some(emulated) = &self.emulated else { return Vec::new() };
+        let (profile, nodes) = (emulated.profile(), &self.topology.nodes);
+        let groups: Vec<String> = nodes.iter().map(|n| format!("node {} is CPUs {}", n.id, n.cpus)).collect();
+        vec![format!(
+            "emulated: {}; memory as in profile {}, {} times as slow; all bandwidths and times are those of emulated memory",
+            groups.join(", "),
+            profile.name,
+            profile.scale
+        )]
+    }
+}
+
+impl NodesArgs {
+    /// Whether a policy is to decide.
+    pub fn policy(&self) -> bool {
+        self.policy.as_deref().is_some_and(|policy| policy != "off")
+    }
+
+    /// The profile, checked.
+    fn profile(&self) -> Result<Profile, Failure> {
+        let name = self.profile.as_deref().unwrap_or("optane");
+        let mut profile = match Profile::named(name) {
+            Some(profile) => profile,
+            None => {
+                let path = Path::new(name);
+                let text = std::fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))?;
+                let wrong = |why: String| Failure::new(Exit::Usage, name, why.trim().replace('\n', " "));
+                match path.extension().is_some_and(|extension| extension == "json") {
+                    true => serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?,
+                    false => toml::from_str(&text).map_err(|e| wrong(e.to_string()))?,
+                }
+            }
+        };
+        profile.scale = self.scale.unwrap_or(profile.scale);
+        profile.check().map_err(|why| Failure::new(Exit::Usage, format!("profile {name}"), why))?;
+        Ok(profile)
+    }
+
+    /// The policy, with thresholds of bytes divided by the scale unless they are given.
+    fn chosen(&self, config: &Config, scale: f64) -> Result<Box<dyn Policy>, Failure> {
+        let mut nthread = config.nthread.clone();
+        nthread.locality_margin = self.margin.unwrap_or(nthread.locality_margin / scale);
+        nthread.min_bytes = self.min_bytes.unwrap_or((nthread.min_bytes as f64 / scale) as u64);
+        let mut dragonfly = config.dragonfly.clone();
+        for bytes in [&mut dragonfly.migration_bw, &mut dragonfly.bytes_per_day, &mut dragonfly.burst_bytes] {
+            *bytes /= scale;
+        }
+        let (npolicy, arc) = (config.npolicy.clone(), config.arc.clone());
+        let name = self.policy.as_deref().unwrap_or("off");
+        placement::policy_with(name, &placement::Settings { nthread, dragonfly, npolicy, arc })
+            .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {name}"), "no policy has this name"))
+    }
+}
+
+fn start(topology: &Topology) -> Result<Arc<Callers>, Failure> {
+    Callers::start(topology.clone())
+        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot watch where callers run", &e))
+}
+
+/// The state directory of a mount: the one that the user names, or one of its own.
+fn state_dir(global: &Global, dir: &Path) -> PathBuf {
+    if global.state_dir != Path::new(STATE_DIR) {
+        return global.state_dir.clone();
+    }
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    // As systemd-escape(1) has it.
+    let path = dir.to_string_lossy();
+    let name = path.trim_matches('/').replace('\\', "\\x5c").replace('-', "\\x2d").replace('/', "-");
+    let name = if name.len() > LONGEST_NAME { format!("{:016x}", fnv(dir.as_os_str().as_bytes())) } else { name };
+    Path::new(STATE_DIR).join("volumes").join(name)
+}
+
+/// FNV-1a: the same in every version of homenode.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// What will decide on a mount: everything that can be had, or fail, before the volume is mounted.
+pub struct Prepared {
+    policy: Box<dyn Policy>,
+    settings: engine::Settings,
+    state: Option<StateDir>,
+    record: Option<Writer>,
+    out: run::Output,
+}
+
+impl Prepared {
+    /// Opens what a policy needs; `None` without a policy. Then what a crashed server of this mount left behind is undone
+    /// here.
+    pub fn new(global: &Global, args: &NodesArgs, nodes: &Nodes, dir: &Path) -> Result<Option<Self>, Failure> {
+        let global = &Global { state_dir: state_dir(global, dir), ..global.clone() };
+        if !args.policy() {
+            undo_crashed(global);
+            return Ok(None);
+        }
+        let config = Config::load(global.config.as_deref())?;
+        let policy = args.chosen(&config, nodes.scale())?;
+        let mut settings = engine::Settings {
+            window_s: args.window.unwrap_or(config.engine.window_s),
+            dry_run: args.dry_run || config.engine.dry_run,
+            ..config.engine()
+        };
+        settings.moves.rate /= nodes.scale();
+        settings.moves.bytes_per_day /= nodes.scale();
+        let record = args.record.as_deref().map(Writer::open).transpose()?;
+        let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
+        let out =
+            run::Output::of_volume(global.json, args.quiet, Limits::recorded(global.verbose.max(1)), nodes.label());
+        Ok(Some(Self { policy, settings, state, record, out }))
+    }
+
+    /// Begins to observe the volume, mounted on `dir`. First undoes what a crashed server of this mount left behind.
+    pub fn start(
+        self,
+        nodes: &Nodes,
+        volume: &Arc<Volume>,
+        (dir, placement): (&Path, Placement),
+    ) -> Result<Decider, Failure> {
+        let stat = rustix::fs::stat(dir).map_err(|e| Failure::io("look at", dir, &e.into()))?;
+        let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        let plane = Settings { device, notes: nodes.notes(), placement, ..Settings::default() };
+        let unsupported =
+            |what: &str, e: &(dyn std::error::Error + 'static)| Failure::from_error(Exit::Unsupported, what, e);
+        let callers = match &nodes.callers {
+            Some(callers) => Arc::clone(callers),
+            None => start(&nodes.topology)?,
+        };
+        let plane = VolumePlane::open(Arc::clone(volume), callers, plane)
+            .map_err(|e| unsupported("cannot observe the mount", &e))?;
+        let plane = match self.record {
+            Some(mut writer) => plane.telling(move |window| writer.append(window).map_err(|f| f.line().into())),
+            None => plane,
+        };
+        let engine = Engine::new(plane, self.policy, self.settings.clone(), self.state)
+            .map_err(|e| unsupported("cannot start", &e))?;
+        Ok(Decider { engine, out: self.out, settings: self.settings })
+    }
+}
+
+/// Undoes what a crashed server left behind, if there is anything. The mount works without it, so it only warns.
+fn undo_crashed(global: &Global) {
+    if !global.state_dir.is_dir() {
+        return;
+    }
+    match restore::undo(global) {
+        Ok(finished) if finished.complete() => {}
+        Ok(finished) => eprintln!("homenode: after a crash: {}", report::finished(&finished).trim_end()),
+        // The process that has it undoes it.
+        Err(failure) if failure.exit() == Exit::Busy => {}
+        Err(failure) => failure.report(global.json),
+    }
+}
+
+/// What decides on a mount, ready to run.
+pub struct Decider {
+    engine: Engine<VolumePlane>,
+    out: run::Output,
+    settings: engine::Settings,
+}
+
+impl Decider {
+    /// Window after window until it is time to stop; then undoes all moves of threads, also after a panic.
+    pub fn run(mut self, stop: &dyn Fn() -> bool) -> Result<(), Failure> {
+        let ran = guarded(|| {
+            let nodes = engine::Plane::topology(self.engine.plane_mut()).nodes.len();
+            let interference = session::interference(stop);
+            self.out.start(self.engine.policy_name(), &self.settings, nodes, &interference)?;
+            self.out.recovered(self.engine.recovered())?;
+            run::windows(&mut self.engine, &mut self.out, stop, None, None)
+        });
+        let finished = guarded(|| self.out.finished(&self.engine.finish()));
+        ran.and(finished)
+    }
+}
+
+/// A panic as a failure: users of a mount do not lose it for a mistake in a policy.
+fn guarded(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(Failure::new(Exit::Unsupported, "policy", "panicked: this is a bug of homenode")))
+}
+
+#[cfg(test)]
+mod tests {
+    use simulate::calibration as cal;
+
+    use super::*;
+
+    /// What is emulated and what is simulated must not differ in a figure.
+    #[test]
+    fn emulated_optane_is_simulated_optane() {
+        let optane = Profile::named("optane").unwrap().memory;
+        assert_eq!((optane.read_bw, optane.write_bw), (cal::OPTANE_READ_BW, cal::OPTANE_WRITE_BW));
+        assert_eq!((optane.read_peak, optane.write_peak), (Some(cal::OPTANE_READ_PEAK), Some(cal::OPTANE_WRITE_PEAK)));
+        assert_eq!((optane.read_s, optane.write_s), (cal::OPTANE_READ_S, cal::OPTANE_WRITE_S));
+        assert_eq!((optane.remote_read, optane.remote_write), (cal::REMOTE_READ_LATENCY, cal::REMOTE_WRITE_LATENCY));
+        assert_eq!((optane.remote_load, optane.line as f64), (cal::REMOTE_LOAD, cal::OPTANE_LINE));
+        let cxl = Profile::named("cxl").unwrap().memory;
+        assert_eq!(
+            (cxl.read_s, cxl.write_s, cxl.remote_read),
+            (cal::DRAM_READ_S, cal::DRAM_WRITE_S, cal::DRAM_REMOTE_LATENCY)
+        );
+    }
+
+    fn args(profile: &str) -> NodesArgs {
+        NodesArgs {
+            policy: None,
+            margin: None,
+            min_bytes: None,
+            window: None,
+            dry_run: false,
+            quiet: false,
+            record: None,
+            emulate_nodes: Some(2),
+            profile: Some(profile.to_owned()),
+            scale: None,
+        }
+    }
+
+    #[test]
+    fn profiles_are_read_from_files_and_what_is_wrong_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.display().to_string()
+        };
+        let memory =
+            "read_bw = 1e9\nwrite_bw = 5e8\nread_latency_s = 1e-6\nwrite_latency_s = 1e-6\nremote_read = 1.5\n";
+        let toml = format!("name = \"slow\"\nscale = 4\n[memory]\n{memory}remote_write = 2\n");
+        let profile = args(&write("a.toml", &toml)).profile().unwrap();
+        assert_eq!((profile.name.as_str(), profile.scale, profile.memory.remote_load), ("slow", 4.0, 1.0));
+        let json = r#"{"name":"x","scale":1,"memory":{"read_bw":1e6,"write_bw":1e6,"read_latency_s":0,"write_latency_s":0,
+            "remote_read":1,"remote_write":1}}"#;
+        let again = NodesArgs { scale: Some(9.0), ..args(&write("a.json", json)) };
+        assert_eq!(again.profile().unwrap().scale, 9.0);
+        let error = |text: &str| args(&write("bad.toml", text)).profile().unwrap_err().line();
+        assert!(error(&format!("name = \"x\"\nscale = 1\n[memory]\n{memory}")).contains("remote_write"));
+        assert!(error(&toml.replace("5e8", "-1")).contains("write_bw is -1"));
+        assert!(args("/nonexistent").profile().unwrap_err().line().contains("/nonexistent"));
+    }
+
+    #[test]
+    fn every_mount_has_a_state_directory_of_its_own() {
+        let global = |dir: &str| Global { json: false, config: None, state_dir: dir.into(), verbose: 0 };
+        let of = |dir: &str| state_dir(&global(STATE_DIR), Path::new(dir));
+        assert_eq!(of("/nonexistent/a"), Path::new("/run/homenode/volumes/nonexistent-a"));
+        assert_eq!(of("/nonexistent-a"), Path::new("/run/homenode/volumes/nonexistent\\x2da"));
+        assert_eq!(of("/nonexistent/x2da"), Path::new("/run/homenode/volumes/nonexistent-x2da"));
+        assert_eq!(of("/nonexistent\\x2da"), Path::new("/run/homenode/volumes/nonexistent\\x5cx2da"));
+        let long = |end: &str| of(&format!("/{}/{end}", "é/".repeat(100)));
+        assert!(long("a") != long("b") && long("a").file_name().unwrap().len() <= LONGEST_NAME);
+        assert_eq!(state_dir(&global("/tmp/s"), Path::new("/a")), Path::new("/tmp/s"));
+    }
+}

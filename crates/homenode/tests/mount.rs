@@ -1,0 +1,301 @@
+//! `homenode mount`, as people and mount(8) call it: what it returns, says and leaves behind.
+
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const TESTS: &[(&str, fn())] = &[
+    ("it_returns_when_the_mount_works", it_returns_when_the_mount_works),
+    ("refusals_are_one_line_with_their_exit_code", refusals_are_one_line_with_their_exit_code),
+    ("mount_8_finds_what_it_expects", mount_8_finds_what_it_expects),
+    ("a_signal_unmounts", a_signal_unmounts),
+    ("a_dead_mount_is_told_with_what_to_do", a_dead_mount_is_told_with_what_to_do),
+    ("a_signal_ends_no_server_whose_mount_somebody_took_away", a_signal_ends_no_server_whose_mount_somebody_took_away),
+    ("a_covered_mount_is_served_until_it_can_be_unmounted", a_covered_mount_is_served_until_it_can_be_unmounted),
+    (
+        "a_remount_keeps_the_options_and_takes_homenodes_mounts_alone",
+        a_remount_keeps_the_options_and_takes_homenodes_mounts_alone,
+    ),
+    ("an_aborted_connection_leaves_no_dead_mount", an_aborted_connection_leaves_no_dead_mount),
+    ("options_of_users_imply_what_mount_8_says", options_of_users_imply_what_mount_8_says),
+];
+
+fn main() {
+    let missing = if !rustix::process::geteuid().is_root() {
+        Some("mounting needs root".to_owned())
+    } else {
+        fs::OpenOptions::new().write(true).open("/dev/fuse").err().map(|error| format!("/dev/fuse: {error}"))
+    };
+    let trial = |(name, test): &(&str, fn())| {
+        let (missing, test) = (missing.clone(), *test);
+        Trial::ignorable_test(*name, move || match missing {
+            Some(why) => Ok(Completion::ignored_with(why)),
+            None => {
+                test();
+                Ok::<_, Failed>(Completion::Completed)
+            }
+        })
+    };
+    libtest_mimic::run(&Arguments::from_args(), TESTS.iter().map(trial).collect()).exit();
+}
+
+/// A volume, and a directory to mount it on.
+struct Place {
+    volume: String,
+    dir: String,
+    place: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
+        let (volume, dir) = (path("volume"), path("dir"));
+        fs::create_dir(&dir).unwrap();
+        assert!(homenode(&["mkfs", "--size", "8M", &volume]).status.success());
+        Self { volume, dir, place }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        Path::new(&self.dir).join(name)
+    }
+
+    fn mount(&self, options: &[&str]) -> (i32, String) {
+        ends(&homenode(&[&["mount", &self.volume, &self.dir], options].concat()))
+    }
+
+    /// Unmounts, and waits until the volume can be checked.
+    fn unmount(&self) {
+        assert!(Command::new("umount").arg(&self.dir).status().unwrap().success());
+        loop {
+            match ends(&homenode(&["fsck", &self.volume])) {
+                (8, _) => std::thread::yield_now(), // the server is not done yet
+                (code, _) => break assert_eq!(code, 0),
+            }
+        }
+    }
+
+    /// A server in the foreground.
+    fn server(&self) -> Child {
+        let mut server = Command::new(env!("CARGO_BIN_EXE_homenode"));
+        server.args(["mount", "--foreground", "--cache", "direct", &self.volume, &self.dir]).stderr(Stdio::piped());
+        let server = server.spawn().unwrap();
+        while !fs::read_to_string("/proc/mounts").unwrap().contains(&self.dir) {
+            std::thread::yield_now();
+        }
+        fs::write(self.path("f"), b"x").unwrap();
+        server
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-l", &self.dir]).stderr(Stdio::null()).status();
+    }
+}
+
+fn homenode(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_homenode")).args(args).output().unwrap()
+}
+
+fn ends(output: &Output) -> (i32, String) {
+    (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn it_returns_when_the_mount_works() {
+    let place = Place::new();
+    // The output ends although the server goes on: nobody who reads it waits.
+    assert_eq!(
+        place.mount(&["-o", "defaults,nosuid,cache=direct,x-systemd.automount", "--placement", "interleave"]),
+        (0, String::new())
+    );
+    fs::write(place.path("f"), b"content").unwrap();
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    let line = mounts.lines().find(|line| line.contains(&place.dir)).unwrap();
+    assert!(line.contains(" fuse.homenode rw,nosuid,") && line.starts_with(&place.volume), "{line}");
+    let (code, said) = place.mount(&[]);
+    assert_eq!((code, said.lines().count()), (4, 1), "a second mount: {said}");
+    place.unmount();
+    assert_eq!(place.mount(&["-o", "ro"]), (0, String::new()));
+    assert_eq!(fs::read(place.path("f")).unwrap(), b"content");
+    assert_eq!(fs::write(place.path("g"), b"").unwrap_err().raw_os_error(), Some(libc::EROFS));
+    place.unmount();
+}
+
+fn refusals_are_one_line_with_their_exit_code() {
+    let place = Place::new();
+    let refused = |args: &[&str], code: i32, word: &str| {
+        let (was, said) = ends(&homenode(&[&["mount"], args].concat()));
+        assert_eq!(was, code, "{said}");
+        assert!(said.contains(word) && said.lines().filter(|line| !line.contains("hint: ")).count() == 1, "{said}");
+    };
+    refused(&["/nowhere/volume", &place.dir], 5, "/nowhere/volume: No such file or directory (ENOENT)");
+    refused(&[&place.volume, "/nowhere/dir"], 5, "/nowhere/dir: No such file or directory (ENOENT)");
+    refused(&[&place.volume, &place.volume], 2, "not a directory");
+    refused(&["-o", "wrong", &place.volume, &place.dir], 2, "\"wrong\": unknown");
+    refused(&["-o", "workers=0", &place.volume, &place.dir], 2, "workers=0");
+    let data = place.place.path().join("data");
+    fs::write(&data, vec![1; 1 << 20]).unwrap();
+    refused(&[data.to_str().unwrap(), &place.dir], 2, "not a volume");
+    // A failed mount leaves the volume free and clean.
+    assert_eq!(homenode(&["fsck", &place.volume]).status.code(), Some(0));
+}
+
+fn mount_8_finds_what_it_expects() {
+    let place = Place::new();
+    for name in ["mount.homenode", "mount.fuse.homenode"] {
+        let helper = place.place.path().join(name);
+        symlink(env!("CARGO_BIN_EXE_homenode"), &helper).unwrap();
+        let call = |more: &[&str]| {
+            let args = [&[&*place.volume, &*place.dir, "-n", "-o", "rw,noexec"], more].concat();
+            Command::new(&helper).args(args).output().unwrap()
+        };
+        assert_eq!(ends(&call(&["-f"])), (0, String::new()));
+        assert!(!fs::read_to_string("/proc/mounts").unwrap().contains(&place.dir), "-f only pretends");
+        assert_eq!(ends(&call(&["-t", "fuse.homenode"])), (0, String::new()));
+        fs::write(place.path("f"), b"x").unwrap();
+        let remount = ["remount,ro,user_id=0,group_id=0"];
+        assert_eq!(
+            ends(&Command::new(&helper).args([&*place.volume, &*place.dir, "-o", remount[0]]).output().unwrap()),
+            (0, String::new())
+        );
+        assert_eq!(fs::write(place.path("g"), b"").unwrap_err().raw_os_error(), Some(libc::EROFS));
+        place.unmount();
+    }
+}
+
+fn a_signal_unmounts() {
+    let place = Place::new();
+    for signal in [Signal::TERM, Signal::INT] {
+        let server = place.server();
+        let open = fs::File::open(place.path("f")).unwrap();
+        kill_process(Pid::from_child(&server), signal).unwrap();
+        while fs::read_to_string("/proc/mounts").unwrap().contains(&place.dir) {
+            std::thread::yield_now();
+        }
+        assert_eq!(std::io::read_to_string(&open).unwrap(), "x", "open files are served to their end");
+        drop(open);
+        let ended = server.wait_with_output().unwrap();
+        let (code, said) = ends(&ended);
+        assert_eq!(code, 0, "{said}");
+        assert!(said.contains("in use: the mount ends when the last file is closed"), "{said}");
+        assert_eq!(homenode(&["fsck", &place.volume]).status.code(), Some(0));
+    }
+}
+
+fn a_dead_mount_is_told_with_what_to_do() {
+    let place = Place::new();
+    let mut server = place.server();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let (code, said) = place.mount(&[]);
+    assert_eq!(code, 5);
+    assert!(said.contains("ENOTCONN") && said.contains(&format!("umount {}", place.dir)), "{said}");
+    assert!(Command::new("umount").arg(&place.dir).status().unwrap().success());
+    assert_eq!(place.mount(&[]), (0, String::new()));
+    assert_eq!(fs::read(place.path("f")).unwrap(), b"x");
+    place.unmount();
+}
+
+/// What the table of mounts says of the directory.
+fn shown(place: &Place) -> String {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    mounts.lines().find(|line| line.contains(&place.dir)).unwrap_or_default().to_owned()
+}
+
+fn run(command: &[&str]) {
+    assert!(Command::new(command[0]).args(&command[1..]).status().unwrap().success(), "{command:?}");
+}
+
+/// The next line on stderr.
+fn said(server: &mut Child) -> String {
+    let mut line = String::new();
+    let mut byte = [0];
+    while server.stderr.as_mut().unwrap().read(&mut byte).unwrap() == 1 && byte != *b"\n" {
+        line.push(byte[0].into());
+    }
+    line
+}
+
+fn a_signal_ends_no_server_whose_mount_somebody_took_away() {
+    let place = Place::new();
+    let mut server = place.server();
+    let open = fs::File::open(place.path("f")).unwrap();
+    run(&["umount", "-l", &place.dir]);
+    fs::remove_dir(&place.dir).unwrap();
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+    let line = said(&mut server);
+    assert!(line.contains("in use"), "{line}");
+    assert_eq!(std::io::read_to_string(&open).unwrap(), "x");
+    drop(open);
+    assert_eq!(ends(&server.wait_with_output().unwrap()).0, 0);
+}
+
+fn a_covered_mount_is_served_until_it_can_be_unmounted() {
+    let place = Place::new();
+    let mut server = place.server();
+    let open = fs::File::open(place.path("f")).unwrap();
+    run(&["mount", "-t", "tmpfs", "none", &place.dir]);
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+    let line = said(&mut server);
+    assert!(line.contains("cannot unmount") && line.contains("EBUSY"), "{line}");
+    assert_eq!(std::io::read_to_string(&open).unwrap(), "x");
+    run(&["umount", &place.dir]);
+    drop(open);
+    assert_eq!(ends(&server.wait_with_output().unwrap()).0, 0);
+    assert_eq!(shown(&place), "");
+}
+
+fn a_remount_keeps_the_options_and_takes_homenodes_mounts_alone() {
+    let place = Place::new();
+    assert_eq!(place.mount(&["-o", "nosuid,nodev,noatime"]), (0, String::new()));
+    assert_eq!(place.mount(&["-o", "remount,ro"]), (0, String::new()));
+    let line = shown(&place);
+    assert!(line.contains(" ro,nosuid,nodev,noatime,"), "{line}");
+    assert_eq!(place.mount(&["-o", "remount,rw,suid"]), (0, String::new()));
+    let line = shown(&place);
+    assert!(line.contains(" rw,nodev,noatime,"), "{line}");
+    fs::create_dir(place.path("sub")).unwrap();
+    let refused = |dir: &str| {
+        let (code, said) = ends(&homenode(&["mount", "-o", "remount,ro", &place.volume, dir]));
+        assert!(code == 5 && said.contains("no mount of homenode is there"), "{code}: {said}");
+    };
+    refused(place.path("sub").to_str().unwrap());
+    run(&["mount", "-t", "tmpfs", "none", &place.dir]);
+    refused(&place.dir);
+    run(&["umount", &place.dir]);
+    place.unmount();
+}
+
+fn an_aborted_connection_leaves_no_dead_mount() {
+    let place = Place::new();
+    let server = place.server();
+    let control = place.place.path().join("control");
+    fs::create_dir(&control).unwrap();
+    run(&["mount", "-t", "fusectl", "none", control.to_str().unwrap()]);
+    let connection = rustix::fs::minor(rustix::fs::stat(&*place.dir).unwrap().st_dev).to_string();
+    fs::write(control.join(connection).join("abort"), "1").unwrap();
+    run(&["umount", control.to_str().unwrap()]);
+    let (_, said) = ends(&server.wait_with_output().unwrap());
+    assert_eq!(shown(&place), "", "{said}");
+}
+
+fn options_of_users_imply_what_mount_8_says() {
+    let place = Place::new();
+    for (options, shows) in [("user=bob,exec", " rw,nosuid,nodev,relatime"), ("users", " rw,nosuid,nodev,noexec,")] {
+        // Also after `--`.
+        let mounted = ends(&homenode(&["mount", "-o", options, "--", &place.volume, &place.dir]));
+        assert_eq!(mounted, (0, String::new()));
+        let line = shown(&place);
+        assert!(line.contains(shows), "{line}");
+        place.unmount();
+    }
+}

@@ -1,0 +1,320 @@
+//! Policies on a real mount over two emulated nodes: this machine's kernel, FUSE and processors.
+//!
+//! A test whose needs are not met is skipped and says why.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const TESTS: &[(&str, fn())] = &[
+    ("a_thread_and_its_journal_and_the_end", a_thread_and_its_journal_and_the_end),
+    ("a_killed_server_leaves_nothing_bound_after_restore", a_killed_server_leaves_nothing_bound_after_restore),
+    ("the_next_mount_undoes_what_a_killed_server_left", the_next_mount_undoes_what_a_killed_server_left),
+    ("a_policy_that_fails_takes_no_mount_away", a_policy_that_fails_takes_no_mount_away),
+    ("what_can_fail_fails_before_the_mount", what_can_fail_fails_before_the_mount),
+    ("a_recording_of_a_mount_replays", a_recording_of_a_mount_replays),
+    ("a_volume_without_the_nodes_is_refused", a_volume_without_the_nodes_is_refused),
+];
+
+fn main() {
+    let missing = if !rustix::process::geteuid().is_root() {
+        Some("mounting needs root".to_owned())
+    } else if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        Some(format!("/dev/fuse: {e}"))
+    } else {
+        (mask(0).len() < 2).then(|| "two nodes are emulated on two CPUs or more".to_owned())
+    };
+    let trials = TESTS.iter().map(|(name, test)| {
+        let missing = missing.clone();
+        Trial::ignorable_test(*name, move || match missing {
+            Some(why) => Ok(Completion::ignored_with(why)),
+            None => {
+                test();
+                Ok::<_, Failed>(Completion::Completed)
+            }
+        })
+    });
+    let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
+    libtest_mimic::run(&arguments, trials.collect()).exit();
+}
+
+/// The CPUs that a thread of this process may run on, as `/proc` lists them; 0: the calling one.
+fn mask(tid: u32) -> Vec<u32> {
+    let path = if tid == 0 { "/proc/thread-self/status".into() } else { format!("/proc/self/task/{tid}/status") };
+    let status = std::fs::read_to_string(path).unwrap();
+    let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        first.parse::<u32>().unwrap()..=last.parse().unwrap()
+    };
+    list.split(',').flat_map(range).collect()
+}
+
+fn homenode(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_homenode")).args(args).output().unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A volume with a file on each node, and a place to mount it.
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { dir: tempfile::tempdir_in("/dev/shm").unwrap() };
+        std::fs::create_dir(place.path("mount")).unwrap();
+        let at = |node: u32| format!("{}@{node}", place.region(node));
+        let made = homenode(&["mkfs", "--size", "32M", &at(0), &at(1)]);
+        assert!(made.status.success(), "{made:?}");
+        std::fs::write(place.path("data"), vec![7; 4 << 20]).unwrap();
+        for node in [0, 1] {
+            let (name, region) = (format!("/file{node}"), place.region(0));
+            let put = homenode(&["fs", "put", &region, text(&place.path("data")), &name]);
+            assert!(put.status.success(), "{put:?}");
+            let moved = homenode(&["fs", "migrate", &region, &name, "--to", &node.to_string()]);
+            assert!(moved.status.success(), "{moved:?}");
+        }
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn region(&self, node: u32) -> String {
+        text(&self.path(&format!("region{node}"))).to_owned()
+    }
+
+    fn mount(&self, options: &[&str]) -> Server {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_homenode"))
+            .args(["mount", "--foreground", "--json", "--emulate-nodes", "2", "--window", "0.2"])
+            .args(["--margin", "1B/s", "--min-bytes", "1", "--state-dir", text(&self.path("state"))])
+            .args(options)
+            .args([&self.region(0), text(&self.path("mount"))])
+            .stdout(Stdio::piped())
+            .stderr(File::create(self.path("stderr")).unwrap())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut server = Server { child, lines, mount: self.path("mount") };
+        let start = server.line().unwrap();
+        assert_eq!((start["kind"].as_str(), start["emulated"].as_str().is_some()), (Some("start"), true), "{start}");
+        server
+    }
+}
+
+struct Server {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+    mount: PathBuf,
+}
+
+impl Server {
+    fn line(&mut self) -> Option<Value> {
+        Some(serde_json::from_str(&self.lines.next()?.unwrap()).unwrap())
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.child.id() as i32).unwrap(), signal).unwrap();
+    }
+
+    /// The rest of what it says.
+    fn rest(&mut self) -> Vec<Value> {
+        std::iter::from_fn(|| self.line()).collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = Command::new("umount").args(["--lazy", text(&self.mount)]).stderr(Stdio::null()).status();
+    }
+}
+
+/// Runs `work` beside a thread that reads a file until it ends; `work` gets the thread's id.
+fn beside_a_reader(file: &Path, work: impl FnOnce(u32)) {
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let (stop, tid) = (AtomicBool::new(false), AtomicU32::new(0));
+    let file = File::open(file).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+            let mut out = vec![0; 65_536];
+            let mut at = 0;
+            // When the server is killed, reading fails.
+            while !stop.load(Ordering::Relaxed) {
+                let _ = file.read_at(&mut out, at % (4 << 20));
+                at += 65_536;
+            }
+        });
+        let _stop = Stop(&stop);
+        while tid.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        work(tid.load(Ordering::Acquire));
+    });
+}
+
+/// Displaces the reader to the other node until the server moves it to the node of its data.
+fn wait_for_the_move(server: &mut Server, tid: u32, all: &[u32], home: &[u32]) {
+    use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+    let set = |cpus: &mut dyn Iterator<Item = u32>| {
+        let mut mask = CpuSet::new();
+        cpus.for_each(|cpu| mask.set(cpu as usize));
+        sched_setaffinity(Pid::from_raw(tid as i32), &mask).unwrap();
+    };
+    for _ in 0..400 {
+        if mask(tid) != all {
+            assert_eq!(mask(tid), home);
+            return;
+        }
+        set(&mut all.iter().copied().filter(|cpu| !home.contains(cpu)));
+        set(&mut all.iter().copied());
+        server.line().unwrap();
+    }
+    panic!("the reader has not moved");
+}
+
+/// The CPUs of an emulated node: the halves, as the profile shares them out.
+fn cpus_of(all: &[u32], node: usize) -> &[u32] {
+    let half = all.len() / 2;
+    if node == 0 { &all[..half] } else { &all[half..] }
+}
+
+fn a_thread_and_its_journal_and_the_end() {
+    let (place, all) = (Place::new(), mask(0));
+    let mut server = place.mount(&["--policy", "nthread-rl"]);
+    beside_a_reader(&place.path("mount/file1"), |tid| {
+        wait_for_the_move(&mut server, tid, &all, cpus_of(&all, 1));
+        let said = homenode(&["explain", &tid.to_string(), "--state-dir", text(&place.path("state"))]);
+        assert!(String::from_utf8_lossy(&said.stdout).contains("node 0 → 1"), "{said:?}");
+        server.signal(Signal::TERM);
+        // The mount itself ends when the reader has closed its file.
+        let end = std::iter::from_fn(|| server.line()).find(|line| line["kind"] == "end").unwrap();
+        assert_eq!((&end["restored"], &end["failed"]), (&1.into(), &0.into()));
+        assert_eq!(mask(tid), all);
+    });
+    assert_eq!(server.rest(), [Value::Null; 0]);
+    let status = server.child.wait().unwrap();
+    assert!(status.success(), "{status}");
+    // The file is where it was, and the volume is sound.
+    let is = homenode(&["--json", "fs", "where", &place.region(0), "/file1"]);
+    let is: Value = serde_json::from_slice(&is.stdout).unwrap();
+    assert!(is.to_string().contains("4194304"), "{is}");
+    assert!(homenode(&["fsck", &place.region(0)]).status.success());
+}
+
+fn a_killed_server_leaves_nothing_bound_after_restore() {
+    let (place, all) = (Place::new(), mask(0));
+    let mut server = place.mount(&["--policy", "nthread-rl"]);
+    beside_a_reader(&place.path("mount/file0"), |tid| {
+        wait_for_the_move(&mut server, tid, &all, cpus_of(&all, 0));
+        server.child.kill().unwrap();
+        server.child.wait().unwrap();
+        assert_eq!(mask(tid), cpus_of(&all, 0), "a killed server cannot put anything back");
+        // The state directories of mounts are in `volumes` of the one that all share.
+        std::fs::create_dir_all(place.path("all/volumes")).unwrap();
+        std::fs::rename(place.path("state"), place.path("all/volumes/mount")).unwrap();
+        let restored = homenode(&["restore", "--state-dir", text(&place.path("all"))]);
+        assert!(restored.status.success(), "{restored:?}");
+        assert_eq!(mask(tid), all);
+    });
+}
+
+fn the_next_mount_undoes_what_a_killed_server_left() {
+    let (place, all) = (Place::new(), mask(0));
+    let mut server = place.mount(&["--policy", "nthread-rl"]);
+    beside_a_reader(&place.path("mount/file0"), |tid| {
+        wait_for_the_move(&mut server, tid, &all, cpus_of(&all, 0));
+        drop(server);
+        assert_eq!(mask(tid), cpus_of(&all, 0), "a killed server cannot put anything back");
+        let (state, mount) = (place.path("state"), place.path("mount"));
+        let again = homenode(&["mount", "--state-dir", text(&state), &place.region(0), text(&mount)]);
+        assert!(again.status.success(), "{again:?}");
+        assert_eq!(mask(tid), all);
+    });
+    assert!(Command::new("umount").arg(place.path("mount")).status().unwrap().success());
+}
+
+fn a_policy_that_fails_takes_no_mount_away() {
+    let place = Place::new();
+    let mut server = place.mount(&["--policy", "nthread-rl", "--record", "/dev/full"]);
+    let mut said = String::new();
+    while !said.ends_with('\n') {
+        said = std::fs::read_to_string(place.path("stderr")).unwrap();
+        std::thread::yield_now();
+    }
+    assert!(said.contains("the mount goes on") && said.contains("ENOSPC"), "{said}");
+    std::fs::write(place.path("mount/new"), b"x").unwrap();
+    server.signal(Signal::TERM);
+    server.rest();
+    assert!(!server.child.wait().unwrap().success(), "the failure is returned at the end");
+}
+
+fn what_can_fail_fails_before_the_mount() {
+    let place = Place::new();
+    std::fs::write(place.path("config"), "nonsense = 1").unwrap();
+    let (config, state, mount) = (place.path("config"), place.path("data/state"), place.path("mount"));
+    for options in [["--record", "/nowhere/windows"], ["--config", text(&config)], ["--state-dir", text(&state)]] {
+        let common = ["mount", "--foreground", "--policy", "nthread", &place.region(0), text(&mount)];
+        let refused = homenode(&[&common[..], &options].concat());
+        assert!(!refused.status.success(), "{refused:?}");
+        assert!(homenode(&["fsck", &place.region(0)]).status.success());
+        assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains(text(&mount)));
+    }
+}
+
+fn a_recording_of_a_mount_replays() {
+    let place = Place::new();
+    let recording = place.path("windows");
+    let mut server = place.mount(&["--policy", "nthread-rl", "--dry-run", "--record", text(&recording)]);
+    let planned: Vec<Value> = {
+        let mut seen = Vec::new();
+        beside_a_reader(&place.path("mount/file1"), |_| {
+            (0..10).for_each(|_| seen.push(server.line().unwrap()));
+            server.signal(Signal::TERM);
+        });
+        seen.extend(server.rest().into_iter().filter(|line| line["kind"] == "window"));
+        seen
+    };
+    let options = ["--policy", "nthread-rl", "--margin", "1B/s", "--min-bytes", "1"];
+    let replayed = homenode(&[&["--json", "replay", text(&recording)], &options[..]].concat());
+    let again: Vec<Value> = replayed.stdout.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+    assert_eq!(again.len(), planned.len(), "{replayed:?}");
+    // Every byte was of node 1, and the same windows gave the same plans.
+    for (then, now) in planned.iter().zip(&again) {
+        assert_eq!(
+            (&then["declined"], &then["predicted"], &then["nodes"]),
+            (&now["declined"], &now["predicted"], &now["nodes"])
+        );
+        assert_eq!(then["nodes"][0]["read_bytes"], 0);
+    }
+    assert!(planned.iter().any(|window| window["nodes"][1]["read_bytes"].as_u64() > Some(0)));
+}
+
+fn a_volume_without_the_nodes_is_refused() {
+    let place = Place::new();
+    let mount = place.path("mount");
+    let options = ["--emulate-nodes", "3", &place.region(0), text(&mount)];
+    let refused = homenode(&[&["mount", "--foreground"], &options[..]].concat());
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("no region on node 2"), "{refused:?}");
+}

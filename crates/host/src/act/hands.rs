@@ -1,0 +1,80 @@
+//! A thread that keeps what moving files on DAX takes, and does that for the others.
+//!
+//! **Problem.** Moving a file on DAX takes CAP_SYS_ADMIN, which is nearly all of root's power. Linux keeps capabilities by thread.
+//!
+//! **Approach.** [`Hands`] is a thread that is started before the daemon gives up root's capabilities, and that keeps this one. It
+//! runs what it is given: preparing a move, and starting the thread that copies, which inherits the capability. The threads that
+//! observe, decide and write the state never have it.
+//!
+//! **Limits.** Threads share their memory: this keeps mistakes apart, not an attacker who runs code of their own in the daemon.
+
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use crate::privileges;
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// The thread. It ends with its handle, once it has done what it was given.
+#[derive(Debug)]
+pub struct Hands {
+    tasks: Sender<Task>,
+    freeze: bool,
+}
+
+impl Hands {
+    /// Starts the thread. `freeze`: processes may be stopped ([`Hands::freeze`]).
+    ///
+    /// # Errors
+    ///
+    /// No thread can be started.
+    pub fn start(freeze: bool) -> io::Result<Self> {
+        let (tasks, given): (_, Receiver<Task>) = channel();
+        std::thread::Builder::new().name("dax".into()).spawn(move || {
+            if let Err(error) = privileges::keep_only(privileges::to_move_dax()) {
+                tracing::warn!(%error, "a thread keeps its privileges");
+            }
+            given.into_iter().for_each(|task| task());
+        })?;
+        Ok(Self { tasks, freeze })
+    }
+
+    /// Whether processes that map a file shared and writable may be stopped while a part of it moves.
+    pub fn freeze(&self) -> bool {
+        self.freeze
+    }
+
+    /// Has the thread do something, and waits for the result.
+    ///
+    /// # Errors
+    ///
+    /// The thread has ended: a fault of homenode.
+    pub fn run<T: Send + 'static>(&self, task: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+        let ended = || io::Error::other("the thread that moves files on DAX has ended");
+        let (answer, result) = channel();
+        // Nobody waits for the answer any more: nothing to do about it.
+        self.tasks.send(Box::new(move || drop(answer.send(task())))).map_err(|_| ended())?;
+        result.recv().map_err(|_| ended())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use rustix::thread::{CapabilitySet, capabilities};
+
+    #[test]
+    fn its_threads_have_what_the_others_gave_up() {
+        let hands = Hands::start(true).unwrap();
+        let has = || capabilities(None).unwrap().permitted;
+        let here = has();
+        let (its, of_a_child) = hands.run(move || (has(), std::thread::spawn(has).join().unwrap())).unwrap();
+        assert_eq!(its, here & privileges::to_move_dax());
+        assert_eq!((its, hands.freeze()), (of_a_child, true));
+        assert!(!privileges::to_move_files().contains(CapabilitySet::SYS_ADMIN));
+        // What a task does not survive is told.
+        assert!(hands.run(|| -> () { panic!("on purpose") }).is_err());
+        assert!(hands.run(|| ()).is_err());
+    }
+}

@@ -1,0 +1,190 @@
+//! The act that needs no second node: threads follow files of homenode's own file system, over emulated nodes.
+//!
+//! **Approach.** A volume with one region for each of two emulated nodes is mounted twice, first without a policy, then with one.
+//! Four processes of fio read four files, two on each node. fio measures the throughput; `/proc` shows on which CPU, and so on
+//! which emulated node, each reader runs.
+//!
+//! **Limits.** The nodes are emulated: the server delays each access as the profile says. What is shown is how the policy
+//! changes the delays, not how fast persistent memory is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lab::fio::Measured;
+use lab::mounted::Server;
+use lab::plot::{self, Series};
+use lab::threads;
+use serde_json::{Value, json};
+
+use crate::{Args, Data, Shown};
+
+const READERS: usize = 4;
+const NODES: usize = 2;
+/// How long mounting and unmounting may take.
+const WITHIN: Duration = Duration::from_secs(20);
+const POLICY: &str = "nthread";
+const FILE_MIB: usize = 16;
+/// Bytes of one read.
+const BLOCK: u32 = 64 << 10;
+/// Seconds of each phase.
+const SECONDS: u64 = 12;
+/// Seconds until threads have moved and the throughput counts.
+const SETTLED: usize = 4;
+/// With homenode at most this share of the readers may be away from their files.
+const REMOTE_AT_MOST: f64 = 0.1;
+
+/// One way of running.
+struct Phase {
+    /// Bytes per second, by second.
+    throughput: Vec<(f64, f64)>,
+    /// By second, the share of readers that run on another node than that of their file.
+    remote: Vec<f64>,
+    moved: usize,
+    restored: bool,
+}
+
+/// Shows the act. Also returns its keys of the summary.
+pub(crate) fn show(args: &Args, data: &Data) -> Result<(Shown, Vec<(&'static str, Value)>)> {
+    let volume = Volume::new(args, data)?;
+    let off = volume.phase("off")?;
+    let on = volume.phase(POLICY)?;
+    let share = |phase: &Phase| mean(phase.remote.iter().skip(SETTLED).copied());
+    let speed = |phase: &Phase| mean(phase.throughput.iter().skip(SETTLED).map(|p| p.1));
+    let (before, after) = (share(&off), share(&on));
+    let (slow, fast) = (speed(&off), speed(&on));
+    let png = args.out.join("volume.png");
+    let series = [("policy off".to_owned(), &off), (format!("policy {POLICY}"), &on)]
+        .map(|(name, phase)| Series { name, points: phase.throughput.clone() });
+    let title = format!("fio, {READERS} readers, a mounted volume over {NODES} emulated nodes");
+    plot::throughput(&png, &title, &series)?;
+    println!(
+        "\nthroughput   {:.0} → {:.0} MB/s ({:.2} ×), says fio; emulated nodes\nplot         {}",
+        slow / 1e6,
+        fast / 1e6,
+        fast / slow,
+        png.display()
+    );
+    ensure!(after <= REMOTE_AT_MOST, "with homenode {:.0} % of the readers were away from their files", after * 100.0);
+    let keys = vec![("volume", json!({"emulated": true, "off": {"bytes_per_s": slow}, "on": {"bytes_per_s": fast}}))];
+    Ok((Shown { name: "volume", before, after, moves: on.moved, restored: on.restored }, keys))
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, n) = values.fold((0.0, 0.0), |(sum, n), value| (sum + value, n + 1.0));
+    sum / f64::max(n, 1.0)
+}
+
+/// A volume of two regions, and the directory where it is mounted.
+struct Volume<'a> {
+    args: &'a Args,
+    /// Memory for the regions.
+    memory: tempfile::TempDir,
+    mountpoint: PathBuf,
+    logs: PathBuf,
+}
+
+impl<'a> Volume<'a> {
+    fn new(args: &'a Args, data: &Data) -> Result<Self> {
+        let memory = tempfile::Builder::new().prefix("homenode-demo-").tempdir_in("/dev/shm").context("/dev/shm")?;
+        let (mountpoint, logs) = (data.file("volume"), data.file("logs"));
+        for dir in [&mountpoint, &logs] {
+            fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        }
+        let volume = Self { args, memory, mountpoint, logs };
+        let regions: Vec<_> = (0..NODES).map(|node| format!("{}@{node}", volume.region(node).display())).collect();
+        volume.homenode(["mkfs", "--size", "128M"].into_iter().chain(regions.iter().map(String::as_str)))?;
+        let input = data.file("input");
+        fs::write(&input, vec![0x5a; FILE_MIB << 20]).with_context(|| input.display().to_string())?;
+        for reader in 0..READERS {
+            let (region, name, node) = (volume.region(0), format!("/file{reader}"), (reader % NODES).to_string());
+            let (region, input) = (region.to_string_lossy(), input.to_string_lossy());
+            volume.homenode(["fs", "put", &region, &input, &name])?;
+            volume.homenode(["fs", "migrate", &region, &name, "--to", &node])?;
+        }
+        println!("a volume over {NODES} emulated nodes, {READERS} files of {FILE_MIB} MiB, every second one on node 1");
+        Ok(volume)
+    }
+
+    fn region(&self, node: usize) -> PathBuf {
+        self.memory.path().join(format!("node{node}"))
+    }
+
+    fn file(&self, reader: usize) -> PathBuf {
+        self.mountpoint.join(format!("file{reader}"))
+    }
+
+    /// Runs homenode to its end.
+    fn homenode<'b>(&self, args: impl IntoIterator<Item = &'b str>) -> Result<()> {
+        let mut command = Command::new(&self.args.homenode);
+        let out = command.args(args).output().context("homenode could not be started")?;
+        ensure!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr).trim());
+        Ok(())
+    }
+
+    /// Mounts the volume with this policy and lets fio read for some seconds.
+    fn phase(&self, policy: &str) -> Result<Phase> {
+        println!("\npolicy {policy}");
+        let state = self.memory.path().join("state");
+        let mut command = Command::new(&self.args.homenode);
+        command.arg("--state-dir").arg(state).arg("mount").arg(self.region(0)).arg(&self.mountpoint);
+        let nodes = NODES.to_string();
+        command.args(["--foreground", "--cache", "direct", "--emulate-nodes", &nodes, "--policy", policy]);
+        let (mut server, _) = Server::start(command.stdin(Stdio::null()), &self.mountpoint, WITHIN)?;
+        let files: Vec<PathBuf> = (0..READERS).map(|reader| self.file(reader)).collect();
+        let logs = tempfile::tempdir_in(&self.logs).context("a directory for fio's logs")?;
+        // Two seconds longer, for a look at the affinities after homenode was told to stop.
+        let fio = Measured::start(&files, BLOCK, SECONDS + 2, logs.path())?;
+        let readers = self.readers(fio.pid())?;
+        let pids: Vec<u32> = readers.iter().map(|r| r.0).collect();
+        let before = threads::affinities(&pids);
+        println!("  second   readers away from their file's node (/proc)");
+        let mut remote = Vec::new();
+        for second in 1..=SECONDS {
+            sleep(Duration::from_secs(1));
+            let away = readers.iter().filter(|(pid, file)| on_node(*pid) != Some(file % NODES)).count();
+            println!("  {second:>6}   {away} of {READERS}");
+            remote.push(away as f64 / READERS as f64);
+        }
+        let during = threads::affinities(&pids);
+        println!("homenode is told to end while fio reads on, so that its affinities can be seen");
+        server.stop()?;
+        sleep(Duration::from_millis(500));
+        let restored = threads::affinities(&pids) == before;
+        let mut throughput = fio.throughput()?;
+        throughput.retain(|(second, _)| *second <= SECONDS as f64);
+        server.wait(WITHIN)?;
+        let moved = during.iter().filter(|(tid, mask)| before.get(tid) != Some(mask)).count();
+        Ok(Phase { throughput, remote, moved, restored })
+    }
+
+    /// The processes that have a file of the volume open, with the number of the file.
+    fn readers(&self, fio: u32) -> Result<Vec<(u32, usize)>> {
+        let began = Instant::now();
+        loop {
+            let open = |pid: u32, file: &Path| {
+                let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+                files.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|target| target == file)
+            };
+            let tree = threads::tree(fio);
+            let reader =
+                |file: usize| tree.iter().copied().filter(|pid| *pid != fio).find(|pid| open(*pid, &self.file(file)));
+            let readers: Vec<_> = (0..READERS).filter_map(|file| Some((reader(file)?, file))).collect();
+            if readers.len() == READERS {
+                return Ok(readers);
+            }
+            ensure!(began.elapsed() < Duration::from_secs(20), "fio opened {} of {READERS} files", readers.len());
+            sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// The emulated node on which a process last ran: the CPUs are divided evenly, in order.
+fn on_node(pid: u32) -> Option<usize> {
+    let cpus = std::thread::available_parallelism().map_or(NODES, usize::from);
+    let thread = threads::of(pid).ok()?.into_iter().next()?;
+    Some(thread.cpu as usize * NODES / cpus)
+}

@@ -1,0 +1,123 @@
+//! The connection to the kernel, by `/dev/fuse`: one file for each worker.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+
+use crate::Cache;
+use crate::server::Server;
+use crate::wire::{Answer, BUFFER, REQUEST, Request, VERSION, init, opcode};
+
+pub(crate) const DEVICE: &str = "/dev/fuse";
+
+/// Read-ahead and asynchronous requests under way, at most; and how many are many.
+const BACKGROUND: (u16, u16) = (64, 48);
+
+/// `FUSE_DEV_IOC_CLONE`.
+const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
+
+/// Opens a connection that is not mounted yet.
+pub(crate) fn connect() -> Result<OwnedFd, Errno> {
+    open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Another file of the same connection: two workers with files of their own do not wait for each other.
+pub(crate) fn another(connection: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let new = connect()?;
+    let old = connection.as_raw_fd();
+    // SAFETY: the ioctl reads one 32-bit number, which lives through the call.
+    if unsafe { libc::ioctl(new.as_raw_fd(), CLONE, &raw const old) } == 0 {
+        Ok(new)
+    } else {
+        Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
+    }
+}
+
+/// Answers the kernel's first request: what both sides can do.
+pub(crate) fn handshake(connection: &OwnedFd, cache: Cache) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    let mut answer = Answer::new();
+    loop {
+        let len = rustix::io::retry_on_intr(|| rustix::io::read(connection, &mut *buffer))?;
+        let request = Request::decode(buffer.get(..len).unwrap_or_default()).filter(|r| r.opcode == opcode::INIT);
+        let Some(request) = request else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel does not introduce itself"));
+        };
+        let mut args = request.args;
+        let mut next = || args.u32().unwrap_or_default();
+        let (major, _minor, readahead, flags, flags2) = (next(), next(), next(), next(), next());
+        let flags2 = if u64::from(flags) & init::INIT_EXT == 0 { 0 } else { flags2 };
+        let offered = u64::from(flags) | u64::from(flags2) << 32;
+        // Without ATOMIC_O_TRUNC: truncating what is being executed would not fail with ETXTBSY.
+        let mut wanted = init::ASYNC_READ
+            | init::EXPORT_SUPPORT
+            | init::BIG_WRITES
+            | init::DO_READDIRPLUS
+            | init::READDIRPLUS_AUTO
+            | init::ASYNC_DIO
+            | init::PARALLEL_DIROPS
+            | init::MAX_PAGES
+            | init::CACHE_SYMLINKS
+            | init::NO_OPENDIR_SUPPORT
+            | init::EXPLICIT_INVAL_DATA
+            | init::HANDLE_KILLPRIV_V2
+            | init::INIT_EXT;
+        if cache == Cache::Direct {
+            wanted |= init::DIRECT_IO_ALLOW_MMAP;
+        }
+        let agreed = offered & wanted;
+        answer.begin();
+        answer.u32(VERSION.0);
+        answer.u32(VERSION.1);
+        if major <= VERSION.0 {
+            let pages = REQUEST / rustix::param::page_size() as u32;
+            answer.u32(readahead);
+            answer.u32(agreed as u32);
+            answer.u32(u32::from(BACKGROUND.0) | u32::from(BACKGROUND.1) << 16);
+            answer.u32(REQUEST);
+            answer.u32(1); // the unit of times, in ns
+            answer.u32(pages); // and, above it, no alignment of mappings
+            answer.u32((agreed >> 32) as u32);
+            answer.bytes(&[0; 28]);
+        }
+        rustix::io::write(connection, answer.finish(request.unique, 0))?;
+        if major < VERSION.0 {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's FUSE is too old"));
+        }
+        if major == VERSION.0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Answers requests until the mount ends.
+pub(crate) fn work(connection: &OwnedFd, server: &Server) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    let mut answer = Answer::new();
+    loop {
+        let len = match rustix::io::read(connection, &mut *buffer) {
+            Ok(len) => len,
+            // ECONNABORTED: the mount ended while this request was on its way.
+            Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
+            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue, // the caller gave up
+            Err(errno) => return Err(errno.into()),
+        };
+        let Some(request) = Request::decode(buffer.get(..len).unwrap_or_default()) else { continue };
+        let Some(errno) = server.answer(&request, &mut answer) else { continue };
+        if let Some(notice) = answer.notice() {
+            match rustix::io::write(connection, &notice) {
+                Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // the kernel does not know the inode any more
+                Err(errno) => tracing::warn!("the kernel does not take a notice: {errno}"),
+            }
+        }
+        match rustix::io::write(connection, answer.finish(request.unique, errno)) {
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // the caller, or the mount, is gone
+            Err(errno) => {
+                tracing::warn!("the kernel does not take the answer to request {}: {errno}", request.opcode);
+                let _ = rustix::io::write(connection, answer.finish(request.unique, libc::EIO));
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! A volume as a directory of the machine: a FUSE server for homenode's own file system.
+//!
+//! **Problem.** Programs use files through the kernel. The kernel has to be told what each request did, and must be
+//! kept from remembering what is no longer so.
+//!
+//! **Approach.** What a request means is in `fs`; `server` translates. The volume has no other user while it is
+//! mounted, so the kernel may remember names and attributes for long, keeps the locks of programs by itself, and
+//! checks permissions by itself (`default_permissions`). An inode lives as long as the kernel knows its number
+//! (`fs::Volume::remember`). Each CPU has a worker with a connection of its own.
+//!
+//! The protocol is our own (`wire`), because crate `fuser` 0.18 would not do: it panics on a file time that any user
+//! can set (`touch -d @-9223372036854775807.5`), which ends the mount; it hides which requests take set-user-ID bits;
+//! and it has no place for a worker's CPU.
+//!
+//! **Limits.** Mounting takes root. `O_TMPFILE` and POSIX ACLs are refused.
+
+mod caller;
+mod connection;
+mod mountpoint;
+pub mod plane;
+mod server;
+mod session;
+mod wire;
+
+use std::sync::Arc;
+
+pub use mountpoint::{Error, Flags, Unmounted, remount, shown};
+pub use session::{Session, serve};
+
+/// Who keeps file data that was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cache {
+    /// The kernel, in its page cache. Only what it asks for is seen and counted.
+    #[default]
+    Kernel,
+    /// Nobody: every read and write reaches the volume and is counted. Pages that a program maps are cached all the
+    /// same.
+    Direct,
+}
+
+/// How to serve a volume.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What the table of mounts shows as source.
+    pub source: String,
+    /// Who keeps file data.
+    pub cache: Cache,
+    /// Threads that answer requests: at least 1.
+    pub workers: usize,
+    /// What users may do with the mount.
+    pub flags: Flags,
+    /// Where to ask for the nodes of threads; without it, local is where the server's threads run.
+    pub callers: Option<Arc<plane::Callers>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let workers = std::thread::available_parallelism().map_or(1, usize::from).max(2);
+        Self { source: "homenode".to_owned(), cache: Cache::default(), workers, flags: Flags::empty(), callers: None }
+    }
+}

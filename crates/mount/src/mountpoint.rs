@@ -1,0 +1,185 @@
+//! The directory: mounting on it, and knowing later whether the mount there is still the same.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
+
+use crate::Options;
+use crate::connection::{DEVICE, connect};
+
+/// What the table of mounts shows as type.
+pub const KIND: &str = "fuse.homenode";
+
+/// What a user may do with a mount: read only, without programs, …
+pub type Flags = MountFlags;
+
+/// Why a volume could not be mounted, served or unmounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A server that mounted here has ended without unmounting.
+    #[error("{0} is a mount whose server has ended")]
+    Dead(PathBuf),
+    /// It is no directory.
+    #[error("{0} is not a directory")]
+    NotADirectory(PathBuf),
+    /// The operating system refused.
+    #[error("cannot {doing} {path}")]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// The place of a mount.
+#[derive(Debug)]
+pub(crate) struct Mountpoint {
+    pub(crate) dir: PathBuf,
+    id: u64,
+}
+
+/// How an unmount ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmounted {
+    /// Nobody used it.
+    Done,
+    /// Files are open: the directory is free, but they are served until the last one is closed.
+    Busy,
+}
+
+fn failed(doing: &'static str, path: &Path) -> impl FnOnce(Errno) -> Error {
+    let path = path.to_owned();
+    move |errno| Error::Io { doing, path, source: errno.into() }
+}
+
+impl Mountpoint {
+    /// Checks that `dir` can be mounted on.
+    pub(crate) fn check(dir: &Path) -> Result<PathBuf, Error> {
+        // What the kernel remembers of a dead mount looks alive.
+        match statx(CWD, dir, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE) {
+            Err(Errno::NOTCONN) => Err(Error::Dead(dir.to_owned())),
+            Err(errno) => Err(failed("use", dir)(errno)),
+            Ok(found) if u32::from(found.stx_mode) & libc::S_IFMT != libc::S_IFDIR => {
+                Err(Error::NotADirectory(dir.to_owned()))
+            }
+            Ok(_) => {
+                let path = dir.canonicalize();
+                path.map_err(|source| Error::Io { doing: "use", path: dir.to_owned(), source })
+            }
+        }
+    }
+
+    /// Mounts on `dir`, and returns the connection to the kernel. Nothing answers it yet.
+    pub(crate) fn mount(dir: PathBuf, options: &Options) -> Result<(Self, OwnedFd), Error> {
+        let fd = connect().map_err(failed("open", Path::new(DEVICE)))?;
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let data = format!(
+            "fd={},rootmode={:o},user_id={uid},group_id={gid},default_permissions,allow_other",
+            fd.as_raw_fd(),
+            libc::S_IFDIR
+        );
+        let data = CString::new(data).unwrap_or_default();
+        mount(options.source.as_str(), &dir, KIND, options.flags, data.as_c_str()).map_err(failed("mount on", &dir))?;
+        let id = mount_id(&dir).map_err(failed("use", &dir));
+        let this = Self { dir, id: id.as_ref().copied().unwrap_or_default() };
+        id.inspect_err(|_| this.detach())?;
+        Ok((this, fd))
+    }
+
+    /// Ends the mount, at once or, where it is in use, as soon as it no longer is.
+    ///
+    /// # Errors
+    ///
+    /// Something else is mounted on it (EBUSY), or the operating system refuses.
+    pub(crate) fn unmount(&self) -> Result<Unmounted, Error> {
+        if mount_id(&self.dir) != Ok(self.id) {
+            return match entry(self.id) {
+                Ok(None) => Ok(Unmounted::Busy), // somebody detached it
+                Ok(Some(_)) => Err(failed("unmount", &self.dir)(Errno::BUSY)),
+                Err(source) => Err(Error::Io { doing: "read", path: PathBuf::from(MOUNTS), source }),
+            };
+        }
+        let gently = unmount(&self.dir, UnmountFlags::NOFOLLOW);
+        match gently {
+            Ok(()) => Ok(Unmounted::Done),
+            Err(Errno::BUSY) => {
+                let detached = unmount(&self.dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH);
+                detached.map(|()| Unmounted::Busy).map_err(failed("unmount", &self.dir))
+            }
+            Err(errno) => Err(failed("unmount", &self.dir)(errno)),
+        }
+    }
+
+    /// Takes the mount away if it is still there although its connection has ended, as when it was aborted. A mount
+    /// that has got its number since answers, or is of another kind.
+    pub(crate) fn clear(&self) {
+        let dead = || statx(CWD, &self.dir, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE).err() == Some(Errno::NOTCONN);
+        if mount_id(&self.dir) == Ok(self.id) && dead() {
+            self.detach();
+        }
+    }
+
+    /// Takes back a mount that nothing can answer.
+    pub(crate) fn detach(&self) {
+        if let Err(errno) = unmount(&self.dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH) {
+            tracing::warn!("cannot unmount {}: {errno}", self.dir.display());
+        }
+    }
+}
+
+/// The options that the kernel shows for the mount of homenode on `dir`, separated by commas: those of the mount, then
+/// those of the file system.
+///
+/// # Errors
+///
+/// No mount of homenode is exactly there.
+pub fn shown(dir: &Path) -> Result<String, Error> {
+    let refused = |source| Error::Io { doing: "remount", path: dir.to_owned(), source };
+    let path = dir.canonicalize().map_err(refused)?;
+    let id = mount_id(&path).map_err(failed("remount", dir))?;
+    let line = entry(id).map_err(refused)?.unwrap_or_default();
+    let (mount, file_system) = line.split_once(" - ").unwrap_or_default();
+    let (mut mount, mut file_system) = (mount.split(' ').skip(4), file_system.split(' '));
+    let place = path.as_os_str().as_bytes().iter().fold(Vec::new(), |mut place, byte| {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => place.extend(format!("\\{byte:03o}").into_bytes()),
+            _ => place.push(*byte),
+        }
+        place
+    });
+    let there = mount.next().is_some_and(|shown| shown == String::from_utf8_lossy(&place));
+    match (there && file_system.next() == Some(KIND), mount.next(), file_system.nth(1)) {
+        (true, Some(of_mount), Some(of_file_system)) => Ok(format!("{of_mount},{of_file_system}")),
+        _ => Err(refused(io::Error::new(io::ErrorKind::InvalidInput, "no mount of homenode is there"))),
+    }
+}
+
+/// Changes what users may do with a mount: these flags, and no others.
+pub fn remount(dir: &Path, flags: Flags) -> Result<(), Error> {
+    mount_remount(dir, flags, "").map_err(failed("remount", dir))
+}
+
+/// This process's table of mounts.
+const MOUNTS: &str = "/proc/self/mountinfo";
+
+/// The line of the mount with this number in the table of mounts.
+fn entry(id: u64) -> io::Result<Option<String>> {
+    let table = std::fs::read(MOUNTS)?;
+    let is = |line: &&str| line.split(' ').next().and_then(|first| first.parse().ok()) == Some(id);
+    Ok(String::from_utf8_lossy(&table).lines().find(is).map(str::to_owned))
+}
+
+/// The number of the mount that a path is on, without asking its server.
+fn mount_id(dir: &Path) -> Result<u64, Errno> {
+    Ok(statx(CWD, dir, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID)?.stx_mnt_id)
+}

@@ -1,0 +1,322 @@
+//! The threads that use a volume, and the nodes that they run on.
+//!
+//! **Problem.** "Local" is where the caller runs, which a server's thread must ask the kernel for. Asking takes longer
+//! than a small read.
+//!
+//! **Approach.** A thread of its own looks every [`TICK`] where the callers are that have asked for something since. A
+//! request only reads what is known: it never waits for `/proc`, which may wait for a thread that waits for the
+//! request. procfs files stay open, so a later thread with the same id is not mistaken for the caller; those of ended
+//! and of idle threads are closed every [`SWEEP`] looks.
+//!
+//! **Limits.** For up to [`TICK`] after a thread was moved, its accesses count for the node where it was; those of a
+//! new thread count for the node of the server's thread, and so do those of threads beyond [`MOST`] at a time.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+use topology::Topology;
+
+use super::threads::{Time, Watched};
+
+/// How often to look where threads are.
+const TICK: Duration = Duration::from_millis(5);
+/// New threads that wait to be looked at, at most.
+const MOST_NEW: usize = 4096;
+/// Threads that are known at a time, at most: each has one open file, and two where a plane watches.
+const MOST: usize = 4096;
+/// Looks between two sweeps: a second.
+const SWEEP: u32 = 200;
+/// Sweeps without a request after which a thread is forgotten, where no plane watches.
+const IDLE_SWEEPS: u32 = 10;
+/// Windows without a request after which a thread is forgotten.
+const IDLE_WINDOWS: u32 = 10;
+/// No node: its CPU belongs to none.
+const NOWHERE: u32 = u32::MAX;
+
+/// A thread that has used the volume.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub watched: Watched,
+    node: AtomicU32,
+    /// It has asked for something since the last look.
+    active: AtomicBool,
+    /// CPU time at the end of the last window, or at its first request.
+    pub counted: Mutex<Time>,
+    /// Windows without a request; sweeps, where no plane watches.
+    idle: AtomicU32,
+}
+
+/// All threads that use a volume.
+#[derive(Debug)]
+pub struct Callers {
+    proc_root: PathBuf,
+    topology: Topology,
+    table: RwLock<FxHashMap<u32, Arc<Caller>>>,
+    /// Threads that are not in the table yet.
+    new: Mutex<Vec<u32>>,
+    /// A plane wants to know the CPU time of threads, and ends windows.
+    watched: AtomicBool,
+    /// Why a thread that is there could not be looked at since the last window.
+    failed: Mutex<Option<String>>,
+    looks: AtomicU32,
+}
+
+impl Callers {
+    /// Nobody yet, on this machine.
+    ///
+    /// # Errors
+    ///
+    /// No thread can be started.
+    pub fn start(topology: Topology) -> io::Result<Arc<Self>> {
+        let callers = Arc::new(Self::new(PathBuf::from("/proc"), topology));
+        let looked_at = Arc::downgrade(&callers);
+        std::thread::Builder::new().name("mount-callers".to_owned()).spawn(move || {
+            while let Some(callers) = looked_at.upgrade() {
+                callers.look();
+                drop(callers);
+                std::thread::sleep(TICK);
+            }
+        })?;
+        Ok(callers)
+    }
+
+    fn new(proc_root: PathBuf, topology: Topology) -> Self {
+        let (table, new, failed) = (RwLock::default(), Mutex::default(), Mutex::default());
+        let (watched, looks) = (AtomicBool::new(false), AtomicU32::new(0));
+        Self { proc_root, topology, table, new, watched, failed, looks }
+    }
+
+    /// From now on a plane asks for the CPU time of threads.
+    pub(crate) fn watch(&self) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        self.watched.store(true, Ordering::Relaxed);
+        // What is known of them lacks their CPU time.
+        table.clear();
+    }
+
+    /// Why threads could not be looked at since the last call, if one could not.
+    pub(crate) fn take_failure(&self) -> Option<String> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The machine.
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Does a piece of work for the thread `tid`: its bytes count for that thread, and "local" is where that thread
+    /// runs. 0: for nobody in particular.
+    pub fn enter<T>(&self, tid: u32, work: impl FnOnce() -> T) -> T {
+        let work = || fs::as_thread(tid, work);
+        match self.node(tid) {
+            Some(node) => fs::on_node(node, work),
+            None => work(),
+        }
+    }
+
+    /// The node where a thread runs; `None` if that is not known yet.
+    fn node(&self, tid: u32) -> Option<u32> {
+        if tid == 0 {
+            return None;
+        }
+        let Some(caller) = self.table.read().unwrap_or_else(PoisonError::into_inner).get(&tid).cloned() else {
+            let mut new = self.new.lock().unwrap_or_else(PoisonError::into_inner);
+            if new.len() < MOST_NEW && !new.contains(&tid) {
+                new.push(tid);
+            }
+            return None;
+        };
+        caller.active.store(true, Ordering::Relaxed);
+        Some(caller.node.load(Ordering::Relaxed)).filter(|node| *node != NOWHERE)
+    }
+
+    /// Looks where those threads are that have asked for something since the last look.
+    pub fn look(&self) {
+        let mut again = std::mem::take(&mut *self.new.lock().unwrap_or_else(PoisonError::into_inner));
+        let active: Vec<_> = {
+            let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+            let active = table.iter().filter(|(_, caller)| caller.active.swap(false, Ordering::Relaxed));
+            active.map(|(tid, caller)| (*tid, Arc::clone(caller))).collect()
+        };
+        let watched = self.watched.load(Ordering::Relaxed);
+        for (tid, caller) in active {
+            if !watched {
+                caller.idle.store(0, Ordering::Relaxed);
+            }
+            match caller.watched.now() {
+                Ok(Some(seen)) => caller.node.store(self.node_of(seen.cpu), Ordering::Relaxed),
+                // It has ended since, or another thread has its id by now.
+                Ok(None) => {
+                    self.forget(&[(tid, caller)]);
+                    again.push(tid);
+                }
+                Err(error) => self.fail(&error),
+            }
+        }
+        again.into_iter().for_each(|tid| {
+            self.add(tid);
+        });
+        if self.looks.fetch_add(1, Ordering::Relaxed) % SWEEP == SWEEP - 1 {
+            self.sweep();
+        }
+    }
+
+    /// Forgets threads that have ended and, where no plane watches or there are too many, idle ones.
+    fn sweep(&self) {
+        let all: Vec<_> = {
+            let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+            table.iter().map(|(tid, caller)| (*tid, Arc::clone(caller))).collect()
+        };
+        let (watched, full) = (self.watched.load(Ordering::Relaxed), all.len() >= MOST);
+        let idle = |caller: &Caller| match watched {
+            true => full && caller.idle.load(Ordering::Relaxed) > 0,
+            false => caller.idle.fetch_add(1, Ordering::Relaxed) >= if full { 1 } else { IDLE_SWEEPS },
+        };
+        let ended = |caller: &Caller| matches!(caller.watched.now(), Ok(None));
+        let past: Vec<_> = all.into_iter().filter(|(_, caller)| idle(caller) || ended(caller)).collect();
+        self.forget(&past);
+    }
+
+    /// Forgets these threads, but not later ones with their ids.
+    fn forget(&self, past: &[(u32, Arc<Caller>)]) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        for (tid, caller) in past {
+            if table.get(tid).is_some_and(|now| Arc::ptr_eq(now, caller)) {
+                table.remove(tid);
+            }
+        }
+    }
+
+    fn fail(&self, error: &io::Error) {
+        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+    }
+
+    fn node_of(&self, cpu: u32) -> u32 {
+        self.topology.node_of_cpu(cpu).map_or(NOWHERE, |node| node.0)
+    }
+
+    /// Looks a thread up and remembers it; `None` if there is none, or no room for it.
+    fn add(&self, tid: u32) -> Option<Arc<Caller>> {
+        if self.table.read().unwrap_or_else(PoisonError::into_inner).len() >= MOST {
+            self.fail(&io::Error::other(format!("more than {MOST} threads use the volume")));
+            return None;
+        }
+        let timed = self.watched.load(Ordering::Relaxed);
+        let look = || -> io::Result<_> {
+            let Some(watched) = Watched::open(&self.proc_root, tid, timed)? else { return Ok(None) };
+            let (Some(seen), counted) = (watched.now()?, watched.time()?.unwrap_or_default()) else { return Ok(None) };
+            Ok(Some((watched, seen, counted)))
+        };
+        let (watched, seen, counted) = look().inspect_err(|error| self.fail(error)).ok().flatten()?;
+        let caller = Arc::new(Caller {
+            node: AtomicU32::new(self.node_of(seen.cpu)),
+            active: AtomicBool::new(false),
+            counted: Mutex::new(counted),
+            idle: AtomicU32::new(0),
+            watched,
+        });
+        self.table.write().unwrap_or_else(PoisonError::into_inner).insert(tid, Arc::clone(&caller));
+        Some(caller)
+    }
+
+    /// A thread that used the volume in the window that ends.
+    pub(crate) fn of(&self, tid: u32) -> Option<Arc<Caller>> {
+        let caller = self.table.read().unwrap_or_else(PoisonError::into_inner).get(&tid).cloned();
+        let caller = caller.or_else(|| self.add(tid))?;
+        caller.idle.store(0, Ordering::Relaxed);
+        Some(caller)
+    }
+
+    /// Ends a window: forgets threads that have not used the volume for long.
+    pub(crate) fn end_window(&self) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        table.retain(|_, caller| caller.idle.fetch_add(1, Ordering::Relaxed) < IDLE_WINDOWS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own_tid() -> u32 {
+        rustix::thread::gettid().as_raw_nonzero().get() as u32
+    }
+
+    fn callers(proc_root: &str) -> Callers {
+        Callers::new(PathBuf::from(proc_root), Topology::default())
+    }
+
+    fn known(callers: &Callers) -> Vec<u32> {
+        callers.table.read().unwrap().keys().copied().collect()
+    }
+
+    /// Looks until the next sweep is over.
+    fn look_for_a_sweep(callers: &Callers) {
+        (0..SWEEP).for_each(|_| callers.look());
+    }
+
+    #[test]
+    fn ended_threads_are_forgotten_without_a_plane() {
+        let callers = callers("/proc");
+        for _ in 0..20 {
+            std::thread::scope(|scope| {
+                let used = scope.spawn(|| {
+                    callers.node(own_tid());
+                    callers.look();
+                    assert!(known(&callers).contains(&own_tid()));
+                });
+                used.join().unwrap();
+            });
+        }
+        callers.node(own_tid());
+        callers.look();
+        // The kernel takes a thread away a little after join returns.
+        while known(&callers) != [own_tid()] {
+            callers.node(own_tid());
+            look_for_a_sweep(&callers);
+        }
+    }
+
+    #[test]
+    fn idle_threads_are_forgotten_without_a_plane_and_kept_with_one() {
+        for watched in [false, true] {
+            let callers = callers("/proc");
+            if watched {
+                callers.watch();
+            }
+            callers.node(own_tid());
+            (0..IDLE_SWEEPS).for_each(|_| look_for_a_sweep(&callers));
+            assert_eq!(known(&callers), [own_tid()]);
+            look_for_a_sweep(&callers);
+            assert_eq!(known(&callers).len(), usize::from(watched));
+        }
+    }
+
+    #[test]
+    fn only_a_plane_needs_the_cpu_time() {
+        let callers = callers("/proc");
+        let timed = |callers: &Callers| callers.of(own_tid()).unwrap().watched.time().unwrap().is_some();
+        assert!(!timed(&callers));
+        callers.watch();
+        assert!(timed(&callers));
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_looked_at_is_told() {
+        let root = std::env::temp_dir().join(format!("callers-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("7")).unwrap();
+        std::os::unix::fs::symlink("stat", root.join("7/stat")).unwrap();
+        let callers = callers(root.to_str().unwrap());
+        assert!(callers.of(8).is_none());
+        assert_eq!(callers.take_failure(), None, "there is no such thread");
+        assert!(callers.of(7).is_none());
+        let why = callers.take_failure().unwrap();
+        std::fs::remove_dir_all(root).unwrap();
+        assert!(why.contains("7/stat") && why.contains("os error 40"), "{why}");
+        assert_eq!(callers.take_failure(), None);
+    }
+}

@@ -1,0 +1,87 @@
+//! A file of a volume that moves to another node, as a job.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fs::format::BLOCK_BYTES;
+use fs::{Ino, Volume};
+use host::act::copying::{Copied, Copying};
+use rustc_hash::FxHashSet;
+use topology::NodeId;
+
+/// Most bytes of a step: a copy stops soon when it is told to, also on memory as slow as emulated.
+const STEP_BYTES: u64 = 1 << 20;
+
+/// Files that are being copied.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Copies(Arc<Mutex<FxHashSet<Ino>>>);
+
+impl Copies {
+    pub fn contains(&self, ino: Ino) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&ino)
+    }
+}
+
+/// One file on its way.
+pub(super) struct FileCopy {
+    volume: Arc<Volume>,
+    ino: Ino,
+    generation: u32,
+    to: u32,
+    copied: Copied,
+    copies: Copies,
+    began: bool,
+}
+
+impl FileCopy {
+    /// A copy of this inode, in this life of its number, that has not begun.
+    pub fn prepare(
+        volume: &Arc<Volume>,
+        (ino, generation): (Ino, u32),
+        to: NodeId,
+        copies: &Copies,
+    ) -> fs::Result<Self> {
+        let (volume, copies, copied) = (Arc::clone(volume), copies.clone(), Copied::default());
+        let mut copy = Self { volume, ino, generation, to: to.0, copied, copies, began: false };
+        copy.look()?;
+        copy.copied.there = copy.copied.moved;
+        Ok(copy)
+    }
+
+    /// Finds out how much of the file is in place now. Others may write meanwhile.
+    fn look(&mut self) -> fs::Result<()> {
+        let nodes = self.volume.bytes_by_node(self.ino)?;
+        self.copied.total = nodes.values().sum();
+        self.copied.moved = nodes.get(&Some(self.to)).copied().unwrap_or(0);
+        Ok(())
+    }
+}
+
+impl Copying for FileCopy {
+    fn step(&mut self, bytes: u64) -> io::Result<bool> {
+        if !self.began {
+            self.began = true;
+            self.copies.0.lock().unwrap_or_else(PoisonError::into_inner).insert(self.ino);
+        }
+        let error = |error: fs::Error| io::Error::other(error.to_string());
+        if self.volume.stat(self.ino).map_err(error)?.generation != self.generation {
+            return Err(io::Error::other("the file was removed"));
+        }
+        let most = bytes.min(STEP_BYTES).div_ceil(BLOCK_BYTES);
+        let migrated = self.volume.migrate_file(self.ino, self.to, None, |progress| progress.moved < most);
+        self.look().map_err(error)?;
+        Ok(!migrated.map_err(error)?.cancelled)
+    }
+
+    fn copied(&self) -> Copied {
+        self.copied.clone()
+    }
+}
+
+impl Drop for FileCopy {
+    fn drop(&mut self) {
+        if self.began {
+            self.copies.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.ino);
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! A mounted volume as a plane: which thread reads which data from which node, and moves of threads and files.
+//!
+//! **Problem.** On a host homenode samples what the kernel does with its page cache. The server of a volume serves
+//! every request itself, so it can know everything exactly: the thread, the file, the node of each byte.
+//!
+//! **Approach.** [`VolumePlane`] makes a snapshot of what `fs` has counted since the last one, by thread and file, and
+//! of what `/proc` says of these threads. Threads move as on a host: [`host::HostPlane`] prepares, makes and undoes
+//! their moves, by the same rules and records. Files move by `fs::Volume::migrate_file`, as jobs of the host's plane. The
+//! nodes are those of the machine, or emulated ones: then a move of a thread to a node binds it to the CPUs of the
+//! node's group.
+//!
+//! **Limits.** Threads that reached the volume through the page cache are not seen: mount with the direct cache for
+//! exact sums. Of processes nothing is observed, so no policy moves them. CPU time is that of the caller alone; what
+//! the server spends on a request counts for the node where the server's thread runs. What this costs is part of what
+//! the server costs, and has no budget of its own.
+
+mod callers;
+mod copy;
+mod threads;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::{Heir, JobId, JobState, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
+use fs::{Ino, Placement, Traffic, Use, Volume};
+use host::act::affinity;
+use host::{HostError, HostPlane};
+use placement::{FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Snapshot, Thread, Writes};
+use rustc_hash::FxHashMap;
+use rustix::time::{ClockId, clock_gettime};
+use topology::{CpuSet, NodeId, Topology};
+
+pub use callers::Callers;
+use copy::{Copies, FileCopy};
+
+/// How the plane of a volume works.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Device of the mount, as `stat` shows it: major and minor number. Files are named by it.
+    pub device: (u32, u32),
+    /// What every window has to say: that its nodes are emulated.
+    pub notes: Vec<String>,
+    /// Also move threads with an affinity of their own.
+    pub touch_own_affinity: bool,
+    /// Also show and move threads of this process.
+    pub own_threads: bool,
+    /// How the volume places what is written.
+    pub placement: Placement,
+}
+
+/// A mounted volume.
+pub struct VolumePlane {
+    volume: Arc<Volume>,
+    callers: Arc<Callers>,
+    /// Moves threads; its topology is ours.
+    host: HostPlane,
+    settings: Settings,
+    copies: Copies,
+    /// The files of moves that were prepared in this window.
+    prepared: FxHashMap<(Subject, NodeId), FileCopy>,
+    /// Traffic of each region until the last window.
+    before: Vec<Traffic>,
+    /// CPU seconds of each CPU until the last window.
+    cpu_before: FxHashMap<u32, f64>,
+    began: Instant,
+    /// Is told each window.
+    tell: Option<Box<Tell>>,
+}
+
+/// Is told a window; an error ends the loop.
+type Tell = dyn FnMut(&Snapshot) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+impl VolumePlane {
+    /// Observes a volume from now on. `callers` is what its server asks for the nodes of threads.
+    ///
+    /// # Errors
+    ///
+    /// procfs or sysfs cannot be read.
+    pub fn open(volume: Arc<Volume>, callers: Arc<Callers>, settings: Settings) -> Result<Self, HostError> {
+        let acting = host::Settings { touch_own_affinity: settings.touch_own_affinity, ..host::Settings::default() };
+        let mut host = HostPlane::open_act_only(acting, callers.topology().clone())?;
+        if settings.own_threads {
+            host.move_own_threads();
+        }
+        volume.watch_files();
+        callers.watch();
+        volume.take_uses();
+        Ok(Self {
+            before: traffic(&volume),
+            cpu_before: cpu_seconds().into_iter().collect(),
+            began: Instant::now(),
+            copies: Copies::default(),
+            prepared: FxHashMap::default(),
+            volume,
+            callers,
+            host,
+            settings,
+            tell: None,
+        })
+    }
+
+    /// Also tells each window to `tell`, such as to record it. An error ends the loop.
+    pub fn telling(
+        mut self,
+        tell: impl FnMut(&Snapshot) -> Result<(), Box<dyn std::error::Error + Send + Sync>> + 'static,
+    ) -> Self {
+        self.tell = Some(Box::new(tell));
+        self
+    }
+
+    /// The snapshot of the window that ends now.
+    fn window(&mut self) -> Snapshot {
+        let (uses, untold) = self.volume.take_uses();
+        let window_s = self.began.elapsed().as_secs_f64();
+        self.began = Instant::now();
+        self.prepared.clear();
+        let mut threads = Vec::new();
+        // By rising tid, then file.
+        for of_one in uses.chunk_by(|a, b| a.tid == b.tid) {
+            threads.extend(self.thread(of_one));
+        }
+        self.callers.end_window();
+        let mut readers: BTreeMap<Ino, Vec<u32>> = BTreeMap::new();
+        for one in &uses {
+            readers.entry(one.ino).or_default().push(one.tid);
+        }
+        let shared = |tid: u32| uses.iter().any(|u| u.tid == tid && readers.get(&u.ino).is_some_and(|r| r.len() > 1));
+        for (thread, _) in &mut threads {
+            thread.shares_file = shared(thread.tid);
+        }
+        let mut notes = self.settings.notes.clone();
+        if untold > 0 {
+            notes.push(format!("{untold} bytes of so many files at once that they were not counted by file"));
+        }
+        if let Some(why) = self.callers.take_failure() {
+            notes.push(format!("threads that use the volume could not be looked at: {why}"));
+        }
+        let time = clock_gettime(ClockId::Boottime);
+        Snapshot {
+            version: placement::snapshot::VERSION,
+            time_s: time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9,
+            window_s,
+            nodes: self.nodes(),
+            threads: self.host.complete_window(threads),
+            files: readers.into_iter().filter_map(|(ino, readers)| self.file(ino, readers)).collect(),
+            processes: Vec::new(),
+            outcomes: Vec::new(),
+            notes,
+        }
+    }
+
+    /// A thread from all that it did with files, with its affinity; `None` if it has ended, or is one of the server's.
+    fn thread(&self, uses: &[Use]) -> Option<(Thread, CpuSet)> {
+        let tid = uses.first()?.tid;
+        let caller = self.callers.of(tid)?;
+        if caller.watched.pid == std::process::id() && !self.settings.own_threads {
+            return None;
+        }
+        let now = caller.watched.now().ok().flatten()?;
+        let time = caller.watched.time().ok().flatten()?;
+        let mask = affinity::get(tid).ok()?;
+        let mut counted = caller.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *counted, time);
+        let seconds = |now: u64, before: u64| now.saturating_sub(before) as f64 * 1e-9;
+        let files: Vec<FileUse> = uses.iter().map(|one| self.file_use(one)).collect();
+        let sum = |of: fn(&FileUse) -> &NodeBytes| -> NodeBytes { files.iter().flat_map(|f| of(f).iter()).collect() };
+        let thread = Thread {
+            tid,
+            pid: caller.watched.pid,
+            comm: now.comm,
+            start_ns: Some(caller.watched.start_ns),
+            node: self.callers.topology().node_of_cpu(now.cpu)?,
+            cpu_s: seconds(time.ran_ns, before.ran_ns),
+            wait_s: Some(seconds(time.waited_ns, before.waited_ns)),
+            read_bytes: sum(|f| &f.read_bytes),
+            write_bytes: sum(|f| &f.write_bytes),
+            files,
+            ..Thread::default()
+        };
+        Some((thread, mask))
+    }
+
+    fn file_use(&self, one: &Use) -> FileUse {
+        let read: u64 = one.regions.iter().map(|t| t.read).sum();
+        FileUse {
+            file: self.id(one.ino),
+            read_bytes: self.by_node(&one.regions, |t| t.read),
+            write_bytes: self.by_node(&one.regions, |t| t.written),
+            read_size: read.checked_div(one.reads),
+            // The first read of a window began where the last one of the window before ended, or did not.
+            sequential: (one.reads > 0).then_some(2 * one.sequential > one.reads),
+        }
+    }
+
+    fn by_node(&self, regions: &[Traffic], bytes: fn(&Traffic) -> u64) -> NodeBytes {
+        let of_region = |(region, traffic)| Some((NodeId(self.volume.node_of_region(region)?), bytes(traffic)));
+        regions.iter().enumerate().filter_map(of_region).filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
+    fn id(&self, ino: Ino) -> String {
+        let (major, minor) = self.settings.device;
+        format!("{major}:{minor}:{}", ino.raw())
+    }
+
+    /// A file; `None` if it was removed.
+    fn file(&self, ino: Ino, readers: Vec<u32>) -> Option<ObservedFile> {
+        let (stat, bytes) = (self.volume.stat(ino).ok()?, self.volume.bytes_by_node(ino).ok()?);
+        let movable = self.before.len() > 1;
+        Some(ObservedFile {
+            file: self.id(ino),
+            generation: Some(u64::from(stat.generation)),
+            path: None,
+            size: Some(stat.size),
+            bytes: bytes.into_iter().filter_map(|(node, bytes)| Some((NodeId(node?), bytes))).collect(),
+            sampled: None,
+            writes: Some(match self.settings.placement {
+                Placement::Local => Writes::Follow,
+                Placement::Random | Placement::Interleave => Writes::Spread,
+                Placement::Node(_) => Writes::Stay,
+            }),
+            movable: Some(movable),
+            held: (!movable).then(|| "the volume has one region".to_owned()),
+            // A copy opens the file from time to time.
+            opens: if self.copies.contains(ino) { None } else { self.volume.open_count(ino).ok() },
+            readers,
+        })
+    }
+
+    fn nodes(&mut self) -> Vec<NodeLoad> {
+        let usage = self.volume.usage();
+        let now: Vec<Traffic> = usage.regions.iter().map(|region| region.traffic).collect();
+        let before = std::mem::replace(&mut self.before, now);
+        let cpu_now: FxHashMap<u32, f64> = cpu_seconds().into_iter().collect();
+        let cpu_before = std::mem::replace(&mut self.cpu_before, cpu_now);
+        let load = |node: &topology::Node| {
+            let mut load = NodeLoad {
+                id: node.id,
+                cpus: node.cpus.iter().collect(),
+                distance: node.distance.clone(),
+                read_bw_max: node.read_bw_max,
+                write_bw_max: node.write_bw_max,
+                ..NodeLoad::default()
+            };
+            let here = usage.regions.iter().zip(&before).filter(|(region, _)| region.node == Some(node.id.0));
+            for (region, before) in here {
+                load.read_bytes += region.traffic.read.saturating_sub(before.read);
+                load.write_bytes += region.traffic.written.saturating_sub(before.written);
+                load.memory_free += region.free_blocks.saturating_sub(region.reserved_blocks) * fs::format::BLOCK_BYTES;
+            }
+            let used = |cpu| Some((self.cpu_before.get(&cpu)? - cpu_before.get(&cpu)?).max(0.0));
+            load.cpu_s = node.cpus.iter().map(used).sum();
+            load
+        };
+        self.callers.topology().nodes.iter().map(load).collect()
+    }
+
+    /// The file that a move is of, ready to be copied.
+    fn prepare_file(&self, file: &str, generation: Option<u64>, to: NodeId) -> Result<FileCopy, PlaneError> {
+        let refused = |reason, why| PlaneError::Refused { reason, why };
+        let (major, minor) = self.settings.device;
+        let number = file.strip_prefix(&format!("{major}:{minor}:")).and_then(|ino| ino.parse().ok());
+        let Some(ino) = number.and_then(Ino::from_raw) else {
+            return Err(refused("not_of_this_volume", format!("file {file} is not on this volume")));
+        };
+        let stat = self.volume.stat(ino).map_err(|error| match error {
+            fs::Error::NotFound => PlaneError::Gone { what: format!("file {file}") },
+            error => refused("unreadable", format!("file {file} cannot be examined: {error}")),
+        })?;
+        if generation.is_some_and(|generation| generation != u64::from(stat.generation)) {
+            return Err(PlaneError::Gone { what: format!("file {file}") });
+        }
+        if !self.volume.usage().regions.iter().any(|region| region.node == Some(to.0)) {
+            return Err(refused("no_region_on_node", format!("the volume has no region on node {to}")));
+        }
+        FileCopy::prepare(&self.volume, (ino, stat.generation), to, &self.copies)
+            .map_err(|error| refused("unreadable", format!("file {file} cannot be examined: {error}")))
+    }
+}
+
+/// How often to look whether the copies have ended.
+const ENDING: Duration = Duration::from_millis(5);
+
+impl Drop for VolumePlane {
+    /// Ends the copies: whoever ends the use of the volume next has it for himself.
+    fn drop(&mut self) {
+        loop {
+            let running: Vec<JobId> =
+                self.host.poll().into_iter().filter(|p| p.state == JobState::Running).map(|p| p.job).collect();
+            if running.is_empty() {
+                return;
+            }
+            running.into_iter().for_each(|job| self.host.cancel(job));
+            std::thread::sleep(ENDING);
+        }
+    }
+}
+
+/// What went to and from each region since the mount.
+fn traffic(volume: &Volume) -> Vec<Traffic> {
+    volume.usage().regions.iter().map(|region| region.traffic).collect()
+}
+
+/// CPU seconds that each CPU has worked since boot, in hundredths; none where `/proc/stat` cannot be read.
+fn cpu_seconds() -> Vec<(u32, f64)> {
+    let text = std::fs::read_to_string(PathBuf::from("/proc/stat")).unwrap_or_default();
+    let line = |line: &str| {
+        let (cpu, ticks) = line.strip_prefix("cpu")?.split_once(' ')?;
+        let ticks: Vec<u64> = ticks.split_ascii_whitespace().map_while(|t| t.parse().ok()).collect();
+        // user, nice, system, idle, iowait, irq, softirq, steal (proc_stat(5)): all but idle and iowait.
+        let worked: u64 = ticks.iter().take(8).enumerate().filter(|(i, _)| !matches!(i, 3 | 4)).map(|(_, t)| t).sum();
+        Some((cpu.parse().ok()?, worked as f64 / 100.0))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+impl Plane for VolumePlane {
+    fn topology(&self) -> &Topology {
+        self.host.topology()
+    }
+
+    fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
+        // A signal unparks this thread, and the window ends.
+        std::thread::park_timeout(window.saturating_sub(self.began.elapsed()));
+        let window = self.window();
+        if let Some(tell) = &mut self.tell {
+            tell(&window)?;
+        }
+        Ok(window)
+    }
+
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
+        let Move::File { file, generation, to, .. } = mv else { return self.host.prepare(mv) };
+        let copy = self.prepare_file(file, *generation, *to)?;
+        self.prepared.insert((Subject::of(mv), *to), copy);
+        Ok(Vec::new())
+    }
+
+    fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
+        let Move::File { to, .. } = mv else { return self.host.start(mv, undo, write) };
+        let refused = |reason, why| PlaneError::Refused { reason, why };
+        let Some(copy) = self.prepared.remove(&(Subject::of(mv), *to)) else {
+            let why = format!("the move of {} was not prepared in this window", Subject::of(mv));
+            return Err(refused("not_prepared", why));
+        };
+        let started = self.host.start_copy(move || Ok(Box::new(copy)));
+        started.map(Started::Job).map_err(|e| refused("no_thread", format!("no thread can be started: {e}")))
+    }
+
+    fn poll(&mut self) -> Vec<Progress> {
+        self.host.poll()
+    }
+
+    fn cancel(&mut self, job: JobId) {
+        self.host.cancel(job);
+    }
+
+    fn pace(&mut self, bytes_per_s: f64) {
+        self.host.pace(bytes_per_s);
+    }
+
+    fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
+        self.host.undo(undo)
+    }
+
+    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
+        self.host.inherited(held)
+    }
+
+    fn ended(&mut self, undo: &Undo) -> bool {
+        self.host.ended(undo)
+    }
+
+    fn epoch(&self) -> Option<String> {
+        self.host.epoch()
+    }
+}

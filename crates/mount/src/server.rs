@@ -1,0 +1,390 @@
+//! Requests of the kernel, as operations of the volume.
+//!
+//! Locks are not asked for: the kernel keeps those of its own programs, and no other kernel uses the volume. Nor are
+//! `fsync`, `flush` and `opendir`: everything is durable when it is answered, so ENOSYS tells the kernel to not ask
+//! again (it still writes what programs changed in mapped pages).
+
+use std::cell::RefCell;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fs::{Error, Ino, Name, Named, NewFile, Rename, Result, SetAttributes, SetXattr, Volume};
+
+use crate::plane::Callers;
+use crate::wire::{self, Answer, Args, REQUEST, Request, WRITE_KILL_SUIDGID, number, opcode, opened, set};
+use crate::{Cache, Options, caller};
+
+/// Most bytes that one request copies from file to file.
+const COPY: u64 = 16 << 20;
+/// Names of a directory fetched at a time.
+const NAMES: usize = 128;
+/// Cookies of `.` and `..`.
+const DOTS: [(u64, &[u8]); 2] = [(1, b"."), (2, b"..")];
+
+thread_local! {
+    static COPIED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Answers requests: one for all workers.
+pub(crate) struct Server {
+    volume: Arc<Volume>,
+    cache: Cache,
+    callers: Option<Arc<Callers>>,
+}
+
+impl Server {
+    pub(crate) fn new(volume: Arc<Volume>, options: &Options) -> Self {
+        Self { volume, cache: options.cache, callers: options.callers.clone() }
+    }
+
+    /// Does what a request asks for. `Some`: the errno to answer with, or 0 and the answer; `None`: nothing is to be
+    /// said.
+    pub(crate) fn answer(&self, request: &Request<'_>, answer: &mut Answer) -> Option<i32> {
+        match request.opcode {
+            opcode::FORGET | opcode::BATCH_FORGET => {
+                let forget = || caller::enter(self.callers.as_deref(), request.tid, || self.forget(request));
+                match catch_unwind(AssertUnwindSafe(forget)) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!("the kernel forgot inode {}: {error}", request.node),
+                    Err(_) => tracing::error!("a fault of homenode in forgetting inode {}", request.node),
+                }
+                None
+            }
+            opcode::INTERRUPT => None, // no request waits for long
+            _ => {
+                let work = AssertUnwindSafe(|| {
+                    caller::enter(self.callers.as_deref(), request.tid, || self.retry(request, answer))
+                });
+                let done = catch_unwind(work).unwrap_or_else(|_| Err(refused(libc::EIO)));
+                Some(done.map_or_else(|error| error.errno(), |()| 0))
+            }
+        }
+    }
+
+    /// Where there is no room, waits a little for files that were just removed: the kernel says only after the
+    /// removal that it has forgotten them.
+    fn retry(&self, request: &Request<'_>, answer: &mut Answer) -> Result<()> {
+        for _ in 0..20 {
+            match self.done(request, answer) {
+                Err(Error::NoSpace) if self.volume.unnamed() > 0 => std::thread::sleep(Duration::from_millis(1)),
+                done => return done,
+            }
+        }
+        self.done(request, answer)
+    }
+
+    fn done(&self, request: &Request<'_>, answer: &mut Answer) -> Result<()> {
+        answer.begin();
+        let volume = &*self.volume;
+        let (ino, mut args) = (request.ino()?, request.args);
+        match request.opcode {
+            opcode::LOOKUP => match volume.lookup(ino, args.name()?) {
+                Err(Error::NotFound) => answer.no_entry(),
+                found => {
+                    let found = found?;
+                    volume.remember(found.ino)?;
+                    answer.entry(&found);
+                }
+            },
+            opcode::GETATTR => answer.attr(&volume.stat(ino)?),
+            opcode::SETATTR => self.set_attributes(request, answer)?,
+            opcode::READLINK => answer.bytes(&volume.read_link(ino)?),
+            opcode::SYMLINK => {
+                let (name, target) = (args.name()?, args.name()?);
+                let mode = libc::S_IFLNK | 0o777;
+                self.make(request, name, NewFile { mode, target, ..NewFile::default() }, answer)?;
+            }
+            opcode::MKNOD => {
+                let (mode, rdev) = (args.u32()?, args.u32()?);
+                args.skip(8)?;
+                self.make(
+                    request,
+                    args.name()?,
+                    NewFile { mode, rdev: u64::from(rdev), ..NewFile::default() },
+                    answer,
+                )?;
+            }
+            opcode::MKDIR => {
+                let mode = args.u32()? & 0o7777 | libc::S_IFDIR;
+                args.skip(4)?;
+                self.make(request, args.name()?, NewFile { mode, ..NewFile::default() }, answer)?;
+            }
+            opcode::CREATE => {
+                args.skip(4)?;
+                let mode = args.u32()?;
+                args.skip(8)?;
+                let made = self.make(request, args.name()?, NewFile { mode, ..NewFile::default() }, answer)?;
+                volume.open(made)?;
+                answer.opened(self.opened());
+            }
+            opcode::UNLINK => volume.unlink(ino, args.name()?)?,
+            opcode::RMDIR => volume.rmdir(ino, args.name()?)?,
+            opcode::RENAME | opcode::RENAME2 => {
+                let to = number(args.u64()?)?;
+                let flags = if request.opcode == opcode::RENAME2 { (args.u32()?, args.u32()?).0 } else { 0 };
+                let how = match flags {
+                    0 => Rename::Replace,
+                    libc::RENAME_NOREPLACE => Rename::NoReplace,
+                    libc::RENAME_EXCHANGE => Rename::Exchange,
+                    _ => return Err(Error::Invalid("flags")),
+                };
+                volume.rename((ino, args.name()?), (to, args.name()?), how)?;
+            }
+            opcode::LINK => {
+                let linked = volume.link(number(args.u64()?)?, ino, args.name()?)?;
+                volume.remember(linked.ino)?;
+                answer.entry(&linked);
+            }
+            opcode::OPEN => {
+                volume.open(ino)?;
+                answer.opened(self.opened());
+            }
+            opcode::RELEASE => volume.close(ino)?,
+            opcode::READ => {
+                args.skip(8)?;
+                let (offset, size) = (args.u64()?, args.u32()?);
+                answer.fill(size, |out| volume.read(ino, offset, out))?;
+            }
+            opcode::WRITE => {
+                args.skip(8)?;
+                let (offset, size, flags) = (args.u64()?, args.u32()?, args.u32()?);
+                args.skip(16)?;
+                self.drop_privileges(ino, flags & WRITE_KILL_SUIDGID != 0, answer)?;
+                volume.write(ino, offset, args.bytes(size as usize)?)?;
+                answer.written(u64::from(size));
+            }
+            opcode::READDIR | opcode::READDIRPLUS => {
+                args.skip(8)?;
+                let place = (args.u64()?, args.u32()?);
+                self.list(ino, place, request.opcode == opcode::READDIRPLUS, answer)?;
+            }
+            opcode::STATFS => self.usage(answer),
+            opcode::SETXATTR => {
+                let (size, flags) = (args.u32()?, args.u32()?);
+                let how = match flags.cast_signed() {
+                    0 => SetXattr::Any,
+                    libc::XATTR_CREATE => SetXattr::Create,
+                    libc::XATTR_REPLACE => SetXattr::Replace,
+                    _ => return Err(Error::Invalid("flags")),
+                };
+                volume.set_xattr(ino, attribute(&mut args)?, args.bytes(size as usize)?, how)?;
+            }
+            opcode::GETXATTR => {
+                let room = args.u32()?;
+                args.skip(4)?;
+                value(&volume.xattr(ino, attribute(&mut args)?)?, room, answer)?;
+            }
+            opcode::LISTXATTR => {
+                // Only root sees those of this kind on any file system.
+                let shown = |name: &Vec<u8>| request.uid == 0 || !name.starts_with(b"trusted.");
+                let names = volume.xattrs(ino)?.into_iter().filter(shown);
+                let names: Vec<u8> = names.flat_map(|name| name.into_iter().chain([0])).collect();
+                value(&names, args.u32()?, answer)?;
+            }
+            opcode::REMOVEXATTR => volume.remove_xattr(ino, attribute(&mut args)?)?,
+            opcode::FALLOCATE => {
+                args.skip(8)?;
+                let (offset, len, mode) = (args.u64()?, args.u64()?, args.u32()?.cast_signed());
+                // The kernel does not say whether the caller has CAP_FSETID, which root has.
+                self.drop_privileges(ino, request.uid != 0, answer)?;
+                let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+                match mode & !libc::FALLOC_FL_KEEP_SIZE {
+                    0 => volume.allocate(ino, offset, len, keep_size)?,
+                    libc::FALLOC_FL_PUNCH_HOLE => volume.punch_hole(ino, offset, len)?,
+                    libc::FALLOC_FL_ZERO_RANGE => volume.zero_range(ino, offset, len, keep_size)?,
+                    _ => return Err(refused(libc::EOPNOTSUPP)),
+                }
+            }
+            opcode::LSEEK => {
+                args.skip(8)?;
+                let (offset, whence) = (args.u64()?, args.u32()?.cast_signed());
+                let found = match whence {
+                    libc::SEEK_DATA => volume.seek_data(ino, offset)?,
+                    libc::SEEK_HOLE => volume.seek_hole(ino, offset)?,
+                    _ => return Err(Error::Invalid("whence")),
+                };
+                answer.u64(found.ok_or_else(|| refused(libc::ENXIO))?);
+            }
+            opcode::COPY_FILE_RANGE => {
+                args.skip(8)?;
+                let (from, to) = (args.u64()?, number(args.u64()?)?);
+                args.skip(8)?;
+                let (at, len) = (args.u64()?, args.u64()?);
+                self.drop_privileges(to, request.uid != 0, answer)?;
+                answer.written(copy(volume, (ino, from), (to, at), len.min(COPY))?);
+            }
+            _ => return Err(refused(libc::ENOSYS)),
+        }
+        Ok(())
+    }
+
+    /// Before a change of a file's data. What that takes from the mode, the kernel is told: it executes by its own copy.
+    fn drop_privileges(&self, ino: Ino, modes: bool, answer: &mut Answer) -> Result<()> {
+        if self.volume.drop_privileges(ino, modes)? {
+            answer.outdate(ino);
+        }
+        Ok(())
+    }
+
+    fn opened(&self) -> u32 {
+        let cache = match self.cache {
+            Cache::Kernel => opened::KEEP_CACHE,
+            Cache::Direct => opened::DIRECT_IO,
+        };
+        cache | opened::PARALLEL_DIRECT_WRITES
+    }
+
+    /// Makes something and answers with it.
+    fn make(&self, request: &Request<'_>, name: &[u8], new: NewFile<'_>, answer: &mut Answer) -> Result<Ino> {
+        let new = NewFile { uid: request.uid, gid: request.gid, ..new };
+        let made = self.volume.create(request.ino()?, name, new)?;
+        self.volume.remember(made.ino)?;
+        answer.entry(&made);
+        Ok(made.ino)
+    }
+
+    fn forget(&self, request: &Request<'_>) -> Result<()> {
+        let mut args = request.args;
+        if request.opcode == opcode::FORGET {
+            return self.volume.forget(request.ino()?, args.u64()?);
+        }
+        let count = args.u32()?;
+        args.skip(4)?;
+        let mut all = Ok(());
+        for _ in 0..count {
+            let (node, times) = (args.u64()?, args.u64()?);
+            all = number(node).and_then(|ino| self.volume.forget(ino, times)).and(all);
+        }
+        all
+    }
+
+    fn set_attributes(&self, request: &Request<'_>, answer: &mut Answer) -> Result<()> {
+        let (ino, mut args, volume) = (request.ino()?, request.args, &self.volume);
+        let valid = args.u32()?;
+        args.skip(12)?;
+        let size = args.u64()?;
+        args.skip(8)?;
+        let (atime, mtime, _) = (args.u64()?, args.u64()?, args.u64()?);
+        let (atime_ns, mtime_ns, _) = (args.u32()?, args.u32()?, args.u32()?);
+        let (mode, _, uid, gid) = (args.u32()?, args.u32()?, args.u32()?, args.u32()?);
+        let has = |bit| valid & bit != 0;
+        let time = |(bit, now), (seconds, ns)| {
+            let at = || if has(now) { volume.now() } else { wire::ns(seconds, ns) };
+            has(bit).then(at)
+        };
+        let wanted = SetAttributes {
+            mode: has(set::MODE).then_some(mode),
+            uid: has(set::UID).then_some(uid),
+            gid: has(set::GID).then_some(gid),
+            atime: time((set::ATIME, set::ATIME_NOW), (atime, atime_ns)),
+            mtime: time((set::MTIME, set::MTIME_NOW), (mtime, mtime_ns)),
+        };
+        if has(set::SIZE) {
+            self.drop_privileges(ino, has(set::KILL_SUIDGID), answer)?;
+            volume.truncate(ino, size)?;
+        }
+        let more = !has(set::SIZE) || wanted != SetAttributes::default();
+        answer.attr(&if more { volume.set_attributes(ino, wanted) } else { volume.stat(ino) }?);
+        Ok(())
+    }
+
+    /// Lists a directory after a cookie, in up to `most` bytes.
+    fn list(&self, dir: Ino, (after, most): (u64, u32), attributes: bool, answer: &mut Answer) -> Result<()> {
+        let volume = &self.volume;
+        for (cookie, name) in DOTS.into_iter().filter(|(cookie, _)| *cookie > after) {
+            let found = volume.lookup(dir, name)?;
+            let named = Named { ino: found.ino, kind: found.kind, cookie };
+            if answer.name(most, name, named, attributes.then_some(Some(&found))).is_break() {
+                return Ok(());
+            }
+        }
+        let mut at = after;
+        loop {
+            let names = volume.names(dir, at, NAMES)?;
+            for name in &names {
+                at = name.named.cookie;
+                if self.list_one(most, name, attributes, answer)?.is_break() {
+                    return Ok(());
+                }
+            }
+            if names.len() < NAMES {
+                return Ok(());
+            }
+        }
+    }
+
+    fn list_one(&self, most: u32, name: &Name, attributes: bool, answer: &mut Answer) -> Result<ControlFlow<()>> {
+        if !attributes {
+            return Ok(answer.name(most, &name.name, name.named, None));
+        }
+        let ino = name.named.ino;
+        match self.volume.remember(ino) {
+            Ok(()) => {}
+            Err(Error::NotFound) => return Ok(ControlFlow::Continue(())), // removed meanwhile
+            // It is damaged: a name without attributes. What uses it gets the error.
+            Err(_) => return Ok(answer.name(most, &name.name, name.named, Some(None))),
+        }
+        let listed = answer.name(most, &name.name, name.named, Some(Some(&self.volume.stat(ino)?)));
+        if listed.is_break() {
+            self.volume.forget(ino, 1)?;
+        }
+        Ok(listed)
+    }
+
+    fn usage(&self, answer: &mut Answer) {
+        let usage = self.volume.usage();
+        let sum = |of: fn(&fs::RegionUsage) -> u64| usage.regions.iter().map(of).sum::<u64>();
+        answer.u64(sum(|r| r.blocks));
+        answer.u64(sum(|r| r.free_blocks));
+        answer.u64(sum(|r| r.free_blocks.saturating_sub(r.reserved_blocks)));
+        answer.u64(sum(|r| r.inodes));
+        answer.u64(sum(|r| r.free_inodes));
+        let block = fs::format::BLOCK as u32;
+        for value in [block, fs::format::MAX_NAME as u32, block, 0, 0, 0, 0, 0, 0, 0] {
+            answer.u32(value);
+        }
+    }
+}
+
+fn refused(errno: i32) -> Error {
+    std::io::Error::from_raw_os_error(errno).into()
+}
+
+/// The name of an extended attribute. Those of the system, such as ACLs, would not do what they say.
+fn attribute<'a>(args: &mut Args<'a>) -> Result<&'a [u8]> {
+    let name = args.name()?;
+    if name.starts_with(b"system.") { Err(refused(libc::EOPNOTSUPP)) } else { Ok(name) }
+}
+
+/// Answers with an attribute's value, or says how long it is.
+fn value(value: &[u8], room: u32, answer: &mut Answer) -> Result<()> {
+    match room as usize {
+        0 => answer.written(value.len() as u64),
+        room if room < value.len() => return Err(refused(libc::ERANGE)),
+        _ => answer.bytes(value),
+    }
+    Ok(())
+}
+
+/// Copies from file to file. Returns how much, which is less than asked for at the end of the first file.
+fn copy(volume: &Volume, (from, at): (Ino, u64), (to, to_at): (Ino, u64), len: u64) -> Result<u64> {
+    COPIED.with_borrow_mut(|buffer| {
+        buffer.resize(REQUEST as usize, 0);
+        let mut done = 0;
+        while done < len {
+            let part = buffer.get_mut(..(len - done).min(u64::from(REQUEST)) as usize).unwrap_or_default();
+            let got = volume.read(from, at + done, part)?;
+            match volume.write(to, to_at + done, part.get(..got).unwrap_or_default()) {
+                Err(_) if done > 0 => break,
+                written => written?,
+            }
+            done += got as u64;
+            if got == 0 {
+                break;
+            }
+        }
+        Ok(done)
+    })
+}

@@ -1,0 +1,92 @@
+//! A mount that is being served.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use fs::Volume;
+
+use crate::Options;
+use crate::connection::{another, handshake, work};
+use crate::mountpoint::{Error, Mountpoint, Unmounted};
+use crate::server::Server;
+
+/// A volume that is mounted. Dropping it unmounts, and waits until nobody uses the mount.
+#[derive(Debug)]
+pub struct Session {
+    mountpoint: Mountpoint,
+    workers: Mutex<Vec<JoinHandle<io::Result<()>>>>,
+    ended: AtomicBool,
+}
+
+/// Mounts a volume on `dir`. The mount works when this returns. Take care that the volume has no other user: the kernel
+/// remembers what it was told.
+pub fn serve(volume: Arc<Volume>, dir: &Path, options: &Options) -> Result<Session, Error> {
+    let dir = Mountpoint::check(dir)?;
+    let (mountpoint, connection) = Mountpoint::mount(dir, options)?;
+    let server = Arc::new(Server::new(volume, options));
+    let start = || {
+        handshake(&connection, options.cache)?;
+        let mut workers = Vec::new();
+        for number in 0..options.workers.max(1) {
+            let (connection, server) = (another(&connection)?, Arc::clone(&server));
+            let name = format!("mount-{number}");
+            workers.push(std::thread::Builder::new().name(name).spawn(move || work(&connection, &server))?);
+        }
+        Ok(workers)
+    };
+    match start() {
+        Ok(workers) => Ok(Session { mountpoint, workers: Mutex::new(workers), ended: AtomicBool::new(false) }),
+        Err(source) => {
+            mountpoint.detach();
+            Err(Error::Io { doing: "serve", path: mountpoint.dir, source })
+        }
+    }
+}
+
+impl Session {
+    /// Waits until the mount has ended: somebody unmounted it, and nobody uses it any more.
+    pub fn wait(&self) -> Result<(), Error> {
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = Ok(());
+        for worker in workers.drain(..) {
+            let ended = worker.join().unwrap_or_else(|_| Err(io::Error::other("a worker panicked")));
+            all = all.and(ended);
+        }
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            self.mountpoint.clear();
+        }
+        all.map_err(|source| Error::Io { doing: "serve", path: self.mountpoint.dir.clone(), source })
+    }
+
+    /// Takes the mount away from its directory. [`Session::wait`] says when it has ended.
+    pub fn unmount(&self) -> Result<Unmounted, Error> {
+        if self.ended.load(Ordering::Acquire) { Ok(Unmounted::Done) } else { self.mountpoint.unmount() }
+    }
+
+    /// Takes the mount away, and waits only if nobody uses it: what is open fails when this process ends. Returns
+    /// whether the mount has ended.
+    pub fn give_up(self) -> bool {
+        let ended = matches!(self.unmount(), Ok(Unmounted::Done)) && self.wait().is_ok();
+        if !ended {
+            // Dropping it would wait.
+            std::mem::forget(self);
+        }
+        ended
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.ended.load(Ordering::Acquire) {
+            return;
+        }
+        match self.unmount().and_then(|_| self.wait()) {
+            Ok(()) => {}
+            // The workers end with the process.
+            Err(error) => tracing::warn!("{error}"),
+        }
+    }
+}

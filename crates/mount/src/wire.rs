@@ -1,0 +1,399 @@
+//! The FUSE protocol: what the kernel asks, and how it is answered. Encoding and decoding only, no I/O.
+//!
+//! The structures are those of `linux/fuse.h`, protocol 7.40; numbers are in the machine's byte order.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use fs::{Error, Ino, Kind, Named, Result, Stat};
+
+/// Protocol version that is spoken.
+pub(crate) const VERSION: (u32, u32) = (7, 40);
+/// Most bytes of a read or write.
+pub(crate) const REQUEST: u32 = 1 << 20;
+/// Bytes that a buffer for requests or answers needs.
+pub(crate) const BUFFER: usize = REQUEST as usize + 4096;
+/// How long the kernel may remember a name or attributes: nobody else changes them.
+const LONG: Duration = Duration::from_secs(24 * 60 * 60);
+
+const IN_HEADER: usize = 40;
+const OUT_HEADER: usize = 16;
+/// Bytes of what `stat` calls a block.
+const SECTOR: u64 = 512;
+
+/// What a request asks for.
+#[rustfmt::skip]
+pub(crate) mod opcode {
+    pub const LOOKUP: u32 = 1;
+    pub const FORGET: u32 = 2;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
+    pub const READLINK: u32 = 5;
+    pub const SYMLINK: u32 = 6;
+    pub const MKNOD: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const UNLINK: u32 = 10;
+    pub const RMDIR: u32 = 11;
+    pub const RENAME: u32 = 12;
+    pub const LINK: u32 = 13;
+    pub const OPEN: u32 = 14;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const STATFS: u32 = 17;
+    pub const RELEASE: u32 = 18;
+    pub const SETXATTR: u32 = 21;
+    pub const GETXATTR: u32 = 22;
+    pub const LISTXATTR: u32 = 23;
+    pub const REMOVEXATTR: u32 = 24;
+    pub const INIT: u32 = 26;
+    pub const READDIR: u32 = 28;
+    pub const CREATE: u32 = 35;
+    pub const INTERRUPT: u32 = 36;
+    pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
+    pub const READDIRPLUS: u32 = 44;
+    pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
+    pub const COPY_FILE_RANGE: u32 = 47;
+}
+
+/// What both sides can do: bits of the first request and its answer.
+#[rustfmt::skip]
+pub(crate) mod init {
+    pub const ASYNC_READ: u64 = 1 << 0;
+    pub const EXPORT_SUPPORT: u64 = 1 << 4;
+    pub const BIG_WRITES: u64 = 1 << 5;
+    pub const DO_READDIRPLUS: u64 = 1 << 13;
+    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub const ASYNC_DIO: u64 = 1 << 15;
+    pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const MAX_PAGES: u64 = 1 << 22;
+    pub const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
+    pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
+    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    pub const INIT_EXT: u64 = 1 << 30;
+    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+}
+
+/// How an open file is used: bits of the answer to an open.
+pub(crate) mod opened {
+    pub const DIRECT_IO: u32 = 1 << 0;
+    pub const KEEP_CACHE: u32 = 1 << 1;
+    pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+}
+
+/// Which attributes a request sets.
+#[rustfmt::skip]
+pub(crate) mod set {
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+    pub const KILL_SUIDGID: u32 = 1 << 11;
+}
+
+/// In a write: it takes the set-user-ID and set-group-ID bits.
+pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+
+/// A request.
+#[derive(Debug)]
+pub(crate) struct Request<'a> {
+    /// See [`opcode`].
+    pub opcode: u32,
+    /// Its number.
+    pub unique: u64,
+    /// The inode it is about.
+    pub node: u64,
+    /// Whose file system user and group asks.
+    pub uid: u32,
+    /// See `uid`.
+    pub gid: u32,
+    /// The calling thread; 0 for the kernel itself.
+    pub tid: u32,
+    /// What else there is to know.
+    pub args: Args<'a>,
+}
+
+impl<'a> Request<'a> {
+    /// Reads a request. `None`: it is not whole.
+    pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let (header, body) = bytes.split_at_checked(IN_HEADER)?;
+        let mut header = Args(header);
+        let (_len, opcode) = (header.u32().ok()?, header.u32().ok()?);
+        let (unique, node) = (header.u64().ok()?, header.u64().ok()?);
+        let (uid, gid, tid) = (header.u32().ok()?, header.u32().ok()?, header.u32().ok()?);
+        Some(Self { opcode, unique, node, uid, gid, tid, args: Args(body) })
+    }
+
+    /// The inode it is about.
+    pub(crate) fn ino(&self) -> Result<Ino> {
+        number(self.node)
+    }
+}
+
+/// An inode by the number that the kernel was told.
+pub(crate) fn number(raw: u64) -> Result<Ino> {
+    Ino::from_raw(raw).ok_or(Error::NotFound)
+}
+
+/// The arguments of a request, read from front to back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Args<'a>(&'a [u8]);
+
+const SHORT: Error = Error::Invalid("the request is too short");
+
+impl<'a> Args<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let (value, rest) = self.0.split_first_chunk().ok_or(SHORT)?;
+        self.0 = rest;
+        Ok(*value)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32> {
+        self.array().map(u32::from_ne_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64> {
+        self.array().map(u64::from_ne_bytes)
+    }
+
+    /// Passes over so many bytes.
+    pub(crate) fn skip(&mut self, len: usize) -> Result<()> {
+        self.bytes(len).map(|_| ())
+    }
+
+    pub(crate) fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or(SHORT)?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    /// A name, which ends with a zero.
+    pub(crate) fn name(&mut self) -> Result<&'a [u8]> {
+        let len = self.0.iter().position(|byte| *byte == 0).ok_or(SHORT)?;
+        let name = self.bytes(len)?;
+        self.skip(1)?;
+        Ok(name)
+    }
+}
+
+/// A time, ns since 1970; the nearest one that a volume can keep.
+pub(crate) fn ns(seconds: u64, nanoseconds: u32) -> i64 {
+    let ns = i128::from(seconds.cast_signed()) * 1_000_000_000 + i128::from(nanoseconds);
+    i64::try_from(ns).unwrap_or(if ns < 0 { i64::MIN } else { i64::MAX })
+}
+
+/// Seconds, and the nanoseconds after them.
+fn time(ns: i64) -> (u64, u32) {
+    (ns.div_euclid(1_000_000_000).cast_unsigned(), ns.rem_euclid(1_000_000_000) as u32)
+}
+
+/// An answer in the making.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    buffer: Box<[u8]>,
+    len: usize,
+    outdated: Option<Ino>,
+}
+
+impl Answer {
+    pub(crate) fn new() -> Self {
+        Self { buffer: vec![0; BUFFER].into_boxed_slice(), len: OUT_HEADER, outdated: None }
+    }
+
+    /// The kernel's copy of an inode's mode is no longer right: a write took set-user-ID bits, and the answer to it has no
+    /// room for attributes.
+    pub(crate) fn outdate(&mut self, ino: Ino) {
+        self.outdated = Some(ino);
+    }
+
+    /// A message that makes the kernel ask for the attributes of an inode again (`FUSE_NOTIFY_INVAL_INODE`), to be sent before
+    /// the answer: the caller may execute the file next. The kernel takes no lock for it that a request could hold.
+    pub(crate) fn notice(&mut self) -> Option<[u8; 40]> {
+        const INVAL_INODE: u32 = 2;
+        const ATTRIBUTES_ALONE: i64 = -1;
+        let ino = self.outdated.take()?;
+        let mut notice = [0; 40];
+        let header = [40_u32, INVAL_INODE].into_iter().flat_map(u32::to_ne_bytes).chain([0; 8]);
+        let body = [ino.raw(), ATTRIBUTES_ALONE.cast_unsigned(), 0].into_iter().flat_map(u64::to_ne_bytes);
+        notice.iter_mut().zip(header.chain(body)).for_each(|(place, byte)| *place = byte);
+        Some(notice)
+    }
+
+    /// Forgets the answer before.
+    pub(crate) fn begin(&mut self) {
+        self.len = OUT_HEADER;
+    }
+
+    /// The answer, whole; or an errno instead of it.
+    pub(crate) fn finish(&mut self, unique: u64, errno: i32) -> &[u8] {
+        if errno != 0 {
+            self.len = OUT_HEADER;
+        }
+        let end = self.len;
+        self.len = 0;
+        self.u32(end as u32);
+        self.u32((-errno).cast_unsigned());
+        self.u64(unique);
+        self.buffer.get(..end).unwrap_or_default()
+    }
+
+    /// How many bytes there are by now.
+    fn room(&self) -> usize {
+        self.buffer.len() - self.len
+    }
+
+    /// Adds bytes; too many for the buffer, which no caller adds, are left out.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        if let Some(place) = self.buffer.get_mut(self.len..self.len + bytes.len()) {
+            place.copy_from_slice(bytes);
+            self.len += bytes.len();
+        }
+    }
+
+    pub(crate) fn u32(&mut self, value: u32) {
+        self.bytes(&value.to_ne_bytes());
+    }
+
+    pub(crate) fn u64(&mut self, value: u64) {
+        self.bytes(&value.to_ne_bytes());
+    }
+
+    fn zeros(&mut self, count: usize) {
+        let place = self.buffer.get_mut(self.len..self.len + count);
+        place.into_iter().for_each(|place| place.fill(0));
+        self.len += count;
+    }
+
+    /// Lets `fill` write up to `most` bytes and say how many it wrote.
+    pub(crate) fn fill(&mut self, most: u32, fill: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result<()> {
+        let most = self.room().min(most as usize);
+        let place = self.buffer.get_mut(self.len..self.len + most).unwrap_or_default();
+        self.len += fill(place)?.min(most);
+        Ok(())
+    }
+
+    fn attributes(&mut self, stat: &Stat) {
+        let a = &stat.attributes;
+        let times = [a.atime, a.mtime, a.ctime].map(time);
+        self.u64(stat.ino.raw());
+        self.u64(stat.size);
+        self.u64(stat.blocks * (fs::format::BLOCK_BYTES / SECTOR));
+        times.iter().for_each(|(seconds, _)| self.u64(*seconds));
+        times.iter().for_each(|(_, nanoseconds)| self.u32(*nanoseconds));
+        for value in [a.mode, a.links, a.uid, a.gid, a.rdev as u32, fs::format::BLOCK as u32, 0] {
+            self.u32(value);
+        }
+    }
+
+    /// The answer to a request for attributes.
+    pub(crate) fn attr(&mut self, stat: &Stat) {
+        self.u64(LONG.as_secs());
+        self.u64(0);
+        self.attributes(stat);
+    }
+
+    /// What a name stands for.
+    pub(crate) fn entry(&mut self, stat: &Stat) {
+        self.u64(stat.ino.raw());
+        self.u64(u64::from(stat.generation));
+        self.u64(LONG.as_secs());
+        self.u64(LONG.as_secs());
+        self.u64(0);
+        self.attributes(stat);
+    }
+
+    /// That a name stands for nothing, which the kernel may remember too.
+    pub(crate) fn no_entry(&mut self) {
+        self.zeros(16);
+        self.u64(LONG.as_secs());
+        self.zeros(16 + 88);
+    }
+
+    /// An open file.
+    pub(crate) fn opened(&mut self, flags: u32) {
+        self.u64(0);
+        self.u32(flags);
+        self.u32(0);
+    }
+
+    /// How much was written.
+    pub(crate) fn written(&mut self, bytes: u64) {
+        self.u32(bytes as u32);
+        self.u32(0);
+    }
+
+    /// Adds a name of a directory to a listing of up to `most` bytes; in a listing with attributes with those of its inode, if
+    /// they are known. `Break`: it is full.
+    pub(crate) fn name(
+        &mut self,
+        most: u32,
+        name: &[u8],
+        named: Named,
+        stat: Option<Option<&Stat>>,
+    ) -> ControlFlow<()> {
+        let len = stat.map_or(0, |_| 128) + 24 + name.len().next_multiple_of(8);
+        if self.len - OUT_HEADER + len > most as usize || self.room() < len {
+            return ControlFlow::Break(());
+        }
+        match stat {
+            Some(Some(stat)) => self.entry(stat),
+            Some(None) => self.zeros(128),
+            None => {}
+        }
+        self.u64(named.ino.raw());
+        self.u64(named.cookie);
+        self.u32(name.len() as u32);
+        self.u32(kind(named.kind));
+        self.bytes(name);
+        self.zeros(name.len().next_multiple_of(8) - name.len());
+        ControlFlow::Continue(())
+    }
+}
+
+fn kind(kind: Kind) -> u32 {
+    kind.mode_bits() >> 12
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A library for this protocol panicked on the times of the last lines.
+    #[test]
+    fn every_time_is_taken_to_the_nearest_that_can_be_kept() {
+        assert_eq!(ns(3, 5), 3_000_000_005);
+        assert_eq!(ns((-2_i64).cast_unsigned(), 700_000_000), -1_300_000_000);
+        assert_eq!(time(-1_300_000_000), ((-2_i64).cast_unsigned(), 700_000_000));
+        assert_eq!(ns(i64::MIN.cast_unsigned(), 0), i64::MIN);
+        assert_eq!(ns(i64::MIN.cast_unsigned(), u32::MAX), i64::MIN);
+        assert_eq!(ns(i64::MAX.cast_unsigned(), u32::MAX), i64::MAX);
+    }
+
+    #[test]
+    fn a_notice_is_sent_once() {
+        let mut answer = Answer::new();
+        answer.outdate(Ino::ROOT);
+        answer.begin(); // a second try does not forget it
+        let notice = answer.notice().unwrap();
+        assert_eq!((&notice[..4], &notice[4..8]), (&40_u32.to_ne_bytes()[..], &2_u32.to_ne_bytes()[..]));
+        assert_eq!((&notice[16..24], &notice[24..32]), (&Ino::ROOT.raw().to_ne_bytes()[..], &[0xff; 8][..]));
+        assert!(answer.notice().is_none());
+    }
+
+    #[test]
+    fn a_request_that_is_cut_short_is_an_error() {
+        assert!(Request::decode(&[0; IN_HEADER - 1]).is_none());
+        let bytes = [0; IN_HEADER + 6];
+        let mut args = Request::decode(&bytes).unwrap().args;
+        assert_eq!(args.u32().unwrap(), 0);
+        assert!(args.u64().is_err());
+        assert_eq!(args.name().unwrap(), b"");
+        assert!(Args(b"abc").name().is_err(), "a name ends with a zero");
+    }
+}

@@ -1,0 +1,215 @@
+//! A volume, its mount, and a process of its own that serves it: this program again, so that it can be killed and
+//! stopped.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use fs::medium::{Mapped, Medium, RegionFile};
+use fs::{Layout, Volume};
+use mount::{Cache, Options, Unmounted};
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const SERVE: &str = "HOMENODE_TEST_SERVE";
+
+/// Why nothing can be mounted here.
+pub fn missing() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("mounting needs root".to_owned());
+    }
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    device.err().map(|error| format!("/dev/fuse: {error}"))
+}
+
+/// What the server's process was told.
+pub struct Serve {
+    regions: Vec<PathBuf>,
+    dir: PathBuf,
+    cache: Cache,
+}
+
+impl Serve {
+    /// What this process shall serve, if it is a server.
+    pub fn asked_for() -> Option<Self> {
+        let told = std::env::var(SERVE).ok()?;
+        let mut words = told.split('|');
+        let cache = if words.next()? == "direct" { Cache::Direct } else { Cache::Kernel };
+        let dir = words.next()?.into();
+        Some(Self { regions: words.map(PathBuf::from).collect(), dir, cache })
+    }
+
+    /// Serves until somebody unmounts, or closes our stdin.
+    pub fn run(self) {
+        let volume = Volume::mount(Box::new(map(&self.regions)), fs::Options::default()).unwrap();
+        let volume = Arc::new(volume);
+        let options = Options { source: "test".to_owned(), cache: self.cache, ..Options::default() };
+        let session = Arc::new(mount::serve(Arc::clone(&volume), &self.dir, &options).unwrap());
+        println!("mounted");
+        let stopper = Arc::clone(&session);
+        std::thread::spawn(move || {
+            std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+            if stopper.unmount().unwrap() == Unmounted::Busy {
+                println!("busy");
+            }
+        });
+        session.wait().unwrap();
+        Arc::into_inner(volume).unwrap().unmount().unwrap();
+        println!("ended");
+    }
+}
+
+fn map(regions: &[PathBuf]) -> Mapped {
+    Mapped::new(&regions.iter().map(|path| region(path)).collect::<Vec<_>>()).unwrap()
+}
+
+fn region(path: &Path) -> RegionFile {
+    RegionFile { file: OpenOptions::new().read(true).write(true).open(path).unwrap(), bind: None }
+}
+
+/// A mounted volume in memory.
+pub struct Mount {
+    regions: Vec<PathBuf>,
+    cache: Cache,
+    server: Option<(Child, BufReader<std::process::ChildStdout>)>,
+    dir: PathBuf,
+    _place: TempDir,
+}
+
+impl Mount {
+    /// Makes and mounts a volume of two regions, of so many MiB each.
+    pub fn new(cache: Cache, mib: u64) -> Self {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let regions: Vec<_> = (0..2).map(|i| place.path().join(format!("region{i}"))).collect();
+        for region in &regions {
+            File::create(region).unwrap().set_len(mib << 20).unwrap();
+        }
+        let layout = Layout {
+            volume: [7; 16],
+            created: 1,
+            nodes: vec![Some(0), Some(1)],
+            names: Vec::new(),
+            bytes_per_inode: 16384,
+            journals: 2,
+            data_checksums: false,
+            owner: (0, 0),
+        };
+        fs::mkfs(Box::new(map(&regions)) as Box<dyn Medium>, &layout).unwrap();
+        let dir = place.path().join("mnt");
+        std::fs::create_dir(&dir).unwrap();
+        let mut this = Self { regions, cache, server: None, dir, _place: place };
+        this.start();
+        this
+    }
+
+    /// Starts a server.
+    pub fn start(&mut self) {
+        let cache = if self.cache == Cache::Direct { "direct" } else { "kernel" };
+        let regions = self.regions.iter().map(|path| path.to_str().unwrap());
+        let told: Vec<_> = [cache, self.dir.to_str().unwrap()].into_iter().chain(regions).collect();
+        let mut server = Command::new(std::env::current_exe().unwrap())
+            .env(SERVE, told.join("|"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let out = BufReader::new(server.stdout.take().unwrap());
+        self.server = Some((server, out));
+        assert_eq!(self.says(), "mounted");
+    }
+
+    /// The next line that the server writes.
+    pub fn says(&mut self) -> String {
+        let mut line = String::new();
+        self.server.as_mut().unwrap().1.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// The root directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.server.as_ref().unwrap().0)
+    }
+
+    /// Sends the server a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Stops the server, and waits until each of its threads has stopped: the signal alone does not wait.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.pid().as_raw_nonzero());
+        let stopped = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        };
+        while !std::fs::read_dir(&tasks).unwrap().all(|task| stopped(task.unwrap())) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Kills the server. The dead mount stays.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.server.take().unwrap().0.wait().unwrap();
+    }
+
+    /// Takes the dead mount away, checks the volume, and mounts it again.
+    pub fn recover(&mut self) {
+        unmount(&self.dir, UnmountFlags::DETACH).unwrap();
+        self.check();
+        self.start();
+    }
+
+    /// What the volume is, for another that tries.
+    pub fn regions(&self) -> Vec<RegionFile> {
+        self.regions.iter().map(|path| region(path)).collect()
+    }
+
+    /// Asks the server to unmount. It says what came of that.
+    pub fn ask_to_unmount(&mut self) {
+        drop(self.server.as_mut().unwrap().0.stdin.take());
+    }
+
+    /// Unmounts, and checks the volume.
+    pub fn end(mut self) {
+        self.ask_to_unmount();
+        self.ended();
+    }
+
+    /// Waits for the end of the server, and checks the volume.
+    pub fn ended(&mut self) {
+        // A process that another test forks has our files until it execs.
+        while self.says() == "busy" {}
+        assert!(self.server.take().unwrap().0.wait().unwrap().success());
+        self.check();
+    }
+
+    /// Checks the volume, which is not mounted.
+    pub fn check(&self) {
+        let report = fs::fsck::check(Box::new(map(&self.regions))).unwrap();
+        assert!(report.damage.is_empty(), "{:?}", report.damage);
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Some((mut server, _)) = self.server.take() {
+            let _ = server.kill();
+            let _ = server.wait();
+            let _ = unmount(&self.dir, UnmountFlags::DETACH);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Real mounts on this machine. Where `/dev/fuse` or root is missing, a test says so and counts as skipped.
+
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod harness;
+mod lifecycle;
+mod semantics;
+mod testers;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+type Tests = &'static [(&'static str, fn())];
+
+fn main() {
+    if let Some(server) = harness::Serve::asked_for() {
+        return server.run();
+    }
+    let missing = harness::missing();
+    let own = [semantics::TESTS, lifecycle::TESTS].concat().into_iter().map(|(name, test)| (name, test, None));
+    let others = testers::TESTS.iter().map(|(name, test, tool)| (*name, *test, testers::missing(tool)));
+    let trials = own.chain(others).map(|(name, test, lacks)| {
+        let missing = missing.clone().or(lacks);
+        Trial::ignorable_test(name, move || match missing {
+            Some(why) => Ok(Completion::ignored_with(why)),
+            None => {
+                test();
+                Ok::<_, Failed>(Completion::Completed)
+            }
+        })
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+}

@@ -1,0 +1,502 @@
+//! Every operation, through the kernel.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+
+use mount::Cache;
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid,
+    XattrFlags, fallocate, mknodat, renameat_with, utimensat,
+};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+
+use crate::Tests;
+use crate::harness::Mount;
+
+pub const TESTS: Tests = &[
+    ("names_and_files", names_and_files),
+    ("times_that_users_set_are_kept_or_taken_to_the_nearest", times_that_users_set_are_kept_or_taken_to_the_nearest),
+    ("directories_of_many_names_are_listed_whole", directories_of_many_names_are_listed_whole),
+    ("renames_replace_refuse_or_exchange", renames_replace_refuse_or_exchange),
+    ("extended_attributes", extended_attributes),
+    ("holes_and_preallocation", holes_and_preallocation),
+    ("ranges_are_copied_from_file_to_file", ranges_are_copied_from_file_to_file),
+    ("appends_of_several_processes_do_not_overlap", appends_of_several_processes_do_not_overlap),
+    ("direct_input_and_output_of_several_threads", direct_input_and_output_of_several_threads),
+    ("mapped_files_and_writes_see_each_other", mapped_files_and_writes_see_each_other),
+    ("locks_wait_and_end_with_their_process", locks_wait_and_end_with_their_process),
+    ("special_files", special_files),
+    ("groups_of_set_group_id_directories", groups_of_set_group_id_directories),
+    ("writing_and_owners_take_privileges", writing_and_owners_take_privileges),
+    (
+        "a_program_that_was_written_runs_without_its_owners_rights",
+        a_program_that_was_written_runs_without_its_owners_rights,
+    ),
+    ("the_kernel_checks_permissions", the_kernel_checks_permissions),
+    ("usage_is_told", usage_is_told),
+    ("a_removed_directory_is_still_somebodys_place", a_removed_directory_is_still_somebodys_place),
+];
+
+const CACHES: [Cache; 2] = [Cache::Kernel, Cache::Direct];
+/// Some user and group that own nothing.
+const USER: u32 = 12345;
+
+fn errno<T>(result: Result<T>) -> Option<i32> {
+    result.err().and_then(|error| error.raw_os_error())
+}
+
+/// Runs a shell script as [`USER`], in a directory; the errors of its programs are in English.
+fn as_user(dir: &Path, script: &str) -> std::process::Output {
+    let user = USER.to_string();
+    let mut setpriv = Command::new("setpriv");
+    setpriv.args(["--reuid", &user, "--regid", &user, "--clear-groups", "sh", "-ec", script]);
+    setpriv.current_dir(dir).env("LC_ALL", "C").output().unwrap()
+}
+
+fn names_and_files() {
+    for cache in CACHES {
+        let mount = Mount::new(cache, 32);
+        let data: Vec<u8> = (0..3_000_000_u32).map(|i| (i / 7) as u8).collect();
+        fs::create_dir(mount.path("d")).unwrap();
+        fs::write(mount.path("d/f"), &data).unwrap();
+        assert!(fs::read(mount.path("d/f")).unwrap() == data);
+        fs::hard_link(mount.path("d/f"), mount.path("g")).unwrap();
+        assert_eq!(fs::metadata(mount.path("d/f")).unwrap().nlink(), 2);
+        symlink("d/f", mount.path("s")).unwrap();
+        assert_eq!(fs::read_link(mount.path("s")).unwrap().to_str(), Some("d/f"));
+        assert_eq!(fs::metadata(mount.path("s")).unwrap().len(), 3_000_000);
+        fs::rename(mount.path("g"), mount.path("h")).unwrap();
+        assert_eq!(errno(fs::metadata(mount.path("g"))), Some(libc::ENOENT));
+        let mut names: Vec<_> = fs::read_dir(mount.dir()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["d", "h", "s"]);
+        assert_eq!(fs::remove_dir(mount.path("d")).unwrap_err().kind(), ErrorKind::DirectoryNotEmpty);
+        assert_eq!(errno(fs::write(mount.path(&"n".repeat(256)), b"")), Some(libc::ENAMETOOLONG));
+
+        // An open file survives its last name.
+        let mut open = File::open(mount.path("h")).unwrap();
+        fs::remove_file(mount.path("d/f")).unwrap();
+        fs::remove_file(mount.path("h")).unwrap();
+        assert_eq!(open.metadata().unwrap().nlink(), 0);
+        let mut read = Vec::new();
+        open.read_to_end(&mut read).unwrap();
+        assert!(read == data);
+        drop(open);
+        fs::remove_dir(mount.path("d")).unwrap();
+
+        // Truncating, by name, by file, and by opening.
+        fs::write(mount.path("t"), &data).unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(mount.path("t")).unwrap();
+        file.set_len(5000).unwrap();
+        file.set_len(9000).unwrap();
+        let mut read = vec![1; 9000];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert!(read[..5000] == data[..5000] && read[5000..].iter().all(|byte| *byte == 0));
+        File::create(mount.path("t")).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 0);
+        file.sync_all().unwrap();
+        File::open(mount.dir()).unwrap().sync_all().unwrap();
+        drop(file);
+        mount.end();
+    }
+}
+
+fn times_that_users_set_are_kept_or_taken_to_the_nearest() {
+    let mount = Mount::new(Cache::Kernel, 8);
+    File::create(mount.path("f")).unwrap();
+    let set = |tv_sec, tv_nsec| {
+        let time = Timespec { tv_sec, tv_nsec };
+        let times = Timestamps { last_access: time, last_modification: time };
+        utimensat(CWD, mount.path("f"), &times, AtFlags::empty()).unwrap();
+        let found = fs::metadata(mount.path("f")).unwrap();
+        assert_eq!((found.atime(), found.atime_nsec()), (found.mtime(), found.mtime_nsec()));
+        (found.mtime(), found.mtime_nsec())
+    };
+    assert_eq!(set(5, 6), (5, 6));
+    assert_eq!(set(-2, 700_000_000), (-2, 700_000_000));
+    assert_eq!(set(i64::MIN, 5), (-9_223_372_037, 145_224_192), "1677");
+    assert_eq!(set(i64::MAX, 999_999_999), (9_223_372_036, 854_775_807), "2262");
+    // Reading changes nothing.
+    fs::write(mount.path("f"), b"x").unwrap();
+    let before = fs::metadata(mount.path("f")).unwrap();
+    fs::read(mount.path("f")).unwrap();
+    assert_eq!(fs::metadata(mount.path("f")).unwrap().atime_nsec(), before.atime_nsec());
+    mount.end();
+}
+
+fn directories_of_many_names_are_listed_whole() {
+    let mount = Mount::new(Cache::Kernel, 32);
+    let names: Vec<String> = (0..3000).map(|i| format!("{i:0>width$}", width = 1 + i % 200)).collect();
+    let expected: std::collections::BTreeSet<_> = names.iter().cloned().collect();
+    expected.iter().for_each(|name| drop(File::create(mount.path(name)).unwrap()));
+    for _ in 0..2 {
+        let mut found = std::collections::BTreeSet::new();
+        for entry in fs::read_dir(mount.dir()).unwrap() {
+            let entry = entry.unwrap();
+            assert!(entry.metadata().unwrap().is_file());
+            assert!(found.insert(entry.file_name().into_string().unwrap()), "listed twice");
+        }
+        assert!(found == expected, "{} of {}", found.len(), expected.len());
+    }
+    // Removing while listing leaves nothing behind.
+    for entry in fs::read_dir(mount.dir()).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    assert_eq!(fs::read_dir(mount.dir()).unwrap().count(), 0);
+    mount.end();
+}
+
+fn renames_replace_refuse_or_exchange() {
+    let mount = Mount::new(Cache::Kernel, 16);
+    let content = |name: &str| fs::read_to_string(mount.path(name)).unwrap();
+    let rename = |from: &str, to: &str, flags| {
+        renameat_with(CWD, mount.path(from), CWD, mount.path(to), flags).map_err(Error::from)
+    };
+    fs::create_dir(mount.path("d")).unwrap();
+    fs::write(mount.path("a"), "a").unwrap();
+    fs::write(mount.path("d/b"), "b").unwrap();
+    assert_eq!(errno(rename("a", "d/b", RenameFlags::NOREPLACE)), Some(libc::EEXIST));
+    rename("a", "d/b", RenameFlags::EXCHANGE).unwrap();
+    assert_eq!((content("a"), content("d/b")), ("b".into(), "a".into()));
+    rename("a", "d/b", RenameFlags::empty()).unwrap();
+    assert_eq!((content("d/b"), mount.path("a").exists()), ("b".into(), false));
+    assert_eq!(errno(rename("d", "d/e", RenameFlags::empty())), Some(libc::EINVAL));
+    assert_eq!(errno(rename("d/b", "x", RenameFlags::WHITEOUT)), Some(libc::EINVAL));
+    fs::create_dir(mount.path("e")).unwrap();
+    assert_eq!(errno(rename("e", "d", RenameFlags::empty())), Some(libc::ENOTEMPTY));
+    rename("d", "e", RenameFlags::empty()).unwrap();
+    assert_eq!(content("e/b"), "b");
+    assert_eq!(fs::metadata(mount.dir()).unwrap().nlink(), 3);
+    mount.end();
+}
+
+fn extended_attributes() {
+    let mount = Mount::new(Cache::Kernel, 16);
+    let file = mount.path("f");
+    File::create(&file).unwrap();
+    let set = |name: &str, value: &[u8], flags| rustix::fs::setxattr(&file, name, value, flags).map_err(Error::from);
+    let mut buffer = [0; 8192];
+    set("user.a", b"1", XattrFlags::CREATE).unwrap();
+    assert_eq!(errno(set("user.a", b"2", XattrFlags::CREATE)), Some(libc::EEXIST));
+    assert_eq!(errno(set("user.b", b"2", XattrFlags::REPLACE)), Some(libc::ENODATA));
+    set("trusted.b", &[7; 3000], XattrFlags::empty()).unwrap();
+    assert_eq!(errno(set("user.c", &[7; 5000], XattrFlags::empty())), Some(libc::E2BIG));
+    assert_eq!(rustix::fs::getxattr_query(&file, "trusted.b").unwrap(), 3000);
+    let short = rustix::fs::getxattr(&file, "trusted.b", &mut buffer[..10]);
+    assert_eq!(errno(short.map_err(Error::from)), Some(libc::ERANGE));
+    assert_eq!(rustix::fs::getxattr(&file, "trusted.b", &mut buffer).unwrap(), 3000);
+    let len = rustix::fs::listxattr(&file, &mut buffer).unwrap();
+    assert_eq!(&buffer[..len], b"trusted.b\0user.a\0");
+    rustix::fs::removexattr(&file, "user.a").unwrap();
+    assert_eq!(errno(rustix::fs::removexattr(&file, "user.a").map_err(Error::from)), Some(libc::ENODATA));
+    let acl = rustix::fs::setxattr(&file, "system.posix_acl_access", &[2, 0, 0, 0], XattrFlags::empty());
+    assert_eq!(errno(acl.map_err(Error::from)), Some(libc::EOPNOTSUPP));
+    mount.end();
+}
+
+fn holes_and_preallocation() {
+    for cache in CACHES {
+        let mount = Mount::new(cache, 32);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(mount.path("f")).unwrap();
+        file.write_all_at(&[1; 8192], 1 << 20).unwrap();
+        file.write_all_at(&[2; 100], 3 << 20).unwrap();
+        let seek = |whence: SeekFrom| (&file).seek(whence);
+        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).unwrap(), 1 << 20);
+        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(1 << 20)).unwrap(), (1 << 20) + 8192);
+        let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(4 << 20));
+        assert_eq!(errno(end.map_err(Error::from)), Some(libc::ENXIO));
+        assert_eq!(seek(SeekFrom::End(0)).unwrap(), (3 << 20) + 100);
+        assert_eq!(file.metadata().unwrap().blocks(), 3 * 8);
+
+        fallocate(&file, FallocateFlags::KEEP_SIZE, 4 << 20, 1 << 20).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), (3 << 20) + 100);
+        assert_eq!(file.metadata().unwrap().blocks(), (3 + 256) * 8);
+        fallocate(&file, FallocateFlags::empty(), 4 << 20, 1 << 20).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 5 << 20);
+        fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, (1 << 20) + 10, 4096).unwrap();
+        fallocate(&file, FallocateFlags::ZERO_RANGE, (1 << 20) + 8000, 50).unwrap();
+        let mut found = [9; 8192];
+        file.read_exact_at(&mut found, 1 << 20).unwrap();
+        let expected = |i: usize| u8::from(!(10..4106).contains(&i) && !(8000..8050).contains(&i));
+        assert!(found.iter().enumerate().all(|(i, byte)| *byte == expected(i)));
+        let collapse = fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096);
+        assert_eq!(errno(collapse.map_err(Error::from)), Some(libc::EOPNOTSUPP));
+        drop(file);
+        mount.end();
+    }
+}
+
+fn ranges_are_copied_from_file_to_file() {
+    let mount = Mount::new(Cache::Kernel, 64);
+    let data: Vec<u8> = (0..20_000_000_u32).map(|i| (i / 5) as u8).collect();
+    fs::write(mount.path("a"), &data).unwrap();
+    let (from, to) = (File::open(mount.path("a")).unwrap(), File::create(mount.path("b")).unwrap());
+    let (mut at, mut to_at) = (1000, 50);
+    while rustix::fs::copy_file_range(&from, Some(&mut at), &to, Some(&mut to_at), 1 << 30).unwrap() > 0 {}
+    let copied = fs::read(mount.path("b")).unwrap();
+    assert!(copied[..50] == [0; 50] && copied[50..] == data[1000..]);
+    drop((from, to));
+    mount.end();
+}
+
+fn appends_of_several_processes_do_not_overlap() {
+    for cache in CACHES {
+        let mount = Mount::new(cache, 32);
+        let script = "i=0; while [ $i -lt 200 ]; do echo $0-$i >> f; i=$((i+1)); done";
+        let start = |name| Command::new("sh").args(["-ec", script, name]).current_dir(mount.dir()).spawn().unwrap();
+        let writers = ["a", "b", "c"].map(start);
+        writers.into_iter().for_each(|mut writer| assert!(writer.wait().unwrap().success()));
+        let text = fs::read_to_string(mount.path("f")).unwrap();
+        for name in ["a", "b", "c"] {
+            let own: Vec<_> = text.lines().filter_map(|line| line.strip_prefix(&format!("{name}-"))).collect();
+            assert!(own.iter().enumerate().all(|(i, line)| *line == i.to_string()) && own.len() == 200, "{text}");
+        }
+        mount.end();
+    }
+}
+
+fn direct_input_and_output_of_several_threads() {
+    for cache in CACHES {
+        let mount = Mount::new(cache, 64);
+        let open = || {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).custom_flags(libc::O_DIRECT);
+            options.open(mount.path("f")).unwrap()
+        };
+        thread::scope(|scope| {
+            for writer in 0..4_u64 {
+                scope.spawn(move || {
+                    let file = open();
+                    let mut aligned = vec![0_u8; 12288];
+                    let at = aligned.as_ptr().align_offset(4096);
+                    for round in 0..64 {
+                        let block = &mut aligned[at..at + 4096];
+                        block.fill((writer * 64 + round) as u8);
+                        file.write_all_at(block, (round * 4 + writer) * 4096).unwrap();
+                    }
+                });
+            }
+        });
+        let data = fs::read(mount.path("f")).unwrap();
+        assert_eq!(data.len(), 256 * 4096);
+        let block = |i: usize| (i % 4 * 64 + i / 4) as u8;
+        assert!(data.chunks(4096).enumerate().all(|(i, bytes)| bytes.iter().all(|byte| *byte == block(i))));
+        mount.end();
+    }
+}
+
+/// A mapping of a file.
+fn map(file: &File, len: usize, flags: MapFlags) -> &'static mut [u8] {
+    // SAFETY: a new mapping, which is used within the file's size and unmapped after its last use.
+    unsafe {
+        let at = mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0).unwrap();
+        std::slice::from_raw_parts_mut(at.cast(), len)
+    }
+}
+
+fn mapped_files_and_writes_see_each_other() {
+    for cache in CACHES {
+        let mount = Mount::new(cache, 32);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(mount.path("f")).unwrap();
+        file.write_all_at(&[1; 65536], 0).unwrap();
+        let shared = map(&file, 65536, MapFlags::SHARED);
+        let private = map(&file, 65536, MapFlags::PRIVATE);
+        assert_eq!((shared[5], private[70]), (1, 1));
+        private[70] = 9;
+        shared[5] = 2;
+        // SAFETY: the mapping above.
+        unsafe { msync(shared.as_mut_ptr().cast(), 65536, MsyncFlags::SYNC).unwrap() };
+        let mut found = [0; 100];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert_eq!((found[5], found[70]), (2, 1));
+        file.write_all_at(&[3; 4096], 4096).unwrap();
+        assert_eq!(shared[5000], 3);
+        shared[40000] = 4;
+        // SAFETY: both mappings are used no more.
+        unsafe {
+            munmap(shared.as_mut_ptr().cast(), 65536).unwrap();
+            munmap(private.as_mut_ptr().cast(), 65536).unwrap();
+        }
+        drop(file);
+        assert_eq!(fs::read(mount.path("f")).unwrap()[40000], 4);
+        mount.end();
+    }
+}
+
+fn locks_wait_and_end_with_their_process() {
+    let mount = Mount::new(Cache::Kernel, 8);
+    let file = File::create(mount.path("f")).unwrap();
+    let script = "exec 9<f; flock 9; echo locked; exec sleep 1000";
+    let mut holder = Command::new("sh");
+    holder.args(["-ec", script]).current_dir(mount.dir()).stdout(std::process::Stdio::piped());
+    let mut holder = holder.spawn().unwrap();
+    let mut said = [0; 7];
+    holder.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let busy = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+    assert_eq!(errno(busy.map_err(Error::from)), Some(libc::EAGAIN));
+    // More that wait than there are workers, and the mount works on.
+    thread::scope(|scope| {
+        let waiters: Vec<_> = (0..8)
+            .map(|_| {
+                let file = File::open(mount.path("f")).unwrap();
+                scope.spawn(move || rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap())
+            })
+            .collect();
+        fs::write(mount.path("g"), b"works").unwrap();
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+    });
+    let python = "import fcntl,os,sys\nf=open('f','r+b')\nfcntl.lockf(f,fcntl.LOCK_EX,10,5)\n\
+        g=open('f','r+b')\npid=os.fork()\nif pid==0:\n  try:\n    fcntl.lockf(g,fcntl.LOCK_EX|fcntl.LOCK_NB,1,14)\n\
+        \x20 except BlockingIOError:\n    os._exit(7)\n  os._exit(0)\n\
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid,0)[1]))";
+    let ended = Command::new("python3").args(["-c", python]).current_dir(mount.dir()).status().unwrap();
+    assert_eq!(ended.code(), Some(7), "another process has the record");
+    drop(file);
+    mount.end();
+}
+
+fn special_files() {
+    let mount = Mount::new(Cache::Kernel, 8);
+    let make = |name: &str, kind, dev| mknodat(CWD, mount.path(name), kind, Mode::from_raw_mode(0o640), dev).unwrap();
+    make("pipe", FileType::Fifo, 0);
+    make("null", FileType::CharacterDevice, rustix::fs::makedev(1, 3));
+    make("block", FileType::BlockDevice, rustix::fs::makedev(250, 300));
+    let socket = std::os::unix::net::UnixListener::bind(mount.path("socket")).unwrap();
+    let kind = |name: &str| fs::symlink_metadata(mount.path(name)).unwrap();
+    assert!(kind("pipe").file_type().is_fifo() && kind("socket").file_type().is_socket());
+    assert_eq!(kind("block").rdev(), rustix::fs::makedev(250, 300));
+    OpenOptions::new().write(true).open(mount.path("null")).unwrap().write_all(b"x").unwrap();
+    let reader = thread::spawn({
+        let pipe = mount.path("pipe");
+        move || fs::read(pipe).unwrap()
+    });
+    fs::write(mount.path("pipe"), b"through").unwrap();
+    assert_eq!(reader.join().unwrap(), b"through");
+    drop(socket);
+    mount.end();
+}
+
+fn groups_of_set_group_id_directories() {
+    let mount = Mount::new(Cache::Kernel, 8);
+    let dir = mount.path("d");
+    fs::create_dir(&dir).unwrap();
+    rustix::fs::chown(&dir, None, Some(Gid::from_raw(USER))).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o2775)).unwrap();
+    fs::create_dir(dir.join("e")).unwrap();
+    File::create(dir.join("e/f")).unwrap();
+    let (e, f) = (fs::metadata(dir.join("e")).unwrap(), fs::metadata(dir.join("e/f")).unwrap());
+    assert_eq!((e.gid(), e.mode() & 0o2000), (USER, 0o2000));
+    assert_eq!((f.gid(), f.mode() & 0o7000), (USER, 0));
+    mount.end();
+}
+
+fn writing_and_owners_take_privileges() {
+    for cache in CACHES {
+        let mount = Mount::new(cache, 16);
+        let file = mount.path("f");
+        let mode = || fs::metadata(&file).unwrap().mode() & 0o7777;
+        let capable = || rustix::fs::getxattr_query(&file, "security.capability").is_ok();
+        let begin = || {
+            fs::write(&file, [1; 10000]).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o6777)).unwrap();
+            assert_eq!(mode(), 0o6777);
+        };
+        let cases = [
+            ("printf x > f", 0o777),
+            ("printf x >> f", 0o777),
+            ("truncate -s 5 f", 0o777),
+            ("fallocate -l 20000 f", 0o777),
+            ("cp --reflink=never /etc/hostname f", 0o777),
+            ("cat f", 0o6777),
+        ];
+        for (script, after) in cases {
+            begin();
+            let done = as_user(mount.dir(), script);
+            assert!(done.status.success(), "{script}: {done:?}");
+            assert_eq!(mode(), after, "{cache:?}: {script}");
+        }
+        begin();
+        fs::write(&file, b"root keeps them").unwrap();
+        assert_eq!(mode(), 0o6777, "{cache:?}");
+        rustix::fs::chown(&file, Some(Uid::from_raw(USER)), None).unwrap();
+        assert_eq!(mode(), 0o777, "another owner");
+        let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        rustix::fs::setxattr(&file, "security.capability", &capability, XattrFlags::empty()).unwrap();
+        assert!(capable());
+        fs::write(&file, b"even root").unwrap();
+        assert!(!capable());
+        mount.end();
+    }
+}
+
+/// The kernel executed by its own copy of the mode, which a write left as it was.
+fn a_program_that_was_written_runs_without_its_owners_rights() {
+    for cache in CACHES {
+        let mount = Mount::new(cache, 32);
+        let program = mount.path("id");
+        for change in ["printf x >> id", "dd if=id of=id conv=notrunc bs=1k count=1 2>&1", "fallocate -l 1M id"] {
+            fs::copy("/usr/bin/id", &program).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o4777)).unwrap();
+            let runs_as = |script: &str| String::from_utf8(as_user(mount.dir(), script).stdout).unwrap();
+            assert!(runs_as("./id").contains("euid=0"), "{cache:?}: the program does not take its owner's rights");
+            let after = runs_as(&format!("{change}; ./id"));
+            assert!(after.contains("uid=12345") && !after.contains("euid"), "{cache:?}: {change}: {after}");
+        }
+        mount.end();
+    }
+}
+
+fn the_kernel_checks_permissions() {
+    let mount = Mount::new(Cache::Kernel, 8);
+    fs::write(mount.path("secret"), "s").unwrap();
+    fs::set_permissions(mount.path("secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::create_dir(mount.path("tmp")).unwrap();
+    fs::set_permissions(mount.path("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
+    fs::write(mount.path("tmp/roots"), "r").unwrap();
+    for script in ["cat secret", "touch new", "rm tmp/roots", "chmod 777 secret", "mv secret tmp/"] {
+        let done = as_user(mount.dir(), script);
+        assert!(!done.status.success(), "{script}");
+    }
+    let done = as_user(mount.dir(), "echo mine > tmp/mine; chmod 0 tmp/mine; rm -f tmp/mine; cat tmp/roots");
+    assert!(done.status.success(), "{done:?}");
+    mount.end();
+}
+
+fn usage_is_told() {
+    let mount = Mount::new(Cache::Kernel, 16);
+    let before = rustix::fs::statvfs(mount.dir()).unwrap();
+    assert_eq!((before.f_bsize, before.f_namemax), (4096, 255));
+    assert!(before.f_bavail < before.f_bfree && before.f_bfree < before.f_blocks && before.f_ffree < before.f_files);
+    fs::write(mount.path("f"), vec![1; 1 << 20]).unwrap();
+    let after = rustix::fs::statvfs(mount.dir()).unwrap();
+    assert_eq!(before.f_ffree - after.f_ffree, 1);
+    assert!((256..270).contains(&(before.f_bfree - after.f_bfree)));
+    fs::remove_file(mount.path("f")).unwrap();
+    // The kernel says later that it has forgotten the file.
+    while rustix::fs::statvfs(mount.dir()).unwrap().f_ffree != before.f_ffree {
+        thread::yield_now();
+    }
+    mount.end();
+}
+
+fn a_removed_directory_is_still_somebodys_place() {
+    let mount = Mount::new(Cache::Kernel, 8);
+    fs::create_dir(mount.path("d")).unwrap();
+    let place = rustix::fs::open(mount.path("d"), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+    fs::remove_dir(mount.path("d")).unwrap();
+    // Its number is not given to something else.
+    fs::write(mount.path("f"), b"x").unwrap();
+    let found = rustix::fs::fstat(&place).unwrap();
+    assert_eq!((found.st_nlink, FileType::from_raw_mode(found.st_mode)), (0, FileType::Directory));
+    assert_ne!(found.st_ino, fs::metadata(mount.path("f")).unwrap().ino());
+    let made = rustix::fs::mkdirat(&place, "e", Mode::from_raw_mode(0o755));
+    assert_eq!(errno(made.map_err(Error::from)), Some(libc::ENOENT));
+    drop(place);
+    mount.end();
+}

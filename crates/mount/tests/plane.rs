@@ -1,0 +1,289 @@
+//! The plane of a volume, driven by threads of this process, without a mount: threads and files are really where a plan puts them.
+
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use engine::{Engine, JobState, Plane, PlaneError, Settings as Rails, Started};
+use fs::medium::{Mapped, Profile, RegionFile};
+use fs::{Ino, Layout, NewFile, Placement, Volume};
+use host::act::affinity;
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use mount::plane::{Callers, Settings, VolumePlane};
+use placement::{Move, Reason, Snapshot, Subject, nthread};
+use topology::{CpuSet, NodeId, Topology};
+
+const FILE_BYTES: usize = 1 << 20;
+const DEVICE: (u32, u32) = (0, 77);
+
+const TESTS: &[(&str, fn())] = &[
+    ("a_reader_moves_to_its_data_and_back_at_the_end", a_reader_moves_to_its_data_and_back_at_the_end),
+    ("a_recorded_window_gives_the_plan_that_was_made", a_recorded_window_gives_the_plan_that_was_made),
+    ("a_file_is_where_its_move_ended", a_file_is_where_its_move_ended),
+    ("what_is_not_on_the_volume_is_refused", what_is_not_on_the_volume_is_refused),
+    ("what_a_server_does_counts_for_its_caller", what_a_server_does_counts_for_its_caller),
+];
+
+fn main() {
+    let cpus = affinity::get(own_tid()).unwrap().len();
+    let missing = (cpus < 2).then(|| "two nodes are emulated on two CPUs or more".to_owned());
+    let trials = TESTS.iter().map(|(name, test)| {
+        let missing = missing.clone();
+        Trial::ignorable_test(*name, move || match missing {
+            Some(why) => Ok(Completion::ignored_with(why)),
+            None => {
+                test();
+                Ok::<_, Failed>(Completion::Completed)
+            }
+        })
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+}
+
+fn own_tid() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+fn machine() -> Topology {
+    let cpus = topology::sysfs::read(&PathBuf::from("/sys")).unwrap().cpus();
+    Profile::named("optane").unwrap().topology(&cpus, 2, 1 << 30)
+}
+
+/// A volume with a region on each of two nodes.
+fn volume() -> Arc<Volume> {
+    let region = || {
+        let file = File::from(rustix::fs::memfd_create("homenode", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(16 << 20).unwrap();
+        RegionFile { file, bind: None }
+    };
+    let files = [region(), region()];
+    let layout = Layout {
+        volume: [7; 16],
+        created: 1,
+        nodes: vec![Some(0), Some(1)],
+        names: Vec::new(),
+        bytes_per_inode: 16384,
+        journals: 2,
+        data_checksums: false,
+        owner: (0, 0),
+    };
+    let mapped = Arc::new(Mapped::new(&files).unwrap());
+    fs::mkfs(Box::new(Arc::clone(&mapped)), &layout).unwrap();
+    let options = fs::Options { topology: Some(machine()), ..fs::Options::default() };
+    Arc::new(Volume::mount(Box::new(mapped), options).unwrap())
+}
+
+fn file_on(volume: &Volume, name: &str, node: u32) -> Ino {
+    let new = NewFile { mode: 0o100_644, ..NewFile::default() };
+    let ino = volume.create(Ino::ROOT, name.as_bytes(), new).unwrap().ino;
+    volume.write_to(ino, 0, &vec![7; FILE_BYTES], Placement::Node(node)).unwrap();
+    ino
+}
+
+fn plane(volume: &Arc<Volume>) -> VolumePlane {
+    let settings = Settings { device: DEVICE, own_threads: true, ..Settings::default() };
+    VolumePlane::open(Arc::clone(volume), Callers::start(machine()).unwrap(), settings).unwrap()
+}
+
+fn id(ino: Ino) -> String {
+    format!("{}:{}:{}", DEVICE.0, DEVICE.1, ino.raw())
+}
+
+fn eager() -> nthread::Settings {
+    nthread::Settings { min_bytes: 1, locality_margin: 1.0, ..nthread::Settings::default() }
+}
+
+/// Runs `work` beside a thread that reads a file over and over; `work` gets that thread's id.
+fn beside_a_reader(volume: &Volume, ino: Ino, work: impl FnOnce(u32)) {
+    let (stop, tid) = (AtomicBool::new(false), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut out = vec![0; 65_536];
+            tid.store(own_tid(), Ordering::Release);
+            while !stop.load(Ordering::Relaxed) {
+                for offset in (0..FILE_BYTES as u64).step_by(out.len()) {
+                    assert_eq!(volume.read(ino, offset, &mut out).unwrap(), out.len());
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        /// Also when `work` panics: the scope waits for the reader.
+        struct Stop<'a>(&'a AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let _stop = Stop(&stop);
+        while tid.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        work(tid.load(Ordering::Acquire));
+    });
+}
+
+fn cpus_of(node: u32) -> CpuSet {
+    machine().node(NodeId(node)).unwrap().cpus.clone()
+}
+
+fn a_reader_moves_to_its_data_and_back_at_the_end() {
+    let volume = volume();
+    // One node after the other: from one of them it has to move.
+    for node in [1, 0] {
+        let ino = file_on(&volume, &format!("file{node}"), node);
+        beside_a_reader(&volume, ino, |tid| {
+            let before = affinity::get(tid).unwrap();
+            let policy = placement::policy("nthread-rl", &eager()).unwrap();
+            let settings = Rails { window_s: 0.05, dwell_s: 0.0, ..Rails::default() };
+            let mut engine = Engine::new(plane(&volume), policy, settings, None).unwrap();
+            let mut windows = 0;
+            while affinity::get(tid).unwrap() == before {
+                // One that runs on its home node by chance is left there.
+                affinity::set(tid, &cpus_of(1 - node)).unwrap();
+                affinity::set(tid, &before).unwrap();
+                engine.step().unwrap();
+                windows += 1;
+                assert!(windows < 400, "the reader has not moved");
+            }
+            assert_eq!(affinity::get(tid).unwrap(), cpus_of(node));
+            let report = engine.step().unwrap();
+            let thread = report.snapshot.threads.iter().find(|t| t.tid == tid).unwrap();
+            assert_eq!((thread.node, thread.read_bytes.total() > 0), (NodeId(node), true));
+            assert_eq!(thread.remote_bytes(), 0);
+            assert_eq!(engine.finish().restored, 1);
+            assert_eq!(affinity::get(tid).unwrap(), before);
+        });
+    }
+}
+
+fn a_recorded_window_gives_the_plan_that_was_made() {
+    let volume = volume();
+    let ino = file_on(&volume, "file", 1);
+    beside_a_reader(&volume, ino, |tid| {
+        let policy = placement::policy("nthread", &eager()).unwrap();
+        let settings = Rails { window_s: 0.05, dry_run: true, ..Rails::default() };
+        let mut engine = Engine::new(plane(&volume), policy, settings, None).unwrap();
+        for _ in 0..20 {
+            let report = engine.step().unwrap();
+            let recorded = Snapshot::from_json(&report.snapshot.to_json().unwrap()).unwrap();
+            assert_eq!(recorded, report.snapshot);
+            let mut again = placement::policy("nthread", &eager()).unwrap();
+            let plan = again.decide(&recorded.topology(), &recorded);
+            assert_eq!((plan.moves, plan.declined), (report.plan.moves, report.plan.declined));
+        }
+        // Exact: every byte is of this thread and file, and of node 1.
+        let mut plane = plane(&volume);
+        let window = plane.observe(Duration::from_millis(50)).unwrap();
+        let thread = window.threads.iter().find(|t| t.tid == tid).unwrap();
+        assert_eq!(thread.pid, std::process::id());
+        assert_eq!(thread.read_bytes.total(), thread.read_bytes.get(NodeId(1)));
+        assert_eq!((thread.files.len(), thread.files[0].file.as_str()), (1, id(ino).as_str()));
+        assert_eq!((thread.files[0].read_size, thread.shares_file), (Some(65_536), false));
+        let file = &window.files[0];
+        assert_eq!(
+            (file.size, file.bytes.get(NodeId(1)), file.readers.as_slice()),
+            (Some(1 << 20), 1 << 20, &[tid][..])
+        );
+        assert_eq!((file.movable, file.opens), (Some(true), Some(0)));
+    });
+}
+
+fn mv(file: String, generation: Option<u64>, to: u32) -> Move {
+    let (from, to) = (NodeId(u32::from(to == 0)), NodeId(to));
+    Move::File { file, generation, from, to, reason: Reason::OverloadedHome, why: String::new().into() }
+}
+
+fn a_file_is_where_its_move_ended() {
+    let volume = volume();
+    let ino = file_on(&volume, "file", 0);
+    let generation = Some(u64::from(volume.stat(ino).unwrap().generation));
+    beside_a_reader(&volume, ino, |_| {
+        let mut plane = plane(&volume);
+        for to in [1, 0] {
+            let mv = mv(id(ino), generation, to);
+            assert!(plane.prepare(&mv).unwrap().is_empty());
+            let Started::Job(job) = plane.start(&mv, &[], &mut |_| Ok(())).unwrap() else { panic!("not a job") };
+            let end = loop {
+                let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
+                if progress.state != JobState::Running {
+                    break progress;
+                }
+                std::thread::yield_now();
+            };
+            assert_eq!((end.state, end.done, end.bytes), (JobState::Done, FILE_BYTES as u64, FILE_BYTES as u64));
+            assert_eq!(volume.bytes_by_node(ino).unwrap(), [(Some(to), FILE_BYTES as u64)].into());
+        }
+        // At one byte a second it would take days.
+        plane.pace(1.0);
+        let mv = mv(id(ino), generation, 1);
+        plane.prepare(&mv).unwrap();
+        let Started::Job(job) = plane.start(&mv, &[], &mut |_| Ok(())).unwrap() else { panic!("not a job") };
+        plane.cancel(job);
+        while plane.poll().into_iter().any(|p| p.state == JobState::Running) {
+            std::thread::yield_now();
+        }
+        assert_eq!(volume.open_count(ino).unwrap(), 0);
+    });
+}
+
+fn what_is_not_on_the_volume_is_refused() {
+    let volume = volume();
+    let ino = file_on(&volume, "file", 0);
+    let generation = u64::from(volume.stat(ino).unwrap().generation);
+    let mut plane = plane(&volume);
+    let mut why = |mv: &Move| match plane.prepare(mv).unwrap_err() {
+        PlaneError::Refused { reason, .. } => reason,
+        PlaneError::Gone { .. } => "gone",
+        PlaneError::Broken(error) => panic!("{error}"),
+    };
+    assert_eq!(why(&mv(format!("8:1:{}", ino.raw()), None, 1)), "not_of_this_volume");
+    assert_eq!(why(&mv(format!("{}:{}:x", DEVICE.0, DEVICE.1), None, 1)), "not_of_this_volume");
+    assert_eq!(why(&mv(id(ino), Some(generation + 1), 1)), "gone");
+    assert_eq!(why(&mv(id(ino), Some(generation), 5)), "no_region_on_node");
+    volume.unlink(Ino::ROOT, b"file").unwrap();
+    assert_eq!(why(&mv(id(ino), Some(generation), 1)), "gone");
+    // A move that nobody prepared.
+    let unprepared = mv(id(ino), None, 1);
+    let error = plane.start(&unprepared, &[], &mut |_| Ok(())).unwrap_err();
+    assert!(
+        matches!(error, PlaneError::Refused { reason: "not_prepared", .. }),
+        "{error} {}",
+        Subject::of(&unprepared)
+    );
+}
+
+/// A thread works for another one: bytes count for that one, and what it writes lands where that one runs.
+fn what_a_server_does_counts_for_its_caller() {
+    let volume = volume();
+    let ino = file_on(&volume, "file", 0);
+    let callers = Callers::start(machine()).unwrap();
+    let settings = Settings { device: DEVICE, own_threads: true, ..Settings::default() };
+    let mut plane = VolumePlane::open(Arc::clone(&volume), Arc::clone(&callers), settings).unwrap();
+    let (asked, done) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    let tid = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            affinity::set(own_tid(), &cpus_of(1)).unwrap();
+            tid.store(own_tid(), Ordering::Release);
+            asked.wait();
+            done.wait();
+        });
+        asked.wait();
+        let tid = tid.load(Ordering::Acquire);
+        // The first request makes the thread known; its node is known after a look.
+        callers.enter(tid, || volume.stat(ino)).unwrap();
+        callers.look();
+        callers.enter(tid, || volume.write(ino, 0, &[1; 4096])).unwrap();
+        let window = plane.observe(Duration::ZERO).unwrap();
+        let thread = &window.threads[0];
+        assert_eq!((window.threads.len(), thread.tid, thread.node), (1, tid, NodeId(1)));
+        assert_eq!((thread.write_bytes.get(NodeId(1)), thread.write_bytes.total()), (4096, 4096));
+        assert!(thread.held.as_ref().is_some_and(|why| why.contains("affinity of its own")), "{:?}", thread.held);
+        done.wait();
+    });
+    assert_eq!(volume.bytes_by_node(ino).unwrap()[&Some(1)], 4096);
+}
