@@ -141,7 +141,7 @@ fn measure(path: &Path, bytes: u64, rounds: usize, out: &Path) {
         let before = cpu_s(ClockId::ThreadCPUTime);
         let sampled = program.rate(|until| {
             while Instant::now() < until {
-                mapped.sample(&[pid]).unwrap();
+                mapped.sample(&[pid], 0.03).unwrap();
                 std::thread::sleep(Duration::from_secs(1).min(until.saturating_duration_since(Instant::now())));
             }
         });

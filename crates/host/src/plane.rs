@@ -184,7 +184,7 @@ impl HostPlane {
         };
         observer.ignore(facts.tid());
         let mapped = match settings.mapped {
-            true => Some(Watcher::start(&settings.observe.proc_root, &topology)?),
+            true => Some(Watcher::start(&settings.observe.proc_root, &topology, budget)?),
             false => None,
         };
         let meter = Meter::open(&settings.sys_root, &topology);

@@ -1,5 +1,6 @@
 //! Starts homenode as a user does, and reads its JSON lines.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
@@ -28,6 +29,15 @@ pub struct Window {
     pub held_back: Vec<Move>,
     /// Moves refused.
     pub refused: Vec<Move>,
+    /// Limits of the observation, and remarks of the policy and the engine.
+    pub notes: Vec<String>,
+}
+
+/// The notes of the last windows, each once: what to read when nothing moved.
+pub fn last_notes(windows: &[Window]) -> String {
+    let notes: BTreeSet<&str> =
+        windows.iter().rev().take(12).flat_map(|window| &window.notes).map(String::as_str).collect();
+    notes.into_iter().collect::<Vec<_>>().join("; ")
 }
 
 /// A move with its reason.
@@ -171,7 +181,7 @@ mod tests {
     fn window(read_bytes: u64, remote_bytes: u64) -> Window {
         let remote_share = (read_bytes > 0).then(|| remote_bytes as f64 / read_bytes as f64);
         let (moves, held_back, refused) = (Vec::new(), Vec::new(), Vec::new());
-        Window { window: 1, window_s: 1.0, remote_share, read_bytes, remote_bytes, moves, held_back, refused }
+        Window { window: 1, window_s: 1.0, remote_share, read_bytes, remote_bytes, moves, held_back, refused, notes: Vec::new() }
     }
 
     #[test]

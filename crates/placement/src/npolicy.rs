@@ -127,7 +127,7 @@ impl NPolicy {
     /// its threads are on.
     fn judge(&self, touched: &BTreeMap<NodeId, Touched>, home: NodeId, runs_on: &[NodeId]) -> Option<Verdict> {
         let total: f64 = touched.values().map(|t| t.all).sum();
-        if total < self.settings.min_bytes as f64 * f64::from(self.epoch.windows) || total <= 0.0 {
+        if total <= 0.0 {
             return None;
         }
         let most = |key: fn(&Touched) -> f64| {
@@ -194,6 +194,16 @@ impl Policy for NPolicy {
             };
             let Some(home) = node_of(threads) else { continue };
             let runs_on: Vec<NodeId> = threads.iter().map(|t| t.node).collect();
+            let total: f64 = touched.values().map(|t| t.all).sum();
+            if total < self.settings.min_bytes as f64 * f64::from(self.epoch.windows) {
+                if total > 0.0 {
+                    let (a_window, least) = (total / f64::from(self.epoch.windows), self.settings.min_bytes as f64);
+                    let text =
+                        format!("it touched {} of mapped files a window, less than {}", show(a_window), show(least));
+                    plan.notes.push(format!("process {pid}: left alone, because {text}"));
+                }
+                continue;
+            }
             let Some(verdict) = self.judge(touched, home, &runs_on) else { continue };
             for thread in threads {
                 let to = seat(topology, &used, &thread.allowed_nodes, verdict.node);

@@ -111,7 +111,8 @@ fn file_to_readers(bench: &Bench, dir: &Path) -> Outcome {
     let (file, busy) = (create(dir.join("file"))?, create(dir.join("busy"))?);
     let start = |file: &Path, count: usize, node: u32, duty: f64| -> Result<Readers> {
         let mut options: Vec<String> = ["--seconds", "3600", "--duty"].map(str::to_owned).into();
-        options.extend([duty.to_string(), "--begin-on".to_owned(), bench.machine.list_of(node)]);
+        // Bound, as the kernel would move them; only the file may move here.
+        options.extend([duty.to_string(), "--on".to_owned(), bench.machine.list_of(node)]);
         options.extend(std::iter::repeat_n(file.display().to_string(), count));
         Readers::start(&homenode_load(), options)
     };

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use lab::cache;
-use lab::daemon::{Daemon, Window};
+use lab::daemon::{Daemon, Window, last_notes};
 use lab::machine::Machine;
 use lab::readers::Readers;
 use lab::threads::{self, Thread};
@@ -110,7 +110,7 @@ impl Bench {
                 return Ok(readers);
             }
         }
-        anyhow::bail!("the kernel put every reader beside its data, ten times")
+        bail!("the kernel put every reader beside its data, ten times")
     }
 }
 
@@ -157,8 +157,8 @@ pub fn windows_until(
         }
     }
     let shares: Vec<_> = windows.iter().map(|w| (w.remote_share, w.moves.len(), w.held_back.len())).collect();
-    ensure!(false, "no {what} within {most} windows (remote share, moves, held back: {shares:?})");
-    Ok(windows)
+    let notes = last_notes(&windows);
+    bail!("no {what} within {most} windows (remote share, moves, held back: {shares:?}); notes: {notes}")
 }
 
 /// Waits for this many windows.

@@ -293,12 +293,12 @@ impl FileMove {
             // What has not been tried would fail likewise.
             self.sum.no_memory += self.give_up();
         } else if window.done()
-            && let Some(window) = self.window.take()
+            && let Some(mut window) = self.window.take()
         {
-            let (offset, unsure) = (window.offset, window.unsure);
+            window.settle()?;
             let tally = window.tally().clone();
-            if tally.left() > 0 || unsure {
-                self.again.push(Visit { offset, left: tally });
+            if tally.left() > 0 {
+                self.again.push(Visit { offset: window.offset, left: tally });
             } else {
                 self.sum.add(&tally);
             }

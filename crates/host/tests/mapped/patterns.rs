@@ -148,7 +148,7 @@ fn in_a_thread_of_its_own() -> Outcome {
     let mut program = Program::start(&file)?;
     program.tell("map")?;
     let pid = program.pid();
-    let watcher = Watcher::start(Path::new("/proc"), &topology::sysfs::read(Path::new("/sys"))?)?;
+    let watcher = Watcher::start(Path::new("/proc"), &topology::sysfs::read(Path::new("/sys"))?, 0.03)?;
     let until = |there: bool| loop {
         let (seen, notes) = watcher.window(vec![pid]);
         if seen.is_empty() != there {

@@ -34,6 +34,9 @@ struct Args {
     /// Begin, and allocate memory, on these CPUs (as in `0-3,8`); afterwards the threads may run on every CPU again
     #[arg(long, value_name = "CPUS")]
     begin_on: Option<String>,
+    /// Run, and allocate memory, on these CPUs only
+    #[arg(long, value_name = "CPUS", conflicts_with = "begin_on")]
+    on: Option<String>,
     /// Instead of reading, fork this many short-lived children a second
     #[arg(long, value_name = "PER_SECOND", conflicts_with = "files")]
     forks: Option<u32>,
@@ -56,9 +59,9 @@ fn run_with(args: &Args) -> Result<()> {
 
 fn read_all(args: &Args, time: Duration) -> Result<()> {
     let anywhere = lab::threads::affinity()?;
-    if let Some(cpus) = &args.begin_on {
-        lab::threads::set_affinity(0, &lab::machine::parse_list(cpus)?)
-            .with_context(|| format!("--begin-on {cpus}"))?;
+    if let Some(cpus) = args.begin_on.as_ref().or(args.on.as_ref()) {
+        let set = |cpus: &str| lab::threads::set_affinity(0, &lab::machine::parse_list(cpus)?);
+        set(cpus).with_context(|| format!("running on CPUs {cpus}"))?;
     }
     // Not zero, so that every page is allocated.
     let memory = vec![1u8; args.memory << 20];

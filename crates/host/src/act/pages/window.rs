@@ -43,14 +43,14 @@ pub(super) struct Tried {
 #[derive(Debug)]
 pub(super) struct Window {
     pub offset: u64,
-    /// A page vanished between two questions, or something else holds it back: look again.
-    pub unsure: bool,
     at: usize,
     /// Bytes of the file in this window.
     len: u64,
     to: NodeId,
     /// Addresses of pages that are elsewhere; taken from the end.
     queue: Vec<usize>,
+    /// Cached pages for which the kernel named no node: they have left the memory, or something else moves them just now.
+    lost: Vec<usize>,
     /// Pages of one call.
     chunk: usize,
     /// One page of so many is asked for first.
@@ -74,20 +74,23 @@ impl Window {
         if len == 0 || file.cached(offset, len) == Some(0) {
             return Ok(None);
         }
-        let page = rustix::param::page_size();
         let bytes = usize::try_from(len).map_err(io::Error::other)?;
         let at = arena.map(0, &file.fd, offset, bytes)?;
-        let pages = bytes.div_ceil(page);
-        let cached = match cached::pages(at, pages)? {
-            Pages::Some(cached) => cached,
-            Pages::All(pages) => vec![1; pages],
-            Pages::None => Vec::new(),
+        let mut window = Self {
+            offset,
+            at,
+            len,
+            to,
+            queue: Vec::new(),
+            lost: Vec::new(),
+            chunk: 0,
+            stride,
+            tally: Tally::default(),
         };
-        let mut window =
-            Self { offset, unsure: false, at, len, to, queue: Vec::new(), chunk: 0, stride, tally: Tally::default() };
-        let mut found = Vec::with_capacity(pages);
+        let page = rustix::param::page_size();
+        let mut found = Vec::new();
         let mut start = at;
-        for run in cached.chunk_by(|a, b| a & 1 == b & 1) {
+        for run in window.cached()?.chunk_by(|a, b| a & 1 == b & 1) {
             let bytes = run.len() * page;
             if run.first().is_some_and(|c| c & 1 == 1) {
                 populate(start, bytes)?;
@@ -104,6 +107,31 @@ impl Window {
             window.queue.reverse();
         }
         Ok(Some(window))
+    }
+
+    /// For each page of the window, whether it is cached: bit 0.
+    fn cached(&self) -> io::Result<Vec<u8>> {
+        let pages = (self.len as usize).div_ceil(rustix::param::page_size());
+        Ok(match cached::pages(self.at, pages)? {
+            Pages::Some(cached) => cached,
+            Pages::All(pages) => vec![1; pages],
+            Pages::None => Vec::new(),
+        })
+    }
+
+    /// Looks again at the pages for which the kernel named no node. Those still cached count as in use: something else, such as
+    /// the kernel's own balancing of a program that maps them, moved them at that moment.
+    pub(super) fn settle(&mut self) -> io::Result<()> {
+        if self.lost.is_empty() {
+            return Ok(());
+        }
+        let cached = self.cached()?;
+        let page = rustix::param::page_size();
+        let is_cached = |lost: &usize| cached.get((lost - self.at) / page).is_some_and(|c| c & 1 == 1);
+        let held: u64 = self.lost.iter().filter(|lost| is_cached(lost)).map(|lost| self.bytes(*lost)).sum();
+        self.lost.clear();
+        self.tally.in_use += held;
+        Ok(())
     }
 
     /// Whether all its pages have been tried.
@@ -170,7 +198,7 @@ impl Window {
             match node {
                 Some(node) if node == self.to => self.tally.there += self.bytes(*page),
                 Some(_) => elsewhere.push(*page),
-                None => self.unsure = true,
+                None => self.lost.push(*page),
             }
         }
         Ok(elsewhere)
@@ -203,4 +231,29 @@ fn populate(start: usize, len: usize) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::residency::open;
+
+    #[test]
+    fn a_page_that_something_else_moves_just_now_counts_as_in_use_and_one_that_has_gone_does_not() {
+        let page = rustix::param::page_size();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![7; 4 * page]).unwrap();
+        // The fifth page was never written: it is not cached.
+        file.as_file().set_len(5 * page as u64).unwrap();
+        let opened = open::open(file.path()).unwrap();
+        let arena = Arena::reserve(1, 8 * page, page).unwrap();
+        let mut window = Window::open(&arena, &opened, 0, 8 * page as u64, NodeId(0), (0, 1)).unwrap().unwrap();
+        window.lost = vec![window.at + page, window.at + 4 * page];
+        let before = window.tally.in_use;
+        window.settle().unwrap();
+        assert_eq!(window.tally.in_use - before, page as u64);
+        assert!(window.lost.is_empty());
+    }
 }

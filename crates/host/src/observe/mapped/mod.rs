@@ -54,8 +54,11 @@ pub const LEAST_BYTES: u64 = 1 << 20;
 /// twice as many.
 pub const RULE: Rule = Rule { least: 2, of: 4 };
 
-/// Share of one CPU that sampling may take, a third of what the daemon may, and share of its time that a process may lose by it.
-const SHARE: f64 = 0.01;
+/// Part of the daemon's budget that sampling may take: of 3 % of a CPU, 1 %.
+const SHARE: f64 = 1.0 / 3.0;
+
+/// Share of its time that a process may lose by being sampled.
+const LOST: f64 = 0.01;
 
 /// Seconds for which an unused share is kept: N-Policy's epoch.
 const KEPT_S: f64 = 10.0;
@@ -114,17 +117,19 @@ impl Mapped {
             proc_root: proc_root.to_owned(),
             clears_dax: at_least(&rustix::system::uname().release().to_string_lossy(), 6, 16),
             processes: FxHashMap::default(),
-            credit_s: SHARE,
+            credit_s: 0.0,
             credited: Instant::now(),
         })
     }
 
     /// Samples these processes, those first that have waited longest, until the budget is used up. Forgets all others. Returns
-    /// the latest figures of each, whether sampled now or before, and what they do not show.
-    pub fn sample(&mut self, pids: &[u32]) -> Result<(Vec<MappedProcess>, Vec<String>), ObserveError> {
+    /// the latest figures of each, whether sampled now or before, and what they do not show. `budget`: what the daemon may use, as
+    /// a share of one CPU.
+    pub fn sample(&mut self, pids: &[u32], budget: f64) -> Result<(Vec<MappedProcess>, Vec<String>), ObserveError> {
         let now = Instant::now();
-        let earned = now.duration_since(self.credited).as_secs_f64() * SHARE;
-        self.credit_s = (self.credit_s + earned).min(KEPT_S * SHARE);
+        let share = budget * SHARE;
+        let earned = now.duration_since(self.credited).as_secs_f64() * share;
+        self.credit_s = (self.credit_s + earned).min(KEPT_S * share);
         self.credited = now;
         self.processes.retain(|pid, _| pids.contains(pid));
         let mut order = pids.to_vec();
@@ -135,7 +140,7 @@ impl Mapped {
                 break;
             }
             let later = match self.processes.get(&pid) {
-                Some(process) => process.sampled.is_some_and(|at| at.elapsed().as_secs_f64() * SHARE < process.lost_s),
+                Some(process) => process.sampled.is_some_and(|at| at.elapsed().as_secs_f64() * LOST < process.lost_s),
                 None => self.processes.len() >= PROCESSES_MOST,
             };
             if !later {

@@ -43,12 +43,12 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Starts the thread and waits until it can sample.
+    /// Starts the thread and waits until it can sample. `budget`: what the daemon may use, as a share of one CPU.
     ///
     /// # Errors
     ///
     /// As [`Mapped::open`].
-    pub fn start(proc_root: &Path, topology: &Topology) -> Result<Self, ObserveError> {
+    pub fn start(proc_root: &Path, topology: &Topology, budget: f64) -> Result<Self, ObserveError> {
         // One question may wait; a newer one is worth no more.
         let (ask, asked) = mpsc::sync_channel::<Vec<u32>>(1);
         let (tell, told) = mpsc::channel();
@@ -70,7 +70,7 @@ impl Watcher {
                 let _ = tell.send(Ok(()));
                 for pids in asked {
                     lock(&shared).busy = Some(Instant::now());
-                    let sampled = mapped.sample(&pids);
+                    let sampled = mapped.sample(&pids, budget);
                     let mut latest = lock(&shared);
                     latest.busy = None;
                     match sampled {
