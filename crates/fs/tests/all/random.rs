@@ -284,7 +284,7 @@ fn random_operations_do_what_the_reference_does() {
 /// lost on the way, and emptying the volume gives all of them back.
 #[test]
 fn seed_1001_fills_the_volume_with_what_has_names() {
-    let done = run_seed((1001, false), setting("HOMENODE_FS_OPS", 40_000), &[100, 140], any_op, &[]);
+    let done = run_seed((1001, false), 40_000, &[100, 140], any_op, &[]);
     assert!(done < 40_000, "the volume never filled up");
 }
 
