@@ -160,7 +160,8 @@ impl Volume {
 
     /// Cleans a log of which less than half is still true. A failure changes nothing but the time until the next try.
     pub(crate) fn clean_if_worth(&self, inode: &Inode, state: &mut State) {
-        if worth_it(state) {
+        // To write one page costs less than to look at all pages.
+        if worth_it(state) && state.live_slots() >= SLOTS {
             let _ = self.drop_dead_pages(inode, state);
         }
         if worth_it(state) {
@@ -172,7 +173,8 @@ impl Volume {
     pub(crate) fn clean_log_to(&self, inode: &Inode, state: &mut State, region: usize) -> Result<()> {
         let pages = self.log_pages(self.regions.nearest(region), Purpose::Freeing);
         let whose = (inode.ino, inode.generation);
-        let mut new = log::append(&self.store, pages, whose, (state.log.sequence, NO_TAIL), &state.entries())?;
+        let (entries, from) = (state.entries(), (state.log.sequence, NO_TAIL));
+        let mut new = log::append(&self.store, pages, whose, from, entries.iter().map(|(entry, time)| (entry, *time)))?;
         let flushed = std::mem::take(&mut new.dirty).flush(&self.store)?;
         let records = [record(inode, Field::Head, new.head()), record(inode, Field::Tail, new.tail)];
         self.store_records(&records, flushed)?;

@@ -30,11 +30,11 @@ impl Volume {
         let mut flushed = data;
         let mut logs: SmallVec<[(usize, Appended<'_>); 2]> = SmallVec::new();
         for (i, (inode, state)) in locked.0.iter().enumerate() {
-            let own: SmallVec<[_; 4]> = entries.iter().filter(|e| e.0 == inode.ino).map(|e| (e.1, time)).collect();
-            if !own.is_empty() {
+            let mut own = entries.iter().filter(|e| e.0 == inode.ino).map(|e| (&e.1, time)).peekable();
+            if own.peek().is_some() {
                 let at = (state.log.sequence, state.log.tail);
                 let pages = self.log_pages(self.regions.nearest(state.log.tail.page.region()), purpose);
-                let mut appended = log::append(&self.store, pages, (inode.ino, inode.generation), at, &own)?;
+                let mut appended = log::append(&self.store, pages, (inode.ino, inode.generation), at, own)?;
                 flushed = flushed.and(std::mem::take(&mut appended.dirty).flush(&self.store)?);
                 logs.push((i, appended));
             }

@@ -7,28 +7,41 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct FreeMap {
     by_start: BTreeMap<u64, u64>,
     by_len: BTreeSet<(u64, u64)>,
+    /// The run that blocks were last taken from, as length and start, which is not in the maps: taking the next ones from it
+    /// changes none.
+    open: Option<(u64, u64)>,
 }
 
 impl FreeMap {
     /// Runs that do not touch each other, in order.
     pub fn new(runs: &[(u64, u64)]) -> Self {
         let by_len = runs.iter().map(|(start, len)| (*len, *start)).collect();
-        Self { by_start: runs.iter().copied().collect(), by_len }
+        Self { by_start: runs.iter().copied().collect(), by_len, open: None }
     }
 
     /// Gives up to `want` adjacent blocks: the smallest run that has them, else the largest. `None`: nothing is free.
     pub fn take(&mut self, want: u64) -> Option<(u64, u64)> {
-        let (len, start) = self.by_len.range((want, 0)..).next().or_else(|| self.by_len.last()).copied()?;
-        self.remove(start, len);
-        let count = want.min(len);
-        if count < len {
-            self.insert(start + count, len - count);
+        let fits = self.open.filter(|open| *open >= (want, 0));
+        let other = match fits {
+            Some(open) => self.by_len.range((want, 0)..open).next(),
+            None => self.by_len.range((want, 0)..).next().or_else(|| self.by_len.last().max(self.open.as_ref())),
+        };
+        let (len, start) = other.copied().or(fits)?;
+        if self.open != Some((len, start)) {
+            self.close();
+            self.remove(start, len);
         }
+        let count = want.min(len);
+        self.open = (count < len).then_some((len - count, start + count));
         Some((start, count))
     }
 
     /// Takes back blocks and joins them with their neighbours. False: some of them were free already.
     pub fn give(&mut self, start: u64, count: u64) -> bool {
+        let touches = |(len, open): &(u64, u64)| start <= open + len && *open <= start + count;
+        if self.open.as_ref().is_some_and(touches) {
+            self.close();
+        }
         let (mut from, mut len) = (start, count);
         if let Some((&before, &before_len)) = self.by_start.range(..=start).next_back() {
             if before + before_len > start {
@@ -54,8 +67,15 @@ impl FreeMap {
     }
 
     /// All runs, by place.
-    pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+    pub fn runs(&mut self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.close();
         self.by_start.iter().map(|(start, len)| (*start, *len))
+    }
+
+    fn close(&mut self) {
+        if let Some((len, start)) = self.open.take() {
+            self.insert(start, len);
+        }
     }
 
     fn insert(&mut self, start: u64, len: u64) {
@@ -83,9 +103,49 @@ mod tests {
         assert!(map.give(10, 2) && map.give(16, 4) && map.give(12, 4));
         assert!(!map.give(15, 2), "free already");
         assert!(!map.give(5, 6), "free already at its end");
-        assert_eq!(map.by_start, BTreeMap::from([(10, 10)]));
+        assert_eq!(map.runs().collect::<Vec<_>>(), [(10, 10)]);
         let mut map = FreeMap::new(&[(10, 2), (15, 5)]);
         assert_eq!(map.take(2), Some((10, 2)), "the smallest run that is large enough");
         assert_eq!(map.runs().collect::<Vec<_>>(), [(15, 5)]);
+    }
+
+    /// The open run is one among others: which run serves a call does not depend on it, nor does what is refused.
+    #[test]
+    fn an_open_run_changes_no_answer() {
+        let mut random = 1_u64;
+        let mut draw = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let (mut open, mut closed) = (FreeMap::new(&[(0, 500)]), FreeMap::new(&[(0, 500)]));
+        let (mut taken, mut refused, mut none) = (Vec::new(), 0, 0);
+        for _ in 0..20_000 {
+            closed.close();
+            if draw(2) == 0 {
+                let want = 1 + draw(9);
+                let (one, other) = (open.take(want), closed.take(want));
+                assert_eq!(one, other);
+                taken.extend(one);
+                none += u64::from(one.is_none());
+            } else {
+                let (start, count) = match taken.len() as u64 {
+                    0 => continue,
+                    _ if draw(8) == 0 => (draw(500), 1),
+                    len => taken.swap_remove(draw(len) as usize),
+                };
+                let free = closed.runs().any(|(from, len)| start < from + len && from < start + count);
+                assert_eq!((open.give(start, count), closed.give(start, count)), (!free, !free));
+                refused += u64::from(free);
+                // What is left of the run that a block was given back of.
+                let rest = |(from, len): (u64, u64)| {
+                    let inside = from <= start && start < from + len && !free;
+                    let end = if inside { start } else { from + len };
+                    [(from, end - from), (start + 1, if inside { from + len - start - 1 } else { 0 })]
+                };
+                taken = taken.into_iter().flat_map(rest).filter(|(_, len)| *len > 0).collect();
+            }
+        }
+        assert!(open.runs().eq(closed.runs()));
+        assert!(refused > 50 && none > 50, "{refused} {none}");
     }
 }

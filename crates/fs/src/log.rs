@@ -87,21 +87,21 @@ pub struct Pages<'a, 'r> {
 }
 
 /// Writes entries after `sequence` and `tail`: those of a log, or a sequence and [`NO_TAIL`] to begin a new one.
-pub fn append<'a>(
+pub fn append<'a, 'e>(
     store: &Store,
     from: Pages<'a, '_>,
     (ino, generation): (Ino, u32),
     (sequence, tail): (u32, LogPos),
-    entries: &[(Entry<'_>, i64)],
+    entries: impl Iterator<Item = (&'e Entry<'e>, i64)>,
 ) -> Result<Appended<'a>> {
     let fresh = from.allocator.fresh();
     let mut out = Appended { pages: SmallVec::new(), sequence, tail, dirty: Dirty::default(), fresh };
     for (entry, time) in entries {
         if out.tail.slot + entry.slots() > SLOTS {
-            add_page(store, from, (ino, generation), &mut out, *time)?;
+            add_page(store, from, (ino, generation), &mut out, time)?;
         }
         let seal = Seal { ino, generation, sequence: out.sequence };
-        let bytes = entry.encode(seal, out.tail.slot, *time);
+        let bytes = entry.encode(seal, out.tail.slot, time);
         out.dirty.and(store.write(out.tail.page, (out.tail.slot * LINE) as u64, &bytes)?);
         out.tail.slot += entry.slots();
     }

@@ -98,7 +98,7 @@ fn make_root(store: &Store, layout: &Layout) -> Result<Dirty> {
         rdev: 0,
     };
     let entry = (Entry::Attributes(attributes, 0), time);
-    let mut log = log::append(store, pages, (Ino::ROOT, 1), (0, NO_TAIL), &[entry])?;
+    let mut log = log::append(store, pages, (Ino::ROOT, 1), (0, NO_TAIL), std::iter::once((&entry.0, entry.1)))?;
     let mut dirty = std::mem::take(&mut log.dirty);
     let (block, line) = store.inode_at(Ino::ROOT)?;
     dirty.and(store.write(block, line, &inode::encode(Ino::ROOT, 1, log.head(), log.tail))?);

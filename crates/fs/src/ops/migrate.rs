@@ -45,6 +45,10 @@ pub struct Migrated {
     pub overtaken: u64,
     /// The caller stopped it.
     pub cancelled: bool,
+    /// File block at which [`Volume::migrate_from`] goes on.
+    pub next: u64,
+    /// Runs of the file that were looked at.
+    pub looked: u64,
 }
 
 impl Volume {
@@ -55,6 +59,19 @@ impl Volume {
         ino: Ino,
         node: u32,
         rate: Option<u64>,
+        go_on: impl FnMut(Progress) -> bool,
+    ) -> Result<Migrated> {
+        self.migrate_from(ino, node, 0, rate, go_on)
+    }
+
+    /// The same from a file block on, such as where a migration was stopped ([`Migrated::next`]). What is written before that block
+    /// meanwhile stays where the writer put it.
+    pub fn migrate_from(
+        &self,
+        ino: Ino,
+        node: u32,
+        file_block: u64,
+        rate: Option<u64>,
         mut go_on: impl FnMut(Progress) -> bool,
     ) -> Result<Migrated> {
         let region = self.regions.on_node(node).ok_or(Error::NoRegionOnNode(node))?;
@@ -64,7 +81,7 @@ impl Volume {
             self.close(ino)?;
             return Err(Error::Busy);
         }
-        let result = self.migrate_steps(&inode, region, rate, &mut go_on);
+        let result = self.migrate_steps(&inode, region, file_block, rate, &mut go_on);
         inode.write().moving = None;
         inode.migrating.store(false, Ordering::Release);
         self.close(ino)?;
@@ -75,11 +92,12 @@ impl Volume {
         &self,
         inode: &Inode,
         region: usize,
+        file_block: u64,
         rate: Option<u64>,
         go_on: &mut dyn FnMut(Progress) -> bool,
     ) -> Result<Migrated> {
         let began = Instant::now();
-        let (mut done, mut at, mut defeats) = (Migrated::default(), 0, 0);
+        let (mut done, mut defeats) = (Migrated { next: file_block, ..Migrated::default() }, 0);
         loop {
             loop {
                 let blocks = inode.read().extents.blocks();
@@ -94,9 +112,11 @@ impl Volume {
                 }
                 std::thread::sleep(left.min(NAP));
             }
-            let Some(run) = self.next_step(inode, region, at)? else { break };
+            let (run, looked) = self.next_step(inode, region, done.next);
+            done.looked += looked;
+            let Some(run) = run else { break };
             if self.with_room(|| self.migrate_run(inode, region, run, defeats >= DEFEATS))? {
-                (done.moved, at, defeats) = (done.moved + run.count, run.end(), 0);
+                (done.moved, done.next, defeats) = (done.moved + run.count, run.end(), 0);
             } else {
                 (done.overtaken, defeats) = (done.overtaken + 1, defeats + 1);
             }
@@ -108,13 +128,16 @@ impl Volume {
         Ok(done)
     }
 
-    /// The next run that is elsewhere, at most one step long, and notes that it is being copied.
-    fn next_step(&self, inode: &Inode, region: usize, from: u64) -> Result<Option<Run>> {
+    /// The next run that is elsewhere, at most one step long, and how many runs it took to find it. Notes that it is being copied.
+    fn next_step(&self, inode: &Inode, region: usize, from: u64) -> (Option<Run>, u64) {
         let mut state = inode.write();
-        let elsewhere = state.extents.range(from, u64::MAX).find(|run| run.block.region() != region);
+        let mut looked = 0;
+        let mut runs = state.extents.range(from, u64::MAX).inspect(|_| looked += 1);
+        let elsewhere = runs.find(|run| run.block.region() != region);
+        drop(runs);
         let run = elsewhere.map(|run| Run { count: run.count.min(STEP), ..run });
         state.moving = run.map(|run| Moving { file_block: run.file_block, count: run.count, overtaken: false });
-        Ok(run)
+        (run, looked)
     }
 
     /// Moves one run. False: a concurrent change won.
@@ -197,7 +220,7 @@ mod tests {
         volume.write(file, 30 * BLOCK_BYTES, &[1; 20 * BLOCK]).unwrap();
         let inode = volume.inode(file).unwrap();
         let step = |change: &dyn Fn()| {
-            let run = volume.next_step(&inode, 1, 0).unwrap().unwrap();
+            let run = volume.next_step(&inode, 1, 0).0.unwrap();
             let mut fresh = volume.allocator.fresh();
             let new = volume.blocks_in(1, run, &mut fresh).unwrap();
             let copied = volume.copy(&inode.read(), run, &new).unwrap();
@@ -213,7 +236,7 @@ mod tests {
         let mut now = [0; BLOCK];
         volume.read(file, 19 * BLOCK_BYTES, &mut now).unwrap();
         assert_eq!((now[9], now[10]), (2, 1));
-        let run = volume.next_step(&inode, 1, 20).unwrap().unwrap();
+        let run = volume.next_step(&inode, 1, 20).0.unwrap();
         assert_eq!((run.file_block, run.count), (30, 10));
         let new = volume.blocks_in(1, run, &mut volume.allocator.fresh()).unwrap();
         volume.punch_hole(file, 30 * BLOCK_BYTES, BLOCK_BYTES).unwrap();

@@ -128,7 +128,13 @@ impl Volume {
             let run = Run { file_block: 0, block: at, count, unwritten: false };
             entries.push((Entry::Extent(run, Some(new.target.len() as u64)), time));
         }
-        let mut log = log::append(&self.store, pages, (ino, generation), (0, NO_TAIL), &entries)?;
+        let mut log = log::append(
+            &self.store,
+            pages,
+            (ino, generation),
+            (0, NO_TAIL),
+            entries.iter().map(|(entry, time)| (entry, *time)),
+        )?;
         let mut dirty = std::mem::take(&mut log.dirty);
         dirty.and(self.store.write(block, line, &inode::encode(ino, generation, log.head(), log.tail))?);
         let flushed = data.and(dirty.flush(&self.store)?);

@@ -92,8 +92,11 @@ impl Volume {
     /// Bytes of a file's blocks on each node; `None` for regions of which no node is known.
     pub fn bytes_by_node(&self, ino: Ino) -> Result<BTreeMap<Option<u32>, u64>> {
         let mut nodes = BTreeMap::new();
-        for run in self.map(ino)? {
-            *nodes.entry(self.node_of(&run)).or_insert(0) += run.count * BLOCK_BYTES;
+        let inode = self.inode(ino)?;
+        let state = inode.read();
+        check_live(&state)?;
+        for (region, blocks) in state.extents.blocks_by_region().iter().enumerate().filter(|(_, blocks)| **blocks > 0) {
+            *nodes.entry(self.regions.node(region)).or_insert(0) += blocks * BLOCK_BYTES;
         }
         Ok(nodes)
     }

@@ -78,6 +78,45 @@ fn a_migration_stops_when_asked_and_only_one_runs() {
     use_and_empty(&volume).unwrap();
 }
 
+/// A file of many runs that moves in parts: each part goes on where the one before stopped, and looks at no run twice.
+#[test]
+fn a_migration_in_parts_looks_at_each_run_once() {
+    const RUNS: u64 = 300;
+    let ram = Ram::new(blank(&[500, 500]));
+    format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let file = |name: &str| {
+        let file = new_file(&volume, Ino::ROOT, name).unwrap();
+        for run in 0..RUNS {
+            volume.write_to(file, run * 8192, &[run as u8; 4096], fs::Placement::Node(0)).unwrap(); // no two join
+        }
+        assert_eq!(volume.map(file).unwrap().len() as u64, RUNS);
+        file
+    };
+    let in_parts = |file: Ino, resume: bool| {
+        let (mut moved, mut looked, mut next) = (0, 0, 0);
+        loop {
+            let part = volume.migrate_from(file, 1, if resume { next } else { 0 }, None, |p| p.moved < 16).unwrap();
+            (moved, looked, next) = (moved + part.moved, looked + part.looked, part.next);
+            if !part.cancelled {
+                assert_eq!(moved, RUNS);
+                assert_eq!(
+                    volume.bytes_by_node(file).unwrap().into_iter().collect::<Vec<_>>(),
+                    [(Some(1), RUNS * 4096)]
+                );
+                return looked;
+            }
+        }
+    };
+    let resumed = file("resumed");
+    assert_eq!(in_parts(resumed, true), RUNS);
+    volume.unlink(Ino::ROOT, b"resumed").unwrap();
+    // From the beginning each time: those of all parts before, and the first that is elsewhere, once more.
+    let parts = RUNS / 16;
+    let again = (1..=parts).map(|part| part * 16).sum::<u64>();
+    assert_eq!(in_parts(file("restarted"), false), RUNS + again);
+}
+
 /// Names made, moved between directories and removed by four threads: no deadlock, nothing lost.
 #[test]
 fn threads_that_change_the_same_directories() {

@@ -98,6 +98,16 @@ impl Model {
         tree.insert(if path.is_empty() { "/".into() } else { path }, seen);
     }
 
+    /// The nodes that have a name, and one path of each.
+    pub fn inodes(&self) -> BTreeMap<usize, String> {
+        let (mut found, mut todo) = (BTreeMap::new(), vec![(0, String::from("/"))]);
+        while let Some((node, path)) = todo.pop() {
+            todo.extend(self.nodes[node].names.iter().map(|(name, child)| (*child, format!("{path}/{name}"))));
+            found.insert(node, path);
+        }
+        found
+    }
+
     pub fn is_dir(&self, node: usize) -> bool {
         self.nodes[node].mode & 0o170_000 == DIR
     }

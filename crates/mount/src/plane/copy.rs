@@ -31,6 +31,8 @@ pub(super) struct FileCopy {
     copied: Copied,
     copies: Copies,
     began: bool,
+    /// File block at which the next step goes on.
+    next: u64,
 }
 
 impl FileCopy {
@@ -42,7 +44,7 @@ impl FileCopy {
         copies: &Copies,
     ) -> fs::Result<Self> {
         let (volume, copies, copied) = (Arc::clone(volume), copies.clone(), Copied::default());
-        let mut copy = Self { volume, ino, generation, to: to.0, copied, copies, began: false };
+        let mut copy = Self { volume, ino, generation, to: to.0, copied, copies, began: false, next: 0 };
         copy.look()?;
         copy.copied.there = copy.copied.moved;
         Ok(copy)
@@ -68,9 +70,12 @@ impl Copying for FileCopy {
             return Err(io::Error::other("the file was removed"));
         }
         let most = bytes.min(STEP_BYTES).div_ceil(BLOCK_BYTES);
-        let migrated = self.volume.migrate_file(self.ino, self.to, None, |progress| progress.moved < most);
+        let (volume, go_on) = (&self.volume, |progress: fs::Progress| progress.moved < most);
+        let migrated = volume.migrate_from(self.ino, self.to, self.next, None, go_on);
         self.look().map_err(error)?;
-        Ok(!migrated.map_err(error)?.cancelled)
+        let migrated = migrated.map_err(error)?;
+        self.next = migrated.next;
+        Ok(!migrated.cancelled)
     }
 
     fn copied(&self) -> Copied {
