@@ -1,4 +1,4 @@
-//! The connection to the kernel, by `/dev/fuse`: one file for each worker.
+//! The connection to the kernel: its beginning, and by `/dev/fuse` all of it, with one file for each worker.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -7,7 +7,6 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
 use crate::Cache;
-use crate::server::Server;
 use crate::wire::{Answer, BUFFER, REQUEST, Request, VERSION, init, opcode};
 
 pub(crate) const DEVICE: &str = "/dev/fuse";
@@ -17,6 +16,19 @@ const BACKGROUND: (u16, u16) = (64, 48);
 
 /// `FUSE_DEV_IOC_CLONE`.
 const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
+
+/// What requests are answered by: one for all workers.
+pub(crate) trait Answers: Send + Sync {
+    /// Does what a request asks for. `Some`: the errno to answer with, or 0 and the answer; `None`: nothing is to be
+    /// said.
+    fn answer(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Option<i32>;
+}
+
+/// A worker's way to the kernel.
+pub(crate) trait Transport: Send {
+    /// Answers requests until the mount ends.
+    fn serve(&mut self, server: &dyn Answers) -> io::Result<()>;
+}
 
 /// Opens a connection that is not mounted yet.
 pub(crate) fn connect() -> Result<OwnedFd, Errno> {
@@ -35,10 +47,10 @@ pub(crate) fn another(connection: &OwnedFd) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Answers the kernel's first request: what both sides can do.
-pub(crate) fn handshake(connection: &OwnedFd, cache: Cache) -> io::Result<()> {
-    let mut buffer = vec![0; BUFFER];
-    let mut answer = Answer::new();
+/// Answers the kernel's first request: what both sides can do. `ring`: io_uring, too. Returns whether it will be used.
+pub(crate) fn handshake(connection: &OwnedFd, cache: Cache, ring: bool) -> io::Result<bool> {
+    let (mut buffer, mut out) = (vec![0; BUFFER], vec![0; BUFFER]);
+    let mut answer = Answer::new(&mut out);
     loop {
         let len = rustix::io::retry_on_intr(|| rustix::io::read(connection, &mut *buffer))?;
         let request = Request::decode(buffer.get(..len).unwrap_or_default()).filter(|r| r.opcode == opcode::INIT);
@@ -67,6 +79,9 @@ pub(crate) fn handshake(connection: &OwnedFd, cache: Cache) -> io::Result<()> {
         if cache == Cache::Direct {
             wanted |= init::DIRECT_IO_ALLOW_MMAP;
         }
+        if ring {
+            wanted |= init::OVER_IO_URING;
+        }
         let agreed = offered & wanted;
         answer.begin();
         answer.u32(VERSION.0);
@@ -87,36 +102,46 @@ pub(crate) fn handshake(connection: &OwnedFd, cache: Cache) -> io::Result<()> {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's FUSE is too old"));
         }
         if major == VERSION.0 {
-            return Ok(());
+            return Ok(agreed & init::OVER_IO_URING != 0);
         }
     }
 }
 
-/// Answers requests until the mount ends.
-pub(crate) fn work(connection: &OwnedFd, server: &Server) -> io::Result<()> {
-    let mut buffer = vec![0; BUFFER];
-    let mut answer = Answer::new();
-    loop {
-        let len = match rustix::io::read(connection, &mut *buffer) {
-            Ok(len) => len,
-            // ECONNABORTED: the mount ended while this request was on its way.
-            Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
-            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue, // the caller gave up
-            Err(errno) => return Err(errno.into()),
-        };
-        let Some(request) = Request::decode(buffer.get(..len).unwrap_or_default()) else { continue };
-        let Some(errno) = server.answer(&request, &mut answer) else { continue };
-        if let Some(notice) = answer.notice() {
-            match rustix::io::write(connection, &notice) {
-                Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // the kernel does not know the inode any more
-                Err(errno) => tracing::warn!("the kernel does not take a notice: {errno}"),
-            }
+/// Sends what has to be told before the answer.
+pub(crate) fn notify(connection: &OwnedFd, answer: &mut Answer<'_>) {
+    if let Some(notice) = answer.notice() {
+        match rustix::io::write(connection, &notice) {
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // the kernel does not know the inode any more
+            Err(errno) => tracing::warn!("the kernel does not take a notice: {errno}"),
         }
-        match rustix::io::write(connection, answer.finish(request.unique, errno)) {
-            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // the caller, or the mount, is gone
-            Err(errno) => {
-                tracing::warn!("the kernel does not take the answer to request {}: {errno}", request.opcode);
-                let _ = rustix::io::write(connection, answer.finish(request.unique, libc::EIO));
+    }
+}
+
+/// A file of `/dev/fuse`.
+pub(crate) struct Device(pub OwnedFd);
+
+impl Transport for Device {
+    fn serve(&mut self, server: &dyn Answers) -> io::Result<()> {
+        let connection = &self.0;
+        let (mut buffer, mut out) = (vec![0; BUFFER], vec![0; BUFFER]);
+        let mut answer = Answer::new(&mut out);
+        loop {
+            let len = match rustix::io::read(connection, &mut *buffer) {
+                Ok(len) => len,
+                // ECONNABORTED: the mount ended while this request was on its way.
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
+                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue, // the caller gave up
+                Err(errno) => return Err(errno.into()),
+            };
+            let Some(request) = Request::decode(buffer.get(..len).unwrap_or_default()) else { continue };
+            let Some(errno) = server.answer(&request, &mut answer) else { continue };
+            notify(connection, &mut answer);
+            match rustix::io::write(connection, answer.finish(request.unique, errno)) {
+                Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // the caller, or the mount, is gone
+                Err(errno) => {
+                    tracing::warn!("the kernel does not take the answer to request {}: {errno}", request.opcode);
+                    let _ = rustix::io::write(connection, answer.finish(request.unique, libc::EIO));
+                }
             }
         }
     }

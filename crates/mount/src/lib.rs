@@ -17,7 +17,9 @@
 mod caller;
 mod connection;
 mod mountpoint;
+pub mod null;
 pub mod plane;
+mod ring;
 mod server;
 mod session;
 mod wire;
@@ -47,6 +49,8 @@ pub struct Options {
     pub cache: Cache,
     /// Threads that answer requests: at least 1.
     pub workers: usize,
+    /// Also serve by io_uring, with a worker for each CPU, where the kernel can.
+    pub ring: bool,
     /// What users may do with the mount.
     pub flags: Flags,
     /// Where to ask for the nodes of threads; without it, local is where the server's threads run.
@@ -56,6 +60,13 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         let workers = std::thread::available_parallelism().map_or(1, usize::from).max(2);
-        Self { source: "homenode".to_owned(), cache: Cache::default(), workers, flags: Flags::empty(), callers: None }
+        Self {
+            source: "homenode".to_owned(),
+            cache: Cache::default(),
+            workers,
+            ring: false,
+            flags: Flags::empty(),
+            callers: None,
+        }
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use fs::{Error, Ino, Name, Named, NewFile, Rename, Result, SetAttributes, SetXattr, Volume};
 
+use crate::connection::Answers;
 use crate::plane::Callers;
 use crate::wire::{self, Answer, Args, REQUEST, Request, WRITE_KILL_SUIDGID, number, opcode, opened, set};
 use crate::{Cache, Options, caller};
@@ -27,21 +28,15 @@ thread_local! {
     static COPIED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Answers requests: one for all workers.
+/// Answers requests of a volume: one for all workers.
 pub(crate) struct Server {
     volume: Arc<Volume>,
     cache: Cache,
     callers: Option<Arc<Callers>>,
 }
 
-impl Server {
-    pub(crate) fn new(volume: Arc<Volume>, options: &Options) -> Self {
-        Self { volume, cache: options.cache, callers: options.callers.clone() }
-    }
-
-    /// Does what a request asks for. `Some`: the errno to answer with, or 0 and the answer; `None`: nothing is to be
-    /// said.
-    pub(crate) fn answer(&self, request: &Request<'_>, answer: &mut Answer) -> Option<i32> {
+impl Answers for Server {
+    fn answer(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Option<i32> {
         match request.opcode {
             opcode::FORGET | opcode::BATCH_FORGET => {
                 let forget = || caller::enter(self.callers.as_deref(), request.tid, || self.forget(request));
@@ -62,10 +57,16 @@ impl Server {
             }
         }
     }
+}
+
+impl Server {
+    pub(crate) fn new(volume: Arc<Volume>, options: &Options) -> Self {
+        Self { volume, cache: options.cache, callers: options.callers.clone() }
+    }
 
     /// Where there is no room, waits a little for files that were just removed: the kernel says only after the
     /// removal that it has forgotten them.
-    fn retry(&self, request: &Request<'_>, answer: &mut Answer) -> Result<()> {
+    fn retry(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
         for _ in 0..20 {
             match self.done(request, answer) {
                 Err(Error::NoSpace) if self.volume.unnamed() > 0 => std::thread::sleep(Duration::from_millis(1)),
@@ -75,7 +76,7 @@ impl Server {
         self.done(request, answer)
     }
 
-    fn done(&self, request: &Request<'_>, answer: &mut Answer) -> Result<()> {
+    fn done(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
         answer.begin();
         let volume = &*self.volume;
         let (ino, mut args) = (request.ino()?, request.args);
@@ -221,7 +222,7 @@ impl Server {
     }
 
     /// Before a change of a file's data. What that takes from the mode, the kernel is told: it executes by its own copy.
-    fn drop_privileges(&self, ino: Ino, modes: bool, answer: &mut Answer) -> Result<()> {
+    fn drop_privileges(&self, ino: Ino, modes: bool, answer: &mut Answer<'_>) -> Result<()> {
         if self.volume.drop_privileges(ino, modes)? {
             answer.outdate(ino);
         }
@@ -237,7 +238,7 @@ impl Server {
     }
 
     /// Makes something and answers with it.
-    fn make(&self, request: &Request<'_>, name: &[u8], new: NewFile<'_>, answer: &mut Answer) -> Result<Ino> {
+    fn make(&self, request: &Request<'_>, name: &[u8], new: NewFile<'_>, answer: &mut Answer<'_>) -> Result<Ino> {
         let new = NewFile { uid: request.uid, gid: request.gid, ..new };
         let made = self.volume.create(request.ino()?, name, new)?;
         self.volume.remember(made.ino)?;
@@ -260,7 +261,7 @@ impl Server {
         all
     }
 
-    fn set_attributes(&self, request: &Request<'_>, answer: &mut Answer) -> Result<()> {
+    fn set_attributes(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
         let (ino, mut args, volume) = (request.ino()?, request.args, &self.volume);
         let valid = args.u32()?;
         args.skip(12)?;
@@ -291,7 +292,7 @@ impl Server {
     }
 
     /// Lists a directory after a cookie, in up to `most` bytes.
-    fn list(&self, dir: Ino, (after, most): (u64, u32), attributes: bool, answer: &mut Answer) -> Result<()> {
+    fn list(&self, dir: Ino, (after, most): (u64, u32), attributes: bool, answer: &mut Answer<'_>) -> Result<()> {
         let volume = &self.volume;
         for (cookie, name) in DOTS.into_iter().filter(|(cookie, _)| *cookie > after) {
             let found = volume.lookup(dir, name)?;
@@ -315,7 +316,7 @@ impl Server {
         }
     }
 
-    fn list_one(&self, most: u32, name: &Name, attributes: bool, answer: &mut Answer) -> Result<ControlFlow<()>> {
+    fn list_one(&self, most: u32, name: &Name, attributes: bool, answer: &mut Answer<'_>) -> Result<ControlFlow<()>> {
         if !attributes {
             return Ok(answer.name(most, &name.name, name.named, None));
         }
@@ -333,7 +334,7 @@ impl Server {
         Ok(listed)
     }
 
-    fn usage(&self, answer: &mut Answer) {
+    fn usage(&self, answer: &mut Answer<'_>) {
         let usage = self.volume.usage();
         let sum = |of: fn(&fs::RegionUsage) -> u64| usage.regions.iter().map(of).sum::<u64>();
         answer.u64(sum(|r| r.blocks));
@@ -359,7 +360,7 @@ fn attribute<'a>(args: &mut Args<'a>) -> Result<&'a [u8]> {
 }
 
 /// Answers with an attribute's value, or says how long it is.
-fn value(value: &[u8], room: u32, answer: &mut Answer) -> Result<()> {
+fn value(value: &[u8], room: u32, answer: &mut Answer<'_>) -> Result<()> {
     match room as usize {
         0 => answer.written(value.len() as u64),
         room if room < value.len() => return Err(refused(libc::ERANGE)),

@@ -9,8 +9,9 @@ use std::thread::JoinHandle;
 use fs::Volume;
 
 use crate::Options;
-use crate::connection::{another, handshake, work};
+use crate::connection::{Answers, Device, Transport, another, handshake};
 use crate::mountpoint::{Error, Mountpoint, Unmounted};
+use crate::ring::{self, Served};
 use crate::server::Server;
 
 /// A volume that is mounted. Dropping it unmounts, and waits until nobody uses the mount.
@@ -19,26 +20,41 @@ pub struct Session {
     mountpoint: Mountpoint,
     workers: Mutex<Vec<JoinHandle<io::Result<()>>>>,
     ended: AtomicBool,
+    ring: bool,
 }
 
 /// Mounts a volume on `dir`. The mount works when this returns. Take care that the volume has no other user: the kernel
 /// remembers what it was told.
 pub fn serve(volume: Arc<Volume>, dir: &Path, options: &Options) -> Result<Session, Error> {
+    answered(Arc::new(Server::new(volume, options)), dir, options)
+}
+
+/// Mounts on `dir` what `server` answers.
+pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) -> Result<Session, Error> {
     let dir = Mountpoint::check(dir)?;
     let (mountpoint, connection) = Mountpoint::mount(dir, options)?;
-    let server = Arc::new(Server::new(volume, options));
     let start = || {
-        handshake(&connection, options.cache)?;
-        let mut workers = Vec::new();
-        for number in 0..options.workers.max(1) {
-            let (connection, server) = (another(&connection)?, Arc::clone(&server));
-            let name = format!("mount-{number}");
-            workers.push(std::thread::Builder::new().name(name).spawn(move || work(&connection, &server))?);
+        // Before the kernel is told: once it waits for the queues there is no way back.
+        let queues = if options.ring { ring::queues() } else { Ok(Vec::new()) };
+        let queues = queues.inspect_err(|error| tracing::debug!("no io_uring: {error}")).unwrap_or_default();
+        let agreed = handshake(&connection, options.cache, !queues.is_empty())?;
+        let mut ways: Vec<(String, Box<dyn Transport>)> = Vec::new();
+        for (cpu, queue) in queues.into_iter().enumerate().filter(|_| agreed) {
+            ways.push((format!("mount-cpu{cpu}"), Box::new(Served { queue, connection: another(&connection)? })));
         }
-        Ok(workers)
+        for number in 0..options.workers.max(1) {
+            ways.push((format!("mount-{number}"), Box::new(Device(another(&connection)?))));
+        }
+        let start = |(name, mut way): (String, Box<dyn Transport>)| {
+            let server = Arc::clone(&server);
+            std::thread::Builder::new().name(name).spawn(move || way.serve(&*server))
+        };
+        Ok((ways.into_iter().map(start).collect::<io::Result<Vec<_>>>()?, agreed))
     };
     match start() {
-        Ok(workers) => Ok(Session { mountpoint, workers: Mutex::new(workers), ended: AtomicBool::new(false) }),
+        Ok((workers, ring)) => {
+            Ok(Session { mountpoint, workers: Mutex::new(workers), ended: AtomicBool::new(false), ring })
+        }
         Err(source) => {
             mountpoint.detach();
             Err(Error::Io { doing: "serve", path: mountpoint.dir, source })
@@ -47,6 +63,11 @@ pub fn serve(volume: Arc<Volume>, dir: &Path, options: &Options) -> Result<Sessi
 }
 
 impl Session {
+    /// Whether requests come by io_uring.
+    pub fn by_ring(&self) -> bool {
+        self.ring
+    }
+
     /// Waits until the mount has ended: somebody unmounted it, and nobody uses it any more.
     pub fn wait(&self) -> Result<(), Error> {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);

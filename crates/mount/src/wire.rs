@@ -1,6 +1,6 @@
 //! The FUSE protocol: what the kernel asks, and how it is answered. Encoding and decoding only, no I/O.
 //!
-//! The structures are those of `linux/fuse.h`, protocol 7.40; numbers are in the machine's byte order.
+//! The structures are those of `linux/fuse.h`, protocol 7.42; numbers are in the machine's byte order.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use fs::{Error, Ino, Kind, Named, Result, Stat};
 
 /// Protocol version that is spoken.
-pub(crate) const VERSION: (u32, u32) = (7, 40);
+pub(crate) const VERSION: (u32, u32) = (7, 42);
 /// Most bytes of a read or write.
 pub(crate) const REQUEST: u32 = 1 << 20;
 /// Bytes that a buffer for requests or answers needs.
@@ -17,7 +17,8 @@ pub(crate) const BUFFER: usize = REQUEST as usize + 4096;
 const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 
 const IN_HEADER: usize = 40;
-const OUT_HEADER: usize = 16;
+/// Bytes of the header of an answer.
+pub(crate) const OUT_HEADER: usize = 16;
 /// Bytes of what `stat` calls a block.
 const SECTOR: u64 = 512;
 
@@ -74,6 +75,7 @@ pub(crate) mod init {
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
 /// How an open file is used: bits of the answer to an open.
@@ -120,14 +122,22 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
+    /// Bytes of its header.
+    pub(crate) const HEADER: usize = IN_HEADER;
+
     /// Reads a request. `None`: it is not whole.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (header, body) = bytes.split_at_checked(IN_HEADER)?;
-        let mut header = Args(header);
+        let mut header = Args(header, &[]);
         let (_len, opcode) = (header.u32().ok()?, header.u32().ok()?);
         let (unique, node) = (header.u64().ok()?, header.u64().ok()?);
         let (uid, gid, tid) = (header.u32().ok()?, header.u32().ok()?, header.u32().ok()?);
-        Some(Self { opcode, unique, node, uid, gid, tid, args: Args(body) })
+        Some(Self { opcode, unique, node, uid, gid, tid, args: Args(body, &[]) })
+    }
+
+    /// The same request with these arguments.
+    pub(crate) fn with(self, operation: &'a [u8], rest: &'a [u8]) -> Self {
+        Self { args: Args(operation, rest), ..self }
     }
 
     /// The inode it is about.
@@ -141,16 +151,26 @@ pub(crate) fn number(raw: u64) -> Result<Ino> {
     Ino::from_raw(raw).ok_or(Error::NotFound)
 }
 
-/// The arguments of a request, read from front to back.
+/// The arguments of a request, read from front to back: two pieces, of which io_uring fills the first with the operation's
+/// own structure and the second with names and data. No argument is in both.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Args<'a>(&'a [u8]);
+pub(crate) struct Args<'a>(&'a [u8], &'a [u8]);
 
 const SHORT: Error = Error::Invalid("the request is too short");
 
 impl<'a> Args<'a> {
+    /// Goes on with the second piece where the first one is used up.
+    fn rest(&mut self) -> &mut &'a [u8] {
+        if self.0.is_empty() {
+            self.0 = std::mem::take(&mut self.1);
+        }
+        &mut self.0
+    }
+
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let (value, rest) = self.0.split_first_chunk().ok_or(SHORT)?;
-        self.0 = rest;
+        let all = self.rest();
+        let (value, rest) = all.split_first_chunk().ok_or(SHORT)?;
+        *all = rest;
         Ok(*value)
     }
 
@@ -168,14 +188,15 @@ impl<'a> Args<'a> {
     }
 
     pub(crate) fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
-        let (bytes, rest) = self.0.split_at_checked(len).ok_or(SHORT)?;
-        self.0 = rest;
+        let all = self.rest();
+        let (bytes, rest) = all.split_at_checked(len).ok_or(SHORT)?;
+        *all = rest;
         Ok(bytes)
     }
 
     /// A name, which ends with a zero.
     pub(crate) fn name(&mut self) -> Result<&'a [u8]> {
-        let len = self.0.iter().position(|byte| *byte == 0).ok_or(SHORT)?;
+        let len = self.rest().iter().position(|byte| *byte == 0).ok_or(SHORT)?;
         let name = self.bytes(len)?;
         self.skip(1)?;
         Ok(name)
@@ -195,15 +216,16 @@ fn time(ns: i64) -> (u64, u32) {
 
 /// An answer in the making.
 #[derive(Debug)]
-pub(crate) struct Answer {
-    buffer: Box<[u8]>,
+pub(crate) struct Answer<'a> {
+    buffer: &'a mut [u8],
     len: usize,
     outdated: Option<Ino>,
 }
 
-impl Answer {
-    pub(crate) fn new() -> Self {
-        Self { buffer: vec![0; BUFFER].into_boxed_slice(), len: OUT_HEADER, outdated: None }
+impl<'a> Answer<'a> {
+    /// An answer that is put together in `buffer`, of [`BUFFER`] bytes.
+    pub(crate) fn new(buffer: &'a mut [u8]) -> Self {
+        Self { buffer, len: OUT_HEADER, outdated: None }
     }
 
     /// The kernel's copy of an inode's mode is no longer right: a write took set-user-ID bits, and the answer to it has no
@@ -377,7 +399,8 @@ mod tests {
 
     #[test]
     fn a_notice_is_sent_once() {
-        let mut answer = Answer::new();
+        let mut buffer = [0; OUT_HEADER];
+        let mut answer = Answer::new(&mut buffer);
         answer.outdate(Ino::ROOT);
         answer.begin(); // a second try does not forget it
         let notice = answer.notice().unwrap();
@@ -394,6 +417,6 @@ mod tests {
         assert_eq!(args.u32().unwrap(), 0);
         assert!(args.u64().is_err());
         assert_eq!(args.name().unwrap(), b"");
-        assert!(Args(b"abc").name().is_err(), "a name ends with a zero");
+        assert!(Args(b"abc", &[]).name().is_err(), "a name ends with a zero");
     }
 }

@@ -15,6 +15,26 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const SERVE: &str = "HOMENODE_TEST_SERVE";
+/// Set: all mounts are served by io_uring.
+const RING: &str = "HOMENODE_TEST_RING";
+
+/// Runs all tests once more, with mounts that are served by io_uring.
+pub fn by_ring() {
+    let run = Command::new(std::env::current_exe().unwrap()).arg("--test-threads=2").env(RING, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{said}");
+}
+
+/// Why the kernel does not serve mounts by io_uring, or why this is such a run already.
+pub fn no_ring() -> Option<String> {
+    let switch = "/sys/module/fuse/parameters/enable_uring";
+    match std::fs::read_to_string(switch) {
+        _ if std::env::var_os(RING).is_some() => Some("this is that run".to_owned()),
+        Ok(on) if on.trim() == "Y" => None,
+        Ok(_) => Some("fuse.enable_uring is off".to_owned()),
+        Err(error) => Some(format!("{switch}: {error}")),
+    }
+}
 
 /// Why nothing can be mounted here.
 pub fn missing() -> Option<String> {
@@ -46,8 +66,10 @@ impl Serve {
     pub fn run(self) {
         let volume = Volume::mount(Box::new(map(&self.regions)), fs::Options::default()).unwrap();
         let volume = Arc::new(volume);
-        let options = Options { source: "test".to_owned(), cache: self.cache, ..Options::default() };
+        let ring = std::env::var_os(RING).is_some();
+        let options = Options { source: "test".to_owned(), cache: self.cache, ring, ..Options::default() };
         let session = Arc::new(mount::serve(Arc::clone(&volume), &self.dir, &options).unwrap());
+        assert_eq!(session.by_ring(), ring);
         println!("mounted");
         let stopper = Arc::clone(&session);
         std::thread::spawn(move || {

@@ -1,0 +1,374 @@
+//! What an operation on a mounted volume costs, beside a mount with nothing behind it, ext4 and tmpfs.
+//!
+//! ```text
+//! mount_bench DIR ROUNDS JSON      DIR in memory: for the regions, the image of ext4 and the mount points
+//! ```
+//!
+//! **Approach.** Every file system is there at once, each mount with a server process of its own, and every measurement takes
+//! its turn in each round, so that other work on the machine meets all of them. A figure is a median over rounds, a ratio is
+//! the median of the rounds' ratios. CPU time is that of the caller and the server.
+//!
+//! **Limits.** Small batches, so that a round is short. CPU time of kernel threads, such as those of the loop device under
+//! ext4, is not counted.
+#![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+use ::fs::medium::{Mapped, RegionFile};
+use ::fs::{Layout, Volume};
+use mount::{Options, null};
+use rustix::mount::{UnmountFlags, unmount};
+
+/// Bytes of the file that is read and written, and of a volume, which needs room for what replaces it.
+const FILE: u64 = null::FILE_BYTES;
+const VOLUME: u64 = 2 * FILE;
+/// How often the file is written before anything is measured: until a volume has used each of its blocks. A page of memory
+/// that is used for the first time costs the kernel more than the whole operation.
+const FILLS: usize = 4;
+const SMALL: usize = 4096;
+const LARGE: usize = 1 << 20;
+/// Operations of a batch: of 4 KiB, of 1 MiB, and of names.
+const SMALLS: usize = 256;
+const LARGES: usize = 16;
+const NAMES: usize = 128;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--serve", kind, dir] => serve(kind, Path::new(dir)),
+        [dir, rounds, json] => measure(Path::new(dir), rounds.parse().unwrap(), Path::new(json)),
+        _ => panic!("usage: mount_bench DIR ROUNDS JSON"),
+    }
+}
+
+/// Kinds of mounts by the name that the report shows: whether a volume is behind it, and whether requests come by io_uring.
+const SERVED: &[(&str, bool, bool)] = &[
+    ("homenode", true, false),
+    ("null", false, false),
+    ("homenode, io_uring", true, true),
+    ("null, io_uring", false, true),
+];
+
+/// Serves until standard input ends.
+fn serve(kind: &str, dir: &Path) {
+    let (_, volume, ring) = *SERVED.iter().find(|(name, ..)| *name == kind).unwrap();
+    let options = Options { source: "bench".to_owned(), ring, ..Options::default() };
+    let mountpoint = dir.join(kind);
+    let session = if volume {
+        let region = dir.join(format!("{kind}.region"));
+        File::create(&region).unwrap().set_len(VOLUME).unwrap();
+        let medium = || {
+            let file = OpenOptions::new().read(true).write(true).open(&region).unwrap();
+            Box::new(Mapped::new(&[RegionFile { file, bind: None }]).unwrap())
+        };
+        let layout = Layout {
+            volume: [1; 16],
+            created: 1,
+            nodes: vec![Some(0)],
+            names: Vec::new(),
+            bytes_per_inode: 16384,
+            journals: 4,
+            data_checksums: false,
+            owner: (0, 0),
+        };
+        ::fs::mkfs(medium(), &layout).unwrap();
+        let volume = Volume::mount(medium(), ::fs::Options::default()).unwrap();
+        mount::serve(Arc::new(volume), &mountpoint, &options).unwrap()
+    } else {
+        null::serve(&mountpoint, &options).unwrap()
+    };
+    println!("mounted");
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    session.unmount().unwrap();
+    session.wait().unwrap();
+}
+
+/// A file system under test.
+struct System {
+    name: &'static str,
+    dir: PathBuf,
+    server: Option<Child>,
+    /// The file, by way of the page cache and past it.
+    files: [File; 2],
+}
+
+impl System {
+    fn new(name: &'static str, place: &Path) -> Self {
+        let dir = place.join(name);
+        fs::create_dir(&dir).unwrap();
+        let run = |program: &str, args: &[&str]| assert!(Command::new(program).args(args).status().unwrap().success());
+        let path = dir.to_str().unwrap();
+        let mut server = None;
+        match name {
+            "tmpfs" => run("mount", &["-t", "tmpfs", "none", path]),
+            "ext4" => {
+                let image = place.join("ext4.image");
+                File::create(&image).unwrap().set_len(VOLUME).unwrap();
+                let image = image.to_str().unwrap();
+                run("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", image]);
+                run("mount", &["-o", "loop", image, path]);
+            }
+            _ => {
+                let mut child = Command::new(std::env::current_exe().unwrap())
+                    .args(["--serve", name, place.to_str().unwrap()])
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .spawn()
+                    .unwrap();
+                let mut said = String::new();
+                BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+                assert_eq!(said, "mounted\n");
+                server = Some(child);
+            }
+        }
+        // Names that a null mount has anyway.
+        let open = |flags| {
+            OpenOptions::new().read(true).write(true).create(true).custom_flags(flags).open(dir.join("file00000"))
+        };
+        let files = [open(0).unwrap(), open(libc::O_DIRECT).unwrap()];
+        let data = vec![7; LARGE];
+        for at in (0..FILE).step_by(LARGE).cycle().take(FILLS * FILE as usize / LARGE) {
+            files[0].write_all_at(&data, at).unwrap();
+        }
+        if !name.starts_with("null") {
+            for n in 1..null::ENTRIES {
+                File::create(dir.join(format!("file{n:05}"))).unwrap();
+            }
+        }
+        files[0].sync_all().unwrap();
+        Self { name, dir, server, files }
+    }
+
+    /// CPU time of caller and server until now, ns.
+    fn cpu(&self) -> u64 {
+        let of = |clock| {
+            let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: the call writes one timespec, which lives through it.
+            assert_eq!(unsafe { libc::clock_gettime(clock, &raw mut time) }, 0);
+            time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+        };
+        // The clock of another process, as clock_getcpuclockid(3) makes it.
+        let server = self.server.as_ref().map_or(0, |server| of((!(server.id() as i32) << 3) | 2));
+        of(libc::CLOCK_PROCESS_CPUTIME_ID) + server
+    }
+}
+
+impl Drop for System {
+    fn drop(&mut self) {
+        // Files of its own are open until after this, so the mount is detached.
+        unmount(&self.dir, UnmountFlags::DETACH).unwrap();
+        if let Some(server) = &mut self.server {
+            drop(server.stdin.take());
+            server.kill().unwrap();
+            server.wait().unwrap();
+        }
+    }
+}
+
+/// Memory for O_DIRECT.
+#[repr(align(4096))]
+struct Buffer([u8; LARGE]);
+
+fn buffer() -> Box<Buffer> {
+    // On the heap from the start: it is larger than some stacks.
+    let zeroed = Box::<Buffer>::new_zeroed();
+    // SAFETY: zeros are bytes.
+    unsafe { zeroed.assume_init() }
+}
+
+/// The same places of a file each time, without order.
+fn places(size: usize, count: usize, seed: u64) -> impl Iterator<Item = u64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    std::iter::repeat_with(move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % (FILE / size as u64) * size as u64
+    })
+    .take(count)
+}
+
+/// What is done, by how many threads; the name of the operation, and how often a thread does it.
+struct Load {
+    name: &'static str,
+    count: usize,
+    threads: usize,
+    work: fn(&System, &mut Buffer, u64),
+}
+
+fn read(system: &System, buffer: &mut Buffer, direct: usize, size: usize, count: usize, seed: u64) {
+    for at in places(size, count, seed) {
+        system.files[direct].read_exact_at(&mut buffer.0[..size], at).unwrap();
+    }
+}
+
+fn write(system: &System, buffer: &mut Buffer, direct: usize, size: usize, count: usize, seed: u64) {
+    for at in places(size, count, seed) {
+        system.files[direct].write_all_at(&buffer.0[..size], at).unwrap();
+    }
+}
+
+/// The kernel lets go of the file's pages, and reads them again.
+fn read_cold(system: &System, buffer: &mut Buffer) {
+    let fd = system.files[0].as_raw_fd();
+    // SAFETY: advice about a file that is open.
+    assert_eq!(unsafe { libc::posix_fadvise(fd, 0, 0, libc::POSIX_FADV_DONTNEED) }, 0);
+    for at in 0..LARGES {
+        system.files[0].read_exact_at(&mut buffer.0, (at * LARGE) as u64).unwrap();
+    }
+}
+
+fn new_names(system: &System, seed: u64) -> impl Iterator<Item = PathBuf> {
+    (0..NAMES).map(move |n| system.dir.join(format!("new{seed}-{n}")))
+}
+
+fn create(system: &System, _: &mut Buffer, seed: u64) {
+    new_names(system, seed).for_each(|path| drop(File::create_new(path).unwrap()));
+}
+
+fn remove(system: &System, _: &mut Buffer, seed: u64) {
+    new_names(system, seed).for_each(|path| fs::remove_file(path).unwrap());
+}
+
+/// Asks the file system, not what the kernel remembers of it.
+fn stat(system: &System, _: &mut Buffer, seed: u64) {
+    use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+    for path in new_names(system, seed) {
+        statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS).unwrap();
+    }
+}
+
+fn list(system: &System, _: &mut Buffer, _: u64) {
+    assert!(fs::read_dir(&system.dir).unwrap().count() >= null::ENTRIES);
+}
+
+fn open(system: &System, _: &mut Buffer, _: u64) {
+    (0..NAMES).for_each(|n| drop(File::open(system.dir.join(format!("file{:05}", n + 1))).unwrap()));
+}
+
+const LOADS: &[Load] = &[
+    Load { name: "read 4 KiB, direct", count: SMALLS, threads: 1, work: |s, b, n| read(s, b, 1, SMALL, SMALLS, n) },
+    Load { name: "read 1 MiB, direct", count: LARGES, threads: 1, work: |s, b, n| read(s, b, 1, LARGE, LARGES, n) },
+    Load { name: "write 4 KiB, direct", count: SMALLS, threads: 1, work: |s, b, n| write(s, b, 1, SMALL, SMALLS, n) },
+    Load { name: "write 1 MiB, direct", count: LARGES, threads: 1, work: |s, b, n| write(s, b, 1, LARGE, LARGES, n) },
+    Load { name: "read 1 MiB, not cached yet", count: LARGES, threads: 1, work: |s, b, _| read_cold(s, b) },
+    Load { name: "read 4 KiB, cached", count: SMALLS, threads: 1, work: |s, b, n| read(s, b, 0, SMALL, SMALLS, n) },
+    Load { name: "read 1 MiB, cached", count: LARGES, threads: 1, work: |s, b, n| read(s, b, 0, LARGE, LARGES, n) },
+    Load { name: "write 4 KiB, cached", count: SMALLS, threads: 1, work: |s, b, n| write(s, b, 0, SMALL, SMALLS, n) },
+    Load { name: "write 1 MiB, cached", count: LARGES, threads: 1, work: |s, b, n| write(s, b, 0, LARGE, LARGES, n) },
+    Load { name: "create and close", count: NAMES, threads: 1, work: create },
+    Load { name: "stat, asked", count: NAMES, threads: 1, work: stat },
+    Load { name: "unlink", count: NAMES, threads: 1, work: remove },
+    Load { name: "open and close", count: NAMES, threads: 1, work: open },
+    Load { name: "readdir, a name", count: null::ENTRIES, threads: 1, work: list },
+    Load {
+        name: "read 4 KiB, direct, 4 threads",
+        count: SMALLS,
+        threads: 4,
+        work: |s, b, n| read(s, b, 1, SMALL, SMALLS, n),
+    },
+    Load {
+        name: "read 4 KiB, direct, 8 threads",
+        count: SMALLS,
+        threads: 8,
+        work: |s, b, n| read(s, b, 1, SMALL, SMALLS, n),
+    },
+    Load { name: "create and close, 4 threads", count: NAMES, threads: 4, work: create },
+    Load { name: "unlink, 4 threads", count: NAMES, threads: 4, work: remove },
+];
+
+/// What an operation takes on the clock and of the processors, ns.
+fn once(system: &System, load: &Load, round: u64) -> [f64; 2] {
+    if load.name.ends_with(", cached") {
+        let mut buffer = buffer();
+        (0..FILE).step_by(LARGE).for_each(|at| system.files[0].read_exact_at(&mut buffer.0, at).unwrap());
+    }
+    let threads = load.threads as u64;
+    let barrier = Barrier::new(load.threads + 1);
+    let work = |thread| {
+        let mut buffer = buffer();
+        buffer.0.fill(thread as u8);
+        barrier.wait(); // all are ready
+        barrier.wait(); // the CPU time is taken
+        let began = Instant::now();
+        (load.work)(system, &mut buffer, round * 64 + thread + 1);
+        (began, Instant::now())
+    };
+    let (cpu, times) = std::thread::scope(|scope| {
+        let work = &work;
+        let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        barrier.wait();
+        let cpu = system.cpu();
+        barrier.wait();
+        (cpu, workers.into_iter().map(|worker| worker.join().unwrap()).collect::<Vec<_>>())
+    });
+    let cpu = system.cpu() - cpu;
+    let (first, last) = (times.iter().map(|t| t.0).min().unwrap(), times.iter().map(|t| t.1).max().unwrap());
+    let all = (load.count * load.threads) as f64;
+    [(last - first).as_nanos() as f64 / all, cpu as f64 / all]
+}
+
+/// Lower quartile, median and upper quartile.
+fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
+    all.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
+}
+
+fn measure(place: &Path, rounds: u64, json: &Path) {
+    let names = SERVED.iter().map(|(name, ..)| *name).chain(["ext4", "tmpfs"]);
+    let systems: Vec<System> = names.map(|name| System::new(name, place)).collect();
+    let mut seen: BTreeMap<(usize, usize), Vec<[f64; 2]>> = BTreeMap::new();
+    for round in 0..=rounds {
+        for (l, load) in LOADS.iter().enumerate() {
+            for turn in 0..systems.len() {
+                let s = (turn + round as usize) % systems.len();
+                let took = once(&systems[s], load, round);
+                if round > 0 {
+                    seen.entry((l, s)).or_default().push(took);
+                }
+            }
+        }
+    }
+    println!("{}", heading());
+    let mut records = Vec::new();
+    for (l, load) in LOADS.iter().enumerate() {
+        for (s, system) in systems.iter().enumerate() {
+            let of = |which: usize| seen[&(l, s)].iter().map(|took| took[which]).collect::<Vec<_>>();
+            let base = SERVED.iter().position(|(name, ..)| *name == system.name.replace("homenode", "null"));
+            let ratio = |which: usize| {
+                let base = base.filter(|base| *base != s)?;
+                let ratios = seen[&(l, s)].iter().zip(&seen[&(l, base)]).map(|(took, null)| took[which] / null[which]);
+                Some(quartiles(ratios.collect()))
+            };
+            let (clock, cpu) = (quartiles(of(0)), quartiles(of(1)));
+            println!("{}", row(load.name, system.name, [clock, cpu], [ratio(0), ratio(1)]));
+            records.push(serde_json::json!({
+                "operation": load.name, "system": system.name, "threads": load.threads, "rounds": rounds,
+                "ns": clock, "cpu_ns": cpu, "to_null": ratio(0), "cpu_to_null": ratio(1),
+            }));
+        }
+    }
+    fs::write(json, serde_json::to_string_pretty(&records).unwrap()).unwrap();
+}
+
+fn heading() -> &'static str {
+    "| operation | on | µs (quartiles) | CPU µs | to null (quartiles) | CPU to null |\n|---|---|---:|---:|---:|---:|"
+}
+
+fn row(operation: &str, system: &str, times: [[f64; 3]; 2], ratios: [Option<[f64; 3]>; 2]) -> String {
+    let ratio = |of: Option<[f64; 3]>| match of {
+        Some([low, middle, high]) => format!("{middle:.2} ({low:.2} to {high:.2})"),
+        None => "–".to_owned(),
+    };
+    let [[low, middle, high], [_, cpu, _]] = times.map(|all| all.map(|ns| ns / 1000.0));
+    let (clock, cpu_ratio) = (ratio(ratios[0]), ratio(ratios[1]));
+    format!("| {operation} | {system} | {middle:.2} ({low:.2} to {high:.2}) | {cpu:.2} | {clock} | {cpu_ratio} |")
+}
