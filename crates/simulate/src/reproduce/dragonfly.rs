@@ -10,47 +10,24 @@ use crate::filesystem::FileSystem;
 use crate::papers::Paper;
 use crate::run::{Outcome, RunError, Scenario};
 use crate::workload::Place;
-use crate::workload::filebench::{Filebench, Personality, filebench};
+use crate::workload::filebench::{DRAGONFLY, Filebench, Rows, filebench};
 use crate::world::{Launch, Start};
 
-const KB: f64 = 1024.0;
-const GB: f64 = KB * KB * KB;
-/// filebench's default for whole-file reads and writes.
-const IO_SIZE: f64 = KB * KB;
 /// IV-B.
 const T_WINDOW: f64 = 6.0;
 
-/// One row of Table II: bytes of a file, files, threads; four applications, or two of videoserver.
-struct Load {
-    personality: Personality,
-    heavy: (f64, f64, u32),
-    light: (f64, f64, u32),
-    applications: u32,
-}
-
-const fn load(personality: Personality, heavy: (f64, f64, u32), light: (f64, f64, u32), applications: u32) -> Load {
-    Load { personality, heavy, light, applications }
-}
-
-const WEBSERVER: Load = load(Personality::Webserver, (160.0 * KB, 10e3, 14), (16.0 * KB, 10e3, 7), 4);
-const LOADS: [Load; 4] = [
-    WEBSERVER,
-    load(Personality::Webproxy, (160.0 * KB, 100e3, 14), (64.0 * KB, 10e3, 7), 4),
-    load(Personality::Videoserver, (2.0 * GB, 50.0, 28), (GB, 50.0, 14), 2),
-    load(Personality::Fileserver, (128.0 * KB, 10e3, 14), (128.0 * KB, 1e3, 7), 4),
-];
+const WEBSERVER: Rows = DRAGONFLY[0];
 
 /// One application of a row, with its files on node 0.
-fn application(c: &Constants, name: &str, load: &Load, heavy: bool, start: Start) -> Launch {
-    let (file_size, files, threads) = if heavy { load.heavy } else { load.light };
-    let p = Filebench { personality: load.personality, threads, files, file_size, io_size: IO_SIZE };
+fn application(c: &Constants, name: &str, load: &Rows, heavy: bool, start: Start) -> Launch {
+    let p = if heavy { load.heavy } else { load.light };
     // Vanilla NOVA in this paper writes on the writer's node: "local writes and reads are performed dependent on the location of
     // the thread" is said of all three.
     launch(filebench(c, name, FileSystem::Homenode, 0, Place::Node(0), &p), start)
 }
 
 /// The applications of a row: the first half starts on node 0, the other on node 1.
-fn scenario(c: &Constants, load: &Load, heavy: bool, seconds: f64) -> Scenario {
+fn scenario(c: &Constants, load: &Rows, heavy: bool, seconds: f64) -> Scenario {
     let half = load.applications / 2;
     let launches = (0..load.applications)
         .map(|i| application(c, &format!("app{i}"), load, heavy, Start::On((i / half) as usize)))
@@ -59,7 +36,7 @@ fn scenario(c: &Constants, load: &Load, heavy: bool, seconds: f64) -> Scenario {
 }
 
 /// The same with each application's files on its own node from the beginning: an upper bound for moving them.
-fn settled(c: &Constants, load: &Load, heavy: bool, seconds: f64) -> Scenario {
+fn settled(c: &Constants, load: &Rows, heavy: bool, seconds: f64) -> Scenario {
     let mut scenario = scenario(c, load, heavy, seconds);
     for launch in &mut scenario.launches {
         let Start::On(node) = launch.start else { continue };
@@ -123,8 +100,8 @@ fn webserver_alone(bench: &Bench<'_>, node: usize) -> Result<f64, RunError> {
 /// IV-B: the trigger's numbers for one heavy webserver.
 pub(super) fn mtp(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let (local_bw, remote_bw) = (webserver_alone(bench, 0)?, webserver_alone(bench, 1)?);
-    let (size, files, _) = WEBSERVER.heavy;
-    let migration_s = size * files * bench.constants.optane_copy_s;
+    let Filebench { file_size, files, .. } = WEBSERVER.heavy;
+    let migration_s = file_size * files * bench.constants.optane_copy_s;
     let overhead = Mtp::overhead_by_rule(local_bw, remote_bw, migration_s);
     let mtp = Mtp { local_bw, remote_bw, overhead, migration_s };
     let mut d = Draft::new(
@@ -160,10 +137,12 @@ const WHO: [(&str, Who); 3] =
     [("baseline", Who::Kernel), ("NThread", Who::NoData), ("Dragonfly", Who::Window(T_WINDOW))];
 
 fn fig6(bench: &Bench<'_>, heavy: bool) -> Result<Bars, RunError> {
-    let mut bars = Bars::new(LOADS.map(|l| l.personality.name()));
+    let mut bars = Bars::new(DRAGONFLY.map(|l| l.heavy.personality.name()));
     for (name, who) in WHO {
-        let values: Result<Vec<f64>, RunError> =
-            LOADS.iter().map(|load| bench.mean(&scenario(&bench.constants, load, heavy, 60.0), who, kops)).collect();
+        let values: Result<Vec<f64>, RunError> = DRAGONFLY
+            .iter()
+            .map(|load| bench.mean(&scenario(&bench.constants, load, heavy, 60.0), who, kops))
+            .collect();
         bars.push(name, values?);
     }
     Ok(bars)
@@ -191,8 +170,8 @@ pub(super) fn fig6a(bench: &Bench<'_>) -> Result<Figure, RunError> {
     for load in moving {
         d.similar(format!("NThread equals baseline for {load}"), bars.at("NThread", load), bars.at("baseline", load));
     }
-    for load in &LOADS[..3] {
-        let name = load.personality.name();
+    for load in &DRAGONFLY[..3] {
+        let name = load.heavy.personality.name();
         let ideal =
             bench.mean(&settled(&bench.constants, load, true, 60.0), Who::Kernel, kops)? / bars.at("NThread", name);
         d.point("files with their readers from the beginning / NThread", name, "x", ideal);
@@ -219,7 +198,7 @@ pub(super) fn fig6b(bench: &Bench<'_>) -> Result<Figure, RunError> {
         "As Fig. 6(a) with half of the threads and smaller files.",
     );
     d.point("NThread / baseline", "average", "x", bars.ratio("NThread", "baseline"));
-    for load in LOADS.map(|l| l.personality.name()) {
+    for load in DRAGONFLY.map(|l| l.heavy.personality.name()) {
         d.similar(format!("Dragonfly equals NThread for {load}"), bars.at("Dragonfly", load), bars.at("NThread", load));
     }
     d.better("NThread beats baseline on average", bars.ratio("NThread", "baseline"), 1.0);

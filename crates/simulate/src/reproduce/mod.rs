@@ -22,6 +22,7 @@ mod figure;
 mod files;
 mod fitted;
 pub mod holdout;
+pub mod measured;
 mod npolicy;
 mod nthread_apps;
 mod nthread_fio;

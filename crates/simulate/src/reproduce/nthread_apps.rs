@@ -7,7 +7,7 @@ use crate::filesystem::FileSystem;
 use crate::machine::Machine;
 use crate::papers::Paper;
 use crate::run::{Outcome, RunError, Scenario};
-use crate::workload::filebench::{Filebench, Personality, filebench};
+use crate::workload::filebench::{NTHREAD, filebench};
 use crate::workload::fio::{Fio, fio};
 use crate::workload::rocksdb::{Benchmark, RocksDb, rocksdb};
 use crate::workload::{Job, Place};
@@ -86,29 +86,13 @@ pub(super) fn fig2(bench: &Bench<'_>) -> Result<Figure, RunError> {
     Ok(d.plot(bars.plot("throughput, best = 1")))
 }
 
-/// Table III.
-const FILEBENCH: [(Personality, f64, f64, f64, u32); 4] = [
-    (Personality::Fileserver, 128.0 * KB, 100e3, 1024.0 * KB, 50),
-    (Personality::Webserver, 16.0 * KB, 100e3, 1024.0 * KB, 100),
-    (Personality::Webproxy, 16.0 * KB, 100e3, 16.0 * KB, 100),
-    (Personality::Varmail, 16.0 * KB, 100e3, 1024.0 * KB, 16),
-];
-
 fn bench_job(c: &Constants, fs: FileSystem, row: usize, device: usize, place: Place) -> Job {
-    let (personality, file_size, files, io_size, threads) = FILEBENCH[row];
-    filebench(
-        c,
-        &format!("filebench{device}"),
-        fs,
-        device,
-        place,
-        &Filebench { personality, threads, files, file_size, io_size },
-    )
+    filebench(c, &format!("filebench{device}"), fs, device, place, &NTHREAD[row])
 }
 
 fn fig6(bench: &Bench<'_>, count: usize) -> Result<Bars, RunError> {
     let machine = nthread(&bench.constants, 10);
-    let mut bars = Bars::new(FILEBENCH.map(|row| row.0.name()));
+    let mut bars = Bars::new(NTHREAD.map(|row| row.personality.name()));
     for c in OTHERS.iter().chain(&VARIANTS) {
         let value = |row: usize| {
             bench.mean(
@@ -117,7 +101,7 @@ fn fig6(bench: &Bench<'_>, count: usize) -> Result<Bars, RunError> {
                 kops,
             )
         };
-        let values: Result<Vec<f64>, RunError> = (0..FILEBENCH.len()).map(value).collect();
+        let values: Result<Vec<f64>, RunError> = (0..NTHREAD.len()).map(value).collect();
         bars.push(c.name, values?);
     }
     Ok(bars)

@@ -17,7 +17,7 @@ use super::{Check, Figure, Kind, Point, Trials};
 use crate::calibration::{CALIBRATED, Calibrated};
 use crate::papers::Paper;
 
-const STYLE: &str = include_str!("report.css");
+pub(super) const STYLE: &str = include_str!("report.css");
 const UNKNOWN: &str = "No cause is known.";
 
 /// The report on these figures, with the overview and their plots (PNG bytes, in the same order).
@@ -72,7 +72,7 @@ fn command(papers: &[Paper], seeds: u64, trials: bool) -> String {
     format!("homenode reproduce {which} --seeds {seeds}{sensitivity} --out DIR")
 }
 
-fn picture(alt: &str, png: &[u8]) -> Markup {
+pub(super) fn picture(alt: &str, png: &[u8]) -> Markup {
     html! { img alt=(alt) src={ "data:image/png;base64," (STANDARD.encode(png)) }; }
 }
 

@@ -31,7 +31,7 @@ pub enum Personality {
 }
 
 /// Parameters.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Filebench {
     /// Which.
     pub personality: Personality,
@@ -45,18 +45,28 @@ pub struct Filebench {
     pub io_size: f64,
 }
 
+/// One step of a round; each counts as one operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum FlowOp {
+pub enum FlowOp {
+    /// Opens a file that exists, picked at random.
     Open,
+    /// Closes the file that was opened or created last.
     Close,
+    /// Creates a file that does not exist.
     Create,
+    /// Deletes a file, picked at random.
     Delete,
+    /// Asks for a file's attributes.
     Stat,
+    /// Reads the whole file.
     Read,
+    /// Writes the whole file.
     Write,
+    /// Appends so many bytes.
     Append(f64),
-    /// Append to the log, a separate file that is never read.
+    /// Appends so many bytes to the log, a separate file that is never read.
     Log(f64),
+    /// Makes the file's data durable.
     Fsync,
 }
 
@@ -80,7 +90,8 @@ impl Personality {
         }
     }
 
-    fn round(self) -> Vec<FlowOp> {
+    /// What a thread does, again and again.
+    pub fn round(self) -> Vec<FlowOp> {
         let reads = |n: usize| [Open, Read, Close].repeat(n);
         match self {
             Self::Fileserver => {
@@ -97,11 +108,60 @@ impl Personality {
         }
     }
 
+    /// The personality of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|personality| personality.name() == name)
+    }
+
     /// Files in the directory that a name is created in or deleted from.
     fn directory(self, files: f64) -> f64 {
         if matches!(self, Self::Webproxy | Self::Varmail) { files } else { 20.0 }
     }
 }
+
+const KB: f64 = 1024.0;
+const GB: f64 = KB * KB * KB;
+/// filebench's default for whole-file reads and writes.
+const IO_SIZE: f64 = KB * KB;
+
+const fn row(personality: Personality, file_size: f64, files: f64, io_size: f64, threads: u32) -> Filebench {
+    Filebench { personality, threads, files, file_size, io_size }
+}
+
+/// NThread's Table III.
+pub const NTHREAD: [Filebench; 4] = [
+    row(Personality::Fileserver, 128.0 * KB, 100e3, IO_SIZE, 50),
+    row(Personality::Webserver, 16.0 * KB, 100e3, IO_SIZE, 100),
+    row(Personality::Webproxy, 16.0 * KB, 100e3, 16.0 * KB, 100),
+    row(Personality::Varmail, 16.0 * KB, 100e3, IO_SIZE, 16),
+];
+
+/// One row of Dragonfly's Table II: several applications, half of them on each node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rows {
+    /// Each application where node 0's controller is overloaded.
+    pub heavy: Filebench,
+    /// Each application where it is not.
+    pub light: Filebench,
+    /// How many.
+    pub applications: u32,
+}
+
+const fn rows(personality: Personality, heavy: (f64, f64, u32), light: (f64, f64, u32), applications: u32) -> Rows {
+    Rows {
+        heavy: row(personality, heavy.0, heavy.1, IO_SIZE, heavy.2),
+        light: row(personality, light.0, light.1, IO_SIZE, light.2),
+        applications,
+    }
+}
+
+/// Dragonfly's Table II, and the numbers of applications of its IV-A.
+pub const DRAGONFLY: [Rows; 4] = [
+    rows(Personality::Webserver, (160.0 * KB, 10e3, 14), (16.0 * KB, 10e3, 7), 4),
+    rows(Personality::Webproxy, (160.0 * KB, 100e3, 14), (64.0 * KB, 10e3, 7), 4),
+    rows(Personality::Videoserver, (2.0 * GB, 50.0, 28), (GB, 50.0, 14), 2),
+    rows(Personality::Fileserver, (128.0 * KB, 10e3, 14), (128.0 * KB, 1e3, 7), 4),
+];
 
 /// Bytes of a part of a set.
 const PART: f64 = 1e9;

@@ -1,0 +1,346 @@
+//! `homenode-volume`: the papers' programs measured on a wall clock, on a mounted volume over two emulated nodes.
+//!
+//! **Problem.** The simulator shares its equations with the policies that it judges. A measurement does not.
+//!
+//! **Approach.** fio, RocksDB's db_bench and filebench's personalities run with the papers' loads ([`loads`]) on a mount whose memory is
+//! emulated. Every run begins with the same image of the volume. Rounds go through all loads and policies in turn, so that other work on
+//! the machine meets all of them. The report has each ratio as the paper states it, as the simulator has it, and as measured.
+//!
+//! **Limits.** Waiting takes no CPU time here, so policies for contention of CPUs have nothing to show. Software is faster, relative to the
+//! memory, than on a real machine. Two emulated nodes share one real memory and its caches.
+
+mod loads;
+mod place;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use loads::{Figure, Load, Program, Runner};
+use place::{Line, Place};
+use serde::Serialize;
+use simulate::papers::Paper;
+use simulate::reproduce::measured::{Measured, Spread, page};
+
+/// NThread's settings in the simulated experiments, at full speed: `min_bytes`, and the margin in bytes/s.
+const LEAST: f64 = 4_194_304.0;
+/// Seeds of the simulated figures, as `homenode reproduce` has them.
+const SEEDS: u64 = 3;
+
+/// Measure the policies on a mounted volume over two emulated nodes.
+#[derive(Parser)]
+struct Args {
+    /// The homenode command; homenode-filebench is beside it
+    #[arg(long)]
+    homenode: PathBuf,
+    /// Directory for the regions and the mount point: in memory
+    #[arg(long, default_value = "/dev/shm")]
+    data: PathBuf,
+    /// Directory for report.html, report.md and results.json
+    #[arg(long, overrides_with = "out")]
+    out: PathBuf,
+    /// Runs of each load under each policy
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Seconds of a run; data shrinks with it [default: 12, more than Dragonfly's T_window]
+    #[arg(long, default_value_t = 12.0)]
+    seconds: f64,
+    /// How many times as slow as Optane
+    #[arg(long, default_value_t = 200.0)]
+    scale: f64,
+    /// One run of each
+    #[arg(long, conflicts_with = "runs")]
+    quick: bool,
+    /// Also print the results as JSON
+    #[arg(long)]
+    json: bool,
+    /// Only these figures, such as nthread-5a
+    #[arg(long, value_delimiter = ',', value_name = "PAPER-FIGURE")]
+    figure: Vec<String>,
+    /// Only these loads, such as rw80
+    #[arg(long, value_delimiter = ',')]
+    load: Vec<String>,
+    /// Only these policies; `node0` and `random` decide nothing and write to node 0, or to any
+    #[arg(long, value_delimiter = ',')]
+    policy: Vec<String>,
+}
+
+/// What one run showed.
+#[derive(Clone, Debug, Serialize)]
+struct Run {
+    /// In the figure's unit.
+    value: f64,
+    /// Share of bytes read from the other node, in the second half.
+    remote: Option<f64>,
+    /// Share of the second half's controller load (Eq. 1) that node 1 carried.
+    elsewhere: Option<f64>,
+    threads_moved: usize,
+    files_moved: usize,
+}
+
+/// Figure, load, series.
+type Key = (usize, usize, usize);
+
+fn main() -> ExitCode {
+    lab::exit(run(&Args::parse()))
+}
+
+fn run(args: &Args) -> Result<()> {
+    let factor = loads::factor(args.scale, args.seconds);
+    let figures = chosen(args, loads::figures(factor));
+    ensure!(figures.iter().any(|f| !f.loads.is_empty()), "no load is left: see --figure and --load");
+    let mut papers: Vec<Paper> = figures.iter().map(|f| f.paper).collect();
+    papers.dedup();
+    let bench = simulate::reproduce::Bench::new(SEEDS, &|_, _| {});
+    let simulated = simulate::reproduce::reproduce(&papers, &bench).context("simulation")?;
+    let cpus = lab::machine::Machine::read()?.list_of_all();
+    let cpus = lab::machine::parse_list(&cpus)?;
+    ensure!(cpus.len() >= 2, "two emulated nodes need two CPUs");
+    // As `homenode mount --emulate-nodes 2` shares them out.
+    let list = |cpus: &[u32]| cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let (first, second) = cpus.split_at(cpus.len() / 2);
+    let built = args.homenode.parent().context("--homenode has no directory")?;
+    let runner = Runner { built, seconds: args.seconds, factor, cpus: [list(first), list(second)] };
+    fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+    let place = Place::new(&args.data, &args.homenode)?;
+    let mut all: BTreeMap<Key, Vec<Run>> = BTreeMap::new();
+    for round in 0..if args.quick { 1 } else { args.runs } {
+        for (f, figure) in figures.iter().enumerate() {
+            for (l, load) in figure.loads.iter().enumerate() {
+                for (s, (policy, series)) in figure.series.iter().enumerate() {
+                    if !args.policy.is_empty() && !args.policy.iter().any(|p| p == policy) || missing(load, policy) {
+                        continue;
+                    }
+                    let what = || format!("{} {}, {}, {series}", figure.paper.name(), figure.id, load.name);
+                    let run = one(args, &place, &runner, load, policy).with_context(what)?;
+                    eprintln!("emulated, round {round}: {}: {:.2} {}, {run:?}", what(), run.value, figure.unit);
+                    all.entry((f, l, s)).or_default().push(run);
+                }
+            }
+            // Also after an interruption there is something to see.
+            write(args, &figures, &simulated, &all)?;
+        }
+    }
+    if args.json {
+        let path = args.out.join("results.json");
+        println!("{}", fs::read_to_string(&path).with_context(|| path.display().to_string())?);
+    }
+    Ok(())
+}
+
+/// The figures that the user wants.
+fn chosen(args: &Args, figures: Vec<Figure>) -> Vec<Figure> {
+    let wanted = |figure: &Figure| {
+        let name = format!("{}-{}", figure.paper.name(), figure.id);
+        args.figure.is_empty() || args.figure.iter().any(|wanted| *wanted == name)
+    };
+    let mut figures: Vec<Figure> = figures.into_iter().filter(wanted).collect();
+    for figure in &mut figures {
+        figure.loads.retain(|load| args.load.is_empty() || args.load.iter().any(|wanted| wanted == load.name));
+    }
+    figures
+}
+
+/// Whether a series cannot be had: a mount has no second file system on a node of its own.
+fn missing(load: &Load, policy: &str) -> bool {
+    policy == "node0" && load.spread && load.applications > 1
+}
+
+/// One run of a load under one policy.
+fn one(args: &Args, place: &Place, runner: &Runner<'_>, load: &Load, policy: &str) -> Result<Run> {
+    let placement = |i: u32| match policy {
+        "random" => "random".to_owned(),
+        _ if load.spread => format!("node{}", i % 2),
+        _ => "node0".to_owned(),
+    };
+    let placements: Vec<String> = (0..load.applications).map(placement).collect();
+    let data = match load.program {
+        Program::Fio(threads, _) => format!("fio{threads}"),
+        Program::Db("fillseq") => "empty".to_owned(),
+        Program::Db(_) => "db".to_owned(),
+        Program::Filebench(what) => format!("{}-{}-{:.0}", what.personality.name(), what.files, what.file_size),
+    };
+    let bytes = runner.bytes(load) * f64::from(load.applications);
+    let image = format!("{data}-{}", placements.join("-"));
+    place.restore(&image, bytes, &placements, |dir| runner.fill(load, dir))?;
+    let scale = args.scale.to_string();
+    let (margin, least) = (format!("{:.0}B/s", LEAST / args.scale), format!("{:.0}", LEAST / args.scale));
+    let mut options = vec!["--emulate-nodes", "2", "--profile", "optane", "--scale", &scale];
+    match policy {
+        "off" => {}
+        "random" | "node0" => options.extend(["--placement", policy]),
+        "observed" => options.extend(["--policy", "nthread", "--dry-run"]),
+        _ => options.extend(["--policy", policy, "--margin", &margin, "--min-bytes", &least]),
+    }
+    let server = place.serve(&options)?;
+    let value = runner.run(load, |i| place.of(i));
+    let lines = server.stop()?;
+    let windows: Vec<&Line> = lines.iter().filter(|line| line.kind == "window").collect();
+    let busy: Vec<&&Line> =
+        windows.iter().filter(|w| w.nodes.iter().any(|n| n.read_bytes + n.write_bytes > 0)).collect();
+    let half = busy.get(busy.len() / 2..).unwrap_or_default();
+    let sum = |of: &dyn Fn(&Line) -> f64| half.iter().map(|line| of(line)).sum::<f64>();
+    let share = |part: f64, all: f64| (all > 0.0).then(|| part / all);
+    let load_of = |node: &place::Node| node.read_bytes as f64 / 3.0 + node.write_bytes as f64;
+    let carried =
+        |line: &Line, wanted: fn(u32) -> bool| line.nodes.iter().filter(|n| wanted(n.node)).map(load_of).sum();
+    let moves = |kind: &str| windows.iter().flat_map(|w| &w.moves).filter(|m| m.kind == kind && m.from != m.to).count();
+    Ok(Run {
+        value: value?,
+        remote: share(sum(&|line| line.remote_bytes as f64), sum(&|line| line.read_bytes as f64)),
+        elsewhere: share(sum(&|line| carried(line, |node| node == 1)), sum(&|line| carried(line, |_| true))),
+        threads_moved: moves("thread"),
+        files_moved: moves("file"),
+    })
+}
+
+/// Writes what is known so far.
+fn write(
+    args: &Args,
+    figures: &[Figure],
+    simulated: &[simulate::reproduce::Figure],
+    all: &BTreeMap<Key, Vec<Run>>,
+) -> Result<()> {
+    let measured: Vec<Measured<'_>> =
+        figures.iter().enumerate().filter_map(|(f, figure)| measured(f, figure, simulated, all)).collect();
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+    let about = [
+        format!(
+            "All measured figures are emulated: two nodes share out {cpus} CPUs, and each access takes as long as on Optane memory that is {} \
+             times as slow (homenode mount --emulate-nodes 2 --profile optane): a node carries {:.0} MB/s of reads or {:.0} MB/s of writes. \
+             Runs take {} s in place of 60, so all data is divided by {:.0}. Load average of the machine at the end: {}.",
+            args.scale,
+            6e3 / args.scale,
+            2e3 / args.scale,
+            args.seconds,
+            loads::factor(args.scale, args.seconds),
+            load.split(' ').next().unwrap_or_default()
+        ),
+        "“off” decides nothing and writes where the writer runs, as a homenode volume does; “NOVA” decides nothing and has all data on one \
+         node, and “NOVA_n” on any, each for the file system of that name. Emulation cannot show contention for CPUs (a waiting thread \
+         sleeps), caches, the links between nodes, nor software that is as fast, relative to the memory, as on a real machine."
+            .to_owned(),
+    ];
+    let html = page("The papers' programs on a mounted volume", &about, &measured).context("report.html")?;
+    let path = |name: &str| args.out.join(name);
+    let put = |name: &str, text: &str| fs::write(path(name), text).with_context(|| path(name).display().to_string());
+    put("report.html", &html)?;
+    put("report.md", &markdown(&about, &measured)?)?;
+    let runs: Vec<serde_json::Value> = (all.iter())
+        .map(|((f, l, s), runs)| {
+            let figure = &figures[*f];
+            let (paper, id, load) = (figure.paper.name(), figure.id, figure.loads[*l].name);
+            serde_json::json!({"paper": paper, "figure": id, "load": load, "policy": figure.series[*s].0, "unit": figure.unit, "runs": runs})
+        })
+        .collect();
+    let ratios: Vec<serde_json::Value> = (measured.iter())
+        .map(|m| serde_json::json!({"paper": m.simulated.paper.name(), "figure": m.simulated.id, "ratios": m.rows()}))
+        .collect();
+    let json = serde_json::json!({
+        "emulated": true, "scale": args.scale, "seconds": args.seconds, "load_average": load.trim(), "runs": runs, "ratios": ratios
+    });
+    put("results.json", &serde_json::to_string_pretty(&json)?)
+}
+
+/// A figure's runs for the report; none if there are none.
+fn measured<'a>(
+    f: usize,
+    figure: &Figure,
+    simulated: &'a [simulate::reproduce::Figure],
+    all: &BTreeMap<Key, Vec<Run>>,
+) -> Option<Measured<'a>> {
+    let of = |l: usize, s: usize| all.get(&(f, l, s)).map_or(&[][..], Vec::as_slice);
+    let values = |s: usize| -> Vec<Vec<f64>> {
+        (0..figure.loads.len()).map(|l| of(l, s).iter().map(|run| run.value).collect()).collect()
+    };
+    let shown: Vec<usize> =
+        (0..figure.series.len()).filter(|s| (0..figure.loads.len()).any(|l| !of(l, *s).is_empty())).collect();
+    let names = |s: &usize| (figure.series[*s].1.to_owned(), values(*s));
+    let head = ["load", "policy", "remote reads", "load on node 1", "threads moved", "files moved"];
+    let mut counted = vec![head.map(str::to_owned).to_vec()];
+    for (l, load) in figure.loads.iter().enumerate() {
+        for s in &shown {
+            let share = |of_run: fn(&Run) -> Option<f64>| {
+                let shares: Vec<f64> = of(l, *s).iter().filter_map(of_run).collect();
+                Spread::of(&shares).map(|spread| format!("{:.0} %", 100.0 * spread.mean))
+            };
+            let count = |of_run: fn(&Run) -> usize| {
+                let counts: Vec<f64> = of(l, *s).iter().map(|run| of_run(run) as f64).collect();
+                Spread::of(&counts).map_or(String::new(), |spread| format!("{:.1}", spread.mean))
+            };
+            // Without a policy nobody counts.
+            let Some(elsewhere) = share(|run| run.elsewhere) else { continue };
+            let remote = share(|run| run.remote).unwrap_or_default();
+            let moved = [count(|run| run.threads_moved), count(|run| run.files_moved)];
+            let names = [load.name.to_owned(), figure.series[*s].1.to_owned()];
+            counted.push(names.into_iter().chain([remote, elsewhere]).chain(moved).collect());
+        }
+    }
+    Some(Measured {
+        simulated: simulated.iter().find(|s| s.paper == figure.paper && s.id == figure.id)?,
+        setup: setup(figure),
+        unit: figure.unit,
+        groups: figure.loads.iter().map(|load| load.name.to_owned()).collect(),
+        base: figure.series[*shown.iter().find(|s| figure.series[**s].1 == figure.base).or(shown.first())?].1,
+        series: shown.iter().map(names).collect(),
+        ratios: figure.ratios.to_vec(),
+        counted,
+    })
+}
+
+/// What runs here.
+fn setup(figure: &Figure) -> String {
+    let one = |load: &Load| {
+        let what = match load.program {
+            Program::Fio(threads, reads) => {
+                format!("fio, {threads} threads with a file each, {reads} % reads of 4 KiB")
+            }
+            Program::Db(benchmark) => format!("db_bench {benchmark}, 10 threads, 4 KB values"),
+            Program::Filebench(f) => {
+                format!("{} threads, {} files of {:.0} KB", f.threads, f.files, f.file_size / 1024.0)
+            }
+        };
+        let places = match (load.applications, load.spread, load.placed) {
+            (1, _, true) => ", begun on node 1",
+            (_, _, true) => ", half of them begun on each node",
+            (2.., true, _) => ", each with its data on another node",
+            _ => "",
+        };
+        format!("{}: {} × {what}{places}", load.name, load.applications)
+    };
+    figure.loads.iter().map(one).collect::<Vec<_>>().join("; ") + "."
+}
+
+fn markdown(about: &[String], measured: &[Measured<'_>]) -> Result<String> {
+    let mut text = format!("# The papers' programs on a mounted volume\n\n{}\n", about.join("\n\n"));
+    for m in measured {
+        write!(text, "\n## {}, {}\n\n{}\n\n", m.simulated.paper.title(), m.simulated.name(), m.setup)?;
+        text.push_str(
+            "| ratio | at | paper | simulated | measured (least to most) |\n| --- | --- | ---: | ---: | ---: |\n",
+        );
+        let optional = |value: Option<f64>| value.map_or("–".to_owned(), |v| format!("{v:.2}"));
+        for row in m.rows() {
+            let (paper, simulated) = (optional(row.paper), optional(row.simulated));
+            writeln!(text, "| {} | {} | {paper} | {simulated} | {} |", row.ratio, row.at, row.measured.text())?;
+        }
+        let groups = m.groups.join(" | ");
+        write!(text, "\n| {} | {groups} |\n| --- |{}\n", m.unit, " ---: |".repeat(m.groups.len()))?;
+        for (name, values) in &m.series {
+            let cells: Vec<String> =
+                values.iter().map(|v| Spread::of(v).map_or("–".to_owned(), |s| s.text())).collect();
+            writeln!(text, "| {name} | {} |", cells.join(" | "))?;
+        }
+        if let Some((head, rows)) = m.counted.split_first() {
+            write!(text, "\n| {} |\n|{}\n", head.join(" | "), " --- |".repeat(head.len()))?;
+            for row in rows {
+                writeln!(text, "| {} |", row.join(" | "))?;
+            }
+        }
+    }
+    Ok(text)
+}

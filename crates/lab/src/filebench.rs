@@ -1,0 +1,284 @@
+//! filebench's personalities on any file system.
+//!
+//! **Problem.** The papers measure with filebench's fileserver, webserver, webproxy, varmail and videoserver, and Debian has no
+//! filebench.
+//!
+//! **Approach.** The rounds of operations and the papers' sizes are those that the simulator has (`simulate::workload::filebench`): what
+//! is simulated and what is measured cannot differ. [`fill`] makes the files, [`run`] lets threads go through the rounds. As in
+//! filebench, a thread picks a file at random under the lock of the file set. simpleread of the ARC thesis is a videoserver of one thread
+//! and one file.
+//!
+//! **Limits.** Files are as large as the mean when they are made, and grow by appends, in one directory. webserver's log grows.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use serde::{Deserialize, Serialize};
+pub use simulate::workload::filebench::{DRAGONFLY, Filebench, NTHREAD, Personality, Rows};
+use simulate::workload::filebench::{FlowOp, LOG};
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    /// Operations, as filebench counts them.
+    pub operations: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+}
+
+/// The numbers of files that exist, those that are free, and the first one that never was a file.
+struct Set {
+    existing: Vec<u64>,
+    free: Vec<u64>,
+    next: u64,
+}
+
+impl Set {
+    fn filled(files: u64) -> Mutex<Self> {
+        Mutex::new(Self { existing: (0..files).collect(), free: Vec::new(), next: files })
+    }
+}
+
+/// Makes the files.
+pub fn fill(dir: &Path, what: &Filebench) -> Result<()> {
+    fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    let piece: Vec<u8> = (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for number in 0..what.files as u64 {
+        let path = path(dir, number);
+        let mut left = what.file_size as u64;
+        let mut file = File::create(&path).with_context(|| path.display().to_string())?;
+        while left > 0 {
+            let part = &piece[..left.min(piece.len() as u64) as usize];
+            file.write_all(part).with_context(|| path.display().to_string())?;
+            left -= part.len() as u64;
+        }
+    }
+    Ok(())
+}
+
+/// Lets the threads work on files that [`fill`] made, for a time; `ready` is called when all of them have started.
+pub fn run(dir: &Path, what: &Filebench, time: Duration, ready: impl FnOnce() -> Result<()>) -> Result<Done> {
+    let set = Set::filled(what.files as u64);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let start = |i: u32| {
+            // Any number but 0 will do for the first one of xorshift.
+            let random = u64::from(i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut one = Worker { dir, what, set: &set, stop: &stop, open: None, random, done: Done::default() };
+            scope.spawn(move || one.work().map(|()| one.done))
+        };
+        let workers: Vec<_> = (0..what.threads).map(start).collect();
+        let began = ready();
+        if began.is_ok() {
+            thread::sleep(time);
+        }
+        stop.store(true, Ordering::Relaxed);
+        let mut all = Done::default();
+        for worker in workers {
+            let done = worker.join().map_err(|_| anyhow!("a thread of filebench panicked"))??;
+            all.operations += done.operations;
+            all.read_bytes += done.read_bytes;
+            all.written_bytes += done.written_bytes;
+        }
+        began.map(|()| all)
+    })
+}
+
+fn path(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("file{number}"))
+}
+
+struct Worker<'a> {
+    dir: &'a Path,
+    what: &'a Filebench,
+    set: &'a Mutex<Set>,
+    stop: &'a AtomicBool,
+    open: Option<File>,
+    random: u64,
+    done: Done,
+}
+
+impl Worker<'_> {
+    fn work(&mut self) -> Result<()> {
+        let round = self.what.personality.round();
+        let mut buffer = vec![7; self.what.io_size as usize];
+        loop {
+            for op in &round {
+                if self.stop.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                if self.step(*op, &mut buffer).with_context(|| format!("{op:?} in {}", self.dir.display()))? {
+                    self.done.operations += 1;
+                }
+            }
+        }
+    }
+
+    /// Does one operation; says whether there was a file for it.
+    fn step(&mut self, op: FlowOp, buffer: &mut [u8]) -> Result<bool> {
+        match op {
+            FlowOp::Open => self.open_one()?,
+            FlowOp::Create => {
+                let number = self.with(|set, _| {
+                    set.free.pop().unwrap_or_else(|| {
+                        set.next += 1;
+                        set.next - 1
+                    })
+                });
+                let mut options = OpenOptions::new();
+                self.open = Some(options.read(true).append(true).create_new(true).open(path(self.dir, number))?);
+                self.with(|set, _| set.existing.push(number));
+            }
+            FlowOp::Delete => {
+                let picked = self.with(|set, random| {
+                    let at = (!set.existing.is_empty()).then(|| random as usize % set.existing.len())?;
+                    Some(set.existing.swap_remove(at))
+                });
+                let Some(number) = picked else { return Ok(false) };
+                fs::remove_file(path(self.dir, number))?;
+                self.with(|set, _| set.free.push(number));
+            }
+            FlowOp::Stat => {
+                let Some(path) = self.pick() else { return Ok(false) };
+                match fs::metadata(path) {
+                    Err(e) if e.kind() != ErrorKind::NotFound => return Err(e.into()),
+                    _ => {}
+                }
+            }
+            FlowOp::Read => {
+                // videoserver reads without opening.
+                let stays = self.open.is_some();
+                if !stays {
+                    self.open_one()?;
+                }
+                if let Some(file) = &mut self.open {
+                    file.rewind()?;
+                    while !self.stop.load(Ordering::Relaxed) {
+                        let n = file.read(buffer)?;
+                        self.done.read_bytes += n as u64;
+                        if n == 0 {
+                            break;
+                        }
+                    }
+                }
+                if !stays {
+                    self.open = None;
+                }
+            }
+            FlowOp::Write => self.append(self.what.file_size as u64, buffer)?,
+            FlowOp::Append(bytes) => self.append(bytes as u64, buffer)?,
+            FlowOp::Log(bytes) => {
+                let log = self.dir.join("log");
+                let file = OpenOptions::new().read(true).append(true).create(true).open(log)?;
+                if file.metadata()?.len() as f64 > LOG {
+                    file.set_len(0)?;
+                }
+                self.open = Some(file);
+                self.append(bytes as u64, buffer)?;
+                self.open = None;
+            }
+            FlowOp::Fsync => {
+                if let Some(file) = &self.open {
+                    file.sync_all()?;
+                }
+            }
+            FlowOp::Close => self.open = None,
+        }
+        Ok(true)
+    }
+
+    /// Opens a file at random; none if another thread deletes whatever is picked.
+    fn open_one(&mut self) -> Result<()> {
+        self.open = None;
+        while let Some(path) = self.pick() {
+            match OpenOptions::new().read(true).append(true).open(path) {
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                opened => {
+                    self.open = Some(opened?);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, bytes: u64, buffer: &[u8]) -> Result<()> {
+        let Some(file) = &mut self.open else { return Ok(()) };
+        let mut left = bytes;
+        while left > 0 {
+            let part = &buffer[..left.min(buffer.len() as u64) as usize];
+            file.write_all(part)?;
+            self.done.written_bytes += part.len() as u64;
+            left -= part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// A file that exists.
+    fn pick(&mut self) -> Option<PathBuf> {
+        let number = self.with(|set, random| set.existing.get(random as usize % set.existing.len().max(1)).copied());
+        number.map(|number| path(self.dir, number))
+    }
+
+    /// Under the lock of the file set, with a random number.
+    fn with<T>(&mut self, act: impl FnOnce(&mut Set, u64) -> T) -> T {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        act(&mut self.set.lock().unwrap_or_else(PoisonError::into_inner), self.random >> 8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_personality_reads_and_writes_as_its_round_says() {
+        for personality in Personality::ALL {
+            let dir = tempfile::tempdir().unwrap();
+            let what = Filebench { personality, threads: 3, files: 4.0, file_size: 8192.0, io_size: 4096.0 };
+            fill(dir.path(), &what).unwrap();
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4);
+            assert_eq!(fs::metadata(path(dir.path(), 3)).unwrap().len(), 8192);
+            let set = Set::filled(4);
+            let stop = AtomicBool::new(false);
+            let (dir, what) = (dir.path(), &what);
+            let mut one = Worker { dir, what, set: &set, stop: &stop, open: None, random: 1, done: Done::default() };
+            let mut buffer = vec![1; 4096];
+            for op in personality.round() {
+                assert!(one.step(op, &mut buffer).unwrap(), "{op:?}");
+            }
+            let (reads, writes) = match personality {
+                Personality::Fileserver => (true, 8192 + 16384),
+                Personality::Webserver | Personality::Webproxy => (true, 16384),
+                Personality::Varmail => (true, 2 * 16384),
+                Personality::Videoserver => (true, 0),
+            };
+            assert_eq!((one.done.read_bytes >= 8192, one.done.written_bytes), (reads, writes), "{personality:?}");
+            let files = set.lock().unwrap().existing.len();
+            assert_eq!(files, 4, "as many are created as deleted: {personality:?}");
+        }
+    }
+
+    #[test]
+    fn threads_share_the_files_without_an_error() {
+        for personality in Personality::ALL {
+            let dir = tempfile::tempdir().unwrap();
+            // Fewer files than threads, so that all of them can be deleted at once.
+            let what = Filebench { personality, threads: 6, files: 2.0, file_size: 4096.0, io_size: 4096.0 };
+            fill(dir.path(), &what).unwrap();
+            let done = run(dir.path(), &what, Duration::from_millis(50), || Ok(())).unwrap();
+            assert!(done.operations > 0, "{personality:?}");
+            assert!(run(dir.path(), &what, Duration::ZERO, || Err(anyhow!("no"))).is_err());
+        }
+    }
+}
