@@ -339,7 +339,7 @@ impl<P: Plane> Engine<P> {
         }
     }
 
-    /// What a plane's refusal comes to. A broken plane stays an error.
+    /// Turns a plane's refusal into an outcome. A broken plane stays an error.
     pub(crate) fn not_made(
         &mut self,
         error: PlaneError,

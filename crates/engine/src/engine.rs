@@ -45,7 +45,7 @@ pub struct Engine<P: Plane> {
     budget: BudgetWatch,
     pub(crate) held: HeldTable,
     pub(crate) jobs: Jobs,
-    /// What became of moves since the last decision of the policy.
+    /// Outcomes of moves since the last decision of the policy.
     pub(crate) told: Vec<placement::Outcome>,
     /// Records of an earlier run that could not be undone yet.
     left_over: Vec<Held>,
@@ -130,7 +130,7 @@ impl<P: Plane> Engine<P> {
         self.policy.name()
     }
 
-    /// What was undone at the start for an earlier run.
+    /// Moves of an earlier run that were undone at the start.
     pub fn recovered(&self) -> &Finished {
         &self.recovered
     }

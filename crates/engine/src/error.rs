@@ -35,7 +35,7 @@ pub enum EngineError {
     /// A file operation failed.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
-        /// What was tried, such as `write`.
+        /// The operation, such as `write`.
         what: &'static str,
         /// The file.
         path: PathBuf,

@@ -23,7 +23,7 @@ pub(crate) const QUEUE_MAX: usize = 12_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobId(pub u64);
 
-/// What became of a move at once.
+/// Immediate outcome of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Started {
     /// It is made.
@@ -82,14 +82,14 @@ pub enum JobState {
         /// One sentence.
         why: String,
     },
-    /// What was to be moved is gone, or another has its name. Nothing was copied.
+    /// The subject is gone, or another has its name. Nothing was copied.
     Gone,
 }
 
 /// A job as [`crate::WindowReport`] shows it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JobReport {
-    /// What is moved.
+    /// Subject of the move.
     pub subject: Subject,
     /// Its name: of a process, or the path of a file.
     pub name: String,

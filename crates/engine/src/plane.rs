@@ -1,4 +1,4 @@
-//! What the engine asks of a plane: observe, prepare, start, poll, undo.
+//! The trait between engine and plane: observe, prepare, start, poll, undo.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub trait Plane {
     /// Blocks for one window (virtual in a simulation) and returns what it showed.
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError>;
 
-    /// What would be needed to undo this move: one record for each thread that it binds, none for a file. Changes nothing, so
+    /// Undo records of this move: one record for each thread that it binds, none for a file. Changes nothing, so
     /// that it can be written down before the move is made. [`PlaneError::Refused`] says that the move must not be made (the
     /// thread has an affinity of its own, …).
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError>;
@@ -68,7 +68,7 @@ pub trait Plane {
         None
     }
 
-    /// What homenode itself cost in the last window.
+    /// Cost of homenode itself in the last window.
     fn cost(&self) -> Option<Cost> {
         None
     }
@@ -86,7 +86,7 @@ pub trait Plane {
     }
 }
 
-/// What homenode itself costs.
+/// Cost of homenode itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// CPU time used per second of window: 0.01 is one hundredth of one CPU.
@@ -95,10 +95,10 @@ pub struct Cost {
     pub memory_bytes: u64,
 }
 
-/// What undoes a move of one thread, or of the memory of one process. Written to the state file before the move is made.
+/// Undo record of a move of one thread, or of the memory of one process. Written to the state file before the move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undo {
-    /// What it is about.
+    /// Its subject.
     pub subject: Subject,
     /// Its process; 0 for a file.
     #[serde(default)]
@@ -106,7 +106,7 @@ pub struct Undo {
     /// The affinity before and after; absent where no affinity is put back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masks: Option<Masks>,
-    /// What else the plane needs, in a form that only the plane understands.
+    /// Further data of the plane, in a form that only the plane understands.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub payload: String,
 }
@@ -114,7 +114,7 @@ pub struct Undo {
 /// A thread that inherited a value of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heir {
-    /// What puts its affinity back.
+    /// Record that restores its affinity.
     pub undo: Undo,
     /// It belongs to a process that was moved as a whole, so it keeps the value and is put back with the others of that process.
     pub keeps: bool,
@@ -154,7 +154,7 @@ impl Undo {
     }
 }
 
-/// What became of an undo.
+/// Outcome of an undo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Undone {
@@ -172,7 +172,7 @@ pub enum PlaneError {
     /// The thread or process ended meanwhile: a fact, not a fault.
     #[error("{what} has ended")]
     Gone {
-        /// What ended, such as `thread 4121`.
+        /// The subject that ended, such as `thread 4121`.
         what: String,
     },
     /// The move must not or cannot be made, with the reason for a person.

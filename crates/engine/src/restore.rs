@@ -18,7 +18,7 @@ const ROUNDS: usize = 16;
 /// The result of undoing.
 pub(crate) struct Restored {
     pub finished: Finished,
-    /// What could not be undone.
+    /// Moves that could not be undone.
     pub failed: Vec<Held>,
     /// For the journal.
     pub events: Vec<(About, Event)>,

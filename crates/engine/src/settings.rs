@@ -22,7 +22,7 @@ pub struct Settings {
     pub oscillation: Oscillation,
     /// When a load counts as placed.
     pub settle: Settle,
-    /// What homenode itself may cost.
+    /// Limits on the cost of homenode itself.
     pub budget: Budget,
     /// Largest size of the journal in bytes, both of its files together. Default 8 MiB: it lies in memory under `/run`.
     pub journal_bytes: u64,
@@ -93,7 +93,7 @@ pub struct Settle {
     pub again_s: f64,
 }
 
-/// What homenode itself may cost before it observes less.
+/// Cost of homenode itself above which it observes less.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Budget {

@@ -28,7 +28,7 @@ const MOST: usize = 16;
 /// How long the copies of a plan may take before it is not tried any more, in windows: an hour of 1 s.
 const PATIENCE: u32 = 3600;
 
-/// What a thread, or a group of them, did in one window.
+/// Activity of a thread, or of a group of threads, in one window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     bytes: u64,

@@ -1,4 +1,4 @@
-//! What the file system adds to the bare memory: each operation against the same copy, flush and fence without it.
+//! Cost that the file system adds to the bare memory: each operation against the same copy, flush and fence without it.
 //!
 //! `cargo run --release -p homenode-fs --example ratios [NAME]`. Batches of both take turns; each line shows the fastest
 //! batch. NAME is a part of the names of operations: the others are left out.

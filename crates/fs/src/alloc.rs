@@ -20,7 +20,7 @@ use crate::format::superblock::Superblock;
 use crate::free::FreeMap;
 use crate::sync::{AtomicU64, Mutex, lock};
 
-/// What blocks are for.
+/// Use of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// File data, and logs of operations that add something.

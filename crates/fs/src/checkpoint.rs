@@ -1,4 +1,4 @@
-//! What a clean unmount leaves so that the next mount need not read all logs.
+//! The checkpoint that a clean unmount leaves, so that the next mount need not read all logs.
 //!
 //! **Problem.** Finding out which blocks and inodes are free takes a look at every log: seconds for millions of extents.
 //!
@@ -19,7 +19,7 @@ const WORDS_FROM: usize = 40;
 /// Words in a block.
 const WORDS: usize = (BLOCK - WORDS_FROM) / 8;
 
-/// What is free, and who is whose parent.
+/// Free blocks, and the parent of each inode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
     /// For each region its free runs, in order: first block and count.

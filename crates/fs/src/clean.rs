@@ -32,7 +32,7 @@ use crate::volume::{Volume, shard};
 /// A log shorter than two pages is not worth cleaning: a file has one page in any case.
 const CLEAN_FROM: usize = 2 * (SLOTS - 1);
 
-/// What cleaning did.
+/// Result of cleaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cleaned {
     /// Pages that were taken out of a log.

@@ -20,7 +20,7 @@ use crate::caller;
 use crate::format::Ino;
 use crate::volume::lock;
 
-/// What went from and to the memory of one region.
+/// Bytes from and to the memory of one region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes of file data read.
@@ -51,7 +51,7 @@ type Last = (u64, u32, Arc<[Cells]>);
 /// The use of a file that was counted last: of which volume, by which thread, of which file.
 type LastUse = (u64, u32, Ino, Arc<FileCells>);
 
-/// What one thread did with one file since it was last asked ([`crate::Volume::take_uses`]).
+/// Bytes of one thread and one file since the last call ([`crate::Volume::take_uses`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Use {
     /// The thread.
@@ -225,7 +225,7 @@ impl Counters {
         Some(Arc::clone(uses.entry(key).or_insert_with(|| Arc::new(new()))))
     }
 
-    /// What each thread did with each file since the last call, and the bytes that could not be told apart. What was
+    /// Bytes of each thread and file since the last call, and the bytes that could not be told apart. What was
     /// not used since the last call is forgotten.
     pub(crate) fn take_uses(&self) -> (Vec<Use>, u64) {
         let take = |cell: &AtomicU64| cell.swap(0, Ordering::Relaxed);
@@ -255,7 +255,7 @@ impl Counters {
         });
     }
 
-    /// What each thread did, by region, since the volume was mounted. Threads of which `alive` says no are listed this
+    /// Bytes of each thread, by region, since the volume was mounted. Threads of which `alive` says no are listed this
     /// once more and then only count in the total.
     pub(crate) fn by_thread(&self, alive: impl Fn(u32) -> bool) -> BTreeMap<u32, Vec<Traffic>> {
         let mut threads = lock(&self.threads);

@@ -9,7 +9,7 @@ use crate::format::entry::Kind;
 /// Cookies of `.` and `..`; names begin after them.
 pub const FIRST_COOKIE: u64 = 3;
 
-/// What a name stands for.
+/// Target of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
     /// The inode.
@@ -38,7 +38,7 @@ impl Dir {
         Self { by_name, by_cookie, next_cookie: FIRST_COOKIE, subdirs: 0, parent }
     }
 
-    /// What a name stands for.
+    /// Target of a name.
     pub fn get(&self, name: &[u8]) -> Option<Named> {
         self.by_name.get(name).copied()
     }

@@ -1,4 +1,4 @@
-//! What can go wrong, each with the errno that a mount answers with.
+//! Errors, each with the errno that a mount answers with.
 
 use std::io;
 
@@ -68,7 +68,7 @@ pub enum Error {
     /// The regions do not make a volume: not formatted, missing, or from another one.
     #[error("not a volume: {0}")]
     NotAVolume(String),
-    /// What the medium holds cannot be true.
+    /// The contents of the medium are inconsistent.
     #[error("damaged: {0}")]
     Damaged(Damage),
     /// An access outside of a region. Only damaged media or a fault of this crate lead here.
@@ -91,7 +91,7 @@ pub enum Damage {
     Superblock {
         /// Index of the region.
         region: usize,
-        /// What is wrong.
+        /// The fault.
         what: &'static str,
     },
     /// An inode or its log.
@@ -99,7 +99,7 @@ pub enum Damage {
     Inode {
         /// The inode.
         ino: Ino,
-        /// What is wrong.
+        /// The fault.
         what: &'static str,
     },
     /// A journal.
@@ -107,7 +107,7 @@ pub enum Damage {
     Journal {
         /// The journal's block.
         block: Block,
-        /// What is wrong.
+        /// The fault.
         what: &'static str,
     },
     /// Two owners of one block, or an owner of a block that cannot be owned.
@@ -117,7 +117,7 @@ pub enum Damage {
         ino: Ino,
         /// The block.
         block: Block,
-        /// What is wrong.
+        /// The fault.
         what: &'static str,
     },
     /// A name that points nowhere, or a count of names that is wrong.
@@ -127,7 +127,7 @@ pub enum Damage {
         ino: Ino,
         /// The name, with anything that is not UTF-8 replaced.
         name: String,
-        /// What is wrong.
+        /// The fault.
         what: &'static str,
     },
     /// The state word.

@@ -16,10 +16,10 @@ use crate::scan::{self, Found, Inodes, Use};
 use crate::store::Store;
 use crate::volume::{Options, Volume};
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What cannot be true.
+    /// Inconsistencies.
     pub damage: Vec<Damage>,
     /// Inodes that no directory names: the next mount frees them.
     pub orphans: Vec<Ino>,

@@ -22,7 +22,7 @@ pub struct Inode {
     pub ino: Ino,
     /// Which life of the number this is.
     pub generation: u32,
-    /// What it is: never changes.
+    /// Its type: never changes.
     pub kind: Kind,
     /// How many handles are open.
     pub opens: AtomicU32,
@@ -74,7 +74,7 @@ impl Inode {
     }
 }
 
-/// What an inode's log says.
+/// State of an inode, from its log.
 #[derive(Debug)]
 pub struct State {
     /// Attributes. The links of a directory are in `dir`.

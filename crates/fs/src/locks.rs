@@ -25,7 +25,7 @@ pub enum LockSpace {
     Flock,
 }
 
-/// What a lock keeps others from.
+/// Kind of lock: which others it excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockMode {
     /// From exclusive locks.

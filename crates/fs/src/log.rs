@@ -52,7 +52,7 @@ pub struct Appended<'a> {
     sequence: u32,
     /// The tail that commits the entries.
     pub tail: LogPos,
-    /// What must be durable before.
+    /// Data that must be durable before.
     pub dirty: Dirty,
     fresh: Fresh<'a>,
 }
@@ -82,7 +82,7 @@ pub struct Pages<'a, 'r> {
     pub regions: &'r [usize],
     /// Part of the region to begin with.
     pub part: usize,
-    /// What the entries are for.
+    /// Purpose of the entries.
     pub purpose: Purpose,
 }
 

@@ -10,7 +10,7 @@ use crate::medium::Medium;
 use crate::scan::{self, Use};
 use crate::store::{Dirty, Store};
 
-/// What a new volume shall be like.
+/// Parameters of a new volume.
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// Its id; random if possible.

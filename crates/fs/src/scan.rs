@@ -28,7 +28,7 @@ const MOUNTED: u64 = 2;
 const CHECKPOINT: u64 = 3;
 const STATE_BITS: u32 = 7;
 
-/// What the state word says.
+/// The state word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// The volume was unmounted.
@@ -71,7 +71,7 @@ pub fn state(store: &Store) -> Result<Use> {
 pub struct Found {
     /// Which life of the number this is, as far as known.
     pub generation: u32,
-    /// What its log says, or why it cannot be read.
+    /// State from its log, or why the log cannot be read.
     pub state: Result<State>,
 }
 
@@ -206,7 +206,7 @@ fn replay(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos) -> Resul
     Ok(state)
 }
 
-/// What is wrong with the tree, and which inodes are orphans.
+/// Faults of the tree, and orphan inodes.
 #[derive(Debug, Default)]
 pub struct Tree {
     /// Everything that cannot be true.
@@ -287,7 +287,7 @@ pub fn data(store: &Store, found: &Inodes, orphans: &[Ino]) -> Result<Vec<Damage
     Ok(damage)
 }
 
-/// What the blocks of every named inode, logs and data, leave free in each region, in order; and which have two owners.
+/// Free blocks of each region, in order: all but those of named inodes, logs and data; and the blocks that have two owners.
 pub fn free_runs(store: &Store, found: &Inodes, orphans: &[Ino]) -> (Vec<Vec<(u64, u64)>>, Vec<Damage>) {
     let superblock = store.superblock();
     let (mut used, mut damage) = (vec![Vec::new(); superblock.regions.len()], Vec::new());

@@ -68,7 +68,7 @@ impl Unread {
         self.inodes.iter().enumerate().flat_map(slots).filter(|ino| self.has(*ino)).collect()
     }
 
-    /// What the next checkpoint takes over: the bits of a region, and the parents.
+    /// State for the next checkpoint: the bits of a region, and the parents.
     pub fn rest(&self) -> (Vec<Vec<u64>>, Vec<(Ino, Ino)>) {
         let words = |words: &Vec<AtomicU64>| words.iter().map(|word| word.load(Ordering::Acquire)).collect();
         let parents = self.parents.read().unwrap_or_else(PoisonError::into_inner);

@@ -162,7 +162,7 @@ impl Volume {
         self.unread.inodes()
     }
 
-    /// What the next mount need not find out. `None`: an inode without a name was open until now, and that is for a mount
+    /// Checkpoint for the next mount. `None`: an inode without a name was open until now, and that is for a mount
     /// that reads everything.
     pub(crate) fn checkpoint(&self) -> Option<Checkpoint> {
         let (mut inodes, mut parents) = self.unread.rest();

@@ -41,7 +41,7 @@ pub struct Cli {
     /// Options for every sub-command.
     #[command(flatten)]
     pub global: Global,
-    /// What to do.
+    /// Sub-command.
     #[command(subcommand)]
     pub command: Command,
 }

@@ -33,7 +33,7 @@ pub enum Exit {
     Busy,
     /// Reading or writing failed.
     Io,
-    /// What the command that `run` started returned.
+    /// Exit status of the command that `run` started.
     Command(u8),
 }
 
@@ -105,7 +105,7 @@ impl Failure {
         self.exit
     }
 
-    /// What failed and why, without the hint.
+    /// The failure and its cause, without the hint.
     pub fn line(&self) -> String {
         format!("{}: {}", self.what, self.why)
     }

@@ -423,7 +423,7 @@ fn status_lines(status: &str, names: &[&str]) -> Vec<String> {
 const CAPABILITIES: [&str; 6] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs"];
 const SYS_NICE: u64 = 1 << 23;
 
-/// What a thread's status says if it holds these capabilities and can get no others.
+/// Lines of a thread's status that holds these capabilities and can get no others.
 fn only(capabilities: u64) -> Vec<String> {
     let sets = [("CapInh", 0), ("CapPrm", capabilities), ("CapEff", capabilities), ("CapBnd", capabilities)];
     let lines = sets.iter().chain(&[("CapAmb", 0)]).map(|(name, bits)| format!("{name}: {bits:016x}"));

@@ -205,7 +205,7 @@ fn a_dead_mount_is_told_with_what_to_do() {
     place.unmount();
 }
 
-/// What the table of mounts says of the directory.
+/// The directory's line in the table of mounts.
 fn shown(place: &Place) -> String {
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
     mounts.lines().find(|line| line.contains(&place.dir)).unwrap_or_default().to_owned()

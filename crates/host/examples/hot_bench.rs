@@ -1,4 +1,4 @@
-//! What sampling the accessed bits of a mapped file costs, to the program that maps it and to homenode, beside DAMON.
+//! The cost of sampling the accessed bits of a mapped file, to the program that maps it and to homenode, beside DAMON.
 //!
 //! ```text
 //! hot_bench FILE MIB ROUNDS OUT.json    measure

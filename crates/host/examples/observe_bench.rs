@@ -1,4 +1,4 @@
-//! What observing costs: `observe_bench DIRECTORY RESULT.json [ROUNDS]`, run by
+//! The cost of observing: `observe_bench DIRECTORY RESULT.json [ROUNDS]`, run by
 //! `bench/observe/run`.
 //!
 //! Three questions. How many interrupts do CPUs send each other because hooks are attached and

@@ -32,7 +32,7 @@ pub struct Jobs {
     limits: Arc<Limits>,
 }
 
-/// What all copies share.
+/// State that all copies share.
 #[derive(Debug, Default)]
 struct Limits {
     /// Bytes a second of all copies together; 0: no limit.
@@ -48,7 +48,7 @@ impl Limits {
     }
 }
 
-/// What a copy and its owner share.
+/// State that a copy and its owner share.
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,

@@ -141,7 +141,7 @@ pub struct HostPlane {
     settings: Settings,
     own_pid: u32,
     cost: Option<Cost>,
-    /// What is found out about files and processes beside the windows; `None` without an observer of this kernel.
+    /// Facts about files and processes, found out beside the windows; `None` without an observer of this kernel.
     facts: Option<Facts>,
     /// Counts what the memory controllers carry; the error says why nothing does.
     meter: Result<Meter, String>,

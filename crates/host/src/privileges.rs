@@ -18,29 +18,29 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
-/// What moving threads takes once the programs are loaded. `proc_root` is a proc mount (`/proc`).
+/// Capabilities for moving threads once the programs are loaded. `proc_root` is a proc mount (`/proc`).
 pub fn to_move(proc_root: &Path) -> CapabilitySet {
     CapabilitySet::SYS_NICE | to_observe(proc_root)
 }
 
-/// What moving the cached pages of any user's files takes: CAP_SYS_NICE to move pages that others map, CAP_DAC_READ_SEARCH to
+/// Capabilities for moving the cached pages of any user's files: CAP_SYS_NICE to move pages that others map, CAP_DAC_READ_SEARCH to
 /// open the files for reading, CAP_FOWNER to leave their access times alone and to be told what is cached.
 pub fn to_move_files() -> CapabilitySet {
     CapabilitySet::SYS_NICE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER
 }
 
-/// What moving files on DAX takes: what opening them does, CAP_SYS_ADMIN to open them by handle so that their times stay, and to
+/// Capabilities for moving files on DAX: those for opening them, CAP_SYS_ADMIN to open them by handle so that their times stay, and to
 /// ask device-mapper where they are, and CAP_SYS_PTRACE to see who maps them.
 pub fn to_move_dax() -> CapabilitySet {
     CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER
 }
 
-/// What moving the memory of any user's processes takes: CAP_SYS_NICE, and CAP_SYS_PTRACE to see where it is.
+/// Capabilities for moving the memory of any user's processes: CAP_SYS_NICE, and CAP_SYS_PTRACE to see where it is.
 pub fn to_move_memory() -> CapabilitySet {
     CapabilitySet::SYS_NICE | CapabilitySet::SYS_PTRACE
 }
 
-/// What observing takes once the programs are loaded: nothing, unless procfs hides the processes of other users. Without
+/// Capabilities for observing once the programs are loaded: none, unless procfs hides the processes of other users. Without
 /// CAP_SYS_PTRACE they would seem to have ended there. It is kept as well if the mounts cannot be read.
 pub fn to_observe(proc_root: &Path) -> CapabilitySet {
     match std::fs::read(proc_root.join("self/mountinfo")) {

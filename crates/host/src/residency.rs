@@ -52,7 +52,7 @@ pub struct Residency {
     /// Why the kernel hides this file's residency from the caller; then `resident` and `nodes` mean
     /// nothing.
     pub hidden: Option<String>,
-    /// What a reader of these figures should know, such as that the file shrank meanwhile.
+    /// Remarks on these figures, such as that the file shrank meanwhile.
     pub notes: Vec<String>,
 }
 

@@ -98,7 +98,7 @@ enum Line {
 pub struct Daemon {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    /// What this run restored at its start after a crashed one.
+    /// Moves of a crashed run that this run restored at its start.
     pub recovered: Option<End>,
 }
 
@@ -181,7 +181,17 @@ mod tests {
     fn window(read_bytes: u64, remote_bytes: u64) -> Window {
         let remote_share = (read_bytes > 0).then(|| remote_bytes as f64 / read_bytes as f64);
         let (moves, held_back, refused) = (Vec::new(), Vec::new(), Vec::new());
-        Window { window: 1, window_s: 1.0, remote_share, read_bytes, remote_bytes, moves, held_back, refused, notes: Vec::new() }
+        Window {
+            window: 1,
+            window_s: 1.0,
+            remote_share,
+            read_bytes,
+            remote_bytes,
+            moves,
+            held_back,
+            refused,
+            notes: Vec::new(),
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use simulate::workload::filebench::{DRAGONFLY, Filebench, NTHREAD, Personality, Rows};
 use simulate::workload::filebench::{FlowOp, LOG};
 
-/// What a run did.
+/// Counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
     /// Operations, as filebench counts them.

@@ -1,4 +1,4 @@
-//! What an operation on a mounted volume costs, beside a mount with nothing behind it, ext4 and tmpfs.
+//! The cost of an operation on a mounted volume, beside a mount with nothing behind it, ext4 and tmpfs.
 //!
 //! ```text
 //! mount_bench DIR ROUNDS JSON      DIR in memory: for the regions, the image of ext4 and the mount points
@@ -196,7 +196,7 @@ fn places(size: usize, count: usize, seed: u64) -> impl Iterator<Item = u64> {
     .take(count)
 }
 
-/// What is done, by how many threads; the name of the operation, and how often a thread does it.
+/// An operation: its name, number of threads, and repetitions of each thread.
 struct Load {
     name: &'static str,
     count: usize,
@@ -285,7 +285,7 @@ const LOADS: &[Load] = &[
     Load { name: "unlink, 4 threads", count: NAMES, threads: 4, work: remove },
 ];
 
-/// What an operation takes on the clock and of the processors, ns.
+/// Time of an operation on the clock and of the processors, ns.
 fn once(system: &System, load: &Load, round: u64) -> [f64; 2] {
     if load.name.ends_with(", cached") {
         let mut buffer = buffer();

@@ -17,7 +17,7 @@ const BACKGROUND: (u16, u16) = (64, 48);
 /// `FUSE_DEV_IOC_CLONE`.
 const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
 
-/// What requests are answered by: one for all workers.
+/// Handler of requests: one for all workers.
 pub(crate) trait Answers: Send + Sync {
     /// Does what a request asks for. `Some`: the errno to answer with, or 0 and the answer; `None`: nothing is to be
     /// said.

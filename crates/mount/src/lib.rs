@@ -29,7 +29,7 @@ use std::sync::Arc;
 pub use mountpoint::{Error, Flags, Unmounted, remount, shown};
 pub use session::{Session, serve};
 
-/// Who keeps file data that was read.
+/// Cache that keeps file data after a read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cache {
     /// The kernel, in its page cache. Only what it asks for is seen and counted.
@@ -43,15 +43,15 @@ pub enum Cache {
 /// How to serve a volume.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What the table of mounts shows as source.
+    /// Source in the table of mounts.
     pub source: String,
-    /// Who keeps file data.
+    /// Cache of file data.
     pub cache: Cache,
     /// Threads that answer requests: at least 1.
     pub workers: usize,
     /// Also serve by io_uring, with a worker for each CPU, where the kernel can.
     pub ring: bool,
-    /// What users may do with the mount.
+    /// Limits for users of the mount.
     pub flags: Flags,
     /// Where to ask for the nodes of threads; without it, local is where the server's threads run.
     pub callers: Option<Arc<plane::Callers>>,

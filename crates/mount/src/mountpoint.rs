@@ -13,10 +13,10 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 use crate::Options;
 use crate::connection::{DEVICE, connect};
 
-/// What the table of mounts shows as type.
+/// Type in the table of mounts.
 pub const KIND: &str = "fuse.homenode";
 
-/// What a user may do with a mount: read only, without programs, …
+/// Limits for users of a mount: read only, without programs, …
 pub type Flags = MountFlags;
 
 /// Why a volume could not be mounted, served or unmounted.
@@ -32,7 +32,7 @@ pub enum Error {
     /// The operating system refused.
     #[error("cannot {doing} {path}")]
     Io {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
         /// With which file.
         path: PathBuf,

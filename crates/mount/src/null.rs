@@ -41,7 +41,7 @@ pub fn serve(dir: &Path, options: &Options) -> Result<Session, Error> {
 #[derive(Default)]
 struct Null(AtomicU64);
 
-/// What every file is.
+/// Attributes of every file.
 fn stat(ino: Ino) -> Stat {
     let (kind, links) = if ino == Ino::ROOT { (Kind::Directory, 2) } else { (Kind::File, 1) };
     let mode = kind.mode_bits() | 0o755;

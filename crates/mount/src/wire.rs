@@ -22,7 +22,7 @@ pub(crate) const OUT_HEADER: usize = 16;
 /// Bytes of what `stat` calls a block.
 const SECTOR: u64 = 512;
 
-/// What a request asks for.
+/// Kinds of requests.
 #[rustfmt::skip]
 pub(crate) mod opcode {
     pub const LOOKUP: u32 = 1;
@@ -58,7 +58,7 @@ pub(crate) mod opcode {
     pub const COPY_FILE_RANGE: u32 = 47;
 }
 
-/// What both sides can do: bits of the first request and its answer.
+/// Features of both sides: bits of the first request and its answer.
 #[rustfmt::skip]
 pub(crate) mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
@@ -111,13 +111,13 @@ pub(crate) struct Request<'a> {
     pub unique: u64,
     /// The inode it is about.
     pub node: u64,
-    /// Whose file system user and group asks.
+    /// File system user and group of the caller.
     pub uid: u32,
     /// See `uid`.
     pub gid: u32,
     /// The calling thread; 0 for the kernel itself.
     pub tid: u32,
-    /// What else there is to know.
+    /// Further flags.
     pub args: Args<'a>,
 }
 
@@ -320,7 +320,7 @@ impl<'a> Answer<'a> {
         self.attributes(stat);
     }
 
-    /// What a name stands for.
+    /// Target of a name.
     pub(crate) fn entry(&mut self, stat: &Stat) {
         self.u64(stat.ino.raw());
         self.u64(u64::from(stat.generation));

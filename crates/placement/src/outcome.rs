@@ -1,4 +1,4 @@
-//! What became of the moves that a policy asked for: part of the next snapshot.
+//! Outcomes of the moves that a policy asked for: part of the next snapshot.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,11 +6,11 @@ use topology::NodeId;
 
 use crate::Subject;
 
-/// What became of one move.
+/// Outcome of one move.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
-    /// What was to be moved.
+    /// Subject of the move.
     pub subject: Subject,
     /// The node that it was to leave.
     pub from: NodeId,

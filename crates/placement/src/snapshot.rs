@@ -38,7 +38,7 @@ pub struct Snapshot {
     /// Processes whose memory was observed.
     #[serde(default)]
     pub processes: Vec<Process>,
-    /// What became of the moves that the policy asked for in earlier windows. The engine adds them before the policy decides.
+    /// Outcomes of the moves that the policy asked for in earlier windows. The engine adds them before the policy decides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outcomes: Vec<Outcome>,
     /// Limits of this observation, in plain sentences ("sampled 1 in 16", "tmpfs reads are not
@@ -84,7 +84,7 @@ pub struct NodeLoad {
     pub measured: Option<MeasuredLoad>,
 }
 
-/// What the hardware counted at the memory controllers of a node.
+/// Bytes that the hardware counted at the memory controllers of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredLoad {

@@ -1,4 +1,4 @@
-//! What if: a load runs as recorded on the machine where it was recorded, and differently on
+//! A load runs as recorded on the machine where it was recorded, and differently on
 //! another one.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]

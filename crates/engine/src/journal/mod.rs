@@ -40,7 +40,7 @@ pub struct Entry {
     /// The thread, process or file it is about, if it is about one.
     #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
     pub thread: Option<About>,
-    /// What happened.
+    /// The event.
     #[serde(flatten)]
     pub event: Event,
 }
@@ -58,7 +58,7 @@ pub struct About {
     /// Start time as in the snapshot, where it is known: a later thread with this id is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<u64>,
-    /// What it is.
+    /// Its kind.
     #[serde(default, skip_serializing_if = "Kind::is_thread")]
     pub kind: Kind,
     /// File id.
@@ -66,7 +66,7 @@ pub struct About {
     pub file: Option<String>,
 }
 
-/// What an entry is about.
+/// Subject of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -101,7 +101,7 @@ impl About {
     }
 }
 
-/// What happened.
+/// The event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
@@ -231,7 +231,7 @@ pub enum Event {
     Gone,
     /// A thread's affinity was restored, or left alone.
     Undone {
-        /// What became of it.
+        /// Its outcome.
         result: Undone,
         /// The affinity before our first move.
         affinity: String,

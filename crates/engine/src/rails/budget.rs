@@ -5,7 +5,7 @@ use crate::settings::Budget;
 
 /// Consecutive windows far below the budget after which observing may cost more again.
 const CALM_WINDOWS: u32 = 60;
-/// What "far below" is: after doubling, the cost must still be within the budget with room to spare.
+/// Meaning of "far below": after doubling, the cost must still be within the budget with room to spare.
 const CALM: f64 = 0.4;
 
 /// Watches the cost of each window.

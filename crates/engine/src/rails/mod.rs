@@ -81,7 +81,7 @@ pub struct Rails {
     settings: Settings,
     threads: FxHashMap<Subject, History>,
     bucket: TokenBucket,
-    /// What a move was let through for in this window: from where, and to where.
+    /// Moves let through in this window: from which node, and to which.
     passed: FxHashMap<Subject, (NodeId, NodeId)>,
     /// How many refused moves of this window may still give their token back.
     refunds: u32,

@@ -87,7 +87,7 @@ impl StateDir {
         &self.path
     }
 
-    /// What the state file says. An absent file says nothing.
+    /// Contents of the state file. An absent file is empty.
     pub fn load(&self) -> Result<Replayed, EngineError> {
         let path = self.path.join(STATE);
         trusted_file(&path)?;

@@ -33,7 +33,7 @@ pub enum Record {
         /// Name of the thread.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         comm: String,
-        /// What undoes the move.
+        /// Undo record of the move.
         undo: Undo,
     },
     /// The last `hold` of this thread with this value was followed by the move.
@@ -61,7 +61,7 @@ pub enum Record {
     Job(Job),
     /// It is over, or it had nothing to copy.
     JobOver {
-        /// What was moved.
+        /// Subject of the move.
         subject: Subject,
         /// The node it left.
         from: NodeId,
@@ -86,7 +86,7 @@ pub struct Job {
     /// Name of the process, or path of the file.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub comm: String,
-    /// What is moved.
+    /// Subject of the move.
     pub subject: Subject,
     /// The node it leaves.
     pub from: NodeId,
@@ -103,7 +103,7 @@ pub struct Held {
     pub candidates: Vec<Undo>,
 }
 
-/// What a state file comes to.
+/// Contents of a state file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// The run of the machine it was written in.
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(replay(&lines(&records).unwrap()).unwrap().jobs, [job(1)]);
     }
 
-    /// What version 1 of homenode 0.4 wrote, to the letter.
+    /// A state file exactly as version 1 of homenode 0.4 wrote it.
     #[test]
     fn the_version_before_is_read() {
         let text = concat!(

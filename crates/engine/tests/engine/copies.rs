@@ -154,7 +154,7 @@ fn bytes_in_place_count_in_no_limit() {
     assert_eq!(told.iter().flatten().filter(done).count(), 2, "{told:?}");
 }
 
-/// What the copy itself found out: it was not made, is not tried again at once, and nothing stays behind.
+/// A refusal that only the copy can find out: the copy was not made, is not tried again at once, and nothing stays behind.
 #[test]
 fn a_copy_that_is_refused_before_its_first_byte_was_not_made() {
     let why = "it is accessed directly in persistent memory (DAX)";
@@ -279,7 +279,7 @@ impl engine::Plane for Dear {
     }
 }
 
-/// What becomes of a move on it.
+/// Outcome of moves on it.
 fn tried(dearer: f64) -> (Fake, Vec<String>, Vec<Vec<OutcomeState>>, Vec<Verdict>) {
     let plane = Fake::new([(1, 0, 1)]);
     let again = |window| (window, vec![mv(1, None, 1, 0)]);

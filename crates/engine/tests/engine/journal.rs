@@ -1,4 +1,4 @@
-//! What a person can read later.
+//! The journal, as a person reads it later.
 
 use std::time::{Duration, UNIX_EPOCH};
 

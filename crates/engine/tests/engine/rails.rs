@@ -1,4 +1,4 @@
-//! What the loop lets through.
+//! Moves that the loop lets through.
 
 use engine::settings::{Budget, Oscillation};
 use engine::state::records::Record;

@@ -1,4 +1,4 @@
-//! What is left of us afterwards.
+//! Traces left after the engine stops: none.
 
 use engine::{Engine, Settings, StateDir, recover};
 

@@ -59,7 +59,7 @@ pub struct Task {
     pub node: u32,
     /// Node its file bytes come from.
     pub home: u32,
-    /// What the kernel answers to a change.
+    /// The kernel's answer to a change.
     pub refuse: Option<&'static str>,
     pub parent: Option<u32>,
 }

@@ -19,7 +19,7 @@ const BODY: usize = 16;
 /// Most bytes of an extended attribute: name and value, in one log page.
 pub const MAX_XATTR: usize = (SLOTS - 1) * LINE - BODY - 4;
 
-/// What a file is, from its mode.
+/// Type of a file, from its mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -101,7 +101,7 @@ impl Run {
     }
 }
 
-/// What an entry says.
+/// Contents of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry<'a> {
     /// The rest of the page is unused.

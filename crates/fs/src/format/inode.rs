@@ -21,7 +21,7 @@ pub const HEAD: u64 = 8;
 /// Offset of the tail word.
 pub const TAIL: u64 = 16;
 
-/// What an inode's line says.
+/// Contents of an inode's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inode {
     /// Free; the last life had this generation.

@@ -21,7 +21,7 @@ pub const NEXT: u64 = 32;
 
 const MAGIC: &[u8; 4] = b"HLOG";
 
-/// Whose page it is: what header and entries are sealed with.
+/// Owner of the page, with which header and entries are sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seal {
     /// The inode.

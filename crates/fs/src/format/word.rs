@@ -23,7 +23,7 @@ pub enum Field {
     Journal = 5,
 }
 
-/// Whose word it is: inode number or block address, and generation.
+/// Owner of the word: inode number or block address, and generation.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
     /// Inode number or block address, as stored.

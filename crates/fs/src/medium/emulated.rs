@@ -80,7 +80,7 @@ impl Clock for Monotonic {
     }
 }
 
-/// What a thread still owes an emulated medium.
+/// Time that a thread still owes an emulated medium.
 #[derive(Clone, Copy, Default)]
 struct Owed {
     /// Which medium.
@@ -116,7 +116,7 @@ impl Controller {
     }
 }
 
-/// What a controller has carried since it was made.
+/// Bytes that a controller has carried since it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
     /// The node.
@@ -185,7 +185,7 @@ impl<M: Medium> Emulated<M> {
         &self.profile
     }
 
-    /// What each node's controller has carried since the start.
+    /// Bytes that each node's controller has carried since the start.
     pub fn carried(&self) -> Vec<Carried> {
         let carried = |c: &Controller| Carried {
             node: c.node,

@@ -1,4 +1,4 @@
-//! What emulated memory is like: the figures, their sources, and the machine that they make.
+//! Profiles of emulated memory: the figures, their sources, and the machine that they make.
 //!
 //! **Problem.** A policy is judged by what memory costs, and the machine at hand has one node, or other memory than the
 //! one that is of interest.
@@ -65,7 +65,7 @@ fn one_line() -> u64 {
     crate::format::LINE as u64
 }
 
-/// What emulated memory is like.
+/// Profile of emulated memory.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
@@ -89,7 +89,7 @@ pub enum Direction {
     Write,
 }
 
-/// What an access costs, in nanoseconds.
+/// Cost of an access, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
     /// Time that the controller is occupied.

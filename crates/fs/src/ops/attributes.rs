@@ -12,14 +12,14 @@ use crate::volume::{Locked, Volume};
 /// The extended attribute that gives an executable file capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
 
-/// What `stat` says.
+/// Attributes as `stat` gives them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// Number of the inode.
     pub ino: Ino,
     /// Which life of the number this is.
     pub generation: u32,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Attributes, with the links that a directory has.
     pub attributes: Attributes,
@@ -44,7 +44,7 @@ pub struct SetAttributes {
     pub mtime: Option<i64>,
 }
 
-/// What to do with an extended attribute that exists, or does not.
+/// Treatment of an extended attribute that exists, or does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetXattr {
     /// Set it in any case.

@@ -101,7 +101,7 @@ impl Volume {
         Ok(())
     }
 
-    /// What a block of the file has now: zeros where there is nothing, and beyond the size.
+    /// Contents of a block of the file: zeros in holes, and beyond the size.
     fn old_block(&self, state: &State, file_block: u64) -> Result<Box<[u8; BLOCK]>> {
         let mut block = Box::new([0; BLOCK]);
         let valid = state.size.saturating_sub(file_block * BLOCK_BYTES).min(BLOCK_BYTES) as usize;

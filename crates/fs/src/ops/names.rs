@@ -15,7 +15,7 @@ use crate::ops::Stat;
 use crate::store::{Durable, Flushed};
 use crate::volume::{Locked, Volume};
 
-/// What a new inode shall be.
+/// Description of a new inode.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NewFile<'a> {
     /// Kind and permissions; permissions alone for a regular file.
@@ -35,12 +35,12 @@ pub struct NewFile<'a> {
 pub struct Name {
     /// The name.
     pub name: Vec<u8>,
-    /// What it stands for, and its cookie.
+    /// Its target, and its cookie.
     pub named: Named,
 }
 
 impl Volume {
-    /// What a name of a directory stands for.
+    /// Target of a name of a directory.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Stat> {
         let dir = self.inode(parent)?;
         let found = match name {

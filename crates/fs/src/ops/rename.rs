@@ -13,10 +13,10 @@ use crate::volume::{Locked, Volume};
 
 /// A directory and a name in it.
 type Place<'a> = (Ino, &'a [u8]);
-/// What a name stands for.
+/// Target of a name.
 type Found<'a> = (Named, &'a Inode);
 
-/// What to do with a name that exists.
+/// Treatment of a name that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rename {
     /// Replace it.

@@ -10,7 +10,7 @@ use crate::ops::names::check_live;
 use crate::sync::{Mutex, lock};
 use crate::volume::{Slots, Volume};
 
-/// What `statfs` says.
+/// Figures as `statfs` gives them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Each region.
@@ -65,7 +65,7 @@ impl Volume {
         self.counters.watch_files();
     }
 
-    /// What each thread did with each file since the last call, and the bytes that could not be told apart because there were too
+    /// Bytes of each thread and file since the last call, and the bytes that could not be told apart because there were too
     /// many. A migration is nobody's use.
     pub fn take_uses(&self) -> (Vec<Use>, u64) {
         self.counters.take_uses()

@@ -22,7 +22,7 @@ const FEW: usize = 7;
 /// Lines that may be persistent together.
 type Change = Vec<((usize, u64), Line)>;
 
-/// What all checks have in common.
+/// State common to all checks.
 #[derive(Default)]
 pub struct Checker {
     /// Images that were checked, and the hash of the tree that recovery found.
@@ -396,7 +396,7 @@ fn sequences_of_operations_survive_a_crash_at_every_fence() {
     report(&checker.lock().unwrap(), "two and three operations");
 }
 
-/// What shows that something of the operation before was not durable: the same logs grow, its free blocks are used.
+/// A second operation, which shows that something of the one before was not durable: the same logs grow, its free blocks are used.
 fn followed(op: Op) -> Vec<Op> {
     let appends = ["/a", "/n", "/b", "/d/l"].map(|path| Op::Append(path.into(), 10, 9));
     let creates = ["/q", "/d/q", "/e/q"].map(|path| Op::Create(path.into()));

@@ -82,7 +82,7 @@ impl Medium for Ram {
 /// A line that was stored to since it was last durable.
 #[derive(Clone)]
 pub struct InFlight {
-    /// What it was after each store. Any of them may be what a crash leaves.
+    /// Contents after each store. A crash may leave any of them.
     pub versions: Vec<Line>,
     /// The version that the last flush covers, and which thread's fence waits for it.
     flushed: Option<(usize, ThreadId)>,
@@ -90,7 +90,7 @@ pub struct InFlight {
     pub data: Option<u64>,
 }
 
-/// What a crash before a fence could leave.
+/// Contents that a crash before a fence could leave.
 pub struct CrashPoint<'a> {
     pub durable: &'a Image,
     pub in_flight: &'a BTreeMap<(usize, u64), InFlight>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fs::{Ino, Kind, Volume};
 
-/// What can be seen of one name.
+/// Visible state of one name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Seen {
     pub mode: u32,
@@ -16,7 +16,7 @@ pub struct Seen {
 /// Everything that can be seen, by path.
 pub type Tree = BTreeMap<String, Seen>;
 
-/// What a volume looks like.
+/// Visible state of a volume.
 pub fn observe(volume: &Volume) -> Tree {
     try_observe(volume).unwrap()
 }

@@ -99,7 +99,7 @@ impl Memory {
         Volume::mount(medium, options(parts)).unwrap()
     }
 
-    /// What is durable now, and all that was stored to plain memory.
+    /// Durable contents, and all stores to plain memory.
     fn durable(&self) -> Image {
         match self {
             Self::Plain(ram) => ram.image(),
@@ -111,7 +111,7 @@ impl Memory {
         }
     }
 
-    /// What is left when the machine stops.
+    /// Contents that are left when the machine stops.
     fn stop(self, rng: &mut StdRng) -> Image {
         match self {
             Self::Plain(ram) => ram.image(),

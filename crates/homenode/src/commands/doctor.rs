@@ -34,7 +34,7 @@ struct Report {
     facts: Vec<Finding>,
     /// The hooks in use.
     hooks: Vec<String>,
-    /// What is not observed, or less exactly, each with its cause.
+    /// Limits of observation, each with its cause.
     limits: Vec<String>,
     interference: Vec<Interference>,
 }

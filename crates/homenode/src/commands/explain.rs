@@ -65,7 +65,7 @@ fn name(line: &Line) -> String {
     line.entry.thread.as_ref().map_or("homenode".to_owned(), name_of)
 }
 
-/// What an entry is about, by name.
+/// Name of an entry's subject.
 pub fn name_of(about: &About) -> String {
     match about.kind {
         Kind::Thread => words::thread(&about.comm, about.tid),
@@ -86,7 +86,7 @@ pub fn time(unix_s: f64, now: DateTime<Local>) -> String {
     time.format(format).to_string()
 }
 
-/// What happened, in one line.
+/// The event in one line.
 fn sentence(line: &Line) -> String {
     let moved = |from, to, word: &str, why: &str| format!("{}   {word}   {why}", words::direction(from, to));
     match &line.entry.event {

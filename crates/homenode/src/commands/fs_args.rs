@@ -1,4 +1,4 @@
-//! What the user can type after `homenode mkfs`, `homenode fsck`, `homenode mount` and `homenode fs`.
+//! Arguments of `homenode mkfs`, `homenode fsck`, `homenode mount` and `homenode fs`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ pub struct MountArgs {
     /// Mount options, separated by commas: ro, noexec, nosuid, nodev, …; also cache=… and placement=…
     #[arg(short, value_name = "OPTION,…", value_delimiter = ',')]
     pub options: Vec<String>,
-    /// Who keeps file data that was read: `kernel` makes reading again fast, but such reads reach no counter of homenode;
+    /// Cache that keeps file data after a read: `kernel` makes reading again fast, but such reads reach no counter of homenode;
     /// with `direct`, each read and write reaches the volume [default: kernel]
     #[arg(long, value_name = "WHO")]
     pub cache: Option<CacheArg>,
@@ -71,7 +71,7 @@ pub struct MountArgs {
     pub fake: bool,
 }
 
-/// Who keeps file data.
+/// Cache of file data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CacheArg {
     /// The kernel

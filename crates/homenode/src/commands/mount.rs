@@ -51,7 +51,7 @@ const FLAGS: &[(&str, Flags, bool)] = &[
     ("nolazytime", Flags::LAZYTIME, false),
 ];
 
-/// What is so anyway, or is meant for mount(8) and systemd.
+/// Options that always hold, or that are meant for mount(8) and systemd.
 const IGNORED: &[&str] =
     &["defaults", "default_permissions", "allow_other", "auto", "noauto", "fail", "nofail", "nouser", "_netdev"];
 
@@ -79,7 +79,7 @@ pub fn run(global: &Global, args: &MountArgs) -> Result<Exit, Failure> {
     }
 }
 
-/// What the options ask for.
+/// The options, parsed.
 struct Wanted {
     volume: super::fs_args::VolumeArgs,
     options: Options,

@@ -21,7 +21,7 @@ pub fn chosen(args: &PolicyArgs, config: &Config) -> Result<Box<dyn Policy>, Fai
         .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {}", args.policy), "no policy has this name"))
 }
 
-/// What a policy moves beside threads.
+/// Subjects that a policy moves beside threads.
 pub struct Acts {
     /// Data of files.
     pub files: bool,
@@ -29,12 +29,12 @@ pub struct Acts {
     pub processes: bool,
 }
 
-/// What a policy of this name moves beside threads.
+/// Subjects that a policy of this name moves beside threads.
 pub fn acts(policy: &str) -> Acts {
     Acts { files: matches!(policy, "dragonfly" | "auto"), processes: matches!(policy, "arc" | "arc-guarded" | "auto") }
 }
 
-/// What a policy does less on a host than in a simulation. `dax`: files on DAX are moved.
+/// Moves that a policy makes in a simulation but not on a host. `dax`: files on DAX are moved.
 pub fn on_a_host(policy: &str, dax: bool) -> Option<&'static str> {
     let cached = "on a host it moves cached files only, unless homenode.toml has `dax = true` for files on DAX";
     (acts(policy).files && !dax).then_some(cached)

@@ -119,7 +119,7 @@ impl Output {
         Self { json, quiet, lines: Lines::new(limits), label, host: false }
     }
 
-    /// What is about to begin.
+    /// Description of the run that begins.
     pub fn start(
         &self,
         policy: &str,
@@ -190,7 +190,7 @@ impl Output {
         Ok(())
     }
 
-    /// What was undone.
+    /// Moves that were undone.
     pub fn finished(&self, finished: &Finished) -> Result<(), Failure> {
         match self.json {
             true => output::print_json_line(&report::finished_json("end", finished))?,

@@ -116,7 +116,7 @@ impl Nodes {
         }
     }
 
-    /// What the server needs to know. Reads that stay in the kernel's cache are seen by nobody, so a policy or emulated
+    /// Options of the server. Reads that stay in the kernel's cache are seen by nobody, so a policy or emulated
     /// memory asks for every read, unless the user wants otherwise.
     pub fn serve(&self, options: &mut ::mount::Options, args: &NodesArgs, chosen: (bool, bool)) {
         let (cache_chosen, workers_chosen) = chosen;
@@ -132,7 +132,7 @@ impl Nodes {
         }
     }
 
-    /// What is emulated, for every line that has a figure.
+    /// Label of the emulation, for every line that has a figure.
     pub fn label(&self) -> Option<String> {
         let profile = self.emulated.as_ref()?.profile();
         Some(format!("emulated {}, scale {}", profile.name, profile.scale))
@@ -220,7 +220,7 @@ fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// What will decide on a mount: everything that can be had, or fail, before the volume is mounted.
+/// Policy of a mount, prepared: everything that can be had, or fail, before the volume is mounted.
 pub struct Prepared {
     policy: Box<dyn Policy>,
     settings: engine::Settings,
@@ -296,7 +296,7 @@ fn undo_crashed(global: &Global) {
     }
 }
 
-/// What decides on a mount, ready to run.
+/// Policy of a mount, ready to run.
 pub struct Decider {
     engine: Engine<VolumePlane>,
     out: run::Output,
@@ -330,7 +330,7 @@ mod tests {
 
     use super::*;
 
-    /// What is emulated and what is simulated must not differ in a figure.
+    /// The emulation and the simulation must not differ in a figure.
     #[test]
     fn emulated_optane_is_simulated_optane() {
         let optane = Profile::named("optane").unwrap().memory;

@@ -1,4 +1,4 @@
-//! What the user sees: tables, figures and the words of homenode, the same in every sub-command.
+//! Output to the user: tables, figures and the words of homenode, the same in every sub-command.
 
 pub mod limits;
 pub mod progress;

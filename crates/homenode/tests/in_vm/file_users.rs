@@ -111,7 +111,7 @@ fn pages_of(file: &File) -> Result<usize> {
     Ok(usize::try_from(file.metadata()?.len())? / page_size())
 }
 
-/// What every page has after its first two words.
+/// Contents of every page after its first two words.
 pub struct Expected(Vec<u8>);
 
 impl Expected {

@@ -120,7 +120,7 @@ fn moving(file: &Path, to: u32, options: &[&str]) -> Command {
     command
 }
 
-/// What the command said about its one file.
+/// The command's report of its one file.
 struct Said {
     code: Option<i32>,
     bytes: u64,

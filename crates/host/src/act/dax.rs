@@ -91,19 +91,19 @@ const STUCK: u32 = 3;
 /// How long an exchange may wait for pinned pages: all users of the file wait with it.
 const PINNED_MOST: Duration = Duration::from_millis(20);
 
-/// What stays because its file was written in each tick.
+/// Why data stays: its file was written in each tick.
 pub const WRITTEN: &str = "written all the time";
-/// What stays because of a mapping.
+/// Why data stays: of a mapping.
 pub const MAPPED: &str = "mapped shared and writable by a process";
-/// What stays because a process that maps it cannot be stopped.
+/// Why data stays: a process that maps it cannot be stopped.
 pub const UNSTOPPABLE: &str = "mapped shared and writable by a process that cannot be frozen";
-/// What stays because somebody holds pages of the file.
+/// Why data stays: somebody holds pages of the file.
 pub const PINNED: &str = "pinned in memory by a process (direct I/O, vmsplice)";
-/// What stays because other files have the same blocks.
+/// Why data stays: other files have the same blocks.
 pub const SHARED: &str = "blocks shared with another file (reflink)";
-/// What stays because the node's part of the file system is full.
+/// Why data stays: the node's part of the file system is full.
 pub const NO_ROOM: &str = "no free blocks on the target node";
-/// What stays because its last name is gone.
+/// Why data stays: its last name is gone.
 pub const DELETED: &str = "the file was deleted";
 
 /// Why the blocks of a file are not moved: a stable word for programs, and the rest of a sentence.
@@ -156,7 +156,7 @@ pub struct DaxMove {
     over: bool,
 }
 
-/// What became of a piece of the file.
+/// Outcome of a piece of the file.
 enum Tried {
     /// This many bytes have come to the target.
     Arrived(u64),

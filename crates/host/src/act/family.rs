@@ -1,4 +1,4 @@
-//! What an undo record of a thread says beside its masks: by what the descendants of a moved thread can be known after a
+//! Contents of a thread's undo record beside its masks: marks by which the descendants of a moved thread can be known after a
 //! crash, when nobody has watched their births. The engine carries it and does not read it.
 
 use engine::Undo;

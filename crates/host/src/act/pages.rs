@@ -69,11 +69,11 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Calls in a row that may move nothing for want of memory. Each makes the kernel look for memory on the target.
 const STARVED: u32 = 8;
 
-/// What stays because something refers to it.
+/// Why data stays: something refers to it.
 pub const IN_USE: &str = "pinned or in use for I/O";
-/// What stays because the target has no room.
+/// Why data stays: the target has no room.
 pub const NO_MEMORY: &str = "no free memory on the target node";
-/// What stays because nobody can open the file any more.
+/// Why data stays: nobody can open the file any more.
 pub const DELETED: &str = "the file was deleted";
 
 /// Why a file's pages are not moved. Every message names the file, or the node.

@@ -230,7 +230,7 @@ fn runs_on(tid: u32, cpus: &CpuSet) -> bool {
     super::affinity::get(tid).is_ok_and(|mask| !mask.intersection(cpus).is_empty())
 }
 
-/// What `/proc/PID/status` says of a process.
+/// Fields of a process's `/proc/PID/status`.
 #[derive(Debug, PartialEq, Eq)]
 struct Status {
     process: u32,

@@ -1,4 +1,4 @@
-//! What the memory controllers of each node really carry, where the hardware counts it.
+//! Bandwidth of each node's memory controllers, where the hardware counts it.
 //!
 //! **Problem.** The programs in the kernel count file bytes. A controller also carries everything else that programs do with memory,
 //! and does not carry what a CPU's cache had.
@@ -73,7 +73,7 @@ impl Meter {
         self.name
     }
 
-    /// What each node's controllers carried since the last call.
+    /// Bytes that each node's controllers carried since the last call.
     pub fn window(&mut self) -> Result<BTreeMap<NodeId, MeasuredLoad>, String> {
         let now = self.now()?;
         let before = std::mem::replace(&mut self.before, now);

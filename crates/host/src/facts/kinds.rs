@@ -1,4 +1,4 @@
-//! What a file system does with the data of its files, as far as placement can use it. Pure.
+//! Kinds of file systems: how they place the data of their files. Pure.
 //!
 //! | file system | written bytes | data can be moved |
 //! |---|---|---|
@@ -29,7 +29,7 @@ pub(super) enum Handle {
     None,
 }
 
-/// What is known of a kind of file system.
+/// Facts about a kind of file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub handle: Handle,
@@ -67,7 +67,7 @@ impl Data {
     }
 }
 
-/// What becomes of the data of a file on this mount; `dax` is the file's own attribute, `None` if it was not opened. `moved`: files on
+/// Placement of the data of a file on this mount; `dax` is the file's own attribute, `None` if it was not opened. `moved`: files on
 /// DAX are moved.
 pub(super) fn data(mount: &Mount, dax: Option<bool>, moved: bool) -> Data {
     let option = |wanted: &str| mount.options.split(',').any(|option| option == wanted);

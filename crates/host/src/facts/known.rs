@@ -1,4 +1,4 @@
-//! What is known about files and processes, and what to look at next. Pure.
+//! Known facts about files and processes, and the next ones to look at. Pure.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -14,7 +14,7 @@ const MOST_AGE: u64 = 60;
 /// Subjects that are remembered: what matters in a window, ten times over, in some 300 KB.
 const MOST: usize = 1024;
 
-/// What is known about one file.
+/// Facts about one file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct FileFacts {
     pub path: Option<PathBuf>,
@@ -41,7 +41,7 @@ impl FileFacts {
     }
 }
 
-/// What is known about one process.
+/// Facts about one process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ProcessFacts {
     /// Start time in ticks.

@@ -20,7 +20,7 @@ pub(super) struct WantedFile {
     pub readers: Vec<u32>,
 }
 
-/// What to look at after a window, most bytes first.
+/// Files and processes to look at after a window, most bytes first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub files: Vec<WantedFile>,
@@ -28,7 +28,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// What matters of these files and threads. A process that a policy must not move is left out.
+    /// The relevant ones of these files and threads. A process that a policy must not move is left out.
     pub fn new(files: &[FileSeen], threads: &[Thread]) -> Self {
         let all: u64 = files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes));
         let matters = |bytes: u64| bytes > 0 && bytes as f64 >= MATTERS * all as f64;

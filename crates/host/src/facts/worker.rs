@@ -29,7 +29,7 @@ const STUCK: Duration = Duration::from_secs(10);
 /// How long the end of the worker is awaited before it is left behind.
 const END: Duration = Duration::from_millis(200);
 
-/// What is missing in a window's facts.
+/// Gaps in a window's facts.
 #[derive(Debug, Default)]
 pub(super) struct Missing {
     pub wanted: usize,
@@ -38,7 +38,7 @@ pub(super) struct Missing {
     /// Could not be looked at, with one cause.
     pub troubled: usize,
     pub trouble: Option<String>,
-    /// What the worker has been busy with since an earlier window.
+    /// The subject on which the worker has been busy since an earlier window.
     pub stuck: Option<String>,
 }
 
@@ -65,7 +65,7 @@ struct State {
     earned: Duration,
     files: Known<Inode, FileFacts>,
     processes: Known<u32, ProcessFacts>,
-    /// What is being looked at, and since when.
+    /// The subject that is looked at, and since when.
     busy: Option<(String, Instant)>,
     stop: bool,
     over: bool,

@@ -17,7 +17,7 @@ use super::probe::{Capabilities, Fact};
 use super::types::{Hooks, Settings};
 use super::weights::at_least;
 
-/// What to attach, and what will not be seen.
+/// Programs to attach, and limits of what they see.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Configuration {
     /// Programs to attach.
@@ -25,7 +25,7 @@ pub struct Configuration {
     /// Whether the hook on the read path stays attached. Otherwise it is attached for a part of the
     /// time where it costs more than its budget.
     pub steady: bool,
-    /// What is not seen, or is seen less exactly, each with its cause.
+    /// Limits of observation, each with its cause.
     pub notes: Vec<String>,
     /// Why nothing can be observed: the missing capability and the cause.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -125,7 +125,7 @@ pub(super) fn generic_pos_advanced() -> Result<bool, String> {
     }
 }
 
-/// What libbpf has to say goes to the log: what matters of it is in our own errors.
+/// Messages of libbpf go to the log: our own errors hold what matters of them.
 pub(super) fn silence_libbpf() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -153,7 +153,7 @@ fn bpf(step: impl Into<String>) -> impl FnOnce(libbpf_rs::Error) -> ObserveError
     move |source| ObserveError::Bpf { step, source }
 }
 
-/// What the machine is like, as far as the programs need to know.
+/// Facts about the machine that the programs need.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
     /// CPUs that can ever be: length of affinity masks and per-CPU values.

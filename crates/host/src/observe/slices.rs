@@ -147,7 +147,7 @@ impl Slices {
         self.attached_s > 0.0 && self.attached_s < self.length_s
     }
 
-    /// What a thread read in the window, as a multiple of what it read within the slices. It made
+    /// Bytes that a thread read in the window, as a multiple of those within the slices. It made
     /// `reads` reads within the slices and used `cpu_s` of CPU time in the window.
     pub fn scale(&self, reads: f64, cpu_s: f64) -> f64 {
         if !self.sliced() {

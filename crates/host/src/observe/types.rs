@@ -69,7 +69,7 @@ pub enum Hooks {
     Tracepoints,
 }
 
-/// What one window showed.
+/// Figures of one window.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// When the window ended: seconds on `CLOCK_BOOTTIME`.
@@ -185,7 +185,7 @@ pub enum ObserveError {
     /// The kernel lacks something, or refuses it.
     #[error("cannot observe: {capability} is missing: {cause}")]
     Missing {
-        /// What is missing, such as `BTF` or `CAP_BPF`.
+        /// The missing facility, such as `BTF` or `CAP_BPF`.
         capability: &'static str,
         /// Why, with the errno where there is one.
         cause: String,
@@ -193,7 +193,7 @@ pub enum ObserveError {
     /// The kernel refused a step that its capabilities promised.
     #[error("cannot observe: {step}: {source}")]
     Bpf {
-        /// What was tried.
+        /// The operation.
         step: String,
         /// The kernel's answer.
         #[source]

@@ -30,7 +30,7 @@ pub fn killed_and_started_again() -> Tried {
     recovered_by(|| plane(Some(Scripted::of(&[]))))
 }
 
-/// What `restore` does with a plane that can only act, and the next start with one that observes.
+/// `restore` with a plane that can only act, and the next start with one that observes.
 fn recovered_by(plane_of: fn() -> HostPlane) -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let dir = tmp.path().join("state");

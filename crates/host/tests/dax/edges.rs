@@ -1,4 +1,4 @@
-//! What a file has besides its bytes, sizes that change, and a node without room.
+//! Attributes of files, sizes that change, and a node without room.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! What a move must not wait for: a page that somebody holds, and a process that cannot be stopped.
+//! Obstacles for which a move must not wait: a page that somebody holds, and a process that cannot be stopped.
 
 use std::ffi::c_void;
 use std::fs::{self, File};

@@ -12,7 +12,7 @@ use std::path::Path;
 use host::observe::mapped::Mapped;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-/// What a test says.
+/// Output of a test.
 pub type Outcome = Result<Completion, Failed>;
 
 /// Fails a test with a sentence.
@@ -51,7 +51,7 @@ fn main() {
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }
 
-/// What is tested.
+/// The object under test.
 pub fn open() -> Result<Mapped, host::observe::ObserveError> {
     Mapped::open(Path::new("/proc"), &topology::sysfs::read(Path::new("/sys")).unwrap_or_default())
 }

@@ -71,7 +71,7 @@ fn agree(truth: &BTreeMap<i32, Truth>, seen: &BTreeMap<i32, Truth>) -> Outcome {
 
 type Nodes = BTreeMap<i32, Truth>;
 
-/// What the program counted, what homenode saw, and its notes. `map`: all pages are mapped before.
+/// Counts of the program, figures of homenode, and its notes. `map`: all pages are mapped before.
 fn phases(file: &Path, pattern: &str, map: bool) -> Result<(Nodes, Nodes, Vec<String>), Failed> {
     let mut program = Program::start(file)?;
     if map {

@@ -1,4 +1,4 @@
-//! What read calls look like, and how often files are open.
+//! Kinds of read calls, and how often files are open.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

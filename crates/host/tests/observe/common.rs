@@ -94,7 +94,7 @@ pub fn id(path: &Path) -> Result<String, Failed> {
     Ok(format!("{}:{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev), stat.ino()))
 }
 
-/// What fio's report says it read and wrote.
+/// Bytes read and written, from fio's report.
 #[derive(Debug)]
 pub struct Fio {
     pub read: u64,

@@ -1,4 +1,4 @@
-//! What the plane finds out about files and processes beside their bytes, against mincore, move_pages and procfs.
+//! Facts of the plane about files and processes beside their bytes, against mincore, move_pages and procfs.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

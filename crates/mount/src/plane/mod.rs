@@ -40,7 +40,7 @@ use copy::{Copies, FileCopy};
 pub struct Settings {
     /// Device of the mount, as `stat` shows it: major and minor number. Files are named by it.
     pub device: (u32, u32),
-    /// What every window has to say: that its nodes are emulated.
+    /// A note for every window: that its nodes are emulated.
     pub notes: Vec<String>,
     /// Also move threads with an affinity of their own.
     pub touch_own_affinity: bool,
@@ -297,7 +297,7 @@ impl Drop for VolumePlane {
     }
 }
 
-/// What went to and from each region since the mount.
+/// Bytes to and from each region since the mount.
 fn traffic(volume: &Volume) -> Vec<Traffic> {
     volume.usage().regions.iter().map(|region| region.traffic).collect()
 }

@@ -1,4 +1,4 @@
-//! What `/proc` says of the threads that use a volume.
+//! Facts from `/proc` about the threads that use a volume.
 
 use std::fs::File;
 use std::io;
@@ -93,7 +93,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
 }
 
-/// What a short file of procfs holds; `None` if its thread has ended.
+/// Contents of a short file of procfs; `None` if its thread has ended.
 fn read<'a>(file: &File, into: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
     loop {
         match file.read_at(into, 0) {

@@ -45,7 +45,7 @@ pub fn missing() -> Option<String> {
     device.err().map(|error| format!("/dev/fuse: {error}"))
 }
 
-/// What the server's process was told.
+/// Arguments of the server's process.
 pub struct Serve {
     regions: Vec<PathBuf>,
     dir: PathBuf,
@@ -53,7 +53,7 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// What this process shall serve, if it is a server.
+    /// Volume that this process serves, if it is a server.
     pub fn asked_for() -> Option<Self> {
         let told = std::env::var(SERVE).ok()?;
         let mut words = told.split('|');
@@ -195,7 +195,7 @@ impl Mount {
         self.start();
     }
 
-    /// What the volume is, for another that tries.
+    /// The volume, for a second server that tries.
     pub fn regions(&self) -> Vec<RegionFile> {
         self.regions.iter().map(|path| region(path)).collect()
     }

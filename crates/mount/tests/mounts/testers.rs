@@ -9,7 +9,7 @@ use mount::Cache;
 
 use crate::harness::Mount;
 
-/// What the tests do, and what they need.
+/// The testers, and their needs.
 pub const TESTS: &[(&str, fn(), &str)] = &[
     ("pjdfstest_passes", pjdfstest_passes, "pjdfstest"),
     ("fsx_finds_the_bytes_that_were_written", fsx_finds_the_bytes_that_were_written, "fsx"),

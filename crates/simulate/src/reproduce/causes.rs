@@ -7,7 +7,7 @@
 
 use crate::papers::Paper;
 
-/// What kind of cause it is.
+/// Kind of cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Tag {
     /// The paper says two things that exclude each other.

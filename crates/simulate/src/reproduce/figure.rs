@@ -126,7 +126,7 @@ pub enum Plot {
 }
 
 impl Figure {
-    /// What to call it: `Figure 5a`, `Table II`.
+    /// Its name, such as `Figure 5a` or `Table II`.
     pub fn name(&self) -> String {
         match self.id.starts_with(|c: char| c.is_ascii_digit()) {
             true => format!("Figure {}", self.id),

@@ -300,7 +300,7 @@ pub(super) const GIVEN: &[Given] = &[
     ),
 ];
 
-/// What else must be said of a calibrated constant.
+/// A remark on a calibrated constant.
 pub(super) fn note(constant: &str) -> Option<&'static str> {
     (constant == "OPTANE_READ_S")
         .then_some("Chosen when all threads of a file set shared its data; not chosen again. Its number is now missed.")

@@ -1,4 +1,4 @@
-//! What comes out for a paper that nothing was calibrated on.
+//! Results for a paper on which no constant was calibrated.
 //!
 //! **Problem.** Constants that were chosen on all papers together may fit each of them.
 //!
@@ -30,11 +30,11 @@ pub struct Row {
     pub calibrated_on: String,
     /// The calibrated constants.
     pub constants: BTreeMap<String, f64>,
-    /// What came out for each paper.
+    /// Results of each paper.
     pub came: BTreeMap<Paper, Came>,
 }
 
-/// What a calibrated constant is where nothing was calibrated: the effect it stands for is left out.
+/// Value of a calibrated constant where nothing was calibrated: it leaves the effect out.
 fn neutral(name: &str, c: &Constants) -> f64 {
     match name {
         // A thread alone reads as fast as the module.

@@ -21,7 +21,7 @@ pub struct Measured<'a> {
     pub simulated: &'a Figure,
     /// How the measurement differs from the paper's experiment.
     pub setup: String,
-    /// What a bar counts, with its unit.
+    /// Quantity of a bar, with its unit.
     pub unit: &'static str,
     /// Groups of bars, named as the figure's points.
     pub groups: Vec<String>,
@@ -29,9 +29,9 @@ pub struct Measured<'a> {
     pub series: Vec<(String, Vec<Vec<f64>>)>,
     /// The series that the plot's bars are relative to.
     pub base: &'static str,
-    /// What to compare.
+    /// Runs to compare.
     pub ratios: Vec<Ratio>,
-    /// What else was counted: a header and rows.
+    /// Further counts: a header and rows.
     pub counted: Vec<Vec<String>>,
 }
 

@@ -23,7 +23,7 @@ use crate::run::RunError;
 /// By what fraction each constant is changed.
 pub const CHANGE: f64 = 0.3;
 
-/// What comes of changing each constant.
+/// Effect of changing each constant.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sensitivity {
     /// By what fraction each constant was changed.
@@ -36,7 +36,7 @@ pub struct Sensitivity {
     pub flips: Vec<Flip>,
 }
 
-/// What comes of changing one constant.
+/// Effect of changing one constant.
 #[derive(Clone, Debug, Serialize)]
 pub struct Changed {
     /// Its name.

@@ -28,7 +28,7 @@ pub(super) fn figure(paper: Paper, id: &str, constants: &Constants) -> Result<Op
     EXPERIMENTS.iter().find(|e| e.0 == paper && e.1 == id).map(|(_, _, experiment)| experiment(&bench)).transpose()
 }
 
-/// What the results depend on.
+/// Inputs on which the results depend.
 #[derive(Clone, Debug, Serialize)]
 pub struct Trials {
     /// Each constant changed.

@@ -1,4 +1,4 @@
-//! What if: a load that was recorded on a host, run on another machine.
+//! Runs a load that was recorded on a host on another, simulated machine.
 //!
 //! **Problem.** Before buying a four-socket machine one wants to know whether it would be faster,
 //! and whether homenode would help there. A snapshot gives the throughput of threads on *this*

@@ -90,7 +90,7 @@ impl Personality {
         }
     }
 
-    /// What a thread does, again and again.
+    /// The loop of a thread.
     pub fn round(self) -> Vec<FlowOp> {
         let reads = |n: usize| [Open, Read, Close].repeat(n);
         match self {

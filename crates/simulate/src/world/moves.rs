@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// What undoes the binding of a thread, or of the threads of a process like this one.
+    /// Undo record of a binding: of a thread, or of the threads of a process like this one.
     fn undo_of(&self, thread: usize, subject: Subject, pid: u32, to: usize) -> Undo {
         let (before, unbound) = (self.mask(thread), self.threads[thread].mask.is_none());
         let masks = Masks { before, ours: self.machine.cpus_of(to).clone(), unbound };

@@ -41,14 +41,14 @@ const SHARE: f64 = 0.05;
 /// How long beyond a sample's time to wait for an answer of the kernel.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the sampling thread says.
+/// Message of the sampling thread.
 enum News {
     /// So many samples are done; the next comes after this time.
     Sampled(u32, Duration),
     Ended(Result<Seen, Failure>),
 }
 
-/// What was seen.
+/// Result of the samples.
 struct Seen {
     views: Vec<View>,
     notes: Vec<String>,

@@ -68,7 +68,7 @@ pub fn run(global: &Global, args: &MoveArgs) -> Result<Exit, Failure> {
     Ok(if done.iter().all(|d| d.why.is_none()) { Exit::Done } else { Exit::Partly })
 }
 
-/// What is asked, the same for each subject.
+/// The request, the same for each subject.
 struct Job {
     /// The machine.
     pub topology: Topology,
@@ -84,7 +84,7 @@ struct Job {
     pub stop: Stop,
 }
 
-/// What became of one subject's move.
+/// Outcome of one subject's move.
 struct Done {
     /// The subject's key in JSON (`path` or `pid`) and its value.
     pub subject: (&'static str, Value),
@@ -102,7 +102,7 @@ struct Done {
     pub seconds: f64,
     /// Why not all of it moved.
     pub why: Option<String>,
-    /// What else there is to say of this kind of subject, for JSON.
+    /// Further keys of this kind of subject, for JSON.
     pub more: Vec<(&'static str, Value)>,
 }
 

@@ -39,7 +39,7 @@ pub fn run(global: &Global, args: &SimulateArgs) -> Result<Exit, Failure> {
     load.compare(global, &args.policy)
 }
 
-/// What to run, and how unless the user says otherwise.
+/// The run, with its defaults.
 struct Load {
     what: What,
     seed: u64,

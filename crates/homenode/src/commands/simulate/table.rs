@@ -40,7 +40,7 @@ fn head(scenario: &Scenario, outcome: &Outcome) -> String {
     )
 }
 
-/// What the machine did on which the load was recorded.
+/// Figures of the machine on which the load was recorded.
 fn as_recorded(recorded: &Recorded) -> String {
     let mut text = format!(
         "recorded: {} read, {} written, {} of it remote\n",
@@ -89,7 +89,7 @@ fn policies(outcomes: &[Outcome]) -> String {
     table.render()
 }
 
-/// What each workload read and wrote under each policy.
+/// Bytes that each workload read and wrote under each policy.
 fn workloads(outcomes: &[Outcome]) -> String {
     let names = outcomes.first().into_iter().flat_map(|o| o.workloads.iter().map(|w| w.name.clone())).collect();
     let of = |o: &Outcome, i: usize| {
@@ -101,7 +101,7 @@ fn workloads(outcomes: &[Outcome]) -> String {
     crossed("workload", names, outcomes, of)
 }
 
-/// What was read from and written to each node's memory, and how busy its CPUs were, on average where it counts.
+/// Average bytes read from and written to each node's memory, and load of its CPUs, in the measured part.
 fn nodes(outcomes: &[Outcome]) -> String {
     let windows = outcomes.first().and_then(|o| o.windows.last());
     let names = windows.into_iter().flat_map(|w| w.nodes.iter().map(|n| format!("node {}", n.node))).collect();
@@ -155,7 +155,7 @@ fn crossed(
     table.render()
 }
 
-/// What the policies had to say.
+/// Notes of the policies.
 fn remarks(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for o in outcomes {

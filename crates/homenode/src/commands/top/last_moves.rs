@@ -30,7 +30,7 @@ pub struct LastMoves {
 /// A copy that goes on.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Copy {
-    /// What is copied: a file or a process.
+    /// Subject of the copy: a file or a process.
     pub name: String,
     /// The node that it leaves.
     pub from: NodeId,

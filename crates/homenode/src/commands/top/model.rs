@@ -1,4 +1,4 @@
-//! What `top` shows: nodes and threads of one window, sorted and filtered. No terminal here.
+//! Contents of `top`: nodes and threads of one window, sorted and filtered. No terminal here.
 
 use placement::{Plan, Snapshot, Thread};
 use serde::Serialize;
@@ -71,9 +71,9 @@ pub struct Window {
     pub nodes: Vec<NodeRow>,
     /// The threads that touched file data.
     pub threads: Vec<ThreadRow>,
-    /// What a running homenode copies.
+    /// Copies of a running homenode.
     pub copies: Vec<Copy>,
-    /// What limits this observation.
+    /// Limits of this observation.
     pub notes: Vec<String>,
     /// The same as the text shows it.
     #[serde(skip)]
@@ -84,7 +84,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// What a snapshot shows. `plan` is a policy's, whose forecast knows the load of nodes.
+    /// Builds the contents from a snapshot. `plan` is a policy's, whose forecast knows the load of nodes.
     pub fn new(snapshot: &Snapshot, plan: &Plan, last_moves: &LastMoves, limits: &Limits) -> Self {
         let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
         let forecasts = plan.predicted.as_ref().map_or(&[][..], |p| &p.nodes);

@@ -13,11 +13,11 @@ use crate::output::escape;
 /// Columns between two columns of a table.
 const GAP: u16 = 1;
 
-/// What is drawn.
+/// State that is drawn.
 pub struct Picture<'a> {
     /// The window, sorted and filtered; absent before the first has passed.
     pub window: Option<&'a Window>,
-    /// What the user has chosen.
+    /// The user's choices.
     pub choices: &'a Choices,
     /// Why there will be no further window.
     pub ended: Option<&'a str>,

@@ -80,7 +80,7 @@ pub struct MemoryMove {
     ahead: u64,
 }
 
-/// What is left to be looked up.
+/// Pages that are still to be looked up.
 #[derive(Debug)]
 enum Work {
     /// All regions are still to be found.

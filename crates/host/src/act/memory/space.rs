@@ -36,7 +36,7 @@ pub struct Space {
     page: u64,
 }
 
-/// What became of a call for some pages.
+/// Outcome of a call for some pages.
 #[derive(Debug)]
 pub enum Sent {
     /// The kernel tried. For each page a node or a negative error; [`UNKNOWN`] where it did not say.

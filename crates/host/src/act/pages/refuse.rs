@@ -1,4 +1,4 @@
-//! What is not moved, and why.
+//! Reasons for which files are not moved.
 
 use std::io;
 use std::path::Path;

@@ -30,7 +30,7 @@ impl Tally {
     }
 }
 
-/// What one call tried.
+/// Bytes of one call.
 #[derive(Debug, Default)]
 pub(super) struct Tried {
     pub bytes: u64,
@@ -139,7 +139,7 @@ impl Window {
         self.queue.is_empty()
     }
 
-    /// What became of the pages tried so far.
+    /// Outcome of the pages tried so far.
     pub(super) fn tally(&self) -> &Tally {
         &self.tally
     }

@@ -63,7 +63,7 @@ pub struct Target {
     pub start_ns: u64,
 }
 
-/// What the kernel said about the process it looked at.
+/// The kernel's answer about a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// When the process started, ns since boot.
@@ -265,7 +265,7 @@ fn frame_of(address: u64) -> io::Result<u64> {
     Ok(u64::from_ne_bytes(word) & ((1 << 55) - 1))
 }
 
-/// What a task iterator for one thread writes. libbpf-rs has no such option.
+/// Output of a task iterator for one thread. libbpf-rs has no such option.
 fn pass(program: BorrowedFd<'_>, tid: u32) -> io::Result<std::fs::File> {
     let mut info = libbpf_sys::bpf_iter_link_info::default();
     info.task.tid = tid;

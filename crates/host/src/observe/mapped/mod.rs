@@ -80,7 +80,7 @@ pub struct Mapped {
     credited: Instant,
 }
 
-/// What a sample cost.
+/// Cost of a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SampleCost {
     /// CPU seconds of ours.
@@ -181,7 +181,7 @@ impl Mapped {
         self.processes.get(&pid).map(|process| process.regions().collect()).unwrap_or_default()
     }
 
-    /// What the figures of a sampled process do not show.
+    /// Limits of the figures of a sampled process.
     pub fn notes(&self, pid: u32) -> Vec<String> {
         self.processes.get(&pid).map(|process| process.notes.clone()).unwrap_or_default()
     }

@@ -30,7 +30,7 @@ pub const SLOTS_MOST: u64 = 4 << 20;
 /// nested page tables it is less.
 const SET_AGAIN_S: f64 = 350e-9;
 
-/// What names a mapping from sample to sample: its start, device and inode.
+/// Identity of a mapping from sample to sample: its start, device and inode.
 type Name = (u64, u32, u64);
 
 /// One mapping of a file.
@@ -40,7 +40,7 @@ pub struct Region {
     pub mapping: Mapping,
     /// Its pages.
     pub heat: Heat,
-    /// What its accessed bits say.
+    /// State from its accessed bits.
     pub row: Row,
     /// Whether the bits were cleared at the last sample.
     cleared: bool,
@@ -81,7 +81,7 @@ pub struct Process {
     pub lost_s: f64,
     /// Its bytes by node, as of the last sample.
     pub mapped: Vec<MappedMemory>,
-    /// What these figures do not show.
+    /// Limits of these figures.
     pub notes: Vec<String>,
 }
 
@@ -118,7 +118,7 @@ impl Process {
         self.found.map(|found| found.start_ns)
     }
 
-    /// What is not, or less exactly, seen.
+    /// Limits of observation.
     fn limits(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let pid = self.pid;

@@ -16,7 +16,7 @@
 //! **Limits.** Nothing flushes the processors' caches of translations (TLB) when bits are cleared. A page that stays in one looks
 //! cold until it is evicted: a working set of up to some 8 MiB of 4 KiB pages, or a few GiB of 2 MiB pages.
 
-/// What clearing can do.
+/// Ways to clear the bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// `clear_refs` also clears the bits of persistent memory (Linux 6.16 and later).

@@ -27,7 +27,7 @@ use crate::privileges;
 /// A sample takes tenths of a second at most. Figures that are older than this, N-Policy's epoch, are out of date.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the thread has found.
+/// Results of the thread.
 #[derive(Default)]
 struct Latest {
     processes: Vec<MappedProcess>,

@@ -25,7 +25,7 @@ const LEAST_TABLE: u64 = 4 << 20;
 /// A file set has at least so many files.
 const LEAST_FILES: f64 = 10.0;
 
-/// What runs.
+/// A load.
 #[derive(Clone, Copy, Debug)]
 pub enum Program {
     /// fio: threads, and per cent of operations that read.

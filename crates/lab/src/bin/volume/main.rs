@@ -69,7 +69,7 @@ struct Args {
     policy: Vec<String>,
 }
 
-/// What one run showed.
+/// Figures of one run.
 #[derive(Clone, Debug, Serialize)]
 struct Run {
     /// In the figure's unit.
@@ -293,7 +293,7 @@ fn measured<'a>(
     })
 }
 
-/// What runs here.
+/// The loads of this run.
 fn setup(figure: &Figure) -> String {
     let one = |load: &Load| {
         let what = match load.program {
