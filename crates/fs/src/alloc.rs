@@ -167,7 +167,7 @@ impl Allocator {
 
 impl Fresh<'_> {
     /// The blocks belong to a file or a log from now on.
-    pub fn keep(mut self) {
+    pub fn keep(&mut self) {
         self.runs.clear();
     }
 }

@@ -46,8 +46,8 @@ impl Volume {
         let durable = self.store_records(&records, flushed)?;
 
         let mut freed = Vec::new();
-        for (i, appended) in logs {
-            if let Some((_, state)) = locked.0.get_mut(i) {
+        for (i, appended) in &mut logs {
+            if let Some((_, state)) = locked.0.get_mut(*i) {
                 state.log.advance(appended);
             }
         }

@@ -37,8 +37,8 @@ impl Log {
     }
 
     /// Moves the tail, after the commit.
-    pub fn advance(&mut self, appended: Appended<'_>) {
-        self.pages.extend(appended.pages);
+    pub fn advance(&mut self, appended: &mut Appended<'_>) {
+        self.pages.extend(appended.pages.drain(..));
         self.sequence = appended.sequence;
         self.tail = appended.tail;
         appended.fresh.keep();
@@ -59,7 +59,7 @@ pub struct Appended<'a> {
 
 impl Appended<'_> {
     /// As a log of its own: for entries that were not appended to one.
-    pub fn into_log(self) -> Log {
+    pub fn into_log(mut self) -> Log {
         self.fresh.keep();
         Log { pages: self.pages.into_vec(), sequence: self.sequence, tail: self.tail, cleaned: 0 }
     }

@@ -27,9 +27,10 @@ impl Volume {
 
     /// Commits a draft.
     pub(super) fn finish(&self, draft: Draft<'_>, locked: &mut Locked<'_>, time: i64, purpose: Purpose) -> Result<()> {
-        let flushed: Flushed = draft.dirty.flush(&self.store)?;
-        self.commit(locked, &draft.entries, time, flushed, purpose)?;
-        draft.fresh.keep();
+        let Draft { mut fresh, dirty, entries, .. } = draft;
+        let flushed: Flushed = dirty.flush(&self.store)?;
+        self.commit(locked, &entries, time, flushed, purpose)?;
+        fresh.keep();
         Ok(())
     }
 

@@ -173,7 +173,7 @@ impl Volume {
             check_live(state)?;
             let mut draft = self.draft(if keep_size { state.size } else { state.size.max(end) });
             if draft.size > state.size && offset >= state.size {
-                self.zero_tail(state, ino, offset, &mut draft)?;
+                self.zero_tail(state, ino, draft.size, &mut draft)?;
             }
             change(self, state, &mut draft, end)?;
             if draft.size > state.size && draft.entries.is_empty() {
