@@ -24,6 +24,7 @@ use std::time::Instant;
 
 use ::fs::medium::{Mapped, RegionFile};
 use ::fs::{Layout, Volume};
+use mount::plane::Callers;
 use mount::{Options, null};
 use rustix::mount::{UnmountFlags, unmount};
 
@@ -59,28 +60,11 @@ const SERVED: &[(&str, bool, bool)] = &[
 
 /// Serves until standard input ends.
 fn serve(kind: &str, dir: &Path) {
-    let (_, volume, ring) = *SERVED.iter().find(|(name, ..)| *name == kind).unwrap();
+    let (_, of_volume, ring) = *SERVED.iter().find(|(name, ..)| *name == kind).unwrap();
     let options = Options { source: "bench".to_owned(), ring, ..Options::default() };
     let mountpoint = dir.join(kind);
-    let session = if volume {
-        let region = dir.join(format!("{kind}.region"));
-        File::create(&region).unwrap().set_len(VOLUME).unwrap();
-        let medium = || {
-            let file = OpenOptions::new().read(true).write(true).open(&region).unwrap();
-            Box::new(Mapped::new(&[RegionFile { file, bind: None }]).unwrap())
-        };
-        let layout = Layout {
-            volume: [1; 16],
-            created: 1,
-            nodes: vec![Some(0)],
-            names: Vec::new(),
-            bytes_per_inode: 16384,
-            journals: 4,
-            data_checksums: false,
-            owner: (0, 0),
-        };
-        ::fs::mkfs(medium(), &layout).unwrap();
-        let volume = Volume::mount(medium(), ::fs::Options::default()).unwrap();
+    let session = if of_volume {
+        let volume = volume(&dir.join(format!("{kind}.region")));
         mount::serve(Arc::new(volume), &mountpoint, &options).unwrap()
     } else {
         null::serve(&mountpoint, &options).unwrap()
@@ -89,6 +73,27 @@ fn serve(kind: &str, dir: &Path) {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     session.unmount().unwrap();
     session.wait().unwrap();
+}
+
+/// A new volume.
+fn volume(region: &Path) -> Volume {
+    File::create(region).unwrap().set_len(VOLUME).unwrap();
+    let medium = || {
+        let file = OpenOptions::new().read(true).write(true).open(region).unwrap();
+        Box::new(Mapped::new(&[RegionFile { file, bind: None }]).unwrap())
+    };
+    let layout = Layout {
+        volume: [1; 16],
+        created: 1,
+        nodes: vec![Some(0)],
+        names: Vec::new(),
+        bytes_per_inode: 16384,
+        journals: 4,
+        data_checksums: false,
+        owner: (0, 0),
+    };
+    ::fs::mkfs(medium(), &layout).unwrap();
+    Volume::mount(medium(), ::fs::Options::default()).unwrap()
 }
 
 /// A file system under test.
@@ -356,7 +361,54 @@ fn measure(place: &Path, rounds: u64, json: &Path) {
             }));
         }
     }
+    println!("\n| who is told of a read of 4 KiB, without the kernel | ns | more |\n|---|---:|---:|");
+    for (who, ns, more) in &told(place, rounds) {
+        println!("| {who} | {ns:.0} | {more:.0} |");
+        records.push(serde_json::json!({ "told": who, "ns": ns, "more_ns": more, "rounds": rounds }));
+    }
     fs::write(json, serde_json::to_string_pretty(&records).unwrap()).unwrap();
+}
+
+/// What it costs to tell who reads, within one process and without the kernel: for each way, ns of a 4 KiB read, and how much
+/// more than without; medians of alternating batches.
+fn told(place: &Path, rounds: u64) -> Vec<(&'static str, f64, f64)> {
+    const WAYS: [&str; 3] = ["nobody", "no policy: the thread", "a policy: the thread, its node and its file"];
+    const BATCHES: usize = 20;
+    let callers = Callers::start(topology::sysfs::read(Path::new("/sys")).unwrap()).unwrap();
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    callers.enter(tid, || ());
+    callers.look(); // from now on it is known where this thread runs
+    let volumes = ["told.region", "watched.region"].map(|name| {
+        let volume = volume(&place.join(name));
+        let new = ::fs::NewFile { mode: libc::S_IFREG | 0o600, ..::fs::NewFile::default() };
+        let ino = volume.create(::fs::Ino::ROOT, b"f", new).unwrap().ino;
+        (0..FILE).step_by(LARGE).for_each(|at| volume.write(ino, at, &vec![7; LARGE]).unwrap());
+        (volume, ino)
+    });
+    volumes[1].0.watch_files();
+    let mut buffer = buffer();
+    let mut batch = |way: usize, seed| {
+        let (volume, ino) = &volumes[way / 2];
+        let mut read = |at| assert_eq!(volume.read(*ino, at, &mut buffer.0[..SMALL]).unwrap(), SMALL);
+        let began = Instant::now();
+        for at in places(SMALL, SMALLS, seed) {
+            match way {
+                0 => read(at),
+                1 => ::fs::as_thread(tid, || read(at)),
+                _ => callers.enter(tid, || read(at)),
+            }
+        }
+        began.elapsed().as_nanos() as f64 / SMALLS as f64
+    };
+    let mut seen = WAYS.map(|_| Vec::new());
+    for n in 0..rounds as usize * BATCHES {
+        for turn in 0..WAYS.len() {
+            let way = (turn + n) % WAYS.len();
+            seen[way].push(batch(way, (n * WAYS.len() + way + 1) as u64)); // each at places of its own
+        }
+    }
+    let more = |way: usize| quartiles(seen[way].iter().zip(&seen[0]).map(|(ns, bare)| ns - bare).collect())[1];
+    (0..WAYS.len()).map(|way| (WAYS[way], quartiles(seen[way].clone())[1], more(way))).collect()
 }
 
 fn heading() -> &'static str {
