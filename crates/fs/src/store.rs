@@ -163,11 +163,6 @@ impl Store {
         Ok(())
     }
 
-    /// File data where it is. `None`: it has checksums, or the medium is no memory; it has to be read.
-    pub fn lend_data(&self, block: Block, offset: u64, len: usize) -> Result<Option<&[u8]>> {
-        if self.superblock.has_checksums() { Ok(None) } else { self.medium.lend(at(block, offset), len) }
-    }
-
     fn check_data(&self, block: Block, contents: &[u8]) -> Result<()> {
         let (sums, offset) = self.superblock.sum_at(block).ok_or(Error::OutOfRange(block))?;
         let mut sum = [0; SUM as usize];

@@ -1,13 +1,13 @@
 //! The connection to the kernel: its beginning, and by `/dev/fuse` all of it, with one file for each worker.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
 use crate::Cache;
-use crate::wire::{self, Answer, BUFFER, REQUEST, Request, VERSION, init, opcode};
+use crate::wire::{Answer, BUFFER, REQUEST, Request, VERSION, init, opcode};
 
 pub(crate) const DEVICE: &str = "/dev/fuse";
 
@@ -22,11 +22,6 @@ pub(crate) trait Answers: Send + Sync {
     /// Does what a request asks for. `Some`: the errno to answer with, or 0 and the answer; `None`: nothing is to be
     /// said.
     fn answer(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Option<i32>;
-
-    /// Answers a read of much data by showing `send` where it is, which copies it. `false`: it has to be answered otherwise.
-    fn lend(&self, _request: &Request<'_>, _send: &mut dyn FnMut(&[IoSlice<'_>])) -> bool {
-        false
-    }
 }
 
 /// A worker's way to the kernel.
@@ -139,25 +134,15 @@ impl Transport for Device {
                 Err(errno) => return Err(errno.into()),
             };
             let Some(request) = Request::decode(buffer.get(..len).unwrap_or_default()) else { continue };
-            let reply = |pieces: &[IoSlice<'_>]| match rustix::io::writev(connection, pieces) {
+            let Some(errno) = server.answer(&request, &mut answer) else { continue };
+            notify(connection, &mut answer);
+            match rustix::io::write(connection, answer.finish(request.unique, errno)) {
                 Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // the caller, or the mount, is gone
                 Err(errno) => {
                     tracing::warn!("the kernel does not take the answer to request {}: {errno}", request.opcode);
-                    let refusal = wire::header(0, libc::EIO, request.unique);
-                    let _ = rustix::io::write(connection, &refusal);
+                    let _ = rustix::io::write(connection, answer.finish(request.unique, libc::EIO));
                 }
-            };
-            let lent = server.lend(&request, &mut |pieces| {
-                let len = pieces.iter().map(|piece| piece.len()).sum();
-                let header = wire::header(len, 0, request.unique);
-                reply(&[&[IoSlice::new(&header)], pieces].concat());
-            });
-            if lent {
-                continue;
             }
-            let Some(errno) = server.answer(&request, &mut answer) else { continue };
-            notify(connection, &mut answer);
-            reply(&[IoSlice::new(answer.finish(request.unique, errno))]);
         }
     }
 }

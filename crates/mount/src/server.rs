@@ -5,7 +5,6 @@
 //! again (it still writes what programs changed in mapped pages).
 
 use std::cell::RefCell;
-use std::io::IoSlice;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,8 +19,6 @@ use crate::{Cache, Options, caller};
 
 /// Most bytes that one request copies from file to file.
 const COPY: u64 = 16 << 20;
-/// Least bytes of a read that are sent from where they are; a copy of fewer costs less than lending them.
-const LENT: u32 = 64 << 10;
 /// Names of a directory fetched at a time.
 const NAMES: usize = 128;
 /// Cookies of `.` and `..`.
@@ -59,21 +56,6 @@ impl Answers for Server {
                 Some(done.map_or_else(|error| error.errno(), |()| 0))
             }
         }
-    }
-
-    fn lend(&self, request: &Request<'_>, send: &mut dyn FnMut(&[IoSlice<'_>])) -> bool {
-        let lend = || {
-            let (ino, mut args) = (request.ino()?, request.args);
-            args.skip(8)?;
-            let (offset, size) = (args.u64()?, args.u32()?);
-            if size < LENT {
-                return Ok(None);
-            }
-            caller::enter(self.callers.as_deref(), request.tid, || self.volume.lend(ino, offset, size as usize, send))
-        };
-        // What went wrong the other way to answer says.
-        let lent = || -> Result<Option<()>> { if request.opcode == opcode::READ { lend() } else { Ok(None) } };
-        matches!(catch_unwind(AssertUnwindSafe(lent)), Ok(Ok(Some(()))))
     }
 }
 

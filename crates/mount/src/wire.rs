@@ -259,7 +259,9 @@ impl<'a> Answer<'a> {
         }
         let end = self.len;
         self.len = 0;
-        self.bytes(&header(end - OUT_HEADER, errno, unique));
+        self.u32(end as u32);
+        self.u32((-errno).cast_unsigned());
+        self.u64(unique);
         self.buffer.get(..end).unwrap_or_default()
     }
 
@@ -374,14 +376,6 @@ impl<'a> Answer<'a> {
         self.zeros(name.len().next_multiple_of(8) - name.len());
         ControlFlow::Continue(())
     }
-}
-
-/// The header of an answer: bytes that follow, errno or 0, and the number of the request.
-pub(crate) fn header(len: usize, errno: i32, unique: u64) -> [u8; OUT_HEADER] {
-    let mut header = [0; OUT_HEADER];
-    let numbers = [(OUT_HEADER + len) as u32, (-errno).cast_unsigned()].into_iter().flat_map(u32::to_ne_bytes);
-    header.iter_mut().zip(numbers.chain(unique.to_ne_bytes())).for_each(|(place, byte)| *place = byte);
-    header
 }
 
 fn kind(kind: Kind) -> u32 {

@@ -200,12 +200,6 @@ impl Medium for Mapped {
         Ok(())
     }
 
-    fn lend(&self, at: At, len: usize) -> Result<Option<&[u8]>> {
-        let (_, place) = self.place(at, len)?;
-        // SAFETY: `place` has `len` bytes and is mapped as long as `self` lives; whoever asks keeps others from changing them.
-        Ok(Some(unsafe { std::slice::from_raw_parts(place, len) }))
-    }
-
     fn write(&self, at: At, data: &[u8]) -> Result<()> {
         let (_, place) = self.place(at, data.len())?;
         // SAFETY: `place` has `data.len()` bytes, and `data` is no part of the mapping.

@@ -49,10 +49,6 @@ pub trait Medium: Send + Sync {
     fn len(&self, region: usize) -> u64;
     /// Copies from the medium.
     fn read(&self, at: At, out: &mut [u8]) -> Result<()>;
-    /// The medium's own memory, where that is what it is: for a copy that somebody else makes while nobody changes it.
-    fn lend(&self, _at: At, _len: usize) -> Result<Option<&[u8]>> {
-        Ok(None)
-    }
     /// Copies to the medium.
     fn write(&self, at: At, data: &[u8]) -> Result<()>;
     /// Copies file data to the medium past the caches, where that is possible. Needs a flush like any store.
@@ -76,9 +72,6 @@ impl<M: Medium + ?Sized> Medium for Arc<M> {
     }
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
         (**self).read(at, out)
-    }
-    fn lend(&self, at: At, len: usize) -> Result<Option<&[u8]>> {
-        (**self).lend(at, len)
     }
     fn write(&self, at: At, data: &[u8]) -> Result<()> {
         (**self).write(at, data)

@@ -3,8 +3,6 @@
 //! Data is never changed in place: a write goes to new blocks, one log entry per run maps them, and the tail commits all
 //! of it at once. Bytes of the last block beyond the size are undefined, so whatever grows a file zeroes them first.
 
-use std::io::IoSlice;
-
 use crate::alloc::Purpose;
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind, Run};
@@ -47,43 +45,6 @@ impl Volume {
         out.get_mut(done..).unwrap_or_default().fill(0);
         self.counters.read_call(inode.ino, offset, len);
         Ok(len as usize)
-    }
-
-    /// Reads without a copy: shows `to` up to `len` bytes where they are, in pieces, while nobody changes them. `None`: part
-    /// of them is a hole or has a checksum, or the medium is no memory, so they have to be read.
-    pub fn lend<T>(
-        &self,
-        ino: Ino,
-        offset: u64,
-        len: usize,
-        to: impl FnOnce(&[IoSlice<'_>]) -> T,
-    ) -> Result<Option<T>> {
-        let inode = self.inode(ino)?;
-        check_file(&inode)?;
-        let state = inode.read();
-        check_live(&state)?;
-        let end = offset + state.size.saturating_sub(offset).min(len as u64);
-        let (first, mut at) = (offset / BLOCK_BYTES, offset);
-        let (mut pieces, mut regions) = (Vec::new(), Vec::new());
-        for run in state.extents.range(first, end.div_ceil(BLOCK_BYTES) - first) {
-            let to = (run.end() * BLOCK_BYTES).min(end);
-            if run.unwritten || run.file_block * BLOCK_BYTES > at {
-                return Ok(None);
-            }
-            let within = at - run.file_block * BLOCK_BYTES;
-            let Some(piece) = self.store.lend_data(run.block, within, (to - at) as usize)? else { return Ok(None) };
-            pieces.push(IoSlice::new(piece));
-            regions.push((run.block.region(), to - at));
-            at = to;
-        }
-        if at < end {
-            return Ok(None);
-        }
-        for (region, bytes) in regions {
-            self.counters.read(Some(ino), region, bytes);
-        }
-        self.counters.read_call(ino, offset, end - offset);
-        Ok(Some(to(&pieces)))
     }
 
     /// Writes all of `data`, at once: a crash leaves the old or the new.
