@@ -1,7 +1,8 @@
 //! What an operation on a mounted volume costs, beside a mount with nothing behind it, ext4 and tmpfs.
 //!
 //! ```text
-//! mount_bench DIR ROUNDS JSON      DIR in memory: for the regions, the image of ext4 and the mount points
+//! mount_bench DIR ROUNDS JSON [OPERATION]      DIR in memory: for the regions, the image of ext4 and the mount points;
+//!                                              only operations whose names contain OPERATION
 //! ```
 //!
 //! **Approach.** Every file system is there at once, each mount with a server process of its own, and every measurement takes
@@ -45,8 +46,9 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--serve", kind, dir] => serve(kind, Path::new(dir)),
-        [dir, rounds, json] => measure(Path::new(dir), rounds.parse().unwrap(), Path::new(json)),
-        _ => panic!("usage: mount_bench DIR ROUNDS JSON"),
+        [dir, rounds, json] => measure(Path::new(dir), rounds.parse().unwrap(), Path::new(json), ""),
+        [dir, rounds, json, only] => measure(Path::new(dir), rounds.parse().unwrap(), Path::new(json), only),
+        _ => panic!("usage: mount_bench DIR ROUNDS JSON [OPERATION]"),
     }
 }
 
@@ -327,12 +329,13 @@ fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
     [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
 }
 
-fn measure(place: &Path, rounds: u64, json: &Path) {
+fn measure(place: &Path, rounds: u64, json: &Path, only: &str) {
+    let loads: Vec<&Load> = LOADS.iter().filter(|load| load.name.contains(only)).collect();
     let names = SERVED.iter().map(|(name, ..)| *name).chain(["ext4", "tmpfs"]);
     let systems: Vec<System> = names.map(|name| System::new(name, place)).collect();
     let mut seen: BTreeMap<(usize, usize), Vec<[f64; 2]>> = BTreeMap::new();
     for round in 0..=rounds {
-        for (l, load) in LOADS.iter().enumerate() {
+        for (l, load) in loads.iter().enumerate() {
             for turn in 0..systems.len() {
                 let s = (turn + round as usize) % systems.len();
                 let took = once(&systems[s], load, round);
@@ -344,7 +347,7 @@ fn measure(place: &Path, rounds: u64, json: &Path) {
     }
     println!("{}", heading());
     let mut records = Vec::new();
-    for (l, load) in LOADS.iter().enumerate() {
+    for (l, load) in loads.iter().enumerate() {
         for (s, system) in systems.iter().enumerate() {
             let of = |which: usize| seen[&(l, s)].iter().map(|took| took[which]).collect::<Vec<_>>();
             let base = SERVED.iter().position(|(name, ..)| *name == system.name.replace("homenode", "null"));
