@@ -1,7 +1,8 @@
 //! The cost of an operation on a mounted volume, beside a mount with nothing behind it, ext4 and tmpfs.
 //!
 //! ```text
-//! mount_bench DIR ROUNDS JSON      DIR in memory: for the regions, the image of ext4 and the mount points
+//! mount_bench DIR ROUNDS JSON [OPERATION]      DIR in memory: for the regions, the image of ext4 and the mount points;
+//!                                              only operations whose names contain OPERATION
 //! ```
 //!
 //! **Approach.** Every file system is there at once, each mount with a server process of its own, and every measurement takes
@@ -24,6 +25,7 @@ use std::time::Instant;
 
 use ::fs::medium::{Mapped, RegionFile};
 use ::fs::{Layout, Volume};
+use mount::plane::Callers;
 use mount::{Options, null};
 use rustix::mount::{UnmountFlags, unmount};
 
@@ -44,8 +46,9 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--serve", kind, dir] => serve(kind, Path::new(dir)),
-        [dir, rounds, json] => measure(Path::new(dir), rounds.parse().unwrap(), Path::new(json)),
-        _ => panic!("usage: mount_bench DIR ROUNDS JSON"),
+        [dir, rounds, json] => measure(Path::new(dir), rounds.parse().unwrap(), Path::new(json), ""),
+        [dir, rounds, json, only] => measure(Path::new(dir), rounds.parse().unwrap(), Path::new(json), only),
+        _ => panic!("usage: mount_bench DIR ROUNDS JSON [OPERATION]"),
     }
 }
 
@@ -59,28 +62,11 @@ const SERVED: &[(&str, bool, bool)] = &[
 
 /// Serves until standard input ends.
 fn serve(kind: &str, dir: &Path) {
-    let (_, volume, ring) = *SERVED.iter().find(|(name, ..)| *name == kind).unwrap();
+    let (_, of_volume, ring) = *SERVED.iter().find(|(name, ..)| *name == kind).unwrap();
     let options = Options { source: "bench".to_owned(), ring, ..Options::default() };
     let mountpoint = dir.join(kind);
-    let session = if volume {
-        let region = dir.join(format!("{kind}.region"));
-        File::create(&region).unwrap().set_len(VOLUME).unwrap();
-        let medium = || {
-            let file = OpenOptions::new().read(true).write(true).open(&region).unwrap();
-            Box::new(Mapped::new(&[RegionFile { file, bind: None }]).unwrap())
-        };
-        let layout = Layout {
-            volume: [1; 16],
-            created: 1,
-            nodes: vec![Some(0)],
-            names: Vec::new(),
-            bytes_per_inode: 16384,
-            journals: 4,
-            data_checksums: false,
-            owner: (0, 0),
-        };
-        ::fs::mkfs(medium(), &layout).unwrap();
-        let volume = Volume::mount(medium(), ::fs::Options::default()).unwrap();
+    let session = if of_volume {
+        let volume = volume(&dir.join(format!("{kind}.region")));
         mount::serve(Arc::new(volume), &mountpoint, &options).unwrap()
     } else {
         null::serve(&mountpoint, &options).unwrap()
@@ -89,6 +75,27 @@ fn serve(kind: &str, dir: &Path) {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     session.unmount().unwrap();
     session.wait().unwrap();
+}
+
+/// A new volume.
+fn volume(region: &Path) -> Volume {
+    File::create(region).unwrap().set_len(VOLUME).unwrap();
+    let medium = || {
+        let file = OpenOptions::new().read(true).write(true).open(region).unwrap();
+        Box::new(Mapped::new(&[RegionFile { file, bind: None }]).unwrap())
+    };
+    let layout = Layout {
+        volume: [1; 16],
+        created: 1,
+        nodes: vec![Some(0)],
+        names: Vec::new(),
+        bytes_per_inode: 16384,
+        journals: 4,
+        data_checksums: false,
+        owner: (0, 0),
+    };
+    ::fs::mkfs(medium(), &layout).unwrap();
+    Volume::mount(medium(), ::fs::Options::default()).unwrap()
 }
 
 /// A file system under test.
@@ -322,12 +329,13 @@ fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
     [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
 }
 
-fn measure(place: &Path, rounds: u64, json: &Path) {
+fn measure(place: &Path, rounds: u64, json: &Path, only: &str) {
+    let loads: Vec<&Load> = LOADS.iter().filter(|load| load.name.contains(only)).collect();
     let names = SERVED.iter().map(|(name, ..)| *name).chain(["ext4", "tmpfs"]);
     let systems: Vec<System> = names.map(|name| System::new(name, place)).collect();
     let mut seen: BTreeMap<(usize, usize), Vec<[f64; 2]>> = BTreeMap::new();
     for round in 0..=rounds {
-        for (l, load) in LOADS.iter().enumerate() {
+        for (l, load) in loads.iter().enumerate() {
             for turn in 0..systems.len() {
                 let s = (turn + round as usize) % systems.len();
                 let took = once(&systems[s], load, round);
@@ -339,7 +347,7 @@ fn measure(place: &Path, rounds: u64, json: &Path) {
     }
     println!("{}", heading());
     let mut records = Vec::new();
-    for (l, load) in LOADS.iter().enumerate() {
+    for (l, load) in loads.iter().enumerate() {
         for (s, system) in systems.iter().enumerate() {
             let of = |which: usize| seen[&(l, s)].iter().map(|took| took[which]).collect::<Vec<_>>();
             let base = SERVED.iter().position(|(name, ..)| *name == system.name.replace("homenode", "null"));
@@ -356,7 +364,54 @@ fn measure(place: &Path, rounds: u64, json: &Path) {
             }));
         }
     }
+    println!("\n| who is told of a read of 4 KiB, without the kernel | ns | more |\n|---|---:|---:|");
+    for (who, ns, more) in &told(place, rounds) {
+        println!("| {who} | {ns:.0} | {more:.0} |");
+        records.push(serde_json::json!({ "told": who, "ns": ns, "more_ns": more, "rounds": rounds }));
+    }
     fs::write(json, serde_json::to_string_pretty(&records).unwrap()).unwrap();
+}
+
+/// What it costs to tell who reads, within one process and without the kernel: for each way, ns of a 4 KiB read, and how much
+/// more than without; medians of alternating batches.
+fn told(place: &Path, rounds: u64) -> Vec<(&'static str, f64, f64)> {
+    const WAYS: [&str; 3] = ["nobody", "no policy: the thread", "a policy: the thread, its node and its file"];
+    const BATCHES: usize = 20;
+    let callers = Callers::start(topology::sysfs::read(Path::new("/sys")).unwrap()).unwrap();
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    callers.enter(tid, || ());
+    callers.look(); // from now on it is known where this thread runs
+    let volumes = ["told.region", "watched.region"].map(|name| {
+        let volume = volume(&place.join(name));
+        let new = ::fs::NewFile { mode: libc::S_IFREG | 0o600, ..::fs::NewFile::default() };
+        let ino = volume.create(::fs::Ino::ROOT, b"f", new).unwrap().ino;
+        (0..FILE).step_by(LARGE).for_each(|at| volume.write(ino, at, &vec![7; LARGE]).unwrap());
+        (volume, ino)
+    });
+    volumes[1].0.watch_files();
+    let mut buffer = buffer();
+    let mut batch = |way: usize, seed| {
+        let (volume, ino) = &volumes[way / 2];
+        let mut read = |at| assert_eq!(volume.read(*ino, at, &mut buffer.0[..SMALL]).unwrap(), SMALL);
+        let began = Instant::now();
+        for at in places(SMALL, SMALLS, seed) {
+            match way {
+                0 => read(at),
+                1 => ::fs::as_thread(tid, || read(at)),
+                _ => callers.enter(tid, || read(at)),
+            }
+        }
+        began.elapsed().as_nanos() as f64 / SMALLS as f64
+    };
+    let mut seen = WAYS.map(|_| Vec::new());
+    for n in 0..rounds as usize * BATCHES {
+        for turn in 0..WAYS.len() {
+            let way = (turn + n) % WAYS.len();
+            seen[way].push(batch(way, (n * WAYS.len() + way + 1) as u64)); // each at places of its own
+        }
+    }
+    let more = |way: usize| quartiles(seen[way].iter().zip(&seen[0]).map(|(ns, bare)| ns - bare).collect())[1];
+    (0..WAYS.len()).map(|way| (WAYS[way], quartiles(seen[way].clone())[1], more(way))).collect()
 }
 
 fn heading() -> &'static str {

@@ -6,7 +6,9 @@
 //! **Approach.** What a request means is in `fs`; `server` translates. The volume has no other user while it is
 //! mounted, so the kernel may remember names and attributes for long, keeps the locks of programs by itself, and
 //! checks permissions by itself (`default_permissions`). An inode lives as long as the kernel knows its number
-//! (`fs::Volume::remember`). Each CPU has a worker with a connection of its own.
+//! (`fs::Volume::remember`). Where the kernel offers io_uring, each CPU has a queue and a worker (`ring`); elsewhere as many
+//! workers as CPUs take what comes by `/dev/fuse` (`connection`), not bound to CPUs: the kernel gives a request to whichever
+//! waits longest, so a bound worker would be on the wrong CPU most of the time.
 //!
 //! The protocol is our own (`wire`), because crate `fuser` 0.18 would not do: it panics on a file time that any user
 //! can set (`touch -d @-9223372036854775807.5`), which ends the mount; it hides which requests take set-user-ID bits;
@@ -47,9 +49,10 @@ pub struct Options {
     pub source: String,
     /// Cache of file data.
     pub cache: Cache,
-    /// Threads that answer requests: at least 1.
+    /// Threads that answer requests by `/dev/fuse`: at least 1.
     pub workers: usize,
-    /// Also serve by io_uring, with a worker for each CPU, where the kernel can.
+    /// Where the kernel offers io_uring, requests come by it, to a worker for each CPU. Not for memory whose accesses
+    /// sleep: the requests of a CPU wait for each other.
     pub ring: bool,
     /// Limits for users of the mount.
     pub flags: Flags,

@@ -57,6 +57,11 @@ pub enum Unmounted {
     Busy,
 }
 
+/// Whether an error says that the server has ended: before the request, or while it was under way.
+fn ended(errno: Errno) -> bool {
+    matches!(errno, Errno::NOTCONN | Errno::CONNABORTED)
+}
+
 fn failed(doing: &'static str, path: &Path) -> impl FnOnce(Errno) -> Error {
     let path = path.to_owned();
     move |errno| Error::Io { doing, path, source: errno.into() }
@@ -67,7 +72,7 @@ impl Mountpoint {
     pub(crate) fn check(dir: &Path) -> Result<PathBuf, Error> {
         // What the kernel remembers of a dead mount looks alive.
         match statx(CWD, dir, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE) {
-            Err(Errno::NOTCONN) => Err(Error::Dead(dir.to_owned())),
+            Err(errno) if ended(errno) => Err(Error::Dead(dir.to_owned())),
             Err(errno) => Err(failed("use", dir)(errno)),
             Ok(found) if u32::from(found.stx_mode) & libc::S_IFMT != libc::S_IFDIR => {
                 Err(Error::NotADirectory(dir.to_owned()))
@@ -123,7 +128,7 @@ impl Mountpoint {
     /// Takes the mount away if it is still there although its connection has ended, as when it was aborted. A mount
     /// that has got its number since answers, or is of another kind.
     pub(crate) fn clear(&self) {
-        let dead = || statx(CWD, &self.dir, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE).err() == Some(Errno::NOTCONN);
+        let dead = || statx(CWD, &self.dir, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE).is_err_and(ended);
         if mount_id(&self.dir) == Ok(self.id) && dead() {
             self.detach();
         }

@@ -124,6 +124,8 @@ impl Nodes {
         if !cache_chosen && (args.policy() || self.emulated.is_some()) {
             options.cache = Cache::Direct;
         }
+        // Threads that sleep are needed in numbers, and whoever asks for a number of threads gets it.
+        options.ring = !workers_chosen && self.emulated.is_none();
         if !workers_chosen && self.emulated.is_some() {
             options.workers = options.workers.max(SLEEPERS);
         }

@@ -18,6 +18,11 @@ const SERVE: &str = "HOMENODE_TEST_SERVE";
 /// Set: all mounts are served by io_uring.
 const RING: &str = "HOMENODE_TEST_RING";
 
+/// Whether mounts are served by io_uring.
+pub fn rings() -> bool {
+    std::env::var_os(RING).is_some()
+}
+
 /// Runs all tests once more, with mounts that are served by io_uring.
 pub fn by_ring() {
     let run = Command::new(std::env::current_exe().unwrap()).arg("--test-threads=2").env(RING, "1").output().unwrap();
@@ -29,7 +34,7 @@ pub fn by_ring() {
 pub fn no_ring() -> Option<String> {
     let switch = "/sys/module/fuse/parameters/enable_uring";
     match std::fs::read_to_string(switch) {
-        _ if std::env::var_os(RING).is_some() => Some("this is that run".to_owned()),
+        _ if rings() => Some("this is that run".to_owned()),
         Ok(on) if on.trim() == "Y" => None,
         Ok(_) => Some("fuse.enable_uring is off".to_owned()),
         Err(error) => Some(format!("{switch}: {error}")),
@@ -66,7 +71,7 @@ impl Serve {
     pub fn run(self) {
         let volume = Volume::mount(Box::new(map(&self.regions)), fs::Options::default()).unwrap();
         let volume = Arc::new(volume);
-        let ring = std::env::var_os(RING).is_some();
+        let ring = rings();
         let options = Options { source: "test".to_owned(), cache: self.cache, ring, ..Options::default() };
         let session = Arc::new(mount::serve(Arc::clone(&volume), &self.dir, &options).unwrap());
         assert_eq!(session.by_ring(), ring);
@@ -162,6 +167,12 @@ impl Mount {
 
     fn pid(&self) -> Pid {
         Pid::from_child(&self.server.as_ref().unwrap().0)
+    }
+
+    /// Calls by which the server has read and written until now (proc_pid_io(5)).
+    pub fn calls(&self) -> [u64; 2] {
+        let text = std::fs::read_to_string(format!("/proc/{}/io", self.pid().as_raw_nonzero())).unwrap();
+        ["syscr: ", "syscw: "].map(|name| text.lines().find_map(|l| l.strip_prefix(name)).unwrap().parse().unwrap())
     }
 
     /// Sends the server a signal.
