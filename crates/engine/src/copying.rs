@@ -14,6 +14,9 @@ use crate::state::records::Record;
 use crate::trial::Unpaid;
 use crate::{Finished, Plane, PlaneError, Undone, Verdict};
 
+/// Pause between two looks at a job that sends data back: short beside its steps of 100 ms.
+const POLL: Duration = Duration::from_millis(10);
+
 /// How long copies that were told to stop are waited for on exit. One step of a copy takes tens of milliseconds; a plane that
 /// has not stopped by then is stuck in the kernel, and homenode ends all the same.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
@@ -122,10 +125,11 @@ impl<P: Plane> Engine<P> {
     /// Waits for copies that were told to stop, for a bounded time, and says what became of each.
     pub(crate) fn wait_for_copies(&mut self, finished: &mut Finished) {
         let until = Instant::now() + STOP_WITHIN;
+        let stays = if self.plane.moves_back() { "" } else { ", what was moved stays" };
         let say = |r: &Running, what: &str| {
             let (mb, of) = (r.done as f64 / 1e6, r.bytes as f64 / 1e6);
             let what = format!("the move of {} from node {} to {} {what}", r.subject, r.from, r.to);
-            format!("{what}: {mb:.1} of {of:.1} MB moved, what was moved stays")
+            format!("{what}: {mb:.1} of {of:.1} MB moved{stays}")
         };
         while !self.jobs.running.is_empty() {
             let mut over = Vec::new();
@@ -149,6 +153,63 @@ impl<P: Plane> Engine<P> {
         for r in std::mem::take(&mut self.jobs.running).values() {
             finished.copies += 1;
             finished.note(say(r, "did not stop in time"));
+        }
+    }
+
+    /// Sends data back, newest move first, one after the other.
+    pub(crate) fn move_back(&mut self, stop: &dyn Fn() -> bool, finished: &mut Finished) {
+        loop {
+            if stop() {
+                finished.note("stopped by a signal: what else was moved stays where it is".to_owned());
+                break;
+            }
+            let Some((subject, started)) = self.plane.move_back() else { break };
+            let pid = if let Subject::Process { pid, .. } = subject { pid } else { 0 };
+            let text = match started {
+                Ok(job) => {
+                    let progress = self.follow_back(job, stop);
+                    let (back, mut left) = (progress.copied(), progress.failed());
+                    finished.moved_back += back;
+                    let why = match progress.state {
+                        JobState::Refused { why, .. } | JobState::Failed { why } => why,
+                        JobState::Cancelled => "stopped".to_owned(),
+                        JobState::Gone => String::new(),
+                        JobState::Done | JobState::Running => {
+                            let of = progress.left.iter();
+                            of.map(|(why, bytes)| format!("{:.1} MB {why}", *bytes as f64 / 1e6))
+                                .collect::<Vec<_>>()
+                                .join(", ")
+                        }
+                    };
+                    if !why.is_empty() {
+                        left = left.max(progress.bytes.saturating_sub(progress.done)).max(1);
+                    }
+                    finished.not_moved_back += left;
+                    let why = if why.is_empty() { why } else { format!("; not all of it: {why}") };
+                    format!("moved {:.1} MB of {subject} back to where they were{why}", back as f64 / 1e6)
+                }
+                Err(PlaneError::Gone { .. }) => continue,
+                Err(error) => {
+                    finished.not_moved_back += 1;
+                    format!("{subject} is not moved back: {error}")
+                }
+            };
+            tracing::info!("{text}");
+            self.write(Some(About::new(&subject, pid, "")), Event::Note { text: text.clone() });
+            finished.note(text);
+        }
+    }
+
+    /// Waits for a job that sends data back.
+    fn follow_back(&mut self, job: JobId, stop: &dyn Fn() -> bool) -> Progress {
+        loop {
+            if stop() {
+                self.plane.cancel(job);
+            }
+            if let Some(end) = self.plane.poll().into_iter().find(|p| p.job == job && p.state != JobState::Running) {
+                return end;
+            }
+            std::thread::sleep(POLL);
         }
     }
 

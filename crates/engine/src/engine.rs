@@ -191,6 +191,11 @@ impl<P: Plane> Engine<P> {
     /// Puts everything back: affinities are restored, copies are stopped, and what they have copied stays. Afterwards the
     /// engine makes no more moves of its own; a second call does nothing.
     pub fn finish(&mut self) -> Finished {
+        self.finish_until(&|| true)
+    }
+
+    /// The same, and then data goes back to where it was, at the rate of all copies and until `stop`, if the plane remembers that.
+    pub fn finish_until(&mut self, stop: &dyn Fn() -> bool) -> Finished {
         if std::mem::replace(&mut self.finished, true) {
             return Finished::default();
         }
@@ -203,18 +208,20 @@ impl<P: Plane> Engine<P> {
             self.write(Some(about), event);
         }
         self.wait_for_copies(&mut finished);
-        self.say_what_stays(&mut finished);
+        let epoch = self.plane.epoch();
+        // A crash from here on leaves only data where it should not be, which no record leads back.
+        let stored = self.disk.as_mut().map(|disk| store(&disk.dir, epoch.as_deref(), &failed));
+        match self.plane.moves_back() && !stop() {
+            true => self.move_back(stop, &mut finished),
+            false => self.say_what_stays(&mut finished),
+        }
         let Finished { restored, changed_by_others, gone, failed: failures, .. } = finished;
         tracing::info!(restored, changed_by_others, gone, failed = failures, "finished");
         self.write(None, Event::Stopped { restored, changed_by_others, gone, failed: failures });
-        let epoch = self.plane.epoch();
-        if let Some(disk) = &mut self.disk {
-            let written = disk.journal.flush();
-            let stored = store(&disk.dir, epoch.as_deref(), &failed);
-            for error in [written, stored].into_iter().filter_map(Result::err) {
-                tracing::error!("{error}");
-                finished.note(error.to_string());
-            }
+        let written = self.disk.as_mut().map(|disk| disk.journal.flush());
+        for error in [written, stored].into_iter().flatten().filter_map(Result::err) {
+            tracing::error!("{error}");
+            finished.note(error.to_string());
         }
         finished
     }

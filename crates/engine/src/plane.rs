@@ -45,6 +45,17 @@ pub trait Plane {
         let _ = bytes_per_s;
     }
 
+    /// Whether it remembers where data was that jobs have moved, for [`move_back`](Self::move_back).
+    fn moves_back(&self) -> bool {
+        false
+    }
+
+    /// Starts a job that sends the data of the latest job back to where it was, and forgets that one: called again and again, it
+    /// takes back job after job. `None`: no more is known. What these jobs move is not remembered.
+    fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
+        None
+    }
+
     /// Puts back what a move changed, unless somebody else has changed it since.
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError>;
 

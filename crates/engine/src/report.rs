@@ -68,6 +68,10 @@ pub enum Verdict {
     Gone,
 }
 
+fn is_none(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
 fn is_zero(n: &usize) -> bool {
     *n == 0
 }
@@ -86,6 +90,12 @@ pub struct Finished {
     /// Copies that were stopped, or that a crash interrupted. What they had copied stays.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub copies: usize,
+    /// Bytes of memory and file data that were sent back to where they were.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub moved_back: u64,
+    /// Bytes that were to be sent back, and stay.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub not_moved_back: u64,
     /// Could not be restored; they stay in the state file, and the next start tries again.
     pub failed: usize,
     /// The first few reasons and other remarks, one sentence each.
@@ -93,9 +103,9 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Whether no affinity of ours is left.
+    /// Whether no affinity of ours is left, and no data that was to be sent back.
     pub fn complete(&self) -> bool {
-        self.failed == 0
+        self.failed == 0 && self.not_moved_back == 0
     }
 
     /// Adds a sentence, unless there are many already.

@@ -149,7 +149,10 @@ Examples:
     /// With `-- CMD`, it starts CMD, manages only CMD and its children, ends when CMD ends and returns CMD's exit code.
     ///
     /// The policies dragonfly, arc, arc-guarded and auto also move cached files or processes with their memory; their
-    /// descriptions below say what a host cannot do.
+    /// descriptions below say what a host cannot do. Memory and file data stay where they are at the end. With --move-back they
+    /// return page by page to where they were, newest move first, as far as the processes still run and the pages are still
+    /// cached; a file on DAX returns as a whole. A second signal stops that. Nothing does it after a crash:
+    /// where the data was is known only in memory.
     ///
     /// Once its BPF programs are loaded, homenode gives up root's capabilities. It keeps CAP_SYS_NICE, CAP_KILL if it
     /// started CMD, and what its policy needs to move files or processes.
@@ -159,6 +162,7 @@ Examples:
   sudo homenode run                            # all processes
   sudo homenode run --cgroup /sys/fs/cgroup/system.slice/postgresql.service
   sudo homenode run --policy nthread-rl -- fio job.fio
+  sudo homenode run --policy arc --move-back   # leave memory as it was found
   sudo homenode run --json | jq -c 'select(.kind==\"window\") | [.window, .remote_share]'")]
     Run(RunArgs),
 
@@ -220,7 +224,8 @@ Examples:
 
     /// Undo the moves that a crashed `homenode run` left behind
     ///
-    /// Restores the affinity of each moved thread that still has the value homenode set. `homenode run` does the same at its
+    /// Restores the affinity of each moved thread that still has the value homenode set. Memory and file data stay where they
+    /// are, also of a `homenode run --move-back` that crashed. `homenode run` does the same at its
     /// start. Needs no configuration. Fails while `homenode run` is using the same state directory.
     #[command(after_help = "\
 Examples:
@@ -452,6 +457,9 @@ pub struct RunArgs {
     /// Print the moves without making them
     #[arg(long)]
     pub dry_run: bool,
+    /// At the end, also send memory and file data back to the nodes that it was on, at the rate of all moves
+    #[arg(long, conflicts_with = "dry_run")]
+    pub move_back: bool,
     /// Print only windows with moves or news
     #[arg(short, long, conflicts_with = "json")]
     pub quiet: bool,

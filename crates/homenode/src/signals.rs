@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use rustix::thread::CapabilitySet;
@@ -14,7 +14,8 @@ use crate::exit::{Exit, Failure};
 /// Whether a signal has asked us to stop.
 #[derive(Clone, Default)]
 pub struct Stop {
-    any: Arc<AtomicBool>,
+    /// How many came.
+    came: Arc<AtomicUsize>,
     interrupt: Arc<AtomicBool>,
 }
 
@@ -34,7 +35,7 @@ impl Stop {
                 if signal == SIGINT {
                     noted.interrupt.store(true, Ordering::Relaxed);
                 }
-                noted.any.store(true, Ordering::Release);
+                noted.came.fetch_add(1, Ordering::Release);
                 waiting.unpark();
             }
         });
@@ -43,7 +44,12 @@ impl Stop {
 
     /// Whether it is time to stop.
     pub fn requested(&self) -> bool {
-        self.any.load(Ordering::Acquire)
+        self.came() > 0
+    }
+
+    /// How many signals have asked us to stop.
+    pub fn came(&self) -> usize {
+        self.came.load(Ordering::Acquire)
     }
 
     /// Whether it was Ctrl-C, which the terminal also sends to a command we started.

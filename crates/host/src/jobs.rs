@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use engine::{JobId, JobState, Progress};
 
-use crate::act::copying::{Copied, Copying};
+use crate::act::copying::{Back, Copied, Copying};
 
 /// How long a step and its pause take together: short beside a window, so that progress is known at its end.
 const STEP: Duration = Duration::from_millis(100);
@@ -30,6 +30,8 @@ pub struct Jobs {
     running: BTreeMap<JobId, Arc<Shared>>,
     next: u64,
     limits: Arc<Limits>,
+    /// How to send back what ended copies have moved, oldest first; `None`: it is not kept.
+    moved: Option<Vec<(JobId, Option<Back>)>>,
 }
 
 /// State that all copies share.
@@ -53,6 +55,7 @@ impl Limits {
 struct Shared {
     stop: AtomicBool,
     state: Mutex<(Copied, Option<JobState>)>,
+    back: Mutex<Option<Back>>,
 }
 
 impl Shared {
@@ -71,6 +74,27 @@ impl Jobs {
     /// All copies together move no more than so many bytes a second.
     pub fn pace(&self, bytes_per_s: f64) {
         self.limits.rate.store(bytes_per_s.max(1.0) as u64, Ordering::Relaxed);
+    }
+
+    /// Keeps from now on how to send back what copies move.
+    pub fn keep_ways_back(&mut self) {
+        self.moved.get_or_insert_default();
+    }
+
+    /// Whether it is kept how to send back what copies move.
+    pub fn keeps_ways_back(&self) -> bool {
+        self.moved.is_some()
+    }
+
+    /// The copy that ended last of those that moved anything, and how to send that back, if its move knows. Keeps no more of what is
+    /// moved from now on.
+    pub fn take_last(&mut self) -> Option<(JobId, Option<Back>)> {
+        let moved = self.moved.as_mut()?;
+        let last = moved.pop();
+        if last.is_none() {
+            self.moved = None;
+        }
+        last
     }
 
     /// Starts a copy. `begin` prepares it, in the copy's own thread, or says how it ended at once: refused, or gone.
@@ -96,12 +120,12 @@ impl Jobs {
         start: impl FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<()>,
     ) -> io::Result<JobId> {
         let shared = Arc::new(Shared::default());
-        let (of, limits) = (Arc::clone(&shared), Arc::clone(&self.limits));
+        let (of, limits, keep) = (Arc::clone(&shared), Arc::clone(&self.limits), self.moved.is_some());
         // Its thread, not this function, knows when it is over; a thread that does not start drops it.
         limits.copies.fetch_add(1, Ordering::Relaxed);
         let end = End { shared: of, limits };
         start(Box::new(move || {
-            let state = begin().map_or_else(|state| state, |work| copy(work, &end.shared, &end.limits));
+            let state = begin().map_or_else(|state| state, |work| copy(work, &end.shared, &end.limits, keep));
             end.shared.set(None, Some(state));
         }))?;
         self.next += 1;
@@ -115,6 +139,12 @@ impl Jobs {
         self.running.retain(|job, shared| {
             let (copied, state) = shared.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let over = state.is_some();
+            if over
+                && copied.copied() > 0
+                && let Some(moved) = &mut self.moved
+            {
+                moved.push((*job, shared.back.lock().unwrap_or_else(PoisonError::into_inner).take()));
+            }
             all.push(Progress {
                 job: *job,
                 bytes: copied.total,
@@ -155,8 +185,16 @@ impl Drop for End {
     }
 }
 
-/// Makes a copy, step by step.
-fn copy(mut work: Box<dyn Copying>, shared: &Shared, limits: &Limits) -> JobState {
+/// Makes a copy, step by step. `keep`: and says how to send back what it has moved.
+fn copy(mut work: Box<dyn Copying>, shared: &Shared, limits: &Limits, keep: bool) -> JobState {
+    let state = steps(&mut *work, shared, limits);
+    if keep {
+        *shared.back.lock().unwrap_or_else(PoisonError::into_inner) = work.back();
+    }
+    state
+}
+
+fn steps(work: &mut dyn Copying, shared: &Shared, limits: &Limits) -> JobState {
     loop {
         if shared.stop.load(Ordering::Relaxed) {
             return JobState::Cancelled;

@@ -55,6 +55,8 @@ pub struct Settings {
     pub dax: bool,
     /// Processes that map such a file shared and writable may be stopped while a part of it moves. Default false.
     pub freeze: bool,
+    /// Remember where data was that moves copy, so that it can be sent back at the end. Default false: it stays.
+    pub move_back: bool,
     /// Thousandths of a CPU that homenode may use in all. Default 30. A third of it is for looking at files and processes.
     pub budget_milli_cpus: u32,
 }
@@ -69,6 +71,7 @@ impl Default for Settings {
             mapped: false,
             dax: false,
             freeze: false,
+            move_back: false,
             budget_milli_cpus: 30,
         }
     }
@@ -188,7 +191,10 @@ impl HostPlane {
             false => None,
         };
         let meter = Meter::open(&settings.sys_root, &topology);
-        let moves = DataMoves::new(&settings.observe.proc_root, hands);
+        let mut moves = DataMoves::new(&settings.observe.proc_root, hands);
+        if settings.move_back {
+            moves.keep_ways_back();
+        }
         let plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
         Ok(Self { facts: Some(facts), mapped, meter, moves, ..plane })
     }
@@ -207,7 +213,10 @@ impl HostPlane {
         let rules = Rules { touch_own_affinity: settings.touch_own_affinity };
         let mover = Mover::new(&settings.observe.proc_root, &settings.sys_root, rules)?;
         let epoch = boot_id(&settings.observe.proc_root)?;
-        let moves = DataMoves::new(&settings.observe.proc_root, None);
+        let mut moves = DataMoves::new(&settings.observe.proc_root, None);
+        if settings.move_back {
+            moves.keep_ways_back();
+        }
         Ok(Self {
             topology,
             observer,
@@ -616,6 +625,14 @@ impl Plane for HostPlane {
 
     fn pace(&mut self, bytes_per_s: f64) {
         self.moves.jobs.pace(bytes_per_s);
+    }
+
+    fn moves_back(&self) -> bool {
+        self.settings.move_back
+    }
+
+    fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
+        self.moves.move_back()
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {

@@ -11,10 +11,19 @@ use rustix::param::page_size;
 
 /// Counts a file's pages by node. Maps the file and thereby reads in uncached pages: meant for fully cached files.
 pub fn nodes_of(path: &Path) -> Result<BTreeMap<i32, usize>> {
+    let mut nodes = BTreeMap::new();
+    for node in each(path)? {
+        *nodes.entry(node).or_default() += 1;
+    }
+    Ok(nodes)
+}
+
+/// The node of each page of a file, likewise.
+pub fn each(path: &Path) -> Result<Vec<i32>> {
     let file = File::open(path).with_context(|| path.display().to_string())?;
     let len = usize::try_from(file.metadata()?.len())?;
     if len == 0 {
-        return Ok(BTreeMap::new());
+        return Ok(Vec::new());
     }
     let pages = len.div_ceil(page_size());
     // SAFETY: a new mapping at an address that the kernel chooses; nothing reads it, and it is unmapped below.
@@ -42,11 +51,7 @@ pub fn nodes_of(path: &Path) -> Result<BTreeMap<i32, usize>> {
         if result != 0 {
             bail!("move_pages {}: {}", path.display(), std::io::Error::last_os_error());
         }
-        let mut nodes = BTreeMap::new();
-        for node in status {
-            *nodes.entry(node).or_default() += 1;
-        }
-        Ok(nodes)
+        Ok(status)
     })();
     // SAFETY: the mapping made above; nothing refers to it any more.
     unsafe { munmap(base, len) }.context("munmap")?;

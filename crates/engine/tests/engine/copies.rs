@@ -74,6 +74,48 @@ fn a_copy_goes_on_while_windows_do_and_the_policy_is_told() {
     assert!(!tmp.path().join("state.jsonl").exists());
 }
 
+/// With two files and a process moved, and one file moved twice: what the plane remembers goes back, newest first.
+#[test]
+fn data_goes_back_at_the_end_if_the_plane_remembers_where_it_was() {
+    for (moves_back, stop_at, home) in [(true, usize::MAX, [1, 1]), (true, 1, [1, 0]), (false, usize::MAX, [2, 0])] {
+        let tmp = tempfile::tempdir().unwrap();
+        let plane = copying(1_000, 500, [(1, 0, 1), (2, 1, 1)]);
+        (plane.world().moves_back, plane.world().remembers) = (moves_back, moves_back);
+        let (policy, _) = at(vec![(1, vec![file(2, 1, 0)]), (5, vec![file(1, 1, 2)])]);
+        let state = StateDir::open(tmp.path()).unwrap();
+        let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
+        for _ in 0..10 {
+            engine.step().unwrap();
+        }
+        assert_eq!([1, 2].map(|tid| plane.world().tasks[&tid].home), [2, 0]);
+        let begun = plane.world().started.len();
+        let finished = engine.finish_until(&|| plane.world().started.len() - begun >= stop_at);
+        // The copy that runs when the stop comes is cancelled.
+        let back = if stop_at == 1 { [2, 0] } else { home };
+        assert_eq!([1, 2].map(|tid| plane.world().tasks[&tid].home), back);
+        let order: Vec<String> = plane.world().started[begun..].iter().map(|s| s.1.clone()).collect();
+        match (moves_back, stop_at) {
+            (false, _) => {
+                assert_eq!((order.len(), finished.moved_back, finished.complete()), (0, 0, true));
+                assert_eq!(finished.notes, ["2 moves of a file: what was moved stays where it is"]);
+            }
+            (true, 1) => {
+                assert_eq!((order.len(), finished.complete()), (1, false));
+                assert!(finished.notes.iter().any(|n| n.contains("what else was moved stays")), "{finished:?}");
+            }
+            (true, _) => {
+                assert!(order[0].contains("8:1:1") && order[1].contains("8:1:2"), "{order:?}");
+                // Of each, seven bytes are pinned.
+                assert_eq!((finished.moved_back, finished.not_moved_back), (2_000, 14));
+                assert!(finished.notes.iter().all(|n| !n.contains("stays where it is")), "{finished:?}");
+                let lines = read(tmp.path(), &Filter { comm: Some(file_of(1)), ..Filter::default() }).unwrap();
+                let told = |e: &Event| matches!(e, Event::Note { text } if text.contains("back to where they were"));
+                assert!(lines.iter().any(|l| told(&l.event)), "{lines:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_few_run_at_once_and_the_rest_waits_its_turn() {
     let plane = copying(200, 100, (1..=5).map(|tid| (tid, 0, 1)));

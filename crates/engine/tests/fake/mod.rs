@@ -109,6 +109,12 @@ pub struct World {
     pub copies_refused: Option<JobState>,
     /// Copies end early, with this reason.
     pub copies_fail: Option<&'static str>,
+    /// It can take back the copies that it remembers.
+    pub moves_back: bool,
+    /// It remembers copies that end.
+    pub remembers: bool,
+    /// Those that ended, oldest first.
+    pub ended: Vec<Move>,
     /// Copies that are told to stop go on.
     pub deaf: bool,
     /// Bytes a second that the engine allows.
@@ -245,11 +251,33 @@ impl Plane for Fake {
             all.push(Progress { job: JobId(job), bytes, done: copy.done, there, left, state: state.clone() });
             match state {
                 JobState::Running => _ = world.copies.insert(job, copy),
-                JobState::Done => world.arrive(&copy.mv),
+                JobState::Done => {
+                    world.arrive(&copy.mv);
+                    if world.remembers {
+                        world.ended.push(copy.mv);
+                    }
+                }
                 _ => {}
             }
         }
         all
+    }
+
+    fn moves_back(&self) -> bool {
+        self.world().moves_back
+    }
+
+    fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
+        let mut world = self.world();
+        // What is taken back is not remembered.
+        let mv = world.ended.pop().filter(|_| world.moves_back)?;
+        let Move::File { file, generation, from, to, reason, why } = mv else { panic!("{mv:?}") };
+        let mv = Move::File { file, generation, from: to, to: from, reason, why };
+        world.remembers = false;
+        drop(world);
+        let subject = Subject::of(&mv);
+        let Ok(Started::Job(job)) = self.start(&mv, &[], &mut |_| Ok(())) else { panic!("{subject}") };
+        Some((subject, Ok(job)))
     }
 
     fn cancel(&mut self, job: JobId) {

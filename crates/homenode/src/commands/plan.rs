@@ -25,7 +25,7 @@ pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
         Some(path) => (read_snapshot(path)?, Limits::recorded(global.verbose)),
         None => {
             let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
-            let mut plane = session::open(&config, &args.observe, None, policy.wants_mapped())?;
+            let mut plane = session::open(&config, &args.observe, None, policy.wants_mapped(), false)?;
             (session::observe(&mut plane, window)?, Limits::of(&plane, global.verbose))
         }
     };

@@ -16,7 +16,7 @@ pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {
     let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
     let mut writer = Writer::open(&args.file)?;
     let stop = Stop::on_signals()?;
-    let mut plane = session::open(&config, &args.observe, None, false)?;
+    let mut plane = session::open(&config, &args.observe, None, false, false)?;
     session::observe_only()?;
     let to_stdout = args.file.as_os_str() == "-";
     let mut windows = 0;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::output::escape;
 use crate::output::limits::Limits;
 use crate::output::table::Table;
-use crate::output::units::count;
+use crate::output::units::{bytes, count};
 use crate::output::words::{self, Names};
 
 /// Prints windows as text. A note, or a move held back again and again, is printed once.
@@ -175,7 +175,12 @@ pub fn finished(finished: &Finished) -> String {
     part(finished.changed_by_others, "left alone because something else changed them");
     part(finished.gone, "had ended");
     part(finished.copies, "copies stopped or interrupted");
-    part(finished.failed, "could not be restored");
+    if finished.moved_back > 0 {
+        parts.push(format!("moved {} back", bytes(finished.moved_back)));
+    }
+    if finished.failed > 0 {
+        parts.push(format!("{} could not be restored", finished.failed));
+    }
     let mut text = parts.join(", ") + "\n";
     for note in &finished.notes {
         text.push_str(&format!("note: {}\n", escape(note)));

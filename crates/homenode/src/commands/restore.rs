@@ -69,6 +69,8 @@ fn add(all: &mut Finished, one: Finished) {
     all.changed_by_others += one.changed_by_others;
     all.gone += one.gone;
     all.copies += one.copies;
+    all.moved_back += one.moved_back;
+    all.not_moved_back += one.not_moved_back;
     all.failed += one.failed;
     all.notes.extend(one.notes);
 }

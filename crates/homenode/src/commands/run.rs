@@ -37,7 +37,10 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
     let stop = Stop::on_signals()?;
     let mut child = Child::hold(&args.command)?;
-    let plane = session::open(&config, &args.observe, child.as_ref().map(Child::pid), policy.wants_mapped())?;
+    let plane = {
+        let child = child.as_ref().map(Child::pid);
+        session::open(&config, &args.observe, child, policy.wants_mapped(), args.move_back)?
+    };
     let limits = Limits::of(&plane, global.verbose);
     // Undoes what a crashed run left behind, before anything that could take time.
     let mut engine = Engine::new(plane, policy, settings.clone(), state)
@@ -55,7 +58,8 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     notify::ready();
     let ran = ran.and_then(|()| windows(&mut engine, &mut out, &|| stop.requested(), child.as_mut(), args.windows));
     notify::stopping();
-    let finished = engine.finish();
+    let came = stop.came();
+    let finished = engine.finish_until(&|| stop.came() > came);
     drop(engine);
     let told = out.finished(&finished);
     let exit = match child {

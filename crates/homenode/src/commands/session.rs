@@ -21,8 +21,14 @@ use crate::exit::{Exit, Failure};
 pub const PROC: &str = "/proc";
 
 /// Opens a plane that observes the threads the user chose, or the process tree below `root`. `mapped`: also which pages of
-/// mapped files processes use.
-pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>, mapped: bool) -> Result<HostPlane, Failure> {
+/// mapped files processes use. `move_back`: moves remember where data was.
+pub fn open(
+    config: &Config,
+    args: &ObserveArgs,
+    root: Option<u32>,
+    mapped: bool,
+    move_back: bool,
+) -> Result<HostPlane, Failure> {
     if let Some(pid) = args.scope.pid.iter().find(|pid| !Path::new(PROC).join(pid.to_string()).exists()) {
         return Err(Failure::new(Exit::Usage, format!("process {pid}"), "no such process"));
     }
@@ -45,6 +51,7 @@ pub fn open(config: &Config, args: &ObserveArgs, root: Option<u32>, mapped: bool
         mapped,
         dax,
         freeze,
+        move_back,
         budget_milli_cpus,
         ..host::Settings::default()
     };

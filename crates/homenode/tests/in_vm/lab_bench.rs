@@ -77,7 +77,12 @@ impl Bench {
     /// Starts homenode with these options, and with a margin and a budget that fit an emulated machine. `--steady`: an emulated CPU
     /// may run a hook's breakpoint after it was taken out again, which stops the machine.
     pub fn daemon(&self, options: &[&str]) -> Result<Daemon> {
-        Daemon::start(&homenode(), self.options().into_iter().chain(options.iter().map(OsString::from)))
+        self.daemon_from("2MB/s", options)
+    }
+
+    /// The same, with another margin.
+    pub fn daemon_from(&self, margin: &str, options: &[&str]) -> Result<Daemon> {
+        Daemon::start(&homenode(), self.options(margin).into_iter().chain(options.iter().map(OsString::from)))
     }
 
     /// Starts homenode for these processes only.
@@ -86,10 +91,10 @@ impl Bench {
         self.daemon(&[&["--pid", pids.as_str()], options].concat())
     }
 
-    fn options(&self) -> Vec<OsString> {
+    fn options(&self, margin: &str) -> Vec<OsString> {
         let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm/homenode.toml");
         let mut options: Vec<OsString> =
-            ["--steady", "--margin", "2MB/s", "--min-bytes", "1MB", "--config"].map(Into::into).into();
+            ["--steady", "--margin", margin, "--min-bytes", "1MB", "--config"].map(Into::into).into();
         options.extend([config.into(), "--state-dir".into(), self.state_dir().into()]);
         options
     }

@@ -4,6 +4,8 @@
 //! with one node, or without root, the tests are skipped and say why.
 
 mod acts;
+mod back;
+mod conditions;
 mod dax;
 mod file_users;
 mod files;
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
     {
         return match role {
             [holder, mib] if holder == "holder" => lab::exit(process::be_holder(mib)),
+            [program, files @ ..] if program == "hot-and-cold" => lab::exit(conditions::be_hot_and_cold(files)),
             role => file_users::play(role),
         };
     }
@@ -60,6 +63,8 @@ fn main() -> ExitCode {
         .chain(masks::TESTS)
         .chain(files::TESTS)
         .chain(process::TESTS)
+        .chain(back::TESTS)
+        .chain(conditions::TESTS)
         .chain(four_nodes::TESTS)
         .chain(acts::TESTS)
         .chain(programs::TESTS)

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use super::memory::Layout;
+
 /// A move of file data or of a process's memory, prepared and not finished.
 pub trait Copying: Send {
     /// Moves about this many bytes more; returns whether the move is over. An error ends the move; what has been moved stays.
@@ -10,6 +12,65 @@ pub trait Copying: Send {
 
     /// The bytes moved so far.
     fn copied(&self) -> Copied;
+
+    /// How to send back what was moved; `None` if the move has not kept where that was.
+    fn back(self: Box<Self>) -> Option<Back> {
+        None
+    }
+}
+
+/// How to send back what a move has moved.
+pub enum Back {
+    /// This move does it.
+    Move(Box<dyn Copying>),
+    /// A file's pages were here; numbers of pages count from the start of the file. Whoever sends them back opens the file again: a
+    /// file that is kept open keeps its file system mounted, and its blocks after it was deleted.
+    Pages(Layout),
+}
+
+impl std::fmt::Debug for Back {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Move(work) => write!(f, "Move({:?})", work.copied()),
+            Self::Pages(layout) => write!(f, "Pages({})", layout.pages()),
+        }
+    }
+}
+
+/// Moves one after the other, as one.
+pub struct Several {
+    /// Those that are over, then the present one and those to come.
+    all: Vec<Box<dyn Copying>>,
+    at: usize,
+}
+
+impl Several {
+    /// Moves to be made in this order.
+    pub fn new(all: Vec<Box<dyn Copying>>) -> Self {
+        Self { all, at: 0 }
+    }
+}
+
+impl Copying for Several {
+    fn step(&mut self, bytes: u64) -> io::Result<bool> {
+        if let Some(work) = self.all.get_mut(self.at)
+            && work.step(bytes)?
+        {
+            self.at += 1;
+        }
+        Ok(self.at >= self.all.len())
+    }
+
+    fn copied(&self) -> Copied {
+        let mut sum = Copied::default();
+        for one in self.all.iter().map(|work| work.copied()) {
+            (sum.total, sum.moved, sum.there) = (sum.total + one.total, sum.moved + one.moved, sum.there + one.there);
+            for (why, bytes) in one.left {
+                *sum.left.entry(why).or_default() += bytes;
+            }
+        }
+        sum
+    }
 }
 
 /// Progress of a move that copies. Units: bytes.

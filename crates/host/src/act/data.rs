@@ -11,21 +11,24 @@
 //! same window; its memory is looked through by its job.
 //!
 //! **Limits.** Each thread of a process is examined in the window. A file on a file system that asks a server is refused. So are
-//! files on DAX unless there are [`Hands`]: moving them takes CAP_SYS_ADMIN, which the daemon gives up.
+//! files on DAX unless there are [`Hands`]: moving them takes CAP_SYS_ADMIN, which the daemon gives up. On the way back, pages of
+//! memory and of the page cache go where each was, and a file on DAX goes whole to the node that its move named as its origin. Until
+//! then, three files of procfs are open for each process whose memory was moved.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use engine::{JobState, PlaneError, Started, Subject, Undo};
+use engine::{JobId, JobState, PlaneError, Started, Subject, Undo};
 use placement::{Move, Thread};
 use rustc_hash::FxHashMap;
 use topology::{NodeId, Topology};
 
 use super::Mover;
-use super::copying::Copying;
+use super::copying::{Back, Copying};
 use super::dax::{DaxMove, DaxRefused};
 use super::hands::Hands;
-use super::mover::refused;
+use super::memory::Layout;
+use super::mover::{NS_PER_TICK, refused};
 use super::pages::{self, FileMove, FileMoveError};
 use super::process::{self, ProcessMove};
 use crate::facts::inode::{Inodes, MOST_READERS};
@@ -57,6 +60,16 @@ pub struct DataMoves {
     files: FxHashMap<(Subject, NodeId), Seen>,
     /// Starts the threads that move files, if they may be on DAX.
     hands: Option<Hands>,
+    /// What the copies move, if they are to be sent back.
+    copies: FxHashMap<JobId, Copied>,
+}
+
+/// What a copy moves.
+#[derive(Clone, Debug)]
+struct Copied {
+    subject: Subject,
+    /// A file: its name and what else is known of it, and the node that the move names as its origin.
+    file: Option<(String, Seen, NodeId)>,
 }
 
 impl DataMoves {
@@ -69,7 +82,13 @@ impl DataMoves {
             processes: FxHashMap::default(),
             files: FxHashMap::default(),
             hands,
+            copies: FxHashMap::default(),
         }
+    }
+
+    /// Remembers from now on where data was that copies move.
+    pub fn keep_ways_back(&mut self) {
+        self.jobs.keep_ways_back();
     }
 
     /// Starts a window. Moves that were prepared and not started become void.
@@ -125,9 +144,14 @@ impl DataMoves {
 
     /// Lets the memory of a process follow its threads.
     pub fn start_memory(&mut self, process: ProcessMove) -> Result<Started, PlaneError> {
+        let (pid, start) = process.process();
         let Some(memory) = process.memory else { return Ok(Started::Done) };
         match self.jobs.start(|| Ok(Box::new(memory))) {
-            Ok(job) => Ok(Started::Job(job)),
+            Ok(job) => {
+                let subject = Subject::Process { pid, start: start.saturating_mul(NS_PER_TICK) };
+                self.keep(job, Copied { subject, file: None });
+                Ok(Started::Job(job))
+            }
             Err(error) => {
                 // The threads are where they should be; the kernel brings what they allocate there.
                 tracing::warn!(%error, "the memory of a process stays: no thread for it");
@@ -138,27 +162,61 @@ impl DataMoves {
 
     /// Starts to move the data of a file.
     pub fn start_file(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        let Move::File { file, to, .. } = mv else { return Err(not_prepared(mv)) };
+        let Move::File { file, from, to, .. } = mv else { return Err(not_prepared(mv)) };
         let seen = self.files.remove(&(Subject::of(mv), *to)).ok_or_else(|| not_prepared(mv))?;
-        let (to, name, proc_root) = (*to, file.clone(), self.proc_root.clone());
+        let moved = Copied { subject: Subject::of(mv), file: Some((file.clone(), seen.clone(), *from)) };
+        let job = self.file_job(file, seen, *to, None)?;
+        self.keep(job, moved);
+        Ok(Started::Job(job))
+    }
+
+    /// A job that moves a file to a node, or those of its pages that a layout has to where they were.
+    fn file_job(&mut self, name: &str, seen: Seen, to: NodeId, back: Option<Layout>) -> Result<JobId, PlaneError> {
+        let (name, proc_root) = (name.to_owned(), self.proc_root.clone());
         let freeze = self.hands.as_ref().map(Hands::freeze);
-        let begin = move || open(&proc_root, &name, &seen, to, freeze);
+        let begin = move || open(&proc_root, &name, &seen, to, freeze, back.as_ref());
         let started = match &self.hands {
             None => self.jobs.start(begin),
             Some(hands) => self.jobs.start_by(begin, |copy| hands.run(|| jobs::spawn(copy)).flatten()),
         };
-        started.map(Started::Job).map_err(|e| refused("no_thread", format!("no thread can be started: {e}")))
+        started.map_err(|e| refused("no_thread", format!("no thread can be started: {e}")))
+    }
+
+    fn keep(&mut self, job: JobId, moved: Copied) {
+        if self.jobs.keeps_ways_back() {
+            self.copies.insert(job, moved);
+        }
+    }
+
+    /// See [`engine::Plane::move_back`].
+    pub fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
+        loop {
+            let (job, back) = self.jobs.take_last()?;
+            let Some(Copied { subject, file }) = self.copies.remove(&job) else { continue };
+            let started = match (back, file) {
+                (Some(Back::Move(work)), _) => self
+                    .jobs
+                    .start(|| Ok(work))
+                    .map_err(|e| refused("no_thread", format!("no thread can be started: {e}"))),
+                (Some(Back::Pages(layout)), Some((name, seen, from))) => self.file_job(&name, seen, from, Some(layout)),
+                (None, Some((name, seen, from))) => self.file_job(&name, seen, from, None),
+                (_, None) => continue,
+            };
+            return Some((subject, started));
+        }
     }
 }
 
 /// Opens a file of a window, if it is the same inode still, and prepares its move. `dax`: a file on DAX may be moved, and its
-/// users stopped or not; the calling thread, which is the job's, has what that takes, and gives it up for any other file.
+/// users stopped or not; the calling thread, which is the job's, has what that takes, and gives it up for any other file. `back`:
+/// only the pages of this layout, to where they were.
 fn open(
     proc_root: &Path,
     name: &str,
     seen: &Seen,
     to: NodeId,
     dax: Option<bool>,
+    back: Option<&Layout>,
 ) -> Result<Box<dyn Copying>, JobState> {
     let failed =
         |what: &str, e: io::Error| JobState::Refused { reason: "unreadable", why: format!("{what} {name}: {e}") };
@@ -174,7 +232,11 @@ fn open(
         _ => failed("cannot open file", e),
     })?;
     let again = opened.fd.try_clone().map_err(|e| failed("cannot open file", e))?;
-    match (FileMove::of(opened.fd, &path, to), dax) {
+    let cached: Result<Box<dyn Copying>, FileMoveError> = match back {
+        Some(layout) => FileMove::back(&opened.fd, &path, layout).map(|work| Box::new(work) as _),
+        None => FileMove::of(opened.fd, &path, to).map(|work| Box::new(work) as _),
+    };
+    match (cached, dax) {
         (Err(FileMoveError::Refused { reason: "dax", .. }), Some(freeze)) => {
             let refused =
                 |e: DaxRefused| JobState::Refused { reason: e.reason, why: format!("{}: {}", path.display(), e.why) };
@@ -186,7 +248,7 @@ fn open(
                 let gave_up = privileges::keep_only(privileges::to_move_files());
                 gave_up.map_err(|e| failed("cannot give up privileges to move file", e))?;
             }
-            Ok(Box::new(work))
+            Ok(work)
         }
     }
 }

@@ -25,7 +25,7 @@ mod kernel;
 mod refuse;
 mod window;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,8 +33,9 @@ use std::time::Duration;
 
 use topology::NodeId;
 
-use self::window::{Tally, Window};
-use super::copying::{Copied, Copying};
+use self::window::{Pick, Tally, Window};
+use super::copying::{Back, Copied, Copying, Several};
+use super::memory::Layout;
 use crate::residency::map::Arena;
 use crate::residency::open::{self, Opened};
 use crate::residency::{self, ResidencyError};
@@ -141,6 +142,10 @@ pub struct FileMove {
     over: bool,
     /// It ended before all had been tried.
     early: bool,
+    /// Only these pages; `None`: all.
+    only: Option<Pick>,
+    /// Where the pages were that this move has tried to move.
+    before: Layout,
 }
 
 /// Windows to visit.
@@ -214,7 +219,27 @@ impl FileMove {
             deleted: 0,
             over: false,
             early: false,
+            only: None,
+            before: Layout::default(),
         })
+    }
+
+    /// The way back of a move: sends the pages of this layout that are still cached to where they were. The file is open already,
+    /// with `O_NOATIME`.
+    ///
+    /// # Errors
+    ///
+    /// As [`prepare`](Self::prepare).
+    pub fn back(file: &File, path: &Path, layout: &Layout) -> Result<Several, FileMoveError> {
+        let nodes: BTreeSet<NodeId> = layout.runs().map(|run| run.node).collect();
+        let one = |node: NodeId| -> Result<Box<dyn Copying>, FileMoveError> {
+            let file = file.try_clone().map_err(|e| ResidencyError::file("open", path, e))?;
+            let file = movable(open::from_fd(path, file, true)?, node)?;
+            let pick = Pick::on(layout, node);
+            let bytes = pick.pages().saturating_mul(rustix::param::page_size() as u64);
+            Ok(Box::new(Self { only: Some(pick), ..Self::with(file, node, (bytes, 0), false)? }))
+        };
+        nodes.into_iter().map(one).collect::<Result<_, _>>().map(Several::new)
     }
 
     /// The next window to work on; `None` if all is done.
@@ -274,7 +299,8 @@ impl FileMove {
     /// Starts on a window: finds its cached pages that are elsewhere.
     fn enter(&mut self, visit: &Visit) -> io::Result<()> {
         let stride = if self.tries == 0 { self.stride } else { 1 };
-        self.window = Window::open(&self.arena, &self.file, visit.offset, WINDOW, self.to, (self.tries, stride))?;
+        let (tries, pages) = ((self.tries, stride), (self.only.as_ref(), &mut self.before));
+        self.window = Window::open(&self.arena, &self.file, visit.offset, WINDOW, self.to, tries, pages)?;
         Ok(())
     }
 
@@ -349,6 +375,10 @@ impl Copying for FileMove {
         let known = moved + left.values().sum::<u64>();
         let total = if all_visited && !self.exact { known } else { self.counted.max(known) };
         Copied { total, moved, there: moved.saturating_sub(self.arrived), left }
+    }
+
+    fn back(self: Box<Self>) -> Option<Back> {
+        Some(Back::Pages(self.before))
     }
 }
 

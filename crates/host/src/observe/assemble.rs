@@ -7,7 +7,8 @@
 //! start time. Node totals include every entry; only threads that still exist and are in scope are
 //! listed.
 //!
-//! **Limits.** A thread that ended within the window is in the totals but not in the list: it
+//! **Limits.** Of more than [`MOST_FILES`] files, those with the fewest bytes are not listed; their bytes count for threads and
+//! nodes. A thread that ended within the window is in the totals but not in the list: it
 //! cannot be moved.
 
 use std::collections::BTreeMap;
@@ -20,6 +21,10 @@ use super::records::{Key, NO_NODE, Pass, Task, Usage};
 use super::scope::Filter;
 use super::slices::Slices;
 use super::types::{FileSeen, Inode, ObservedThread};
+
+/// Most files of a window that are listed. Naming a file takes a microsecond and half a kilobyte or so, and of so many hardly one
+/// has enough bytes to decide where a thread belongs.
+pub(super) const MOST_FILES: usize = 16_384;
 
 /// The node of every CPU, and all nodes.
 #[derive(Debug)]
@@ -82,6 +87,8 @@ pub(super) struct Assembled {
     pub odd_node_bytes: u64,
     /// Bytes of DAX files whose node is not known.
     pub no_node_bytes: u64,
+    /// Files that are not listed.
+    pub unlisted: usize,
 }
 
 /// Device and number of an inode, as in [`Inode`].
@@ -99,7 +106,8 @@ pub(super) fn assemble(
     totals(&entries, places, &mut out);
     cpu_totals(pass, places, exited_cpu_ns, &mut out);
 
-    let shared = shared(&entries);
+    let (shared, unlisted) = sort_files(&entries, MOST_FILES);
+    out.unlisted = unlisted.len();
     let mut names = Names::default();
     let mut readers: BTreeMap<File, Touched> = BTreeMap::new();
     let mut masks = Masks::default();
@@ -128,9 +136,13 @@ pub(super) fn assemble(
         for file in own.chunk_by(|a, b| (a.0.dev, a.0.ino) == (b.0.dev, b.0.ino)) {
             let Some((first, _)) = file.first() else { continue };
             let id = (first.dev, first.ino);
-            add_file(&mut thread, names.of(id), file);
+            let mut used = add_bytes(&mut thread, file);
             thread.shares_file |= shared.contains(&id);
-            readers.entry(id).or_default().add(task.tid, file);
+            if unlisted.is_empty() || !unlisted.contains(&id) {
+                used.file = names.of(id);
+                thread.files.push(used);
+                readers.entry(id).or_default().add(task.tid, file);
+            }
         }
         let (mask, allowed) = masks.of(pass.mask(task), places);
         thread.allowed_nodes = allowed;
@@ -254,23 +266,31 @@ fn entries_of<'a>(entries: &'a [(Key, Usage)], task: &Task) -> &'a [(Key, Usage)
     rest.get(..len).unwrap_or_default()
 }
 
-/// Files that several threads touched, whether in scope or not.
-fn shared(entries: &[(Key, Usage)]) -> FxHashSet<File> {
-    let mut first: FxHashMap<File, (u32, u32)> = FxHashMap::default();
+/// Files that several threads touched, whether in scope or not; and of more than `most` files those with the fewest bytes.
+fn sort_files(entries: &[(Key, Usage)], most: usize) -> (FxHashSet<File>, FxHashSet<File>) {
+    let mut first: FxHashMap<File, ((u32, u32), u64)> = FxHashMap::default();
     let mut shared = FxHashSet::default();
-    for (key, _) in entries.iter().filter(|(key, _)| key.tid != 0) {
+    for (key, usage) in entries.iter().filter(|(key, _)| key.tid != 0) {
         let thread = (key.tid, key.start_lo);
         let file = (key.dev, key.ino);
-        if *first.entry(file).or_insert(thread) != thread {
+        let (by, sum) = first.entry(file).or_insert((thread, 0));
+        *sum = sum.saturating_add(bytes(usage.read)).saturating_add(bytes(usage.written));
+        if *by != thread {
             shared.insert(file);
         }
     }
-    shared
+    if first.len() <= most {
+        return (shared, FxHashSet::default());
+    }
+    let mut files: Vec<(u64, File)> = first.into_iter().map(|(file, (_, bytes))| (bytes, file)).collect();
+    files.select_nth_unstable_by(most, |a, b| b.cmp(a));
+    (shared, files.split_off(most).into_iter().map(|(_, file)| file).collect())
 }
 
-fn add_file(thread: &mut Thread, file: String, entries: &[(Key, Usage)]) {
+/// Adds what a thread read from and wrote to one file, and returns that for the file, which has no name yet.
+fn add_bytes(thread: &mut Thread, entries: &[(Key, Usage)]) -> FileUse {
     let (read_size, sequential) = calls(entries);
-    let mut used = FileUse { file, read_size, sequential, ..FileUse::default() };
+    let mut used = FileUse { read_size, sequential, ..FileUse::default() };
     for (key, usage) in entries.iter().filter(|(key, _)| key.node != NO_NODE) {
         let node = NodeId(key.node);
         if usage.read > 0 {
@@ -284,7 +304,7 @@ fn add_file(thread: &mut Thread, file: String, entries: &[(Key, Usage)]) {
         let remote = thread.remote_read_bytes.unwrap_or(0);
         thread.remote_read_bytes = Some(remote.saturating_add(bytes(usage.remote.min(usage.read))));
     }
-    thread.files.push(used);
+    used
 }
 
 /// Mean bytes per read call, and whether most calls began where the last one ended, as far as that is known for half of them.
@@ -415,6 +435,20 @@ mod tests {
         assert!(all(&pass(&[(7, 0, EARLY)]), entries).threads[0].thread.shares_file);
         let alone = vec![entry(7, EARLY, 1, 0, 1, 0), entry(7, EARLY, 1, 8, 1, 0), entry(0, 0, 1, 0, 1, 0)];
         assert!(!all(&pass(&[(7, 0, EARLY)]), alone).threads[0].thread.shares_file);
+    }
+
+    #[test]
+    fn of_too_many_files_those_with_the_most_bytes_are_listed_and_all_count() {
+        // One file more than are listed. The last has two readers, and the most bytes of all.
+        let files = MOST_FILES as u64 + 1;
+        let mut entries: Vec<_> = (1..=files).map(|ino| entry(7, EARLY, ino, 0, 10 + i64::from(ino != 5), 0)).collect();
+        entries.push(entry(9, EARLY, files, 0, 1, 0));
+        let out = all(&pass(&[(7, 0, EARLY), (9, 0, EARLY)]), entries);
+        let (one, two) = (&out.threads[0].thread, &out.threads[1].thread);
+        assert_eq!((out.files.len(), one.files.len(), out.unlisted), (MOST_FILES, MOST_FILES, 1));
+        assert!(out.files.iter().all(|file| file.id.ino != 5) && one.files.iter().all(|file| file.file != "8:1:5"));
+        assert_eq!((one.read_bytes.total(), two.files.len()), (11 * files - 1, 1));
+        assert!(one.shares_file && two.shares_file);
     }
 
     #[test]

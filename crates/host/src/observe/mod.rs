@@ -303,6 +303,13 @@ impl Observer {
                 megabytes(all.no_node_bytes)
             ));
         }
+        if all.unlisted > 0 {
+            notes.push(format!(
+                "{} of {} files, those with the fewest bytes, are not listed: their bytes count for threads and nodes only",
+                all.unlisted,
+                all.unlisted + assemble::MOST_FILES
+            ));
+        }
         if all.odd_node_bytes > 0 {
             notes.push(format!(
                 "{:.1} MB are not counted: they were on nodes that this machine does not have",

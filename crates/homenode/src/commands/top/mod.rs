@@ -79,7 +79,7 @@ struct Source {
 
 impl Source {
     fn open(config: &Config, args: &TopArgs, state_dir: &Path, verbose: u8) -> Result<Self, Failure> {
-        let plane = session::open(config, &args.observe, None, false)?;
+        let plane = session::open(config, &args.observe, None, false, false)?;
         session::observe_only()?;
         Ok(Self {
             limits: Limits::of(&plane, verbose),

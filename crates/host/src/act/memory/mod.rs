@@ -32,7 +32,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use topology::NodeId;
 
-use super::copying::{Copied, Copying};
+use super::copying::{Back, Copied, Copying};
 use super::threads::is_gone;
 use layout::Run;
 use policy::Policies;
@@ -331,6 +331,10 @@ impl Copying for MemoryMove {
 
     fn copied(&self) -> Copied {
         self.copied.clone()
+    }
+
+    fn back(self: Box<Self>) -> Option<Back> {
+        Some(Back::Move(Box::new(self.reversed())))
     }
 }
 

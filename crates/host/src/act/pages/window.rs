@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use topology::NodeId;
 
 use super::{CHUNK, kernel};
+use crate::act::memory::Layout;
 use crate::residency::cached::{self, Pages};
 use crate::residency::map::Arena;
 use crate::residency::open::Opened;
@@ -27,6 +28,31 @@ impl Tally {
 
     pub(super) fn left(&self) -> u64 {
         self.in_use + self.no_memory
+    }
+}
+
+/// Pages of a file, by number.
+#[derive(Debug)]
+pub(super) struct Pick {
+    /// First page and end of each run, by rising number.
+    runs: Vec<(u64, u64)>,
+}
+
+impl Pick {
+    /// The pages of a layout that were on this node.
+    pub(super) fn on(layout: &Layout, node: NodeId) -> Self {
+        let runs = layout.runs().filter(|run| run.node == node);
+        Self { runs: runs.map(|run| (run.first, run.first.saturating_add(run.pages))).collect() }
+    }
+
+    /// Number of pages.
+    pub(super) fn pages(&self) -> u64 {
+        self.runs.iter().map(|run| run.1 - run.0).sum()
+    }
+
+    fn has(&self, page: u64) -> bool {
+        let after = self.runs.partition_point(|run| run.0 <= page);
+        after.checked_sub(1).and_then(|at| self.runs.get(at)).is_some_and(|run| page < run.1)
     }
 }
 
@@ -68,6 +94,7 @@ impl Window {
         most: u64,
         to: NodeId,
         (tries, stride): (usize, usize),
+        (only, before): (Option<&Pick>, &mut Layout),
     ) -> io::Result<Option<Self>> {
         // A mapping may reach beyond the end of a file that shrinks; its pages there are not cached.
         let len = most.min(file.size.saturating_sub(offset));
@@ -98,7 +125,12 @@ impl Window {
             }
             start += bytes;
         }
-        window.queue = window.sort(&found)?;
+        let number = |address: usize| (offset + (address - at) as u64) / page as u64;
+        if let Some(pick) = only {
+            found.retain(|address| pick.has(number(*address)));
+        }
+        // A later try adds only pages above all others; those that it finds were read in meanwhile.
+        window.queue = window.sort(&found, &mut |address, node| before.push(number(address), node))?;
         // A page that stays makes the kernel give up the rest of its call. So calls get smaller from try to try, and every
         // second try begins at the other end.
         let whole = (CHUNK as usize / page).max(1);
@@ -156,13 +188,13 @@ impl Window {
         let before = self.tally.there;
         let some: Vec<usize> = chunk.iter().copied().step_by(self.stride).collect();
         let mut starved = self.ask(&some)?;
-        let mut left = self.sort(&chunk)?;
+        let mut left = self.sort(&chunk, &mut |_, _| ())?;
         if self.stride > 1 && !left.is_empty() {
             if left.len() > chunk.len() / 2 {
                 self.stride = (self.stride / 4).max(1);
             }
             starved = self.ask(&left)?;
-            left = self.sort(&left)?;
+            left = self.sort(&left, &mut |_, _| ())?;
         }
         let bytes = left.iter().map(|page| self.bytes(*page)).sum::<u64>();
         if starved {
@@ -191,13 +223,16 @@ impl Window {
         self.stride
     }
 
-    /// Asks where these pages are: counts those on the target, and returns those elsewhere.
-    fn sort(&mut self, pages: &[usize]) -> io::Result<Vec<usize>> {
+    /// Asks where these pages are: counts those on the target, and returns those elsewhere, after it has shown their nodes.
+    fn sort(&mut self, pages: &[usize], show: &mut dyn FnMut(usize, NodeId)) -> io::Result<Vec<usize>> {
         let mut elsewhere = Vec::new();
         for (page, node) in pages.iter().zip(kernel::nodes_of(pages)?) {
             match node {
                 Some(node) if node == self.to => self.tally.there += self.bytes(*page),
-                Some(_) => elsewhere.push(*page),
+                Some(node) => {
+                    elsewhere.push(*page);
+                    show(*page, node);
+                }
                 None => self.lost.push(*page),
             }
         }
@@ -249,7 +284,9 @@ mod tests {
         file.as_file().set_len(5 * page as u64).unwrap();
         let opened = open::open(file.path()).unwrap();
         let arena = Arena::reserve(1, 8 * page, page).unwrap();
-        let mut window = Window::open(&arena, &opened, 0, 8 * page as u64, NodeId(0), (0, 1)).unwrap().unwrap();
+        let mut window = Window::open(&arena, &opened, 0, 8 * page as u64, NodeId(0), (0, 1), (None, &mut Layout::default()))
+            .unwrap()
+            .unwrap();
         window.lost = vec![window.at + page, window.at + 4 * page];
         let before = window.tally.in_use;
         window.settle().unwrap();

@@ -1,0 +1,100 @@
+//! `run --move-back`: what a run has moved is where it was after it.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use host::act::copying::{Back, Copying};
+use host::act::pages::FileMove;
+use lab::readers::Readers;
+use lab::{cache, pages, threads};
+use rustix::process::Signal;
+use topology::NodeId;
+
+use crate::lab_bench::{Bench, Outcome, cpus, homenode_load, masks, set_mask, windows_until};
+use crate::{Test, say};
+
+pub const TESTS: &[Test] = &[
+    Test { name: "back::memory_returns_after_a_run", nodes: &[2], run: memory_returns_after_a_run },
+    Test { name: "back::pages_of_a_file_return_one_by_one", nodes: &[2, 4], run: pages_of_a_file_return_one_by_one },
+];
+
+const MEMORY_MIB: u64 = 32;
+/// Program, stacks and what the kernel allocates meanwhile.
+const SLACK: u64 = 4 << 20;
+
+/// A process on node 1 reads a file on node 0: arc moves it there with its memory. The thread is bound, so that only homenode
+/// moves it.
+fn memory_returns_after_a_run() -> Outcome {
+    let bench = Bench::new()?;
+    let file = bench.dir().join("file");
+    cache::put(&file, 32 << 20, 0)?;
+    let options =
+        ["--seconds", "3600", "--duty", "0.3", "--memory", &MEMORY_MIB.to_string(), "--begin-on"].map(str::to_owned);
+    let more = [bench.machine.list_of(1), file.display().to_string()];
+    let load = Readers::start(&homenode_load(), options.into_iter().chain(more))?;
+    for tid in masks(load.pid()).into_keys() {
+        set_mask(tid, cpus(&bench.machine, 1)?)?;
+    }
+    let (before, on) = (masks(load.pid()), |node: u32| -> Result<u64> {
+        Ok(threads::memory(load.pid())?.get(&node).copied().unwrap_or(0) * rustix::param::page_size() as u64)
+    });
+    ensure!(on(1)? >= MEMORY_MIB << 20, "the memory of the load: {:?}", threads::memory(load.pid())?);
+    let options = ["--policy", "arc", "--touch-own-affinity", "--move-back"];
+    let mut daemon = bench.daemon_for(&[load.pid()], &options)?;
+    let home = bench.machine.list_of(0);
+    windows_until(&mut daemon, 60, "process with its memory on node 0", |_| {
+        Ok(masks(load.pid()).values().all(|mask| *mask == home) && on(1)? <= SLACK && on(0)? >= MEMORY_MIB << 20)
+    })?;
+    // The job has ended, and its end was seen.
+    daemon.window()?;
+    daemon.window()?;
+    let (end, status) = daemon.stop(Signal::TERM)?;
+    say!("{end:?}, memory {:?}", threads::memory(load.pid())?);
+    ensure!(
+        on(1)? >= MEMORY_MIB << 20 && on(0)? <= SLACK,
+        "the memory is not back: {:?}",
+        threads::memory(load.pid())?
+    );
+    ensure!(masks(load.pid()) == before, "{:?}, before {before:?}", masks(load.pid()));
+    ensure!(status.success(), "homenode ended with {status}: {end:?}");
+    Ok(())
+}
+
+fn open(path: &Path) -> Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path).context("open")
+}
+
+/// A file whose first part is on node 1 and whose rest is on node 0 goes to node 1 as a whole, and back.
+fn pages_of_a_file_return_one_by_one() -> Outcome {
+    let bench = Bench::new()?;
+    let path = bench.dir().join("file");
+    cache::put(&path, 40 << 20, 0)?;
+    let part = |bytes: u64| -> Result<FileMove> {
+        let mut work = FileMove::prepare(&path, NodeId(1))?;
+        while work.copied().copied() < bytes && !work.step(1 << 20)? {}
+        Ok(work)
+    };
+    part(10 << 20)?;
+    let before = pages::each(&path)?;
+    let there = before.iter().filter(|node| **node == 1).count();
+    ensure!(there > 0 && there < before.len(), "{there} of {} pages are on node 1", before.len());
+    let work = part(u64::MAX)?;
+    ensure!(pages::each(&path)?.iter().all(|node| *node == 1), "{:?}", pages::nodes_of(&path)?);
+    let Some(Back::Pages(layout)) = Box::new(work).back() else { bail!("the move does not know its way back") };
+    // What is written meanwhile is not undone, and pages do not move because of it.
+    OpenOptions::new().write(true).open(&path)?.write_all_at(b"new", 20 << 20)?;
+    let mut back = FileMove::back(&open(&path)?, &path, &layout)?;
+    while !back.step(16 << 20)? {}
+    let now = pages::each(&path)?;
+    let wrong = now.iter().zip(&before).filter(|(now, then)| now != then).count();
+    ensure!(wrong == 0, "{wrong} of {} pages are not where they were: {:?}", before.len(), back.copied());
+    let mut content = [0; 3];
+    open(&path)?.read_exact_at(&mut content, 20 << 20)?;
+    ensure!(&content == b"new", "{content:?}");
+    let nodes: BTreeMap<i32, usize> = pages::nodes_of(&path)?;
+    say!("{nodes:?} of {} pages are back on their nodes: {:?}", before.len(), back.copied());
+    Ok(())
+}
