@@ -204,7 +204,7 @@ pub struct ObservedFile {
 }
 
 /// Where bytes land that a thread writes to a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Writes {
     /// On the node where the writer runs, also when they are written over others.

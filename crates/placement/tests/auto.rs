@@ -4,7 +4,7 @@
 mod toy;
 
 use placement::auto::{Auto, Settings};
-use placement::{Move, NodeBytes, NodeLoad, Policy, Snapshot, Thread, nthread, policy};
+use placement::{Move, NodeBytes, NodeLoad, Outcome, OutcomeState, Policy, Snapshot, Subject, Thread, nthread, policy};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
@@ -113,17 +113,57 @@ fn all_on_node_0(readers: u32, cpus: f64, mb: f64, soft_s: f64) -> Toy {
 }
 
 #[test]
-fn a_plan_that_made_things_worse_is_reverted() {
-    // Twice as many threads as CPUs on node 0, none on node 1. Half of them should move if node 1
-    // were not ten times as slow.
+fn what_was_taken_back_or_refused_is_not_asked_for_again() {
     let mut toy = all_on_node_0(8, 4.0, 100.0, 3e-9);
-    toy.slow[1] = 10.0;
-    let before = toy.rates().total();
-    let after = toy.run(&mut auto(), 20);
-    let went = |mv: &Move| matches!(mv, Move::Thread { to, .. } | Move::Process { to, .. } if to.0 == 1);
-    assert!(toy.moves.iter().any(|(_, mv)| went(mv)), "nothing was tried");
-    assert!(after > 0.99 * before, "{after:e} instead of {before:e}: {:?}", toy.moves);
-    assert!(toy.moves.iter().all(|m| m.0 <= 10), "{:?}", toy.moves);
+    let moved = |moves: &[Move]| -> Vec<u32> {
+        moves.iter().filter_map(|mv| if let Move::Thread { tid, .. } = mv { Some(*tid) } else { None }).collect()
+    };
+    let first = moved(&auto().decide(&toy.topology(), &toy.observe(&toy.rates())).moves);
+    assert!(!first.is_empty(), "nothing was tried");
+    let why = || "why".to_owned();
+    for result in [
+        OutcomeState::RolledBack { why: why() },
+        OutcomeState::Failed { bytes: 0, why: why() },
+        OutcomeState::Refused { reason: "own_affinity".into(), why: why() },
+    ] {
+        let mut policy = auto();
+        toy.time_s = 1.0;
+        let outcome = |tid: &u32| Outcome {
+            subject: Subject::Thread { tid: *tid, start: 0 },
+            from: NodeId(0),
+            to: NodeId(1),
+            result: result.clone(),
+        };
+        let mut snapshot = toy.observe(&toy.rates());
+        snapshot.outcomes = first.iter().map(outcome).collect();
+        let then = moved(&policy.decide(&toy.topology(), &snapshot).moves);
+        assert!(then.iter().all(|tid| !first.contains(tid)), "{result:?}: {first:?}, then {then:?}");
+    }
+}
+
+#[test]
+fn what_a_rail_holds_back_is_asked_for_again_but_not_for_ever() {
+    let mut toy = Toy::new(2, 8.0);
+    let file = toy.file(1, 4000.0);
+    toy.reader(0, file, 1e-9);
+    toy.files_move = false;
+    let (mut policy, mut asked) = (auto(), 0);
+    for second in 1..40 {
+        let mut snapshot = toy.observe(&toy.rates());
+        snapshot.time_s = f64::from(second);
+        if asked > 0 {
+            snapshot.outcomes = vec![Outcome {
+                subject: Subject::Thread { tid: 1, start: 0 },
+                from: NodeId(0),
+                to: NodeId(1),
+                result: OutcomeState::HeldBack { rail: "rate".into(), why: String::new() },
+            }];
+        }
+        let moves = policy.decide(&toy.topology(), &snapshot).moves.len();
+        assert!(moves == 1 || second > 10, "not asked for in window {second}");
+        asked += moves;
+    }
+    assert_eq!(asked, 10);
 }
 
 #[test]

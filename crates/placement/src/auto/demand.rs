@@ -4,14 +4,13 @@
 //! **Problem.** A window shows what threads did at their current placement. To predict another
 //! placement, the thread's own demand must be separated from the effect of its place.
 //!
-//! **Approach.** CPU time per byte is software + memory (by distance) + waiting at controllers. The
-//! waiting follows from the observed rates, by the equations of [`network`](super::network) solved
-//! backwards. Memory time follows from the constants, corrected per process if its threads reveal
-//! the cost of distance (local and remote threads that do the same). Software is the rest. Sleep is
-//! the time spent neither on a CPU nor waiting for one.
+//! **Approach.** CPU time per byte includes memory and waiting at controllers, and time asleep includes
+//! waiting for a [lock](super::locks). [`fit`](super::seating::fit) subtracts what the model of the current
+//! placement explains; the rest is software and sleep. Where writes land is a fact that the plane states
+//! per file ([`Writes`]).
 //!
 //! **Limits.** If the time that a thread waited for a CPU is unknown, all the time missing on a
-//! node with full CPUs counts as waiting.
+//! node with full CPUs counts as waiting. Where no plane says where writes land, they land where they land now.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -21,9 +20,8 @@ use super::data::{Groups, Shares, add};
 use super::hardware::Hardware;
 use super::history::History;
 use super::mapped::{Mapped, mapped_of};
-use super::network::Visits;
 use crate::processes::sane;
-use crate::{Snapshot, Thread};
+use crate::{Snapshot, Subject, Thread, Writes};
 
 /// The demand of one thread. Fractions are of its file bytes, read and written.
 #[derive(Clone, Debug, Default)]
@@ -43,10 +41,6 @@ pub(super) struct Demand {
     /// Observed seconds per byte on a CPU, and asleep, in total.
     pub seen_on_s: f64,
     pub seen_off_s: f64,
-    /// Its own latency relative to the constants, and the cost of distance relative to the
-    /// constants: 1 is as in the settings.
-    pub memory: f64,
-    pub distance: f64,
     /// Reads of data that no other thread reads, by node.
     pub private: Shares,
     /// The files behind `private`, if all of it can move: (index in the snapshot's files, bytes).
@@ -66,31 +60,25 @@ pub(super) struct Demand {
     pub allowed: usize,
     /// Whether it must stay.
     pub held: bool,
-    /// The node that it was moved away from for this load.
-    pub came_from: Option<usize>,
 }
 
 /// One process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Program {
     pub pid: u32,
+    /// Its start in nanoseconds; 0 if unknown.
+    pub start: u64,
     /// Resident bytes by node; empty if unknown.
     pub memory: Shares,
-    /// The share of its threads' writes that is expected to land where they run; the rest lands
-    /// where it lands now, or with the data. It is all or nothing if that was observed, otherwise
-    /// [`UNSURE`].
-    pub writes_follow: f64,
-    /// Whether its file system spreads writes over nodes, wherever thread and data are.
-    pub writes_spread: bool,
+    /// Where its writes land; `None` if no plane says so.
+    pub writes: Option<Writes>,
     /// Seconds per byte that its sharing threads would hold a lock if all were on one node; 0 if no
     /// lock is observed.
     pub lock_s: f64,
     /// The nodes, by index, where all its threads may go, including those without file I/O; no node
     /// if one thread must stay.
     pub allowed: Vec<bool>,
-    /// The cost of distance for its threads, relative to the constants, if they reveal it.
-    pub measured: Option<f64>,
-    /// Seconds since it was first seen.
+    /// Seconds since its oldest thread started; one window if unknown.
     pub age_s: f64,
 }
 
@@ -101,87 +89,11 @@ pub(super) struct Demands {
     pub programs: Vec<Program>,
     pub groups: Groups,
     pub allowed: Vec<Vec<bool>>,
-    /// Whether distance costs so much that a port must be full.
-    pub port_full: bool,
 }
 
-/// Knowledge about a process from earlier windows.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Known {
-    /// The correction of the memory constants.
-    pub memory: Option<f64>,
-    /// The longest inferred lock time per byte, see [`Program::lock_s`].
-    pub lock_s: f64,
-    /// When it was first seen.
-    pub since_s: Option<f64>,
-    /// It was observed to write to a node other than its thread's.
-    pub writes_stay: bool,
-    /// It was observed to write to the nodes of its threads while they were on several.
-    pub writes_follow: bool,
-    /// It was observed not to move data on request.
-    pub files_stay: bool,
-    /// It was observed to write to several nodes alike.
-    pub writes_spread: bool,
-}
-
-/// Writes do not follow the thread if more than this share of the written bytes is on other nodes.
-const ELSEWHERE: f64 = 0.1;
-/// The share of writes expected to follow the thread if all writers of a process, and their writes,
-/// are on one node.
-const UNSURE: f64 = 0.5;
-/// The same if less than [`APART`] of the writes goes to the node it reads from: a process that
-/// writes to the device of its file system, or over its data, would write there.
-const LIKELY: f64 = 0.9;
-/// The share for [`LIKELY`].
-const APART: f64 = 0.3;
-/// The file system spreads a thread's writes if no node gets more than this share of them.
-const ON_ONE: f64 = 0.7;
-/// A node whose CPUs are busier than this is full.
+/// A node whose CPUs are busier than this is full: what the kernel and interrupts take beside threads
+/// is some percent.
 const FULL: f64 = 0.95;
-
-/// File bytes of those threads of a process that have not moved.
-#[derive(Clone, Debug, Default)]
-struct Writing {
-    /// Bytes written.
-    all: f64,
-    /// Of these, bytes written by threads that write to several nodes.
-    spread: f64,
-    /// Of these, bytes written to the writers' own nodes.
-    near: Shares,
-    read: Shares,
-}
-
-impl Writing {
-    fn count(&mut self, hardware: &Hardware, t: &Thread) {
-        let home = hardware.index(t.node).map_or(0, |n| hardware.nodes[n].home);
-        let all = t.write_bytes.total() as f64;
-        self.all += all;
-        add(&mut self.near, home, t.write_bytes.get(hardware.nodes[home].id) as f64);
-        let most = t.write_bytes.iter().map(|(_, bytes)| bytes).max().unwrap_or(0) as f64;
-        self.spread += if most <= ON_ONE * all { all } else { 0.0 };
-        for (id, bytes) in t.read_bytes.iter() {
-            if let Some(n) = hardware.index(id) {
-                add(&mut self.read, n, bytes as f64);
-            }
-        }
-    }
-
-    /// The share of the writes that follow the thread, as far as this shows it.
-    fn follow(&self, known: &Known) -> f64 {
-        let sum = |shares: &Shares| shares.iter().map(|s| s.1).sum::<f64>();
-        let (near, read) = (sum(&self.near), sum(&self.read));
-        let most = self.near.iter().map(|s| s.1).fold(0.0, f64::max);
-        let there = |n: usize| self.near.iter().find(|s| s.0 == n).map_or(0.0, |s| s.1 / near);
-        let both: f64 = self.read.iter().map(|(n, r)| (r / read).min(there(*n))).sum();
-        match () {
-            _ if known.writes_stay || self.all - near > ELSEWHERE * self.all => 0.0,
-            _ if known.writes_follow || near - most > ELSEWHERE * near => 1.0,
-            // No thread writes where the data is.
-            _ if near > 0.0 && read > 0.0 && both < APART => LIKELY,
-            _ => UNSURE,
-        }
-    }
-}
 
 impl Demands {
     pub fn new(
@@ -200,17 +112,15 @@ impl Demands {
         demands.programs(hardware, snapshot, listed, history);
         for p in demands.programs.iter_mut().filter(|p| mapped.contains_key(&p.pid)) {
             // Mapped pages stay where they are.
-            p.writes_follow = 0.0;
+            p.writes = Some(Writes::Stay);
         }
         let busy = busy(hardware, snapshot, window_s);
         for i in listed.iter().copied() {
             let mut demand = demands.thread(hardware, snapshot, i, window_s, &busy, mapped);
             let t = &snapshot.threads[i];
-            demand.held = t.held.is_some() || !history.may_move_thread(t.tid, t.pid);
-            demand.came_from = history.came_from(t.tid).and_then(|id| hardware.index(id));
+            demand.held = t.held.is_some() || !history.may_move(&Subject::thread(t), t.pid);
             demands.threads.push(demand);
         }
-        demands.tell_memory_from_software(hardware, snapshot, settings);
         demands.tell_locks_from_sleep(hardware, settings);
         demands
     }
@@ -220,36 +130,25 @@ impl Demands {
         let mut pids: Vec<u32> = listed.iter().map(|i| snapshot.threads[*i].pid).collect();
         pids.sort_unstable();
         pids.dedup();
-        let mut writing = vec![Writing::default(); pids.len()];
-        // A thread that has moved may have written before it moved.
-        let stayed = |t: &&Thread| history.stayed(t.tid, t.node);
-        for t in listed.iter().map(|i| &snapshot.threads[*i]).filter(stayed) {
-            if let Ok(p) = pids.binary_search(&t.pid) {
-                writing[p].count(hardware, t);
-            }
-        }
-        // A process is as old as its oldest thread, or as long as it has been observed.
+        // A process is as old as its oldest thread.
         let mut began_s = vec![now_s; pids.len()];
         for t in &snapshot.threads {
             if let (Some(ns), Ok(p)) = (t.start_ns, pids.binary_search(&t.pid)) {
                 began_s[p] = f64::min(began_s[p], ns as f64 / 1e9);
             }
         }
-        self.programs = (pids.iter().zip(writing).zip(began_s))
-            .map(|((pid, writing), began_s)| {
-                let known = history.known.get(pid).copied().unwrap_or_default();
-                Program {
-                    pid: *pid,
-                    memory: Shares::new(),
-                    lock_s: known.lock_s,
-                    writes_follow: writing.follow(&known),
-                    writes_spread: known.writes_spread || writing.spread > 0.5 * writing.all,
-                    allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
-                    measured: known.memory,
-                    age_s: (now_s - known.since_s.map_or(began_s, |since_s| since_s.min(began_s))).max(window_s),
-                }
+        self.programs = (pids.iter().zip(began_s))
+            .map(|(pid, began_s)| Program {
+                pid: *pid,
+                start: 0,
+                memory: Shares::new(),
+                lock_s: history.lock_s(*pid),
+                writes: None,
+                allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
+                age_s: (now_s - began_s).max(window_s),
             })
             .collect();
+        self.writes(snapshot, listed);
         let mut last: Option<&Thread> = None;
         for t in &snapshot.threads {
             if last.is_some_and(|l| l.pid == t.pid && l.held == t.held && l.allowed_nodes == t.allowed_nodes) {
@@ -264,12 +163,32 @@ impl Demands {
         }
         for process in &snapshot.processes {
             if let Ok(p) = pids.binary_search(&process.pid) {
+                self.programs[p].start = process.start_ns.unwrap_or(0);
                 for (node, bytes) in process.resident.iter() {
                     if let Some(n) = hardware.index(node) {
                         add(&mut self.programs[p].memory, n, bytes as f64);
                     }
                 }
             }
+        }
+    }
+
+    /// Where each process's writes land: as in most of the files that it writes, or else reads.
+    fn writes(&mut self, snapshot: &Snapshot, listed: &[usize]) {
+        let facts: FxHashMap<&str, Writes> =
+            snapshot.files.iter().filter_map(|f| Some((f.file.as_str(), f.writes?))).collect();
+        let mut bytes: FxHashMap<(u32, Writes), u64> = FxHashMap::default();
+        for t in listed.iter().map(|i| &snapshot.threads[*i]) {
+            for used in &t.files {
+                if let Some(fact) = facts.get(used.file.as_str()) {
+                    *bytes.entry((t.pid, *fact)).or_default() += 1 + used.write_bytes.total();
+                }
+            }
+        }
+        for p in &mut self.programs {
+            let all = [Writes::Follow, Writes::InPlace, Writes::Stay, Writes::Spread];
+            let of = |w: &Writes| bytes.get(&(p.pid, *w)).copied();
+            p.writes = all.into_iter().filter(|w| of(w).is_some()).max_by_key(of);
         }
     }
 
@@ -284,7 +203,7 @@ impl Demands {
     ) -> Demand {
         let t = &snapshot.threads[index];
         let node = hardware.index(t.node).unwrap_or(0);
-        let mut d = Demand { thread: index, node, memory: 1.0, distance: 1.0, ..Demand::default() };
+        let mut d = Demand { thread: index, node, ..Demand::default() };
         d.process = self.programs.partition_point(|p| p.pid < t.pid);
         d.allowed = match self.threads.last() {
             Some(last) if snapshot.threads[last.thread].allowed_nodes == t.allowed_nodes => last.allowed,
@@ -378,40 +297,6 @@ impl Demands {
             self.allowed.push(allowed);
             self.allowed.len() - 1
         })
-    }
-
-    /// Time per byte, by station.
-    pub fn visits(&self, hardware: &Hardware, d: &Demand) -> Visits {
-        let mut visits = Visits::default();
-        self.each_flow(hardware, d, |node, read, written, _| {
-            let media_s = read * hardware.read_s(d.node, node) + written * hardware.write_s(d.node, node);
-            visits.flow(hardware, d.node, node, (read, written), media_s);
-        });
-        visits
-    }
-
-    /// The current place of the thread's bytes: node, fraction read, fraction written, shared
-    /// group.
-    pub fn each_flow(&self, hardware: &Hardware, d: &Demand, mut flow: impl FnMut(usize, f64, f64, Option<usize>)) {
-        // No writes were observed elsewhere, so they are here now.
-        let follow = self.programs[d.process].writes_follow > 0.0;
-        let here = hardware.nodes[d.node].home;
-        for (node, read) in &d.private {
-            flow(*node, *read, 0.0, None);
-        }
-        for (group, read, written) in &d.shared {
-            for (node, share) in &self.groups.list[*group].places {
-                flow(*node, read * share, if follow { 0.0 } else { written * share }, Some(*group));
-            }
-            if follow && *written > 0.0 {
-                flow(here, 0.0, *written, Some(*group));
-            }
-        }
-        if follow && d.writes > 0.0 {
-            flow(here, 0.0, d.writes, None);
-        } else {
-            d.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, *share, None));
-        }
     }
 }
 

@@ -9,9 +9,7 @@
 //! in proportion to hops.
 //!
 //! Each node has a port that carries all its remote traffic. Firmware does not state a port's
-//! bandwidth. The model uses [`Settings::link_bw`] or the highest observed traffic; once threads
-//! near and far show that a port is full, the observed traffic is its bandwidth. Persistent memory
-//! consists of modules side by side; one module serves a request, and many writers slow it down.
+//! bandwidth, so the model assumes [`Settings::link_bw`].
 //!
 //! **Limits.** A controller of unknown bandwidth never gets crowded. The model does not tell links
 //! between nodes apart: flows meet only in ports.
@@ -24,14 +22,8 @@ use crate::processes::sane;
 
 /// Most hops: the largest SLIT distance is 255.
 const MOST_HOPS: f64 = 245.0 / 11.0;
-/// How much longer a written byte takes a module of persistent memory with this many writers,
-/// relative to up to four (NT V-C: four use it up). The module's buffer gathers whole lines, and
-/// many writers evict each other's lines. 2.20, 1.96, 1.53, 1.12, 0.94, 0.80 GB/s as measured for
-/// Yang et al., FAST'20 (github.com/NVSL/OptaneStudy, graphs/04-bandwidth_thcount_optane_ni.csv).
-const CROWDED: [(f64, f64); 6] =
-    [(4.0, 1.0), (6.0, 2.20 / 1.96), (8.0, 2.20 / 1.53), (12.0, 2.20 / 1.12), (16.0, 2.20 / 0.94), (24.0, 2.20 / 0.80)];
-
-/// The least share of a controller or CPU that listed threads keep, however much others use.
+/// The least share of the CPUs that listed threads keep, however much others use: the kernel never
+/// starves a thread, and a share of 0 has no solution.
 const LEFT_OVER: f64 = 0.05;
 
 /// One node.
@@ -55,9 +47,6 @@ pub(super) struct Node {
     pub read_hop: f64,
     pub write_hop: f64,
     pub work_hop: f64,
-    /// Modules of persistent memory side by side, one of which serves a request; 0 for other
-    /// memory.
-    pub modules: f64,
     /// Free memory, bytes.
     pub free: f64,
 }
@@ -96,7 +85,6 @@ impl Hardware {
                     read_hop: if nvm { settings.remote_read } else { settings.remote_dram } - 1.0,
                     write_hop: if nvm { settings.remote_write } else { settings.remote_dram } - 1.0,
                     work_hop: if nvm { settings.remote_load - 1.0 } else { 0.0 },
-                    modules: if nvm { (read_bw / settings.nvm_module_bw).round().max(1.0) } else { 0.0 },
                     free: load.map_or(0.0, |l| l.memory_free as f64),
                 }
             })
@@ -160,53 +148,10 @@ impl Hardware {
         1.0 + self.nodes[node].work_hop * self.hops(at, node)
     }
 
-    /// The length of a visit of this much work, alone; `media_s` is the time that its bytes take a
-    /// thread.
-    pub fn alone(&self, node: usize, work: f64, media_s: f64) -> f64 {
-        (work * self.nodes[node].modules).min(media_s).max(work)
-    }
-
-    /// How much longer a written byte takes a node's modules with this many writers.
-    pub fn crowded(&self, node: usize, writers: f64) -> f64 {
-        let modules = self.nodes[node].modules;
-        if modules <= 0.0 {
-            return 1.0;
-        }
-        let writers = writers / modules;
-        let above = CROWDED.partition_point(|point| point.0 <= writers).max(1);
-        let (from, low) = CROWDED[above - 1];
-        let times = |(to, high): &(f64, f64)| low + (high - low) * (writers - from).max(0.0) / (to - from);
-        CROWDED.get(above).map_or(low, times)
-    }
-
     /// Seconds of both ports per byte between a thread on `at` and `node`. Traffic over more than
     /// one hop passes more links.
     pub fn port_s(&self, at: usize, node: usize) -> f64 {
         if at == node { 0.0 } else { self.hops(at, node).max(1.0) * self.link_s }
-    }
-
-    /// Records that a port carries at least this much, or exactly this much if it was `full`, in
-    /// bytes/s times hops.
-    pub fn carried(&mut self, bytes_s: f64, full: bool) {
-        if bytes_s > 0.0 {
-            self.link_s = if full { 1.0 / bytes_s } else { self.link_s.min(1.0 / bytes_s) };
-        }
-    }
-
-    /// The highest traffic through any port in this window, in bytes/s times hops.
-    pub fn busiest_port(&self, snapshot: &Snapshot) -> f64 {
-        let mut ports = vec![0.0; self.len()];
-        for t in &snapshot.threads {
-            let Some(at) = self.index(t.node) else { continue };
-            for (id, bytes) in t.read_bytes.iter().chain(t.write_bytes.iter()) {
-                if let Some(node) = self.index(id).filter(|node| *node != at) {
-                    let bytes = bytes as f64 * self.hops(at, node).max(1.0);
-                    ports[at] += bytes;
-                    ports[node] += bytes;
-                }
-            }
-        }
-        ports.into_iter().fold(0.0, f64::max) / sane(snapshot.window_s).max(f64::MIN_POSITIVE)
     }
 
     /// The number of stations: controllers, then ports.
@@ -214,37 +159,9 @@ impl Hardware {
         2 * self.len()
     }
 
-    /// Subtracts the use of others: CPU seconds per second, and controller seconds per second.
-    pub fn taken(&mut self, node: usize, cpus: f64, controller: f64) {
+    /// Subtracts the CPUs that unlisted threads keep busy.
+    pub fn taken(&mut self, node: usize, cpus: f64) {
         let n = &mut self.nodes[node];
         n.others = cpus.min(n.cpus * (1.0 - LEFT_OVER));
-        let left = (1.0 - controller).max(LEFT_OVER);
-        n.read_work /= left;
-        n.write_work /= left;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::NodeLoad;
-
-    #[test]
-    fn writers_crowd_a_modules_buffer() {
-        let of = |read_bw: f64, write_bw: f64| {
-            let load = NodeLoad { read_bw_max: Some(read_bw), write_bw_max: Some(write_bw), ..NodeLoad::default() };
-            let snapshot = Snapshot { nodes: vec![load], ..Snapshot::default() };
-            Hardware::new(&snapshot.topology(), &snapshot, &Settings::default())
-        };
-        // Two modules: 2.20 GB/s each with up to four writers, 1.53 with eight, 0.80 with 24 and
-        // more.
-        let two = of(13.6e9, 3.7e9);
-        let all = [1.0, 8.0, 14.0, 16.0, 48.0, 480.0].map(|writers| two.crowded(0, writers));
-        let expected = [1.0, 1.0, (2.20 / 1.96 + 2.20 / 1.53) / 2.0, 2.20 / 1.53, 2.75, 2.75];
-        assert!(all.iter().zip(expected).all(|(a, e)| (a - e).abs() < 1e-12), "{all:?}");
-        // Alone, a request waits for one of the two, but not longer than its bytes take the thread.
-        assert_eq!([two.alone(0, 1.0, 9.0), two.alone(0, 1.0, 1.5), two.alone(0, 1.0, 0.5)], [2.0, 1.5, 1.0]);
-        let dram = of(160e9, 80e9);
-        assert_eq!((dram.crowded(0, 160.0), dram.alone(0, 1.0, 9.0)), (1.0, 1.0));
     }
 }

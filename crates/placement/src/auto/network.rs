@@ -11,14 +11,12 @@
 //! ```text
 //! T_i = s_n × (on_i + Σ_m v_im × A_im) + h_i × A_i + off_i    CPU and memory, waiting at controller m, for a lock, asleep
 //! A_im = z_m − S_im × q_im                          the queue at m, without the thread's own requests
-//! q_im = (R_im + v_im × A_im) / T_i                 the thread's own share of the queue
+//! q_im = v_im × (S_im + A_im) / T_i                 the thread's own share of the queue
 //! z_m = Σ_i k_i × S_im × q_im                       the queue at m, in local requests
 //! s_n = 1 if the node has a CPU for every thread, otherwise the stretch at which its threads use exactly its CPUs
 //! ```
 //!
-//! Here v is controller time per byte, S how much more of it a remote byte takes, and R ≥ v S its
-//! time there alone. With modules side by side, one of them serves a request and takes as many
-//! times as long as there are modules. A lock that is held for h is a station like a controller,
+//! Here v is controller time per byte and S how much more of it a remote byte takes. A lock that is held for h is a station like a controller,
 //! with S = 1, but a thread that waits for it sleeps. Newton steps for each controller find z,
 //! starting from the last solution, because neighbouring placements have similar solutions.
 //!
@@ -36,77 +34,23 @@ pub(super) struct Visit {
     pub work: f64,
     /// The factor for the distance of the thread.
     pub service: f64,
-    /// Seconds per byte there alone: `work × service`, or more if one of several modules serves it.
-    pub alone: f64,
-    /// The part of `work` that is writes.
-    pub written: f64,
 }
 
-impl Visit {
-    /// A thread's own share of a queue, at `rate` bytes/s: q = x (R + v z) / (1 + x v S).
-    pub fn queued(&self, rate: f64, queue: f64) -> f64 {
-        rate * (self.alone + self.work * queue) / (1.0 + rate * self.work * self.service)
-    }
+/// The visits of one thread, one for each station.
+pub(super) type Visits = SmallVec<[Visit; 8]>;
 
-    /// Lengthens the writes; returns how much longer the visit is alone.
-    pub fn crowd(&mut self, crowded: f64) -> f64 {
-        self.work += self.written * (crowded - 1.0);
-        self.written *= crowded;
-        let longer = (self.work * self.service - self.alone).max(0.0);
-        self.alone += longer;
-        longer
-    }
-}
-
-/// The visits of one thread, one for each station: first the port of its own node if it uses it,
-/// then by node, controller before port.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Visits(pub SmallVec<[Visit; 8]>);
-
-impl Visits {
-    /// Adds the bytes that a thread on `at` reads and writes on `node`; alone, they take the thread
-    /// `media_s`.
-    pub fn flow(&mut self, hardware: &Hardware, at: usize, node: usize, (read, written): (f64, f64), media_s: f64) {
-        let (m, service) = (&hardware.nodes[node], hardware.service(at, node));
-        let written_s = written * m.write_work;
-        let work = read * m.read_work + written_s;
-        let alone = hardware.alone(node, work * service, media_s);
-        let nodes = hardware.len();
-        // Its own port first, then by node: callers that go by rising node always append.
-        let order = |station: usize| match station {
-            _ if station == nodes + at => 0,
-            _ if station < nodes => 2 * station + 1,
-            _ => 2 * (station - nodes) + 2,
-        };
-        self.add(Visit { station: node, work, service, alone, written: written_s }, order);
-        if at != node {
-            let work = (read + written) * hardware.port_s(at, node);
-            for station in [nodes + at, nodes + node] {
-                self.add(Visit { station, work, service: 1.0, alone: work, written: 0.0 }, order);
-            }
-        }
-    }
-
-    fn add(&mut self, visit: Visit, order: impl Fn(usize) -> usize) {
-        if visit.work <= 0.0 {
-            return;
-        }
-        let of = order(visit.station);
-        let at = match (self.0.first(), self.0.last()) {
-            (Some(first), _) if first.station == visit.station => Ok(0),
-            (_, Some(last)) if of > order(last.station) => Err(self.0.len()),
-            _ => self.0.binary_search_by_key(&of, |v| order(v.station)),
-        };
-        match at {
-            Ok(at) => {
-                let v = &mut self.0[at];
-                v.work += visit.work;
-                v.alone += visit.alone;
-                v.written += visit.written;
-            }
-            Err(at) => self.0.insert(at, visit),
-        }
-    }
+/// Adds the visits of the bytes that a thread on `at` reads and writes on `node`.
+pub(super) fn flow(visits: &mut Visits, hardware: &Hardware, at: usize, node: usize, read: f64, written: f64) {
+    let mut visit = |station: usize, work: f64, service: f64| match visits.iter_mut().find(|v| v.station == station) {
+        _ if work <= 0.0 => {}
+        Some(visit) => visit.work += work,
+        None => visits.push(Visit { station, work, service }),
+    };
+    let n = &hardware.nodes[node];
+    visit(node, read * n.read_work + written * n.write_work, hardware.service(at, node));
+    let port = (read + written) * hardware.port_s(at, node);
+    visit(hardware.len() + at, port, 1.0);
+    visit(hardware.len() + node, port, 1.0);
 }
 
 /// Work that only one thread of a process can do at a time.
@@ -175,67 +119,6 @@ const MOST_LEAP: f64 = 20.0;
 /// Lower bound of the time per byte, which keeps rates finite.
 const LEAST_S: f64 = 1e-15;
 
-impl Network {
-    /// Lengthens writes where many threads write at the same time, by `crowded(station, writers)`,
-    /// for as many stations as there are nodes; keeps the results in `factors`. The number of
-    /// writers follows from the bounds of a closed network. Of `N` threads that need `D` of the
-    /// station and are `Z` elsewhere, `N R / (Z + R)` are there while it is idle, and `N − Z / D`
-    /// while it is busy.
-    pub fn crowd(&mut self, crowded: impl Fn(usize, f64) -> f64, factors: &mut Vec<f64>) {
-        let nodes = self.cpus.len();
-        let mut running: SmallVec<[f64; 8]> = SmallVec::from_elem(0.0, nodes);
-        self.cells.iter().for_each(|cell| running[cell.node] += cell.threads);
-        let mut sums: SmallVec<[Crowd; 8]> = SmallVec::from_elem(Crowd::default(), nodes);
-        for cell in &self.cells {
-            // A thread without a CPU writes nothing.
-            let (cpus, others) = self.cpus[cell.node];
-            let count = cell.threads * ((cpus - others) / running[cell.node]).clamp(0.0, 1.0);
-            for v in self.visits[cell.first..cell.last].iter().filter(|v| v.station < nodes) {
-                let sum = &mut sums[v.station];
-                sum.threads += count;
-                sum.demand += count * v.work * v.service;
-                sum.writes += count * v.written * v.service;
-                sum.there += count * v.alone;
-                sum.cycle += count * (cell.on_s + cell.off_s);
-            }
-        }
-        factors.clear();
-        factors.extend(
-            sums.iter().enumerate().map(|(n, sum)| if sum.writes > 0.0 { crowded(n, sum.writers()) } else { 1.0 }),
-        );
-        if factors.iter().all(|f| *f == 1.0) {
-            return;
-        }
-        for cell in &mut self.cells {
-            for v in self.visits[cell.first..cell.last].iter_mut().filter(|v| v.station < nodes) {
-                cell.on_s += v.crowd(factors[v.station]);
-            }
-        }
-    }
-}
-
-/// The threads that use a station: sums over threads, in seconds per byte.
-#[derive(Clone, Copy, Debug, Default)]
-struct Crowd {
-    threads: f64,
-    demand: f64,
-    /// The part of `demand` that is writes.
-    writes: f64,
-    /// Time alone at the station, and total time alone.
-    there: f64,
-    cycle: f64,
-}
-
-impl Crowd {
-    /// The number of threads that write at the same time.
-    fn writers(&self) -> f64 {
-        let away = (self.cycle - self.there).max(0.0);
-        let here =
-            (self.threads * self.there / self.cycle).max(self.threads * (1.0 - away / (self.threads * self.demand)));
-        here * self.writes / self.demand
-    }
-}
-
 impl Steady {
     pub fn solve(&mut self, network: &Network) {
         self.queue.resize(network.stations, 0.0);
@@ -282,7 +165,7 @@ impl Steady {
             change = change.max((new - *rate).abs() / new);
             *rate = new;
             for (v, q) in visits.iter().zip(queued.iter_mut()) {
-                *q = (v.alone + v.work * ahead(self.queue[v.station], v.service, *q)) * new;
+                *q = v.work * (v.service + ahead(self.queue[v.station], v.service, *q)) * new;
                 let weight = cell.threads * v.service;
                 self.next[v.station] += weight * *q;
                 self.slope[v.station] += weight * v.work * new * (1.0 - (stretch * slicing * *q).min(1.0));
@@ -324,11 +207,6 @@ impl Steady {
         (slicing * (cell.on_s + waits), lock)
     }
 
-    /// The final growth of a controller's queue per request added to it.
-    pub fn leverage(&self) -> impl Iterator<Item = f64> + '_ {
-        self.slope.iter().map(|s| 1.0 / (1.0 - s).max(1.0 / MOST_LEAP))
-    }
-
     /// CPU time that a node's cells would use with enough CPUs, in CPUs.
     pub fn wanted(&self, node: usize) -> f64 {
         self.wanted[node] * self.stretch[node]
@@ -351,7 +229,7 @@ mod tests {
             stations: 1,
             time_slicing: 0.0,
             cells: vec![Cell { threads: k, node: 0, on_s, off_s: 0.0, first: 0, last: 1, lock: None }],
-            visits: vec![Visit { station: 0, work, service: 1.0, alone: work, written: 0.0 }],
+            visits: vec![Visit { station: 0, work, service: 1.0 }],
         };
         let mut steady = Steady::default();
         steady.solve(&network);
@@ -361,53 +239,6 @@ mod tests {
     #[test]
     fn alone_a_byte_takes_its_own_time() {
         assert!((one(1.0, 4.0, 1.0, 1.0) - 0.25).abs() < 1e-6);
-    }
-
-    #[test]
-    fn writes_take_longer_with_many_writers() {
-        // Twelve threads that only write; writes are two thirds of their time there: eight at a
-        // time.
-        let visit = Visit { station: 0, work: 3.0, service: 1.0, alone: 3.0, written: 2.0 };
-        let mut network = Network {
-            cpus: vec![(12.0, 0.0)],
-            stations: 1,
-            time_slicing: 0.0,
-            cells: vec![Cell { threads: 12.0, node: 0, on_s: 3.0, off_s: 0.0, first: 0, last: 1, lock: None }],
-            visits: vec![visit],
-        };
-        let mut factors = Vec::new();
-        network.crowd(
-            |node, writers| {
-                assert!(node == 0 && (writers - 8.0).abs() < 1e-9, "{writers}");
-                1.5
-            },
-            &mut factors,
-        );
-        assert_eq!(factors, [1.5]);
-        assert_eq!((network.visits[0].work, network.visits[0].written, network.cells[0].on_s), (4.0, 3.0, 4.0));
-        // With half of the CPUs, only half of them write.
-        (network.visits[0], network.cells[0].on_s, network.cpus[0]) = (visit, 3.0, (8.0, 2.0));
-        network.crowd(
-            |_, writers| {
-                assert!((writers - 4.0).abs() < 1e-9, "{writers}");
-                1.0
-            },
-            &mut factors,
-        );
-        assert_eq!(network.visits[0], visit);
-    }
-
-    #[test]
-    fn with_modules_side_by_side_a_request_waits_longer() {
-        let of = |alone: f64| {
-            let visits = vec![Visit { station: 0, work: 1.0, service: 1.0, alone, written: 0.0 }];
-            let cells = vec![Cell { threads: 4.0, node: 0, on_s: 6.0, off_s: 0.0, first: 0, last: 1, lock: None }];
-            let mut steady = Steady::default();
-            steady.solve(&Network { cpus: vec![(4.0, 0.0)], stations: 1, time_slicing: 0.0, cells, visits });
-            (steady.rate[0], steady.queue[0])
-        };
-        let (one, four) = (of(1.0), of(4.0));
-        assert!(four.1 > 2.0 * one.1 && four.0 < one.0, "{one:?} {four:?}");
     }
 
     #[test]

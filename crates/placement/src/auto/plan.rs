@@ -17,7 +17,6 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use topology::NodeId;
 
-use super::asked::CRUMBS;
 use super::data::{Shares, add, main_node};
 use super::demand::Demands;
 use super::search::{Change, Found};
@@ -31,6 +30,10 @@ const EXPLAINED: usize = 16;
 /// Number of cells that may be solved for explanations.
 const EXPLAINED_CELLS: usize = 20_000;
 
+/// Of a file on several nodes, parts smaller than this share are not moved: each is a copy of its own, and
+/// the file system aligns data so that some bytes stay behind.
+const CRUMBS: f64 = 0.02;
+
 /// Threads of one team that move together.
 struct Part {
     team: usize,
@@ -38,8 +41,8 @@ struct Part {
     members: Vec<usize>,
 }
 
-/// The moves of a seating in the order to make them, each with the seconds it should take.
-pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: &mut Scratch) -> Vec<(Move, f64)> {
+/// The moves of a seating in the order to make them.
+pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: &mut Scratch) -> Vec<Move> {
     let mut parts = parts(model, &found.seating);
     parts.sort_by_key(|p| (Reverse((model.teams[p.team].rate * p.members.len() as f64) as u64), p.team, p.to.node));
     let mut moves = Vec::new();
@@ -69,7 +72,7 @@ pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: 
                     reason,
                     why: why.as_str().into(),
                 };
-                moves.push((mv, 0.0));
+                moves.push(mv);
             }
         }
     }
@@ -118,7 +121,7 @@ fn parts(model: &Model, seating: &Seating) -> Vec<Part> {
     parts
 }
 
-fn processes(model: &Model, found: &Found, moves: &mut Vec<(Move, f64)>) {
+fn processes(model: &Model, found: &Found, moves: &mut Vec<Move>) {
     for (p, to) in found.seating.processes.iter().enumerate() {
         let Some(to) = *to else { continue };
         let program = &model.demands.programs[p];
@@ -127,17 +130,8 @@ fn processes(model: &Model, found: &Found, moves: &mut Vec<(Move, f64)>) {
         let takes_s = model.process_copy_s(p, to);
         let why = format!("{}; moves with {} of memory, stops for {takes_s:.2} s", whole(model, found), show(bytes));
         let (from, to) = (model.hardware.nodes[from].id, model.hardware.nodes[to].id);
-        moves.push((
-            Move::Process {
-                pid: program.pid,
-                start_ns: None,
-                from,
-                to,
-                reason: Reason::CacheAffinity,
-                why: why.into(),
-            },
-            takes_s,
-        ));
+        let (pid, reason, why) = (program.pid, Reason::CacheAffinity, why.into());
+        moves.push(Move::Process { pid, start_ns: None, from, to, reason, why });
     }
 }
 
@@ -154,33 +148,32 @@ fn leaves(model: &Model, process: usize, to: usize) -> Option<usize> {
     })
 }
 
-fn groups(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<(Move, f64)>) {
+fn groups(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<Move>) {
     for (g, to) in found.seating.groups.iter().enumerate() {
         let Some(to) = *to else { continue };
         let takes_s = model.file_copy_s(model.group_bytes(g, to));
         for file in &model.demands.groups.list[g].files {
             let why = format!("{}; its readers share it; moving takes {takes_s:.1} s", whole(model, found));
-            file_moves(snapshot, *file, model.hardware.nodes[to].id, &why, takes_s, moves);
+            file_moves(snapshot, *file, model.hardware.nodes[to].id, &why, moves);
         }
     }
 }
 
-fn private_files(model: &Model, snapshot: &Snapshot, part: &Part, to: usize, why: &str, moves: &mut Vec<(Move, f64)>) {
+fn private_files(model: &Model, snapshot: &Snapshot, part: &Part, to: usize, why: &str, moves: &mut Vec<Move>) {
     for member in &part.members {
         for (file, bytes) in &model.demands.threads[*member].files {
-            let takes_s = model.file_copy_s(*bytes * part.members.len() as f64);
-            file_moves(snapshot, *file, model.hardware.nodes[to].id, why, takes_s, moves);
+            file_moves(snapshot, *file, model.hardware.nodes[to].id, why, moves);
         }
     }
 }
 
-fn file_moves(snapshot: &Snapshot, file: usize, to: NodeId, why: &str, takes_s: f64, moves: &mut Vec<(Move, f64)>) {
+fn file_moves(snapshot: &Snapshot, file: usize, to: NodeId, why: &str, moves: &mut Vec<Move>) {
     let observed = &snapshot.files[file];
     for (from, bytes) in observed.bytes.iter().filter(|(from, bytes)| *from != to && *bytes > 0) {
         // Small remainders are not worth a move.
         if bytes as f64 >= CRUMBS * observed.bytes.total() as f64 {
             let (file, reason) = (observed.file.clone(), Reason::OverloadedHome);
-            moves.push((Move::File { file, generation: None, from, to, reason, why: why.into() }, takes_s));
+            moves.push(Move::File { file, generation: None, from, to, reason, why: why.into() });
         }
     }
 }

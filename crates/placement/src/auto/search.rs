@@ -4,13 +4,12 @@
 //! all others. A greedy search thread by thread ends in crowds, and there are too many placements
 //! of 10,000 threads on 8 nodes to try all.
 //!
-//! **Approach.** The search starts from the current seating, from all threads at home with their
-//! data, and from each process on one node. In each step, it prices all possible changes with the
-//! last solution's queues and CPUs (the gain of the moving threads, the effect on others). It
-//! solves the most promising ones exactly and takes the best. A change is one of: some threads of a
-//! team, with or without their data; data to its threads; a whole process, with or without its
-//! memory; a shared group, with or without its users; two threads that swap. The search ends when
-//! no change is worth its cost, or when the allowance is used up.
+//! **Approach.** The search starts from the current seating, and from all threads at home with their
+//! data. In each step, it solves the network for possible
+//! [changes](super::changes) in the order of their list. It takes the best of the first [`FEW`], or else
+//! the next one that is good. A change is one of: some threads of a team, with or without their data;
+//! data to its threads; a whole process, with or without its memory; a shared group, with or without its
+//! users. The search ends when no change is worth its cost, or when the allowance is used up.
 //!
 //! **Limits.** The result is a local optimum of a model. With very many teams, the allowance ends
 //! the search early; the next window continues.
@@ -21,16 +20,8 @@ use super::seating::{Model, Scratch, Seat, Seating, Worth};
 /// Work allowed per decision, in visits of a solver pass (some nanoseconds each): a few tens of
 /// milliseconds.
 const ALLOWANCE: u64 = 2_000_000;
-/// With at least this many promising changes of different teams, the search first tries all of them
-/// at once, then half of them, and so on.
-const BATCH: usize = 32;
-/// Number of promising changes that are solved before the best one is taken; all are solved until
-/// one is good.
+/// Number of changes that are solved before the best one is taken; beyond, the first good one is taken.
 const FEW: usize = 8;
-/// Number of processes that are placed together on each node.
-const MOST_TOGETHER: usize = 16;
-/// Number of ways to take back one move that are tried.
-const MOST_PRUNED: usize = 12;
 /// Number of search steps.
 const MOST_STEPS: usize = 400;
 /// Smallest improvement that counts, as a share of the total.
@@ -45,8 +36,6 @@ pub(super) enum Change {
     Process { process: usize, node: usize, memory: bool },
     /// Moves a shared group's data, with or without the threads that use it.
     Group { group: usize, node: usize, users: bool },
-    /// Swaps one thread of each of two seats.
-    Swap { a: (usize, Seat), b: (usize, Seat) },
 }
 
 impl Change {
@@ -55,7 +44,7 @@ impl Change {
         match self {
             Self::Threads { data, .. } => data.is_some(),
             Self::Group { .. } => true,
-            Self::Process { .. } | Self::Swap { .. } => false,
+            Self::Process { .. } => false,
         }
     }
 }
@@ -75,8 +64,7 @@ impl Model<'_> {
         let begun = scratch.spent();
         let (seating, worth) = self.climb(current.clone(), scratch, may, begun + ALLOWANCE * 2 / 3);
         let mut found = Found { seating, worth, stays };
-        let until = scratch.spent() + ALLOWANCE / 3;
-        for start in [self.at_home(&current, may), self.together(&current, scratch, may, until)].into_iter().flatten() {
+        if let Some(start) = self.at_home(&current, may) {
             let until = scratch.spent() + ALLOWANCE / 3;
             let (seating, worth) = self.climb(start, scratch, may, until);
             if worth.net > found.worth.net + EPSILON * found.stays.rate * self.settings.horizon_s {
@@ -102,39 +90,15 @@ impl Model<'_> {
         (home != *current).then_some(home)
     }
 
-    /// Each process on one node, the largest first, on the node that is best with the processes
-    /// placed before.
-    fn together(
-        &self,
-        current: &Seating,
-        scratch: &mut Scratch,
-        may: &dyn Fn(&Change) -> bool,
-        until: u64,
-    ) -> Option<Seating> {
+    /// All processes, those with the highest throughput first.
+    pub fn largest_processes(&self) -> Vec<usize> {
         let mut rates = vec![0.0; self.demands.programs.len()];
         for team in self.teams {
             rates[team.process] += team.rate * team.members.len() as f64;
         }
         let mut order: Vec<usize> = (0..rates.len()).collect();
         order.sort_by(|a, b| rates[*b].total_cmp(&rates[*a]).then(a.cmp(b)));
-        order.truncate(MOST_TOGETHER);
-        let mut seating = current.clone();
-        for process in order {
-            let mut best: Option<(Seating, f64)> = None;
-            for node in (0..self.hardware.len()).filter(|n| self.demands.programs[process].allowed[*n]) {
-                let change = Change::Process { process, node, memory: false };
-                if scratch.spent() < until && may(&change) {
-                    let mut next = seating.clone();
-                    self.apply(&mut next, &change);
-                    let net = self.value(&next, scratch).net;
-                    if best.as_ref().is_none_or(|b| net > b.1) {
-                        best = Some((next, net));
-                    }
-                }
-            }
-            seating = best.map_or(seating, |b| b.0);
-        }
-        (seating != *current).then_some(seating)
+        order
     }
 
     /// Fractions of a team's reads, by node.
@@ -163,25 +127,18 @@ impl Model<'_> {
     ) -> (Seating, Worth) {
         let mut worth = self.value(&seating, scratch);
         for _ in 0..MOST_STEPS {
-            // The prices need the solution of this seating.
+            // The changes need the solution of this seating.
             self.value(&seating, scratch);
-            let prices = self.prices(scratch);
-            let mut changes = self.changes(&seating, scratch, &prices);
-            changes.retain(|(_, c)| may(c));
-            changes.sort_by(|a, b| b.0.total_cmp(&a.0));
-            if let Some(next) = self.batch(&seating, &worth, &changes, scratch, until) {
-                (seating, worth) = next;
-                continue;
-            }
+            let changes = self.changes(&seating, scratch).into_iter().filter(|c| may(c));
             let mut best: Option<(Seating, Worth)> = None;
-            for (tried, (_, change)) in changes.iter().enumerate() {
+            for (tried, change) in changes.enumerate() {
                 if scratch.spent() > until || (tried >= FEW && best.is_some()) {
                     break;
                 }
                 let mut next = seating.clone();
-                self.apply(&mut next, change);
+                self.apply(&mut next, &change);
                 let value = self.value(&next, scratch);
-                let least = worth.net + self.least_gain(change, worth.rate);
+                let least = worth.net + self.least_gain(&change, worth.rate);
                 if value.net > best.as_ref().map_or(least, |b| b.1.net) {
                     best = Some((next, value));
                 }
@@ -191,98 +148,7 @@ impl Model<'_> {
                 None => break,
             }
         }
-        self.prune(&mut seating, &mut worth, scratch, until);
         (seating, worth)
-    }
-
-    /// Many changes at once, the most promising of each team; fewer if they interfere with each
-    /// other.
-    fn batch(
-        &self,
-        seating: &Seating,
-        worth: &Worth,
-        changes: &[(f64, Change)],
-        scratch: &mut Scratch,
-        until: u64,
-    ) -> Option<(Seating, Worth)> {
-        let mut taken = vec![false; self.teams.len()];
-        let mut able: Vec<&Change> = Vec::new();
-        for (promise, change) in changes {
-            if let Change::Threads { team, .. } = change
-                && *promise * self.settings.horizon_s > self.least_gain(change, 0.0)
-                && !std::mem::replace(&mut taken[*team], true)
-            {
-                able.push(change);
-            }
-        }
-        let mut count = able.len();
-        while count >= BATCH && scratch.spent() < until {
-            let mut next = seating.clone();
-            able[..count].iter().for_each(|change| self.apply(&mut next, change));
-            let value = self.value(&next, scratch);
-            if value.net > worth.net + self.least_gain(able[0], worth.rate) {
-                return Some((next, value));
-            }
-            count /= 2;
-        }
-        None
-    }
-
-    /// Takes back moves that turned out to be unnecessary: each move has a cost, and a person must
-    /// understand it.
-    fn prune(&self, seating: &mut Seating, worth: &mut Worth, scratch: &mut Scratch, until: u64) {
-        let mut tries: Vec<Seating> = Vec::new();
-        for (g, _) in seating.groups.iter().enumerate().filter(|(_, to)| to.is_some()) {
-            let mut without = seating.clone();
-            without.groups[g] = None;
-            tries.push(without);
-        }
-        for (p, _) in seating.processes.iter().enumerate().filter(|(_, to)| to.is_some()) {
-            let mut without = seating.clone();
-            without.processes[p] = None;
-            tries.push(without);
-        }
-        self.keep_best(seating, worth, scratch, tries);
-        // Opposite moves of similar threads (one thread there, another one here) cancel.
-        for t in 0..self.teams.len() {
-            let home = self.teams[t].node;
-            for seat in seating.seats[t].clone() {
-                if (seat.node == home && seat.data.is_none()) || scratch.spent() > until {
-                    continue;
-                }
-                let mut tries = Vec::new();
-                for count in [seat.count, 1] {
-                    let mut without = seating.clone();
-                    let back = Change::Threads { team: t, from: seat, count, node: home, data: None };
-                    if seating.processes[self.teams[t].process].is_some() {
-                        continue;
-                    }
-                    self.apply(&mut without, &back);
-                    tries.push(without.clone());
-                    for other in (0..self.teams.len()).filter(|o| *o != t && self.teams[*o].node == seat.node) {
-                        if let Some(there) = without.seats[other].iter().find(|s| s.node == home).copied() {
-                            let mut both = without.clone();
-                            let (node, count) = (self.teams[other].node, count.min(there.count));
-                            let back = Change::Threads { team: other, from: there, count, node, data: None };
-                            if both.processes[self.teams[other].process].is_none() {
-                                self.apply(&mut both, &back);
-                                tries.push(both);
-                            }
-                        }
-                    }
-                }
-                self.keep_best(seating, worth, scratch, tries);
-            }
-        }
-    }
-
-    fn keep_best(&self, seating: &mut Seating, worth: &mut Worth, scratch: &mut Scratch, tries: Vec<Seating>) {
-        for other in tries.into_iter().take(MOST_PRUNED) {
-            let value = self.value(&other, scratch);
-            if value.net >= worth.net {
-                (*seating, *worth) = (other, value);
-            }
-        }
     }
 
     /// The least gain that a change must promise, in bytes over the horizon. Going back to the
@@ -296,19 +162,11 @@ impl Model<'_> {
                 self.of_process[*process].iter().map(|t| of(*t, self.teams[*t].members.len())).sum()
             }
             Change::Group { .. } => 0.0,
-            Change::Swap { a, b } => of(a.0, 1) + of(b.0, 1),
         };
         self.settings.horizon_s * (self.settings.min_move_gain * moved).max(EPSILON * all)
     }
 
     pub fn apply(&self, seating: &mut Seating, change: &Change) {
-        let shift = |seating: &mut Seating, team: usize, from: &Seat, count: usize, node, data| {
-            let at = seating.seats[team].iter().position(|s| s.node == from.node && s.data == from.data);
-            if let Some(at) = at {
-                let count = count.min(seating.seats[team][at].count);
-                seating.shift(team, at, count, node, data);
-            }
-        };
         match change {
             Change::Threads { team, from, count, node, data } => shift(seating, *team, from, *count, *node, *data),
             Change::Process { process, node, memory } => {
@@ -329,10 +187,14 @@ impl Model<'_> {
                     }
                 }
             }
-            Change::Swap { a, b } => {
-                shift(seating, a.0, &a.1, 1, b.1.node, a.1.data);
-                shift(seating, b.0, &b.1, 1, a.1.node, b.1.data);
-            }
         }
+    }
+}
+
+/// Moves threads of a team's seat if it is still there.
+fn shift(seating: &mut Seating, team: usize, from: &Seat, count: usize, node: usize, data: Option<usize>) {
+    if let Some(at) = seating.seats[team].iter().position(|s| s.node == from.node && s.data == from.data) {
+        let count = count.min(seating.seats[team][at].count);
+        seating.shift(team, at, count, node, data);
     }
 }

@@ -11,17 +11,16 @@
 //!
 //! **Limits.** The model assumes that the load stays the same for the horizon.
 
-use std::cell::Cell as Cell64;
-
 use smallvec::SmallVec;
 
 use super::Settings;
 use super::data::{Shares, add, beside};
 use super::demand::Demands;
 use super::hardware::Hardware;
-use super::network::{Cell, Lock, Network, Steady, Visit, Visits};
-use super::software::{crossed, own_memory};
+use super::locks::{crossed, own_memory};
+use super::network::{Cell, Lock, Network, Steady, Visits, flow as visit};
 use super::team::Team;
+use crate::Writes;
 
 /// Some threads of a team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,15 +75,6 @@ pub(super) struct Worth {
     pub net: f64,
 }
 
-/// The effect of one more byte/s on all other threads, at the last solution.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Prices {
-    /// Bytes/s of all threads on a node.
-    pub rate: Vec<f64>,
-    /// Bytes/s that all threads lose per request added to a station's queue.
-    pub queue: Vec<f64>,
-}
-
 /// The inputs that stay the same while placements are tried.
 pub(super) struct Model<'a> {
     pub hardware: &'a Hardware,
@@ -110,23 +100,16 @@ pub(super) struct Scratch {
     pub steady: Steady,
     crowds: Vec<Vec<f64>>,
     places: Vec<Shares>,
-    /// How much longer writes take at each node's memory because many threads write there.
-    crowded: Vec<f64>,
     /// Sharing threads by process and node.
     sharers: Vec<Vec<f64>>,
-    /// Work on single cells, in visits.
-    looked: Cell64<u64>,
 }
 
 impl Scratch {
     /// Work done so far, in visits of a solver pass.
     pub fn spent(&self) -> u64 {
-        self.steady.passes + self.looked.get()
+        self.steady.passes
     }
 }
-
-/// Work to examine one cell by itself, in visits.
-const ALONE: u64 = 30;
 
 /// The share of data not yet rewritten at the end of the horizon, if `renewed` of it is rewritten
 /// per second. This is not the mean over the horizon: data that comes nearer is written faster, and
@@ -135,14 +118,10 @@ fn stays(renewed: f64, horizon_s: f64) -> f64 {
     (-renewed * horizon_s).exp()
 }
 
-/// Where writes do not follow the thread, some file systems write where the data is and others
-/// where their device is. This shows only after data has moved, so this share is assumed to go with
-/// the data.
-const IN_PLACE: f64 = 0.5;
 /// How many times the model is fitted to the window it was made from.
 const FITTED: usize = 4;
 /// The least share of CPU time per byte that is software.
-const LEAST_SOFTWARE: f64 = 0.02;
+pub(super) const LEAST_SOFTWARE: f64 = 0.02;
 
 /// Makes the model of the current placement yield the observed rates. The unexplained time becomes
 /// software or sleep.
@@ -222,7 +201,7 @@ impl<'a> Model<'a> {
     }
 
     fn build(&self, seating: &Seating, scratch: &mut Scratch) {
-        let Scratch { network, crowds, places, sharers, crowded, .. } = scratch;
+        let Scratch { network, crowds, places, sharers, .. } = scratch;
         network.stations = self.hardware.stations() + self.demands.programs.len();
         self.sharers(seating, sharers);
         network.cpus.clear();
@@ -238,13 +217,12 @@ impl<'a> Model<'a> {
                 let on_s =
                     self.cell(t, team, seat, seating, crowds, places, &mut visits) + lock.map_or(0.0, |l| l.hold_s);
                 let first = network.visits.len();
-                network.visits.extend(visits.0.drain(..));
+                network.visits.extend(visits.drain(..));
                 let last = network.visits.len();
                 let threads = seat.count as f64;
                 network.cells.push(Cell { threads, node: seat.node, on_s, off_s: team.off_s, first, last, lock });
             }
         }
-        network.crowd(|node, writers| self.hardware.crowded(node, writers), crowded);
     }
 
     fn sharers(&self, seating: &Seating, sharers: &mut Vec<Vec<f64>>) {
@@ -288,14 +266,11 @@ impl<'a> Model<'a> {
                         continue;
                     }
                     let rate = seat.count as f64 * written * team.rate;
-                    let follow = program.writes_follow;
-                    if follow > 0.0 {
-                        add(&mut writers[*g], self.hardware.nodes[seat.node].home, follow * rate);
-                    }
-                    if follow < 1.0 {
+                    if program.writes == Some(Writes::Follow) {
+                        add(&mut writers[*g], self.hardware.nodes[seat.node].home, rate);
+                    } else {
                         // The file system spreads writes or sends them to its device: new blocks go
                         // where they go now.
-                        let rate = (1.0 - follow) * rate;
                         list[*g].places.iter().for_each(|(node, share)| add(&mut writers[*g], *node, share * rate));
                     }
                 }
@@ -329,13 +304,13 @@ impl<'a> Model<'a> {
     ) -> f64 {
         let hardware = self.hardware;
         let program = &self.demands.programs[team.process];
-        let (here, follow) = (hardware.nodes[seat.node].home, program.writes_follow);
+        let here = hardware.nodes[seat.node].home;
+        let (follow, in_place) = (program.writes == Some(Writes::Follow), program.writes == Some(Writes::InPlace));
         let mut memory_s = 0.0;
         let mut flow = |node: usize, read: f64, written: f64, relief: f64| {
-            let cost = |at: usize| relief * read * hardware.read_s(at, node) + written * hardware.write_s(at, node);
-            let media_s = team.memory * (cost(node) + team.distance * (cost(seat.node) - cost(node)));
-            memory_s += media_s;
-            visits.flow(hardware, seat.node, node, (relief * read, written), media_s);
+            let cost = relief * read * hardware.read_s(seat.node, node) + written * hardware.write_s(seat.node, node);
+            memory_s += cost;
+            visit(visits, hardware, seat.node, node, relief * read, written);
         };
         let old = self.private_stays[t];
         match seat.data {
@@ -344,30 +319,27 @@ impl<'a> Model<'a> {
         }
         if old < 1.0 {
             let new = (1.0 - old) * team.private.iter().map(|p| p.1).sum::<f64>();
-            let all: f64 = team.wrote.iter().map(|w| w.1).sum();
-            flow(here, follow * new, 0.0, 1.0);
-            if follow < 1.0 {
-                team.wrote.iter().for_each(|(node, share)| flow(*node, (1.0 - follow) * new * share / all, 0.0, 1.0));
+            if follow {
+                flow(here, new, 0.0, 1.0);
+            } else {
+                let all: f64 = team.wrote.iter().map(|w| w.1).sum();
+                team.wrote.iter().for_each(|(node, share)| flow(*node, new * share / all, 0.0, 1.0));
             }
         }
         for (g, read, written) in &team.shared {
             let relief = 1.0 - self.settings.cache_shared * beside(&crowds[*g], seat.node);
-            let stays = (1.0 - follow) * written;
-            let in_place = if program.writes_spread { 0.0 } else { IN_PLACE * stays };
-            places[*g].iter().for_each(|(node, share)| flow(*node, read * share, in_place * share, relief));
-            flow(here, 0.0, follow * written, 1.0);
-            let lands = &self.demands.groups.list[*g].places;
-            lands.iter().for_each(|(node, share)| flow(*node, 0.0, (stays - in_place) * share, 1.0));
-        }
-        flow(here, 0.0, follow * team.writes, 1.0);
-        let in_place = match seat.data.filter(|_| !program.writes_spread) {
-            Some(node) => {
-                flow(node, 0.0, IN_PLACE * (1.0 - follow) * team.writes, 1.0);
-                IN_PLACE
+            places[*g].iter().for_each(|(node, share)| flow(*node, read * share, 0.0, relief));
+            let lands = if in_place { &places[*g] } else { &self.demands.groups.list[*g].places };
+            match follow {
+                true => flow(here, 0.0, *written, 1.0),
+                false => lands.iter().for_each(|(node, share)| flow(*node, 0.0, written * share, 1.0)),
             }
-            None => 0.0,
-        };
-        team.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, (1.0 - follow) * (1.0 - in_place) * share, 1.0));
+        }
+        match seat.data.filter(|_| in_place) {
+            _ if follow => flow(here, 0.0, team.writes, 1.0),
+            Some(node) => flow(node, 0.0, team.writes, 1.0),
+            None => team.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, *share, 1.0)),
+        }
         let far = match seating.processes[team.process] {
             Some(node) => {
                 let home = hardware.nodes[node].home;
@@ -378,60 +350,11 @@ impl<'a> Model<'a> {
         team.soft_s * (1.0 + self.settings.own_memory * far) + memory_s
     }
 
-    /// The prices at the solution in `scratch`.
-    pub fn prices(&self, scratch: &Scratch) -> Prices {
-        let Scratch { network, steady, .. } = scratch;
-        let n = self.hardware.len();
-        let mut prices = Prices { rate: vec![0.0; n], queue: vec![0.0; network.stations] };
-        for (cell, rate) in network.cells.iter().zip(&steady.rate) {
-            prices.rate[cell.node] += cell.threads * rate;
-            for v in &network.visits[cell.first..cell.last] {
-                // T grows by v per request added to the queue, so x falls by x² v.
-                prices.queue[v.station] += cell.threads * rate * rate * steady.stretch[cell.node] * v.work;
-            }
-            if let Some(l) = cell.lock {
-                prices.queue[l.station] += cell.threads * rate * rate * l.hold_s;
-            }
-        }
-        for (price, leverage) in prices.queue.iter_mut().zip(steady.leverage()) {
-            *price *= leverage;
-        }
-        prices
-    }
-
-    /// One cell by itself, at the queues and stretches of the solution in `scratch`: bytes/s of one
-    /// thread, its CPU demand, and its queued requests by node.
-    pub fn alone(
-        &self,
-        t: usize,
-        seat: &Seat,
-        seating: &Seating,
-        scratch: &Scratch,
-    ) -> (f64, f64, SmallVec<[(usize, f64); 2]>) {
-        let team = &self.teams[t];
-        let lock = self.lock(team, seat.node, &scratch.sharers);
-        let (on_s, work) = self.now(t, seat, seating, scratch);
-        let on_s = on_s + lock.map_or(0.0, |l| l.hold_s);
-        let steady = &scratch.steady;
-        scratch.looked.set(scratch.looked.get() + ALONE + work.len() as u64);
-        let waits: f64 = work.iter().map(|v| v.work * steady.queue[v.station]).sum();
-        let lock_wait = lock.map_or(0.0, |l| l.hold_s * steady.queue[l.station]);
-        let on = on_s + waits;
-        let off_s = team.off_s + lock_wait;
-        let rate = 1.0 / (steady.stretch[seat.node] * on + off_s).max(f64::MIN_POSITIVE);
-        let queue = |v: &Visit| v.service * (v.alone + v.work * steady.queue[v.station]) * rate;
-        let mut queued: SmallVec<[(usize, f64); 2]> = work.iter().map(|v| (v.station, queue(v))).collect();
-        queued.extend(lock.map(|l| (l.station, (l.hold_s + lock_wait) * rate)));
-        (rate, on / (on + off_s), queued)
-    }
-
-    /// [`cell`](Self::cell), with the writers of the solution in `scratch`.
-    fn now(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> (f64, SmallVec<[Visit; 8]>) {
+    /// [`cell`](Self::cell), with the crowds and places of the solution in `scratch`.
+    fn now(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> (f64, Visits) {
         let mut visits = Visits::default();
         let on_s = self.cell(t, &self.teams[t], seat, seating, &scratch.crowds, &scratch.places, &mut visits);
-        let crowded = |v: &Visit| scratch.crowded.get(v.station).copied().unwrap_or(1.0);
-        let longer: f64 = visits.0.iter_mut().map(|v| v.crowd(crowded(v))).sum();
-        (on_s + longer, visits.0)
+        (on_s, visits)
     }
 
     /// The parts of a thread's time per byte, at the queues and stretches of the solution in

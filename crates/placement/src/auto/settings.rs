@@ -26,11 +26,7 @@ pub struct Settings {
     /// The share of its peak read bandwidth that a controller of persistent memory sustains: 6 GB/s
     /// (NT slides, 3) of 6.8 (NT III-C1).
     pub nvm_sustained: f64,
-    /// Highest read bandwidth of one module of persistent memory, bytes/s; it determines the number
-    /// of modules (NT III-C1).
-    pub nvm_module_bw: f64,
-    /// Bandwidth of a node's port to the other nodes, bytes/s, both directions together, until more
-    /// is observed: one UPI link of 10.4 GT/s. Firmware does not state it. A low value makes
+    /// Bandwidth of a node's port to the other nodes, bytes/s, both directions together: one UPI link of 10.4 GT/s. Firmware does not state it. A low value makes
     /// threads go home too readily; a high value hides that a port is full.
     pub link_bw: f64,
     /// Seconds per byte of one thread that reads persistent memory through a file system, local and
@@ -83,7 +79,6 @@ impl Default for Settings {
             remote_dram: 108.8 / 66.8,
             remote_load: 1.0 / (1.0 - 0.346),
             nvm_sustained: 6.0 / 6.8,
-            nvm_module_bw: 6.8e9,
             link_bw: 20.8e9,
             nvm_read_s: 0.67e-9,
             nvm_write_s: 671e-9 / 4096.0,

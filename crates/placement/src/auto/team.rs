@@ -26,7 +26,6 @@ pub(super) struct Team {
     pub process: usize,
     pub allowed: usize,
     pub held: bool,
-    pub came_from: Option<usize>,
     /// Mean demand, see [`Demand`].
     pub rate: f64,
     pub soft_s: f64,
@@ -34,8 +33,6 @@ pub(super) struct Team {
     /// Observed seconds per byte on a CPU, and asleep.
     pub seen_on_s: f64,
     pub seen_off_s: f64,
-    pub memory: f64,
-    pub distance: f64,
     pub private: Shares,
     pub shared: SmallVec<[(usize, f64, f64); 2]>,
     pub writes: f64,
@@ -57,7 +54,6 @@ struct Key {
     node: usize,
     allowed: usize,
     held: bool,
-    came_from: Option<usize>,
     files: bool,
     times: [i64; 2],
     private: SmallVec<[(usize, i64); 2]>,
@@ -87,7 +83,6 @@ impl Key {
             node: d.node,
             allowed: d.allowed,
             held: d.held,
-            came_from: d.came_from,
             files: !d.files.is_empty(),
             // Sleep matters only as a share of the whole.
             times: [time(busy), fraction(d.off_s / busy.max(f64::MIN_POSITIVE))],
@@ -113,14 +108,12 @@ fn team(demands: &Demands, members: Vec<usize>) -> Team {
     for i in &members {
         let d = &demands.threads[*i];
         (team.node, team.process, team.allowed) = (d.node, d.process, d.allowed);
-        (team.held, team.shares, team.came_from) = (d.held, d.shares, d.came_from);
+        (team.held, team.shares) = (d.held, d.shares);
         team.rate += d.rate / all;
         team.soft_s += d.soft_s / all;
         team.off_s += d.off_s / all;
         team.seen_on_s += d.seen_on_s / all;
         team.seen_off_s += d.seen_off_s / all;
-        team.memory += d.memory / all;
-        team.distance += d.distance / all;
         team.writes += d.writes / all;
         team.renewed += d.renewed / all;
         team.file_bytes += d.files.iter().map(|f| f.1).sum::<f64>() / all;

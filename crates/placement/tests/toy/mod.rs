@@ -8,7 +8,10 @@
 
 use std::collections::BTreeMap;
 
-use placement::{FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Plan, Policy, Process, Snapshot, Thread};
+use placement::{
+    FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Outcome, OutcomeState, Plan, Policy, Process, Snapshot, Subject,
+    Thread, Writes,
+};
 use topology::{NodeId, Topology};
 
 #[derive(Clone, Debug)]
@@ -241,8 +244,19 @@ impl Toy {
             bytes: (self.places(file).into_iter())
                 .map(|(m, share)| (NodeId(m as u32), (share * self.files[file].bytes) as u64))
                 .collect(),
+            writes: Some(if self.writes_spread { Writes::Spread } else { Writes::Follow }),
+            movable: Some(self.files_move),
             readers,
             ..ObservedFile::default()
+        });
+        let copying = self.files.iter().enumerate().filter_map(|(file, f)| {
+            let (to, left) = f.moving?;
+            Some(Outcome {
+                subject: Subject::File { file: format!("f{file}"), generation: 0 },
+                from: NodeId(f.node as u32),
+                to: NodeId(to as u32),
+                result: OutcomeState::Running { bytes: f.bytes as u64, done: (f.bytes - left) as u64 },
+            })
         });
         let processes = self.threads.iter().map(|t| Process {
             pid: t.pid,
@@ -259,7 +273,7 @@ impl Toy {
             threads,
             files: files.collect(),
             processes,
-            outcomes: Vec::new(),
+            outcomes: copying.collect(),
             notes: Vec::new(),
         }
     }
