@@ -199,7 +199,7 @@ fn growing_from_exactly_the_end_shows_zeros() {
     }
 }
 
-/// What docs/PERFORMANCE.md says about the order of stores: flushes (of adjacent lines) and fences.
+/// The order of stores as docs/PERFORMANCE.md states it: flushes (of adjacent lines) and fences.
 #[test]
 fn operations_flush_and_fence_as_few_times_as_the_order_needs() {
     let ram = Ram::new(blank(&REGIONS));

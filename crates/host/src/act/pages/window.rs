@@ -284,9 +284,10 @@ mod tests {
         file.as_file().set_len(5 * page as u64).unwrap();
         let opened = open::open(file.path()).unwrap();
         let arena = Arena::reserve(1, 8 * page, page).unwrap();
-        let mut window = Window::open(&arena, &opened, 0, 8 * page as u64, NodeId(0), (0, 1), (None, &mut Layout::default()))
-            .unwrap()
-            .unwrap();
+        let mut window =
+            Window::open(&arena, &opened, 0, 8 * page as u64, NodeId(0), (0, 1), (None, &mut Layout::default()))
+                .unwrap()
+                .unwrap();
         window.lost = vec![window.at + page, window.at + 4 * page];
         let before = window.tally.in_use;
         window.settle().unwrap();
