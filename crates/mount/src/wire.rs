@@ -398,6 +398,15 @@ mod tests {
     }
 
     #[test]
+    fn arguments_go_on_in_the_second_piece() {
+        let mut args = Args(&[1, 0, 0, 0], b"name\0data");
+        assert_eq!(args.u32().unwrap(), u32::from_le(1));
+        assert_eq!((args.name().unwrap(), args.bytes(4).unwrap()), (&b"name"[..], &b"data"[..]));
+        assert!(args.skip(1).is_err());
+        assert_eq!(Args(&[], b"name\0").name().unwrap(), b"name", "the first piece may be empty");
+    }
+
+    #[test]
     fn a_notice_is_sent_once() {
         let mut buffer = [0; OUT_HEADER];
         let mut answer = Answer::new(&mut buffer);
