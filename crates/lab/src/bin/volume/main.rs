@@ -178,7 +178,7 @@ fn add(args: &Args, file: &Path, figures: &[Figure], all: &mut BTreeMap<Key, Vec
 fn chosen(args: &Args, figures: Vec<Figure>) -> Vec<Figure> {
     let wanted = |figure: &Figure| {
         let name = format!("{}-{}", figure.paper.name(), figure.id);
-        args.figure.is_empty() || args.figure.iter().any(|wanted| *wanted == name)
+        args.figure.is_empty() || args.figure.contains(&name)
     };
     let mut figures: Vec<Figure> = figures.into_iter().filter(wanted).collect();
     for figure in &mut figures {
