@@ -150,7 +150,7 @@ impl Measured<'_> {
         let values = |of: &str, g: usize| self.by_round(of, self.base, &[g]);
         let rounds = (0..self.groups.len()).flat_map(|g| self.series.iter().map(move |s| values(&s.0, g).len())).max();
         let bars = |pick: &dyn Fn(&[f64]) -> Option<f64>| Plot::Bars {
-            y: "relative to the first series",
+            y: "relative throughput",
             groups: self.groups.clone(),
             series: (self.series.iter())
                 .map(|(name, _)| {
@@ -181,6 +181,7 @@ impl Measured<'_> {
             p.soft { "Paper: " (self.simulated.setup) }
             p.soft { "Measured: " (self.setup) }
             (picture(&format!("Bars of {}, measured", self.simulated.title), &plot))
+            p.soft { "Bars are relative to " (self.base) ", round by round." }
             table {
                 thead { tr { th { "ratio" } th { "at" } th.n { "paper" } th.n { "simulated" } th.n { "measured" } th.n { "least to most" } th.n { "runs" } } }
                 tbody { @for row in self.rows() { tr {

@@ -145,7 +145,7 @@ pub fn figures(factor: f64) -> Vec<Figure> {
     // Thesis 5.1: one thread reads one file, of 1 GB here, in pieces of 1 MB, from the other node.
     let gb = 1024.0 * 1024.0 * 1024.0;
     let (personality, mb) = (Personality::Videoserver, 1024.0 * 1024.0);
-    let read = Filebench { personality, threads: 1, files: 1.0, file_size: gb / factor, io_size: mb };
+    let read = Filebench { personality, threads: 1, files: 1.0, file_size: (gb / factor).round(), io_size: mb };
     let simpleread = Load { placed: true, ..load("simpleread", Program::Filebench(read)) };
     vec![
         figure(Paper::NThread, "5a", fio(4), "MB/s by Eq. 1"),
@@ -301,10 +301,13 @@ impl Runner<'_> {
             Program::Db(_) => db_rate(text).context("db_bench said no rate"),
             Program::Filebench(what) => {
                 let done: Done = serde_json::from_str(text).context("homenode-filebench")?;
-                // One file of one thread is simpleread, whose operations have no size of their own.
-                Ok(match what.files == 1.0 {
-                    true => done.read_bytes as f64 / 1e6 / self.seconds,
-                    false => done.operations as f64 / self.seconds,
+                // An operation of videoserver is a whole file, of which a run of seconds reads a part.
+                let files = done.read_bytes as f64 / what.file_size / self.seconds;
+                Ok(match (what.files == 1.0, what.personality) {
+                    // simpleread.
+                    (true, _) => done.read_bytes as f64 / 1e6 / self.seconds,
+                    (false, Personality::Videoserver) => files,
+                    _ => done.operations as f64 / self.seconds,
                 })
             }
         }

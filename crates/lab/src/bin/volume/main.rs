@@ -15,14 +15,14 @@ mod place;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use loads::{Figure, Load, Program, Runner};
 use place::{Line, Place};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use simulate::papers::Paper;
 use simulate::reproduce::measured::{Measured, Spread, page};
 
@@ -55,6 +55,9 @@ struct Args {
     /// One run of each
     #[arg(long, conflicts_with = "runs")]
     quick: bool,
+    /// Also report the runs of an earlier results.json; with --runs 0, nothing else
+    #[arg(long, value_name = "FILE")]
+    add: Vec<PathBuf>,
     /// Also print the results as JSON
     #[arg(long)]
     json: bool,
@@ -69,8 +72,8 @@ struct Args {
     policy: Vec<String>,
 }
 
-/// Figures of one run.
-#[derive(Clone, Debug, Serialize)]
+/// What one run showed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Run {
     /// In the figure's unit.
     value: f64,
@@ -80,6 +83,25 @@ struct Run {
     elsewhere: Option<f64>,
     threads_moved: usize,
     files_moved: usize,
+}
+
+/// The runs of one load under one policy, as results.json has them.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    paper: String,
+    figure: String,
+    load: String,
+    policy: String,
+    unit: String,
+    runs: Vec<Run>,
+}
+
+/// What of results.json is read again.
+#[derive(Deserialize)]
+struct Results {
+    scale: f64,
+    seconds: f64,
+    runs: Vec<Entry>,
 }
 
 /// Figure, load, series.
@@ -108,6 +130,7 @@ fn run(args: &Args) -> Result<()> {
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let place = Place::new(&args.data, &args.homenode)?;
     let mut all: BTreeMap<Key, Vec<Run>> = BTreeMap::new();
+    args.add.iter().try_for_each(|file| add(args, file, &figures, &mut all))?;
     for round in 0..if args.quick { 1 } else { args.runs } {
         for (f, figure) in figures.iter().enumerate() {
             for (l, load) in figure.loads.iter().enumerate() {
@@ -125,9 +148,28 @@ fn run(args: &Args) -> Result<()> {
             write(args, &figures, &simulated, &all)?;
         }
     }
+    write(args, &figures, &simulated, &all)?;
     if args.json {
         let path = args.out.join("results.json");
         println!("{}", fs::read_to_string(&path).with_context(|| path.display().to_string())?);
+    }
+    Ok(())
+}
+
+/// Adds the runs of an earlier report.
+fn add(args: &Args, file: &Path, figures: &[Figure], all: &mut BTreeMap<Key, Vec<Run>>) -> Result<()> {
+    let what = || file.display().to_string();
+    let results: Results = serde_json::from_str(&fs::read_to_string(file).with_context(what)?).with_context(what)?;
+    let same = (results.scale, results.seconds) == (args.scale, args.seconds);
+    ensure!(same, "{}: other --scale or --seconds, so other loads", file.display());
+    for entry in results.runs {
+        let figure = figures.iter().position(|f| f.paper.name() == entry.paper && f.id == entry.figure);
+        let Some((f, figure)) = figure.and_then(|f| Some((f, figures.get(f)?))) else { continue };
+        let load = figure.loads.iter().position(|load| load.name == entry.load);
+        let series = figure.series.iter().position(|series| series.0 == entry.policy);
+        if let Some((l, s)) = load.zip(series) {
+            all.entry((f, l, s)).or_default().extend(entry.runs);
+        }
     }
     Ok(())
 }
@@ -136,7 +178,7 @@ fn run(args: &Args) -> Result<()> {
 fn chosen(args: &Args, figures: Vec<Figure>) -> Vec<Figure> {
     let wanted = |figure: &Figure| {
         let name = format!("{}-{}", figure.paper.name(), figure.id);
-        args.figure.is_empty() || args.figure.iter().any(|wanted| *wanted == name)
+        args.figure.is_empty() || args.figure.contains(&name)
     };
     let mut figures: Vec<Figure> = figures.into_iter().filter(wanted).collect();
     for figure in &mut figures {
@@ -231,13 +273,13 @@ fn write(
     let put = |name: &str, text: &str| fs::write(path(name), text).with_context(|| path(name).display().to_string());
     put("report.html", &html)?;
     put("report.md", &markdown(&about, &measured)?)?;
-    let runs: Vec<serde_json::Value> = (all.iter())
-        .map(|((f, l, s), runs)| {
-            let figure = &figures[*f];
-            let (paper, id, load) = (figure.paper.name(), figure.id, figure.loads[*l].name);
-            serde_json::json!({"paper": paper, "figure": id, "load": load, "policy": figure.series[*s].0, "unit": figure.unit, "runs": runs})
-        })
-        .collect();
+    let entry = |((f, l, s), runs): (&Key, &Vec<Run>)| {
+        let figure = &figures[*f];
+        let [paper, id, load] = [figure.paper.name(), figure.id, figure.loads[*l].name].map(str::to_owned);
+        let (policy, unit) = (figure.series[*s].0.to_owned(), figure.unit.to_owned());
+        Entry { paper, figure: id, load, policy, unit, runs: runs.clone() }
+    };
+    let runs: Vec<Entry> = all.iter().map(entry).collect();
     let ratios: Vec<serde_json::Value> = (measured.iter())
         .map(|m| serde_json::json!({"paper": m.simulated.paper.name(), "figure": m.simulated.id, "ratios": m.rows()}))
         .collect();
@@ -255,15 +297,15 @@ fn measured<'a>(
     all: &BTreeMap<Key, Vec<Run>>,
 ) -> Option<Measured<'a>> {
     let of = |l: usize, s: usize| all.get(&(f, l, s)).map_or(&[][..], Vec::as_slice);
-    let values = |s: usize| -> Vec<Vec<f64>> {
-        (0..figure.loads.len()).map(|l| of(l, s).iter().map(|run| run.value).collect()).collect()
-    };
-    let shown: Vec<usize> =
-        (0..figure.series.len()).filter(|s| (0..figure.loads.len()).any(|l| !of(l, *s).is_empty())).collect();
+    let (loads, series) = (0..figure.loads.len(), 0..figure.series.len());
+    let loads: Vec<usize> = loads.filter(|l| series.clone().any(|s| !of(*l, s).is_empty())).collect();
+    let shown: Vec<usize> = series.filter(|s| loads.iter().any(|l| !of(*l, *s).is_empty())).collect();
+    let values =
+        |s: usize| -> Vec<Vec<f64>> { loads.iter().map(|l| of(*l, s).iter().map(|run| run.value).collect()).collect() };
     let names = |s: &usize| (figure.series[*s].1.to_owned(), values(*s));
-    let head = ["load", "policy", "remote reads", "load on node 1", "threads moved", "files moved"];
+    let head = ["load", "policy", "remote reads", "load on node 1", "threads moved", "files moved, at least"];
     let mut counted = vec![head.map(str::to_owned).to_vec()];
-    for (l, load) in figure.loads.iter().enumerate() {
+    for (l, load) in loads.iter().map(|l| (*l, &figure.loads[*l])) {
         for s in &shown {
             let share = |of_run: fn(&Run) -> Option<f64>| {
                 let shares: Vec<f64> = of(l, *s).iter().filter_map(of_run).collect();
@@ -283,9 +325,9 @@ fn measured<'a>(
     }
     Some(Measured {
         simulated: simulated.iter().find(|s| s.paper == figure.paper && s.id == figure.id)?,
-        setup: setup(figure),
+        setup: loads.iter().map(|l| setup(&figure.loads[*l])).collect::<Vec<_>>().join("; ") + ".",
         unit: figure.unit,
-        groups: figure.loads.iter().map(|load| load.name.to_owned()).collect(),
+        groups: loads.iter().map(|l| figure.loads[*l].name.to_owned()).collect(),
         base: figure.series[*shown.iter().find(|s| figure.series[**s].1 == figure.base).or(shown.first())?].1,
         series: shown.iter().map(names).collect(),
         ratios: figure.ratios.to_vec(),
@@ -293,27 +335,22 @@ fn measured<'a>(
     })
 }
 
-/// The loads of this run.
-fn setup(figure: &Figure) -> String {
-    let one = |load: &Load| {
-        let what = match load.program {
-            Program::Fio(threads, reads) => {
-                format!("fio, {threads} threads with a file each, {reads} % reads of 4 KiB")
-            }
-            Program::Db(benchmark) => format!("db_bench {benchmark}, 10 threads, 4 KB values"),
-            Program::Filebench(f) => {
-                format!("{} threads, {} files of {:.0} KB", f.threads, f.files, f.file_size / 1024.0)
-            }
-        };
-        let places = match (load.applications, load.spread, load.placed) {
-            (1, _, true) => ", begun on node 1",
-            (_, _, true) => ", half of them begun on each node",
-            (2.., true, _) => ", each with its data on another node",
-            _ => "",
-        };
-        format!("{}: {} × {what}{places}", load.name, load.applications)
+/// What runs here.
+fn setup(load: &Load) -> String {
+    let what = match load.program {
+        Program::Fio(threads, reads) => format!("fio, {threads} threads with a file each, {reads} % reads of 4 KiB"),
+        Program::Db(benchmark) => format!("db_bench {benchmark}, 10 threads, 4 KB values"),
+        Program::Filebench(f) => {
+            format!("{} threads, {} files of {:.0} KB", f.threads, f.files, f.file_size / 1024.0)
+        }
     };
-    figure.loads.iter().map(one).collect::<Vec<_>>().join("; ") + "."
+    let places = match (load.applications, load.spread, load.placed) {
+        (1, _, true) => ", begun on node 1",
+        (_, _, true) => ", half of them begun on each node",
+        (2.., true, _) => ", each with its data on another node",
+        _ => "",
+    };
+    format!("{}: {} × {what}{places}", load.name, load.applications)
 }
 
 fn markdown(about: &[String], measured: &[Measured<'_>]) -> Result<String> {
