@@ -51,7 +51,8 @@ fn hotter_pages_are_on_another_node() -> Outcome {
 /// Starts the program on node 0 with these files (kind, node, MiB); homenode must bind it to node 1, for this reason.
 fn moves(reason: &str, files: &[(&str, u32, u64)]) -> Outcome {
     if std::env::var_os("HOMENODE_CONDITIONS").is_none() {
-        let why = "minutes on a quiet machine, as samples may take a hundredth of its time: set HOMENODE_CONDITIONS";
+        // A sample's walk ends after 100 ms, whatever it has reached: a busy emulated machine never comes to the second mapping.
+        let why = "needs a machine that walks 64 MiB of page table in 100 ms, quicker than most emulated ones: set HOMENODE_CONDITIONS";
         return Err(Skip(why.to_owned()).into());
     }
     let bench = Bench::new()?;
