@@ -72,7 +72,7 @@ struct Args {
     policy: Vec<String>,
 }
 
-/// What one run showed.
+/// Figures of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Run {
     /// In the figure's unit.
@@ -335,7 +335,7 @@ fn measured<'a>(
     })
 }
 
-/// What runs here.
+/// The loads of this run.
 fn setup(load: &Load) -> String {
     let what = match load.program {
         Program::Fio(threads, reads) => format!("fio, {threads} threads with a file each, {reads} % reads of 4 KiB"),
