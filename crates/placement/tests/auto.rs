@@ -112,13 +112,19 @@ fn all_on_node_0(readers: u32, cpus: f64, mb: f64, soft_s: f64) -> Toy {
     toy
 }
 
+/// The same result for each of these moves.
+fn all(moves: &[Move], result: &OutcomeState) -> Vec<Outcome> {
+    let outcome = |mv: &Move| {
+        let (Move::Thread { from, to, .. } | Move::Process { from, to, .. } | Move::File { from, to, .. }) = mv;
+        Outcome { subject: Subject::of(mv), from: *from, to: *to, result: result.clone() }
+    };
+    moves.iter().map(outcome).collect()
+}
+
 #[test]
 fn what_was_taken_back_or_refused_is_not_asked_for_again() {
-    let mut toy = all_on_node_0(8, 4.0, 100.0, 3e-9);
-    let moved = |moves: &[Move]| -> Vec<u32> {
-        moves.iter().filter_map(|mv| if let Move::Thread { tid, .. } = mv { Some(*tid) } else { None }).collect()
-    };
-    let first = moved(&auto().decide(&toy.topology(), &toy.observe(&toy.rates())).moves);
+    let toy = all_on_node_0(8, 4.0, 100.0, 3e-9);
+    let first = auto().decide(&toy.topology(), &toy.observe(&toy.rates())).moves;
     assert!(!first.is_empty(), "nothing was tried");
     let why = || "why".to_owned();
     for result in [
@@ -127,17 +133,14 @@ fn what_was_taken_back_or_refused_is_not_asked_for_again() {
         OutcomeState::Refused { reason: "own_affinity".into(), why: why() },
     ] {
         let mut policy = auto();
-        toy.time_s = 1.0;
-        let outcome = |tid: &u32| Outcome {
-            subject: Subject::Thread { tid: *tid, start: 0 },
-            from: NodeId(0),
-            to: NodeId(1),
-            result: result.clone(),
-        };
-        let mut snapshot = toy.observe(&toy.rates());
-        snapshot.outcomes = first.iter().map(outcome).collect();
-        let then = moved(&policy.decide(&toy.topology(), &snapshot).moves);
-        assert!(then.iter().all(|tid| !first.contains(tid)), "{result:?}: {first:?}, then {then:?}");
+        for second in 1..9 {
+            let mut snapshot = toy.observe(&toy.rates());
+            snapshot.time_s = f64::from(second);
+            snapshot.outcomes = if second == 2 { all(&first, &result) } else { Vec::new() };
+            let moves = policy.decide(&toy.topology(), &snapshot).moves;
+            let again = |mv: &Move| first.iter().any(|f| Subject::of(f) == Subject::of(mv));
+            assert!(second == 1 || !moves.iter().any(again), "window {second}, {result:?}: {moves:?}");
+        }
     }
 }
 
@@ -147,21 +150,14 @@ fn what_a_rail_holds_back_is_asked_for_again_but_not_for_ever() {
     let file = toy.file(1, 4000.0);
     toy.reader(0, file, 1e-9);
     toy.files_move = false;
-    let (mut policy, mut asked) = (auto(), 0);
+    let (mut policy, mut last, mut asked) = (auto(), Vec::new(), 0);
     for second in 1..40 {
         let mut snapshot = toy.observe(&toy.rates());
         snapshot.time_s = f64::from(second);
-        if asked > 0 {
-            snapshot.outcomes = vec![Outcome {
-                subject: Subject::Thread { tid: 1, start: 0 },
-                from: NodeId(0),
-                to: NodeId(1),
-                result: OutcomeState::HeldBack { rail: "rate".into(), why: String::new() },
-            }];
-        }
-        let moves = policy.decide(&toy.topology(), &snapshot).moves.len();
-        assert!(moves == 1 || second > 10, "not asked for in window {second}");
-        asked += moves;
+        snapshot.outcomes = all(&last, &OutcomeState::HeldBack { rail: "rate".into(), why: String::new() });
+        last = policy.decide(&toy.topology(), &snapshot).moves;
+        assert_eq!(last.len(), usize::from(second <= 10), "window {second}: {last:?}");
+        asked += last.len();
     }
     assert_eq!(asked, 10);
 }
@@ -283,7 +279,7 @@ fn the_work_of_a_decision_is_bounded() {
         assert!(plan.moves.len() as u32 > threads / 2, "{} moves of {threads}", plan.moves.len());
         // The allowance, plus the work that each part of the search may begin with little of it
         // left.
-        assert!(policy.work() < 12_000_000, "{threads} threads on {nodes} nodes: {}", policy.work());
+        assert!(policy.work() < 20_000_000, "{threads} threads on {nodes} nodes: {}", policy.work());
     }
 }
 

@@ -94,7 +94,7 @@ impl Model<'_> {
     }
 
     fn process_changes(&self, seating: &Seating, changes: &mut Vec<Change>) {
-        for process in self.largest_processes() {
+        for process in 0..self.demands.programs.len() {
             let (program, teams) = (&self.demands.programs[process], &self.of_process[process]);
             for node in (0..self.hardware.len()).filter(|n| program.allowed[*n]) {
                 let home = self.hardware.nodes[node].home;
@@ -119,10 +119,7 @@ impl Model<'_> {
             for node in (0..self.hardware.len()).filter(|n| seating.groups[group] != Some(*n)) {
                 let (n, away) = (&self.hardware.nodes[node], self.group_bytes(group, node));
                 if n.home == node && away > 0.0 && away <= n.free && self.file_copy_s(away) <= self.settings.horizon_s {
-                    changes.push(Change::Group { group, node, users: false });
-                    if n.cpus > 0.0 {
-                        changes.push(Change::Group { group, node, users: true });
-                    }
+                    changes.push(Change::Group { group, node });
                 }
             }
         }

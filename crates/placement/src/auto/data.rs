@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::hardware::Hardware;
-use crate::Snapshot;
+use crate::{ObservedFile, Snapshot};
 
 /// Amounts by rising node index: few nodes, or all of many nodes.
 pub(super) type Shares = SmallVec<[(usize, f64); 2]>;
@@ -37,7 +37,8 @@ pub(super) fn main_node(shares: &Shares) -> Option<usize> {
     best.map(|b| b.0)
 }
 
-/// Beyond this many shared files, they are merged by process and node.
+/// Beyond this many shared files, they are merged by process and node: the allowance of a decision solves
+/// some thousand changes, and each group has one for each node.
 const MOST_GROUPS: usize = 64;
 
 /// Files that several threads use.
@@ -49,8 +50,6 @@ pub(super) struct Group {
     pub places: Shares,
     /// Bytes resident, by node.
     pub bytes: Shares,
-    /// The threads that use it, by their node.
-    pub crowd: Vec<f64>,
     /// Bytes/s written to it.
     pub written: f64,
 }
@@ -75,12 +74,8 @@ impl Groups {
                 }
             }
         }
-        let mut shared = 0;
-        for observed in &snapshot.files {
-            let by = users.get(observed.file.as_str()).map_or(0, SmallVec::len);
-            shared += usize::from(by > 1);
-        }
-        let merge = shared > MOST_GROUPS;
+        let used = |f: &ObservedFile| users.get(f.file.as_str()).map_or(0, SmallVec::len);
+        let merge = snapshot.files.iter().filter(|f| used(f) > 1).count() > MOST_GROUPS;
         let mut merged: FxHashMap<(u32, Option<usize>), usize> = FxHashMap::default();
         for (f, observed) in snapshot.files.iter().enumerate() {
             let bytes: Shares =
@@ -94,7 +89,7 @@ impl Groups {
             let new = groups.list.len();
             let group = if merge { *merged.entry((pid, main_node(&bytes))).or_insert(new) } else { new };
             if group == new {
-                groups.list.push(Group { crowd: vec![0.0; hardware.len()], ..Group::default() });
+                groups.list.push(Group::default());
             }
             let g = &mut groups.list[group];
             g.files.push(f);
@@ -106,10 +101,8 @@ impl Groups {
     }
 
     fn use_of(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize]) {
-        let mut seen: SmallVec<[usize; 8]> = SmallVec::new();
         for i in listed {
             let t = &snapshot.threads[*i];
-            seen.clear();
             for used in &t.files {
                 let Some(group) = self.of(&used.file) else { continue };
                 let g = &mut self.list[group];
@@ -119,10 +112,6 @@ impl Groups {
                     }
                 }
                 g.written += used.write_bytes.total() as f64 / snapshot.window_s;
-                if let (Some(n), false) = (hardware.index(t.node), seen.contains(&group)) {
-                    g.crowd[n] += 1.0;
-                    seen.push(group);
-                }
             }
         }
         for g in &mut self.list {
@@ -144,15 +133,4 @@ impl Groups {
     pub fn file(&self, file: &str) -> Option<(usize, f64)> {
         self.files.get(file).copied()
     }
-
-    /// For a user of the group on this node: the share of the other users that are on this node.
-    pub fn beside(&self, group: usize, node: usize) -> f64 {
-        beside(&self.list[group].crowd, node)
-    }
-}
-
-/// For a thread on `node`: the share of the other threads that are on `node`.
-pub(super) fn beside(crowd: &[f64], node: usize) -> f64 {
-    let all: f64 = crowd.iter().sum();
-    if all > 1.0 { ((crowd[node] - 1.0) / (all - 1.0)).clamp(0.0, 1.0) } else { 0.0 }
 }

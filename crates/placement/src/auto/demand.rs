@@ -9,8 +9,8 @@
 //! placement explains; the rest is software and sleep. Where writes land is a fact that the plane states
 //! per file ([`Writes`]).
 //!
-//! **Limits.** If the time that a thread waited for a CPU is unknown, all the time missing on a
-//! node with full CPUs counts as waiting. Where no plane says where writes land, they land where they land now.
+//! **Limits.** Where the plane does not say how long a thread waited for a CPU, it counts as asleep. Where no
+//! plane says where writes land, they land where they land now.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -51,8 +51,8 @@ pub(super) struct Demand {
     pub writes: f64,
     /// The nodes where these writes landed.
     pub wrote: Shares,
-    /// The share of its private data that the thread rewrites each second (new blocks land where it
-    /// runs).
+    /// The share of its private data that the thread rewrites each second (new blocks land where its
+    /// writes land).
     pub renewed: f64,
     /// Whether it shares data with other threads of its process, and thus possibly locks.
     pub shares: bool,
@@ -91,10 +91,6 @@ pub(super) struct Demands {
     pub allowed: Vec<Vec<bool>>,
 }
 
-/// A node whose CPUs are busier than this is full: what the kernel and interrupts take beside threads
-/// is some percent.
-const FULL: f64 = 0.95;
-
 impl Demands {
     pub fn new(
         hardware: &Hardware,
@@ -114,9 +110,8 @@ impl Demands {
             // Mapped pages stay where they are.
             p.writes = Some(Writes::Stay);
         }
-        let busy = busy(hardware, snapshot, window_s);
         for i in listed.iter().copied() {
-            let mut demand = demands.thread(hardware, snapshot, i, window_s, &busy, mapped);
+            let mut demand = demands.thread(hardware, snapshot, i, window_s, mapped);
             let t = &snapshot.threads[i];
             demand.held = t.held.is_some() || !history.may_move(&Subject::thread(t), t.pid);
             demands.threads.push(demand);
@@ -198,7 +193,6 @@ impl Demands {
         snapshot: &Snapshot,
         index: usize,
         window_s: f64,
-        busy: &[f64],
         mapped: &FxHashMap<u32, Mapped>,
     ) -> Demand {
         let t = &snapshot.threads[index];
@@ -275,11 +269,11 @@ impl Demands {
         let landed: f64 = d.wrote.iter().map(|s| s.1).sum();
         d.wrote.iter_mut().for_each(|s| s.1 *= d.writes / landed.max(f64::MIN_POSITIVE));
         d.wrote.retain(|s| s.1 > 0.0);
-        d.renewed = if files > 0.0 { writes / window_s / files } else { 0.0 };
 
+        d.renewed = if files > 0.0 { writes / window_s / files } else { 0.0 };
         let cpu_s = sane(t.cpu_s).min(window_s);
         let missing = (window_s - cpu_s).max(0.0);
-        let waited = t.wait_s.map_or(if busy[node] > FULL { missing } else { 0.0 }, |w| sane(w).min(missing));
+        let waited = t.wait_s.map_or(0.0, |w| sane(w).min(missing));
         d.shares = !d.shared.is_empty();
         d.soft_s = cpu_s / all;
         d.off_s = (missing - waited) / all;
@@ -321,20 +315,4 @@ pub(super) fn listed(
     listed.sort_by_key(|i| snapshot.threads[*i].tid);
     listed.dedup_by_key(|i| snapshot.threads[*i].tid);
     listed
-}
-
-/// CPU utilisation of each node.
-fn busy(hardware: &Hardware, snapshot: &Snapshot, window_s: f64) -> Vec<f64> {
-    let mut used = vec![0.0f64; hardware.len()];
-    for t in &snapshot.threads {
-        if let Some(n) = hardware.index(t.node) {
-            used[n] += sane(t.cpu_s);
-        }
-    }
-    for load in &snapshot.nodes {
-        if let (Some(n), Some(all)) = (hardware.index(load.id), load.cpu_s) {
-            used[n] = used[n].max(sane(all));
-        }
-    }
-    used.iter().zip(&hardware.nodes).map(|(s, n)| if n.cpus > 0.0 { s / (window_s * n.cpus) } else { 0.0 }).collect()
 }

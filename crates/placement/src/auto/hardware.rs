@@ -63,7 +63,7 @@ pub(super) struct Hardware {
 impl Hardware {
     pub fn new(topology: &Topology, snapshot: &Snapshot, settings: &Settings) -> Self {
         let seen = |id| snapshot.nodes.iter().find(|n| n.id == id);
-        let mut nodes: Vec<Node> = (topology.nodes.iter().enumerate())
+        let nodes: Vec<Node> = (topology.nodes.iter().enumerate())
             .map(|(i, n)| {
                 let load = seen(n.id);
                 let read_bw = n.read_bw_max.or(load.and_then(|l| l.read_bw_max)).map_or(0.0, sane);
@@ -89,7 +89,7 @@ impl Hardware {
                 }
             })
             .collect();
-        let hops = (topology.nodes.iter())
+        let hops: Vec<f64> = (topology.nodes.iter())
             .flat_map(|from| topology.nodes.iter().map(move |to| (from.id, to.id)))
             .map(|(from, to)| match topology.distance(from, to) {
                 _ if from == to => 0.0,
@@ -97,18 +97,13 @@ impl Hardware {
                 None => 1.0,
             })
             .collect();
-        let mut hardware = Self { nodes: Vec::new(), hops, link_s: 1.0 / settings.link_bw.max(f64::MIN_POSITIVE) };
-        let with_memory: Vec<usize> =
-            (0..nodes.len()).filter(|n| topology.nodes[*n].memory != MemoryKind::None).collect();
-        for n in 0..nodes.len() {
-            let near = |a: &&usize, b: &&usize| {
-                hardware.at(nodes.len(), n, **a).total_cmp(&hardware.at(nodes.len(), n, **b)).then(a.cmp(b))
-            };
-            if topology.nodes[n].memory == MemoryKind::None {
-                nodes[n].home = with_memory.iter().min_by(near).copied().unwrap_or(n);
-            }
+        let mut hardware = Self { nodes, hops, link_s: 1.0 / settings.link_bw.max(f64::MIN_POSITIVE) };
+        let has_memory = |n: &usize| topology.nodes[*n].memory != MemoryKind::None;
+        for n in (0..hardware.len()).filter(|n| !has_memory(n)) {
+            let near = |a: &usize, b: &usize| hardware.hops(n, *a).total_cmp(&hardware.hops(n, *b));
+            let nearest = (0..hardware.len()).filter(has_memory).min_by(near);
+            hardware.nodes[n].home = nearest.unwrap_or(n);
         }
-        hardware.nodes = nodes;
         hardware
     }
 
@@ -122,13 +117,9 @@ impl Hardware {
         counts.or_else(|| self.nodes.binary_search_by_key(&id, |n| n.id).ok())
     }
 
-    fn at(&self, n: usize, from: usize, to: usize) -> f64 {
-        self.hops[from * n + to]
-    }
-
     /// Hops between two nodes: 0 on the same node, 1 between ordinary sockets.
     pub fn hops(&self, from: usize, to: usize) -> f64 {
-        self.at(self.nodes.len(), from, to)
+        self.hops[from * self.nodes.len() + to]
     }
 
     /// Seconds per byte of a thread on `at` that reads from `node`, alone.

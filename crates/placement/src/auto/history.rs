@@ -6,7 +6,7 @@
 //!
 //! **Approach.** While moves of a plan are under way, as the snapshot's outcomes say, the policy decides
 //! nothing new. It requests again what a rail held back, and leaves alone for [`STUCK_S`] what was refused,
-//! has failed or did not pay. For one load, a thread, a process or a file moves once, plans are made only
+//! has failed or did not pay. For one load, a process or a file moves once and a thread twice, plans are made only
 //! in the first [`PLANNING`] windows, and each must promise [`STRICTER`] times as much as the one before:
 //! moves end, whatever the model predicts. A changed load (other threads, other demands) starts afresh.
 //!
@@ -26,6 +26,9 @@ const STUCK_S: f64 = 600.0;
 /// Windows after a plan's moves before the next plan. The engine's dwell time of 3 s is as long, for the
 /// same reason: the first window shows the move itself, and two show its effect.
 const AFTER_PLAN: u32 = 3;
+/// Largest number of moves of a thread for one load: at once, and later with data, which moves only after
+/// [`BEFORE_DATA`](super::BEFORE_DATA) windows.
+const MOST_MOVED: u32 = 2;
 /// Each further plan for the same load must promise this many times as much: with the least gain of 1 %,
 /// a seventh plan has to promise 64 %.
 const STRICTER: f64 = 2.0;
@@ -81,8 +84,8 @@ pub(super) struct History {
     /// The threads present when the load was last examined, busy or not.
     present: FxHashSet<u32>,
     asked: Vec<(Subject, Move)>,
-    /// Threads, by tid, and processes, by pid, that have moved for this load.
-    moved_threads: FxHashSet<u32>,
+    /// How often threads, by tid, have moved for this load; and the processes, by pid, that have.
+    moved_threads: FxHashMap<u32, u32>,
     moved_processes: FxHashSet<u32>,
     /// When moves of these failed, or files were asked to move.
     stuck: FxHashMap<Subject, f64>,
@@ -171,7 +174,7 @@ impl History {
             mv.identify(snapshot);
             let subject = Subject::of(mv);
             match mv {
-                Move::Thread { tid, .. } => _ = self.moved_threads.insert(*tid),
+                Move::Thread { tid, .. } => *self.moved_threads.entry(*tid).or_default() += 1,
                 Move::Process { pid, .. } => _ = self.moved_processes.insert(*pid),
                 Move::File { .. } => _ = self.stuck.insert(subject.clone(), sane(snapshot.time_s)),
             }
@@ -182,7 +185,10 @@ impl History {
     /// Whether this thread, process or file may be asked to move; `pid` is a thread's process.
     pub fn may_move(&self, subject: &Subject, pid: u32) -> bool {
         let moved = match subject {
-            Subject::Thread { tid, .. } => self.moved_threads.contains(tid) || self.moved_processes.contains(&pid),
+            Subject::Thread { tid, .. } => {
+                self.moved_threads.get(tid).is_some_and(|times| *times >= MOST_MOVED)
+                    || self.moved_processes.contains(&pid)
+            }
             Subject::Process { pid, .. } => self.moved_processes.contains(pid),
             Subject::File { .. } => false,
         };

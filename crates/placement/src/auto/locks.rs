@@ -14,8 +14,8 @@ use super::demand::{Demands, Program};
 use super::hardware::Hardware;
 use super::seating::LEAST_SOFTWARE;
 
-/// Threads that share data and sleep this share of the time are assumed to wait for a lock. A mutex
-/// that a thread waits for less than a tenth of the time moves its throughput by less than that.
+/// Threads that share data and sleep this share of the time are assumed to wait for a lock. A lock
+/// that they wait for less changes their throughput by less than that.
 const BLOCKED: f64 = 0.1;
 
 impl Demands {

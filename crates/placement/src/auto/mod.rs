@@ -9,16 +9,20 @@
 //! **Approach.** One cost model counts seconds over a horizon ([`Settings::horizon_s`]). From a
 //! window it derives each thread's demand apart from where it runs ([`demand`]) and merges similar
 //! threads ([`team`]). For any placement it predicts the throughput of all threads, with latency by
-//! distance, queues at controllers, shared CPUs and caches ([`seating`], [`network`]). A search
-//! looks for a better placement, net of the cost of its moves ([`search`]). The policy makes a plan
-//! that promises enough, measures it, and reverts it if things got worse ([`history`]). Each move
-//! states what it saves and what the alternatives would save ([`plan`]).
+//! distance, queues at controllers, shared CPUs and locks ([`seating`], [`network`], [`locks`]). A search
+//! looks for a better placement, net of the cost of its moves ([`search`], [`cost`]). The policy makes a
+//! plan that promises enough, and waits until its moves are made ([`history`]). Each move states what it
+//! saves ([`plan`]).
+//!
+//! What the plane knows is in the snapshot and not inferred: where writes land, which files can move,
+//! and what became of each move. A file moves only if the plane says that it can. Whether a plan paid is
+//! judged by the engine, which takes it back if not.
 //!
 //! **Moves end.** Plans for a load are made in its first windows, and each must promise twice
-//! as much as the one before.
+//! as much as the one before. What was refused or taken back is left alone for ten minutes.
 //!
 //! **Limits.** The model assumes that the load continues as it was. It infers locks from sleep.
-//! Memory constants come from the papers until a process reveals its own.
+//! Memory constants come from the papers. Controller traffic of threads that are not listed is unknown.
 
 mod changes;
 mod cost;
@@ -39,14 +43,15 @@ pub use settings::Settings;
 use topology::Topology;
 
 use crate::processes::{sane, show};
-use crate::{Declined, Move, Plan, Policy, Snapshot, Subject};
+use crate::{Declined, Plan, Policy, Snapshot, Subject};
 use demand::Demands;
 use hardware::Hardware;
 use history::{History, Turn};
 use search::Change;
 use seating::{Model, Scratch};
 
-/// Windows of the same load before data may move.
+/// Windows of the same load before data may move: half of the ten in which a load settles. Threads move first,
+/// because that costs next to nothing and may be enough.
 const BEFORE_DATA: u32 = 5;
 /// Largest number of staying threads that are listed.
 const MOST_DECLINED: usize = 1000;
@@ -55,14 +60,12 @@ pub struct Auto {
     settings: Settings,
     history: History,
     scratch: Scratch,
-    budget: crate::budget::Budget,
 }
 
 impl Auto {
     /// Creates a policy without history.
     pub fn new(settings: Settings) -> Self {
-        let budget = crate::budget::Budget::full(settings.burst_bytes, settings.bytes_per_day);
-        Self { settings, history: History::default(), scratch: Scratch::default(), budget }
+        Self { settings, history: History::default(), scratch: Scratch::default() }
     }
 
     /// The work of all decisions so far in solver steps, the unit that bounds a decision.
@@ -78,8 +81,6 @@ impl Policy for Auto {
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let mut plan = Plan::new(self.name());
-        let now_s = sane(snapshot.time_s);
-        self.budget.fill(now_s);
         let mut hardware = Hardware::new(topology, snapshot, &self.settings);
         let mapped = mapped::mapped(&hardware, snapshot);
         let listed = demand::listed(&hardware, snapshot, &self.settings, &mapped);
@@ -103,15 +104,14 @@ impl Policy for Auto {
         let mut teams = team::teams(&demands);
         seating::fit(&hardware, &demands, &mut teams, &self.settings, &mut self.scratch);
         let model = Model::new(&hardware, &demands, &teams, &self.settings, listed_cpus);
-        let (history, budget) = (&self.history, self.budget.left());
-        let may = |change: &Change| allowed(&model, snapshot, history, budget, change);
+        let history = &self.history;
+        let may = |change: &Change| allowed(&model, snapshot, history, change);
         let found = model.search(&mut self.scratch, &may);
         let least = self.settings.min_gain * strictness * found.stays.net;
         if found.worth.net - found.stays.net > least {
             plan.moves = plan::moves(&model, snapshot, &found, &mut self.scratch);
             plan.predicted = Some(plan::predict(&model, snapshot, &found, &mut self.scratch));
             plan.notes.push(plan::whole(&model, &found));
-            self.budget.take(file_bytes(snapshot, &plan.moves));
             self.history.planned(snapshot, &mut plan.moves);
             plan.keeps = plan::keeps(snapshot, &demands, &plan.moves);
         } else {
@@ -125,20 +125,19 @@ impl Policy for Auto {
 }
 
 /// Whether a change may be tried: nothing that is held, was refused or has moved before, and only files
-/// that the plane can move, within the budget.
-fn allowed(model: &Model, snapshot: &Snapshot, history: &History, budget: f64, change: &Change) -> bool {
+/// that the plane can move.
+fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Change) -> bool {
     let file = |f: &usize| {
         let file = &snapshot.files[*f];
         let subject = Subject::File { file: file.file.clone(), generation: file.generation.unwrap_or(0) };
         file.movable == Some(true) && history.may_move(&subject, 0)
     };
-    let data = |bytes: f64| history.windows >= BEFORE_DATA && bytes <= budget;
+    let data = history.windows >= BEFORE_DATA;
     match change {
         Change::Threads { data: None, .. } => true,
-        Change::Threads { team, count, .. } => {
-            let t = &model.teams[*team];
-            let mut files = t.members.iter().flat_map(|m| &model.demands.threads[*m].files);
-            data(t.file_bytes * *count as f64) && files.all(|(f, _)| file(f))
+        Change::Threads { team, .. } => {
+            let mut files = model.teams[*team].members.iter().flat_map(|m| &model.demands.threads[*m].files);
+            data && files.all(|(f, _)| file(f))
         }
         Change::Process { process, node, .. } => {
             let program = &model.demands.programs[*process];
@@ -146,9 +145,7 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, budget: f64, c
             let subject = Subject::Process { pid: program.pid, start: program.start };
             history.may_move(&subject, 0) && teams.all(|t| t.node == *node || !t.held)
         }
-        Change::Group { group, node, .. } => {
-            data(model.group_bytes(*group, *node)) && model.demands.groups.list[*group].files.iter().all(file)
-        }
+        Change::Group { group, .. } => data && model.demands.groups.list[*group].files.iter().all(file),
     }
 }
 
@@ -168,17 +165,6 @@ fn take_others(hardware: &mut Hardware, snapshot: &Snapshot, listed: &[usize]) -
         }
     }
     cpus.iter().sum()
-}
-
-/// Bytes of files that these moves rewrite.
-fn file_bytes(snapshot: &Snapshot, moves: &[Move]) -> f64 {
-    let bytes = |mv: &Move| match mv {
-        Move::File { file, from, .. } => {
-            snapshot.files.iter().find(|f| f.file == *file).map_or(0.0, |f| f.bytes.get(*from) as f64)
-        }
-        _ => 0.0,
-    };
-    moves.iter().map(bytes).sum()
 }
 
 /// Threads that stay although they read remotely.

@@ -4,12 +4,13 @@
 //! **Problem.** A joint decision is right as a whole, but a person asks why this thread moves to
 //! that node.
 //!
-//! **Approach.** For each moving team, the model evaluates the same seating without this move, with
-//! the process and its memory moved instead, and with the data moved instead. All results are in
-//! seconds of the horizon that the machine's threads save.
+//! **Approach.** Each move states what the whole plan saves, in seconds of the horizon that the machine's
+//! threads save. The largest moves also state their own part: the model evaluates the same seating without
+//! them. The reason of a move is the first that applies: its threads get nearer to their data, or leave
+//! crowded CPUs, or else a crowded controller.
 //!
-//! **Limits.** Alternatives are solved for the largest [`EXPLAINED`] moves. Smaller moves state the
-//! gain of the whole plan.
+//! **Limits.** Parts are solved for the largest [`EXPLAINED`] moves. Smaller moves state the gain of the whole
+//! plan.
 
 use std::cmp::Reverse;
 
@@ -19,15 +20,14 @@ use topology::NodeId;
 
 use super::data::{Shares, add, main_node};
 use super::demand::Demands;
-use super::search::{Change, Found};
+use super::search::Found;
 use super::seating::{Model, Scratch, Seat, Seating};
 use crate::processes::show;
 use crate::{Move, NodeForecast, Prediction, Reason, Snapshot, Thread};
 
-/// Number of moves whose alternatives are solved.
+/// Number of moves whose own part is solved: more than a person reads.
 const EXPLAINED: usize = 16;
-
-/// Number of cells that may be solved for explanations.
+/// Number of cells that may be solved for this: about as much work as the allowance of the search.
 const EXPLAINED_CELLS: usize = 20_000;
 
 /// Of a file on several nodes, parts smaller than this share are not moved: each is a copy of its own, and
@@ -161,7 +161,7 @@ fn groups(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<Mov
 
 fn private_files(model: &Model, snapshot: &Snapshot, part: &Part, to: usize, why: &str, moves: &mut Vec<Move>) {
     for member in &part.members {
-        for (file, bytes) in &model.demands.threads[*member].files {
+        for (file, _) in &model.demands.threads[*member].files {
             file_moves(snapshot, *file, model.hardware.nodes[to].id, why, moves);
         }
     }
@@ -207,59 +207,26 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
     without.processes[team.process] = None;
     without.shift(part.team, at, part.to.count, back.node, back.data);
     let stays = model.value(&without, scratch).net;
-    let mut alternatives: Vec<(&str, Change)> = Vec::new();
-    if part.to.data.is_none() && team.file_bytes > 0.0 {
-        let home = model.hardware.nodes[team.node].home;
-        let change =
-            Change::Threads { team: part.team, from: back, count: part.to.count, node: team.node, data: Some(home) };
-        alternatives.push(("moving its data", change));
-    }
-    if part.to.data.is_some() {
-        let change =
-            Change::Threads { team: part.team, from: back, count: part.to.count, node: part.to.node, data: None };
-        alternatives.push(("moving only the thread", change));
-    }
-    let program = &model.demands.programs[team.process];
-    if !program.memory.is_empty() && program.allowed[part.to.node] {
-        let change = Change::Process { process: team.process, node: part.to.node, memory: true };
-        alternatives.push(("moving the process", change));
-    }
     let part_s = saved_s(found, found.worth.net, stays);
-    why.push_str(&format!("; this move of {} thread(s) saves {part_s:.2} s of it; alternatives:", part.to.count));
-    why.push_str(" staying 0 s");
-    for (name, change) in alternatives {
-        let mut other = without.clone();
-        model.apply(&mut other, &change);
-        let net = model.value(&other, scratch).net;
-        why.push_str(&format!(", {name} {:.2} s", saved_s(found, net, stays)));
-    }
+    why.push_str(&format!("; this move of {} thread(s) saves {part_s:.2} s of it", part.to.count));
     why
 }
 
-/// The main reason of each move: the largest saving.
+/// The main reason of each move.
 fn reasons(model: &Model, found: &Found, parts: &[Part], scratch: &mut Scratch) -> Vec<Reason> {
     let current = Seating::current(model.teams, model.demands);
     model.value(&current, scratch);
-    let before = |p: &Part| {
-        let seat = Seat { node: model.teams[p.team].node, data: None, count: 1 };
-        model.parts(p.team, &seat, &current, scratch)
+    let reason = |part: &Part| {
+        let from = Seat { node: model.teams[part.team].node, data: None, count: 1 };
+        if model.alone_s(part.team, &part.to, &found.seating) < model.alone_s(part.team, &from, &current) {
+            Reason::ReadLocality
+        } else if scratch.steady.stretch[from.node] > 1.0 {
+            Reason::CpuContention
+        } else {
+            Reason::ControllerContention
+        }
     };
-    let before: Vec<_> = parts.iter().map(before).collect();
-    model.value(&found.seating, scratch);
-    let reason = |(part, before): (&Part, super::seating::Parts)| {
-        let after = model.parts(part.team, &part.to, &found.seating, scratch);
-        let won = [
-            (before.distance_s - after.distance_s, Reason::ReadLocality),
-            (before.waits_s - after.waits_s, Reason::ControllerContention),
-            (before.crowded_s - after.crowded_s, Reason::CpuContention),
-        ];
-        let most = won.iter().max_by(|a, b| a.0.total_cmp(&b.0)).filter(|w| w.0 > 0.0);
-        // A move for the sake of others: they were short of the same resource on this node.
-        let short =
-            if before.crowded_s > before.waits_s { Reason::CpuContention } else { Reason::ControllerContention };
-        most.map_or(short, |w| w.1)
-    };
-    parts.iter().zip(before).map(reason).collect()
+    parts.iter().map(reason).collect()
 }
 
 /// The effect of the plan on nodes and on the remote share.

@@ -8,8 +8,7 @@
 //! data. In each step, it solves the network for possible
 //! [changes](super::changes) in the order of their list. It takes the best of the first [`FEW`], or else
 //! the next one that is good. A change is one of: some threads of a team, with or without their data;
-//! data to its threads; a whole process, with or without its memory; a shared group, with or without its
-//! users. The search ends when no change is worth its cost, or when the allowance is used up.
+//! data to its threads; a whole process, with or without its memory; shared data. The search ends when no change is worth its cost, or when the allowance is used up.
 //!
 //! **Limits.** The result is a local optimum of a model. With very many teams, the allowance ends
 //! the search early; the next window continues.
@@ -21,10 +20,11 @@ use super::seating::{Model, Scratch, Seat, Seating, Worth};
 /// milliseconds.
 const ALLOWANCE: u64 = 2_000_000;
 /// Number of changes that are solved before the best one is taken; beyond, the first good one is taken.
+/// Chosen, not derived.
 const FEW: usize = 8;
-/// Number of search steps.
+/// Number of search steps: one for each of a few hundred teams.
 const MOST_STEPS: usize = 400;
-/// Smallest improvement that counts, as a share of the total.
+/// Smallest improvement that counts, as a share of the total: the accuracy of a solution.
 const EPSILON: f64 = 1e-5;
 
 /// One possible change.
@@ -34,19 +34,8 @@ pub(super) enum Change {
     Threads { team: usize, from: Seat, count: usize, node: usize, data: Option<usize> },
     /// Moves a whole process, with or without its memory.
     Process { process: usize, node: usize, memory: bool },
-    /// Moves a shared group's data, with or without the threads that use it.
-    Group { group: usize, node: usize, users: bool },
-}
-
-impl Change {
-    /// Whether it moves files, which file systems can refuse to do.
-    pub fn moves_data(&self) -> bool {
-        match self {
-            Self::Threads { data, .. } => data.is_some(),
-            Self::Group { .. } => true,
-            Self::Process { .. } => false,
-        }
-    }
+    /// Moves a shared group's data.
+    Group { group: usize, node: usize },
 }
 
 /// The result of the search.
@@ -64,7 +53,7 @@ impl Model<'_> {
         let begun = scratch.spent();
         let (seating, worth) = self.climb(current.clone(), scratch, may, begun + ALLOWANCE * 2 / 3);
         let mut found = Found { seating, worth, stays };
-        if let Some(start) = self.at_home(&current, may) {
+        if let Some(start) = self.at_home(&current) {
             let until = scratch.spent() + ALLOWANCE / 3;
             let (seating, worth) = self.climb(start, scratch, may, until);
             if worth.net > found.worth.net + EPSILON * found.stays.rate * self.settings.horizon_s {
@@ -75,30 +64,14 @@ impl Model<'_> {
     }
 
     /// Each team on the node with most of its data; `None` if that changes nothing.
-    fn at_home(&self, current: &Seating, may: &dyn Fn(&Change) -> bool) -> Option<Seating> {
+    fn at_home(&self, current: &Seating) -> Option<Seating> {
         let mut home = current.clone();
-        for (t, team) in self.teams.iter().enumerate() {
-            let seat = Seat { node: team.node, data: None, count: team.members.len() };
-            let data = main_node(&self.reads(t));
-            if let Some(node) = data.filter(|n| *n != team.node && self.may_sit(t, *n)) {
-                let change = Change::Threads { team: t, from: seat, count: seat.count, node, data: None };
-                if may(&change) {
-                    self.apply(&mut home, &change);
-                }
+        for t in 0..self.teams.len() {
+            if let Some(node) = main_node(&self.reads(t)).filter(|n| self.may_sit(t, *n)) {
+                home.shift(t, 0, self.teams[t].members.len(), node, None);
             }
         }
         (home != *current).then_some(home)
-    }
-
-    /// All processes, those with the highest throughput first.
-    pub fn largest_processes(&self) -> Vec<usize> {
-        let mut rates = vec![0.0; self.demands.programs.len()];
-        for team in self.teams {
-            rates[team.process] += team.rate * team.members.len() as f64;
-        }
-        let mut order: Vec<usize> = (0..rates.len()).collect();
-        order.sort_by(|a, b| rates[*b].total_cmp(&rates[*a]).then(a.cmp(b)));
-        order
     }
 
     /// Fractions of a team's reads, by node.
@@ -177,16 +150,7 @@ impl Model<'_> {
                 }
                 seating.processes[*process] = memory.then_some(*node);
             }
-            Change::Group { group, node, users } => {
-                seating.groups[*group] = Some(*node);
-                for team in self.of_group[*group].iter().copied().filter(|_| *users) {
-                    if self.may_sit(team, *node) {
-                        for from in seating.seats[team].clone() {
-                            shift(seating, team, &from, from.count, *node, from.data);
-                        }
-                    }
-                }
-            }
+            Change::Group { group, node } => seating.groups[*group] = Some(*node),
         }
     }
 }

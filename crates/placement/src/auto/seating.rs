@@ -6,15 +6,15 @@
 //! **Approach.** A [`Seating`] gives the number of threads of each team per node and the node of
 //! their data, the node of each shared group, and the node of each process's memory.
 //! [`Model::value`] turns it into a [`Network`] of cells and solves it, which yields bytes/s of all
-//! threads. Data that is being rewritten moves to its writers in the course of the horizon; its
-//! mean place over that time counts.
+//! threads.
 //!
-//! **Limits.** The model assumes that the load stays the same for the horizon.
+//! **Limits.** The model assumes that the load stays the same for the horizon. It does not foresee that data
+//! which is rewritten follows its writers, nor what sharers of data save in a common cache.
 
 use smallvec::SmallVec;
 
 use super::Settings;
-use super::data::{Shares, add, beside};
+use super::data::Shares;
 use super::demand::Demands;
 use super::hardware::Hardware;
 use super::locks::{crossed, own_memory};
@@ -81,11 +81,6 @@ pub(super) struct Model<'a> {
     pub demands: &'a Demands,
     pub teams: &'a [Team],
     pub settings: &'a Settings,
-    /// The share of the horizon's reads that old data still gets, by group; 1 if it is not
-    /// rewritten.
-    pub group_stays: Vec<f64>,
-    /// The same for private data, by team.
-    pub private_stays: Vec<f64>,
     /// The teams of each process, and the teams that use each group.
     pub of_process: Vec<Vec<usize>>,
     pub of_group: Vec<Vec<usize>>,
@@ -98,8 +93,6 @@ pub(super) struct Model<'a> {
 pub(super) struct Scratch {
     pub network: Network,
     pub steady: Steady,
-    crowds: Vec<Vec<f64>>,
-    places: Vec<Shares>,
     /// Sharing threads by process and node.
     sharers: Vec<Vec<f64>>,
 }
@@ -111,16 +104,10 @@ impl Scratch {
     }
 }
 
-/// The share of data not yet rewritten at the end of the horizon, if `renewed` of it is rewritten
-/// per second. This is not the mean over the horizon: data that comes nearer is written faster, and
-/// the lasting state counts.
-fn stays(renewed: f64, horizon_s: f64) -> f64 {
-    (-renewed * horizon_s).exp()
-}
-
-/// How many times the model is fitted to the window it was made from.
+/// How many times the model is fitted to the window it was made from. Chosen, not derived: a
+/// fixed number bounds the work.
 const FITTED: usize = 4;
-/// The least share of CPU time per byte that is software.
+/// The least share of CPU time per byte that is software, so that no rate is infinite. Chosen, not derived.
 pub(super) const LEAST_SOFTWARE: f64 = 0.02;
 
 /// Makes the model of the current placement yield the observed rates. The unexplained time becomes
@@ -154,18 +141,6 @@ impl<'a> Model<'a> {
         settings: &'a Settings,
         cpus: f64,
     ) -> Self {
-        let horizon_s = settings.horizon_s;
-        let mut group_stays = vec![1.0; demands.groups.list.len()];
-        for team in teams {
-            for (g, _, _) in team.shared.iter().filter(|s| s.2 > 0.0) {
-                let group = &demands.groups.list[*g];
-                let bytes: f64 = group.bytes.iter().map(|b| b.1).sum();
-                if bytes > 0.0 {
-                    group_stays[*g] = stays(group.written / bytes, horizon_s);
-                }
-            }
-        }
-        let private = |t: &Team| stays(t.renewed, horizon_s);
         let rate: f64 = teams.iter().map(|t| t.rate * t.members.len() as f64).sum();
         let mut of_process = vec![Vec::new(); demands.programs.len()];
         let mut of_group = vec![Vec::new(); demands.groups.list.len()];
@@ -180,8 +155,6 @@ impl<'a> Model<'a> {
             demands,
             teams,
             settings,
-            group_stays,
-            private_stays: teams.iter().map(private).collect(),
             cpu_worth: if cpus > 0.0 { rate / cpus } else { 0.0 },
         }
     }
@@ -201,7 +174,7 @@ impl<'a> Model<'a> {
     }
 
     fn build(&self, seating: &Seating, scratch: &mut Scratch) {
-        let Scratch { network, crowds, places, sharers, .. } = scratch;
+        let Scratch { network, sharers, .. } = scratch;
         network.stations = self.hardware.stations() + self.demands.programs.len();
         self.sharers(seating, sharers);
         network.cpus.clear();
@@ -209,13 +182,11 @@ impl<'a> Model<'a> {
         network.time_slicing = self.settings.time_slicing;
         network.cells.clear();
         network.visits.clear();
-        self.groups(seating, crowds, places);
         let mut visits = Visits::default();
         for (t, team) in self.teams.iter().enumerate() {
             for seat in &seating.seats[t] {
                 let lock = self.lock(team, seat.node, sharers);
-                let on_s =
-                    self.cell(t, team, seat, seating, crowds, places, &mut visits) + lock.map_or(0.0, |l| l.hold_s);
+                let on_s = self.cell(team, seat, seating, &mut visits) + lock.map_or(0.0, |l| l.hold_s);
                 let first = network.visits.len();
                 network.visits.extend(visits.drain(..));
                 let last = network.visits.len();
@@ -247,98 +218,50 @@ impl<'a> Model<'a> {
         })
     }
 
-    /// The users of each group by node, and the mean place of its data over the horizon.
-    fn groups(&self, seating: &Seating, crowds: &mut Vec<Vec<f64>>, places: &mut Vec<Shares>) {
-        let (n, list) = (self.hardware.len(), &self.demands.groups.list);
-        crowds.resize_with(list.len(), Vec::new);
-        places.resize_with(list.len(), Shares::new);
-        let mut writers = vec![Shares::new(); list.len()];
-        for crowd in crowds.iter_mut() {
-            crowd.clear();
-            crowd.resize(n, 0.0);
-        }
-        for (team, seats) in self.teams.iter().zip(&seating.seats) {
-            let program = &self.demands.programs[team.process];
-            for (g, _, written) in &team.shared {
-                for seat in seats {
-                    crowds[*g][seat.node] += seat.count as f64;
-                    if *written <= 0.0 || self.group_stays[*g] >= 1.0 {
-                        continue;
-                    }
-                    let rate = seat.count as f64 * written * team.rate;
-                    if program.writes == Some(Writes::Follow) {
-                        add(&mut writers[*g], self.hardware.nodes[seat.node].home, rate);
-                    } else {
-                        // The file system spreads writes or sends them to its device: new blocks go
-                        // where they go now.
-                        list[*g].places.iter().for_each(|(node, share)| add(&mut writers[*g], *node, share * rate));
-                    }
-                }
-            }
-        }
-        for (g, group) in list.iter().enumerate() {
-            let old = self.group_stays[g];
-            places[g].clear();
-            match seating.groups[g] {
-                Some(node) => add(&mut places[g], node, old),
-                None => places[g].extend(group.places.iter().map(|(node, share)| (*node, share * old))),
-            }
-            let all: f64 = writers[g].iter().map(|w| w.1).sum();
-            if all > 0.0 {
-                writers[g].iter().for_each(|(node, w)| add(&mut places[g], *node, (1.0 - old) * w / all));
-            }
-        }
+    /// The places of a group's data.
+    pub fn places(&self, group: usize, seating: &Seating) -> Shares {
+        let stays = || self.demands.groups.list[group].places.clone();
+        seating.groups[group].map_or_else(stays, |node| Shares::from_slice(&[(node, 1.0)]))
     }
 
     /// CPU seconds per byte of a cell, alone, and time per byte by station.
-    #[allow(clippy::too_many_arguments, reason = "all of it is the hypothesis")]
-    fn cell(
-        &self,
-        t: usize,
-        team: &Team,
-        seat: &Seat,
-        seating: &Seating,
-        crowds: &[Vec<f64>],
-        places: &[Shares],
-        visits: &mut Visits,
-    ) -> f64 {
+    fn cell(&self, team: &Team, seat: &Seat, seating: &Seating, visits: &mut Visits) -> f64 {
         let hardware = self.hardware;
         let program = &self.demands.programs[team.process];
         let here = hardware.nodes[seat.node].home;
         let (follow, in_place) = (program.writes == Some(Writes::Follow), program.writes == Some(Writes::InPlace));
         let mut memory_s = 0.0;
-        let mut flow = |node: usize, read: f64, written: f64, relief: f64| {
-            let cost = relief * read * hardware.read_s(seat.node, node) + written * hardware.write_s(seat.node, node);
-            memory_s += cost;
-            visit(visits, hardware, seat.node, node, relief * read, written);
+        let mut flow = |node: usize, read: f64, written: f64| {
+            memory_s += read * hardware.read_s(seat.node, node) + written * hardware.write_s(seat.node, node);
+            visit(visits, hardware, seat.node, node, read, written);
         };
-        let old = self.private_stays[t];
+        // The share of private data that is not rewritten by the end of the horizon: the lasting state counts.
+        let old = (-team.renewed * self.settings.horizon_s).exp();
         match seat.data {
-            Some(node) => flow(node, old * team.private.iter().map(|p| p.1).sum::<f64>(), 0.0, 1.0),
-            None => team.private.iter().for_each(|(node, share)| flow(*node, old * share, 0.0, 1.0)),
+            Some(node) => flow(node, old * team.private.iter().map(|p| p.1).sum::<f64>(), 0.0),
+            None => team.private.iter().for_each(|(node, share)| flow(*node, old * share, 0.0)),
         }
         if old < 1.0 {
             let new = (1.0 - old) * team.private.iter().map(|p| p.1).sum::<f64>();
-            if follow {
-                flow(here, new, 0.0, 1.0);
-            } else {
-                let all: f64 = team.wrote.iter().map(|w| w.1).sum();
-                team.wrote.iter().for_each(|(node, share)| flow(*node, new * share / all, 0.0, 1.0));
+            let all: f64 = team.wrote.iter().map(|w| w.1).sum();
+            match follow {
+                true => flow(here, new, 0.0),
+                false => team.wrote.iter().for_each(|(node, share)| flow(*node, new * share / all, 0.0)),
             }
         }
         for (g, read, written) in &team.shared {
-            let relief = 1.0 - self.settings.cache_shared * beside(&crowds[*g], seat.node);
-            places[*g].iter().for_each(|(node, share)| flow(*node, read * share, 0.0, relief));
-            let lands = if in_place { &places[*g] } else { &self.demands.groups.list[*g].places };
+            let places = self.places(*g, seating);
+            places.iter().for_each(|(node, share)| flow(*node, read * share, 0.0));
+            let lands = if in_place { &places } else { &self.demands.groups.list[*g].places };
             match follow {
-                true => flow(here, 0.0, *written, 1.0),
-                false => lands.iter().for_each(|(node, share)| flow(*node, 0.0, written * share, 1.0)),
+                true => flow(here, 0.0, *written),
+                false => lands.iter().for_each(|(node, share)| flow(*node, 0.0, written * share)),
             }
         }
         match seat.data.filter(|_| in_place) {
-            _ if follow => flow(here, 0.0, team.writes, 1.0),
-            Some(node) => flow(node, 0.0, team.writes, 1.0),
-            None => team.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, *share, 1.0)),
+            _ if follow => flow(here, 0.0, team.writes),
+            Some(node) => flow(node, 0.0, team.writes),
+            None => team.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, *share)),
         }
         let far = match seating.processes[team.process] {
             Some(node) => {
@@ -350,20 +273,9 @@ impl<'a> Model<'a> {
         team.soft_s * (1.0 + self.settings.own_memory * far) + memory_s
     }
 
-    /// [`cell`](Self::cell), with the crowds and places of the solution in `scratch`.
-    fn now(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> (f64, Visits) {
-        let mut visits = Visits::default();
-        let on_s = self.cell(t, &self.teams[t], seat, seating, &scratch.crowds, &scratch.places, &mut visits);
-        (on_s, visits)
-    }
-
-    /// The parts of a thread's time per byte, at the queues and stretches of the solution in
-    /// `scratch`.
-    pub fn parts(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch) -> Parts {
-        let (on_s, work) = self.now(t, seat, seating, scratch);
-        let waits_s: f64 = work.iter().map(|v| v.work * scratch.steady.queue[v.station]).sum();
-        let stretch = scratch.steady.stretch[seat.node];
-        Parts { distance_s: on_s, waits_s, crowded_s: (stretch - 1.0) * (on_s + waits_s) }
+    /// Seconds per byte of one thread of a team on a CPU, alone: software and memory.
+    pub fn alone_s(&self, team: usize, seat: &Seat, seating: &Seating) -> f64 {
+        self.cell(&self.teams[team], seat, seating, &mut Visits::default())
     }
 
     /// Remote reads / all reads, of all teams, at the rates of the solution in `scratch`.
@@ -383,20 +295,10 @@ impl<'a> Model<'a> {
                     None => team.private.iter().for_each(|(node, share)| read(*node, *share)),
                 }
                 for (g, share, _) in &team.shared {
-                    scratch.places[*g].iter().for_each(|(node, place)| read(*node, share * place));
+                    self.places(*g, seating).iter().for_each(|(node, place)| read(*node, share * place));
                 }
             }
         }
         if all > 0.0 { remote / all } else { 0.0 }
     }
-}
-
-/// Seconds per byte of one thread.
-pub(super) struct Parts {
-    /// Software and memory, alone: the part that depends on distance.
-    pub distance_s: f64,
-    /// Waits at controllers.
-    pub waits_s: f64,
-    /// Waits for a CPU.
-    pub crowded_s: f64,
 }
