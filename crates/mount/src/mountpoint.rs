@@ -59,7 +59,7 @@ pub enum Unmounted {
 
 /// Whether an error says that the server has ended: before the request, or while it was under way.
 fn ended(errno: Errno) -> bool {
-    matches!(errno, Errno::NOTCONN | Errno::CONNABORTED)
+    matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
 }
 
 fn failed(doing: &'static str, path: &Path) -> impl FnOnce(Errno) -> Error {

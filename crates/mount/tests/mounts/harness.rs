@@ -90,7 +90,13 @@ impl Serve {
 }
 
 fn map(regions: &[PathBuf]) -> Mapped {
-    Mapped::new(&regions.iter().map(|path| region(path)).collect::<Vec<_>>()).unwrap()
+    loop {
+        match Mapped::new(&regions.iter().map(|path| region(path)).collect::<Vec<_>>()) {
+            // A process that another test forks has our files until it execs.
+            Err(fs::Error::InUse) => std::thread::yield_now(),
+            mapped => return mapped.unwrap(),
+        }
+    }
 }
 
 fn region(path: &Path) -> RegionFile {
