@@ -73,8 +73,9 @@ fn run_unharmed_under_every_policy() -> Outcome {
                     "{} under {policy}: remote share {is:.2}, {was:.2} without; {reasons:?}",
                     with.name
                 );
-                // What starts a program may have its own files elsewhere.
-                let wrong = moves().any(|mv| mv.comm == with.name && mv.to != DATA);
+                // What starts a program may have its own files elsewhere, and where the node has too few CPUs, some threads leave it.
+                let reads = |reason: &str| !matches!(reason, "cpu_contention" | "controller_contention");
+                let wrong = moves().any(|mv| mv.comm == with.name && mv.to != DATA && reads(&mv.reason));
                 ensure!(!wrong, "{} under {policy}: a wrong move: {reasons:?}", with.name);
             }
         }
