@@ -14,8 +14,8 @@ use super::kernel::{Found, Kernel, Mapping, Target};
 use super::places::Places;
 use super::rows::{self, Facts, Row};
 
-/// Longest walk of one sample; what it does not reach does not count, and a note says so. A walk takes 1.5 ms for each GiB of
-/// 4 KiB pages, so this is 60 GiB.
+/// Longest walk of one sample, within a stride; the next one begins with the mappings that it did not reach. A walk takes 1.5 ms for
+/// each GiB of 4 KiB pages, so this is 60 GiB.
 const WALK_LONGEST: Duration = Duration::from_millis(100);
 
 /// Addresses walked between two looks at the clock.
@@ -67,8 +67,10 @@ pub struct Process {
     found: Option<Found>,
     clear_refs: Result<File, String>,
     regions: BTreeMap<Name, Region>,
-    /// Bytes of mappings that the walk did not reach.
+    /// Bytes of mappings for which there was no time or room.
     beyond: u64,
+    /// Address of the first mapping that the last walk did not reach; 0 if it reached all.
+    next: u64,
     /// Entries that this sample has seen, and the room that they take.
     entries: u64,
     slots: u64,
@@ -97,6 +99,7 @@ impl Process {
             clear_refs: clear_refs.map_err(|e| super::super::cause::of_io(&e)),
             regions: BTreeMap::new(),
             beyond: 0,
+            next: 0,
             entries: 0,
             slots: 0,
             room: SLOTS_MOST,
@@ -141,7 +144,7 @@ impl Process {
         }
         if self.beyond > 0 {
             notes.push(format!(
-                "process {pid}: mappings of {:.1} MB were not looked at: they are too large, or too many are looked at already",
+                "process {pid}: mappings of {:.1} MB were not looked at: a sample has no time or room for them",
                 mb(self.beyond)
             ));
         }
@@ -167,7 +170,7 @@ impl Process {
         least_bytes: u64,
         clears_dax: bool,
     ) -> Result<bool, ObserveError> {
-        let Some((found, mappings)) = kernel.mappings(self.target, least_bytes)? else { return Ok(false) };
+        let Some((found, mut mappings)) = kernel.mappings(self.target, least_bytes)? else { return Ok(false) };
         if self.found.is_some_and(|before| before.memory != found.memory) {
             // Another program since.
             self.regions.clear();
@@ -178,13 +181,33 @@ impl Process {
         let begun = Instant::now();
         let mut before = std::mem::take(&mut self.regions);
         (self.beyond, self.entries, self.slots) = (0, 0, 0);
+        // From where the last walk stopped, so that each mapping has its turn on a slow machine, too.
+        let turn = mappings.iter().position(|mapping| mapping.start >= self.next).unwrap_or(0);
+        mappings.rotate_left(turn);
+        self.next = 0;
         for mapping in mappings {
-            if self.enough(begun) {
+            let name = (mapping.start, mapping.dev, mapping.ino);
+            if self.slots >= self.room {
                 self.beyond += mapping.end - mapping.start;
                 continue;
             }
-            let name = (mapping.start, mapping.dev, mapping.ino);
-            let mut region = before.remove(&name).unwrap_or_else(|| Region::new(mapping.clone()));
+            let known = before.remove(&name);
+            if begun.elapsed() > WALK_LONGEST {
+                if self.next == 0 {
+                    self.next = mapping.start;
+                }
+                // Its figures stay as the last walk that reached it found them.
+                match known {
+                    Some(region) => {
+                        self.entries += region.heat.mapped().0;
+                        self.slots += region.heat.slots();
+                        self.regions.insert(name, Region { mapping, ..region });
+                    }
+                    None => self.beyond += mapping.end - mapping.start,
+                }
+                continue;
+            }
+            let mut region = known.unwrap_or_else(|| Region::new(mapping.clone()));
             region.mapping = mapping;
             if !self.walk(kernel, places, &mut region, begun)? {
                 return Ok(false);
