@@ -151,6 +151,28 @@ fn on_node(path: &Path, node: u32) -> Result<u64> {
     Ok((found * page_size()) as u64)
 }
 
+/// Switches off the kernel's own balancing (AutoNUMA), which takes mapped pages back to the nodes of programs that map them.
+struct NoBalancing(Option<String>);
+
+const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
+
+impl NoBalancing {
+    fn set() -> Result<Self> {
+        // A kernel without it has no such file.
+        let Ok(before) = fs::read_to_string(BALANCING) else { return Ok(Self(None)) };
+        fs::write(BALANCING, "0").context(BALANCING)?;
+        Ok(Self(Some(before)))
+    }
+}
+
+impl Drop for NoBalancing {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            let _ = fs::write(BALANCING, before);
+        }
+    }
+}
+
 /// Four processes read the file, one writes it and one has it mapped. Then pages of it are in a pipe.
 fn under_load(make: fn(&Path) -> Result<Option<Mounted>>, bytes: u64) -> Outcome {
     let bench = Bench::new()?;
@@ -158,6 +180,7 @@ fn under_load(make: fn(&Path) -> Result<Option<Mounted>>, bytes: u64) -> Outcome
     let file = mounted.as_ref().map_or(bench.dir(), |m| m.0.as_path()).join("file");
     cache::put(&file, bytes, 0)?;
     let expected = Expected::of(&File::open(&file)?)?;
+    let _fixed = NoBalancing::set()?;
 
     let roles = ["reader", "reader", "reader", "reader", "writer", "mapper"];
     let users = roles.iter().map(|role| User::start(role, &file)).collect::<Result<Vec<_>>>()?;
@@ -174,7 +197,6 @@ fn under_load(make: fn(&Path) -> Result<Option<Mounted>>, bytes: u64) -> Outcome
         said.failed,
         said.bytes
     );
-    // AutoNUMA may have taken some of the mapped pages back meanwhile.
     ensure!(said.moved >= bytes / 100 * 99, "homenode says {}", said.moved);
     ensure!((said.code == Some(0)) == (said.failed == 0) && said.code <= Some(1), "exit code {:?}", said.code);
     let open = File::open(&file)?;
