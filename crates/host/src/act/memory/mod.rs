@@ -163,6 +163,11 @@ impl MemoryMove {
         self.ended
     }
 
+    /// Whether the process has ended, or runs another program, by now. `false` where that is not certain.
+    pub fn gone(&self) -> bool {
+        matches!(self.space.alive(), Ok(false))
+    }
+
     /// The next pages; `None` when there are no more. An empty batch: none in this part of the address space.
     fn next_batch(&mut self) -> io::Result<Option<Batch>> {
         loop {
@@ -212,12 +217,15 @@ impl MemoryMove {
                         self.work = Work::Done;
                         continue;
                     };
+                    if run.pages == 0 {
+                        runs.pop();
+                        // The next run may be for another node, or for huge pages, which come from a pool of their own.
+                        self.stopped = None;
+                        continue;
+                    }
                     let count = run.pages.min(BATCH as u64);
                     let (first, to) = (run.first, run.node);
                     (run.first, run.pages) = (first + count, run.pages - count);
-                    if run.pages == 0 {
-                        runs.pop();
-                    }
                     let pages = (first..first + count).map(|n| n.saturating_mul(page)).collect();
                     return Ok(Some(Batch { pages, to, kept: false }));
                 }
@@ -334,7 +342,7 @@ impl Copying for MemoryMove {
     }
 
     fn back(self: Box<Self>) -> Option<Back> {
-        Some(Back::Move(Box::new(self.reversed())))
+        Some(Back::Memory(self))
     }
 }
 
