@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::{JobId, JobState, Progress};
+use rustc_hash::FxHashSet;
 
 use crate::act::copying::{Back, Copied, Copying};
 
@@ -99,6 +100,22 @@ impl Jobs {
             self.moved = None;
         }
         last
+    }
+
+    /// Those of the other copies that are in the set, newest first, if their moves know the way back, or do not, as asked.
+    pub fn take(&mut self, of: &FxHashSet<JobId>, known: bool) -> Vec<(JobId, Option<Back>)> {
+        let mut taken = Vec::new();
+        if let Some(moved) = &mut self.moved {
+            moved.retain_mut(|(job, back)| {
+                let takes = of.contains(job) && back.is_some() == known;
+                if takes {
+                    taken.push((*job, back.take()));
+                }
+                !takes
+            });
+        }
+        taken.reverse();
+        taken
     }
 
     /// The copies that run, and those of which it is kept how to send back what they have moved.
@@ -368,5 +385,27 @@ mod tests {
         }
         let (_, kept, given_up) = copy(1, pages());
         assert_eq!((kept.len(), kept.contains(&first), given_up), (WAYS_BACK, false, vec![first]));
+    }
+
+    /// The newest first, and apart those whose moves know the way back.
+    #[test]
+    fn the_copies_of_one_subject_are_taken_together() {
+        let mut jobs = Jobs::default();
+        jobs.keep_ways_back();
+        let mut all = Vec::new();
+        for known in [true, true, false, true, true] {
+            let (mut one, _) = steps(1);
+            one.back = known.then(|| Back::Pages(Layout::default()));
+            let job = jobs.start(|| Ok(one)).unwrap();
+            end(&mut jobs, job);
+            all.push(job);
+        }
+        let last = jobs.take_last().map(|last| last.0);
+        let of = all[1..].iter().copied().collect();
+        let taken = jobs.take(&of, true);
+        assert!(taken.iter().all(|taken| taken.1.is_some()));
+        let ids = [taken[0].0, taken[1].0];
+        assert_eq!((last, taken.len(), ids), (Some(all[4]), 2, [all[3], all[1]]));
+        assert_eq!(jobs.kept().collect::<Vec<_>>(), [all[0], all[2]]);
     }
 }

@@ -36,6 +36,18 @@ impl Back {
             Self::Pages(_) => false,
         }
     }
+
+    /// The way back of this move and of an earlier one of the same file or process, so that nothing moves twice.
+    pub fn with_earlier(self, earlier: Self) -> Self {
+        match (self, earlier) {
+            (Self::Memory(mut memory), Self::Memory(earlier)) => {
+                memory.follows(&earlier);
+                Self::Memory(memory)
+            }
+            (Self::Pages(layout), Self::Pages(earlier)) => Self::Pages(earlier.then(&layout)),
+            (this, _) => this,
+        }
+    }
 }
 
 impl std::fmt::Debug for Back {

@@ -12,7 +12,8 @@
 //!
 //! **Limits.** Each thread of a process is examined in the window. A file on a file system that asks a server is refused. So are
 //! files on DAX unless there are [`Hands`]: moving them takes CAP_SYS_ADMIN, which the daemon gives up. On the way back, pages of
-//! memory and of the page cache go where each was, and a file on DAX goes whole to the node that its move named as its origin. Until
+//! memory and of the page cache go where each was, and a file on DAX goes whole to the node that its move named as its origin; of several
+//! moves of one file or process, the first says where. Until
 //! then, two files of procfs are open for each process whose memory was moved. Only so many moves are remembered: the data of the
 //! oldest beyond that stays, which is said.
 
@@ -213,6 +214,31 @@ impl DataMoves {
         self.copies.retain(|job, _| kept.contains(job));
     }
 
+    /// What the latest move of a subject knows, and what the earlier ones do: together they send back where it was before all.
+    fn with_earlier(
+        &mut self,
+        subject: &Subject,
+        mut back: Option<Back>,
+        mut file: Option<(String, Seen, NodeId)>,
+    ) -> (Option<Back>, Option<(String, Seen, NodeId)>) {
+        if back.is_none() && file.is_none() {
+            return (back, file);
+        }
+        let of: FxHashSet<JobId> = self.copies.iter().filter(|c| c.1.subject == *subject).map(|c| *c.0).collect();
+        for (job, earlier) in self.jobs.take(&of, back.is_some()) {
+            let earlier_file = self.copies.remove(&job).and_then(|copied| copied.file);
+            if let (Some(file), Some((_, _, from))) = (&mut file, earlier_file) {
+                file.2 = from;
+            }
+            // Memory of a program that the process has ended since is no more.
+            back = match (back, earlier.filter(|earlier| !earlier.gone())) {
+                (Some(back), Some(earlier)) => Some(back.with_earlier(earlier)),
+                (back, _) => back,
+            };
+        }
+        (back, file)
+    }
+
     /// See [`engine::Plane::move_back`].
     pub fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
         loop {
@@ -222,6 +248,7 @@ impl DataMoves {
                 return Some((subject, Err(refused("too_many", why))));
             };
             let Some(Copied { subject, file }) = self.copies.remove(&job) else { continue };
+            let (back, file) = self.with_earlier(&subject, back, file);
             let started = match (back, file) {
                 (Some(Back::Memory(memory)), _) => self
                     .jobs

@@ -153,6 +153,11 @@ impl MemoryMove {
         &self.before
     }
 
+    /// Takes in where the pages were before an earlier move of the same process: the way back leads there.
+    pub fn follows(&mut self, earlier: &Self) {
+        self.before = earlier.before.then(&self.before);
+    }
+
     /// Whether every page has had its turn.
     pub fn complete(&self) -> bool {
         matches!(self.work, Work::Done)
