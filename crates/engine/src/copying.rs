@@ -1,5 +1,6 @@
 //! Follows the copies that run, tells the policy what became of its moves, and takes back plans that did not pay.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::{Move, Outcome, OutcomeState, Snapshot, Subject};
@@ -20,6 +21,8 @@ const POLL: Duration = Duration::from_millis(10);
 /// How long copies that were told to stop are waited for on exit. One step of a copy takes tens of milliseconds; a plane that
 /// has not stopped by then is stuck in the kernel, and homenode ends all the same.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
+/// What is said of those that have not stopped by then.
+const LATE: &str = "did not stop in time";
 
 impl<P: Plane> Engine<P> {
     /// Takes in how far the copies are.
@@ -125,10 +128,11 @@ impl<P: Plane> Engine<P> {
     /// Waits for copies that were told to stop, for a bounded time, and says what became of each.
     pub(crate) fn wait_for_copies(&mut self, finished: &mut Finished) {
         let until = Instant::now() + STOP_WITHIN;
-        let stays = if self.plane.moves_back() { "" } else { ", what was moved stays" };
-        let say = |r: &Running, what: &str| {
+        let moves_back = self.plane.moves_back();
+        let say = |r: &Running, what: &str, stays: bool| {
             let (mb, of) = (r.done as f64 / 1e6, r.bytes as f64 / 1e6);
             let what = format!("the move of {} from node {} to {} {what}", r.subject, r.from, r.to);
+            let stays = if stays { ", what was moved stays" } else { "" };
             format!("{what}: {mb:.1} of {of:.1} MB moved{stays}")
         };
         while !self.jobs.running.is_empty() {
@@ -139,7 +143,7 @@ impl<P: Plane> Engine<P> {
                     (r.bytes, r.done) = (progress.bytes, progress.done);
                     let what = if progress.state == JobState::Done { "had ended" } else { "was stopped" };
                     finished.copies += 1;
-                    finished.note(say(r, what));
+                    finished.note(say(r, what, !moves_back));
                 }
                 self.follow(progress, &mut over);
             }
@@ -152,7 +156,11 @@ impl<P: Plane> Engine<P> {
         }
         for r in std::mem::take(&mut self.jobs.running).values() {
             finished.copies += 1;
-            finished.note(say(r, "did not stop in time"));
+            if moves_back {
+                // It may have moved more than it has told.
+                finished.not_moved_back += r.copied.max(1);
+            }
+            finished.note(say(r, LATE, true));
         }
     }
 
@@ -200,14 +208,25 @@ impl<P: Plane> Engine<P> {
         }
     }
 
-    /// Waits for a job that sends data back.
+    /// Waits for a job that sends data back; from `stop` on for a bounded time.
     fn follow_back(&mut self, job: JobId, stop: &dyn Fn() -> bool) -> Progress {
+        let (state, left) = (JobState::Running, BTreeMap::new());
+        let mut last = Progress { job, bytes: 0, done: 0, there: 0, left, state };
+        let mut until = None;
         loop {
-            if stop() {
+            if until.is_none() && stop() {
                 self.plane.cancel(job);
+                until = Some(Instant::now() + STOP_WITHIN);
             }
-            if let Some(end) = self.plane.poll().into_iter().find(|p| p.job == job && p.state != JobState::Running) {
-                return end;
+            if let Some(now) = self.plane.poll().into_iter().find(|p| p.job == job) {
+                last = now;
+            }
+            if last.state != JobState::Running {
+                return last;
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                last.state = JobState::Failed { why: LATE.to_owned() };
+                return last;
             }
             std::thread::sleep(POLL);
         }

@@ -50,8 +50,9 @@ pub trait Plane {
         false
     }
 
-    /// Starts a job that sends the data of the latest job back to where it was, and forgets that one: called again and again, it
-    /// takes back job after job. `None`: no more is known. What these jobs move is not remembered.
+    /// Starts a job that sends the data of the file or process that was moved last back to where it was before all its moves, and
+    /// forgets these: called again and again, it takes back one after the other. `None`: no more is known. What these jobs move is
+    /// not remembered.
     fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
         None
     }

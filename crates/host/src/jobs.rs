@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::{JobId, JobState, Progress};
+use rustc_hash::FxHashSet;
 
 use crate::act::copying::{Back, Copied, Copying};
 
@@ -23,6 +24,8 @@ const STEP: Duration = Duration::from_millis(100);
 /// Most bytes of a step, whatever the rate: what moves in tens of milliseconds (50 ms/GiB natively, 16 times as long emulated),
 /// so that a copy stops soon when it is told to.
 const STEP_BYTES: u64 = 64 << 20;
+/// Most ended copies of which it is kept how to send back what they have moved. Each of a process keeps two files open.
+const WAYS_BACK: usize = 1024;
 
 /// Copies that run.
 #[derive(Debug, Default)]
@@ -32,6 +35,8 @@ pub struct Jobs {
     limits: Arc<Limits>,
     /// How to send back what ended copies have moved, oldest first; `None`: it is not kept.
     moved: Option<Vec<(JobId, Option<Back>)>>,
+    /// Copies of which that was given up, because there are too many.
+    given_up: Vec<JobId>,
 }
 
 /// State that all copies share.
@@ -97,6 +102,32 @@ impl Jobs {
         last
     }
 
+    /// Those of the other copies that are in the set, newest first, if their moves know the way back, or do not, as asked.
+    pub fn take(&mut self, of: &FxHashSet<JobId>, known: bool) -> Vec<(JobId, Option<Back>)> {
+        let mut taken = Vec::new();
+        if let Some(moved) = &mut self.moved {
+            moved.retain_mut(|(job, back)| {
+                let takes = of.contains(job) && back.is_some() == known;
+                if takes {
+                    taken.push((*job, back.take()));
+                }
+                !takes
+            });
+        }
+        taken.reverse();
+        taken
+    }
+
+    /// The copies that run, and those of which it is kept how to send back what they have moved.
+    pub fn kept(&self) -> impl Iterator<Item = JobId> {
+        self.running.keys().copied().chain(self.moved.iter().flatten().map(|moved| moved.0))
+    }
+
+    /// The copies of which that was given up since the last call, because later ones have moved something, too.
+    pub fn take_given_up(&mut self) -> Vec<JobId> {
+        std::mem::take(&mut self.given_up)
+    }
+
     /// Starts a copy. `begin` prepares it, in the copy's own thread, or says how it ended at once: refused, or gone.
     ///
     /// # Errors
@@ -155,6 +186,13 @@ impl Jobs {
             });
             !over
         });
+        if self.running.len() < all.len()
+            && let Some(moved) = &mut self.moved
+        {
+            moved.retain(|(_, back)| !back.as_ref().is_some_and(Back::gone));
+            let more = moved.len().saturating_sub(WAYS_BACK);
+            self.given_up.extend(moved.drain(..more).map(|moved| moved.0));
+        }
         all
     }
 
@@ -224,7 +262,13 @@ fn steps(work: &mut dyn Copying, shared: &Shared, limits: &Limits) -> JobState {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use topology::NodeId;
+
     use super::*;
+    use crate::act::memory::{Layout, MemoryMove};
+    use crate::act::threads::Threads;
 
     /// So many steps of as many bytes as asked for; a negative number of bytes left: an error.
     struct Steps {
@@ -233,6 +277,7 @@ mod tests {
         asked: Arc<Mutex<Vec<u64>>>,
         fails: bool,
         panics: bool,
+        back: Option<Back>,
     }
 
     impl Copying for Steps {
@@ -249,11 +294,16 @@ mod tests {
         fn copied(&self) -> Copied {
             Copied { total: self.total, moved: self.moved, there: 0, left: [("pinned", 7)].into() }
         }
+
+        fn back(self: Box<Self>) -> Option<Back> {
+            self.back
+        }
     }
 
     fn steps(total: u64) -> (Box<Steps>, Arc<Mutex<Vec<u64>>>) {
         let asked = Arc::default();
-        (Box::new(Steps { total, moved: 0, asked: Arc::clone(&asked), fails: false, panics: false }), asked)
+        let (of, back) = (Arc::clone(&asked), None);
+        (Box::new(Steps { total, moved: 0, asked: of, fails: false, panics: false, back }), asked)
     }
 
     /// The last word about a copy.
@@ -304,5 +354,58 @@ mod tests {
         let job = jobs.start(|| Ok(panics)).unwrap();
         assert_eq!(end(&mut jobs, job).state, JobState::Failed { why: "a fault of homenode ended it".into() });
         assert!(jobs.running.is_empty());
+    }
+
+    /// Not of ended processes, nor of copies that moved nothing, nor of more than the last.
+    #[test]
+    fn ways_back_are_kept_of_what_can_go_back() {
+        let mut jobs = Jobs::default();
+        jobs.keep_ways_back();
+        let mut copy = |bytes: u64, back: Back| {
+            let (mut one, _) = steps(bytes);
+            one.back = Some(back);
+            let job = jobs.start(|| Ok(one)).unwrap();
+            end(&mut jobs, job);
+            (job, jobs.kept().collect::<Vec<_>>(), jobs.take_given_up())
+        };
+        let pages = || Back::Pages(Layout::default());
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let (proc, pid) = (Path::new("/proc"), child.id());
+        let start = Threads::new(proc).stat(pid).unwrap().unwrap().start;
+        let Some(memory) = MemoryMove::new(proc, pid, start, NodeId(0)).unwrap() else { panic!("it has ended") };
+        let (of_process, kept, _) = copy(1, Back::Memory(Box::new(memory)));
+        assert_eq!(kept, [of_process]);
+        assert_eq!(copy(0, pages()).1, [of_process], "nothing was moved");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (first, kept, given_up) = copy(1, pages());
+        assert_eq!((kept, given_up), (vec![first], vec![]));
+        for _ in 1..WAYS_BACK {
+            assert_eq!(copy(1, pages()).2, []);
+        }
+        let (_, kept, given_up) = copy(1, pages());
+        assert_eq!((kept.len(), kept.contains(&first), given_up), (WAYS_BACK, false, vec![first]));
+    }
+
+    /// The newest first, and apart those whose moves know the way back.
+    #[test]
+    fn the_copies_of_one_subject_are_taken_together() {
+        let mut jobs = Jobs::default();
+        jobs.keep_ways_back();
+        let mut all = Vec::new();
+        for known in [true, true, false, true, true] {
+            let (mut one, _) = steps(1);
+            one.back = known.then(|| Back::Pages(Layout::default()));
+            let job = jobs.start(|| Ok(one)).unwrap();
+            end(&mut jobs, job);
+            all.push(job);
+        }
+        let last = jobs.take_last().map(|last| last.0);
+        let of = all[1..].iter().copied().collect();
+        let taken = jobs.take(&of, true);
+        assert!(taken.iter().all(|taken| taken.1.is_some()));
+        let ids = [taken[0].0, taken[1].0];
+        assert_eq!((last, taken.len(), ids), (Some(all[4]), 2, [all[3], all[1]]));
+        assert_eq!(jobs.kept().collect::<Vec<_>>(), [all[0], all[2]]);
     }
 }

@@ -616,7 +616,7 @@ impl Plane for HostPlane {
     }
 
     fn poll(&mut self) -> Vec<Progress> {
-        self.moves.jobs.poll()
+        self.moves.poll()
     }
 
     fn cancel(&mut self, job: JobId) {

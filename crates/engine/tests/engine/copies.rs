@@ -254,8 +254,31 @@ fn a_copy_that_does_not_stop_does_not_keep_homenode() {
     let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), None).unwrap();
     engine.step().unwrap();
     let finished = engine.finish();
-    assert_eq!(finished.copies, 1);
+    assert_eq!((finished.copies, finished.complete()), (1, true));
     assert!(finished.notes[0].contains("did not stop in time"), "{:?}", finished.notes);
+}
+
+/// What was to go back and does not is said and counted, whether the copy does not stop or the way back.
+#[test]
+fn what_does_not_stop_in_time_stays_and_is_counted() {
+    for way_back in [false, true] {
+        let plane = copying(1_000, 500, [(1, 0, 1)]);
+        (plane.world().moves_back, plane.world().remembers) = (true, true);
+        let (policy, _) = at(vec![(1, vec![file(1, 1, 0)])]);
+        let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), None).unwrap();
+        for _ in 0..if way_back { 5 } else { 2 } {
+            engine.step().unwrap();
+        }
+        // From now on no copy goes on, nor stops.
+        (plane.world().copy_step, plane.world().deaf) = (0, true);
+        let begun = plane.world().started.len();
+        let finished = engine.finish_until(&|| plane.world().started.len() > begun);
+        let note = finished.notes.iter().find(|n| n.contains("did not stop in time")).expect("a note");
+        assert_eq!(note.contains("what was moved stays"), !way_back, "{note}");
+        assert_eq!((finished.copies, finished.complete()), (usize::from(!way_back), false));
+        // The copy had told of half its bytes; the way back has moved none of them.
+        assert_eq!(finished.not_moved_back, if way_back { 1_000 } else { 500 });
+    }
 }
 
 /// Killed at any step: what the next start finds bound is restored, and it says which copies were interrupted.

@@ -21,6 +21,7 @@ use clap::ValueEnum;
 
 use super::fs_args::{CacheArg, MountArgs, parse_placement};
 use super::fs_volume::{self, map, unmount};
+use super::session;
 use super::volume_policy::{Nodes, Prepared};
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
@@ -164,7 +165,8 @@ fn start(args: &MountArgs) -> Result<Exit, Failure> {
 /// Mounts, and serves the mount until it ends.
 fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -> Result<Exit, Failure> {
     let stop = Stop::on_signals()?;
-    raise_open_files();
+    // Each thread that uses the mount takes up to two.
+    session::raise_open_files();
     let nodes = Nodes::of(global, &args.nodes, &map(&wanted.volume)?)?;
     let prepared = Prepared::new(global, &args.nodes, &nodes, &args.dir)?;
     let mut options = wanted.options.clone();
@@ -234,15 +236,6 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     ended.map_err(|e| failure(&e))?;
     decided?;
     Ok(Exit::Done)
-}
-
-/// As many open files as this process may have: each thread that uses the mount takes up to two.
-fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!("cannot raise the limit of open files: {error}");
-    }
 }
 
 /// One line for stderr, and for the system's log, as stderr leads nowhere in the background.

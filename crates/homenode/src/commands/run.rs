@@ -37,6 +37,10 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
     let stop = Stop::on_signals()?;
     let mut child = Child::hold(&args.command)?;
+    if args.move_back {
+        // Each process that is to go back takes two. The command has begun before, so it keeps the usual limit.
+        session::raise_open_files();
+    }
     let plane = {
         let child = child.as_ref().map(Child::pid);
         session::open(&config, &args.observe, child, policy.wants_mapped(), args.move_back)?

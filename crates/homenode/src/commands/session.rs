@@ -99,3 +99,12 @@ pub fn observe(plane: &mut HostPlane, window: Duration) -> Result<Snapshot, Fail
 pub fn interference(stop: &dyn Fn() -> bool) -> Vec<Interference> {
     interference::detect(Path::new(PROC), Path::new(nodes::SYS), stop)
 }
+
+/// As many open files as this process may have. Programs that it starts afterwards may have as many, too.
+pub fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!("cannot raise the limit of open files: {error}");
+    }
+}

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use super::memory::Layout;
+use super::memory::{Layout, MemoryMove};
 
 /// A move of file data or of a process's memory, prepared and not finished.
 pub trait Copying: Send {
@@ -21,17 +21,39 @@ pub trait Copying: Send {
 
 /// How to send back what a move has moved.
 pub enum Back {
-    /// This move does it.
-    Move(Box<dyn Copying>),
+    /// The memory of a process: the move itself, which is over, knows where it was ([`MemoryMove::reversed`]).
+    Memory(Box<MemoryMove>),
     /// A file's pages were here; numbers of pages count from the start of the file. Whoever sends them back opens the file again: a
     /// file that is kept open keeps its file system mounted, and its blocks after it was deleted.
     Pages(Layout),
 }
 
+impl Back {
+    /// Whether nothing is left to send back: the process has ended, or runs another program.
+    pub fn gone(&self) -> bool {
+        match self {
+            Self::Memory(memory) => memory.gone(),
+            Self::Pages(_) => false,
+        }
+    }
+
+    /// The way back of this move and of an earlier one of the same file or process, so that nothing moves twice.
+    pub fn with_earlier(self, earlier: Self) -> Self {
+        match (self, earlier) {
+            (Self::Memory(mut memory), Self::Memory(earlier)) => {
+                memory.follows(&earlier);
+                Self::Memory(memory)
+            }
+            (Self::Pages(layout), Self::Pages(earlier)) => Self::Pages(earlier.then(&layout)),
+            (this, _) => this,
+        }
+    }
+}
+
 impl std::fmt::Debug for Back {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Move(work) => write!(f, "Move({:?})", work.copied()),
+            Self::Memory(memory) => write!(f, "Memory({})", memory.before().pages()),
             Self::Pages(layout) => write!(f, "Pages({})", layout.pages()),
         }
     }

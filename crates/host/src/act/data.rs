@@ -12,15 +12,17 @@
 //!
 //! **Limits.** Each thread of a process is examined in the window. A file on a file system that asks a server is refused. So are
 //! files on DAX unless there are [`Hands`]: moving them takes CAP_SYS_ADMIN, which the daemon gives up. On the way back, pages of
-//! memory and of the page cache go where each was, and a file on DAX goes whole to the node that its move named as its origin. Until
-//! then, three files of procfs are open for each process whose memory was moved.
+//! memory and of the page cache go where each was, and a file on DAX goes whole to the node that its move named as its origin; of several
+//! moves of one file or process, the first says where. Until
+//! then, two files of procfs are open for each process whose memory was moved. Only so many moves are remembered: the data of the
+//! oldest beyond that stays, which is said.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use engine::{JobId, JobState, PlaneError, Started, Subject, Undo};
+use engine::{JobId, JobState, PlaneError, Progress, Started, Subject, Undo};
 use placement::{Move, Thread};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{NodeId, Topology};
 
 use super::Mover;
@@ -62,6 +64,8 @@ pub struct DataMoves {
     hands: Option<Hands>,
     /// What the copies move, if they are to be sent back.
     copies: FxHashMap<JobId, Copied>,
+    /// The first subject whose data stays because there were too many moves to remember, and the number of these moves.
+    forgotten: Option<(Subject, u64)>,
 }
 
 /// What a copy moves.
@@ -83,6 +87,7 @@ impl DataMoves {
             files: FxHashMap::default(),
             hands,
             copies: FxHashMap::default(),
+            forgotten: None,
         }
     }
 
@@ -188,19 +193,71 @@ impl DataMoves {
         }
     }
 
+    /// The progress of every copy; the end of each is told once.
+    pub fn poll(&mut self) -> Vec<Progress> {
+        let all = self.jobs.poll();
+        if all.iter().any(|progress| progress.state != JobState::Running) {
+            self.forget();
+        }
+        all
+    }
+
+    /// Forgets the copies that cannot be sent back, or have nothing to be sent back.
+    fn forget(&mut self) {
+        for copied in self.jobs.take_given_up().iter().filter_map(|job| self.copies.remove(job)) {
+            if self.forgotten.is_none() {
+                tracing::warn!(subject = %copied.subject, "too many moves to remember: the oldest are not moved back");
+            }
+            self.forgotten.get_or_insert((copied.subject, 0)).1 += 1;
+        }
+        let kept: FxHashSet<JobId> = self.jobs.kept().collect();
+        self.copies.retain(|job, _| kept.contains(job));
+    }
+
+    /// What the latest move of a subject knows, and what the earlier ones do: together they send back where it was before all.
+    fn with_earlier(
+        &mut self,
+        subject: &Subject,
+        mut back: Option<Back>,
+        mut file: Option<(String, Seen, NodeId)>,
+    ) -> (Option<Back>, Option<(String, Seen, NodeId)>) {
+        if back.is_none() && file.is_none() {
+            return (back, file);
+        }
+        let of: FxHashSet<JobId> = self.copies.iter().filter(|c| c.1.subject == *subject).map(|c| *c.0).collect();
+        for (job, earlier) in self.jobs.take(&of, back.is_some()) {
+            let earlier_file = self.copies.remove(&job).and_then(|copied| copied.file);
+            if let (Some(file), Some((_, _, from))) = (&mut file, earlier_file) {
+                file.2 = from;
+            }
+            // Memory of a program that the process has ended since is no more.
+            back = match (back, earlier.filter(|earlier| !earlier.gone())) {
+                (Some(back), Some(earlier)) => Some(back.with_earlier(earlier)),
+                (back, _) => back,
+            };
+        }
+        (back, file)
+    }
+
     /// See [`engine::Plane::move_back`].
     pub fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
         loop {
-            let (job, back) = self.jobs.take_last()?;
+            let Some((job, back)) = self.jobs.take_last() else {
+                let (subject, moves) = self.forgotten.take()?;
+                let why = format!("{moves} of the oldest moves, this one first, were too many to remember");
+                return Some((subject, Err(refused("too_many", why))));
+            };
             let Some(Copied { subject, file }) = self.copies.remove(&job) else { continue };
+            let (back, file) = self.with_earlier(&subject, back, file);
             let started = match (back, file) {
-                (Some(Back::Move(work)), _) => self
+                (Some(Back::Memory(memory)), _) => self
                     .jobs
-                    .start(|| Ok(work))
+                    .start(|| Ok(Box::new(memory.reversed())))
                     .map_err(|e| refused("no_thread", format!("no thread can be started: {e}"))),
                 (Some(Back::Pages(layout)), Some((name, seen, from))) => self.file_job(&name, seen, from, Some(layout)),
                 (None, Some((name, seen, from))) => self.file_job(&name, seen, from, None),
-                (_, None) => continue,
+                // Its thread has panicked.
+                (_, None) => Err(refused("no_way_back", "where its memory was is not known any more".to_owned())),
             };
             return Some((subject, started));
         }

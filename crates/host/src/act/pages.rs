@@ -232,14 +232,27 @@ impl FileMove {
     /// As [`prepare`](Self::prepare).
     pub fn back(file: &File, path: &Path, layout: &Layout) -> Result<Several, FileMoveError> {
         let nodes: BTreeSet<NodeId> = layout.runs().map(|run| run.node).collect();
-        let one = |node: NodeId| -> Result<Box<dyn Copying>, FileMoveError> {
+        let (mut all, mut full) = (Vec::<Box<dyn Copying>>::new(), Vec::new());
+        for node in nodes {
             let file = file.try_clone().map_err(|e| ResidencyError::file("open", path, e))?;
             let file = movable(open::from_fd(path, file, true)?, node)?;
             let pick = Pick::on(layout, node);
-            let bytes = pick.pages().saturating_mul(rustix::param::page_size() as u64);
-            Ok(Box::new(Self { only: Some(pick), ..Self::with(file, node, (bytes, 0), false)? }))
-        };
-        nodes.into_iter().map(one).collect::<Result<_, _>>().map(Several::new)
+            // Pages that are evicted or there already take no room.
+            let found = residency::sample(&file)?;
+            let away = found.total().saturating_sub(found.get(node));
+            let bytes = pick.pages().saturating_mul(rustix::param::page_size() as u64).min(away);
+            match Self::with(file, node, (bytes, 0), false) {
+                Ok(work) => all.push(Box::new(Self { only: Some(pick), ..work })),
+                Err(refused @ FileMoveError::Refused { reason: "no_memory", .. }) => full.push((refused, bytes)),
+                Err(error) => return Err(error),
+            }
+        }
+        // What one node has no room for keeps nothing from the others.
+        if all.is_empty() && !full.is_empty() {
+            return Err(full.swap_remove(0).0);
+        }
+        all.extend(full.into_iter().map(|(_, bytes)| Box::new(Stays(bytes)) as _));
+        Ok(Several::new(all))
     }
 
     /// The next window to work on; `None` if all is done.
@@ -379,6 +392,19 @@ impl Copying for FileMove {
 
     fn back(self: Box<Self>) -> Option<Back> {
         Some(Back::Pages(self.before))
+    }
+}
+
+/// So many bytes for which their node has no room.
+struct Stays(u64);
+
+impl Copying for Stays {
+    fn step(&mut self, _: u64) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn copied(&self) -> Copied {
+        Copied { total: self.0, left: [(NO_MEMORY, self.0)].into(), ..Copied::default() }
     }
 }
 

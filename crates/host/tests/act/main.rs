@@ -99,6 +99,10 @@ fn main() {
         trial("processes_that_must_not_be_moved_are_refused", process::refusals),
         trial("only_a_processs_own_memory_moves", process::only_its_own_memory),
         trial("exec_ends_a_move_of_memory", process::exec_ends_a_memory_move),
+        trial(
+            "a_node_that_takes_nothing_stops_no_other_on_the_way_back",
+            process::a_node_that_takes_nothing_stops_no_other,
+        ),
         trial("a_process_is_a_job_of_the_plane", jobs::process),
         trial("a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant", jobs::file),
         trial("readers_go_home_to_their_files", whole::readers_go_home),

@@ -410,6 +410,26 @@ pub fn only_its_own_memory() -> Tried {
     Ok(())
 }
 
+/// Pages that were on a node without memory stay; pages of another node are tried all the same.
+pub fn a_node_that_takes_nothing_stops_no_other() -> Tried {
+    let program = Running::shell("echo ready; sleep 600");
+    let proc = Path::new("/proc");
+    let start = Threads::new(proc).stat(program.pid()).unwrap().unwrap().start;
+    let nowhere = [NodeId(1022), NodeId(1023)];
+    let mut work = MemoryMove::new(proc, program.pid(), start, nowhere[0]).unwrap().unwrap();
+    while !work.step(1 << 30).unwrap() {}
+    let found: Vec<u64> = work.before().runs().map(|run| run.first).collect();
+    let mut layout = memory::Layout::default();
+    for (page, node) in found.iter().take(2).zip(nowhere) {
+        layout.push(*page, node);
+    }
+    assert_eq!(layout.pages(), 2, "{found:?}");
+    let mut back = MemoryMove::back(proc, program.pid(), start, layout).unwrap().unwrap();
+    while !back.step(1 << 30).unwrap() {}
+    assert_eq!((back.before().pages(), back.copied().moved), (2, 0), "{:?}", back.copied());
+    Ok(())
+}
+
 pub fn exec_ends_a_memory_move() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");

@@ -40,16 +40,43 @@ impl Run {
 impl Layout {
     /// Adds a page above all others.
     pub fn push(&mut self, page: u64, node: NodeId) {
+        self.add(Run { first: page, pages: 1, node });
+    }
+
+    /// Adds a run above all others.
+    fn add(&mut self, run: Run) {
+        if run.pages == 0 {
+            return;
+        }
         match &mut self.open {
-            Some(run) if run.node == node && run.end() == page => run.pages += 1,
-            Some(run) if page < run.end() => return,
-            _ if page < self.end => return,
+            Some(last) if last.node == run.node && last.end() == run.first => last.pages += run.pages,
+            Some(last) if run.first < last.end() => return,
+            _ if run.first < self.end => return,
             _ => {
                 self.close();
-                self.open = Some(Run { first: page, pages: 1, node });
+                self.open = Some(run);
             }
         }
-        self.pages += 1;
+        self.pages += run.pages;
+    }
+
+    /// These pages, and those of a later layout that are not among them: where pages were before both moves.
+    pub fn then(&self, later: &Self) -> Self {
+        let mut all = Self::default();
+        let mut later = later.runs();
+        let mut next = later.next();
+        for run in self.runs() {
+            while let Some(other) = next.filter(|other| other.first < run.end()) {
+                all.add(Run { pages: other.end().min(run.first).saturating_sub(other.first), ..other });
+                next = match other.end().checked_sub(run.end()) {
+                    Some(pages) if pages > 0 => Some(Run { first: run.end(), pages, ..other }),
+                    _ => later.next(),
+                };
+            }
+            all.add(run);
+        }
+        next.into_iter().chain(later).for_each(|run| all.add(run));
+        all
     }
 
     /// Number of pages.
@@ -199,6 +226,18 @@ mod tests {
             let read = Layout::from_bytes(layout.to_bytes()).unwrap();
             prop_assert_eq!(read.pages(), added.len() as u64);
             prop_assert_eq!(pages(&read), added);
+        }
+
+        #[test]
+        fn of_two_layouts_the_earlier_wins(
+            earlier in proptest::collection::btree_map(0u64..60, 0u32..3, 0..40),
+            later in proptest::collection::btree_map(0u64..60, 0u32..3, 0..40),
+        ) {
+            let of = |map: &std::collections::BTreeMap<u64, u32>| layout(&map.clone().into_iter().collect::<Vec<_>>());
+            let both = of(&earlier).then(&of(&later));
+            let mut expected = later;
+            expected.extend(earlier);
+            prop_assert_eq!(both, of(&expected));
         }
 
         #[test]

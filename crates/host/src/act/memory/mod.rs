@@ -153,6 +153,11 @@ impl MemoryMove {
         &self.before
     }
 
+    /// Takes in where the pages were before an earlier move of the same process: the way back leads there.
+    pub fn follows(&mut self, earlier: &Self) {
+        self.before = earlier.before.then(&self.before);
+    }
+
     /// Whether every page has had its turn.
     pub fn complete(&self) -> bool {
         matches!(self.work, Work::Done)
@@ -161,6 +166,11 @@ impl MemoryMove {
     /// Whether the process ended, or started another program, before the move was over.
     pub fn ended(&self) -> bool {
         self.ended
+    }
+
+    /// Whether the process has ended, or runs another program, by now. `false` where that is not certain.
+    pub fn gone(&self) -> bool {
+        matches!(self.space.alive(), Ok(false))
     }
 
     /// The next pages; `None` when there are no more. An empty batch: none in this part of the address space.
@@ -212,12 +222,15 @@ impl MemoryMove {
                         self.work = Work::Done;
                         continue;
                     };
+                    if run.pages == 0 {
+                        runs.pop();
+                        // The next run may be for another node, or for huge pages, which come from a pool of their own.
+                        self.stopped = None;
+                        continue;
+                    }
                     let count = run.pages.min(BATCH as u64);
                     let (first, to) = (run.first, run.node);
                     (run.first, run.pages) = (first + count, run.pages - count);
-                    if run.pages == 0 {
-                        runs.pop();
-                    }
                     let pages = (first..first + count).map(|n| n.saturating_mul(page)).collect();
                     return Ok(Some(Batch { pages, to, kept: false }));
                 }
@@ -334,7 +347,7 @@ impl Copying for MemoryMove {
     }
 
     fn back(self: Box<Self>) -> Option<Back> {
-        Some(Back::Move(Box::new(self.reversed())))
+        Some(Back::Memory(self))
     }
 }
 
