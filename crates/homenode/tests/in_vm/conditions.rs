@@ -51,8 +51,7 @@ fn hotter_pages_are_on_another_node() -> Outcome {
 /// Starts the program on node 0 with these files (kind, node, MiB); homenode must bind it to node 1, for this reason.
 fn moves(reason: &str, files: &[(&str, u32, u64)]) -> Outcome {
     if std::env::var_os("HOMENODE_CONDITIONS").is_none() {
-        // A sample's walk ends after 100 ms, whatever it has reached: a busy emulated machine never comes to the second mapping.
-        let why = "needs a machine that walks 64 MiB of page table in 100 ms, quicker than most emulated ones: set HOMENODE_CONDITIONS";
+        let why = "a long test, of a minute and a half: set HOMENODE_CONDITIONS";
         return Err(Skip(why.to_owned()).into());
     }
     let bench = Bench::new()?;
