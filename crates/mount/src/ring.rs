@@ -12,8 +12,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use host::act::affinity;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::connection::{Answers, Transport, notify};
 use crate::wire::{Answer, OUT_HEADER, REQUEST, Request};
@@ -148,11 +148,10 @@ impl Served {
 
 impl Transport for Served {
     fn serve(&mut self, server: &dyn Answers) -> io::Result<()> {
-        let mut cpus = CpuSet::new();
-        cpus.set(usize::from(self.queue.cpu));
         // A CPU that is not there now, or not ours, has no callers.
-        if let Err(errno) = sched_setaffinity(None, &cpus) {
-            tracing::debug!("the worker of CPU {} runs anywhere: {errno}", self.queue.cpu);
+        const OWN: u32 = 0;
+        if let Err(error) = affinity::set(OWN, &std::iter::once(u32::from(self.queue.cpu)).collect()) {
+            tracing::debug!("the worker of CPU {} runs anywhere: {error}", self.queue.cpu);
         }
         let mut entries: Vec<Entry> = (0..ENTRIES).map(|_| Entry::new()).collect();
         let mut spare = vec![0; OUT_HEADER + REQUEST as usize];
