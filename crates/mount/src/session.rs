@@ -36,16 +36,20 @@ pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) 
     let (mountpoint, connection) = Mountpoint::mount(dir, options)?;
     let mountpoint = Arc::new(mountpoint);
     let start = || {
-        // Before the kernel is told: once it waits for the queues there is no way back.
-        let queues = if options.ring { ring::queues() } else { Ok(Vec::new()) };
-        let queues = queues.inspect_err(|error| tracing::debug!("no io_uring: {error}")).unwrap_or_default();
-        let agreed = handshake(&connection, options.cache, !queues.is_empty())?;
         let mut ways: Vec<(String, Box<dyn Transport>)> = Vec::new();
-        for (cpu, queue) in queues.into_iter().enumerate().filter(|_| agreed) {
-            ways.push((format!("mount-cpu{cpu}"), Box::new(Served { queue, connection: another(&connection)? })));
-        }
         for number in 0..options.workers.max(1) {
             ways.push((format!("mount-{number}"), Box::new(Device(another(&connection)?))));
+        }
+        // Before the kernel is told: once it waits for the queues there is no way back.
+        let queues = if options.ring { ring::queues() } else { Ok(Vec::new()) };
+        let queues = queues.and_then(|queues| {
+            let serve = |queue| Ok(Served { queue, connection: another(&connection)? });
+            queues.into_iter().map(serve).collect::<io::Result<Vec<_>>>()
+        });
+        let queues = queues.inspect_err(|error| tracing::debug!("no io_uring: {error}")).unwrap_or_default();
+        let agreed = handshake(&connection, options.cache, !queues.is_empty())?;
+        for (cpu, queue) in queues.into_iter().enumerate().filter(|_| agreed) {
+            ways.push((format!("mount-cpu{cpu}"), Box::new(queue)));
         }
         let start = |(name, mut way): (String, Box<dyn Transport>)| {
             let (server, mountpoint) = (Arc::clone(&server), Arc::clone(&mountpoint));
