@@ -28,6 +28,9 @@ pub(crate) trait Answers: Send + Sync {
 pub(crate) trait Transport: Send {
     /// Answers requests until the mount ends.
     fn serve(&mut self, server: &dyn Answers) -> io::Result<()>;
+
+    /// Whether what comes this way comes no other: without its worker it would wait for ever.
+    fn alone(&self) -> bool;
 }
 
 /// Opens a connection that is not mounted yet.
@@ -121,6 +124,10 @@ pub(crate) fn notify(connection: &OwnedFd, answer: &mut Answer<'_>) {
 pub(crate) struct Device(pub OwnedFd);
 
 impl Transport for Device {
+    fn alone(&self) -> bool {
+        false
+    }
+
     fn serve(&mut self, server: &dyn Answers) -> io::Result<()> {
         let connection = &self.0;
         let (mut buffer, mut out) = (vec![0; BUFFER], vec![0; BUFFER]);

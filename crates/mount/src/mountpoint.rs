@@ -134,9 +134,18 @@ impl Mountpoint {
         }
     }
 
-    /// Takes back a mount that nothing can answer.
+    /// Ends the connection of a mount that cannot be served any more, and takes it away if it is still there.
+    pub(crate) fn abort(&self) {
+        if mount_id(&self.dir) == Ok(self.id) {
+            self.detach();
+        }
+    }
+
+    /// Takes back a mount that nothing can answer. Whoever waits for an answer gets ECONNABORTED.
     pub(crate) fn detach(&self) {
-        if let Err(errno) = unmount(&self.dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH) {
+        let lazily = UnmountFlags::NOFOLLOW | UnmountFlags::DETACH;
+        // Only the root of the first user namespace may force.
+        if let Err(errno) = unmount(&self.dir, lazily | UnmountFlags::FORCE).or_else(|_| unmount(&self.dir, lazily)) {
             tracing::warn!("cannot unmount {}: {errno}", self.dir.display());
         }
     }

@@ -8,18 +8,23 @@
 //!
 //! **Limits.** Interrupts, and what the kernel forgets, come by `/dev/fuse` all the same, and notices go there. While a
 //! worker waits, so do the requests of its CPU: memory that is emulated, where accesses sleep, is better served by `/dev/fuse`.
+//! Nothing else serves the requests of a CPU whose worker ends early: then the mount ends, so that callers get an error.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
+use host::act::affinity;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::connection::{Answers, Transport, notify};
 use crate::wire::{Answer, OUT_HEADER, REQUEST, Request};
 
 /// Requests of a CPU that are with its worker at a time; others wait in the kernel.
 const ENTRIES: u32 = 4;
+/// Wait before the kernel is asked again for what it had no memory for.
+const PAUSE: Duration = Duration::from_millis(1);
 /// Alignment of data.
 const PAGE: usize = 4096;
 
@@ -147,21 +152,22 @@ impl Served {
 }
 
 impl Transport for Served {
+    fn alone(&self) -> bool {
+        true
+    }
+
     fn serve(&mut self, server: &dyn Answers) -> io::Result<()> {
-        let mut cpus = CpuSet::new();
-        cpus.set(usize::from(self.queue.cpu));
         // A CPU that is not there now, or not ours, has no callers.
-        if let Err(errno) = sched_setaffinity(None, &cpus) {
-            tracing::debug!("the worker of CPU {} runs anywhere: {errno}", self.queue.cpu);
+        const OWN: u32 = 0;
+        if let Err(error) = affinity::set(OWN, &std::iter::once(u32::from(self.queue.cpu)).collect()) {
+            tracing::debug!("the worker of CPU {} runs anywhere: {error}", self.queue.cpu);
         }
-        let mut entries: Vec<Entry> = (0..ENTRIES).map(|_| Entry::new()).collect();
+        // The kernel has their addresses until the ring is gone: after an error or a panic they are never freed.
+        let mut entries = ManuallyDrop::new((0..ENTRIES).map(|_| Entry::new()).collect::<Vec<_>>());
         let mut spare = vec![0; OUT_HEADER + REQUEST as usize];
-        let served = self.entries(&mut entries, &mut spare, server);
-        // The kernel has the addresses of what ends here until the ring is gone.
-        if served.is_err() {
-            std::mem::forget(entries);
-        }
-        served
+        self.entries(&mut entries, &mut spare, server)?;
+        drop(ManuallyDrop::into_inner(entries));
+        Ok(())
     }
 }
 
@@ -173,21 +179,29 @@ impl Served {
             self.push(&command)?;
         }
         let mut live = entries.len();
+        let (mut ended, mut lost) = (false, None);
         let mut ready = Vec::with_capacity(entries.len());
         while live > 0 {
-            match self.queue.ring.submit_and_wait(1) {
-                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-                _ => {}
+            match self.queue.ring.submit_and_wait(1).map_err(|error| (error.raw_os_error(), error)) {
+                Ok(_) | Err((Some(libc::EINTR), _)) => {}
+                // Memory is short for now.
+                Err((Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM), _)) => std::thread::sleep(PAUSE),
+                Err((_, error)) => return Err(error),
             }
             ready.extend(self.queue.ring.completion().map(|done| (done.user_data() as usize, done.result())));
             for (number, result) in ready.drain(..) {
                 let Some(entry) = entries.get_mut(number) else { continue };
                 if result < 0 {
-                    // ENOTCONN: the mount has ended. Without this entry the kernel uses the others, or /dev/fuse.
-                    if -result != libc::ENOTCONN {
-                        tracing::warn!("io_uring: {}", io::Error::from_raw_os_error(-result));
-                    }
                     live -= 1;
+                    match -result {
+                        libc::ENOTCONN | libc::ECONNABORTED => ended = true,
+                        // The kernel uses the queue's other entries; it has nothing else for this CPU's requests.
+                        errno => {
+                            let error = io::Error::from_raw_os_error(errno);
+                            tracing::warn!("CPU {}: an entry of its queue is lost: {error}", self.queue.cpu);
+                            lost = Some(error);
+                        }
+                    }
                     continue;
                 }
                 if entry.answer(&self.connection, server, spare).is_none() {
@@ -197,6 +211,7 @@ impl Served {
                 self.push(&command)?;
             }
         }
-        Ok(())
+        // An entry whose answer and the mount's end cross each other is lost, too.
+        lost.filter(|_| !ended).map_or(Ok(()), Err)
     }
 }

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fs::{Error, Ino, Name, Named, NewFile, Rename, Result, SetAttributes, SetXattr, Volume};
@@ -33,6 +34,8 @@ pub(crate) struct Server {
     volume: Arc<Volume>,
     cache: Cache,
     callers: Option<Arc<Callers>>,
+    /// Removed files that waiting did not free: somebody has them open.
+    kept: AtomicU64,
 }
 
 impl Answers for Server {
@@ -45,6 +48,7 @@ impl Answers for Server {
                     Ok(Err(error)) => tracing::debug!("the kernel forgot inode {}: {error}", request.node),
                     Err(_) => tracing::error!("a fault of homenode in forgetting inode {}", request.node),
                 }
+                self.freed();
                 None
             }
             opcode::INTERRUPT => None, // no request waits for long
@@ -61,19 +65,35 @@ impl Answers for Server {
 
 impl Server {
     pub(crate) fn new(volume: Arc<Volume>, options: &Options) -> Self {
-        Self { volume, cache: options.cache, callers: options.callers.clone() }
+        Self { volume, cache: options.cache, callers: options.callers.clone(), kept: AtomicU64::new(0) }
     }
 
     /// Where there is no room, waits a little for files that were just removed: the kernel says only after the
-    /// removal that it has forgotten them.
+    /// removal that it has forgotten them. For those that somebody keeps only the first request waits.
     fn retry(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
+        let mut least = u64::MAX;
         for _ in 0..20 {
             match self.done(request, answer) {
-                Err(Error::NoSpace) if self.volume.unnamed() > 0 => std::thread::sleep(Duration::from_millis(1)),
+                Err(Error::NoSpace) if self.volume.unnamed() > self.kept.load(Ordering::Relaxed) => {
+                    least = least.min(self.volume.unnamed());
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 done => return done,
             }
         }
-        self.done(request, answer)
+        let done = self.done(request, answer);
+        if matches!(done, Err(Error::NoSpace)) {
+            self.kept.fetch_max(least, Ordering::Relaxed);
+            self.freed();
+        }
+        done
+    }
+
+    /// After inodes may have been freed: no more are kept than there are.
+    fn freed(&self) {
+        if self.kept.load(Ordering::Relaxed) > 0 {
+            self.kept.fetch_min(self.volume.unnamed(), Ordering::Relaxed);
+        }
     }
 
     fn done(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
@@ -142,7 +162,10 @@ impl Server {
                 volume.open(ino)?;
                 answer.opened(self.opened());
             }
-            opcode::RELEASE => volume.close(ino)?,
+            opcode::RELEASE => {
+                volume.close(ino)?;
+                self.freed();
+            }
             opcode::READ => {
                 args.skip(8)?;
                 let (offset, size) = (args.u64()?, args.u32()?);

@@ -1,6 +1,7 @@
 //! A mount that is being served.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +18,7 @@ use crate::server::Server;
 /// A volume that is mounted. Dropping it unmounts, and waits until nobody uses the mount.
 #[derive(Debug)]
 pub struct Session {
-    mountpoint: Mountpoint,
+    mountpoint: Arc<Mountpoint>,
     workers: Mutex<Vec<JoinHandle<io::Result<()>>>>,
     ended: AtomicBool,
     ring: bool,
@@ -33,21 +34,34 @@ pub fn serve(volume: Arc<Volume>, dir: &Path, options: &Options) -> Result<Sessi
 pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) -> Result<Session, Error> {
     let dir = Mountpoint::check(dir)?;
     let (mountpoint, connection) = Mountpoint::mount(dir, options)?;
+    let mountpoint = Arc::new(mountpoint);
     let start = || {
-        // Before the kernel is told: once it waits for the queues there is no way back.
-        let queues = if options.ring { ring::queues() } else { Ok(Vec::new()) };
-        let queues = queues.inspect_err(|error| tracing::debug!("no io_uring: {error}")).unwrap_or_default();
-        let agreed = handshake(&connection, options.cache, !queues.is_empty())?;
         let mut ways: Vec<(String, Box<dyn Transport>)> = Vec::new();
-        for (cpu, queue) in queues.into_iter().enumerate().filter(|_| agreed) {
-            ways.push((format!("mount-cpu{cpu}"), Box::new(Served { queue, connection: another(&connection)? })));
-        }
         for number in 0..options.workers.max(1) {
             ways.push((format!("mount-{number}"), Box::new(Device(another(&connection)?))));
         }
+        // Before the kernel is told: once it waits for the queues there is no way back.
+        let queues = if options.ring { ring::queues() } else { Ok(Vec::new()) };
+        let queues = queues.and_then(|queues| {
+            let serve = |queue| Ok(Served { queue, connection: another(&connection)? });
+            queues.into_iter().map(serve).collect::<io::Result<Vec<_>>>()
+        });
+        let queues = queues.inspect_err(|error| tracing::debug!("no io_uring: {error}")).unwrap_or_default();
+        let agreed = handshake(&connection, options.cache, !queues.is_empty())?;
+        for (cpu, queue) in queues.into_iter().enumerate().filter(|_| agreed) {
+            ways.push((format!("mount-cpu{cpu}"), Box::new(queue)));
+        }
         let start = |(name, mut way): (String, Box<dyn Transport>)| {
-            let server = Arc::clone(&server);
-            std::thread::Builder::new().name(name).spawn(move || way.serve(&*server))
+            let (server, mountpoint) = (Arc::clone(&server), Arc::clone(&mountpoint));
+            std::thread::Builder::new().name(name).spawn(move || {
+                let served = catch_unwind(AssertUnwindSafe(|| way.serve(&*server)));
+                let served = served.unwrap_or_else(|_| Err(io::Error::other("a worker panicked")));
+                if let (Err(error), true) = (&served, way.alone()) {
+                    tracing::error!("{}: the mount ends: {error}", mountpoint.dir.display());
+                    mountpoint.abort();
+                }
+                served
+            })
         };
         Ok((ways.into_iter().map(start).collect::<io::Result<Vec<_>>>()?, agreed))
     };
@@ -57,7 +71,7 @@ pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) 
         }
         Err(source) => {
             mountpoint.detach();
-            Err(Error::Io { doing: "serve", path: mountpoint.dir, source })
+            Err(Error::Io { doing: "serve", path: mountpoint.dir.clone(), source })
         }
     }
 }
@@ -109,5 +123,37 @@ impl Drop for Session {
             // The workers end with the process.
             Err(error) => tracing::warn!("{error}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Answer, Request};
+
+    /// Fails at the first request.
+    struct Faulty;
+
+    impl Answers for Faulty {
+        fn answer(&self, _: &Request<'_>, _: &mut Answer<'_>) -> Option<i32> {
+            panic!("a worker's fault, as this test wants it")
+        }
+    }
+
+    /// Without `fuse.enable_uring`, or not as root, there is nothing to test.
+    #[test]
+    fn a_mount_ends_with_the_worker_of_a_cpu() {
+        let on = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+        if !rustix::process::geteuid().is_root() || !on.is_ok_and(|on| on.trim() == "Y") {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { ring: true, ..Options::default() };
+        let session = answered(Arc::new(Faulty), dir.path(), &options).unwrap();
+        assert!(session.by_ring());
+        let error = rustix::fs::statvfs(dir.path()).err();
+        assert_eq!(error, Some(rustix::io::Errno::CONNABORTED));
+        session.wait().unwrap_err();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the mount is gone");
     }
 }

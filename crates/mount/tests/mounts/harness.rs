@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fs::medium::{Mapped, Medium, RegionFile};
 use fs::{Layout, Volume};
@@ -13,6 +14,9 @@ use mount::{Cache, Options, Unmounted};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+
+/// Longest time that a process between fork and exec can be thought to take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const SERVE: &str = "HOMENODE_TEST_SERVE";
 /// Set: all mounts are served by io_uring.
@@ -90,10 +94,11 @@ impl Serve {
 }
 
 fn map(regions: &[PathBuf]) -> Mapped {
+    let begin = Instant::now();
     loop {
         match Mapped::new(&regions.iter().map(|path| region(path)).collect::<Vec<_>>()) {
             // A process that another test forks has our files until it execs.
-            Err(fs::Error::InUse) => std::thread::yield_now(),
+            Err(fs::Error::InUse) if begin.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(1)),
             mapped => return mapped.unwrap(),
         }
     }
