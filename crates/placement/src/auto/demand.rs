@@ -234,6 +234,9 @@ impl Demands {
                 },
             }
         }
+        // A plane may list only the files with the most bytes.
+        let listed: u64 = t.files.iter().map(|used| used.read_bytes.total()).sum();
+        whole &= listed as f64 >= 0.99 * t.read_bytes.total() as f64;
         rest.retain(|s| s.1 > 0.0);
         if let Some(m) = mapped_of(mapped, t) {
             // Loads are counted per process; each thread gets its share by CPU time.
