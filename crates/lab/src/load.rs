@@ -69,6 +69,22 @@ impl Drop for Mapped {
     }
 }
 
+/// Memory whose release makes the kernel flush all of a process's translations: more than 33 pages (`tlb_single_page_flush_ceiling`
+/// of x86).
+const FLUSHED: usize = 1 << 20;
+
+/// Drops the processor's cached translations, as programs do that release memory. A page whose translation is cached is accessed
+/// without setting its bit in the page table. A real processor has room for a few thousand pages; an emulated one keeps all of them.
+fn flush_translations() -> io::Result<()> {
+    // SAFETY: a new mapping at an address that the kernel chooses; only this function knows it.
+    unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
+        let base =
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), FLUSHED, ProtFlags::READ | ProtFlags::WRITE, flags)?;
+        Ok(munmap(base, FLUSHED)?)
+    }
+}
+
 /// Reads until `stop` is set; returns the bytes read.
 pub fn read(reader: &Reader, stop: &AtomicBool) -> Result<u64> {
     let what = || reader.file.display().to_string();
@@ -90,6 +106,9 @@ pub fn read(reader: &Reader, stop: &AtomicBool) -> Result<u64> {
             };
             total += n;
             offset = if n == 0 { 0 } else { (offset + n) % len };
+        }
+        if mapped.is_some() {
+            flush_translations().context("releasing memory")?;
         }
         thread::sleep(PERIOD.saturating_sub(began.elapsed()));
     }
