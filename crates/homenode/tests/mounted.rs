@@ -22,6 +22,7 @@ const TESTS: &[(&str, fn())] = &[
     ("what_can_fail_fails_before_the_mount", what_can_fail_fails_before_the_mount),
     ("a_recording_of_a_mount_replays", a_recording_of_a_mount_replays),
     ("a_volume_without_the_nodes_is_refused", a_volume_without_the_nodes_is_refused),
+    ("emulated_nodes_have_the_cpus_that_the_server_may_use", emulated_nodes_have_the_cpus_that_the_server_may_use),
 ];
 
 fn main() {
@@ -30,6 +31,8 @@ fn main() {
     } else if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
         Some(format!("/dev/fuse: {e}"))
     } else {
+        // A reader that may not use every CPU has an affinity of its own, and stays where it is.
+        bind(0, &mut (0..rustix::thread::CpuSet::MAX_CPU as u32));
         (mask(0).len() < 2).then(|| "two nodes are emulated on two CPUs or more".to_owned())
     };
     let trials = TESTS.iter().map(|(name, test)| {
@@ -173,21 +176,23 @@ fn beside_a_reader(file: &Path, work: impl FnOnce(u32)) {
     });
 }
 
+/// Gives a thread, 0 for the calling one, these CPUs.
+fn bind(tid: u32, cpus: &mut dyn Iterator<Item = u32>) {
+    use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+    let mut mask = CpuSet::new();
+    cpus.for_each(|cpu| mask.set(cpu as usize));
+    sched_setaffinity(Pid::from_raw(tid as i32), &mask).unwrap();
+}
+
 /// Displaces the reader to the other node until the server moves it to the node of its data.
 fn wait_for_the_move(server: &mut Server, tid: u32, all: &[u32], home: &[u32]) {
-    use rustix::thread::{CpuSet, Pid, sched_setaffinity};
-    let set = |cpus: &mut dyn Iterator<Item = u32>| {
-        let mut mask = CpuSet::new();
-        cpus.for_each(|cpu| mask.set(cpu as usize));
-        sched_setaffinity(Pid::from_raw(tid as i32), &mask).unwrap();
-    };
     for _ in 0..400 {
         if mask(tid) != all {
             assert_eq!(mask(tid), home);
             return;
         }
-        set(&mut all.iter().copied().filter(|cpu| !home.contains(cpu)));
-        set(&mut all.iter().copied());
+        bind(tid, &mut all.iter().copied().filter(|cpu| !home.contains(cpu)));
+        bind(tid, &mut all.iter().copied());
         server.line().unwrap();
     }
     panic!("the reader has not moved");
@@ -317,4 +322,21 @@ fn a_volume_without_the_nodes_is_refused() {
     let refused = homenode(&[&["mount", "--foreground"], &options[..]].concat());
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("no region on node 2"), "{refused:?}");
+}
+
+fn emulated_nodes_have_the_cpus_that_the_server_may_use() {
+    let (place, all) = (Place::new(), mask(0));
+    let last = all[all.len() - 1];
+    let mut server = std::thread::scope(|scope| {
+        let bound = scope.spawn(|| {
+            bind(0, &mut std::iter::once(last));
+            place.mount(&["--policy", "nthread-rl"])
+        });
+        bound.join().unwrap()
+    });
+    let window = server.line().unwrap();
+    let label = window["notes"].as_array().unwrap().iter().find(|note| note.as_str().unwrap().contains("CPUs")).unwrap();
+    assert!(label.as_str().unwrap().contains(&format!("node 0 is CPUs , node 1 is CPUs {last};")), "{label}");
+    server.signal(Signal::TERM);
+    server.rest();
 }

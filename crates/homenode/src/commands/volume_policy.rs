@@ -102,7 +102,9 @@ impl Nodes {
                 .hint("homenode mkfs a@0 b@1 makes a volume with a region on each of two nodes"));
         }
         let bytes = (0..mapped.regions()).map(|region| mapped.len(region)).max().unwrap_or(0);
-        let topology = profile.topology(&real.cpus(), count, bytes);
+        // In a container, or started by taskset, only these CPUs are there for the mount's users, too.
+        let mine = host::act::affinity::get(0).map_err(|e| Failure::from_error(Exit::Io, "cannot read the CPUs that this process may use", &e))?;
+        let topology = profile.topology(&real.cpus().intersection(&mine), count, bytes);
         let medium = Emulated::new(Arc::clone(mapped), &of_region, profile, topology.clone(), Arc::new(Monotonic));
         let (emulated, callers) = (Arc::new(medium), start(&topology)?);
         Ok(Self { mapped: Arc::clone(mapped), topology, callers: Some(callers), emulated: Some(emulated) })
