@@ -23,7 +23,7 @@ pub const TESTS: &[Test] = &[
 /// Without homenode at least 30 % of the bytes are remote; with it, at most 3 % from the sixth window on.
 fn reads_of_fio_become_and_stay_local() -> Outcome {
     const WINDOWS_OFF: usize = 5;
-    const WINDOWS_ON: usize = 20;
+    const WINDOWS_ON: usize = 12;
     let bench = Bench::new()?;
     let files = bench.files(0, 4)?;
 
