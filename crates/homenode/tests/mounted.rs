@@ -335,7 +335,8 @@ fn emulated_nodes_have_the_cpus_that_the_server_may_use() {
         bound.join().unwrap()
     });
     let window = server.line().unwrap();
-    let label = window["notes"].as_array().unwrap().iter().find(|note| note.as_str().unwrap().contains("CPUs")).unwrap();
+    let label =
+        window["notes"].as_array().unwrap().iter().find(|note| note.as_str().unwrap().contains("CPUs")).unwrap();
     assert!(label.as_str().unwrap().contains(&format!("node 0 is CPUs , node 1 is CPUs {last};")), "{label}");
     server.signal(Signal::TERM);
     server.rest();

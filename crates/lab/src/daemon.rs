@@ -29,6 +29,9 @@ pub struct Window {
     pub held_back: Vec<Move>,
     /// Moves refused.
     pub refused: Vec<Move>,
+    /// Threads that stay although they read remotely.
+    #[serde(default)]
+    pub declined: Vec<Declined>,
     /// Limits of the observation, and remarks of the policy and the engine.
     pub notes: Vec<String>,
 }
@@ -38,6 +41,15 @@ pub fn last_notes(windows: &[Window]) -> String {
     let notes: BTreeSet<&str> =
         windows.iter().rev().take(12).flat_map(|window| &window.notes).map(String::as_str).collect();
     notes.into_iter().collect::<Vec<_>>().join("; ")
+}
+
+/// A thread that stays, with the reason.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Declined {
+    /// The rule that decided.
+    pub reason: String,
+    /// One sentence with the figures.
+    pub why: String,
 }
 
 /// A move with its reason.

@@ -190,7 +190,12 @@ fn data_of_threads_that_cannot_go_home_moves_to_them() {
     assert_eq!(plan.moves, []);
     assert_eq!(declined(&plan, 5).unwrap().0, "overloaded_home");
     // 1 GB at 468 MB/s: T_m 2.1 s, K = T_m, break-even 1.5 × T_m = 3.2 s, well within the T_window of 6 s.
-    assert_eq!(plan.notes, ["2 queued files, 1.0 GB, have waited 1.0 s of T_window 6.0 s (K 2.1 s, T_m 2.1 s)"]);
+    assert_eq!(
+        plan.notes,
+        [
+            "2 queued files, 1.0 GB, have waited 1.0 s of T_window 6.0 s (K 2.1 s, T_m 2.1 s, TH_l 3.1 GB/s, TH_r 2.0 GB/s, O_m 2.3 GB)"
+        ]
+    );
     for _ in 0..30 {
         world.step(&mut policy);
     }

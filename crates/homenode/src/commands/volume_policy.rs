@@ -103,7 +103,8 @@ impl Nodes {
         }
         let bytes = (0..mapped.regions()).map(|region| mapped.len(region)).max().unwrap_or(0);
         // In a container, or started by taskset, only these CPUs are there for the mount's users, too.
-        let mine = host::act::affinity::get(0).map_err(|e| Failure::from_error(Exit::Io, "cannot read the CPUs that this process may use", &e))?;
+        let mine = host::act::affinity::get(0)
+            .map_err(|e| Failure::from_error(Exit::Io, "cannot read the CPUs that this process may use", &e))?;
         let topology = profile.topology(&real.cpus().intersection(&mine), count, bytes);
         let medium = Emulated::new(Arc::clone(mapped), &of_region, profile, topology.clone(), Arc::new(Monotonic));
         let (emulated, callers) = (Arc::new(medium), start(&topology)?);

@@ -82,21 +82,23 @@ impl Bench {
 
     /// The same, with another margin.
     pub fn daemon_from(&self, margin: &str, options: &[&str]) -> Result<Daemon> {
-        Daemon::start(&homenode(), self.options(margin).into_iter().chain(options.iter().map(OsString::from)))
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm/homenode.toml");
+        self.daemon_with(&config, margin, options)
+    }
+
+    /// The same, with another configuration.
+    pub fn daemon_with(&self, config: &Path, margin: &str, options: &[&str]) -> Result<Daemon> {
+        let mut all: Vec<OsString> =
+            ["--steady", "--margin", margin, "--min-bytes", "1MB", "--config"].map(Into::into).into();
+        all.extend([config.into(), "--state-dir".into(), self.state_dir().into()]);
+        all.extend(options.iter().map(OsString::from));
+        Daemon::start(&homenode(), all)
     }
 
     /// Starts homenode for these processes only.
     pub fn daemon_for(&self, pids: &[u32], options: &[&str]) -> Result<Daemon> {
         let pids = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         self.daemon(&[&["--pid", pids.as_str()], options].concat())
-    }
-
-    fn options(&self, margin: &str) -> Vec<OsString> {
-        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm/homenode.toml");
-        let mut options: Vec<OsString> =
-            ["--steady", "--margin", margin, "--min-bytes", "1MB", "--config"].map(Into::into).into();
-        options.extend([config.into(), "--state-dir".into(), self.state_dir().into()]);
-        options
     }
 
     /// The node on which each of these threads ran last.

@@ -12,6 +12,7 @@ mod files;
 mod four_nodes;
 mod lab_bench;
 mod masks;
+mod policies;
 mod process;
 mod programs;
 mod two_nodes;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         .chain(conditions::TESTS)
         .chain(four_nodes::TESTS)
         .chain(acts::TESTS)
+        .chain(policies::TESTS)
         .chain(programs::TESTS)
         .chain(dax::TESTS)
         .map(|test: &'static Test| {

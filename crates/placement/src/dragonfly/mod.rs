@@ -208,7 +208,7 @@ impl Dragonfly {
         if waited_s + 1e-6 < window_s || !mtp.pays(window_s) {
             let queued = format!("{} queued files, {}, have waited {waited_s:.1} s", batch.len(), show(bytes));
             plan.notes.push(format!(
-                "{queued} of T_window {window_s:.1} s (K {:.1} s, T_m {:.1} s)",
+                "{queued} of T_window {window_s:.1} s (K {:.1} s, T_m {:.1} s, {mtp})",
                 mtp.k(),
                 mtp.migration_s
             ));
@@ -219,7 +219,7 @@ impl Dragonfly {
         let mut files = BTreeMap::new();
         for offer in batch {
             let why = format!(
-                "{}/s read from node {}, {}/s from node {from}, whose controller is overloaded; {} move, T_m {:.1} s < 2 × ({window_s:.1} s − K {:.1} s)",
+                "{}/s read from node {}, {}/s from node {from}, whose controller is overloaded; {} move, T_m {:.1} s < 2 × ({window_s:.1} s − K {:.1} s), {mtp}",
                 show(offer.remote_bw),
                 offer.to,
                 show(offer.local_bw),

@@ -10,6 +10,10 @@
 //! in the text*: O_m = 25.2 GB, K = T_m = 3.5 s and a break-even of 5.25 s. The first whole second
 //! beyond it is the paper's T_window of 6 s as well.
 
+use std::fmt;
+
+use crate::processes::show;
+
 /// The known figures of a migration before it starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mtp {
@@ -21,6 +25,14 @@ pub struct Mtp {
     pub overhead: f64,
     /// T_m: duration of the migration in seconds.
     pub migration_s: f64,
+}
+
+/// What K is made of.
+impl fmt::Display for Mtp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [local, remote, overhead] = [self.local_bw, self.remote_bw, self.overhead].map(show);
+        write!(f, "TH_l {local}/s, TH_r {remote}/s, O_m {overhead}")
+    }
 }
 
 impl Mtp {
