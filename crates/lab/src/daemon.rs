@@ -202,6 +202,7 @@ mod tests {
             moves,
             held_back,
             refused,
+            declined: Vec::new(),
             notes: Vec::new(),
         }
     }
