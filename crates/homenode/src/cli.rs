@@ -129,10 +129,11 @@ Examples:
   sudo homenode hot --pid 4121 --json | jq '.regions[] | {path, nodes}'")]
     Hot(HotArgs),
 
-    /// Watch nodes and threads live: load, CPU, home nodes, remote share, moves
+    /// Watch nodes, threads and mounted volumes live: load, CPU, home nodes, remote share, moves
     ///
-    /// Observes only and moves nothing. It can run beside `homenode run` and then shows its moves. Keys: q quit, ? help,
-    /// p pause, s next sort column, r reverse, / filter, a all threads, + and - window length.
+    /// Observes only and moves nothing. It can run beside `homenode run` and then shows its moves. Volumes that `homenode mount
+    /// --policy` observes have a line each; Tab shows the nodes, threads and files of the next one. Keys: q quit, ? help, p pause,
+    /// s next sort column, r reverse, / filter, a all threads, + and - window length.
     #[command(after_help = "\
 Examples:
   sudo homenode top
@@ -212,13 +213,15 @@ Examples:
   homenode simulate --random 17 --print > scenario17.toml")]
     Simulate(SimulateArgs),
 
-    /// Show when and why a thread was moved
+    /// Show when and why a thread or a file was moved
     ///
-    /// Reads the journal that `homenode run` writes. Without an argument, shows the moves of all threads.
+    /// Reads the journals that `homenode run` and `homenode mount --policy` write. Without an argument, shows the moves of all
+    /// threads and files. A move on a mounted volume stands with its mount point.
     #[command(after_help = "\
 Examples:
   homenode explain 4121
   homenode explain rocksdb:low3
+  homenode explain /data/db/000017.sst
   homenode explain --json")]
     Explain(ExplainArgs),
 
@@ -547,9 +550,9 @@ pub struct SimulateArgs {
 /// `homenode explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// Thread id, or name of the thread
-    #[arg(value_name = "TID|NAME")]
-    pub thread: Option<String>,
+    /// Thread id, part of the name of a thread, or path or id of a file
+    #[arg(value_name = "TID|NAME|FILE")]
+    pub about: Option<String>,
 }
 
 /// `homenode doctor`.

@@ -415,6 +415,43 @@ fn explain_reads_a_journal_and_says_when_there_is_none() {
 }
 
 #[test]
+fn explain_reads_the_journals_of_mounts_and_finds_files_by_path_and_id() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().to_str().unwrap();
+    let volume = dir.path().join("volumes/nowhere");
+    fs::create_dir_all(&volume).unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let stat = fs::metadata(&file).unwrap();
+    let id = format!("{}:{}:{}", rustix::fs::major(stat.dev()), rustix::fs::minor(stat.dev()), stat.ino());
+    let moved = r#"{"time":1000000000.0,"tid":41,"pid":4,"comm":"fio","event":"moved","from":1,"to":0,"reason":"read_locality","why":"x"}"#;
+    let copied = |time: u32, file: &str| {
+        format!(
+            r#"{{"time":{time},"tid":0,"pid":0,"comm":"{file}","kind":"file","file":"{file}","event":"copy_ended","from":0,"to":1,"bytes":9,"done":9}}"#
+        )
+    };
+    let journal = format!("{moved}\n{}\n{}\n", copied(1_000_000_001, &id), copied(1_000_000_002, "0:0:1"));
+    fs::write(volume.join("journal.jsonl"), journal).unwrap();
+    let explain = |args: &[&str]| {
+        let output = command(&[&["explain", "--state-dir", state], args].concat()).env("TZ", "UTC").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        text(&output.stdout)
+    };
+    // No host's journal is needed, and its lines stand between those of mounts by their time.
+    assert_eq!(explain(&["41"]), "2001-09-09 01:46:40  on nowhere  node 1 → 0   read_locality   x\n");
+    let hosts = moved.replace("00.0", "01.5").replace("fio", "psql");
+    fs::write(dir.path().join("journal.jsonl"), hosts + "\n").unwrap();
+    let all = explain(&[]);
+    let names: Vec<&str> = all.lines().map(|line| line[21..].split("  ").next().unwrap()).collect();
+    let of_file = format!("file {id} on nowhere");
+    assert_eq!(names, ["fio (tid 41) on nowhere", of_file.as_str(), "psql (tid 41)", "file 0:0:1 on nowhere"]);
+    let one = format!("2001-09-09 01:46:41  {of_file}  node 0 → 1   copied 9 B of 9 B\n");
+    assert_eq!((explain(&[file.to_str().unwrap()]), explain(&[&id])), (one.clone(), one));
+    assert!(explain(&["--json", "fio"]).contains(r#""volume":"nowhere""#));
+}
+
+#[test]
 fn a_closed_stdout_is_a_quiet_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("r.jsonl");

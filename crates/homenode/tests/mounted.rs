@@ -16,6 +16,7 @@ use serde_json::Value;
 
 const TESTS: &[(&str, fn())] = &[
     ("a_thread_and_its_journal_and_the_end", a_thread_and_its_journal_and_the_end),
+    ("top_and_explain_show_a_volume_beside_the_host", top_and_explain_show_a_volume_beside_the_host),
     ("a_killed_server_leaves_nothing_bound_after_restore", a_killed_server_leaves_nothing_bound_after_restore),
     ("the_next_mount_undoes_what_a_killed_server_left", the_next_mount_undoes_what_a_killed_server_left),
     ("a_policy_that_fails_takes_no_mount_away", a_policy_that_fails_takes_no_mount_away),
@@ -36,7 +37,8 @@ fn main() {
         (mask(0).len() < 2).then(|| "two nodes are emulated on two CPUs or more".to_owned())
     };
     let trials = TESTS.iter().map(|(name, test)| {
-        let missing = missing.clone();
+        let blind = || (!homenode(&["doctor"]).status.success()).then(|| "homenode cannot observe here".to_owned());
+        let missing = missing.clone().or_else(|| name.starts_with("top_").then(blind).flatten());
         Trial::ignorable_test(*name, move || match missing {
             Some(why) => Ok(Completion::ignored_with(why)),
             None => {
@@ -225,6 +227,39 @@ fn a_thread_and_its_journal_and_the_end() {
     let is: Value = serde_json::from_slice(&is.stdout).unwrap();
     assert!(is.to_string().contains("4194304"), "{is}");
     assert!(homenode(&["fsck", &place.region(0)]).status.success());
+}
+
+fn top_and_explain_show_a_volume_beside_the_host() {
+    let (place, all) = (Place::new(), mask(0));
+    let mut server = place.mount(&["--policy", "nthread-rl"]);
+    // The state directories of mounts are in `volumes` of the one that all share.
+    std::fs::create_dir_all(place.path("all/volumes")).unwrap();
+    std::os::unix::fs::symlink(place.path("state"), place.path("all/volumes/mount")).unwrap();
+    let said = |args: &[&str]| homenode(&[args, &["--state-dir", text(&place.path("all"))]].concat());
+    let volumes = || -> Vec<Value> {
+        let top = said(&["top", "--once", "--json", "--window", "0.2"]);
+        assert!(top.status.success(), "{top:?}");
+        let top: Value = serde_json::from_slice(&top.stdout).unwrap();
+        top["volumes"].as_array().cloned().unwrap_or_default()
+    };
+    beside_a_reader(&place.path("mount/file1"), |tid| {
+        wait_for_the_move(&mut server, tid, &all, cpus_of(&all, 1));
+        let shown = volumes();
+        let [volume] = shown.as_slice() else { panic!("{shown:?}") };
+        assert_eq!((&volume["policy"], volume["mount"].as_str()), (&"nthread-rl".into(), Some(text(&server.mount))));
+        assert!(volume["emulated"].is_string(), "{volume}");
+        let window = &volume["window"];
+        let reader = window["threads"].as_array().unwrap().iter().find(|thread| thread["tid"] == tid).unwrap();
+        assert!(reader["last_move"].as_str().unwrap().ends_with(" → 1"), "{reader}");
+        assert_eq!(window["files"][0]["bytes"], serde_json::json!({"1": 4 << 20}), "{window}");
+        assert!(window["files"][0]["read_bytes_per_s"].as_f64() > Some(0.0), "{window}");
+        let moves = said(&["explain", &tid.to_string()]);
+        assert!(String::from_utf8_lossy(&moves.stdout).contains(" on mount  node 0 → 1"), "{moves:?}");
+    });
+    server.signal(Signal::TERM);
+    server.rest();
+    assert!(server.child.wait().unwrap().success());
+    assert_eq!(volumes(), [Value::Null; 0], "an unmounted volume is not shown");
 }
 
 fn a_killed_server_leaves_nothing_bound_after_restore() {

@@ -1,55 +1,115 @@
-//! `homenode explain`: when and why threads were moved.
+//! `homenode explain`: when and why threads and files were moved.
+
+use std::io::ErrorKind;
 
 use chrono::{DateTime, Local, TimeDelta};
-use engine::journal::{self, About, Event, Filter, Kind, Line};
+use engine::journal::{self, About, Entry, Event, Filter, Kind, Line};
 use engine::{EngineError, Undone};
+use serde_json::json;
 
 use crate::cli::{ExplainArgs, Global};
-use crate::commands::report;
+use crate::commands::{mounts, report};
 use crate::exit::{Exit, Failure};
 use crate::output::units::{bytes, percent, seconds};
 use crate::output::{self, escape, words};
 
-/// Prints the journal's lines about a thread, or all.
+/// Prints the journals' lines about a thread or a file, or all: the host's, and those of mounted volumes.
 pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
-    let filter = match args.thread.as_deref() {
-        None => Filter::default(),
-        Some(text) => match text.parse() {
-            Ok(tid) => Filter { tid: Some(tid), ..Filter::default() },
-            Err(_) => Filter { comm: Some(text.to_owned()), ..Filter::default() },
-        },
-    };
-    let entries = journal::read(&global.state_dir, &filter).map_err(|e| {
-        let missing = matches!(&e, EngineError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound);
-        let failure = Failure::from_error(Exit::Io, "cannot read the journal", &e);
-        if missing {
-            failure.hint("`homenode run` writes it; none has run with this state directory since boot")
-        } else {
-            failure
+    let about = args.about.as_deref().map(Wanted::of);
+    let mut told = Vec::new();
+    let below = mounts::state_dirs(&global.state_dir)?;
+    let volumes = below.iter().map(|dir| (dir.as_path(), Some(mounts::unescape(dir))));
+    let (mut missing, mut found) = (None, false);
+    for (dir, volume) in [(global.state_dir.as_path(), None)].into_iter().chain(volumes) {
+        match journal::read(dir, &Filter::default()) {
+            Ok(mut entries) => {
+                found = true;
+                entries.retain(|entry| about.as_ref().is_none_or(|about| about.fits(entry)));
+                told.push((volume, entries));
+            }
+            Err(e) => {
+                let none = matches!(&e, EngineError::Io { source, .. } if source.kind() == ErrorKind::NotFound);
+                let failure = Failure::from_error(Exit::Io, "cannot read the journal", &e);
+                if !none {
+                    return Err(failure);
+                }
+                missing = missing.or(Some(failure));
+            }
         }
-    })?;
+    }
+    if let (false, Some(failure)) = (found, missing) {
+        return Err(failure.hint(
+            "`homenode run` and `homenode mount --policy` write it; none has run with this state directory since boot",
+        ));
+    }
     if global.json {
-        for entry in &entries {
-            output::print_json_line(entry)?;
+        for (volume, entries) in &told {
+            for entry in entries {
+                let mut value = json!(entry);
+                if let (Some(volume), Some(object)) = (volume, value.as_object_mut()) {
+                    object.insert("volume".to_owned(), json!(volume));
+                }
+                output::print_json_line(&value)?;
+            }
         }
         return Ok(Exit::Done);
     }
-    if entries.is_empty() {
-        let subject = args.thread.as_deref().map_or(String::new(), |t| format!(" for {}", escape(t)));
+    if told.iter().all(|(_, entries)| entries.is_empty()) {
+        let subject = args.about.as_deref().map_or(String::new(), |t| format!(" for {}", escape(t)));
         output::print(&format!("no journal entries{subject}\n"))?;
         return Ok(Exit::Done);
     }
-    let one_thread = filter.tid.is_some();
-    output::print(&text(&journal::history(entries), one_thread, Local::now()))?;
+    let one_thread = matches!(about, Some(Wanted::Thread(_)));
+    let of_one = |(volume, entries): (Option<String>, Vec<Entry>)| {
+        journal::history(entries).into_iter().map(move |line| (volume.clone(), line))
+    };
+    let mut lines: Vec<_> = told.into_iter().flat_map(of_one).collect();
+    lines.sort_by(|(_, a), (_, b)| a.entry.time.total_cmp(&b.entry.time));
+    output::print(&text(&lines, one_thread, Local::now()))?;
     Ok(Exit::Done)
 }
 
-/// The lines; the thread is named unless all are about the same one.
-fn text(lines: &[Line], one_thread: bool, now: DateTime<Local>) -> String {
-    let named: Vec<_> = lines.iter().map(|line| if one_thread { String::new() } else { name(line) }).collect();
+/// What the user asks about.
+enum Wanted {
+    /// A thread id.
+    Thread(u32),
+    /// Part of a name or path, or a file id; and the id of the file at this path.
+    Name(String, Option<String>),
+}
+
+impl Wanted {
+    fn of(text: &str) -> Self {
+        let id = |stat: rustix::fs::Stat| {
+            let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+            format!("{major}:{minor}:{}", stat.st_ino)
+        };
+        let file = || text.contains('/').then(|| rustix::fs::stat(text).ok().map(id)).flatten();
+        text.parse().map_or_else(|_| Self::Name(text.to_owned(), file()), Self::Thread)
+    }
+
+    fn fits(&self, entry: &Entry) -> bool {
+        let Some(about) = &entry.thread else { return false };
+        match self {
+            Self::Thread(tid) => about.kind == Kind::Thread && about.tid == *tid,
+            Self::Name(text, file) => {
+                let is_file = about.file.is_some() && (about.file == *file || about.file.as_ref() == Some(text));
+                is_file || about.comm.contains(text.as_str())
+            }
+        }
+    }
+}
+
+/// The lines, with the volume that each is about; the thread is named unless all are about the same one.
+fn text(lines: &[(Option<String>, Line)], one_thread: bool, now: DateTime<Local>) -> String {
+    let name = |(volume, line): &(Option<String>, Line)| {
+        let name = if one_thread { String::new() } else { name(line) };
+        let volume = volume.as_ref().map_or(String::new(), |volume| format!("on {volume}"));
+        [name, volume].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+    };
+    let named: Vec<_> = lines.iter().map(name).collect();
     let width = named.iter().map(|name| name.chars().count()).max().unwrap_or_default();
     let mut text = String::new();
-    for (line, name) in lines.iter().zip(&named) {
+    for ((_, line), name) in lines.iter().zip(&named) {
         text.push_str(&time(line.entry.time, now));
         text.push_str("  ");
         if width > 0 {

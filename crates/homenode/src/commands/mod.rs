@@ -9,6 +9,7 @@ mod fs_volume;
 mod hot;
 mod man;
 mod mount;
+mod mounts;
 pub mod r#move;
 mod nodes;
 mod plan;

@@ -262,6 +262,8 @@ fn end(volume: Arc<::fs::Volume>) -> Result<(), Failure> {
 
 /// Says that the mount works, and lets go of the caller's terminal and directory.
 fn go_to_background() -> std::io::Result<()> {
+    // It was started as /proc/self/exe.
+    rustix::thread::set_name(c"homenode")?;
     rustix::process::setsid()?;
     rustix::process::chdir("/")?;
     let mut stdout = std::io::stdout();

@@ -1,12 +1,10 @@
 //! `homenode restore`: undoes the moves that a crashed run left behind, and those of crashed servers of mounts.
 
-use std::path::PathBuf;
-
 use engine::{Finished, StateDir};
 use serde_json::json;
 
 use crate::cli::Global;
-use crate::commands::{report, session};
+use crate::commands::{mounts, report, session};
 use crate::exit::{Exit, Failure};
 use crate::output;
 
@@ -28,7 +26,7 @@ pub fn run(global: &Global) -> Result<Exit, Failure> {
         Ok(finished) => all = finished,
         Err(failure) => failed = Some(failure),
     }
-    for state_dir in of_mounts(global)? {
+    for state_dir in mounts::state_dirs(&global.state_dir)? {
         match undo(&Global { state_dir, ..global.clone() }) {
             Ok(finished) => add(&mut all, finished),
             // Its server runs, and undoes it when it ends.
@@ -50,17 +48,6 @@ pub fn undo(global: &Global) -> Result<Finished, Failure> {
     let state = open_state(global)?;
     engine::recover(&mut session::open_act_only()?, &state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))
-}
-
-/// The state directories of mounts.
-fn of_mounts(global: &Global) -> Result<Vec<PathBuf>, Failure> {
-    let dir = global.state_dir.join("volumes");
-    let failure = |e: &std::io::Error| Failure::io("read", &dir, e);
-    match std::fs::read_dir(&dir) {
-        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path()).map_err(|e| failure(&e))).collect(),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(failure(&error)),
-    }
 }
 
 fn add(all: &mut Finished, one: Finished) {

@@ -15,7 +15,9 @@ use serde_json::json;
 
 use crate::child::Child;
 use crate::cli::{Global, RunArgs};
+use crate::commands::mounts::Teller;
 use crate::commands::report::{self, Lines};
+use crate::commands::top::model::Window;
 use crate::commands::{policies, restore, session};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -51,7 +53,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;
     let interference = if stop.requested() { Vec::new() } else { session::interference(&|| stop.requested()) };
     session::move_only(engine.policy_name(), child.is_some())?;
-    let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::new(limits), label: None, host: true };
+    let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::new(limits), label: None, teller: None };
     let nodes = engine.plane().topology().nodes.len();
     let told = out.start(engine.policy_name(), &settings, nodes, &interference);
     let ran = told.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
@@ -117,14 +119,14 @@ pub struct Output {
     lines: Lines,
     /// Begins every line of figures, where they are emulated.
     label: Option<String>,
-    /// The plane is a host, where policies move less than elsewhere.
-    host: bool,
+    /// Tells other commands what happens on a mounted volume; absent on a host, where policies move less than elsewhere.
+    teller: Option<Teller>,
 }
 
 impl Output {
     /// Prints what happens on a mounted volume.
-    pub fn of_volume(json: bool, quiet: bool, limits: Limits, label: Option<String>) -> Self {
-        Self { json, quiet, lines: Lines::new(limits), label, host: false }
+    pub fn of_volume(json: bool, quiet: bool, limits: Limits, teller: Teller) -> Self {
+        Self { json, quiet, lines: Lines::new(limits), label: teller.label(), teller: Some(teller) }
     }
 
     /// Description of the run that begins.
@@ -135,7 +137,7 @@ impl Output {
         nodes: usize,
         interference: &[Interference],
     ) -> Result<(), Failure> {
-        let less = policies::on_a_host(policy, settings.moves.dax).filter(|_| self.host);
+        let less = policies::on_a_host(policy, settings.moves.dax).filter(|_| self.teller.is_none());
         if self.json {
             output::print_json_line(&json!({
                 "kind": "start",
@@ -181,6 +183,9 @@ impl Output {
     }
 
     fn window(&mut self, window: u64, report: &engine::WindowReport) -> Result<(), Failure> {
+        if let Some(teller) = &mut self.teller {
+            teller.tell(Window::of_volume(&report.snapshot, &report.plan));
+        }
         if self.json {
             let mut value = report::json(window, report);
             if let (Some(label), Some(object)) = (&self.label, value.as_object_mut()) {

@@ -24,7 +24,7 @@ use placement::Policy;
 use topology::Topology;
 
 use crate::cli::{self, Global, STATE_DIR};
-use crate::commands::{nodes, report, restore, run, session};
+use crate::commands::{mounts, nodes, report, restore, run, session};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output::limits::Limits;
@@ -213,9 +213,7 @@ fn state_dir(global: &Global, dir: &Path) -> PathBuf {
         return global.state_dir.clone();
     }
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    // As systemd-escape(1) has it.
-    let path = dir.to_string_lossy();
-    let name = path.trim_matches('/').replace('\\', "\\x5c").replace('-', "\\x2d").replace('/', "-");
+    let name = mounts::escape(&dir);
     let name = if name.len() > LONGEST_NAME { format!("{:016x}", fnv(dir.as_os_str().as_bytes())) } else { name };
     Path::new(STATE_DIR).join("volumes").join(name)
 }
@@ -254,8 +252,12 @@ impl Prepared {
         settings.moves.bytes_per_day /= nodes.scale();
         let record = args.record.as_deref().map(Writer::open).transpose()?;
         let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
-        let out =
-            run::Output::of_volume(global.json, args.quiet, Limits::recorded(global.verbose.max(1)), nodes.label());
+        let out = run::Output::of_volume(
+            global.json,
+            args.quiet,
+            Limits::recorded(global.verbose.max(1)),
+            mounts::Teller::new(&global.state_dir, dir, policy.name(), nodes.label()),
+        );
         Ok(Some(Self { policy, settings, state, record, out }))
     }
 

@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
+use super::model::Window;
 use crate::cli::Sort;
 
 /// Window lengths that `+` and `-` choose from, in seconds.
@@ -27,6 +28,8 @@ pub struct Choices {
     pub help: bool,
     /// Number of threads above the first one shown.
     pub scroll: usize,
+    /// What is shown: 0 is the host, then the volumes, round and round.
+    pub shown: usize,
     /// Window length, seconds.
     pub window_s: f64,
     /// The view ends.
@@ -34,13 +37,14 @@ pub struct Choices {
 }
 
 /// The help: keys and their effects.
-pub const HELP: [(&str, &str); 10] = [
+pub const HELP: [(&str, &str); 11] = [
     ("q, Ctrl-C", "quit"),
     ("?", "this help"),
     ("p, space", "pause, continue"),
     ("s, S", "sort by the next, the previous column"),
     ("r", "reverse the order"),
     ("/", "filter by name, tid or pid; Enter keeps, Esc clears"),
+    ("Tab", "the next mounted volume, then the host again"),
     ("a", "also show threads that touched no file data"),
     ("+, -", "longer, shorter window"),
     ("arrows, pages", "scroll, as do Home and End"),
@@ -59,9 +63,16 @@ impl Choices {
             paused: false,
             help: false,
             scroll: 0,
+            shown: 0,
             window_s,
             quit: false,
         }
+    }
+
+    /// The window of the host or the volume that is to be shown.
+    pub fn chosen(&self, host: Window) -> Window {
+        let volume = (self.shown % (host.volumes.len() + 1)).checked_sub(1);
+        volume.and_then(|i| host.volumes.get(i)).map(Window::of_mount).unwrap_or(host)
     }
 
     /// Takes one key. `threads` is how many there are to scroll over, `page` how many are seen at once.
@@ -84,6 +95,10 @@ impl Choices {
             KeyCode::Char('/') => self.typing = true,
             KeyCode::Char('+' | '=') => self.window_s = longer(self.window_s),
             KeyCode::Char('-') => self.window_s = shorter(self.window_s),
+            KeyCode::Tab => {
+                self.shown += 1;
+                self.scroll = 0;
+            }
             KeyCode::Esc => self.filter.clear(),
             KeyCode::Up | KeyCode::Char('k') => self.scroll = self.scroll.saturating_sub(1),
             KeyCode::Down | KeyCode::Char('j') => self.scroll += 1,

@@ -6,8 +6,7 @@ use std::time::SystemTime;
 
 use chrono::{DateTime, Local};
 use engine::journal::{self, About, Entry, Event, Filter, Kind};
-use placement::Thread;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use topology::NodeId;
 
 use crate::commands::explain;
@@ -28,7 +27,7 @@ pub struct LastMoves {
 }
 
 /// A copy that goes on.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Copy {
     /// Subject of the copy: a file or a process.
     pub name: String,
@@ -43,7 +42,7 @@ pub struct Copy {
     /// Bytes that could not be moved.
     pub failed: u64,
     #[serde(skip)]
-    about: About,
+    about: Option<About>,
 }
 
 impl Copy {
@@ -102,23 +101,24 @@ impl LastMoves {
         match &entry.event {
             Event::CopyStarted { from, to, .. } => {
                 let name = explain::name_of(about);
-                let (from, to, about) = (*from, *to, about.clone());
+                let (from, to, about) = (*from, *to, Some(about.clone()));
                 self.copies.push(Copy { name, from, to, bytes: 0, done: 0, failed: 0, about });
             }
             Event::CopyProgress { bytes, done, failed } => {
-                if let Some(copy) = self.copies.iter_mut().find(|copy| copy.about == *about) {
+                if let Some(copy) = self.copies.iter_mut().find(|copy| copy.about.as_ref() == Some(about)) {
                     (copy.bytes, copy.done, copy.failed) = (*bytes, *done, *failed);
                 }
             }
-            Event::CopyEnded { from, .. } => self.copies.retain(|copy| copy.about != *about || copy.from != *from),
+            Event::CopyEnded { from, .. } => {
+                self.copies.retain(|copy| copy.about.as_ref() != Some(about) || copy.from != *from)
+            }
             _ => {}
         }
     }
 
     /// `10:02:31 1 → 0`, or `10:07:12 undone`.
-    pub fn of(&self, thread: &Thread) -> Option<String> {
-        let known = self.moves.get(&(thread.tid, thread.start_ns));
-        known.or_else(|| self.moves.get(&(thread.tid, None))).cloned()
+    pub fn of(&self, tid: u32, start_ns: Option<u64>) -> Option<String> {
+        self.moves.get(&(tid, start_ns)).or_else(|| self.moves.get(&(tid, None))).cloned()
     }
 }
 
@@ -161,17 +161,12 @@ mod tests {
         assert_eq!(shown(4), [""; 0]);
     }
 
-    fn thread(tid: u32, start_ns: u64) -> Thread {
-        let text = format!(r#"{{"tid":{tid},"pid":1,"start_ns":{start_ns},"node":0,"allowed_nodes":[0],"cpu_s":0.0}}"#);
-        serde_json::from_str(&text).unwrap()
-    }
-
     #[test]
     fn the_newest_counts_and_a_reused_id_is_another_thread() {
         let dir = tempfile::tempdir().unwrap();
         let mut moves = LastMoves::new(dir.path());
         moves.refresh();
-        assert_eq!(moves.of(&thread(41, 5)), None);
+        assert_eq!(moves.of(41, Some(5)), None);
         let line = |time: f64, from: u32, to: u32| {
             format!(
                 r#"{{"time":{time},"tid":41,"pid":4,"comm":"fio","start_ns":5,"event":"moved","from":{from},"to":{to},"reason":"read_locality","why":"x"}}"#
@@ -179,11 +174,11 @@ mod tests {
         };
         std::fs::write(dir.path().join(journal::JOURNAL), line(1.0, 0, 1) + &line(2.0, 1, 0)).unwrap();
         moves.refresh();
-        assert!(moves.of(&thread(41, 5)).unwrap().ends_with(" 1 → 0"));
-        assert_eq!(moves.of(&thread(41, 6)), None);
+        assert!(moves.of(41, Some(5)).unwrap().ends_with(" 1 → 0"));
+        assert_eq!(moves.of(41, Some(6)), None);
         let undone = r#"{"time":3.0,"tid":41,"pid":4,"comm":"fio","event":"undone","result":"restored","affinity":"0-3","occasion":"after a crash"}"#;
         std::fs::write(dir.path().join(journal::JOURNAL), line(1.0, 0, 1) + undone + "\n").unwrap();
         moves.refresh();
-        assert!(moves.of(&thread(41, 5)).unwrap().ends_with(" undone"));
+        assert!(moves.of(41, Some(5)).unwrap().ends_with(" undone"));
     }
 }

@@ -10,8 +10,9 @@
 
 mod keys;
 mod last_moves;
-mod model;
+pub mod model;
 mod view;
+mod volumes;
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -35,8 +36,9 @@ use crate::output::{self, escape};
 use crate::signals::Stop;
 use keys::Choices;
 use last_moves::LastMoves;
-use model::{Column, NODE_COLUMNS, THREAD_COLUMNS, Window};
+use model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS, Window};
 use view::Picture;
+use volumes::Volumes;
 
 /// How long keys are waited for before the next look at windows and signals.
 const TICK: Duration = Duration::from_millis(100);
@@ -74,6 +76,7 @@ struct Source {
     /// Knows the load of nodes.
     policy: Box<dyn Policy>,
     moves: LastMoves,
+    volumes: Volumes,
     limits: Limits,
 }
 
@@ -87,6 +90,7 @@ impl Source {
             policy: placement::policy("nthread", &config.nthread)
                 .ok_or_else(|| Failure::new(Exit::Usage, "policy nthread", "there is none of this name"))?,
             moves: LastMoves::new(state_dir),
+            volumes: Volumes::new(state_dir),
         })
     }
 
@@ -94,23 +98,32 @@ impl Source {
         let snapshot: Snapshot = session::observe(&mut self.plane, length)?;
         let plan = self.policy.decide(&snapshot.topology(), &snapshot);
         self.moves.refresh();
-        Ok(Window::new(&snapshot, &plan, &self.moves, &self.limits))
+        let volumes = self.volumes.now();
+        Ok(Window { volumes, ..Window::new(&snapshot, &plan, &self.moves, &self.limits) })
     }
 }
 
-/// One window as text.
+/// One window as text, and then those of the volumes.
 fn text(window: &Window) -> String {
     let [heading, ..] = &window.headings;
-    let mut text = format!("{heading}\n\n") + &table(&NODE_COLUMNS, &window.nodes);
+    let mut text = format!("{}\n\n", escape(heading)) + &table(&NODE_COLUMNS, &window.nodes);
     if !window.threads.is_empty() {
         text.push('\n');
         text.push_str(&table(&THREAD_COLUMNS, &window.threads));
+    }
+    if !window.files.is_empty() {
+        text.push('\n');
+        text.push_str(&table(&FILE_COLUMNS, &window.files));
     }
     for copy in &window.copies {
         text.push_str(&format!("{}\n", escape(&copy.line())));
     }
     for note in &window.shown_notes {
         text.push_str(&format!("note: {}\n", escape(note)));
+    }
+    for volume in &window.volumes {
+        text.push('\n');
+        text.push_str(&self::text(&Window::of_mount(volume)));
     }
     text
 }
@@ -212,12 +225,13 @@ fn draw_until_quit(
         }
         // Drawn only when there is something new: the view must cost less than what it shows.
         if std::mem::take(&mut changed) {
-            let mut shown = newest.clone();
+            let mut shown = newest.clone().map(|window| choices.chosen(window));
             if let Some(window) = &mut shown {
                 window.filter(choices.all, &choices.filter);
                 window.sort(choices.sort, choices.reverse);
             }
-            let picture = Picture { window: shown.as_ref(), choices, ended: ended.as_deref() };
+            let volumes = newest.as_ref().map_or(0, |window| window.volumes.len());
+            let picture = Picture { window: shown.as_ref(), choices, volumes, ended: ended.as_deref() };
             let frame = terminal.draw(|frame| view::draw(frame, &picture)).map_err(failure)?;
             page = view::page(frame.area.height, shown.as_ref());
             threads = shown.map_or(0, |w| w.threads.len());

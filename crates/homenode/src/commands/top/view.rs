@@ -7,7 +7,7 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
 
 use super::keys::{Choices, HELP};
-use super::model::{Column, NODE_COLUMNS, THREAD_COLUMNS, Window};
+use super::model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS, Window};
 use crate::output::escape;
 
 /// Columns between two columns of a table.
@@ -19,38 +19,44 @@ pub struct Picture<'a> {
     pub window: Option<&'a Window>,
     /// The user's choices.
     pub choices: &'a Choices,
+    /// Volumes that can be shown.
+    pub volumes: usize,
     /// Why there will be no further window.
     pub ended: Option<&'a str>,
 }
 
 /// How many threads are seen at once in an area of this height.
 pub fn page(height: u16, window: Option<&Window>) -> usize {
-    let [_, _, _, threads, _] = rows(Rect::new(0, 0, 1, height), window);
+    let [_, _, _, threads, _, _] = rows(Rect::new(0, 0, 1, height), window);
     usize::from(threads.height.saturating_sub(1))
 }
 
-/// Title, nodes, copies, threads, footer. Threads keep at least a third of the height.
-fn rows(area: Rect, window: Option<&Window>) -> [Rect; 5] {
-    let (nodes, copies) = window.map_or((0, 0), |w| (w.nodes.len(), w.copies.len()));
+/// Title, nodes, copies and volumes, threads, files, footer. Threads keep at least a third of the height, but for files, which get
+/// at most a third of what is left.
+fn rows(area: Rect, window: Option<&Window>) -> [Rect; 6] {
+    let (nodes, copies, files) = window.map_or((0, 0, 0), |w| (w.nodes.len(), w.lines().len(), w.files.len()));
     let most = (area.height.saturating_sub(2) * 2 / 3).max(2);
     let lines = |n: usize, most: u16| u16::try_from(n).unwrap_or(u16::MAX).min(most);
     let nodes = lines(nodes + 2, most);
     let copies = lines(copies, most - nodes);
-    let one = Constraint::Length(1);
-    Layout::vertical([one, Constraint::Length(nodes), Constraint::Length(copies), Constraint::Min(0), one]).areas(area)
+    let left = area.height.saturating_sub(2 + nodes + copies);
+    let files = if files == 0 { 0 } else { lines(files + 2, left / 3) };
+    let [one, nodes, copies, files] = [1, nodes, copies, files].map(Constraint::Length);
+    Layout::vertical([one, nodes, copies, Constraint::Min(0), files, one]).areas(area)
 }
 
 /// Draws everything.
 pub fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>) {
-    let [title, node_area, copy_area, thread_area, footer] = rows(frame.area(), picture.window);
+    let [title, node_area, copy_area, thread_area, file_area, footer] = rows(frame.area(), picture.window);
     let bold = Style::new().add_modifier(Modifier::BOLD);
     frame.render_widget(Line::styled(heading(picture.window, title.width), bold), title);
     if let Some(window) = picture.window {
         frame.render_widget(table(&NODE_COLUMNS, &window.nodes, node_area.width), node_area);
-        let copies: Vec<Line<'_>> = window.copies.iter().map(|copy| Line::raw(escape(&copy.line()))).collect();
+        let copies: Vec<Line<'_>> = window.lines().iter().map(|line| Line::raw(escape(line))).collect();
         frame.render_widget(Text::from(copies), copy_area);
         let seen = window.threads.get(picture.choices.scroll.min(window.threads.len())..).unwrap_or_default();
         frame.render_widget(table(&THREAD_COLUMNS, seen, thread_area.width), thread_area);
+        frame.render_widget(table(&FILE_COLUMNS, &window.files, file_area.width), file_area);
     }
     frame.render_widget(
         Line::styled(status(picture, footer.width), Style::new().add_modifier(Modifier::REVERSED)),
@@ -85,6 +91,9 @@ fn status(picture: &Picture<'_>, width: u16) -> String {
         parts.push(format!("filter {}", escape(&choices.filter)));
     }
     parts.push(format!("window {} s", choices.window_s));
+    if picture.volumes > 0 {
+        parts.push("Tab volumes".to_owned());
+    }
     parts.push("? help".to_owned());
     parts.push("q quit".to_owned());
     // A small terminal needs the list of keys most.
@@ -149,7 +158,9 @@ mod tests {
 
     use super::*;
     use crate::cli::Sort;
+    use crate::commands::mounts::Mounted;
     use crate::commands::top::last_moves::LastMoves;
+    use crate::commands::top::model::{FileRow, ThreadRow};
     use crate::output::limits::Limits;
 
     /// Two nodes and three threads, one with a control character in its name.
@@ -186,11 +197,18 @@ mod tests {
     }
 
     fn screen(width: u16, height: u16, change: impl FnOnce(&mut Choices)) -> String {
+        screen_of(window(), width, height, change)
+    }
+
+    fn screen_of(window: Window, width: u16, height: u16, change: impl FnOnce(&mut Choices)) -> String {
         let mut choices = Choices::new(Sort::Remote, false, String::new(), 1.0);
         change(&mut choices);
-        let window = window();
+        let volumes = window.volumes.len();
+        let window = choices.chosen(window);
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, &Picture { window: Some(&window), choices: &choices, ended: None })).unwrap();
+        terminal
+            .draw(|frame| draw(frame, &Picture { window: Some(&window), choices: &choices, volumes, ended: None }))
+            .unwrap();
         let buffer = terminal.backend().buffer().clone();
         let rows = buffer.content().chunks(usize::from(width));
         rows.map(|row| row.iter().map(|c| c.symbol()).collect::<String>().trim_end().to_owned() + "\n").collect()
@@ -217,10 +235,39 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_has_a_line_beside_the_host_and_tab_shows_it() {
+        let screen = |shown: usize| {
+            screen_of(with_a_volume(window()), 100, 16, |choices| (choices.shown, choices.all) = (shown, true))
+        };
+        insta::assert_snapshot!("beside_a_volume", screen(0));
+        insta::assert_snapshot!("a_volume", screen(1));
+        assert_eq!(screen(2), screen(0));
+    }
+
+    fn with_a_volume(host: Window) -> Window {
+        let threads = vec![ThreadRow { last_move: Some("10:02:31 1 → 0".to_owned()), ..host.threads[1].clone() }];
+        let file = FileRow {
+            file: "0:41:4".to_owned(),
+            bytes: [(topology::NodeId(0), 4 << 20), (topology::NodeId(1), 1 << 16)].into_iter().collect(),
+            threads: 1,
+            remote_share: Some(0.25),
+            remote_bytes_per_s: 1e6,
+            read_bytes_per_s: 4e6,
+            write_bytes_per_s: 2e6,
+        };
+        let (mount, policy) = ("/data".into(), "nthread".to_owned());
+        let emulated = Some("emulated optane, scale 200".to_owned());
+        let window =
+            Window { remote_share: Some(0.25), nodes: host.nodes.clone(), threads, files: vec![file], ..host.clone() };
+        Window { volumes: vec![Mounted { version: 1, mount, pid: 7, policy, emulated, age_s: 0.5, window }], ..host }
+    }
+
+    #[test]
     fn no_size_is_too_small() {
         for width in 1..12 {
             for height in 1..12 {
                 screen(width, height, |c| c.help = height % 2 == 0);
+                screen_of(with_a_volume(window()), width, height, |c| c.shown = 1);
             }
         }
     }
