@@ -44,6 +44,7 @@ const LIVE: &[Test] = &[
 const TERMINAL: &[Test] = &[
     ("top_gives_the_terminal_back_on_q", top_gives_the_terminal_back_on_q),
     ("top_gives_the_terminal_back_on_sigterm", top_gives_the_terminal_back_on_sigterm),
+    ("top_ends_when_its_terminal_is_gone", top_ends_when_its_terminal_is_gone),
 ];
 
 const UNPRIVILEGED: &[Test] = &[
@@ -589,7 +590,7 @@ fn a_policy_says_what_a_host_cannot_do() {
 }
 
 /// `homenode top` on a terminal of its own (script makes one), and what it wrote there.
-fn on_a_terminal(end: impl FnOnce(&mut Child, u32)) -> String {
+fn on_a_terminal(end: impl FnOnce(&mut Child, u32)) -> (Option<i32>, String) {
     const ALTERNATE: &str = "\u{1b}[?1049h";
     let place = Place::new();
     let line = format!(
@@ -621,24 +622,41 @@ fn on_a_terminal(end: impl FnOnce(&mut Child, u32)) -> String {
         output.read_to_end(&mut rest).map(|_| text(&rest))
     });
     let (code, _, _) = ends(script);
-    assert_eq!(code, Some(0));
-    rest.join().unwrap().unwrap()
+    (code, rest.join().unwrap().unwrap())
 }
 
 const GIVEN_BACK: &str = "\u{1b}[?1049l";
 
 fn top_gives_the_terminal_back_on_q() {
-    let rest = on_a_terminal(|script, _| script.stdin.take().unwrap().write_all(b"q").unwrap());
-    assert!(rest.contains(GIVEN_BACK), "{rest:?}");
+    let (code, rest) = on_a_terminal(|script, _| script.stdin.take().unwrap().write_all(b"q").unwrap());
+    assert!(code == Some(0) && rest.contains(GIVEN_BACK), "{code:?}: {rest:?}");
 }
 
 fn top_gives_the_terminal_back_on_sigterm() {
     let mut stdin = None;
-    let rest = on_a_terminal(|script, pid| {
+    let (code, rest) = on_a_terminal(|script, pid| {
         stdin = script.stdin.take();
         kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::TERM).unwrap();
     });
-    assert!(rest.contains(GIVEN_BACK), "{rest:?}");
+    assert!(code == Some(0) && rest.contains(GIVEN_BACK), "{code:?}: {rest:?}");
+}
+
+/// Seen when tmux ended: it read the terminal that was gone, again and again, and SIGTERM did not end it.
+fn top_ends_when_its_terminal_is_gone() {
+    let mut top = 0;
+    on_a_terminal(|script, pid| {
+        top = pid;
+        script.kill().unwrap();
+    });
+    let over = |pid: u32| fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "));
+    let patience = Instant::now() + Duration::from_secs(20);
+    while !over(top) {
+        if Instant::now() > patience {
+            let _ = kill_process(Pid::from_raw(i32::try_from(top).unwrap()).unwrap(), Signal::KILL);
+            panic!("it goes on without a terminal");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// The binary where anybody may run it, as nobody.

@@ -3,7 +3,7 @@
 //! **Problem.** A window blocks for seconds, keys want an answer at once, and a terminal that is left in raw mode is worse
 //! than no view at all.
 //!
-//! **Approach.** One thread observes and sends windows; the other owns the terminal, and gives it back on every way out:
+//! **Approach.** One thread observes and sends windows, one reads keys; the main one draws, and gives the terminal back on every way out:
 //! end, error, signal, panic.
 //!
 //! **Limits.** Last moves are those in the journal of the state directory; what other tools move is not known.
@@ -14,17 +14,20 @@ pub mod model;
 mod view;
 mod volumes;
 
+use std::fs::File;
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
 use crossterm::event::{self, Event};
 use host::HostPlane;
 use placement::{Policy, Snapshot};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::cli::{Global, TopArgs};
 use crate::commands::session;
@@ -202,6 +205,7 @@ fn draw_until_quit(
     stop: &Stop,
 ) -> Result<(), Failure> {
     let failure = |e: std::io::Error| Failure::from_error(Exit::Io, "cannot use the terminal", &e);
+    let events = events().map_err(failure)?;
     let mut newest: Option<Window> = None;
     let mut ended: Option<String> = None;
     let (mut page, mut threads) = (0, 0);
@@ -236,15 +240,48 @@ fn draw_until_quit(
             page = view::page(frame.area.height, shown.as_ref());
             threads = shown.map_or(0, |w| w.threads.len());
         }
-        if event::poll(TICK).map_err(failure)? {
-            if let Event::Key(key) = event::read().map_err(failure)? {
-                choices.key(key, threads, page);
-                watch.set_length(choices.window_s);
+        match events.recv_timeout(TICK) {
+            Ok(event) => {
+                if let Event::Key(key) = event.map_err(failure)? {
+                    choices.key(key, threads, page);
+                    watch.set_length(choices.window_s);
+                }
+                changed = true;
             }
-            changed = true;
+            Err(RecvTimeoutError::Timeout) => {}
+            // The terminal is gone, and nobody looks any more.
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
     }
     Ok(())
+}
+
+/// What the user does, until the terminal is gone or nobody listens. crossterm reads a terminal that is gone for ever, in the
+/// thread that asks, so this looks first, and leaves that thread to itself.
+fn events() -> std::io::Result<Receiver<std::io::Result<Event>>> {
+    // As crossterm chooses it.
+    let stdin = std::io::stdin();
+    let terminal =
+        if stdin.is_terminal() { stdin.as_fd().try_clone_to_owned()? } else { File::open("/dev/tty")?.into() };
+    let (send, events) = mpsc::channel();
+    thread::spawn(move || {
+        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+        loop {
+            let mut look = [PollFd::new(&terminal, PollFlags::IN)];
+            // A signal ends the wait early: the terminal may have a new size.
+            let _ = poll(&mut look, Some(&tick));
+            if look[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
+                return;
+            }
+            let next = || event::poll(Duration::ZERO)?.then(event::read).transpose();
+            while let Some(event) = next().transpose() {
+                if send.send(event).is_err() {
+                    return;
+                }
+            }
+        }
+    });
+    Ok(events)
 }
 
 fn milliseconds(seconds: f64) -> u64 {
