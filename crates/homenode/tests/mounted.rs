@@ -149,14 +149,17 @@ impl Drop for Server {
     }
 }
 
+/// Also after a panic: a scope waits for its threads.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs `work` beside a thread that reads a file until it ends; `work` gets the thread's id.
 fn beside_a_reader(file: &Path, work: impl FnOnce(u32)) {
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     let (stop, tid) = (AtomicBool::new(false), AtomicU32::new(0));
     let file = File::open(file).unwrap();
     std::thread::scope(|scope| {
@@ -188,16 +191,30 @@ fn bind(tid: u32, cpus: &mut dyn Iterator<Item = u32>) {
 
 /// Displaces the reader to the other node until the server moves it to the node of its data.
 fn wait_for_the_move(server: &mut Server, tid: u32, all: &[u32], home: &[u32]) {
-    for _ in 0..400 {
-        if mask(tid) != all {
-            assert_eq!(mask(tid), home);
-            return;
+    let over = AtomicBool::new(false);
+    let moved = std::thread::scope(|scope| {
+        let _stop = Stop(&over);
+        // While its node is busy, the kernel does not bring it home by itself.
+        for cpu in home {
+            scope.spawn(|| {
+                bind(0, &mut std::iter::once(*cpu));
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
         }
-        bind(tid, &mut all.iter().copied().filter(|cpu| !home.contains(cpu)));
-        bind(tid, &mut all.iter().copied());
-        server.line().unwrap();
-    }
-    panic!("the reader has not moved");
+        (0..400).any(|_| {
+            let moved = mask(tid) != all;
+            if !moved {
+                bind(tid, &mut all.iter().copied().filter(|cpu| !home.contains(cpu)));
+                bind(tid, &mut all.iter().copied());
+                server.line().unwrap();
+            }
+            moved
+        })
+    });
+    assert!(moved, "the reader has not moved");
+    assert_eq!(mask(tid), home);
 }
 
 /// The CPUs of an emulated node: the halves, as the profile shares them out.

@@ -35,9 +35,10 @@ pub fn to_move_dax() -> CapabilitySet {
     CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER
 }
 
-/// Capabilities for moving the memory of any user's processes: CAP_SYS_NICE, and CAP_SYS_PTRACE to see where it is.
+/// Capabilities for moving the memory of any user's processes: CAP_SYS_NICE, and to see where it is CAP_SYS_PTRACE and
+/// CAP_DAC_READ_SEARCH, as only its user may open `/proc/PID/pagemap`.
 pub fn to_move_memory() -> CapabilitySet {
-    CapabilitySet::SYS_NICE | CapabilitySet::SYS_PTRACE
+    CapabilitySet::SYS_NICE | CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH
 }
 
 /// Capabilities for observing once the programs are loaded: none, unless procfs hides the processes of other users. Without

@@ -75,6 +75,9 @@ pub struct Move {
     pub reason: String,
     /// One sentence with the figures.
     pub why: String,
+    /// The reason of a refusal.
+    #[serde(default)]
+    pub refused_why: String,
 }
 
 impl Move {

@@ -69,7 +69,11 @@ fn run_unharmed_under_every_policy() -> Outcome {
                 mb(&without.windows),
             );
             if FEWER_REMOTE_READS.contains(policy) {
-                let reasons: Vec<_> = moves().map(|mv| format!("{} to {}: {}", mv.subject(), mv.to, mv.why)).collect();
+                let refused = with.windows.iter().flat_map(|w| &w.refused);
+                let reasons: Vec<_> = moves()
+                    .chain(refused)
+                    .map(|mv| format!("{} to {}: {} {}", mv.subject(), mv.to, mv.why, mv.refused_why))
+                    .collect();
                 ensure!(
                     is < was - 0.2,
                     "{} under {policy}: remote share {is:.2}, {was:.2} without; {reasons:?}",

@@ -97,6 +97,7 @@ fn main() {
         trial("threads_that_a_moved_process_starts_later_stay_with_it", process::born_later),
         trial("killed_while_a_process_is_bound", process::killed_at_any_step),
         trial("processes_that_must_not_be_moved_are_refused", process::refusals),
+        trial("a_process_of_another_user_can_be_moved_with_what_is_kept", process::another_users),
         trial("only_a_processs_own_memory_moves", process::only_its_own_memory),
         trial("exec_ends_a_move_of_memory", process::exec_ends_a_memory_move),
         trial(

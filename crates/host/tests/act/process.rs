@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use host::act::memory::{self, MemoryMove};
 use host::act::mover::{Mover, Rules};
 use host::act::process::{self, ProcessMove};
 use host::act::threads::Threads;
+use host::privileges;
 use placement::{Move, Plan, Policy, Reason, Snapshot};
 use topology::{CpuSet, NodeId, Topology};
 
@@ -260,6 +262,25 @@ pub fn killed_at_any_step() -> Tried {
     // It was killed with each number of threads bound.
     bound.dedup();
     assert_eq!(bound, (0..=7).collect::<Vec<_>>());
+    Ok(())
+}
+
+/// Seen with PostgreSQL: `/proc/PID/pagemap` belongs to the process's user, and without CAP_DAC_READ_SEARCH root may not open it.
+pub fn another_users() -> Tried {
+    const NOBODY: u32 = 65_534;
+    if !rustix::process::geteuid().is_root() {
+        return Err("needs root".to_owned());
+    }
+    let mut sleeper = Command::new("sleep").arg("600").uid(NOBODY).gid(NOBODY).spawn().unwrap();
+    let pid = sleeper.id();
+    let kept = privileges::to_move(Path::new("/proc")) | privileges::to_move_memory();
+    let examined = std::thread::spawn(move || {
+        privileges::keep_only(kept).unwrap();
+        prepare(&mut mover(), pid, 0, true).map(|process| process.memory.is_some())
+    });
+    let examined = examined.join().unwrap();
+    sleeper.kill().and_then(|()| sleeper.wait()).unwrap();
+    assert!(examined.unwrap());
     Ok(())
 }
 
