@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::time::Duration;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use host::observe::mapped::{Mapped, RULE, Sums, Watcher};
 use libtest_mimic::{Completion, Failed};
@@ -18,6 +20,7 @@ pub const CASES: &[Case] = &[
     ("sequential", || cached("sequential")),
     ("persistent_memory", persistent_memory),
     ("in_a_thread_of_its_own", in_a_thread_of_its_own),
+    ("a_process_of_another_user", a_process_of_another_user),
     ("a_process_that_ended_or_maps_nothing", a_process_that_ended_or_maps_nothing),
 ];
 
@@ -165,6 +168,43 @@ fn in_a_thread_of_its_own() -> Outcome {
     ensure!(all == 4 << 20 && notes.is_empty(), "{process:?}, {notes:?}");
     drop(program);
     until(false);
+    Ok(Completion::Completed)
+}
+
+/// The daemon samples with few of root's powers, and most processes are not root's.
+fn a_process_of_another_user() -> Outcome {
+    const NOBODY: u32 = 65_534;
+    // Where nobody may go, unlike cargo's directories.
+    let file = tempfile::NamedTempFile::new()?;
+    cached_file(file.path(), 4 << 20)?;
+    std::fs::set_permissions(file.path(), std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+    let name = format!("--filename={}", file.path().display());
+    let fio = Command::new("fio")
+        .args(["--name=map", "--ioengine=mmap", "--rw=read", "--size=4m", "--allow_file_create=0", "--thread", &name])
+        .args(["--time_based", "--runtime=120", "--invalidate=0", "--output=/dev/null"])
+        .current_dir("/")
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .spawn();
+    let mut fio = match fio {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(Completion::ignored_with("fio is not installed"));
+        }
+        started => started?,
+    };
+    let watcher = Watcher::start(Path::new("/proc"), &topology::sysfs::read(Path::new("/sys"))?, 0.03)?;
+    let patience = Instant::now() + Duration::from_secs(60);
+    let seen = loop {
+        let (seen, notes) = watcher.window(vec![fio.id()]);
+        if !seen.is_empty() || Instant::now() > patience {
+            break (seen, notes);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    fio.kill().and_then(|()| fio.wait())?;
+    let (processes, notes) = &seen;
+    let all: u64 = processes.iter().flat_map(|p| &p.mapped).map(|m| m.hot_bytes + m.cold_bytes).sum();
+    ensure!(all == 4 << 20 && notes.is_empty(), "{seen:?}");
     Ok(Completion::Completed)
 }
 
