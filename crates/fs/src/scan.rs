@@ -134,7 +134,9 @@ pub fn inodes(store: &Store, journals: &Journals, watch: Watch<'_>) -> Result<In
             read_table(store, &pending, *step, &mut found)?;
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(1 + steps.len() / STEPS_PER_THREAD);
+    let worth = 1 + steps.len() / STEPS_PER_THREAD;
+    // Asking how many processors there are reads files: as long as mounting a small volume takes.
+    let threads = if worth == 1 { 1 } else { std::thread::available_parallelism().map_or(1, usize::from).min(worth) };
     let parts: Vec<Result<Vec<(Ino, Found)>>> = std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         let mut parts = vec![work()];
