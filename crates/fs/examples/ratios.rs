@@ -38,12 +38,15 @@ fn map(regions: &[RegionFile]) -> Result<Mapped> {
     Ok(mapped)
 }
 
+/// Its name, and a call.
+type Kind<'a> = (&'a str, &'a mut dyn FnMut(u64) -> Result<()>);
+
 /// Prints nanoseconds for each call, in the fastest of `batches` batches of each kind, and how many times as long as the first kind
 /// the others took.
 fn compare(
     name: &str,
     (batches, count): (u64, u64),
-    kinds: &mut [(&str, &mut dyn FnMut(u64) -> Result<()>)],
+    kinds: &mut [Kind<'_>],
     mut between: impl FnMut() -> Result<()>,
 ) -> Result<()> {
     if std::env::args().nth(1).is_some_and(|part| !name.contains(&part)) {

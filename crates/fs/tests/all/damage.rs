@@ -4,7 +4,7 @@
 //! them sees impossible values. Such an image may also be a volume. So if `fsck` finds nothing, everything must work.
 //!
 //! HOMENODE_FS_IMAGES sets how many random images are tried (default 3,000), HOMENODE_FS_SEED which ones; HOMENODE_FS_FIRST leaves
-//! out those before one.
+//! out those before one, and HOMENODE_FS_MINUTES goes on for so many minutes of processor time instead.
 
 use std::sync::Arc;
 
@@ -200,6 +200,11 @@ fn damage(image: &mut Image, bytes: &[(usize, usize)], rng: &mut StdRng) {
     }
 }
 
+/// Whole minutes of processor time that this process has used.
+fn cpu_minutes() -> u64 {
+    rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime).tv_sec as u64 / 60
+}
+
 #[test]
 fn random_damage_never_panics() {
     let setting = |name: &str, default| std::env::var(name).map_or(default, |n| n.parse().unwrap());
@@ -210,9 +215,11 @@ fn random_damage_never_panics() {
         let bytes = metadata(&image);
         (image, bytes)
     });
-    let (mut mounted, mut resealed) = (0, 0);
+    let (mut done, mut mounted, mut resealed) = (0, 0, 0);
     let first = setting("HOMENODE_FS_FIRST", 0);
-    for i in first..first + images {
+    let minutes = setting("HOMENODE_FS_MINUTES", 0);
+    let more = |i: u64| if minutes > 0 { cpu_minutes() < minutes } else { i < first + images };
+    for i in (first..).take_while(|i| more(*i)) {
         // Each image has a seed of its own, so that one that fails can be made again alone.
         let seed = seed << 32 | i;
         let mut rng = StdRng::seed_from_u64(seed);
@@ -228,8 +235,12 @@ fn random_damage_never_panics() {
         let found = std::panic::catch_unwind(|| examine(damaged, true).is_some());
         let found = found.unwrap_or_else(|_| panic!("image {i}, seed {seed}"));
         (mounted, resealed) = (mounted + u64::from(found), resealed + u64::from(found && sealed));
+        done += 1;
+        if done % 100_000 == 0 {
+            println!("{done} damaged images, {mounted} of them could be mounted, {} minutes", cpu_minutes());
+        }
     }
-    println!("{images} damaged images, {mounted} of them could be mounted, of these {resealed} with right checksums");
+    println!("{done} damaged images, {mounted} of them could be mounted, of these {resealed} with right checksums");
 }
 
 /// The checksums of an image that is whole are those that [`reseal`] makes.
