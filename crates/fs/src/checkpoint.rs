@@ -67,7 +67,9 @@ impl Checkpoint {
                 end = next;
             }
             let inodes = take(inodes)?.to_vec();
-            if inodes.len() as u64 > region.inodes.div_ceil(64) {
+            let last = inodes.iter().rposition(|word| *word != 0);
+            let last = last.and_then(|at| Some(at as u64 * 64 + 63 - u64::from(inodes.get(at)?.leading_zeros())));
+            if last.is_some_and(|last| last >= region.inodes) || inodes.len() as u64 > region.inodes.div_ceil(64) {
                 return None;
             }
             out.free.push(free);

@@ -3,11 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use crate::error::{Error, Result};
 use crate::format::Ino;
 use crate::format::entry::Kind;
 
 /// Cookies of `.` and `..`; names begin after them.
 pub const FIRST_COOKIE: u64 = 3;
+/// The largest cookie: kernels take it for a signed offset.
+pub const LAST_COOKIE: u64 = i64::MAX as u64 - 1;
 
 /// Target of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,15 +46,16 @@ impl Dir {
         self.by_name.get(name).copied()
     }
 
-    /// Adds a name. False: the name or the cookie exists.
+    /// Adds a name. False: the name or the cookie exists, or no name can have the cookie.
     pub fn insert(&mut self, name: &[u8], named: Named) -> bool {
-        if self.by_name.contains_key(name) || self.by_cookie.contains_key(&named.cookie) {
+        let possible = (FIRST_COOKIE..=LAST_COOKIE).contains(&named.cookie);
+        if !possible || self.by_name.contains_key(name) || self.by_cookie.contains_key(&named.cookie) {
             return false;
         }
         let name: Arc<[u8]> = name.into();
         self.by_cookie.insert(named.cookie, Arc::clone(&name));
         self.by_name.insert(name, named);
-        self.raise_next_cookie(named.cookie.saturating_add(1));
+        self.raise_next_cookie(named.cookie + 1);
         self.subdirs += u32::from(named.kind == Kind::Directory);
         true
     }
@@ -64,9 +68,14 @@ impl Dir {
         Some(named)
     }
 
-    /// The cookie that the next new name gets.
+    /// The cookie that the next new name gets; [`LAST_COOKIE`] + 1: none is left.
     pub fn next_cookie(&self) -> u64 {
         self.next_cookie
+    }
+
+    /// A cookie for a new name.
+    pub fn new_cookie(&self) -> Result<u64> {
+        if self.next_cookie > LAST_COOKIE { Err(Error::NoSpace) } else { Ok(self.next_cookie) }
     }
 
     /// Gives no cookie below `least` again.

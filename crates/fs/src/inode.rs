@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, TryLockError};
 
-use crate::dir::{Dir, Named};
+use crate::dir::{Dir, LAST_COOKIE, Named};
 use crate::error::{Damage, Result};
 use crate::extents::{Extents, Freed};
 use crate::format::entry::{Attributes, Entry, Kind};
@@ -158,7 +158,7 @@ impl State {
             Entry::Link { ino, cookie, kind, name } => {
                 let dir = self.dir.as_mut().ok_or("a name in something that is no directory")?;
                 if !dir.insert(name, Named { ino, kind, cookie }) {
-                    return Err("a name is there twice");
+                    return Err("a name or its cookie is there twice, or the cookie is none");
                 }
             }
             Entry::Unlink { ino, name } => {
@@ -187,6 +187,9 @@ impl State {
         let (was, is) = (Kind::of_mode(self.attributes.mode), Kind::of_mode(attributes.mode));
         if was.is_some() && was != is {
             return Err("its kind changes");
+        }
+        if next_cookie > LAST_COOKIE + 1 {
+            return Err("its next cookie is beyond the last");
         }
         if is == Some(Kind::Directory) {
             self.dir.get_or_insert_with(|| Dir::new(Ino::ROOT)).raise_next_cookie(next_cookie);

@@ -5,7 +5,7 @@
 //! **Approach.** Recovery writes as little as it can, and each step only takes away work: it finishes committed journals,
 //! then frees orphans. Stopped anywhere, it does the rest the next time.
 //!
-//! After a clean unmount only its checkpoint is read.
+//! After a clean unmount only its checkpoint is read. In both cases an inode's log is read when the inode is first used.
 //!
 //! **Limits.** See `scan` for recovery, `checkpoint` for the rest.
 
@@ -16,7 +16,6 @@ use crate::error::{Error, Result};
 use crate::format::inode;
 use crate::format::superblock::{self, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Ino};
-use crate::inode::Inode;
 use crate::medium::{At, Medium};
 use crate::scan::{self, Found, Inodes, Journals, Use};
 use crate::store::{Flushed, Store};
@@ -77,8 +76,8 @@ impl Volume {
             Use::Checkpoint(at) if journals.is_empty() => Checkpoint::read(&store, at)?,
             _ => None,
         };
-        let (checkpoint, inodes) = match checkpoint {
-            Some(checkpoint) => (checkpoint, Vec::new()),
+        let checkpoint = match checkpoint {
+            Some(checkpoint) => checkpoint,
             None => recover(&store, &journals)?,
         };
         if state != Use::Mounted {
@@ -87,8 +86,7 @@ impl Volume {
         }
         let allocator = Allocator::new(store.superblock(), options.parts, &checkpoint.free);
         let slots = slots(&store, &checkpoint.inodes);
-        let unread = if inodes.is_empty() { checkpoint } else { Checkpoint::default() };
-        Ok(Self::new(store, allocator, slots, inodes, unread, options))
+        Ok(Self::new(store, allocator, slots, checkpoint, options))
     }
 
     /// Ends the use of a volume, and writes down what the next mount need not find out, as far as there is room. Dropping
@@ -114,8 +112,8 @@ impl Volume {
     }
 }
 
-/// Reads the whole volume, after finishing what a crash interrupted: what is free, and all inodes.
-fn recover(store: &Store, journals: &Journals) -> Result<(Checkpoint, Vec<Inode>)> {
+/// Reads the whole volume, after finishing what a crash interrupted: what an unmount would have written down.
+fn recover(store: &Store, journals: &Journals) -> Result<Checkpoint> {
     for (at, records) in journals {
         finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;
     }
@@ -127,9 +125,9 @@ fn recover(store: &Store, journals: &Journals) -> Result<(Checkpoint, Vec<Inode>
     }
     free_orphans(store, &mut found, &tree.orphans)?;
     let inodes = scan::used_inodes(free.len(), found.keys());
-    let inode = |(ino, f): (Ino, Found)| Inode::found(ino, f.generation, f.state?);
-    let found = found.into_iter().map(inode).collect::<Result<_>>()?;
-    Ok((Checkpoint { free, inodes, parents: Vec::new() }, found))
+    let parent = |(ino, found): (Ino, Found)| found.state.map(|known| Some((ino, known.dir?.parent))).transpose();
+    let parents = found.into_iter().filter_map(parent).collect::<Result<_>>()?;
+    Ok(Checkpoint { free, inodes, parents })
 }
 
 /// Frees the inodes that nobody names.

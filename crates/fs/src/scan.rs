@@ -6,7 +6,9 @@
 //! **Approach.** Every inode in use is replayed; a walk from the root finds which ones are named; what is named must be
 //! whole, and owns its blocks alone. What is not named is an orphan, whatever state it is in.
 //!
-//! **Limits.** Names are followed in one thread, and all that was read stays in memory.
+//! Of each inode only what these need is kept ([`Known`]): a mount reads an inode again when it is first used.
+//!
+//! **Limits.** Names are followed in one thread, and those of all directories are in memory until the mount is done.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -71,8 +73,51 @@ pub fn state(store: &Store) -> Result<Use> {
 pub struct Found {
     /// Which life of the number this is, as far as known.
     pub generation: u32,
-    /// State from its log, or why the log cannot be read.
-    pub state: Result<State>,
+    /// What its log says, or why it cannot be read.
+    pub state: Result<Known>,
+}
+
+/// What the log of an inode says about its place in the volume.
+#[derive(Debug)]
+pub struct Known {
+    /// Its type.
+    pub kind: Kind,
+    /// How many names it says it has.
+    links: u32,
+    /// It has data beyond its size.
+    beyond: bool,
+    /// Names, if it is a directory.
+    pub dir: Option<Box<Dir>>,
+    /// Blocks: pages of the log first.
+    owned: Box<[(Block, u32)]>,
+    /// How many of `owned` are pages of the log.
+    pages: u32,
+    /// Runs of `owned` that are allocated only.
+    unwritten: Box<[u32]>,
+}
+
+impl Known {
+    fn new(state: State) -> Option<Self> {
+        let pages = state.log.pages.iter().map(|page| (*page, 1));
+        let runs = state.extents.iter().map(|run| (run.block, run.count as u32));
+        let written_to = state.extents.iter().filter(|run| !run.unwritten).last().map_or(0, |run| run.end());
+        let unwritten = state.extents.iter().zip(state.log.pages.len() as u32..).filter(|(run, _)| run.unwritten);
+        Some(Self {
+            kind: Kind::of_mode(state.attributes.mode)?,
+            links: state.attributes.links,
+            beyond: written_to > state.size.div_ceil(BLOCK_BYTES),
+            owned: pages.chain(runs).collect(),
+            pages: state.log.pages.len() as u32,
+            unwritten: unwritten.map(|(_, at)| at).collect(),
+            dir: state.dir.map(Box::new),
+        })
+    }
+
+    /// The runs that hold file data.
+    fn data(&self) -> impl Iterator<Item = (Block, u32)> + '_ {
+        let runs = self.owned.iter().zip(0..).skip(self.pages as usize);
+        runs.filter(|(_, at)| self.unwritten.binary_search(at).is_err()).map(|(run, _)| *run)
+    }
 }
 
 /// All inodes in use, whether named or not.
@@ -134,7 +179,9 @@ pub fn inodes(store: &Store, journals: &Journals, watch: Watch<'_>) -> Result<In
             read_table(store, &pending, *step, &mut found)?;
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(1 + steps.len() / STEPS_PER_THREAD);
+    let worth = 1 + steps.len() / STEPS_PER_THREAD;
+    // Asking how many processors there are reads files: as long as mounting a small volume takes.
+    let threads = if worth == 1 { 1 } else { std::thread::available_parallelism().map_or(1, usize::from).min(worth) };
     let parts: Vec<Result<Vec<(Ino, Found)>>> = std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         let mut parts = vec![work()];
@@ -163,7 +210,9 @@ fn read_table(
             match inode::decode(ino, line) {
                 Ok(Line::Free(_)) => {}
                 Ok(Line::Used { generation, head, tail }) => {
+                    let unknown = Damage::Inode { ino, what: "its mode has an unknown kind" };
                     let state = replay(store, (ino, generation), head, tail);
+                    let state = state.and_then(|state| Known::new(state).ok_or(unknown.into()));
                     found.push((ino, Found { generation, state }));
                 }
                 Err(what) => {
@@ -245,7 +294,7 @@ pub fn walk(found: &mut Inodes) -> Tree {
     }
     for (ino, found) in found.iter() {
         let (Some(seen), Ok(state)) = (names.get(ino), &found.state) else { continue };
-        if state.dir.is_none() && state.attributes.links != *seen {
+        if state.dir.is_none() && state.links != *seen {
             tree.damage.push(Damage::Inode { ino: *ino, what: "its number of names is wrong" });
         }
     }
@@ -253,7 +302,7 @@ pub fn walk(found: &mut Inodes) -> Tree {
     tree
 }
 
-fn put_back(found: &mut Inodes, ino: Ino, dir: Dir) {
+fn put_back(found: &mut Inodes, ino: Ino, dir: Box<Dir>) {
     if let Some(Ok(state)) = found.get_mut(&ino).map(|f| f.state.as_mut()) {
         state.dir = Some(dir);
     }
@@ -262,7 +311,7 @@ fn put_back(found: &mut Inodes, ino: Ino, dir: Dir) {
 fn check_name(found: &Inodes, ino: Ino, kind: Kind, seen: u32) -> std::result::Result<(), &'static str> {
     let Some(target) = found.get(&ino) else { return Err("stands for an inode that is free") };
     let Ok(state) = &target.state else { return Err("stands for an inode that is damaged") };
-    if Kind::of_mode(state.attributes.mode) != Some(kind) {
+    if state.kind != kind {
         return Err("stands for an inode of another kind");
     }
     if kind == Kind::Directory && seen > 1 {
@@ -276,9 +325,9 @@ pub fn data(store: &Store, found: &Inodes, orphans: &[Ino]) -> Result<Vec<Damage
     let mut damage = Vec::new();
     let named = found.iter().filter(|(ino, _)| orphans.binary_search(ino).is_err());
     let states = named.filter_map(|(_, found)| found.state.as_ref().ok());
-    let written = states.flat_map(|state| state.extents.iter()).filter(|run| !run.unwritten);
     let mut contents = [0; BLOCK];
-    for block in written.flat_map(|run| (0..run.count).map(move |i| run.block.offset(i))) {
+    for block in states.flat_map(Known::data).flat_map(|(block, count)| (0..count.into()).map(move |i| block.offset(i)))
+    {
         match store.read_data(block, 0, &mut contents) {
             Err(Error::Damaged(found)) => damage.push(found),
             done => done?,
@@ -293,15 +342,13 @@ pub fn free_runs(store: &Store, found: &Inodes, orphans: &[Ino]) -> (Vec<Vec<(u6
     let (mut used, mut damage) = (vec![Vec::new(); superblock.regions.len()], Vec::new());
     for (ino, found) in found.iter().filter(|(ino, _)| orphans.binary_search(ino).is_err()) {
         let Ok(state) = &found.state else { continue };
-        let pages = state.log.pages.iter().map(|page| (*page, 1));
-        for (block, count) in pages.chain(state.extents.iter().map(|run| (run.block, run.count))) {
+        for (block, count) in state.owned.iter().map(|(block, count)| (*block, u64::from(*count))) {
             match used.get_mut(block.region()).filter(|_| superblock.is_data(block, count)) {
                 Some(used) => used.push((block.index(), count, *ino)),
                 None => damage.push(Damage::Block { ino: *ino, block, what: "cannot be owned" }),
             }
         }
-        let written_to = state.extents.iter().filter(|run| !run.unwritten).last().map_or(0, |run| run.end());
-        if written_to > state.size.div_ceil(BLOCK_BYTES) {
+        if state.beyond {
             damage.push(Damage::Inode { ino: *ino, what: "it has data beyond its size" });
         }
     }

@@ -123,13 +123,13 @@ impl Store {
         Ok(Dirty::new(at, data.len() as u64))
     }
 
-    /// Copies file data to one or more adjacent blocks, all of them, with their checksums where the volume has them. The
-    /// blocks are new: nothing that is committed refers to them, so neither data nor checksum is seen before the commit.
+    /// Copies file data to one or more adjacent blocks, all of them, with their checksums where the volume has them: only
+    /// these are left to flush. The blocks are new: nothing that is committed refers to them, so neither data nor checksum is
+    /// seen before the commit.
     pub fn write_data(&self, block: Block, data: &[u8]) -> Result<Dirty> {
         debug_assert!(data.len().is_multiple_of(BLOCK));
-        let place = at(block, 0);
-        self.medium.write_data(place, data)?;
-        let mut dirty = Dirty::new(place, data.len() as u64);
+        self.medium.write_data(at(block, 0), data)?;
+        let mut dirty = Dirty::default();
         if self.superblock.has_checksums() {
             for (i, contents) in data.chunks(BLOCK).enumerate() {
                 let block = block.offset(i as u64);
@@ -138,6 +138,18 @@ impl Store {
             }
         }
         Ok(dirty)
+    }
+
+    /// Copies `count` blocks of file data to new blocks, after checking them where the volume has checksums.
+    pub fn copy_data(&self, from: Block, to: Block, count: u64) -> Result<Dirty> {
+        let len = usize::try_from(count * BLOCK_BYTES).map_err(|_| Error::OutOfRange(from))?;
+        if !self.superblock.has_checksums() {
+            self.medium.copy_data(at(from, 0), at(to, 0), len)?;
+            return Ok(Dirty::default());
+        }
+        let mut buffer = vec![0; len];
+        self.read_data(from, 0, &mut buffer)?;
+        self.write_data(to, &buffer)
     }
 
     /// Copies file data from one or more adjacent blocks, after checking it where the volume has checksums.

@@ -1,4 +1,4 @@
-//! Inodes that a mount with a checkpoint has not read yet.
+//! Inodes that have not been used since the mount.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

@@ -101,7 +101,6 @@ impl Volume {
         store: Store,
         allocator: Allocator,
         slots: Vec<Slots>,
-        found: Vec<Inode>,
         unread: Checkpoint,
         options: Options,
     ) -> Self {
@@ -109,18 +108,12 @@ impl Volume {
         let count = superblock.regions.len();
         let mut journals: Vec<_> = (0..count).flat_map(|r| superblock.journals_of(r)).collect();
         journals.sort_by_key(|block| (block.index(), block.region()));
-        let mut inodes: Vec<FxHashMap<_, _>> = vec![FxHashMap::default(); SHARDS];
-        for inode in found {
-            if let Some(shard) = inodes.get_mut(shard(inode.ino)) {
-                shard.insert(inode.ino, Arc::new(inode));
-            }
-        }
         Self {
             regions: Regions::new(superblock, options.topology.as_ref()),
             counters: Counters::new(count),
             journals: journals.into_iter().map(Mutex::new).collect(),
             slots: slots.into_iter().map(Mutex::new).collect(),
-            inodes: inodes.into_iter().map(RwLock::new).collect(),
+            inodes: (0..SHARDS).map(|_| RwLock::default()).collect(),
             random: AtomicU64::new(superblock.created as u64),
             moving_directories: Mutex::new(()),
             room: Room::default(),

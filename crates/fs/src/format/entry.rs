@@ -278,7 +278,10 @@ impl<'a> Entry<'a> {
                     ino: Ino::from_raw(get_u64(body, 0)).ok_or("a name has an impossible inode number")?,
                     cookie: get_u64(body, 8),
                     kind: Kind::from_raw(raw(16)).ok_or("a name has an unknown kind")?,
-                    name: name(body, 17, 18)?,
+                    name: name(body, 17, 18)
+                        .ok()
+                        .filter(|name| !matches!(*name, b"." | b"..") && !name.iter().any(|b| matches!(b, 0 | b'/')))
+                        .ok_or("a name is none that a file can have")?,
                 }
             }
             7 => Self::Unlink {

@@ -86,6 +86,12 @@ impl Mapped {
         Ok((region, unsafe { region.base.as_ptr().add(offset) }))
     }
 
+    /// Flushes what [`Region::store_data`] did not store past the caches.
+    fn flush_rest(&self, at: At, len: usize) -> Result<()> {
+        let (region, _) = self.place(at, len)?;
+        if region.streams(at.offset as usize, len) { Ok(()) } else { self.flush(at, len as u64) }
+    }
+
     fn word(&self, at: At) -> Result<&AtomicU64> {
         let (_, place) = self.place(at, 8)?;
         if !at.offset.is_multiple_of(8) {
@@ -98,6 +104,27 @@ impl Mapped {
 }
 
 impl Region {
+    /// Whether data of `len` bytes goes past the caches: whole lines, where lines would have to be written back.
+    fn streams(&self, offset: usize, len: usize) -> bool {
+        let lines = matches!(self.persistence, Persistence::Lines(_));
+        cfg!(target_arch = "x86_64") && lines && offset.is_multiple_of(LINE) && len.is_multiple_of(LINE)
+    }
+
+    /// Copies data into the mapping, past the caches if it [`Region::streams`].
+    ///
+    /// # Safety
+    /// Both places have `len` bytes and do not overlap, and `to` is in this mapping.
+    unsafe fn store_data(&self, from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: the caller's promise; a mapping begins at a line.
+        unsafe {
+            if self.streams(to.addr() - self.base.addr().get(), len) {
+                persist::stream(from, to, len);
+            } else {
+                ptr::copy_nonoverlapping(from, to, len);
+            }
+        }
+    }
+
     fn new(region: &RegionFile) -> Result<Self> {
         match rustix::fs::flock(&region.file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => return Err(Error::InUse),
@@ -208,7 +235,20 @@ impl Medium for Mapped {
     }
 
     fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
-        self.write(at, data)
+        let (region, place) = self.place(at, data.len())?;
+        // SAFETY: `place` has `data.len()` bytes, and `data` is no part of the mapping.
+        unsafe { region.store_data(data.as_ptr(), place, data.len()) };
+        self.flush_rest(at, data.len())
+    }
+
+    fn copy_data(&self, from: At, to: At, len: usize) -> Result<()> {
+        let ((_, source), (region, place)) = (self.place(from, len)?, self.place(to, len)?);
+        if from.region == to.region && from.offset.abs_diff(to.offset) < len as u64 {
+            return Err(Error::Invalid("a copy onto itself"));
+        }
+        // SAFETY: both have `len` bytes and do not overlap: two regions are two mappings of two files.
+        unsafe { region.store_data(source, place, len) };
+        self.flush_rest(to, len)
     }
 
     fn load_u64(&self, at: At) -> Result<u64> {

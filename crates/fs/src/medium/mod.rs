@@ -51,8 +51,14 @@ pub trait Medium: Send + Sync {
     fn read(&self, at: At, out: &mut [u8]) -> Result<()>;
     /// Copies to the medium.
     fn write(&self, at: At, data: &[u8]) -> Result<()>;
-    /// Copies file data to the medium past the caches, where that is possible. Needs a flush like any store.
+    /// Copies file data to the medium, past the caches where that is possible, and flushes it.
     fn write_data(&self, at: At, data: &[u8]) -> Result<()>;
+    /// Does the same with data that is in another place of the medium.
+    fn copy_data(&self, from: At, to: At, len: usize) -> Result<()> {
+        let mut buffer = vec![0; len];
+        self.read(from, &mut buffer)?;
+        self.write_data(to, &buffer)
+    }
     /// Loads an aligned word.
     fn load_u64(&self, at: At) -> Result<u64>;
     /// Stores an aligned word at once.
@@ -78,6 +84,9 @@ impl<M: Medium + ?Sized> Medium for Arc<M> {
     }
     fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
         (**self).write_data(at, data)
+    }
+    fn copy_data(&self, from: At, to: At, len: usize) -> Result<()> {
+        (**self).copy_data(from, to, len)
     }
     fn load_u64(&self, at: At) -> Result<u64> {
         (**self).load_u64(at)

@@ -77,6 +77,8 @@ impl Volume {
         let runs = self.new_runs(first, last / BLOCK_BYTES - first + 1, placement, &mut draft.fresh)?;
         let (mut at, mut rest) = (offset, data);
         for run in runs {
+            // Before the data: an atomic operation waits for the stores on their way, which the fence is for.
+            self.counters.written(Some(ino), run.block.region(), run.count * BLOCK_BYTES);
             let run_from = run.file_block * BLOCK_BYTES;
             while at < run.end() * BLOCK_BYTES && !rest.is_empty() {
                 let within = at % BLOCK_BYTES;
@@ -96,7 +98,6 @@ impl Volume {
                 at += len as u64;
                 rest = rest.get(len..).unwrap_or_default();
             }
-            self.counters.written(Some(ino), run.block.region(), run.count * BLOCK_BYTES);
             draft.entries.push((ino, Entry::Extent(run, Some(draft.size))));
         }
         Ok(())

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::alloc::{Fresh, Purpose};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Run};
-use crate::format::{BLOCK, BLOCK_BYTES, Ino};
+use crate::format::{BLOCK_BYTES, Ino};
 use crate::inode::{Inode, Moving, State};
 use crate::store::Flushed;
 use crate::volume::{Locked, Volume};
@@ -185,11 +185,9 @@ impl Volume {
             return Ok(None);
         }
         let mut flushed = Flushed::nothing();
-        let mut buffer = vec![0; if run.unwritten { 0 } else { STEP as usize * BLOCK }];
         for to in new.iter().filter(|_| !run.unwritten) {
-            let part = buffer.get_mut(..to.count as usize * BLOCK).unwrap_or_default();
-            self.store.read_data(run.block.offset(to.file_block - run.file_block), 0, part)?;
-            flushed = flushed.and(self.store.write_data(to.block, part)?.flush(&self.store)?);
+            let from = run.block.offset(to.file_block - run.file_block);
+            flushed = flushed.and(self.store.copy_data(from, to.block, to.count)?.flush(&self.store)?);
             self.counters.read(None, run.block.region(), to.count * BLOCK_BYTES);
             self.counters.written(None, to.block.region(), to.count * BLOCK_BYTES);
         }
@@ -205,6 +203,7 @@ fn overtaken(state: &State) -> bool {
 mod tests {
     use super::*;
     use crate::NewFile;
+    use crate::format::BLOCK;
     use crate::interleavings::{once, volume};
 
     /// A write between the copy and the switch, to the copied blocks or beside them; a truncation; the end of the file.

@@ -78,7 +78,7 @@ impl Volume {
         if names.get(name).is_some() {
             return Err(Error::Exists);
         }
-        let cookie = names.next_cookie();
+        let cookie = names.new_cookie()?;
         let new = inherit(&locked.get(parent)?.attributes, kind, new);
         let time = self.now();
         let regions = self.regions.nearest(self.regions.of_caller(self.cpu()));
@@ -255,7 +255,7 @@ impl Volume {
             let time = self.now();
             let links = state.attributes.links.checked_add(1).ok_or(Error::TooManyLinks)?;
             let attributes = Attributes { links, ctime: time, ..state.attributes };
-            let link = Entry::Link { ino, cookie: names.next_cookie(), kind: inode.kind, name };
+            let link = Entry::Link { ino, cookie: names.new_cookie()?, kind: inode.kind, name };
             let entries = [(parent, link), (ino, Entry::Attributes(attributes, 0))];
             self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)
         })?;

@@ -2,7 +2,7 @@
 
 use crate::alloc::Purpose;
 use crate::dir::Named;
-use crate::error::{Error, Result};
+use crate::error::{Damage, Error, Result};
 use crate::format::Ino;
 use crate::format::entry::{Entry, Kind};
 use crate::inode::Inode;
@@ -77,7 +77,7 @@ impl Volume {
         how: Rename,
     ) -> Result<()> {
         names_to_change(locked.get(from.0)?)?;
-        let cookie = names_to_change(locked.get(to.0)?)?.next_cookie();
+        let cookie = names_to_change(locked.get(to.0)?)?.new_cookie()?;
         match (how, target) {
             (Rename::NoReplace, Some(_)) => return Err(Error::Exists),
             (Rename::Exchange, None) => return Err(Error::NotFound),
@@ -128,13 +128,17 @@ impl Volume {
         if inode.kind != Kind::Directory {
             return Ok(());
         }
+        let most: u64 = self.store.superblock().regions.iter().map(|region| region.inodes).sum();
         let mut at = parent;
-        while at != inode.ino {
+        for _ in 0..most {
+            if at == inode.ino {
+                return Err(Error::Invalid("a directory cannot move into itself"));
+            }
             if at == Ino::ROOT {
                 return Ok(());
             }
             at = names_of(&self.inode(at)?.read())?.parent;
         }
-        Err(Error::Invalid("a directory cannot move into itself"))
+        Err(Damage::Inode { ino: parent, what: "its parents make a circle" }.into())
     }
 }

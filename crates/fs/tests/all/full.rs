@@ -73,6 +73,42 @@ fn all_inodes_in_use() {
     use_and_empty(&volume).unwrap();
 }
 
+/// HOMENODE_FS_FILES files on a volume that has room for half of them: those that fit are made, the rest are refused, and when all are
+/// deleted each block and each inode is free again.
+#[test]
+fn more_files_than_fit_are_refused_and_give_everything_back() {
+    let files = std::env::var("HOMENODE_FS_FILES").map_or(4000, |n| n.parse().unwrap());
+    // Of 4 KiB of log and 64 bytes of inode for each file, once the blocks run out and once the inodes.
+    for bytes_per_inode in [4096, 16384] {
+        let memfd = std::fs::File::from(rustix::fs::memfd_create("files", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        memfd.set_len(files / 2 * (4096 + 64)).unwrap();
+        let map = || {
+            let region = fs::medium::RegionFile { file: memfd.try_clone().unwrap(), bind: None };
+            Box::new(fs::medium::Mapped::new(&[region]).unwrap())
+        };
+        let (nodes, names, volume) = (vec![None], Vec::new(), [7; 16]);
+        let (created, journals, data_checksums, owner) = (1, 1, false, (0, 0));
+        let layout = fs::Layout { volume, created, nodes, names, bytes_per_inode, journals, data_checksums, owner };
+        fs::mkfs(map(), &layout).unwrap();
+        let volume = Volume::mount(map(), options(2)).unwrap();
+        let free = |volume: &Volume| {
+            let region = &volume.usage().regions[0];
+            (region.free_blocks, region.free_inodes)
+        };
+        let before = free(&volume);
+        let made = (0..files).take_while(|i| create(&volume, &i.to_string()).is_ok()).count() as u64;
+        let Err(error) = create(&volume, "one more") else { panic!("{made} files") };
+        assert_eq!(error.errno(), libc::ENOSPC);
+        assert!(made < files && made >= files / 2 * 4096 / bytes_per_inode.max(4300), "{made}");
+        println!("{made} of {files} files fit, {:?} blocks and inodes left", free(&volume));
+        drop(volume);
+        let volume = Volume::mount(map(), options(2)).unwrap();
+        (0..made).for_each(|i| volume.unlink(Ino::ROOT, i.to_string().as_bytes()).unwrap());
+        volume.clean(Ino::ROOT).unwrap();
+        assert_eq!(free(&volume), before);
+    }
+}
+
 fn used(volume: &Volume) -> u64 {
     volume.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum()
 }

@@ -187,7 +187,7 @@ impl Medium for Recorder {
     fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
         self.now.write(at, data)?;
         self.stored(at, data.len(), true);
-        Ok(())
+        self.flush(at, data.len() as u64)
     }
     fn load_u64(&self, at: At) -> Result<u64> {
         self.now.load_u64(at)

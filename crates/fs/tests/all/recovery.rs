@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Ino, NewFile, Result, Volume};
@@ -45,6 +45,13 @@ impl Medium for Counting {
     }
 }
 
+/// kB of this process's own memory that are in use.
+fn in_use() -> u64 {
+    // SAFETY: gives free memory back to the system, and that is all.
+    unsafe { libc::malloc_trim(0) };
+    memory()
+}
+
 fn memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
@@ -72,17 +79,29 @@ fn a_mount_after_an_unmount_reads_the_checkpoint_and_no_logs() {
         }
         assert_eq!(volume.map(ino).unwrap().len() as u64, extents / files);
     }
+    println!("{extents} extents in {files} files that were used: {} kB", in_use());
     drop(volume);
     let mount = |what: &str| {
         bytes.store(0, Ordering::Relaxed);
-        let (begin, before) = (Instant::now(), memory());
-        let volume = Volume::mount(map(), options(2)).unwrap();
+        let (done, before) = (AtomicU64::new(0), in_use());
+        let (volume, took, most) = std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut most = 0;
+                while done.load(Ordering::Relaxed) == 0 {
+                    most = most.max(memory());
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                most
+            });
+            let begin = Instant::now();
+            let volume = Volume::mount(map(), options(2)).unwrap();
+            let took = begin.elapsed();
+            done.store(1, Ordering::Relaxed);
+            (volume, took, watch.join().unwrap())
+        });
         let read = bytes.load(Ordering::Relaxed);
-        println!(
-            "{what}: {extents} extents in {files} files, {:?}, {read} bytes read, {} kB",
-            begin.elapsed(),
-            memory() - before.min(memory())
-        );
+        let (most, left) = (most.saturating_sub(before), in_use().saturating_sub(before));
+        println!("{what}: {took:?}, {read} bytes read, {most} kB meanwhile, {left} kB afterwards");
         (volume, read)
     };
     let (volume, recovery) = mount("after a crash");
