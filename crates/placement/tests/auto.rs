@@ -316,3 +316,52 @@ fn threads_do_not_follow_data_that_was_refused() {
     assert!(after > 0.99 * before, "{after:e} after {before:e}: {:?}", toy.moves);
     assert!(toy.threads.iter().all(|t| t.node == 0), "{:?}", toy.moves);
 }
+
+/// A window of fio on a mounted volume over two emulated nodes of one CPU each, which other programs keep busy. The server makes
+/// the accesses: fio's threads use 2 to 3 % of a CPU and sleep meanwhile. `auto` took that memory time for CPU time, found both
+/// CPUs crowded and a throughput of −80 MB/s, and brought threads 1 and 3 from their data to the other node.
+#[test]
+fn memory_time_of_a_volumes_server_is_no_cpu_time_of_its_users() {
+    let node = |id: u32, read: u64, written: u64| {
+        let [here, there] = if id == 0 { [10, 21] } else { [21, 10] };
+        format!(
+            r#"{{"id":{id},"cpus":[{id}],"distance":{{"0":{here},"1":{there}}},"read_bw_max":34e6,"write_bw_max":9.25e6,
+                "read_bytes":{read},"write_bytes":{written},"cpu_s":0.99,"memory_free":90000000}}"#
+        )
+    };
+    let thread = |tid: u32, node: u32, cpu_s: f64, wait_s: f64, read: &str, written: &str| {
+        format!(
+            r#"{{"tid":{tid},"pid":1,"comm":"fio","start_ns":5000000000,"node":{node},"allowed_nodes":[0,1],"cpu_s":{cpu_s},
+                "wait_s":{wait_s},"read_bytes":{read},"write_bytes":{written},"shares_file":false,"files":[
+                {{"file":"0:43:{tid}","read_bytes":{read},"write_bytes":{written},"read_size":4096,"sequential":false}}]}}"#
+        )
+    };
+    let file = |tid: u32, bytes: &str| {
+        format!(
+            r#"{{"file":"0:43:{tid}","size":4194304,"bytes":{bytes},"writes":"follow","movable":true,"opens":1,"readers":[{tid}]}}"#
+        )
+    };
+    let text = format!(
+        r#"{{"version":1,"window_s":1.0,"nodes":[{},{}],"threads":[{},{},{},{}],"files":[{},{},{},{}]}}"#,
+        node(0, 11_603_968, 1_953_792),
+        node(1, 679_936, 1_277_952),
+        thread(1, 0, 0.034, 0.122, r#"{"0":3063808}"#, r#"{"0":790528}"#),
+        thread(2, 1, 0.014, 0.013, r#"{"0":2498560,"1":679936}"#, r#"{"1":847872}"#),
+        thread(3, 0, 0.035, 0.114, r#"{"0":3117056}"#, r#"{"0":794624}"#),
+        thread(4, 1, 0.021, 0.070, r#"{"0":2940928}"#, r#"{"0":372736,"1":430080}"#),
+        file(1, r#"{"0":4194304}"#),
+        file(2, r#"{"0":3194304,"1":1000000}"#),
+        file(3, r#"{"0":4194304}"#),
+        file(4, r#"{"0":3794304,"1":400000}"#),
+    );
+    let mut snapshot = Snapshot::from_json(&text).unwrap();
+    let mut auto = Auto::new(Settings { min_bytes: 20_000, ..Settings::default() });
+    for window in 0..10 {
+        snapshot.time_s = 10.0 + f64::from(window);
+        let plan = auto.decide(&snapshot.topology(), &snapshot);
+        assert!(!plan.notes.iter().any(|note| note.contains("all threads -")), "{:?}", plan.notes);
+        // One of them may take its writes to the idle controller.
+        let away = |mv: &&Move| matches!(mv, Move::Thread { tid: 1 | 3, to: NodeId(1), .. });
+        assert!(plan.moves.iter().filter(away).count() < 2, "window {window}: {:?}", plan.moves);
+    }
+}

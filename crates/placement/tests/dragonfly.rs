@@ -436,3 +436,24 @@ fn empty_and_invalid_snapshots_do_no_harm() {
         }
     }
 }
+
+/// Four heavy webservers (bench/volume.md, with GB for MB): a controller of 9.25 GB/s by Eq. 1 is overloaded above 7.4.
+/// Read from afar it is full at 9.25 × 0.654 = 6.0 GB/s.
+#[test]
+fn a_controller_that_is_read_from_afar_is_overloaded_at_fewer_bytes() {
+    for (gb, remote_share, overloaded) in [(7.5, 0.64, true), (6.7, 0.94, true), (6.7, 0.0, false), (4.0, 1.0, false)] {
+        let read_mb = 3.0 * gb * 1000.0; // Eq. 1: reads count a third.
+        let remote = (read_mb * remote_share) as u64;
+        let threads =
+            [reader(1, 0, 0, read_mb as u64 - remote), reader(2, 1, 0, remote / 2), reader(3, 1, 0, remote / 2)];
+        let mut world = World::new(threads.to_vec(), 500, 468e6);
+        for node in &mut world.snapshot.nodes {
+            (node.read_bw_max, node.write_bw_max) = (Some(3.0 * 9.25e9), Some(9.25e9));
+        }
+        let plan = policy().decide(&world.snapshot.topology(), &world.snapshot);
+        let declined = plan.declined.iter().any(|declined| declined.reason == "overloaded_home");
+        assert_eq!(declined, overloaded && remote > 0, "{gb} GB/s, {remote_share} remote: {plan:?}");
+        // 7.5 × (1 + 0.64 × 0.53) = 10.0 GB/s, of 9.25.
+        assert_eq!(plan.notes.iter().any(|note| note.contains("queued files")), declined, "{plan:?}");
+    }
+}

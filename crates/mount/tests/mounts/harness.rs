@@ -176,7 +176,8 @@ impl Mount {
         self.dir.join(name)
     }
 
-    fn pid(&self) -> Pid {
+    /// The server's process.
+    pub fn pid(&self) -> Pid {
         Pid::from_child(&self.server.as_ref().unwrap().0)
     }
 

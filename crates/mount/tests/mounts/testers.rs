@@ -1,5 +1,6 @@
 //! Other people's testers of file systems, whole: `pjdfstest` for what POSIX says of names, attributes and
-//! permissions, `fsx` for the content of a file under random changes. `HOMENODE_FSX_OPS` lengthens the latter.
+//! permissions, `fsx` for the content of a file under random changes, `fio --verify` for what a killed server has acknowledged.
+//! `HOMENODE_FSX_OPS` and `HOMENODE_FIO_KILLS` lengthen the last two.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use crate::harness::Mount;
 pub const TESTS: &[(&str, fn(), &str)] = &[
     ("pjdfstest_passes", pjdfstest_passes, "pjdfstest"),
     ("fsx_finds_the_bytes_that_were_written", fsx_finds_the_bytes_that_were_written, "fsx"),
+    ("fio_finds_what_a_killed_server_acknowledged", fio_finds_what_a_killed_server_acknowledged, "fio"),
 ];
 
 fn tool(name: &str) -> PathBuf {
@@ -21,6 +23,9 @@ fn tool(name: &str) -> PathBuf {
 
 /// Why a test cannot run.
 pub fn missing(name: &str) -> Option<String> {
+    if name == "fio" {
+        return Command::new(name).arg("--version").output().err().map(|e| format!("fio: {e}: tools/setup programs"));
+    }
     (!tool(name).exists()).then(|| format!("{name} is not installed: tools/setup testers"))
 }
 
@@ -66,6 +71,51 @@ fn fsx_finds_the_bytes_that_were_written() {
             .unwrap();
         let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
         assert!(run.status.success(), "{cache:?}, seed {seed}: {said}");
+        mount.end();
+    }
+}
+
+/// fio writes blocks that hold their own offset and checksum. After a second it notes how many were acknowledged, and kills the server.
+/// The next server recovers the volume, and fio reads these blocks. Each pass overwrites what the one before left.
+fn fio_finds_what_a_killed_server_acknowledged() {
+    let kills: u32 = std::env::var("HOMENODE_FIO_KILLS").map_or(3, |kills| kills.parse().unwrap());
+    for cache in [Cache::Kernel, Cache::Direct] {
+        let mut mount = Mount::new(cache, 128);
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (file, report) = (mount.path("f"), place.path().join("report"));
+        let fio = |seed: u32, more: &[&str]| {
+            let mut fio = Command::new("fio");
+            fio.args([
+                "--name=v",
+                "--rw=randwrite",
+                "--bsrange=4k-32k",
+                "--size=64M",
+                "--verify=crc32c",
+                "--output-format=json",
+            ]);
+            fio.args([format!("--filename={}", file.display()), format!("--aux-path={}", place.path().display())]);
+            fio.args([format!("--randseed={seed}"), format!("--output={}", report.display())]).args(more);
+            let run = fio.output().unwrap();
+            let said = std::fs::read_to_string(&report).unwrap_or_default();
+            let ios = |kind: &str| {
+                let of_kind =
+                    said.split_once(&format!("\"{kind}\" :")).unwrap().1.split_once("\"total_ios\" : ").unwrap().1;
+                of_kind.split_once(',').unwrap().0.parse::<u64>().unwrap()
+            };
+            (run.status.success(), ios("read"), ios("write"), format!("{run:?} {said}"))
+        };
+        for seed in 1..=kills {
+            let kill = format!("--trigger=kill -9 {}", mount.pid().as_raw_nonzero());
+            // The rate keeps a quick machine from ending before the second is over.
+            let options = ["--do_verify=0", "--rate=30m", "--verify_state_save=1", "--trigger-timeout=1", &kill];
+            let (_, _, written, said) = fio(seed, &options);
+            mount.kill();
+            mount.recover();
+            let (sound, read, _, verified) = fio(seed, &["--verify_only", "--verify_state_load=1"]);
+            assert!(sound, "{cache:?}, kill {seed}: {verified}");
+            // The last ones were under way when fio took its note.
+            assert!(read > 0 && read <= written && read + 16 >= written, "{read} of {written}: {said} {verified}");
+        }
         mount.end();
     }
 }

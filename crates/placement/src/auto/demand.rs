@@ -6,7 +6,8 @@
 //!
 //! **Approach.** CPU time per byte includes memory and waiting at controllers, and time asleep includes
 //! waiting for a [lock](super::locks). [`fit`](super::seating::fit) subtracts what the model of the current
-//! placement explains; the rest is software and sleep. Where writes land is a fact that the plane states
+//! placement explains; the rest is software and sleep. Threads whose accesses a server makes sleep while
+//! it does so: memory then explains sleep and takes no CPU of theirs. Where writes land is a fact that the plane states
 //! per file ([`Writes`]).
 //!
 //! **Limits.** Where the plane does not say how long a thread waited for a CPU, it counts as asleep. Where no

@@ -9,7 +9,8 @@
 //! threads, counted in seconds per byte. A byte of a thread in cell *i* on node *n* takes
 //!
 //! ```text
-//! T_i = s_n × (on_i + Σ_m v_im × A_im) + h_i × A_i + off_i    CPU and memory, waiting at controller m, for a lock, asleep
+//! T_i = s_n × (on_i + Σ_m v_im × A_im) + h_i × A_i + off_i    CPU and memory, waiting at controller m, for a lock, asleep;
+//!       where another process makes the accesses, memory and the waiting for it do not take s_n times as long
 //! A_im = z_m − S_im × q_im                          the queue at m, without the thread's own requests
 //! q_im = v_im × (S_im + A_im) / T_i                 the thread's own share of the queue
 //! z_m = Σ_i k_i × S_im × q_im                       the queue at m, in local requests
@@ -71,6 +72,9 @@ pub(super) struct Cell {
     pub on_s: f64,
     /// Seconds asleep per byte.
     pub off_s: f64,
+    /// Seconds of memory per byte that another process spends for it; then its waits for stations
+    /// pass asleep, too. 0: its own accesses, part of `on_s`.
+    pub away_s: f64,
     /// Its visits, as a range of [`Network::visits`].
     pub first: usize,
     pub last: usize,
@@ -158,17 +162,20 @@ impl Steady {
                 .zip(queued.iter())
                 .map(|(v, q)| v.work * ahead(self.queue[v.station], v.service, *q))
                 .sum();
-            let on = slicing * (cell.on_s + waits);
+            let (on_waits, off_waits) = if cell.away_s > 0.0 { (0.0, waits) } else { (waits, 0.0) };
+            let on = slicing * (cell.on_s + on_waits);
+            // A queue is part of the thread's time as often as it is stretched.
+            let stretched = if cell.away_s > 0.0 { 1.0 } else { stretch * slicing };
             let locked = &mut self.locked[i];
             let lock_wait = cell.lock.map_or(0.0, |l| l.hold_s * ahead(self.queue[l.station], 1.0, *locked));
-            let new = 1.0 / (stretch * on + cell.off_s + lock_wait).max(LEAST_S);
+            let new = 1.0 / (stretch * on + cell.off_s + cell.away_s + off_waits + lock_wait).max(LEAST_S);
             change = change.max((new - *rate).abs() / new);
             *rate = new;
             for (v, q) in visits.iter().zip(queued.iter_mut()) {
                 *q = v.work * (v.service + ahead(self.queue[v.station], v.service, *q)) * new;
                 let weight = cell.threads * v.service;
                 self.next[v.station] += weight * *q;
-                self.slope[v.station] += weight * v.work * new * (1.0 - (stretch * slicing * *q).min(1.0));
+                self.slope[v.station] += weight * v.work * new * (1.0 - (stretched * *q).min(1.0));
             }
             if let Some(l) = cell.lock {
                 *locked = ((l.hold_s + lock_wait) * new).min(1.0);
@@ -195,7 +202,7 @@ impl Steady {
     }
 
     /// Seconds per byte of a cell on a CPU, including waits at stations; and seconds waiting for
-    /// its lock.
+    /// its lock and for another process that makes its accesses.
     pub fn spent(&self, network: &Network, i: usize) -> (f64, f64) {
         let cell = &network.cells[i];
         let slicing = if self.stretch[cell.node] > 1.0 { 1.0 + network.time_slicing } else { 1.0 };
@@ -204,7 +211,10 @@ impl Steady {
             .map(|(v, q)| v.work * ahead(self.queue[v.station], v.service, *q))
             .sum();
         let lock = cell.lock.map_or(0.0, |l| l.hold_s * ahead(self.queue[l.station], 1.0, self.locked[i]));
-        (slicing * (cell.on_s + waits), lock)
+        match cell.away_s > 0.0 {
+            true => (slicing * cell.on_s, lock + cell.away_s + waits),
+            false => (slicing * (cell.on_s + waits), lock),
+        }
     }
 
     /// CPU time that a node's cells would use with enough CPUs, in CPUs.
@@ -228,7 +238,7 @@ mod tests {
             cpus: vec![(cpus, 0.0)],
             stations: 1,
             time_slicing: 0.0,
-            cells: vec![Cell { threads: k, node: 0, on_s, off_s: 0.0, first: 0, last: 1, lock: None }],
+            cells: vec![Cell { threads: k, node: 0, on_s, off_s: 0.0, away_s: 0.0, first: 0, last: 1, lock: None }],
             visits: vec![Visit { station: 0, work, service: 1.0 }],
         };
         let mut steady = Steady::default();
@@ -263,7 +273,16 @@ mod tests {
             cpus: vec![(4.0, 2.0)],
             stations: 1,
             time_slicing: 0.0,
-            cells: vec![Cell { threads: 6.0, node: 0, on_s: 1.0, off_s: 0.0, first: 0, last: 0, lock: None }],
+            cells: vec![Cell {
+                threads: 6.0,
+                node: 0,
+                on_s: 1.0,
+                off_s: 0.0,
+                away_s: 0.0,
+                first: 0,
+                last: 0,
+                lock: None,
+            }],
             visits: vec![],
         };
         let mut steady = Steady::default();
@@ -281,7 +300,7 @@ mod tests {
             cpus: vec![(50.0, 0.0)],
             stations: 2,
             time_slicing: 0.0,
-            cells: vec![Cell { threads: 50.0, node: 0, on_s: 2.0, off_s: 0.0, first: 0, last: 0, lock }],
+            cells: vec![Cell { threads: 50.0, node: 0, on_s: 2.0, off_s: 0.0, away_s: 0.0, first: 0, last: 0, lock }],
             visits: vec![],
         };
         let mut steady = Steady::default();
@@ -292,7 +311,7 @@ mod tests {
 
     #[test]
     fn sleeping_threads_leave_the_cpu_to_others() {
-        let cell = |off_s| Cell { threads: 4.0, node: 0, on_s: 1.0, off_s, first: 0, last: 0, lock: None };
+        let cell = |off_s| Cell { threads: 4.0, node: 0, on_s: 1.0, off_s, away_s: 0.0, first: 0, last: 0, lock: None };
         let network =
             Network { cpus: vec![(4.0, 0.0)], stations: 1, time_slicing: 0.0, cells: vec![cell(1.0)], visits: vec![] };
         let mut steady = Steady::default();

@@ -109,6 +109,9 @@ impl Scratch {
 const FITTED: usize = 4;
 /// The least share of CPU time per byte that is software, so that no rate is infinite. Chosen, not derived.
 pub(super) const LEAST_SOFTWARE: f64 = 0.02;
+/// A thread that uses less than this share of its memory time on a CPU does not make its accesses itself: it sleeps while the
+/// server of a volume makes them. Chosen, not derived: memory may be twice as fast as its data sheet.
+const OWN_ACCESSES: f64 = 0.5;
 
 /// Makes the model of the current placement yield the observed rates. The unexplained time becomes
 /// software or sleep.
@@ -122,13 +125,23 @@ pub(super) fn fit(
     let current = Seating::current(teams, demands);
     // Nothing has been rewritten yet.
     let now = Settings { horizon_s: 0.0, ..settings.clone() };
+    let memory_s = {
+        let model = Model::new(hardware, demands, teams, &now, 0.0);
+        let one = |(t, seats): (usize, &SmallVec<[Seat; 2]>)| {
+            seats.first().map_or(0.0, |seat| model.cell(&model.teams[t], seat, &current, &mut Visits::default()).1)
+        };
+        current.seats.iter().enumerate().map(one).collect::<Vec<_>>()
+    };
+    for (team, memory_s) in teams.iter_mut().zip(memory_s) {
+        team.served = team.seen_on_s < OWN_ACCESSES * memory_s;
+    }
     for _ in 0..FITTED {
         let model = Model::new(hardware, demands, teams, &now, 0.0);
         model.value(&current, scratch);
         for (t, team) in teams.iter_mut().enumerate() {
-            let (on_s, lock_s) = scratch.steady.spent(&scratch.network, t);
+            let (on_s, waiting_s) = scratch.steady.spent(&scratch.network, t);
             team.soft_s = (team.soft_s + team.seen_on_s - on_s).max(LEAST_SOFTWARE * team.seen_on_s);
-            team.off_s = (team.seen_off_s - lock_s).max(0.0);
+            team.off_s = (team.seen_off_s - waiting_s).max(0.0);
         }
     }
 }
@@ -186,12 +199,23 @@ impl<'a> Model<'a> {
         for (t, team) in self.teams.iter().enumerate() {
             for seat in &seating.seats[t] {
                 let lock = self.lock(team, seat.node, sharers);
-                let on_s = self.cell(team, seat, seating, &mut visits) + lock.map_or(0.0, |l| l.hold_s);
+                let (software_s, memory_s) = self.cell(team, seat, seating, &mut visits);
+                let (own_s, away_s) = if team.served { (0.0, memory_s) } else { (memory_s, 0.0) };
+                let on_s = software_s + own_s + lock.map_or(0.0, |l| l.hold_s);
                 let first = network.visits.len();
                 network.visits.extend(visits.drain(..));
                 let last = network.visits.len();
                 let threads = seat.count as f64;
-                network.cells.push(Cell { threads, node: seat.node, on_s, off_s: team.off_s, first, last, lock });
+                network.cells.push(Cell {
+                    threads,
+                    node: seat.node,
+                    on_s,
+                    off_s: team.off_s,
+                    away_s,
+                    first,
+                    last,
+                    lock,
+                });
             }
         }
     }
@@ -224,8 +248,8 @@ impl<'a> Model<'a> {
         seating.groups[group].map_or_else(stays, |node| Shares::from_slice(&[(node, 1.0)]))
     }
 
-    /// CPU seconds per byte of a cell, alone, and time per byte by station.
-    fn cell(&self, team: &Team, seat: &Seat, seating: &Seating, visits: &mut Visits) -> f64 {
+    /// Seconds of software and of memory per byte of a cell, alone, and time per byte by station.
+    fn cell(&self, team: &Team, seat: &Seat, seating: &Seating, visits: &mut Visits) -> (f64, f64) {
         let hardware = self.hardware;
         let program = &self.demands.programs[team.process];
         let here = hardware.nodes[seat.node].home;
@@ -270,12 +294,13 @@ impl<'a> Model<'a> {
             }
             None => own_memory(hardware, program, seat.node),
         };
-        team.soft_s * (1.0 + self.settings.own_memory * far) + memory_s
+        (team.soft_s * (1.0 + self.settings.own_memory * far), memory_s)
     }
 
-    /// Seconds per byte of one thread of a team on a CPU, alone: software and memory.
+    /// Seconds per byte of one thread of a team, alone: software and memory.
     pub fn alone_s(&self, team: usize, seat: &Seat, seating: &Seating) -> f64 {
-        self.cell(&self.teams[team], seat, seating, &mut Visits::default())
+        let (software_s, memory_s) = self.cell(&self.teams[team], seat, seating, &mut Visits::default());
+        software_s + memory_s
     }
 
     /// Remote reads / all reads, of all teams, at the rates of the solution in `scratch`.

@@ -33,6 +33,8 @@ pub(super) struct Team {
     /// Observed seconds per byte on a CPU, and asleep.
     pub seen_on_s: f64,
     pub seen_off_s: f64,
+    /// Another process makes its accesses: memory time passes asleep.
+    pub served: bool,
     pub private: Shares,
     pub shared: SmallVec<[(usize, f64, f64); 2]>,
     pub writes: f64,

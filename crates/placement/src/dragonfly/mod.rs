@@ -5,7 +5,8 @@
 //! remotely, through the very controller that is overloaded.
 //!
 //! **Approach.** Threads move by NThread's rules. In a window in which step 3 finds an overloaded
-//! node, no thread moves to that node, or away from it to relieve it. Instead, the files that
+//! node, no thread moves to that node, or away from it to relieve it. A controller that is read from
+//! afar is full at fewer bytes per second, so remote reads weigh TH_l / TH_r there. Instead, the files that
 //! remote threads read from it enter a request queue ([`queue`]). T_window is the paper's 6 s, or
 //! the first whole number of windows in which the best file pays back by Eq. 9 ([`mtp`]), from
 //! figures that migrations measure ([`estimate`], [`flight`]). When the queue has waited for
@@ -168,7 +169,9 @@ impl Dragonfly {
             if needs_s > if batch.is_empty() { self.settings.max_window_s } else { window_s } {
                 continue;
             }
-            let load = machine.weigh(((offer.remote_bw + offer.local_bw) * snapshot.window_s) as u64);
+            // As `loads` counts remote reads.
+            let bw = offer.remote_bw * self.settings.local_gain + offer.local_bw;
+            let load = machine.weigh((bw * snapshot.window_s) as u64);
             let (here, there) =
                 (loads.controller(source).saturating_sub(load), loads.controller(to).saturating_add(load));
             if there > here && there > machine.controller_limit[to].unwrap_or(0) {
@@ -254,7 +257,8 @@ impl Policy for Dragonfly {
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let usable = sane(snapshot.window_s) > 0.0;
         let machine = Machine::new(topology, &self.threads, if usable { snapshot.window_s } else { 1.0 });
-        let overloaded = if usable { nthread::overloaded_home(&machine, &self.threads, snapshot) } else { None };
+        let gain = self.settings.local_gain;
+        let overloaded = usable.then(|| nthread::overloaded_home(&machine, &self.threads, gain, snapshot)).flatten();
         let now_s = sane(snapshot.time_s);
         self.budget.fill(now_s);
         let forget_s = REMEMBER * self.settings.cooldown_s;

@@ -125,15 +125,13 @@ pub(super) static CAUSES: &[Cause] = &[
     },
     Cause {
         tag: Tag::Lacking,
-        why: "In the paper 28 threads of webserver read 20.7 GB/s (TH_l), here 16.1: they hardly ever share a file, and OPTANE_READ_S was chosen when they always did. No controller is overloaded, so Dragonfly moves no data, and threads wait less for each other.",
+        why: "In the paper 28 threads of webserver read 20.7 GB/s (TH_l), here 16.1: they hardly ever share a file, and OPTANE_READ_S was chosen when they always did.",
         of: &[
             (Paper::Dragonfly, "2", "Webserver (Node0)", "case A"),
             (Paper::Dragonfly, "2", "Webserver (Node1)", "case B"),
             (Paper::Dragonfly, "MTP", "", ""),
             (Paper::Dragonfly, "6a", "Dragonfly / NThread", ""),
-            (Paper::Dragonfly, "6a", "ordering", "Dragonfly"),
             (Paper::Dragonfly, "6c", "", ""),
-            (Paper::Dragonfly, "6d", "", ""),
         ],
     },
     Cause {
@@ -163,8 +161,8 @@ pub(super) static CAUSES: &[Cause] = &[
     },
     Cause {
         tag: Tag::Unknown,
-        why: "NThread moves webproxy's threads to their data here, and they do less there than where the kernel put them.",
-        of: &[(Paper::Dragonfly, "6a", "ordering", "NThread equals baseline"), (Paper::Dragonfly, "6b", "", "")],
+        why: "NThread moves threads to their data here, and they do less there than where the kernel put them.",
+        of: &[(Paper::Dragonfly, "6b", "", "")],
     },
     Cause {
         tag: Tag::Unknown,
