@@ -41,7 +41,11 @@ pub struct Bench {
 
 impl Bench {
     pub fn new() -> Result<Self> {
-        let base = std::env::var_os("HOMENODE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+        Self::at(&std::env::var_os("HOMENODE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from))
+    }
+
+    /// In a directory of its own within this one.
+    pub fn at(base: &Path) -> Result<Self> {
         Ok(Self { machine: Machine::read()?, dir: tempfile::Builder::new().prefix("in-vm-").tempdir_in(base)? })
     }
 
@@ -82,7 +86,13 @@ impl Bench {
 
     /// The same, with another margin.
     pub fn daemon_from(&self, margin: &str, options: &[&str]) -> Result<Daemon> {
-        Daemon::start(&homenode(), self.options(margin).into_iter().chain(options.iter().map(OsString::from)))
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm/homenode.toml");
+        self.daemon_with(&config, margin, options)
+    }
+
+    /// The same, with another configuration.
+    pub fn daemon_with(&self, config: &Path, margin: &str, options: &[&str]) -> Result<Daemon> {
+        Daemon::start(&homenode(), self.options(config, margin).into_iter().chain(options.iter().map(OsString::from)))
     }
 
     /// Starts homenode for these processes only.
@@ -91,8 +101,7 @@ impl Bench {
         self.daemon(&[&["--pid", pids.as_str()], options].concat())
     }
 
-    fn options(&self, margin: &str) -> Vec<OsString> {
-        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm/homenode.toml");
+    fn options(&self, config: &Path, margin: &str) -> Vec<OsString> {
         let mut options: Vec<OsString> =
             ["--steady", "--margin", margin, "--min-bytes", "1MB", "--config"].map(Into::into).into();
         options.extend([config.into(), "--state-dir".into(), self.state_dir().into()]);

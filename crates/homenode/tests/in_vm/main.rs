@@ -15,6 +15,7 @@ mod masks;
 mod process;
 mod programs;
 mod two_nodes;
+mod zfs;
 
 use std::process::ExitCode;
 
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         .chain(acts::TESTS)
         .chain(programs::TESTS)
         .chain(dax::TESTS)
+        .chain(zfs::TESTS)
         .map(|test: &'static Test| {
             Trial::ignorable_test(test.name, move || match () {
                 () if !test.nodes.contains(&nodes) => {
