@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -40,10 +41,15 @@ const MIB: u64 = 1 << 20;
 const LARGE: &str = "/mnt/zfs";
 const SMALL: &str = "/mnt/zfs/small";
 
+/// With nothing cached: blocks that an earlier test has freed would be on either node.
 fn bench(at: &str) -> Result<Bench> {
     if !Path::new("/sys/module/zfs").exists() || !Path::new(SMALL).exists() {
         return Err(Skip("OpenZFS is not loaded: make test-zfs".to_owned()).into());
     }
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let arc = fs::read_to_string("/sys/module/zfs/parameters/zfs_arc_max")?;
+    let status = Command::new(top.join("vm/zfs")).arg(&top).arg(arc.trim()).status()?;
+    ensure!(status.success(), "vm/zfs ended with {status}");
     Bench::at(Path::new(at))
 }
 
@@ -81,14 +87,15 @@ fn put(bench: &Bench, name: &str, bytes: u64, node: u32) -> Result<PathBuf> {
     let path = bench.dir().join(name);
     let on: fn(u32) -> Result<u64> = if bench.dir().starts_with(SMALL) { of_slab } else { of_vmalloc };
     bind_growth(bench, node)?;
-    let (here, there) = (on(node)?, on(1 - node)?);
     let before = threads::affinity()?;
     threads::set_affinity(0, cpus(&bench.machine, node)?)?;
+    // Memory that is free already can be on either node: another file gets it.
+    cache::write(&bench.dir().join(format!("before-{name}")), 16 * MIB, node)?;
+    let (here, there) = (on(node)?, on(1 - node)?);
     cache::write(&path, bytes, node)?;
     threads::set_affinity(0, &before)?;
     let (here, there) = (on(node)?.saturating_sub(here), on(1 - node)?.saturating_sub(there));
-    // Objects that were free already can be on either node; there are few.
-    ensure!(here >= bytes * 9 / 10 && there <= bytes / 10, "{here} bytes of node {node}, {there} of the other");
+    ensure!(here + 2 * MIB >= bytes && there <= MIB, "{here} bytes of node {node}, {there} of the other, for {bytes}");
     Ok(path)
 }
 
@@ -142,7 +149,8 @@ fn bytes_count_where_the_block_is_cached() -> Outcome {
                     );
                     ensure!(read.total() == bytes, "{} of {bytes} bytes", read.total());
                     let there = read.get(NodeId(node));
-                    ensure!(there >= bytes * 95 / 100, "{there} of {bytes} bytes on node {node}");
+                    // A few blocks take memory that was free on the other node.
+                    ensure!(there >= bytes * 9 / 10, "{there} of {bytes} bytes on node {node}");
                     // The last call of a file may be short.
                     let whole = (size as u64 * 9 / 10..=size as u64).contains(&read_size.unwrap_or(0));
                     ensure!(whole && sequential == Some(true), "calls of {read_size:?}, sequential {sequential:?}");
@@ -179,7 +187,8 @@ fn mapped_and_direct_reads() -> Outcome {
     }
     let (faults, ..) = seen(&mut observer, &path)?;
     let bytes = bytes as u64;
-    ensure!(faults.total() == bytes, "{} of {bytes} bytes by faults", faults.total());
+    // OpenZFS does not read ahead here: each page is a fault of its own, and the pages around it that are mapped count again.
+    ensure!(faults.total() >= bytes, "{} of {bytes} bytes by faults", faults.total());
     ensure!(read(&path, 1 << 16)? == bytes);
     let (reads, ..) = seen(&mut observer, &path)?;
     ensure!(reads.total() == bytes, "{} of {bytes} bytes by reads of a mapped file", reads.total());
@@ -205,10 +214,7 @@ fn mapped_and_direct_reads() -> Outcome {
 
 fn doctor_says_whether_reads_are_seen() -> Outcome {
     let bench = bench(LARGE)?;
-    let output = std::process::Command::new(homenode())
-        .args(["doctor", "--json", "--state-dir"])
-        .arg(bench.state_dir())
-        .output()?;
+    let output = Command::new(homenode()).args(["doctor", "--json", "--state-dir"]).arg(bench.state_dir()).output()?;
     let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
     let facts = report["facts"].as_array().context("facts")?;
     let fact = facts.iter().find(|fact| fact["name"].as_str().is_some_and(|name| name.contains("OpenZFS")));
@@ -271,8 +277,7 @@ fn arc_moves_the_reader_with_its_memory() -> Outcome {
 /// With the thesis's limits (files of 1 GiB, reads of 128 KiB) it stays. With limits that the file and the reads meet it moves, but
 /// not if its memory is large against the file.
 fn arc_guarded_waits_for_its_conditions() -> Outcome {
-    let bench = bench(LARGE)?;
-    let run = |load: &Readers, limits: &str, moves: bool| -> Outcome {
+    let run = |bench: &Bench, load: &Readers, limits: &str, moves: bool| -> Outcome {
         let before = masks(load.pid());
         let config = bench.dir().join("homenode.toml");
         let vm = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vm/homenode.toml"))?;
@@ -297,11 +302,14 @@ fn arc_guarded_waits_for_its_conditions() -> Outcome {
         Ok(())
     };
     let small = "min_read_size = 65536\nmin_file = 1048576";
-    let load = reader(&bench, 1)?;
-    run(&load, "", false)?;
-    run(&load, "min_read_size = 65536", false)?;
-    run(&load, "min_file = 1048576", false)?;
-    run(&load, small, true)?;
-    drop(load);
-    run(&reader(&bench, 64)?, small, false)
+    {
+        let bench = bench(LARGE)?;
+        let load = reader(&bench, 1)?;
+        run(&bench, &load, "", false)?;
+        run(&bench, &load, "min_read_size = 65536", false)?;
+        run(&bench, &load, "min_file = 1048576", false)?;
+        run(&bench, &load, small, true)?;
+    }
+    let bench = bench(LARGE)?;
+    run(&bench, &reader(&bench, 64)?, small, false)
 }

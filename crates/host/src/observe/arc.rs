@@ -11,12 +11,10 @@
 //! are writes. Where ARC keeps a block compressed or in scattered pages, OpenZFS makes a copy of it that is whole, which it keeps for
 //! some time (its dbuf cache); the node is that of the copy. Of a block, 16 pages stand for all.
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use topology::Topology;
 
-use super::cause;
 use super::hooks::Hook;
 use super::mapped::kernel::Kernel;
 use super::mapped::places::Places;
@@ -66,49 +64,8 @@ pub(super) fn loaded(sys: &Path) -> bool {
     sys.join("module/zfs").exists()
 }
 
-/// Whether the kernel has the function of each hook: `/proc/kallsyms` names those of modules too, whoever reads it.
-pub(super) fn facts(sys: &Path, symbols: &Path) -> [(Hook, Fact); 2] {
-    if !loaded(sys) {
-        return HOOKS.map(|hook| (hook, Fact::missing("the module zfs is not loaded")));
-    }
-    let mut found = [false; 2];
-    let read = std::fs::File::open(symbols).and_then(|file| {
-        for line in BufReader::with_capacity(1 << 16, file).lines() {
-            let line = line?;
-            let name = line.split_ascii_whitespace().nth(2);
-            for (found, hook) in found.iter_mut().zip(HOOKS) {
-                *found |= name == Some(hook.target());
-            }
-        }
-        Ok(())
-    });
-    let mut found = found.into_iter();
-    HOOKS.map(|hook| {
-        let fact = match (&read, found.next()) {
-            (Err(error), _) => Fact::missing(format!("{}: {}", symbols.display(), cause::of_io(error))),
-            (Ok(()), Some(true)) => Fact::Available,
-            _ => Fact::missing(format!("this OpenZFS has no function {}", hook.target())),
-        };
-        (hook, fact)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_function_counts_by_its_whole_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let symbols = dir.path().join("kallsyms");
-        std::fs::write(&symbols, "0000 t zfs_uiomove_iter\t[zfs]\n0000 t zpl_iter_read\t[zfs]\n").unwrap();
-        let available = |facts: [(Hook, Fact); 2]| facts.map(|(_, fact)| fact.available());
-        assert_eq!(facts(dir.path(), &symbols)[0].1.cause(), Some("the module zfs is not loaded"));
-        std::fs::create_dir_all(dir.path().join("module/zfs")).unwrap();
-        assert_eq!(available(facts(dir.path(), &symbols)), [true, false]);
-        assert_eq!(facts(dir.path(), &symbols)[1].1.cause(), Some("this OpenZFS has no function zfs_uiomove"));
-        std::fs::write(&symbols, "0000 t zfs_uiomove\t[zfs]\n0000 t zpl_iter_read\t[zfs]\n").unwrap();
-        assert_eq!(available(facts(dir.path(), &symbols)), [true, true]);
-        assert_eq!(available(facts(dir.path(), &dir.path().join("none"))), [false, false]);
-    }
+/// Whether the kernel has the function of each hook shows when it is attached.
+pub(super) fn facts(sys: &Path) -> [(Hook, Fact); 2] {
+    let fact = if loaded(sys) { Fact::Available } else { Fact::missing("the module zfs is not loaded") };
+    HOOKS.map(|hook| (hook, fact.clone()))
 }

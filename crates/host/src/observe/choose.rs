@@ -91,10 +91,10 @@ impl Offer<'_> {
         if hook.kind() != Kind::Tracepoint && !self.functions {
             return Fact::missing("function hooks are switched off");
         }
-        if hook.kind() == Kind::Function {
-            if let Some(cause) = self.facts.functions.cause() {
-                return Fact::missing(cause);
-            }
+        if hook.kind() == Kind::Function
+            && let Some(cause) = self.facts.functions.cause()
+        {
+            return Fact::missing(cause);
         }
         self.facts.hooks.get(&hook).cloned().unwrap_or_else(|| Fact::missing("not probed"))
     }

@@ -114,7 +114,7 @@ impl Capabilities {
         let btf = Btf::from_vmlinux();
         let names = Names { btf: btf.as_ref().ok() };
         let mut hooks: BTreeMap<Hook, Fact> = Hook::ALL.into_iter().map(|hook| (hook, names.fact(hook))).collect();
-        hooks.extend(arc::facts(Path::new(SYS), Path::new("/proc/kallsyms")));
+        hooks.extend(arc::facts(Path::new(SYS)));
         let function = hooks.iter().find(|(hook, fact)| hook.kind() == Kind::Function && fact.available());
         let functions = match function {
             Some((hook, _)) => {
@@ -224,7 +224,7 @@ impl Names<'_> {
                 None => Fact::missing(format!("this kernel has no function {target} (inlined, or not configured)")),
                 Some(function) => self.form(hook, &function),
             },
-            // Of a module without BTF.
+            // The module has no BTF: `arc` knows.
             Kind::Probe => Fact::missing("not looked up"),
         }
     }
