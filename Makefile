@@ -7,10 +7,10 @@ PREFIX ?= /usr/local
 export PREFIX DESTDIR KVM
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test bench lint install
+.PHONY: help demo check test test-zfs bench lint install
 
 help: ## This list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 demo: ## Its moves in four acts: here if there are two NUMA nodes, else in a virtual machine
 	@tools/demo
@@ -20,6 +20,9 @@ check: ## Before each commit: lint, and all tests that need no virtual machine
 
 test: ## All tests, including those in NUMA virtual machines
 	@tools/test
+
+test-zfs: ## Tests with OpenZFS in a virtual machine (builds OpenZFS: 5 to 25 minutes, once)
+	@tools/test-zfs
 
 bench: ## Measurements against peers, side by side; results in bench/
 	@tools/bench

@@ -10,10 +10,18 @@ use anyhow::{Context, Result, anyhow, ensure};
 use crate::pages;
 
 /// Writes a file of `bytes` so that its cached pages are on `node`, and checks with `move_pages` that they are.
+pub fn put(path: &Path, bytes: u64, node: u32) -> Result<()> {
+    write(path, bytes, node)?;
+    let share = pages::share_on(path, node)?;
+    ensure!(share == 1.0, "{}: only {:.1} % of its cache is on node {node}", path.display(), share * 100.0);
+    Ok(())
+}
+
+/// Writes a file of `bytes`, and syncs it.
 ///
 /// The memory policy of the writing thread decides where a page of the cache is allocated, so a separate thread, bound to the
 /// node, writes the file.
-pub fn put(path: &Path, bytes: u64, node: u32) -> Result<()> {
+pub fn write(path: &Path, bytes: u64, node: u32) -> Result<()> {
     let what = || path.display().to_string();
     thread::scope(|scope| {
         scope
@@ -33,10 +41,7 @@ pub fn put(path: &Path, bytes: u64, node: u32) -> Result<()> {
             })
             .join()
             .map_err(|_| anyhow!("writing {} panicked", path.display()))?
-    })?;
-    let share = pages::share_on(path, node)?;
-    ensure!(share == 1.0, "{}: only {:.1} % of its cache is on node {node}", path.display(), share * 100.0);
-    Ok(())
+    })
 }
 
 /// Binds the calling thread's memory to one node.

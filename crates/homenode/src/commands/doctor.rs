@@ -6,7 +6,7 @@ use std::path::Path;
 
 use host::interference::Interference;
 use host::observe::hooks::Kind;
-use host::observe::{self, Capabilities, Configuration, Fact, Observer};
+use host::observe::{self, Capabilities, Configuration, Fact, Hook, Observer};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -147,6 +147,13 @@ fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {
             "use Linux 6.2 or later; until then an affinity that equals homenode's is treated as homenode's",
         ),
     ];
+    let arc = [Hook::ArcCall, Hook::ArcRead].into_iter().find_map(|hook| facts.hooks.get(&hook)?.cause());
+    findings.push(Finding::new(
+        "reads of OpenZFS from its cache (ARC)",
+        arc.map(str::to_owned),
+        false,
+        if facts.zfs { "" } else { "where there is OpenZFS: load its module before homenode starts" },
+    ));
     // A blocked configuration whose cause is none of the above: no hook on the read path.
     if let Some((what, cause)) = &chosen.blocked
         && findings.iter().all(|f| f.available || !f.needed)
@@ -241,6 +248,7 @@ fn kind(kind: Kind) -> &'static str {
     match kind {
         Kind::Function => "function",
         Kind::Tracepoint => "tracepoint",
+        Kind::Probe => "kprobe",
     }
 }
 

@@ -41,7 +41,11 @@ pub struct Bench {
 
 impl Bench {
     pub fn new() -> Result<Self> {
-        let base = std::env::var_os("HOMENODE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+        Self::at(&std::env::var_os("HOMENODE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from))
+    }
+
+    /// In a directory of its own within this one.
+    pub fn at(base: &Path) -> Result<Self> {
         Ok(Self { machine: Machine::read()?, dir: tempfile::Builder::new().prefix("in-vm-").tempdir_in(base)? })
     }
 

@@ -16,6 +16,7 @@ mod policies;
 mod process;
 mod programs;
 mod two_nodes;
+mod zfs;
 
 use std::process::ExitCode;
 
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         .chain(policies::TESTS)
         .chain(programs::TESTS)
         .chain(dax::TESTS)
+        .chain(zfs::TESTS)
         .map(|test: &'static Test| {
             Trial::ignorable_test(test.name, move || match () {
                 () if !test.nodes.contains(&nodes) => {

@@ -41,22 +41,28 @@ static __always_inline u32 opens_of(struct inode *inode)
 	return inode->i_readcount.counter + (writing > 0 ? writing : 0);
 }
 
-static __always_inline void access_init(struct access *w, struct inode *inode, bool write, s64 weight)
+/* Sets what the file does not say. */
+static __always_inline void access_begin(struct access *w, bool write, s64 weight)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 
 	w->key.tid = task->pid;
 	w->key.start_lo = task->start_boottime >> START_SHIFT;
-	w->key.dev = inode->i_sb->s_dev;
-	w->key.ino = inode->i_ino;
 	w->key.node = 0;
 	w->here = bpf_get_numa_node_id();
 	w->write = write;
 	w->sliced = false;
 	w->call = 0;
+	w->weight = weight;
+}
+
+static __always_inline void access_init(struct access *w, struct inode *inode, bool write, s64 weight)
+{
+	access_begin(w, write, weight);
+	w->key.dev = inode->i_sb->s_dev;
+	w->key.ino = inode->i_ino;
 	w->opens = opens_of(inode);
 	w->generation = inode->i_generation;
-	w->weight = weight;
 }
 
 /* Each CPU keeps its last entry pending, one for each table: a thread mostly continues with the same file, which then takes no

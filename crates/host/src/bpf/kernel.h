@@ -171,6 +171,7 @@ struct task_struct {
 	struct sched_info sched_info;
 	struct cpumask cpus_mask;
 	struct mm_struct *mm;
+	struct mm_struct *active_mm; /* of a kernel thread: the one it has borrowed */
 	int pid;
 	int tgid;
 	struct task_struct *real_parent;
@@ -184,7 +185,7 @@ struct task_struct {
 };
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
-	unsigned long orig_ax, di, si, dx, r10;
+	unsigned long orig_ax, di, si, dx, cx, r10;
 };
 #endif
 struct seq_file;

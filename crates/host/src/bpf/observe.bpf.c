@@ -12,6 +12,7 @@
 #include "faults.h"
 #include "writes.h"
 #include "memory_fs.h"
+#include "arc.h"
 #include "tasks.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -42,10 +42,10 @@ pub(super) fn kind(fs_type: &str) -> Option<Kind> {
     let (handle, local) = match fs_type {
         "ext2" | "ext3" | "ext4" | "f2fs" => (Handle::Ino32, true),
         "xfs" => (Handle::Xfs, true),
-        "btrfs" | "tmpfs" | "devtmpfs" | "vfat" | "msdos" | "exfat" | "ntfs3" | "hugetlbfs" => (Handle::None, true),
-        "nfs" | "nfs4" | "cifs" | "smb3" | "ceph" | "9p" | "virtiofs" | "fuse" | "fuseblk" | "zfs" => {
-            (Handle::None, false)
+        "btrfs" | "tmpfs" | "devtmpfs" | "vfat" | "msdos" | "exfat" | "ntfs3" | "hugetlbfs" | "zfs" => {
+            (Handle::None, true)
         }
+        "nfs" | "nfs4" | "cifs" | "smb3" | "ceph" | "9p" | "virtiofs" | "fuse" | "fuseblk" => (Handle::None, false),
         other if other.starts_with("fuse.") => (Handle::None, false),
         _ => return None,
     };

@@ -12,7 +12,8 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::hooks::Hook;
+use super::arc;
+use super::hooks::{Hook, Kind};
 use super::probe::{Capabilities, Fact};
 use super::types::{Hooks, Settings};
 use super::weights::at_least;
@@ -43,6 +44,7 @@ pub fn choose(facts: &Capabilities, settings: &Settings) -> Configuration {
     faults(&offer, &mut chosen);
     writes(&offer, &mut chosen);
     memory_file_systems(&offer, &mut chosen);
+    open_zfs(&offer, &mut chosen);
     chosen.steady = settings.exact || settings.steady;
     if !chosen.steady && !facts.nohz_full.is_empty() {
         chosen.steady = true;
@@ -86,13 +88,13 @@ struct Offer<'a> {
 
 impl Offer<'_> {
     fn fact(&self, hook: Hook) -> Fact {
-        if hook.kind() == super::hooks::Kind::Function {
-            if !self.functions {
-                return Fact::missing("function hooks are switched off");
-            }
-            if let Some(cause) = self.facts.functions.cause() {
-                return Fact::missing(cause);
-            }
+        if hook.kind() != Kind::Tracepoint && !self.functions {
+            return Fact::missing("function hooks are switched off");
+        }
+        if hook.kind() == Kind::Function
+            && let Some(cause) = self.facts.functions.cause()
+        {
+            return Fact::missing(cause);
         }
         self.facts.hooks.get(&hook).cloned().unwrap_or_else(|| Fact::missing("not probed"))
     }
@@ -192,6 +194,15 @@ fn memory_file_systems(offer: &Offer<'_>, chosen: &mut Configuration) {
     }
 }
 
+/// Nothing is said where there is no OpenZFS.
+fn open_zfs(offer: &Offer<'_>, chosen: &mut Configuration) {
+    if arc::HOOKS.iter().all(|hook| offer.fact(*hook).available()) {
+        chosen.hooks.extend(arc::HOOKS);
+    } else if offer.facts.zfs {
+        chosen.notes.push(format!("reads of OpenZFS are not seen: {}", offer.causes(&arc::HOOKS)));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,6 +237,8 @@ mod tests {
                 Hook::ShmemRead,
                 Hook::ShmemSplice,
                 Hook::DaxRw,
+                Hook::ArcCall,
+                Hook::ArcRead,
             ]
         );
         assert_eq!(choose(&everything(), &Settings::default()).notes, Vec::<String>::new());
@@ -247,6 +260,8 @@ mod tests {
                 Hook::WriteExt4Journalled,
                 Hook::WriteXfs,
                 Hook::WriteDirtied,
+                Hook::ArcCall,
+                Hook::ArcRead,
             ]
         );
         assert!(
@@ -296,6 +311,19 @@ mod tests {
         };
         assert_eq!(notes("6.1.0-56-amd64"), Vec::<String>::new());
         assert_eq!(notes("6.5.0"), ["sendfile and splice from tmpfs are not seen: no shmem_file_splice_read"]);
+    }
+
+    #[test]
+    fn open_zfs_is_seen_by_both_hooks_or_not_at_all() {
+        let chosen = |zfs| {
+            let facts = Capabilities { zfs, ..without(&[Hook::ArcRead]) };
+            choose(&facts, &Settings::default())
+        };
+        assert!(!chosen(true).hooks.contains(&Hook::ArcCall));
+        assert_eq!(chosen(true).notes, ["reads of OpenZFS are not seen: no zfs_uiomove"]);
+        assert_eq!(chosen(false).notes, Vec::<String>::new());
+        let settings = Settings { hooks: Hooks::Tracepoints, ..Settings::default() };
+        assert!(!choose(&everything(), &settings).hooks.contains(&Hook::ArcRead));
     }
 
     #[test]

@@ -42,6 +42,10 @@ pub enum Hook {
     ShmemSplice,
     /// `fexit/dax_iomap_rw`: reads and writes of DAX files.
     DaxRw,
+    /// `kprobe/zpl_iter_read`: OpenZFS begins to read a file.
+    ArcCall,
+    /// `kprobe/zfs_uiomove`: OpenZFS copies a block from its cache.
+    ArcRead,
 }
 
 /// How a program is attached.
@@ -52,11 +56,13 @@ pub enum Kind {
     Function,
     /// At a tracepoint, with the kernel's own types (tp_btf).
     Tracepoint,
+    /// At an instruction, here a function's first (kprobe): the function needs no BTF.
+    Probe,
 }
 
 impl Hook {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::ReadFunction,
         Self::ReadFunctionIter,
         Self::ReadTracepoint,
@@ -74,6 +80,8 @@ impl Hook {
         Self::ShmemRead,
         Self::ShmemSplice,
         Self::DaxRw,
+        Self::ArcCall,
+        Self::ArcRead,
     ];
 
     /// The program's name.
@@ -96,6 +104,8 @@ impl Hook {
             Self::ShmemRead => "shmem_read",
             Self::ShmemSplice => "shmem_splice",
             Self::DaxRw => "dax_rw",
+            Self::ArcCall => "arc_call",
+            Self::ArcRead => "arc_read",
         }
     }
 
@@ -118,6 +128,8 @@ impl Hook {
             Self::ShmemRead => "shmem_file_read_iter",
             Self::ShmemSplice => "shmem_file_splice_read",
             Self::DaxRw => "dax_iomap_rw",
+            Self::ArcCall => "zpl_iter_read",
+            Self::ArcRead => "zfs_uiomove",
         }
     }
 
@@ -141,6 +153,7 @@ impl Hook {
             | Self::WriteExt4Journalled
             | Self::WriteXfs
             | Self::WriteDirtied => Kind::Tracepoint,
+            Self::ArcCall | Self::ArcRead => Kind::Probe,
         }
     }
 

@@ -19,8 +19,12 @@ use libbpf_rs::btf::{Btf, BtfType};
 use serde::Serialize;
 use topology::CpuSet;
 
+use super::arc;
 use super::hooks::{Hook, Kind};
 use super::programs::Trial;
+
+/// Where sysfs is.
+const SYS: &str = "/sys";
 
 /// Whether something is available.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -97,6 +101,8 @@ pub struct Capabilities {
     /// CPUs that run without a timer tick (`nohz_full`): interrupting them does most harm.
     #[serde(skip_serializing_if = "CpuSet::is_empty")]
     pub nohz_full: CpuSet,
+    /// Whether OpenZFS is loaded.
+    pub zfs: bool,
     /// Every hook that the programs know.
     pub hooks: BTreeMap<Hook, Fact>,
 }
@@ -107,7 +113,8 @@ impl Capabilities {
         super::programs::silence_libbpf();
         let btf = Btf::from_vmlinux();
         let names = Names { btf: btf.as_ref().ok() };
-        let hooks: BTreeMap<Hook, Fact> = Hook::ALL.into_iter().map(|hook| (hook, names.fact(hook))).collect();
+        let mut hooks: BTreeMap<Hook, Fact> = Hook::ALL.into_iter().map(|hook| (hook, names.fact(hook))).collect();
+        hooks.extend(arc::facts(Path::new(SYS)));
         let function = hooks.iter().find(|(hook, fact)| hook.kind() == Kind::Function && fact.available());
         let functions = match function {
             Some((hook, _)) => {
@@ -139,7 +146,8 @@ impl Capabilities {
                 other => Fact::missing(format!("this kernel has pages of {other} bytes")),
             },
             node_bits: btf.as_ref().ok().and_then(node_bits),
-            nohz_full: nohz_full(Path::new("/sys")),
+            nohz_full: nohz_full(Path::new(SYS)),
+            zfs: arc::loaded(Path::new(SYS)),
             hooks,
         }
     }
@@ -159,6 +167,7 @@ impl Capabilities {
             page_size: Fact::Available,
             node_bits: Some(10),
             nohz_full: CpuSet::default(),
+            zfs: true,
             hooks: Hook::ALL.into_iter().map(|hook| (hook, Fact::Available)).collect(),
         }
     }
@@ -215,6 +224,8 @@ impl Names<'_> {
                 None => Fact::missing(format!("this kernel has no function {target} (inlined, or not configured)")),
                 Some(function) => self.form(hook, &function),
             },
+            // The module has no BTF: `arc` knows.
+            Kind::Probe => Fact::missing("not looked up"),
         }
     }
 

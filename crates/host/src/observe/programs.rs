@@ -18,6 +18,7 @@ use std::sync::Once;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenMapMut, OpenProgramMut, PrintLevel, ProgramMut};
 
+use super::arc;
 use super::choose::Configuration;
 use super::grace::Grace;
 use super::hooks::Hook;
@@ -165,6 +166,8 @@ pub(super) struct Machine {
     pub node_bits: u32,
     /// Whether `generic_perform_write` advances the file position before it returns.
     pub generic_pos_advanced: bool,
+    /// Where OpenZFS is loaded.
+    pub arc: arc::Memory,
 }
 
 /// Loaded and attached programs.
@@ -225,6 +228,12 @@ impl Programs {
             tunables.ext4_hooked = has(Hook::WriteExt4Delayed);
             tunables.xfs_hooked = has(Hook::WriteXfs);
             tunables.generic_hooked = has(Hook::WriteGeneric);
+            tunables.direct_map = machine.arc.direct_map;
+            tunables.memory_end = machine.arc.memory_end;
+            tunables.five_levels = machine.arc.five_levels;
+            for (to, frames) in tunables.frames.iter_mut().zip(&machine.arc.frames) {
+                (to.first, to.end, to.node) = (frames.first, frames.end, frames.node);
+            }
             tunables.exp_table = sampling.table;
             tunables.exp_scale = sampling.scale;
             tunables.weights = sampling.weights;
@@ -424,6 +433,7 @@ impl Programs {
             maps.times_before.as_fd(),
             maps.lineage.as_fd(),
             maps.open_requests.as_fd(),
+            maps.arc_calls.as_fd(),
             maps.rodata.as_fd(),
             maps.bss.as_fd(),
         ];
@@ -442,6 +452,7 @@ fn refused(step: &str, hook: Hook, error: &libbpf_rs::Error) -> String {
     let kind = match hook.kind() {
         super::hooks::Kind::Function => "fexit",
         super::hooks::Kind::Tracepoint => "tp_btf",
+        super::hooks::Kind::Probe => "kprobe",
     };
     format!("{step} {kind}/{} refused: {}", hook.target(), cause::of_bpf(error))
 }
@@ -466,6 +477,8 @@ fn program<'a>(open: &'a mut OpenObserveSkel<'static>, hook: Hook) -> &'a mut Op
         Hook::ShmemRead => &mut progs.shmem_read,
         Hook::ShmemSplice => &mut progs.shmem_splice,
         Hook::DaxRw => &mut progs.dax_rw,
+        Hook::ArcCall => &mut progs.arc_call,
+        Hook::ArcRead => &mut progs.arc_read,
     }
 }
 

@@ -114,6 +114,11 @@ impl Kernel {
         Ok(kernel)
     }
 
+    /// Where the kernel maps all physical memory, and whether page tables have five levels.
+    pub fn direct_map(&self) -> (u64, bool) {
+        self.skel.maps.bss_data.as_ref().map_or((0, false), |bss| (bss.direct_map, bss.five_levels != 0))
+    }
+
     fn find_direct_map(&mut self) -> Result<(), ObserveError> {
         let io = |e: io::Error| missing("the frames of our own pages", super::super::cause::of_io(&e));
         let tid = own_tid();

@@ -20,8 +20,8 @@
 
 mod entry;
 mod heat;
-mod kernel;
-mod places;
+pub(super) mod kernel;
+pub(super) mod places;
 mod process;
 mod rows;
 mod watcher;
@@ -107,10 +107,7 @@ impl Mapped {
     ///
     /// [`ObserveError::Missing`] names what this kernel or machine lacks or refuses.
     pub fn open(proc_root: &Path, topology: &Topology) -> Result<Self, ObserveError> {
-        let zoneinfo = proc_root.join("zoneinfo");
-        let text = std::fs::read_to_string(&zoneinfo)
-            .map_err(|source| ObserveError::Io { what: zoneinfo.display().to_string(), source })?;
-        let places = Places::new(&text, topology);
+        let places = Places::read(proc_root, topology)?;
         Ok(Self {
             kernel: Kernel::open(places.end())?,
             places,

@@ -8,7 +8,12 @@
 //! **Limits.** Ranges are read once: memory that is plugged in later has no place. Where zones of two nodes overlap (interleaved
 //! memory of old machines) the one that begins later wins.
 
+use std::path::Path;
+
 use topology::{NodeId, Topology};
+
+use crate::observe::arc::Frames;
+use crate::observe::types::ObserveError;
 
 /// A range of frames on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +49,38 @@ impl Places {
         // Of ranges that begin together, a region comes last and wins: its zone is as wide as its memory section.
         ranges.sort_by_key(|r| (r.first, r.region));
         Self { ranges }
+    }
+
+    /// From this machine's `/proc`.
+    ///
+    /// # Errors
+    ///
+    /// [`ObserveError::Io`] where it cannot be read.
+    pub fn read(proc_root: &Path, topology: &Topology) -> Result<Self, ObserveError> {
+        let zoneinfo = proc_root.join("zoneinfo");
+        match std::fs::read_to_string(&zoneinfo) {
+            Ok(text) => Ok(Self::new(&text, topology)),
+            Err(source) => Err(ObserveError::Io { what: zoneinfo.display().to_string(), source }),
+        }
+    }
+
+    /// All frames, in order and without overlaps. Neighbours on one node are one.
+    pub(in crate::observe) fn frames(&self) -> Vec<Frames> {
+        let mut all: Vec<Frames> = Vec::new();
+        let mut at = 0;
+        loop {
+            let next = self.ranges.iter().map(|r| r.first).filter(|first| *first > at).min();
+            let Some(range) = self.range(at) else {
+                let Some(next) = next else { return all };
+                at = next;
+                continue;
+            };
+            match all.last_mut().filter(|last| last.end == at && last.node == range.node.0) {
+                Some(last) => last.end = range.end,
+                None => all.push(Frames { first: at, end: range.end, node: range.node.0 }),
+            }
+            at = range.end;
+        }
     }
 
     /// The physical address at which known memory ends.
@@ -153,6 +190,14 @@ Node 1, zone   Normal
         assert_eq!((node(0), node(1), node(4095), node(4096)), (None, Some(0), Some(0), None));
         assert_eq!((node(0x100000), node(0x13ffff), node(0x140000)), (Some(1), Some(1), None));
         assert_eq!((node(0x240000), node(0x27ffff), node(0x280000), node(0x340000)), (Some(3), Some(3), None, None));
+    }
+
+    #[test]
+    fn frames_do_not_overlap() {
+        let range = |first, end, node| Range { first, end, node: NodeId(node), region: false };
+        let places = Places { ranges: vec![range(1, 10, 0), range(10, 20, 0), range(15, 17, 1), range(30, 40, 1)] };
+        let frames = |first, end, node| Frames { first, end, node };
+        assert_eq!(places.frames(), [frames(1, 15, 0), frames(15, 17, 1), frames(17, 20, 0), frames(30, 40, 1)]);
     }
 
     #[test]
