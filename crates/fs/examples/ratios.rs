@@ -144,7 +144,7 @@ fn migration() -> Result<()> {
         &mut [
             ("memcpy", &mut |i| {
                 let [one, two] = &mut memories;
-                let (from, to) = if i / PARTS % 2 == 0 { (one, two) } else { (two, one) };
+                let (from, to) = if (i / PARTS).is_multiple_of(2) { (one, two) } else { (two, one) };
                 let part = (i % PARTS * PART) as usize..((i % PARTS + 1) * PART) as usize;
                 if let (Some(from), Some(to)) = (from.get(part.clone()), to.get_mut(part)) {
                     from.chunks(len).zip(to.chunks_mut(len)).for_each(|(from, to)| to.copy_from_slice(from));
