@@ -117,51 +117,60 @@ fn volume_over(regions: &[u64]) -> Result<Volume> {
     Volume::mount(Box::new(map(&files)?), Options { placement: Placement::Node(0), ..Options::default() })
 }
 
-/// Moves a file to and fro between two regions, against three ways to copy as many bytes between them in the same steps.
+/// Moves a file to and fro between two regions, a part in each call, against ways to copy as many bytes between them in the same
+/// steps. No part is in the processor's cache when its turn comes.
 fn migration() -> Result<()> {
-    const FILE: u64 = 64;
+    const FILE: u64 = 128 * MIB;
+    const PART: u64 = 4 * MIB;
     const STEP: u64 = 256 << 10;
-    let bare = map(&[memory(FILE)?, memory(FILE)?])?;
-    let volume = volume_over(&[FILE + 16, FILE + 16])?;
+    const PARTS: u64 = FILE / PART;
+    let bare = map(&[memory(FILE / MIB)?, memory(FILE / MIB)?])?;
+    let volume = volume_over(&[FILE / MIB + 16, FILE / MIB + 16])?;
     let file = volume.create(Ino::ROOT, b"moving", NewFile { mode: 0o644, ..NewFile::default() })?.ino;
-    (0..FILE).try_for_each(|mib| volume.write(file, mib * MIB, &vec![1; MIB as usize]))?;
+    (0..FILE / MIB).try_for_each(|mib| volume.write(file, mib * MIB, &vec![1; MIB as usize]))?;
+    let len = STEP as usize;
     let steps = |i: u64| {
-        (0..FILE * MIB / STEP).map(move |step| {
-            let at = |region: u64| At { region: (region % 2) as usize, offset: step * STEP };
-            (at(i), at(i + 1))
+        (0..PART / STEP).map(move |step| {
+            let offset = i % PARTS * PART + step * STEP;
+            let at = |way: u64| At { region: (way % 2) as usize, offset };
+            (at(i / PARTS), at(i / PARTS + 1))
         })
     };
-    let len = STEP as usize;
-    let (mut one, mut two) = (vec![1_u8; (FILE * MIB) as usize], vec![2_u8; (FILE * MIB) as usize]);
-    let mut through = vec![0; len];
-    let mut node = 0;
+    let mut memories = [vec![1_u8; FILE as usize], vec![2_u8; FILE as usize]];
+    let mut buffer = vec![0; len];
     compare(
-        "move of a file of 64 MiB",
-        (30, 1),
+        "move of 4 MiB",
+        (40 * PARTS, 1),
         &mut [
-            ("memcpy", &mut |_| {
-                one.chunks(len).zip(two.chunks_mut(len)).for_each(|(from, to)| to.copy_from_slice(from));
-                std::mem::swap(&mut one, &mut two);
-                black_box(&mut two);
+            ("memcpy", &mut |i| {
+                let [one, two] = &mut memories;
+                let (from, to) = if (i / PARTS).is_multiple_of(2) { (one, two) } else { (two, one) };
+                let part = (i % PARTS * PART) as usize..((i % PARTS + 1) * PART) as usize;
+                if let (Some(from), Some(to)) = (from.get(part.clone()), to.get_mut(part)) {
+                    from.chunks(len).zip(to.chunks_mut(len)).for_each(|(from, to)| to.copy_from_slice(from));
+                    black_box(to);
+                }
                 Ok(())
             }),
-            ("through a buffer, clwb, fence", &mut |i| {
+            ("memcpy twice, clwb, fence", &mut |i| {
                 steps(i).try_for_each(|(from, to)| {
-                    bare.read(from, &mut through)?;
-                    bare.write(to, &through)?;
+                    bare.read(from, &mut buffer)?;
+                    bare.write(to, &buffer)?;
                     bare.flush(to, STEP)?;
                     bare.fence()
                 })
             }),
             ("past the caches, fence", &mut |i| {
-                steps(i).try_for_each(|(from, to)| {
+                // Another part than the call before, which left its own in the cache.
+                steps(i + PARTS / 2).try_for_each(|(from, to)| {
                     bare.copy_data(from, to, len)?;
                     bare.fence()
                 })
             }),
-            ("migrate_file", &mut |_| {
-                node = 1 - node;
-                volume.migrate_file(file, node, None, |_| true).map(|_| ())
+            ("migrate_from", &mut |i| {
+                let (first, most) = (i % PARTS * PART / BLOCK as u64, PART / BLOCK as u64);
+                let node = (i / PARTS + 1) % 2;
+                volume.migrate_from(file, node as u32, first, None, |done| done.moved < most).map(|_| ())
             }),
         ],
         || Ok(()),
