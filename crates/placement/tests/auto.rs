@@ -365,3 +365,38 @@ fn memory_time_of_a_volumes_server_is_no_cpu_time_of_its_users() {
         assert!(plan.moves.iter().filter(away).count() < 2, "window {window}: {:?}", plan.moves);
     }
 }
+
+/// RocksDB on the same machine: ten threads read one file on the other node. Their sleep was taken for the waiting for a lock, and
+/// holding it for CPU time: −55 MB/s, and no gain in going home.
+#[test]
+fn sleep_while_a_server_reads_is_no_lock() {
+    let node = |id: u32, read: u64| {
+        let [here, there] = if id == 0 { [10, 21] } else { [21, 10] };
+        format!(
+            r#"{{"id":{id},"cpus":[{id}],"distance":{{"0":{here},"1":{there}}},"read_bw_max":34e6,"write_bw_max":9.25e6,
+                "read_bytes":{read},"cpu_s":0.99,"memory_free":90000000}}"#
+        )
+    };
+    let thread = |tid: u32| {
+        format!(
+            r#"{{"tid":{tid},"pid":1,"comm":"db_bench","start_ns":5000000000,"node":1,"allowed_nodes":[0,1],"cpu_s":0.015,
+                "wait_s":0.01,"read_bytes":{{"0":2200000}},"shares_file":true,"files":[
+                {{"file":"0:43:9","read_bytes":{{"0":2200000}},"read_size":4096,"sequential":false}}]}}"#
+        )
+    };
+    let threads: Vec<String> = (1..=10).map(thread).collect();
+    let text = format!(
+        r#"{{"version":1,"window_s":1.0,"nodes":[{},{}],"threads":[{}],"files":[{{"file":"0:43:9","size":40000000,
+            "bytes":{{"0":40000000}},"writes":"follow","movable":true,"opens":10,"readers":[1,2,3,4,5,6,7,8,9,10]}}]}}"#,
+        node(0, 22_000_000),
+        node(1, 0),
+        threads.join(",")
+    );
+    let mut snapshot = Snapshot::from_json(&text).unwrap();
+    let mut auto = Auto::new(Settings { min_bytes: 20_000, ..Settings::default() });
+    snapshot.time_s = 10.0;
+    let plan = auto.decide(&snapshot.topology(), &snapshot);
+    let home = |mv: &&Move| matches!(mv, Move::Thread { to: NodeId(0), .. });
+    assert!(!plan.notes.iter().any(|note| note.contains("all threads -")), "{:?}", plan.notes);
+    assert!(plan.moves.iter().any(|mv| home(&mv)), "{:?} {:?}", plan.moves, plan.notes);
+}

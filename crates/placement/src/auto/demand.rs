@@ -24,6 +24,10 @@ use super::mapped::{Mapped, mapped_of};
 use crate::processes::sane;
 use crate::{Snapshot, Subject, Thread, Writes};
 
+/// A thread that uses less than this share of its memory time on a CPU does not make its accesses itself: it sleeps while the
+/// server of a volume makes them. Chosen, not derived: memory may be twice as fast as its data sheet.
+const OWN_ACCESSES: f64 = 0.5;
+
 /// The demand of one thread. Fractions are of its file bytes, read and written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Demand {
@@ -55,6 +59,8 @@ pub(super) struct Demand {
     /// The share of its private data that the thread rewrites each second (new blocks land where its
     /// writes land).
     pub renewed: f64,
+    /// Another process makes its accesses: memory time passes asleep.
+    pub served: bool,
     /// Whether it shares data with other threads of its process, and thus possibly locks.
     pub shares: bool,
     /// The nodes where it may run, as an index into [`Demands::allowed`].
@@ -282,6 +288,8 @@ impl Demands {
         d.soft_s = cpu_s / all;
         d.off_s = (missing - waited) / all;
         (d.seen_on_s, d.seen_off_s) = (d.soft_s, d.off_s);
+        let (written, n) = (d.writes + d.shared.iter().map(|s| s.2).sum::<f64>(), &hardware.nodes[node]);
+        d.served = d.seen_on_s < OWN_ACCESSES * ((1.0 - written) * n.read_s + written * n.write_s);
         d
     }
 

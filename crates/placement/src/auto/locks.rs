@@ -4,7 +4,8 @@
 //! with the place of the threads that take the lock in turns.
 //!
 //! **Approach.** Threads of one process that share data and sleep a good part of the time are assumed
-//! to wait for each other. The time that the lock is held follows from the time that they wait.
+//! to wait for each other. The time that the lock is held follows from the time that they wait. Threads
+//! whose accesses a server makes sleep for that reason, and tell nothing of locks.
 //!
 //! **Limits.** A thread that sleeps for another reason, such as a disk, looks like one that waits for a
 //! lock.
@@ -25,7 +26,7 @@ impl Demands {
         for p in 0..self.programs.len() {
             let mut crowd = vec![0.0; hardware.len()];
             let (mut rate, mut asleep) = (0.0, 0.0);
-            for d in self.threads.iter().filter(|d| d.process == p && d.shares && d.rate > 0.0) {
+            for d in self.threads.iter().filter(|d| d.process == p && d.shares && !d.served && d.rate > 0.0) {
                 crowd[d.node] += 1.0;
                 rate += d.rate;
                 asleep += d.off_s * d.rate;
@@ -43,7 +44,7 @@ impl Demands {
                 self.programs[p].lock_s = before.max(hold_s / factor);
             }
             let lock_s = self.programs[p].lock_s;
-            for d in self.threads.iter_mut().filter(|d| lock_s > 0.0 && d.process == p && d.shares) {
+            for d in self.threads.iter_mut().filter(|d| lock_s > 0.0 && d.process == p && d.shares && !d.served) {
                 d.off_s = (d.off_s - w).max(0.0);
                 // Holding the lock is work; at another placement it is held for a different time.
                 let held_s = lock_s * crossed(hardware, settings, &crowd, d.node);

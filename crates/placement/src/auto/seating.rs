@@ -109,9 +109,6 @@ impl Scratch {
 const FITTED: usize = 4;
 /// The least share of CPU time per byte that is software, so that no rate is infinite. Chosen, not derived.
 pub(super) const LEAST_SOFTWARE: f64 = 0.02;
-/// A thread that uses less than this share of its memory time on a CPU does not make its accesses itself: it sleeps while the
-/// server of a volume makes them. Chosen, not derived: memory may be twice as fast as its data sheet.
-const OWN_ACCESSES: f64 = 0.5;
 
 /// Makes the model of the current placement yield the observed rates. The unexplained time becomes
 /// software or sleep.
@@ -125,16 +122,6 @@ pub(super) fn fit(
     let current = Seating::current(teams, demands);
     // Nothing has been rewritten yet.
     let now = Settings { horizon_s: 0.0, ..settings.clone() };
-    let memory_s = {
-        let model = Model::new(hardware, demands, teams, &now, 0.0);
-        let one = |(t, seats): (usize, &SmallVec<[Seat; 2]>)| {
-            seats.first().map_or(0.0, |seat| model.cell(&model.teams[t], seat, &current, &mut Visits::default()).1)
-        };
-        current.seats.iter().enumerate().map(one).collect::<Vec<_>>()
-    };
-    for (team, memory_s) in teams.iter_mut().zip(memory_s) {
-        team.served = team.seen_on_s < OWN_ACCESSES * memory_s;
-    }
     for _ in 0..FITTED {
         let model = Model::new(hardware, demands, teams, &now, 0.0);
         model.value(&current, scratch);

@@ -110,7 +110,7 @@ fn team(demands: &Demands, members: Vec<usize>) -> Team {
     for i in &members {
         let d = &demands.threads[*i];
         (team.node, team.process, team.allowed) = (d.node, d.process, d.allowed);
-        (team.held, team.shares) = (d.held, d.shares);
+        (team.held, team.shares, team.served) = (d.held, d.shares, d.served);
         team.rate += d.rate / all;
         team.soft_s += d.soft_s / all;
         team.off_s += d.off_s / all;
