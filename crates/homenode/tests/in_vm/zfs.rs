@@ -149,8 +149,8 @@ fn bytes_count_where_the_block_is_cached() -> Outcome {
                     );
                     ensure!(read.total() == bytes, "{} of {bytes} bytes", read.total());
                     let there = read.get(NodeId(node));
-                    // A few blocks take memory that was free on the other node.
-                    ensure!(there >= bytes * 9 / 10, "{there} of {bytes} bytes on node {node}");
+                    // Some blocks take memory that was free on the other node: 0 to 9 % so far.
+                    ensure!(there >= bytes * 3 / 4, "{there} of {bytes} bytes on node {node}");
                     // The last call of a file may be short.
                     let whole = (size as u64 * 9 / 10..=size as u64).contains(&read_size.unwrap_or(0));
                     ensure!(whole && sequential == Some(true), "calls of {read_size:?}, sequential {sequential:?}");
