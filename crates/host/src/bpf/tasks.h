@@ -8,6 +8,7 @@
 struct times {
 	u64 cpu_ns;
 	u64 wait_ns; /* ready to run, waiting for a CPU */
+	u64 ran;     /* it had used CPU time by the last pass, or ran then */
 };
 
 struct {
@@ -114,8 +115,9 @@ static __always_inline bool running(struct task_struct *task)
 	return !bpf_core_field_exists(task->on_cpu) || task->on_cpu;
 }
 
-/* Emits the threads that used CPU time since the last pass, and those that run now; every thread that touched a file is one of
- * them. */
+/* Emits the threads that used CPU time since the last pass, those that run now, and those that the last pass emitted for either
+ * reason: every thread that touched a file in the window is one of them. What a thread touched after the tables were swapped and
+ * before the last pass is in this window, even if it has not run since. */
 SEC("iter/task")
 int task_pass(struct bpf_iter__task *ctx)
 {
@@ -131,7 +133,8 @@ int task_pass(struct bpf_iter__task *ctx)
 		return 0;
 	now.cpu_ns = task->se.sum_exec_runtime;
 	now.wait_ns = bpf_core_field_exists(task->sched_info.run_delay) ? task->sched_info.run_delay : 0;
-	if (now.cpu_ns <= before->cpu_ns && !running(task)) {
+	now.ran = now.cpu_ns > before->cpu_ns || running(task);
+	if (!now.ran && !before->ran) {
 		pass_tasks++;
 		return 0;
 	}

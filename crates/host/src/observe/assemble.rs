@@ -117,6 +117,10 @@ pub(super) fn assemble(
         // A thread on a CPU that the topology does not know (plugged in since) has no known node.
         let Some(node) = places.node_of(task.cpu) else { continue };
         let own = entries_of(&entries, task);
+        // The pass also shows those that ran before the window.
+        if task.cpu_ns == 0 && own.is_empty() {
+            continue;
+        }
         let mut thread = Thread {
             tid: task.tid,
             pid: task.tgid,

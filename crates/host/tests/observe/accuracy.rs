@@ -117,15 +117,17 @@ fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// With a reader on each CPU and windows in quick succession, every byte is in one of the windows.
+/// With more readers than CPUs, so that some wait while a window passes, and windows in quick succession, every byte is in one of
+/// the windows.
 fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
     // As short as possible: the kernel updates a running thread's CPU time at ticks only, so most windows show none.
     const WINDOWS: usize = 80;
     const LENGTH: Duration = Duration::ZERO;
     let directory = directory()?;
-    let readers = std::thread::available_parallelism()?.get();
+    let readers = 3 * std::thread::available_parallelism()?.get();
     let name = |i: usize| cached_file(directory.path(), &i.to_string(), MIB, 4096);
     let files: Vec<_> = (0..readers).map(name).collect::<Result<_, _>>()?;
+    let _held: Vec<_> = files.iter().map(|path| hold(path)).collect::<Result<_, _>>()?;
     let mut observer = open(&settings(true, hooks))?;
     let (done, start) = (AtomicBool::new(false), Barrier::new(readers + 1));
     let (finished, end) = (Barrier::new(readers + 1), Barrier::new(readers + 1));

@@ -60,6 +60,7 @@ const PATTERNS: [(&str, Calls, u64, bool); 6] = [
 fn calls_are_told_apart(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", SIZE, 4096)?;
+    let _held = hold(&path)?;
     for (what, job, size, sequential) in PATTERNS {
         let used = used(&path, &settings(true, hooks), || job(&path))?;
         let close = used.read_size.is_some_and(|seen| close(seen, size, 0.01));
@@ -91,6 +92,7 @@ fn calls_are_told_apart_in_a_sample(hooks: Hooks) -> Outcome {
 fn calls_without_a_position(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", SIZE, 4096)?;
+    let _held = hold(&path)?;
     let used = used(&path, &settings(true, hooks), || {
         let file = File::open(&path)?;
         let mut parts = [[0; 8192]; 4];

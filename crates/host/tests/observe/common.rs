@@ -56,6 +56,32 @@ pub fn cached_file(directory: &Path, name: &str, bytes: u64, chunk: usize) -> Re
     Ok(path)
 }
 
+/// Keeps a file's pages in the page cache until it is dropped: a kernel may take cached pages at any moment, with memory to spare
+/// (DAMON's proactive reclaim). The file counts as open once more meanwhile.
+pub struct Held {
+    at: *mut libc::c_void,
+    len: usize,
+}
+
+pub fn hold(path: &Path) -> Result<Held, Failed> {
+    use rustix::mm::{MapFlags, ProtFlags};
+    let file = File::open(path)?;
+    let len = file.metadata()?.len() as usize;
+    // SAFETY: a new mapping that nothing reads.
+    let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0)? };
+    let held = Held { at, len };
+    // SAFETY: the mapping made above.
+    unsafe { rustix::mm::mlock(at, len)? };
+    Ok(held)
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `hold` made; nothing refers to it.
+        _ = unsafe { rustix::mm::munmap(self.at, self.len) };
+    }
+}
+
 /// The machine's topology.
 pub fn topology() -> Result<Topology, Failed> {
     Ok(topology::sysfs::read(Path::new("/sys"))?)

@@ -52,6 +52,7 @@ fn within(
 ) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", bytes, chunk)?;
+    let _held = if error == 0.0 && bytes > 0 { Some(hold(&path)?) } else { None };
     let mut observer = open(&settings(true, hooks))?;
     let mut said = 0;
     let (seen, observed) = watch_one(&mut observer, || {

@@ -37,6 +37,7 @@ fn each_thread_has_its_own_bytes(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let files: Vec<_> =
         (1..=4u64).map(|i| cached_file(directory.path(), &i.to_string(), i * MIB, 4096)).collect::<Result<_, _>>()?;
+    let _held: Vec<_> = files.iter().map(|path| hold(path)).collect::<Result<_, _>>()?;
     let mut observer = open(&settings(true, hooks))?;
     let jobs = files.iter().map(|path| Box::new(|| pread_all(path, 8192)) as Job<'_>).collect();
     let (seen, observed) = watch(&mut observer, jobs)?;
@@ -157,6 +158,7 @@ fn bytes_are_on_the_node_of_the_page(hooks: Hooks) -> Outcome {
     for node in topology()?.nodes.iter().filter(|n| !n.cpus.is_empty() && n.memory_bytes > 0) {
         let path = directory.path().join(format!("on-{}", node.id));
         on_node(&node.cpus, || cached_file(directory.path(), &format!("on-{}", node.id), 4 * MIB, 4096))??;
+        let _held = hold(&path)?;
         let told = host_nodes(&path)?;
         let mut observer = open(&settings(true, hooks))?;
         let (seen, _) = watch_one(&mut observer, || pread_all(&path, 100_000))?;
@@ -175,6 +177,7 @@ fn remote_bytes_are_those_read_from_another_node(hooks: Hooks) -> Outcome {
     let mut remote_seen = 0;
     for home in &with_both {
         let path = on_node(&home.cpus, || cached_file(directory.path(), &home.id.to_string(), 8 * MIB, 4096))??;
+        let _held = hold(&path)?;
         for reader in &with_both {
             let mut observer = open(&settings(true, hooks))?;
             let (seen, _) = watch_one(&mut observer, || {
