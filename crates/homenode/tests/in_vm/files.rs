@@ -189,15 +189,17 @@ fn under_load(make: fn(&Path) -> Result<Option<Mounted>>, bytes: u64) -> Outcome
     let there = on_node(&file, 1)?;
     say!("{there} of {bytes} bytes arrived, {} used {uses:?} times; {}", roles.join(", "), said.why);
     ensure!(uses.iter().all(|uses| *uses > 0), "not all of them used the file: {uses:?}");
-    ensure!(there >= bytes / 100 * 99, "only {there} bytes arrived");
+    // The kernel takes some pages of the node to make room for larger ones; they come back where they are read next.
+    let nearly = |is: u64, all: u64| is.abs_diff(all) <= bytes / 50;
+    ensure!(nearly(there, bytes), "only {there} bytes arrived");
     ensure!(
-        said.bytes == bytes && said.moved + said.failed == bytes,
+        said.bytes <= bytes && nearly(said.bytes, bytes) && said.moved + said.failed == said.bytes,
         "{} + {} of {}",
         said.moved,
         said.failed,
         said.bytes
     );
-    ensure!(said.moved >= bytes / 100 * 99, "homenode says {}", said.moved);
+    ensure!(nearly(said.moved, bytes), "homenode says {}", said.moved);
     ensure!((said.code == Some(0)) == (said.failed == 0) && said.code <= Some(1), "exit code {:?}", said.code);
     let open = File::open(&file)?;
     let mut content = vec![0; page_size()];
@@ -218,11 +220,13 @@ fn under_load(make: fn(&Path) -> Result<Option<Mounted>>, bytes: u64) -> Outcome
     say!("{stayed} bytes stayed with 65536 in a pipe: {}", said.why);
     // A large folio stays whole; its most is 2 MiB.
     ensure!((65_536..=2 << 20).contains(&stayed), "{stayed} bytes stayed");
-    ensure!((said.code, said.failed, said.moved) == (Some(1), stayed, there - stayed), "{} bytes failed", said.failed);
+    ensure!((said.code, said.failed) == (Some(1), stayed), "{} bytes failed", said.failed);
+    ensure!(nearly(said.moved, there - stayed), "{} of {there} moved", said.moved);
     ensure!(said.why.contains("pinned or in use"), "{}", said.why);
     drop((out, into));
     let said = Said::of(&moving(&file, 0, &[]).output()?)?;
-    ensure!((said.code, said.moved, on_node(&file, 0)?) == (Some(0), stayed, bytes), "{}", said.why);
+    ensure!((said.code, said.moved) == (Some(0), stayed), "{} moved: {}", said.moved, said.why);
+    ensure!(nearly(on_node(&file, 0)?, bytes), "not all is back");
     Ok(())
 }
 
