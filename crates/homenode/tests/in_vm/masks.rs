@@ -61,16 +61,25 @@ struct Moved {
 }
 
 impl Moved {
+    /// Tries again where the kernel brings the readers home before homenode does.
     fn new(options: &[&str]) -> Result<Self> {
         let bench = Bench::new()?;
         let files = [bench.files(0, 2)?, bench.files(1, 2)?].concat();
-        let readers = bench.readers_away(0.25, &files, home_of)?;
-        let before = masks(readers.pid());
-        let mut daemon = bench.daemon_for(&[readers.pid()], options)?;
-        windows_until(&mut daemon, 10, "move", |window| Ok(!window.moves.is_empty()))?;
-        let during = masks(readers.pid());
-        ensure!(during != before, "homenode reports a move, but /proc shows the same masks: {before:?}");
-        Ok(Self { bench, readers, daemon, before, during })
+        let mut last = None;
+        for _ in 0..3 {
+            let readers = bench.readers_away(0.25, &files, home_of)?;
+            let before = masks(readers.pid());
+            let mut daemon = bench.daemon_for(&[readers.pid()], options)?;
+            match windows_until(&mut daemon, 10, "move", |window| Ok(!window.moves.is_empty())) {
+                Ok(_) => {
+                    let during = masks(readers.pid());
+                    ensure!(during != before, "homenode reports a move, but /proc shows the same masks: {before:?}");
+                    return Ok(Self { bench, readers, daemon, before, during });
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.context("no attempt")?)
     }
 
     /// Threads whose affinity homenode changed.
