@@ -103,7 +103,10 @@ int BPF_PROG(read_function_iter, struct kiocb *iocb, struct iov_iter *iter, stru
 	return batch_read(iocb, iter->count, folios);
 }
 
-/* --- tp_btf/mm_filemap_get_pages: first and last page of the rest of the request. --- */
+/* --- tp_btf/mm_filemap_get_pages: first and last page of the rest of the request. ---
+ *
+ * A batch whose last page the kernel takes away at that moment fires no tracepoint (filemap_get_pages returns what came before
+ * it), so up to 30 pages are not counted. With DAMON's reclaim on a busy machine: 4 to 20 KB of a file of 4 MiB, in 3 of 100 tries. */
 
 /* The exact byte range, if the system call is read or pread64. Used only if it fits the pages. Returns CALL_PLACED if the pages are
  * the first of the call, with CALL_CONTINUES if the call began where the last one ended. */
