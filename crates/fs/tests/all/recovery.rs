@@ -12,9 +12,9 @@ use fs::{Ino, NewFile, Result, Volume};
 use crate::{format, options};
 
 /// Counts the bytes that are read.
-struct Counting(Mapped, Arc<AtomicU64>);
+pub struct Counting<M>(pub M, pub Arc<AtomicU64>);
 
-impl Medium for Counting {
+impl<M: Medium> Medium for Counting<M> {
     fn regions(&self) -> usize {
         self.0.regions()
     }
