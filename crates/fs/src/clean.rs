@@ -3,8 +3,8 @@
 //! **Problem.** A log grows with every change, and most of what it says is soon history.
 //!
 //! **Approach.** Two ways. *Fast*: a page of which no entry matters any more is taken out of the chain by one 8-byte store
-//! to the page before it. *Thorough*: what is still true is written to a new log. An operation cleans the logs it changed
-//! once more than half of one is history; [`Volume::clean_logs`] does so for all, for a thread in the background. An
+//! to the page before it. *Thorough*: what is still true is written to a new log. An operation writes the logs it changed
+//! anew once more than half of one is history; [`Volume::clean_logs`] does both for all, for a thread in the background. An
 //! operation that finds no room has every log cleaned that would lose a page, and tries again ([`Volume::with_room`]).
 //!
 //! **Limits.** Fast cleaning drops only pages that hold nothing but mappings of blocks that are mapped otherwise by now.
@@ -158,14 +158,13 @@ impl Volume {
         Ok(cleaned)
     }
 
-    /// Cleans a log of which less than half is still true. A failure changes nothing but the time until the next try.
+    /// Cleans a log of which less than half is still true. To write it anew takes a line for each entry that is true, at most one
+    /// for each change since the last time; to find dead pages takes two looks at every entry, which is ten times as long. So
+    /// that is for a volume that has no room for the new log. A failure changes nothing but the time until the next try.
     pub(crate) fn clean_if_worth(&self, inode: &Inode, state: &mut State) {
-        // To write one page costs less than to look at all pages.
-        if worth_it(state) && state.live_slots() >= SLOTS {
+        if worth_it(state) && self.clean_log_to(inode, state, state.log.tail.page.region()).is_err() {
             let _ = self.drop_dead_pages(inode, state);
-        }
-        if worth_it(state) {
-            let _ = self.clean_log_to(inode, state, state.log.tail.page.region());
+            state.log.cleaned = state.log.slots();
         }
     }
 

@@ -37,8 +37,12 @@ impl Extents {
                 }
                 return;
             }
-            _ => self.remove(run.file_block, run.count, freed),
+            _ => {}
         }
+        if self.overwrite(run, freed) {
+            return;
+        }
+        self.remove(run.file_block, run.count, freed);
         let mut run = run;
         if let Some(before) = self.runs.range(..run.file_block).next_back().map(|(_, r)| *r).filter(|r| adjoin(r, &run))
         {
@@ -49,6 +53,41 @@ impl Extents {
             run.count += after.count;
         }
         self.runs.insert(run.file_block, run);
+    }
+
+    /// Maps a run that lies within another one, as an overwrite does, with one search for it and its neighbours. False: the run
+    /// does not, or it joins what comes after it; nothing changed.
+    fn overwrite(&mut self, run: Run, freed: &mut Freed) -> bool {
+        let mut near = self.runs.range_mut(..=run.end()).rev().map(|(_, r)| r);
+        let mut next = near.next();
+        let after = next.take_if(|r| r.file_block == run.end());
+        let found = if after.is_some() { near.next() } else { next };
+        let Some(found) = found.filter(|r| r.file_block <= run.file_block && run.end() <= r.end()) else {
+            return false;
+        };
+        let (old, head) = (*found, run.file_block - found.file_block);
+        let rest = (run.end() < old.end()).then(|| cut(old, run.end(), old.end()));
+        // The same blocks again, as only a damaged log has them, would join what is left of the old run.
+        if run.block == old.block.offset(head) || after.is_some_and(|after| adjoin(&run, after)) {
+            return false;
+        }
+        if let Some(before) = near.next().filter(|before| adjoin(before, &run)) {
+            before.count += run.count;
+            self.runs.remove(&run.file_block);
+        } else if head == 0 {
+            *found = run;
+        } else {
+            found.count = head;
+            self.runs.insert(run.file_block, run);
+        }
+        if let Some(rest) = rest {
+            self.runs.insert(rest.file_block, rest);
+        }
+        freed.push((old.block.offset(head), run.count));
+        if let Some(blocks) = self.blocks.get_mut(old.block.region()) {
+            *blocks -= run.count;
+        }
+        true
     }
 
     /// Unmaps `count` file blocks.
@@ -140,6 +179,53 @@ mod tests {
         map.insert(run(5, 105, 5), &mut freed);
         assert_eq!(map.blocks_by_region(), [0, 10]);
         assert_eq!(map.range(4, 2).collect::<Vec<_>>(), [run(4, 201, 1), run(5, 105, 1)]);
+    }
+
+    /// Against one entry for each block: which blocks are mapped, which are freed, and that all runs that can be one are one.
+    #[test]
+    fn any_sequence_of_changes_leaves_what_a_table_of_blocks_has() {
+        const BLOCKS: u64 = 40;
+        let mut random = 1_u64;
+        let mut draw = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let (mut map, mut freed) = (Extents::default(), Vec::new());
+        let mut table = vec![None; BLOCKS as usize];
+        for _ in 0..50_000 {
+            let (from, most) = (draw(BLOCKS), if draw(4) == 0 { 12 } else { 2 });
+            let count = (1 + draw(most)).min(BLOCKS - from);
+            // So few places that neighbours often adjoin; some runs map again what they displace.
+            let block = Block::new(draw(2) as usize, 100 + from + 50 * draw(4));
+            let new = Run { file_block: from, block, count, unwritten: draw(8) == 0 };
+            let gone = draw(6) == 0;
+            let old: Vec<_> = table.iter().skip(from as usize).take(count as usize).flatten().copied().collect();
+            for i in 0..count {
+                table[(from + i) as usize] = (!gone).then_some((block.offset(i), new.unwritten));
+            }
+            if gone {
+                map.remove(from, count, &mut freed)
+            } else {
+                map.insert(new, &mut freed)
+            }
+
+            let mut blocks: Vec<Block> = freed.drain(..).flat_map(|(b, n)| (0..n).map(move |i| b.offset(i))).collect();
+            let mut expected: Vec<Block> = old.iter().map(|(block, _)| *block).collect();
+            blocks.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(blocks, expected);
+            let mapped = map
+                .iter()
+                .flat_map(|r| (0..r.count).map(move |i| (r.file_block + i, (r.block.offset(i), r.unwritten))));
+            let all = table.iter().enumerate().filter_map(|(at, entry)| entry.map(|entry| (at as u64, entry)));
+            assert_eq!(mapped.collect::<Vec<_>>(), all.collect::<Vec<_>>());
+            let runs: Vec<Run> = map.iter().collect();
+            assert!(runs.windows(2).all(|pair| !adjoin(&pair[0], &pair[1])), "{runs:?}");
+            let in_region =
+                |region| table.iter().flatten().filter(|(block, _)| block.region() == region).count() as u64;
+            let counted = |region| map.blocks_by_region().get(region).copied().unwrap_or_default();
+            assert_eq!([counted(0), counted(1)], [in_region(0), in_region(1)]);
+        }
     }
 
     #[test]

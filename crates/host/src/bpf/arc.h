@@ -7,20 +7,7 @@
 #ifndef HOMENODE_ARC_H
 #define HOMENODE_ARC_H
 
-#include "walk.h"
-
-/* ../observe/arc.rs sets these before it loads the programs. */
-const volatile u64 direct_map = 0;  /* where the kernel maps all physical memory */
-const volatile u64 memory_end = 0;  /* the physical address at which that ends */
-const volatile bool five_levels = false;
-/* Frames [first, end) are memory of a node. They rise and do not overlap; unused ones are 0. */
-struct frames {
-	u64 first, end;
-	u32 node;
-	u32 pad;
-};
-#define FRAMES_MAX 64
-const volatile struct frames frames[FRAMES_MAX] = {};
+#include "frames.h"
 
 /* What a thread's latest zpl_iter_read was called with. It may have returned, but then no zfs_uiomove has its iterator. */
 struct arc_call {
@@ -38,49 +25,6 @@ struct {
 } arc_calls SEC(".maps");
 
 #if defined(__TARGET_ARCH_x86)
-
-/* arch/x86/include/asm/pgtable_types.h */
-#define ENTRY_PRESENT (1ULL << 0)
-#define ENTRY_HUGE (1ULL << 7)
-#define ENTRY_ADDRESS 0x000ffffffffff000ULL
-#define NO_FRAME (~0ULL)
-
-/* The frame that an entry points to: of a table, a page, or a part of a huge page of `bytes`. */
-static __always_inline u64 frame_in(u64 entry, u64 address, u64 bytes)
-{
-	return ((entry & ENTRY_ADDRESS & ~(bytes - 1)) | (address & (bytes - 1))) >> PAGE_SHIFT;
-}
-
-/* The frame of an address of the kernel's; NO_FRAME if nothing is mapped there. */
-static __always_inline u64 frame_of(u64 top, u64 address)
-{
-	u64 table = top, entry;
-
-#pragma unroll
-	for (int level = 4; level >= 0; level--) {
-		u32 shift = PAGE_SHIFT + 9 * level;
-
-		if (level == 4 && !five_levels)
-			continue;
-		entry = word_at(table + 8 * ((address >> shift) & 511));
-		if (!(entry & ENTRY_PRESENT))
-			return NO_FRAME;
-		if (level == 0 || (level < 3 && entry & ENTRY_HUGE))
-			return frame_in(entry, address, 1ULL << shift);
-		if ((entry & ENTRY_ADDRESS) >= memory_end)
-			return NO_FRAME;
-		table = direct_map + (entry & ENTRY_ADDRESS);
-	}
-	return NO_FRAME;
-}
-
-static __always_inline u32 node_of_frame(u64 frame)
-{
-	for (u32 i = 0; i < FRAMES_MAX && frames[i].end; i++)
-		if (frame >= frames[i].first && frame < frames[i].end)
-			return frames[i].node;
-	return NO_NODE;
-}
 
 /* A read of a file whose inode a kprobe has found: a number to the verifier. */
 static __always_inline void access_by_number(struct access *w, struct inode *inode, s64 weight)

@@ -133,6 +133,7 @@ struct mm_struct {
 struct vm_fault {
 	struct vm_area_struct *vma;
 	unsigned long pgoff;
+	unsigned long address;
 	void *pmd;
 	struct page *page;
 };

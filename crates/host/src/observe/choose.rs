@@ -64,6 +64,9 @@ pub fn choose(facts: &Capabilities, settings: &Settings) -> Configuration {
 /// The hooks on the read path, of which one is attached.
 pub(super) const READS: [Hook; 3] = [Hook::ReadFunction, Hook::ReadFunctionIter, Hook::ReadTracepoint];
 
+/// The hooks whose programs follow page tables.
+pub(super) const FOLLOW: [Hook; 3] = [Hook::FaultBegins, Hook::ArcCall, Hook::ArcRead];
+
 /// Capabilities without which nothing can be observed.
 fn blocked(facts: &Capabilities) -> Option<(&'static str, String)> {
     let needed = [
@@ -127,21 +130,42 @@ fn reads(offer: &Offer<'_>, chosen: &mut Configuration) {
 }
 
 fn faults(offer: &Offer<'_>, chosen: &mut Configuration) {
-    for (hooks, what) in [
-        ([Hook::MapFunction, Hook::MapTracepoint], "pages mapped around a fault"),
-        ([Hook::FaultFunction, Hook::FaultTracepoint], "faults of single pages"),
-    ] {
-        match offer.first(&hooks) {
-            Some(hook) => {
-                chosen.hooks.insert(hook);
-                if hook == Hook::MapTracepoint {
-                    let cause = offer.causes(&[Hook::MapFunction]);
-                    chosen.notes.push(format!("mapped files: pages mapped 2 MiB at a time are not seen: {cause}"));
-                }
+    let entries = [Hook::EntriesFunction, Hook::EntryFunction];
+    match (offer.first(&entries), offer.first(&[Hook::MapTracepoint])) {
+        (Some(hook), _) => {
+            chosen.hooks.insert(hook);
+            match offer.first(&[Hook::MapFunction]) {
+                Some(hook) => _ = chosen.hooks.insert(hook),
+                None => chosen.notes.push(unseen_2_mib(&offer.causes(&[Hook::MapFunction]))),
             }
-            None => chosen.notes.push(format!("mapped files: {what} are not seen: {}", offer.causes(&hooks))),
+        }
+        (None, Some(hook)) => {
+            chosen.hooks.insert(hook);
+            chosen.notes.push(unseen_2_mib(&offer.causes(&entries)));
+            match offer.first(&[Hook::FaultBegins]) {
+                Some(hook) => _ = chosen.hooks.insert(hook),
+                None => chosen.notes.push(format!(
+                    "mapped files: a fault counts all pages around it, also those that were mapped before: {}",
+                    offer.causes(&[Hook::FaultBegins])
+                )),
+            }
+        }
+        (None, None) => {
+            let cause = offer.causes(&[entries.as_slice(), &[Hook::MapTracepoint]].concat());
+            chosen.notes.push(format!("mapped files: pages mapped around a fault are not seen: {cause}"));
         }
     }
+    let single = [Hook::FaultFunction, Hook::FaultTracepoint];
+    match offer.first(&single) {
+        Some(hook) => _ = chosen.hooks.insert(hook),
+        None => {
+            chosen.notes.push(format!("mapped files: faults of single pages are not seen: {}", offer.causes(&single)))
+        }
+    }
+}
+
+fn unseen_2_mib(cause: &str) -> String {
+    format!("mapped files: pages mapped 2 MiB at a time are not seen: {cause}")
 }
 
 fn writes(offer: &Offer<'_>, chosen: &mut Configuration) {
@@ -229,6 +253,7 @@ mod tests {
             hooks(&everything()),
             [
                 Hook::ReadFunction,
+                Hook::EntriesFunction,
                 Hook::MapFunction,
                 Hook::FaultFunction,
                 Hook::WriteGeneric,
@@ -253,6 +278,7 @@ mod tests {
             chosen.hooks.into_iter().collect::<Vec<_>>(),
             [
                 Hook::ReadTracepoint,
+                Hook::FaultBegins,
                 Hook::MapTracepoint,
                 Hook::FaultTracepoint,
                 Hook::WriteExt4Delayed,
@@ -297,10 +323,27 @@ mod tests {
 
     #[test]
     fn an_older_kernel_gets_the_hook_for_its_iterator_form() {
-        // 6.1: no filemap tracepoints, filemap_get_pages takes an iterator.
-        let facts = without(&[Hook::ReadFunction, Hook::ReadTracepoint, Hook::MapTracepoint, Hook::FaultTracepoint]);
+        // 6.1: no filemap tracepoints, filemap_get_pages takes an iterator, entries are set one by one.
+        let facts = without(&[
+            Hook::ReadFunction,
+            Hook::ReadTracepoint,
+            Hook::EntriesFunction,
+            Hook::MapTracepoint,
+            Hook::FaultTracepoint,
+        ]);
         let hooks = hooks(&facts);
-        assert!(hooks.contains(&Hook::ReadFunctionIter) && hooks.contains(&Hook::MapFunction), "{hooks:?}");
+        assert!(hooks.starts_with(&[Hook::ReadFunctionIter, Hook::EntryFunction, Hook::MapFunction]), "{hooks:?}");
+    }
+
+    #[test]
+    fn without_what_was_mapped_before_a_note_says_that_it_counts_again() {
+        let mut facts = without(&[Hook::FaultBegins]);
+        facts.functions = Fact::missing("no");
+        let chosen = choose(&facts, &Settings::default());
+        assert!(chosen.hooks.contains(&Hook::MapTracepoint));
+        let note =
+            "mapped files: a fault counts all pages around it, also those that were mapped before: no page_fault_user";
+        assert!(chosen.notes.contains(&note.to_owned()), "{:?}", chosen.notes);
     }
 
     #[test]

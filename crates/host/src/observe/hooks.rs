@@ -13,9 +13,15 @@ pub enum Hook {
     ReadFunctionIter,
     /// `tp_btf/mm_filemap_get_pages`: the pages of every batch.
     ReadTracepoint,
-    /// `fexit/filemap_map_pages`: pages mapped around a fault.
+    /// `fentry/set_pte_range`: pages mapped around a fault.
+    EntriesFunction,
+    /// `fentry/do_set_pte`: the same on kernels before 6.6.
+    EntryFunction,
+    /// `fexit/filemap_map_pages`: 2 MiB mapped at once.
     MapFunction,
-    /// `tp_btf/mm_filemap_map_pages`: the same.
+    /// `tp_btf/page_fault_user`: what is mapped around a fault before it (x86-64).
+    FaultBegins,
+    /// `tp_btf/mm_filemap_map_pages`: pages mapped around a fault.
     MapTracepoint,
     /// `fexit/filemap_fault`: the page of a fault.
     FaultFunction,
@@ -52,7 +58,7 @@ pub enum Hook {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// At a function's return (fexit).
+    /// At a function's beginning or return (fentry, fexit).
     Function,
     /// At a tracepoint, with the kernel's own types (tp_btf).
     Tracepoint,
@@ -62,11 +68,14 @@ pub enum Kind {
 
 impl Hook {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 22] = [
         Self::ReadFunction,
         Self::ReadFunctionIter,
         Self::ReadTracepoint,
+        Self::EntriesFunction,
+        Self::EntryFunction,
         Self::MapFunction,
+        Self::FaultBegins,
         Self::MapTracepoint,
         Self::FaultFunction,
         Self::FaultTracepoint,
@@ -90,7 +99,10 @@ impl Hook {
             Self::ReadFunction => "read_function",
             Self::ReadFunctionIter => "read_function_iter",
             Self::ReadTracepoint => "read_tracepoint",
+            Self::EntriesFunction => "entries_function",
+            Self::EntryFunction => "entry_function",
             Self::MapFunction => "map_function",
+            Self::FaultBegins => "fault_begins",
             Self::MapTracepoint => "map_tracepoint",
             Self::FaultFunction => "fault_function",
             Self::FaultTracepoint => "fault_tracepoint",
@@ -114,7 +126,10 @@ impl Hook {
         match self {
             Self::ReadFunction | Self::ReadFunctionIter => "filemap_get_pages",
             Self::ReadTracepoint => "mm_filemap_get_pages",
+            Self::EntriesFunction => "set_pte_range",
+            Self::EntryFunction => "do_set_pte",
             Self::MapFunction => "filemap_map_pages",
+            Self::FaultBegins => "page_fault_user",
             Self::MapTracepoint => "mm_filemap_map_pages",
             Self::FaultFunction => "filemap_fault",
             Self::FaultTracepoint => "mm_filemap_fault",
@@ -138,6 +153,8 @@ impl Hook {
         match self {
             Self::ReadFunction
             | Self::ReadFunctionIter
+            | Self::EntriesFunction
+            | Self::EntryFunction
             | Self::MapFunction
             | Self::FaultFunction
             | Self::WriteGeneric
@@ -146,6 +163,7 @@ impl Hook {
             | Self::ShmemSplice
             | Self::DaxRw => Kind::Function,
             Self::ReadTracepoint
+            | Self::FaultBegins
             | Self::MapTracepoint
             | Self::FaultTracepoint
             | Self::WriteExt4Delayed

@@ -14,7 +14,7 @@
 //! | path | function hooks (fexit) | tracepoints only |
 //! |---|---|---|
 //! | read, pread, readv, splice, sendfile, io_uring, libaio | exact range of every batch | whole pages, except read and pread (exact on x86-64); misses pages that the kernel reads in singly because readahead failed |
-//! | mapped files | pages mapped by fault-around, by 2 MiB mappings (x86-64), and single faults; does not see reads of a page that is already mapped | does not see 2 MiB mappings (of 2 MiB folios); can count pages around a fault that waited for the disk twice (measured: up to a quarter more) |
+//! | mapped files | pages mapped by fault-around, by 2 MiB mappings (x86-64), and single faults; does not see reads of a page that is already mapped | does not see 2 MiB mappings (of 2 MiB folios); a fault in a system call, or not on x86-64, counts all pages around it, mapped before or not |
 //! | writes to ext4, xfs | exact | exact; xfs is counted before the write: pages that do not exist yet count on the writer's node |
 //! | writes to tmpfs, f2fs, fat, nfs, gfs2, block devices | exact | tmpfs: not seen; others: once per page until written back |
 //! | writes to btrfs, 9p and others with their own write path | once per page until written back | the same |
@@ -36,6 +36,7 @@ mod assemble;
 mod cause;
 pub mod choose;
 mod drain;
+mod frames;
 mod grace;
 pub mod hooks;
 pub mod mapped;
@@ -103,7 +104,7 @@ impl Observer {
     /// [`ObserveError::Missing`] names what the kernel lacks or refuses; nothing stays attached.
     pub fn open(settings: &Settings, topology: &Topology) -> Result<Self, ObserveError> {
         let mut capabilities = Capabilities::probe();
-        let arc = arc_memory(&mut capabilities, settings, topology);
+        let memory = memory(&mut capabilities, settings, topology);
         let mut filter = Filter::new(&settings.scope, &settings.proc_root)?;
         let places = Places::new(topology);
         let machine = Machine {
@@ -113,7 +114,7 @@ impl Observer {
             kernel: capabilities.kernel.clone(),
             node_bits: capabilities.node_bits.unwrap_or(0),
             generic_pos_advanced: generic_pos_advanced(&capabilities),
-            arc,
+            memory,
         };
         let (mut programs, configuration) = loop {
             let configuration = choose(&capabilities, settings);
@@ -330,14 +331,15 @@ impl Observer {
     }
 }
 
-/// What the hooks on OpenZFS need. If it is not to be had, they are not.
-fn arc_memory(capabilities: &mut Capabilities, settings: &Settings, topology: &Topology) -> arc::Memory {
-    if !arc::HOOKS.iter().all(|hook| capabilities.hooks.get(hook).is_some_and(Fact::available)) {
-        return arc::Memory::default();
+/// What the hooks that follow page tables need, if there are any. If it is not to be had, they are not.
+fn memory(capabilities: &mut Capabilities, settings: &Settings, topology: &Topology) -> frames::Memory {
+    let hooks = choose(capabilities, settings).hooks;
+    if !hooks.iter().any(|hook| choose::FOLLOW.contains(hook)) {
+        return frames::Memory::default();
     }
-    arc::Memory::find(&settings.proc_root, topology).unwrap_or_else(|error| {
-        capabilities.hooks.extend(arc::HOOKS.map(|hook| (hook, Fact::missing(error.to_string()))));
-        arc::Memory::default()
+    frames::Memory::find(&settings.proc_root, topology).unwrap_or_else(|error| {
+        capabilities.hooks.extend(choose::FOLLOW.map(|hook| (hook, Fact::missing(error.to_string()))));
+        frames::Memory::default()
     })
 }
 

@@ -18,8 +18,8 @@ use std::sync::Once;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenMapMut, OpenProgramMut, PrintLevel, ProgramMut};
 
-use super::arc;
 use super::choose::Configuration;
+use super::frames;
 use super::grace::Grace;
 use super::hooks::Hook;
 use super::records::{Counters, Key, MARK_OWN, Pass, Pending, Watched, fresh_sampler};
@@ -166,8 +166,8 @@ pub(super) struct Machine {
     pub node_bits: u32,
     /// Whether `generic_perform_write` advances the file position before it returns.
     pub generic_pos_advanced: bool,
-    /// Where OpenZFS is loaded.
-    pub arc: arc::Memory,
+    /// Where a hook follows page tables.
+    pub memory: frames::Memory,
 }
 
 /// Loaded and attached programs.
@@ -228,10 +228,10 @@ impl Programs {
             tunables.ext4_hooked = has(Hook::WriteExt4Delayed);
             tunables.xfs_hooked = has(Hook::WriteXfs);
             tunables.generic_hooked = has(Hook::WriteGeneric);
-            tunables.direct_map = machine.arc.direct_map;
-            tunables.memory_end = machine.arc.memory_end;
-            tunables.five_levels = machine.arc.five_levels;
-            for (to, frames) in tunables.frames.iter_mut().zip(&machine.arc.frames) {
+            tunables.direct_map = machine.memory.direct_map;
+            tunables.memory_end = machine.memory.memory_end;
+            tunables.five_levels = machine.memory.five_levels;
+            for (to, frames) in tunables.frames.iter_mut().zip(&machine.memory.frames) {
                 (to.first, to.end, to.node) = (frames.first, frames.end, frames.node);
             }
             tunables.exp_table = sampling.table;
@@ -433,6 +433,7 @@ impl Programs {
             maps.times_before.as_fd(),
             maps.lineage.as_fd(),
             maps.open_requests.as_fd(),
+            maps.thread_faults.as_fd(),
             maps.arc_calls.as_fd(),
             maps.rodata.as_fd(),
             maps.bss.as_fd(),
@@ -450,6 +451,7 @@ fn memlock(fd: i32) -> u64 {
 
 fn refused(step: &str, hook: Hook, error: &libbpf_rs::Error) -> String {
     let kind = match hook.kind() {
+        super::hooks::Kind::Function if [Hook::EntriesFunction, Hook::EntryFunction].contains(&hook) => "fentry",
         super::hooks::Kind::Function => "fexit",
         super::hooks::Kind::Tracepoint => "tp_btf",
         super::hooks::Kind::Probe => "kprobe",
@@ -464,6 +466,9 @@ fn program<'a>(open: &'a mut OpenObserveSkel<'static>, hook: Hook) -> &'a mut Op
         Hook::ReadFunctionIter => &mut progs.read_function_iter,
         Hook::ReadTracepoint => &mut progs.read_tracepoint,
         Hook::MapFunction => &mut progs.map_function,
+        Hook::EntriesFunction => &mut progs.entries_function,
+        Hook::EntryFunction => &mut progs.entry_function,
+        Hook::FaultBegins => &mut progs.fault_begins,
         Hook::MapTracepoint => &mut progs.map_tracepoint,
         Hook::FaultFunction => &mut progs.fault_function,
         Hook::FaultTracepoint => &mut progs.fault_tracepoint,

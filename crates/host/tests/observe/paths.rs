@@ -29,6 +29,7 @@ pub const CASES: &[Case] = cases![
     sendfile_to_nowhere,
     splice_to_a_pipe,
     mapped_pages,
+    mapped_holes,
     mapped_cold_pages,
     direct_reads_count_nothing,
     pipes_and_sockets_count_nothing,
@@ -208,38 +209,84 @@ fn splice_to_a_pipe(hooks: Hooks) -> Outcome {
     })
 }
 
+/// A mapping of a file.
+struct Mapped {
+    at: *mut libc::c_void,
+    len: usize,
+}
+
+impl Mapped {
+    fn new(path: &Path) -> std::io::Result<Self> {
+        let file = File::open(path)?;
+        let len = file.metadata()?.len() as usize;
+        let flags = rustix::mm::MapFlags::SHARED;
+        // SAFETY: a new read-only mapping of a file that nothing truncates.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, &file, 0)? };
+        Ok(Self { at, len })
+    }
+
+    /// Reads a byte of each of these pages. Returns the pages' bytes.
+    fn touch(&self, pages: impl Iterator<Item = usize>) -> u64 {
+        // SAFETY: readable for `len` bytes until it is unmapped.
+        let bytes = unsafe { std::slice::from_raw_parts(self.at.cast::<u8>(), self.len) };
+        let read = |page: usize| {
+            std::hint::black_box(bytes[page * 4096]);
+            4096
+        };
+        pages.map(read).sum()
+    }
+
+    fn pages(&self) -> usize {
+        self.len / 4096
+    }
+
+    /// Unmaps a page; the mapping stays.
+    fn forget(&self, page: usize) -> std::io::Result<()> {
+        assert!(page < self.pages());
+        // SAFETY: inside a mapping of a file, whose bytes stay.
+        unsafe { rustix::mm::madvise(self.at.byte_add(page * 4096), 4096, rustix::mm::Advice::LinuxDontNeed)? };
+        Ok(())
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: nothing refers to the mapping any more.
+        let _ = unsafe { rustix::mm::munmap(self.at, self.len) };
+    }
+}
+
 /// Touches every page of a mapping once.
 fn touch(path: &Path) -> std::io::Result<u64> {
-    let file = File::open(path)?;
-    let len = file.metadata()?.len() as usize;
-    // SAFETY: a new read-only mapping of a file that nothing truncates.
-    let map = unsafe {
-        let flags = rustix::mm::MapFlags::SHARED;
-        rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, &file, 0)?
-    };
-    // SAFETY: `map` is readable for `len` bytes until it is unmapped below.
-    let bytes = unsafe { std::slice::from_raw_parts(map.cast::<u8>(), len) };
-    let sum: u64 = bytes.iter().step_by(4096).map(|b| u64::from(*b)).sum();
-    std::hint::black_box(sum);
-    // SAFETY: nothing refers to the mapping any more.
-    unsafe { rustix::mm::munmap(map, len)? };
-    Ok(len as u64)
+    let mapped = Mapped::new(path)?;
+    Ok(mapped.touch(0..mapped.pages()))
 }
 
 fn mapped_pages(hooks: Hooks) -> Outcome {
     exact(hooks, 16 * MIB, 4096, touch)
 }
 
-/// Pages are mapped as they come from the disk, and each time the pages around them count again.
+/// A fault among mapped pages maps, and counts, only the pages that were not mapped yet.
+fn mapped_holes(hooks: Hooks) -> Outcome {
+    exact(hooks, 4 * MIB, 4096, |path| {
+        let mapped = Mapped::new(path)?;
+        let mut said = mapped.touch(0..mapped.pages());
+        // One page of each window of fault-around, then two of each.
+        let (one, two) = ((5..mapped.pages()).step_by(16), (0..mapped.pages()).step_by(8));
+        one.clone().try_for_each(|page| mapped.forget(page))?;
+        said += mapped.touch(one);
+        two.clone().try_for_each(|page| mapped.forget(page))?;
+        said += mapped.touch(two);
+        Ok(said)
+    })
+}
+
+/// Pages are mapped as they come from the disk: some by a fault that waits for them and begins anew. Each counts once.
 fn mapped_cold_pages(hooks: Hooks) -> Outcome {
-    let directory = directory()?;
-    let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;
-    evict(&path)?;
-    let mut observer = open(&settings(true, hooks))?;
-    let (seen, _) = watch_one(&mut observer, || touch(&path).map(drop))?;
-    let read = seen.read(&path)?;
-    ensure!((16 * MIB..=24 * MIB).contains(&read), "saw {read} bytes of {}", 16 * MIB);
-    Ok(Completion::Completed)
+    exact(hooks, 16 * MIB, 4096, |path| {
+        evict(path).map_err(|e| std::io::Error::other(format!("{e:?}")))?;
+        touch(path)
+    })
 }
 
 fn direct_reads_count_nothing(hooks: Hooks) -> Outcome {

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use topology::{NodeId, Topology};
 
-use crate::observe::arc::Frames;
+use crate::observe::frames::Frames;
 use crate::observe::types::ObserveError;
 
 /// A range of frames on one node.

@@ -1,0 +1,85 @@
+//! Bare memory, and volumes over such memory.
+
+use std::fs::{File, OpenOptions};
+use std::path::PathBuf;
+
+use fs::medium::{At, Mapped, Medium, RegionFile};
+use fs::{Layout, NewFile, Options, Placement, Volume};
+
+use crate::rounds::Result;
+
+pub const BLOCK: usize = 4096;
+pub const MIB: usize = 1 << 20;
+pub const FILE: NewFile<'static> = NewFile { mode: 0o100_644, uid: 0, gid: 0, rdev: 0, target: &[] };
+
+/// Where regions come from.
+pub struct Memory {
+    /// Files in this directory; memfd if there is none.
+    pub dir: Option<PathBuf>,
+}
+
+impl Memory {
+    fn region(&self, bytes: usize) -> Result<RegionFile> {
+        let file = match &self.dir {
+            None => File::from(rustix::fs::memfd_create("ratios", rustix::fs::MemfdFlags::CLOEXEC)?),
+            Some(dir) => {
+                let path = dir.join("homenode-ratios-region");
+                let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+                std::fs::remove_file(path)?;
+                file
+            }
+        };
+        file.set_len(bytes.next_multiple_of(2 * MIB) as u64)?;
+        Ok(RegionFile { file, bind: None })
+    }
+
+    /// Memory for copies; every page was touched.
+    pub fn bare(&self, regions: &[usize]) -> Result<Mapped> {
+        map(&regions.iter().map(|bytes| self.region(*bytes)).collect::<Result<Vec<_>>>()?)
+    }
+
+    /// A volume over regions of so many bytes, region `i` on node `i`. Every page was touched.
+    pub fn volume(&self, regions: &[usize]) -> Result<Volume> {
+        let files = regions.iter().map(|bytes| self.region(*bytes)).collect::<Result<Vec<_>>>()?;
+        let layout = Layout {
+            volume: [1; 16],
+            created: 0,
+            nodes: (0..regions.len() as u32).map(Some).collect(),
+            names: Vec::new(),
+            bytes_per_inode: 4096,
+            journals: std::thread::available_parallelism()?.get() as u32,
+            data_checksums: false,
+            owner: (0, 0),
+        };
+        fs::mkfs(Box::new(map(&files)?), &layout)?;
+        Ok(Volume::mount(Box::new(map(&files)?), Options { placement: Placement::Node(0), ..Options::default() })?)
+    }
+}
+
+fn map(regions: &[RegionFile]) -> Result<Mapped> {
+    let mut mapped = Mapped::new(regions)?;
+    mapped.assume_persistent();
+    // Touch every page, so that no batch pays for it.
+    for region in 0..regions.len() {
+        for page in 0..mapped.len(region) / BLOCK as u64 {
+            let (at, mut byte) = (At { region, offset: page * BLOCK as u64 }, [0]);
+            mapped.read(at, &mut byte)?;
+            mapped.write(at, &byte)?;
+        }
+    }
+    Ok(mapped)
+}
+
+/// Copies, writes back line by line, waits.
+pub fn persist(bare: &Mapped, offset: usize, data: &[u8]) -> Result<()> {
+    let at = At { region: 0, offset: offset as u64 };
+    bare.write(at, data)?;
+    bare.flush(at, data.len() as u64)?;
+    Ok(bare.fence()?)
+}
+
+/// Copies past the caches, waits: as the file system does with data.
+pub fn stream(bare: &Mapped, offset: usize, data: &[u8]) -> Result<()> {
+    bare.write_data(At { region: 0, offset: offset as u64 }, data)?;
+    Ok(bare.fence()?)
+}
