@@ -152,14 +152,20 @@ static __always_inline u64 entries_of(u64 address)
 	return bytes == 1 << PAGE_SHIFT ? at : 0;
 }
 
-/* Which of the pages around an address have no entry. */
-static __always_inline u32 none_of(u64 entries)
+/* Which of the pages around an address have no entry. A global function, which the verifier checks only once, and without a branch
+ * for each entry, of which it would try all combinations. */
+__noinline u32 none_of(u64 entries)
 {
 	u32 none = 0;
 
-	for (u32 i = 0; i < AROUND; i++)
-		if (!entries || !word_at(entries + 8 * i))
-			none |= 1U << i;
+	if (!entries)
+		return (1U << AROUND) - 1;
+	for (u32 i = 0; i < AROUND; i++) {
+		u64 entry = word_at(entries + 8 * i), set = entry | -entry;
+
+		barrier_var(set);
+		none |= (u32)(1 - (set >> 63)) << i;
+	}
 	return none;
 }
 

@@ -34,7 +34,28 @@ pub const CASES: &[Case] = cases![
     a_window_waits_for_programs_that_run,
     a_dax_file_without_a_block_device_has_no_node,
     the_mask_of_a_thread_that_may_not_migrate_is_its_affinity,
+    programs_are_quick_to_verify,
 ];
+
+/// The kernel refuses a program after a million steps of its verifier, and takes half a minute to get there.
+fn programs_are_quick_to_verify(hooks: Hooks) -> Outcome {
+    const MOST_STEPS: u64 = 200_000;
+    for exact in [false, true] {
+        let observer = open(&settings(exact, hooks))?;
+        let notes = &observer.configuration().notes;
+        ensure!(!notes.iter().any(|note| note.contains("E2BIG")), "{notes:?}");
+        let mut steps = Vec::new();
+        for entry in std::fs::read_dir("/proc/self/fdinfo")? {
+            // Other threads of this program close theirs.
+            let text = std::fs::read_to_string(entry?.path()).unwrap_or_default();
+            let number = text.lines().find_map(|line| line.strip_prefix("verified_insns:"));
+            steps.extend(number.map(|number| number.trim().parse::<u64>()).transpose()?);
+        }
+        println!("exact {exact}: {steps:?} steps");
+        ensure!(!steps.is_empty() && steps.iter().all(|steps| *steps < MOST_STEPS), "{steps:?}");
+    }
+    Ok(Completion::Completed)
+}
 
 /// A window is reported after every program that started before its end has ended, so that it has
 /// what they count.
