@@ -26,6 +26,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_file_is_where_its_move_ended", a_file_is_where_its_move_ended),
     ("what_is_not_on_the_volume_is_refused", what_is_not_on_the_volume_is_refused),
     ("what_a_server_does_counts_for_its_caller", what_a_server_does_counts_for_its_caller),
+    ("ended_threads_keep_no_counters", ended_threads_keep_no_counters),
 ];
 
 fn main() {
@@ -291,4 +292,26 @@ fn what_a_server_does_counts_for_its_caller() {
         done.wait();
     });
     assert_eq!(volume.bytes_by_node(ino).unwrap()[&Some(1)], 4096);
+}
+
+/// A server that runs for weeks sees any number of threads; their bytes stay in the sum.
+fn ended_threads_keep_no_counters() {
+    const THREADS: u64 = 200;
+    let volume = volume();
+    let ino = file_on(&volume, "file", 0);
+    let mut plane = plane(&volume);
+    let read = || volume.usage().regions.iter().map(|region| region.traffic.read).sum::<u64>();
+    let before = read();
+    for _ in 0..THREADS {
+        std::thread::scope(|scope| {
+            scope.spawn(|| volume.read(ino, 0, &mut [0; 4096]).unwrap());
+        });
+    }
+    // The kernel takes a thread away a little after it has ended.
+    for _ in 0..20 {
+        plane.observe(Duration::from_millis(10)).unwrap();
+    }
+    let known = volume.traffic_by_thread(|_| true);
+    assert!(known.len() < 20, "{} threads have counters", known.len());
+    assert_eq!(read() - before, THREADS * 4096);
 }

@@ -231,6 +231,11 @@ impl Callers {
         Some(caller)
     }
 
+    /// Whether this thread is remembered.
+    pub(crate) fn knows(&self, tid: u32) -> bool {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).contains_key(&tid)
+    }
+
     /// Ends a window: forgets threads that have not used the volume for long.
     pub(crate) fn end_window(&self) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);

@@ -122,6 +122,8 @@ impl VolumePlane {
             threads.extend(self.thread(of_one));
         }
         self.callers.end_window();
+        // Nobody asks for a single thread's total here: those that are forgotten count in the sum only.
+        self.volume.traffic_by_thread(|tid| self.callers.knows(tid));
         let mut readers: BTreeMap<Ino, Vec<u32>> = BTreeMap::new();
         for one in &uses {
             readers.entry(one.ino).or_default().push(one.tid);
