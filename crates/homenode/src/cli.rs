@@ -97,7 +97,7 @@ An error for one file does not stop the others; the exit code is then 1.")]
     /// direct I/O or in a pipe stay; the output says how many. Ctrl-C stops the move; what has been moved stays.
     ///
     /// With --pid, moves a process: binds its threads to the CPUs of the node, then moves its memory, batch by batch, while
-    /// it runs. Threads with an affinity of their own keep it. Memory moves if the process alone has it: anonymous memory,
+    /// it runs. Threads with an affinity of their own keep it. Memory that only this process maps moves: anonymous memory,
     /// shared memory, huge pages. What other processes map too, and what a memory policy keeps elsewhere, stays. The affinity
     /// remains when the command ends; the output says how to undo it. A move that is stopped or fails puts the affinities back,
     /// and after a crash `homenode restore` does.
@@ -216,7 +216,7 @@ Examples:
     /// Show when and why a thread or a file was moved
     ///
     /// Reads the journals that `homenode run` and `homenode mount --policy` write. Without an argument, shows the moves of all
-    /// threads and files. A move on a mounted volume stands with its mount point.
+    /// threads and files. A move on a mounted volume is shown with the mount point.
     #[command(after_help = "\
 Examples:
   homenode explain 4121
@@ -282,8 +282,8 @@ Examples:
     /// last of them is closed. Whatever a program was told is done survives the end of the server, also by `kill -9`; then
     /// `umount DIR` and mount again. `umount` of a mount in the background works as for any file system.
     ///
-    /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and the other ones of mount(8)
-    /// for all file systems; cache=, placement=, workers= and region= say the same as the options of these names. The kernel
+    /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and the other
+    /// filesystem-independent options of mount(8); cache=, placement=, workers= and region= equal the options of these names. The kernel
     /// checks permissions, as for a local file system, and all users may use the mount. Reading never changes the
     /// access time.
     #[command(after_help = "\

@@ -172,3 +172,32 @@ fn mkfs_says_what_is_wrong_and_leaves_no_files_behind() {
     stdout(&["mkfs", "--size", "2M", &path("with@sign@0"), &path("another@sign@")]);
     assert!(dir.path().join("with@sign").exists() && dir.path().join("another@sign").exists());
 }
+
+/// umount(8) returns before the server of a mount has ended.
+#[test]
+fn a_volume_in_use_is_waited_for_and_then_its_user_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = small_volume(dir.path());
+    let user = fs::File::open(&region).unwrap();
+    user.lock().unwrap();
+    let refused = homenode(&["fsck", &region]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(8), "{said}");
+    assert!(said.contains(&format!("process {} (", std::process::id())), "{said}");
+
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| code(&["fsck", &region]));
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        drop(user);
+        assert_eq!(waiting.join().unwrap(), 0);
+    });
+}
+
+/// Permissions of the files on a volume mean nothing to somebody who can read its regions.
+#[test]
+fn only_its_owner_can_read_a_new_region() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let region = small_volume(dir.path());
+    assert_eq!(fs::metadata(region).unwrap().permissions().mode() & 0o777, 0o600);
+}

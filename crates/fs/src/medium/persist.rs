@@ -27,7 +27,7 @@ pub enum Instruction {
 impl fmt::Display for Persistence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Volatile => "none: the memory is lost with the machine",
+            Self::Volatile => "nothing: a power cut loses this memory",
             Self::Lines(Instruction::Clwb) => "clwb, sfence",
             Self::Lines(Instruction::ClflushOpt) => "clflushopt, sfence",
             Self::Lines(Instruction::Clflush) => "clflush, sfence",

@@ -138,7 +138,7 @@ fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {
             "BPF at functions (fexit)",
             &facts.functions,
             false,
-            "tracepoints are used instead; fexit needs CONFIG_FUNCTION_TRACER and a hypervisor or policy that permits it",
+            "tracepoints are used instead; fexit needs root, CONFIG_FUNCTION_TRACER, and a hypervisor and policy that permit it",
         ),
         fact(
             "affinities that programs set themselves",

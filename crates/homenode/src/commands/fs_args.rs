@@ -54,7 +54,7 @@ pub struct MountArgs {
     pub options: Vec<String>,
     /// Cache that keeps file data after a read: `kernel` makes reading again fast, but such reads reach no counter of homenode;
     /// with `direct`, each read and write reaches the volume [default: kernel]
-    #[arg(long, value_name = "WHO")]
+    #[arg(long, value_name = "CACHE")]
     pub cache: Option<CacheArg>,
     /// Where new blocks go: to the node of the writing thread, by chance, to one node after the other, or to one node
     /// [default: local]
@@ -74,9 +74,9 @@ pub struct MountArgs {
 /// Cache of file data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CacheArg {
-    /// The kernel
+    /// The kernel's page cache
     Kernel,
-    /// Nobody
+    /// None
     Direct,
 }
 
@@ -96,7 +96,7 @@ pub fn parse_placement(text: &str) -> Result<Placement, String> {
 /// `homenode mkfs`.
 #[derive(Debug, Args)]
 pub struct MkfsArgs {
-    /// Create the files, each of SIZE (such as 8GiB), with memory for all of it; without it the regions exist already
+    /// Create the files, each of SIZE (8GiB; 8G and 8GB are 8,000,000,000 bytes), with memory for all of it; without it the regions exist already
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub size: Option<u64>,
     /// Keep a checksum of every block of file data, and check it at each read

@@ -3,10 +3,11 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ::fs::medium::{Mapped, Medium, Persistence, RegionFile};
 use ::fs::{Error, Layout, Options, Volume};
@@ -24,6 +25,8 @@ use crate::signals::Stop;
 const BYTES_PER_INODE: u64 = 16384;
 /// Smallest `--size`. What is below it was probably meant to have a unit.
 const SMALLEST: u64 = 1 << 18;
+/// How long to wait for a region: the server of a mount ends a little after umount(8) has returned.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Makes a volume.
 pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
@@ -39,7 +42,10 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     for (path, node) in places {
         let here = node.filter(|node| topology.node(topology::NodeId(*node)).is_some());
         if let Some(node) = node.filter(|_| here.is_none()) {
-            eprintln!("homenode: {}: this machine has no node {node}; its memory is bound to none", path.display());
+            eprintln!(
+                "homenode: {}: this machine has no node {node}, so the region's memory is not bound to it",
+                path.display()
+            );
         }
         let file = open_region(&path, args.size, &mut new)?;
         let path = path.canonicalize().map_err(|e| Failure::io("find", &path, &e))?;
@@ -141,8 +147,10 @@ fn open_region(path: &Path, size: Option<u64>, created: &mut Created) -> Result<
         let missing = "--size creates the files";
         return options.open(path).map_err(|e| hint(&e, io::ErrorKind::NotFound, missing));
     };
-    let exists = "without --size, mkfs uses files and devices that exist";
-    let file = options.create_new(true).open(path).map_err(|e| hint(&e, io::ErrorKind::AlreadyExists, exists))?;
+    let exists = "without --size, mkfs uses files and devices that exist, with --force also those that have a volume";
+    // Who can read a region can read every file on it.
+    let file =
+        options.create_new(true).mode(0o600).open(path).map_err(|e| hint(&e, io::ErrorKind::AlreadyExists, exists))?;
     created.0.push(path.to_owned());
     let odd = "hugetlbfs has files of whole huge pages only, such as 1GiB (1G is 1000000000)";
     file.set_len(size).map_err(|e| {
@@ -225,7 +233,35 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
 /// The regions of a volume.
 pub fn map(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
     let paths: Vec<PathBuf> = std::iter::once(&args.volume).chain(&args.region).cloned().collect();
-    ::fs::open_files(&paths).map(Arc::new).map_err(|e| failure(args.volume.display().to_string(), e))
+    let begin = Instant::now();
+    loop {
+        match ::fs::open_files(&paths) {
+            Err(Error::InUse) if begin.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(10)),
+            Err(Error::InUse) => {
+                let failure = failure(args.volume.display().to_string(), Error::InUse);
+                return Err(match holder(&args.volume) {
+                    Some(holder) => failure.hint(format!("{holder} has it")),
+                    None => failure,
+                });
+            }
+            opened => return opened.map(Arc::new).map_err(|e| failure(args.volume.display().to_string(), e)),
+        }
+    }
+}
+
+/// The process that has a region: `process 4121 (homenode mount /srv/a /data)`.
+fn holder(region: &Path) -> Option<String> {
+    let stat = rustix::fs::stat(region).ok()?;
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let file = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
+    // `1: FLOCK  ADVISORY  WRITE 4121 00:1a:77 0 EOF`
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    let mut lines = locks.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+    let line = lines.find(|line| line.get(1) == Some(&"FLOCK") && line.get(5) == Some(&file.as_str()))?;
+    let pid = line.get(4)?;
+    let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let command = String::from_utf8_lossy(&command).trim_end_matches('\0').replace('\0', " ");
+    Some(format!("process {pid} ({command})"))
 }
 
 /// A mounted volume, and its regions.
@@ -250,7 +286,10 @@ pub fn failure(what: impl Into<String>, error: Error) -> Failure {
         Error::InUse | Error::Busy => Exit::Busy,
         _ => Exit::Io,
     };
-    Failure::from_error(exit, what, &error)
+    match &error {
+        Error::Io(cause) => Failure::from_error(exit, what, cause),
+        error => Failure::from_error(exit, what, error),
+    }
 }
 
 fn hex(id: &[u8; 16]) -> String {

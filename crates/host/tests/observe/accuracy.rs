@@ -121,7 +121,7 @@ fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
 /// the windows.
 fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
     // As short as possible: the kernel updates a running thread's CPU time at ticks only, so most windows show none.
-    const WINDOWS: usize = 80;
+    const WINDOWS: usize = 40;
     const LENGTH: Duration = Duration::ZERO;
     let directory = directory()?;
     let readers = 3 * std::thread::available_parallelism()?.get();

@@ -56,7 +56,7 @@ pub fn text(process: &str, views: &[View], samples: u32, took_s: f64, style: Sty
         seconds(took_s)
     );
     if views.is_empty() {
-        text.push_str("it maps no file of 1 MiB or more, but for its program\n");
+        text.push_str("it maps no file of 1 MiB or more except its program\n");
         return text;
     }
     for view in views {

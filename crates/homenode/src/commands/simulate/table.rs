@@ -28,7 +28,7 @@ pub fn text(scenario: &Scenario, recorded: Option<&Recorded>, outcomes: &[Outcom
 fn head(scenario: &Scenario, outcome: &Outcome) -> String {
     let machine = scenario.machine();
     format!(
-        "{}: {}, {}, {} in {}, seed {}\n{} simulated unless all ends before, the last {} count\n",
+        "{}: {}, {}, {} in {}, seed {}\n{} simulated, or until all work is done; the last {} count\n",
         crate::output::escape(scenario.name()),
         count(machine.nodes().len(), "node"),
         count(machine.topology().cpus().len(), "CPU"),
