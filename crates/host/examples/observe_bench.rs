@@ -9,12 +9,13 @@
 //! program in `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns
 //! who reads how much but not from where, and numad, which learns neither?
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use host::observe::{Observer, Settings};
@@ -53,7 +54,7 @@ fn main() -> Result<(), Anything> {
 type Way = (&'static str, Option<Settings>);
 
 /// Interrupts that CPUs send each other, per second and CPU, while a thread reads as fast as it
-/// can.
+/// can; and those of them that the observer's threads sent, by the function that was called.
 fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
     std::fs::create_dir_all(directory)?;
     let path = directory.join("read");
@@ -66,10 +67,13 @@ fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
         ("observed, --steady", Some(Settings { steady: true, ..Settings::default() })),
     ];
     let mut results = vec![Vec::new(); ways.len()];
+    let mut senders: Vec<BTreeMap<String, f64>> = vec![BTreeMap::new(); ways.len()];
     let mut sliced = 0;
-    let done = AtomicBool::new(false);
+    let (done, reader) = (AtomicBool::new(false), AtomicU32::new(0));
+    let sent = Sent::new();
     std::thread::scope(|scope| -> Result<(), Anything> {
         scope.spawn(|| -> std::io::Result<()> {
+            reader.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
             while !done.load(Ordering::Relaxed) {
                 pread_ns(&file)?;
             }
@@ -77,10 +81,13 @@ fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
         });
         let all = (|| {
             for _ in 0..rounds {
-                for ((_, settings), result) in ways.iter().zip(&mut results) {
+                for (((_, settings), result), senders) in ways.iter().zip(&mut results).zip(&mut senders) {
                     let mut observer = settings.as_ref().map(|s| Observer::open(s, &topology)).transpose()?;
                     // The first windows tell the observer how much there is to see.
                     for measured in [false, true] {
+                        if let Ok(sent) = &sent {
+                            sent.begin(reader.load(Ordering::Relaxed))?;
+                        }
                         let (before, start) = (sent_between_cpus()?, std::time::Instant::now());
                         for _ in 0..2 {
                             match &mut observer {
@@ -96,6 +103,10 @@ fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
                         let per_s = (sent_between_cpus()? - before) / start.elapsed().as_secs_f64();
                         if measured {
                             result.push(per_s / topology.cpus().len() as f64);
+                            let share = start.elapsed().as_secs_f64() * (rounds * topology.cpus().len()) as f64;
+                            for function in sent.as_ref().map_or(Ok(Vec::new()), Sent::end)? {
+                                *senders.entry(function).or_default() += 1.0 / share;
+                            }
                         }
                     }
                 }
@@ -107,12 +118,53 @@ fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
     })?;
     println!("function-call interrupts, a second and CPU   median   quartiles ({sliced} windows sliced)");
     let mut rows = serde_json::Map::new();
-    for ((name, _), result) in ways.iter().zip(&mut results) {
+    for (((name, _), result), senders) in ways.iter().zip(&mut results).zip(&senders) {
         let [low, median, high] = quartiles(result);
         println!("  {name:<42} {median:>7.0}   {low:.0} to {high:.0}");
-        rows.insert((*name).to_owned(), json!([low, median, high]));
+        let by: Vec<_> = senders.iter().map(|(function, n)| format!("{function} {n:.1}")).collect();
+        println!("    sent by the observer: {}", if by.is_empty() { "none".to_owned() } else { by.join(", ") });
+        rows.insert((*name).to_owned(), json!({"all": [low, median, high], "sent_by_the_observer": senders}));
+    }
+    if let Err(error) = &sent {
+        println!("  who sent them is not known: {error}");
     }
     Ok(rows.into())
+}
+
+/// Who sends function-call interrupts: the kernel's trace event `csd_queue_cpu` (since 6.4) in a trace buffer of our own.
+struct Sent(PathBuf);
+
+impl Sent {
+    fn new() -> std::io::Result<Self> {
+        let dir = PathBuf::from(format!("/sys/kernel/tracing/instances/homenode-{}", std::process::id()));
+        std::fs::create_dir(&dir)?;
+        let sent = Self(dir);
+        std::fs::write(sent.0.join("events/csd/csd_queue_cpu/enable"), "1")?;
+        Ok(sent)
+    }
+
+    /// From now on: those of the threads of this process but one.
+    fn begin(&self, but: u32) -> std::io::Result<()> {
+        let tasks =
+            std::fs::read_dir("/proc/self/task")?.map(|task| Ok(task?.file_name().to_string_lossy().into_owned()));
+        let tids: Vec<String> = tasks.collect::<std::io::Result<_>>()?;
+        let tids: Vec<_> = tids.into_iter().filter(|tid| *tid != but.to_string()).collect();
+        std::fs::write(self.0.join("set_event_pid"), tids.join(" "))?;
+        std::fs::write(self.0.join("trace"), "")
+    }
+
+    /// The functions of all since then.
+    fn end(&self) -> std::io::Result<Vec<String>> {
+        let text = std::fs::read_to_string(self.0.join("trace"))?;
+        let function = |line: &str| Some(line.split_once(" func=")?.1.split([' ', '+']).next()?.to_owned());
+        Ok(text.lines().filter_map(function).collect())
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
 }
 
 /// Function-call interrupts of all CPUs so far: the row `CAL` of /proc/interrupts.

@@ -1,12 +1,12 @@
-//! Measures moving a process's memory against copying as many bytes and against migratepages(8), and estimating where it is
-//! against reading `numa_maps`.
+//! Measures moving a process's memory against copying as many bytes, against one move_pages(2) for all of it, and against
+//! migratepages(8); and estimating where it is against reading `numa_maps`.
 //!
 //! ```text
 //! process_bench MIB ROUNDS      on two nodes; on one node, only what looks and moves nothing
 //! process_bench --hold MIB KIND a process with so much memory in `small` or `huge` pages
 //! ```
 //!
-//! Each takes its turn in every round; ratios are medians over rounds.
+//! Each takes its turn in every round; ratios are medians over rounds, with quartiles.
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 
 use std::hint::black_box;
@@ -21,6 +21,8 @@ use host::act::threads::Threads;
 use topology::NodeId;
 
 const PROC: &str = "/proc";
+/// `MPOL_MF_MOVE`, include/uapi/linux/mempolicy.h.
+const MOVE: i32 = 2;
 /// Bytes of a step of `homenode move` without a limit.
 const STEP: u64 = 64 << 20;
 
@@ -29,7 +31,7 @@ fn main() {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--hold", mib, kind] => hold(mib.parse::<usize>().unwrap() << 20, kind == "huge"),
         [mib, rounds] => {
-            println!("| pages | work | median, ms | against memcpy |\n|---|---|---|---|");
+            println!("| pages | work | median, ms | against memcpy | quartiles |\n|---|---|---|---|---|");
             for kind in ["small", "huge"] {
                 measure(mib, rounds.parse().unwrap(), kind);
             }
@@ -54,8 +56,7 @@ fn memory(len: usize, huge: bool) -> *mut u8 {
 }
 
 fn hold(len: usize, huge: bool) {
-    memory(len, huge);
-    println!("ready");
+    println!("{}", memory(len, huge).expose_provenance());
     // Until the other end is closed.
     let _ = std::io::stdin().lines().count();
 }
@@ -73,6 +74,20 @@ fn milliseconds(work: impl FnOnce()) -> f64 {
     let start = Instant::now();
     work();
     start.elapsed().as_secs_f64() * 1e3
+}
+
+/// What a move takes at the least: one call, by somebody who knows where the memory is.
+fn by_hand(pid: u32, at: usize, len: usize, huge: bool, node: i32) {
+    let pages: Vec<_> = (at..at + len).step_by(if huge { 2 << 20 } else { 4096 }).collect();
+    let (nodes, mut status) = (vec![node; pages.len()], vec![-1_i32; pages.len()]);
+    let count = pages.len();
+    // SAFETY: each array has an element for each page; the addresses are another process's, which the kernel checks.
+    let result = unsafe {
+        let (pages, nodes, status) = (pages.as_ptr(), nodes.as_ptr(), status.as_mut_ptr());
+        libc::syscall(libc::SYS_move_pages, pid, count, pages, nodes, status, MOVE)
+    };
+    let moved = status.iter().filter(|there| **there == node).count();
+    assert!(result >= 0 && moved > status.len() / 2, "{result}: {moved} of {} moved", status.len());
 }
 
 /// Moves all to a node; returns the bytes that are there then.
@@ -93,6 +108,7 @@ fn measure(mib: &str, rounds: usize, kind: &str) {
         .unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let at = line.trim().parse().unwrap();
     let holder = Holder(child);
     let pid = holder.0.id();
     let two_nodes = Path::new("/sys/devices/system/node/node1").exists();
@@ -113,6 +129,8 @@ fn measure(mib: &str, rounds: usize, kind: &str) {
                 assert!(Command::new("migratepages").args([&pid.to_string(), "1", "0"]).status().unwrap().success());
             };
             add("migratepages", milliseconds(migrate));
+            all_moved(0);
+            add("one move_pages", milliseconds(|| by_hand(pid, at, len, kind == "huge", 1)));
         }
         all_moved(0);
         add("homenode, nothing to move", milliseconds(|| all_moved(0)));
@@ -131,8 +149,8 @@ fn measure(mib: &str, rounds: usize, kind: &str) {
     }
     let memcpy = took[0].1.clone();
     for (name, times) in took {
-        let ratios = times.iter().zip(&memcpy).map(|(time, memcpy)| time / memcpy).collect();
-        println!("| {kind} | {name} | {:.2} | {:.3} |", median(times), median(ratios));
+        let [low, ratio, high] = quartiles(times.iter().zip(&memcpy).map(|(time, memcpy)| time / memcpy).collect());
+        println!("| {kind} | {name} | {:.2} | {ratio:.3} | {low:.3} to {high:.3} |", quartiles(times)[1]);
     }
     // SAFETY: the mappings made above; nothing refers to them any more. The rest of each, for alignment, ends with the process.
     unsafe {
@@ -141,7 +159,8 @@ fn measure(mib: &str, rounds: usize, kind: &str) {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The middle one is the median.
+fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_unstable_by(f64::total_cmp);
-    values[values.len() / 2]
+    [1, 2, 3].map(|i| values[(values.len() - 1) * i / 4])
 }

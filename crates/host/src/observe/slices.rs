@@ -17,8 +17,8 @@
 //! less than 0.8 s are not sliced.
 //!
 //! Attaching and detaching patch the kernel's code, for which the kernel interrupts every CPU a few
-//! times: with slices, each CPU gets some 40 interrupts a second that it would not get otherwise (2
-//! CPUs, hook on a tracepoint; `bench/observe/run` counts them). CPUs that run without a timer tick
+//! times: with slices, each CPU gets some 30 to 40 interrupts a second that it would not get otherwise
+//! (hook on a tracepoint; `bench/observe/run` counts them). CPUs that run without a timer tick
 //! (`nohz_full`) are there to avoid just that. With `steady`, which `exact` and such CPUs imply,
 //! the hook is attached once and stays.
 
