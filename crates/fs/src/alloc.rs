@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::format::Block;
 use crate::format::superblock::Superblock;
 use crate::free::FreeMap;
-use crate::sync::{AtomicU64, Mutex, lock};
+use crate::sync::{Apart, AtomicU64, Mutex, lock};
 
 /// Use of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +41,9 @@ struct Region {
     total: u64,
     part_len: u64,
     reserve: u64,
-    free: AtomicU64,
-    parts: Vec<Mutex<FreeMap>>,
+    /// The one word that threads with different parts meet at.
+    free: Apart<AtomicU64>,
+    parts: Vec<Apart<Mutex<FreeMap>>>,
 }
 
 /// Blocks that were allocated for an operation that may still fail: freed when dropped.
@@ -65,12 +66,12 @@ impl Allocator {
                 let first = runs.partition_point(|(start, len)| start + len <= begin);
                 let own = runs.get(first..).unwrap_or_default().iter().take_while(|(start, _)| *start < end);
                 let own = own.map(|(start, len)| (*start.max(&begin), (start + len).min(end) - start.max(&begin)));
-                Mutex::new(FreeMap::new(&own.collect::<Vec<_>>()))
+                Apart(Mutex::new(FreeMap::new(&own.collect::<Vec<_>>())))
             };
             let parts = (0..parts.max(1) as u64).map(cut).collect();
             let reserve = (total / 64).clamp(2, 256);
             let count = runs.iter().map(|(_, len)| len).sum();
-            Region { from, total, part_len, reserve, free: AtomicU64::new(count), parts }
+            Region { from, total, part_len, reserve, free: Apart(AtomicU64::new(count)), parts }
         };
         Self { regions: superblock.regions.iter().enumerate().map(region).collect() }
     }
@@ -107,7 +108,9 @@ impl Allocator {
         // What is promised is in some part, though others may fill and empty parts while this thread goes round.
         let (start, got) = (part % r.parts.len()..)
             .find_map(|i| r.parts.get(i % r.parts.len()).and_then(|p| lock(p).take(promised)))?;
-        r.free.fetch_add(promised - got, Ordering::Relaxed);
+        if got < promised {
+            r.free.fetch_add(promised - got, Ordering::Relaxed);
+        }
         Some((Block::new(region, start), got))
     }
 

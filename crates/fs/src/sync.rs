@@ -22,3 +22,16 @@ pub use shuttle::sync::{
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
+
+/// Keeps a value on cache lines of its own (two, because processors fetch them in pairs): threads that use neighbours of an array
+/// do not wait for each other.
+#[repr(align(128))]
+#[derive(Debug, Default)]
+pub struct Apart<T>(pub T);
+
+impl<T> std::ops::Deref for Apart<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}

@@ -19,7 +19,7 @@ use crate::log::Pages;
 use crate::placement::{Placement, Regions};
 use crate::scan;
 use crate::store::Store;
-use crate::sync::{self, AtomicU64, Mutex, RwLock, RwLockWriteGuard};
+use crate::sync::{self, Apart, AtomicU64, Mutex, RwLock, RwLockWriteGuard};
 use crate::unread::Unread;
 
 /// Parts of the table of inodes: as many as [`Room`] has bits.
@@ -50,6 +50,9 @@ impl Default for Options {
     }
 }
 
+/// Inodes that were read or made since the mount.
+type Shard = RwLock<FxHashMap<Ino, Arc<Inode>>>;
+
 /// A mounted volume. All methods may be called from any number of threads.
 pub struct Volume {
     pub(crate) store: Store,
@@ -62,7 +65,7 @@ pub struct Volume {
     /// Held while a directory moves to another one: nothing else can make a circle.
     pub(crate) moving_directories: Mutex<()>,
     pub(crate) room: Room,
-    inodes: Vec<RwLock<FxHashMap<Ino, Arc<Inode>>>>,
+    inodes: Vec<Apart<Shard>>,
     unread: Unread,
     pub(crate) unnamed: AtomicU64,
     locks: Locks,
@@ -113,7 +116,7 @@ impl Volume {
             counters: Counters::new(count),
             journals: journals.into_iter().map(Mutex::new).collect(),
             slots: slots.into_iter().map(Mutex::new).collect(),
-            inodes: (0..SHARDS).map(|_| RwLock::default()).collect(),
+            inodes: (0..SHARDS).map(|_| Apart::default()).collect(),
             random: AtomicU64::new(superblock.created as u64),
             moving_directories: Mutex::new(()),
             room: Room::default(),

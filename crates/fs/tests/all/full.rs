@@ -5,7 +5,7 @@ use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 
 use crate::crash::use_and_empty;
-use crate::medium::{Ram, blank};
+use crate::medium::{Ram, Sparse, blank};
 use crate::{REGIONS, format, options};
 
 fn volume() -> Volume {
@@ -227,4 +227,73 @@ fn threads_that_fill_a_volume_together_leave_no_room() {
         assert!(used(&volume) >= room - 1, "{} of {room}", used(&volume));
         use_and_empty(&volume).unwrap();
     }
+}
+
+/// Files in each directory of [`many_files_take_a_block_each_and_give_everything_back`].
+const PER_DIRECTORY: u64 = 1_000;
+
+/// HOMENODE_FS_NAMES files (20,000), with a crash after half of them. Prints what a mount takes.
+#[test]
+fn many_files_take_a_block_each_and_give_everything_back() {
+    let files = std::env::var("HOMENODE_FS_NAMES").map_or(20_000, |n| n.parse::<u64>().unwrap());
+    let directories = files.div_ceil(PER_DIRECTORY);
+    // A log page each; an inode each, 64 to a block; two names in three lines of a log, at most.
+    let medium = Sparse::new(files + files / 20 + 8 * directories + 1000);
+    let (volume, names, owner) = ([7; 16], Vec::new(), (0, 0));
+    let (bytes_per_inode, data_checksums, nodes) = (4096, false, vec![Some(0)]);
+    let layout = fs::Layout { volume, created: 1, nodes, names, bytes_per_inode, journals: 1, data_checksums, owner };
+    fs::mkfs(Box::new(medium.clone()), &layout).unwrap();
+    let mount = |what: &str| {
+        // In a thread of its own: else the C library sorts the memory that the volume before had, for seconds.
+        let mounted = || {
+            let begin = std::time::Instant::now();
+            (Volume::mount(Box::new(medium.clone()), options(2)).unwrap(), begin.elapsed())
+        };
+        let (volume, took) = std::thread::scope(|scope| scope.spawn(mounted).join().unwrap());
+        let used = volume.usage().regions[0].inodes - volume.usage().regions[0].free_inodes;
+        println!("{what}: mounted with {used} inodes in {took:?}; the medium keeps {} bytes", medium.kept());
+        volume
+    };
+    let name = |directory: u64, file: u64| format!("{directory}/{file}").into_bytes();
+    let free = |volume: &Volume| (volume.usage().regions[0].free_inodes, volume.usage().regions[0].free_blocks);
+
+    let mut volume = mount("new");
+    let empty = free(&volume);
+    for directory in 0..directories {
+        let new = NewFile { mode: 0o040_755, ..NewFile::default() };
+        let dir = volume.create(Ino::ROOT, format!("{directory}").as_bytes(), new).unwrap().ino;
+        for file in 0..PER_DIRECTORY {
+            volume.create(dir, format!("{file}").as_bytes(), NewFile { mode: 0o644, ..NewFile::default() }).unwrap();
+        }
+        // What was used is in memory until then.
+        if directory + 1 == directories / 2 {
+            let before = free(&volume);
+            drop(volume);
+            volume = mount("after a crash");
+            assert_eq!(free(&volume), before);
+        } else if (directory + 1) % 500 == 0 {
+            volume.unmount().unwrap();
+            volume = mount("after an unmount");
+        }
+    }
+    let full = free(&volume);
+    volume.unmount().unwrap();
+    volume = mount("all, after an unmount");
+    assert_eq!(free(&volume), full);
+    assert_eq!(empty.0 - full.0, directories * (PER_DIRECTORY + 1));
+    for i in 0..1000 {
+        let directory = i * 7919 % directories;
+        let ino = volume.resolve(&name(directory, i)).unwrap();
+        assert_eq!((volume.stat(ino).unwrap().size, volume.stat(ino).unwrap().blocks), (0, 0));
+        assert!(matches!(volume.resolve(&name(directory, PER_DIRECTORY)), Err(Error::NotFound)));
+    }
+    for directory in 0..directories {
+        let dir = volume.resolve(format!("{directory}").as_bytes()).unwrap();
+        for file in 0..PER_DIRECTORY {
+            volume.unlink(dir, format!("{file}").as_bytes()).unwrap();
+        }
+        volume.rmdir(Ino::ROOT, format!("{directory}").as_bytes()).unwrap();
+    }
+    volume.clean(Ino::ROOT).unwrap();
+    assert_eq!(free(&volume), empty);
 }

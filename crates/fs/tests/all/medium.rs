@@ -1,7 +1,7 @@
 //! Media for tests: memory, and memory that knows what a crash would leave.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use std::thread::{self, ThreadId};
 
 use fs::medium::{At, Medium};
@@ -15,6 +15,102 @@ pub type Image = Vec<Vec<u8>>;
 
 pub fn blank(blocks: &[u64]) -> Image {
     blocks.iter().map(|count| vec![0; *count as usize * 4096]).collect()
+}
+
+/// One region of which each block takes memory up to its last line that is not zero: for more files than there is memory for
+/// their blocks. Clones share it.
+#[derive(Clone)]
+pub struct Sparse(Arc<Vec<Chunk>>, u64);
+
+/// What is kept of each block.
+type Chunk = RwLock<Vec<Box<[u8]>>>;
+
+/// Blocks that share a lock.
+const CHUNK: u64 = 4096;
+
+impl Sparse {
+    pub fn new(blocks: u64) -> Self {
+        let chunk = |i: u64| RwLock::new(vec![Box::default(); CHUNK.min(blocks - i * CHUNK) as usize]);
+        Self(Arc::new((0..blocks.div_ceil(CHUNK)).map(chunk).collect()), blocks * 4096)
+    }
+
+    /// Bytes that are kept.
+    pub fn kept(&self) -> u64 {
+        self.0
+            .iter()
+            .flat_map(|chunk| chunk.read().unwrap().iter().map(|block| block.len() as u64).collect::<Vec<_>>())
+            .sum()
+    }
+
+    /// The parts of a range that lie in one block each: which chunk, which block of it, where in it, and how much.
+    fn parts(&self, at: At, len: usize) -> Result<impl Iterator<Item = (usize, usize, usize, usize)>> {
+        let end = at.offset + len as u64;
+        if at.region != 0 || end > self.1 {
+            return Err(Error::OutOfRange(Block::NONE));
+        }
+        Ok((at.offset / 4096..end.div_ceil(4096)).map(move |block| {
+            let (from, to) = ((block * 4096).max(at.offset), (block * 4096 + 4096).min(end));
+            ((block / CHUNK) as usize, (block % CHUNK) as usize, (from % 4096) as usize, (to - from) as usize)
+        }))
+    }
+}
+
+impl Medium for Sparse {
+    fn regions(&self) -> usize {
+        1
+    }
+    fn len(&self, _: usize) -> u64 {
+        self.1
+    }
+    fn read(&self, at: At, mut out: &mut [u8]) -> Result<()> {
+        for (chunk, block, from, len) in self.parts(at, out.len())? {
+            let (part, rest) = out.split_at_mut(len);
+            let blocks = self.0[chunk].read().unwrap();
+            let kept = blocks[block].get(from..).unwrap_or_default();
+            let kept = &kept[..kept.len().min(len)];
+            part[..kept.len()].copy_from_slice(kept);
+            part[kept.len()..].fill(0);
+            out = rest;
+        }
+        Ok(())
+    }
+    fn write(&self, at: At, mut data: &[u8]) -> Result<()> {
+        for (chunk, block, from, len) in self.parts(at, data.len())? {
+            let (part, rest) = data.split_at(len);
+            let mut blocks = self.0[chunk].write().unwrap();
+            let used =
+                part.iter().rposition(|byte| *byte != 0).map_or(0, |last| (from + last + 1).next_multiple_of(LINE));
+            let kept = &mut blocks[block];
+            if kept.len() < used {
+                let mut longer = vec![0; used].into_boxed_slice();
+                longer[..kept.len()].copy_from_slice(kept);
+                *kept = longer;
+            }
+            let to = kept.len().min(from + len);
+            if from < to {
+                kept[from..to].copy_from_slice(&part[..to - from]);
+            }
+            data = rest;
+        }
+        Ok(())
+    }
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        self.write(at, data)
+    }
+    fn load_u64(&self, at: At) -> Result<u64> {
+        let mut word = [0; 8];
+        self.read(at, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        self.write(at, &word.to_le_bytes())
+    }
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        self.parts(at, len as usize).map(|_| ())
+    }
+    fn fence(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Plain memory: a crash loses nothing. Clones share it.
