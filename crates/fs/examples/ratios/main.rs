@@ -19,6 +19,7 @@ mod own;
 mod rounds;
 mod threads;
 
+use std::cell::RefCell;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -77,7 +78,7 @@ fn main() -> Result<()> {
     let Arguments { rounds, file, names, memory, dirs } = arguments()?;
     let bare = memory.bare(&[file.max(64 * MIB)])?;
     // Writes need as much again; a name an inode, a page of log, and its entry in the directory.
-    let volume = memory.volume(&[3 * file + 48 * MIB + names * 5 * 1024])?;
+    let (volume, same) = memory.volume(&[3 * file + 48 * MIB + names * 5 * 1024])?;
     let new = |name: &str, mode| volume.create(Ino::ROOT, name.as_bytes(), fs::NewFile { mode, ..FILE });
     let (data, log) = (new("data", FILE.mode)?.ino, new("log", FILE.mode)?.ino);
     let (work, many) = (new("work", 0o040_755)?.ino, new("names", 0o040_755)?.ino);
@@ -94,23 +95,31 @@ fn main() -> Result<()> {
     println!("| operation | by | median | fastest | relative: median (quartiles) | fastest, relative |");
     println!("|---|---|---|---|---|---|");
 
-    let at = |i| At { region: 0, offset: i as u64 };
+    // The same bytes in the same memory: where it is, and in which pages, can make more of a difference than the file system.
+    let places: Vec<u64> =
+        volume.map(data)?.iter().flat_map(|run| (0..run.count).map(|i| run.block.offset(i).index())).collect();
+    let at = |i: usize| At { region: 0, offset: places.get(i / BLOCK).map_or(0, |block| block * BLOCK as u64) };
     let block = |i| random(i, file / BLOCK) * BLOCK;
     let mib = |i: usize| i * MIB % file;
     for (what, calls, len, place) in
         [("read at random, 4 KiB", 500, BLOCK, &block as Place<'_>), ("read in sequence, 1 MiB", 4, MIB, &mib)]
     {
-        let mut outs = vec![vec![0; len]; kernels.len() + 2];
-        let mut outs = outs.iter_mut();
-        let mut out = || outs.next().ok_or("a buffer is missing");
-        let (one, two) = (out()?, out()?);
+        // One buffer for all: how long a copy takes depends on where in a page it goes.
+        let mut memory = vec![0; len + BLOCK];
+        let from = memory.as_ptr().align_offset(BLOCK);
+        let out = RefCell::new(memory.get_mut(from..from + len).ok_or("the buffer is too short")?);
         let mut all = vec![
-            Contender::new("bare: memcpy", |i| Ok(bare.read(at(place(i)), black_box(one))?)),
-            Contender::new("homenode", |i| Ok(volume.read(data, place(i) as u64, black_box(two)).map(drop)?)),
+            // Half a file from where homenode reads, which else would find in the cache what was just read.
+            Contender::new("bare: memcpy", |i| {
+                Ok(same.read(at(place(i + file / len / 2)), black_box(&mut out.borrow_mut()))?)
+            }),
+            Contender::new("homenode", |i| {
+                Ok(volume.read(data, place(i) as u64, black_box(&mut out.borrow_mut())).map(drop)?)
+            }),
         ];
         for k in &kernels {
-            let out = out()?;
-            let call = move |i| Ok(k.data.read_exact_at(black_box(out), place(i) as u64)?);
+            let out = &out;
+            let call = move |i| Ok(k.data.read_exact_at(black_box(&mut out.borrow_mut()), place(i) as u64)?);
             all.push(Contender::new(k.name.clone(), call));
         }
         rounds.compare(what, calls, all)?;

@@ -38,8 +38,8 @@ impl Memory {
         map(&regions.iter().map(|bytes| self.region(*bytes)).collect::<Result<Vec<_>>>()?)
     }
 
-    /// A volume over regions of so many bytes, region `i` on node `i`. Every page was touched.
-    pub fn volume(&self, regions: &[usize]) -> Result<Volume> {
+    /// A volume over regions of so many bytes, region `i` on node `i`, and the same memory without it. Every page was touched.
+    pub fn volume(&self, regions: &[usize]) -> Result<(Volume, Mapped)> {
         let files = regions.iter().map(|bytes| self.region(*bytes)).collect::<Result<Vec<_>>>()?;
         let layout = Layout {
             volume: [1; 16],
@@ -52,7 +52,8 @@ impl Memory {
             owner: (0, 0),
         };
         fs::mkfs(Box::new(map(&files)?), &layout)?;
-        Ok(Volume::mount(Box::new(map(&files)?), Options { placement: Placement::Node(0), ..Options::default() })?)
+        let options = Options { placement: Placement::Node(0), ..Options::default() };
+        Ok((Volume::mount(Box::new(map(&files)?), options)?, map(&files)?))
     }
 }
 
