@@ -14,6 +14,11 @@ pub(crate) const DEVICE: &str = "/dev/fuse";
 /// Read-ahead and asynchronous requests under way, at most; and how many are many.
 const BACKGROUND: (u16, u16) = (64, 48);
 
+/// Bytes of each of a worker's two buffers that stay in memory: a request of 128 KiB with its header.
+const STAYS: usize = (128 << 10) + 4096;
+/// Requests after which a worker returns the rest. At most one new page for each request of 1 MiB.
+const PERIOD: u32 = 256;
+
 /// `FUSE_DEV_IOC_CLONE`.
 const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
 
@@ -131,8 +136,14 @@ impl Transport for Device {
     fn serve(&mut self, server: &dyn Answers) -> io::Result<()> {
         let connection = &self.0;
         let (mut buffer, mut out) = (vec![0; BUFFER], vec![0; BUFFER]);
-        let mut answer = Answer::new(&mut out);
+        let mut number = 0_u32;
         loop {
+            number = number.wrapping_add(1);
+            if number.is_multiple_of(PERIOD) {
+                give_back(&mut buffer);
+                give_back(&mut out);
+            }
+            let mut answer = Answer::new(&mut out);
             let len = match rustix::io::read(connection, &mut *buffer) {
                 Ok(len) => len,
                 // ECONNABORTED: the mount ended while this request was on its way.
@@ -151,5 +162,36 @@ impl Transport for Device {
                 }
             }
         }
+    }
+}
+
+/// Returns what only large requests need to the kernel. Without it each worker would keep the memory of the largest request that it
+/// ever had, and that of a server of files of all sizes would grow for hours.
+fn give_back(buffer: &mut [u8]) {
+    let page = rustix::param::page_size();
+    let rest = buffer.get_mut(STAYS..).unwrap_or_default();
+    let skip = rest.as_ptr().align_offset(page);
+    let whole = rest.len().saturating_sub(skip) / page * page;
+    let Some(rest) = rest.get_mut(skip..skip + whole).filter(|rest| !rest.is_empty()) else { return };
+    // SAFETY: the pages are whole, private, and borrowed for us alone; they read as zeros afterwards, which any bytes may be.
+    if unsafe { libc::madvise(rest.as_mut_ptr().cast(), rest.len(), libc::MADV_DONTNEED) } != 0 {
+        tracing::debug!("memory of requests stays: {}", io::Error::last_os_error());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_request_leaves_no_memory_behind() {
+        let page = rustix::param::page_size();
+        let mut buffer = vec![1; BUFFER];
+        give_back(&mut buffer);
+        let (stays, rest) = buffer.split_at(STAYS);
+        assert!(stays.iter().all(|byte| *byte == 1));
+        // But for the parts of pages at both ends.
+        assert!(rest.iter().filter(|byte| **byte == 1).count() < 2 * page);
+        give_back(&mut []);
     }
 }

@@ -238,7 +238,6 @@ static __always_inline int page_read(struct sampler *s, struct address_space *ma
 	u64 start = index << PAGE_SHIFT, end = start + (1 << PAGE_SHIFT), size, leaf;
 	struct inode *inode = mapping->host;
 	struct access access;
-	unsigned long flags = 0;
 	void *folio;
 
 	s->open_last = NOT_OPEN;
@@ -252,9 +251,7 @@ static __always_inline int page_read(struct sampler *s, struct address_space *ma
 		return 0;
 	folio = folio_under((unsigned long)mapping->i_pages.xa_head, index, &leaf);
 	if (folio)
-		flags = folio_flags(folio);
-	if (flags & (1UL << bpf_core_enum_value(enum pageflags, PG_uptodate)))
-		account(&access, node_of_flags(flags), end - start);
+		account(&access, node_of_flags(folio_flags(folio)), end - start);
 	else
 		/* It was removed meanwhile. Rare. */
 		unknown(&access, end - start);

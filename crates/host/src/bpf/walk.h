@@ -174,7 +174,8 @@ __noinline int walk_step(struct walk *walk)
 		return 0;
 	}
 	flags = folio_flags(folio);
-	if (walk->kind == WALK_READ && !(flags & (1UL << bpf_core_enum_value(enum pageflags, PG_uptodate))))
+	/* A batch has at least its first folio, which may be replaced just now (migration): then it is not uptodate for a moment. */
+	if (walk->kind == WALK_READ && from > walk->start && !(flags & (1UL << bpf_core_enum_value(enum pageflags, PG_uptodate))))
 		return 1;
 	/* Folios of the page cache start at a multiple of their size. */
 	next = (index | ((1ULL << folio_order(folio, flags)) - 1)) + 1;

@@ -1,6 +1,7 @@
 //! Other people's testers of file systems, whole: `pjdfstest` for what POSIX says of names, attributes and
-//! permissions, `fsx` for the content of a file under random changes, `fio --verify` for what a killed server has acknowledged.
-//! `HOMENODE_FSX_OPS` and `HOMENODE_FIO_KILLS` lengthen the last two.
+//! permissions, `fsx` for the content of a file under random changes, `fio --verify` for what a killed server has acknowledged,
+//! stress-ng's file-system class for calls that nobody else makes.
+//! `HOMENODE_FSX_OPS`, `HOMENODE_FIO_KILLS` and `HOMENODE_STRESS_SECONDS` lengthen the last three.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ pub const TESTS: &[(&str, fn(), &str)] = &[
     ("pjdfstest_passes", pjdfstest_passes, "pjdfstest"),
     ("fsx_finds_the_bytes_that_were_written", fsx_finds_the_bytes_that_were_written, "fsx"),
     ("fio_finds_what_a_killed_server_acknowledged", fio_finds_what_a_killed_server_acknowledged, "fio"),
+    ("stress_ng_leaves_a_sound_volume", stress_ng_leaves_a_sound_volume, "stress-ng"),
 ];
 
 fn tool(name: &str) -> PathBuf {
@@ -23,8 +25,8 @@ fn tool(name: &str) -> PathBuf {
 
 /// Why a test cannot run.
 pub fn missing(name: &str) -> Option<String> {
-    if name == "fio" {
-        return Command::new(name).arg("--version").output().err().map(|e| format!("fio: {e}: tools/setup programs"));
+    if let Some(setup) = [("fio", "programs"), ("stress-ng", "testers")].iter().find(|of| of.0 == name).map(|of| of.1) {
+        return Command::new(name).arg("--version").output().err().map(|e| format!("{name}: {e}: tools/setup {setup}"));
     }
     (!tool(name).exists()).then(|| format!("{name} is not installed: tools/setup testers"))
 }
@@ -118,4 +120,70 @@ fn fio_finds_what_a_killed_server_acknowledged() {
         }
         mount.end();
     }
+}
+
+/// Those of the class `filesystem` of stress-ng 0.15 that use the directory that they are given, but for those that this file
+/// system does not offer (`fiemap`, `verity`; `chattr` and `inode-flags` set attributes of ext4).
+const STRESSORS: &[&str] = &[
+    "access",
+    "chdir",
+    "chmod",
+    "chown",
+    "copy-file",
+    "dentry",
+    "dir",
+    "dirdeep",
+    "dirmany",
+    "dnotify",
+    "dup",
+    "fallocate",
+    "fcntl",
+    "file-ioctl",
+    "filename",
+    "flock",
+    "fpunch",
+    "fsize",
+    "fstat",
+    "getdent",
+    "hdd",
+    "inotify",
+    "io",
+    "iomix",
+    "lease",
+    "link",
+    "locka",
+    "lockf",
+    "lockofd",
+    "open",
+    "rename",
+    "symlink",
+    "sync-file",
+    "touch",
+    "utime",
+    "xattr",
+];
+
+/// Each stressor checks what its calls answer (`--verify`). After a quarter of them the mount is taken away, checked and made again.
+fn stress_ng_leaves_a_sound_volume() {
+    let seconds = std::env::var("HOMENODE_STRESS_SECONDS").unwrap_or_else(|_| "1".to_owned());
+    let mut mount = Mount::new(Cache::Kernel, 256);
+    for some in STRESSORS.chunks(STRESSORS.len() / 4) {
+        for stressor in some {
+            let run = Command::new("stress-ng")
+                .args([format!("--{stressor}"), "1".to_owned(), "--timeout".to_owned(), seconds.clone()])
+                // Its own size, a GiB, is more than the volume.
+                .args(["--iomix-bytes", "16M", "--verify", "--temp-path"])
+                .arg(mount.dir())
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+            assert!(run.status.success() && said.contains("successful run completed"), "{stressor}: {said}");
+        }
+        let left: Vec<_> = std::fs::read_dir(mount.dir()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(left.is_empty(), "{left:?} after {some:?}");
+        mount.ask_to_unmount();
+        mount.ended();
+        mount.start();
+    }
+    mount.end();
 }
