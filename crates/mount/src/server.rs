@@ -29,6 +29,10 @@ thread_local! {
     static COPIED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Milliseconds that a request without room waits for files that were just removed. On a busy machine the kernel took more than 20 to
+/// say that it has forgotten one.
+const WAITS: u32 = 100;
+
 /// Answers requests of a volume: one for all workers.
 pub(crate) struct Server {
     volume: Arc<Volume>,
@@ -72,7 +76,7 @@ impl Server {
     /// removal that it has forgotten them. For those that somebody keeps only the first request waits.
     fn retry(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
         let mut least = u64::MAX;
-        for _ in 0..20 {
+        for _ in 0..WAITS {
             match self.done(request, answer) {
                 Err(Error::NoSpace) if self.volume.unnamed() > self.kept.load(Ordering::Relaxed) => {
                     least = least.min(self.volume.unnamed());
