@@ -9,6 +9,8 @@
 //! has failed or did not pay. For one load, a process or a file moves once and a thread twice, plans are made only
 //! in the first [`PLANNING`] windows, and each must promise [`STRICTER`] times as much as the one before:
 //! moves end, whatever the model predicts. A changed load (other threads, other demands) starts afresh.
+//! Later, threads that something else has taken from the place they had then may return to it, and nothing
+//! else moves: threads that never had to move are not bound, and the kernel may move all of them at once.
 //!
 //! **Limits.** Whether a plan paid is not measured here: the engine compares the windows before and after
 //! it, and takes it back. Without outcomes, as in a single snapshot, moves count as made.
@@ -83,6 +85,8 @@ pub(super) struct History {
     load: FxHashMap<u32, Doing>,
     /// The threads present when the load was last examined, busy or not.
     present: FxHashSet<u32>,
+    /// The node of each listed thread, by tid, when the load was last planned for.
+    seats: FxHashMap<u32, NodeId>,
     asked: Vec<(Subject, Move)>,
     /// How often threads, by tid, have moved for this load; and the processes, by pid, that have.
     moved_threads: FxHashMap<u32, u32>,
@@ -125,13 +129,30 @@ impl History {
         }
         let waits = self.waits;
         self.waits = waits.saturating_sub(1);
+        let threads = || demands.threads.iter().map(|d| &snapshot.threads[d.thread]);
         if self.windows > PLANNING {
-            Turn::Rest
+            let displaced =
+                threads().filter(|t| t.held.is_none() && self.seat(t.tid).is_some_and(|seat| seat != t.node));
+            if waits > 0 || displaced.count() as f64 <= OTHERS * demands.threads.len() as f64 {
+                return Turn::Rest;
+            }
+            self.waits = AFTER_PLAN;
         } else if waits > 0 || changing && self.windows < SETTLING {
-            Turn::Wait(Vec::new())
+            return Turn::Wait(Vec::new());
         } else {
-            Turn::Decide { strictness: STRICTER.powi(self.plans) }
+            self.seats = threads().map(|t| (t.tid, t.node)).collect();
         }
+        Turn::Decide { strictness: STRICTER.powi(self.plans) }
+    }
+
+    /// Whether the load has been planned for, so that threads may only return to their [seats](Self::seat).
+    pub fn planned_for(&self) -> bool {
+        self.windows > PLANNING
+    }
+
+    /// Where the last plan for this load left a thread.
+    pub fn seat(&self, tid: u32) -> Option<NodeId> {
+        self.seats.get(&tid).copied()
     }
 
     /// Looks up what became of the requested moves. Returns those to request again, and whether any
@@ -174,7 +195,10 @@ impl History {
             mv.identify(snapshot);
             let subject = Subject::of(mv);
             match mv {
-                Move::Thread { tid, .. } => *self.moved_threads.entry(*tid).or_default() += 1,
+                Move::Thread { tid, to, .. } => {
+                    *self.moved_threads.entry(*tid).or_default() += 1;
+                    self.seats.insert(*tid, *to);
+                }
                 Move::Process { pid, .. } => _ = self.moved_processes.insert(*pid),
                 Move::File { .. } => _ = self.stuck.insert(subject.clone(), sane(snapshot.time_s)),
             }

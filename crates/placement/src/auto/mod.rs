@@ -19,7 +19,8 @@
 //! judged by the engine, which takes it back if not.
 //!
 //! **Moves end.** Plans for a load are made in its first windows, and each must promise twice
-//! as much as the one before. What was refused or taken back is left alone for ten minutes.
+//! as much as the one before. Later, threads only return to where they were. What was refused or taken back
+//! is left alone for ten minutes.
 //!
 //! **Limits.** The model assumes that the load continues as it was. It infers locks from sleep.
 //! Memory constants come from the papers. Controller traffic of threads that are not listed is unknown.
@@ -85,7 +86,7 @@ impl Policy for Auto {
         let mapped = mapped::mapped(&hardware, snapshot);
         let listed = demand::listed(&hardware, snapshot, &self.settings, &mapped);
         let listed_cpus = take_others(&mut hardware, snapshot, &listed);
-        let demands = Demands::new(&hardware, snapshot, &self.settings, &self.history, &listed, &mapped);
+        let mut demands = Demands::new(&hardware, snapshot, &self.settings, &self.history, &listed, &mapped);
         let strictness = match self.history.turn(snapshot, &demands) {
             Turn::Wait(again) => {
                 plan.keeps = plan::keeps(snapshot, &demands, &again);
@@ -100,6 +101,12 @@ impl Policy for Auto {
         };
         if demands.threads.is_empty() {
             return plan;
+        }
+        if self.history.planned_for() {
+            for d in &mut demands.threads {
+                let t = &snapshot.threads[d.thread];
+                d.held |= self.history.seat(t.tid).is_none_or(|seat| seat == t.node);
+            }
         }
         let mut teams = team::teams(&demands);
         seating::fit(&hardware, &demands, &mut teams, &self.settings, &mut self.scratch);
@@ -124,8 +131,8 @@ impl Policy for Auto {
     }
 }
 
-/// Whether a change may be tried: nothing that is held, was refused or has moved before, and only files
-/// that the plane can move.
+/// Whether a change may be tried: nothing that is held, was refused or has moved before, only files that the
+/// plane can move, and in a load that has been planned for, only returns.
 fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Change) -> bool {
     let file = |f: &usize| {
         let file = &snapshot.files[*f];
@@ -133,6 +140,12 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
         file.movable == Some(true) && history.may_move(&subject, 0)
     };
     let data = history.windows >= BEFORE_DATA;
+    if history.planned_for() {
+        let Change::Threads { team, node, data: None, .. } = change else { return false };
+        let seat = Some(model.hardware.nodes[*node].id);
+        let mut members = model.teams[*team].members.iter().map(|m| model.demands.threads[*m].thread);
+        return members.all(|t| history.seat(snapshot.threads[t].tid) == seat);
+    }
     match change {
         Change::Threads { data: None, .. } => true,
         Change::Threads { team, .. } => {
