@@ -89,12 +89,15 @@ struct FileCells {
     end: AtomicU64,
 }
 
+/// Each thread's are behind those of another one by a line of the cache, so that they do not wait for each other. They are padded
+/// and not aligned: the C library splits its heaps for aligned memory, and these come and go with threads and files.
 #[derive(Debug, Default)]
-#[repr(align(64))]
+#[repr(C)]
 struct Cells {
     read: AtomicU64,
     written: AtomicU64,
     fallback: AtomicU64,
+    _apart: [u64; 5],
 }
 
 impl Cells {
