@@ -32,13 +32,14 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts the command up to the moment before it runs; `None` for an empty command.
-    pub fn hold(command: &[OsString]) -> Result<Option<Self>, Failure> {
+    /// Starts the command up to the moment before it runs; `None` for an empty command. `json`: the form of its failure.
+    pub fn hold(command: &[OsString], json: bool) -> Result<Option<Self>, Failure> {
         let Some(program) = command.first() else { return Ok(None) };
         let name = escape(&program.to_string_lossy());
         let failure = |e: &io::Error| Failure::from_error(Exit::Io, format!("cannot start {name}"), e);
         let inner = Command::new("/proc/self/exe")
             .arg0("homenode")
+            .args(json.then_some("--json"))
             .args(["__exec", "--"])
             .args(command)
             .spawn()
@@ -112,7 +113,7 @@ fn exit(status: ExitStatus) -> Exit {
 }
 
 /// `homenode __exec`: stops, and becomes the command when continued.
-pub fn become_command(args: &ExecArgs) -> Result<Exit, Failure> {
+pub fn become_command(args: &ExecArgs, json: bool) -> Result<Exit, Failure> {
     let Some((program, rest)) = args.command.split_first() else {
         return Err(Failure::new(Exit::Usage, "cannot start a command", "there is none"));
     };
@@ -121,7 +122,7 @@ pub fn become_command(args: &ExecArgs) -> Result<Exit, Failure> {
     let error = Command::new(program).args(rest).exec();
     let name = escape(&program.to_string_lossy());
     let failure = Failure::from_error(Exit::Io, format!("cannot start {name}"), &error);
-    failure.report(false);
+    failure.report(json);
     // As shells have it.
     Ok(Exit::Command(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }))
 }

@@ -412,6 +412,10 @@ fn explain_reads_a_journal_and_says_when_there_is_none() {
     assert_eq!(explain(&["low3"]).lines().count(), 2);
     assert_eq!(explain(&["nobody"]), "no journal entries for nobody\n");
     assert_eq!(explain(&["--json"]).lines().count(), 4);
+    // A process has the id of its first thread.
+    let process = r#"{"time":1000000400.0,"tid":77,"pid":77,"comm":"postgres","kind":"process","event":"copy_ended","from":0,"to":1,"bytes":9,"done":9}"#;
+    fs::write(dir.path().join("journal.jsonl"), format!("{moved}{process}\n")).unwrap();
+    assert!(explain(&["77"]).contains("copied 9 B of 9 B"), "{}", explain(&["77"]));
 }
 
 #[test]

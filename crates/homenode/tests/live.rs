@@ -308,6 +308,9 @@ fn run_returns_what_its_command_returned() {
     let output = place.run(&["--", "/nonexistent/command"]).output().unwrap();
     assert_eq!(output.status.code(), Some(127));
     assert!(text(&output.stderr).contains("cannot start /nonexistent/command: "), "{}", text(&output.stderr));
+    let output = place.run(&["--json", "--", "/nonexistent/command"]).output().unwrap();
+    let error = text(&output.stderr).lines().find_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    assert_eq!(error.unwrap()["error"]["errno"], "ENOENT", "{}", text(&output.stderr));
     let output = place.run(&["--", "/etc/passwd"]).output().unwrap();
     assert_eq!(output.status.code(), Some(126));
 }

@@ -21,6 +21,7 @@ const TESTS: &[(&str, fn())] = &[
     ("the_next_mount_undoes_what_a_killed_server_left", the_next_mount_undoes_what_a_killed_server_left),
     ("a_policy_that_fails_takes_no_mount_away", a_policy_that_fails_takes_no_mount_away),
     ("what_can_fail_fails_before_the_mount", what_can_fail_fails_before_the_mount),
+    ("a_dry_run_writes_to_no_directory_of_another_user", a_dry_run_writes_to_no_directory_of_another_user),
     ("a_recording_of_a_mount_replays", a_recording_of_a_mount_replays),
     ("a_volume_without_the_nodes_is_refused", a_volume_without_the_nodes_is_refused),
     ("emulated_nodes_have_the_cpus_that_the_server_may_use", emulated_nodes_have_the_cpus_that_the_server_may_use),
@@ -337,6 +338,20 @@ fn what_can_fail_fails_before_the_mount() {
         assert!(homenode(&["fsck", &place.region(0)]).status.success());
         assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains(text(&mount)));
     }
+}
+
+/// It keeps no undo records, but tells `top` its windows in the state directory: through a link of the directory's owner, root
+/// wrote over any file.
+fn a_dry_run_writes_to_no_directory_of_another_user() {
+    let place = Place::new();
+    let (state, mount) = (place.path("theirs"), place.path("mount"));
+    std::fs::create_dir(&state).unwrap();
+    std::os::unix::fs::chown(&state, Some(65534), None).unwrap();
+    let common = ["mount", "--foreground", "--policy", "nthread", "--dry-run", "--state-dir", text(&state)];
+    let refused = homenode(&[&common[..], &[&place.region(0), text(&mount)]].concat());
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains(text(&state)), "{refused:?}");
+    assert!(std::fs::read_dir(&state).unwrap().next().is_none());
 }
 
 fn a_recording_of_a_mount_replays() {

@@ -19,6 +19,7 @@ pub mod dragonfly;
 mod load;
 pub mod npolicy;
 pub mod nthread;
+mod numbers;
 mod outcome;
 pub mod plan;
 mod processes;

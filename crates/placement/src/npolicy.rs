@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use topology::{NodeId, Topology};
 
+use crate::numbers::{fraction, positive};
 use crate::processes::{by_pid, distance, node_of, sane, seat, show, utilisation};
 use crate::{Declined, Move, Plan, Policy, Process, Reason, Snapshot, Thread, plan};
 
@@ -34,11 +35,14 @@ use crate::{Declined, Move, Plan, Policy, Process, Reason, Snapshot, Thread, pla
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// Length of an epoch in seconds.
+    #[serde(deserialize_with = "positive")]
     pub epoch_s: f64,
     /// Share of the access coverage that one remote node must exceed (Fig. 2: 80 %).
+    #[serde(deserialize_with = "fraction")]
     pub coverage: f64,
     /// The other node must have this many times as many hot bytes as the process's own node. 1 is
     /// the paper's comparison, without hysteresis.
+    #[serde(deserialize_with = "positive")]
     pub hot_margin: f64,
     /// Processes that touched fewer bytes per window than this, on average, are ignored.
     pub min_bytes: u64,

@@ -59,7 +59,7 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
         output::print(&format!("no journal entries{subject}\n"))?;
         return Ok(Exit::Done);
     }
-    let one_thread = matches!(about, Some(Wanted::Thread(_)));
+    let one_thread = matches!(about, Some(Wanted::Id(_)));
     let of_one = |(volume, entries): (Option<String>, Vec<Entry>)| {
         journal::history(entries).into_iter().map(move |line| (volume.clone(), line))
     };
@@ -71,8 +71,8 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
 
 /// What the user asks about.
 enum Wanted {
-    /// A thread id.
-    Thread(u32),
+    /// The id of a thread or process.
+    Id(u32),
     /// Part of a name or path, or a file id; and the id of the file at this path.
     Name(String, Option<String>),
 }
@@ -84,13 +84,13 @@ impl Wanted {
             format!("{major}:{minor}:{}", stat.st_ino)
         };
         let file = || text.contains('/').then(|| rustix::fs::stat(text).ok().map(id)).flatten();
-        text.parse().map_or_else(|_| Self::Name(text.to_owned(), file()), Self::Thread)
+        text.parse().map_or_else(|_| Self::Name(text.to_owned(), file()), Self::Id)
     }
 
     fn fits(&self, entry: &Entry) -> bool {
         let Some(about) = &entry.thread else { return false };
         match self {
-            Self::Thread(tid) => about.kind == Kind::Thread && about.tid == *tid,
+            Self::Id(id) => about.kind != Kind::File && about.tid == *id,
             Self::Name(text, file) => {
                 let is_file = about.file.is_some() && (about.file == *file || about.file.as_ref() == Some(text));
                 is_file || about.comm.contains(text.as_str())

@@ -56,6 +56,6 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Fs(command) => fs_files::run(global, command),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
-        Command::Exec(args) => child::become_command(args),
+        Command::Exec(args) => child::become_command(args, cli.global.json),
     }
 }

@@ -64,9 +64,12 @@ fn add(all: &mut Finished, one: Finished) {
 
 /// Takes the state directory.
 pub fn open_state(global: &Global) -> Result<StateDir, Failure> {
-    StateDir::open(&global.state_dir).map_err(|e| {
-        let busy = matches!(e, engine::EngineError::Busy { .. });
-        let exit = if busy { Exit::Busy } else { Exit::Unsupported };
-        Failure::from_error(exit, "cannot use the state directory", &e)
-    })
+    StateDir::open(&global.state_dir).map_err(|e| unusable(&e))
+}
+
+/// The state directory is busy, or not to be trusted, or worse.
+pub fn unusable(error: &engine::EngineError) -> Failure {
+    let busy = matches!(error, engine::EngineError::Busy { .. });
+    let exit = if busy { Exit::Busy } else { Exit::Unsupported };
+    Failure::from_error(exit, "cannot use the state directory", error)
 }

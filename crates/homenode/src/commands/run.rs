@@ -38,7 +38,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let policy = policies::chosen(&args.policy, &config)?;
     let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
     let stop = Stop::on_signals()?;
-    let mut child = Child::hold(&args.command)?;
+    let mut child = Child::hold(&args.command, global.json)?;
     if args.move_back {
         // Each process that is to go back takes two. The command has begun before, so it keeps the usual limit.
         session::raise_open_files();

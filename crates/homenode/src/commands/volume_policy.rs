@@ -252,6 +252,8 @@ impl Prepared {
         settings.moves.bytes_per_day /= nodes.scale();
         let record = args.record.as_deref().map(Writer::open).transpose()?;
         let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
+        // A dry run also tells `top` its windows there.
+        engine::state::trusted(&global.state_dir).map_err(|e| restore::unusable(&e))?;
         let out = run::Output::of_volume(
             global.json,
             args.quiet,

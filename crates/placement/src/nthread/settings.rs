@@ -1,7 +1,9 @@
 //! NThread's settings. The defaults are the paper's, except the value of `min_bytes`, which it does not
 //! state.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
+
+use crate::numbers::{not_negative, positive};
 
 /// Settings of NThread: the `[nthread]` table of `homenode.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,21 +36,5 @@ impl Default for Settings {
             controller_limit: 0.8,
             cpu_limit: 0.9,
         }
-    }
-}
-
-fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    let value = f64::deserialize(deserializer)?;
-    match value > 0.0 && value.is_finite() {
-        true => Ok(value),
-        false => Err(serde::de::Error::custom(format_args!("{value} is not a positive number"))),
-    }
-}
-
-fn not_negative<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    let value = f64::deserialize(deserializer)?;
-    match value >= 0.0 && value.is_finite() {
-        true => Ok(value),
-        false => Err(serde::de::Error::custom(format_args!("{value} is not a number of bytes per second"))),
     }
 }

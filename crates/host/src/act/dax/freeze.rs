@@ -81,11 +81,12 @@ impl Frozen {
 }
 
 impl Group {
-    /// `None` if it cannot be frozen: it is gone, has no such file (the root group), or somebody else has frozen it.
+    /// `None` if it cannot be frozen: it is gone, has no such file (the root group), we may not, or somebody else has frozen it.
     fn freeze(directory: &Path) -> io::Result<Option<Self>> {
+        use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
         let mut freeze = match File::options().read(true).write(true).open(directory.join("cgroup.freeze")) {
             Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if matches!(e.kind(), NotFound | PermissionDenied | ReadOnlyFilesystem) => return Ok(None),
             Err(e) => return Err(e),
         };
         let mut state = String::new();
