@@ -73,6 +73,8 @@ mod tests {
         assert_eq!(its, here & privileges::to_move_dax());
         assert_eq!((its, hands.freeze()), (of_a_child, true));
         assert!(!privileges::to_move_files().contains(CapabilitySet::SYS_ADMIN));
+        // It starts the jobs of ordinary files, too, which can only give up more.
+        assert!(its.contains(here & privileges::to_move_files()));
         // What a task does not survive is told.
         assert!(hands.run(|| -> () { panic!("on purpose") }).is_err());
         assert!(hands.run(|| ()).is_err());

@@ -14,10 +14,13 @@
 //! **Limits.** A thread that is born after the last look, of a bound thread, is bound and has no record until the next window, which
 //! finds it as a descendant ([`super::kin`], [`super::lineage`]) and gives it one. Children that are processes are not moved.
 
+use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use engine::{PlaneError, Undo};
-use placement::{Move, Reason, Why};
+use placement::{Move, NodeBytes, Reason, Why};
 use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, Topology};
 
@@ -29,6 +32,12 @@ use super::threads::Threads;
 /// How often to look for new threads. After the first look only threads that had not been seen then can start threads that are
 /// not bound, so a process that starts threads without pause is done after two or three.
 const LOOKS: usize = 16;
+
+/// How long a process may keep an estimate of its memory waiting, which takes milliseconds: it may hold the lock of its memory for ever.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Largest number of estimates that wait at a time.
+const MOST_WAITING: usize = 4;
 
 /// A process on its way to a node.
 #[derive(Debug)]
@@ -101,7 +110,7 @@ fn memory(mover: &Mover, pid: u32, start: u64, to: NodeId) -> Result<MemoryMove,
     let Some(room) = memory::room(mover.sys_root(), to).filter(|room| *room < work.copied().total) else {
         return Ok(work);
     };
-    let nodes = memory::resident(proc_root, pid).map_err(unreadable)?.ok_or_else(|| gone(pid))?;
+    let nodes = resident(proc_root, pid)?.map_err(unreadable)?.ok_or_else(|| gone(pid))?;
     let needed = nodes.total().saturating_sub(nodes.get(to));
     if room < needed {
         let mib = |bytes: u64| bytes >> 20;
@@ -109,6 +118,26 @@ fn memory(mover: &Mover, pid: u32, start: u64, to: NodeId) -> Result<MemoryMove,
         return Err(refused("no_free_memory", why));
     }
     Ok(work)
+}
+
+/// [`memory::resident`], for at most [`PATIENCE`].
+fn resident(proc_root: &Path, pid: u32) -> Result<io::Result<Option<NodeBytes>>, PlaneError> {
+    /// Processes that are still waited for.
+    static WAITING: AtomicUsize = AtomicUsize::new(0);
+    let busy = || refused("memory_locked", format!("process {pid} holds the lock of its memory"));
+    if WAITING.fetch_add(1, Ordering::Relaxed) >= MOST_WAITING {
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+        return Err(busy());
+    }
+    let (tell, told) = std::sync::mpsc::channel();
+    let proc_root = proc_root.to_owned();
+    std::thread::spawn(move || {
+        let nodes = memory::resident(&proc_root, pid);
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+        // Nobody listens after the time is over.
+        let _ = tell.send(nodes);
+    });
+    told.recv_timeout(PATIENCE).map_err(|_| busy())
 }
 
 impl ProcessMove {
@@ -144,8 +173,9 @@ impl ProcessMove {
                 match mover.apply(&undo) {
                     Ok(()) => self.is_bound(undo),
                     Err(PlaneError::Gone { .. }) => {}
-                    // Its program has set it meanwhile.
-                    Err(PlaneError::Refused { reason: "own_affinity", why }) => self.left.push((tid, why)),
+                    // Its program has set its affinity meanwhile, or the kernel binds no such thread: SCHED_DEADLINE, workers
+                    // of io_uring before Linux 6.3. Without permission, none of its threads can be bound.
+                    Err(PlaneError::Refused { reason, why }) if reason != "eperm" => self.left.push((tid, why)),
                     Err(error) => return Err(error),
                 }
             }

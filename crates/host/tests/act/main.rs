@@ -46,6 +46,7 @@ fn main() {
             "exec" => claims::be_exec(rest),
             "pinner" => claims::be_pinner(rest),
             "spawner" => process::be_spawner(rest),
+            "deadline" => process::be_deadline(rest),
             "binder" => process::be_binder(rest),
             "late" => process::be_late(rest),
             "owner" => process::be_owner(rest),
@@ -98,6 +99,10 @@ fn main() {
         trial("killed_while_a_process_is_bound", process::killed_at_any_step),
         trial("processes_that_must_not_be_moved_are_refused", process::refusals),
         trial("a_process_of_another_user_can_be_moved_with_what_is_kept", process::another_users),
+        trial(
+            "a_thread_that_the_kernel_does_not_bind_is_left",
+            process::a_thread_that_the_kernel_does_not_bind_is_left,
+        ),
         trial("only_a_processs_own_memory_moves", process::only_its_own_memory),
         trial("exec_ends_a_move_of_memory", process::exec_ends_a_memory_move),
         trial(

@@ -211,6 +211,35 @@ pub fn each_thread() -> Tried {
     Ok(())
 }
 
+/// A process with a thread that the kernel binds to no CPU: SCHED_DEADLINE (sched(7)).
+pub fn be_deadline(_: &[String]) {
+    std::thread::spawn(|| {
+        // struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period in ns.
+        let attributes: [u64; 6] = [48 | 6 << 32, 0, 0, 1_000_000, 100_000_000, 100_000_000];
+        // SAFETY: the kernel reads 48 bytes. The test looks whether it did as asked.
+        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, attributes.as_ptr(), 0) };
+        println!("ready");
+        std::thread::sleep(Duration::from_secs(600));
+    });
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+pub fn a_thread_that_the_kernel_does_not_bind_is_left() -> Tried {
+    let program = Running::role("deadline", &[]);
+    let second = tids(program.pid())[1];
+    // SAFETY: takes a number.
+    if unsafe { libc::sched_getscheduler(second as libc::pid_t) } != libc::SCHED_DEADLINE {
+        return Err("this kernel refuses SCHED_DEADLINE".into());
+    }
+    let mut mover = mover();
+    let mut process = prepare(&mut mover, program.pid(), 1, false).unwrap();
+    assert_eq!(process.bind(&mut mover, &topology(), &mut |_| Ok(())).unwrap(), 1);
+    let left: Vec<_> = process.left().iter().map(|(tid, why)| (*tid, why.contains("EBUSY"))).collect();
+    assert_eq!(left, [(second, true)], "{:?}", process.left());
+    assert_eq!(mask(program.pid()), node(1));
+    Ok(())
+}
+
 pub fn born_meanwhile() -> Tried {
     let program = Running::role("spawner", &[]);
     let mut mover = mover();

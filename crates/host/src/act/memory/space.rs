@@ -77,13 +77,18 @@ impl Space {
         self.page
     }
 
-    /// Whether the process still runs the same program.
+    /// Whether the process still runs the same program. Never waits for it: a process may hold the lock of its own memory for ever
+    /// (a page fault on a file whose FUSE server does not answer), and this runs between windows.
     pub fn alive(&self) -> io::Result<bool> {
         if self.process.stat()?.is_none_or(|stat| stat.start != self.start) {
             return Ok(false);
         }
-        let mut entry = [0; ENTRY];
-        Ok(self.pagemap.read_at(&mut entry, 0)? == ENTRY)
+        // The kernel looks first for the address space (none: end of file), then at the length, and takes the lock last.
+        match self.pagemap.read_at(&mut [0], 0) {
+            Ok(_) => Ok(false),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     /// Appends the addresses of the present pages among `count` pages from this one on. `shared_memory`: also pages that
