@@ -162,6 +162,11 @@ impl Allocator {
         self.regions.get(region).map_or((0, 0), |r| (r.free.load(Ordering::Relaxed), r.total))
     }
 
+    /// Free blocks of all regions, without those that only operations that free space may use.
+    pub fn room(&self) -> u64 {
+        self.regions.iter().map(|r| r.free.load(Ordering::Relaxed).saturating_sub(r.reserve)).sum()
+    }
+
     /// Blocks that only operations that free space may use.
     pub fn reserve(&self, region: usize) -> u64 {
         self.regions.get(region).map_or(0, |r| r.reserve)

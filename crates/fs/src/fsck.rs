@@ -13,7 +13,7 @@ use crate::format::{BLOCK_BYTES, Block, Ino};
 use crate::medium::{At, Medium};
 use crate::mount;
 use crate::scan::{self, Found, Inodes, Use};
-use crate::store::Store;
+use crate::store::{Flushed, Store};
 use crate::volume::{Options, Volume};
 
 /// Result of a check.
@@ -103,6 +103,10 @@ pub fn repair(medium: Arc<dyn Medium>) -> Result<()> {
             }
         }
     }
+    // A checkpoint may be what is wrong: the mount reads the logs.
+    let store = Store::new(Box::new(Arc::clone(&medium)), mount::superblock_of(&*medium, 0)?);
+    let durable = Flushed::nothing().fence(&store)?;
+    store.commit(&[(scan::state_block(), 0, scan::state_word(Use::Mounted))], &durable)?;
     Volume::mount(Box::new(medium), Options::default())?.unmount()
 }
 

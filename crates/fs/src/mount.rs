@@ -94,17 +94,14 @@ impl Volume {
     pub fn unmount(self) -> Result<()> {
         // After a commit in doubt, blocks that look free may hold data.
         self.store.check_writable()?;
-        let (durable, state) = match self.checkpoint() {
+        self.close_all()?;
+        let checkpoint = self.checkpoint();
+        let blocks = checkpoint.places();
+        let (durable, state) = match blocks.first().filter(|_| blocks.len() == checkpoint.blocks()) {
             None => (Flushed::nothing().fence(&self.store)?, Use::Clean),
-            Some(checkpoint) => {
-                let blocks = checkpoint.places();
-                match blocks.first().filter(|_| blocks.len() == checkpoint.blocks()) {
-                    None => (Flushed::nothing().fence(&self.store)?, Use::Clean),
-                    Some(first) => {
-                        let dirty = checkpoint.write(&self.store, &blocks, self.now() as u64)?;
-                        (dirty.flush(&self.store)?.fence(&self.store)?, Use::Checkpoint(*first))
-                    }
-                }
+            Some(first) => {
+                let dirty = checkpoint.write(&self.store, &blocks, self.now() as u64)?;
+                (dirty.flush(&self.store)?.fence(&self.store)?, Use::Checkpoint(*first))
             }
         };
         self.store.commit(&[(scan::state_block(), 0, scan::state_word(state))], &durable)?;

@@ -6,6 +6,10 @@
 //! **Approach.** What was stored is [`Dirty`]; flushing makes it [`Flushed`], a fence makes it [`Durable`]. The values
 //! cannot be copied, ignoring one is a compiler warning, and [`Store::commit`] takes only the last.
 //!
+//! When a fence or a commit fails, nobody knows what a crash would find. From then on the volume is *in doubt*: it stores
+//! nothing more, in no block, as the medium may name blocks that this mount takes for free. It only reads; the next mount
+//! recovers.
+//!
 //! **Limits.** The types do not know *which* stores a commit refers to: the caller brings them together with `and`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,7 +80,7 @@ impl Flushed {
 
     /// Waits for all of them.
     pub fn fence(self, store: &Store) -> Result<Durable> {
-        store.medium.fence()?;
+        store.certain(|| store.medium.fence())?;
         Ok(Durable(()))
     }
 }
@@ -99,7 +103,7 @@ impl Store {
         &self.superblock
     }
 
-    /// Fails when an earlier error left a commit in doubt.
+    /// Fails when an earlier error left the volume in doubt.
     pub fn check_writable(&self) -> Result<()> {
         if self.in_doubt.load(Ordering::Relaxed) { Err(Error::ReadOnly) } else { Ok(()) }
     }
@@ -118,6 +122,7 @@ impl Store {
 
     /// Copies to a block.
     pub fn write(&self, block: Block, offset: u64, data: &[u8]) -> Result<Dirty> {
+        self.check_writable()?;
         let at = at(block, offset);
         self.medium.write(at, data)?;
         Ok(Dirty::new(at, data.len() as u64))
@@ -128,6 +133,7 @@ impl Store {
     /// seen before the commit.
     pub fn write_data(&self, block: Block, data: &[u8]) -> Result<Dirty> {
         debug_assert!(data.len().is_multiple_of(BLOCK));
+        self.check_writable()?;
         self.medium.write_data(at(block, 0), data)?;
         let mut dirty = Dirty::default();
         if self.superblock.has_checksums() {
@@ -144,6 +150,7 @@ impl Store {
     pub fn copy_data(&self, from: Block, to: Block, count: u64) -> Result<Dirty> {
         let len = usize::try_from(count * BLOCK_BYTES).map_err(|_| Error::OutOfRange(from))?;
         if !self.superblock.has_checksums() {
+            self.check_writable()?;
             self.medium.copy_data(at(from, 0), at(to, 0), len)?;
             return Ok(Dirty::default());
         }
@@ -184,6 +191,7 @@ impl Store {
 
     /// Stores a word that commits nothing.
     pub fn store_word(&self, block: Block, offset: u64, word: u64) -> Result<Dirty> {
+        self.check_writable()?;
         let at = at(block, offset);
         self.medium.store_u64(at, word)?;
         Ok(Dirty::new(at, 8))
@@ -211,7 +219,7 @@ impl Store {
         Ok(())
     }
 
-    /// Runs a step that commits. When it fails, nobody knows what a crash would find: the volume only reads from then on.
+    /// Runs a step that must not fail half-way. When it fails, the volume is in doubt.
     pub fn certain<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check_writable()?;
         step().inspect_err(|_| self.in_doubt.store(true, Ordering::Relaxed))

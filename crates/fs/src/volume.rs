@@ -159,17 +159,13 @@ impl Volume {
         self.unread.inodes()
     }
 
-    /// Checkpoint for the next mount. `None`: an inode without a name was open until now, and that is for a mount
-    /// that reads everything.
-    pub(crate) fn checkpoint(&self) -> Option<Checkpoint> {
+    /// Checkpoint for the next mount, when nothing is [open](Self::close_all).
+    pub(crate) fn checkpoint(&self) -> Checkpoint {
         let (mut inodes, mut parents) = self.unread.rest();
         inodes.resize(self.slots.len(), Vec::new());
         let mut known = Vec::new();
         for inode in self.known_inodes() {
             let state = inode.read();
-            if state.unnamed.is_some() {
-                return None;
-            }
             known.push(inode.ino);
             parents.extend(state.dir.as_ref().map(|dir| (inode.ino, dir.parent)));
         }
@@ -178,7 +174,7 @@ impl Volume {
             all.iter_mut().zip(known).for_each(|(word, known)| *word |= known);
             all.truncate(all.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1));
         }
-        Some(Checkpoint { free: self.allocator.free_runs(), inodes, parents })
+        Checkpoint { free: self.allocator.free_runs(), inodes, parents }
     }
 
     pub(crate) fn add_inode(&self, inode: Inode) -> Arc<Inode> {

@@ -37,12 +37,22 @@ pub struct Mapped {
     regions: Vec<Region>,
 }
 
+/// What is known of a region that msync makes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Synced {
+    Yes,
+    /// Flushed and not synced.
+    No,
+    /// Its msync has failed. The kernel forgets pages that it could not write: no later call makes them durable.
+    Failed,
+}
+
 #[derive(Debug)]
 struct Region {
     base: NonNull<u8>,
     len: usize,
     persistence: Persistence,
-    unsynced: Mutex<bool>,
+    synced: Mutex<Synced>,
     /// Keeps the lock.
     _file: File,
 }
@@ -168,7 +178,7 @@ impl Region {
             }
         };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned no address"))?;
-        let mapped = Self { base, len, persistence, unsynced: Mutex::new(false), _file: region.file.try_clone()? };
+        let mapped = Self { base, len, persistence, synced: Mutex::new(Synced::Yes), _file: region.file.try_clone()? };
         if let Some(node) = region.bind {
             mapped.bind(node)?;
         }
@@ -264,7 +274,12 @@ impl Medium for Mapped {
         let (region, place) = self.place(at, usize::try_from(len).unwrap_or(usize::MAX))?;
         match region.persistence {
             Persistence::Volatile => {}
-            Persistence::Msync => *region.unsynced.lock().unwrap_or_else(PoisonError::into_inner) = true,
+            Persistence::Msync => {
+                let mut synced = region.synced.lock().unwrap_or_else(PoisonError::into_inner);
+                if *synced == Synced::Yes {
+                    *synced = Synced::No;
+                }
+            }
             Persistence::Lines(instruction) => {
                 let lead = at.offset as usize % LINE;
                 for line in (0..len as usize + lead).step_by(LINE) {
@@ -284,11 +299,18 @@ impl Medium for Mapped {
                 continue;
             }
             // Held during the call: another thread's fence must not return before its stores are on the disk, too.
-            let mut unsynced = region.unsynced.lock().unwrap_or_else(PoisonError::into_inner);
-            if std::mem::take(&mut *unsynced) {
+            let mut synced = region.synced.lock().unwrap_or_else(PoisonError::into_inner);
+            if *synced == Synced::Failed {
+                return Err(io::Error::other("an earlier msync of a region failed").into());
+            }
+            if std::mem::replace(&mut *synced, Synced::Yes) == Synced::No {
                 // SAFETY: the range is this value's own mapping.
-                unsafe { rustix::mm::msync(region.base.as_ptr().cast(), region.len, MsyncFlags::SYNC) }
-                    .map_err(io::Error::from)?;
+                let done = unsafe { rustix::mm::msync(region.base.as_ptr().cast(), region.len, MsyncFlags::SYNC) };
+                if let Err(error) = done {
+                    *synced = Synced::Failed;
+                    // EIO for the program, whatever the errno: ENOSPC would tell it of a full volume.
+                    return Err(io::Error::other(format!("msync of a region: {error}")).into());
+                }
             }
         }
         Ok(())

@@ -3,13 +3,16 @@
 use smallvec::SmallVec;
 
 use crate::alloc::{Fresh, Purpose};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Run};
 use crate::format::{BLOCK, BLOCK_BYTES, Ino};
 use crate::inode::State;
 use crate::placement::{Placement, STRIPE};
 use crate::store::{Dirty, Flushed};
 use crate::volume::{Locked, Volume};
+
+/// Blocks of the largest write that is atomic, 1 MiB.
+const MANY: u64 = 256;
 
 /// Blocks and entries of an operation on a file that is not committed yet.
 pub(super) struct Draft<'a> {
@@ -34,6 +37,12 @@ impl Volume {
         Ok(())
     }
 
+    /// Fails if there is no room for so many blocks. What asks for too many would otherwise take all there are before it fails, and
+    /// others would find none meanwhile. Up to [`MANY`] blocks it is not worth reading the counters of all regions.
+    pub(super) fn check_room(&self, blocks: u64) -> Result<()> {
+        if blocks > MANY && blocks > self.allocator.room() { Err(Error::NoSpace) } else { Ok(()) }
+    }
+
     /// Blocks for a range of a file: adjacent ones as far as there are.
     pub(super) fn new_runs<'a>(
         &'a self,
@@ -42,6 +51,7 @@ impl Volume {
         placement: Placement,
         fresh: &mut Fresh<'a>,
     ) -> Result<SmallVec<[Run; 2]>> {
+        self.check_room(count)?;
         let cpu = self.cpu();
         let (mut runs, mut at, end): (SmallVec<_>, _, _) = (SmallVec::new(), file_block, file_block + count);
         while at < end {

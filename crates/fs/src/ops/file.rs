@@ -110,7 +110,8 @@ impl Volume {
                 self.zero_tail(state, ino, size, &mut draft)?;
             }
             draft.entries.push((ino, Entry::Size(size)));
-            let purpose = if size < state.size { Purpose::Freeing } else { Purpose::Growth };
+            let frees = state.extents.range(size.div_ceil(BLOCK_BYTES), u64::MAX >> 12).next().is_some();
+            let purpose = if frees { Purpose::Freeing } else { Purpose::Growth };
             self.finish(draft, &mut locked, self.now(), purpose)
         })
     }
@@ -124,6 +125,7 @@ impl Volume {
                 volume.zero_tail(state, ino, draft.size, draft)?;
             }
             let mapped: Vec<Run> = state.extents.range(first, last - first).collect();
+            volume.check_room(last - first - mapped.iter().map(|run| run.count).sum::<u64>())?;
             let mut at = first;
             for (from, to) in mapped.iter().map(|run| (run.file_block, run.end())).chain([(last, last)]) {
                 volume.add_unwritten(ino, at, from - at, draft)?;
@@ -179,7 +181,10 @@ impl Volume {
             if draft.size > state.size && draft.entries.is_empty() {
                 draft.entries.push((ino, Entry::Size(draft.size)));
             }
-            let frees = draft.entries.iter().any(|(_, entry)| matches!(entry, Entry::Hole { .. }));
+            let frees = draft.entries.iter().any(|(_, entry)| match entry {
+                Entry::Hole { file_block, count, .. } => state.extents.range(*file_block, *count).next().is_some(),
+                _ => false,
+            });
             let purpose = if frees { Purpose::Freeing } else { Purpose::Growth };
             if draft.entries.is_empty() { Ok(()) } else { self.finish(draft, &mut locked, self.now(), purpose) }
         })

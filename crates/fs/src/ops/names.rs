@@ -82,14 +82,17 @@ impl Volume {
         let new = inherit(&locked.get(parent)?.attributes, kind, new);
         let time = self.now();
         let regions = self.regions.nearest(self.regions.of_caller(self.cpu()));
-        let ino = self.take_slot(regions)?;
-        let made = self.make_inode(ino, kind, new, time).and_then(|(inode, flushed)| {
-            let link = Entry::Link { ino, cookie, kind, name };
-            let committed = self.commit(&mut locked, &[(parent, link)], time, flushed, Purpose::Growth);
-            committed.inspect_err(|_| self.unmake_inode(&inode))?;
-            Ok(inode)
-        });
-        let inode = made.inspect_err(|_| self.give_slot(ino))?;
+        let (ino, (inode, flushed)) = loop {
+            let ino = self.take_slot(regions)?;
+            match self.make_inode(ino, kind, new, time) {
+                // A damaged number: this mount uses it no more.
+                Err(Error::Damaged(Damage::Inode { .. })) => {}
+                made => break (ino, made.inspect_err(|_| self.give_slot(ino))?),
+            }
+        };
+        let link = Entry::Link { ino, cookie, kind, name };
+        let committed = self.commit(&mut locked, &[(parent, link)], time, flushed, Purpose::Growth);
+        committed.inspect_err(|_| self.unmake_inode(&inode))?;
         if let Some(dir) = &mut inode.write().dir {
             dir.parent = parent;
         }
@@ -146,9 +149,11 @@ impl Volume {
         Ok((Inode::new(ino, generation, kind, state), flushed))
     }
 
-    /// Takes back an inode that could not be named. A crash finds an orphan, or nothing.
+    /// Takes back an inode that could not be named. A crash finds an orphan, or nothing; in doubt, perhaps the name, and then
+    /// the whole inode.
     fn unmake_inode(&self, inode: &Inode) {
         self.give_blocks(&inode.read());
+        self.give_slot(inode.ino);
         let free = inode::state_word(inode.ino, false, inode.generation);
         let stored = self
             .store
@@ -164,6 +169,16 @@ impl Volume {
         for run in state.extents.iter() {
             self.allocator.free(run.block, run.count);
         }
+    }
+
+    /// Closes and forgets all inodes, as a kernel that ends a mount need not say so of each, and frees those without a name.
+    pub(crate) fn close_all(&self) -> Result<()> {
+        for inode in self.known_inodes() {
+            inode.opens.store(0, Ordering::Release);
+            inode.remembered.store(0, Ordering::Release);
+            self.reclaim(&inode, &mut inode.write())?;
+        }
+        Ok(())
     }
 
     /// Frees an inode that nobody names, has open or remembers. Nobody waits until its number is durably free: recovery

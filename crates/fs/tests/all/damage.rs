@@ -360,3 +360,63 @@ fn removing_or_renaming_what_is_damaged_is_an_error() {
     }
     assert!(removed > 0 && renamed > 0, "{removed} {renamed}");
 }
+
+/// `repair` kept a checkpoint that `fsck` had just found wrong, and the next mount wrote over what it said was free.
+#[test]
+fn repair_writes_a_wrong_checkpoint_anew() {
+    let ram = Ram::new(blank(&[2000]));
+    format_with(Box::new(ram.clone()), 1, false);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let f = volume.create(Ino::ROOT, b"f", fs::NewFile { mode: 0o644, ..Default::default() }).unwrap().ino;
+    volume.write(f, 0, &[7; 40960]).unwrap();
+    volume.unmount().unwrap();
+    // It is in the last block: the only free run gets eight blocks in front of it, which are the file's.
+    let mut image = ram.image();
+    let block = &mut image[0][1999 * 4096..];
+    assert_eq!(&block[4..8], b"HCKP");
+    for (at, change) in [(56, -8_i64), (64, 8)] {
+        let word = u64::from_le_bytes(block[at..at + 8].try_into().unwrap());
+        block[at..at + 8].copy_from_slice(&word.wrapping_add_signed(change).to_le_bytes());
+    }
+    let sum = crc32c::crc32c(&block[4..]);
+    block[..4].copy_from_slice(&sum.to_le_bytes());
+    let ram = Ram::new(image);
+    let damage = |ram: &Ram| fs::fsck::check(Box::new(ram.clone())).unwrap().damage;
+    assert_eq!(damage(&ram), [fs::Damage::Checkpoint("has other free blocks than the logs")]);
+    fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+    assert_eq!(damage(&ram), []);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let g = volume.create(Ino::ROOT, b"g", fs::NewFile { mode: 0o644, ..Default::default() }).unwrap().ino;
+    volume.write(g, 0, &[9; 199_000]).unwrap();
+    let mut data = [0; 40960];
+    volume.read(f, 0, &mut data).unwrap();
+    assert!(data == [7; 40960]);
+}
+
+/// One free inode with a flipped bit stopped every create.
+#[test]
+fn a_damaged_free_inode_is_passed_over_and_repaired() {
+    let ram = Ram::new(blank(&[400, 400]));
+    format_with(Box::new(ram.clone()), 1, false);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let create = |volume: &Volume, name: &str| {
+        volume
+            .create(Ino::ROOT, name.as_bytes(), fs::NewFile { mode: 0o644, ..Default::default() })
+            .map(|stat| stat.ino)
+    };
+    let gone = [create(&volume, "a").unwrap(), create(&volume, "b").unwrap()][0];
+    volume.unlink(Ino::ROOT, b"a").unwrap();
+    volume.unmount().unwrap();
+    let mut image = ram.image();
+    let superblock = fs::superblock_of(&ram, gone.region()).unwrap();
+    let (block, line) = superblock.inode_at(gone).unwrap();
+    image[gone.region()][block.index() as usize * 4096 + line as usize] ^= 1;
+    let ram = Ram::new(image);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    for name in ["c", "d", "e"] {
+        assert_ne!(create(&volume, name).unwrap(), gone);
+    }
+    volume.unmount().unwrap();
+    fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+    assert_eq!(fs::fsck::check(Box::new(ram)).unwrap().damage, []);
+}

@@ -297,3 +297,53 @@ fn many_files_take_a_block_each_and_give_everything_back() {
     volume.clean(Ino::ROOT).unwrap();
     assert_eq!(free(&volume), empty);
 }
+
+/// A request for more than there is took all free blocks one run after the other, and others found none meanwhile.
+#[test]
+fn who_asks_for_too_much_takes_nothing() {
+    let volume = volume();
+    let file = create(&volume, "file").unwrap();
+    for keep_size in [true, false] {
+        assert!(matches!(volume.allocate(file, 0, 1 << 50, keep_size), Err(Error::NoSpace)));
+        assert!(matches!(volume.zero_range(file, 0, 1 << 50, keep_size), Err(Error::NoSpace)));
+    }
+    // Interleaved blocks would have come from the other region when the first was full.
+    let fell_back: u64 = volume.usage().regions.iter().map(|r| r.traffic.fallback_blocks).sum();
+    assert_eq!(fell_back, 0);
+}
+
+/// Any user could use up the blocks that are kept for emptying a full volume, with holes where there are none, or by a byte of the
+/// size: then nobody could remove a file any more.
+#[test]
+fn what_frees_no_block_leaves_the_reserve_alone() {
+    type Change = fn(&Volume, Ino, u64) -> Result<(), Error>;
+    let changes: [Change; 2] =
+        [|v, file, n| v.punch_hole(file, 8192 * (n % 7), 4096), |v, file, n| v.truncate(file, (1 << 30) - n - 1)];
+    for change in changes {
+        let ram = Ram::new(blank(&[1500]));
+        format(Box::new(ram.clone()), 1);
+        let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+        let other = create(&volume, "other").unwrap();
+        // With every number of names in the last page of the log.
+        let dirs: Vec<Ino> = (0..64)
+            .map(|i| {
+                let new = NewFile { mode: 0o40755, ..NewFile::default() };
+                let dir = volume.create(Ino::ROOT, format!("d{i}").as_bytes(), new).unwrap().ino;
+                (0..=i).for_each(|j| _ = volume.link(other, dir, format!("n{j}").as_bytes()).unwrap());
+                dir
+            })
+            .collect();
+        let files: Vec<Ino> = (0..200).map(|i| create(&volume, &format!("f{i}")).unwrap()).collect();
+        files.iter().for_each(|file| volume.truncate(*file, 1 << 30).unwrap());
+        let big = create(&volume, "big").unwrap();
+        while volume.append(big, &[1; 4096]).is_ok() {}
+        for n in 0..400 {
+            if files.iter().filter(|file| change(&volume, **file, n).is_ok()).count() == 0 {
+                break;
+            }
+        }
+        let usage = volume.usage().regions[0];
+        assert!(usage.free_blocks >= usage.reserved_blocks, "{usage:?}");
+        dirs.iter().for_each(|dir| volume.unlink(*dir, b"n0").unwrap());
+    }
+}

@@ -8,6 +8,7 @@ mod concurrent;
 mod crash;
 mod damage;
 mod emulated;
+mod failures;
 mod full;
 mod mapped;
 mod medium;

@@ -1,0 +1,150 @@
+//! Media that fail: a host file system without room, a broken disk.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use fs::medium::{At, Mapped, Medium, RegionFile};
+use fs::{Error, Ino, NewFile, Rename, Result, Volume};
+
+use crate::medium::{Ram, blank};
+use crate::{format, options};
+
+/// Memory of which one fence fails, after so many others. Clones share it.
+#[derive(Clone)]
+struct Failing(Ram, Arc<AtomicI64>);
+
+impl Medium for Failing {
+    fn regions(&self) -> usize {
+        self.0.regions()
+    }
+
+    fn len(&self, region: usize) -> u64 {
+        self.0.len(region)
+    }
+
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+        self.0.read(at, out)
+    }
+
+    fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        self.0.write(at, data)
+    }
+
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        self.0.write_data(at, data)
+    }
+
+    fn load_u64(&self, at: At) -> Result<u64> {
+        self.0.load_u64(at)
+    }
+
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        self.0.store_u64(at, word)
+    }
+
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        self.0.flush(at, len)
+    }
+
+    fn fence(&self) -> Result<()> {
+        if self.1.fetch_sub(1, Ordering::Relaxed) == 0 {
+            return Err(std::io::Error::from_raw_os_error(libc::EIO).into());
+        }
+        Ok(())
+    }
+}
+
+fn new(mode: u32) -> NewFile<'static> {
+    NewFile { mode, ..NewFile::default() }
+}
+
+/// What an operation does to a volume with files `f`, of ones, and `g`.
+type Act = fn(&Volume, Ino, Ino) -> Result<()>;
+
+const ACTS: [(&str, Act); 8] = [
+    ("create", |v, _, _| v.create(Ino::ROOT, b"new", new(0o644)).map(drop)),
+    ("mkdir", |v, _, _| v.create(Ino::ROOT, b"new", new(0o40755)).map(drop)),
+    ("write", |v, f, _| v.write(f, 0, &[7; 8192])),
+    ("append", |v, f, _| (0..80).try_for_each(|_| v.append(f, &[7; 4096]).map(drop))),
+    ("rename", |v, _, _| v.rename((Ino::ROOT, b"f"), (Ino::ROOT, b"g"), Rename::Replace)),
+    ("unlink", |v, _, _| v.unlink(Ino::ROOT, b"f")),
+    ("clean", |v, _, g| v.clean(g)),
+    ("migrate", |v, f, _| v.migrate_file(f, 1, None, |_| true).map(drop)),
+];
+
+/// Blocks of an operation whose fence failed were given to others and overwritten, though the medium may name them; an inode whose
+/// name may be there was marked as free, and no later mount was possible.
+#[test]
+fn after_a_failed_fence_nothing_is_stored_and_the_next_mount_finds_old_or_new() {
+    for (name, act) in ACTS {
+        let mut failed = 0;
+        for nth in 0..6 {
+            let ram = Ram::new(blank(&[400, 400]));
+            format(Box::new(ram.clone()), 1);
+            let fences = Arc::new(AtomicI64::new(-1));
+            let volume = Volume::mount(Box::new(Failing(ram.clone(), Arc::clone(&fences))), options(1)).unwrap();
+            let [f, g] = [b"f", b"g"].map(|name| volume.create(Ino::ROOT, name, new(0o644)).unwrap().ino);
+            volume.write(f, 0, &[1; 40960]).unwrap();
+            // A log that is worth cleaning.
+            (0..70).for_each(|i| volume.write(g, i % 5 * 4096, &[2; 4096]).unwrap());
+            fences.store(nth, Ordering::Relaxed);
+            let done = act(&volume, f, g);
+            if fences.load(Ordering::Relaxed) >= 0 {
+                continue;
+            }
+            failed += 1;
+            assert!(matches!(done, Err(Error::Io(_))), "{name}, fence {nth}: {done:?}");
+            let then = ram.image();
+            for change in [
+                volume.write(g, 0, &[9; 4096 * 30]),
+                volume.append(f, &[9; 4096 * 100]).map(drop),
+                volume.create(Ino::ROOT, b"x", new(0o644)).map(drop),
+                volume.unlink(Ino::ROOT, b"g"),
+                volume.truncate(g, 0),
+            ] {
+                assert!(matches!(change, Err(Error::ReadOnly)), "{name}, fence {nth}: {change:?}");
+            }
+            assert!(matches!(volume.unmount(), Err(Error::ReadOnly)));
+            assert!(ram.image() == then, "{name}, fence {nth}: something was stored");
+            let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
+            assert_eq!(report.damage, [], "{name}, fence {nth}");
+            let volume = Volume::mount(Box::new(ram), options(2)).unwrap();
+            let Ok(f) = volume.lookup(Ino::ROOT, b"f") else {
+                assert!(["rename", "unlink"].contains(&name));
+                continue;
+            };
+            let mut data = [0; 40960];
+            assert_eq!(volume.read(f.ino, 0, &mut data).unwrap(), data.len());
+            let (first, rest) = data.split_at(8192);
+            assert!([1, 7].iter().any(|byte| first.iter().all(|b| b == byte)) && rest.iter().all(|b| *b == 1));
+        }
+        assert!(failed >= 2, "{name} has {failed} fences");
+    }
+}
+
+/// Another thread's fence returned without a sync: its stores were acknowledged and not durable.
+#[test]
+fn a_failed_msync_is_not_forgotten() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = File::options().read(true).write(true).create_new(true).open(dir.path().join("region")).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let mapped = Mapped::new(&[RegionFile { file: file.try_clone().unwrap(), bind: None }]).unwrap();
+    let at = At { region: 0, offset: 0 };
+    let fence = || {
+        mapped.write(at, &[1; 64]).unwrap();
+        mapped.flush(at, 64).unwrap();
+        mapped.fence()
+    };
+    fence().unwrap();
+    // Without its last page, msync of the mapping fails.
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| line.ends_with(dir.path().join("region").to_str().unwrap())).unwrap();
+    let end = usize::from_str_radix(line.split(['-', ' ']).nth(1).unwrap(), 16).unwrap();
+    // SAFETY: nobody accesses this page.
+    unsafe { rustix::mm::munmap((end - 4096) as *mut _, 4096) }.unwrap();
+    let failed = fence().unwrap_err();
+    assert_eq!(failed.errno(), libc::EIO, "{failed}");
+    assert!(mapped.fence().is_err(), "what another thread has flushed before is not durable either");
+    assert!(fence().is_err());
+}

@@ -1,0 +1,26 @@
+//! Numbers in settings that are refused where they mean nothing.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
+fn number<'de, D: Deserializer<'de>>(from: D, fits: fn(f64) -> bool, wanted: &str) -> Result<f64, D::Error> {
+    let value = f64::deserialize(from)?;
+    if fits(value) { Ok(value) } else { Err(Error::custom(format_args!("{value} is not {wanted}"))) }
+}
+
+pub(crate) fn positive<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    number(from, |value| value > 0.0 && value.is_finite(), "a positive number")
+}
+
+pub(crate) fn not_negative<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    number(from, |value| value >= 0.0 && value.is_finite(), "zero or a positive number")
+}
+
+/// A limit; `inf` is none.
+pub(crate) fn limit<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    number(from, |value| value >= 0.0, "a limit: zero, a positive number, or inf")
+}
+
+pub(crate) fn fraction<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    number(from, |value| (0.0..=1.0).contains(&value), "a fraction from 0 to 1")
+}
