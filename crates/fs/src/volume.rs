@@ -203,6 +203,11 @@ impl Volume {
         }
     }
 
+    /// Whether its memory has failed, so that it only reads until it is mounted again.
+    pub fn in_doubt(&self) -> bool {
+        self.store.check_writable().is_err()
+    }
+
     /// The advisory locks of its users.
     pub fn locks(&self) -> &Locks {
         &self.locks

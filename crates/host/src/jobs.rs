@@ -45,6 +45,8 @@ struct Limits {
     /// Bytes a second of all copies together; 0: no limit.
     rate: AtomicU64,
     copies: AtomicUsize,
+    /// CPU time of the steps of all copies so far, ns.
+    cpu_ns: AtomicU64,
 }
 
 impl Limits {
@@ -76,6 +78,12 @@ impl Shared {
 }
 
 impl Jobs {
+    /// CPU time that all copies have taken so far, in seconds. It is the price of moves, which the limits of moves bound, and not of
+    /// observing.
+    pub fn cpu_s(&self) -> f64 {
+        self.limits.cpu_ns.load(Ordering::Relaxed) as f64 / 1e9
+    }
+
     /// All copies together move no more than so many bytes a second.
     pub fn pace(&self, bytes_per_s: f64) {
         self.limits.rate.store(bytes_per_s.max(1.0) as u64, Ordering::Relaxed);
@@ -232,6 +240,12 @@ fn copy(mut work: Box<dyn Copying>, shared: &Shared, limits: &Limits, keep: bool
     state
 }
 
+/// CPU time of the calling thread.
+fn thread_cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+}
+
 fn steps(work: &mut dyn Copying, shared: &Shared, limits: &Limits) -> JobState {
     loop {
         if shared.stop.load(Ordering::Relaxed) {
@@ -241,7 +255,9 @@ fn steps(work: &mut dyn Copying, shared: &Shared, limits: &Limits) -> JobState {
         let share = limits.share();
         let step = share.map_or(STEP_BYTES, |rate| (rate as f64 * STEP.as_secs_f64()) as u64).clamp(1, STEP_BYTES);
         let before = work.copied().copied();
+        let cpu = thread_cpu_ns();
         let over = work.step(step);
+        limits.cpu_ns.fetch_add(thread_cpu_ns().saturating_sub(cpu), Ordering::Relaxed);
         let copied = work.copied();
         let moved = copied.copied().saturating_sub(before);
         shared.set(Some(copied), None);
@@ -316,6 +332,29 @@ mod tests {
             }
             std::thread::yield_now();
         }
+    }
+
+    /// Their CPU time counted as the cost of observing, and a long copy switched off what policies look at.
+    #[test]
+    fn the_cpu_time_of_copies_is_told_apart() {
+        struct Busy(u64);
+        impl Copying for Busy {
+            fn step(&mut self, _: u64) -> io::Result<bool> {
+                let until = thread_cpu_ns() + 5_000_000;
+                while thread_cpu_ns() < until {}
+                self.0 += 1;
+                Ok(self.0 == 4)
+            }
+
+            fn copied(&self) -> Copied {
+                Copied::default()
+            }
+        }
+        let mut jobs = Jobs::default();
+        assert_eq!(jobs.cpu_s(), 0.0);
+        let job = jobs.start(|| Ok(Box::new(Busy(0)))).unwrap();
+        end(&mut jobs, job);
+        assert!(jobs.cpu_s() >= 0.02, "{}", jobs.cpu_s());
     }
 
     #[test]

@@ -144,6 +144,8 @@ pub struct HostPlane {
     settings: Settings,
     own_pid: u32,
     cost: Option<Cost>,
+    /// CPU time of copies up to the last window, in seconds.
+    copied_s: f64,
     /// Facts about files and processes, found out beside the windows; `None` without an observer of this kernel.
     facts: Option<Facts>,
     /// Counts what the memory controllers carry; the error says why nothing does.
@@ -225,6 +227,7 @@ impl HostPlane {
             settings,
             own_pid: std::process::id(),
             cost: None,
+            copied_s: 0.0,
             facts: None,
             meter: Err("not looked for".to_owned()),
             stretch: 1,
@@ -567,8 +570,10 @@ impl Plane for HostPlane {
         self.births_lost |= seen.births_lost;
         self.begin_window();
         let window_s = seen.window_s;
+        let copied_s = self.moves.jobs.cpu_s();
+        let own_s = seen.cost.cpu_s - (copied_s - std::mem::replace(&mut self.copied_s, copied_s));
         self.cost = Some(Cost {
-            cpu: if window_s > 0.0 { seen.cost.cpu_s / window_s } else { 0.0 },
+            cpu: if window_s > 0.0 { own_s.max(0.0) / window_s } else { 0.0 },
             memory_bytes: seen.cost.rss_bytes.saturating_add(seen.cost.kernel_bytes),
         });
         let threads: Vec<Thread> = std::mem::take(&mut seen.threads).into_iter().map(|t| self.complete(t)).collect();

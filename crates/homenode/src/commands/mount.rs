@@ -5,9 +5,10 @@
 //! **Approach.** The command starts itself again as the server and waits until that says that the mount works, or
 //! fails. The server's messages go to the same stderr up to that moment.
 //!
-//! **Limits.** The later messages of a server in the background are lost, except that its policy has ended, that an unmount
+//! **Limits.** The later messages of a server in the background are lost, except that its policy has ended, that its memory has failed, that an unmount
 //! failed, or that files are still open: these go to the system's log.
 
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
@@ -205,12 +206,26 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
         waiting.unpark();
         ended
     });
-    let decided = decider.map_or(Ok(()), |decider| decider.run(&|| stop.requested() || watcher.is_finished()));
+    let doubt = Cell::new(false);
+    let tell_doubt = || {
+        if volume.in_doubt() && !doubt.replace(true) {
+            say(&format!(
+                "{}: the volume's memory has failed: it only reads until it is mounted again",
+                args.dir.display()
+            ));
+        }
+    };
+    let over = || {
+        tell_doubt();
+        stop.requested() || watcher.is_finished()
+    };
+    let decided = decider.map_or(Ok(()), |decider| decider.run(&over));
     if let Err(failure) = &decided {
         say(&format!("{}: nothing decides any more, but the mount goes on: {}", args.dir.display(), failure.line()));
     }
     let (mut left, mut told) = (false, false);
     while !watcher.is_finished() {
+        tell_doubt();
         if stop.requested() && !left {
             if !told {
                 notify::stopping();
