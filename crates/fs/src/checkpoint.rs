@@ -87,7 +87,7 @@ impl Checkpoint {
         self.encode().len().div_ceil(WORDS)
     }
 
-    /// Free blocks for it, the last ones of the volume; fewer than it takes if there are not more.
+    /// Free blocks for it, from the last one of the volume down; fewer than it takes if there are not more.
     pub fn places(&self) -> Vec<Block> {
         let runs = self.free.iter().enumerate().rev();
         let runs =
@@ -123,11 +123,9 @@ impl Checkpoint {
     /// Reads a checkpoint. `Ok(None)`: it cannot be used.
     pub fn read(store: &Store, first: Block) -> Result<Option<Self>> {
         let superblock = store.superblock();
-        let most: u64 = superblock.regions.iter().map(|r| r.blocks).sum();
-        let (mut at, mut words, mut stamp, mut blocks) = (first, Vec::new(), None, 0);
+        let (mut at, mut words, mut stamp) = (first, Vec::new(), None);
         while at != Block::NONE {
-            blocks += 1;
-            if !superblock.is_data(at, 1) || blocks > most {
+            if !superblock.is_data(at, 1) {
                 return Ok(None);
             }
             let block = store.read_block(at)?;
@@ -138,7 +136,9 @@ impl Checkpoint {
                 && get_u64(block, 8) == at.raw()
                 && *stamp.get_or_insert(get_u64(block, 24)) == get_u64(block, 24)
                 && count <= WORDS;
-            let Some(next) = Block::from_raw(get_u64(block, 16)).filter(|_| valid) else { return Ok(None) };
+            // Each before the one that names it: a chain that leads back to itself would be read for ever.
+            let next = Block::from_raw(get_u64(block, 16)).filter(|next| valid && *next < at);
+            let Some(next) = next else { return Ok(None) };
             words.extend((0..count).map(|i| get_u64(block, WORDS_FROM + i * 8)));
             at = next;
         }

@@ -88,13 +88,16 @@ impl Volume {
             return true; // another thread cleaned meanwhile
         }
         let shards = self.room.changed.swap(0, Ordering::AcqRel);
+        if shards == 0 {
+            return false; // nothing to look for; a full volume is full at once
+        }
         let changed = |ino: Ino| shards & 1 << shard(ino) != 0;
         for ino in self.unread_inodes().into_iter().filter(|ino| changed(*ino) && self.has_long_log(*ino)) {
             let _ = self.inode(ino); // damage shows when the file is used
         }
         let mut given = 0;
         let mut shorter = Vec::new();
-        for inode in self.known_inodes().filter(|inode| changed(inode.ino)) {
+        for inode in self.known_inodes(shards) {
             let mut state = inode.write();
             if state.gone || state.log.pages.len() < 2 {
                 continue;
@@ -143,7 +146,7 @@ impl Volume {
     /// `go_on` is asked before each one.
     pub fn clean_logs(&self, mut go_on: impl FnMut() -> bool) -> Result<Cleaned> {
         let mut cleaned = Cleaned::default();
-        for inode in self.known_inodes() {
+        for inode in self.known_inodes(u64::MAX) {
             if !go_on() {
                 break;
             }

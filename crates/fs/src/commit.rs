@@ -27,6 +27,7 @@ impl Volume {
         purpose: Purpose,
     ) -> Result<Durable> {
         self.store.check_writable()?;
+        let _watch = self.store.doubt_if_it_panics();
         let mut flushed = data;
         let mut logs: SmallVec<[(usize, Appended<'_>); 2]> = SmallVec::new();
         for (i, (inode, state)) in locked.0.iter().enumerate() {

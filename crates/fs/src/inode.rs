@@ -74,6 +74,9 @@ impl Inode {
     }
 }
 
+/// Extended attributes: names and values.
+pub type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
+
 /// State of an inode, from its log.
 #[derive(Debug)]
 pub struct State {
@@ -84,7 +87,7 @@ pub struct State {
     /// Blocks of the data.
     pub extents: Extents,
     /// Extended attributes.
-    pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    pub xattrs: Xattrs,
     /// Names, if it is a directory.
     pub dir: Option<Dir>,
     /// The log itself.

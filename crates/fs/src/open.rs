@@ -2,7 +2,9 @@
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -43,9 +45,26 @@ pub fn open_files(paths: &[PathBuf]) -> Result<Mapped> {
     Mapped::new(&regions)
 }
 
+/// Opens a region. Its name may come from an image that anybody made: nothing is opened but a file or device DAX, as to open a
+/// FIFO, a tape or a watchdog does something already.
 fn region_file(path: &Path) -> Result<RegionFile> {
-    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
+    let metadata = found.metadata()?;
+    let kind = metadata.file_type();
+    let is_region = kind.is_file() || kind.is_char_device() && is_dax(metadata.rdev());
+    if !is_region {
+        return Err(Error::NotAVolume("it is neither a file nor device DAX".into()));
+    }
+    let same = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(same)?;
     Ok(RegionFile { file, bind: None })
+}
+
+/// Whether a character device is device DAX, as sysfs says.
+fn is_dax(device: u64) -> bool {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let bus = std::fs::read_link(format!("/sys/dev/char/{major}:{minor}/subsystem"));
+    bus.is_ok_and(|bus| bus.ends_with("dax"))
 }
 
 /// Where the regions of a volume are, as one of them says.

@@ -6,9 +6,9 @@
 //! **Approach.** What was stored is [`Dirty`]; flushing makes it [`Flushed`], a fence makes it [`Durable`]. The values
 //! cannot be copied, ignoring one is a compiler warning, and [`Store::commit`] takes only the last.
 //!
-//! When a fence or a commit fails, nobody knows what a crash would find. From then on the volume is *in doubt*: it stores
-//! nothing more, in no block, as the medium may name blocks that this mount takes for free. It only reads; the next mount
-//! recovers.
+//! When a fence or a commit fails, or an operation panics while it commits, nobody knows what a crash would find. From then on
+//! the volume is *in doubt*: it stores nothing more, in no block, as the medium may name blocks that this mount takes for
+//! free. It only reads; the next mount recovers.
 //!
 //! **Limits.** The types do not know *which* stores a commit refers to: the caller brings them together with `and`.
 
@@ -223,6 +223,19 @@ impl Store {
     pub fn certain<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check_writable()?;
         step().inspect_err(|_| self.in_doubt.store(true, Ordering::Relaxed))
+    }
+
+    /// Until it is dropped, a panic leaves the volume in doubt.
+    pub fn doubt_if_it_panics(&self) -> impl Drop + '_ {
+        struct Watch<'a>(&'a AtomicBool);
+        impl Drop for Watch<'_> {
+            fn drop(&mut self) {
+                if std::thread::panicking() {
+                    self.0.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+        Watch(&self.in_doubt)
     }
 
     /// Where an inode's line is.

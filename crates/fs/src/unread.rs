@@ -63,7 +63,7 @@ impl Unread {
     /// All that were not read yet.
     pub fn inodes(&self) -> Vec<Ino> {
         let slots = |(region, words): (usize, &Vec<AtomicU64>)| {
-            (0..words.len() as u32 * 64).map(move |slot| Ino::new(region, slot))
+            (0..words.len() * 64).map(move |slot| Ino::new(region, slot as u32))
         };
         self.inodes.iter().enumerate().flat_map(slots).filter(|ino| self.has(*ino)).collect()
     }

@@ -146,9 +146,10 @@ impl Volume {
         shard.read().unwrap_or_else(PoisonError::into_inner).get(&ino).cloned()
     }
 
-    /// The inodes that were read or made since the mount.
-    pub(crate) fn known_inodes(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
-        self.inodes.iter().flat_map(|shard| {
+    /// The inodes that were read or made since the mount, of the shards that have a bit in `shards`.
+    pub(crate) fn known_inodes(&self, shards: u64) -> impl Iterator<Item = Arc<Inode>> + '_ {
+        let chosen = self.inodes.iter().enumerate().filter(move |(at, _)| shards >> at & 1 == 1);
+        chosen.flat_map(|(_, shard)| {
             let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
             shard.values().cloned().collect::<Vec<_>>()
         })
@@ -164,7 +165,7 @@ impl Volume {
         let (mut inodes, mut parents) = self.unread.rest();
         inodes.resize(self.slots.len(), Vec::new());
         let mut known = Vec::new();
-        for inode in self.known_inodes() {
+        for inode in self.known_inodes(u64::MAX) {
             let state = inode.read();
             known.push(inode.ino);
             parents.extend(state.dir.as_ref().map(|dir| (inode.ino, dir.parent)));

@@ -1,4 +1,4 @@
-//! Stopping: SIGTERM, SIGINT and SIGHUP set a flag and end the window that is under way.
+//! Stopping: SIGTERM, SIGINT and, unless it is ignored, SIGHUP set a flag and end the window that is under way.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,9 @@ impl Stop {
     pub fn on_signals() -> Result<Self, Failure> {
         let failure = |e: io::Error| Failure::from_error(Exit::Unsupported, "cannot handle signals", &e);
         let stop = Self::default();
-        let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failure)?;
+        // nohup(1) has it ignored, and so it stays.
+        let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+        let mut signals = Signals::new([SIGTERM, SIGINT].into_iter().chain(hangup)).map_err(failure)?;
         let (noted, waiting) = (stop.clone(), thread::current());
         thread::spawn(move || {
             if let Err(error) = host::privileges::keep_only(CapabilitySet::empty()) {
@@ -56,4 +58,12 @@ impl Stop {
     pub fn by_interrupt(&self) -> bool {
         self.interrupt.load(Ordering::Relaxed)
     }
+}
+
+/// Whether the parent process has it ignore a signal.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
@@ -18,6 +19,9 @@ const BACKGROUND: (u16, u16) = (64, 48);
 const STAYS: usize = (128 << 10) + 4096;
 /// Requests after which a worker returns the rest. At most one new page for each request of 1 MiB.
 const PERIOD: u32 = 256;
+
+/// Wait of a worker for memory that the kernel lacks.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// `FUSE_DEV_IOC_CLONE`.
 const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
@@ -149,6 +153,11 @@ impl Transport for Device {
                 // ECONNABORTED: the mount ended while this request was on its way.
                 Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue, // the caller gave up
+                // The request is still there, or has failed by itself.
+                Err(Errno::NOMEM | Errno::FAULT | Errno::IO) => {
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
                 Err(errno) => return Err(errno.into()),
             };
             let Some(request) = Request::decode(buffer.get(..len).unwrap_or_default()) else { continue };

@@ -313,8 +313,12 @@ impl Server {
             self.drop_privileges(ino, has(set::KILL_SUIDGID), answer)?;
             volume.truncate(ino, size)?;
         }
-        let more = !has(set::SIZE) || wanted != SetAttributes::default();
-        answer.attr(&if more { volume.set_attributes(ino, wanted) } else { volume.stat(ino) }?);
+        let none = wanted == SetAttributes::default();
+        if none && !has(set::SIZE) {
+            // A change of the owner to the same one: the kernel leaves out both, and expects what any other does.
+            self.drop_privileges(ino, true, answer)?;
+        }
+        answer.attr(&if none { volume.stat(ino) } else { volume.set_attributes(ino, wanted) }?);
         Ok(())
     }
 
@@ -380,10 +384,16 @@ fn refused(errno: i32) -> Error {
     std::io::Error::from_raw_os_error(errno).into()
 }
 
-/// The name of an extended attribute. Those of the system, such as ACLs, would not do what they say.
+/// The name of an extended attribute, in one of the namespaces that mean something here. Those of the system, such as ACLs,
+/// would not do what they say.
 fn attribute<'a>(args: &mut Args<'a>) -> Result<&'a [u8]> {
     let name = args.name()?;
-    if name.starts_with(b"system.") { Err(refused(libc::EOPNOTSUPP)) } else { Ok(name) }
+    let rest = [&b"user."[..], b"trusted.", b"security."].iter().find_map(|space| name.strip_prefix(*space));
+    match rest {
+        None => Err(refused(libc::EOPNOTSUPP)),
+        Some([]) => Err(Error::Invalid("an attribute without a name")),
+        Some(_) => Ok(name),
+    }
 }
 
 /// Answers with an attribute's value, or says how long it is.

@@ -56,9 +56,13 @@ pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) 
             std::thread::Builder::new().name(name).spawn(move || {
                 let served = catch_unwind(AssertUnwindSafe(|| way.serve(&*server)));
                 let served = served.unwrap_or_else(|_| Err(io::Error::other("a worker panicked")));
-                if let (Err(error), true) = (&served, way.alone()) {
-                    tracing::error!("{}: the mount ends: {error}", mountpoint.dir.display());
-                    mountpoint.abort();
+                match &served {
+                    Err(error) if way.alone() => {
+                        tracing::error!("{}: the mount ends: {error}", mountpoint.dir.display());
+                        mountpoint.abort();
+                    }
+                    Err(error) => tracing::error!("{}: a worker ends: {error}", mountpoint.dir.display()),
+                    Ok(()) => {}
                 }
                 served
             })

@@ -4,13 +4,17 @@ use crate::alloc::Purpose;
 use crate::error::{Error, Result};
 use crate::format::entry::{Attributes, Entry, Kind, MAX_XATTR};
 use crate::format::{Ino, MAX_NAME};
-use crate::inode::State;
+use crate::inode::{State, Xattrs};
 use crate::ops::names::check_live;
 use crate::store::Flushed;
 use crate::volume::{Locked, Volume};
 
 /// The extended attribute that gives an executable file capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
+
+/// Most bytes of all names and values of an inode's extended attributes: what `listxattr` can return of names alone
+/// (XATTR_LIST_MAX). Without a limit one file could fill the memory of the server.
+const MAX_XATTRS: usize = 1 << 16;
 
 /// Attributes as `stat` gives them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +139,7 @@ impl Volume {
         Ok(true)
     }
 
-    /// Sets an extended attribute. Name and value together have at most 4012 bytes.
+    /// Sets an extended attribute. Name and value together have at most 4012 bytes, all of an inode 64 KiB.
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         if name.is_empty() || name.len() > MAX_NAME {
             return Err(Error::Invalid("the name of an attribute has 1 to 255 bytes"));
@@ -143,28 +147,32 @@ impl Volume {
         if name.len() + value.len() > MAX_XATTR {
             return Err(Error::AttributeTooLarge);
         }
-        self.change_xattrs(ino, Entry::Xattr { name, value }, |exists| match how {
-            SetXattr::Create if exists => Err(Error::Exists),
-            SetXattr::Replace if !exists => Err(Error::NoAttribute),
-            _ => Ok(()),
+        self.change_xattrs(ino, Entry::Xattr { name, value }, |xattrs| {
+            let others = xattrs.iter().filter(|(other, _)| other.as_ref() != name);
+            let others: usize = others.map(|(name, value)| name.len() + value.len()).sum();
+            match how {
+                SetXattr::Create if xattrs.contains_key(name) => Err(Error::Exists),
+                SetXattr::Replace if !xattrs.contains_key(name) => Err(Error::NoAttribute),
+                _ if others + name.len() + value.len() > MAX_XATTRS => Err(Error::AttributeTooLarge),
+                _ => Ok(()),
+            }
         })
     }
 
     /// Removes an extended attribute.
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        let check = |exists| if exists { Ok(()) } else { Err(Error::NoAttribute) };
-        self.change_xattrs(ino, Entry::XattrGone(name), check)
+        self.change_xattrs(ino, Entry::XattrGone(name), |xattrs| {
+            if xattrs.contains_key(name) { Ok(()) } else { Err(Error::NoAttribute) }
+        })
     }
 
-    fn change_xattrs(&self, ino: Ino, entry: Entry<'_>, check: impl Fn(bool) -> Result<()>) -> Result<()> {
+    fn change_xattrs(&self, ino: Ino, entry: Entry<'_>, check: impl Fn(&Xattrs) -> Result<()>) -> Result<()> {
         let inode = self.inode(ino)?;
         self.with_room(|| {
             let mut locked = Locked::new(&[&inode]);
             let state = locked.get(ino)?;
             check_live(state)?;
-            if let Entry::Xattr { name, .. } | Entry::XattrGone(name) = entry {
-                check(state.xattrs.contains_key(name))?;
-            }
+            check(&state.xattrs)?;
             self.commit(&mut locked, &[(ino, entry)], self.now(), Flushed::nothing(), Purpose::Growth)?;
             Ok(())
         })

@@ -173,7 +173,7 @@ impl Volume {
 
     /// Closes and forgets all inodes, as a kernel that ends a mount need not say so of each, and frees those without a name.
     pub(crate) fn close_all(&self) -> Result<()> {
-        for inode in self.known_inodes() {
+        for inode in self.known_inodes(u64::MAX) {
             inode.opens.store(0, Ordering::Release);
             inode.remembered.store(0, Ordering::Release);
             self.reclaim(&inode, &mut inode.write())?;

@@ -10,45 +10,60 @@ use fs::{Error, Ino, NewFile, Rename, Result, Volume};
 use crate::medium::{Ram, blank};
 use crate::{format, options};
 
-/// Memory of which one fence fails, after so many others. Clones share it.
+/// Memory of which one fence fails or panics, after so many others; it counts reads. Clones share it.
 #[derive(Clone)]
-struct Failing(Ram, Arc<AtomicI64>);
+struct Failing {
+    ram: Ram,
+    fences: Arc<AtomicI64>,
+    panics: bool,
+    reads: Arc<AtomicI64>,
+}
+
+impl Failing {
+    /// Works, until `fences` is set.
+    fn new(ram: &Ram) -> Self {
+        let count = |from| Arc::new(AtomicI64::new(from));
+        Self { ram: ram.clone(), fences: count(-1), panics: false, reads: count(0) }
+    }
+}
 
 impl Medium for Failing {
     fn regions(&self) -> usize {
-        self.0.regions()
+        self.ram.regions()
     }
 
     fn len(&self, region: usize) -> u64 {
-        self.0.len(region)
+        self.ram.len(region)
     }
 
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
-        self.0.read(at, out)
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.ram.read(at, out)
     }
 
     fn write(&self, at: At, data: &[u8]) -> Result<()> {
-        self.0.write(at, data)
+        self.ram.write(at, data)
     }
 
     fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
-        self.0.write_data(at, data)
+        self.ram.write_data(at, data)
     }
 
     fn load_u64(&self, at: At) -> Result<u64> {
-        self.0.load_u64(at)
+        self.ram.load_u64(at)
     }
 
     fn store_u64(&self, at: At, word: u64) -> Result<()> {
-        self.0.store_u64(at, word)
+        self.ram.store_u64(at, word)
     }
 
     fn flush(&self, at: At, len: u64) -> Result<()> {
-        self.0.flush(at, len)
+        self.ram.flush(at, len)
     }
 
     fn fence(&self) -> Result<()> {
-        if self.1.fetch_sub(1, Ordering::Relaxed) == 0 {
+        if self.fences.fetch_sub(1, Ordering::Relaxed) == 0 {
+            assert!(!self.panics, "a fault, as this test wants it");
             return Err(std::io::Error::from_raw_os_error(libc::EIO).into());
         }
         Ok(())
@@ -82,8 +97,9 @@ fn after_a_failed_fence_nothing_is_stored_and_the_next_mount_finds_old_or_new() 
         for nth in 0..6 {
             let ram = Ram::new(blank(&[400, 400]));
             format(Box::new(ram.clone()), 1);
-            let fences = Arc::new(AtomicI64::new(-1));
-            let volume = Volume::mount(Box::new(Failing(ram.clone(), Arc::clone(&fences))), options(1)).unwrap();
+            let failing = Failing::new(&ram);
+            let fences = Arc::clone(&failing.fences);
+            let volume = Volume::mount(Box::new(failing), options(1)).unwrap();
             let [f, g] = [b"f", b"g"].map(|name| volume.create(Ino::ROOT, name, new(0o644)).unwrap().ino);
             volume.write(f, 0, &[1; 40960]).unwrap();
             // A log that is worth cleaning.
@@ -147,4 +163,50 @@ fn a_failed_msync_is_not_forgotten() {
     assert_eq!(failed.errno(), libc::EIO, "{failed}");
     assert!(mapped.fence().is_err(), "what another thread has flushed before is not durable either");
     assert!(fence().is_err());
+}
+
+/// A fault of the code within a commit left tail and state apart, and the next write went to blocks that the medium might name.
+#[test]
+fn after_a_panic_within_a_commit_nothing_is_stored() {
+    let ram = Ram::new(blank(&[400]));
+    format(Box::new(ram.clone()), 1);
+    let failing = Failing { panics: true, ..Failing::new(&ram) };
+    let fences = Arc::clone(&failing.fences);
+    let volume = Volume::mount(Box::new(failing), options(1)).unwrap();
+    let file = volume.create(Ino::ROOT, b"f", new(0o644)).unwrap().ino;
+    volume.write(file, 0, &[1; 8192]).unwrap();
+    fences.store(1, Ordering::Relaxed);
+    let write = || volume.write(file, 0, &[2; 8192]);
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(write)).unwrap_err();
+    let stored = ram.image();
+    assert!(matches!(volume.write(file, 0, &[3; 8192]), Err(Error::ReadOnly)));
+    assert!(matches!(volume.create(Ino::ROOT, b"g", new(0o644)), Err(Error::ReadOnly)));
+    assert!(ram.image() == stored);
+    drop(volume);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let mut out = [0; 8192];
+    volume.read(file, 0, &mut out).unwrap();
+    assert!(out == [1; 8192] || out == [2; 8192]);
+}
+
+/// A checkpoint's chain that leads back to itself was read as often as the volume has blocks, with memory for each time.
+#[test]
+fn a_checkpoint_that_leads_in_a_circle_is_read_once() {
+    let ram = Ram::new(blank(&[400]));
+    format(Box::new(ram.clone()), 1);
+    Volume::mount(Box::new(ram.clone()), options(1)).unwrap().unmount().unwrap();
+    let mut image = ram.image();
+    let block = image[0].chunks_mut(4096).rfind(|block| &block[4..8] == b"HCKP").unwrap();
+    let reads = |image| {
+        let failing = Failing::new(&Ram::new(image));
+        let reads = Arc::clone(&failing.reads);
+        drop(Volume::mount(Box::new(failing), options(1)).unwrap());
+        reads.load(Ordering::Relaxed)
+    };
+    block.copy_within(8..16, 16);
+    let unsealed = image.clone();
+    let block = image[0].chunks_mut(4096).rfind(|block| &block[4..8] == b"HCKP").unwrap();
+    let crc = crc32c::crc32c(&block[4..]);
+    block[..4].copy_from_slice(&crc.to_le_bytes());
+    assert_eq!(reads(image), reads(unsealed));
 }

@@ -1,6 +1,7 @@
 //! Real memory: two memfds, and two files found by their names.
 
 use std::fs::File;
+use std::path::Path;
 
 use fs::medium::{Mapped, Medium, RegionFile};
 use fs::{Error, Ino, Layout, NewFile, Volume};
@@ -64,6 +65,21 @@ fn a_volume_on_two_memfds() {
     assert!(read(&Volume::mount(map(&files), options(2)).unwrap()) == data);
 }
 
+/// Makes a volume whose regions have names.
+fn mkfs_named(regions: &[RegionFile], paths: &[impl AsRef<Path>]) {
+    let layout = Layout {
+        volume: [9; 16],
+        created: 0,
+        nodes: vec![None; paths.len()],
+        names: paths.iter().map(|path| path.as_ref().to_str().unwrap().as_bytes().to_vec()).collect(),
+        bytes_per_inode: 16384,
+        journals: 1,
+        data_checksums: false,
+        owner: (0, 0),
+    };
+    fs::mkfs(Box::new(Mapped::new(regions).unwrap()), &layout).unwrap();
+}
+
 #[test]
 fn the_regions_of_a_volume_are_found_from_any_one_of_them() {
     let dir = tempfile::tempdir().unwrap();
@@ -74,19 +90,7 @@ fn the_regions_of_a_volume_are_found_from_any_one_of_them() {
         file.set_len(1 << 18).unwrap();
         files.push(RegionFile { file, bind: None });
     }
-    let names = paths.iter().map(|path| path.to_str().unwrap().as_bytes().to_vec()).collect();
-    let nodes = vec![None; 3];
-    let layout = Layout {
-        volume: [9; 16],
-        created: 0,
-        nodes,
-        names,
-        bytes_per_inode: 16384,
-        journals: 1,
-        data_checksums: false,
-        owner: (0, 0),
-    };
-    fs::mkfs(Box::new(Mapped::new(&files).unwrap()), &layout).unwrap();
+    mkfs_named(&files, &paths);
 
     let error = fs::open_files(&paths[..1]).unwrap_err();
     assert!(matches!(error, Error::InUse), "{error}: `files` still has them");
@@ -115,4 +119,20 @@ fn an_access_outside_of_a_region_fails() {
     assert!(mapped.load_u64(at(4)).is_err(), "not aligned");
     assert!(mapped.store_u64(fs::medium::At { region: 1, offset: 0 }, 1).is_err());
     assert!(mapped.write(at(8188), &[0; 4]).is_ok());
+}
+
+/// An image names its other regions, and root opened whatever that was, as a tape or a watchdog.
+#[test]
+fn names_in_an_image_lead_to_files_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (dir.path().join("one"), dir.path().join("other"));
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&one).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let regions = [file, memfd(1 << 20)].map(|file| RegionFile { file, bind: None });
+    mkfs_named(&regions, &[&one, &other]);
+    drop(regions);
+    rustix::fs::mknodat(rustix::fs::CWD, &other, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let refused = fs::open_files(&[one]).unwrap_err().to_string();
+    assert!(refused.contains("neither a file nor device DAX"), "{refused}");
+    assert!(fs::open_files(&["/dev/null".into()]).is_err());
 }

@@ -167,6 +167,14 @@ fn names_and_attributes_have_limits() {
     assert!(matches!(volume.set_xattr(file, b"user.y", b"", SetXattr::Replace), Err(Error::NoAttribute)));
     assert!(matches!(volume.set_xattr(file, b"user.x", &[1; 4007], SetXattr::Any), Err(Error::AttributeTooLarge)));
     assert_eq!(volume.xattr(file, b"user.x").unwrap(), [1; 4006]);
+    // 4,012 bytes each: the sixteenth and 1,342 more are 64 KiB.
+    (0..15).for_each(|i| volume.set_xattr(file, format!("user.{i:x}").as_bytes(), &[2; 4006], SetXattr::Any).unwrap());
+    let last = |len| volume.set_xattr(file, b"user.z", &vec![3; len], SetXattr::Any);
+    assert!(matches!(last(1339), Err(Error::AttributeTooLarge)));
+    last(1338).unwrap();
+    last(1338).unwrap();
+    volume.remove_xattr(file, b"user.0").unwrap();
+    last(4006).unwrap();
     let mut dir = Ino::ROOT;
     for _ in 0..100 {
         dir = volume.create(dir, b"d", NewFile { mode: 0o040_755, ..NewFile::default() }).unwrap().ino;

@@ -195,6 +195,9 @@ fn extended_attributes() {
     assert_eq!(errno(rustix::fs::removexattr(&file, "user.a").map_err(Error::from)), Some(libc::ENODATA));
     let acl = rustix::fs::setxattr(&file, "system.posix_acl_access", &[2, 0, 0, 0], XattrFlags::empty());
     assert_eq!(errno(acl.map_err(Error::from)), Some(libc::EOPNOTSUPP));
+    // As on ext4.
+    assert_eq!(errno(set("other.a", b"1", XattrFlags::empty())), Some(libc::EOPNOTSUPP));
+    assert_eq!(errno(set("user.", b"1", XattrFlags::empty())), Some(libc::EINVAL));
     mount.end();
 }
 
@@ -426,6 +429,9 @@ fn writing_and_owners_take_privileges() {
         assert_eq!(mode(), 0o6777, "{cache:?}");
         rustix::fs::chown(&file, Some(Uid::from_raw(USER)), None).unwrap();
         assert_eq!(mode(), 0o777, "another owner");
+        begin();
+        rustix::fs::chown(&file, None, None).unwrap();
+        assert_eq!(mode(), 0o777, "the same owner");
         let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         rustix::fs::setxattr(&file, "security.capability", &capability, XattrFlags::empty()).unwrap();
         assert!(capable());

@@ -6,7 +6,7 @@
 //! the pipe with our last breath. A frozen process is stopped on its way out of the kernel, never in the middle of a fault.
 //!
 //! **Limits.** Whole groups are frozen, with processes that do not map the file. The root group and homenode's own groups cannot
-//! be frozen, groups that somebody else has frozen are left alone, and version 1 of control groups is not used. If the child is
+//! be frozen, groups that somebody else has frozen or locked are left alone, and version 1 of control groups is not used. If the child is
 //! killed together with homenode (`systemctl kill -s KILL`), the group stays frozen: `echo 0 >…/cgroup.freeze` thaws it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::act::cpuset::Cpusets;
@@ -89,6 +91,11 @@ impl Group {
             Err(e) if matches!(e.kind(), NotFound | PermissionDenied | ReadOnlyFilesystem) => return Ok(None),
             Err(e) => return Err(e),
         };
+        // Two moves, of two programs, that freeze one group: the first to end would thaw it under the other.
+        match flock(&freeze, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            locked => locked?,
+        }
         let mut state = String::new();
         freeze.read_to_string(&mut state)?;
         if state.trim() != "0" {
