@@ -119,8 +119,7 @@ fn run(args: &Args) -> Result<()> {
     papers.dedup();
     let bench = simulate::reproduce::Bench::new(SEEDS, &|_, _| {});
     let simulated = simulate::reproduce::reproduce(&papers, &bench).context("simulation")?;
-    let cpus = lab::machine::Machine::read()?.list_of_all();
-    let cpus = lab::machine::parse_list(&cpus)?;
+    let cpus = lab::threads::affinity()?;
     ensure!(cpus.len() >= 2, "two emulated nodes need two CPUs");
     // As `homenode mount --emulate-nodes 2` shares them out.
     let list = |cpus: &[u32]| cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
