@@ -94,6 +94,14 @@ impl Failure {
         Self::from_error(Exit::Io, format!("cannot {action} {}", path.display()), cause)
     }
 
+    /// Names the errno that stands for a cause that is not the kernel's.
+    pub fn errno(mut self, errno: i32) -> Self {
+        let errno = Errno::from_raw(errno);
+        self.why = format!("{} ({errno:?})", self.why);
+        self.errno = Some(errno);
+        self
+    }
+
     /// Adds what the user can do about it.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

@@ -99,7 +99,7 @@ fn put_leaves_the_old_file_when_there_is_no_room_for_the_new_one() {
     let before = json(&["fs", "info", &volume]);
     let failed = homenode(&["fs", "put", &volume, large, "/file"]);
     let error = String::from_utf8(failed.stderr).unwrap();
-    assert_eq!((failed.status.code(), error.as_str()), (Some(5), "homenode: /file: the volume is full\n"));
+    assert_eq!((failed.status.code(), error.as_str()), (Some(5), "homenode: /file: the volume is full (ENOSPC)\n"));
     assert_eq!(homenode(&["fs", "get", &volume, "/file", "-"]).stdout, [7; 300_000]);
     assert_eq!(json(&["fs", "ls", &volume, "/"])["names"].as_array().unwrap().len(), 1);
     assert_eq!(json(&["fs", "info", &volume]), before, "every block came back");

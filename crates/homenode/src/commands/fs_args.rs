@@ -139,7 +139,7 @@ pub enum FsCommand {
     /// Show the regions of a volume: nodes, space, how stores become durable
     Info(VolumeArgs),
     /// List a directory
-    Ls(PathArgs),
+    Ls(LsArgs),
     /// Copy a file into the volume, on the node where this command runs
     Put(PutArgs),
     /// Copy a file out of the volume
@@ -163,6 +163,17 @@ pub struct PathArgs {
     pub volume: VolumeArgs,
     /// Path within the volume
     #[arg(value_name = "PATH")]
+    pub path: String,
+}
+
+/// `homenode fs ls`.
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    /// Which volume
+    #[command(flatten)]
+    pub volume: VolumeArgs,
+    /// Path of the directory within the volume
+    #[arg(value_name = "PATH", default_value = "/")]
     pub path: String,
 }
 

@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use ::fs::{Attributes, Error, Ino, Kind, NewFile, Rename, Volume};
 use serde_json::json;
 
-use super::fs_args::{DebugCommand, FsCommand, GetArgs, LogArgs, MigrateArgs, PathArgs, PutArgs, VolumeArgs};
+use super::fs_args::{DebugCommand, FsCommand, GetArgs, LogArgs, LsArgs, MigrateArgs, PathArgs, PutArgs, VolumeArgs};
 use super::fs_volume::{failure, map, mount, unmount};
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
@@ -64,7 +64,7 @@ fn find(volume: &Volume, path: &str) -> Result<Ino, Failure> {
     volume.resolve(path.as_bytes()).map_err(|e| failure(path, e))
 }
 
-fn ls(global: &Global, args: &PathArgs) -> Result<Exit, Failure> {
+fn ls(global: &Global, args: &LsArgs) -> Result<Exit, Failure> {
     let (volume, _) = mount(global, &args.volume)?;
     let fail = |e| failure(args.path.as_str(), e);
     let dir = find(&volume, &args.path)?;

@@ -288,6 +288,7 @@ pub fn failure(what: impl Into<String>, error: Error) -> Failure {
     };
     match &error {
         Error::Io(cause) => Failure::from_error(exit, what, cause),
+        error if exit == Exit::Io => Failure::from_error(exit, what, error).errno(error.errno()),
         error => Failure::from_error(exit, what, error),
     }
 }
