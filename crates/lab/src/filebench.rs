@@ -195,10 +195,10 @@ impl Worker<'_> {
         Ok(true)
     }
 
-    /// Opens a file at random; none if another thread deletes whatever is picked.
+    /// Opens a file at random; none if there is none, or at the end of the run.
     fn open_one(&mut self) -> Result<()> {
         self.open = None;
-        while let Some(path) = self.pick() {
+        while let Some(path) = self.pick().filter(|_| !self.stop.load(Ordering::Relaxed)) {
             match OpenOptions::new().read(true).append(true).open(path) {
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
                 opened => {
@@ -280,5 +280,16 @@ mod tests {
             assert!(done.operations > 0, "{personality:?}");
             assert!(run(dir.path(), &what, Duration::ZERO, || Err(anyhow!("no"))).is_err());
         }
+    }
+
+    /// It looked for a file of its set for ever.
+    #[test]
+    fn a_run_ends_although_its_files_were_taken_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let personality = Personality::named("webserver").unwrap();
+        let what = Filebench { personality, threads: 2, files: 4.0, file_size: 4096.0, io_size: 4096.0 };
+        fill(dir.path(), &what).unwrap();
+        let take_away = || Ok((0..4).try_for_each(|number| fs::remove_file(path(dir.path(), number)))?);
+        run(dir.path(), &what, Duration::from_millis(50), take_away).unwrap();
     }
 }
