@@ -4,6 +4,7 @@
 //! commit, recovery applies the same entries from the log, so the two cannot differ.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 
 use crate::dir::{Dir, LAST_COOKIE, Named};
@@ -30,6 +31,8 @@ pub struct Inode {
     pub remembered: AtomicU64,
     /// A migration is under way.
     pub migrating: AtomicBool,
+    /// The directory in which it was last made, found or renamed, as a number; 0: none.
+    pub named_in: AtomicU64,
     state: RwLock<State>,
 }
 
@@ -43,6 +46,7 @@ impl Inode {
             opens: AtomicU32::new(0),
             remembered: AtomicU64::new(0),
             migrating: AtomicBool::new(false),
+            named_in: AtomicU64::new(0),
             state: RwLock::new(state),
         }
     }
@@ -52,6 +56,13 @@ impl Inode {
         let kind = Kind::of_mode(state.attributes.mode);
         let kind = kind.ok_or(Damage::Inode { ino, what: "its mode has an unknown kind" })?;
         Ok(Self::new(ino, generation, kind, state))
+    }
+
+    /// Notes in which directory it was last named. As a rule it is noted already, and nobody waits for the word.
+    pub fn note_directory(&self, dir: Ino) {
+        if self.named_in.load(Ordering::Relaxed) != dir.raw() {
+            self.named_in.store(dir.raw(), Ordering::Relaxed);
+        }
     }
 
     /// For reading, together with other readers.

@@ -267,7 +267,7 @@ fn what_a_server_does_counts_for_its_caller() {
     let volume = volume();
     let ino = file_on(&volume, "file", 0);
     let callers = Callers::start(machine()).unwrap();
-    let settings = Settings { device: DEVICE, own_threads: true, ..Settings::default() };
+    let settings = Settings { device: DEVICE, directory: "/mnt".into(), own_threads: true, ..Settings::default() };
     let mut plane = VolumePlane::open(Arc::clone(&volume), Arc::clone(&callers), settings).unwrap();
     let (asked, done) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
     let tid = AtomicU32::new(0);
@@ -287,6 +287,7 @@ fn what_a_server_does_counts_for_its_caller() {
         let window = plane.observe(Duration::ZERO).unwrap();
         let thread = &window.threads[0];
         assert_eq!((window.threads.len(), thread.tid, thread.node), (1, tid, NodeId(1)));
+        assert_eq!(window.files[0].path.as_deref(), Some("/mnt/file"));
         assert_eq!((thread.write_bytes.get(NodeId(1)), thread.write_bytes.total()), (4096, 4096));
         assert!(thread.held.as_ref().is_some_and(|why| why.contains("affinity of its own")), "{:?}", thread.held);
         done.wait();

@@ -4,7 +4,7 @@ use crate::alloc::Purpose;
 use crate::error::{Error, Result};
 use crate::format::entry::{Attributes, Entry, Kind, MAX_XATTR};
 use crate::format::{Ino, MAX_NAME};
-use crate::inode::{State, Xattrs};
+use crate::inode::{Inode, State, Xattrs};
 use crate::ops::names::check_live;
 use crate::store::Flushed;
 use crate::volume::{Locked, Volume};
@@ -62,7 +62,10 @@ pub enum SetXattr {
 impl Volume {
     /// The attributes of an inode.
     pub fn stat(&self, ino: Ino) -> Result<Stat> {
-        let inode = self.inode(ino)?;
+        Self::stat_of(&*self.inode(ino)?)
+    }
+
+    pub(crate) fn stat_of(inode: &Inode) -> Result<Stat> {
         let state = inode.read();
         check_live(&state)?;
         let mut attributes = state.attributes;
@@ -70,7 +73,7 @@ impl Volume {
             attributes.links = dir.links();
         }
         let (generation, kind) = (inode.generation, inode.kind);
-        Ok(Stat { ino, generation, kind, attributes, size: state.size, blocks: state.extents.blocks() })
+        Ok(Stat { ino: inode.ino, generation, kind, attributes, size: state.size, blocks: state.extents.blocks() })
     }
 
     /// Changes attributes. Another owner or group takes the set-user-ID and set-group-ID bits and the capabilities of a

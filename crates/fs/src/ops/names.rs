@@ -15,6 +15,9 @@ use crate::ops::Stat;
 use crate::store::{Durable, Flushed};
 use crate::volume::{Locked, Volume};
 
+/// Most directories of a path that [`Volume::path`] tells.
+const MAX_DEPTH: usize = 64;
+
 /// Description of a new inode.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NewFile<'a> {
@@ -47,9 +50,35 @@ impl Volume {
             b"." => parent,
             b".." => names_of(&dir.read())?.parent,
             _ if name.len() > MAX_NAME => return Err(Error::NameTooLong),
-            _ => names_of(&dir.read())?.get(name).ok_or(Error::NotFound)?.ino,
+            _ => {
+                let found = names_of(&dir.read())?.get(name).ok_or(Error::NotFound)?.ino;
+                let inode = self.inode(found)?;
+                inode.note_directory(parent);
+                return Self::stat_of(&inode);
+            }
         };
         self.stat(found)
+    }
+
+    /// A path from the root to a file that was looked up, made or renamed since the mount; `None` if it has no name any more where
+    /// that was, if a directory on the way has more than `most` names, or below 64 directories.
+    pub fn path(&self, ino: Ino, most: usize) -> Option<Vec<u8>> {
+        let (mut at, mut path) = (self.inode(ino).ok()?, Vec::new());
+        for _ in 0..MAX_DEPTH {
+            if at.ino == Ino::ROOT {
+                return Some(path);
+            }
+            let parent = at.read().dir.as_ref().map(|dir| dir.parent);
+            let parent = parent.or_else(|| Ino::from_raw(at.named_in.load(Ordering::Relaxed)))?;
+            let dir = self.inode(parent).ok()?;
+            let state = dir.read();
+            let names = state.dir.as_ref().filter(|names| names.len() <= most)?;
+            let name = names.after(0).find(|(_, named)| named.ino == at.ino)?.0;
+            path.splice(..0, b"/".iter().chain(name).copied());
+            drop(state);
+            at = dir;
+        }
+        None
     }
 
     /// The inode at a path from the root. Symbolic links are not followed.
@@ -96,6 +125,7 @@ impl Volume {
         if let Some(dir) = &mut inode.write().dir {
             dir.parent = parent;
         }
+        inode.note_directory(parent);
         self.add_inode(inode);
         Ok(ino)
     }

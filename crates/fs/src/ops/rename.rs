@@ -108,11 +108,13 @@ impl Volume {
         }
         let purpose = if last { Purpose::Freeing } else { Purpose::Growth };
         let durable = self.commit(locked, &entries, time, Flushed::nothing(), purpose)?;
+        inode.note_directory(to.0);
         if let Some(dir) = &mut locked.get_mut(inode.ino)?.dir {
             dir.parent = to.0;
         }
         match target {
             Some((_, victim)) if how == Rename::Exchange => {
+                victim.note_directory(from.0);
                 if let Some(dir) = &mut locked.get_mut(victim.ino)?.dir {
                     dir.parent = from.0;
                 }

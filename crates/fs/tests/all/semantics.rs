@@ -279,3 +279,40 @@ fn a_log_that_is_mostly_history_is_cleaned() {
     assert!(used < 10, "{used} blocks for three blocks of data");
     use_and_empty(&volume).unwrap();
 }
+
+/// What a policy moves is told by its path, not by a number.
+#[test]
+fn a_file_that_was_used_has_a_path() {
+    let (ram, volume) = volume();
+    let dir = |parent, name: &[u8]| {
+        volume.create(parent, name, NewFile { mode: 0o040_755, ..NewFile::default() }).unwrap().ino
+    };
+    let (d, e) = (dir(Ino::ROOT, b"d"), dir(Ino::ROOT, b"e"));
+    let below = dir(d, b"below");
+    let file = volume.create(below, b"file", NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
+    let other = create(&volume, b"other");
+    let path = |ino| volume.path(ino, 10).map(|path| String::from_utf8(path).unwrap());
+    let is = |ino, expected: &str| assert_eq!(path(ino).as_deref(), Some(expected));
+    is(file, "/d/below/file");
+    is(Ino::ROOT, "");
+    volume.rename((below, b"file"), (e, b"new"), fs::Rename::Replace).unwrap();
+    is(file, "/e/new");
+    volume.rename((e, b"new"), (Ino::ROOT, b"other"), fs::Rename::Exchange).unwrap();
+    is(file, "/other");
+    is(other, "/e/new");
+    volume.rename((d, b"below"), (e, b"below"), fs::Rename::Replace).unwrap();
+    is(below, "/e/below");
+    volume.link(file, below, b"again").unwrap();
+    volume.lookup(below, b"again").unwrap();
+    is(file, "/e/below/again");
+    assert_eq!(volume.path(file, 1), None, "e has two names");
+    volume.unlink(below, b"again").unwrap();
+    assert_eq!(path(file), None, "the other name was not used since");
+    volume.lookup(Ino::ROOT, b"other").unwrap();
+    is(file, "/other");
+    drop(volume);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    assert_eq!(volume.path(file, 10), None, "nobody has used it");
+    volume.resolve(b"/other").unwrap();
+    assert_eq!(volume.path(file, 10).unwrap(), b"/other");
+}

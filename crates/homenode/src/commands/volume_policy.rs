@@ -272,7 +272,8 @@ impl Prepared {
     ) -> Result<Decider, Failure> {
         let stat = rustix::fs::stat(dir).map_err(|e| Failure::io("look at", dir, &e.into()))?;
         let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-        let plane = Settings { device, notes: nodes.notes(), placement, ..Settings::default() };
+        let directory = dir.canonicalize().map_err(|e| Failure::io("look at", dir, &e))?;
+        let plane = Settings { device, directory, notes: nodes.notes(), placement, ..Settings::default() };
         let unsupported =
             |what: &str, e: &(dyn std::error::Error + 'static)| Failure::from_error(Exit::Unsupported, what, e);
         let callers = match &nodes.callers {

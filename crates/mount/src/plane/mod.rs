@@ -19,7 +19,9 @@ mod copy;
 mod threads;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,11 +37,17 @@ use topology::{CpuSet, NodeId, Topology};
 pub use callers::Callers;
 use copy::{Copies, FileCopy};
 
+/// Files whose paths a window tells, and names of a directory that are searched for one: a path takes a look at each name.
+const NAMED: usize = 16;
+const NAMES: usize = 10_000;
+
 /// How the plane of a volume works.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Device of the mount, as `stat` shows it: major and minor number. Files are named by it.
     pub device: (u32, u32),
+    /// The directory that it is mounted on.
+    pub directory: PathBuf,
     /// A note for every window: that its nodes are emulated.
     pub notes: Vec<String>,
     /// Also move threads with an affinity of their own.
@@ -139,6 +147,9 @@ impl VolumePlane {
         if let Some(why) = self.callers.take_failure() {
             notes.push(format!("threads that use the volume could not be looked at: {why}"));
         }
+        let mut files: Vec<ObservedFile> =
+            readers.into_iter().filter_map(|(ino, readers)| self.file(ino, readers)).collect();
+        self.name_files(&uses, &mut files);
         let time = clock_gettime(ClockId::Boottime);
         Snapshot {
             version: placement::snapshot::VERSION,
@@ -146,7 +157,7 @@ impl VolumePlane {
             window_s,
             nodes: self.nodes(),
             threads: self.host.complete_window(threads),
-            files: readers.into_iter().filter_map(|(ino, readers)| self.file(ino, readers)).collect(),
+            files,
             processes: Vec::new(),
             outcomes: Vec::new(),
             notes,
@@ -228,6 +239,24 @@ impl VolumePlane {
             opens: if self.copies.contains(ino) { None } else { self.volume.open_count(ino).ok() },
             readers,
         })
+    }
+
+    /// Tells the paths of the files with the most bytes: those that can be worth a move or a line.
+    fn name_files(&self, uses: &[Use], files: &mut [ObservedFile]) {
+        let mut bytes: FxHashMap<Ino, u64> = FxHashMap::default();
+        for one in uses {
+            *bytes.entry(one.ino).or_default() += one.regions.iter().map(|t| t.read + t.written).sum::<u64>();
+        }
+        let mut by_bytes: Vec<(u64, Ino)> = bytes.into_iter().map(|(ino, bytes)| (bytes, ino)).collect();
+        by_bytes.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, ino) in by_bytes.into_iter().take(NAMED) {
+            let id = self.id(ino);
+            let path = self.volume.path(ino, NAMES);
+            if let (Some(path), Some(file)) = (path, files.iter_mut().find(|file| file.file == id)) {
+                let inside = Path::new(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or_default()));
+                file.path = Some(self.settings.directory.join(inside).to_string_lossy().into_owned());
+            }
+        }
     }
 
     fn nodes(&mut self) -> Vec<NodeLoad> {

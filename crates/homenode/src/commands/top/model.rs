@@ -72,6 +72,9 @@ pub struct ThreadRow {
 pub struct FileRow {
     /// File id: `major:minor:inode`.
     pub file: String,
+    /// Its path, if it is known.
+    #[serde(default)]
+    pub path: Option<String>,
     /// Bytes of data on each node.
     pub bytes: NodeBytes,
     /// How many threads touched it.
@@ -192,6 +195,7 @@ impl Window {
             let [read, remote, written] = sums.get(file.file.as_str()).copied().unwrap_or_default();
             FileRow {
                 file: file.file.clone(),
+                path: file.path.clone(),
                 bytes: file.bytes.clone(),
                 threads: file.readers.len(),
                 remote_share: (read > 0).then(|| remote as f64 / read as f64),
@@ -313,15 +317,25 @@ pub const THREAD_COLUMNS: [Column<ThreadRow>; 10] = [
     Column { head: "last move", width: 15, expendable: 5, cell: last_move },
 ];
 
+/// Most characters of a file's name.
+const NAME: u16 = 24;
+
 /// Columns of the table of files.
 pub const FILE_COLUMNS: [Column<FileRow>; 6] = [
-    Column { head: "file", width: 15, expendable: 0, cell: |f| f.file.clone() },
+    Column { head: "file", width: NAME, expendable: 0, cell: name },
     Column { head: ">threads", width: 7, expendable: 2, cell: |f| f.threads.to_string() },
     Column { head: ">remote", width: 6, expendable: 0, cell: |f| or_dash(f.remote_share, percent) },
     Column { head: ">read", width: 10, expendable: 1, cell: |f| rate(f.read_bytes_per_s) },
     Column { head: ">written", width: 10, expendable: 3, cell: |f| rate(f.write_bytes_per_s) },
     Column { head: "data", width: 15, expendable: 0, cell: data },
 ];
+
+/// The last [`NAME`] characters of the path, or the id.
+fn name(file: &FileRow) -> String {
+    let Some(path) = &file.path else { return file.file.clone() };
+    let cut = path.chars().count().saturating_sub(NAME.into());
+    if cut == 0 { path.clone() } else { format!("…{}", path.chars().skip(cut + 1).collect::<String>()) }
+}
 
 /// `4.0 MiB on 0, 1.0 MiB on 1`.
 fn data(file: &FileRow) -> String {

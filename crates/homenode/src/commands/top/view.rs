@@ -248,6 +248,7 @@ mod tests {
         let threads = vec![ThreadRow { last_move: Some("10:02:31 1 → 0".to_owned()), ..host.threads[1].clone() }];
         let file = FileRow {
             file: "0:41:4".to_owned(),
+            path: Some("/data/of/a/very/long/path/to/a/17.sst".to_owned()),
             bytes: [(topology::NodeId(0), 4 << 20), (topology::NodeId(1), 1 << 16)].into_iter().collect(),
             threads: 1,
             remote_share: Some(0.25),
