@@ -106,6 +106,9 @@ fn put_leaves_the_old_file_when_there_is_no_room_for_the_new_one() {
 
     assert_eq!(code(&["fs", "put", &volume, local, "/"]), 2);
     assert_eq!(code(&["fs", "rm", &volume, "/missing"]), 5);
+    let out = dir.path().join("out");
+    assert_eq!(code(&["fs", "get", &volume, "/", out.to_str().unwrap()]), 5);
+    assert!(!out.exists(), "a directory left an empty file");
     stdout(&["fs", "rm", &volume, "/file"]);
     assert_eq!(json(&["fs", "ls", &volume, "/"])["names"], serde_json::json!([]));
     assert_eq!(code(&["fsck", &volume]), 0);

@@ -173,16 +173,24 @@ fn rm(global: &Global, args: &PathArgs) -> Result<Exit, Failure> {
 fn get(global: &Global, args: &GetArgs) -> Result<Exit, Failure> {
     let (volume, _) = mount(global, &args.file.volume)?;
     let ino = find(&volume, &args.file.path)?;
+    let fail = |e| failure(args.file.path.as_str(), e);
+    let stat = volume.stat(ino).map_err(fail)?;
+    if stat.kind == Kind::Directory {
+        return Err(fail(Error::IsDirectory)); // before a local file is made for it
+    }
     let mut to: Box<dyn Write> = if args.local.as_os_str() == "-" {
         Box::new(io::stdout().lock())
     } else {
         Box::new(File::create(&args.local).map_err(|e| Failure::io("create", &args.local, &e))?)
     };
+    let bar = progress::bar(global.json, stat.size, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
     let mut buffer = vec![0; CHUNK];
     let mut offset = 0;
     loop {
-        let len = volume.read(ino, offset, &mut buffer).map_err(|e| failure(args.file.path.as_str(), e))?;
+        let len = volume.read(ino, offset, &mut buffer).map_err(fail)?;
+        bar.set_position(offset);
         if len == 0 {
+            bar.finish_and_clear();
             to.flush()?;
             return unmount(volume);
         }
