@@ -3,7 +3,7 @@
 //! **Problem.** A policy wants to know which thread's file bytes come from which node. Counting must not make threads
 //! wait for each other.
 //!
-//! **Approach.** Each thread has counters of its own and keeps hold of them; a thread that works for others, as that of
+//! **Approach.** Each thread has counters of its own and keeps hold of them ([`Recent`]); a thread that works for others, as that of
 //! a mount does, says for whom ([`crate::as_thread`]). What each thread does with each file is counted likewise, once
 //! somebody wants to know ([`Counters::watch_files`]), and handed out as it is since the last time.
 //!
@@ -18,6 +18,7 @@ use rustc_hash::FxHashMap;
 
 use crate::caller;
 use crate::format::Ino;
+use crate::recent::Recent;
 use crate::volume::lock;
 
 /// Bytes from and to the memory of one region.
@@ -40,16 +41,14 @@ const MOST_USES: usize = 65_536;
 
 static VOLUMES: AtomicU64 = AtomicU64::new(1);
 
+type OfThreads = Recent<(u64, u32), Arc<[Cells]>>;
+
 thread_local! {
-    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
-    static LAST_USE: RefCell<Option<LastUse>> = const { RefCell::new(None) };
+    /// The counters used lately: of which volume, for which thread.
+    static THREADS: RefCell<OfThreads> = const { RefCell::new(Recent::NOTHING) };
+    /// The uses of files that were counted lately: of which volume, by which thread, of which file.
+    static USES: RefCell<Recent<(u64, u32, Ino), Arc<FileCells>>> = const { RefCell::new(Recent::NOTHING) };
 }
-
-/// The counters used last: of which volume, for which thread.
-type Last = (u64, u32, Arc<[Cells]>);
-
-/// The use of a file that was counted last: of which volume, by which thread, of which file.
-type LastUse = (u64, u32, Ino, Arc<FileCells>);
 
 /// Bytes of one thread and one file since the last call ([`crate::Volume::take_uses`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,11 +135,9 @@ impl Counters {
 
     fn count(&self, region: usize, add: impl Fn(&Cells)) {
         let tid = caller::acting_for();
-        LAST.with_borrow_mut(|last| {
-            if !matches!(last, Some((volume, thread, _)) if (*volume, *thread) == (self.volume, tid)) {
-                *last = Some((self.volume, tid, self.of_thread(tid)));
-            }
-            if let Some(cells) = last.as_ref().and_then(|(_, _, cells)| cells.get(region)) {
+        THREADS.with_borrow_mut(|recent| {
+            let own = recent.get(u64::from(tid), (self.volume, tid), || Some(self.of_thread(tid)));
+            if let Some(cells) = own.and_then(|cells| cells.get(region)) {
                 add(cells);
             }
         });
@@ -198,16 +195,11 @@ impl Counters {
     fn count_use(&self, of: Option<Ino>, bytes: u64, add: impl Fn(&FileCells)) {
         let Some(ino) = of.filter(|_| self.files.load(Ordering::Relaxed)) else { return };
         let tid = caller::acting_for();
-        LAST_USE.with_borrow_mut(|last| {
-            let known = |last: &LastUse| (last.0, last.1, last.2) == (self.volume, tid, ino);
-            if !last.as_ref().is_some_and(known) {
-                *last = self.of_use(tid, ino).map(|file| (self.volume, tid, ino, file));
-            }
-            match last {
-                Some((_, _, _, file)) => add(file),
-                None => {
-                    self.untold.fetch_add(bytes, Ordering::Relaxed);
-                }
+        USES.with_borrow_mut(|recent| {
+            let hash = u64::from(tid).wrapping_add(ino.raw());
+            match recent.get(hash, (self.volume, tid, ino), || self.of_use(tid, ino)) {
+                Some(file) => add(file),
+                None => _ = self.untold.fetch_add(bytes, Ordering::Relaxed),
             }
         });
     }

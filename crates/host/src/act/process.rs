@@ -300,16 +300,19 @@ mod tests {
     use super::*;
 
     /// Threads of this process that set an affinity of one CPU, and sleep.
-    fn start(threads: usize, cpu: u32) {
+    fn start(threads: usize) {
+        use super::super::affinity;
+        let cpu: CpuSet = affinity::get(0).unwrap().iter().take(1).collect();
         let (ready, all_ready) = std::sync::mpsc::channel();
         for _ in 0..threads {
-            let ready = ready.clone();
+            let (ready, cpu) = (ready.clone(), cpu.clone());
             std::thread::spawn(move || {
-                super::super::affinity::set(0, &[cpu].into_iter().collect()).unwrap();
+                affinity::set(0, &cpu).unwrap();
                 ready.send(()).unwrap();
                 std::thread::park();
             });
         }
+        drop(ready); // else a thread that panics is waited for
         assert_eq!(all_ready.iter().take(threads).count(), threads);
     }
 
@@ -350,7 +353,7 @@ mod tests {
             let mut process = ProcessMove::new(pid, start_of, to);
             (0..bound).map(record).for_each(|undo| process.is_bound(undo));
             let before = LOOKS.with(std::cell::Cell::get);
-            start(8, 0);
+            start(8);
             process.look(&mut mover, &topology).unwrap();
             assert!(process.left.len() >= 8, "{:?}", process.left);
             looks.push((LOOKS.with(std::cell::Cell::get) - before) / process.seen.len());

@@ -5,18 +5,20 @@
 //!
 //! **Approach.** A thread of its own looks every [`TICK`] where the callers are that have asked for something since. A
 //! request only reads what is known: it never waits for `/proc`, which may wait for a thread that waits for the
-//! request. procfs files stay open, so a later thread with the same id is not mistaken for the caller; those of ended
+//! request. A worker keeps hold of what it knows of the threads that it worked for lately. procfs files stay open, so a later thread with the same id is not mistaken for the caller; those of ended
 //! and of idle threads are closed every [`SWEEP`] looks.
 //!
 //! **Limits.** For up to [`TICK`] after a thread was moved, its accesses count for the node where it was; those of a
 //! new thread count for the node of the server's thread, and so do those of threads beyond [`MOST`] at a time.
 
+use std::cell::RefCell;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use fs::Recent;
 use rustc_hash::FxHashMap;
 use topology::Topology;
 
@@ -41,14 +43,27 @@ const NOWHERE: u32 = u32::MAX;
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub watched: Watched,
-    node: AtomicU32,
-    /// It has asked for something since the last look.
-    active: AtomicBool,
+    place: Arc<Place>,
     /// CPU time at the end of the last window, or at its first request.
     pub counted: Mutex<Time>,
     /// Windows without a request; sweeps, where no plane watches.
     idle: AtomicU32,
 }
+
+/// Where a thread is. Workers keep hold of it without the files of its thread.
+#[derive(Debug)]
+struct Place {
+    node: AtomicU32,
+    /// It has asked for something since the last look.
+    active: AtomicBool,
+}
+
+thread_local! {
+    /// The threads that this worker worked for lately, and of which version of which table they are.
+    static RECENT: RefCell<Recent<(u64, u32), Arc<Place>>> = const { RefCell::new(Recent::NOTHING) };
+}
+
+static VERSIONS: AtomicU64 = AtomicU64::new(0);
 
 /// All threads that use a volume.
 #[derive(Debug)]
@@ -56,6 +71,8 @@ pub struct Callers {
     proc_root: PathBuf,
     topology: Topology,
     table: RwLock<FxHashMap<u32, Arc<Caller>>>,
+    /// Another number, of all tables, whenever a thread was forgotten: its number may be that of another one.
+    version: AtomicU64,
     /// Threads that are not in the table yet.
     new: Mutex<Vec<u32>>,
     /// A plane wants to know the CPU time of threads, and ends windows.
@@ -87,7 +104,14 @@ impl Callers {
     fn new(proc_root: PathBuf, topology: Topology) -> Self {
         let (table, new, failed) = (RwLock::default(), Mutex::default(), Mutex::default());
         let (watched, looks) = (AtomicBool::new(false), AtomicU32::new(0));
-        Self { proc_root, topology, table, new, watched, failed, looks }
+        let this = Self { proc_root, topology, table, version: AtomicU64::new(0), new, watched, failed, looks };
+        this.forgot();
+        this
+    }
+
+    /// Threads were forgotten: workers look again.
+    fn forgot(&self) {
+        self.version.store(VERSIONS.fetch_add(1, Ordering::Relaxed), Ordering::Release);
     }
 
     /// From now on a plane asks for the CPU time of threads.
@@ -96,6 +120,7 @@ impl Callers {
         self.watched.store(true, Ordering::Relaxed);
         // What is known of them lacks their CPU time.
         table.clear();
+        self.forgot();
     }
 
     /// Why threads could not be looked at since the last call, if one could not.
@@ -123,15 +148,26 @@ impl Callers {
         if tid == 0 {
             return None;
         }
-        let Some(caller) = self.table.read().unwrap_or_else(PoisonError::into_inner).get(&tid).cloned() else {
-            let mut new = self.new.lock().unwrap_or_else(PoisonError::into_inner);
-            if new.len() < MOST_NEW && !new.contains(&tid) {
-                new.push(tid);
+        let key = (self.version.load(Ordering::Acquire), tid);
+        RECENT.with_borrow_mut(|recent| {
+            let place = recent.get(u64::from(tid), key, || self.place(tid))?;
+            if !place.active.load(Ordering::Relaxed) {
+                place.active.store(true, Ordering::Relaxed);
             }
-            return None;
-        };
-        caller.active.store(true, Ordering::Relaxed);
-        Some(caller.node.load(Ordering::Relaxed)).filter(|node| *node != NOWHERE)
+            Some(place.node.load(Ordering::Relaxed)).filter(|node| *node != NOWHERE)
+        })
+    }
+
+    /// Where a thread is; one that is new is looked at soon.
+    fn place(&self, tid: u32) -> Option<Arc<Place>> {
+        if let Some(caller) = self.table.read().unwrap_or_else(PoisonError::into_inner).get(&tid) {
+            return Some(Arc::clone(&caller.place));
+        }
+        let mut new = self.new.lock().unwrap_or_else(PoisonError::into_inner);
+        if new.len() < MOST_NEW && !new.contains(&tid) {
+            new.push(tid);
+        }
+        None
     }
 
     /// Looks where those threads are that have asked for something since the last look.
@@ -139,7 +175,7 @@ impl Callers {
         let mut again = std::mem::take(&mut *self.new.lock().unwrap_or_else(PoisonError::into_inner));
         let active: Vec<_> = {
             let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-            let active = table.iter().filter(|(_, caller)| caller.active.swap(false, Ordering::Relaxed));
+            let active = table.iter().filter(|(_, caller)| caller.place.active.swap(false, Ordering::Relaxed));
             active.map(|(tid, caller)| (*tid, Arc::clone(caller))).collect()
         };
         let watched = self.watched.load(Ordering::Relaxed);
@@ -148,7 +184,7 @@ impl Callers {
                 caller.idle.store(0, Ordering::Relaxed);
             }
             match caller.watched.now() {
-                Ok(Some(seen)) => caller.node.store(self.node_of(seen.cpu), Ordering::Relaxed),
+                Ok(Some(seen)) => caller.place.node.store(self.node_of(seen.cpu), Ordering::Relaxed),
                 // It has ended since, or another thread has its id by now.
                 Ok(None) => {
                     self.forget(&[(tid, caller)]);
@@ -189,6 +225,9 @@ impl Callers {
                 table.remove(tid);
             }
         }
+        if !past.is_empty() {
+            self.forgot();
+        }
     }
 
     fn fail(&self, error: &io::Error) {
@@ -212,13 +251,9 @@ impl Callers {
             Ok(Some((watched, seen, counted)))
         };
         let (watched, seen, counted) = look().inspect_err(|error| self.fail(error)).ok().flatten()?;
-        let caller = Arc::new(Caller {
-            node: AtomicU32::new(self.node_of(seen.cpu)),
-            active: AtomicBool::new(false),
-            counted: Mutex::new(counted),
-            idle: AtomicU32::new(0),
-            watched,
-        });
+        let place = Place { node: AtomicU32::new(self.node_of(seen.cpu)), active: AtomicBool::new(false) };
+        let caller =
+            Arc::new(Caller { place: Arc::new(place), counted: Mutex::new(counted), idle: AtomicU32::new(0), watched });
         self.table.write().unwrap_or_else(PoisonError::into_inner).insert(tid, Arc::clone(&caller));
         Some(caller)
     }
@@ -239,7 +274,11 @@ impl Callers {
     /// Ends a window: forgets threads that have not used the volume for long.
     pub(crate) fn end_window(&self) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let known = table.len();
         table.retain(|_, caller| caller.idle.fetch_add(1, Ordering::Relaxed) < IDLE_WINDOWS);
+        if table.len() < known {
+            self.forgot();
+        }
     }
 }
 
