@@ -81,6 +81,9 @@ struct Run {
     remote: Option<f64>,
     /// Share of the second half's controller load (Eq. 1) that node 1 carried.
     elsewhere: Option<f64>,
+    /// MB/s read and written by all programs, in the second half: what the unit does not count.
+    #[serde(default)]
+    carried: Option<[f64; 2]>,
     threads_moved: usize,
     files_moved: usize,
 }
@@ -229,11 +232,15 @@ fn one(args: &Args, place: &Place, runner: &Runner<'_>, load: &Load, policy: &st
     let load_of = |node: &place::Node| node.read_bytes as f64 / 3.0 + node.write_bytes as f64;
     let carried =
         |line: &Line, wanted: fn(u32) -> bool| line.nodes.iter().filter(|n| wanted(n.node)).map(load_of).sum();
+    let bytes = |of: fn(&place::Node) -> u64| sum(&|line| line.nodes.iter().map(|n| of(n) as f64).sum());
+    let seconds = sum(&|line| line.window_s);
+    let carries = [bytes(|n| n.read_bytes), bytes(|n| n.write_bytes)].map(|bytes| bytes / 1e6 / seconds);
     let moves = |kind: &str| windows.iter().flat_map(|w| &w.moves).filter(|m| m.kind == kind && m.from != m.to).count();
     Ok(Run {
         value: value?,
         remote: share(sum(&|line| line.remote_bytes as f64), sum(&|line| line.read_bytes as f64)),
         elsewhere: share(sum(&|line| carried(line, |node| node == 1)), sum(&|line| carried(line, |_| true))),
+        carried: (seconds > 0.0).then_some(carries),
         threads_moved: moves("thread"),
         files_moved: moves("file"),
     })
@@ -302,13 +309,26 @@ fn measured<'a>(
     let values =
         |s: usize| -> Vec<Vec<f64>> { loads.iter().map(|l| of(*l, s).iter().map(|run| run.value).collect()).collect() };
     let names = |s: &usize| (figure.series[*s].1.to_owned(), values(*s));
-    let head = ["load", "policy", "remote reads", "load on node 1", "threads moved", "files moved, at least"];
+    let head = [
+        "load",
+        "policy",
+        "remote reads",
+        "load on node 1",
+        "read, MB/s",
+        "written",
+        "threads moved",
+        "files moved, at least",
+    ];
     let mut counted = vec![head.map(str::to_owned).to_vec()];
     for (l, load) in loads.iter().map(|l| (*l, &figure.loads[*l])) {
         for s in &shown {
             let share = |of_run: fn(&Run) -> Option<f64>| {
                 let shares: Vec<f64> = of(l, *s).iter().filter_map(of_run).collect();
                 Spread::of(&shares).map(|spread| format!("{:.0} %", 100.0 * spread.mean))
+            };
+            let rate = |way: usize| {
+                let rates = of(l, *s).iter().filter_map(|run| run.carried?.get(way).copied());
+                Spread::of(&rates.collect::<Vec<f64>>()).map_or("–".to_owned(), |spread| spread.text())
             };
             let count = |of_run: fn(&Run) -> usize| {
                 let counts: Vec<f64> = of(l, *s).iter().map(|run| of_run(run) as f64).collect();
@@ -319,7 +339,8 @@ fn measured<'a>(
             let remote = share(|run| run.remote).unwrap_or_default();
             let moved = [count(|run| run.threads_moved), count(|run| run.files_moved)];
             let names = [load.name.to_owned(), figure.series[*s].1.to_owned()];
-            counted.push(names.into_iter().chain([remote, elsewhere]).chain(moved).collect());
+            let rates = [rate(0), rate(1)];
+            counted.push(names.into_iter().chain([remote, elsewhere]).chain(rates).chain(moved).collect());
         }
     }
     Some(Measured {

@@ -16,6 +16,8 @@ use serde::Deserialize;
 pub struct Line {
     pub kind: String,
     #[serde(default)]
+    pub window_s: f64,
+    #[serde(default)]
     pub read_bytes: u64,
     #[serde(default)]
     pub remote_bytes: u64,
