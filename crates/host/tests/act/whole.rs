@@ -8,7 +8,7 @@ use host::{HostPlane, Settings as HostSettings};
 use topology::NodeId;
 
 use crate::Tried;
-use crate::world::{Running, all, mask, node, tids, topology};
+use crate::world::{Running, all, mask, node, set, tids, topology_of};
 
 /// Threads that read a cached file over and over.
 pub fn be_readers(args: &[String]) {
@@ -42,8 +42,10 @@ pub fn readers_go_home() -> Tried {
     // Only these readers: no test moves other programs of this machine.
     let scope = host::observe::Scope::Pids(vec![readers.pid()]);
     let observe = host::observe::Settings { scope, ..host::observe::Settings::default() };
+    // A thread on a CPU of no node is not placed, and where nothing else runs a reader stays on its CPU: each has a node.
+    let topology = topology_of([node(0), set(all().iter().skip(1))]);
     let plane =
-        HostPlane::open(HostSettings { observe, ..HostSettings::default() }, topology()).map_err(|e| e.to_string())?;
+        HostPlane::open(HostSettings { observe, ..HostSettings::default() }, topology).map_err(|e| e.to_string())?;
     let policy = placement::policy("nthread-rl", &Default::default()).unwrap();
     let state = StateDir::open(&tmp.path().join("state")).unwrap();
     let settings = Settings { window_s: 0.3, ..Settings::default() };
