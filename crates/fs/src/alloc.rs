@@ -50,7 +50,7 @@ struct Region {
 #[derive(Debug)]
 pub struct Fresh<'a> {
     allocator: &'a Allocator,
-    runs: SmallVec<[(Block, u64); 4]>,
+    runs: SmallVec<[(Block, u64); 2]>,
 }
 
 impl Allocator {

@@ -26,7 +26,7 @@ const LINE_BYTES: u64 = LINE as u64;
 /// Stored, not yet flushed: lines.
 #[must_use = "stores that are not flushed may be lost"]
 #[derive(Debug, Default)]
-pub struct Dirty(SmallVec<[(At, u64); 4]>);
+pub struct Dirty(SmallVec<[(At, u64); 2]>);
 
 /// Flushed, not yet fenced.
 #[must_use = "flushed stores are durable only after a fence"]
@@ -41,11 +41,17 @@ impl Dirty {
     fn new(at: At, len: u64) -> Self {
         let from = at.offset / LINE_BYTES * LINE_BYTES;
         let len = (at.offset + len).next_multiple_of(LINE_BYTES) - from;
-        Self(SmallVec::from_iter([(At { offset: from, ..at }, len)]))
+        let mut lines = SmallVec::new();
+        lines.push((At { offset: from, ..at }, len));
+        Self(lines)
     }
 
     /// Adds other stores. Lines that follow one another, or are the same, are flushed once.
     pub fn and(&mut self, other: Self) {
+        if self.0.is_empty() {
+            *self = other;
+            return;
+        }
         for (at, len) in other.0 {
             // Two, because blocks with checksums come in turn with the line of their checksums.
             let near = self.0.iter_mut().rev().take(2).find(|(known, known_len)| {
@@ -60,8 +66,8 @@ impl Dirty {
 
     /// Begins to write them back.
     pub fn flush(self, store: &Store) -> Result<Flushed> {
-        for (at, len) in self.0 {
-            store.medium.flush(at, len)?;
+        for (at, len) in &self.0 {
+            store.medium.flush(*at, *len)?;
         }
         Ok(Flushed(()))
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use topology::Topology;
 
 use crate::alloc::{Allocator, Purpose};
@@ -251,6 +251,9 @@ pub(crate) struct Locked<'a>(pub(crate) SmallVec<[(&'a Inode, RwLockWriteGuard<'
 impl<'a> Locked<'a> {
     /// Locks inodes; one that is named twice is locked once.
     pub(crate) fn new(inodes: &[&'a Inode]) -> Self {
+        if let [only] = inodes {
+            return Self(smallvec![(*only, only.write())]);
+        }
         let mut sorted: SmallVec<[&Inode; 4]> = SmallVec::from_slice(inodes);
         sorted.sort_by_key(|inode| inode.ino);
         sorted.dedup_by_key(|inode| inode.ino);
