@@ -9,8 +9,9 @@ use crate::format::entry::Kind;
 
 /// Cookies of `.` and `..`; names begin after them.
 pub const FIRST_COOKIE: u64 = 3;
-/// The largest cookie: kernels take it for a signed offset.
-pub const LAST_COOKIE: u64 = i64::MAX as u64 - 1;
+/// The largest cookie. Kernels take a place in a listing for a signed offset: this leaves 15 bits of it to say where the listing
+/// ends.
+pub const LAST_COOKIE: u64 = (1 << 48) - 1;
 
 /// Target of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub struct Named {
     pub ino: Ino,
     /// Its kind.
     pub kind: Kind,
-    /// The place of the name in listings: never given again in this directory.
+    /// The place of the name in listings: never given to another name of this directory.
     pub cookie: u64,
 }
 

@@ -131,6 +131,11 @@ impl Extents {
         self.range(file_block, u64::MAX).find(|run| !run.unwritten)
     }
 
+    /// The file block after the last run.
+    pub fn end(&self) -> u64 {
+        self.runs.last_key_value().map_or(0, |(_, run)| run.end())
+    }
+
     /// How many runs there are.
     pub fn len(&self) -> usize {
         self.runs.len()

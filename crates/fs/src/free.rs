@@ -42,25 +42,20 @@ impl FreeMap {
         if self.open.as_ref().is_some_and(touches) {
             self.close();
         }
-        let (mut from, mut len) = (start, count);
-        if let Some((&before, &before_len)) = self.by_start.range(..=start).next_back() {
-            if before + before_len > start {
-                return false;
-            }
-            if before + before_len == start {
-                self.remove(before, before_len);
-                from = before;
-                len += before_len;
-            }
+        let before = self.by_start.range(..=start).next_back().map(|(from, len)| (*from, *len));
+        let after = self.by_start.range(start..).next().map(|(from, len)| (*from, *len));
+        if before.is_some_and(|(from, len)| from + len > start) || after.is_some_and(|(from, _)| from < start + count) {
+            return false;
         }
-        if let Some((&after, &after_len)) = self.by_start.range(start..).next() {
-            if after < start + count {
-                return false;
-            }
-            if after == start + count {
-                self.remove(after, after_len);
-                len += after_len;
-            }
+        let (mut from, mut len) = (start, count);
+        if let Some((before, before_len)) = before.filter(|(before, len)| before + len == start) {
+            self.remove(before, before_len);
+            from = before;
+            len += before_len;
+        }
+        if let Some((after, after_len)) = after.filter(|(after, _)| *after == start + count) {
+            self.remove(after, after_len);
+            len += after_len;
         }
         self.insert(from, len);
         true
@@ -103,6 +98,9 @@ mod tests {
         assert!(map.give(10, 2) && map.give(16, 4) && map.give(12, 4));
         assert!(!map.give(15, 2), "free already");
         assert!(!map.give(5, 6), "free already at its end");
+        let mut both = FreeMap::new(&[(90, 10), (105, 10)]);
+        assert!(!both.give(100, 10), "its second half is free already");
+        assert_eq!(both.runs().collect::<Vec<_>>(), [(90, 10), (105, 10)], "and nothing that was free is lost");
         assert_eq!(map.runs().collect::<Vec<_>>(), [(10, 10)]);
         let mut map = FreeMap::new(&[(10, 2), (15, 5)]);
         assert_eq!(map.take(2), Some((10, 2)), "the smallest run that is large enough");

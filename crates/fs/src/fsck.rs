@@ -13,8 +13,8 @@ use crate::format::{BLOCK_BYTES, Block, Ino};
 use crate::medium::{At, Medium};
 use crate::mount;
 use crate::scan::{self, Found, Inodes, Use};
-use crate::store::{Flushed, Store};
-use crate::volume::{Options, Volume};
+use crate::store::Store;
+use crate::volume::Volume;
 
 /// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,27 +87,36 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
     Ok(report)
 }
 
-/// Does what a mount would, and copies the good superblock of a region over one that is unusable. What is damaged
-/// otherwise stays as it is.
+impl Report {
+    /// Whether [`repair`] has something to do: it cannot mend logs.
+    pub fn is_repairable(&self) -> bool {
+        let mends = |d: &Damage| matches!(d, Damage::Superblock { .. } | Damage::State | Damage::Checkpoint(_));
+        !self.clean || self.damage.iter().any(mends)
+    }
+}
+
+/// Copies the good superblock of a region over one that is unusable, and does what a mount would that believes neither the state
+/// word nor a checkpoint. A file whose log is damaged keeps its name and loses its blocks: it can be removed then. Any other
+/// damage is an error, and stays as it is.
 pub fn repair(medium: Arc<dyn Medium>) -> Result<()> {
+    mount::check_features(&mount::superblock_of(&*medium, 0)?)?;
     for region in 0..medium.regions() {
-        let good = mount::superblock_of(&*medium, region)?.encode();
-        for copy in COPIES {
-            let at = At { region, offset: copy * BLOCK_BYTES };
-            let mut block = [0; BLOCK];
-            medium.read(at, &mut block)?;
-            if Superblock::decode(&block).is_err() {
-                medium.write(at, &good)?;
+        let mut copies = [[0; BLOCK]; COPIES.len()];
+        for (copy, block) in COPIES.into_iter().zip(&mut copies) {
+            medium.read(At { region, offset: copy * BLOCK_BYTES }, block)?;
+        }
+        // As it is: it may have bits that only a later version knows.
+        let Some(good) = copies.iter().find(|block| Superblock::decode(*block).is_ok()) else { continue };
+        for (copy, block) in COPIES.into_iter().zip(&copies) {
+            if Superblock::decode(block).is_err() {
+                let at = At { region, offset: copy * BLOCK_BYTES };
+                medium.write(at, good)?;
                 medium.flush(at, BLOCK_BYTES)?;
                 medium.fence()?;
             }
         }
     }
-    // A checkpoint may be what is wrong: the mount reads the logs.
-    let store = Store::new(Box::new(Arc::clone(&medium)), mount::superblock_of(&*medium, 0)?);
-    let durable = Flushed::nothing().fence(&store)?;
-    store.commit(&[(scan::state_block(), 0, scan::state_word(Use::Mounted))], &durable)?;
-    Volume::mount(Box::new(medium), Options::default())?.unmount()
+    Volume::mount_from_logs(Box::new(medium))?.unmount()
 }
 
 /// Compares a checkpoint with what the logs say.

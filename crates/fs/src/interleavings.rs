@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use shuttle::scheduler::RandomScheduler;
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner, thread};
 
 use crate::alloc::{Allocator, Purpose};
@@ -20,20 +20,28 @@ const BLOCK: usize = 4096;
 
 /// Runs `work`, which starts threads, in `times` orders, or more if the environment says so.
 fn check(times: usize, work: impl Fn() + Send + Sync + 'static) {
-    let more = std::env::var("HOMENODE_FS_ORDERS").map_or(1, |n| n.parse().unwrap());
-    run(times * more, work);
+    run(RandomScheduler::new(times * more()), work);
 }
 
-fn run(times: usize, work: impl Fn() + Send + Sync + 'static) {
+/// The same in orders in which a thread stands still at up to two places while others do much: chance alone hardly draws these.
+fn check_pauses(times: usize, work: impl Fn() + Send + Sync + 'static) {
+    run(PctScheduler::new(2, times * more()), work);
+}
+
+fn more() -> usize {
+    std::env::var("HOMENODE_FS_ORDERS").map_or(1, |n| n.parse().unwrap())
+}
+
+fn run(orders: impl Scheduler + 'static, work: impl Fn() + Send + Sync + 'static) {
     let mut config = Config::new();
     config.stack_size = 1 << 20;
     config.silence_warnings = true; // it models no weak memory, and says so each time
-    Runner::new(RandomScheduler::new(times), config).run(work);
+    Runner::new(orders, config).run(work);
 }
 
 /// Runs what uses a volume and starts no threads.
 pub fn once(work: impl Fn() + Send + Sync + 'static) {
-    run(1, work);
+    run(RandomScheduler::new(1), work);
 }
 
 /// Regions of so many blocks, on node 0 and node 1.
@@ -180,6 +188,29 @@ fn threads_that_need_room_at_the_same_time_both_get_it() {
         assert!(done.iter().all(Result::is_ok), "{done:?}");
         [&b"a"[..], b"b", b"data"].iter().for_each(|name| volume.unlink(Ino::ROOT, name).unwrap());
         assert_eq!(used(&volume), 1);
+    });
+}
+
+/// The number of a file that was replaced is given to the next new one: nobody who asks for the name gets that, or nothing.
+#[test]
+fn a_name_that_is_replaced_always_stands_for_its_file() {
+    check_pauses(800, || {
+        let volume = Arc::new(volume([40, 40]));
+        [b"f", b"g", b"h"].map(|name| create(&volume, Ino::ROOT, name));
+        let (looks, makes) = (Arc::clone(&volume), Arc::clone(&volume));
+        let looker = thread::spawn(move || {
+            for _ in 0..3 {
+                let found = looks.lookup(Ino::ROOT, b"f").unwrap();
+                assert_ne!(found.attributes.mode & 0o7777, 0o600, "another file");
+            }
+        });
+        let maker = thread::spawn(move || {
+            makes.create(Ino::ROOT, b"secret", NewFile { mode: 0o600, ..NewFile::default() }).unwrap();
+        });
+        for from in [b"g", b"h"] {
+            volume.rename((Ino::ROOT, from), (Ino::ROOT, b"f"), Rename::Replace).unwrap();
+        }
+        join([looker, maker]);
     });
 }
 

@@ -130,8 +130,10 @@ impl Locks {
     fn try_lock(&self, table: &mut Table, file: File, wanted: FileLock) -> bool {
         let free = table.conflict(file, &wanted).is_none();
         if free || file.1 == LockSpace::Flock {
-            table.clear(file, wanted.owner, wanted.start, wanted.last);
-            self.changed.notify_all(); // a weaker mode, or a lost lock, may let others in
+            // A weaker mode, or a lost lock, may let others in.
+            if table.clear(file, wanted.owner, wanted.start, wanted.last) {
+                self.changed.notify_all();
+            }
         }
         if free {
             table.add(file, wanted);
@@ -149,11 +151,12 @@ impl Table {
         self.held.get(&file)?.iter().find(|held| held.conflicts(wanted)).copied()
     }
 
-    /// Takes a range away from an owner: what lies around it stays.
-    fn clear(&mut self, file: File, owner: u64, start: u64, last: u64) {
-        let Some(held) = self.held.get_mut(&file) else { return };
+    /// Takes a range away from an owner: what lies around it stays. False: it had nothing there.
+    fn clear(&mut self, file: File, owner: u64, start: u64, last: u64) -> bool {
+        let Some(held) = self.held.get_mut(&file) else { return false };
         let gap = FileLock { start, last, mode: LockMode::Exclusive, owner, pid: 0 };
         let (hit, mut rest): (Vec<_>, Vec<_>) = held.drain(..).partition(|l| l.owner == owner && l.overlaps(&gap));
+        let had_some = !hit.is_empty();
         for old in hit {
             rest.extend(start.checked_sub(1).filter(|end| *end >= old.start).map(|last| FileLock { last, ..old }));
             rest.extend(last.checked_add(1).filter(|from| *from <= old.last).map(|start| FileLock { start, ..old }));
@@ -163,6 +166,7 @@ impl Table {
         } else {
             *held = rest;
         }
+        had_some
     }
 
     /// Adds a lock to a range that its owner has none on, and joins it with its neighbours.
@@ -279,6 +283,34 @@ mod tests {
         locks.lock(Ino::ROOT, LockSpace::Flock, whole(3, LockMode::Exclusive)).unwrap();
         let backwards = FileLock { start: 5, last: 4, ..whole(1, LockMode::Shared) };
         assert!(locks.lock(Ino::ROOT, LockSpace::Record, backwards).is_err());
+    }
+
+    /// Each look at a lock that was not free woke all others, which looked, and woke all others.
+    #[test]
+    fn those_that_wait_do_not_wake_each_other() {
+        let locks = Locks::default();
+        let whole = |owner| FileLock { start: 0, last: u64::MAX, mode: LockMode::Exclusive, owner, pid: 1 };
+        locks.lock(Ino::ROOT, LockSpace::Flock, whole(1)).unwrap();
+        let (looks, done) = (std::sync::atomic::AtomicU32::new(0), std::sync::atomic::AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for owner in [2, 3] {
+                let give_up = || {
+                    looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    done.load(std::sync::atomic::Ordering::Relaxed)
+                };
+                let locks = &locks;
+                scope.spawn(move || locks.wait(Ino::ROOT, LockSpace::Flock, whole(owner), give_up).unwrap_err());
+            }
+            while lock(&locks.table).waiting.len() < 2 {
+                std::thread::yield_now();
+            }
+            // What would go on for ever needs some time to show.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let looked = looks.load(std::sync::atomic::Ordering::Relaxed);
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            locks.wake();
+            assert!(looked <= 2, "{looked}");
+        });
     }
 
     /// Owner 1 has byte 0 and waits for byte 1, owner 2 the other way round: the second one to wait is told.

@@ -155,6 +155,7 @@ pub fn replay(
 ) -> Result<Log> {
     let damage = |what| Error::from(Damage::Inode { ino, what });
     let most: u64 = store.superblock().regions.iter().map(|r| r.blocks).sum();
+    let mut advanced = 0_u32;
     let mut log = Log { pages: Vec::new(), sequence: 0, tail, cleaned: 0 };
     let mut at = head;
     loop {
@@ -166,8 +167,13 @@ pub fn replay(
         let end = if last { tail.slot } else { SLOTS };
         let sequence = read_page(page.as_slice(), (ino, generation), at, end, &mut take).map_err(damage)?;
         // Pages between may have been dropped, so the sequence may jump, but never back.
-        if log.pages.last().is_some() && sequence.wrapping_sub(log.sequence).wrapping_sub(1) > u32::MAX / 2 {
-            return Err(damage("the pages of its log are out of order"));
+        if log.pages.last().is_some() {
+            let step = sequence.wrapping_sub(log.sequence);
+            // A circle comes back to its sequence, so its steps add up to at least 2^32.
+            match advanced.checked_add(step).filter(|_| step.wrapping_sub(1) <= u32::MAX / 2) {
+                Some(sum) => advanced = sum,
+                None => return Err(damage("the pages of its log are out of order")),
+            }
         }
         log.sequence = sequence;
         log.pages.push(at.page);

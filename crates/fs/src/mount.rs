@@ -12,7 +12,7 @@
 use crate::alloc::Allocator;
 use crate::checkpoint::{self, Checkpoint};
 use crate::commit::finish_journal;
-use crate::error::{Error, Result};
+use crate::error::{Damage, Error, Result};
 use crate::format::inode;
 use crate::format::superblock::{self, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Ino};
@@ -67,20 +67,29 @@ impl Volume {
     /// Mounts a volume, after recovering it from a crash.
     pub fn mount(medium: Box<dyn Medium>, options: Options) -> Result<Self> {
         let store = open(medium)?;
-        if store.superblock().ro_features & !superblock::DATA_CHECKSUMS != 0 {
-            return Err(Error::NotAVolume("made by a later version of homenode".into()));
-        }
+        check_features(store.superblock())?;
         let state = scan::state(&store)?;
+        Self::mount_as(store, Some(state), options)
+    }
+
+    /// The same from the logs alone, whatever the state word and a checkpoint say. Files whose logs are damaged do not keep it from
+    /// mounting. Where it fails, the state is as before.
+    pub(crate) fn mount_from_logs(medium: Box<dyn Medium>) -> Result<Self> {
+        Self::mount_as(open(medium)?, None, Options::default())
+    }
+
+    /// Mounts in a state that is believed, or in none.
+    fn mount_as(store: Store, state: Option<Use>, options: Options) -> Result<Self> {
         let journals = scan::journals(&store)?;
         let checkpoint = match state {
-            Use::Checkpoint(at) if journals.is_empty() => Checkpoint::read(&store, at)?,
+            Some(Use::Checkpoint(at)) if journals.is_empty() => Checkpoint::read(&store, at)?,
             _ => None,
         };
         let checkpoint = match checkpoint {
             Some(checkpoint) => checkpoint,
-            None => recover(&store, &journals)?,
+            None => recover(&store, &journals, state.is_none())?,
         };
-        if state != Use::Mounted {
+        if state != Some(Use::Mounted) {
             let nothing = Flushed::nothing().fence(&store)?;
             store.commit(&[(scan::state_block(), 0, scan::state_word(Use::Mounted))], &nothing)?;
         }
@@ -109,21 +118,29 @@ impl Volume {
     }
 }
 
-/// Reads the whole volume, after finishing what a crash interrupted: what an unmount would have written down.
-fn recover(store: &Store, journals: &Journals) -> Result<Checkpoint> {
+/// Whether this version may write to a volume.
+pub(crate) fn check_features(superblock: &Superblock) -> Result<()> {
+    let unknown = superblock.ro_features & !superblock::DATA_CHECKSUMS;
+    if unknown == 0 { Ok(()) } else { Err(Error::NotAVolume("made by a later version of homenode".into())) }
+}
+
+/// Reads the whole volume, after finishing what a crash interrupted: what an unmount would have written down. With `without_lost`
+/// also where files have damaged logs: they own no block then.
+fn recover(store: &Store, journals: &Journals, without_lost: bool) -> Result<Checkpoint> {
     for (at, records) in journals {
         finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;
     }
     let mut found = scan::inodes(store, &Vec::new(), &|_, _| true)?;
     let tree = scan::walk(&mut found);
     let (free, damage) = scan::free_runs(store, &found, &tree.orphans);
-    if let Some(damage) = tree.damage.into_iter().chain(damage).next() {
+    let lost = |damage: &Damage| matches!(damage, Damage::Name { what, .. } if *what == scan::LOST_FILE);
+    if let Some(damage) = tree.damage.into_iter().chain(damage).find(|damage| !(without_lost && lost(damage))) {
         return Err(damage.into());
     }
     free_orphans(store, &mut found, &tree.orphans)?;
     let inodes = scan::used_inodes(free.len(), found.keys());
-    let parent = |(ino, found): (Ino, Found)| found.state.map(|known| Some((ino, known.dir?.parent))).transpose();
-    let parents = found.into_iter().filter_map(parent).collect::<Result<_>>()?;
+    let parent = |(ino, found): (Ino, Found)| Some((ino, found.state.ok()?.dir?.parent));
+    let parents = found.into_iter().filter_map(parent).collect();
     Ok(Checkpoint { free, inodes, parents })
 }
 

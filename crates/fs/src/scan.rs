@@ -264,6 +264,9 @@ pub struct Tree {
     pub orphans: Vec<Ino>,
 }
 
+/// What is wrong with the name of a file that is damaged.
+pub const LOST_FILE: &str = "stands for a file that is damaged";
+
 /// Walks from the root: finds the orphans, checks names against inodes, and tells directories their parents.
 pub fn walk(found: &mut Inodes) -> Tree {
     let mut tree = Tree::default();
@@ -310,7 +313,9 @@ fn put_back(found: &mut Inodes, ino: Ino, dir: Box<Dir>) {
 
 fn check_name(found: &Inodes, ino: Ino, kind: Kind, seen: u32) -> std::result::Result<(), &'static str> {
     let Some(target) = found.get(&ino) else { return Err("stands for an inode that is free") };
-    let Ok(state) = &target.state else { return Err("stands for an inode that is damaged") };
+    let Ok(state) = &target.state else {
+        return Err(if kind == Kind::Directory { "stands for a directory that is damaged" } else { LOST_FILE });
+    };
     if state.kind != kind {
         return Err("stands for an inode of another kind");
     }

@@ -22,6 +22,11 @@ pub fn init(cli: &Cli) {
     };
     let filter = EnvFilter::try_from_env(FILTER).unwrap_or_else(|_| EnvFilter::new(level));
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    // A line that cannot be written is lost: the alternative, a line about that on the same stderr, panics.
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .log_internal_errors(false);
     if cli.global.json { builder.json().init() } else { builder.without_time().with_target(false).init() }
 }

@@ -109,6 +109,8 @@ fn put_leaves_the_old_file_when_there_is_no_room_for_the_new_one() {
     let out = dir.path().join("out");
     assert_eq!(code(&["fs", "get", &volume, "/", out.to_str().unwrap()]), 5);
     assert!(!out.exists(), "a directory left an empty file");
+    // A command that failed left the volume as after a crash.
+    assert_eq!(json(&["fsck", &volume])["clean"], true);
     stdout(&["fs", "rm", &volume, "/file"]);
     assert_eq!(json(&["fs", "ls", &volume, "/"])["names"], serde_json::json!([]));
     assert_eq!(code(&["fsck", &volume]), 0);

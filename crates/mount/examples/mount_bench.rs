@@ -71,6 +71,7 @@ fn serve(kind: &str, dir: &Path) {
     } else {
         null::serve(&mountpoint, &options).unwrap()
     };
+    assert_eq!(session.by_ring(), ring, "{kind}: io_uring needs Linux 6.14 and fuse.enable_uring=1");
     println!("mounted");
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     session.unmount().unwrap();

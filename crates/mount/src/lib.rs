@@ -18,6 +18,7 @@
 
 mod caller;
 mod connection;
+mod listing;
 mod mountpoint;
 pub mod null;
 pub mod plane;

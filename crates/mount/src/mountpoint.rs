@@ -46,6 +46,8 @@ pub enum Error {
 pub(crate) struct Mountpoint {
     pub(crate) dir: PathBuf,
     id: u64,
+    /// Minor number of its device, by which the kernel knows the connection.
+    device: u32,
 }
 
 /// How an unmount ended.
@@ -95,9 +97,10 @@ impl Mountpoint {
         );
         let data = CString::new(data).unwrap_or_default();
         mount(options.source.as_str(), &dir, KIND, options.flags, data.as_c_str()).map_err(failed("mount on", &dir))?;
-        let id = mount_id(&dir).map_err(failed("use", &dir));
-        let this = Self { dir, id: id.as_ref().copied().unwrap_or_default() };
-        id.inspect_err(|_| this.detach())?;
+        let found = statx(CWD, &dir, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID).map_err(failed("use", &dir));
+        let (id, device) = found.as_ref().map_or((0, 0), |found| (found.stx_mnt_id, found.stx_dev_minor));
+        let this = Self { dir, id, device };
+        found.inspect_err(|_| this.detach())?;
         Ok((this, fd))
     }
 
@@ -137,7 +140,12 @@ impl Mountpoint {
     /// Ends the connection of a mount that cannot be served any more, and takes it away if it is still there.
     pub(crate) fn abort(&self) {
         if mount_id(&self.dir) == Ok(self.id) {
-            self.detach();
+            return self.detach();
+        }
+        // It was detached, or another one is on top of it.
+        let abort = format!("/sys/fs/fuse/connections/{}/abort", self.device);
+        if let Err(error) = std::fs::write(&abort, "1") {
+            tracing::error!("{abort}: {error}: what uses the mount waits until this process ends");
         }
     }
 

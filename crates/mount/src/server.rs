@@ -14,6 +14,7 @@ use std::time::Duration;
 use fs::{Error, Ino, Name, Named, NewFile, Rename, Result, SetAttributes, SetXattr, Volume};
 
 use crate::connection::Answers;
+use crate::listing::Place;
 use crate::plane::Callers;
 use crate::wire::{self, Answer, Args, REQUEST, Request, WRITE_KILL_SUIDGID, number, opcode, opened, set};
 use crate::{Cache, Options, caller};
@@ -315,28 +316,38 @@ impl Server {
         }
         let none = wanted == SetAttributes::default();
         if none && !has(set::SIZE) {
-            // A change of the owner to the same one: the kernel leaves out both, and expects what any other does.
-            self.drop_privileges(ino, true, answer)?;
+            // A change of the owner to the same one: the kernel leaves out both, and expects what any other does. It asks for
+            // users who may not, too: those of others' files change nothing.
+            let owner = volume.stat(ino)?.attributes.uid;
+            if request.uid == 0 || request.uid == owner {
+                self.drop_privileges(ino, true, answer)?;
+            }
         }
         answer.attr(&if none { volume.stat(ino) } else { volume.set_attributes(ino, wanted) }?);
         Ok(())
     }
 
-    /// Lists a directory after a cookie, in up to `most` bytes.
-    fn list(&self, dir: Ino, (after, most): (u64, u32), attributes: bool, answer: &mut Answer<'_>) -> Result<()> {
+    /// Lists a directory from an offset on, in up to `most` bytes.
+    fn list(&self, dir: Ino, (offset, most): (u64, u32), attributes: bool, answer: &mut Answer<'_>) -> Result<()> {
         let volume = &self.volume;
-        for (cookie, name) in DOTS.into_iter().filter(|(cookie, _)| *cookie > after) {
+        let next = volume.next_cookie(dir)?;
+        let place = Place::of(offset, || next);
+        for (cookie, name) in DOTS.into_iter().filter(|(cookie, _)| *cookie > place.after) {
             let found = volume.lookup(dir, name)?;
-            let named = Named { ino: found.ino, kind: found.kind, cookie };
+            let named = Named { ino: found.ino, kind: found.kind, cookie: place.behind(cookie) };
             if answer.name(most, name, named, attributes.then_some(Some(&found))).is_break() {
                 return Ok(());
             }
         }
-        let mut at = after;
+        let mut at = place.after;
         loop {
-            let names = volume.names(dir, at, NAMES)?;
-            for name in &names {
+            let mut names = volume.names(dir, at, NAMES)?;
+            for name in &mut names {
                 at = name.named.cookie;
+                if at >= place.end {
+                    return Ok(());
+                }
+                name.named.cookie = place.behind(at);
                 if self.list_one(most, name, attributes, answer)?.is_break() {
                     return Ok(());
                 }
@@ -413,7 +424,11 @@ fn copy(volume: &Volume, (from, at): (Ino, u64), (to, to_at): (Ino, u64), len: u
         let mut done = 0;
         while done < len {
             let part = buffer.get_mut(..(len - done).min(u64::from(REQUEST)) as usize).unwrap_or_default();
-            let got = volume.read(from, at + done, part)?;
+            let got = match volume.read(from, at + done, part) {
+                // What was copied is told, as the kernel has to forget the pages of it.
+                Err(_) if done > 0 => break,
+                got => got?,
+            };
             match volume.write(to, to_at + done, part.get(..got).unwrap_or_default()) {
                 Err(_) if done > 0 => break,
                 written => written?,

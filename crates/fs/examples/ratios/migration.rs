@@ -28,7 +28,7 @@ pub fn measure(rounds: &Rounds, memory: &Memory, size: usize) -> Result<()> {
     if moves {
         parts(rounds, memory, &volume, (file, size))?;
     }
-    if rounds.wants("reads during a move") { beside(&volume, (file, size)) } else { Ok(()) }
+    if rounds.wants("reads during a move") { beside(memory, &volume, (file, size)) } else { Ok(()) }
 }
 
 fn parts(rounds: &Rounds, memory: &Memory, volume: &Volume, (file, size): (Ino, usize)) -> Result<()> {
@@ -77,8 +77,18 @@ fn parts(rounds: &Rounds, memory: &Memory, volume: &Volume, (file, size): (Ino, 
     Rounds { rounds: 10 * rounds.rounds, only: None }.compare("move of 4 MiB", 1, contenders)
 }
 
-/// What one thread's reads take, first alone and then beside moves.
-fn beside(volume: &Volume, (file, size): (Ino, usize)) -> Result<()> {
+/// What one thread's reads take: alone, beside bare copies of as many bytes in other memory, which share nothing with it but the
+/// processor and its memory, and beside moves of the file.
+fn beside(memory: &Memory, volume: &Volume, (file, size): (Ino, usize)) -> Result<()> {
+    let bare = memory.bare(&[size, size])?;
+    let copy = |turn: usize| -> Result<()> {
+        (0..size / STEP).try_for_each(|step| {
+            let at = |region: usize| At { region, offset: (step * STEP) as u64 };
+            bare.copy_data(at(turn % 2), at((turn + 1) % 2), STEP)?;
+            Ok(bare.fence()?)
+        })
+    };
+    let mover = |turn: usize| Ok(volume.migrate_file(file, ((turn + 1) % 2) as u32, None, |_| true).map(drop)?);
     let stop = AtomicBool::new(false);
     let reads = |least: usize| -> Result<Vec<u64>> {
         let (mut times, mut out) = (Vec::new(), [0; BLOCK]);
@@ -97,15 +107,19 @@ fn beside(volume: &Volume, (file, size): (Ino, usize)) -> Result<()> {
     };
     for round in 1..=3 {
         print(&format!("the file stays, {round}"), &reads(200_000)?);
-        stop.store(false, Ordering::Relaxed);
-        let times = std::thread::scope(|scope| {
-            let reader = scope.spawn(|| reads(0));
-            let moved = (0..8).try_for_each(|i| volume.migrate_file(file, (i + 1) % 2, None, |_| true).map(drop));
-            stop.store(true, Ordering::Relaxed);
-            moved?;
-            reader.join().map_err(|_| "the reader panicked")?
-        })?;
-        print(&format!("it moves to and fro, 8 times, {round}"), &times);
+        let kinds: [(&str, &dyn Fn(usize) -> Result<()>); 2] =
+            [("beside a bare copy of other memory, 8 times", &copy), ("it moves to and fro, 8 times", &mover)];
+        for (what, work) in kinds {
+            stop.store(false, Ordering::Relaxed);
+            let times = std::thread::scope(|scope| {
+                let reader = scope.spawn(|| reads(0));
+                let worked = (0..8).try_for_each(work);
+                stop.store(true, Ordering::Relaxed);
+                worked?;
+                reader.join().map_err(|_| "the reader panicked")?
+            })?;
+            print(&format!("{what}, {round}"), &times);
+        }
     }
     Ok(())
 }

@@ -112,6 +112,9 @@ impl Volume {
     /// some.
     pub fn drop_privileges(&self, ino: Ino, modes: bool) -> Result<bool> {
         let inode = self.inode(ino)?;
+        if inode.kind == Kind::Directory {
+            return Ok(false);
+        }
         let kept = |mode| if modes { without_privileges(mode) } else { mode };
         let has_some = |state: &State| {
             kept(state.attributes.mode) != state.attributes.mode || state.xattrs.contains_key(CAPABILITIES)
@@ -152,11 +155,13 @@ impl Volume {
         }
         self.change_xattrs(ino, Entry::Xattr { name, value }, |xattrs| {
             let others = xattrs.iter().filter(|(other, _)| other.as_ref() != name);
-            let others: usize = others.map(|(name, value)| name.len() + value.len()).sum();
+            // A zero ends each name in a list.
+            let size = |name: &[u8], value: &[u8]| name.len() + 1 + value.len();
+            let others: usize = others.map(|(name, value)| size(name, value)).sum();
             match how {
                 SetXattr::Create if xattrs.contains_key(name) => Err(Error::Exists),
                 SetXattr::Replace if !xattrs.contains_key(name) => Err(Error::NoAttribute),
-                _ if others + name.len() + value.len() > MAX_XATTRS => Err(Error::AttributeTooLarge),
+                _ if others + size(name, value) > MAX_XATTRS => Err(Error::AttributeTooLarge),
                 _ => Ok(()),
             }
         })

@@ -109,8 +109,9 @@ impl Volume {
             if size > state.size {
                 self.zero_tail(state, ino, size, &mut draft)?;
             }
-            draft.entries.push((ino, Entry::Size(size)));
-            let frees = state.extents.range(size.div_ceil(BLOCK_BYTES), u64::MAX >> 12).next().is_some();
+            draft.entries.push((ino, resized(state, size)));
+            let frees =
+                size <= state.size && state.extents.range(size.div_ceil(BLOCK_BYTES), u64::MAX >> 12).next().is_some();
             let purpose = if frees { Purpose::Freeing } else { Purpose::Growth };
             self.finish(draft, &mut locked, self.now(), purpose)
         })
@@ -179,7 +180,7 @@ impl Volume {
             }
             change(self, state, &mut draft, end)?;
             if draft.size > state.size && draft.entries.is_empty() {
-                draft.entries.push((ino, Entry::Size(draft.size)));
+                draft.entries.push((ino, resized(state, draft.size)));
             }
             let frees = draft.entries.iter().any(|(_, entry)| match entry {
                 Entry::Hole { file_block, count, .. } => state.extents.range(*file_block, *count).next().is_some(),
@@ -241,6 +242,14 @@ impl Volume {
         }
         Ok(Some((at * BLOCK_BYTES).max(offset).min(state.size)))
     }
+}
+
+/// The entry that sets a size. Growing keeps blocks that were allocated beyond the end, so it is said by a hole where nothing is,
+/// behind them; where they reach to the largest file they go.
+fn resized(state: &State, size: u64) -> Entry<'static> {
+    let end = state.extents.end();
+    let keeps = size > state.size && end > size.div_ceil(BLOCK_BYTES) && end < MAX_SIZE / BLOCK_BYTES;
+    if keeps { Entry::Hole { file_block: end, count: 1, size } } else { Entry::Size(size) }
 }
 
 fn check_file(inode: &Inode) -> Result<()> {

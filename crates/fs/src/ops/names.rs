@@ -50,14 +50,25 @@ impl Volume {
             b"." => parent,
             b".." => names_of(&dir.read())?.parent,
             _ if name.len() > MAX_NAME => return Err(Error::NameTooLong),
-            _ => {
-                let found = names_of(&dir.read())?.get(name).ok_or(Error::NotFound)?.ino;
-                let inode = self.inode(found)?;
-                inode.note_directory(parent);
-                return Self::stat_of(&inode);
-            }
+            _ => return self.lookup_name(&dir, name),
         };
         self.stat(found)
+    }
+
+    fn lookup_name(&self, dir: &Inode, name: &[u8]) -> Result<Stat> {
+        loop {
+            let names = dir.read();
+            let named = names_of(&names)?.get(name).ok_or(Error::NotFound)?;
+            // While the directory is locked nobody can give the number to another file.
+            let inode = self.inode(named.ino)?;
+            drop(names);
+            inode.note_directory(dir.ino);
+            match Self::stat_of(&inode) {
+                // Removed or replaced since.
+                Err(Error::NotFound) if names_of(&dir.read())?.get(name) != Some(named) => {}
+                stat => return stat,
+            }
+        }
     }
 
     /// A path from the root to a file that was looked up, made or renamed since the mount; `None` if it has no name any more where
@@ -96,11 +107,10 @@ impl Volume {
             return Err(Error::Invalid("the target of a symbolic link has 1 to 4095 bytes"));
         }
         let dir = self.inode(parent)?;
-        let made = self.with_room(|| self.create_in(&dir, name, kind, new))?;
-        self.stat(made)
+        self.with_room(|| self.create_in(&dir, name, kind, new))
     }
 
-    fn create_in(&self, dir: &Inode, name: &[u8], kind: Kind, new: NewFile<'_>) -> Result<Ino> {
+    fn create_in(&self, dir: &Inode, name: &[u8], kind: Kind, new: NewFile<'_>) -> Result<Stat> {
         let parent = dir.ino;
         let mut locked = Locked::new(&[dir]);
         let names = names_to_change(locked.get(parent)?)?;
@@ -126,8 +136,10 @@ impl Volume {
             dir.parent = parent;
         }
         inode.note_directory(parent);
+        // Others may remove it as soon as the directory is unlocked.
+        let stat = Self::stat_of(&inode)?;
         self.add_inode(inode);
-        Ok(ino)
+        Ok(stat)
     }
 
     /// Writes an inode that no directory names yet.
@@ -182,14 +194,15 @@ impl Volume {
     /// Takes back an inode that could not be named. A crash finds an orphan, or nothing; in doubt, perhaps the name, and then
     /// the whole inode.
     fn unmake_inode(&self, inode: &Inode) {
-        self.give_blocks(&inode.read());
-        self.give_slot(inode.ino);
         let free = inode::state_word(inode.ino, false, inode.generation);
         let stored = self
             .store
             .inode_at(inode.ino)
             .and_then(|(block, line)| self.store.store_word(block, line + inode::STATE, free)?.flush(&self.store));
         debug_assert!(stored.is_ok() || self.store.check_writable().is_err());
+        // Only now: another thread may take the number at once, and looks at that word.
+        self.give_blocks(&inode.read());
+        self.give_slot(inode.ino);
     }
 
     fn give_blocks(&self, state: &State) {
@@ -336,10 +349,13 @@ impl Volume {
             let child = match self.inode(named.ino) {
                 // Removed since; a name that is still there leads to nothing.
                 Err(Error::NotFound) if names_of(&dir.read())?.get(name) != Some(named) => continue,
+                Err(Error::Damaged(_)) if named.kind != Kind::Directory => {
+                    return self.remove_damaged(dir, name, named);
+                }
                 child => child?,
             };
             let mut locked = Locked::new(&[dir, &child]);
-            if names_of(locked.get(parent)?)?.get(name) != Some(named) {
+            if names_of(locked.get(parent)?)?.get(name) != Some(named) || locked.get(child.ino)?.gone {
                 continue;
             }
             check(&child, locked.get(child.ino)?)?;
@@ -352,6 +368,17 @@ impl Volume {
             }
             return Ok(());
         }
+    }
+
+    /// Removes the name of a file whose log is damaged. Nobody knows its blocks: what it leaves is an orphan, which recovery frees.
+    fn remove_damaged(&self, dir: &Inode, name: &[u8], named: Named) -> Result<()> {
+        let mut locked = Locked::new(&[dir]);
+        if names_of(locked.get(dir.ino)?)?.get(name) != Some(named) {
+            return Err(Error::NotFound);
+        }
+        let entry = (dir.ino, Entry::Unlink { ino: named.ino, name });
+        self.commit(&mut locked, &[entry], self.now(), Flushed::nothing(), Purpose::Freeing)?;
+        Ok(())
     }
 
     /// Adds what one name less means for an inode to an operation's entries. True: it was the last one, which needs no
@@ -386,6 +413,11 @@ impl Volume {
         let state = dir.read();
         let names = names_of(&state)?.after(after).take(most);
         Ok(names.map(|(name, named)| Name { name: name.to_vec(), named }).collect())
+    }
+
+    /// The cookie of the next new name: where a listing that begins now ends.
+    pub fn next_cookie(&self, ino: Ino) -> Result<u64> {
+        Ok(names_of(&self.inode(ino)?.read())?.next_cookie())
     }
 
     /// The target of a symbolic link.

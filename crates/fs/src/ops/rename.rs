@@ -62,7 +62,10 @@ impl Volume {
             let mut locked = Locked::new(&all);
             let target = target.as_ref().map(|(named, inode)| (*named, &**inode));
             let still = (names_of(locked.get(from.0)?)?.get(from.1), names_of(locked.get(to.0)?)?.get(to.1));
-            if still != (Some(moved), target.map(|t| t.0)) {
+            // A name that was replaced twice can stand for the same number again, of another file.
+            let gone =
+                [Some(moved), target.map(|t| t.0)].iter().flatten().any(|n| locked.get(n.ino).is_ok_and(|s| s.gone));
+            if still != (Some(moved), target.map(|t| t.0)) || gone {
                 continue;
             }
             return self.rename_locked(&mut locked, (from, (moved, &inode)), (to, target), how);
@@ -77,7 +80,9 @@ impl Volume {
         how: Rename,
     ) -> Result<()> {
         names_to_change(locked.get(from.0)?)?;
-        let cookie = names_to_change(locked.get(to.0)?)?.new_cookie()?;
+        let names = names_to_change(locked.get(to.0)?)?;
+        // A name that is replaced stays where it is in listings.
+        let cookie = target.map_or_else(|| names.new_cookie(), |(named, _)| Ok(named.cookie))?;
         match (how, target) {
             (Rename::NoReplace, Some(_)) => return Err(Error::Exists),
             (Rename::Exchange, None) => return Err(Error::NotFound),

@@ -40,17 +40,92 @@ fn a_clean_mount_reads_an_inode_when_it_is_asked_for() {
     assert_eq!(volume.lookup(parent, b"..").unwrap().ino, Ino::ROOT);
     drop(volume);
     // Damage in one log: a mount does not see it, a use of the file does, and so does fsck.
+    damage(&mut image, file);
+    let volume = Volume::mount(Box::new(Ram::new(image.clone())), options(1)).unwrap();
+    assert!(matches!(volume.stat(file), Err(Error::Damaged(Damage::Inode { ino, .. })) if ino == file));
+    assert!(volume.resolve(b"/b").is_ok());
+    let report = fs::fsck::check(Box::new(Ram::new(image))).unwrap();
+    assert!(report.damage.iter().any(|d| matches!(d, Damage::Inode { ino, .. } if *ino == file)), "{report:?}");
+}
+
+/// Damages the log of a file.
+fn damage(image: &mut Image, file: Ino) {
     let log = image.iter().enumerate().find_map(|(region, bytes)| {
         let page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == file.raw().to_le_bytes();
         bytes.chunks(4096).position(page).map(|index| (region, index * 4096))
     });
     let (region, at) = log.unwrap();
     image[region][at + 70] ^= 1;
-    let volume = Volume::mount(Box::new(Ram::new(image.clone())), options(1)).unwrap();
-    assert!(matches!(volume.stat(file), Err(Error::Damaged(Damage::Inode { ino, .. })) if ino == file));
-    assert!(volume.resolve(b"/b").is_ok());
-    let report = fs::fsck::check(Box::new(Ram::new(image))).unwrap();
-    assert!(report.damage.iter().any(|d| matches!(d, Damage::Inode { ino, .. } if *ino == file)), "{report:?}");
+}
+
+/// `repair` threw the checkpoint away and then could not read the logs: no mount succeeded ever again.
+#[test]
+fn repair_leaves_a_volume_with_a_damaged_file_that_can_be_mounted_and_emptied() {
+    for unmounted in [true, false] {
+        let (mut image, _) = example();
+        let ram = Ram::new(image.clone());
+        let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+        let (file, whole) = (volume.resolve(b"/a").unwrap(), volume.resolve(b"/b").unwrap());
+        drop(volume);
+        if !unmounted {
+            image = ram.image();
+        }
+        damage(&mut image, file);
+        let ram = Ram::new(image);
+        let mount = || Volume::mount(Box::new(ram.clone()), options(1));
+        assert_eq!(mount().is_ok(), unmounted, "the logs are not read after an unmount");
+        fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+        let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
+        assert!(report.clean && !report.is_repairable(), "{report:?}");
+        let volume = mount().unwrap();
+        assert_eq!(volume.stat(whole).unwrap().size, 5100);
+        assert!(matches!(volume.stat(file), Err(Error::Damaged(_))));
+        // It has two names.
+        volume.unlink(Ino::ROOT, b"a").unwrap();
+        volume.unlink(volume.resolve(b"d").unwrap(), b"l").unwrap();
+        volume.unmount().unwrap();
+        let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
+        assert_eq!((report.damage, report.orphans), (vec![], vec![file]));
+        fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+        assert_eq!(fs::fsck::check(Box::new(ram.clone())).unwrap().orphans, []);
+        use_and_empty(&mount().unwrap()).unwrap();
+    }
+}
+
+/// What is below a damaged directory has no other name: nothing is freed for it.
+#[test]
+fn repair_frees_nothing_below_a_damaged_directory() {
+    let (mut image, tree) = example();
+    let dir = Volume::mount(Box::new(Ram::new(image.clone())), options(1)).unwrap().resolve(b"/d").unwrap();
+    damage(&mut image, dir);
+    let ram = Ram::new(image.clone());
+    let error = fs::fsck::repair(Arc::new(ram.clone())).unwrap_err();
+    assert!(matches!(error, Error::Damaged(_)), "{error}");
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    assert_eq!(volume.resolve(b"/a").and_then(|ino| volume.stat(ino)).unwrap().size, 6000);
+    assert!(tree.contains_key("/d/l"));
+}
+
+/// A later version may keep something in the bits of a superblock that this one does not know.
+#[test]
+fn repair_copies_a_superblock_as_it_is_and_leaves_later_versions_alone() {
+    let (mut image, _) = example();
+    let seal = |block: &mut [u8]| {
+        block[12..16].fill(0);
+        let crc = crc32c::crc32c(block);
+        block[12..16].copy_from_slice(&crc.to_le_bytes());
+    };
+    image[0][16] |= 0x80; // a compatible feature
+    seal(&mut image[0][..4096]);
+    image[0][4096..8192].fill(0);
+    let ram = Ram::new(image.clone());
+    fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+    assert_eq!(ram.image()[0][4096..8192], image[0][..4096]);
+    image[0][24] |= 0x80; // one that forbids to write
+    seal(&mut image[0][..4096]);
+    let ram = Ram::new(image.clone());
+    assert!(matches!(fs::fsck::repair(Arc::new(ram.clone())), Err(Error::NotAVolume(_))));
+    assert!(ram.image() == image, "it was written to");
 }
 
 #[test]

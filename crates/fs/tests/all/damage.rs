@@ -290,6 +290,34 @@ fn impossible_values_with_right_checksums_are_errors() {
     assert_eq!(report.damage.len(), 1, "{report:?}");
 }
 
+/// Two pages that follow each other, 2³¹ apart: each step looked like one forwards, and a mount went round once for each block.
+#[test]
+fn a_log_that_leads_in_a_circle_is_left_at_once() {
+    let ram = Ram::new(blank(&REGIONS));
+    crate::format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let s = String::from;
+    Op::Create(s("/a")).on_volume(&volume).unwrap();
+    (0..70).for_each(|i| Op::SetXattr(s("/a"), format!("user.{i}"), 100).on_volume(&volume).unwrap());
+    let file = volume.resolve(b"a").unwrap();
+    let mut image = ram.image();
+    let get = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let mut pages: Vec<(u32, usize, usize)> = Vec::new();
+    for (region, bytes) in image.iter().enumerate() {
+        let of_file = |block: &[u8]| block[4..8] == *b"HLOG" && get(block, 8) == file.raw();
+        let own = bytes.chunks(4096).enumerate().filter(|(_, block)| of_file(block));
+        pages.extend(own.map(|(index, block)| (get(block, 20) as u32, region, index)));
+    }
+    pages.sort_unstable();
+    let [(sequence, region, first), (_, other, second), ..] = pages[..] else { panic!("{pages:?}") };
+    let at = second * 4096;
+    image[other][at + 20..][..4].copy_from_slice(&sequence.wrapping_add(1 << 31).to_le_bytes());
+    image[other][at + 32..][..8].copy_from_slice(&Block::new(region, first as u64).raw().to_le_bytes());
+    reseal(&mut image);
+    let report = fs::fsck::check(Box::new(Ram::new(image))).unwrap();
+    assert!(report.damage.iter().any(|damage| damage.to_string().contains("out of order")), "{report:?}");
+}
+
 /// The last name that a directory can have has the last cookie; one that is not a cookie is damage.
 #[test]
 fn a_directory_runs_out_of_cookies_with_an_error() {
@@ -299,7 +327,7 @@ fn a_directory_runs_out_of_cookies_with_an_error() {
         block[4..8] == *b"HLOG" && block[8..16] == Ino::ROOT.raw().to_le_bytes()
     });
     let attributes = root.unwrap() * 4096 + 64 + 56; // the first entry of its log: next cookie
-    for (next, room) in [(i64::MAX as u64 - 1, 1), (i64::MAX as u64, 0)] {
+    for (next, room) in [((1 << 48) - 1, 1), (1_u64 << 48, 0)] {
         let mut image = image.clone();
         image[0][attributes..][..8].copy_from_slice(&next.to_le_bytes());
         reseal(&mut image);

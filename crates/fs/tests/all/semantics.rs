@@ -167,12 +167,12 @@ fn names_and_attributes_have_limits() {
     assert!(matches!(volume.set_xattr(file, b"user.y", b"", SetXattr::Replace), Err(Error::NoAttribute)));
     assert!(matches!(volume.set_xattr(file, b"user.x", &[1; 4007], SetXattr::Any), Err(Error::AttributeTooLarge)));
     assert_eq!(volume.xattr(file, b"user.x").unwrap(), [1; 4006]);
-    // 4,012 bytes each: the sixteenth and 1,342 more are 64 KiB.
+    // 4,012 bytes and a zero each: sixteen and 1,328 more are 64 KiB.
     (0..15).for_each(|i| volume.set_xattr(file, format!("user.{i:x}").as_bytes(), &[2; 4006], SetXattr::Any).unwrap());
     let last = |len| volume.set_xattr(file, b"user.z", &vec![3; len], SetXattr::Any);
-    assert!(matches!(last(1339), Err(Error::AttributeTooLarge)));
-    last(1338).unwrap();
-    last(1338).unwrap();
+    assert!(matches!(last(1322), Err(Error::AttributeTooLarge)));
+    last(1321).unwrap();
+    last(1321).unwrap();
     volume.remove_xattr(file, b"user.0").unwrap();
     last(4006).unwrap();
     let mut dir = Ino::ROOT;
@@ -207,6 +207,62 @@ fn growing_from_exactly_the_end_shows_zeros() {
             assert!(old.iter().all(|byte| *byte == 7) && new.iter().all(|byte| *byte == 0), "{i}: {at}, {len}");
         }
     }
+}
+
+/// `listxattr` has a zero behind each name and fails above 64 KiB: with that, such a file could not be copied.
+#[test]
+fn a_list_of_all_attributes_of_a_file_fits_into_what_the_kernel_takes() {
+    let (_, volume) = volume();
+    let file = create(&volume, b"f");
+    let set = |i: u32| volume.set_xattr(file, format!("user.{i:04}").as_bytes(), b"", SetXattr::Create);
+    let set = (0..9000).take_while(|i| set(*i).is_ok()).count();
+    let listed: usize = volume.xattrs(file).unwrap().iter().map(|name| name.len() + 1).sum();
+    assert!(set < 9000 && listed > 65_000 && listed <= 65_536, "{set} {listed}");
+}
+
+/// A file that grew lost the blocks that `fallocate` had given it beyond its end.
+#[test]
+fn growing_keeps_what_was_allocated_beyond_the_end() {
+    type Grow = fn(&Volume, Ino) -> fs::Result<()>;
+    let ways: [Grow; 3] = [
+        |volume, file| volume.truncate(file, 5000),
+        |volume, file| volume.allocate(file, 0, 5000, false),
+        |volume, file| volume.zero_range(file, 3000, 2000, false),
+    ];
+    for (i, grow) in ways.iter().enumerate() {
+        let (ram, volume) = volume();
+        let file = create(&volume, b"f");
+        volume.allocate(file, 0, 10 * 4096, true).unwrap();
+        volume.write(file, 0, &[7; 3000]).unwrap();
+        grow(&volume, file).unwrap();
+        let check = |volume: &Volume| {
+            let stat = volume.stat(file).unwrap();
+            assert_eq!((stat.size, stat.blocks), (5000, 10), "{i}");
+            let mut out = vec![1; 5000];
+            volume.read(file, 0, &mut out).unwrap();
+            assert!(out[..3000].iter().all(|b| *b == 7) && out[3000..].iter().all(|b| *b == 0), "{i}");
+        };
+        check(&volume);
+        volume.clean(file).unwrap();
+        check(&volume);
+        drop(volume);
+        check(&Volume::mount(Box::new(ram), options(1)).unwrap());
+    }
+}
+
+/// A name that was replaced during a listing came twice.
+#[test]
+fn a_name_that_is_replaced_keeps_its_place_in_listings() {
+    let (_, volume) = volume();
+    let names = |after| volume.names(Ino::ROOT, after, 100).unwrap();
+    [&b"a"[..], b"b", b"c", b"new"].iter().for_each(|name| assert!(create(&volume, name) > Ino::ROOT));
+    let before: Vec<_> = names(0).into_iter().map(|name| (name.name, name.named.cookie)).collect();
+    volume.rename((Ino::ROOT, b"new"), (Ino::ROOT, b"a"), fs::Rename::Replace).unwrap();
+    let after: Vec<_> = names(0).into_iter().map(|name| (name.name, name.named.cookie)).collect();
+    assert_eq!(after, before[..3]);
+    let next = volume.next_cookie(Ino::ROOT).unwrap();
+    volume.rename((Ino::ROOT, b"a"), (Ino::ROOT, b"d"), fs::Rename::Replace).unwrap();
+    assert_eq!(names(0).last().unwrap().named.cookie, next, "a new name is behind all others");
 }
 
 /// The order of stores as docs/PERFORMANCE.md states it: flushes (of adjacent lines) and fences.

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 
+use ::fs::medium::Mapped;
 use ::fs::{Attributes, Error, Ino, Kind, NewFile, Rename, Volume};
 use serde_json::json;
 
-use super::fs_args::{DebugCommand, FsCommand, GetArgs, LogArgs, LsArgs, MigrateArgs, PathArgs, PutArgs, VolumeArgs};
-use super::fs_volume::{failure, map, mount, unmount};
+use super::fs_args::{DebugCommand, FsCommand, GetArgs, LogArgs, LsArgs, MigrateArgs, PathArgs, PutArgs};
+use super::fs_volume::{failure, map, with_volume};
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
 use crate::output::table::Table;
@@ -22,19 +23,21 @@ const BLOCK: u64 = ::fs::format::BLOCK_BYTES;
 /// Runs a sub-command of `homenode fs`.
 pub fn run(global: &Global, command: &FsCommand) -> Result<Exit, Failure> {
     match command {
-        FsCommand::Info(args) => info(global, args),
-        FsCommand::Ls(args) => ls(global, args),
+        FsCommand::Info(args) => with_volume(global, args, |volume, mapped| info(global, volume, mapped)),
+        FsCommand::Ls(args) => with_volume(global, &args.volume, |volume, _| ls(global, args, volume)),
         FsCommand::Put(args) => put(global, args),
-        FsCommand::Get(args) => get(global, args),
-        FsCommand::Rm(args) => rm(global, args),
-        FsCommand::Where(args) => where_(global, args),
-        FsCommand::Migrate(args) => migrate(global, args),
+        FsCommand::Get(args) => with_volume(global, &args.file.volume, |volume, _| get(global, args, volume)),
+        FsCommand::Rm(args) => with_volume(global, &args.volume, |volume, _| rm(args, volume)),
+        FsCommand::Where(args) => with_volume(global, &args.volume, |volume, _| where_(global, args, volume)),
+        FsCommand::Migrate(args) => {
+            let stop = Stop::on_signals()?;
+            with_volume(global, &args.file.volume, |volume, _| migrate(global, args, volume, &stop))
+        }
         FsCommand::Debug(DebugCommand::Log(args)) => log(args),
     }
 }
 
-fn info(global: &Global, args: &VolumeArgs) -> Result<Exit, Failure> {
-    let (volume, mapped) = mount(global, args)?;
+fn info(global: &Global, volume: &Volume, mapped: &Mapped) -> Result<Exit, Failure> {
     let usage = volume.usage();
     let mut table = Table::new(&["region", "node", ">size", ">free", ">free inodes", "made durable by"]);
     let mut regions = Vec::new();
@@ -53,7 +56,7 @@ fn info(global: &Global, args: &VolumeArgs) -> Result<Exit, Failure> {
     } else {
         output::print(&table.render())?;
     }
-    unmount(volume)
+    Ok(Exit::Done)
 }
 
 fn node_name(node: Option<u32>) -> String {
@@ -64,10 +67,9 @@ fn find(volume: &Volume, path: &str) -> Result<Ino, Failure> {
     volume.resolve(path.as_bytes()).map_err(|e| failure(path, e))
 }
 
-fn ls(global: &Global, args: &LsArgs) -> Result<Exit, Failure> {
-    let (volume, _) = mount(global, &args.volume)?;
+fn ls(global: &Global, args: &LsArgs, volume: &Volume) -> Result<Exit, Failure> {
     let fail = |e| failure(args.path.as_str(), e);
-    let dir = find(&volume, &args.path)?;
+    let dir = find(volume, &args.path)?;
     let mut table = Table::new(&["kind", ">mode", ">links", ">size", "name"]);
     let mut names = Vec::new();
     for name in volume.names(dir, 0, usize::MAX).map_err(fail)? {
@@ -85,7 +87,7 @@ fn ls(global: &Global, args: &LsArgs) -> Result<Exit, Failure> {
     } else if !names.is_empty() {
         output::print(&table.render())?;
     }
-    unmount(volume)
+    Ok(Exit::Done)
 }
 
 fn kind_name(kind: Kind) -> &'static str {
@@ -114,9 +116,21 @@ fn put(global: &Global, args: &PutArgs) -> Result<Exit, Failure> {
     let mut from = File::open(&args.local).map_err(|e| Failure::io("open", &args.local, &e))?;
     let len = from.metadata().map_err(|e| Failure::io("look at", &args.local, &e))?.len();
     let stop = Stop::on_signals()?;
-    let (volume, _) = mount(global, &args.volume)?;
+    with_volume(global, &args.volume, |volume, _| {
+        let bar = progress::bar(global.json, len, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
+        let copied = put_in(volume, args, &mut from, |done| {
+            bar.inc(done);
+            !stop.requested()
+        });
+        bar.finish_and_clear();
+        copied.map(|()| Exit::Done)
+    })
+}
+
+/// Copies a file; `go_on` is told how many bytes were copied since it was asked last.
+fn put_in(volume: &Volume, args: &PutArgs, from: &mut File, go_on: impl Fn(u64) -> bool) -> Result<(), Failure> {
     let fail = |e| failure(args.path.as_str(), e);
-    let (dir, name) = place(&volume, &args.path)?;
+    let (dir, name) = place(volume, &args.path)?;
     match volume.unlink(dir, UNFINISHED) {
         Ok(()) | Err(Error::NotFound) => {}
         Err(e) => return Err(fail(e)),
@@ -131,10 +145,10 @@ fn put(global: &Global, args: &PutArgs) -> Result<Exit, Failure> {
         Err(e) => return Err(fail(e)),
     }
     let ino = volume.create(dir, UNFINISHED, new).map_err(fail)?.ino;
-    let bar = progress::bar(global.json, len, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
     let mut buffer = vec![0; CHUNK];
+    let mut done = 0;
     let copied = loop {
-        if stop.requested() {
+        if !go_on(done) {
             break Err(Failure::new(Exit::Partly, args.path.as_str(), "stopped by a signal, nothing was copied"));
         }
         match from.read(&mut buffer) {
@@ -145,63 +159,57 @@ fn put(global: &Global, args: &PutArgs) -> Result<Exit, Failure> {
                 if let Err(e) = volume.append(ino, buffer.get(..len).unwrap_or_default()) {
                     break Err(fail(e));
                 }
-                bar.inc(len as u64);
+                done = len as u64;
             }
             Err(e) => break Err(Failure::io("read", &args.local, &e)),
         }
     };
-    bar.finish_and_clear();
     if copied.is_err() {
         volume.unlink(dir, UNFINISHED).map_err(fail)?;
     }
-    let unmounted = unmount(volume);
-    copied?;
-    unmounted
+    copied
 }
 
-fn rm(global: &Global, args: &PathArgs) -> Result<Exit, Failure> {
-    let (volume, _) = mount(global, &args.volume)?;
-    let (dir, name) = place(&volume, &args.path)?;
+fn rm(args: &PathArgs, volume: &Volume) -> Result<Exit, Failure> {
+    let (dir, name) = place(volume, &args.path)?;
     let removed = match volume.unlink(dir, name.as_bytes()) {
         Err(Error::IsDirectory) => volume.rmdir(dir, name.as_bytes()),
         removed => removed,
     };
     removed.map_err(|e| failure(args.path.as_str(), e))?;
-    unmount(volume)
+    Ok(Exit::Done)
 }
 
-fn get(global: &Global, args: &GetArgs) -> Result<Exit, Failure> {
-    let (volume, _) = mount(global, &args.file.volume)?;
-    let ino = find(&volume, &args.file.path)?;
+fn get(global: &Global, args: &GetArgs, volume: &Volume) -> Result<Exit, Failure> {
+    let ino = find(volume, &args.file.path)?;
     let fail = |e| failure(args.file.path.as_str(), e);
     let stat = volume.stat(ino).map_err(fail)?;
-    if stat.kind == Kind::Directory {
-        return Err(fail(Error::IsDirectory)); // before a local file is made for it
-    }
+    // Before a local file is made, or one that exists becomes empty.
+    let mut buffer = vec![0; CHUNK];
+    let mut len = match stat.kind {
+        Kind::Directory => return Err(fail(Error::IsDirectory)),
+        _ => volume.read(ino, 0, &mut buffer).map_err(fail)?,
+    };
     let mut to: Box<dyn Write> = if args.local.as_os_str() == "-" {
         Box::new(io::stdout().lock())
     } else {
         Box::new(File::create(&args.local).map_err(|e| Failure::io("create", &args.local, &e))?)
     };
     let bar = progress::bar(global.json, stat.size, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
-    let mut buffer = vec![0; CHUNK];
     let mut offset = 0;
-    loop {
-        let len = volume.read(ino, offset, &mut buffer).map_err(fail)?;
-        bar.set_position(offset);
-        if len == 0 {
-            bar.finish_and_clear();
-            to.flush()?;
-            return unmount(volume);
-        }
+    while len > 0 {
         to.write_all(buffer.get(..len).unwrap_or_default()).map_err(|e| Failure::io("write", &args.local, &e))?;
         offset += len as u64;
+        bar.set_position(offset);
+        len = volume.read(ino, offset, &mut buffer).map_err(fail)?;
     }
+    bar.finish_and_clear();
+    to.flush()?;
+    Ok(Exit::Done)
 }
 
-fn where_(global: &Global, args: &PathArgs) -> Result<Exit, Failure> {
-    let (volume, _) = mount(global, &args.volume)?;
-    let ino = find(&volume, &args.path)?;
+fn where_(global: &Global, args: &PathArgs, volume: &Volume) -> Result<Exit, Failure> {
+    let ino = find(volume, &args.path)?;
     let fail = |e| failure(args.path.as_str(), e);
     let len = volume.stat(ino).map_err(fail)?.size;
     let nodes: BTreeMap<String, u64> =
@@ -215,14 +223,12 @@ fn where_(global: &Global, args: &PathArgs) -> Result<Exit, Failure> {
         table.row([args.path.clone(), size(len)].into_iter().chain(nodes.values().map(|bytes| size(*bytes))));
         output::print(&table.render())?;
     }
-    unmount(volume)
+    Ok(Exit::Done)
 }
 
-fn migrate(global: &Global, args: &MigrateArgs) -> Result<Exit, Failure> {
-    let stop = Stop::on_signals()?;
-    let (volume, _) = mount(global, &args.file.volume)?;
+fn migrate(global: &Global, args: &MigrateArgs, volume: &Volume, stop: &Stop) -> Result<Exit, Failure> {
     let path = args.file.path.as_str();
-    let ino = find(&volume, path)?;
+    let ino = find(volume, path)?;
     let blocks = volume.stat(ino).map_err(|e| failure(path, e))?.blocks;
     let bar = progress::bar(global.json, blocks * BLOCK, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
     let mut moved = 0;
@@ -244,7 +250,6 @@ fn migrate(global: &Global, args: &MigrateArgs) -> Result<Exit, Failure> {
             if done.cancelled { ", then stopped by a signal; the file is whole, partly on each node" } else { "" };
         output::print(&format!("{path}: moved {} to node {}{why}\n", size(moved), args.to))?;
     }
-    unmount(volume)?;
     Ok(if done.cancelled { Exit::Partly } else { Exit::Done })
 }
 

@@ -193,9 +193,12 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     };
     let before = check();
     let mut repaired = false;
-    if args.repair && !stop.requested() {
-        let clean = matches!(&before, Ok(report) if report.clean && report.damage.is_empty());
-        repaired = !clean && ::fs::fsck::repair(Arc::<Mapped>::clone(&medium)).is_ok();
+    let mut failed = None;
+    if args.repair && !stop.requested() && before.as_ref().map_or(true, ::fs::fsck::Report::is_repairable) {
+        match ::fs::fsck::repair(Arc::<Mapped>::clone(&medium)) {
+            Ok(()) => repaired = true,
+            Err(e) => failed = Some(failure("repair", e)),
+        }
     }
     let report = match if repaired { check() } else { before } {
         Ok(report) => report,
@@ -223,9 +226,13 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
         );
         output::print(&text)?;
     }
+    if let Some(failure) = &failed {
+        failure.report(global.json);
+    }
     Ok(match (damage.is_empty(), repaired) {
         (false, _) => Exit::Command(4),
         (true, true) => Exit::Partly,
+        (true, false) if failed.is_some() => Exit::Command(8),
         (true, false) => Exit::Done,
     })
 }
@@ -264,19 +271,32 @@ fn holder(region: &Path) -> Option<String> {
     Some(format!("process {pid} ({command})"))
 }
 
-/// A mounted volume, and its regions.
-pub fn mount(global: &Global, args: &VolumeArgs) -> Result<(Volume, Arc<Mapped>), Failure> {
-    let mapped = map(args)?;
-    let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?).ok();
-    let options = Options { topology, ..Options::default() };
-    let volume = Volume::mount(Box::new(Arc::clone(&mapped)), options);
-    Ok((volume.map_err(|e| failure(args.volume.display().to_string(), e))?, mapped))
+/// Runs `work` on a mounted volume and its regions, and unmounts it, also after an error: else the next mount would have to read
+/// all logs, which fails where a file is damaged.
+pub fn with_volume(
+    global: &Global,
+    args: &VolumeArgs,
+    work: impl FnOnce(&Volume, &Mapped) -> Result<Exit, Failure>,
+) -> Result<Exit, Failure> {
+    let (volume, mapped) = mount(global, args)?;
+    let done = work(&volume, &mapped);
+    let unmounted = unmount(volume);
+    let exit = done?;
+    unmounted.map(|_| exit)
 }
 
 /// Ends a mount.
 pub fn unmount(volume: Volume) -> Result<Exit, Failure> {
     volume.unmount().map_err(|e| failure("unmount", e))?;
     Ok(Exit::Done)
+}
+
+fn mount(global: &Global, args: &VolumeArgs) -> Result<(Volume, Arc<Mapped>), Failure> {
+    let mapped = map(args)?;
+    let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?).ok();
+    let options = Options { topology, ..Options::default() };
+    let volume = Volume::mount(Box::new(Arc::clone(&mapped)), options);
+    Ok((volume.map_err(|e| failure(args.volume.display().to_string(), e))?, mapped))
 }
 
 /// Why an operation on a volume failed.

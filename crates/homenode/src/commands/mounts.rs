@@ -7,6 +7,8 @@
 //!
 //! **Limits.** A mount without a policy observes nothing, so it tells nothing.
 
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -81,7 +83,10 @@ impl Teller {
         let next = self.dir.join(NEXT);
         let write = || -> std::io::Result<()> {
             std::fs::create_dir_all(&self.dir)?;
-            std::fs::write(&next, serde_json::to_vec(&self.mounted)?)?;
+            // It has paths of files in directories that not everybody may read.
+            let mut options = std::fs::OpenOptions::new();
+            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;
+            file.write_all(&serde_json::to_vec(&self.mounted)?)?;
             std::fs::rename(&next, self.dir.join(WINDOW))
         };
         if let Err(error) = write() {

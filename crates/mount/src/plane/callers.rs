@@ -254,7 +254,17 @@ impl Callers {
         let place = Place { node: AtomicU32::new(self.node_of(seen.cpu)), active: AtomicBool::new(false) };
         let caller =
             Arc::new(Caller { place: Arc::new(place), counted: Mutex::new(counted), idle: AtomicU32::new(0), watched });
-        self.table.write().unwrap_or_else(PoisonError::into_inner).insert(tid, Arc::clone(&caller));
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        if timed != self.watched.load(Ordering::Relaxed) {
+            return None; // a plane began to watch meanwhile: it is looked at again
+        }
+        match table.get(&tid) {
+            // Somebody else added it meanwhile, and workers hold its place by now.
+            Some(known) if known.watched.start_ns == caller.watched.start_ns => return Some(Arc::clone(known)),
+            Some(_) => self.forgot(),
+            None => {}
+        }
+        table.insert(tid, Arc::clone(&caller));
         Some(caller)
     }
 

@@ -30,16 +30,27 @@ use fs::{Ino, Placement, Traffic, Use, Volume};
 use host::act::affinity;
 use host::{HostError, HostPlane};
 use placement::{FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Snapshot, Thread, Writes};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::time::{ClockId, clock_gettime};
 use topology::{CpuSet, NodeId, Topology};
 
+use callers::Caller;
 pub use callers::Callers;
 use copy::{Copies, FileCopy};
 
 /// Files whose paths a window tells, and names of a directory that are searched for one: a path takes a look at each name.
 const NAMED: usize = 16;
 const NAMES: usize = 10_000;
+
+/// Whoever used files in a window.
+enum Observed {
+    /// A thread, with its affinity.
+    Thread((Thread, CpuSet)),
+    /// A thread of the server, for nobody in particular.
+    Own(u32),
+    /// A thread that has ended.
+    Gone,
+}
 
 /// How the plane of a volume works.
 #[derive(Clone, Debug, Default)]
@@ -126,14 +137,20 @@ impl VolumePlane {
         self.prepared.clear();
         let mut threads = Vec::new();
         // By rising tid, then file.
+        let mut own = FxHashSet::default();
         for of_one in uses.chunk_by(|a, b| a.tid == b.tid) {
-            threads.extend(self.thread(of_one));
+            match self.thread(of_one) {
+                Observed::Thread(thread) => threads.push(thread),
+                Observed::Own(tid) => drop(own.insert(tid)),
+                Observed::Gone => {}
+            }
         }
         self.callers.end_window();
         // Nobody asks for a single thread's total here: those that are forgotten count in the sum only.
         self.volume.traffic_by_thread(|tid| self.callers.knows(tid));
         let mut readers: BTreeMap<Ino, Vec<u32>> = BTreeMap::new();
-        for one in &uses {
+        // What the kernel writes back for nobody in particular is no use by another thread.
+        for one in uses.iter().filter(|one| !own.contains(&one.tid)) {
             readers.entry(one.ino).or_default().push(one.tid);
         }
         let shared = |tid: u32| uses.iter().any(|u| u.tid == tid && readers.get(&u.ino).is_some_and(|r| r.len() > 1));
@@ -164,13 +181,19 @@ impl VolumePlane {
         }
     }
 
-    /// A thread from all that it did with files, with its affinity; `None` if it has ended, or is one of the server's.
-    fn thread(&self, uses: &[Use]) -> Option<(Thread, CpuSet)> {
-        let tid = uses.first()?.tid;
-        let caller = self.callers.of(tid)?;
-        if caller.watched.pid == std::process::id() && !self.settings.own_threads {
-            return None;
+    /// A thread from all that it did with files, with its affinity.
+    fn thread(&self, uses: &[Use]) -> Observed {
+        let caller = uses.first().and_then(|one| Some((one.tid, self.callers.of(one.tid)?)));
+        match caller {
+            Some((tid, caller)) if caller.watched.pid == std::process::id() && !self.settings.own_threads => {
+                Observed::Own(tid)
+            }
+            Some((tid, caller)) => self.thread_of(tid, &caller, uses).map_or(Observed::Gone, Observed::Thread),
+            None => Observed::Gone,
         }
+    }
+
+    fn thread_of(&self, tid: u32, caller: &Caller, uses: &[Use]) -> Option<(Thread, CpuSet)> {
         let now = caller.watched.now().ok().flatten()?;
         let time = caller.watched.time().ok().flatten()?;
         let mask = affinity::get(tid).ok()?;

@@ -142,6 +142,13 @@ fn directories_of_many_names_are_listed_whole() {
         }
         assert!(found == expected, "{} of {}", found.len(), expected.len());
     }
+    // A program that renames what it lists comes to an end, and one that lists again sees all.
+    let renamed = fs::read_dir(mount.dir()).unwrap().zip(0..).inspect(|(entry, i)| {
+        assert!(*i < 2 * names.len(), "the listing has no end");
+        fs::rename(entry.as_ref().unwrap().path(), mount.path(&format!("renamed{i}"))).unwrap();
+    });
+    assert!(renamed.count() >= expected.len());
+    assert_eq!(fs::read_dir(mount.dir()).unwrap().count(), expected.len());
     // Removing while listing leaves nothing behind.
     for entry in fs::read_dir(mount.dir()).unwrap() {
         fs::remove_file(entry.unwrap().path()).unwrap();
@@ -432,6 +439,16 @@ fn writing_and_owners_take_privileges() {
         begin();
         rustix::fs::chown(&file, None, None).unwrap();
         assert_eq!(mode(), 0o777, "the same owner");
+        rustix::fs::chown(&file, Some(Uid::from_raw(0)), None).unwrap();
+        begin();
+        // Any user could take them from any file, as the kernel asks for a change that changes nothing.
+        let dir = mount.path("d");
+        fs::create_dir(&dir).unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o2777)).unwrap();
+        as_user(mount.dir(), r#"perl -e 'chown -1, -1, "f"; chown -1, -1, "d"'"#);
+        assert_eq!(mode(), 0o6777, "{cache:?}: another user");
+        rustix::fs::chown(&dir, None, None).unwrap();
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o7777, 0o2777, "a directory's bit means something else");
         let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         rustix::fs::setxattr(&file, "security.capability", &capability, XattrFlags::empty()).unwrap();
         assert!(capable());

@@ -137,7 +137,9 @@ impl Measured<'_> {
             for (g, group) in self.groups.iter().enumerate() {
                 row(group, &[group], &[g]);
             }
-            if self.groups.len() > 1 {
+            // An average over other runs than those of its parts would be none of them.
+            let runs = |g: usize| self.by_round(of, over, &[g]).len();
+            if self.groups.len() > 1 && (1..self.groups.len()).all(|g| runs(g) == runs(0)) {
                 let (all, every): (Vec<usize>, _) = ((0..self.groups.len()).collect(), self.groups.join(", "));
                 row("average", &["average", &every, "average without fileserver"], &all);
             }

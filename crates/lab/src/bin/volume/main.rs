@@ -99,9 +99,14 @@ struct Entry {
     runs: Vec<Run>,
 }
 
+/// Changes with any load, as runs of another one are no runs of this one.
+const LOADS: u32 = 2;
+
 /// What of results.json is read again.
 #[derive(Deserialize)]
 struct Results {
+    #[serde(default)]
+    loads: u32,
     scale: f64,
     seconds: f64,
     runs: Vec<Entry>,
@@ -162,9 +167,17 @@ fn run(args: &Args) -> Result<()> {
 fn add(args: &Args, file: &Path, figures: &[Figure], all: &mut BTreeMap<Key, Vec<Run>>) -> Result<()> {
     let what = || file.display().to_string();
     let results: Results = serde_json::from_str(&fs::read_to_string(file).with_context(what)?).with_context(what)?;
-    let same = (results.scale, results.seconds) == (args.scale, args.seconds);
-    ensure!(same, "{}: other --scale or --seconds, so other loads", file.display());
-    for entry in results.runs {
+    let same = (results.loads, results.scale, results.seconds) == (LOADS, args.scale, args.seconds);
+    ensure!(same, "{}: made with another version, --scale or --seconds, so of other loads", file.display());
+    let mut whole: BTreeMap<[String; 3], usize> = BTreeMap::new();
+    let name = |entry: &Entry| [entry.paper.clone(), entry.figure.clone(), entry.load.clone()];
+    for entry in &results.runs {
+        let rounds = whole.entry(name(entry)).or_insert(usize::MAX);
+        *rounds = (*rounds).min(entry.runs.len());
+    }
+    for mut entry in results.runs {
+        // The rest of a round that was interrupted has nothing to be compared with.
+        entry.runs.truncate(whole.get(&name(&entry)).copied().unwrap_or_default());
         let figure = figures.iter().position(|f| f.paper.name() == entry.paper && f.id == entry.figure);
         let Some((f, figure)) = figure.and_then(|f| Some((f, figures.get(f)?))) else { continue };
         let load = figure.loads.iter().position(|load| load.name == entry.load);
@@ -290,7 +303,7 @@ fn write(
         .map(|m| serde_json::json!({"paper": m.simulated.paper.name(), "figure": m.simulated.id, "ratios": m.rows()}))
         .collect();
     let json = serde_json::json!({
-        "emulated": true, "scale": args.scale, "seconds": args.seconds, "load_average": load.trim(), "runs": runs, "ratios": ratios
+        "emulated": true, "loads": LOADS, "scale": args.scale, "seconds": args.seconds, "load_average": load.trim(), "runs": runs, "ratios": ratios
     });
     put("results.json", &serde_json::to_string_pretty(&json)?)
 }
