@@ -145,6 +145,14 @@ impl Server {
                 volume.open(made)?;
                 answer.opened(self.opened());
             }
+            opcode::TMPFILE => {
+                args.skip(4)?;
+                let (uid, gid, mode) = (request.uid, request.gid, args.u32()?);
+                let made = volume.create_unnamed(ino, NewFile { mode, uid, gid, ..NewFile::default() })?;
+                volume.remember(made.ino)?;
+                answer.entry(&made);
+                answer.opened(self.opened());
+            }
             opcode::UNLINK => volume.unlink(ino, args.name()?)?,
             opcode::RMDIR => volume.rmdir(ino, args.name()?)?,
             opcode::RENAME | opcode::RENAME2 => {

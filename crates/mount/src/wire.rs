@@ -56,6 +56,7 @@ pub(crate) mod opcode {
     pub const RENAME2: u32 = 45;
     pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
+    pub const TMPFILE: u32 = 51;
 }
 
 /// Features of both sides: bits of the first request and its answer.

@@ -101,8 +101,7 @@ impl Volume {
     /// Makes a file, directory, symbolic link or special file and names it.
     pub fn create(&self, parent: Ino, name: &[u8], new: NewFile<'_>) -> Result<Stat> {
         check_name(name)?;
-        let kind = if new.mode >> 12 == 0 { Some(Kind::File) } else { Kind::of_mode(new.mode) };
-        let kind = kind.ok_or(Error::Invalid("the mode has an unknown kind"))?;
+        let kind = kind_of(new.mode)?;
         if new.target.len() >= BLOCK || new.target.is_empty() == (kind == Kind::Symlink) {
             return Err(Error::Invalid("the target of a symbolic link has 1 to 4095 bytes"));
         }
@@ -120,15 +119,8 @@ impl Volume {
         let cookie = names.new_cookie()?;
         let new = inherit(&locked.get(parent)?.attributes, kind, new);
         let time = self.now();
-        let regions = self.regions.nearest(self.regions.of_caller(self.cpu()));
-        let (ino, (inode, flushed)) = loop {
-            let ino = self.take_slot(regions)?;
-            match self.make_inode(ino, kind, new, time) {
-                // A damaged number: this mount uses it no more.
-                Err(Error::Damaged(Damage::Inode { .. })) => {}
-                made => break (ino, made.inspect_err(|_| self.give_slot(ino))?),
-            }
-        };
+        let (inode, flushed) = self.new_inode(kind, new, 1, time)?;
+        let ino = inode.ino;
         let link = Entry::Link { ino, cookie, kind, name };
         let committed = self.commit(&mut locked, &[(parent, link)], time, flushed, Purpose::Growth);
         committed.inspect_err(|_| self.unmake_inode(&inode))?;
@@ -142,8 +134,44 @@ impl Volume {
         Ok(stat)
     }
 
-    /// Writes an inode that no directory names yet.
-    fn make_inode(&self, ino: Ino, kind: Kind, new: NewFile<'_>, time: i64) -> Result<(Inode, Flushed)> {
+    /// Makes a regular file without a name, as `O_TMPFILE` does, with the group and bits that it would get in a directory. It is open
+    /// once: [`Volume::link`] can name it until [`Volume::close`], and a crash finds an orphan.
+    pub fn create_unnamed(&self, parent: Ino, new: NewFile<'_>) -> Result<Stat> {
+        if kind_of(new.mode)? != Kind::File || !new.target.is_empty() {
+            return Err(Error::Invalid("only a regular file can be without a name"));
+        }
+        let dir = self.inode(parent)?;
+        self.with_room(|| {
+            let new = {
+                let state = dir.read();
+                names_to_change(&state)?;
+                inherit(&state.attributes, Kind::File, new)
+            };
+            let (inode, flushed) = self.new_inode(Kind::File, new, 0, self.now())?;
+            let durable = flushed.fence(&self.store).inspect_err(|_| self.unmake_inode(&inode))?;
+            inode.write().unnamed = Some(durable);
+            self.unnamed.fetch_add(1, Ordering::AcqRel);
+            inode.opens.store(1, Ordering::Release);
+            let stat = Self::stat_of(&inode)?;
+            self.add_inode(inode);
+            Ok(stat)
+        })
+    }
+
+    /// An inode near the caller that no directory names yet; `links` says how many will.
+    fn new_inode(&self, kind: Kind, new: NewFile<'_>, links: u32, time: i64) -> Result<(Inode, Flushed)> {
+        let regions = self.regions.nearest(self.regions.of_caller(self.cpu()));
+        loop {
+            let ino = self.take_slot(regions)?;
+            match self.make_inode(ino, kind, new, links, time) {
+                // A damaged number: this mount uses it no more.
+                Err(Error::Damaged(Damage::Inode { .. })) => {}
+                made => return made.inspect_err(|_| self.give_slot(ino)),
+            }
+        }
+    }
+
+    fn make_inode(&self, ino: Ino, kind: Kind, new: NewFile<'_>, links: u32, time: i64) -> Result<(Inode, Flushed)> {
         let (block, line) = self.store.inode_at(ino)?;
         let mut old = [0; LINE];
         self.store.read(block, line, &mut old)?;
@@ -155,7 +183,7 @@ impl Volume {
             mode: kind.mode_bits() | new.mode & 0o7777,
             uid: new.uid,
             gid: new.gid,
-            links: 1,
+            links,
             atime: time,
             mtime: time,
             ctime: time,
@@ -293,7 +321,7 @@ impl Volume {
         Ok(self.inode(ino)?.opens.load(Ordering::Acquire))
     }
 
-    /// Gives a file another name.
+    /// Gives a file another name, or one that has lost its last name or never had one, but is open, a name again.
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Stat> {
         check_name(name)?;
         let (dir, inode) = (self.inode(parent)?, self.inode(ino)?);
@@ -307,15 +335,18 @@ impl Volume {
                 return Err(Error::NotPermitted);
             }
             let state = locked.get(ino)?;
-            if state.unnamed.is_some() {
-                return Err(Error::NotFound);
-            }
+            check_live(state)?;
             let time = self.now();
             let links = state.attributes.links.checked_add(1).ok_or(Error::TooManyLinks)?;
             let attributes = Attributes { links, ctime: time, ..state.attributes };
             let link = Entry::Link { ino, cookie: names.new_cookie()?, kind: inode.kind, name };
             let entries = [(parent, link), (ino, Entry::Attributes(attributes, 0))];
-            self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)
+            self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)?;
+            inode.note_directory(parent);
+            if locked.get_mut(ino)?.unnamed.take().is_some() {
+                self.unnamed.fetch_sub(1, Ordering::AcqRel);
+            }
+            Ok(())
         })?;
         self.stat(ino)
     }
@@ -442,6 +473,12 @@ impl Volume {
             }
         }
     }
+}
+
+/// The kind that a mode says; none is a regular file.
+fn kind_of(mode: u32) -> Result<Kind> {
+    let kind = if mode >> 12 == 0 { Some(Kind::File) } else { Kind::of_mode(mode) };
+    kind.ok_or(Error::Invalid("the mode has an unknown kind"))
 }
 
 /// A set-group-ID directory gives its group to what is made in it, and the bit to directories.

@@ -282,6 +282,7 @@ fn operations() -> Vec<Op> {
         Op::Punch(s("/b"), 4096, 4096),
         Op::Zero(s("/a"), 3000, 6000, false),
         Op::Link(s("/a"), s("/e/m")),
+        Op::Unnamed(s("/d/u"), 5000, 7),
         Op::Unlink(s("/a")),
         Op::Unlink(s("/b")),
         Op::Unlink(s("/d/l")),
@@ -419,6 +420,10 @@ fn not_needed(op: &Op, sabotage: Sabotage, (flushes, _): (u64, u64)) -> Option<&
         _ if matches!(op, Op::Allocate(_, _, _, true)) => Some("blocks beyond the end cannot be seen"),
         Sabotage::Flush(3) | Sabotage::Fence(2) if matches!(op, Op::Migrate(_, 1)) => {
             Some("the log follows the data right away, and that commits a new tail")
+        }
+        // Flushes: the inode's line, and its tail after the write.
+        Sabotage::Flush(2 | 6) | Sabotage::Fence(1..=3) if matches!(op, Op::Unnamed(..)) => {
+            Some("a file without a name cannot be seen; naming it stores a new tail in that line, and waits")
         }
         _ => None,
     }

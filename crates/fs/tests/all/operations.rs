@@ -16,6 +16,8 @@ pub enum Op {
     Punch(String, u64, u64),
     Zero(String, u64, u64, bool),
     Link(String, String),
+    /// A file that is made and written before it gets its name.
+    Unnamed(String, usize, u8),
     Unlink(String),
     Rmdir(String),
     Rename(String, String, Rename),
@@ -75,6 +77,14 @@ impl Op {
                 let from = find(from)?;
                 let (dir, name) = parent(to)?;
                 v.link(from, dir, &name).map(|_| ())
+            }
+            Unnamed(path, len, fill) => {
+                let (dir, name) = parent(path)?;
+                let new = NewFile { mode: FILE | 0o644, ..NewFile::default() };
+                let made = v.create_unnamed(dir, new)?.ino;
+                let named = v.append(made, &bytes(0, *len, *fill)).and_then(|_| v.link(made, dir, &name));
+                v.close(made)?;
+                named.map(|_| ())
             }
             Unlink(path) => {
                 let (dir, name) = parent(path)?;
@@ -160,6 +170,7 @@ impl Op {
                 m.nodes[node].links += 1;
                 Ok(())
             }
+            Unnamed(path, len, fill) => m.add(path, Node { data: bytes(0, *len, *fill), ..Node::new(FILE | 0o644) }),
             Unlink(path) | Rmdir(path) => {
                 let (dir, name) = m.parent(path)?;
                 let node = *m.nodes[dir].names.get(name).ok_or(libc::ENOENT)?;

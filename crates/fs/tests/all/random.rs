@@ -61,7 +61,8 @@ fn data_op(path: String, rng: &mut StdRng) -> Op {
 fn any_op(rng: &mut StdRng) -> Op {
     let how = [Rename::Replace, Rename::NoReplace, Rename::Exchange][rng.random_range(0..3)];
     match rng.random_range(0..20) {
-        0..3 => Op::Create(path(rng)),
+        0..2 => Op::Create(path(rng)),
+        2 => Op::Unnamed(path(rng), rng.random_range(0..9000), rng.random()),
         3 => Op::Mkdir(path(rng)),
         4 => Op::Symlink(path(rng), path(rng)),
         5 => Op::Link(path(rng), path(rng)),

@@ -33,10 +33,10 @@ fn an_open_file_survives_its_last_name_until_it_is_closed_or_the_machine_stops()
         let mut text = [0; 9];
         assert_eq!(volume.read(file, 0, &mut text).unwrap(), 9);
         assert_eq!((&text, volume.stat(file).unwrap().attributes.links), (b"text more", 0));
-        assert!(matches!(volume.link(file, Ino::ROOT, b"again"), Err(Error::NotFound)));
         if close {
             volume.close(file).unwrap();
             assert!(matches!(volume.stat(file), Err(Error::NotFound)));
+            assert!(matches!(volume.link(file, Ino::ROOT, b"again"), Err(Error::NotFound)));
             assert_eq!(used(&volume), before);
         }
     }
@@ -44,6 +44,36 @@ fn an_open_file_survives_its_last_name_until_it_is_closed_or_the_machine_stops()
     let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
     assert!(report.damage.is_empty() && report.orphans.len() == 1, "{report:?}");
     assert_eq!(used(&Volume::mount(Box::new(ram), options(1)).unwrap()), before);
+}
+
+#[test]
+fn a_file_without_a_name_gets_one_or_goes() {
+    let (ram, volume) = volume();
+    let used = |v: &Volume| v.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum::<u64>();
+    let new = NewFile { mode: 0o600, ..NewFile::default() };
+    let before = used(&volume);
+    let lost = volume.create_unnamed(Ino::ROOT, new).unwrap().ino;
+    volume.write(lost, 0, &[1; 9000]).unwrap();
+    volume.close(lost).unwrap();
+    assert_eq!((used(&volume), volume.unnamed()), (before, 0));
+    let kept = volume.create_unnamed(Ino::ROOT, new).unwrap();
+    assert_eq!((kept.attributes.links, volume.unnamed()), (0, 1));
+    volume.write(kept.ino, 0, b"text").unwrap();
+    assert_eq!(volume.link(kept.ino, Ino::ROOT, b"name").unwrap().attributes.links, 1);
+    volume.close(kept.ino).unwrap();
+    assert_eq!((volume.resolve(b"name").unwrap(), volume.unnamed()), (kept.ino, 0));
+    // What has lost its name but is open can have one again.
+    volume.open(kept.ino).unwrap();
+    volume.unlink(Ino::ROOT, b"name").unwrap();
+    volume.link(kept.ino, Ino::ROOT, b"again").unwrap();
+    volume.close(kept.ino).unwrap();
+    drop(volume);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let mut text = [0; 4];
+    volume.read(volume.resolve(b"again").unwrap(), 0, &mut text).unwrap();
+    assert_eq!(&text, b"text");
+    let directory = NewFile { mode: 0o040_755, ..NewFile::default() };
+    assert!(matches!(volume.create_unnamed(Ino::ROOT, directory), Err(Error::Invalid(_))));
 }
 
 #[test]

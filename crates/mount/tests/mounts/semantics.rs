@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
@@ -87,6 +88,25 @@ fn names_and_files() {
         assert!(read == data);
         drop(open);
         fs::remove_dir(mount.path("d")).unwrap();
+
+        // A file that has no name yet; Linux 6.2 and later ask for one.
+        let unnamed = OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE).open(mount.dir());
+        match unnamed {
+            Ok(file) => {
+                file.write_all_at(&data, 0).unwrap();
+                assert_eq!((file.metadata().unwrap().nlink(), fs::read_dir(mount.dir()).unwrap().count()), (0, 1));
+                let (old, follow) = (format!("/proc/self/fd/{}", file.as_raw_fd()), AtFlags::SYMLINK_FOLLOW);
+                rustix::fs::linkat(CWD, &old, CWD, mount.path("named"), follow).unwrap();
+                assert!(fs::read(mount.path("named")).unwrap() == data && file.metadata().unwrap().nlink() == 1);
+                fs::remove_file(mount.path("named")).unwrap();
+                let exclusive = libc::O_TMPFILE | libc::O_EXCL;
+                let file = OpenOptions::new().write(true).custom_flags(exclusive).open(mount.dir()).unwrap();
+                let old = format!("/proc/self/fd/{}", file.as_raw_fd());
+                let refused = rustix::fs::linkat(CWD, &old, CWD, mount.path("named"), follow);
+                assert_eq!(refused, Err(rustix::io::Errno::NOENT), "it was asked for a file that never has a name");
+            }
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP)),
+        }
 
         // Truncating, by name, by file, and by opening.
         fs::write(mount.path("t"), &data).unwrap();
