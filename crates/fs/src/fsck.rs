@@ -91,7 +91,7 @@ impl Report {
     /// Whether [`repair`] has something to do: it cannot mend logs.
     pub fn is_repairable(&self) -> bool {
         let mends = |d: &Damage| matches!(d, Damage::Superblock { .. } | Damage::State | Damage::Checkpoint(_));
-        !self.clean || self.damage.iter().any(mends)
+        !self.clean || !self.orphans.is_empty() || self.damage.iter().any(mends)
     }
 }
 
@@ -106,7 +106,7 @@ pub fn repair(medium: Arc<dyn Medium>) -> Result<()> {
             medium.read(At { region, offset: copy * BLOCK_BYTES }, block)?;
         }
         // As it is: it may have bits that only a later version knows.
-        let Some(good) = copies.iter().find(|block| Superblock::decode(*block).is_ok()) else { continue };
+        let Some(good) = copies.iter().find(|block| Superblock::decode(block).is_ok()) else { continue };
         for (copy, block) in COPIES.into_iter().zip(&copies) {
             if Superblock::decode(block).is_err() {
                 let at = At { region, offset: copy * BLOCK_BYTES };

@@ -196,12 +196,20 @@ fn threads_that_need_room_at_the_same_time_both_get_it() {
 fn a_name_that_is_replaced_always_stands_for_its_file() {
     check_pauses(800, || {
         let volume = Arc::new(volume([40, 40]));
-        [b"f", b"g", b"h"].map(|name| create(&volume, Ino::ROOT, name));
+        let _inodes = [b"f", b"g", b"h"].map(|name| create(&volume, Ino::ROOT, name));
         let (looks, makes) = (Arc::clone(&volume), Arc::clone(&volume));
         let looker = thread::spawn(move || {
             for _ in 0..3 {
                 let found = looks.lookup(Ino::ROOT, b"f").unwrap();
                 assert_ne!(found.attributes.mode & 0o7777, 0o600, "another file");
+            }
+        });
+        // A third file may get the number of the first, and its name.
+        let saves = Arc::clone(&volume);
+        let saver = thread::spawn(move || {
+            for _ in 0..2 {
+                create(&saves, Ino::ROOT, b"new");
+                saves.rename((Ino::ROOT, b"new"), (Ino::ROOT, b"f"), Rename::Replace).unwrap();
             }
         });
         let maker = thread::spawn(move || {
@@ -210,7 +218,7 @@ fn a_name_that_is_replaced_always_stands_for_its_file() {
         for from in [b"g", b"h"] {
             volume.rename((Ino::ROOT, from), (Ino::ROOT, b"f"), Rename::Replace).unwrap();
         }
-        join([looker, maker]);
+        join([looker, maker, saver]);
     });
 }
 

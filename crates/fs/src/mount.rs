@@ -137,6 +137,16 @@ fn recover(store: &Store, journals: &Journals, without_lost: bool) -> Result<Che
     if let Some(damage) = tree.damage.into_iter().chain(damage).find(|damage| !(without_lost && lost(damage))) {
         return Err(damage.into());
     }
+    if without_lost {
+        // From here on no checkpoint is right.
+        let mut words = vec![(scan::state_block(), 0, scan::state_word(Use::Mounted))];
+        for (ino, _) in found.iter().filter(|(ino, f)| f.state.is_err() && tree.orphans.binary_search(ino).is_err()) {
+            // Its blocks are free for others, so its log is never read again, whatever they hold.
+            let (block, line) = store.inode_at(*ino)?;
+            words.extend([inode::HEAD, inode::TAIL].map(|place| (block, line + place, 0)));
+        }
+        store.commit(&words, &Flushed::nothing().fence(store)?)?;
+    }
     free_orphans(store, &mut found, &tree.orphans)?;
     let inodes = scan::used_inodes(free.len(), found.keys());
     let parent = |(ino, found): (Ino, Found)| Some((ino, found.state.ok()?.dir?.parent));

@@ -17,6 +17,7 @@ const TESTS: &[(&str, fn())] = &[
     ("refusals_are_one_line_with_their_exit_code", refusals_are_one_line_with_their_exit_code),
     ("mount_8_finds_what_it_expects", mount_8_finds_what_it_expects),
     ("a_signal_unmounts", a_signal_unmounts),
+    ("a_server_serves_on_when_nobody_reads_what_it_says", a_server_serves_on_when_nobody_reads_what_it_says),
     ("a_dead_mount_is_told_with_what_to_do", a_dead_mount_is_told_with_what_to_do),
     ("a_signal_ends_no_server_whose_mount_somebody_took_away", a_signal_ends_no_server_whose_mount_somebody_took_away),
     ("a_covered_mount_is_served_until_it_can_be_unmounted", a_covered_mount_is_served_until_it_can_be_unmounted),
@@ -192,6 +193,24 @@ fn a_signal_unmounts() {
         assert!(said.contains("in use: the mount ends when the last file is closed"), "{said}");
         assert_eq!(homenode(&["fsck", &place.volume]).status.code(), Some(0));
     }
+}
+
+/// The server panicked over its message that the mount is in use, and took the open file with it.
+fn a_server_serves_on_when_nobody_reads_what_it_says() {
+    let place = Place::new();
+    let mut server = place.server();
+    let open = fs::File::open(place.path("f")).unwrap();
+    drop(server.stderr.take());
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+    while fs::read_to_string("/proc/mounts").unwrap().contains(&place.dir) {
+        std::thread::yield_now();
+    }
+    // It waits for half a second at most before it says so.
+    std::thread::sleep(std::time::Duration::from_millis(600));
+    assert_eq!(std::io::read_to_string(&open).unwrap(), "x");
+    drop(open);
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+    assert_eq!(homenode(&["fsck", &place.volume]).status.code(), Some(0));
 }
 
 fn a_dead_mount_is_told_with_what_to_do() {

@@ -37,7 +37,8 @@ impl Place {
         let digits = self.end.div_ceil(1 << shift);
         // Rounding up can have added a digit.
         let over = digits >> DIGITS;
-        u64::from(shift) + over << DIGITS + COOKIE_BITS | digits >> over << COOKIE_BITS | cookie
+        let code = (u64::from(shift) + over) << DIGITS | digits >> over;
+        code << COOKIE_BITS | cookie
     }
 }
 

@@ -169,6 +169,7 @@ impl Server {
             opcode::LINK => {
                 let linked = volume.link(number(args.u64()?)?, ino, args.name()?)?;
                 volume.remember(linked.ino)?;
+                self.freed();
                 answer.entry(&linked);
             }
             opcode::OPEN => {

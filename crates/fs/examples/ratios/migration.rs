@@ -77,6 +77,9 @@ fn parts(rounds: &Rounds, memory: &Memory, volume: &Volume, (file, size): (Ino, 
     Rounds { rounds: 10 * rounds.rounds, only: None }.compare("move of 4 MiB", 1, contenders)
 }
 
+/// What goes on beside the reads, so many times.
+type Work<'a> = &'a dyn Fn(usize) -> Result<()>;
+
 /// What one thread's reads take: alone, beside bare copies of as many bytes in other memory, which share nothing with it but the
 /// processor and its memory, and beside moves of the file.
 fn beside(memory: &Memory, volume: &Volume, (file, size): (Ino, usize)) -> Result<()> {
@@ -107,9 +110,10 @@ fn beside(memory: &Memory, volume: &Volume, (file, size): (Ino, usize)) -> Resul
     };
     for round in 1..=3 {
         print(&format!("the file stays, {round}"), &reads(200_000)?);
-        let kinds: [(&str, &dyn Fn(usize) -> Result<()>); 2] =
-            [("beside a bare copy of other memory, 8 times", &copy), ("it moves to and fro, 8 times", &mover)];
-        for (what, work) in kinds {
+        for (what, work) in [
+            ("beside a bare copy of other memory, 8 times", &copy as Work<'_>),
+            ("it moves to and fro, 8 times", &mover),
+        ] {
             stop.store(false, Ordering::Relaxed);
             let times = std::thread::scope(|scope| {
                 let reader = scope.spawn(|| reads(0));

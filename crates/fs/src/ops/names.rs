@@ -57,15 +57,11 @@ impl Volume {
 
     fn lookup_name(&self, dir: &Inode, name: &[u8]) -> Result<Stat> {
         loop {
-            let names = dir.read();
-            let named = names_of(&names)?.get(name).ok_or(Error::NotFound)?;
-            // While the directory is locked nobody can give the number to another file.
-            let inode = self.inode(named.ino)?;
-            drop(names);
+            let (_, inode) = self.named_inode(dir, name)?.ok_or(Error::NotFound)?;
+            let inode = inode?;
             inode.note_directory(dir.ino);
             match Self::stat_of(&inode) {
-                // Removed or replaced since.
-                Err(Error::NotFound) if names_of(&dir.read())?.get(name) != Some(named) => {}
+                Err(Error::NotFound) => {} // removed or replaced since
                 stat => return stat,
             }
         }
@@ -353,11 +349,7 @@ impl Volume {
 
     /// Removes a name that is not a directory's. The file goes with its last name, once nobody has it open.
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        self.remove(
-            parent,
-            name,
-            |child, _| if child.kind == Kind::Directory { Err(Error::IsDirectory) } else { Ok(()) },
-        )
+        self.remove(parent, name, false)
     }
 
     /// Removes an empty directory.
@@ -365,31 +357,37 @@ impl Volume {
         if name == b"." || name == b".." {
             return Err(Error::Invalid("a directory cannot remove itself"));
         }
-        self.remove(parent, name, |_, state| check_empty(state))
+        self.remove(parent, name, true)
     }
 
-    fn remove(&self, parent: Ino, name: &[u8], check: impl Fn(&Inode, &State) -> Result<()>) -> Result<()> {
+    fn remove(&self, parent: Ino, name: &[u8], directory: bool) -> Result<()> {
         let dir = self.inode(parent)?;
-        self.with_room(|| self.remove_from(&dir, name, &check))
+        self.with_room(|| self.remove_from(&dir, name, directory))
     }
 
-    fn remove_from(&self, dir: &Inode, name: &[u8], check: impl Fn(&Inode, &State) -> Result<()>) -> Result<()> {
+    fn remove_from(&self, dir: &Inode, name: &[u8], directory: bool) -> Result<()> {
         let parent = dir.ino;
         loop {
-            let named = names_of(&dir.read())?.get(name).ok_or(Error::NotFound)?;
-            let child = match self.inode(named.ino) {
-                // Removed since; a name that is still there leads to nothing.
-                Err(Error::NotFound) if names_of(&dir.read())?.get(name) != Some(named) => continue,
-                Err(Error::Damaged(_)) if named.kind != Kind::Directory => {
-                    return self.remove_damaged(dir, name, named);
-                }
+            let (named, child) = self.named_inode(dir, name)?.ok_or(Error::NotFound)?;
+            match (directory, named.kind == Kind::Directory) {
+                (false, true) => return Err(Error::IsDirectory),
+                (true, false) => return Err(Error::NotDirectory),
+                _ => {}
+            }
+            let child = match child {
+                Err(Error::Damaged(_)) if !directory => match self.remove_damaged(dir, name, named)? {
+                    true => return Ok(()),
+                    false => continue,
+                },
                 child => child?,
             };
             let mut locked = Locked::new(&[dir, &child]);
             if names_of(locked.get(parent)?)?.get(name) != Some(named) || locked.get(child.ino)?.gone {
                 continue;
             }
-            check(&child, locked.get(child.ino)?)?;
+            if directory {
+                check_empty(locked.get(child.ino)?)?;
+            }
             let time = self.now();
             let mut entries = vec![(parent, Entry::Unlink { ino: child.ino, name })];
             let last = self.drop_name(&child, locked.get(child.ino)?, time, &mut entries);
@@ -402,14 +400,15 @@ impl Volume {
     }
 
     /// Removes the name of a file whose log is damaged. Nobody knows its blocks: what it leaves is an orphan, which recovery frees.
-    fn remove_damaged(&self, dir: &Inode, name: &[u8], named: Named) -> Result<()> {
+    /// False: the name stands for something else by now.
+    fn remove_damaged(&self, dir: &Inode, name: &[u8], named: Named) -> Result<bool> {
         let mut locked = Locked::new(&[dir]);
         if names_of(locked.get(dir.ino)?)?.get(name) != Some(named) {
-            return Err(Error::NotFound);
+            return Ok(false);
         }
         let entry = (dir.ino, Entry::Unlink { ino: named.ino, name });
         self.commit(&mut locked, &[entry], self.now(), Flushed::nothing(), Purpose::Freeing)?;
-        Ok(())
+        Ok(true)
     }
 
     /// Adds what one name less means for an inode to an operation's entries. True: it was the last one, which needs no
@@ -463,15 +462,12 @@ impl Volume {
         Ok(target)
     }
 
-    /// The inode of a directory entry that may be removed at any time.
-    pub(crate) fn named_inode(&self, dir: &Inode, name: &[u8]) -> Result<Option<(Named, Arc<Inode>)>> {
-        loop {
-            let Some(named) = names_of(&dir.read())?.get(name) else { return Ok(None) };
-            match self.inode(named.ino) {
-                Err(Error::NotFound) if names_of(&dir.read())?.get(name) != Some(named) => {} // removed since
-                inode => return Ok(Some((named, inode?))),
-            }
-        }
+    /// What a name of a directory stands for, which it may do no longer when this returns. While the directory is locked nobody can
+    /// give the number to another file.
+    pub(crate) fn named_inode(&self, dir: &Inode, name: &[u8]) -> Result<Option<(Named, Result<Arc<Inode>>)>> {
+        let names = dir.read();
+        let named = names_of(&names)?.get(name);
+        Ok(named.map(|named| (named, self.inode(named.ino))))
     }
 }
 

@@ -49,7 +49,11 @@ impl Volume {
         let _guard = (from.0 != to.0).then(|| lock(&self.moving_directories));
         loop {
             let (moved, inode) = self.named_inode(old_dir, from.1)?.ok_or(Error::NotFound)?;
-            let target = self.named_inode(new_dir, to.1)?;
+            let inode = inode?;
+            let target = match self.named_inode(new_dir, to.1)? {
+                Some((named, inode)) => Some((named, inode?)),
+                None => None,
+            };
             let target_inode = target.as_ref().map(|t| &*t.1);
             if from.0 != to.0 {
                 self.check_no_circle(&inode, to.0)?;

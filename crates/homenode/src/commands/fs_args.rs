@@ -125,7 +125,8 @@ pub struct VolumeArgs {
 /// `homenode fsck`.
 #[derive(Debug, Args)]
 pub struct FsckArgs {
-    /// Finish what a crash interrupted, and restore superblocks from their copies
+    /// Finish what a crash interrupted; restore superblocks and a checkpoint; give up the blocks of damaged files, which keep their names until
+    /// they are removed
     #[arg(long, short = 'y', short_aliases = ['a', 'p'])]
     pub repair: bool,
     /// Which volume

@@ -42,16 +42,6 @@ use copy::{Copies, FileCopy};
 const NAMED: usize = 16;
 const NAMES: usize = 10_000;
 
-/// Whoever used files in a window.
-enum Observed {
-    /// A thread, with its affinity.
-    Thread((Thread, CpuSet)),
-    /// A thread of the server, for nobody in particular.
-    Own(u32),
-    /// A thread that has ended.
-    Gone,
-}
-
 /// How the plane of a volume works.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
@@ -139,10 +129,13 @@ impl VolumePlane {
         // By rising tid, then file.
         let mut own = FxHashSet::default();
         for of_one in uses.chunk_by(|a, b| a.tid == b.tid) {
-            match self.thread(of_one) {
-                Observed::Thread(thread) => threads.push(thread),
-                Observed::Own(tid) => drop(own.insert(tid)),
-                Observed::Gone => {}
+            let Some((tid, caller)) = of_one.first().and_then(|one| Some((one.tid, self.callers.of(one.tid)?))) else {
+                continue; // it has ended
+            };
+            if caller.watched.pid == std::process::id() && !self.settings.own_threads {
+                own.insert(tid);
+            } else {
+                threads.extend(self.thread(tid, &caller, of_one));
             }
         }
         self.callers.end_window();
@@ -181,19 +174,8 @@ impl VolumePlane {
         }
     }
 
-    /// A thread from all that it did with files, with its affinity.
-    fn thread(&self, uses: &[Use]) -> Observed {
-        let caller = uses.first().and_then(|one| Some((one.tid, self.callers.of(one.tid)?)));
-        match caller {
-            Some((tid, caller)) if caller.watched.pid == std::process::id() && !self.settings.own_threads => {
-                Observed::Own(tid)
-            }
-            Some((tid, caller)) => self.thread_of(tid, &caller, uses).map_or(Observed::Gone, Observed::Thread),
-            None => Observed::Gone,
-        }
-    }
-
-    fn thread_of(&self, tid: u32, caller: &Caller, uses: &[Use]) -> Option<(Thread, CpuSet)> {
+    /// A thread from all that it did with files, with its affinity; `None` if it has ended.
+    fn thread(&self, tid: u32, caller: &Caller, uses: &[Use]) -> Option<(Thread, CpuSet)> {
         let now = caller.watched.now().ok().flatten()?;
         let time = caller.watched.time().ok().flatten()?;
         let mask = affinity::get(tid).ok()?;

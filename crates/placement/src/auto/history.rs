@@ -15,8 +15,6 @@
 //! **Limits.** Whether a plan paid is not measured here: the engine compares the windows before and after
 //! it, and takes it back. Without outcomes, as in a single snapshot, moves count as made.
 
-use std::collections::VecDeque;
-
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
@@ -46,8 +44,6 @@ const ASKING: u32 = 10;
 const SETTLING: u32 = 4;
 /// The share for [`SETTLING`]: three times the least gain of a plan, which a smaller change hides less.
 const STEADY: f64 = 0.03;
-/// Windows by whose throughput a load's noise is known: those before data may move, but for the first, in which threads may have begun.
-const NOISE: usize = 4;
 /// For this many seconds after its start, a thread is assumed to be on its way to where the kernel
 /// wants it: a few times the longest balancing interval of a large machine.
 const YOUNG_S: f64 = 3.0;
@@ -84,8 +80,6 @@ pub(super) struct History {
     waits: u32,
     /// Bytes/s in the last window.
     rate: f64,
-    /// The same in the last [`NOISE`] windows of this load without a move.
-    rates: VecDeque<f64>,
     /// When the load appeared or was last examined.
     since_s: f64,
     load: FxHashMap<u32, Doing>,
@@ -122,12 +116,6 @@ impl History {
         self.windows = self.windows.saturating_add(1);
         let rate: f64 = demands.threads.iter().map(|d| d.rate).sum();
         let before = std::mem::replace(&mut self.rate, rate);
-        if self.windows > 1 && self.waits == 0 && self.asked.is_empty() {
-            self.rates.push_back(rate);
-            if self.rates.len() > NOISE {
-                self.rates.pop_front();
-            }
-        }
         let young = before == 0.0 && mostly_young(snapshot, demands, now_s);
         let changing = self.plans == 0 && (young || before > 0.0 && (rate - before).abs() > STEADY * rate);
         if !(0.0..STUCK_S).contains(&(now_s - self.since_s)) {
@@ -155,17 +143,6 @@ impl History {
             self.seats = threads().map(|t| (t.tid, t.node)).collect();
         }
         Turn::Decide { strictness: STRICTER.powi(self.plans) }
-    }
-
-    /// How much the load's throughput varies by itself, as a share of it: the standard deviation of its windows. 0 where too few are
-    /// known: a model is fitted to one of them, so what it promises is uncertain by as much.
-    pub fn noise(&self) -> f64 {
-        let n = self.rates.len() as f64;
-        let mean = self.rates.iter().sum::<f64>() / n;
-        if self.rates.len() < NOISE || mean <= 0.0 {
-            return 0.0;
-        }
-        (self.rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt() / mean
     }
 
     /// Whether the load has been planned for, so that threads may only return to their [seats](Self::seat).
@@ -227,7 +204,6 @@ impl History {
             }
             self.asked.push((subject, mv.clone()));
         }
-        self.rates.clear();
     }
 
     /// Whether this thread, process or file may be asked to move; `pid` is a thread's process.
@@ -251,7 +227,6 @@ impl History {
     /// Begins a load.
     fn begin(&mut self, now_s: f64) {
         (self.windows, self.plans, self.since_s) = (0, 0, now_s);
-        self.rates.clear();
         self.moved_threads.clear();
         self.moved_processes.clear();
     }

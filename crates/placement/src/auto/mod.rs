@@ -19,7 +19,7 @@
 //! judged by the engine, which takes it back if not.
 //!
 //! **Moves end.** Plans for a load are made in its first windows, and each must promise twice
-//! as much as the one before, and more than the load varies from window to window. Later, threads only return to where they were. What was refused or taken back
+//! as much as the one before. Later, threads only return to where they were. What was refused or taken back
 //! is left alone for ten minutes.
 //!
 //! **Limits.** The model assumes that the load continues as it was. It infers locks from sleep.
@@ -114,7 +114,7 @@ impl Policy for Auto {
         let history = &self.history;
         let may = |change: &Change| allowed(&model, snapshot, history, change);
         let found = model.search(&mut self.scratch, &may);
-        let least = (self.settings.min_gain * strictness).max(self.history.noise()) * found.stays.net;
+        let least = self.settings.min_gain * strictness * found.stays.net;
         if found.worth.net - found.stays.net > least {
             plan.moves = plan::moves(&model, snapshot, &found, &mut self.scratch);
             plan.predicted = Some(plan::predict(&model, snapshot, &found, &mut self.scratch));
