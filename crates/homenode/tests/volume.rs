@@ -116,6 +116,39 @@ fn put_leaves_the_old_file_when_there_is_no_room_for_the_new_one() {
     assert_eq!(code(&["fsck", &volume]), 0);
 }
 
+/// Each command that met the damaged file, and `fsck --repair`, left a volume that nothing could mount again.
+#[test]
+fn a_damaged_file_can_be_seen_and_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let volume = small_volume(dir.path());
+    let local = dir.path().join("local");
+    fs::write(&local, [7; 9000]).unwrap();
+    for name in ["/bad", "/good"] {
+        stdout(&["fs", "put", &volume, local.to_str().unwrap(), name]);
+    }
+    let kinds = || -> Vec<String> {
+        let listed = json(&["fs", "ls", &volume])["names"].as_array().unwrap().clone();
+        listed.iter().map(|name| name["kind"].as_str().unwrap().to_owned()).collect()
+    };
+    let ino = json(&["fs", "ls", &volume])["names"][0]["ino"].as_u64().unwrap();
+    let region = dir.path().join("a");
+    let mut bytes = fs::read(&region).unwrap();
+    let page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.to_le_bytes();
+    let at = bytes.chunks(4096).position(page).unwrap() * 4096;
+    bytes[at + 70] ^= 1;
+    fs::write(&region, bytes).unwrap();
+
+    assert_eq!(code(&["fs", "get", &volume, "/bad", "-"]), 5);
+    assert_eq!(kinds(), ["damaged", "file"]);
+    assert_eq!(code(&["fsck", "--repair", &volume]), 4);
+    assert_eq!(kinds(), ["damaged", "file"]);
+    assert_eq!(homenode(&["fs", "get", &volume, "/good", "-"]).stdout, [7; 9000]);
+    stdout(&["fs", "rm", &volume, "/bad"]);
+    assert_eq!(kinds(), ["file"]);
+    assert_eq!(code(&["fsck", "--repair", &volume]), 1, "the inode is freed");
+    assert_eq!(code(&["fsck", "--repair", &volume]), 0);
+}
+
 #[test]
 fn a_migration_stops_at_a_signal_and_keeps_what_it_moved() {
     let dir = tempfile::tempdir().unwrap();

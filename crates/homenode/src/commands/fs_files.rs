@@ -73,8 +73,16 @@ fn ls(global: &Global, args: &LsArgs, volume: &Volume) -> Result<Exit, Failure> 
     let mut table = Table::new(&["kind", ">mode", ">links", ">size", "name"]);
     let mut names = Vec::new();
     for name in volume.names(dir, 0, usize::MAX).map_err(fail)? {
-        let stat = volume.stat(name.named.ino).map_err(fail)?;
         let text = String::from_utf8_lossy(&name.name).into_owned();
+        let stat = match volume.stat(name.named.ino) {
+            // It can be removed, so it has to be seen.
+            Err(Error::Damaged(_)) => {
+                names.push(json!({"name": text, "ino": name.named.ino.raw(), "kind": "damaged"}));
+                table.row(["damaged".to_owned(), "-".to_owned(), "-".to_owned(), "-".to_owned(), text]);
+                continue;
+            }
+            stat => stat.map_err(fail)?,
+        };
         let (kind, mode) = (kind_name(stat.kind), format!("{:04o}", stat.attributes.mode & 0o7777));
         let links = stat.attributes.links;
         names.push(json!({
