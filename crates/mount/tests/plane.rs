@@ -26,6 +26,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_file_is_where_its_move_ended", a_file_is_where_its_move_ended),
     ("what_is_not_on_the_volume_is_refused", what_is_not_on_the_volume_is_refused),
     ("what_a_server_does_counts_for_its_caller", what_a_server_does_counts_for_its_caller),
+    ("the_servers_own_threads_share_no_file", the_servers_own_threads_share_no_file),
     ("ended_threads_keep_no_counters", ended_threads_keep_no_counters),
 ];
 
@@ -134,6 +135,25 @@ fn beside_a_reader(volume: &Volume, ino: Ino, work: impl FnOnce(u32)) {
 
 fn cpus_of(node: u32) -> CpuSet {
     machine().node(NodeId(node)).unwrap().cpus.clone()
+}
+
+/// What the kernel writes back has no caller: the worker that served it made the file of a single program a shared one, whose threads
+/// stay.
+fn the_servers_own_threads_share_no_file() {
+    let volume = volume();
+    let ino = file_on(&volume, "f", 0);
+    let settings = Settings { device: DEVICE, ..Settings::default() };
+    let callers = Callers::start(machine()).unwrap();
+    let mut plane = VolumePlane::open(Arc::clone(&volume), Arc::clone(&callers), settings).unwrap();
+    let mut program = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    callers.enter(program.id(), || volume.read(ino, 0, &mut [0; 65_536]).unwrap());
+    callers.enter(0, || volume.write(ino, 0, &[1; 4096]).unwrap());
+    let window = plane.observe(Duration::from_millis(1)).unwrap();
+    program.kill().unwrap();
+    program.wait().unwrap();
+    let seen: Vec<_> = window.threads.iter().map(|t| (t.tid, t.shares_file)).collect();
+    assert_eq!(seen, [(program.id(), false)]);
+    assert_eq!(window.files[0].readers, [program.id()]);
 }
 
 fn a_reader_moves_to_its_data_and_back_at_the_end() {
