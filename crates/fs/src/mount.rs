@@ -89,7 +89,8 @@ impl Volume {
             Some(checkpoint) => checkpoint,
             None => recover(&store, &journals, state.is_none())?,
         };
-        if state != Some(Use::Mounted) {
+        // Recovery from the logs alone has stored it already.
+        if state.is_some_and(|state| state != Use::Mounted) {
             let nothing = Flushed::nothing().fence(&store)?;
             store.commit(&[(scan::state_block(), 0, scan::state_word(Use::Mounted))], &nothing)?;
         }
@@ -149,6 +150,7 @@ fn recover(store: &Store, journals: &Journals, without_lost: bool) -> Result<Che
     }
     free_orphans(store, &mut found, &tree.orphans)?;
     let inodes = scan::used_inodes(free.len(), found.keys());
+    // What is damaged here is a file, which has no names in it.
     let parent = |(ino, found): (Ino, Found)| Some((ino, found.state.ok()?.dir?.parent));
     let parents = found.into_iter().filter_map(parent).collect();
     Ok(Checkpoint { free, inodes, parents })

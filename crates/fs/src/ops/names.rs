@@ -167,6 +167,7 @@ impl Volume {
         }
     }
 
+    /// Writes it.
     fn make_inode(&self, ino: Ino, kind: Kind, new: NewFile<'_>, links: u32, time: i64) -> Result<(Inode, Flushed)> {
         let (block, line) = self.store.inode_at(ino)?;
         let mut old = [0; LINE];

@@ -50,10 +50,8 @@ impl Volume {
         loop {
             let (moved, inode) = self.named_inode(old_dir, from.1)?.ok_or(Error::NotFound)?;
             let inode = inode?;
-            let target = match self.named_inode(new_dir, to.1)? {
-                Some((named, inode)) => Some((named, inode?)),
-                None => None,
-            };
+            let target = self.named_inode(new_dir, to.1)?;
+            let target = target.map(|(named, inode)| inode.map(|inode| (named, inode))).transpose()?;
             let target_inode = target.as_ref().map(|t| &*t.1);
             if from.0 != to.0 {
                 self.check_no_circle(&inode, to.0)?;

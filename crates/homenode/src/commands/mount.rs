@@ -256,7 +256,7 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
 /// One line for stderr, and for the system's log, as stderr leads nowhere in the background.
 fn say(line: &str) {
     let line = crate::output::escape(line);
-    // Whoever read stderr may be gone.
+    // The reader of stderr may be gone.
     let _ = writeln!(std::io::stderr(), "homenode: {line}");
     // Facility daemon, severity error (RFC 3164).
     let entry = format!("<27>homenode[{}]: {line}\n", std::process::id());
