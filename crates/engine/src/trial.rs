@@ -2,8 +2,9 @@
 //!
 //! **Problem.** A plan that is right by its rule can still do harm, for a reason that the rule does not know.
 //!
-//! **Approach.** The work of a thread is its file bytes per CPU second: waiting for remote memory is CPU time, so work falls
-//! where memory is slower, and it does not depend on how much the program has to do. [`Trials`] keeps the work of every thread
+//! **Approach.** The work of a thread is its file bytes per busy second: per CPU second, and on a volume also per second in which
+//! its server made accesses for it. Waiting for remote memory, or for a full controller, is busy time, so work falls where memory
+//! is slower, and it does not depend on how much the program has to do. [`Trials`] keeps the work of every thread
 //! over the last `n` windows. The moves of one window are tried together, over the threads that they are about: the moved
 //! threads, the threads of moved processes, the readers of moved files. When all copies of the plan are done, and one window
 //! more has passed, `n` windows are compared with the `n` before. The plan has not paid if every window after it is worse than
@@ -34,7 +35,8 @@ struct Work {
     bytes: u64,
     read: u64,
     remote: u64,
-    cpu_s: f64,
+    busy_s: f64,
+    served: bool,
 }
 
 impl Work {
@@ -43,7 +45,8 @@ impl Work {
             bytes: thread.file_bytes(),
             read: thread.read_bytes.total(),
             remote: thread.remote_bytes(),
-            cpu_s: thread.cpu_s,
+            busy_s: thread.cpu_s + thread.served_s.unwrap_or(0.0),
+            served: thread.served_s.is_some(),
         }
     }
 
@@ -51,13 +54,14 @@ impl Work {
         self.bytes = self.bytes.saturating_add(more.bytes);
         self.read = self.read.saturating_add(more.read);
         self.remote = self.remote.saturating_add(more.remote);
-        self.cpu_s += more.cpu_s;
+        self.busy_s += more.busy_s;
+        self.served |= more.served;
         self
     }
 
-    /// Bytes per CPU second; `None` where nothing was done.
+    /// Bytes per busy second; `None` where nothing was done.
     fn rate(&self) -> Option<f64> {
-        (self.bytes > 0 && self.cpu_s > 0.0).then(|| self.bytes as f64 / self.cpu_s)
+        (self.bytes > 0 && self.busy_s > 0.0).then(|| self.bytes as f64 / self.busy_s)
     }
 
     fn remote_share(&self) -> f64 {
@@ -191,8 +195,9 @@ fn judge(before: &[Work], after: &[Work]) -> Option<String> {
         return None;
     }
     let share = |works: &[Work]| works.iter().fold(Work::default(), Work::add).remote_share() * 100.0;
+    let second = if before.iter().any(|work| work.served) { "second of CPU time and service" } else { "CPU second" };
     Some(format!(
-        "{:.1} MB of file data per CPU second in {} windows before, {:.1} MB in {} after (remote share {:.0} % → {:.0} %)",
+        "{:.1} MB of file data per {second} in {} windows before, {:.1} MB in {} after (remote share {:.0} % → {:.0} %)",
         was / 1e6,
         b.len(),
         is / 1e6,
@@ -253,6 +258,23 @@ mod tests {
         assert_eq!(run(&[100, 100, 100], 0, &[97, 97, 97, 97]), []); // less than the margin
         assert_eq!(run(&[100, 100], 0, &[10, 10, 10, 10]), []); // no past of three windows
         assert_eq!(run(&[100, 100, 100], 0, &[80, 0, 80, 80, 80, 80]), []); // another load
+    }
+
+    /// Threads of a volume sleep while its server reads: their CPU time says nothing of how long that takes.
+    #[test]
+    fn on_a_volume_the_servers_time_counts() {
+        let served = |seconds: f64| {
+            let mut window = window(100);
+            (window.threads[0].cpu_s, window.threads[0].served_s) = (0.01, Some(seconds));
+            window
+        };
+        let mut trials = Trials::new(1);
+        trials.window(&served(0.49));
+        trials.begin(moves(), [], &served(0.49));
+        assert_eq!(trials.window(&served(0.99)), []);
+        let unpaid = trials.window(&served(0.99));
+        let why = "200.0 MB of file data per second of CPU time and service in 1 windows before, 100.0 MB in 1 after";
+        assert!(unpaid.iter().any(|u| u.why.starts_with(why)), "{unpaid:?}");
     }
 
     #[test]

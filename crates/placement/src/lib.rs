@@ -96,6 +96,8 @@ pub struct Settings {
     pub npolicy: npolicy::Settings,
     /// Of arc and arc-guarded.
     pub arc: cache_affinity::Settings,
+    /// Of auto.
+    pub auto: auto::Settings,
 }
 
 /// Returns the policy of this name, which is one of [`POLICIES`], with the default settings of all but nthread.
@@ -105,13 +107,13 @@ pub fn policy(name: &str, nthread: &nthread::Settings) -> Option<Box<dyn Policy>
 
 /// Returns the policy of this name, which is one of [`POLICIES`].
 pub fn policy_with(name: &str, settings: &Settings) -> Option<Box<dyn Policy>> {
-    let Settings { nthread, dragonfly, npolicy, arc } = settings;
+    let Settings { nthread, dragonfly, npolicy, arc, auto } = settings;
     if let Some(variant) = nthread::Variant::ALL.into_iter().find(|v| v.name() == name) {
         return Some(Box::new(nthread::NThread::new(variant, nthread.clone())));
     }
     let arc = |variant| Box::new(cache_affinity::CacheAffinity::new(variant, arc.clone()));
     match name {
-        "auto" => Some(Box::new(auto::Auto::new(Default::default()))),
+        "auto" => Some(Box::new(auto::Auto::new(auto.clone()))),
         "dragonfly" => Some(Box::new(dragonfly::Dragonfly::new(dragonfly.clone(), nthread.clone()))),
         "npolicy" => Some(Box::new(npolicy::NPolicy::new(npolicy.clone()))),
         "arc" => Some(arc(cache_affinity::Variant::Greedy)),

@@ -153,6 +153,7 @@ fn threads(threads: &[Thread], known: &Known) -> Checked {
         }
         seconds(format_args!("{at}.cpu_s"), thread.cpu_s)?;
         seconds(format_args!("{at}.wait_s"), thread.wait_s.unwrap_or(0.0))?;
+        seconds(format_args!("{at}.served_s"), thread.served_s.unwrap_or(0.0))?;
         known.check_bytes(format_args!("{at}.read_bytes"), &thread.read_bytes)?;
         known.check_bytes(format_args!("{at}.write_bytes"), &thread.write_bytes)?;
         bytes(format_args!("{at}.remote_read_bytes"), thread.remote_read_bytes.unwrap_or(0))?;

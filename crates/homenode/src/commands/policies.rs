@@ -12,6 +12,7 @@ pub fn chosen(args: &PolicyArgs, config: &Config) -> Result<Box<dyn Policy>, Fai
     settings.locality_margin = args.margin.unwrap_or(settings.locality_margin);
     settings.min_bytes = args.min_bytes.unwrap_or(settings.min_bytes);
     let settings = placement::Settings {
+        auto: placement::auto::Settings { min_bytes: settings.min_bytes, ..Default::default() },
         nthread: settings,
         dragonfly: config.dragonfly.clone(),
         npolicy: config.npolicy.clone(),

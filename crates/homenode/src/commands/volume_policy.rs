@@ -195,9 +195,11 @@ impl NodesArgs {
         for bytes in [&mut dragonfly.migration_bw, &mut dragonfly.bytes_per_day, &mut dragonfly.burst_bytes] {
             *bytes /= scale;
         }
+        let mut auto = placement::auto::Settings { min_bytes: nthread.min_bytes, ..Default::default() };
+        auto.file_copy_bw /= scale;
         let (npolicy, arc) = (config.npolicy.clone(), config.arc.clone());
         let name = self.policy.as_deref().unwrap_or("off");
-        placement::policy_with(name, &placement::Settings { nthread, dragonfly, npolicy, arc })
+        placement::policy_with(name, &placement::Settings { nthread, dragonfly, npolicy, arc, auto })
             .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {name}"), "no policy has this name"))
     }
 }
@@ -392,6 +394,24 @@ mod tests {
         assert!(error(&format!("name = \"x\"\nscale = 1\n[memory]\n{memory}")).contains("remote_write"));
         assert!(error(&toml.replace("5e8", "-1")).contains("write_bw is -1"));
         assert!(args("/nonexistent").profile().unwrap_err().line().contains("/nonexistent"));
+    }
+
+    /// `auto` left out programs with less than 4 MiB a window, a seventh of what a node of the default scale can carry.
+    #[test]
+    fn auto_takes_its_thresholds_by_the_scale_too() {
+        let text = r#"{"version":1,"time_s":10,"window_s":1,"nodes":[
+            {"id":0,"cpus":[0],"distance":{"0":10,"1":21},"read_bw_max":34e6,"write_bw_max":9.25e6},
+            {"id":1,"cpus":[1],"distance":{"0":21,"1":10},"read_bw_max":34e6,"write_bw_max":9.25e6}],
+            "threads":[{"tid":1,"pid":1,"start_ns":5000000000,"node":0,"allowed_nodes":[0,1],"cpu_s":0.02,"wait_s":0,
+            "served_s":0.9,"read_bytes":{"1":3000000},"files":[{"file":"0:43:9","read_bytes":{"1":3000000}}]}],
+            "files":[{"file":"0:43:9","bytes":{"1":9000000},"writes":"follow","movable":true,"readers":[1]}]}"#;
+        let snapshot = placement::Snapshot::from_json(text).unwrap();
+        let mut args = args("optane");
+        args.policy = Some("auto".to_owned());
+        let moves = |scale: f64| {
+            args.chosen(&Config::default(), scale).ok().unwrap().decide(&snapshot.topology(), &snapshot).moves.len()
+        };
+        assert_eq!((moves(1.0), moves(200.0)), (0, 1));
     }
 
     #[test]

@@ -131,6 +131,7 @@ pub(super) fn assemble(
             held: None,
             cpu_s: task.cpu_ns as f64 / 1e9,
             wait_s: Some(task.wait_ns as f64 / 1e9),
+            served_s: None,
             read_bytes: NodeBytes::default(),
             remote_read_bytes: Some(0),
             write_bytes: NodeBytes::default(),

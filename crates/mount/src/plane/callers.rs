@@ -16,7 +16,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fs::Recent;
 use rustc_hash::FxHashMap;
@@ -50,12 +50,21 @@ pub(crate) struct Caller {
     idle: AtomicU32,
 }
 
+impl Caller {
+    /// Seconds spent on its requests since the last call.
+    pub fn take_served(&self) -> f64 {
+        self.place.served_ns.swap(0, Ordering::Relaxed) as f64 * 1e-9
+    }
+}
+
 /// Where a thread is. Workers keep hold of it without the files of its thread.
 #[derive(Debug)]
 struct Place {
     node: AtomicU32,
     /// It has asked for something since the last look.
     active: AtomicBool,
+    /// Nanoseconds spent on its requests since the last window, where a plane watches.
+    served_ns: AtomicU64,
 }
 
 thread_local! {
@@ -137,14 +146,22 @@ impl Callers {
     /// runs. 0: for nobody in particular.
     pub fn enter<T>(&self, tid: u32, work: impl FnOnce() -> T) -> T {
         let work = || fs::as_thread(tid, work);
-        match self.node(tid) {
-            Some(node) => fs::on_node(node, work),
-            None => work(),
+        let Some(place) = self.known(tid) else { return work() };
+        let work = || match place.node.load(Ordering::Relaxed) {
+            NOWHERE => work(),
+            node => fs::on_node(node, work),
+        };
+        if !self.watched.load(Ordering::Relaxed) {
+            return work();
         }
+        let began = Instant::now();
+        let done = work();
+        place.served_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        done
     }
 
-    /// The node where a thread runs; `None` if that is not known yet.
-    fn node(&self, tid: u32) -> Option<u32> {
+    /// Where a thread is; `None` if it is not known yet.
+    fn known(&self, tid: u32) -> Option<Arc<Place>> {
         if tid == 0 {
             return None;
         }
@@ -154,7 +171,7 @@ impl Callers {
             if !place.active.load(Ordering::Relaxed) {
                 place.active.store(true, Ordering::Relaxed);
             }
-            Some(place.node.load(Ordering::Relaxed)).filter(|node| *node != NOWHERE)
+            Some(Arc::clone(place))
         })
     }
 
@@ -251,7 +268,8 @@ impl Callers {
             Ok(Some((watched, seen, counted)))
         };
         let (watched, seen, counted) = look().inspect_err(|error| self.fail(error)).ok().flatten()?;
-        let place = Place { node: AtomicU32::new(self.node_of(seen.cpu)), active: AtomicBool::new(false) };
+        let (node, served_ns) = (AtomicU32::new(self.node_of(seen.cpu)), AtomicU64::new(0));
+        let place = Place { node, active: AtomicBool::new(false), served_ns };
         let caller =
             Arc::new(Caller { place: Arc::new(place), counted: Mutex::new(counted), idle: AtomicU32::new(0), watched });
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
@@ -319,18 +337,18 @@ mod tests {
         for _ in 0..20 {
             std::thread::scope(|scope| {
                 let used = scope.spawn(|| {
-                    callers.node(own_tid());
+                    callers.known(own_tid());
                     callers.look();
                     assert!(known(&callers).contains(&own_tid()));
                 });
                 used.join().unwrap();
             });
         }
-        callers.node(own_tid());
+        callers.known(own_tid());
         callers.look();
         // The kernel takes a thread away a little after join returns.
         while known(&callers) != [own_tid()] {
-            callers.node(own_tid());
+            callers.known(own_tid());
             look_for_a_sweep(&callers);
         }
     }
@@ -342,7 +360,7 @@ mod tests {
             if watched {
                 callers.watch();
             }
-            callers.node(own_tid());
+            callers.known(own_tid());
             (0..IDLE_SWEEPS).for_each(|_| look_for_a_sweep(&callers));
             assert_eq!(known(&callers), [own_tid()]);
             look_for_a_sweep(&callers);
@@ -357,6 +375,22 @@ mod tests {
         assert!(!timed(&callers));
         callers.watch();
         assert!(timed(&callers));
+    }
+
+    #[test]
+    fn a_plane_learns_how_long_the_server_worked_for_a_thread() {
+        let callers = callers("/proc");
+        let (tid, work) = (own_tid(), || std::thread::sleep(Duration::from_millis(2)));
+        callers.look();
+        callers.enter(tid, work);
+        assert_eq!(callers.of(tid).unwrap().take_served(), 0.0, "nobody asks");
+        callers.watch();
+        let caller = callers.of(tid).unwrap();
+        callers.enter(tid, work);
+        callers.enter(tid, work);
+        let served_s = caller.take_served();
+        assert!((0.004..1.0).contains(&served_s), "{served_s}");
+        assert_eq!(caller.take_served(), 0.0);
     }
 
     #[test]

@@ -192,6 +192,7 @@ impl VolumePlane {
             node: self.callers.topology().node_of_cpu(now.cpu)?,
             cpu_s: seconds(time.ran_ns, before.ran_ns),
             wait_s: Some(seconds(time.waited_ns, before.waited_ns)),
+            served_s: Some(caller.take_served()),
             read_bytes: sum(|f| &f.read_bytes),
             write_bytes: sum(|f| &f.write_bytes),
             files,

@@ -24,8 +24,8 @@ use super::mapped::{Mapped, mapped_of};
 use crate::processes::sane;
 use crate::{Snapshot, Subject, Thread, Writes};
 
-/// A thread that uses less than this share of its memory time on a CPU does not make its accesses itself: it sleeps while the
-/// server of a volume makes them. Chosen, not derived: memory may be twice as fast as its data sheet.
+/// Where the plane does not say so: a thread that uses less than this share of its memory time on a CPU does not make its accesses
+/// itself, but sleeps while a server makes them. Chosen, not derived: memory may be twice as fast as its data sheet.
 const OWN_ACCESSES: f64 = 0.5;
 
 /// The demand of one thread. Fractions are of its file bytes, read and written.
@@ -87,6 +87,8 @@ pub(super) struct Program {
     pub allowed: Vec<bool>,
     /// Seconds since its oldest thread started; one window if unknown.
     pub age_s: f64,
+    /// The share of its shared data that is written anew each second, where its writes land; see [`super::renewal`].
+    pub renewed: f64,
 }
 
 /// All threads that count in one window.
@@ -123,8 +125,28 @@ impl Demands {
             demand.held = t.held.is_some() || !history.may_move(&Subject::thread(t), t.pid);
             demands.threads.push(demand);
         }
+        demands.renewed(snapshot, listed, history, settings.horizon_s);
         demands.tell_locks_from_sleep(hardware, settings);
         demands
+    }
+
+    /// How fast the shared data of each process is written anew, where new data follows its writer.
+    fn renewed(&mut self, snapshot: &Snapshot, listed: &[usize], history: &History, horizon_s: f64) {
+        let mut reads = vec![(0.0, 0.0); self.programs.len()];
+        for t in listed.iter().map(|i| &snapshot.threads[*i]) {
+            let p = self.programs.partition_point(|p| p.pid < t.pid);
+            for used in t.files.iter().filter(|used| used.read_bytes.total() > 0) {
+                let Some(size) = self.groups.size(&used.file) else { continue };
+                let bytes = used.read_bytes.total() as f64;
+                reads[p].0 += bytes;
+                reads[p].1 += bytes * history.renewal.new_share(&used.file, size);
+            }
+        }
+        for (p, (all, new)) in self.programs.iter_mut().zip(reads) {
+            if p.writes == Some(Writes::Follow) && all > 0.0 {
+                p.renewed = history.renewal.rate(p.pid, new / all, horizon_s);
+            }
+        }
     }
 
     fn programs(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize], history: &History) {
@@ -148,6 +170,7 @@ impl Demands {
                 writes: None,
                 allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
                 age_s: (now_s - began_s).max(window_s),
+                renewed: 0.0,
             })
             .collect();
         self.writes(snapshot, listed);
@@ -289,7 +312,8 @@ impl Demands {
         d.off_s = (missing - waited) / all;
         (d.seen_on_s, d.seen_off_s) = (d.soft_s, d.off_s);
         let (written, n) = (d.writes + d.shared.iter().map(|s| s.2).sum::<f64>(), &hardware.nodes[node]);
-        d.served = d.seen_on_s < OWN_ACCESSES * ((1.0 - written) * n.read_s + written * n.write_s);
+        let little = d.seen_on_s < OWN_ACCESSES * ((1.0 - written) * n.read_s + written * n.write_s);
+        d.served = t.served_s.map_or(little, |served_s| served_s > 0.0);
         d
     }
 
@@ -306,12 +330,12 @@ impl Demands {
     }
 }
 
-/// Threads that count, by rising tid: threads with file I/O, of processes with enough of it
+/// Threads that count, by rising tid: threads with file I/O, of processes with at least `min_bytes` of it
 /// together. Many threads that wait for each other each do little.
 pub(super) fn listed(
     hardware: &Hardware,
     snapshot: &Snapshot,
-    settings: &Settings,
+    min_bytes: u64,
     mapped: &FxHashMap<u32, Mapped>,
 ) -> Vec<usize> {
     let bytes = |t: &Thread| t.file_bytes().saturating_add(mapped_of(mapped, t).map_or(0, |m| m.total));
@@ -321,7 +345,7 @@ pub(super) fn listed(
         *sum = sum.saturating_add(bytes(t));
     }
     let here = |t: &Thread| hardware.index(t.node).is_some_and(|n| hardware.nodes[n].cpus > 0.0);
-    let counts = |t: &Thread| bytes(t) > 0 && of.get(&t.pid).is_some_and(|all| *all >= settings.min_bytes);
+    let counts = |t: &Thread| bytes(t) > 0 && of.get(&t.pid).is_some_and(|all| *all >= min_bytes);
     let mut listed: Vec<usize> =
         (0..snapshot.threads.len()).filter(|i| counts(&snapshot.threads[*i]) && here(&snapshot.threads[*i])).collect();
     listed.sort_by_key(|i| snapshot.threads[*i].tid);

@@ -19,6 +19,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
 use super::demand::{Demand, Demands};
+use super::recent::Recent;
+use super::renewal::Renewal;
 use crate::processes::sane;
 use crate::{Move, OutcomeState, Snapshot, Subject};
 
@@ -95,6 +97,9 @@ pub(super) struct History {
     stuck: FxHashMap<Subject, f64>,
     /// The longest inferred lock time per byte of each process, see [`super::locks`].
     locks: FxHashMap<u32, f64>,
+    pub renewal: Renewal,
+    /// The windows that the next plan is made from.
+    pub recent: Recent,
 }
 
 /// The action of this window.
@@ -124,8 +129,15 @@ impl History {
         let pids: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.pid).collect();
         self.locks.retain(|pid, _| pids.contains(pid));
         self.locks.extend(demands.programs.iter().filter(|p| p.lock_s > 0.0).map(|p| (p.pid, p.lock_s)));
-        if copies || !again.is_empty() {
+        let under_way = copies || !again.is_empty();
+        if self.windows == 1 || self.windows > PLANNING || under_way || self.waits == AFTER_PLAN {
+            self.recent.clear();
+        }
+        if under_way {
             return Turn::Wait(again);
+        }
+        if self.windows <= PLANNING && self.waits < AFTER_PLAN {
+            self.recent.push(snapshot);
         }
         let waits = self.waits;
         self.waits = waits.saturating_sub(1);

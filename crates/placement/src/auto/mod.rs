@@ -6,9 +6,9 @@
 //! (thesis 9.1.4), memory without CPUs, and the choice between moving the data, the process or
 //! nothing.
 //!
-//! **Approach.** One cost model counts seconds over a horizon ([`Settings::horizon_s`]). From a
-//! window it derives each thread's demand apart from where it runs ([`demand`]) and merges similar
-//! threads ([`team`]). For any placement it predicts the throughput of all threads, with latency by
+//! **Approach.** One cost model counts seconds over a horizon ([`Settings::horizon_s`]). From the mean of
+//! the last windows ([`recent`]) it derives each thread's demand apart from where it runs ([`demand`]), how fast
+//! its data is written anew ([`renewal`]), and merges similar threads ([`team`]). For any placement it predicts the throughput of all threads, with latency by
 //! distance, queues at controllers, shared CPUs and locks ([`seating`], [`network`], [`locks`]). A search
 //! looks for a better placement, net of the cost of its moves ([`search`], [`cost`]). The policy makes a
 //! plan that promises enough, and waits until its moves are made ([`history`]). Each move states what it
@@ -35,6 +35,8 @@ mod locks;
 mod mapped;
 mod network;
 mod plan;
+mod recent;
+mod renewal;
 mod search;
 mod seating;
 mod settings;
@@ -73,6 +75,17 @@ impl Auto {
     pub fn work(&self) -> u64 {
         self.scratch.spent()
     }
+
+    /// The machine, the demands and the CPUs used by listed threads in a snapshot of this many windows.
+    fn examine(&self, topology: &Topology, snapshot: &Snapshot, windows: u32) -> (Hardware, Demands, f64) {
+        let mut hardware = Hardware::new(topology, snapshot, &self.settings);
+        let mapped = mapped::mapped(&hardware, snapshot);
+        let least = self.settings.min_bytes.saturating_mul(u64::from(windows));
+        let listed = demand::listed(&hardware, snapshot, least, &mapped);
+        let listed_cpus = take_others(&mut hardware, snapshot, &listed);
+        let demands = Demands::new(&hardware, snapshot, &self.settings, &self.history, &listed, &mapped);
+        (hardware, demands, listed_cpus)
+    }
 }
 
 impl Policy for Auto {
@@ -82,11 +95,8 @@ impl Policy for Auto {
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let mut plan = Plan::new(self.name());
-        let mut hardware = Hardware::new(topology, snapshot, &self.settings);
-        let mapped = mapped::mapped(&hardware, snapshot);
-        let listed = demand::listed(&hardware, snapshot, &self.settings, &mapped);
-        let listed_cpus = take_others(&mut hardware, snapshot, &listed);
-        let mut demands = Demands::new(&hardware, snapshot, &self.settings, &self.history, &listed, &mapped);
+        self.history.renewal.window(snapshot, self.settings.horizon_s);
+        let (mut hardware, mut demands, mut listed_cpus) = self.examine(topology, snapshot, 1);
         let strictness = match self.history.turn(snapshot, &demands) {
             Turn::Wait(again) => {
                 plan.keeps = plan::keeps(snapshot, &demands, &again);
@@ -99,6 +109,11 @@ impl Policy for Auto {
             }
             Turn::Decide { strictness } => strictness,
         };
+        let mean = self.history.recent.mean();
+        if let Some((mean, windows)) = &mean {
+            (hardware, demands, listed_cpus) = self.examine(topology, mean, *windows);
+        }
+        let snapshot = mean.as_ref().map_or(snapshot, |mean| &mean.0);
         if demands.threads.is_empty() {
             return plan;
         }

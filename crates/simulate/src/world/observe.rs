@@ -245,6 +245,7 @@ impl World {
             held: None,
             cpu_s: tally.cpu_s,
             wait_s: Some(tally.wait_s),
+            served_s: None,
             remote_read_bytes: job.fs.counted().then_some(tally.remote_read as u64),
             read_bytes,
             write_bytes,

@@ -1,0 +1,182 @@
+//! The mean of the last windows, as one snapshot.
+//!
+//! **Problem.** A load like a database's varies by a fifth from one window to the next: compaction writes in one and not in
+//! another. A model that is fitted to one window takes what happened in it for what lasts.
+//!
+//! **Approach.** [`Recent`] keeps the windows since threads or data were last moved, at most [`MOST`]. [`Recent::mean`] sums
+//! them up: the places and the facts are those of the last window, bytes and seconds those of all.
+//!
+//! **Limits.** A thread that the kernel moved between two windows counts where it is now. Threads that are not in the last window
+//! count as gone.
+
+use std::collections::VecDeque;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::{FileUse, MeasuredLoad, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread};
+
+/// Windows that are averaged: as many as a plan waits for the next.
+const MOST: usize = 3;
+
+/// The windows since the last moves.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Recent {
+    before: VecDeque<Snapshot>,
+}
+
+impl Recent {
+    /// Takes one window in.
+    pub fn push(&mut self, snapshot: &Snapshot) {
+        if self.before.len() == MOST {
+            self.before.pop_front();
+        }
+        self.before.push_back(snapshot.clone());
+    }
+
+    /// Forgets all windows: they are of another load, or of another placement.
+    pub fn clear(&mut self) {
+        self.before.clear();
+    }
+
+    /// All windows as one, whose length is the sum of theirs, and their number; `None` if there are not two.
+    pub fn mean(&self) -> Option<(Snapshot, u32)> {
+        if self.before.len() < 2 {
+            return None;
+        }
+        let (last, before) = (self.before.back()?, self.before.iter().rev().skip(1));
+        let mut all = last.clone();
+        let at: FxHashMap<Subject, usize> =
+            all.threads.iter().enumerate().map(|(i, t)| (Subject::thread(t), i)).collect();
+        let mut known: FxHashSet<&str> = last.files.iter().map(|f| f.file.as_str()).collect();
+        for window in before {
+            all.window_s += window.window_s;
+            for load in &window.nodes {
+                if let Some(sum) = all.nodes.iter_mut().find(|n| n.id == load.id) {
+                    add_load(sum, load);
+                }
+            }
+            for thread in &window.threads {
+                if let Some(i) = at.get(&Subject::thread(thread)) {
+                    add_thread(&mut all.threads[*i], thread);
+                }
+            }
+            for file in &window.files {
+                if known.insert(&file.file) {
+                    // It may have been removed since.
+                    all.files.push(ObservedFile { movable: None, ..file.clone() });
+                }
+            }
+            for process in &window.processes {
+                if let Some(sum) = all.processes.iter_mut().find(|p| p.pid == process.pid) {
+                    add_mapped(sum, process);
+                }
+            }
+        }
+        Some((all, self.before.len() as u32))
+    }
+}
+
+fn add_bytes(sum: &mut NodeBytes, more: &NodeBytes) {
+    more.iter().for_each(|(node, bytes)| sum.add(node, bytes));
+}
+
+/// The sum of two figures that may be unknown.
+fn both<T>(a: Option<T>, b: Option<T>, add: fn(T, T) -> T) -> Option<T> {
+    Some(add(a?, b?))
+}
+
+fn add_load(sum: &mut NodeLoad, more: &NodeLoad) {
+    sum.read_bytes = sum.read_bytes.saturating_add(more.read_bytes);
+    sum.write_bytes = sum.write_bytes.saturating_add(more.write_bytes);
+    sum.cpu_s = both(sum.cpu_s, more.cpu_s, |a, b| a + b);
+    sum.measured = both(sum.measured.take(), more.measured.clone(), |a, b| MeasuredLoad {
+        source: a.source,
+        bytes: a.bytes.saturating_add(b.bytes),
+        read_bytes: both(a.read_bytes, b.read_bytes, u64::saturating_add),
+    });
+}
+
+fn add_thread(sum: &mut Thread, more: &Thread) {
+    let remote = both(sum.remote_read_bytes, more.remote_read_bytes, u64::saturating_add);
+    sum.remote_read_bytes = remote;
+    sum.cpu_s += more.cpu_s;
+    sum.wait_s = both(sum.wait_s, more.wait_s, |a, b| a + b);
+    sum.served_s = both(sum.served_s, more.served_s, |a, b| a + b);
+    add_bytes(&mut sum.read_bytes, &more.read_bytes);
+    add_bytes(&mut sum.write_bytes, &more.write_bytes);
+    sum.shares_file |= more.shares_file;
+    let at: FxHashMap<String, usize> = sum.files.iter().enumerate().map(|(i, f)| (f.file.clone(), i)).collect();
+    for used in &more.files {
+        match at.get(&used.file) {
+            Some(i) => add_use(&mut sum.files[*i], used),
+            None => sum.files.push(used.clone()),
+        }
+    }
+}
+
+fn add_use(sum: &mut FileUse, more: &FileUse) {
+    add_bytes(&mut sum.read_bytes, &more.read_bytes);
+    add_bytes(&mut sum.write_bytes, &more.write_bytes);
+}
+
+/// Pages that were touched in one window and in another have been touched twice.
+fn add_mapped(sum: &mut Process, more: &Process) {
+    for mapped in &more.mapped {
+        if let Some(sum) = sum.mapped.iter_mut().find(|m| m.node == mapped.node) {
+            sum.hot_bytes = sum.hot_bytes.saturating_add(mapped.hot_bytes);
+            sum.touched_bytes = both(sum.touched_bytes, mapped.touched_bytes, u64::saturating_add);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+    use topology::NodeId;
+
+    use super::*;
+
+    fn window(tids: &[u32], file: &str, bytes: u64) -> Snapshot {
+        let thread = |tid: &u32| {
+            format!(
+                r#"{{"tid":{tid},"pid":1,"node":0,"allowed_nodes":[0],"cpu_s":0.5,"wait_s":0.1,"read_bytes":{{"1":{bytes}}},
+                    "files":[{{"file":"{file}","read_bytes":{{"1":{bytes}}}}}]}}"#
+            )
+        };
+        let threads: Vec<String> = tids.iter().map(thread).collect();
+        let text = format!(
+            r#"{{"version":1,"window_s":1,"nodes":[{{"id":0,"cpus":[0],"cpu_s":1}},{{"id":1,"cpus":[1],"read_bytes":{bytes}}}],
+                "threads":[{}],"files":[{{"file":"{file}","movable":true}}]}}"#,
+            threads.join(",")
+        );
+        Snapshot::from_json(&text).unwrap()
+    }
+
+    #[test]
+    fn the_mean_has_the_threads_of_the_last_window_and_the_bytes_of_all() {
+        let mut recent = Recent::default();
+        recent.push(&window(&[1, 2], "old", 10));
+        assert!(recent.mean().is_none());
+        recent.push(&window(&[2, 3], "new", 30));
+        let (mean, windows) = recent.mean().unwrap();
+        assert_eq!((windows, mean.window_s), (2, 2.0));
+        let read = |i: usize| (mean.threads[i].tid, mean.threads[i].read_bytes.get(NodeId(1)), mean.threads[i].cpu_s);
+        assert_eq!((mean.threads.len(), read(0), read(1)), (2, (2, 40, 1.0), (3, 30, 0.5)));
+        assert_eq!((mean.threads[0].wait_s, mean.threads[0].served_s), (Some(0.2), None));
+        assert_eq!(mean.threads[0].files.len(), 2);
+        assert_eq!((mean.nodes[1].read_bytes, mean.nodes[0].cpu_s, mean.nodes[1].cpu_s), (40, Some(2.0), None));
+        // A file of an earlier window may have been removed: no plan moves it.
+        let movable: Vec<_> = mean.files.iter().map(|f| (f.file.as_str(), f.movable)).collect();
+        assert_eq!(movable, [("new", Some(true)), ("old", None)]);
+    }
+
+    #[test]
+    fn old_windows_are_forgotten() {
+        let mut recent = Recent::default();
+        (0..10).for_each(|i| recent.push(&window(&[1], "f", i)));
+        assert_eq!(recent.mean().unwrap().0.threads[0].read_bytes.total(), 7 + 8 + 9);
+        recent.clear();
+        assert!(recent.mean().is_none());
+    }
+}
