@@ -15,6 +15,12 @@ fn auto() -> Auto {
     Auto::new(Settings::default())
 }
 
+/// As on emulated memory 200 times as slow.
+fn auto_of_a_slow_volume() -> Auto {
+    let defaults = Settings::default();
+    Auto::new(Settings { min_bytes: 20_000, file_copy_bw: defaults.file_copy_bw / 200.0, ..defaults })
+}
+
 /// Bytes/s after `windows` windows under one of the papers' policies.
 fn under(name: &str, toy: &Toy, windows: u32) -> f64 {
     let mut toy = toy.clone();
@@ -355,7 +361,7 @@ fn memory_time_of_a_volumes_server_is_no_cpu_time_of_its_users() {
         file(4, r#"{"0":3794304,"1":400000}"#),
     );
     let mut snapshot = Snapshot::from_json(&text).unwrap();
-    let mut auto = Auto::new(Settings { min_bytes: 20_000, ..Settings::default() });
+    let mut auto = auto_of_a_slow_volume();
     for window in 0..10 {
         snapshot.time_s = 10.0 + f64::from(window);
         let plan = auto.decide(&snapshot.topology(), &snapshot);
@@ -393,12 +399,45 @@ fn sleep_while_a_server_reads_is_no_lock() {
         threads.join(",")
     );
     let mut snapshot = Snapshot::from_json(&text).unwrap();
-    let mut auto = Auto::new(Settings { min_bytes: 20_000, ..Settings::default() });
+    let mut auto = auto_of_a_slow_volume();
     snapshot.time_s = 10.0;
     let plan = auto.decide(&snapshot.topology(), &snapshot);
     let home = |mv: &&Move| matches!(mv, Move::Thread { to: NodeId(0), .. });
     assert!(!plan.notes.iter().any(|note| note.contains("all threads -")), "{:?}", plan.notes);
     assert!(plan.moves.iter().any(|mv| home(&mv)), "{:?} {:?}", plan.moves, plan.notes);
+}
+
+/// The same readers while something else uses nearly all of node 0's CPU. What they need of it is a seventh of a CPU for 22 MB/s, and
+/// a CPU second of others counted as 150 MB: they stayed away, 0.76 of what NThread reached.
+#[test]
+fn readers_that_a_server_serves_go_home_to_a_busy_cpu() {
+    let node = |id: u32, read: u64, cpu_s: f64| {
+        let [here, there] = if id == 0 { [10, 21] } else { [21, 10] };
+        format!(
+            r#"{{"id":{id},"cpus":[{id}],"distance":{{"0":{here},"1":{there}}},"read_bw_max":34e6,"write_bw_max":9.25e6,
+                "read_bytes":{read},"cpu_s":{cpu_s},"memory_free":90000000}}"#
+        )
+    };
+    let thread = |tid: u32| {
+        format!(
+            r#"{{"tid":{tid},"pid":1,"comm":"db_bench","start_ns":5000000000,"node":1,"allowed_nodes":[0,1],"cpu_s":0.015,
+                "wait_s":0.01,"served_s":0.95,"read_bytes":{{"0":2200000}},"shares_file":true,"files":[
+                {{"file":"0:43:9","read_bytes":{{"0":2200000}},"read_size":4096,"sequential":false}}]}}"#
+        )
+    };
+    let threads: Vec<String> = (1..=10).map(thread).collect();
+    let text = format!(
+        r#"{{"version":1,"window_s":1.0,"nodes":[{},{}],"threads":[{}],"files":[{{"file":"0:43:9","size":40000000,
+            "bytes":{{"0":40000000}},"writes":"follow","movable":false,"opens":10,"readers":[1,2,3,4,5,6,7,8,9,10]}}]}}"#,
+        node(0, 22_000_000, 0.9),
+        node(1, 0, 0.25),
+        threads.join(",")
+    );
+    let mut snapshot = Snapshot::from_json(&text).unwrap();
+    snapshot.time_s = 10.0;
+    let plan = auto_of_a_slow_volume().decide(&snapshot.topology(), &snapshot);
+    let home = plan.moves.iter().filter(|mv| matches!(mv, Move::Thread { to: NodeId(0), .. })).count();
+    assert_eq!(home, 10, "{:?} {:?}", plan.moves, plan.notes);
 }
 
 /// RocksDB's ten readers on a mounted volume: they began beside their data, so no move was made and none was bound. From the
@@ -459,7 +498,7 @@ fn a_writer_and_the_readers_of_what_it_writes_come_together() {
         Snapshot::from_json(&text).unwrap()
     };
     let moves = |written: u64| {
-        let mut auto = Auto::new(Settings { min_bytes: 20_000, ..Settings::default() });
+        let mut auto = auto_of_a_slow_volume();
         let decide = |i: u32| {
             let snapshot = Snapshot { time_s: 10.0 + f64::from(i), ..window(written) };
             auto.decide(&snapshot.topology(), &snapshot).moves

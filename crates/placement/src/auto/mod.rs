@@ -76,15 +76,15 @@ impl Auto {
         self.scratch.spent()
     }
 
-    /// The machine, the demands and the CPUs used by listed threads in a snapshot of this many windows.
+    /// The machine, the demands, and how many listed threads are busy at a time, in a snapshot of this many windows.
     fn examine(&self, topology: &Topology, snapshot: &Snapshot, windows: u32) -> (Hardware, Demands, f64) {
         let mut hardware = Hardware::new(topology, snapshot, &self.settings);
         let mapped = mapped::mapped(&hardware, snapshot);
         let least = self.settings.min_bytes.saturating_mul(u64::from(windows));
         let listed = demand::listed(&hardware, snapshot, least, &mapped);
-        let listed_cpus = take_others(&mut hardware, snapshot, &listed);
+        let busy = take_others(&mut hardware, snapshot, &listed);
         let demands = Demands::new(&hardware, snapshot, &self.settings, &self.history, &listed, &mapped);
-        (hardware, demands, listed_cpus)
+        (hardware, demands, busy)
     }
 }
 
@@ -96,7 +96,7 @@ impl Policy for Auto {
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let mut plan = Plan::new(self.name());
         self.history.renewal.window(snapshot, self.settings.horizon_s);
-        let (mut hardware, mut demands, mut listed_cpus) = self.examine(topology, snapshot, 1);
+        let (mut hardware, mut demands, mut busy) = self.examine(topology, snapshot, 1);
         let strictness = match self.history.turn(snapshot, &demands) {
             Turn::Wait(again) => {
                 plan.keeps = plan::keeps(snapshot, &demands, &again);
@@ -111,7 +111,7 @@ impl Policy for Auto {
         };
         let mean = self.history.recent.mean();
         if let Some((mean, windows)) = &mean {
-            (hardware, demands, listed_cpus) = self.examine(topology, mean, *windows);
+            (hardware, demands, busy) = self.examine(topology, mean, *windows);
         }
         let snapshot = mean.as_ref().map_or(snapshot, |mean| &mean.0);
         if demands.threads.is_empty() {
@@ -125,7 +125,7 @@ impl Policy for Auto {
         }
         let mut teams = team::teams(&demands);
         seating::fit(&hardware, &demands, &mut teams, &self.settings, &mut self.scratch);
-        let model = Model::new(&hardware, &demands, &teams, &self.settings, listed_cpus);
+        let model = Model::new(&hardware, &demands, &teams, &self.settings, busy);
         let history = &self.history;
         let may = |change: &Change| allowed(&model, snapshot, history, change);
         let found = model.search(&mut self.scratch, &may);
@@ -177,14 +177,15 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
     }
 }
 
-/// Subtracts the CPU time of unlisted threads from the machine. Returns the CPUs that listed threads
-/// use.
+/// Subtracts the CPU time of unlisted threads from the machine. Returns how many listed threads are busy at a time: on a CPU,
+/// or while a server makes their accesses.
 fn take_others(hardware: &mut Hardware, snapshot: &Snapshot, listed: &[usize]) -> f64 {
     let window_s = sane(snapshot.window_s).max(f64::MIN_POSITIVE);
-    let mut cpus = vec![0.0; hardware.len()];
+    let (mut cpus, mut busy) = (vec![0.0; hardware.len()], 0.0);
     for t in listed.iter().map(|i| &snapshot.threads[*i]) {
         if let Some(node) = hardware.index(t.node) {
             cpus[node] += sane(t.cpu_s) / window_s;
+            busy += (sane(t.cpu_s) + sane(t.served_s.unwrap_or(0.0))) / window_s;
         }
     }
     for load in &snapshot.nodes {
@@ -192,7 +193,7 @@ fn take_others(hardware: &mut Hardware, snapshot: &Snapshot, listed: &[usize]) -
             hardware.taken(node, (sane(all) / window_s - cpus[node]).max(0.0));
         }
     }
-    cpus.iter().sum()
+    busy
 }
 
 /// Threads that stay although they read remotely.

@@ -84,7 +84,7 @@ pub(super) struct Model<'a> {
     /// The teams of each process, and the teams that use each group.
     pub of_process: Vec<Vec<usize>>,
     pub of_group: Vec<Vec<usize>>,
-    /// Listed bytes/s per CPU that they use now: the value of a CPU second of others.
+    /// Listed bytes/s per thread that is busy now: the value of a CPU second of others.
     pub cpu_worth: f64,
 }
 
@@ -141,7 +141,7 @@ impl<'a> Model<'a> {
         demands: &'a Demands,
         teams: &'a [Team],
         settings: &'a Settings,
-        cpus: f64,
+        busy: f64,
     ) -> Self {
         let rate: f64 = teams.iter().map(|t| t.rate * t.members.len() as f64).sum();
         let mut of_process = vec![Vec::new(); demands.programs.len()];
@@ -157,7 +157,7 @@ impl<'a> Model<'a> {
             demands,
             teams,
             settings,
-            cpu_worth: if cpus > 0.0 { rate / cpus } else { 0.0 },
+            cpu_worth: if busy > 0.0 { rate / busy } else { 0.0 },
         }
     }
 
