@@ -11,7 +11,8 @@
 //! every window before, and the mean is worse by [`MARGIN`].
 //!
 //! **Limits.** By chance alone, all of `n` windows are worse than all of `n` others once in `(2n choose n)` plans: 252 for
-//! n = 5. A program that turns to dearer work in the very windows of a plan cannot be told from a plan that does not pay.
+//! n = 5. A program that turns to dearer work in the very windows of a plan cannot be told from a plan that does not pay;
+//! on a volume, neither can other programs that begin to use its controllers, or the CPUs of its server.
 //! Threads without a past of `n` windows are not tried, nor are more than [`MOST`] plans at a time.
 
 use std::collections::VecDeque;

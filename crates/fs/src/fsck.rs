@@ -55,6 +55,9 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
         }
     };
     report.clean = state != Use::Mounted;
+    if scan::mount_numbers(&store)?.contains(&None) && !report.damage.contains(&Damage::State) {
+        report.damage.push(Damage::State);
+    }
     let journals = match scan::journals(&store) {
         Ok(journals) => journals,
         Err(e) => {

@@ -17,6 +17,7 @@ use crate::format::inode;
 use crate::format::superblock::{self, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Ino};
 use crate::medium::{At, Medium};
+use crate::placement::Placement;
 use crate::scan::{self, Found, Inodes, Journals, Use};
 use crate::store::{Flushed, Store};
 use crate::volume::{Options, Slots, Volume};
@@ -60,7 +61,9 @@ pub fn open(medium: Box<dyn Medium>) -> Result<Store> {
         let (given, all) = (medium.regions(), first.regions.len());
         return Err(Error::NotAVolume(format!("{given} of its {all} regions were given")));
     }
-    Ok(Store::new(medium, first))
+    let store = Store::new(medium, first);
+    scan::mount_numbers(&store)?;
+    Ok(store)
 }
 
 impl Volume {
@@ -68,7 +71,15 @@ impl Volume {
     pub fn mount(medium: Box<dyn Medium>, options: Options) -> Result<Self> {
         let store = open(medium)?;
         check_features(store.superblock())?;
+        if let Placement::Node(node) = options.placement
+            && store.superblock().regions.iter().all(|region| region.node != Some(node))
+        {
+            return Err(Error::NoRegionOnNode(node));
+        }
         let state = scan::state(&store)?;
+        if scan::mount_numbers(&store)?.contains(&None) {
+            return Err(Damage::State.into());
+        }
         Self::mount_as(store, Some(state), options)
     }
 
@@ -80,6 +91,7 @@ impl Volume {
 
     /// Mounts in a state that is believed, or in none.
     fn mount_as(store: Store, state: Option<Use>, options: Options) -> Result<Self> {
+        scan::number_mount(&store, (options.clock)())?;
         let journals = scan::journals(&store)?;
         let checkpoint = match state {
             Some(Use::Checkpoint(at)) if journals.is_empty() => Checkpoint::read(&store, at)?,

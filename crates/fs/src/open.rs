@@ -8,13 +8,13 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::format::superblock::{self, NAMES_FROM, NAMES_PER_BLOCK};
+use crate::format::superblock::{self, NAMES_FROM, NAMES_PER_BLOCK, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES};
 use crate::medium::{At, Mapped, Medium, RegionFile};
 use crate::mount::superblock_of;
 
 /// Maps a volume. `paths` are one or more of its regions; the others are where their names say, unless one of `paths` is
-/// the region that moved from there.
+/// the region that moved from there. A copy of a region leads nowhere: the others would be those of the original.
 pub fn open_files(paths: &[PathBuf]) -> Result<Mapped> {
     let Some(first) = paths.first() else { return Err(Error::Invalid("no region is given")) };
     let found = Mapped::new(&[region_file(first)?])?;
@@ -24,7 +24,8 @@ pub fn open_files(paths: &[PathBuf]) -> Result<Mapped> {
 
     let mut files: Vec<Option<PathBuf>> = vec![None; layout.regions.len()];
     for path in paths {
-        let own = superblock_of(&Mapped::new(&[region_file(path)?])?, 0)?;
+        let own = superblock_of(&Mapped::new(&[region_file(path).map_err(|e| at(path, e, first))?])?, 0)
+            .map_err(|e| at(path, e, first))?;
         if own.volume != layout.volume {
             let (path, first) = (path.display(), first.display());
             return Err(Error::NotAVolume(format!("{path} and {first} belong to different volumes")));
@@ -33,6 +34,17 @@ pub fn open_files(paths: &[PathBuf]) -> Result<Mapped> {
             Some(place @ None) => *place = Some(path.clone()),
             _ => return Err(Error::NotAVolume(format!("region {} is given twice", own.index))),
         }
+        let original = names.get(own.index).and_then(Option::as_ref);
+        if let Some(original) = original.filter(|_| paths.len() < layout.regions.len())
+            && is_copy(path, original, &own)
+        {
+            let original = original.display();
+            return Err(Error::NotAVolume(format!(
+                "region {} of this volume is {original}, and {} is a copy of it: give all regions of the copy",
+                own.index,
+                path.display()
+            )));
+        }
     }
     let mut regions = Vec::new();
     for (index, (given, name)) in files.into_iter().zip(names).enumerate() {
@@ -40,9 +52,36 @@ pub fn open_files(paths: &[PathBuf]) -> Result<Mapped> {
             return Err(Error::NotAVolume(format!("region {index} has no name: give its path")));
         };
         let file = region_file(&path);
-        regions.push(file.map_err(|e| Error::NotAVolume(format!("region {index}, {}: {e}", path.display())))?);
+        regions.push(file.map_err(|e| match e {
+            Error::Io(e) if e.kind() == std::io::ErrorKind::NotFound => Error::NotAVolume(format!(
+                "region {index} is not where it was made, {}: give its path, too",
+                path.display()
+            )),
+            e => Error::NotAVolume(format!("region {index}, {}: {e}", path.display())),
+        })?);
     }
     Mapped::new(&regions)
+}
+
+/// An error of a region that is not the first, whose path the caller knows.
+fn at(path: &Path, error: Error, first: &Path) -> Error {
+    match path == first {
+        true => error,
+        false => Error::NotAVolume(format!("{}: {error}", path.display())),
+    }
+}
+
+/// Whether `path` is another file than the region that is at `original`.
+fn is_copy(path: &Path, original: &Path, own: &Superblock) -> bool {
+    let id = |path: &Path| std::fs::metadata(path).map(|m| (m.dev(), m.ino(), m.rdev()));
+    let (Ok(given), Ok(there)) = (id(path), id(original)) else { return false };
+    // One device can have several names.
+    if given == there || given.2 != 0 && given.2 == there.2 {
+        return false;
+    }
+    let found = || superblock_of(&Mapped::new(&[region_file(original)?])?, 0);
+    // In use, it can be anything: the regions beside it are, too.
+    found().map_or_else(|e| matches!(e, Error::InUse), |found| (found.volume, found.index) == (own.volume, own.index))
 }
 
 /// Opens a region. Its name may come from an image that anybody made: nothing is opened but a file or device DAX, as to open a

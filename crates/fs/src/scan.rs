@@ -23,7 +23,7 @@ use crate::format::word::{self, Field, Owner};
 use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE, LogPos, journal, put};
 use crate::inode::State;
 use crate::log::{self, Log};
-use crate::store::Store;
+use crate::store::{Flushed, Store};
 
 const CLEAN: u64 = 1;
 const MOUNTED: u64 = 2;
@@ -66,6 +66,54 @@ pub fn state(store: &Store) -> Result<Use> {
         (CHECKPOINT, Some(block)) if block != Block::NONE => Ok(Use::Checkpoint(block)),
         _ => Err(Damage::State.into()),
     }
+}
+
+/// Offset of the number of the last mount.
+const MOUNT_NUMBER: u64 = 64;
+/// In region 0: the other regions do not have this number yet.
+const JOINING: u64 = 1;
+const MOUNT_BITS: u32 = 47;
+
+fn mount_number(store: &Store, region: usize) -> Result<Option<u64>> {
+    let block = Block::new(region, STATE_BLOCK);
+    let word = store.load_word(block, MOUNT_NUMBER)?;
+    Ok(word::unseal(Owner { id: block.raw(), generation: 0 }, Field::Mount, word))
+}
+
+/// The numbers of the last mount of each region; `None` where it is damaged. An error: they are of different mounts, so that one
+/// of them is a copy, or what is left of a copy.
+pub fn mount_numbers(store: &Store) -> Result<Vec<Option<u64>>> {
+    let regions = store.superblock().regions.len();
+    let numbers = (0..regions).map(|region| mount_number(store, region)).collect::<Result<Vec<_>>>()?;
+    let Some(Some(first)) = numbers.first().copied() else { return Ok(numbers) };
+    let other = |number: &Option<u64>| first & JOINING == 0 && number.is_some_and(|number| number != first);
+    match numbers.iter().position(other) {
+        None => Ok(numbers),
+        Some(region) => Err(Error::NotAVolume(format!(
+            "region {region} and region 0 were last mounted apart from each other: one of them is a copy, or was replaced by one"
+        ))),
+    }
+}
+
+/// Gives all regions of a volume the number of a new mount. Stopped anywhere, it is done again by the next mount.
+pub fn number_mount(store: &Store, now_ns: i64) -> Result<()> {
+    let numbers = mount_numbers(store)?;
+    if numbers.len() < 2 {
+        return Ok(());
+    }
+    let mask = (1u64 << MOUNT_BITS) - 1;
+    let last = numbers.first().copied().flatten().unwrap_or(0) >> 1;
+    // Of the clock, so that two copies that are mounted apart get different ones.
+    let number = (last.wrapping_add(1).wrapping_add(now_ns as u64 >> 10) & mask).max(1) << 1;
+    let put = |region: usize, payload: u64| {
+        let block = Block::new(region, STATE_BLOCK);
+        let word = word::seal(Owner { id: block.raw(), generation: 0 }, Field::Mount, payload);
+        let nothing = Flushed::nothing().fence(store)?;
+        store.commit(&[(block, MOUNT_NUMBER, word)], &nothing).map(drop)
+    };
+    put(0, number | JOINING)?;
+    (1..numbers.len()).try_for_each(|region| put(region, number))?;
+    put(0, number)
 }
 
 /// An inode that is in use.

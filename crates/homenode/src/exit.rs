@@ -108,6 +108,12 @@ impl Failure {
         self
     }
 
+    /// The same with another exit code.
+    pub fn exiting(mut self, exit: Exit) -> Self {
+        self.exit = exit;
+        self
+    }
+
     /// The exit code.
     pub fn exit(&self) -> Exit {
         self.exit

@@ -126,8 +126,8 @@ pub struct Thread {
     /// unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_s: Option<f64>,
-    /// Seconds of the window in which the server of a volume made accesses for the thread, which slept meanwhile; absent: it makes
-    /// its accesses itself, or this is unknown.
+    /// Seconds that the server of a volume worked for requests of the thread that ended in the window; more than the window if some
+    /// ran at once, or had begun before it. Absent: the thread makes its accesses itself, or this is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_s: Option<f64>,
     /// File bytes read, by the node of the data.

@@ -20,7 +20,7 @@ use super::{BLOCK, Block, Ino, MAX_REGIONS, get_i64, get_u16, get_u32, get_u64, 
 
 /// Blocks of a region that hold its superblock.
 pub const COPIES: [u64; 2] = [0, 1];
-/// Block of region 0 that holds the state word.
+/// Block that holds the number of the last mount, and in region 0 the state word.
 pub const STATE_BLOCK: u64 = 2;
 /// First block of the names of the regions.
 pub const NAMES_FROM: u64 = 3;

@@ -21,6 +21,8 @@ pub enum Field {
     Next = 4,
     /// A journal's commit word.
     Journal = 5,
+    /// Number of a mount.
+    Mount = 6,
 }
 
 /// Owner of the word: inode number or block address, and generation.

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use fs::medium::{Mapped, Medium, RegionFile};
-use fs::{Error, Ino, Layout, NewFile, Volume};
+use fs::{Error, Ino, Layout, NewFile, Options, Volume};
 use rustix::fs::MemfdFlags;
 
 use crate::{format, options};
@@ -107,6 +109,52 @@ fn the_regions_of_a_volume_are_found_from_any_one_of_them() {
     Volume::mount(Box::new(mapped), options(1)).unwrap();
     let error = fs::open_files(&[moved.clone(), moved]).unwrap_err();
     assert!(matches!(&error, Error::NotAVolume(why) if why.contains("twice")), "{error}");
+}
+
+/// Mounted by one of its copied regions, a copy took the other region of the original, wrote to it, and made both useless without a word.
+#[test]
+fn a_copy_of_a_volume_does_not_write_to_the_original() {
+    let dir = tempfile::tempdir().unwrap();
+    let [paths, copies] = ["", "copy-"].map(|of| ["one", "two"].map(|name| dir.path().join(format!("{of}{name}"))));
+    let files = paths.each_ref().map(|path| {
+        let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+        file.set_len(1 << 18).unwrap();
+        RegionFile { file, bind: None }
+    });
+    mkfs_named(&files, &paths);
+    drop(files);
+    let mount = |paths: &[std::path::PathBuf]| {
+        let options = Options { clock: Arc::new(clock_ns), ..options(1) };
+        Volume::mount(Box::new(fs::open_files(paths).unwrap()), options)
+    };
+    mount(&paths).unwrap().unmount().unwrap();
+    for (path, copy) in paths.iter().zip(&copies) {
+        std::fs::copy(path, copy).unwrap();
+    }
+    for copy in &copies {
+        let refused = fs::open_files(std::slice::from_ref(copy)).unwrap_err().to_string();
+        assert!(refused.contains("is a copy of it: give all regions"), "{refused}");
+    }
+    // All of them are a volume of their own, which has a life of its own from then on.
+    mount(&copies).unwrap().unmount().unwrap();
+    mount(&paths).unwrap().unmount().unwrap();
+    for mixed in [[&paths[0], &copies[1]], [&copies[0], &paths[1]]] {
+        let mixed = mixed.map(Clone::clone);
+        let refused = mount(&mixed).err().unwrap().to_string();
+        assert!(refused.contains("mounted apart"), "{refused}");
+        assert!(fs::fsck::check(Box::new(fs::open_files(&mixed).unwrap())).is_err());
+    }
+    // So is a region that was put back from a backup.
+    std::fs::copy(&paths[1], &copies[1]).unwrap();
+    mount(&paths).unwrap().unmount().unwrap();
+    std::fs::copy(&copies[1], &paths[1]).unwrap();
+    assert!(mount(&paths).err().unwrap().to_string().contains("region 1 and region 0 were last mounted apart"));
+}
+
+/// Another time at each call.
+fn clock_ns() -> i64 {
+    static NOW: AtomicI64 = AtomicI64::new(1 << 40);
+    NOW.fetch_add(1 << 30, Ordering::Relaxed)
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Volumes of 1 to 64 regions, and regions that are missing or belong elsewhere.
 
-use fs::{Ino, Layout, NewFile, Volume};
+use fs::{Error, Ino, Layout, NewFile, Options, Placement, Volume};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Image, Ram, blank};
@@ -70,6 +70,18 @@ fn one_three_and_sixty_four_regions_of_unequal_sizes_work() {
         owner: (0, 0),
     };
     assert_eq!(fs::mkfs(Box::new(ram), &layout).unwrap_err().to_string(), "invalid: a volume has 1 to 64 regions");
+}
+
+/// The mount succeeded, and the first write failed with ENXIO.
+#[test]
+fn a_placement_on_a_node_without_a_region_is_refused_by_the_mount() {
+    let (image, ..) = example(2, 1);
+    let on = |node| {
+        let options = Options { placement: Placement::Node(node), ..options(1) };
+        Volume::mount(Box::new(Ram::new(image.clone())), options).map(drop)
+    };
+    on(1).unwrap();
+    assert!(matches!(on(9), Err(Error::NoRegionOnNode(9))));
 }
 
 #[test]

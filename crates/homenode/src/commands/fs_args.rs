@@ -22,7 +22,7 @@ pub fn command_line(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
         Some("mount" | "mount.fuse") => {
             // mount(8) passes on what is its own: -n, -s, -f ("fake") and -t TYPE.
             let mut rest = given.split_off(1).into_iter();
-            given.push("mount".into());
+            given.extend(["mount".into(), "--helper".into()]);
             while let Some(word) = rest.next() {
                 match word.to_str() {
                     Some("-n" | "-s") => {}
@@ -46,6 +46,9 @@ pub struct MountArgs {
     /// The directory to mount on
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
+    /// Started by mount(8): with the exit codes that it expects
+    #[arg(long, hide = true)]
+    pub helper: bool,
     /// Stay in the foreground, until the volume is unmounted
     #[arg(short, long)]
     pub foreground: bool,

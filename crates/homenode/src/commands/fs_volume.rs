@@ -53,6 +53,10 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         nodes.push(node);
         names.push(path.as_os_str().as_bytes().to_vec());
     }
+    let twice = names.iter().enumerate().find(|(i, name)| names.iter().take(*i).any(|earlier| earlier == *name));
+    if let Some(region) = twice.and_then(|(i, _)| args.regions.get(i)) {
+        return Err(Failure::new(Exit::Usage, region, "given twice: each region is a file of its own"));
+    }
     let regions: Vec<RegionFile> =
         files.into_iter().map(|(file, node, path)| bind(file, node, &path)).collect::<Result<_, _>>()?;
     let mapped = Arc::new(Mapped::new(&regions).map_err(|e| failure("mkfs", e))?);
@@ -308,7 +312,16 @@ pub fn failure(what: impl Into<String>, error: Error) -> Failure {
     };
     match &error {
         Error::Io(cause) => Failure::from_error(exit, what, cause),
-        error if exit == Exit::Io => Failure::from_error(exit, what, error).errno(error.errno()),
+        error if exit == Exit::Io => {
+            let failure = Failure::from_error(exit, what, error).errno(error.errno());
+            match error {
+                Error::Damaged(_) => {
+                    failure.hint("homenode fsck VOLUME lists the damage; fsck(8) and --repair mend what can be mended")
+                }
+                _ => failure,
+            }
+        }
+        error if exit == Exit::Busy => Failure::from_error(exit, what, error).errno(error.errno()),
         error => Failure::from_error(exit, what, error),
     }
 }

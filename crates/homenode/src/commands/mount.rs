@@ -63,8 +63,29 @@ const BACKGROUND: &str = "HOMENODE_MOUNT_BACKGROUND";
 /// Options with values that the kernel shows, and mount(8) hands back for a remount.
 const SHOWN: &[&str] = &["fd", "rootmode", "user_id", "group_id", "comment"];
 
+/// Exit codes of mount(8): incorrect use, and a mount that failed.
+const HELPER_USAGE: u8 = 1;
+const HELPER_FAILED: u8 = 32;
+
 /// Mounts a volume.
 pub fn run(global: &Global, args: &MountArgs) -> Result<Exit, Failure> {
+    if !args.helper {
+        return mount(global, args);
+    }
+    if args.options.iter().any(|option| option == "nofail") && !args.volume.volume.exists() {
+        return Ok(Exit::Done);
+    }
+    mount(global, args).map_err(|failure| match failure.exit() {
+        Exit::Usage => failure.exiting(Exit::Command(HELPER_USAGE)),
+        _ => failure.exiting(Exit::Command(HELPER_FAILED)),
+    })
+}
+
+fn mount(global: &Global, args: &MountArgs) -> Result<Exit, Failure> {
+    if args.nodes.dry_run && !args.foreground {
+        let why = "it prints what it would move, and in the background nobody sees that";
+        return Err(Failure::new(Exit::Usage, "--dry-run", why).hint("add --foreground"));
+    }
     let wanted = Wanted::of(args)?;
     if wanted.remount {
         ::mount::remount(&args.dir, wanted.options.flags).map_err(|e| failure(&e))?;
@@ -127,7 +148,10 @@ impl Wanted {
                 "user" | "users" => options.flags |= Flags::NOEXEC | Flags::NOSUID | Flags::NODEV,
                 "owner" | "group" => options.flags |= Flags::NOSUID | Flags::NODEV,
                 _ if IGNORED.contains(&option) || name.starts_with("x-") || SHOWN.contains(&name) => {}
-                _ => return Err(usage(option, "unknown").hint("homenode mount --help lists the options")),
+                _ => {
+                    let hint = "homenode mount --help lists them at -o; policies and emulated nodes are options of that command only";
+                    return Err(usage(option, "no mount option").hint(hint));
+                }
             }
         }
         let chosen = (cache.is_some(), workers_chosen);

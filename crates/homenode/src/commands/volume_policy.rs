@@ -54,14 +54,14 @@ pub struct NodesArgs {
     /// Length of a window in seconds [default: 1]
     #[arg(long, value_name = "SECONDS", value_parser = cli::seconds, help_heading = "Policy")]
     pub window: Option<f64>,
-    /// Print the moves without making them
-    #[arg(long, help_heading = "Policy")]
+    /// Print the moves without making them; in the foreground
+    #[arg(long, requires = "policy", help_heading = "Policy")]
     pub dry_run: bool,
     /// Print only windows with moves or news
     #[arg(short, long, conflicts_with = "json", help_heading = "Policy")]
     pub quiet: bool,
     /// Also write each window to FILE, for `homenode replay`
-    #[arg(long, value_name = "FILE", help_heading = "Policy")]
+    #[arg(long, value_name = "FILE", requires = "policy", help_heading = "Policy")]
     pub record: Option<PathBuf>,
     /// Share out the machine's CPUs among N emulated nodes, and let every access take the time that it would take there
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Emulated nodes")]

@@ -146,22 +146,24 @@ impl Callers {
     /// runs. 0: for nobody in particular.
     pub fn enter<T>(&self, tid: u32, work: impl FnOnce() -> T) -> T {
         let work = || fs::as_thread(tid, work);
-        let Some(place) = self.known(tid) else { return work() };
-        let work = || match place.node.load(Ordering::Relaxed) {
+        let watched = self.watched.load(Ordering::Relaxed);
+        let Some((node, timed)) = self.known(tid, |place| {
+            (place.node.load(Ordering::Relaxed), watched.then(|| (Arc::clone(place), Instant::now())))
+        }) else {
+            return work();
+        };
+        let done = match node {
             NOWHERE => work(),
             node => fs::on_node(node, work),
         };
-        if !self.watched.load(Ordering::Relaxed) {
-            return work();
+        if let Some((place, began)) = timed {
+            place.served_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
-        let began = Instant::now();
-        let done = work();
-        place.served_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         done
     }
 
-    /// Where a thread is; `None` if it is not known yet.
-    fn known(&self, tid: u32) -> Option<Arc<Place>> {
+    /// What is known of where a thread is; `None` if nothing is yet.
+    fn known<T>(&self, tid: u32, look: impl FnOnce(&Arc<Place>) -> T) -> Option<T> {
         if tid == 0 {
             return None;
         }
@@ -171,7 +173,7 @@ impl Callers {
             if !place.active.load(Ordering::Relaxed) {
                 place.active.store(true, Ordering::Relaxed);
             }
-            Some(Arc::clone(place))
+            Some(look(place))
         })
     }
 
@@ -303,7 +305,14 @@ impl Callers {
     pub(crate) fn end_window(&self) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let known = table.len();
-        table.retain(|_, caller| caller.idle.fetch_add(1, Ordering::Relaxed) < IDLE_WINDOWS);
+        table.retain(|_, caller| {
+            let idle = caller.idle.fetch_add(1, Ordering::Relaxed);
+            if idle > 0 {
+                // Requests without a use of a file are of no later window.
+                caller.take_served();
+            }
+            idle < IDLE_WINDOWS
+        });
         if table.len() < known {
             self.forgot();
         }
@@ -337,18 +346,18 @@ mod tests {
         for _ in 0..20 {
             std::thread::scope(|scope| {
                 let used = scope.spawn(|| {
-                    callers.known(own_tid());
+                    callers.known(own_tid(), |_| ());
                     callers.look();
                     assert!(known(&callers).contains(&own_tid()));
                 });
                 used.join().unwrap();
             });
         }
-        callers.known(own_tid());
+        callers.known(own_tid(), |_| ());
         callers.look();
         // The kernel takes a thread away a little after join returns.
         while known(&callers) != [own_tid()] {
-            callers.known(own_tid());
+            callers.known(own_tid(), |_| ());
             look_for_a_sweep(&callers);
         }
     }
@@ -360,7 +369,7 @@ mod tests {
             if watched {
                 callers.watch();
             }
-            callers.known(own_tid());
+            callers.known(own_tid(), |_| ());
             (0..IDLE_SWEEPS).for_each(|_| look_for_a_sweep(&callers));
             assert_eq!(known(&callers), [own_tid()]);
             look_for_a_sweep(&callers);

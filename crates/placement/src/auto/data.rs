@@ -58,8 +58,7 @@ pub(super) struct Group {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Groups {
     pub list: Vec<Group>,
-    /// By file: its group, and its resident bytes.
-    of: FxHashMap<String, (usize, f64)>,
+    of: FxHashMap<String, usize>,
     files: FxHashMap<String, (usize, f64)>,
 }
 
@@ -95,7 +94,7 @@ impl Groups {
             let g = &mut groups.list[group];
             g.files.push(f);
             bytes.iter().for_each(|(n, b)| add(&mut g.bytes, *n, *b));
-            groups.of.insert(observed.file.clone(), (group, total));
+            groups.of.insert(observed.file.clone(), group);
         }
         groups.use_of(hardware, snapshot, listed);
         groups
@@ -127,12 +126,7 @@ impl Groups {
 
     /// The group of a file, if it is shared.
     pub fn of(&self, file: &str) -> Option<usize> {
-        self.of.get(file).map(|of| of.0)
-    }
-
-    /// Resident bytes of a file, if it is shared.
-    pub fn size(&self, file: &str) -> Option<f64> {
-        self.of.get(file).map(|of| of.1)
+        self.of.get(file).copied()
     }
 
     /// Index and resident bytes of a file that is not shared.

@@ -87,8 +87,6 @@ pub(super) struct Program {
     pub allowed: Vec<bool>,
     /// Seconds since its oldest thread started; one window if unknown.
     pub age_s: f64,
-    /// The share of its shared data that is written anew each second, where its writes land; see [`super::renewal`].
-    pub renewed: f64,
 }
 
 /// All threads that count in one window.
@@ -125,28 +123,8 @@ impl Demands {
             demand.held = t.held.is_some() || !history.may_move(&Subject::thread(t), t.pid);
             demands.threads.push(demand);
         }
-        demands.renewed(snapshot, listed, history, settings.horizon_s);
         demands.tell_locks_from_sleep(hardware, settings);
         demands
-    }
-
-    /// How fast the shared data of each process is written anew, where new data follows its writer.
-    fn renewed(&mut self, snapshot: &Snapshot, listed: &[usize], history: &History, horizon_s: f64) {
-        let mut reads = vec![(0.0, 0.0); self.programs.len()];
-        for t in listed.iter().map(|i| &snapshot.threads[*i]) {
-            let p = self.programs.partition_point(|p| p.pid < t.pid);
-            for used in t.files.iter().filter(|used| used.read_bytes.total() > 0) {
-                let Some(size) = self.groups.size(&used.file) else { continue };
-                let bytes = used.read_bytes.total() as f64;
-                reads[p].0 += bytes;
-                reads[p].1 += bytes * history.renewal.new_share(&used.file, size);
-            }
-        }
-        for (p, (all, new)) in self.programs.iter_mut().zip(reads) {
-            if p.writes == Some(Writes::Follow) && all > 0.0 {
-                p.renewed = history.renewal.rate(p.pid, new / all, horizon_s);
-            }
-        }
     }
 
     fn programs(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize], history: &History) {
@@ -170,7 +148,6 @@ impl Demands {
                 writes: None,
                 allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
                 age_s: (now_s - began_s).max(window_s),
-                renewed: 0.0,
             })
             .collect();
         self.writes(snapshot, listed);
@@ -313,7 +290,7 @@ impl Demands {
         (d.seen_on_s, d.seen_off_s) = (d.soft_s, d.off_s);
         let (written, n) = (d.writes + d.shared.iter().map(|s| s.2).sum::<f64>(), &hardware.nodes[node]);
         let little = d.seen_on_s < OWN_ACCESSES * ((1.0 - written) * n.read_s + written * n.write_s);
-        d.served = t.served_s.map_or(little, |served_s| served_s > 0.0);
+        d.served = t.served_s.is_some() || little;
         d
     }
 

@@ -20,7 +20,6 @@ use topology::NodeId;
 
 use super::demand::{Demand, Demands};
 use super::recent::Recent;
-use super::renewal::Renewal;
 use crate::processes::sane;
 use crate::{Move, OutcomeState, Snapshot, Subject};
 
@@ -97,7 +96,6 @@ pub(super) struct History {
     stuck: FxHashMap<Subject, f64>,
     /// The longest inferred lock time per byte of each process, see [`super::locks`].
     locks: FxHashMap<u32, f64>,
-    pub renewal: Renewal,
     /// The windows that the next plan is made from.
     pub recent: Recent,
 }
@@ -130,7 +128,8 @@ impl History {
         self.locks.retain(|pid, _| pids.contains(pid));
         self.locks.extend(demands.programs.iter().filter(|p| p.lock_s > 0.0).map(|p| (p.pid, p.lock_s)));
         let under_way = copies || !again.is_empty();
-        if self.windows == 1 || self.windows > PLANNING || under_way || self.waits == AFTER_PLAN {
+        let back = snapshot.outcomes.iter().any(|o| matches!(o.result, OutcomeState::RolledBack { .. }));
+        if self.windows == 1 || self.windows > PLANNING || under_way || back || self.waits == AFTER_PLAN {
             self.recent.clear();
         }
         if under_way {

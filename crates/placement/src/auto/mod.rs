@@ -7,8 +7,8 @@
 //! nothing.
 //!
 //! **Approach.** One cost model counts seconds over a horizon ([`Settings::horizon_s`]). From the mean of
-//! the last windows ([`recent`]) it derives each thread's demand apart from where it runs ([`demand`]), how fast
-//! its data is written anew ([`renewal`]), and merges similar threads ([`team`]). For any placement it predicts the throughput of all threads, with latency by
+//! the last windows ([`recent`]) it derives each thread's demand apart from where it runs ([`demand`]) and merges
+//! similar threads ([`team`]). For any placement it predicts the throughput of all threads, with latency by
 //! distance, queues at controllers, shared CPUs and locks ([`seating`], [`network`], [`locks`]). A search
 //! looks for a better placement, net of the cost of its moves ([`search`], [`cost`]). The policy makes a
 //! plan that promises enough, and waits until its moves are made ([`history`]). Each move states what it
@@ -36,7 +36,6 @@ mod mapped;
 mod network;
 mod plan;
 mod recent;
-mod renewal;
 mod search;
 mod seating;
 mod settings;
@@ -95,7 +94,6 @@ impl Policy for Auto {
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let mut plan = Plan::new(self.name());
-        self.history.renewal.window(snapshot, self.settings.horizon_s);
         let (mut hardware, mut demands, mut busy) = self.examine(topology, snapshot, 1);
         let strictness = match self.history.turn(snapshot, &demands) {
             Turn::Wait(again) => {
@@ -104,7 +102,7 @@ impl Policy for Auto {
                 return plan;
             }
             Turn::Rest => {
-                plan.declined = staying(snapshot, &demands);
+                plan.declined = staying(snapshot, &demands, 1);
                 return plan;
             }
             Turn::Decide { strictness } => strictness,
@@ -113,7 +111,7 @@ impl Policy for Auto {
         if let Some((mean, windows)) = &mean {
             (hardware, demands, busy) = self.examine(topology, mean, *windows);
         }
-        let snapshot = mean.as_ref().map_or(snapshot, |mean| &mean.0);
+        let (snapshot, windows) = mean.as_ref().map_or((snapshot, 1), |(mean, windows)| (mean, *windows));
         if demands.threads.is_empty() {
             return plan;
         }
@@ -137,7 +135,7 @@ impl Policy for Auto {
             self.history.planned(snapshot, &mut plan.moves);
             plan.keeps = plan::keeps(snapshot, &demands, &plan.moves);
         } else {
-            plan.declined = staying(snapshot, &demands);
+            plan.declined = staying(snapshot, &demands, windows);
         }
         if hardware.nodes.iter().any(|n| n.read_work <= 0.0) {
             plan.notes.push("bandwidth of some nodes unknown; contention there not judged".into());
@@ -196,17 +194,14 @@ fn take_others(hardware: &mut Hardware, snapshot: &Snapshot, listed: &[usize]) -
     busy
 }
 
-/// Threads that stay although they read remotely.
-fn staying(snapshot: &Snapshot, demands: &Demands) -> Vec<Declined> {
+/// Threads that stay although they read remotely, with what they read in one of these windows.
+fn staying(snapshot: &Snapshot, demands: &Demands, windows: u32) -> Vec<Declined> {
+    let each = |bytes: u64| show(bytes as f64 / f64::from(windows));
     let mut staying: Vec<(u64, u32, Declined)> = Vec::new();
     for d in &demands.threads {
         let t = &snapshot.threads[d.thread];
         let Some(home) = t.home().filter(|home| *home != t.node) else { continue };
-        let read = format!(
-            "{} of {} read from node {home}",
-            show(t.read_bytes.get(home) as f64),
-            show(t.read_bytes.total() as f64)
-        );
+        let read = format!("{} of {} read from node {home}", each(t.read_bytes.get(home)), each(t.read_bytes.total()));
         let (reason, why) = match &t.held {
             Some(held) => ("held", format!("{held}; {read}")),
             None if !t.allowed_nodes.contains(&home) => ("not_allowed", format!("{read}, where it may not run")),

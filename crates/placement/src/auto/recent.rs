@@ -6,14 +6,14 @@
 //! **Approach.** [`Recent`] keeps the windows since threads or data were last moved, at most [`MOST`]. [`Recent::mean`] sums
 //! them up: the places and the facts are those of the last window, bytes and seconds those of all.
 //!
-//! **Limits.** A thread that the kernel moved between two windows counts where it is now. Threads that are not in the last window
-//! count as gone.
+//! **Limits.** A thread that the kernel moved between two windows counts where it is now. A thread without a use in the last window,
+//! whose process has one, counts as it was: if it has ended, a plan for it finds nobody.
 
 use std::collections::VecDeque;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::{FileUse, MeasuredLoad, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread};
+use crate::{FileUse, MeasuredLoad, NodeBytes, NodeLoad, Process, Snapshot, Subject, Thread};
 
 /// Windows that are averaged: as many as a plan waits for the next.
 const MOST: usize = 3;
@@ -45,8 +45,11 @@ impl Recent {
         }
         let (last, before) = (self.before.back()?, self.before.iter().rev().skip(1));
         let mut all = last.clone();
-        let at: FxHashMap<Subject, usize> =
+        let mut at: FxHashMap<Subject, usize> =
             all.threads.iter().enumerate().map(|(i, t)| (Subject::thread(t), i)).collect();
+        let pids: FxHashSet<u32> = last.threads.iter().map(|t| t.pid).collect();
+        let process = |p: &Process| (p.pid, p.start_ns);
+        let mapped: FxHashMap<_, usize> = all.processes.iter().enumerate().map(|(i, p)| (process(p), i)).collect();
         let mut known: FxHashSet<&str> = last.files.iter().map(|f| f.file.as_str()).collect();
         for window in before {
             all.window_s += window.window_s;
@@ -56,19 +59,23 @@ impl Recent {
                 }
             }
             for thread in &window.threads {
-                if let Some(i) = at.get(&Subject::thread(thread)) {
-                    add_thread(&mut all.threads[*i], thread);
+                match at.get(&Subject::thread(thread)) {
+                    Some(i) => add_thread(&mut all.threads[*i], thread),
+                    None if pids.contains(&thread.pid) => {
+                        at.insert(Subject::thread(thread), all.threads.len());
+                        all.threads.push(thread.clone());
+                    }
+                    None => {}
                 }
             }
             for file in &window.files {
                 if known.insert(&file.file) {
-                    // It may have been removed since.
-                    all.files.push(ObservedFile { movable: None, ..file.clone() });
+                    all.files.push(file.clone());
                 }
             }
-            for process in &window.processes {
-                if let Some(sum) = all.processes.iter_mut().find(|p| p.pid == process.pid) {
-                    add_mapped(sum, process);
+            for more in &window.processes {
+                if let Some(i) = mapped.get(&process(more)) {
+                    add_mapped(&mut all.processes[*i], more);
                 }
             }
         }
@@ -154,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_has_the_threads_of_the_last_window_and_the_bytes_of_all() {
+    fn the_mean_has_the_bytes_of_all_windows() {
         let mut recent = Recent::default();
         recent.push(&window(&[1, 2], "old", 10));
         assert!(recent.mean().is_none());
@@ -162,13 +169,14 @@ mod tests {
         let (mean, windows) = recent.mean().unwrap();
         assert_eq!((windows, mean.window_s), (2, 2.0));
         let read = |i: usize| (mean.threads[i].tid, mean.threads[i].read_bytes.get(NodeId(1)), mean.threads[i].cpu_s);
-        assert_eq!((mean.threads.len(), read(0), read(1)), (2, (2, 40, 1.0), (3, 30, 0.5)));
+        assert_eq!((mean.threads.len(), read(0), read(1), read(2)), (3, (2, 40, 1.0), (3, 30, 0.5), (1, 10, 0.5)));
         assert_eq!((mean.threads[0].wait_s, mean.threads[0].served_s), (Some(0.2), None));
         assert_eq!(mean.threads[0].files.len(), 2);
         assert_eq!((mean.nodes[1].read_bytes, mean.nodes[0].cpu_s, mean.nodes[1].cpu_s), (40, Some(2.0), None));
-        // A file of an earlier window may have been removed: no plan moves it.
-        let movable: Vec<_> = mean.files.iter().map(|f| (f.file.as_str(), f.movable)).collect();
-        assert_eq!(movable, [("new", Some(true)), ("old", None)]);
+        assert_eq!(mean.files.iter().map(|f| f.file.as_str()).collect::<Vec<_>>(), ["new", "old"]);
+        // Another process has its number.
+        recent.push(&Snapshot { threads: Vec::new(), ..window(&[], "new", 1) });
+        assert!(recent.mean().unwrap().0.threads.is_empty());
     }
 
     #[test]

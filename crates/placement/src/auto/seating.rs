@@ -8,13 +8,13 @@
 //! [`Model::value`] turns it into a [`Network`] of cells and solves it, which yields bytes/s of all
 //! threads.
 //!
-//! **Limits.** The model assumes that the load stays the same for the horizon. Of data that is rewritten, the state at the end
-//! of the horizon counts. It does not foresee what sharers of data save in a common cache.
+//! **Limits.** The model assumes that the load stays the same for the horizon. It does not foresee that data
+//! which is rewritten follows its writers, nor what sharers of data save in a common cache.
 
 use smallvec::SmallVec;
 
 use super::Settings;
-use super::data::{Shares, add};
+use super::data::Shares;
 use super::demand::Demands;
 use super::hardware::Hardware;
 use super::locks::{crossed, own_memory};
@@ -95,8 +95,6 @@ pub(super) struct Scratch {
     pub steady: Steady,
     /// Sharing threads by process and node.
     sharers: Vec<Vec<f64>>,
-    /// Where the writes of each process land, as shares.
-    landing: Vec<Shares>,
 }
 
 impl Scratch {
@@ -176,8 +174,7 @@ impl<'a> Model<'a> {
     }
 
     fn build(&self, seating: &Seating, scratch: &mut Scratch) {
-        let Scratch { network, sharers, landing, .. } = scratch;
-        self.landing(seating, landing);
+        let Scratch { network, sharers, .. } = scratch;
         network.stations = self.hardware.stations() + self.demands.programs.len();
         self.sharers(seating, sharers);
         network.cpus.clear();
@@ -189,7 +186,7 @@ impl<'a> Model<'a> {
         for (t, team) in self.teams.iter().enumerate() {
             for seat in &seating.seats[t] {
                 let lock = self.lock(team, seat.node, sharers);
-                let (software_s, memory_s) = self.cell(team, seat, seating, landing, &mut visits);
+                let (software_s, memory_s) = self.cell(team, seat, seating, &mut visits);
                 let (own_s, away_s) = if team.served { (0.0, memory_s) } else { (memory_s, 0.0) };
                 let on_s = software_s + own_s + lock.map_or(0.0, |l| l.hold_s);
                 let first = network.visits.len();
@@ -207,24 +204,6 @@ impl<'a> Model<'a> {
                     lock,
                 });
             }
-        }
-    }
-
-    /// Where the writes of processes land whose data is renewed.
-    fn landing(&self, seating: &Seating, landing: &mut Vec<Shares>) {
-        landing.clear();
-        landing.resize_with(self.demands.programs.len(), Shares::new);
-        let renewed = |team: &Team| self.demands.programs[team.process].renewed > 0.0;
-        for (team, seats) in self.teams.iter().zip(&seating.seats).filter(|(team, _)| renewed(team)) {
-            let written = team.rate * (team.writes + team.shared.iter().map(|s| s.2).sum::<f64>());
-            for seat in seats.iter().filter(|_| written > 0.0) {
-                let here = self.hardware.nodes[seat.node].home;
-                add(&mut landing[team.process], here, seat.count as f64 * written);
-            }
-        }
-        for shares in landing {
-            let all: f64 = shares.iter().map(|s| s.1).sum();
-            shares.iter_mut().for_each(|s| s.1 /= all);
         }
     }
 
@@ -257,7 +236,7 @@ impl<'a> Model<'a> {
     }
 
     /// Seconds of software and of memory per byte of a cell, alone, and time per byte by station.
-    fn cell(&self, team: &Team, seat: &Seat, seating: &Seating, landing: &[Shares], visits: &mut Visits) -> (f64, f64) {
+    fn cell(&self, team: &Team, seat: &Seat, seating: &Seating, visits: &mut Visits) -> (f64, f64) {
         let hardware = self.hardware;
         let program = &self.demands.programs[team.process];
         let here = hardware.nodes[seat.node].home;
@@ -281,14 +260,9 @@ impl<'a> Model<'a> {
                 false => team.wrote.iter().for_each(|(node, share)| flow(*node, new * share / all, 0.0)),
             }
         }
-        let landing = &landing[team.process];
-        let old = if landing.is_empty() { 1.0 } else { (-program.renewed * self.settings.horizon_s).exp() };
         for (g, read, written) in &team.shared {
             let places = self.places(*g, seating);
-            places.iter().for_each(|(node, share)| flow(*node, old * read * share, 0.0));
-            if old < 1.0 {
-                landing.iter().for_each(|(node, share)| flow(*node, (1.0 - old) * read * share, 0.0));
-            }
+            places.iter().for_each(|(node, share)| flow(*node, read * share, 0.0));
             let lands = if in_place { &places } else { &self.demands.groups.list[*g].places };
             match follow {
                 true => flow(here, 0.0, *written),
@@ -312,9 +286,7 @@ impl<'a> Model<'a> {
 
     /// Seconds per byte of one thread of a team, alone: software and memory.
     pub fn alone_s(&self, team: usize, seat: &Seat, seating: &Seating) -> f64 {
-        let mut landing = Vec::new();
-        self.landing(seating, &mut landing);
-        let (software_s, memory_s) = self.cell(&self.teams[team], seat, seating, &landing, &mut Visits::default());
+        let (software_s, memory_s) = self.cell(&self.teams[team], seat, seating, &mut Visits::default());
         software_s + memory_s
     }
 

@@ -56,6 +56,7 @@ struct Key {
     node: usize,
     allowed: usize,
     held: bool,
+    served: bool,
     files: bool,
     times: [i64; 2],
     private: SmallVec<[(usize, i64); 2]>,
@@ -85,6 +86,7 @@ impl Key {
             node: d.node,
             allowed: d.allowed,
             held: d.held,
+            served: d.served,
             files: !d.files.is_empty(),
             // Sleep matters only as a share of the whole.
             times: [time(busy), fraction(d.off_s / busy.max(f64::MIN_POSITIVE))],

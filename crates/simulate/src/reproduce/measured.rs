@@ -25,6 +25,8 @@ pub struct Measured<'a> {
     pub unit: &'static str,
     /// Groups of bars, named as the figure's points.
     pub groups: Vec<String>,
+    /// How many of the groups are the paper's, which the average is over; others follow them.
+    pub published: usize,
     /// Name of each series, and for each group the values of its runs, one a round.
     pub series: Vec<(String, Vec<Vec<f64>>)>,
     /// The series that the plot's bars are relative to.
@@ -139,8 +141,9 @@ impl Measured<'_> {
             }
             // An average over other runs than those of its parts would be none of them.
             let runs = |g: usize| self.by_round(of, over, &[g]).len();
-            if self.groups.len() > 1 && (1..self.groups.len()).all(|g| runs(g) == runs(0)) {
-                let (all, every): (Vec<usize>, _) = ((0..self.groups.len()).collect(), self.groups.join(", "));
+            if self.published > 1 && (1..self.published).all(|g| runs(g) == runs(0)) {
+                let (all, every): (Vec<usize>, _) =
+                    ((0..self.published).collect(), self.groups[..self.published].join(", "));
                 row("average", &["average", &every, "average without fileserver"], &all);
             }
         }
@@ -256,13 +259,17 @@ mod tests {
         draft.point("NThread / NThread_rl", "rw80, rw60", "x", 1.5);
         bars.all(&mut draft, "GB/s");
         let simulated = draft.plot(bars.plot("GB/s"));
-        let series = |name: &str, values: [[f64; 2]; 2]| (name.to_owned(), values.map(|v| v.to_vec()).to_vec());
+        let series = |name: &str, values: [[f64; 2]; 3]| (name.to_owned(), values.map(|v| v.to_vec()).to_vec());
         let measured = Measured {
             simulated: &simulated,
             setup: "small".to_owned(),
             unit: "MB/s",
-            groups: vec!["rw80".to_owned(), "rw60".to_owned()],
-            series: vec![series("NThread_rl", [[1.0, 2.0], [4.0, 5.0]]), series("NThread", [[2.0, 3.0], [8.0, 5.0]])],
+            groups: ["rw80", "rw60", "ours"].map(str::to_owned).to_vec(),
+            published: 2,
+            series: vec![
+                series("NThread_rl", [[1.0, 2.0], [4.0, 5.0], [1.0, 1.0]]),
+                series("NThread", [[2.0, 3.0], [8.0, 5.0], [9.0, 9.0]]),
+            ],
             base: "NThread_rl",
             ratios: vec![
                 Ratio { of: "NThread", over: "NThread_rl", stated: None },
@@ -272,8 +279,8 @@ mod tests {
         };
         let rows = measured.rows();
         let at: Vec<&str> = rows.iter().map(|row| row.at.as_str()).collect();
-        assert_eq!(at, ["rw80", "rw60", "average"], "nothing of what was not measured");
-        let (first, average) = (&rows[0], &rows[2]);
+        assert_eq!(at, ["rw80", "rw60", "ours", "average"], "nothing of what was not measured");
+        let (first, average) = (&rows[0], &rows[3]);
         assert_eq!((first.paper, first.simulated), (None, Some(1.5)));
         assert_eq!(first.measured, Spread { mean: 1.75, least: 1.5, most: 2.0, runs: 2 });
         assert_eq!((average.paper, average.simulated), (Some(1.126), Some(1.5)));

@@ -17,6 +17,11 @@ use simulate::reproduce::measured::Ratio;
 const PAPER_SECONDS: f64 = 60.0;
 /// NThread V-C: bytes of a file of fio.
 const FIO_FILE: f64 = 4e9;
+/// Of no paper: four readers that rest long enough to leave each controller less than half full. The papers say what a policy does where
+/// none is overloaded, but each of their loads fills an emulated module.
+const LIGHT: Load =
+    Load { name: "light", program: Program::Light(4, 1000), applications: 1, spread: false, placed: false };
+
 /// NThread V-E: keys of a RocksDB, bytes of a value, threads.
 const ROCKSDB: (f64, u32, u32) = (10e6, 4096, 10);
 /// RocksDB's write buffer and target size of a table are 64 MB by default: a 600th of the paper's 40 GB. Not below this, the size in a
@@ -30,6 +35,8 @@ const LEAST_FILES: f64 = 10.0;
 pub enum Program {
     /// fio: threads, and per cent of operations that read.
     Fio(u32, u32),
+    /// fio: as many threads that read and rest for so many microseconds after each operation.
+    Light(u32, u32),
     /// db_bench with this benchmark.
     Db(&'static str),
     /// A personality, already scaled down.
@@ -48,6 +55,13 @@ pub struct Load {
     pub spread: bool,
     /// Whether application `i` begins on node `2 i / applications`; else the kernel chooses.
     pub placed: bool,
+}
+
+impl Load {
+    /// Whether a paper has it.
+    pub fn published(&self) -> bool {
+        !matches!(self.program, Program::Light(..))
+    }
 }
 
 /// A figure that can be measured.
@@ -132,7 +146,7 @@ pub fn figures(factor: f64) -> Vec<Figure> {
             let what = if heavy { rows.heavy } else { rows.light };
             Load { applications: rows.applications, placed: true, ..load(what.personality.name(), scaled(what)) }
         };
-        DRAGONFLY.map(one).to_vec()
+        DRAGONFLY.into_iter().map(one).chain((!heavy).then_some(LIGHT)).collect()
     };
     let figure = |paper, id, loads, unit| match paper {
         Paper::Dragonfly => {
@@ -186,7 +200,7 @@ impl Runner<'_> {
     /// Bytes of the data of one application.
     pub fn bytes(&self, load: &Load) -> f64 {
         match load.program {
-            Program::Fio(threads, _) => f64::from(threads) * FIO_FILE / self.factor,
+            Program::Fio(threads, _) | Program::Light(threads, _) => f64::from(threads) * FIO_FILE / self.factor,
             // The log has every value once more.
             Program::Db(_) => 2.0 * self.keys() * f64::from(ROCKSDB.1),
             Program::Filebench(what) => what.files * what.file_size,
@@ -200,7 +214,7 @@ impl Runner<'_> {
     /// Makes the files of one application.
     pub fn fill(&self, load: &Load, dir: &Path) -> Result<()> {
         match load.program {
-            Program::Fio(threads, _) => {
+            Program::Fio(threads, _) | Program::Light(threads, _) => {
                 let file_size = (FIO_FILE / self.factor).round();
                 let personality = Personality::Videoserver;
                 let files = f64::from(threads);
@@ -227,7 +241,7 @@ impl Runner<'_> {
     /// The command of application `i`.
     fn command(&self, load: &Load, i: u32, dir: &Path) -> Command {
         match load.program {
-            Program::Fio(threads, reads) => {
+            Program::Fio(threads, _) | Program::Light(threads, _) => {
                 let mut fio = Command::new("fio");
                 fio.args(["--output-format=json", "--name=job", "--thread", "--ioengine=psync", "--time_based"]);
                 fio.args([
@@ -238,7 +252,12 @@ impl Runner<'_> {
                     "--norandommap",
                 ]);
                 fio.args(["--filename_format=file$jobnum", "--rw=randrw", "--bs=4k"]);
-                fio.arg(format!("--rwmixread={reads}")).arg(format!("--runtime={}", self.seconds));
+                match load.program {
+                    Program::Fio(_, reads) => fio.arg(format!("--rwmixread={reads}")),
+                    Program::Light(_, rest_us) => fio.args(["--rwmixread=100", &format!("--thinktime={rest_us}")]),
+                    _ => &mut fio,
+                };
+                fio.arg(format!("--runtime={}", self.seconds));
                 fio.arg(format!("--numjobs={threads}")).arg(format!("--directory={}", dir.display()));
                 fio.arg(format!("--size={:.0}", FIO_FILE / self.factor));
                 fio
@@ -292,13 +311,16 @@ impl Runner<'_> {
 
     fn value(&self, load: &Load, text: &str) -> Result<f64> {
         match load.program {
-            Program::Fio(..) => {
+            Program::Fio(..) | Program::Light(..) => {
                 let json = text.get(text.find('{').context("fio said nothing")?..).unwrap_or_default();
                 let result: serde_json::Value = serde_json::from_str(json).context("fio's result")?;
                 let bandwidth = |direction: &str| result["jobs"][0][direction]["bw_bytes"].as_f64();
                 let (read, written) =
                     bandwidth("read").zip(bandwidth("write")).context("fio's result has no bandwidth")?;
-                Ok((read / 3.0 + written) / 1e6)
+                Ok(match load.program {
+                    Program::Light(..) => read / 4096.0,
+                    _ => (read / 3.0 + written) / 1e6,
+                })
             }
             Program::Db(_) => db_rate(text).context("db_bench said no rate"),
             Program::Filebench(what) => {

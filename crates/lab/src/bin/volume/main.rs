@@ -216,7 +216,7 @@ fn one(args: &Args, place: &Place, runner: &Runner<'_>, load: &Load, policy: &st
     };
     let placements: Vec<String> = (0..load.applications).map(placement).collect();
     let data = match load.program {
-        Program::Fio(threads, _) => format!("fio{threads}"),
+        Program::Fio(threads, _) | Program::Light(threads, _) => format!("fio{threads}"),
         Program::Db("fillseq") => "empty".to_owned(),
         Program::Db(_) => "db".to_owned(),
         Program::Filebench(what) => format!("{}-{}-{:.0}", what.personality.name(), what.files, what.file_size),
@@ -361,6 +361,7 @@ fn measured<'a>(
         setup: loads.iter().map(|l| setup(&figure.loads[*l])).collect::<Vec<_>>().join("; ") + ".",
         unit: figure.unit,
         groups: loads.iter().map(|l| figure.loads[*l].name.to_owned()).collect(),
+        published: loads.iter().filter(|l| figure.loads[**l].published()).count(),
         base: figure.series[*shown.iter().find(|s| figure.series[**s].1 == figure.base).or(shown.first())?].1,
         series: shown.iter().map(names).collect(),
         ratios: figure.ratios.to_vec(),
@@ -372,6 +373,11 @@ fn measured<'a>(
 fn setup(load: &Load) -> String {
     let what = match load.program {
         Program::Fio(threads, reads) => format!("fio, {threads} threads with a file each, {reads} % reads of 4 KiB"),
+        Program::Light(threads, rest_us) => {
+            format!(
+                "fio, {threads} threads with a file each, reads of 4 KiB, {rest_us} µs of rest after each (of no paper)"
+            )
+        }
         Program::Db(benchmark) => format!("db_bench {benchmark}, 10 threads, 4 KB values"),
         Program::Filebench(f) => {
             format!("{} threads, {} files of {:.0} KB", f.threads, f.files, f.file_size / 1024.0)
