@@ -146,6 +146,8 @@ fn refusals_are_one_line_with_their_exit_code() {
     refused(&[&place.volume, &place.volume], 2, "not a directory");
     refused(&["-o", "wrong", &place.volume, &place.dir], 2, "\"wrong\": unknown");
     refused(&["-o", "workers=0", &place.volume, &place.dir], 2, "workers=0");
+    refused(&["--policy", "nthread", "--dry-run", &place.volume, &place.dir], 2, "--dry-run: it prints");
+    refused(&["--placement", "node9", &place.volume, &place.dir], 2, "no region of the volume is on node 9");
     let data = place.place.path().join("data");
     fs::write(&data, vec![1; 1 << 20]).unwrap();
     refused(&[data.to_str().unwrap(), &place.dir], 2, "not a volume");
@@ -163,6 +165,10 @@ fn mount_8_finds_what_it_expects() {
             Command::new(&helper).args(args).output().unwrap()
         };
         assert_eq!(ends(&call(&["-f"])), (0, String::new()));
+        assert_eq!(ends(&call(&["-o", "policy=auto"])).0, 1, "the codes of mount(8)");
+        let missing = |options: &str| Command::new(&helper).args(["/nowhere/v", &*place.dir, "-o", options]).output();
+        assert_eq!(ends(&missing("rw").unwrap()).0, 32);
+        assert_eq!(ends(&missing("nofail").unwrap()), (0, String::new()));
         assert!(!fs::read_to_string("/proc/mounts").unwrap().contains(&place.dir), "-f only pretends");
         assert_eq!(ends(&call(&["-t", "fuse.homenode"])), (0, String::new()));
         fs::write(place.path("f"), b"x").unwrap();

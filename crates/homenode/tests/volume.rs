@@ -206,6 +206,10 @@ fn mkfs_says_what_is_wrong_and_leaves_no_files_behind() {
     fs::write(path("old"), [0; 1_000_000]).unwrap();
     let error = fails(&["--size", "8M", &path("a@0"), &path("old@1")]);
     assert!(error.contains("File exists") && error.contains("hint: without --size"), "{error}");
+    for twice in [&["--size", "8M", &path("a@0"), &path("a@1")][..], &[&path("old@0"), &path("./old@1")]] {
+        let error = fails(twice);
+        assert!(error.contains("@1: the same file is given twice"), "{error}");
+    }
     assert!(fails(&["--size", "100000TB", &path("a@0")]).contains("cannot"), "no space, or too large for a file");
     stdout(&["mkfs", "--size", "2M", &path("with@sign@0"), &path("another@sign@")]);
     assert!(dir.path().join("with@sign").exists() && dir.path().join("another@sign").exists());

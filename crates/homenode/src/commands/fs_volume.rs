@@ -38,6 +38,12 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?)?;
     let (mut files, mut nodes, mut names) = (Vec::new(), Vec::new(), Vec::new());
     let places: Vec<_> = args.regions.iter().map(|region| split(region)).collect::<Result<_, _>>()?;
+    // Also before a file is made, as the second could not be made then.
+    if let Some(region) =
+        repeated(&places.iter().map(|place| &place.0).collect::<Vec<_>>()).and_then(|i| args.regions.get(i))
+    {
+        return Err(twice(region));
+    }
     let mut new = Created(Vec::new());
     for (path, node) in places {
         let here = node.filter(|node| topology.node(topology::NodeId(*node)).is_some());
@@ -53,9 +59,8 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         nodes.push(node);
         names.push(path.as_os_str().as_bytes().to_vec());
     }
-    let twice = names.iter().enumerate().find(|(i, name)| names.iter().take(*i).any(|earlier| earlier == *name));
-    if let Some(region) = twice.and_then(|(i, _)| args.regions.get(i)) {
-        return Err(Failure::new(Exit::Usage, region, "given twice: each region is a file of its own"));
+    if let Some(region) = repeated(&names).and_then(|i| args.regions.get(i)) {
+        return Err(twice(region));
     }
     let regions: Vec<RegionFile> =
         files.into_iter().map(|(file, node, path)| bind(file, node, &path)).collect::<Result<_, _>>()?;
@@ -324,6 +329,15 @@ pub fn failure(what: impl Into<String>, error: Error) -> Failure {
         error if exit == Exit::Busy => Failure::from_error(exit, what, error).errno(error.errno()),
         error => Failure::from_error(exit, what, error),
     }
+}
+
+/// The index of the first that was there before.
+fn repeated<T: PartialEq>(all: &[T]) -> Option<usize> {
+    all.iter().enumerate().position(|(i, one)| all.iter().take(i).any(|earlier| earlier == one))
+}
+
+fn twice(region: &str) -> Failure {
+    Failure::new(Exit::Usage, region, "the same file is given twice: each region is one of its own")
 }
 
 fn hex(id: &[u8; 16]) -> String {

@@ -150,7 +150,7 @@ impl Wanted {
                 _ if IGNORED.contains(&option) || name.starts_with("x-") || SHOWN.contains(&name) => {}
                 _ => {
                     let hint = "homenode mount --help lists them at -o; policies and emulated nodes are options of that command only";
-                    return Err(usage(option, "no mount option").hint(hint));
+                    return Err(usage(option, "unknown").hint(hint));
                 }
             }
         }
