@@ -1,6 +1,7 @@
 //! Errors, each with the errno that a mount answers with.
 
 use std::io;
+use std::path::PathBuf;
 
 use crate::format::{Block, Ino};
 
@@ -77,6 +78,9 @@ pub enum Error {
     /// An earlier error left a commit in doubt; the volume only reads until it is mounted again.
     #[error("the volume is read-only after an earlier error")]
     ReadOnly,
+    /// An error of one of several regions.
+    #[error("{}: {error}", .0.display(), error = .1)]
+    Region(PathBuf, #[source] Box<Error>),
     /// The operating system refused.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -130,8 +134,8 @@ pub enum Damage {
         /// The fault.
         what: &'static str,
     },
-    /// The state word.
-    #[error("state word: check failed")]
+    /// The state word, or the number of the last mount.
+    #[error("state word, or a region's number of the last mount: check failed")]
     State,
     /// The checkpoint of a clean unmount. A mount reads the logs instead, where it notices.
     #[error("the checkpoint {0}")]
@@ -169,6 +173,7 @@ impl Error {
             Self::Damaged(Damage::Data { .. }) => libc::EIO,
             Self::Damaged(_) | Self::OutOfRange(_) => libc::EUCLEAN,
             Self::ReadOnly => libc::EROFS,
+            Self::Region(_, error) => error.errno(),
             Self::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
         }
     }

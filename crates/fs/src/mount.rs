@@ -84,7 +84,7 @@ impl Volume {
     }
 
     /// The same from the logs alone, whatever the state word and a checkpoint say. Files whose logs are damaged do not keep it from
-    /// mounting. Where it fails, the state is as before.
+    /// mounting. Where it fails, the state is as before, but for the number of the mount.
     pub(crate) fn mount_from_logs(medium: Box<dyn Medium>) -> Result<Self> {
         Self::mount_as(open(medium)?, None, Options::default())
     }

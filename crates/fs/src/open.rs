@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -24,8 +24,8 @@ pub fn open_files(paths: &[PathBuf]) -> Result<Mapped> {
 
     let mut files: Vec<Option<PathBuf>> = vec![None; layout.regions.len()];
     for path in paths {
-        let own = superblock_of(&Mapped::new(&[region_file(path).map_err(|e| at(path, e, first))?])?, 0)
-            .map_err(|e| at(path, e, first))?;
+        let own = || superblock_of(&Mapped::new(&[region_file(path)?])?, 0);
+        let own = own().map_err(|e| Error::Region(path.clone(), Box::new(e)))?;
         if own.volume != layout.volume {
             let (path, first) = (path.display(), first.display());
             return Err(Error::NotAVolume(format!("{path} and {first} belong to different volumes")));
@@ -63,25 +63,27 @@ pub fn open_files(paths: &[PathBuf]) -> Result<Mapped> {
     Mapped::new(&regions)
 }
 
-/// An error of a region that is not the first, whose path the caller knows.
-fn at(path: &Path, error: Error, first: &Path) -> Error {
-    match path == first {
-        true => error,
-        false => Error::NotAVolume(format!("{}: {error}", path.display())),
-    }
-}
-
 /// Whether `path` is another file than the region that is at `original`.
 fn is_copy(path: &Path, original: &Path, own: &Superblock) -> bool {
     let id = |path: &Path| std::fs::metadata(path).map(|m| (m.dev(), m.ino(), m.rdev()));
     let (Ok(given), Ok(there)) = (id(path), id(original)) else { return false };
     // One device can have several names.
-    if given == there || given.2 != 0 && given.2 == there.2 {
-        return false;
+    let same = given == there || given.2 != 0 && given.2 == there.2;
+    !same && look_at(original).is_ok_and(|found| (found.volume, found.index) == (own.volume, own.index))
+}
+
+/// The superblock of a region that may be in use, without its lock where it is a file.
+fn look_at(path: &Path) -> Result<Superblock> {
+    let region = region_file(path)?;
+    if !region.file.metadata()?.is_file() {
+        return superblock_of(&Mapped::new(&[region])?, 0);
     }
-    let found = || superblock_of(&Mapped::new(&[region_file(original)?])?, 0);
-    // In use, it can be anything: the regions beside it are, too.
-    found().map_or_else(|e| matches!(e, Error::InUse), |found| (found.volume, found.index) == (own.volume, own.index))
+    let copy = |at: u64| {
+        let mut block = [0; BLOCK];
+        region.file.read_exact_at(&mut block, at * BLOCK_BYTES).ok()?;
+        Superblock::decode(&block).ok()
+    };
+    superblock::COPIES.into_iter().find_map(copy).ok_or_else(|| Error::NotAVolume("no superblock".into()))
 }
 
 /// Opens a region. Its name may come from an image that anybody made: nothing is opened but a file or device DAX, as to open a

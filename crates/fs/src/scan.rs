@@ -81,16 +81,17 @@ fn mount_number(store: &Store, region: usize) -> Result<Option<u64>> {
 }
 
 /// The numbers of the last mount of each region; `None` where it is damaged. An error: they are of different mounts, so that one
-/// of them is a copy, or what is left of a copy.
+/// of them is a copy, or was replaced by one.
 pub fn mount_numbers(store: &Store) -> Result<Vec<Option<u64>>> {
     let regions = store.superblock().regions.len();
     let numbers = (0..regions).map(|region| mount_number(store, region)).collect::<Result<Vec<_>>>()?;
-    let Some(Some(first)) = numbers.first().copied() else { return Ok(numbers) };
-    let other = |number: &Option<u64>| first & JOINING == 0 && number.is_some_and(|number| number != first);
-    match numbers.iter().position(other) {
+    let joining = numbers.first().copied().flatten().is_some_and(|first| first & JOINING != 0);
+    let mut readable = numbers.iter().enumerate().filter_map(|(region, number)| Some((region, (*number)?)));
+    let Some((known, number)) = readable.next().filter(|_| !joining) else { return Ok(numbers) };
+    match readable.find(|(_, other)| *other != number) {
         None => Ok(numbers),
-        Some(region) => Err(Error::NotAVolume(format!(
-            "region {region} and region 0 were last mounted apart from each other: one of them is a copy, or was replaced by one"
+        Some((region, _)) => Err(Error::NotAVolume(format!(
+            "region {region} and region {known} were last mounted apart from each other: one of them is a copy, or was replaced by one"
         ))),
     }
 }
@@ -98,13 +99,14 @@ pub fn mount_numbers(store: &Store) -> Result<Vec<Option<u64>>> {
 /// Gives all regions of a volume the number of a new mount. Stopped anywhere, it is done again by the next mount.
 pub fn number_mount(store: &Store, now_ns: i64) -> Result<()> {
     let numbers = mount_numbers(store)?;
-    if numbers.len() < 2 {
+    if numbers.len() < 2 && !numbers.contains(&None) {
         return Ok(());
     }
     let mask = (1u64 << MOUNT_BITS) - 1;
     let last = numbers.first().copied().flatten().unwrap_or(0) >> 1;
-    // Of the clock, so that two copies that are mounted apart get different ones.
-    let number = (last.wrapping_add(1).wrapping_add(now_ns as u64 >> 10) & mask).max(1) << 1;
+    // Of the time and the process, so that two copies that are mounted apart get different ones.
+    let own = (now_ns as u64 >> 10).wrapping_add(u64::from(std::process::id()) << 24);
+    let number = (last.wrapping_add(1).wrapping_add(own) & mask).max(1) << 1;
     let put = |region: usize, payload: u64| {
         let block = Block::new(region, STATE_BLOCK);
         let word = word::seal(Owner { id: block.raw(), generation: 0 }, Field::Mount, payload);

@@ -20,8 +20,13 @@ fn main() -> ExitCode {
     let cli = match cli::Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // fsck(8) has its own code for wrong usage.
-            let code = if arguments.get(1).is_some_and(|arg| arg == "fsck") { 16 } else { exit::Exit::Usage.code() };
+            // fsck(8) and mount(8) have their own codes for wrong usage.
+            let is = |at: usize, word: &str| arguments.get(at).is_some_and(|arg| arg == word);
+            let code = match () {
+                () if is(1, "fsck") => 16,
+                () if is(1, "mount") && is(2, "--helper") => commands::mount::HELPER_USAGE,
+                () => exit::Exit::Usage.code(),
+            };
             return exit::usage(&error, code);
         }
     };

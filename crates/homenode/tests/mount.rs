@@ -169,6 +169,8 @@ fn mount_8_finds_what_it_expects() {
         let missing = |options: &str| Command::new(&helper).args(["/nowhere/v", &*place.dir, "-o", options]).output();
         assert_eq!(ends(&missing("rw").unwrap()).0, 32);
         assert_eq!(ends(&missing("nofail").unwrap()), (0, String::new()));
+        assert_eq!(ends(&missing("remount,nofail").unwrap()).0, 1, "nothing is mounted there");
+        assert_eq!(ends(&Command::new(&helper).arg("--wrong").output().unwrap()).0, 1);
         assert!(!fs::read_to_string("/proc/mounts").unwrap().contains(&place.dir), "-f only pretends");
         assert_eq!(ends(&call(&["-t", "fuse.homenode"])), (0, String::new()));
         fs::write(place.path("f"), b"x").unwrap();

@@ -464,3 +464,40 @@ fn readers_that_the_kernel_moves_away_later_come_home_and_stay() {
     assert_eq!(toy.moves.len(), 20);
     assert!(toy.threads.iter().all(|t| t.node == 1), "{:?}", toy.moves);
 }
+
+/// The engine held back the moves of threads that were not in the window, they were asked for again in each, and no further plan was made.
+#[test]
+fn a_thread_without_a_use_in_the_last_window_is_not_moved() {
+    let window = |tids: std::ops::RangeInclusive<u32>, mb: u32, i: u32| {
+        let node = |id: u32| {
+            let [here, there] = if id == 0 { [10, 21] } else { [21, 10] };
+            format!(
+                r#"{{"id":{id},"cpus":[{},{}],"distance":{{"0":{here},"1":{there}}},"memory_free":90000000}}"#,
+                2 * id,
+                2 * id + 1
+            )
+        };
+        let thread = |tid: u32| {
+            format!(
+                r#"{{"tid":{tid},"pid":1,"start_ns":5000000000,"node":1,"allowed_nodes":[0,1],"cpu_s":0.3,"wait_s":0,
+                    "read_bytes":{{"0":{mb}000000}},"files":[{{"file":"0:43:{tid}","read_bytes":{{"0":{mb}000000}}}}]}}"#
+            )
+        };
+        let text = format!(
+            r#"{{"version":1,"window_s":1.0,"nodes":[{},{}],"threads":[{}],"files":[]}}"#,
+            node(0),
+            node(1),
+            tids.map(thread).collect::<Vec<_>>().join(",")
+        );
+        Snapshot { time_s: 10.0 + f64::from(i), ..Snapshot::from_json(&text).unwrap() }
+    };
+    let mut auto = auto();
+    let mut moved = Vec::new();
+    // While the throughput still changes, nothing is planned.
+    for (i, mb) in [100, 200, 100, 200].into_iter().enumerate() {
+        let last = if i < 3 { 5 } else { 4 };
+        let snapshot = window(1..=last, mb, i as u32);
+        moved.push(auto.decide(&snapshot.topology(), &snapshot).moves.len());
+    }
+    assert_eq!(moved, [0, 0, 0, 4], "of five threads, one has ended");
+}

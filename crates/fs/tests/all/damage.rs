@@ -108,7 +108,10 @@ fn reseal(image: &mut Image) {
                 let crc = crc32c::crc32c(block);
                 put(block, 12, crc);
             }
-            2 => word(block, 0, 2, 0, Field::State),
+            2 => {
+                word(block, 0, 2, 0, Field::State);
+                word(block, 64, at, 0, Field::Mount);
+            }
             3..7 => block.chunks_mut(256).for_each(|name| put(name, 0, crc32c::crc32c(&name[4..]))),
             7 => {
                 let count = (block[0] as usize).min(126);

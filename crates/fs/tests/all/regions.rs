@@ -1,5 +1,7 @@
 //! Volumes of 1 to 64 regions, and regions that are missing or belong elsewhere.
 
+use std::sync::Arc;
+
 use fs::{Error, Ino, Layout, NewFile, Options, Placement, Volume};
 
 use crate::crash::use_and_empty;
@@ -82,6 +84,35 @@ fn a_placement_on_a_node_without_a_region_is_refused_by_the_mount() {
     };
     on(1).unwrap();
     assert!(matches!(on(9), Err(Error::NoRegionOnNode(9))));
+}
+
+/// With one region nothing wrote the word anew, so repair said that it had and the volume stayed unmountable.
+#[test]
+fn a_damaged_number_of_the_last_mount_is_repaired() {
+    for (count, region) in [(1, 0), (3, 0), (3, 2)] {
+        let (mut image, ..) = example(count, 1);
+        image[region][2 * 4096 + 64..][..8].copy_from_slice(&[0x5a; 8]);
+        let ram = Ram::new(image);
+        let mount = || Volume::mount(Box::new(ram.clone()), options(1));
+        assert!(matches!(mount(), Err(Error::Damaged(_))), "{count} {region}");
+        assert_eq!(fs::fsck::check(Box::new(ram.clone())).unwrap().damage.len(), 1);
+        fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+        mount().unwrap().unmount().unwrap();
+        assert!(fs::fsck::check(Box::new(ram)).unwrap().damage.is_empty());
+    }
+}
+
+/// Repair gave a region that was put back from an older mount the number of the others.
+#[test]
+fn damage_does_not_hide_that_regions_were_mounted_apart() {
+    let (old, ..) = example(3, 1);
+    let ram = Ram::new(old.clone());
+    Volume::mount(Box::new(ram.clone()), options(1)).unwrap().unmount().unwrap();
+    let mut image = ram.image();
+    image[2] = old[2].clone();
+    image[0][2 * 4096 + 64..][..8].copy_from_slice(&[0x5a; 8]);
+    assert!(refusal(image.clone()).contains("region 2 and region 1 were last mounted apart"));
+    assert!(fs::fsck::repair(Arc::new(Ram::new(image))).is_err());
 }
 
 #[test]

@@ -310,6 +310,10 @@ fn mount(global: &Global, args: &VolumeArgs) -> Result<(Volume, Arc<Mapped>), Fa
 
 /// Why an operation on a volume failed.
 pub fn failure(what: impl Into<String>, error: Error) -> Failure {
+    let (what, error) = match error {
+        Error::Region(path, error) => (path.display().to_string(), *error),
+        error => (what.into(), error),
+    };
     let exit = match &error {
         Error::NotAVolume(_) | Error::Invalid(_) | Error::NoRegionOnNode(_) => Exit::Usage,
         Error::InUse | Error::Busy => Exit::Busy,
@@ -317,16 +321,7 @@ pub fn failure(what: impl Into<String>, error: Error) -> Failure {
     };
     match &error {
         Error::Io(cause) => Failure::from_error(exit, what, cause),
-        error if exit == Exit::Io => {
-            let failure = Failure::from_error(exit, what, error).errno(error.errno());
-            match error {
-                Error::Damaged(_) => {
-                    failure.hint("homenode fsck VOLUME lists the damage; fsck(8) and --repair mend what can be mended")
-                }
-                _ => failure,
-            }
-        }
-        error if exit == Exit::Busy => Failure::from_error(exit, what, error).errno(error.errno()),
+        error if matches!(exit, Exit::Io | Exit::Busy) => Failure::from_error(exit, what, error).errno(error.errno()),
         error => Failure::from_error(exit, what, error),
     }
 }

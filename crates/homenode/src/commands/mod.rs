@@ -8,7 +8,7 @@ mod fs_files;
 mod fs_volume;
 mod hot;
 mod man;
-mod mount;
+pub mod mount;
 mod mounts;
 pub mod r#move;
 mod nodes;

@@ -63,30 +63,28 @@ const BACKGROUND: &str = "HOMENODE_MOUNT_BACKGROUND";
 /// Options with values that the kernel shows, and mount(8) hands back for a remount.
 const SHOWN: &[&str] = &["fd", "rootmode", "user_id", "group_id", "comment"];
 
-/// Exit codes of mount(8): incorrect use, and a mount that failed.
-const HELPER_USAGE: u8 = 1;
+/// Exit code of mount(8) for incorrect use.
+pub const HELPER_USAGE: u8 = 1;
+/// Exit code of mount(8) for a mount that failed.
 const HELPER_FAILED: u8 = 32;
 
 /// Mounts a volume.
 pub fn run(global: &Global, args: &MountArgs) -> Result<Exit, Failure> {
     if !args.helper {
-        return mount(global, args);
+        return mount(global, args, &Wanted::of(args)?);
     }
-    if args.options.iter().any(|option| option == "nofail") && !args.volume.volume.exists() {
+    let wanted = Wanted::of(args).map_err(|failure| failure.exiting(Exit::Command(HELPER_USAGE)))?;
+    if wanted.may_be_missing && !args.volume.volume.exists() {
         return Ok(Exit::Done);
     }
-    mount(global, args).map_err(|failure| match failure.exit() {
-        Exit::Usage => failure.exiting(Exit::Command(HELPER_USAGE)),
-        _ => failure.exiting(Exit::Command(HELPER_FAILED)),
-    })
+    mount(global, args, &wanted).map_err(|failure| failure.exiting(Exit::Command(HELPER_FAILED)))
 }
 
-fn mount(global: &Global, args: &MountArgs) -> Result<Exit, Failure> {
+fn mount(global: &Global, args: &MountArgs, wanted: &Wanted) -> Result<Exit, Failure> {
     if args.nodes.dry_run && !args.foreground {
         let why = "it prints what it would move, and in the background nobody sees that";
         return Err(Failure::new(Exit::Usage, "--dry-run", why).hint("add --foreground"));
     }
-    let wanted = Wanted::of(args)?;
     if wanted.remount {
         ::mount::remount(&args.dir, wanted.options.flags).map_err(|e| failure(&e))?;
         Ok(Exit::Done)
@@ -94,9 +92,9 @@ fn mount(global: &Global, args: &MountArgs) -> Result<Exit, Failure> {
         map(&wanted.volume)?;
         Ok(Exit::Done)
     } else if args.foreground {
-        serve(global, args, &wanted, false)
+        serve(global, args, wanted, false)
     } else if std::env::var_os(BACKGROUND).is_some() {
-        serve(global, args, &wanted, true)
+        serve(global, args, wanted, true)
     } else {
         start(args)
     }
@@ -110,6 +108,8 @@ struct Wanted {
     /// Whether the user says who keeps data, and how many threads serve.
     chosen: (bool, bool),
     remount: bool,
+    /// `nofail`: a volume that is not there is no failure of mount(8).
+    may_be_missing: bool,
 }
 
 impl Wanted {
@@ -159,7 +159,9 @@ impl Wanted {
             Some(CacheArg::Direct) => Cache::Direct,
             _ => Cache::Kernel,
         };
-        Ok(Self { volume, options, placement: placement.unwrap_or(::fs::Placement::Local), chosen, remount })
+        let placement = placement.unwrap_or(::fs::Placement::Local);
+        let may_be_missing = !remount && given().any(|option| option == "nofail");
+        Ok(Self { volume, options, placement, chosen, remount, may_be_missing })
     }
 }
 
@@ -197,8 +199,15 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     let mut options = wanted.options.clone();
     let (topology, medium) = (Some(nodes.topology.clone()), nodes.medium());
     let with = ::fs::Options { topology, placement: wanted.placement, ..::fs::Options::default() };
-    let volume = ::fs::Volume::mount(medium, with)
-        .map_err(|e| fs_volume::failure(wanted.volume.volume.display().to_string(), e))?;
+    let volume = ::fs::Volume::mount(medium, with).map_err(|e| {
+        let damaged = matches!(e, ::fs::Error::Damaged(_));
+        let failure = fs_volume::failure(wanted.volume.volume.display().to_string(), e);
+        if damaged {
+            failure.hint("homenode fsck lists the damage, and with --repair mends what can be mended")
+        } else {
+            failure
+        }
+    })?;
     nodes.serve(&mut options, &args.nodes, wanted.chosen);
     let volume = Arc::new(volume);
     let session = match ::mount::serve(Arc::clone(&volume), &args.dir, &options) {

@@ -41,11 +41,12 @@ mod seating;
 mod settings;
 mod team;
 
+use rustc_hash::FxHashSet;
 pub use settings::Settings;
 use topology::Topology;
 
 use crate::processes::{sane, show};
-use crate::{Declined, Plan, Policy, Snapshot, Subject};
+use crate::{Declined, Move, Plan, Policy, Snapshot, Subject};
 use demand::Demands;
 use hardware::Hardware;
 use history::{History, Turn};
@@ -111,6 +112,7 @@ impl Policy for Auto {
         if let Some((mean, windows)) = &mean {
             (hardware, demands, busy) = self.examine(topology, mean, *windows);
         }
+        let window = snapshot;
         let (snapshot, windows) = mean.as_ref().map_or((snapshot, 1), |(mean, windows)| (mean, *windows));
         if demands.threads.is_empty() {
             return plan;
@@ -130,6 +132,9 @@ impl Policy for Auto {
         let least = self.settings.min_gain * strictness * found.stays.net;
         if found.worth.net - found.stays.net > least {
             plan.moves = plan::moves(&model, snapshot, &found, &mut self.scratch);
+            // A thread that used no file in the last window may have ended.
+            let here: FxHashSet<Subject> = window.threads.iter().map(Subject::thread).collect();
+            plan.moves.retain(|mv| !matches!(mv, Move::Thread { .. }) || here.contains(&Subject::of(mv)));
             plan.predicted = Some(plan::predict(&model, snapshot, &found, &mut self.scratch));
             plan.notes.push(plan::whole(&model, &found));
             self.history.planned(snapshot, &mut plan.moves);

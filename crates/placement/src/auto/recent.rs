@@ -7,7 +7,7 @@
 //! them up: the places and the facts are those of the last window, bytes and seconds those of all.
 //!
 //! **Limits.** A thread that the kernel moved between two windows counts where it is now. A thread without a use in the last window,
-//! whose process has one, counts as it was: if it has ended, a plan for it finds nobody.
+//! whose process has one, counts as it was, but no plan moves it: it may have ended.
 
 use std::collections::VecDeque;
 
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(mean.threads[0].files.len(), 2);
         assert_eq!((mean.nodes[1].read_bytes, mean.nodes[0].cpu_s, mean.nodes[1].cpu_s), (40, Some(2.0), None));
         assert_eq!(mean.files.iter().map(|f| f.file.as_str()).collect::<Vec<_>>(), ["new", "old"]);
-        // Another process has its number.
+        // Its process has no use of files any more.
         recent.push(&Snapshot { threads: Vec::new(), ..window(&[], "new", 1) });
         assert!(recent.mean().unwrap().0.threads.is_empty());
     }
