@@ -24,17 +24,25 @@ use crate::volume::{Options, Slots, Volume};
 
 /// The superblock of one region: the first copy that is valid.
 pub fn superblock_of(medium: &dyn Medium, region: usize) -> Result<Superblock> {
+    first_valid(|offset, block| medium.read(At { region, offset }, block).is_ok())
+        .map_err(|why| Error::NotAVolume(format!("region {region}: {why}")))
+}
+
+/// The first copy of a superblock that `read` finds at its offset and that is valid, or why there is none.
+pub(crate) fn first_valid(
+    read: impl Fn(u64, &mut [u8; BLOCK]) -> bool,
+) -> std::result::Result<Superblock, &'static str> {
     let mut why = "the region is too small";
     for copy in superblock::COPIES {
         let mut block = [0; BLOCK];
-        if medium.read(At { region, offset: copy * BLOCK_BYTES }, &mut block).is_ok() {
+        if read(copy * BLOCK_BYTES, &mut block) {
             match Superblock::decode(&block) {
                 Ok(found) => return Ok(found),
                 Err(what) => why = what,
             }
         }
     }
-    Err(Error::NotAVolume(format!("region {region}: {why}")))
+    Err(why)
 }
 
 /// Checks that the regions of `medium` are those of one volume, in order.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::format::superblock::{self, NAMES_FROM, NAMES_PER_BLOCK, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES};
 use crate::medium::{At, Mapped, Medium, RegionFile};
-use crate::mount::superblock_of;
+use crate::mount::{first_valid, superblock_of};
 
 /// Maps a volume. `paths` are one or more of its regions; the others are where their names say, unless one of `paths` is
 /// the region that moved from there. A copy of a region leads nowhere: the others would be those of the original.
@@ -78,12 +78,8 @@ fn look_at(path: &Path) -> Result<Superblock> {
     if !region.file.metadata()?.is_file() {
         return superblock_of(&Mapped::new(&[region])?, 0);
     }
-    let copy = |at: u64| {
-        let mut block = [0; BLOCK];
-        region.file.read_exact_at(&mut block, at * BLOCK_BYTES).ok()?;
-        Superblock::decode(&block).ok()
-    };
-    superblock::COPIES.into_iter().find_map(copy).ok_or_else(|| Error::NotAVolume("no superblock".into()))
+    first_valid(|offset, block| region.file.read_exact_at(block, offset).is_ok())
+        .map_err(|why| Error::NotAVolume(why.into()))
 }
 
 /// Opens a region. Its name may come from an image that anybody made: nothing is opened but a file or device DAX, as to open a

@@ -372,36 +372,41 @@ fn memory_time_of_a_volumes_server_is_no_cpu_time_of_its_users() {
     }
 }
 
-/// RocksDB on the same machine: ten threads read one file on the other node. Their sleep was taken for the waiting for a lock, and
-/// holding it for CPU time: −55 MB/s, and no gain in going home.
-#[test]
-fn sleep_while_a_server_reads_is_no_lock() {
-    let node = |id: u32, read: u64| {
+/// Ten threads on node 1 read a file on node 0, on memory 200 times as slow, while the CPUs are used for so long; `served` is what else
+/// the plane says of each.
+fn ten_remote_readers(cpu_s: [f64; 2], served: &str, movable: bool) -> Snapshot {
+    let node = |id: usize, read: u64| {
         let [here, there] = if id == 0 { [10, 21] } else { [21, 10] };
+        let cpu_s = cpu_s[id];
         format!(
             r#"{{"id":{id},"cpus":[{id}],"distance":{{"0":{here},"1":{there}}},"read_bw_max":34e6,"write_bw_max":9.25e6,
-                "read_bytes":{read},"cpu_s":0.99,"memory_free":90000000}}"#
+                "read_bytes":{read},"cpu_s":{cpu_s},"memory_free":90000000}}"#
         )
     };
     let thread = |tid: u32| {
         format!(
             r#"{{"tid":{tid},"pid":1,"comm":"db_bench","start_ns":5000000000,"node":1,"allowed_nodes":[0,1],"cpu_s":0.015,
-                "wait_s":0.01,"read_bytes":{{"0":2200000}},"shares_file":true,"files":[
+                "wait_s":0.01,{served}"read_bytes":{{"0":2200000}},"shares_file":true,"files":[
                 {{"file":"0:43:9","read_bytes":{{"0":2200000}},"read_size":4096,"sequential":false}}]}}"#
         )
     };
     let threads: Vec<String> = (1..=10).map(thread).collect();
     let text = format!(
-        r#"{{"version":1,"window_s":1.0,"nodes":[{},{}],"threads":[{}],"files":[{{"file":"0:43:9","size":40000000,
-            "bytes":{{"0":40000000}},"writes":"follow","movable":true,"opens":10,"readers":[1,2,3,4,5,6,7,8,9,10]}}]}}"#,
+        r#"{{"version":1,"time_s":10,"window_s":1.0,"nodes":[{},{}],"threads":[{}],"files":[{{"file":"0:43:9","size":40000000,
+            "bytes":{{"0":40000000}},"writes":"follow","movable":{movable},"opens":10,"readers":[1,2,3,4,5,6,7,8,9,10]}}]}}"#,
         node(0, 22_000_000),
         node(1, 0),
         threads.join(",")
     );
-    let mut snapshot = Snapshot::from_json(&text).unwrap();
-    let mut auto = auto_of_a_slow_volume();
-    snapshot.time_s = 10.0;
-    let plan = auto.decide(&snapshot.topology(), &snapshot);
+    Snapshot::from_json(&text).unwrap()
+}
+
+/// RocksDB on the same machine: ten threads read one file on the other node. Their sleep was taken for the waiting for a lock, and
+/// holding it for CPU time: −55 MB/s, and no gain in going home.
+#[test]
+fn sleep_while_a_server_reads_is_no_lock() {
+    let snapshot = ten_remote_readers([0.99, 0.99], "", true);
+    let plan = auto_of_a_slow_volume().decide(&snapshot.topology(), &snapshot);
     let home = |mv: &&Move| matches!(mv, Move::Thread { to: NodeId(0), .. });
     assert!(!plan.notes.iter().any(|note| note.contains("all threads -")), "{:?}", plan.notes);
     assert!(plan.moves.iter().any(|mv| home(&mv)), "{:?} {:?}", plan.moves, plan.notes);
@@ -411,30 +416,7 @@ fn sleep_while_a_server_reads_is_no_lock() {
 /// a CPU second of others counted as 150 MB: they stayed away, 0.76 of what NThread reached.
 #[test]
 fn readers_that_a_server_serves_go_home_to_a_busy_cpu() {
-    let node = |id: u32, read: u64, cpu_s: f64| {
-        let [here, there] = if id == 0 { [10, 21] } else { [21, 10] };
-        format!(
-            r#"{{"id":{id},"cpus":[{id}],"distance":{{"0":{here},"1":{there}}},"read_bw_max":34e6,"write_bw_max":9.25e6,
-                "read_bytes":{read},"cpu_s":{cpu_s},"memory_free":90000000}}"#
-        )
-    };
-    let thread = |tid: u32| {
-        format!(
-            r#"{{"tid":{tid},"pid":1,"comm":"db_bench","start_ns":5000000000,"node":1,"allowed_nodes":[0,1],"cpu_s":0.015,
-                "wait_s":0.01,"served_s":0.95,"read_bytes":{{"0":2200000}},"shares_file":true,"files":[
-                {{"file":"0:43:9","read_bytes":{{"0":2200000}},"read_size":4096,"sequential":false}}]}}"#
-        )
-    };
-    let threads: Vec<String> = (1..=10).map(thread).collect();
-    let text = format!(
-        r#"{{"version":1,"window_s":1.0,"nodes":[{},{}],"threads":[{}],"files":[{{"file":"0:43:9","size":40000000,
-            "bytes":{{"0":40000000}},"writes":"follow","movable":false,"opens":10,"readers":[1,2,3,4,5,6,7,8,9,10]}}]}}"#,
-        node(0, 22_000_000, 0.9),
-        node(1, 0, 0.25),
-        threads.join(",")
-    );
-    let mut snapshot = Snapshot::from_json(&text).unwrap();
-    snapshot.time_s = 10.0;
+    let snapshot = ten_remote_readers([0.9, 0.25], r#""served_s":0.95,"#, false);
     let plan = auto_of_a_slow_volume().decide(&snapshot.topology(), &snapshot);
     let home = plan.moves.iter().filter(|mv| matches!(mv, Move::Thread { to: NodeId(0), .. })).count();
     assert_eq!(home, 10, "{:?} {:?}", plan.moves, plan.notes);
