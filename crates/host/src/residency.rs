@@ -23,7 +23,7 @@
 
 mod cache;
 pub(crate) mod cached;
-mod count;
+pub(crate) mod count;
 mod dax;
 mod hugetlb;
 pub(crate) mod map;

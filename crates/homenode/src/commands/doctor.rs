@@ -48,6 +48,9 @@ struct Finding {
     cause: Option<String>,
     /// Whether homenode can observe or move nothing without it.
     needed: bool,
+    /// What told, where there are several sources.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<&'static str>,
 }
@@ -58,7 +61,14 @@ impl Finding {
         // A refusal says nothing about the kernel until root has asked.
         let refused = cause.as_ref().is_some_and(|cause| cause.contains("EPERM"));
         let fix = if needed && refused && !rustix::process::geteuid().is_root() { AS_ROOT } else { fix };
-        Self { name: name.to_owned(), available, cause, needed, fix: (!available && !fix.is_empty()).then_some(fix) }
+        Self {
+            name: name.to_owned(),
+            available,
+            cause,
+            needed,
+            source: None,
+            fix: (!available && !fix.is_empty()).then_some(fix),
+        }
     }
 }
 
@@ -147,6 +157,10 @@ fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {
             "use Linux 6.2 or later; until then an affinity that equals homenode's is treated as homenode's",
         ),
     ];
+    let node = &facts.node_bits;
+    let source = node.as_ref().ok().map(|found| format!("{} ({} bits)", found.source, found.bits));
+    let node = Finding::new("the node in a page's flags", node.as_ref().err().cloned(), true, newer_kernel);
+    findings.push(Finding { source, ..node });
     let arc = [Hook::ArcCall, Hook::ArcRead].into_iter().find_map(|hook| facts.hooks.get(&hook)?.cause());
     findings.push(Finding::new(
         "reads of OpenZFS from its cache (ARC)",
@@ -266,7 +280,7 @@ fn text(report: &Report) -> String {
             (false, false) => "without",
         };
         text.push_str(&format!("{verdict:<8} {}\n", fact.name));
-        for (word, what) in [("why", fact.cause.as_deref()), ("fix", fact.fix)] {
+        for (word, what) in [("by", fact.source.as_deref()), ("why", fact.cause.as_deref()), ("fix", fact.fix)] {
             if let Some(what) = what {
                 text.push_str(&format!("         {word}: {}\n", escape(what)));
             }

@@ -3,7 +3,10 @@
 #include "intf.h"
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
+
+#include "pages.h"
 
 SEC("?tp_btf/sched_process_exit")
 int BPF_PROG(trial_tracepoint)
@@ -33,6 +36,31 @@ int BPF_PROG(trial_write, struct kiocb *iocb, struct iov_iter *iter, long writte
 {
 	if (bpf_get_current_task_btf()->pid == (int)trial_tid)
 		trial_pos = iocb->ki_pos;
+	return 0;
+}
+
+/* The flags of the first page of the file that the thread `trial_tid` has open as `trial_fd`; 0: there is none. */
+const volatile u32 trial_fd = 0;
+u64 trial_flags = 0;
+
+SEC("?iter/task")
+int trial_page(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	u64 file, mapping, leaf;
+	struct fdtable *fdt;
+	void *folio;
+
+	if (!task || task->pid != (int)trial_tid)
+		return 0;
+	fdt = task->files->fdt;
+	if (trial_fd >= fdt->max_fds)
+		return 0;
+	file = word_at((u64)(fdt->fd + trial_fd));
+	mapping = word_at(file + bpf_core_field_offset(struct file, f_mapping));
+	folio = folio_under(word_at(mapping + bpf_core_field_offset(struct address_space, i_pages.xa_head)), 0, &leaf);
+	if (folio)
+		trial_flags = folio_flags(folio);
 	return 0;
 }
 

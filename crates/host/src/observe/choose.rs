@@ -77,10 +77,7 @@ fn blocked(facts: &Capabilities) -> Option<(&'static str, String)> {
         ("the initial pid namespace", &facts.pid_namespace),
         ("pages of 4 KiB", &facts.page_size),
     ];
-    let layout = || {
-        let cause = "struct kmem_cache of the kernel's BTF has no array of nodes".to_owned();
-        facts.node_bits.is_none().then_some(("the place of the node in a page's flags", cause))
-    };
+    let layout = || Some(("the place of the node in a page's flags", facts.node_bits.as_ref().err()?.clone()));
     needed.into_iter().find_map(|(what, fact)| Some((what, fact.cause()?.to_owned()))).or_else(layout)
 }
 
@@ -400,8 +397,9 @@ mod tests {
             let (what, cause) = choose(&facts, &Settings::default()).blocked.unwrap();
             assert!(what.contains(name) && cause == "because", "{what}: {cause}");
         }
-        let unknown = Capabilities { node_bits: None, ..everything() };
-        assert!(choose(&unknown, &Settings::default()).blocked.unwrap().0.contains("page's flags"));
+        let unknown = Capabilities { node_bits: Err("because".to_owned()), ..everything() };
+        let (what, cause) = choose(&unknown, &Settings::default()).blocked.unwrap();
+        assert!(what.contains("page's flags") && cause == "because", "{what}: {cause}");
         let (what, cause) = choose(&without(&READS), &Settings::default()).blocked.unwrap();
         assert!(what.contains("read path"), "{what}");
         assert_eq!(cause, "no filemap_get_pages; no mm_filemap_get_pages");

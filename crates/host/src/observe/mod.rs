@@ -40,6 +40,7 @@ mod frames;
 mod grace;
 pub mod hooks;
 pub mod mapped;
+mod page_nodes;
 pub mod probe;
 mod programs;
 mod records;
@@ -58,6 +59,7 @@ use topology::Topology;
 
 pub use choose::{Configuration, choose};
 pub use hooks::Hook;
+pub use page_nodes::{NodeBits, NodeSource};
 pub use probe::{Capabilities, Fact};
 pub(crate) use slices::random;
 pub use types::{Cost, FileSeen, Hooks, Inode, Kin, ObserveError, Observed, ObservedThread, Origin, Scope, Settings};
@@ -112,7 +114,7 @@ impl Observer {
                 .map_err(|source| ObserveError::Bpf { step: "counting the possible CPUs".to_owned(), source })?,
             nodes: topology.nodes.iter().map(|n| n.id.0).collect(),
             kernel: capabilities.kernel.clone(),
-            node_bits: capabilities.node_bits.unwrap_or(0),
+            node_bits: capabilities.node_bits.as_ref().map_or(0, |found| found.bits),
             generic_pos_advanced: generic_pos_advanced(&capabilities),
             memory,
         };

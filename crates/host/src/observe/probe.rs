@@ -10,17 +10,19 @@
 //! blacklisted); that becomes a fact then.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fmt;
 use std::path::Path;
 
-use libbpf_rs::btf::types::{Array, Func, FuncProto, Ptr, Struct, Typedef};
+use libbpf_rs::btf::types::{Func, FuncProto, Ptr, Struct, Typedef};
 use libbpf_rs::btf::{Btf, BtfType};
 use serde::Serialize;
 use topology::CpuSet;
 
 use super::arc;
 use super::hooks::{Hook, Kind};
+use super::page_nodes::NodeBits;
+#[cfg(test)]
+use super::page_nodes::NodeSource;
 use super::programs::Trial;
 
 /// Where sysfs is.
@@ -96,8 +98,8 @@ pub struct Capabilities {
     pub pid_namespace: Fact,
     /// Whether pages have the size that the programs assume.
     pub page_size: Fact,
-    /// Width of the node id in a page's flags, if the kernel's types tell.
-    pub node_bits: Option<u32>,
+    /// Where a page's flags hold its node, or why that is not known.
+    pub node_bits: Result<NodeBits, String>,
     /// CPUs that run without a timer tick (`nohz_full`): interrupting them does most harm.
     #[serde(skip_serializing_if = "CpuSet::is_empty")]
     pub nohz_full: CpuSet,
@@ -145,7 +147,7 @@ impl Capabilities {
                 4096 => Fact::Available,
                 other => Fact::missing(format!("this kernel has pages of {other} bytes")),
             },
-            node_bits: btf.as_ref().ok().and_then(node_bits),
+            node_bits: NodeBits::find(btf.as_ref().ok(), Path::new(SYS)),
             nohz_full: nohz_full(Path::new(SYS)),
             zfs: arc::loaded(Path::new(SYS)),
             hooks,
@@ -165,7 +167,7 @@ impl Capabilities {
             asked_affinity: Fact::Available,
             pid_namespace: Fact::Available,
             page_size: Fact::Available,
-            node_bits: Some(10),
+            node_bits: Ok(NodeBits { bits: 10, source: NodeSource::CacheNode }),
             nohz_full: CpuSet::default(),
             zfs: true,
             hooks: Hook::ALL.into_iter().map(|hook| (hook, Fact::Available)).collect(),
@@ -246,16 +248,6 @@ impl Names<'_> {
             _ => Fact::Available,
         }
     }
-}
-
-/// `NODES_SHIFT`: `struct kmem_cache` has a pointer for each of its `MAX_NUMNODES = 1 <<
-/// NODES_SHIFT` nodes.
-fn node_bits(btf: &Btf<'_>) -> Option<u32> {
-    let cache = btf.type_by_name::<Struct<'_>>("kmem_cache")?;
-    let node = cache.iter().find(|member| member.name == Some(OsStr::new("node")))?;
-    let array: Array<'_> = btf.type_by_id::<BtfType<'_>>(node.ty)?.try_into().ok()?;
-    let nodes = array.capacity();
-    (nodes.is_power_of_two() && nodes <= 1 << 16).then(|| nodes.ilog2())
 }
 
 /// Whether a loaded module's BTF has this name. Its string section holds each name between two zero

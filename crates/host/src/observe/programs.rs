@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Once;
 
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
@@ -123,6 +123,26 @@ pub(super) fn generic_pos_advanced() -> Result<bool, String> {
         Some(pos) if pos == AT as i64 => Ok(false),
         Some(pos) if pos == AT as i64 + 1 => Ok(true),
         pos => Err(format!("a write at {AT} was seen at {pos:?}")),
+    }
+}
+
+/// The flags of the first page of a file that the calling thread has open.
+pub(super) fn page_flags(fd: RawFd) -> Result<u64, String> {
+    silence_libbpf();
+    let mut storage = MaybeUninit::uninit();
+    let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
+    open.progs.trial_page.set_autoload(true);
+    if let Some(tunables) = open.maps.rodata_data.as_mut() {
+        tunables.trial_tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        tunables.trial_fd = fd.cast_unsigned();
+    }
+    let loaded = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;
+    let link = loaded.progs.trial_page.attach().map_err(|e| format!("attaching: {}", cause::of_bpf(&e)))?;
+    let mut pass = Iter::new(&link).map_err(|e| cause::of_bpf(&e))?;
+    pass.read_to_end(&mut Vec::new()).map_err(|e| cause::of_io(&e))?;
+    match loaded.maps.bss_data.as_ref().map_or(0, |data| data.trial_flags) {
+        0 => Err("no page was found in a file of our own".to_owned()),
+        flags => Ok(flags),
     }
 }
 

@@ -87,7 +87,7 @@ fn parse(line: &[u8]) -> Option<Vec<(NodeId, u64)>> {
 }
 
 /// The node of the page at an address; `None` if the page is not in our page table.
-pub(super) fn page(address: usize) -> Option<NodeId> {
+pub(crate) fn page(address: usize) -> Option<NodeId> {
     let page = address as *mut libc::c_void;
     let mut status: libc::c_int = -1;
     // SAFETY: a query for one page (without target nodes nothing moves); both pointers are to one

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use host::observe::Hooks;
+use host::observe::{Capabilities, Hooks, NodeBits, NodeSource};
 use libbpf_rs::Iter;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libtest_mimic::{Completion, Failed};
@@ -35,7 +35,21 @@ pub const CASES: &[Case] = cases![
     a_dax_file_without_a_block_device_has_no_node,
     the_mask_of_a_thread_that_may_not_migrate_is_its_affinity,
     programs_are_quick_to_verify,
+    pages_of_our_own_tell_the_width_of_a_node_as_types_do,
 ];
+
+/// A kernel whose types do not tell it is observed all the same.
+fn pages_of_our_own_tell_the_width_of_a_node_as_types_do(_: Hooks) -> Outcome {
+    let by_types = Capabilities::probe().node_bits?;
+    let by_pages = NodeBits::by_trial(Path::new("/sys"))?;
+    println!("{by_types:?}, {by_pages:?}");
+    ensure!(by_pages.source == NodeSource::Trial && by_types.source != NodeSource::Trial, "{by_types:?}, {by_pages:?}");
+    // Where no node but node 0 has memory, any width does.
+    let others = topology()?.nodes.iter().any(|node| node.id.0 > 0 && node.memory_bytes > 0);
+    let expected = if others { by_types.bits } else { 0 };
+    ensure!(by_pages.bits == expected, "{by_types:?}, {by_pages:?}");
+    Ok(Completion::Completed)
+}
 
 /// The kernel refuses a program after a million steps of its verifier, and takes half a minute to get there.
 fn programs_are_quick_to_verify(hooks: Hooks) -> Outcome {
