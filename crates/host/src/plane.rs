@@ -187,7 +187,7 @@ impl HostPlane {
             true => Some(Hands::start(settings.freeze)?),
             false => None,
         };
-        observer.ignore(facts.tid());
+        observer.ignore_own_program();
         let mapped = match settings.mapped {
             true => Some(Watcher::start(&settings.observe.proc_root, &topology, budget)?),
             false => None,

@@ -157,11 +157,22 @@ static __always_inline bool same_key(struct usage_key *a, struct usage_key *b)
 	return a->ino == b->ino && a->tid == b->tid && a->node == b->node && a->dev == b->dev && a->start_lo == b->start_lo;
 }
 
+static __always_inline u64 program_of(struct task_struct *task)
+{
+	return (u64)task->mm->exe_file->f_inode;
+}
+
+/* Whether this process runs homenode, which reads other programs' files to see where they are and to move them. */
+static __always_inline bool ignored(void)
+{
+	return ignored_program && program_of(bpf_get_current_task_btf()) == ignored_program;
+}
+
 static __always_inline void unknown(struct access *w, s64 bytes)
 {
 	struct counters *c = counted();
 
-	if (!c)
+	if (!c || ignored())
 		return;
 	if (w->write)
 		c->unknown_written += bytes * w->weight >> WEIGHT_SHIFT;
@@ -190,6 +201,11 @@ __noinline int account(struct access *w, u32 node, s64 bytes)
 	last->busy = 1;
 	barrier();
 	if (!same_key(&last->key, &w->key)) {
+		/* No such thread has an entry. */
+		if (ignored()) {
+			last->busy = 0;
+			return 0;
+		}
 		if (last->key.tid && table)
 			usage_to(&usage_b, last);
 		else if (last->key.tid)

@@ -13,11 +13,6 @@ static __always_inline bool is_file(struct inode *inode)
 	return !(inode->i_sb->s_flags & SB_KERNMOUNT);
 }
 
-static __always_inline bool ignored(void)
-{
-	return (u32)bpf_get_current_pid_tgid() == ignored_tid;
-}
-
 #define PMD_PAGES 512UL
 #define PMD_LEAF 0x81UL /* x86: present, and a page of its own */
 
@@ -28,7 +23,7 @@ static __always_inline int window_mapped(struct address_space *mapping, u64 firs
 	struct sampler *s = sampler();
 	struct walk walk = {};
 
-	if (ignored() || !s || !drawn(s, pages))
+	if (!s || !drawn(s, pages))
 		return 0;
 	access_init(&walk.access, mapping->host, false, take(s, pages));
 	if (!is_file(mapping->host))
@@ -50,7 +45,7 @@ static __always_inline int entries_set(struct vm_fault *vmf, void *page, u64 pag
 	struct access w;
 
 	/* What filemap_fault found is in vmf->page, and counts there. */
-	if (vmf->page || ignored() || !s || !drawn(s, pages_of(end - start)))
+	if (vmf->page || !s || !drawn(s, pages_of(end - start)))
 		return 0;
 	inode = vmf->vma->vm_file->f_mapping->host;
 	access_init(&w, inode, false, take(s, pages_of(end - start)));
@@ -225,7 +220,7 @@ int BPF_PROG(map_tracepoint, struct address_space *mapping, unsigned long first,
 	/* The fault may come here again: it begins anew when it has waited for a page. */
 	fault->none &= ~filled.pages;
 	pages = __builtin_popcount(filled.pages);
-	if (!pages || ignored() || !s || !drawn(s, pages))
+	if (!pages || !s || !drawn(s, pages))
 		return 0;
 	access_init(&filled.walk.access, mapping->host, false, take(s, pages));
 	if (!is_file(mapping->host))
@@ -289,7 +284,7 @@ int BPF_PROG(fault_tracepoint, struct address_space *mapping, unsigned long inde
 	}
 	if (end > size)
 		end = size;
-	if (end <= start || ignored() || !s || !drawn(s, 1))
+	if (end <= start || !s || !drawn(s, 1))
 		return 0;
 	access_init(&w, mapping->host, false, take(s, 1));
 	account(&w, node_of_flags(folio_flags(folio)), end - start);
@@ -306,7 +301,7 @@ int BPF_PROG(fault_function, struct vm_fault *vmf, unsigned int result)
 	u64 start, end;
 	s64 size;
 
-	if (!(result & VM_FAULT_LOCKED) || ignored())
+	if (!(result & VM_FAULT_LOCKED))
 		return 0;
 	s = sampler();
 	if (!s || !drawn(s, 1))

@@ -129,6 +129,7 @@ struct vm_area_struct {
 };
 struct mm_struct {
 	void *pgd;
+	struct file *exe_file;
 };
 struct vm_fault {
 	struct vm_area_struct *vma;

@@ -128,6 +128,8 @@ int task_pass(struct bpf_iter__task *ctx)
 
 	if (!task || (task->flags & PF_EXITING))
 		return 0;
+	if (own_tgid && task->tgid == (int)own_tgid)
+		own_program = program_of(task);
 	before = bpf_task_storage_get(&times_before, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!before)
 		return 0;

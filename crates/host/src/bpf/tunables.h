@@ -53,7 +53,13 @@ const volatile u32 weights[16][SIZE_MAX_PAGES] = {};
 /* The table that the programs fill now. */
 volatile u32 epoch = 0;
 
-/* The thread with which homenode looks where pages of other programs' files are: its faults count for nobody. 0: none. */
-volatile u32 ignored_tid = 0;
+/* The process that loaded these programs; 0: not known. */
+const volatile u32 own_tgid = 0;
+
+/* The inode of the program that it runs: set by each pass over all tasks. */
+u64 own_program = 0;
+
+/* What processes that run this program touch counts for nobody; 0: there is none. */
+volatile u64 ignored_program = 0;
 
 #endif

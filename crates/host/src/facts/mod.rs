@@ -54,11 +54,6 @@ impl Facts {
         Ok(Self { worker: Worker::start(proc_root, dax)?, budget, step: 0 })
     }
 
-    /// The worker's thread id: its page faults are not the work of any reader.
-    pub fn tid(&self) -> u32 {
-        self.worker.tid()
-    }
-
     /// Looks at what matters in a window of this length, and adds what is known to its files. Returns the processes that are known,
     /// and notes.
     pub fn window(&self, length: Duration, files: &mut [FileSeen], threads: &[Thread]) -> (Vec<Process>, Vec<String>) {

@@ -46,7 +46,6 @@ pub(super) struct Missing {
 pub(super) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    tid: u32,
 }
 
 #[derive(Default)]
@@ -57,7 +56,6 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    tid: Option<u32>,
     /// Number of the round asked for, and of the one that has ended.
     round: u64,
     ended: u64,
@@ -103,8 +101,6 @@ impl Worker {
             if let Err(error) = crate::privileges::keep_only(keep) {
                 tracing::warn!(%error, "a thread keeps its privileges");
             }
-            theirs.lock().tid = Some(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
-            theirs.changed.notify_all();
             Looker {
                 inodes: Inodes::new(&proc_root),
                 threads: Threads::new(&proc_root),
@@ -116,13 +112,7 @@ impl Worker {
             theirs.lock().over = true;
             theirs.changed.notify_all();
         })?;
-        let state = shared.changed.wait_while(shared.lock(), |state| state.tid.is_none() && !state.over);
-        let tid = state.unwrap_or_else(PoisonError::into_inner).tid.unwrap_or(0);
-        Ok(Self { shared, thread: Some(thread), tid })
-    }
-
-    pub fn tid(&self) -> u32 {
-        self.tid
+        Ok(Self { shared, thread: Some(thread) })
     }
 
     /// Whether all of these were looked at before.

@@ -28,6 +28,8 @@
 //! any BPF program there (an empty program took 55 ns on a machine with retpolines).
 //! `bench/observe/run` measures this.
 //!
+//! What homenode's own processes touch is not counted ([`Observer::ignore_own_program`]): processes whose program is the same file.
+//!
 //! A file's name is its superblock's device and its inode number; on btrfs and overlayfs `stat`
 //! shows another device.
 
@@ -268,9 +270,10 @@ impl Observer {
         self.located = known.map(|file| ((file.id.dev, file.id.ino), file.file.bytes.clone())).collect();
     }
 
-    /// From now on, page faults of this thread count for nobody: homenode looks where other programs' files are with it.
-    pub fn ignore(&mut self, tid: u32) {
-        self.programs.ignore(tid);
+    /// From now on, what processes that run this program touch counts for nobody: they look where other programs' files are, and
+    /// copy them. A copy of the program in another file is another program.
+    pub fn ignore_own_program(&mut self) {
+        self.programs.ignore_own_program();
     }
 
     fn notes(&self, sum: &Counters, slices: &Slices, all: &Assembled) -> Vec<String> {

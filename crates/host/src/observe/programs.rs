@@ -239,6 +239,7 @@ impl Programs {
         let has = |hook| hooks.contains(&hook);
         let sampling = super::weights::Sampling::new();
         if let Some(tunables) = open.maps.rodata_data.as_mut() {
+            tunables.own_tgid = std::process::id();
             tunables.exact = settings.exact;
             tunables.steady = steady;
             tunables.node_bits = machine.node_bits;
@@ -332,10 +333,10 @@ impl Programs {
         ended
     }
 
-    /// Page faults of this thread are not counted.
-    pub fn ignore(&mut self, tid: u32) {
+    /// What processes that run this program touch is not counted any more, once a pass has been made.
+    pub fn ignore_own_program(&mut self) {
         if let Some(bss) = self.skel.maps.bss_data.as_mut() {
-            bss.ignored_tid = tid;
+            bss.ignored_program = bss.own_program;
         }
     }
 

@@ -38,7 +38,7 @@ pub fn readers_go_home() -> Tried {
         std::fs::write(file, vec![1u8; 8 << 20]).unwrap();
     }
     let names = files.each_ref().map(|f| f.to_str().unwrap());
-    let readers = Running::role("readers", &names);
+    let readers = Running::role_of_another("readers", &names);
     // Only these readers: no test moves other programs of this machine.
     let scope = host::observe::Scope::Pids(vec![readers.pid()]);
     let observe = host::observe::Settings { scope, ..host::observe::Settings::default() };

@@ -219,6 +219,14 @@ impl Running {
         Self::start(Command::new(std::env::current_exe().unwrap()).args(["--role", role]).args(args))
     }
 
+    /// The same by a copy of this program, which is not homenode to an observer of this one.
+    pub fn role_of_another(role: &str, args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let copy = dir.path().join("another");
+        std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        Self::start(Command::new(copy).args(["--role", role]).args(args))
+    }
+
     pub fn shell(script: &str) -> Self {
         Self::start(Command::new("sh").args(["-c", script]))
     }

@@ -20,7 +20,43 @@ pub const CASES: &[Case] = cases![
     looking_reads_nothing_in,
     looking_is_shed_before_windows_are_stretched,
     of_many_files_those_that_matter_are_looked_at,
+    our_own_copies_count_for_nobody,
 ];
+
+/// Copies within the daemon, and those of a `homenode move` beside it, make no file shared and nobody a reader.
+fn our_own_copies_count_for_nobody(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", 4 * MIB, 4096)?;
+    let file = id(&path)?;
+    let mut observer = open(&settings(true, hooks))?;
+    let copy = || -> std::io::Result<()> {
+        pread_all(&path, 65_536)?;
+        drop(hold(&path).map_err(|_| std::io::ErrorKind::Other)?);
+        Ok(())
+    };
+    let (seen, _) = watch_one(&mut observer, copy)?;
+    ensure!(seen.read(&path)? >= 4 * MIB, "{seen:?}");
+    observer.ignore_own_program();
+    let mover = Reader::start(&std::env::current_exe()?, &[&path])?;
+    let reader = Reader::of(&[&path])?;
+    let mut mover_s = 0.0;
+    for _ in 0..200 {
+        let (seen, observed) = watch_one(&mut observer, copy)?;
+        ensure!(seen.thread.iter().all(|t| t.thread.file_bytes() == 0), "{seen:?}");
+        let of = |pid| observed.threads.iter().filter(move |t| t.thread.pid == pid).map(|t| &t.thread);
+        ensure!(of(mover.0.id()).all(|t| t.file_bytes() == 0), "{:?}", of(mover.0.id()).collect::<Vec<_>>());
+        let (here, others): (Vec<_>, Vec<_>) =
+            observed.threads.iter().map(|t| &t.thread).partition(|t| t.pid == reader.0.id());
+        ensure!(others.iter().all(|t| t.files.iter().all(|used| used.file != file)), "{others:?}");
+        mover_s += of(mover.0.id()).map(|t| t.cpu_s).sum::<f64>();
+        // By then it has read the file some times.
+        if mover_s > 0.05 && here.iter().any(|t| t.files.iter().any(|used| used.file == file)) {
+            ensure!(here.iter().all(|t| !t.shares_file), "{here:?}");
+            return Ok(Completion::Completed);
+        }
+    }
+    Err("the readers did not read".into())
+}
 
 /// This program reads these files (separated by colons) until it is killed, instead of testing anything.
 pub const READ: &str = "HOMENODE_TEST_READ";
@@ -51,9 +87,17 @@ pub fn read_for_ever(paths: &str) -> std::io::Result<()> {
 struct Reader(Child);
 
 impl Reader {
+    /// What this program itself reads counts for nobody: the reader is a copy of it.
     fn of(paths: &[&Path]) -> Result<Self, Failed> {
+        let copy = directory()?;
+        let program = copy.path().join("reader");
+        std::fs::copy(std::env::current_exe()?, &program)?;
+        Self::start(&program, paths)
+    }
+
+    fn start(program: &Path, paths: &[&Path]) -> Result<Self, Failed> {
         let paths: Vec<_> = paths.iter().map(|path| path.to_string_lossy()).collect();
-        let child = Command::new(std::env::current_exe()?).env(READ, paths.join(":")).stdout(Stdio::null()).spawn()?;
+        let child = Command::new(program).env(READ, paths.join(":")).stdout(Stdio::null()).spawn()?;
         Ok(Self(child))
     }
 }
