@@ -2,23 +2,21 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FileType, FlockOperation};
-use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 use super::persist::{self, Instruction};
-use super::{At, Medium, Persistence};
+use super::{At, Durability, Medium, Persistence, durability, exclusive};
 use crate::error::{Error, Result};
 use crate::format::{Block, LINE};
 
 const PAGE: u64 = 4096;
-const TMPFS: i64 = 0x0102_1994;
-const HUGETLBFS: i64 = 0x9584_58f6;
 /// Of `mbind(2)`; the libc crate does not have it.
 const MPOL_MF_MOVE: u32 = 2;
 
@@ -52,9 +50,10 @@ struct Region {
     base: NonNull<u8>,
     len: usize,
     persistence: Persistence,
+    durability: Durability,
     synced: Mutex<Synced>,
-    /// Keeps the lock.
-    _file: File,
+    /// Keep the locks.
+    _held: (File, Option<OwnedFd>),
 }
 
 // SAFETY: the mapping lives as long as the value, and all access goes through raw copies and atomics; the file system's
@@ -64,7 +63,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Mapped {
-    /// Maps the regions in the given order. They are locked (`flock`) as long as they are mapped.
+    /// Maps the regions in the given order. They are locked as long as they are mapped, a device by all of its nodes.
     pub fn new(files: &[RegionFile]) -> Result<Self> {
         Ok(Self { regions: files.iter().map(Region::new).collect::<Result<_>>()? })
     }
@@ -72,6 +71,11 @@ impl Mapped {
     /// How stores to a region become durable.
     pub fn persistence(&self, region: usize) -> Option<Persistence> {
         self.regions.get(region).map(|r| r.persistence)
+    }
+
+    /// What becomes of a region when the machine loses power.
+    pub fn durability(&self, region: usize) -> Option<Durability> {
+        self.regions.get(region).map(|r| r.durability)
     }
 
     /// Writes lines back also where the memory is lost with the machine: for measuring what it costs.
@@ -136,14 +140,11 @@ impl Region {
     }
 
     fn new(region: &RegionFile) -> Result<Self> {
-        match rustix::fs::flock(&region.file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => return Err(Error::InUse),
-            result => result.map_err(io::Error::from)?,
-        }
-        Ok(Self::map(region)?)
+        let held = exclusive::lock(&region.file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self::map(region, held)?)
     }
 
-    fn map(region: &RegionFile) -> io::Result<Self> {
+    fn map(region: &RegionFile, held: Option<OwnedFd>) -> io::Result<Self> {
         let fd = region.file.as_fd();
         let stat = rustix::fs::fstat(fd)?;
         let device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
@@ -152,33 +153,23 @@ impl Region {
         if len == 0 {
             return Err(io::Error::other("the region is empty"));
         }
-        let lines = || Instruction::detect().map_or(Persistence::Msync, Persistence::Lines);
         let map = |flags| {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             // SAFETY: a new mapping at an address of the kernel's choice.
             unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, flags, fd, 0) }
         };
         let sync = MapFlags::SHARED_VALIDATE | MapFlags::from_bits_retain(libc::MAP_SYNC as u32);
-        let (base, persistence) = match map(sync) {
-            Ok(base) => (base, lines()),
-            Err(_) => {
-                let base = map(MapFlags::SHARED)?;
-                let kind = rustix::fs::fstatfs(fd)?.f_type;
-                let volatile = kind == TMPFS || kind == HUGETLBFS;
-                (
-                    base,
-                    if device {
-                        lines()
-                    } else if volatile {
-                        Persistence::Volatile
-                    } else {
-                        Persistence::Msync
-                    },
-                )
-            }
+        let (base, direct) = match map(sync) {
+            Ok(base) => (base, true),
+            Err(_) => (map(MapFlags::SHARED)?, device),
         };
+        let sys = Path::new(durability::SYS);
+        let durability =
+            if device { durability::of_dax(sys, stat.st_rdev) } else { durability::of_file(sys, &region.file) };
+        let (persistence, durability) = primitive(durability, direct.then(Instruction::detect), device);
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned no address"))?;
-        let mapped = Self { base, len, persistence, synced: Mutex::new(Synced::Yes), _file: region.file.try_clone()? };
+        let held = (region.file.try_clone()?, held);
+        let mapped = Self { base, len, persistence, durability, synced: Mutex::new(Synced::Yes), _held: held };
         if let Some(node) = region.bind {
             mapped.bind(node)?;
         }
@@ -211,6 +202,21 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's own, and nothing borrows from it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// How stores become durable, and whether they do. `instruction` is that of this processor for memory that is mapped directly.
+fn primitive(
+    durability: Durability,
+    instruction: Option<Option<Instruction>>,
+    device: bool,
+) -> (Persistence, Durability) {
+    match instruction.flatten() {
+        _ if durability == Durability::Volatile => (Persistence::Volatile, durability),
+        Some(instruction) => (Persistence::Lines(instruction), durability),
+        // No instruction writes its lines back, and it has no msync: its last stores can be lost.
+        None if device => (Persistence::Volatile, Durability::Volatile),
+        None => (Persistence::Msync, durability),
     }
 }
 
@@ -314,5 +320,24 @@ impl Medium for Mapped {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Device DAX has no msync. Where no instruction was known, the first commit failed with EINVAL.
+    #[test]
+    fn device_dax_never_takes_msync() {
+        use Durability::{Durable, Unknown, Volatile};
+        let lines = Persistence::Lines(Instruction::Clwb);
+        let clwb = Some(Some(Instruction::Clwb));
+        assert_eq!(primitive(Durable, clwb, true), (lines, Durable));
+        assert_eq!(primitive(Unknown, clwb, true), (lines, Unknown), "as if it were durable");
+        assert_eq!(primitive(Volatile, clwb, true), (Persistence::Volatile, Volatile));
+        assert_eq!(primitive(Durable, Some(None), true), (Persistence::Volatile, Volatile));
+        assert_eq!(primitive(Durable, Some(None), false), (Persistence::Msync, Durable), "a file on DAX has one");
+        assert_eq!(primitive(Unknown, None, false), (Persistence::Msync, Unknown));
     }
 }

@@ -8,11 +8,14 @@
 //!
 //! **Limits.** A medium that cannot be read (a poisoned line) kills the process with SIGBUS.
 
+mod durability;
 mod emulated;
+mod exclusive;
 mod mapped;
 mod persist;
 mod profile;
 
+pub use durability::Durability;
 pub use emulated::{Carried, Clock, Emulated, Monotonic};
 pub use mapped::{Mapped, RegionFile};
 pub use persist::Persistence;

@@ -39,17 +39,18 @@ pub fn run(global: &Global, command: &FsCommand) -> Result<Exit, Failure> {
 
 fn info(global: &Global, volume: &Volume, mapped: &Mapped) -> Result<Exit, Failure> {
     let usage = volume.usage();
-    let mut table = Table::new(&["region", "node", ">size", ">free", ">free inodes", "made durable by"]);
+    let mut table = Table::new(&["region", "node", ">size", ">free", ">free inodes", "memory", "made durable by"]);
     let mut regions = Vec::new();
     for (index, region) in usage.regions.iter().enumerate() {
         let by = mapped.persistence(index).map_or_else(String::new, |p| p.to_string());
+        let durability = mapped.durability(index).map_or_else(String::new, |d| d.to_string());
         let (all, free) = (region.blocks * BLOCK, region.free_blocks * BLOCK);
         regions.push(json!({
             "region": index, "node": region.node, "size": all, "free": free,
-            "free_inodes": region.free_inodes, "persistence": by,
+            "free_inodes": region.free_inodes, "durability": durability, "persistence": by,
         }));
         let inodes = region.free_inodes.to_string();
-        table.row([index.to_string(), node_name(region.node), size(all), size(free), inodes, by]);
+        table.row([index.to_string(), node_name(region.node), size(all), size(free), inodes, durability, by]);
     }
     if global.json {
         output::print_json(&json!({"regions": regions}))?;

@@ -111,7 +111,8 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
 fn bind(region: RegionFile, node: Option<u32>, path: &Path) -> Result<RegionFile, Failure> {
     let Some(node) = node else { return Ok(region) };
     let alone = Mapped::new(std::slice::from_ref(&region)).map_err(|e| failure(path.display().to_string(), e))?;
-    let volatile = alone.persistence(0) == Some(Persistence::Volatile);
+    let is_file = region.file.metadata().is_ok_and(|metadata| metadata.is_file());
+    let volatile = is_file && alone.persistence(0) == Some(Persistence::Volatile);
     Ok(RegionFile { bind: volatile.then_some(node), ..region })
 }
 
