@@ -39,7 +39,13 @@ pub fn open(
         (None, None) => Scope::All,
     };
     host::memory::give_back_freed();
-    let observe = observe::Settings { exact: args.exact, steady: args.steady, scope, ..observe::Settings::default() };
+    let observe = observe::Settings {
+        exact: args.exact,
+        steady: args.steady,
+        scope,
+        window: Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s)),
+        ..observe::Settings::default()
+    };
     let topology = nodes::read(Path::new(nodes::SYS), config)?;
     let touch_own_affinity = args.scope.touch_own_affinity;
     let (dax, freeze) = (config.moves.dax, config.moves.freeze);

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Adds up bytes per thread, file and node. There are two tables: the programs fill one while user space drains the other. */
+/* Adds up bytes per thread, file and node. There are two tables: the programs fill one while user space drains the other.
+ *
+ * Nobody can take a table from others. A user may hold twice as many entries as are free, and of what the user may still take, a
+ * process may hold twice as many: the first of each gets two thirds of what there is, the next of the rest. Who holds more goes on
+ * without the names of files: one entry for a thread and node. A part of the table is for these alone. */
 #ifndef HOMENODE_ACCOUNT_H
 #define HOMENODE_ACCOUNT_H
 
@@ -74,6 +78,33 @@ struct {
 	__type(value, struct pending);
 } pending SEC(".maps");
 
+/* Entries in each table, and those of each process and user. Two with the same place share what they may hold. User space empties
+ * them with the table. */
+#define PROCESS_BITS 12
+#define USER_BITS 10
+u32 entries_held[2] = {};
+u32 process_entries[2][1 << PROCESS_BITS] = {};
+u32 user_entries[2][1 << USER_BITS] = {};
+
+static __always_inline u32 place_of(u32 id, u32 bits)
+{
+	return (id ^ places_seed) * 0x9E3779B1U >> (32 - bits);
+}
+
+enum room { ROOM_NONE, ROOM_FOR_THREAD, ROOM_FOR_FILE };
+
+/* What the entry of this process and user may be. */
+static __always_inline enum room room_for(struct pending *last, u32 table)
+{
+	s64 held = entries_held[table & 1], user = user_entries[table & 1][last->user & ((1 << USER_BITS) - 1)];
+	s64 process = process_entries[table & 1][last->process & ((1 << PROCESS_BITS) - 1)];
+	s64 left = 2 * ((s64)file_entries - held) - user;
+
+	if (left > 0 && process < 2 * left)
+		return ROOM_FOR_FILE;
+	return user < 2 * ((s64)table_entries - held) ? ROOM_FOR_THREAD : ROOM_NONE;
+}
+
 static __always_inline void usage_add(struct usage *u, struct access *w, u32 node, s64 bytes)
 {
 	if (w->write) {
@@ -125,28 +156,45 @@ static __always_inline void usage_merge(struct usage *to, struct usage *from)
 
 /* Moves a pending entry into the table. Key and value are passed by their place in the map: before 6.3, maps refuse pointers
  * that came as a function's argument, and copies would not fit the stack, which is 512 bytes for a whole chain of calls. */
-static __always_inline void usage_to(void *table, struct pending *last)
+static __always_inline void usage_to(void *table, struct pending *last, u32 which)
 {
 	struct usage *to = bpf_map_lookup_elem(table, &last->key);
-	struct usage_key none = {};
-	struct counters *c;
+	s64 bytes = last->usage.read + last->usage.written + last->usage.sliced;
+	struct counters *c = counted();
+	enum room room;
 
 	if (to) {
 		usage_merge(to, &last->usage);
 		return;
 	}
-	if (!bpf_map_update_elem(table, &last->key, &last->usage, BPF_NOEXIST))
-		return;
-	/* Another CPU made the entry first, or there is no free entry. The latter goes to the node's entry, made by user space. */
-	to = bpf_map_lookup_elem(table, &last->key);
-	if (!to) {
-		c = counted();
-		if (c) {
-			c->full_events++;
-			c->full_bytes += last->usage.read + last->usage.written + last->usage.sliced;
+	room = room_for(last, which);
+	if (room != ROOM_FOR_FILE) {
+		if (c)
+			c->crowded_bytes += bytes;
+		last->key.dev = 0;
+		last->key.ino = 0;
+		to = bpf_map_lookup_elem(table, &last->key);
+		if (to) {
+			usage_merge(to, &last->usage);
+			return;
 		}
-		none.node = last->key.node;
-		to = bpf_map_lookup_elem(table, &none);
+	}
+	if (room != ROOM_NONE && !bpf_map_update_elem(table, &last->key, &last->usage, BPF_NOEXIST)) {
+		__sync_fetch_and_add(&entries_held[which & 1], 1);
+		__sync_fetch_and_add(&user_entries[which & 1][last->user & ((1 << USER_BITS) - 1)], 1);
+		__sync_fetch_and_add(&process_entries[which & 1][last->process & ((1 << PROCESS_BITS) - 1)], 1);
+		return;
+	}
+	/* Another CPU made the entry first, or there is no room. The latter goes to the node's entry, made by user space. */
+	to = room != ROOM_NONE ? bpf_map_lookup_elem(table, &last->key) : NULL;
+	if (!to) {
+		if (c)
+			c->full_bytes += bytes;
+		last->key.tid = 0;
+		last->key.start_lo = 0;
+		last->key.dev = 0;
+		last->key.ino = 0;
+		to = bpf_map_lookup_elem(table, &last->key);
 	}
 	if (to)
 		usage_merge(to, &last->usage);
@@ -184,6 +232,7 @@ static __always_inline void unknown(struct access *w, s64 bytes)
 __noinline int account(struct access *w, u32 node, s64 bytes)
 {
 	u32 table = epoch;
+	struct task_struct *task;
 	struct pending *last;
 
 	if (!w)
@@ -207,10 +256,13 @@ __noinline int account(struct access *w, u32 node, s64 bytes)
 			return 0;
 		}
 		if (last->key.tid && table)
-			usage_to(&usage_b, last);
+			usage_to(&usage_b, last, 1);
 		else if (last->key.tid)
-			usage_to(&usage_a, last);
+			usage_to(&usage_a, last, 0);
+		task = bpf_get_current_task_btf();
 		last->key = w->key;
+		last->process = place_of(task->tgid, PROCESS_BITS);
+		last->user = place_of(task->real_cred->uid.val, USER_BITS);
 		__builtin_memset(&last->usage, 0, sizeof(last->usage));
 	}
 	usage_add(&last->usage, w, node, bytes);

@@ -10,7 +10,8 @@ typedef long long s64;
 
 #define COMM_LEN 16
 
-/* Hash key: one thread, one file, one node. With all fields 0 except the node: bytes that found no free entry. */
+/* Hash key: one thread, one file, one node. Without the file (dev, ino): a thread's bytes of all files for which there was no room.
+ * With all fields 0 except the node: bytes of threads for which there was none either. */
 struct usage_key {
 	u32 tid;
 	u32 dev;      /* superblock's device, kernel encoding: major << 20 | minor */
@@ -42,6 +43,7 @@ struct usage {
 struct pending {
 	struct usage_key key; /* without a thread: nothing is pending */
 	u64 busy;             /* a program uses it; a program that interrupts it must not */
+	u32 process, user;    /* places of the key's process and user in the counts of entries */
 	struct usage usage;
 };
 
@@ -74,8 +76,8 @@ struct open_request {
 
 /* Per CPU: events and bytes, including those that could not be attributed, and CPU time of ended threads. */
 struct counters {
-	u64 full_events;     /* no free entry */
-	u64 full_bytes;
+	u64 full_bytes;      /* no free entry, not even without the file */
+	u64 crowded_bytes;   /* counted without the file */
 	u64 unknown_read;    /* bytes whose page was not found */
 	u64 unknown_written;
 	u64 exited_cpu_ns;   /* CPU time of threads that ended, since their last pass */

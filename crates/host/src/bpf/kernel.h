@@ -165,6 +165,12 @@ struct cpumask {
 struct affinity_context { /* since 6.2: from then on user_cpus_ptr is what sched_setaffinity was asked for */
 	unsigned int flags;
 };
+typedef struct {
+	u32 val;
+} kuid_t;
+struct cred {
+	kuid_t uid;
+};
 struct task_struct {
 	struct thread_info thread_info;
 	u32 flags;
@@ -179,6 +185,7 @@ struct task_struct {
 	struct task_struct *real_parent;
 	struct task_struct *group_leader;
 	u64 start_boottime;
+	struct cred *real_cred;
 	char comm[16];
 	struct cpumask *user_cpus_ptr;
 	struct files_struct *files;

@@ -50,6 +50,13 @@ const volatile u32 exp_scale[16] = {};
 #define SIZE_MAX_PAGES 32
 const volatile u32 weights[16][SIZE_MAX_PAGES] = {};
 
+/* Entries of a table, and those of them that may name a file. */
+const volatile u32 table_entries = 0;
+const volatile u32 file_entries = 0;
+
+/* Makes it impossible to foresee who has which place in the counts of entries. */
+const volatile u32 places_seed = 0;
+
 /* The table that the programs fill now. */
 volatile u32 epoch = 0;
 

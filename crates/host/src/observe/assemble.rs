@@ -94,6 +94,9 @@ pub(super) struct Assembled {
 /// Device and number of an inode, as in [`Inode`].
 pub(super) type File = (u32, u64);
 
+/// Of entries for all files of a thread that had no room.
+const NO_FILE: File = (0, 0);
+
 pub(super) fn assemble(
     pass: &Pass,
     mut entries: Vec<(Key, Usage)>,
@@ -142,6 +145,9 @@ pub(super) fn assemble(
             let Some((first, _)) = file.first() else { continue };
             let id = (first.dev, first.ino);
             let mut used = add_bytes(&mut thread, file);
+            if id == NO_FILE {
+                continue;
+            }
             thread.shares_file |= shared.contains(&id);
             if unlisted.is_empty() || !unlisted.contains(&id) {
                 used.file = names.of(id);
@@ -275,7 +281,7 @@ fn entries_of<'a>(entries: &'a [(Key, Usage)], task: &Task) -> &'a [(Key, Usage)
 fn sort_files(entries: &[(Key, Usage)], most: usize) -> (FxHashSet<File>, FxHashSet<File>) {
     let mut first: FxHashMap<File, ((u32, u32), u64)> = FxHashMap::default();
     let mut shared = FxHashSet::default();
-    for (key, usage) in entries.iter().filter(|(key, _)| key.tid != 0) {
+    for (key, usage) in entries.iter().filter(|(key, _)| key.tid != 0 && (key.dev, key.ino) != NO_FILE) {
         let thread = (key.tid, key.start_lo);
         let file = (key.dev, key.ino);
         let (by, sum) = first.entry(file).or_insert((thread, 0));

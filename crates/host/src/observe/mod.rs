@@ -82,6 +82,8 @@ pub struct Observer {
     places: Places,
     filter: Filter,
     settings: Settings,
+    /// Of a table.
+    entries: u32,
     before: Before,
     /// Files of the last window on DAX that the kernel told no node for, and where those of the window before are.
     unplaced: FxHashSet<File>,
@@ -115,6 +117,7 @@ impl Observer {
             possible_cpus: libbpf_rs::num_possible_cpus()
                 .map_err(|source| ObserveError::Bpf { step: "counting the possible CPUs".to_owned(), source })?,
             nodes: topology.nodes.iter().map(|n| n.id.0).collect(),
+            entries: settings.entries(topology.cpus().len()),
             kernel: capabilities.kernel.clone(),
             node_bits: capabilities.node_bits.as_ref().map_or(0, |found| found.bits),
             generic_pos_advanced: generic_pos_advanced(&capabilities),
@@ -153,6 +156,7 @@ impl Observer {
             places,
             filter,
             settings: settings.clone(),
+            entries: machine.entries,
             before,
             unplaced: FxHashSet::default(),
             located: FxHashMap::default(),
@@ -293,11 +297,20 @@ impl Observer {
         if stood_for > 1.05 {
             notes.push(format!("sampled: counted 1 read, fault or write in {stood_for:.1}"));
         }
-        if sum.full_events > 0 {
+        if sum.crowded_bytes > sum.full_bytes {
             notes.push(format!(
-                "the table of {} entries was full: {:.1} MB count for nodes but not for threads and files",
-                self.settings.max_entries,
-                megabytes(sum.full_bytes)
+                "{:.1} MB count for threads and nodes but not for files: their processes or users read more files than they have room \
+                 for in the table of {} entries",
+                megabytes(sum.crowded_bytes - sum.full_bytes),
+                self.entries
+            ));
+        }
+        if sum.full_bytes > 0 {
+            notes.push(format!(
+                "{:.1} MB count for nodes but not for threads and files: their users have too many threads for the table of {} \
+                 entries",
+                megabytes(sum.full_bytes),
+                self.entries
             ));
         }
         if sum.unknown_read + sum.unknown_written > 0 {

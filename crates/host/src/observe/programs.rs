@@ -180,6 +180,8 @@ pub(super) struct Machine {
     /// CPUs that can ever be: length of affinity masks and per-CPU values.
     pub possible_cpus: usize,
     pub nodes: Vec<u32>,
+    /// Entries of a table.
+    pub entries: u32,
     /// The kernel's release.
     pub kernel: String,
     /// Width of the node's number in a page's flags.
@@ -240,6 +242,10 @@ impl Programs {
         let sampling = super::weights::Sampling::new();
         if let Some(tunables) = open.maps.rodata_data.as_mut() {
             tunables.own_tgid = std::process::id();
+            tunables.table_entries = machine.entries;
+            // A quarter is for threads that may name no more files.
+            tunables.file_entries = machine.entries - machine.entries / 4;
+            tunables.places_seed = (super::random() * f64::from(u32::MAX)) as u32;
             tunables.exact = settings.exact;
             tunables.steady = steady;
             tunables.node_bits = machine.node_bits;
@@ -260,7 +266,7 @@ impl Programs {
             tunables.weights = sampling.weights;
         }
         // One more entry per node, for bytes that find no free entry.
-        let entries = settings.max_entries.max(1).saturating_add(machine.nodes.len() as u32);
+        let entries = machine.entries.saturating_add(machine.nodes.len() as u32);
         let tables: [&mut OpenMapMut<'_>; 2] = [&mut open.maps.usage_a, &mut open.maps.usage_b];
         for table in tables {
             table.set_max_entries(entries)?;
@@ -375,6 +381,12 @@ impl Programs {
             same
         });
         self.make_unattributed(epoch).map_err(bpf("setting up the emptied table"))?;
+        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
+            let which = epoch as usize & 1;
+            bss.entries_held[which] = 0;
+            bss.process_entries[which].fill(0);
+            bss.user_entries[which].fill(0);
+        }
         Ok(entries)
     }
 

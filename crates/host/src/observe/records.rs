@@ -56,8 +56,8 @@ pub(super) struct Pending {
 /// Counters of one CPU (`struct counters`), or their sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counters {
-    pub full_events: u64,
     pub full_bytes: u64,
+    pub crowded_bytes: u64,
     pub unknown_read: u64,
     pub unknown_written: u64,
     pub exited_cpu_ns: u64,
@@ -217,13 +217,13 @@ impl Usage {
 }
 
 impl Pending {
-    /// Key, a word that only the programs use, usage.
-    pub const BYTES: usize = Key::BYTES + 8 + Usage::BYTES;
+    /// Key, two words that only the programs use, usage.
+    pub const BYTES: usize = Key::BYTES + 16 + Usage::BYTES;
 
     /// `None` also when nothing is pending.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (key, rest) = bytes.split_at_checked(Key::BYTES)?;
-        let (key, usage) = (Key::decode(key)?, Usage::decode(rest.get(8..)?)?);
+        let (key, usage) = (Key::decode(key)?, Usage::decode(rest.get(16..)?)?);
         (key.tid != 0).then_some(Self { key, usage })
     }
 }
@@ -232,8 +232,8 @@ impl Counters {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut c = Cursor(bytes);
         Some(Self {
-            full_events: c.u64()?,
             full_bytes: c.u64()?,
+            crowded_bytes: c.u64()?,
             unknown_read: c.u64()?,
             unknown_written: c.u64()?,
             exited_cpu_ns: c.u64()?,
@@ -247,8 +247,8 @@ impl Counters {
     /// The increase since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
-            full_events: self.full_events.wrapping_sub(before.full_events),
             full_bytes: self.full_bytes.wrapping_sub(before.full_bytes),
+            crowded_bytes: self.crowded_bytes.wrapping_sub(before.crowded_bytes),
             unknown_read: self.unknown_read.wrapping_sub(before.unknown_read),
             unknown_written: self.unknown_written.wrapping_sub(before.unknown_written),
             exited_cpu_ns: self.exited_cpu_ns.wrapping_sub(before.exited_cpu_ns),
@@ -260,8 +260,8 @@ impl Counters {
     }
 
     pub fn add(&mut self, other: &Self) {
-        self.full_events += other.full_events;
         self.full_bytes = self.full_bytes.wrapping_add(other.full_bytes);
+        self.crowded_bytes = self.crowded_bytes.wrapping_add(other.crowded_bytes);
         self.unknown_read = self.unknown_read.wrapping_add(other.unknown_read);
         self.unknown_written = self.unknown_written.wrapping_add(other.unknown_written);
         self.exited_cpu_ns += other.exited_cpu_ns;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use placement::{NodeBytes, ObservedFile, Thread};
 use serde::{Deserialize, Serialize};
@@ -37,9 +38,11 @@ pub struct Settings {
     pub scope: Scope,
     /// The procfs mount.
     pub proc_root: PathBuf,
-    /// Number of (thread, file, node) entries that one window can hold; a note reports the bytes
-    /// that did not fit.
-    pub max_entries: u32,
+    /// Number of (thread, file, node) entries that one window can hold, of which no process or user can take all. A note reports
+    /// the bytes that did not fit. `None`: as many as the machine's CPUs can need in a window, within bounds.
+    pub max_entries: Option<u32>,
+    /// The length of the windows to come, for this number.
+    pub window: Duration,
     /// Which of the kernel's hooks to use.
     pub hooks: Hooks,
 }
@@ -51,10 +54,27 @@ impl Default for Settings {
             steady: false,
             scope: Scope::All,
             proc_root: PathBuf::from("/proc"),
-            // Nearly five for each of 10,000 threads, in 15 MB of kernel memory.
-            max_entries: 49_152,
+            max_entries: None,
+            window: Duration::from_secs(1),
             hooks: Hooks::Best,
         }
+    }
+}
+
+impl Settings {
+    /// Events that a CPU counts in a second at the most, each of which can need an entry (`counted_per_s`, bpf/tunables.h).
+    const COUNTED_PER_S: f64 = 16_384.0;
+    /// Nearly five for each of 10,000 threads, in 15 MB of kernel memory; also enough for each CPU of a small machine.
+    const ENTRIES: f64 = 49_152.0;
+    /// A larger machine has 0.6 MB of kernel memory for each CPU.
+    const ENTRIES_PER_CPU: f64 = 2048.0;
+
+    /// Entries of a table on a machine with this many CPUs.
+    pub(super) fn entries(&self, cpus: usize) -> u32 {
+        let cpus = cpus.max(1) as f64;
+        let most = cpus * Self::COUNTED_PER_S * self.window.as_secs_f64().max(1.0);
+        let bound = Self::ENTRIES.max(cpus * Self::ENTRIES_PER_CPU);
+        self.max_entries.map_or(most.min(bound) as u32, |entries| entries.max(1))
     }
 }
 

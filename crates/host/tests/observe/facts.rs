@@ -60,6 +60,8 @@ fn our_own_copies_count_for_nobody(hooks: Hooks) -> Outcome {
 
 /// This program reads these files (separated by colons) until it is killed, instead of testing anything.
 pub const READ: &str = "HOMENODE_TEST_READ";
+/// As another user, and only the first page of each.
+pub const NOBODY: &str = "HOMENODE_TEST_NOBODY";
 /// Bytes of memory of its own that the reader uses meanwhile.
 const OWN: u64 = 48 * MIB;
 const CALL: usize = 256 << 10;
@@ -74,6 +76,13 @@ pub fn read_for_ever(paths: &str) -> std::io::Result<()> {
         rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random)?;
     }
     let mut buffer = vec![0; CALL];
+    if std::env::var_os(NOBODY).is_some() {
+        // This process has one thread.
+        rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65_534))?;
+        loop {
+            files.iter().try_for_each(|file| file.read_at(&mut buffer, 0).map(drop))?;
+        }
+    }
     loop {
         for file in &files {
             for at in (0..4 * MIB).step_by(CALL) {
@@ -84,7 +93,7 @@ pub fn read_for_ever(paths: &str) -> std::io::Result<()> {
     }
 }
 
-struct Reader(Child);
+pub struct Reader(Child);
 
 impl Reader {
     /// What this program itself reads counts for nobody: the reader is a copy of it.
@@ -99,6 +108,18 @@ impl Reader {
         let paths: Vec<_> = paths.iter().map(|path| path.to_string_lossy()).collect();
         let child = Command::new(program).env(READ, paths.join(":")).stdout(Stdio::null()).spawn()?;
         Ok(Self(child))
+    }
+
+    /// A process of another user that reads all of these files, which are small.
+    pub fn of_nobody(paths: &[PathBuf]) -> Result<Self, Failed> {
+        let paths: Vec<_> = paths.iter().map(|path| path.to_string_lossy()).collect();
+        let program = std::env::current_exe()?;
+        let child = Command::new(program).env(READ, paths.join(":")).env(NOBODY, "1").stdout(Stdio::null()).spawn()?;
+        Ok(Self(child))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
     }
 }
 
