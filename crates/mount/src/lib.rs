@@ -57,6 +57,9 @@ pub struct Options {
     pub ring: bool,
     /// Limits for users of the mount.
     pub flags: Flags,
+    /// Whether opened files are counted, as a policy wants it. It takes a round trip for each open and one for each close, which
+    /// [`Cache::Direct`] needs anyway.
+    pub counts_opens: bool,
     /// Where to ask for the nodes of threads; without it, local is where the server's threads run.
     pub callers: Option<Arc<plane::Callers>>,
 }
@@ -70,6 +73,7 @@ impl Default for Options {
             workers,
             ring: false,
             flags: Flags::empty(),
+            counts_opens: false,
             callers: None,
         }
     }

@@ -12,9 +12,13 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 
 use crate::Options;
 use crate::connection::{DEVICE, connect};
+use crate::wire::REQUEST;
 
 /// Type in the table of mounts.
 pub const KIND: &str = "fuse.homenode";
+
+/// Data that the kernel reads ahead of a sequential reader: a request of the largest size.
+const READ_AHEAD_KIB: u32 = REQUEST >> 10;
 
 /// Limits for users of a mount: read only, without programs, …
 pub type Flags = MountFlags;
@@ -134,6 +138,14 @@ impl Mountpoint {
         let dead = || statx(CWD, &self.dir, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE).is_err_and(ended);
         if mount_id(&self.dir) == Ok(self.id) && dead() {
             self.detach();
+        }
+    }
+
+    /// Makes the kernel read ahead by more than its default of 128 KiB, which an answer of ours can only lessen.
+    pub(crate) fn read_ahead(&self) {
+        let file = format!("/sys/class/bdi/0:{}/read_ahead_kb", self.device);
+        if let Err(error) = std::fs::write(&file, READ_AHEAD_KIB.to_string()) {
+            tracing::debug!("{file}: {error}: the kernel reads ahead by its default");
         }
     }
 

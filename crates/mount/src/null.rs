@@ -73,8 +73,7 @@ impl Null {
                 make()?;
                 answer.opened(opened::KEEP_CACHE | opened::PARALLEL_DIRECT_WRITES);
             }
-            opcode::OPEN => answer.opened(opened::KEEP_CACHE | opened::PARALLEL_DIRECT_WRITES),
-            opcode::RELEASE | opcode::UNLINK => {}
+            opcode::UNLINK => {}
             opcode::READ => {
                 args.skip(16)?;
                 answer.fill(args.u32()?, |out| Ok(out.len()))?;

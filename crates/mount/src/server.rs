@@ -2,7 +2,9 @@
 //!
 //! Locks are not asked for: the kernel keeps those of its own programs, and no other kernel uses the volume. Nor are
 //! `fsync`, `flush` and `opendir`: everything is durable when it is answered, so ENOSYS tells the kernel to not ask
-//! again (it still writes what programs changed in mapped pages).
+//! again (it still writes what programs changed in mapped pages). Nor is `open`, where an answer would say nothing and nobody
+//! counts: an inode lives as long as the kernel remembers it. Nor is where a file has holes: only the kernel knows the pages
+//! that a mapping has changed and that are not written back, and it does not look. It takes all for data then.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -38,6 +40,8 @@ const WAITS: u32 = 100;
 pub(crate) struct Server {
     volume: Arc<Volume>,
     cache: Cache,
+    /// Opened and closed files are told, and counted.
+    counts_opens: bool,
     callers: Option<Arc<Callers>>,
     /// Removed files that waiting did not free: somebody has them open.
     kept: AtomicU64,
@@ -70,7 +74,10 @@ impl Answers for Server {
 
 impl Server {
     pub(crate) fn new(volume: Arc<Volume>, options: &Options) -> Self {
-        Self { volume, cache: options.cache, callers: options.callers.clone(), kept: AtomicU64::new(0) }
+        let (cache, callers) = (options.cache, options.callers.clone());
+        // Only an answer to it keeps a file out of the kernel's cache.
+        let counts_opens = options.counts_opens || cache == Cache::Direct;
+        Self { volume, cache, counts_opens, callers, kept: AtomicU64::new(0) }
     }
 
     /// Where there is no room, waits a little for files that were just removed: the kernel says only after the
@@ -142,7 +149,9 @@ impl Server {
                 let mode = args.u32()?;
                 args.skip(8)?;
                 let made = self.make(request, args.name()?, NewFile { mode, ..NewFile::default() }, answer)?;
-                volume.open(made)?;
+                if self.counts_opens {
+                    volume.open(made)?;
+                }
                 answer.opened(self.opened());
             }
             opcode::TMPFILE => {
@@ -150,6 +159,9 @@ impl Server {
                 let (uid, gid, mode) = (request.uid, request.gid, args.u32()?);
                 let made = volume.create_unnamed(ino, NewFile { mode, uid, gid, ..NewFile::default() })?;
                 volume.remember(made.ino)?;
+                if !self.counts_opens {
+                    volume.close(made.ino)?;
+                }
                 answer.entry(&made);
                 answer.opened(self.opened());
             }
@@ -172,7 +184,9 @@ impl Server {
                 self.freed();
                 answer.entry(&linked);
             }
-            opcode::OPEN => {
+            // Until an open is answered with ENOSYS, files that were created are released.
+            opcode::RELEASE if !self.counts_opens => {}
+            opcode::OPEN if self.counts_opens => {
                 volume.open(ino)?;
                 answer.opened(self.opened());
             }
@@ -234,16 +248,6 @@ impl Server {
                     libc::FALLOC_FL_ZERO_RANGE => volume.zero_range(ino, offset, len, keep_size)?,
                     _ => return Err(refused(libc::EOPNOTSUPP)),
                 }
-            }
-            opcode::LSEEK => {
-                args.skip(8)?;
-                let (offset, whence) = (args.u64()?, args.u32()?.cast_signed());
-                let found = match whence {
-                    libc::SEEK_DATA => volume.seek_data(ino, offset)?,
-                    libc::SEEK_HOLE => volume.seek_hole(ino, offset)?,
-                    _ => return Err(Error::Invalid("whence")),
-                };
-                answer.u64(found.ok_or_else(|| refused(libc::ENXIO))?);
             }
             opcode::COPY_FILE_RANGE => {
                 args.skip(8)?;

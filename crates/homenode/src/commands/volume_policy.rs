@@ -124,6 +124,7 @@ impl Nodes {
     pub fn serve(&self, options: &mut ::mount::Options, args: &NodesArgs, chosen: (bool, bool)) {
         let (cache_chosen, workers_chosen) = chosen;
         options.callers.clone_from(&self.callers);
+        options.counts_opens = args.policy();
         if !cache_chosen && (args.policy() || self.emulated.is_some()) {
             options.cache = Cache::Direct;
         }

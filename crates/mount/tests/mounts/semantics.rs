@@ -5,7 +5,7 @@ use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 
 use mount::Cache;
@@ -25,6 +25,10 @@ pub const TESTS: Tests = &[
     ("renames_replace_refuse_or_exchange", renames_replace_refuse_or_exchange),
     ("extended_attributes", extended_attributes),
     ("holes_and_preallocation", holes_and_preallocation),
+    (
+        "what_another_process_wrote_through_a_mapping_is_copied_by_programs_that_skip_holes",
+        what_another_process_wrote_through_a_mapping_is_copied_by_programs_that_skip_holes,
+    ),
     ("ranges_are_copied_from_file_to_file", ranges_are_copied_from_file_to_file),
     ("appends_of_several_processes_do_not_overlap", appends_of_several_processes_do_not_overlap),
     ("direct_input_and_output_of_several_threads", direct_input_and_output_of_several_threads),
@@ -234,12 +238,12 @@ fn holes_and_preallocation() {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(mount.path("f")).unwrap();
         file.write_all_at(&[1; 8192], 1 << 20).unwrap();
         file.write_all_at(&[2; 100], 3 << 20).unwrap();
-        let seek = |whence: SeekFrom| (&file).seek(whence);
-        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).unwrap(), 1 << 20);
-        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(1 << 20)).unwrap(), (1 << 20) + 8192);
+        // All of a file is data, as a mapping may have written to a hole.
+        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(10)).unwrap(), 10);
+        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)).unwrap(), (3 << 20) + 100);
         let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(4 << 20));
         assert_eq!(errno(end.map_err(Error::from)), Some(libc::ENXIO));
-        assert_eq!(seek(SeekFrom::End(0)).unwrap(), (3 << 20) + 100);
+        assert_eq!((&file).seek(SeekFrom::End(0)).unwrap(), (3 << 20) + 100);
         assert_eq!(file.metadata().unwrap().blocks(), 3 * 8);
 
         fallocate(&file, FallocateFlags::KEEP_SIZE, 4 << 20, 1 << 20).unwrap();
@@ -257,6 +261,33 @@ fn holes_and_preallocation() {
         assert_eq!(errno(collapse.map_err(Error::from)), Some(libc::EOPNOTSUPP));
         drop(file);
         mount.end();
+    }
+}
+
+fn what_another_process_wrote_through_a_mapping_is_copied_by_programs_that_skip_holes() {
+    // It keeps its mapping: the kernel writes back when a mapping ends.
+    let python = "import mmap,os,sys\nf=os.open(sys.argv[1],os.O_RDWR|os.O_CREAT)\nos.ftruncate(f,1<<20)\n\
+        os.posix_fallocate(f,0,1<<18)\nm=mmap.mmap(f,1<<20)\nm[1<<16]=m[1<<19]=7\nprint('written',flush=True)\nsys.stdin.read()";
+    for cache in CACHES {
+        for copy in ["cp a b", "tar -cSf t a && mkdir d && tar -xSf t -C d && mv d/a b", "rsync -S a b"] {
+            let tool = copy.split(' ').next().unwrap();
+            if Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+                continue;
+            }
+            let mount = Mount::new(cache, 32);
+            let mut writer = Command::new("python3");
+            writer.args(["-c", python, "a"]).current_dir(mount.dir()).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut writer = writer.spawn().unwrap();
+            writer.stdout.as_mut().unwrap().read_exact(&mut [0; 8]).unwrap();
+            let copied = Command::new("sh").args(["-ec", copy]).current_dir(mount.dir()).status().unwrap();
+            assert!(copied.success(), "{copy}");
+            let found = fs::read(mount.path("b")).unwrap();
+            let written: Vec<_> = (0..found.len()).filter(|i| found[*i] != 0).collect();
+            assert_eq!((written, found.len()), (vec![1 << 16, 1 << 19], 1 << 20), "{cache:?}: {copy}");
+            drop(writer.stdin.take());
+            assert!(writer.wait().unwrap().success());
+            mount.end();
+        }
     }
 }
 
@@ -362,7 +393,7 @@ fn locks_wait_and_end_with_their_process() {
     let file = File::create(mount.path("f")).unwrap();
     let script = "exec 9<f; flock 9; echo locked; exec sleep 1000";
     let mut holder = Command::new("sh");
-    holder.args(["-ec", script]).current_dir(mount.dir()).stdout(std::process::Stdio::piped());
+    holder.args(["-ec", script]).current_dir(mount.dir()).stdout(Stdio::piped());
     let mut holder = holder.spawn().unwrap();
     let mut said = [0; 7];
     holder.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
