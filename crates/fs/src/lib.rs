@@ -13,6 +13,7 @@
 //!
 //! **Limits.** Mounting after a crash reads all logs, and an inode's index stays in DRAM from its first use.
 
+pub mod acl;
 mod alloc;
 mod caller;
 mod checkpoint;

@@ -87,6 +87,9 @@ pub(crate) fn handshake(connection: &OwnedFd, cache: Cache, ring: bool) -> io::R
             | init::NO_OPENDIR_SUPPORT
             | init::EXPLICIT_INVAL_DATA
             | init::HANDLE_KILLPRIV_V2
+            | init::DONT_MASK
+            | init::POSIX_ACL
+            | init::SETXATTR_EXT
             | init::INIT_EXT;
         if cache == Cache::Direct {
             wanted |= init::DIRECT_IO_ALLOW_MMAP;

@@ -14,7 +14,7 @@
 //! can set (`touch -d @-9223372036854775807.5`), which ends the mount; it hides which requests take set-user-ID bits;
 //! and it has no place for a worker's CPU.
 //!
-//! **Limits.** Mounting takes root. POSIX ACLs are refused.
+//! **Limits.** Mounting takes root.
 
 mod caller;
 mod connection;

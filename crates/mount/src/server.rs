@@ -13,12 +13,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fs::{Error, Ino, Name, Named, NewFile, Rename, Result, SetAttributes, SetXattr, Volume};
+use fs::{Error, Ino, Name, Named, NewFile, Rename, Result, SetAttributes, SetXattr, Volume, acl};
 
 use crate::connection::Answers;
 use crate::listing::Place;
 use crate::plane::Callers;
-use crate::wire::{self, Answer, Args, REQUEST, Request, WRITE_KILL_SUIDGID, number, opcode, opened, set};
+use crate::wire::{
+    self, Answer, Args, REQUEST, Request, SETXATTR_ACL_KILL_SGID, WRITE_KILL_SUIDGID, number, opcode, opened, set,
+};
 use crate::{Cache, Options, caller};
 
 /// Most bytes that one request copies from file to file.
@@ -130,25 +132,20 @@ impl Server {
                 self.make(request, name, NewFile { mode, target, ..NewFile::default() }, answer)?;
             }
             opcode::MKNOD => {
-                let (mode, rdev) = (args.u32()?, args.u32()?);
-                args.skip(8)?;
-                self.make(
-                    request,
-                    args.name()?,
-                    NewFile { mode, rdev: u64::from(rdev), ..NewFile::default() },
-                    answer,
-                )?;
+                let (mode, rdev, umask) = (args.u32()?, args.u32()?, args.u32()?);
+                args.skip(4)?;
+                let new = NewFile { mode, umask, rdev: u64::from(rdev), ..NewFile::default() };
+                self.make(request, args.name()?, new, answer)?;
             }
             opcode::MKDIR => {
-                let mode = args.u32()? & 0o7777 | libc::S_IFDIR;
-                args.skip(4)?;
-                self.make(request, args.name()?, NewFile { mode, ..NewFile::default() }, answer)?;
+                let (mode, umask) = (args.u32()? & 0o7777 | libc::S_IFDIR, args.u32()?);
+                self.make(request, args.name()?, NewFile { mode, umask, ..NewFile::default() }, answer)?;
             }
             opcode::CREATE => {
                 args.skip(4)?;
-                let mode = args.u32()?;
-                args.skip(8)?;
-                let made = self.make(request, args.name()?, NewFile { mode, ..NewFile::default() }, answer)?;
+                let (mode, umask) = (args.u32()?, args.u32()?);
+                args.skip(4)?;
+                let made = self.make(request, args.name()?, NewFile { mode, umask, ..NewFile::default() }, answer)?;
                 if self.counts_opens {
                     volume.open(made)?;
                 }
@@ -156,8 +153,8 @@ impl Server {
             }
             opcode::TMPFILE => {
                 args.skip(4)?;
-                let (uid, gid, mode) = (request.uid, request.gid, args.u32()?);
-                let made = volume.create_unnamed(ino, NewFile { mode, uid, gid, ..NewFile::default() })?;
+                let (uid, gid, mode, umask) = (request.uid, request.gid, args.u32()?, args.u32()?);
+                let made = volume.create_unnamed(ino, NewFile { mode, umask, uid, gid, ..NewFile::default() })?;
                 volume.remember(made.ino)?;
                 if !self.counts_opens {
                     volume.close(made.ino)?;
@@ -214,19 +211,27 @@ impl Server {
             }
             opcode::STATFS => self.usage(answer),
             opcode::SETXATTR => {
-                let (size, flags) = (args.u32()?, args.u32()?);
+                let (size, flags, acl_flags) = (args.u32()?, args.u32()?, args.u32()?);
+                args.skip(4)?;
                 let how = match flags.cast_signed() {
                     0 => SetXattr::Any,
                     libc::XATTR_CREATE => SetXattr::Create,
                     libc::XATTR_REPLACE => SetXattr::Replace,
                     _ => return Err(Error::Invalid("flags")),
                 };
-                volume.set_xattr(ino, attribute(&mut args)?, args.bytes(size as usize)?, how)?;
+                match attribute(&mut args)? {
+                    Attribute::List(name) => {
+                        let set_gid_ends = acl_flags & SETXATTR_ACL_KILL_SGID != 0;
+                        volume.set_acl(ino, name, Some(args.bytes(size as usize)?), set_gid_ends)?;
+                    }
+                    Attribute::Other(name) => volume.set_xattr(ino, name, args.bytes(size as usize)?, how)?,
+                }
             }
             opcode::GETXATTR => {
                 let room = args.u32()?;
                 args.skip(4)?;
-                value(&volume.xattr(ino, attribute(&mut args)?)?, room, answer)?;
+                let (Attribute::List(name) | Attribute::Other(name)) = attribute(&mut args)?;
+                value(&volume.xattr(ino, name)?, room, answer)?;
             }
             opcode::LISTXATTR => {
                 // Only root sees those of this kind on any file system.
@@ -235,7 +240,10 @@ impl Server {
                 let names: Vec<u8> = names.flat_map(|name| name.into_iter().chain([0])).collect();
                 value(&names, args.u32()?, answer)?;
             }
-            opcode::REMOVEXATTR => volume.remove_xattr(ino, attribute(&mut args)?)?,
+            opcode::REMOVEXATTR => match attribute(&mut args)? {
+                Attribute::List(name) => volume.set_acl(ino, name, None, false)?,
+                Attribute::Other(name) => volume.remove_xattr(ino, name)?,
+            },
             opcode::FALLOCATE => {
                 args.skip(8)?;
                 let (offset, len, mode) = (args.u64()?, args.u64()?, args.u32()?.cast_signed());
@@ -408,15 +416,25 @@ fn refused(errno: i32) -> Error {
     std::io::Error::from_raw_os_error(errno).into()
 }
 
-/// The name of an extended attribute, in one of the namespaces that mean something here. Those of the system, such as ACLs,
-/// would not do what they say.
-fn attribute<'a>(args: &mut Args<'a>) -> Result<&'a [u8]> {
+/// The name of an extended attribute.
+enum Attribute<'a> {
+    /// An access control list, with which the mode changes.
+    List(&'static [u8]),
+    /// One that means nothing to the file system.
+    Other(&'a [u8]),
+}
+
+/// Reads a name in one of the namespaces that mean something here.
+fn attribute<'a>(args: &mut Args<'a>) -> Result<Attribute<'a>> {
     let name = args.name()?;
+    if let Some(list) = [acl::ACCESS, acl::DEFAULT].into_iter().find(|list| *list == name) {
+        return Ok(Attribute::List(list));
+    }
     let rest = [&b"user."[..], b"trusted.", b"security."].iter().find_map(|space| name.strip_prefix(*space));
     match rest {
         None => Err(refused(libc::EOPNOTSUPP)),
         Some([]) => Err(Error::Invalid("an attribute without a name")),
-        Some(_) => Ok(name),
+        Some(_) => Ok(Attribute::Other(name)),
     }
 }
 

@@ -64,15 +64,18 @@ pub(crate) mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
+    pub const DONT_MASK: u64 = 1 << 6;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const POSIX_ACL: u64 = 1 << 20;
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
     pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const OVER_IO_URING: u64 = 1 << 41;
@@ -101,6 +104,9 @@ pub(crate) mod set {
 
 /// In a write: it takes the set-user-ID and set-group-ID bits.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+
+/// In the setting of an access control list: it takes the set-group-ID bit.
+pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 
 /// A request.
 #[derive(Debug)]

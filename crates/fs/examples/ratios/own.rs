@@ -10,7 +10,7 @@ use crate::rounds::Result;
 
 pub const BLOCK: usize = 4096;
 pub const MIB: usize = 1 << 20;
-pub const FILE: NewFile<'static> = NewFile { mode: 0o100_644, uid: 0, gid: 0, rdev: 0, target: &[] };
+pub const FILE: NewFile<'static> = NewFile { mode: 0o100_644, uid: 0, gid: 0, umask: 0, rdev: 0, target: &[] };
 
 /// Where regions come from.
 pub struct Memory {

@@ -1,5 +1,6 @@
 //! Attributes and extended attributes.
 
+use crate::acl::{self, Acl};
 use crate::alloc::Purpose;
 use crate::error::{Error, Result};
 use crate::format::entry::{Attributes, Entry, Kind, MAX_XATTR};
@@ -100,6 +101,11 @@ impl Volume {
             };
             let next_cookie = state.dir.as_ref().map_or(0, |dir| dir.next_cookie());
             let mut entries = vec![(ino, Entry::Attributes(attributes, next_cookie))];
+            let list = state.xattrs.get(acl::ACCESS).filter(|_| set.mode.is_some());
+            let list = list.and_then(|list| Some(Acl::parse(list)?.with_mode(attributes.mode).to_bytes()));
+            if let Some(value) = &list {
+                entries.push((ino, Entry::Xattr { name: acl::ACCESS, value }));
+            }
             if strip && state.xattrs.contains_key(CAPABILITIES) {
                 entries.push((ino, Entry::XattrGone(CAPABILITIES)));
             }
@@ -171,6 +177,47 @@ impl Volume {
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.change_xattrs(ino, Entry::XattrGone(name), |xattrs| {
             if xattrs.contains_key(name) { Ok(()) } else { Err(Error::NoAttribute) }
+        })
+    }
+
+    /// Sets, or without a value removes, the access control list of a file ([`acl::ACCESS`]) or the one for new files of a
+    /// directory ([`acl::DEFAULT`]). The mode follows the first in the same commit. `set_gid_ends`: the caller may not keep the
+    /// set-group-ID bit.
+    pub fn set_acl(&self, ino: Ino, name: &'static [u8], value: Option<&[u8]>, set_gid_ends: bool) -> Result<()> {
+        let list = match value {
+            Some(value) if value.len() + name.len() > MAX_XATTR => return Err(Error::AttributeTooLarge),
+            Some(value) => Some(Acl::parse(value).ok_or(Error::Invalid("not an access control list"))?),
+            None => None,
+        };
+        let inode = self.inode(ino)?;
+        let access = name == acl::ACCESS;
+        if inode.kind == Kind::Symlink || (!access && list.is_some() && inode.kind != Kind::Directory) {
+            return Err(Error::NotPermitted);
+        }
+        let kept = list.as_ref().filter(|list| !access || !list.is_mode()).map(Acl::to_bytes);
+        self.with_room(|| {
+            let mut locked = Locked::new(&[&inode]);
+            let state = locked.get(ino)?;
+            check_live(state)?;
+            let time = self.now();
+            let mut entries = Vec::new();
+            match &kept {
+                Some(value) => entries.push((ino, Entry::Xattr { name, value })),
+                None if state.xattrs.contains_key(name) => entries.push((ino, Entry::XattrGone(name))),
+                None => {}
+            }
+            if let Some(list) = list.as_ref().filter(|_| access) {
+                let bits = if set_gid_ends { 0o777 | libc::S_ISGID } else { 0o777 };
+                let mode = state.attributes.mode & !bits | list.mode();
+                let next_cookie = state.dir.as_ref().map_or(0, |dir| dir.next_cookie());
+                let attributes = Attributes { mode, ctime: time, ..state.attributes };
+                entries.push((ino, Entry::Attributes(attributes, next_cookie)));
+            }
+            if entries.is_empty() {
+                return Ok(());
+            }
+            self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)?;
+            Ok(())
         })
     }
 

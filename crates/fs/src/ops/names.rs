@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::acl::{self, Acl};
 use crate::alloc::Purpose;
 use crate::dir::{Dir, Named};
 use crate::error::{Damage, Error, Result};
@@ -23,6 +24,8 @@ const MAX_DEPTH: usize = 64;
 pub struct NewFile<'a> {
     /// Kind and permissions; permissions alone for a regular file.
     pub mode: u32,
+    /// Permissions that it does not get, unless its directory has a default access control list.
+    pub umask: u32,
     /// Owner.
     pub uid: u32,
     /// Group.
@@ -113,9 +116,9 @@ impl Volume {
             return Err(Error::Exists);
         }
         let cookie = names.new_cookie()?;
-        let new = inherit(&locked.get(parent)?.attributes, kind, new);
+        let (new, acls) = inherit(locked.get(parent)?, kind, new);
         let time = self.now();
-        let (inode, flushed) = self.new_inode(kind, new, 1, time)?;
+        let (inode, flushed) = self.new_inode(kind, (new, &acls), 1, time)?;
         let ino = inode.ino;
         let link = Entry::Link { ino, cookie, kind, name };
         let committed = self.commit(&mut locked, &[(parent, link)], time, flushed, Purpose::Growth);
@@ -138,12 +141,12 @@ impl Volume {
         }
         let dir = self.inode(parent)?;
         self.with_room(|| {
-            let new = {
+            let (new, acls) = {
                 let state = dir.read();
                 names_to_change(&state)?;
-                inherit(&state.attributes, Kind::File, new)
+                inherit(&state, Kind::File, new)
             };
-            let (inode, flushed) = self.new_inode(Kind::File, new, 0, self.now())?;
+            let (inode, flushed) = self.new_inode(Kind::File, (new, &acls), 0, self.now())?;
             let durable = flushed.fence(&self.store).inspect_err(|_| self.unmake_inode(&inode))?;
             inode.write().unnamed = Some(durable);
             self.unnamed.fetch_add(1, Ordering::AcqRel);
@@ -155,7 +158,7 @@ impl Volume {
     }
 
     /// An inode near the caller that no directory names yet; `links` says how many will.
-    fn new_inode(&self, kind: Kind, new: NewFile<'_>, links: u32, time: i64) -> Result<(Inode, Flushed)> {
+    fn new_inode(&self, kind: Kind, new: (NewFile<'_>, &Acls), links: u32, time: i64) -> Result<(Inode, Flushed)> {
         let regions = self.regions.nearest(self.regions.of_caller(self.cpu()));
         loop {
             let ino = self.take_slot(regions)?;
@@ -168,7 +171,14 @@ impl Volume {
     }
 
     /// Writes it.
-    fn make_inode(&self, ino: Ino, kind: Kind, new: NewFile<'_>, links: u32, time: i64) -> Result<(Inode, Flushed)> {
+    fn make_inode(
+        &self,
+        ino: Ino,
+        kind: Kind,
+        (new, acls): (NewFile<'_>, &Acls),
+        links: u32,
+        time: i64,
+    ) -> Result<(Inode, Flushed)> {
         let (block, line) = self.store.inode_at(ino)?;
         let mut old = [0; LINE];
         self.store.read(block, line, &mut old)?;
@@ -187,6 +197,7 @@ impl Volume {
             rdev: new.rdev,
         };
         let mut entries = vec![(Entry::Attributes(attributes, 0), time)];
+        entries.extend(acls.iter().map(|(name, value)| (Entry::Xattr { name, value }, time)));
         let mut fresh = self.allocator.fresh();
         let pages = self.log_pages(self.regions.nearest(ino.region()), Purpose::Growth);
         let mut data = Flushed::nothing();
@@ -478,13 +489,34 @@ fn kind_of(mode: u32) -> Result<Kind> {
     kind.ok_or(Error::Invalid("the mode has an unknown kind"))
 }
 
-/// A set-group-ID directory gives its group to what is made in it, and the bit to directories.
-fn inherit<'a>(parent: &Attributes, kind: Kind, new: NewFile<'a>) -> NewFile<'a> {
-    if parent.mode & libc::S_ISGID == 0 {
-        return new;
+/// Access control lists of a new inode: names and values of extended attributes.
+type Acls = Vec<(&'static [u8], Vec<u8>)>;
+
+/// What a new inode gets from its directory: with the set-group-ID bit the group, and a directory the bit; a default access
+/// control list in place of the umask.
+fn inherit<'a>(parent: &State, kind: Kind, new: NewFile<'a>) -> (NewFile<'a>, Acls) {
+    let (gid, bit) = match parent.attributes.mode & libc::S_ISGID {
+        0 => (new.gid, 0),
+        bit if kind == Kind::Directory => (parent.attributes.gid, bit),
+        _ => (parent.attributes.gid, 0),
+    };
+    let new = NewFile { gid, mode: new.mode | bit, ..new };
+    if kind == Kind::Symlink {
+        return (new, Acls::new());
     }
-    let bit = if kind == Kind::Directory { libc::S_ISGID } else { 0 };
-    NewFile { gid: parent.gid, mode: new.mode | bit, ..new }
+    let with = |permissions| NewFile { mode: new.mode & !0o777 | permissions, ..new };
+    let Some((list, default)) = parent.xattrs.get(acl::DEFAULT).and_then(|list| Some((list, Acl::parse(list)?))) else {
+        return (with(new.mode & 0o777 & !new.umask), Acls::new());
+    };
+    let access = default.for_new(new.mode);
+    let mut acls = Acls::new();
+    if !access.is_mode() {
+        acls.push((acl::ACCESS, access.to_bytes()));
+    }
+    if kind == Kind::Directory {
+        acls.push((acl::DEFAULT, list.to_vec()));
+    }
+    (with(access.mode()), acls)
 }
 
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {

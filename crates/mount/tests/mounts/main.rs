@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+mod acl;
 mod harness;
 mod lifecycle;
 mod semantics;
@@ -17,7 +18,8 @@ fn main() {
     }
     let missing = harness::missing();
     let own = [semantics::TESTS, lifecycle::TESTS].concat().into_iter().map(|(name, test)| (name, test, None));
-    let others = testers::TESTS.iter().map(|(name, test, tool)| (*name, *test, testers::missing(tool)));
+    let others =
+        testers::TESTS.iter().chain(acl::TESTS).map(|(name, test, tool)| (*name, *test, testers::missing(tool)));
     let ring: (_, fn(), _) = ("all_of_this_holds_by_io_uring", harness::by_ring, harness::no_ring());
     let trials = own.chain(others).chain([ring]).map(|(name, test, lacks)| {
         let missing = missing.clone().or(lacks);

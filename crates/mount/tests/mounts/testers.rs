@@ -25,7 +25,11 @@ fn tool(name: &str) -> PathBuf {
 
 /// Why a test cannot run.
 pub fn missing(name: &str) -> Option<String> {
-    if let Some(setup) = [("fio", "programs"), ("stress-ng", "testers")].iter().find(|of| of.0 == name).map(|of| of.1) {
+    if let Some(setup) = [("fio", "programs"), ("setfacl", "testers"), ("stress-ng", "testers")]
+        .iter()
+        .find(|of| of.0 == name)
+        .map(|of| of.1)
+    {
         return Command::new(name).arg("--version").output().err().map(|e| format!("{name}: {e}: tools/setup {setup}"));
     }
     (!tool(name).exists()).then(|| format!("{name} is not installed: tools/setup testers"))
