@@ -20,6 +20,38 @@ fn code(args: &[&str]) -> i32 {
     homenode(args).status.code().unwrap()
 }
 
+/// Only the first 4 KiB were looked at: btrfs, ZFS, RAID and ISO images were overwritten without a question.
+#[test]
+fn mkfs_without_force_overwrites_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let name = path.to_str().unwrap();
+    let made = |at: u64, magic: &[u8]| {
+        let file = fs::File::create(&path).unwrap();
+        file.set_len(8 << 20).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, magic, at).unwrap();
+    };
+    let refused = |what: &str| {
+        let before = fs::read(&path).unwrap();
+        let output = homenode(&["mkfs", name]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(what), "{said}");
+        assert!(fs::read(&path).unwrap() == before);
+    };
+    for (at, magic, what) in [
+        (0x10040, &b"_BHRfS_M"[..], "btrfs"),
+        (0x8001, b"CD001", "ISO 9660"),
+        ((8 << 20) - (256 << 10) + (128 << 10), b"\x0c\xb1\xba\0\0\0\0\0", "ZFS"),
+        ((8 << 20) - 65536, b"\xfc\x4e\x2b\xa9", "RAID"),
+        (5_000_123, b"x", "byte 5000123 is not zero"),
+    ] {
+        made(at, magic);
+        refused(what);
+    }
+    stdout(&["mkfs", "--force", name]);
+    assert_eq!(code(&["mkfs", name]), 2);
+}
+
 /// Nodes 0 and 1, or labels of them where the machine does not have them.
 #[test]
 fn the_whole_way_from_mkfs_to_fsck() {

@@ -105,7 +105,7 @@ pub struct MkfsArgs {
     /// Keep a checksum of every block of file data, and check it at each read
     #[arg(long)]
     pub data_checksums: bool,
-    /// Overwrite a volume
+    /// Overwrite a volume, or whatever else is there
     #[arg(long)]
     pub force: bool,
     /// The regions, one per node: DAX devices, or files on DAX, hugetlbfs, tmpfs or any other file system; a path with

@@ -3,16 +3,17 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ::fs::medium::{Mapped, Medium, Persistence, RegionFile};
+use ::fs::medium::{At, Mapped, Medium, Persistence, RegionFile};
 use ::fs::{Error, Layout, Options, Volume};
 use serde_json::json;
 
+use super::content;
 use super::fs_args::{FsckArgs, MkfsArgs, VolumeArgs};
 use super::nodes;
 use crate::cli::Global;
@@ -72,11 +73,9 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         let region = args.regions.get(index).map_or("", String::as_str);
         return Err(Failure::new(Exit::Usage, region, "is part of a volume already").hint("--force overwrites it"));
     }
-    for (region, name) in regions.iter().zip(&args.regions).filter(|_| !args.force) {
-        let mut begin = [0; 4096];
-        // A device that cannot be read by read(2) (device DAX) was looked at above.
-        if region.file.read_at(&mut begin, 0).is_ok_and(|_| begin.iter().any(|byte| *byte != 0)) {
-            return Err(Failure::new(Exit::Usage, name, "is not empty").hint("--force overwrites it"));
+    if !args.force {
+        for (index, (region, name)) in regions.iter().zip(&args.regions).enumerate() {
+            refuse_content(name, &region.file, (&mapped, index))?;
         }
     }
     let mut volume = [0; 16];
@@ -105,6 +104,21 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         output::print(&format!("volume {}: {}, {}\n", hex(&volume), count(mapped.regions(), "region"), size(total)))?;
     }
     Ok(Exit::Done)
+}
+
+/// Fails where a region has content.
+fn refuse_content(name: &str, file: &File, (mapped, region): (&Mapped, usize)) -> Result<(), Failure> {
+    let io = |e: io::Error| Failure::io("read", Path::new(name), &e);
+    let is_file = file.metadata().map_err(io)?.is_file();
+    // Device DAX knows no read(2), and to look at a hole of a file through its mapping would give it memory.
+    let mut read = |at, out: &mut [u8]| match is_file {
+        true => content::read(file, at, out),
+        false => mapped.read(At { region, offset: at }, out).map_err(io::Error::other),
+    };
+    let extents = if is_file { content::extents(file) } else { Vec::new() };
+    let Some(found) = content::find(mapped.len(region), &extents, &mut read).map_err(io)? else { return Ok(()) };
+    let what = found.name.map_or_else(|| format!("byte {} is not zero", found.at), |name| format!("it has {name}"));
+    Err(Failure::new(Exit::Usage, name, format!("is not empty: {what}")).hint("--force overwrites it"))
 }
 
 /// Memory that is allocated page by page goes to the region's node; a device or a disk file is where it is.

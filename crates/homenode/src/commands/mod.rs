@@ -1,6 +1,7 @@
 //! The sub-commands, one module each.
 
 mod completions;
+mod content;
 mod doctor;
 mod explain;
 pub mod fs_args;
