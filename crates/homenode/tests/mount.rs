@@ -27,6 +27,8 @@ const TESTS: &[(&str, fn())] = &[
     ),
     ("an_aborted_connection_leaves_no_dead_mount", an_aborted_connection_leaves_no_dead_mount),
     ("options_of_users_imply_what_mount_8_says", options_of_users_imply_what_mount_8_says),
+    ("options_of_all_file_systems_are_known", options_of_all_file_systems_are_known),
+    ("a_server_is_not_the_oom_killers_first_choice", a_server_is_not_the_oom_killers_first_choice),
 ];
 
 fn main() {
@@ -36,7 +38,7 @@ fn main() {
         fs::OpenOptions::new().write(true).open("/dev/fuse").err().map(|error| format!("/dev/fuse: {error}"))
     };
     let trial = |(name, test): &(&str, fn())| {
-        let (missing, test) = (missing.clone(), *test);
+        let (missing, test) = (missing.clone().or_else(|| lacks(name)), *test);
         Trial::ignorable_test(*name, move || match missing {
             Some(why) => Ok(Completion::ignored_with(why)),
             None => {
@@ -46,6 +48,14 @@ fn main() {
         })
     };
     libtest_mimic::run(&Arguments::from_args(), TESTS.iter().map(trial).collect()).exit();
+}
+
+/// What this machine lacks for a single test.
+fn lacks(test: &str) -> Option<String> {
+    let spare = || Command::new("sh").args(["-c", "echo -1000 > /proc/self/oom_score_adj"]).output();
+    let refused = || !spare().is_ok_and(|done| done.status.success());
+    (test == "a_server_is_not_the_oom_killers_first_choice" && refused())
+        .then(|| "CAP_SYS_RESOURCE is missing".to_owned())
 }
 
 /// A volume, and a directory to mount it on.
@@ -328,4 +338,42 @@ fn options_of_users_imply_what_mount_8_says() {
         assert!(line.contains(shows), "{line}");
         place.unmount();
     }
+}
+
+/// They were unknown: lines of fstab that work with other file systems did not work.
+fn options_of_all_file_systems_are_known() {
+    let place = Place::new();
+    let options = "nosymfollow,silent,iversion,nomand,user_xattr,errors=remount-ro";
+    assert_eq!(place.mount(&["-o", options]), (0, String::new()));
+    let line = shown(&place);
+    assert!(line.contains(" rw,nosymfollow,relatime ") || line.contains(",nosymfollow"), "{line}");
+    assert_eq!(place.mount(&["-o", "remount,symfollow"]), (0, String::new()));
+    assert!(!shown(&place).contains("nosymfollow"));
+    place.unmount();
+    if Path::new("/sys/fs/selinux/enforce").exists() {
+        eprintln!("skipped: labels, as SELinux is on and has its own");
+    } else {
+        // As mount(8), which drops them.
+        let label = r#"context="system_u:object_r:tmp_t:s0:c1,c2",fscontext=system_u:object_r:tmp_t:s0,nosuid"#;
+        assert_eq!(place.mount(&["-o", label]), (0, String::new()));
+        assert!(shown(&place).contains("nosuid"));
+        place.unmount();
+    }
+    // mount(8) does what these say, so alone they would be a promise that nobody keeps.
+    let (code, said) = place.mount(&["-o", "X-mount.idmap=b:0:1000:1"]);
+    assert!(code == 2 && said.contains("is for mount(8)"), "{code}: {said}");
+    assert_eq!(place.mount(&["--helper", "-o", "X-mount.mkdir"]), (0, String::new()));
+    place.unmount();
+    assert_eq!(place.mount(&["-o", "errors=continue"]).0, 2);
+}
+
+/// Its mapped regions count as its memory, so it had a score of 683.
+fn a_server_is_not_the_oom_killers_first_choice() {
+    let place = Place::new();
+    let mut server = place.server();
+    let id = server.id();
+    let read = |what: &str| fs::read_to_string(format!("/proc/{id}/{what}")).unwrap();
+    assert_eq!((read("oom_score_adj").trim(), read("oom_score").trim()), ("-1000", "0"));
+    place.unmount();
+    server.wait().unwrap();
 }

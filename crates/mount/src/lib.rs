@@ -60,6 +60,8 @@ pub struct Options {
     /// Whether opened files are counted, as a policy wants it. It takes a round trip for each open and one for each close, which
     /// [`Cache::Direct`] needs anyway.
     pub counts_opens: bool,
+    /// Labels for SELinux, such as `context=…`, as mount(2) has them.
+    pub labels: Vec<String>,
     /// Where to ask for the nodes of threads; without it, local is where the server's threads run.
     pub callers: Option<Arc<plane::Callers>>,
 }
@@ -74,6 +76,7 @@ impl Default for Options {
             ring: false,
             flags: Flags::empty(),
             counts_opens: false,
+            labels: Vec::new(),
             callers: None,
         }
     }

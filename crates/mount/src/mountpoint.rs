@@ -94,11 +94,14 @@ impl Mountpoint {
     pub(crate) fn mount(dir: PathBuf, options: &Options) -> Result<(Self, OwnedFd), Error> {
         let fd = connect().map_err(failed("open", Path::new(DEVICE)))?;
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let data = format!(
+        let mut data = format!(
             "fd={},rootmode={:o},user_id={uid},group_id={gid},default_permissions,allow_other",
             fd.as_raw_fd(),
             libc::S_IFDIR
         );
+        for label in &options.labels {
+            data += &format!(",{label}");
+        }
         let data = CString::new(data).unwrap_or_default();
         mount(options.source.as_str(), &dir, KIND, options.flags, data.as_c_str()).map_err(failed("mount on", &dir))?;
         let found = statx(CWD, &dir, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID).map_err(failed("use", &dir));

@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -51,17 +51,47 @@ const FLAGS: &[(&str, Flags, bool)] = &[
     ("strictatime", Flags::STRICTATIME, true),
     ("lazytime", Flags::LAZYTIME, true),
     ("nolazytime", Flags::LAZYTIME, false),
+    ("nosymfollow", Flags::NOSYMFOLLOW, true),
+    ("symfollow", Flags::NOSYMFOLLOW, false),
+    ("silent", Flags::SILENT, true),
+    ("loud", Flags::SILENT, false),
 ];
 
+/// SELinux's labels for all files, which the kernel takes.
+const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
+
 /// Options that always hold, or that are meant for mount(8) and systemd.
-const IGNORED: &[&str] =
-    &["defaults", "default_permissions", "allow_other", "auto", "noauto", "fail", "nofail", "nouser", "_netdev"];
+const IGNORED: &[&str] = &[
+    "defaults",
+    "default_permissions",
+    "allow_other",
+    "auto",
+    "noauto",
+    "fail",
+    "nofail",
+    "nouser",
+    "_netdev",
+    "iversion",
+    "noiversion",
+    "mand",
+    "nomand",
+    "user_xattr",
+    "seclabel",
+    // What a volume does whose memory has failed.
+    "errors=remount-ro",
+];
 
 /// The server's environment has it where the command has started itself again.
 const BACKGROUND: &str = "HOMENODE_MOUNT_BACKGROUND";
 
 /// Options with values that the kernel shows, and mount(8) hands back for a remount.
 const SHOWN: &[&str] = &["fd", "rootmode", "user_id", "group_id", "comment"];
+
+/// For the OOM killer, of proc_pid_oom_score_adj(5).
+const NEVER_KILLED: &str = "-1000";
+
+/// Exists where SELinux is on.
+const SELINUX: &str = "/sys/fs/selinux/enforce";
 
 /// Exit code of mount(8) for incorrect use.
 pub const HELPER_USAGE: u8 = 1;
@@ -119,7 +149,8 @@ impl Wanted {
         let (mut volume, mut workers_chosen) = (args.volume.clone(), args.workers.is_some());
         let mut options = Options { source: volume.volume.display().to_string(), ..Options::default() };
         options.workers = args.workers.map_or(options.workers, usize::from);
-        let given = || args.options.iter().map(|option| option.trim()).filter(|option| !option.is_empty());
+        let joined = joined(&args.options);
+        let given = || joined.iter().map(|option| option.trim()).filter(|option| !option.is_empty());
         if given().any(|option| option == "remount") {
             remount = true;
             let shown = ::mount::shown(&args.dir).map_err(|e| failure(&e))?;
@@ -147,6 +178,18 @@ impl Wanted {
                 // As mount(8) has it; later options may allow them again.
                 "user" | "users" => options.flags |= Flags::NOEXEC | Flags::NOSUID | Flags::NODEV,
                 "owner" | "group" => options.flags |= Flags::NOSUID | Flags::NODEV,
+                // Without SELinux the kernel knows none, and mount(8) drops them.
+                _ if LABELS.contains(&name) => {
+                    if !remount && Path::new(SELINUX).exists() {
+                        options.labels.push(option.to_owned());
+                    }
+                }
+                // mount(8) has done what they say.
+                _ if name.starts_with("X-") && args.helper => {}
+                _ if name.starts_with("X-") => {
+                    let hint = "mount(8) does what it says: mount -t homenode -o … VOLUME DIR";
+                    return Err(usage(option, "is for mount(8)").hint(hint));
+                }
                 _ if IGNORED.contains(&option) || name.starts_with("x-") || SHOWN.contains(&name) => {}
                 _ => {
                     let hint = "homenode mount --help lists them at -o; policies and emulated nodes are options of that command only";
@@ -163,6 +206,18 @@ impl Wanted {
         let may_be_missing = !remount && given().any(|option| option == "nofail");
         Ok(Self { volume, options, placement, chosen, remount, may_be_missing })
     }
+}
+
+/// Options that were taken apart at each comma, with those of a value in quotes put together: `context="u:r:t:s0:c1,c2"`.
+fn joined(parts: &[String]) -> Vec<String> {
+    let mut options: Vec<String> = Vec::new();
+    for part in parts {
+        match options.last_mut().filter(|last| last.matches('"').count() % 2 == 1) {
+            Some(open) => *open += &format!(",{part}"),
+            None => options.push(part.clone()),
+        }
+    }
+    options
 }
 
 /// Starts the server in the background, and waits until the mount works.
@@ -194,6 +249,9 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     let stop = Stop::on_signals()?;
     // Each thread that uses the mount takes up to two.
     session::raise_open_files();
+    // Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the mount. Only with
+    // CAP_SYS_RESOURCE; else it stays as it is.
+    let _ = std::fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
     let nodes = Nodes::of(global, &args.nodes, &map(&wanted.volume)?)?;
     let prepared = Prepared::new(global, &args.nodes, &nodes, &args.dir)?;
     let mut options = wanted.options.clone();
