@@ -19,7 +19,7 @@ use crate::{Error, Ino, Layout, NewFile, Options, Placement, Rename, SetAttribut
 const BLOCK: usize = 4096;
 
 /// Runs `work`, which starts threads, in `times` orders, or more if the environment says so.
-fn check(times: usize, work: impl Fn() + Send + Sync + 'static) {
+pub fn check(times: usize, work: impl Fn() + Send + Sync + 'static) {
     run(RandomScheduler::new(times * more()), work);
 }
 

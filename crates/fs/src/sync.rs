@@ -8,19 +8,24 @@
 
 #[cfg(not(test))]
 pub use std::sync::{
-    Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
     atomic::{AtomicBool, AtomicU32, AtomicU64},
 };
 
 #[cfg(test)]
 pub use shuttle::sync::{
-    Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
     atomic::{AtomicBool, AtomicU32, AtomicU64},
 };
 
 /// Locks, also after a panic elsewhere: all that these locks keep is changed in single steps.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Waits for a condition variable, also after a panic elsewhere.
+pub fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condition.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Keeps a value on cache lines of its own (two, because processors fetch them in pairs): threads that use neighbours of an array

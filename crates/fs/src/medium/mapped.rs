@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FileType, FlockOperation};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
+use super::group::Group;
 use super::persist::{self, Instruction};
 use super::{At, Durability, Medium, Persistence, durability, exclusive};
 use crate::error::{Error, Result};
@@ -35,23 +35,13 @@ pub struct Mapped {
     regions: Vec<Region>,
 }
 
-/// What is known of a region that msync makes durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Synced {
-    Yes,
-    /// Flushed and not synced.
-    No,
-    /// Its msync has failed. The kernel forgets pages that it could not write: no later call makes them durable.
-    Failed,
-}
-
 #[derive(Debug)]
 struct Region {
     base: NonNull<u8>,
     len: usize,
     persistence: Persistence,
     durability: Durability,
-    synced: Mutex<Synced>,
+    synced: Group,
     /// Keep the locks.
     _held: (File, Option<OwnedFd>),
 }
@@ -169,7 +159,7 @@ impl Region {
         let (persistence, durability) = primitive(durability, direct.then(Instruction::detect), device);
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned no address"))?;
         let held = (region.file.try_clone()?, held);
-        let mapped = Self { base, len, persistence, durability, synced: Mutex::new(Synced::Yes), _held: held };
+        let mapped = Self { base, len, persistence, durability, synced: Group::default(), _held: held };
         if let Some(node) = region.bind {
             mapped.bind(node)?;
         }
@@ -280,12 +270,7 @@ impl Medium for Mapped {
         let (region, place) = self.place(at, usize::try_from(len).unwrap_or(usize::MAX))?;
         match region.persistence {
             Persistence::Volatile => {}
-            Persistence::Msync => {
-                let mut synced = region.synced.lock().unwrap_or_else(PoisonError::into_inner);
-                if *synced == Synced::Yes {
-                    *synced = Synced::No;
-                }
-            }
+            Persistence::Msync => region.synced.flush(),
             Persistence::Lines(instruction) => {
                 let lead = at.offset as usize % LINE;
                 for line in (0..len as usize + lead).step_by(LINE) {
@@ -304,20 +289,12 @@ impl Medium for Mapped {
             if region.persistence != Persistence::Msync {
                 continue;
             }
-            // Held during the call: another thread's fence must not return before its stores are on the disk, too.
-            let mut synced = region.synced.lock().unwrap_or_else(PoisonError::into_inner);
-            if *synced == Synced::Failed {
-                return Err(io::Error::other("an earlier msync of a region failed").into());
-            }
-            if std::mem::replace(&mut *synced, Synced::Yes) == Synced::No {
+            region.synced.fence(|| {
                 // SAFETY: the range is this value's own mapping.
                 let done = unsafe { rustix::mm::msync(region.base.as_ptr().cast(), region.len, MsyncFlags::SYNC) };
-                if let Err(error) = done {
-                    *synced = Synced::Failed;
-                    // EIO for the program, whatever the errno: ENOSPC would tell it of a full volume.
-                    return Err(io::Error::other(format!("msync of a region: {error}")).into());
-                }
-            }
+                // EIO for the program, whatever the errno: ENOSPC would tell it of a full volume.
+                done.map_err(|error| io::Error::other(format!("msync of a region: {error}")))
+            })?;
         }
         Ok(())
     }

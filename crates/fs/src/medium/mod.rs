@@ -11,6 +11,7 @@
 mod durability;
 mod emulated;
 mod exclusive;
+mod group;
 mod mapped;
 mod persist;
 mod profile;
