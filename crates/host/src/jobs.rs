@@ -6,7 +6,10 @@
 //! examining takes long, too, and then makes step after step: each of what its share of the allowed rate is in [`STEP`], then a
 //! pause for the rest of that time. It publishes its progress after each step; [`Jobs::poll`] reads it.
 //!
-//! **Limits.** A step that the kernel does not return from cannot be stopped. Its thread is left behind when homenode ends.
+//! A step that the kernel does not return from (a disk or a process that does not answer) cannot be stopped. After [`STUCK`] its copy has
+//! failed, and its place is free.
+//!
+//! **Limits.** The thread of such a copy is left behind. It makes no further step.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,6 +27,8 @@ const STEP: Duration = Duration::from_millis(100);
 /// Most bytes of a step, whatever the rate: what moves in tens of milliseconds (50 ms/GiB natively, 16 times as long emulated),
 /// so that a copy stops soon when it is told to.
 const STEP_BYTES: u64 = 64 << 20;
+/// A step takes tens of milliseconds, and opening and examining seconds; writeback on a slow disk may take a minute.
+const STUCK: Duration = Duration::from_secs(120);
 /// Most ended copies of which it is kept how to send back what they have moved. Each of a process keeps two files open.
 const WAYS_BACK: usize = 1024;
 
@@ -63,9 +68,35 @@ struct Shared {
     stop: AtomicBool,
     state: Mutex<(Copied, Option<JobState>)>,
     back: Mutex<Option<Back>>,
+    /// When its thread began what it is doing; `None` in a pause.
+    busy: Mutex<Option<Instant>>,
+    /// It does not count as a copy that shares the rate any more.
+    over: AtomicBool,
 }
 
 impl Shared {
+    fn busy(&self, since: Option<Instant>) {
+        *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+
+    /// Gives a copy up that has been busy with one step for so long.
+    fn give_up(&self, limits: &Limits, stuck: Duration) {
+        let since = *self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        if since.is_some_and(|since| since.elapsed() >= stuck) {
+            self.stop.store(true, Ordering::Relaxed);
+            let why = format!("the kernel has not returned from a step for {} s", stuck.as_secs());
+            self.set(None, Some(JobState::Failed { why }));
+            self.end(limits);
+        }
+    }
+
+    /// The rate is for the others.
+    fn end(&self, limits: &Limits) {
+        if !self.over.swap(true, Ordering::Relaxed) {
+            limits.copies.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     fn set(&self, copied: Option<Copied>, state: Option<JobState>) {
         let mut now = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(copied) = copied {
@@ -163,6 +194,7 @@ impl Jobs {
         // Its thread, not this function, knows when it is over; a thread that does not start drops it.
         limits.copies.fetch_add(1, Ordering::Relaxed);
         let end = End { shared: of, limits };
+        shared.busy(Some(Instant::now()));
         start(Box::new(move || {
             let state = begin().map_or_else(|state| state, |work| copy(work, &end.shared, &end.limits, keep));
             end.shared.set(None, Some(state));
@@ -174,8 +206,14 @@ impl Jobs {
 
     /// The progress of every copy; the end of each is told once.
     pub fn poll(&mut self) -> Vec<Progress> {
+        self.poll_for(STUCK)
+    }
+
+    fn poll_for(&mut self, stuck: Duration) -> Vec<Progress> {
         let mut all = Vec::with_capacity(self.running.len());
+        let limits = &self.limits;
         self.running.retain(|job, shared| {
+            shared.give_up(limits, stuck);
             let (copied, state) = shared.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let over = state.is_some();
             if over
@@ -225,7 +263,7 @@ struct End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        self.limits.copies.fetch_sub(1, Ordering::Relaxed);
+        self.shared.end(&self.limits);
         // Without effect if the copy has said how it ended.
         self.shared.set(None, Some(JobState::Failed { why: "a fault of homenode ended it".into() }));
     }
@@ -256,7 +294,9 @@ fn steps(work: &mut dyn Copying, shared: &Shared, limits: &Limits) -> JobState {
         let step = share.map_or(STEP_BYTES, |rate| (rate as f64 * STEP.as_secs_f64()) as u64).clamp(1, STEP_BYTES);
         let before = work.copied().copied();
         let cpu = thread_cpu_ns();
+        shared.busy(Some(began));
         let over = work.step(step);
+        shared.busy(None);
         limits.cpu_ns.fetch_add(thread_cpu_ns().saturating_sub(cpu), Ordering::Relaxed);
         let copied = work.copied();
         let moved = copied.copied().saturating_sub(before);
@@ -355,6 +395,35 @@ mod tests {
         let job = jobs.start(|| Ok(Box::new(Busy(0)))).unwrap();
         end(&mut jobs, job);
         assert!(jobs.cpu_s() >= 0.02, "{}", jobs.cpu_s());
+    }
+
+    /// It kept one of few places for ever, and its part of the rate.
+    #[test]
+    fn a_copy_whose_step_does_not_return_is_given_up() {
+        struct Hangs(std::sync::mpsc::Receiver<()>);
+        impl Copying for Hangs {
+            fn step(&mut self, _: u64) -> io::Result<bool> {
+                self.0.recv().map_err(io::Error::other)?;
+                Ok(false)
+            }
+
+            fn copied(&self) -> Copied {
+                Copied::default()
+            }
+        }
+        let mut jobs = Jobs::default();
+        let (go_on, wait) = std::sync::mpsc::channel();
+        let job = jobs.start(|| Ok(Box::new(Hangs(wait)))).unwrap();
+        assert_eq!(jobs.poll()[0].state, JobState::Running);
+        let progress = jobs.poll_for(Duration::ZERO).remove(0);
+        assert_eq!(progress.job, job);
+        assert!(matches!(&progress.state, JobState::Failed { why } if why.contains("not returned")), "{progress:?}");
+        assert_eq!(jobs.limits.copies.load(Ordering::Relaxed), 0);
+        // Its thread makes no further step: then it drops what a step waits for.
+        while go_on.send(()).is_ok() {
+            std::thread::yield_now();
+        }
+        assert_eq!((jobs.poll(), jobs.limits.copies.load(Ordering::Relaxed)), (vec![], 0));
     }
 
     #[test]

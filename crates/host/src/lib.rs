@@ -8,6 +8,7 @@ pub mod jobs;
 pub mod memory;
 mod mounts;
 pub mod observe;
+pub mod patient;
 pub mod plane;
 pub mod privileges;
 pub mod residency;

@@ -160,6 +160,8 @@ pub struct HostPlane {
     moves_made: bool,
     /// The last look at the watched threads succeeded.
     looked: bool,
+    /// Watched threads and descendants that lived at the last look.
+    alive: FxHashSet<Key>,
     /// Watched threads and descendants with an affinity of their own, as of the last look.
     own: FxHashSet<Key>,
     /// First threads of processes whose place a watched thread took by exec, as of the last look.
@@ -235,6 +237,7 @@ impl HostPlane {
             finishing: false,
             moves_made: false,
             looked: false,
+            alive: FxHashSet::default(),
             own: FxHashSet::default(),
             execs: FxHashSet::default(),
             births_lost: false,
@@ -251,11 +254,13 @@ impl HostPlane {
         let Some(observer) = &mut self.observer else { return Ok(Vec::new()) };
         // After an error nothing is known: what an earlier look showed is out of date.
         self.looked = false;
+        self.alive.clear();
         self.own.clear();
         self.execs.clear();
         let kin = observer.kin()?;
         self.looked = true;
         self.moves_made = false;
+        self.alive.extend(kin.iter().map(key_of_kin));
         self.own.extend(kin.iter().filter(|kin| kin.own).map(key_of_kin));
         self.execs.extend(kin.iter().filter(|kin| kin.origin == Origin::Exec).map(key_of_kin));
         for kin in kin.iter().filter(|kin| kin.own) {
@@ -699,7 +704,9 @@ impl Plane for HostPlane {
 
     fn ended(&mut self, undo: &Undo) -> bool {
         let (Some(key), Some(masks)) = (key_of(undo), &undo.masks) else { return false };
-        let over = if self.mover.threads().ended(key.0, key.1) {
+        // The kernel's list of tasks takes no lock: procfs is asked only about those that it does not have.
+        let lives = self.looked && self.alive.contains(&key);
+        let over = if !lives && self.mover.threads().ended(key.0, key.1) {
             match self.became_first(undo) {
                 // It continues under another id. The record must stay until that thread is restored, in case of a crash.
                 // A watched thread did so only if the kernel reported its exec; the first thread may hold our value for itself.

@@ -57,6 +57,8 @@ pub fn to_observe(proc_root: &Path) -> CapabilitySet {
 ///
 /// The kernel refused; some may have been given up.
 pub fn keep_only(keep: CapabilitySet) -> io::Result<()> {
+    // The thread that asks for this one has what this one had when it started it.
+    crate::patient::forget_worker();
     set_no_new_privs(true)?;
     clear_ambient_capability_set()?;
     let has = capabilities(None)?;

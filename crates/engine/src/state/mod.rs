@@ -7,6 +7,10 @@
 //! it. A line that is cut short or damaged is skipped: the last line cannot describe a move that was made, because moves
 //! wait for the fsync. The file is rewritten (to a new file, then renamed) when most of it is history.
 //!
+//! A process that was killed while one of its threads waits in the kernel keeps its lock until that wait ends, perhaps for ever. If it
+//! is a zombie, and SIGKILL awaits each of its threads, it runs no more code of homenode. Then the lock is passed: a new file takes the
+//! place of the locked one, under a lock of the directory.
+//!
 //! **Limits.** A record of another boot is void, and so is one whose thread has ended. A user who can write the directory, or
 //! one on the way to it, could make homenode set affinities: [`trusted`] refuses such a path.
 
@@ -20,7 +24,7 @@ use trust::trusted_file;
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -53,6 +57,39 @@ impl StateDir {
             }
             _ => trusted(path)?,
         }
+        match Self::lock(path)? {
+            Ok(lock) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Err(Some(pid)) if has_locked(&path.join(LOCK), pid) && is_killed(Path::new("/proc"), pid) => {
+                tracing::warn!(pid, "a process that was killed and waits in the kernel had {}", path.display());
+                Self::pass(path, pid).map(|lock| Self { path: path.to_owned(), _lock: lock })
+            }
+            Err(pid) => Err(EngineError::Busy { path: path.to_owned(), pid }),
+        }
+    }
+
+    /// Takes the lock from a killed process.
+    fn pass(path: &Path, from: u32) -> Result<File, EngineError> {
+        let io = |what| EngineError::io(what, path);
+        let busy = |pid| EngineError::Busy { path: path.to_owned(), pid };
+        let directory = File::open(path).map_err(io("open"))?;
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(busy(None)),
+            Err(errno) => return Err(io("lock")(errno.into())),
+        }
+        // Another one may have taken it before this one had the directory.
+        match Self::lock(path)? {
+            Ok(lock) => return Ok(lock),
+            Err(Some(pid)) if pid == from => {}
+            Err(pid) => return Err(busy(pid)),
+        }
+        let lock_path = path.join(LOCK);
+        std::fs::remove_file(&lock_path).map_err(EngineError::io("remove", &lock_path))?;
+        Self::lock(path)?.map_err(busy)
+    }
+
+    /// The locked file; or the process that has it, if it is known.
+    fn lock(path: &Path) -> Result<Result<File, Option<u32>>, EngineError> {
         let lock_path = path.join(LOCK);
         let io = |what| EngineError::io(what, &lock_path);
         // Nobody else may open it: whoever can read a file can lock it, and so keep `restore` from running.
@@ -70,16 +107,21 @@ impl StateDir {
             Err(Errno::WOULDBLOCK) => {
                 let mut text = String::new();
                 let pid = lock.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
-                return Err(EngineError::Busy { path: path.to_owned(), pid });
+                return Ok(Err(pid));
             }
             Err(errno) => return Err(io("lock")(errno.into())),
+        }
+        // Another file may have taken its place since it was opened.
+        let (held, named) = (lock.metadata().map_err(io("look at"))?, std::fs::metadata(&lock_path));
+        if named.map_or(true, |named| (named.dev(), named.ino()) != (held.dev(), held.ino())) {
+            return Ok(Err(None));
         }
         // A full disk must not keep `restore` from running: the pid is a courtesy.
         let _ = lock
             .set_len(0)
             .and_then(|()| lock.seek(SeekFrom::Start(0)))
             .and_then(|_| writeln!(lock, "{}", std::process::id()));
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        Ok(Ok(lock))
     }
 
     /// The directory.
@@ -100,11 +142,79 @@ impl StateDir {
     }
 }
 
+/// Whether the kernel names this process as the one that has locked a file: what the file says may be old.
+fn has_locked(path: &Path, pid: u32) -> bool {
+    let (Ok(locks), Ok(file)) = (std::fs::read_to_string("/proc/locks"), std::fs::metadata(path)) else { return false };
+    let (pid, inode) = (pid.to_string(), format!(":{}", file.ino()));
+    // `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`
+    locks
+        .lines()
+        .map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>())
+        .any(|fields| matches!(fields[..], ["FLOCK", _, "WRITE", by, of, ..] if by == pid && of.ends_with(&inode)))
+}
+
+/// Whether a process was killed, and only threads are left of it that SIGKILL awaits: none of them comes back from the kernel. Unknown
+/// counts as no.
+fn is_killed(proc_root: &Path, pid: u32) -> bool {
+    let process = proc_root.join(pid.to_string());
+    let killed = |path: &Path| std::fs::read_to_string(path).is_ok_and(|status| ends_by_kill(&status));
+    // Its first thread has exited.
+    let zombie = |status: String| field(&status, "State").is_some_and(|state| state.starts_with('Z'));
+    let Ok(threads) = std::fs::read_dir(process.join("task")) else { return false };
+    std::fs::read_to_string(process.join("status")).is_ok_and(zombie)
+        && threads.into_iter().all(|thread| thread.is_ok_and(|thread| killed(&thread.path().join("status"))))
+}
+
+/// Whether a thread, by its `/proc/PID/status`, has exited, or has SIGKILL pending.
+fn ends_by_kill(status: &str) -> bool {
+    const SIGKILL: u64 = 1 << (9 - 1);
+    let pending = field(status, "SigPnd").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+    field(status, "State").is_some_and(|state| state.starts_with(['Z', 'X']))
+        || pending.is_some_and(|mask| mask & SIGKILL != 0)
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
-
     use super::*;
+
+    /// A copy that waits in the kernel kept the lock after `kill -9`, and nothing could be restored.
+    #[test]
+    fn a_killed_process_that_waits_in_the_kernel_does_not_keep_the_lock() {
+        let proc_root = tempfile::tempdir().unwrap();
+        let of = |tid: u32, state: &str, pending: &str| {
+            let task = proc_root.path().join(format!("7/task/{tid}"));
+            std::fs::create_dir_all(&task).unwrap();
+            let status = format!("Name:\tState: Z\nState:\t{state}\nSigPnd:\t{pending}\nShdPnd:\t0000000000000100\n");
+            std::fs::write(task.join("status"), &status).unwrap();
+            if tid == 7 {
+                std::fs::write(proc_root.path().join("7/status"), &status).unwrap();
+            }
+        };
+        of(7, "Z (zombie)", "0000000000000000");
+        of(8, "D (disk sleep)", "0000000000000100");
+        assert!(is_killed(proc_root.path(), 7));
+        of(8, "D (disk sleep)", "0000000000000000");
+        assert!(!is_killed(proc_root.path(), 7), "it will come back");
+        of(8, "D (disk sleep)", "0000000000000100");
+        of(7, "S (sleeping)", "0000000000000000");
+        assert!(!is_killed(proc_root.path(), 7), "it lives");
+        assert!(!is_killed(proc_root.path(), 9));
+
+        let dir = tempfile::tempdir().unwrap();
+        let first = StateDir::open(dir.path()).unwrap();
+        assert!(has_locked(&dir.path().join(LOCK), std::process::id()) && !has_locked(&dir.path().join(LOCK), 1));
+        let second = StateDir::pass(dir.path(), std::process::id()).unwrap();
+        let error = StateDir::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("(pid "), "{error}");
+        drop(first);
+        StateDir::open(dir.path()).unwrap_err();
+        drop(second);
+        StateDir::open(dir.path()).unwrap();
+    }
 
     #[test]
     fn a_second_owner_is_refused_by_name_of_the_first() {

@@ -14,13 +14,10 @@
 //! **Limits.** A thread that is born after the last look, of a bound thread, is bound and has no record until the next window, which
 //! finds it as a descendant ([`super::kin`], [`super::lineage`]) and gives it one. Children that are processes are not moved.
 
-use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use engine::{PlaneError, Undo};
-use placement::{Move, NodeBytes, Reason, Why};
+use placement::{Move, Reason, Why};
 use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, Topology};
 
@@ -28,16 +25,15 @@ use super::copying::Copying;
 use super::memory::{self, MemoryMove};
 use super::mover::{Given, Key, Mover, NS_PER_TICK, key_of, refused};
 use super::threads::Threads;
+use crate::patient::{self, MEMORY};
 
 /// How often to look for new threads. After the first look only threads that had not been seen then can start threads that are
 /// not bound, so a process that starts threads without pause is done after two or three.
 const LOOKS: usize = 16;
 
-/// How long a process may keep an estimate of its memory waiting, which takes milliseconds: it may hold the lock of its memory for ever.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Largest number of estimates that wait at a time.
-const MOST_WAITING: usize = 4;
+/// Most threads of a process that is moved as a whole. Each takes some 0.2 ms to examine and as long to bind, while no window ends and
+/// nothing else can be undone: 2,000 take a second.
+const MOST_THREADS: usize = 2_000;
 
 /// A process on its way to a node.
 #[derive(Debug)]
@@ -105,12 +101,17 @@ pub fn prepare(
 /// already: that takes milliseconds.
 fn memory(mover: &Mover, pid: u32, start: u64, to: NodeId) -> Result<MemoryMove, PlaneError> {
     let unreadable = |e| unreadable(pid, &e);
-    let proc_root = mover.threads().root();
-    let work = MemoryMove::new(proc_root, pid, start, to).map_err(unreadable)?.ok_or_else(|| gone(pid))?;
+    let proc_root = mover.threads().root().to_owned();
+    let new = {
+        let proc_root = proc_root.clone();
+        move || MemoryMove::new(&proc_root, pid, start, to)
+    };
+    let work = patient::ask(pid, MEMORY, new).map_err(unreadable)?.ok_or_else(|| gone(pid))?;
     let Some(room) = memory::room(mover.sys_root(), to).filter(|room| *room < work.copied().total) else {
         return Ok(work);
     };
-    let nodes = resident(proc_root, pid)?.map_err(unreadable)?.ok_or_else(|| gone(pid))?;
+    let nodes = patient::ask(pid, MEMORY, move || memory::resident(&proc_root, pid));
+    let nodes = nodes.map_err(unreadable)?.ok_or_else(|| gone(pid))?;
     let needed = nodes.total().saturating_sub(nodes.get(to));
     if room < needed {
         let mib = |bytes: u64| bytes >> 20;
@@ -118,26 +119,6 @@ fn memory(mover: &Mover, pid: u32, start: u64, to: NodeId) -> Result<MemoryMove,
         return Err(refused("no_free_memory", why));
     }
     Ok(work)
-}
-
-/// [`memory::resident`], for at most [`PATIENCE`].
-fn resident(proc_root: &Path, pid: u32) -> Result<io::Result<Option<NodeBytes>>, PlaneError> {
-    /// Processes that are still waited for.
-    static WAITING: AtomicUsize = AtomicUsize::new(0);
-    let busy = || refused("memory_locked", format!("process {pid} holds the lock of its memory"));
-    if WAITING.fetch_add(1, Ordering::Relaxed) >= MOST_WAITING {
-        WAITING.fetch_sub(1, Ordering::Relaxed);
-        return Err(busy());
-    }
-    let (tell, told) = std::sync::mpsc::channel();
-    let proc_root = proc_root.to_owned();
-    std::thread::spawn(move || {
-        let nodes = memory::resident(&proc_root, pid);
-        WAITING.fetch_sub(1, Ordering::Relaxed);
-        // Nobody listens after the time is over.
-        let _ = tell.send(nodes);
-    });
-    told.recv_timeout(PATIENCE).map_err(|_| busy())
 }
 
 impl ProcessMove {
@@ -202,6 +183,10 @@ impl ProcessMove {
     /// Prepares the threads that have not been seen yet.
     fn look(&mut self, mover: &mut Mover, topology: &Topology) -> Result<(), PlaneError> {
         let tids = mover.threads().of(self.pid).map_err(|e| unreadable(self.pid, &e))?;
+        if tids.len() > MOST_THREADS && self.bound.is_empty() {
+            let why = format!("has {} threads: only processes with up to {MOST_THREADS} move as a whole", tids.len());
+            return Err(refused("too_many_threads", why));
+        }
         for tid in tids {
             let Ok(Some(stat)) = mover.threads().stat(tid) else { continue };
             let key = (tid, stat.start);

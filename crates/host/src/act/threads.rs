@@ -1,19 +1,24 @@
 //! The few facts about a thread that acting needs, from one read of procfs.
 //!
 //! A general parser of `/proc/<tid>/stat` builds 52 fields. This one runs several times for each move, so it reads only the
-//! fields it needs.
+//! fields it needs. A process that hangs in `execve()` may not show it: see [`patient`](crate::patient).
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
 use super::affinity;
+use crate::patient;
 
 /// `PF_KTHREAD` in `task->flags` (include/linux/sched.h).
 const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// What is asked of a thread.
+const STAT: &str = "stat";
 
 /// More than the longest line of `/proc/<tid>/stat`: 52 numbers and a name.
 const STAT_BYTES: usize = 2048;
@@ -38,12 +43,21 @@ pub struct Stat {
 #[derive(Debug)]
 pub struct Open {
     tid: u32,
-    file: File,
+    file: Arc<File>,
 }
 
 impl Open {
     /// The facts as they are now; `None` if the thread has ended.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` if it does not answer; others as the kernel gives them.
     pub fn stat(&self) -> io::Result<Option<Stat>> {
+        let again = Self { tid: self.tid, file: Arc::clone(&self.file) };
+        patient::ask(self.tid, STAT, move || again.read())
+    }
+
+    fn read(&self) -> io::Result<Option<Stat>> {
         let mut bytes = [0; STAT_BYTES];
         let mut length = 0;
         while let Some(rest) = bytes.get_mut(length..).filter(|rest| !rest.is_empty()) {
@@ -90,7 +104,8 @@ impl Threads {
 
     /// Whether this thread, by id and start time, is one of the process's now.
     pub fn belongs(&self, pid: u32, (tid, start): (u32, u64)) -> io::Result<bool> {
-        match std::fs::read(self.proc_root.join(format!("{pid}/task/{tid}/stat"))) {
+        let path = self.proc_root.join(format!("{pid}/task/{tid}/stat"));
+        match patient::ask(tid, STAT, move || std::fs::read(path)) {
             Ok(bytes) => Ok(parse(&bytes).is_some_and(|(_, stat)| stat.start == start)),
             Err(error) if is_gone(&error) => Ok(false),
             Err(error) => Err(error),
@@ -103,7 +118,16 @@ impl Threads {
     }
 
     /// Opens the thread with this id; `None` if it has ended.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` if it does not answer; others as the kernel gives them.
     pub fn open(&self, tid: u32) -> io::Result<Option<(Open, Stat)>> {
+        let this = self.clone();
+        patient::ask(tid, STAT, move || this.open_now(tid))
+    }
+
+    fn open_now(&self, tid: u32) -> io::Result<Option<(Open, Stat)>> {
         // 0 is the parent of the first process and of one with a parent outside of our namespace. For system calls 0 means us.
         if tid == 0 {
             return Ok(None);
@@ -112,8 +136,8 @@ impl Threads {
         for _ in 0..2 {
             match File::open(&path) {
                 Ok(file) => {
-                    let open = Open { tid, file };
-                    return Ok(open.stat()?.map(|stat| (open, stat)));
+                    let open = Open { tid, file: Arc::new(file) };
+                    return Ok(open.read()?.map(|stat| (open, stat)));
                 }
                 Err(error) if !is_gone(&error) => return Err(error),
                 // procfs may hide a thread (`hidepid`); the system call does not.

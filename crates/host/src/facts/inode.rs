@@ -23,6 +23,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
 use super::kinds::{self, Handle};
 use crate::mounts::{Mount, Mounts};
 use crate::observe::Inode;
+use crate::patient;
 
 /// Links of one reader that are searched: a database has some hundreds of files open. One takes 2 µs.
 const MOST_LINKS: usize = 1024;
@@ -119,27 +120,40 @@ impl Inodes {
     }
 
     fn by_reader(&self, inode: Inode, readers: &[u32]) -> io::Result<Opened> {
+        let mut silent = None;
         for reader in readers.iter().take(MOST_READERS) {
             let process = self.proc_root.join(reader.to_string());
-            // Any user can make a hundred thousand mounts with long names.
-            let mut table = Vec::new();
-            let read = File::open(process.join("mountinfo"))
-                .and_then(|file| file.take(MOST_MOUNTINFO + 1).read_to_end(&mut table));
-            if read.is_err() || table.len() as u64 > MOST_MOUNTINFO {
-                continue;
-            }
-            let mounts = Mounts::parse(&table);
-            for links in ["fd", "map_files"] {
-                let Ok(entries) = std::fs::read_dir(process.join(links)) else { continue };
-                for link in entries.take(MOST_LINKS).flatten() {
-                    if let Some(opened) = through(&link.path(), inode, &mounts)? {
-                        return Ok(opened);
-                    }
-                }
+            match patient::ask(*reader, "fd", move || of_reader(&process, inode)) {
+                Ok(Some(opened)) => return Ok(opened),
+                Ok(None) => {}
+                // Another one may.
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => silent = Some(error),
+                Err(error) => return Err(error),
             }
         }
-        Err(io::ErrorKind::NotFound.into())
+        Err(silent.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
     }
+}
+
+/// Opens an inode by what a process has open or mapped.
+fn of_reader(process: &Path, inode: Inode) -> io::Result<Option<Opened>> {
+    // Any user can make a hundred thousand mounts with long names.
+    let mut table = Vec::new();
+    let read =
+        File::open(process.join("mountinfo")).and_then(|file| file.take(MOST_MOUNTINFO + 1).read_to_end(&mut table));
+    if read.is_err() || table.len() as u64 > MOST_MOUNTINFO {
+        return Ok(None);
+    }
+    let mounts = Mounts::parse(&table);
+    for links in ["fd", "map_files"] {
+        let Ok(entries) = std::fs::read_dir(process.join(links)) else { continue };
+        for link in entries.take(MOST_LINKS).flatten() {
+            if let Some(opened) = through(&link.path(), inode, &mounts)? {
+                return Ok(Some(opened));
+            }
+        }
+    }
+    Ok(None)
 }
 
 fn foreign(mount: &Mount) -> io::Error {

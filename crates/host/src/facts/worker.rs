@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use placement::Process;
 use rustix::thread::CapabilitySet;
-use rustix::time::ClockId;
 
 use super::inode::{self, Inodes};
 use super::kinds;
@@ -17,7 +16,8 @@ use super::wanted::{Wanted, WantedFile};
 use crate::act::memory;
 use crate::act::mover::NS_PER_TICK;
 use crate::act::threads::Threads;
-use crate::observe::{FileSeen, Inode, clock_s, random};
+use crate::observe::{FileSeen, Inode, random};
+use crate::patient::{self, MEMORY};
 use crate::residency;
 
 /// CPU time that can be saved up, and that is there at the start: one window of `plan` then shows some twenty large files.
@@ -236,7 +236,7 @@ impl Looker {
     }
 
     fn look_around(&mut self, shared: &Shared, round: u64, wanted: &Wanted, order: &[Look], off: bool) {
-        let mut before = clock_s(ClockId::ThreadCPUTime);
+        let mut before = patient::cpu_ns() as f64 * 1e-9;
         if off || self.left_s <= 0.0 {
             return;
         }
@@ -244,7 +244,7 @@ impl Looker {
         self.forget_reused(shared, wanted);
         for look in order {
             let mut spend = || {
-                let now = clock_s(ClockId::ThreadCPUTime);
+                let now = patient::cpu_ns() as f64 * 1e-9;
                 self.left_s -= now - std::mem::replace(&mut before, now);
             };
             spend();
@@ -270,7 +270,7 @@ impl Looker {
                 }
             }
         }
-        let now = clock_s(ClockId::ThreadCPUTime);
+        let now = patient::cpu_ns() as f64 * 1e-9;
         self.left_s -= now - before;
     }
 
@@ -314,7 +314,8 @@ impl Looker {
     /// `None` if it has ended.
     fn process(&self, pid: u32) -> Option<ProcessFacts> {
         let start = self.threads.stat(pid).ok().flatten()?.start;
-        let resident = memory::resident(&self.proc_root, pid);
+        let proc_root = self.proc_root.clone();
+        let resident = patient::ask(pid, MEMORY, move || memory::resident(&proc_root, pid));
         let resident = resident.inspect_err(|error| tracing::debug!(pid, %error, "its memory cannot be looked at"));
         let resident = resident.ok().flatten().filter(|bytes| bytes.total() > 0);
         // Another process may have got the id in between.

@@ -6,16 +6,17 @@
 //! **Approach.** A thread of its own looks every [`TICK`] where the callers are that have asked for something since. A
 //! request only reads what is known: it never waits for `/proc`, which may wait for a thread that waits for the
 //! request. A worker keeps hold of what it knows of the threads that it worked for lately. procfs files stay open, so a later thread with the same id is not mistaken for the caller; those of ended
-//! and of idle threads are closed every [`SWEEP`] looks.
+//! and of idle threads are closed every [`SWEEP`] looks. A thread whose files do not answer (it hangs in `execve()`: see
+//! [`host::patient`]) keeps the one that looks waiting; then another one looks at all others.
 //!
 //! **Limits.** For up to [`TICK`] after a thread was moved, its accesses count for the node where it was; those of a
 //! new thread count for the node of the server's thread, and so do those of threads beyond [`MOST`] at a time.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use fs::Recent;
@@ -26,6 +27,10 @@ use super::threads::{Time, Watched};
 
 /// How often to look where threads are.
 const TICK: Duration = Duration::from_millis(5);
+/// How long one thread may keep the one that looks waiting, which takes microseconds.
+const PATIENCE: Duration = Duration::from_millis(400);
+/// Most threads that may keep one waiting at a time.
+const MOST_SILENT: usize = 32;
 /// New threads that wait to be looked at, at most.
 const MOST_NEW: usize = 4096;
 /// Threads that are known at a time, at most: each has one open file, and two where a plane watches.
@@ -72,6 +77,11 @@ thread_local! {
     static RECENT: RefCell<Recent<(u64, u32), Arc<Place>>> = const { RefCell::new(Recent::NOTHING) };
 }
 
+thread_local! {
+    /// The turn of the thread that looks, on that thread.
+    static TURN: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
 static VERSIONS: AtomicU64 = AtomicU64::new(0);
 
 /// All threads that use a volume.
@@ -89,6 +99,12 @@ pub struct Callers {
     /// Why a thread that is there could not be looked at since the last window.
     failed: Mutex<Option<String>>,
     looks: AtomicU32,
+    /// Whose turn it is to look: one that was left behind looks no more.
+    turn: AtomicU64,
+    /// The thread that is looked at now in the lower half, 0 for none; each look has another number in the upper half.
+    at: AtomicU64,
+    /// Threads that keep one waiting that was left behind.
+    silent: Mutex<Vec<u32>>,
 }
 
 impl Callers {
@@ -100,22 +116,63 @@ impl Callers {
     pub fn start(topology: Topology) -> io::Result<Arc<Self>> {
         let callers = Arc::new(Self::new(PathBuf::from("/proc"), topology));
         let looked_at = Arc::downgrade(&callers);
-        std::thread::Builder::new().name("mount-callers".to_owned()).spawn(move || {
-            while let Some(callers) = looked_at.upgrade() {
-                callers.look();
-                drop(callers);
-                std::thread::sleep(TICK);
-            }
-        })?;
+        std::thread::Builder::new().name("mount-callers".to_owned()).spawn(move || keep_looking(&looked_at))?;
         Ok(callers)
     }
 
     fn new(proc_root: PathBuf, topology: Topology) -> Self {
         let (table, new, failed) = (RwLock::default(), Mutex::default(), Mutex::default());
         let (watched, looks) = (AtomicBool::new(false), AtomicU32::new(0));
-        let this = Self { proc_root, topology, table, version: AtomicU64::new(0), new, watched, failed, looks };
+        let (version, turn, at) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let silent = Mutex::default();
+        let this = Self { proc_root, topology, table, version, new, watched, failed, looks, turn, at, silent };
         this.forgot();
         this
+    }
+
+    /// Asks about a thread. Where the thread that looks asks, it is left behind if there is no answer.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` if there is no answer, or was none before; others are the question's own.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        tid: u32,
+        question: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let Some(turn) = TURN.get() else { return host::patient::ask(tid, "stat", question) };
+        let silent = || self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        let no_answer = || io::Error::new(io::ErrorKind::TimedOut, format!("/proc/{tid}/stat does not answer"));
+        if self.turn.load(Ordering::Acquire) != turn || silent().contains(&tid) {
+            return Err(no_answer());
+        }
+        let look = (self.at.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32;
+        self.at.store(look | u64::from(tid), Ordering::Release);
+        let answer = question();
+        // Under the lock, so that it is either left behind or not.
+        let mut silent = silent();
+        if self.turn.load(Ordering::Acquire) != turn {
+            // Another one looks now, and may look at this, too.
+            silent.retain(|silent| *silent != tid);
+            return Err(no_answer());
+        }
+        self.at.store(look, Ordering::Release);
+        answer
+    }
+
+    /// Whether one has been looking at the same thread all the time since the last call. Then it looks no more, and the thread is not
+    /// looked at until it answers.
+    fn leave_behind(&self, before: &mut u64) -> bool {
+        let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = self.at.load(Ordering::Acquire);
+        let tid = at as u32; // the lower half
+        let waits = std::mem::replace(before, at) == at && tid != 0 && silent.len() < MOST_SILENT;
+        if waits {
+            self.turn.fetch_add(1, Ordering::AcqRel);
+            self.at.store(at >> 32 << 32, Ordering::Release);
+            silent.push(tid);
+        }
+        waits
     }
 
     /// Threads were forgotten: workers look again.
@@ -202,7 +259,8 @@ impl Callers {
             if !watched {
                 caller.idle.store(0, Ordering::Relaxed);
             }
-            match caller.watched.now() {
+            let of = Arc::clone(&caller);
+            match self.ask(tid, move || of.watched.now()) {
                 Ok(Some(seen)) => caller.place.node.store(self.node_of(seen.cpu), Ordering::Relaxed),
                 // It has ended since, or another thread has its id by now.
                 Ok(None) => {
@@ -231,8 +289,11 @@ impl Callers {
             true => full && caller.idle.load(Ordering::Relaxed) > 0,
             false => caller.idle.fetch_add(1, Ordering::Relaxed) >= if full { 1 } else { IDLE_SWEEPS },
         };
-        let ended = |caller: &Caller| matches!(caller.watched.now(), Ok(None));
-        let past: Vec<_> = all.into_iter().filter(|(_, caller)| idle(caller) || ended(caller)).collect();
+        let ended = |tid: u32, caller: &Arc<Caller>| {
+            let of = Arc::clone(caller);
+            matches!(self.ask(tid, move || of.watched.now()), Ok(None))
+        };
+        let past: Vec<_> = all.into_iter().filter(|(tid, caller)| idle(caller) || ended(*tid, caller)).collect();
         self.forget(&past);
     }
 
@@ -264,12 +325,13 @@ impl Callers {
             return None;
         }
         let timed = self.watched.load(Ordering::Relaxed);
-        let look = || -> io::Result<_> {
-            let Some(watched) = Watched::open(&self.proc_root, tid, timed)? else { return Ok(None) };
+        let proc_root = self.proc_root.clone();
+        let look = move || -> io::Result<_> {
+            let Some(watched) = Watched::open(&proc_root, tid, timed)? else { return Ok(None) };
             let (Some(seen), counted) = (watched.now()?, watched.time()?.unwrap_or_default()) else { return Ok(None) };
             Ok(Some((watched, seen, counted)))
         };
-        let (watched, seen, counted) = look().inspect_err(|error| self.fail(error)).ok().flatten()?;
+        let (watched, seen, counted) = self.ask(tid, look).inspect_err(|error| self.fail(error)).ok().flatten()?;
         let (node, served_ns) = (AtomicU32::new(self.node_of(seen.cpu)), AtomicU64::new(0));
         let place = Place { node, active: AtomicBool::new(false), served_ns };
         let caller =
@@ -315,6 +377,37 @@ impl Callers {
         });
         if table.len() < known {
             self.forgot();
+        }
+    }
+}
+
+/// Lets one thread look as long as there are callers, and the next one when a caller keeps it waiting.
+fn keep_looking(callers: &Weak<Callers>) {
+    loop {
+        let Some(turn) = callers.upgrade().map(|callers| callers.turn.fetch_add(1, Ordering::AcqRel) + 1) else {
+            return;
+        };
+        let looked_at = Weak::clone(callers);
+        let looks = std::thread::Builder::new().name("mount-look".to_owned()).spawn(move || {
+            TURN.set(Some(turn));
+            while let Some(callers) = looked_at.upgrade().filter(|callers| callers.turn.load(Ordering::Acquire) == turn)
+            {
+                callers.look();
+                drop(callers);
+                std::thread::sleep(TICK);
+            }
+        });
+        let mut before = 0;
+        loop {
+            std::thread::sleep(PATIENCE);
+            let Some(callers) = callers.upgrade() else { return };
+            if let Err(error) = &looks {
+                callers.fail(error);
+                break;
+            }
+            if callers.leave_behind(&mut before) {
+                break;
+            }
         }
     }
 }

@@ -175,8 +175,9 @@ impl VolumePlane {
     }
 
     /// A thread from all that it did with files, with its affinity; `None` if it has ended.
-    fn thread(&self, tid: u32, caller: &Caller, uses: &[Use]) -> Option<(Thread, CpuSet)> {
-        let now = caller.watched.now().ok().flatten()?;
+    fn thread(&self, tid: u32, caller: &Arc<Caller>, uses: &[Use]) -> Option<(Thread, CpuSet)> {
+        let of = Arc::clone(caller);
+        let now = self.callers.ask(tid, move || of.watched.now()).ok().flatten()?;
         let time = caller.watched.time().ok().flatten()?;
         let mask = affinity::get(tid).ok()?;
         let mut counted = caller.counted.lock().unwrap_or_else(PoisonError::into_inner);

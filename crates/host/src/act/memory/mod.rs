@@ -28,6 +28,7 @@ pub use room::room;
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use topology::NodeId;
@@ -38,6 +39,11 @@ use layout::Run;
 use policy::Policies;
 use regions::Region;
 use space::{Sent, Space};
+
+use crate::patient::{self, MEMORY};
+
+/// How long the list of a process's mappings is awaited: the kernel walks all its page tables for their policies.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pages in a call: as many as a 2 MiB page has, so that a call moves at least one of those. While the kernel moves a batch, a
 /// thread that touches one of its pages waits: about 20 ms emulated with 64 pages, 56 ms with 512, 655 ms with 4,096.
@@ -353,14 +359,17 @@ impl Copying for MemoryMove {
 
 /// The regions of a process, and their policies with regard to this node.
 fn own(space: &Space, to: NodeId) -> io::Result<(Vec<Region>, Policies)> {
-    let regions = regions::read(space.dir())?;
-    let policies = match File::open(space.dir().join("numa_maps")) {
-        Ok(maps) => Policies::read(BufReader::new(maps), to)?,
-        // A kernel without NUMA has no policies.
-        Err(error) if error.kind() == ErrorKind::NotFound => Policies::default(),
-        Err(error) => return Err(error),
-    };
-    Ok((regions, policies))
+    let dir = space.dir().to_owned();
+    patient::ask_for(PATIENCE, space.pid(), MEMORY, move || {
+        let regions = regions::read(&dir)?;
+        let policies = match File::open(dir.join("numa_maps")) {
+            Ok(maps) => Policies::read(BufReader::new(maps), to)?,
+            // A kernel without NUMA has no policies.
+            Err(error) if error.kind() == ErrorKind::NotFound => Policies::default(),
+            Err(error) => return Err(error),
+        };
+        Ok((regions, policies))
+    })
 }
 
 /// Why the kernel refuses to move any page.

@@ -67,6 +67,11 @@ impl Space {
         Ok((same && stat.start == start && space.alive()?).then_some(space))
     }
 
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// Its directory in procfs.
     pub fn dir(&self) -> &Path {
         &self.dir

@@ -1,0 +1,225 @@
+//! Questions about one process that may never be answered.
+//!
+//! **Problem.** A process in `execve()` holds its `exec_update_lock` while it closes descriptors. A FUSE or NFS server that does not
+//! answer keeps it there. Meanwhile each read of `/proc/PID/maps`, `pagemap` or `numa_maps` waits in the kernel, on some kernels of
+//! each `stat` and of links in `fd`, too; so does what needs the lock of its memory. Only SIGKILL ends such a wait.
+//!
+//! **Approach.** [`ask`] puts the question on a second thread, which the calling thread keeps for its next questions, and waits for a
+//! limited time. A thread that is late is left behind, and the next question gets a new one. What did not answer is not asked again
+//! before the first question has returned, so each subject keeps one thread at most. The more subjects are silent, the less time the
+//! next one gets. Beyond [`MOST_SILENT`] every answer is "unknown".
+//!
+//! **Limits.** On a machine that is too busy, a process may seem silent; it is asked again once the late answer came. A thread left
+//! behind ends with its wait, or with homenode: the waits are killable.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// How long an answer is awaited. procfs answers in microseconds; a busy machine lets a thread wait for a tenth of a second.
+const PATIENCE: Duration = Duration::from_millis(400);
+
+/// The same after many have not answered: all that can be silent together take less than 2 s, in which homenode must end.
+const LEAST_PATIENCE: Duration = Duration::from_millis(20);
+
+/// Subjects that may be silent at a time: each keeps a thread.
+const MOST_SILENT: usize = 32;
+
+/// What is asked of a process where it takes its memory's locks: `maps`, `pagemap`, `numa_maps`.
+pub const MEMORY: &str = "pagemap";
+
+/// What is asked: an id, and what of it.
+type Subject = (u32, &'static str);
+
+static SILENT: Mutex<Vec<Subject>> = Mutex::new(Vec::new());
+
+fn silent() -> MutexGuard<'static, Vec<Subject>> {
+    SILENT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+thread_local! {
+    /// The thread that answers this one's questions.
+    static WORKER: RefCell<Option<Sender<Box<dyn FnOnce() + Send>>>> = const { RefCell::new(None) };
+    /// This thread answers questions: those that it has itself it asks directly.
+    static ANSWERS: Cell<bool> = const { Cell::new(false) };
+    /// CPU time that answers to this thread have taken.
+    static SPENT_NS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Asks about a process or thread, and waits less than half a second. `what` of it: two questions with one lock have one word.
+///
+/// # Errors
+///
+/// `TimedOut` if it does not answer, or did not before: nothing is known of it. Others are the question's own, or no thread can be
+/// started.
+pub fn ask<T: Send + 'static>(
+    id: u32,
+    what: &'static str,
+    question: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    ask_for(PATIENCE, id, what, question)
+}
+
+/// [`ask`] with another limit, for what takes long by itself.
+///
+/// # Errors
+///
+/// Those of [`ask`].
+pub fn ask_for<T: Send + 'static>(
+    patience: Duration,
+    id: u32,
+    what: &'static str,
+    question: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    if ANSWERS.get() {
+        return question();
+    }
+    let no_answer = || io::Error::new(io::ErrorKind::TimedOut, format!("/proc/{id}/{what} does not answer"));
+    let patience = {
+        let silent = silent();
+        if silent.len() >= MOST_SILENT || silent.contains(&(id, what)) {
+            return Err(no_answer());
+        }
+        (patience / (1 << silent.len().min(16))).max(LEAST_PATIENCE)
+    };
+    let (tell, told) = sync_channel(1);
+    let over = Arc::new(AtomicBool::new(false));
+    let end = End { subject: (id, what), over: Arc::clone(&over) };
+    put(Box::new(move || {
+        let before = own_cpu_ns();
+        let answer = question();
+        // Nobody listens after the time is over.
+        let _ = tell.send((answer, own_cpu_ns().saturating_sub(before)));
+        drop(end);
+    }))?;
+    let answer = match told.recv_timeout(patience) {
+        Err(RecvTimeoutError::Timeout) => {
+            let mut silent = silent();
+            if !over.load(Ordering::Relaxed) {
+                silent.push((id, what));
+                drop(silent);
+                forget_worker();
+                return Err(no_answer());
+            }
+            // It came meanwhile.
+            told.recv().ok()
+        }
+        answer => answer.ok(),
+    };
+    // Without one, its thread has panicked.
+    let Some((answer, cpu_ns)) = answer else { return Err(no_answer()) };
+    SPENT_NS.set(SPENT_NS.get().saturating_add(cpu_ns));
+    answer
+}
+
+/// CPU time of the calling thread and of the answers that it was given, in nanoseconds.
+pub fn cpu_ns() -> u64 {
+    own_cpu_ns().saturating_add(SPENT_NS.get())
+}
+
+/// The next question of the calling thread gets a new thread, with the privileges that the calling one has then.
+pub fn forget_worker() {
+    WORKER.with_borrow_mut(|worker| *worker = None);
+}
+
+/// Gives a question to this thread's worker, or to a new one.
+fn put(question: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+    WORKER.with_borrow_mut(|worker| {
+        let question = match worker {
+            // The worker has panicked if it does not take it.
+            Some(sender) => match sender.send(question) {
+                Ok(()) => return Ok(()),
+                Err(unsent) => unsent.0,
+            },
+            None => question,
+        };
+        let (sender, questions) = channel::<Box<dyn FnOnce() + Send>>();
+        std::thread::Builder::new().name("homenode-ask".into()).spawn(move || {
+            ANSWERS.set(true);
+            questions.into_iter().for_each(|question| question());
+        })?;
+        // It waits for this one.
+        let _ = sender.send(question);
+        *worker = Some(sender);
+        Ok(())
+    })
+}
+
+/// Ends a question however its thread ends.
+struct End {
+    subject: Subject,
+    over: Arc<AtomicBool>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let mut silent = silent();
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(at) = silent.iter().position(|subject| *subject == self.subject) {
+            silent.swap_remove(at);
+        }
+    }
+}
+
+/// CPU time of the calling thread.
+fn own_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subject_that_does_not_answer_is_unknown_until_it_does() {
+        let (go_on, wait) = channel::<()>();
+        // Nobody has this id.
+        let id = u32::MAX - 1;
+        let hang = move || wait.recv().map_err(io::Error::other);
+        let error = ask(id, "stat", hang).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(error.to_string(), format!("/proc/{id}/stat does not answer"));
+        // Not asked again, while others are, and another file of the same.
+        let asked = Arc::new(AtomicBool::new(false));
+        let ask_again = || {
+            let asked = Arc::clone(&asked);
+            ask(id, "stat", move || {
+                asked.store(true, Ordering::Relaxed);
+                Ok(7)
+            })
+        };
+        assert_eq!(ask_again().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(!asked.load(Ordering::Relaxed));
+        assert_eq!(ask(id, "maps", || Ok(1)).unwrap(), 1);
+        assert_eq!(ask(id - 1, "stat", || Ok(2)).unwrap(), 2);
+        go_on.send(()).unwrap();
+        while ask_again().is_err() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_question_that_panics_is_unknown_and_the_next_is_asked() {
+        let id = u32::MAX - 3;
+        assert!(ask::<()>(id, "stat", || panic!("on purpose")).is_err());
+        assert_eq!(ask(id, "stat", || Ok(3)).unwrap(), 3);
+    }
+
+    #[test]
+    fn answers_count_as_the_time_of_their_asker() {
+        let before = cpu_ns();
+        ask(u32::MAX - 4, "stat", || {
+            let until = own_cpu_ns() + 5_000_000;
+            while own_cpu_ns() < until {}
+            Ok(())
+        })
+        .unwrap();
+        assert!(cpu_ns() - before >= 5_000_000);
+    }
+}
