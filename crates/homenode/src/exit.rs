@@ -9,14 +9,14 @@
 //! **Limits.** The words about wrong usage are clap's.
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
 use nix::errno::Errno;
 use serde_json::json;
 
-use crate::output::escape;
+use crate::output::{complain, escape};
 
 /// Exit codes. `cli::Cli`'s help and docs/guide.md list the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -131,9 +131,7 @@ impl Failure {
 
     /// One or two lines on stderr, or one JSON object.
     pub fn report(&self, json: bool) {
-        let mut stderr = io::stderr().lock();
-        // A closed stderr cannot be reported.
-        let _ = if json { writeln!(stderr, "{}", self.json()) } else { write!(stderr, "{self}") };
+        complain(&if json { format!("{}\n", self.json()) } else { self.to_string() });
     }
 
     fn json(&self) -> serde_json::Value {

@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Command};
+use crate::output::background::Log;
 
 /// Environment variable with a filter such as `host=debug,engine=info`.
 const FILTER: &str = "HOMENODE_LOG";
@@ -25,7 +26,7 @@ pub fn init(cli: &Cli) {
     // A line that cannot be written is lost: the alternative, a line about that on the same stderr, panics.
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| Log)
         .with_ansi(colours)
         .log_internal_errors(false);
     if cli.global.json { builder.json().init() } else { builder.without_time().with_target(false).init() }

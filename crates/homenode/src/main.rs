@@ -33,11 +33,21 @@ fn main() -> ExitCode {
     log::init(&cli);
     let exit = match commands::dispatch(&cli) {
         Ok(exit) => exit,
-        Err(failure) if failure.is_broken_pipe() => exit::Exit::Done,
-        Err(failure) => {
-            failure.report(cli.global.json);
-            failure.exit()
-        }
+        Err(failure) => ended(&failure, cli.global.json),
+    };
+    // What a command that nobody waits for has written last.
+    let exit = match output::drain().map_err(exit::Failure::from) {
+        Err(failure) if exit == exit::Exit::Done => ended(&failure, cli.global.json),
+        _ => exit,
     };
     ExitCode::from(exit.code())
+}
+
+/// Says why homenode ends, unless its reader has left.
+fn ended(failure: &exit::Failure, json: bool) -> exit::Exit {
+    if failure.is_broken_pipe() {
+        return exit::Exit::Done;
+    }
+    failure.report(json);
+    failure.exit()
 }

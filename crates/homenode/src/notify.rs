@@ -6,9 +6,24 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Observing has begun.
-pub fn ready() {
-    send("READY=1");
+/// Windows that a watchdog allows for one: the plane stretches windows up to fourfold, and the kernel may be slow.
+const WINDOWS: f64 = 20.0;
+
+/// Ready to work, in windows of so many seconds. A watchdog that expects a sign more often than they end gets more patience.
+pub fn ready(window_s: Option<f64>) {
+    let limit = std::env::var("WATCHDOG_USEC").ok().and_then(|usec| usec.parse::<u64>().ok());
+    let needed = window_s.map_or(0, |window_s| (window_s * WINDOWS * 1e6) as u64);
+    match limit {
+        Some(limit) if limit < needed => send(&format!("READY=1\nWATCHDOG_USEC={needed}")),
+        _ => send("READY=1"),
+    }
+}
+
+/// The loop goes on: a window has ended. Only the loop says so, so that a watchdog notices that it hangs.
+pub fn alive() {
+    if std::env::var_os("WATCHDOG_USEC").is_some() {
+        send("WATCHDOG=1");
+    }
 }
 
 /// homenode is undoing its moves.

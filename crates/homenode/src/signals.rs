@@ -4,12 +4,16 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::exit::{Exit, Failure};
+
+/// How long a command may take to end after a signal.
+const GRACE: Duration = Duration::from_millis(1500);
 
 /// Whether a signal has asked us to stop.
 #[derive(Clone, Default)]
@@ -23,6 +27,16 @@ impl Stop {
     /// From now on these signals do not kill the process but are noted here, and unpark the calling thread (a window that
     /// it waits for ends).
     pub fn on_signals() -> Result<Self, Failure> {
+        Self::noting(None)
+    }
+
+    /// The same for a command that holds nothing that must be undone: if it still runs [`GRACE`] after a signal, because it writes to a
+    /// pipe that nobody reads or waits in the kernel, the signal kills it.
+    pub fn or_killed() -> Result<Self, Failure> {
+        Self::noting(Some(GRACE))
+    }
+
+    fn noting(grace: Option<Duration>) -> Result<Self, Failure> {
         let failure = |e: io::Error| Failure::from_error(Exit::Unsupported, "cannot handle signals", &e);
         let stop = Self::default();
         // nohup(1) has it ignored, and so it stays.
@@ -39,6 +53,12 @@ impl Stop {
                 }
                 noted.came.fetch_add(1, Ordering::Release);
                 waiting.unpark();
+                if let Some(grace) = grace {
+                    thread::sleep(grace);
+                    // No more than a hint: the terminal may not take it.
+                    let _ = crossterm::terminal::disable_raw_mode();
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
+                }
             }
         });
         Ok(stop)

@@ -32,6 +32,7 @@ pub mod cache;
 pub mod daemon;
 pub mod filebench;
 pub mod fio;
+pub mod hung;
 pub mod load;
 pub mod machine;
 pub mod mounted;

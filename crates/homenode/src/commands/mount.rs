@@ -27,6 +27,7 @@ use super::volume_policy::{Nodes, Prepared};
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
 use crate::notify;
+use crate::output;
 use crate::signals::Stop;
 
 /// Flags of mount(2) by the names that mount(8) has for them: to set, or to clear.
@@ -247,6 +248,8 @@ fn start(args: &MountArgs) -> Result<Exit, Failure> {
 /// Mounts, and serves the mount until it ends.
 fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -> Result<Exit, Failure> {
     let stop = Stop::on_signals()?;
+    // Nobody waits for output from here on, so that nothing keeps moves from being undone, or the mount from ending.
+    output::detach();
     // Each thread that uses the mount takes up to two.
     session::raise_open_files();
     // Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the mount. Only with
@@ -289,7 +292,7 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
             return Err(failure);
         }
     };
-    notify::ready();
+    notify::ready(None);
     let session = Arc::new(session);
     let (waited, waiting) = (Arc::clone(&session), thread::current());
     let watcher = thread::spawn(move || {
@@ -347,8 +350,7 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
 /// One line for stderr, and for the system's log, as stderr leads nowhere in the background.
 fn say(line: &str) {
     let line = crate::output::escape(line);
-    // The reader of stderr may be gone.
-    let _ = writeln!(std::io::stderr(), "homenode: {line}");
+    output::complain(&format!("homenode: {line}\n"));
     // Facility daemon, severity error (RFC 3164).
     let entry = format!("<27>homenode[{}]: {line}\n", std::process::id());
     let logged = UnixDatagram::unbound().and_then(|socket| socket.send_to(entry.as_bytes(), "/dev/log"));

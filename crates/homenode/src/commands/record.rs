@@ -15,7 +15,7 @@ pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
     let mut writer = Writer::open(&args.file)?;
-    let stop = Stop::on_signals()?;
+    let stop = Stop::or_killed()?;
     let mut plane = session::open(&config, &args.observe, None, false, false)?;
     session::observe_only()?;
     let to_stdout = args.file.as_os_str() == "-";

@@ -55,13 +55,15 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     session::move_only(engine.policy_name(), child.is_some())?;
     let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::new(limits), label: None, teller: None };
     let nodes = engine.plane().topology().nodes.len();
+    // Nobody waits for output from here on, so that nothing keeps moves from being undone.
+    output::detach();
     let told = out.start(engine.policy_name(), &settings, nodes, &interference);
     let ran = told.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
         // A command that has not begun when the stop comes never begins.
         Some(child) if !stop.requested() => child.go(),
         _ => Ok(()),
     });
-    notify::ready();
+    notify::ready(Some(settings.window_s));
     let ran = ran.and_then(|()| windows(&mut engine, &mut out, &|| stop.requested(), child.as_mut(), args.windows));
     notify::stopping();
     let came = stop.came();
@@ -104,6 +106,7 @@ pub fn windows<P: Plane>(
     while !stop() && most.is_none_or(|most| window < most) {
         let report = engine.step().map_err(|e| Failure::from_error(Exit::Unsupported, "cannot go on", &e))?;
         window += 1;
+        notify::alive();
         out.window(window, &report)?;
         if child.as_mut().is_some_and(|child| child.ended()) {
             break;

@@ -27,8 +27,8 @@ use crate::cli::{self, Global, STATE_DIR};
 use crate::commands::{mounts, nodes, report, restore, run, session};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
-use crate::output::limits::Limits;
 use crate::output::units;
+use crate::output::{self, limits::Limits};
 use crate::recording::Writer;
 
 /// Threads that serve emulated memory: each sleeps as long as its access takes.
@@ -302,7 +302,9 @@ fn undo_crashed(global: &Global) {
     }
     match restore::undo(global) {
         Ok(finished) if finished.complete() => {}
-        Ok(finished) => eprintln!("homenode: after a crash: {}", report::finished(&finished).trim_end()),
+        Ok(finished) => {
+            output::complain(&format!("homenode: after a crash: {}\n", report::finished(&finished).trim_end()));
+        }
         // The process that has it undoes it.
         Err(failure) if failure.exit() == Exit::Busy => {}
         Err(failure) => failure.report(global.json),

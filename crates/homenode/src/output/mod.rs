@@ -1,5 +1,6 @@
 //! Output to the user: tables, figures and the words of homenode, the same in every sub-command.
 
+pub mod background;
 pub mod limits;
 pub mod progress;
 pub mod table;
@@ -7,7 +8,7 @@ pub mod units;
 pub mod words;
 
 use std::fmt::Write as _;
-use std::io::{self, Write};
+use std::io;
 
 use serde::Serialize;
 
@@ -31,10 +32,9 @@ pub fn escape(text: &str) -> String {
 
 /// One JSON value and a newline on stdout, pretty for people.
 pub fn print_json(value: &impl Serialize) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from)?;
-    out.write_all(b"\n")?;
-    out.flush()
+    let mut text = serde_json::to_vec_pretty(value).map_err(io::Error::from)?;
+    text.push(b'\n');
+    print_raw(&text)
 }
 
 /// One JSON value on one line, at once: for streams.
@@ -50,7 +50,31 @@ pub fn print(text: &str) -> io::Result<()> {
 }
 
 fn print_raw(bytes: &[u8]) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(bytes)?;
-    out.flush()
+    background::OUT.put(bytes)
+}
+
+/// From now on nobody waits for output: for programs that hold moves.
+pub fn detach() {
+    background::OUT.detach();
+    background::ERR.detach();
+}
+
+/// Waits for output as long as somebody reads it, and says what was lost.
+///
+/// # Errors
+///
+/// stdout cannot be written to.
+pub fn drain() -> io::Result<()> {
+    let out = background::OUT.drain();
+    if let Ok(lost @ 1..) = out {
+        complain(&format!("homenode: {} of output lost: nobody read it\n", units::count(lost as usize, "line")));
+    }
+    // Where stderr leads nowhere nothing can be said.
+    let _ = background::ERR.drain();
+    out.map(drop)
+}
+
+/// Text on stderr. What cannot be written is lost.
+pub fn complain(text: &str) {
+    let _ = background::ERR.put(text.as_bytes());
 }

@@ -68,7 +68,7 @@ pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
         });
     }
     let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?)?;
-    let stop = Stop::on_signals()?;
+    let stop = Stop::or_killed()?;
     let seen = watched(global, args, topology, &stop)?;
     let process = format!("{} (pid {pid})", name_of(pid)).trim_start().to_owned();
     if let Some(file) = &args.plot {

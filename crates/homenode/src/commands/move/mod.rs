@@ -58,6 +58,7 @@ pub fn run(global: &Global, args: &MoveArgs) -> Result<Exit, Failure> {
         json: global.json,
         stop: Stop::on_signals()?,
     };
+    output::detach();
     let done = match args.pid {
         Some(pid) => vec![process::run(&job, global, pid, !args.no_memory)?],
         None => files::run(&job, &args.files)?,

@@ -145,7 +145,7 @@ fn live(
     open: impl FnOnce() -> Result<Source, Failure> + Send + 'static,
     mut choices: Choices,
 ) -> Result<Exit, Failure> {
-    let stop = Stop::on_signals()?;
+    let stop = Stop::or_killed()?;
     let watch = Watch::start(open, choices.window_s)?;
     let mut terminal = ratatui::try_init().map_err(|e| {
         Failure::from_error(Exit::Io, "cannot use the terminal", &e).hint("`homenode top --once` needs none")

@@ -1,0 +1,332 @@
+//! The real binary beside a process that does not answer, and before a reader that does not read: nothing waits for either.
+//!
+//! Bounds on time only tell a hang from an end.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use lab::hung::Hung;
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// What takes longer hangs. Alone on a machine, each of these ends within 2 s.
+const LIMIT: Duration = Duration::from_secs(20);
+
+type Test = (&'static str, fn());
+
+const TESTS: &[Test] = &[
+    ("restore_undoes_others_beside_a_process_that_hangs_in_exec", restore_beside_one_that_hangs),
+    ("run_starts_and_ends_beside_a_process_that_hangs_in_exec", run_beside_one_that_hangs),
+    ("commands_end_beside_a_process_that_hangs_in_exec", commands_beside_one_that_hangs),
+];
+
+const PIPES: &[Test] = &[
+    ("run_ends_and_goes_on_before_a_full_pipe", run_before_a_full_pipe),
+    ("the_loop_answers_systemds_watchdog", the_loop_answers_systemds_watchdog),
+];
+
+const MOUNTS: &[Test] = &[
+    ("a_mount_ends_before_a_full_pipe", mount_before_a_full_pipe),
+    ("a_mount_ends_beside_a_user_that_hangs_in_exec", mount_beside_a_user_that_hangs),
+];
+
+fn main() {
+    let root = (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned());
+    let two = (std::thread::available_parallelism().map_or(1, usize::from) < 2).then(|| "needs two CPUs".to_owned());
+    let fuse = (!Path::new("/dev/fuse").exists()).then(|| "there is no /dev/fuse".to_owned());
+    let observe = root.clone().or_else(|| {
+        let doctor = command(&["doctor", "--json"]).output().unwrap();
+        let doctor: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
+        let missing = doctor["facts"].as_array()?.iter().find(|f| f["needed"] == true && f["available"] == false)?;
+        Some(format!("nothing can be observed here: {}: {}", missing["name"], missing["cause"]))
+    });
+    let mounts = root.or_else(|| fuse.clone());
+    let hung = observe.clone().or(fuse).or(two);
+    let mut arguments = Arguments::from_args();
+    // What one test leaves hanging for a moment must not be another's surprise.
+    arguments.test_threads = Some(1);
+    let mut trials = Vec::new();
+    for (tests, skip) in [(TESTS, hung), (PIPES, observe), (MOUNTS, mounts)] {
+        for (name, test) in tests {
+            let (skip, test) = (skip.clone(), *test);
+            trials.push(Trial::ignorable_test(*name, move || match skip {
+                Some(why) => Ok(Completion::ignored_with(why)),
+                None => {
+                    test();
+                    Ok::<_, Failed>(Completion::Completed)
+                }
+            }));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    command.args(args).env_remove("HOMENODE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
+}
+
+/// A process that is killed when it is dropped.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Ends {
+    /// Its end, if it comes.
+    fn end(&mut self, what: &str) -> ExitStatus {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                println!("{what}: {status} after {:.2} s", began.elapsed().as_secs_f64());
+                return status;
+            }
+            assert!(began.elapsed() < LIMIT, "{what} hangs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn signal(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+    }
+}
+
+fn until(what: &str, is: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is() {
+        assert!(began.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn cpus(pid: u32) -> Vec<usize> {
+    let set = sched_getaffinity(Pid::from_raw(pid as i32)).unwrap();
+    (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+fn bind(pid: u32, cpus: &[usize]) {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
+    sched_setaffinity(Pid::from_raw(pid as i32), &set).unwrap();
+}
+
+fn list(cpus: &[usize]) -> String {
+    cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// A process that hangs and another one, both bound to one CPU by a run that crashed.
+struct Crashed {
+    dir: tempfile::TempDir,
+    hung: Hung,
+    other: Ends,
+    all: Vec<usize>,
+}
+
+impl Crashed {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (mount, state) = (dir.path().join("mount"), dir.path().join("state"));
+        [&mount, &state].iter().for_each(|dir| fs::create_dir(dir).unwrap());
+        let all = cpus(std::process::id());
+        let hung = Hung::start(&mount).unwrap();
+        let other = Ends(Command::new("sleep").arg("600").spawn().unwrap());
+        let stat = fs::read_to_string(format!("/proc/{}/stat", other.0.id())).unwrap();
+        let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        let mut text = format!("{{\"record\":\"run\",\"version\":1,\"epoch\":\"{}\"}}\n", boot.trim());
+        // The one that hangs comes first: nothing after it was restored.
+        for (pid, start) in [(hung.pid, hung.start_ticks()), (other.0.id(), start)] {
+            bind(pid, &all[..1]);
+            text += &format!(
+                r#"{{"record":"hold","comm":"sleep","undo":{{"kind":"thread","tid":{pid},"pid":{pid},"start":{start},"before":"{}","ours":"{}"}}}}"#,
+                list(&all),
+                list(&all[..1]),
+            );
+            text += &format!("\n{{\"record\":\"made\",\"tid\":{pid},\"start\":{start}}}\n");
+        }
+        fs::write(state.join("state.jsonl"), text).unwrap();
+        Self { dir, hung, other, all }
+    }
+
+    fn state(&self) -> String {
+        self.dir.path().join("state").to_str().unwrap().to_owned()
+    }
+
+    /// The records that are left are those of the one that hangs.
+    fn check(&self) {
+        assert_eq!(cpus(self.other.0.id()), self.all, "the other was not restored");
+        let left = fs::read_to_string(self.dir.path().join("state/state.jsonl")).unwrap();
+        assert!(left.contains(&format!(":{},", self.hung.pid)), "its record is lost: {left}");
+    }
+}
+
+fn restore_beside_one_that_hangs() {
+    let crashed = Crashed::new();
+    let state = crashed.state();
+    let mut restore = command(&["--state-dir", &state, "restore"]);
+    let mut restore = Ends(restore.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let status = restore.end("restore");
+    let mut said = String::new();
+    restore.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    restore.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("does not answer"), "{said}");
+    crashed.check();
+    // Once it answers, it is restored, too.
+    let Crashed { dir, hung, other, .. } = crashed;
+    drop(hung);
+    let again = command(&["--state-dir", &state, "restore"]).output().unwrap();
+    assert!(again.status.success(), "{again:?}");
+    assert!(!dir.path().join("state/state.jsonl").exists());
+    drop(other);
+}
+
+fn run_beside_one_that_hangs() {
+    let crashed = Crashed::new();
+    let mut run = command(&["--state-dir", &crashed.state(), "--json", "run", "--window", "0.2"]);
+    let mut run = Ends(run.stdout(Stdio::piped()).spawn().unwrap());
+    let lines = BufReader::new(run.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || lines.for_each(|line| _ = tell.send(line)));
+    let began = Instant::now();
+    while !told.recv_timeout(LIMIT.saturating_sub(began.elapsed())).unwrap().contains(r#""kind":"window""#) {}
+    crashed.check();
+    run.signal();
+    run.end("run");
+    crashed.check();
+}
+
+fn commands_beside_one_that_hangs() {
+    let crashed = Crashed::new();
+    let (state, pid) = (crashed.state(), crashed.hung.pid.to_string());
+    let record = crashed.dir.path().join("record").to_str().unwrap().to_owned();
+    let commands: [&[&str]; 6] = [
+        &["move", "--pid", &pid, "--to", "0"],
+        &["doctor"],
+        &["plan", "--policy", "arc", "--window", "0.2"],
+        &["top", "--once", "--window", "0.2"],
+        &["record", &record, "--windows", "1", "--window", "0.2"],
+        &["hot", &pid],
+    ];
+    for args in commands {
+        let mut one = command(&[&["--state-dir", &state], args].concat());
+        let mut one = Ends(one.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        if args[0] == "hot" {
+            // It reads the mappings of one process, which is all that it does.
+            std::thread::sleep(Duration::from_millis(300));
+            one.signal();
+        }
+        one.end(args[0]);
+    }
+}
+
+/// A pipe that takes no more.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
+    rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+    loop {
+        match writer.write(&[b'\n'; 4096]) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    rustix::fs::fcntl_setfl(&writer, flags).unwrap();
+    (reader, writer)
+}
+
+fn run_before_a_full_pipe() {
+    let dir = tempfile::tempdir().unwrap();
+    let (reader, writer) = full_pipe();
+    let state = dir.path().to_str().unwrap();
+    let mut run = command(&["--state-dir", state, "-v", "run", "--window", "0.02"]);
+    let mut run = Ends(run.stdout(writer.try_clone().unwrap()).stderr(writer).spawn().unwrap());
+    // The first window has ended.
+    let journal = dir.path().join("journal.jsonl");
+    until("a window ends", || fs::metadata(&journal).is_ok_and(|journal| journal.len() > 0));
+    run.signal();
+    let status = run.end("run");
+    assert!(status.success(), "{status}");
+    let written = fs::read_to_string(&journal).unwrap();
+    assert!(written.contains(r#""event":"stopped""#), "{written}");
+    drop(reader);
+}
+
+fn the_loop_answers_systemds_watchdog() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut run = command(&["--state-dir", dir.path().join("state").to_str().unwrap(), "run", "--window", "0.1"]);
+    run.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "1000000").stdout(Stdio::null());
+    let mut run = Ends(run.spawn().unwrap());
+    let receive = || {
+        let mut message = [0; 64];
+        let length = socket.recv(&mut message).unwrap();
+        String::from_utf8_lossy(&message[..length]).into_owned()
+    };
+    // Windows of 0.1 s may take longer than a second in all.
+    assert_eq!(receive(), "READY=1\nWATCHDOG_USEC=2000000");
+    assert_eq!([receive(), receive()], ["WATCHDOG=1", "WATCHDOG=1"]);
+    run.signal();
+    run.end("run");
+}
+
+/// A volume of one region in a file, and a directory to mount it on.
+fn volume(dir: &Path) -> [String; 3] {
+    let [region, mount, state] = ["region", "mounted", "states"].map(|n| dir.join(n).to_str().unwrap().to_owned());
+    fs::create_dir(&mount).unwrap();
+    assert!(command(&["mkfs", "--size", "8M", &region]).output().unwrap().status.success());
+    [region, mount, state]
+}
+
+fn serve([region, mount, state]: &[String; 3], output: std::io::PipeWriter) -> Ends {
+    let mut server = command(&["mount", "--foreground", "--emulate-nodes", "1", "--policy", "nthread"]);
+    server.args(["--window", "0.02", "--state-dir", state, region, mount]);
+    let server = Ends(server.stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap());
+    let point = format!(" {mount} ");
+    until("the volume is mounted", || fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&point));
+    server
+}
+
+fn mount_before_a_full_pipe() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = volume(dir.path());
+    let (_reader, writer) = full_pipe();
+    let mut server = serve(&of, writer);
+    fs::write(Path::new(&of[1]).join("file"), "x").unwrap();
+    server.signal();
+    server.end("mount");
+    assert!(!fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&of[1]));
+}
+
+fn mount_beside_a_user_that_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (of, hang) = (volume(dir.path()), dir.path().join("hang"));
+    fs::create_dir(&hang).unwrap();
+    let (_reader, writer) = full_pipe();
+    let mut server = serve(&of, writer);
+    let file = Path::new(&of[1]).join("file");
+    let write = || fs::write(&file, "x").unwrap();
+    write();
+    // It has used the volume just before it hangs.
+    let hung = Hung::start_after(&hang, Some(&file)).unwrap();
+    (0..200).for_each(|_| {
+        write();
+        std::thread::sleep(Duration::from_millis(5));
+    });
+    server.signal();
+    server.end("mount");
+    drop(hung);
+}
