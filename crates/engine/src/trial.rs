@@ -168,7 +168,8 @@ impl Trials {
     }
 }
 
-/// The threads that these moves are about.
+/// The threads that these moves are about. Of a file that moves, those that no policy may move count only if it has no other readers:
+/// they may be the copy itself.
 fn members(moves: &[Move], snapshot: &Snapshot) -> FxHashSet<Subject> {
     let (mut tids, mut pids, mut files) = (FxHashSet::default(), FxHashSet::default(), FxHashSet::default());
     for mv in moves {
@@ -181,7 +182,9 @@ fn members(moves: &[Move], snapshot: &Snapshot) -> FxHashSet<Subject> {
     let about = |t: &&Thread| {
         tids.contains(&t.tid) || pids.contains(&t.pid) || t.files.iter().any(|f| files.contains(f.file.as_str()))
     };
-    snapshot.threads.iter().filter(about).map(Subject::thread).collect()
+    let of = |held: bool| snapshot.threads.iter().filter(move |t| t.held.is_some() == held).filter(about);
+    let free: FxHashSet<Subject> = of(false).map(Subject::thread).collect();
+    if free.is_empty() { of(true).map(Subject::thread).collect() } else { free }
 }
 
 /// Why the windows after a plan are clearly worse than those before; `None` if they are not.
@@ -276,6 +279,28 @@ mod tests {
         let unpaid = trials.window(&served(0.99));
         let why = "200.0 MB of file data per second of CPU time and service in 1 windows before, 100.0 MB in 1 after";
         assert!(unpaid.iter().any(|u| u.why.starts_with(why)), "{unpaid:?}");
+    }
+
+    /// The thread that copies reads the file, too, and does so only before and after the windows of the trial.
+    #[test]
+    fn threads_that_no_policy_may_move_are_not_tried() {
+        let with_copy = |mb: u64| {
+            let mut window = window(mb);
+            let copy = Thread { tid: 9, pid: 9, held: Some("is homenode itself".into()), ..window.threads[0].clone() };
+            window.threads.push(copy);
+            window
+        };
+        let mut trials = Trials::new(1);
+        trials.window(&with_copy(100));
+        trials.begin(moves(), [], &with_copy(100));
+        assert_eq!(trials.trials[0].members.len(), 1);
+        assert_eq!(trials.trials[0].before[0].bytes, 100_000_000);
+        // Where nobody else reads it, they are all there is to judge by.
+        let mut trials = Trials::new(1);
+        let alone = || Snapshot { threads: with_copy(100).threads.split_off(1), ..with_copy(100) };
+        trials.window(&alone());
+        trials.begin(moves(), [], &alone());
+        assert_eq!(trials.trials[0].members.len(), 1);
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
     // For each node, the bytes read from it by the busiest thread that came or comes.
     let mut busiest: FxHashMap<NodeId, u64> = FxHashMap::default();
     let mut kin: FxHashSet<(NodeId, u32)> = FxHashSet::default();
-    for thread in &snapshot.threads {
+    for thread in snapshot.threads.iter().filter(|thread| thread.held.is_none()) {
         let at_home = bound.contains(&thread.tid) && thread.home() == Some(thread.node);
         let node = coming.get(&thread.tid).copied().or(at_home.then_some(thread.node));
         if let Some(node) = node {
@@ -158,7 +158,10 @@ mod tests {
         let threads = vec![thread(1, A, 8), thread(2, A, 9), thread(3, B, 9)];
         assert_eq!(bound(Vec::new(), threads.clone(), &[2]), [1]);
         // A bound thread that was moved away from its data is no reason to bind others.
-        assert_eq!(bound(Vec::new(), threads, &[3]), [] as [u32; 0]);
+        assert_eq!(bound(Vec::new(), threads.clone(), &[3]), [] as [u32; 0]);
+        // Nor is one that has got an affinity of its own since.
+        let held = Thread { held: Some("has an affinity of its own".into()), ..thread(2, A, 9) };
+        assert_eq!(bound(Vec::new(), vec![threads[0].clone(), held, threads[2].clone()], &[2]), [] as [u32; 0]);
     }
 
     /// Seen on a simulated machine: 78 threads of one program ran on a node with 8 CPUs. In each of

@@ -10,7 +10,8 @@
 //! - starts or stops using files, or turns to data on another node (suddenly, or in another file), or reads where it wrote;
 //! - becomes so much faster or slower that no placement explains it.
 //!
-//! The effects of our own moves do not count as a change: neither the rates right after them, nor that a process stands still while
+//! Threads that no policy may move do not count: the kernel's, homenode's own, which copy what is moved, and those with an affinity of
+//! their own. The effects of our own moves do not count as a change: neither the rates right after them, nor that a process stands still while
 //! its memory is copied. Data that drifts to another node bit by bit does not count either, because written data lands on the writer's
 //! node. After [`Settle::again_s`](crate::settings::Settle) a load counts as new in any case.
 //!
@@ -168,7 +169,7 @@ impl Settled {
             _ => None,
         };
         let processes: FxHashMap<u32, u64> = self.moved.iter().filter_map(process).collect();
-        for t in &snapshot.threads {
+        for t in snapshot.threads.iter().filter(|t| t.held.is_none()) {
             let key = Subject::thread(t);
             let Some(mut doing) = Doing::of(t, snapshot.window_s, self.window) else {
                 if let Some(before) = self.threads.get_mut(&key) {
@@ -348,6 +349,22 @@ mod tests {
             after(&mut settled, 9, &load);
             after(&mut settled, windows.max(1), then);
             assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_ok(), windows > 0, "{then:?}");
+        }
+    }
+
+    /// Each copy has a thread, so each move of data was followed by ten windows in which everything might move.
+    #[test]
+    fn threads_that_no_policy_may_move_make_no_new_load() {
+        let load = [thread(1, 0, 100), thread(2, 1, 100)];
+        for held in [None, Some("is homenode itself".to_owned())] {
+            let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
+            after(&mut settled, 9, &load);
+            let [one, two] = load.clone();
+            let fresh = held.is_none();
+            after(&mut settled, 3, &[one, two, Thread { held, ..thread(3, 1, 900) }]);
+            assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_ok(), fresh);
+            after(&mut settled, GONE as u32, &load);
+            assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_ok(), fresh);
         }
     }
 
