@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use topology::{NodeId, Topology};
 
 use crate::numbers::{fraction, positive};
-use crate::processes::{by_pid, distance, node_of, sane, seat, show, utilisation};
+use crate::processes::{by_pid, distance, node_of, other, sane, seat, show, starts, utilisation};
 use crate::{Declined, Move, Plan, Policy, Process, Reason, Snapshot, Thread, plan};
 
 /// The settings of N-Policy.
@@ -71,7 +71,15 @@ struct Epoch {
     /// The summed length of its windows, in seconds (recorded windows may lack a clock).
     windows_s: f64,
     windows: u32,
-    processes: BTreeMap<u32, BTreeMap<NodeId, Touched>>,
+    processes: BTreeMap<u32, Mapped>,
+}
+
+/// What a process has touched in the epoch.
+#[derive(Clone, Debug, Default)]
+struct Mapped {
+    /// Its start, if known: another process may get its id within the epoch.
+    start: Option<u64>,
+    nodes: BTreeMap<NodeId, Touched>,
 }
 
 impl Epoch {
@@ -83,8 +91,14 @@ impl Epoch {
         self.end_s = now;
         self.windows_s += window;
         self.windows += 1;
+        let starts = starts(snapshot);
         for process in &snapshot.processes {
-            add_touched(self.processes.entry(process.pid).or_default(), process);
+            let (of, start) = (self.processes.entry(process.pid).or_default(), starts.get(&process.pid).copied());
+            if other(of.start, start) {
+                *of = Mapped::default();
+            }
+            of.start = start.or(of.start);
+            add_touched(&mut of.nodes, process);
         }
     }
 
@@ -189,8 +203,10 @@ impl Policy for NPolicy {
         }
         let used = utilisation(topology, snapshot);
         let threads = by_pid(snapshot);
-        for (pid, touched) in &self.epoch.processes {
-            let Some(threads) = threads.get(pid) else {
+        let starts = starts(snapshot);
+        for (pid, Mapped { start, nodes: touched }) in &self.epoch.processes {
+            let same = !other(*start, starts.get(pid).copied());
+            let Some(threads) = threads.get(pid).filter(|_| same) else {
                 if !touched.is_empty() {
                     plan.notes.push(format!("process {pid}: left alone, because none of its threads is listed"));
                 }

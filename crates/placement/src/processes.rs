@@ -34,6 +34,17 @@ pub(crate) fn by_pid(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Thread>> {
     processes
 }
 
+/// When each process started, as far as the snapshot says.
+pub(crate) fn starts(snapshot: &Snapshot) -> BTreeMap<u32, u64> {
+    let threads = snapshot.threads.iter().filter_map(|t| Some((t.pid, t.of_process_since()?)));
+    threads.chain(snapshot.processes.iter().filter_map(|p| Some((p.pid, p.start_ns?)))).collect()
+}
+
+/// Whether these are the start times of two processes, one of which has the other's id; unknown counts as the same.
+pub(crate) fn other(one: Option<u64>, another: Option<u64>) -> bool {
+    one.zip(another).is_some_and(|(one, another)| one != another)
+}
+
 /// The node where these threads spent most CPU time. In a tie (idle threads), the node with most of
 /// them, then the lowest id.
 pub(crate) fn node_of(threads: &[&Thread]) -> Option<NodeId> {

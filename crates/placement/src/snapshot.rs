@@ -112,6 +112,10 @@ pub struct Thread {
     /// later one with the same tid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<u64>,
+    /// Start time of its process, in the same units. It tells the process from a later one with the same pid, also in windows
+    /// in which the first thread is idle and not listed. Absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_start_ns: Option<u64>,
     /// The node that the thread ran on at the end of the window.
     pub node: NodeId,
     /// Nodes where the thread may run (affinity and cpuset).
@@ -197,7 +201,7 @@ pub struct ObservedFile {
     /// Why its data cannot be moved; only with `movable: false`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<String>,
-    /// How many times it was open when it was last touched: open file descriptions, of one process or
+    /// How many times it was open whenever it was touched, at least: open file descriptions, of one process or
     /// several. More than 1 is what NThread calls shared, whether or not the others touched the file in
     /// this window. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -346,6 +350,11 @@ impl NodeLoad {
 }
 
 impl Thread {
+    /// Start time of its process, if it is known from this thread: the first thread starts with the process.
+    pub fn of_process_since(&self) -> Option<u64> {
+        self.process_start_ns.or(self.start_ns.filter(|_| self.tid == self.pid))
+    }
+
     /// File bytes that crossed nodes when the thread read them: the observed figure, or else all
     /// bytes that are not on its node.
     pub fn remote_bytes(&self) -> u64 {

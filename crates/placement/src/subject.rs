@@ -76,10 +76,8 @@ impl Move {
             }
             Self::Process { pid, start_ns, .. } if start_ns.is_none() => {
                 let process = snapshot.processes.iter().find(|p| p.pid == *pid).and_then(|p| p.start_ns);
-                // The first thread of a process starts with it.
-                let first =
-                    || snapshot.threads.iter().find(|t| t.tid == *pid && t.pid == *pid).and_then(|t| t.start_ns);
-                *start_ns = process.or_else(first);
+                let of = || snapshot.threads.iter().filter(|t| t.pid == *pid).find_map(Thread::of_process_since);
+                *start_ns = process.or_else(of);
             }
             Self::File { file, generation, .. } if generation.is_none() => {
                 *generation = snapshot.files.iter().find(|f| f.file == *file).and_then(|f| f.generation);
@@ -98,7 +96,8 @@ mod tests {
         let snapshot = Snapshot::from_json(
             r#"{"version":1,"window_s":1,"nodes":[{"id":0,"cpus":[0],"distance":{"0":10,"1":21}}],
                 "threads":[{"tid":7,"pid":7,"start_ns":70,"node":0,"allowed_nodes":[0],"cpu_s":0},
-                           {"tid":8,"pid":8,"start_ns":80,"node":0,"allowed_nodes":[0],"cpu_s":0}],
+                           {"tid":8,"pid":8,"start_ns":80,"node":0,"allowed_nodes":[0],"cpu_s":0},
+                           {"tid":12,"pid":11,"start_ns":99,"process_start_ns":98,"node":0,"allowed_nodes":[0],"cpu_s":0}],
                 "processes":[{"pid":7,"start_ns":71}],"files":[{"file":"8:1:9","generation":5}]}"#,
         );
         let snapshot = snapshot.unwrap();
@@ -113,6 +112,8 @@ mod tests {
         assert_eq!(subject(r#"{"kind":"process","pid":7}"#), Subject::Process { pid: 7, start: 71 });
         assert_eq!(subject(r#"{"kind":"process","pid":8}"#), Subject::Process { pid: 8, start: 80 });
         assert_eq!(subject(r#"{"kind":"process","pid":9}"#), Subject::Process { pid: 9, start: 0 });
+        // Its first thread is idle, as the one that waits for the others often is.
+        assert_eq!(subject(r#"{"kind":"process","pid":11}"#), Subject::Process { pid: 11, start: 98 });
         let file = Subject::File { file: "8:1:9".into(), generation: 5 };
         assert_eq!(subject(r#"{"kind":"file","file":"8:1:9"}"#), file);
     }

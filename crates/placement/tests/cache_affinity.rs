@@ -83,6 +83,22 @@ fn both_follow_a_large_file() {
     );
 }
 
+/// A move that was asked for in vain five times is not asked for again; a later process with the id has asked for none.
+#[test]
+fn a_process_that_got_the_id_of_another_begins_anew() {
+    for (then, moved) in [(Some(1), false), (None, false), (Some(2), true)] {
+        let mut policy = policy(Variant::Greedy);
+        let mut decide = |start: Option<u64>| {
+            let mut snapshot = simpleread();
+            snapshot.processes[0].start_ns = start;
+            snapshot.threads[0].start_ns = None;
+            !policy.decide(&snapshot.topology(), &snapshot).moves.is_empty()
+        };
+        assert_eq!((0..6).map(|_| decide(Some(1))).collect::<Vec<_>>(), [true, true, true, true, true, false]);
+        assert_eq!(decide(then), moved);
+    }
+}
+
 #[test]
 fn equation_of_section_8_1() {
     let s = Settings { max_improvement: 0.15, reduction: 0.15, ..Settings::default() };

@@ -47,6 +47,26 @@ fn a_process_with_all_its_data_elsewhere_moves_there_after_ten_seconds() {
     assert_eq!(why(&plan, 7), "it runs on no node that holds mapped data it touched; 100 % is on node 1");
 }
 
+/// What the earlier process touched moved the later one.
+#[test]
+fn a_process_that_got_the_id_of_another_within_an_epoch_begins_anew() {
+    let started = |ns: u64, node: u32| {
+        let threads = vec![Thread { process_start_ns: Some(ns), ..thread(7, 0, &[], 0) }];
+        window(2, threads, vec![Process { start_ns: Some(ns), ..mapped(1000, &[(node, 100, 20)]) }])
+    };
+    for (then, expected) in [(1, vec![(7, 1, Reason::RemoteOnly)]), (2, vec![])] {
+        let mut policy = NPolicy::new(Settings::default());
+        let mut plan = Plan::default();
+        for second in 1..=10 {
+            // Its last windows touch little, on its own node.
+            let (ns, node) = if second < 9 { (1, 1) } else { (then, u32::from(then == 1)) };
+            let snapshot = Snapshot { time_s: f64::from(second), ..started(ns, node) };
+            plan = policy.decide(&snapshot.topology(), &snapshot);
+        }
+        assert_eq!(moves(&plan), expected);
+    }
+}
+
 #[test]
 fn all_threads_of_the_process_move_and_no_other() {
     let mut other = thread(9, 0, &[], 0);

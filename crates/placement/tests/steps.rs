@@ -529,6 +529,28 @@ fn step_5_skips_a_sharer_and_the_plan_says_what_it_shares() {
     }
 }
 
+/// III-D: the `i_count` of a file is above 1 also while its second user is quiet.
+#[test]
+fn a_file_that_somebody_else_has_open_and_does_not_touch_is_shared() {
+    let window = |opens, mb: u64| {
+        let mut threads = crowd();
+        let read_bytes = common::bytes(&[(0, mb)]);
+        threads[3].files = vec![placement::FileUse { file: "8:1:1".into(), read_bytes, ..Default::default() }];
+        let mut window = two_nodes(threads);
+        let path = Some("/db/2619".into());
+        window.files = vec![ObservedFile { file: "8:1:1".into(), path, opens, readers: vec![4], ..Default::default() }];
+        window
+    };
+    let plan = decide("nthread", &window(Some(2), 300));
+    assert_eq!(moves(&plan), [(3, 1, Reason::CpuContention)]);
+    assert_eq!(declined(&plan, 4), Some(("shares_file", "shares /db/2619, which is open 2 times")));
+    // Open once; unknown; and a few bytes of what every process has open, such as a library.
+    for (opens, mb) in [(Some(1), 300), (None, 300), (Some(500), 3)] {
+        assert_eq!(moves(&decide("nthread", &window(opens, mb))), [(4, 1, Reason::CpuContention)]);
+    }
+    assert_eq!(moves(&decide("nthread-nm", &window(Some(2), 300))), [(4, 1, Reason::CpuContention)]);
+}
+
 #[test]
 fn each_variant_takes_its_steps_of_table_ii() {
     // A controller to relieve (900 of 1000; t1 may move), a crowd if the controller were fine, and

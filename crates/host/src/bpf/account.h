@@ -45,6 +45,12 @@ static __always_inline u32 opens_of(struct inode *inode)
 	return inode->i_readcount.counter + (writing > 0 ? writing : 0);
 }
 
+/* The fewest times in the window, because somebody who looks at a file opens it for a moment; homenode does. 0: not known. */
+static __always_inline u32 fewer_opens(u32 a, u32 b)
+{
+	return !a || (b && b < a) ? b : a;
+}
+
 /* Sets what the file does not say. */
 static __always_inline void access_begin(struct access *w, bool write, s64 weight)
 {
@@ -128,7 +134,7 @@ static __always_inline void usage_add(struct usage *u, struct access *w, u32 nod
 			u->continued += w->weight;
 		w->call = 0;
 	}
-	u->opens = w->opens;
+	u->opens = fewer_opens(u->opens, w->opens);
 	u->generation = w->generation;
 }
 
@@ -149,8 +155,8 @@ static __always_inline void usage_merge(struct usage *to, struct usage *from)
 	MERGE(placed);
 	MERGE(continued);
 #undef MERGE
+	to->opens = fewer_opens(to->opens, from->opens);
 	/* Any of the latest will do. */
-	to->opens = from->opens;
 	to->generation = from->generation;
 }
 

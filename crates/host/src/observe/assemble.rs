@@ -69,7 +69,7 @@ impl Touched {
         self.readers.push(tid);
         for (_, usage) in entries {
             self.bytes = self.bytes.saturating_add(bytes(usage.read)).saturating_add(bytes(usage.written));
-            self.opens = self.opens.max(usage.opens);
+            self.opens = usage.fewer_opens(self.opens);
             self.generation = usage.generation;
         }
     }
@@ -129,6 +129,7 @@ pub(super) fn assemble(
             pid: task.tgid,
             comm: task.comm(),
             start_ns: Some(task.start_ns),
+            process_start_ns: Some(task.leader_start_ns),
             node,
             allowed_nodes: Vec::new(),
             held: None,
@@ -446,6 +447,22 @@ mod tests {
         assert!(all(&pass(&[(7, 0, EARLY)]), entries).threads[0].thread.shares_file);
         let alone = vec![entry(7, EARLY, 1, 0, 1, 0), entry(7, EARLY, 1, 8, 1, 0), entry(0, 0, 1, 0, 1, 0)];
         assert!(!all(&pass(&[(7, 0, EARLY)]), alone).threads[0].thread.shares_file);
+    }
+
+    /// Homenode itself does, to find out where a file is.
+    #[test]
+    fn a_file_that_somebody_opens_for_a_moment_is_not_open_twice() {
+        let with = |tid, node, opens| {
+            let (key, usage) = entry(tid, EARLY, 1, node, 1, 0);
+            (key, Usage { opens, ..usage })
+        };
+        let opens = |entries| all(&pass(&[(7, 0, EARLY), (9, 0, EARLY)]), entries).files[0].file.opens;
+        assert_eq!(opens(vec![with(7, 0, 2), with(7, 8, 1), with(9, 0, 2)]), Some(1));
+        assert_eq!(opens(vec![with(7, 0, 2), with(7, 8, 0), with(9, 0, 3)]), Some(2));
+        assert_eq!(opens(vec![with(7, 0, 0)]), None);
+        let mut twice = with(7, 0, 2).1;
+        twice.add(&with(7, 0, 1).1);
+        assert_eq!(twice.opens, 1);
     }
 
     #[test]

@@ -184,6 +184,11 @@ impl Usage {
         })
     }
 
+    /// The smaller of its opens and these; 0 is unknown. As in the programs, because who looks at a file opens it for a moment.
+    pub fn fewer_opens(&self, opens: u32) -> u32 {
+        [self.opens, opens].into_iter().filter(|n| *n > 0).min().unwrap_or(0)
+    }
+
     /// Adds another entry of the same key.
     pub fn add(&mut self, other: &Self) {
         self.read += other.read;
@@ -195,7 +200,7 @@ impl Usage {
         self.calls += other.calls;
         self.placed += other.placed;
         self.continued += other.continued;
-        self.opens = other.opens;
+        self.opens = other.fewer_opens(self.opens);
         self.generation = other.generation;
     }
 

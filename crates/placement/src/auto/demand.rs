@@ -21,7 +21,7 @@ use super::data::{Groups, Shares, add};
 use super::hardware::Hardware;
 use super::history::History;
 use super::mapped::{Mapped, mapped_of};
-use crate::processes::sane;
+use crate::processes::{sane, starts};
 use crate::{Snapshot, Subject, Thread, Writes};
 
 /// Where the plane does not say so: a thread that uses less than this share of its memory time on a CPU does not make its accesses
@@ -132,6 +132,7 @@ impl Demands {
         let mut pids: Vec<u32> = listed.iter().map(|i| snapshot.threads[*i].pid).collect();
         pids.sort_unstable();
         pids.dedup();
+        let starts = starts(snapshot);
         // A process is as old as its oldest thread.
         let mut began_s = vec![now_s; pids.len()];
         for t in &snapshot.threads {
@@ -142,7 +143,7 @@ impl Demands {
         self.programs = (pids.iter().zip(began_s))
             .map(|(pid, began_s)| Program {
                 pid: *pid,
-                start: 0,
+                start: starts.get(pid).copied().unwrap_or(0),
                 memory: Shares::new(),
                 lock_s: history.lock_s(*pid),
                 writes: None,
@@ -165,7 +166,6 @@ impl Demands {
         }
         for process in &snapshot.processes {
             if let Ok(p) = pids.binary_search(&process.pid) {
-                self.programs[p].start = process.start_ns.unwrap_or(0);
                 for (node, bytes) in process.resident.iter() {
                     if let Some(n) = hardware.index(node) {
                         add(&mut self.programs[p].memory, n, bytes as f64);

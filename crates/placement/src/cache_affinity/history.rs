@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use topology::NodeId;
 
+use crate::processes::other;
+
 /// A process or file not seen for this many seconds is forgotten.
 const FORGET_S: f64 = 60.0;
 /// A move that was requested in this many consecutive windows but not made is not requested again.
@@ -14,6 +16,10 @@ const CHANGED: f64 = 0.25;
 /// each of ten blocks a window has a standard deviation of 0.16, smoothed 0.16 × √(0.3 / 1.7) =
 /// 0.07, which is far from `CHANGED`. A reader that turns to another node shows at once.
 const NEWEST: f64 = 0.3;
+
+/// Most readings that are kept of a process, some 100 kB: a scanner reads 16,384 files in a window, and of the 60 windows that are
+/// remembered that was 100 MB. `arc-guarded` looks at files of 1 GiB and more, of which none reads a thousand at a time.
+const FILES: usize = 1024;
 
 /// Share of a process's file bytes by the node they come from.
 pub(super) type Profile = BTreeMap<NodeId, f64>;
@@ -50,6 +56,8 @@ impl Reading {
 /// One process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
+    /// Start of the process, if known.
+    start: Option<u64>,
     pub files: BTreeMap<String, Reading>,
     last_s: f64,
     /// The latest requested move, and how often it was requested.
@@ -67,6 +75,14 @@ fn smoothed(old: &Profile, new: &Profile) -> Profile {
 }
 
 impl History {
+    /// Says when the process of this window started. The history of an earlier one with its id is forgotten.
+    pub fn of(&mut self, start: Option<u64>) {
+        if other(self.start, start) {
+            *self = Self::default();
+        }
+        self.start = start.or(self.start);
+    }
+
     /// Takes in one window. `files` holds bytes read per file, `profile` the shares by node, and
     /// `home` the node the process is on.
     pub fn observe(&mut self, now_s: f64, files: &BTreeMap<&str, f64>, profile: &Profile, home: NodeId) {
@@ -77,6 +93,7 @@ impl History {
             reading.last_s = now_s;
         }
         self.files.retain(|_, f| (0.0..=FORGET_S).contains(&(now_s - f.last_s)));
+        self.keep_largest();
         if self.asked.is_some_and(|(to, _)| to == home) {
             self.asked = None;
             self.trips += 1;
@@ -88,6 +105,20 @@ impl History {
             self.trips = 0;
             self.asked = None;
         }
+    }
+
+    /// Forgets the readings with the fewest bytes beyond [`FILES`].
+    fn keep_largest(&mut self) {
+        let Some(more) = self.files.len().checked_sub(FILES).filter(|more| *more > 0) else { return };
+        let mut totals: Vec<f64> = self.files.values().map(|reading| reading.total).collect();
+        let (_, least, larger) = totals.select_nth_unstable_by(more, f64::total_cmp);
+        let least = *least;
+        let mut as_few = FILES - larger.iter().filter(|total| **total > least).count();
+        self.files.retain(|_, reading| {
+            let stays = reading.total > least || (reading.total == least && as_few > 0);
+            as_few -= usize::from(stays && reading.total == least);
+            stays
+        });
     }
 
     /// Moves made since the reading last changed.
@@ -104,5 +135,29 @@ impl History {
 
     pub fn forgotten(&self, now_s: f64) -> bool {
         !(0.0..=FORGET_S).contains(&(now_s - self.last_s))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that scans a tree: 122 MB for one of them.
+    #[test]
+    fn of_many_files_the_largest_readings_are_kept() {
+        let mut history = History::default();
+        for window in 0..60_u32 {
+            let names: Vec<String> = (0..4_000).map(|i| format!("8:1:{}", window * 4_000 + i)).collect();
+            let mut files: BTreeMap<&str, f64> = names.iter().map(|name| (name.as_str(), 4096.0)).collect();
+            files.insert("large", 1e9);
+            history.observe(f64::from(window), &files, &Profile::from([(NodeId(0), 1.0)]), NodeId(0));
+            assert!(history.files.len() <= FILES, "{}", history.files.len());
+        }
+        assert_eq!(history.files["large"].total, 60e9);
+        // Fewer than that are all kept, whatever their size.
+        let mut few = History::default();
+        let files = BTreeMap::from([("a", 1.0), ("b", 1e9)]);
+        few.observe(0.0, &files, &Profile::new(), NodeId(0));
+        assert_eq!(few.files.len(), 2);
     }
 }

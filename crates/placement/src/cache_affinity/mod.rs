@@ -27,7 +27,7 @@ use history::{History, Profile};
 pub use model::Settings;
 use topology::{NodeId, Topology};
 
-use crate::processes::{by_pid, has_cpus, node_of, sane, show};
+use crate::processes::{by_pid, has_cpus, node_of, sane, show, starts};
 use crate::{Declined, FileUse, Move, Plan, Policy, Process, Reason, Snapshot, Thread};
 
 /// Selects one of the two policies.
@@ -194,12 +194,13 @@ impl CacheAffinity {
         &mut self,
         topology: &Topology,
         now_s: f64,
-        pid: u32,
+        (pid, start): (u32, Option<u64>),
         reads: &Reads,
         sizes: &BTreeMap<&str, f64>,
         memory: Option<&Process>,
     ) -> Option<Result<Move, Declined>> {
         let mut history = self.histories.remove(&pid).unwrap_or_default();
+        history.of(start);
         let files = reads.files.iter().map(|(file, nodes)| (*file, nodes.values().sum())).collect();
         history.observe(now_s, &files, &reads.profile(), reads.home);
         let decided = self.choose(topology, reads, &mut history, sizes, memory);
@@ -274,9 +275,11 @@ impl Policy for CacheAffinity {
             .map(|f| (f.file.as_str(), f.size.unwrap_or_else(|| f.bytes.total()) as f64))
             .collect();
         let memory: BTreeMap<u32, &Process> = snapshot.processes.iter().map(|p| (p.pid, p)).collect();
+        let starts = starts(snapshot);
         for (pid, threads) in &by_pid(snapshot) {
             let Some(reads) = Reads::of(threads) else { continue };
-            match self.decide_one(topology, now_s, *pid, &reads, &sizes, memory.get(pid).copied()) {
+            let process = (*pid, starts.get(pid).copied());
+            match self.decide_one(topology, now_s, process, &reads, &sizes, memory.get(pid).copied()) {
                 Some(Ok(mv)) => plan.moves.push(mv),
                 Some(Err(declined)) => plan.declined.push(declined),
                 None => {}

@@ -235,12 +235,15 @@ impl<'a> Files<'a> {
             .files
             .iter()
             .filter_map(|use_| Some((bytes(use_), *self.0.get(use_.file.as_str())?)))
-            .filter(|(_, file)| file.readers.len() > 1)
+            .filter(|(_, file)| file.readers.len() > 1 || file.opens.is_some_and(|opens| opens > 1))
             .max_by_key(|(bytes, file)| (*bytes, Reverse(file.file.as_str())));
         match shared {
             Some((_, file)) => {
                 let others = file.readers.iter().filter(|tid| **tid != thread.tid).count();
                 let name = file.path.as_deref().unwrap_or(&file.file);
+                if others == 0 {
+                    return format!("shares {name}, which is open {} times", file.opens.unwrap_or(0));
+                }
                 format!("shares {name} with {others} thread{}", if others == 1 { "" } else { "s" })
             }
             None => "shares a file with another thread".to_owned(),

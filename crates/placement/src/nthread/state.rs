@@ -16,10 +16,12 @@
 //! **Limits.** A snapshot says where a thread ran at the end of the window. The policy attributes
 //! all its CPU time to that node.
 
+use rustc_hash::FxHashSet;
+
 use super::Settings;
 use super::target::{self, Target};
-use crate::Snapshot;
 use crate::load::{Loads, Machine, nanoseconds};
+use crate::{FileUse, Snapshot, Thread};
 
 /// A thread that may be moved.
 #[derive(Clone, Debug)]
@@ -36,7 +38,7 @@ pub(super) struct Candidate {
     pub initial: usize,
     /// The node assigned to it.
     pub place: usize,
-    /// Whether another thread touched one of its files.
+    /// Whether another thread touched one of its files, or somebody has one open besides.
     pub shares: bool,
     /// File bytes read, `D_read_i`.
     pub reads: u64,
@@ -56,6 +58,30 @@ impl Candidate {
     /// Whether it has a target.
     pub fn targeted(&self) -> bool {
         self.target.node().is_some()
+    }
+}
+
+/// Files that are open more than once (III-D: an `i_count` above 1). Whoever has one open besides need not have touched it in this
+/// window.
+struct OpenTwice<'a> {
+    files: FxHashSet<&'a str>,
+    /// Fewer bytes of them do not count: a page of a library, which every process has open.
+    min_bytes: u64,
+}
+
+impl<'a> OpenTwice<'a> {
+    fn of(snapshot: &'a Snapshot, settings: &Settings) -> Self {
+        let twice = snapshot.files.iter().filter(|f| f.opens.is_some_and(|opens| opens > 1));
+        Self { files: twice.map(|f| f.file.as_str()).collect(), min_bytes: settings.min_bytes.max(1) }
+    }
+
+    fn used_by(&self, thread: &Thread) -> bool {
+        if self.files.is_empty() {
+            return false;
+        }
+        let of_them = thread.files.iter().filter(|used| self.files.contains(used.file.as_str()));
+        let bytes = |used: &FileUse| used.read_bytes.total().saturating_add(used.write_bytes.total());
+        of_them.map(bytes).fold(0, u64::saturating_add) >= self.min_bytes
     }
 }
 
@@ -100,6 +126,7 @@ impl State {
         let (mut held, mut lost) = (Vec::new(), 0);
         // The part of the loads due to listed threads, and the part of that due to candidates.
         let (mut listed, mut movable) = (Loads::none(nodes), Loads::none(nodes));
+        let open_twice = OpenTwice::of(snapshot, settings);
         for (index, thread) in snapshot.threads.iter().enumerate() {
             let node = machine.index(thread.node);
             let used = nanoseconds(thread.cpu_s);
@@ -138,7 +165,7 @@ impl State {
                 target,
                 initial,
                 place: initial,
-                shares: thread.shares_file,
+                shares: thread.shares_file || open_twice.used_by(thread),
                 reads,
                 writes,
                 cpu: wants,

@@ -137,8 +137,8 @@ impl World {
                 writes: Some(writes(fs.layout())),
                 movable: Some(movable),
                 held: (!movable).then(|| IMMOVABLE.to_owned()),
-                // Each thread opens the files that it uses.
-                opens: u32::try_from(readers.len()).ok(),
+                // Each thread opens the files that it uses. Those of a set are closed again; `shares_file` says whether two met.
+                opens: Some(if self.jobs[file.job].files[file.set].files <= 1.0 { readers.len() as u32 } else { 1 }),
                 readers,
             });
         }
@@ -240,6 +240,7 @@ impl World {
             pid: thread.pid,
             comm: job.roles[thread.role].comm.clone(),
             start_ns: Some(thread.start_ns),
+            process_start_ns: None,
             node: self.machine.nodes()[thread.node].id,
             allowed_nodes: Vec::new(),
             held: None,
