@@ -23,7 +23,7 @@ pub(crate) struct Ready {
     subject: Subject,
     about: About,
     remote_share: Option<f64>,
-    /// Whether its effect is to be tried.
+    /// Whether its effect is to be tried; if not, it takes back one that did not pay.
     tried: bool,
 }
 
@@ -81,14 +81,17 @@ impl<P: Plane> Engine<P> {
                 _ => self.policy.period_s(),
             };
             let settled = || self.settled.check(&subject, to, period_s);
-            let judged = fits.and_then(|()| self.free(&subject, to, &claimed));
+            let judged = fits.and_then(|()| self.free(&subject, (from, to), &claimed));
             let judged = judged.and_then(|()| settled()).and_then(|()| self.endurance(mv, snapshot));
-            let judged = judged.and_then(|()| match self.jobs.waits(&subject, mv) {
-                true => Ok(true),
-                false => self.rails.check(&subject, from, to).map(|()| false),
+            // One that was asked for again keeps its place, and one that takes the place of another has its token.
+            let waits = self.jobs.waits(&subject, mv).map(|queued| nodes(&queued.mv) == (from, to));
+            let judged = judged.and_then(|()| match waits {
+                Some(true) => Ok(()),
+                Some(false) => self.rails.check_again(&subject, from, to),
+                None => self.rails.check(&subject, from, to),
             });
-            let queued = match judged {
-                Ok(queued) => queued,
+            match judged {
+                Ok(()) => {}
                 Err(HeldBack { rail, why }) => {
                     tracing::debug!(tid = about.tid, ?rail, %why, "held back");
                     if matches!(rail, Rail::Rate | Rail::Backoff | Rail::Full | Rail::BytesPerDay) {
@@ -103,17 +106,16 @@ impl<P: Plane> Engine<P> {
                     verdicts.push(Verdict::HeldBack { rail, why });
                     continue;
                 }
-            };
-            if queued {
+            }
+            if waits == Some(true) {
                 verdicts.push(Verdict::Queued);
                 continue;
             }
             let remote_share = audit::remote_share(&subject, snapshot);
-            if !self.settings.dry_run && copies(mv) && self.slots(&ready) == 0 {
+            let later = waits.is_some() || self.slots(&ready) == 0 || self.copying(&subject, &ready);
+            if !self.settings.dry_run && copies(mv) && later {
                 let (mv, since_s) = (mv.clone(), self.now);
-                let fits = self.jobs.enqueue(Queued { mv, subject, about, remote_share, since_s, back: false });
-                let full = || Verdict::HeldBack { rail: Rail::Full, why: "too many moves wait already".into() };
-                verdicts.push(if fits.is_ok() { Verdict::Queued } else { full() });
+                verdicts.push(self.enqueue(Queued { mv, subject, about, remote_share, since_s, back: false }));
                 continue;
             }
             // The verdict of a move that is ready is set when it has been made.
@@ -147,14 +149,49 @@ impl<P: Plane> Engine<P> {
         Ok((verdicts, made))
     }
 
-    /// Holds back a move of something that another move of this window has, or that is still being copied to another node.
-    fn free(&self, subject: &Subject, to: NodeId, claimed: &FxHashSet<Subject>) -> Result<(), HeldBack> {
+    /// Holds back a move of something that another move of this window has, or that is still being copied.
+    fn free(
+        &self,
+        subject: &Subject,
+        (from, to): (NodeId, NodeId),
+        claimed: &FxHashSet<Subject>,
+    ) -> Result<(), HeldBack> {
         let held = |why: &str| Err(HeldBack { rail: Rail::Dwell, why: why.into() });
-        match self.jobs.copies_to(subject) {
+        let is_file = matches!(subject, Subject::File { .. });
+        match self.jobs.copies(subject) {
             _ if claimed.contains(subject) => held(TWICE),
-            Some(now) if now != to => held("it is still being copied to another node"),
+            _ if self.jobs.goes_back(subject) => held("it waits to be moved back"),
+            Some((_, now)) if now != to => held("it is still being copied to another node"),
+            Some((now, _)) if now == from || !is_file => held("it is being copied there already"),
             _ => Ok(()),
         }
+    }
+
+    /// Whether a copy of this subject runs, or is about to begin.
+    fn copying(&self, subject: &Subject, ready: &[Ready]) -> bool {
+        self.jobs.copies(subject).is_some() || ready.iter().any(|r| copies(&r.mv) && r.subject == *subject)
+    }
+
+    /// Lets a move wait until others have been copied, in the place of those that it excludes.
+    fn enqueue(&mut self, queued: Queued) -> Verdict {
+        let replaced = match self.jobs.enqueue(queued) {
+            Ok(replaced) => replaced,
+            Err(_) => {
+                self.rails.not_tried();
+                return Verdict::HeldBack { rail: Rail::Full, why: "too many moves wait already".into() };
+            }
+        };
+        for queued in replaced {
+            self.dropped(queued, "replaced", "a later move took its place".into());
+        }
+        Verdict::Queued
+    }
+
+    /// A move that waited will not be made.
+    fn dropped(&mut self, Queued { mv, subject, about, .. }: Queued, reason: &str, why: String) {
+        let (from, to) = nodes(&mv);
+        self.ended(subject, from, to, placement::OutcomeState::Failed { bytes: 0, why: why.clone() });
+        self.write(Some(about), Event::Refused { from, to, reason: reason.into(), why });
     }
 
     /// How many more copies may begin.
@@ -163,7 +200,7 @@ impl<P: Plane> Engine<P> {
         (self.settings.moves.at_once as usize).saturating_sub(self.jobs.running.len() + begin)
     }
 
-    /// The moves that waited longest, as many as may begin now. One that has waited for as long as a settled load is trusted is
+    /// The moves that waited longest, as many as may begin now, and of each subject only one. One that has waited for as long as a settled load is trusted is
     /// dropped, because what it was decided from is out of date.
     fn next_in_queue(&mut self) -> Result<Vec<Ready>, PlaneError> {
         let mut ready = Vec::new();
@@ -171,16 +208,16 @@ impl<P: Plane> Engine<P> {
             return Ok(ready);
         }
         while self.slots(&ready) > 0
-            && let Some(queued) = self.jobs.queue.pop_front()
+            && let Some(at) = self.jobs.queue().iter().position(|queued| !self.copying(&queued.subject, &ready))
+            && let Some(queued) = self.jobs.take(at)
         {
-            let Queued { mv, subject, about, remote_share, since_s, back } = queued;
-            let (from, to) = nodes(&mv);
-            if self.now - since_s > self.settings.settle.again_s {
-                let why = format!("waited {:.0} s for other copies: out of date", self.now - since_s);
-                self.ended(subject, from, to, placement::OutcomeState::Failed { bytes: 0, why: why.clone() });
-                self.write(Some(about), Event::Refused { from, to, reason: "out_of_date".into(), why });
+            let waited_s = self.now - queued.since_s;
+            if waited_s > self.settings.settle.again_s {
+                self.dropped(queued, "out_of_date", format!("waited {waited_s:.0} s for other copies: out of date"));
                 continue;
             }
+            let Queued { mv, subject, about, remote_share, back, .. } = queued;
+            let (from, to) = nodes(&mv);
             match self.plane.prepare(&mv) {
                 Ok(undo) => {
                     let undo = self.first(undo);
@@ -245,12 +282,21 @@ impl<P: Plane> Engine<P> {
                     }
                 }
             };
-            let started = self.plane.start(&r.mv, &r.undo, &mut write);
+            let started = match r.tried {
+                true => self.plane.start(&r.mv, &r.undo, &mut write),
+                false => self.plane.take_back(&r.mv),
+            };
             r.undo.extend(more);
             let over = copies(&r.mv).then(|| Record::JobOver { subject: r.subject.clone(), from: r.from });
             match started {
                 Ok(started) => {
-                    settled.extend(r.undo.iter().map(Record::made));
+                    // Of a thread that was not bound, what an earlier move did is still to be undone.
+                    let not_bound = self.plane.not_bound();
+                    r.undo.retain(|undo| {
+                        let bound = !not_bound.contains(&undo.subject);
+                        settled.push(if bound { Record::made(undo) } else { Record::not_made(undo) });
+                        bound
+                    });
                     self.settled.made(r.subject.clone());
                     made.moves.extend(r.tried.then(|| r.mv.clone()));
                     let verdict = match started {

@@ -312,7 +312,7 @@ impl<P: Plane> Engine<P> {
             let (from, to) = nodes(&q.mv);
             Outcome { subject: q.subject.clone(), from, to, result: OutcomeState::Queued }
         };
-        outcomes.extend(self.jobs.queue.iter().map(queued));
+        outcomes.extend(self.jobs.queue().iter().map(queued));
         snapshot.outcomes = outcomes;
     }
 

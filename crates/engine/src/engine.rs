@@ -177,7 +177,7 @@ impl<P: Plane> Engine<P> {
         Ok(WindowReport {
             remote_share: snapshot.remote_share(),
             jobs: self.jobs.report(),
-            queued: self.jobs.queue.len(),
+            queued: self.jobs.queue().len(),
             held_threads: self.held.len(),
             snapshot,
             plan,
@@ -199,7 +199,7 @@ impl<P: Plane> Engine<P> {
         if std::mem::replace(&mut self.finished, true) {
             return Finished::default();
         }
-        self.jobs.queue.clear();
+        self.jobs.clear();
         self.stop_copies("homenode ends");
         let mut held: Vec<_> = std::mem::take(&mut self.left_over).into_iter().map(|h| (h, None)).collect();
         held.extend(std::mem::take(&mut self.held).in_order());

@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use placement::{Move, Subject};
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use topology::NodeId;
 
@@ -142,33 +143,90 @@ pub(crate) struct Queued {
     pub back: bool,
 }
 
+impl Queued {
+    /// Whether this move and another one of its subject cannot both be made: one process goes to one node. So does a file, but from several. A move
+    /// that is taken back makes room for none.
+    fn excludes(&self, mv: &Move) -> bool {
+        let ((from, to), (other_from, other_to)) = (nodes(&self.mv), nodes(mv));
+        let parts = matches!(mv, Move::File { .. }) && to == other_to && from != other_from;
+        !parts && !self.back
+    }
+}
+
 /// Everything that copies or waits.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs {
     pub running: BTreeMap<JobId, Running>,
-    pub queue: VecDeque<Queued>,
+    queue: VecDeque<Queued>,
+    /// How many moves of each subject wait.
+    of: FxHashMap<Subject, usize>,
     pub spent: Spent,
 }
 
 impl Jobs {
-    /// The node to which this subject is being copied.
-    pub fn copies_to(&self, subject: &Subject) -> Option<NodeId> {
-        self.running.values().find(|running| running.subject == *subject).map(|running| running.to)
+    /// The nodes between which this subject is being copied. One copy of a subject runs at a time.
+    pub fn copies(&self, subject: &Subject) -> Option<(NodeId, NodeId)> {
+        self.running.values().find(|running| running.subject == *subject).map(|running| (running.from, running.to))
     }
 
-    /// Whether a move of this subject between these nodes waits.
-    pub fn waits(&self, subject: &Subject, mv: &Move) -> bool {
-        self.queue.iter().any(|q| q.subject == *subject && nodes(&q.mv) == nodes(mv))
+    /// Whether a move of this subject waits to be taken back.
+    pub fn goes_back(&self, subject: &Subject) -> bool {
+        self.of(subject).any(|queued| queued.back)
     }
 
-    /// Adds a move to the queue, or gives it back if the queue is full.
+    fn of(&self, subject: &Subject) -> impl Iterator<Item = &Queued> {
+        let any = self.of.contains_key(subject);
+        self.queue.iter().filter(move |queued| any && queued.subject == *subject)
+    }
+
+    /// The move that waits and that this one would replace, or repeat.
+    pub fn waits(&self, subject: &Subject, mv: &Move) -> Option<&Queued> {
+        self.of(subject).find(|queued| queued.excludes(mv))
+    }
+
+    /// Adds a move to the queue, in the place of those that it excludes, which are returned. A queue that is full gives the move
+    /// back.
     #[must_use = "a move that finds no place is not made"]
-    pub fn enqueue(&mut self, queued: Queued) -> Result<(), Box<Queued>> {
+    pub fn enqueue(&mut self, queued: Queued) -> Result<Vec<Queued>, Box<Queued>> {
+        let mut replaced = Vec::new();
+        let mut place = self.queue.len();
+        let excluded = |other: &Queued| other.subject == queued.subject && other.excludes(&queued.mv);
+        while !queued.back
+            && self.of.contains_key(&queued.subject)
+            && let Some(at) = self.queue.iter().position(excluded)
+        {
+            place = place.min(at);
+            replaced.extend(self.take(at));
+        }
         if self.queue.len() >= QUEUE_MAX {
             return Err(Box::new(queued));
         }
-        self.queue.push_back(queued);
-        Ok(())
+        *self.of.entry(queued.subject.clone()).or_default() += 1;
+        self.queue.insert(place.min(self.queue.len()), queued);
+        Ok(replaced)
+    }
+
+    /// Those that wait, longest first.
+    pub fn queue(&self) -> &VecDeque<Queued> {
+        &self.queue
+    }
+
+    /// Takes one that waits, by its place.
+    pub fn take(&mut self, at: usize) -> Option<Queued> {
+        let queued = self.queue.remove(at)?;
+        if let Some(more) = self.of.get_mut(&queued.subject) {
+            *more -= 1;
+            if *more == 0 {
+                self.of.remove(&queued.subject);
+            }
+        }
+        Some(queued)
+    }
+
+    /// Lets nothing wait any more.
+    pub fn clear(&mut self) {
+        self.queue.clear();
+        self.of.clear();
     }
 
     /// The jobs that run, as a report.

@@ -30,6 +30,18 @@ pub trait Plane {
     /// moved). An error says that nothing was changed.
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError>;
 
+    /// Starts a move of a file that takes an earlier one back, and was prepared like any other. Where the plane knows which data that one
+    /// has moved, no other data moves.
+    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        self.start(mv, &[], &mut |_| Ok(()))
+    }
+
+    /// Subjects of undo records of the last move that [`start`](Self::start) made although it did not bind these threads: they have
+    /// ended, or have set an affinity of their own meanwhile. Told once.
+    fn not_bound(&mut self) -> Vec<Subject> {
+        Vec::new()
+    }
+
     /// The progress of every job since the last call; the end of each is reported once.
     fn poll(&mut self) -> Vec<Progress> {
         Vec::new()

@@ -11,7 +11,7 @@
 //!
 //! **Limits.** The thread of such a copy is left behind. It makes no further step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,6 +21,7 @@ use engine::{JobId, JobState, Progress};
 use rustc_hash::FxHashSet;
 
 use crate::act::copying::{Back, Copied, Copying};
+use crate::act::memory::Layout;
 
 /// How long a step and its pause take together: short beside a window, so that progress is known at its end.
 const STEP: Duration = Duration::from_millis(100);
@@ -31,6 +32,10 @@ const STEP_BYTES: u64 = 64 << 20;
 const STUCK: Duration = Duration::from_secs(120);
 /// Most ended copies of which it is kept how to send back what they have moved. Each of a process keeps two files open.
 const WAYS_BACK: usize = 1024;
+/// Most ended moves of files of which it is kept where the pages were, in case the plan does not pay, and the most bytes of each
+/// (350 MiB of pages from two nodes in turn, or any number in long runs): 8 MiB in all.
+const LAYOUTS: usize = 32;
+const LAYOUT_BYTES: usize = 256 << 10;
 
 /// Copies that run.
 #[derive(Debug, Default)]
@@ -42,6 +47,8 @@ pub struct Jobs {
     moved: Option<Vec<(JobId, Option<Back>)>>,
     /// Copies of which that was given up, because there are too many.
     given_up: Vec<JobId>,
+    /// Where the pages of files were that copies moved lately, oldest first.
+    layouts: VecDeque<(JobId, Layout)>,
 }
 
 /// State that all copies share.
@@ -157,6 +164,12 @@ impl Jobs {
         taken
     }
 
+    /// Where the pages were that this copy has moved, if that is kept.
+    pub fn take_layout(&mut self, job: JobId) -> Option<Layout> {
+        let at = self.layouts.iter().position(|kept| kept.0 == job)?;
+        self.layouts.remove(at).map(|kept| kept.1)
+    }
+
     /// The copies that run, and those of which it is kept how to send back what they have moved.
     pub fn kept(&self) -> impl Iterator<Item = JobId> {
         self.running.keys().copied().chain(self.moved.iter().flatten().map(|moved| moved.0))
@@ -190,13 +203,13 @@ impl Jobs {
         start: impl FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<()>,
     ) -> io::Result<JobId> {
         let shared = Arc::new(Shared::default());
-        let (of, limits, keep) = (Arc::clone(&shared), Arc::clone(&self.limits), self.moved.is_some());
+        let (of, limits) = (Arc::clone(&shared), Arc::clone(&self.limits));
         // Its thread, not this function, knows when it is over; a thread that does not start drops it.
         limits.copies.fetch_add(1, Ordering::Relaxed);
         let end = End { shared: of, limits };
         shared.busy(Some(Instant::now()));
         start(Box::new(move || {
-            let state = begin().map_or_else(|state| state, |work| copy(work, &end.shared, &end.limits, keep));
+            let state = begin().map_or_else(|state| state, |work| copy(work, &end.shared, &end.limits));
             end.shared.set(None, Some(state));
         }))?;
         self.next += 1;
@@ -216,11 +229,17 @@ impl Jobs {
             shared.give_up(limits, stuck);
             let (copied, state) = shared.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let over = state.is_some();
-            if over
-                && copied.copied() > 0
-                && let Some(moved) = &mut self.moved
-            {
-                moved.push((*job, shared.back.lock().unwrap_or_else(PoisonError::into_inner).take()));
+            if over && copied.copied() > 0 {
+                let back = shared.back.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(Back::Pages(layout)) = back.as_ref()
+                    && layout.size() <= LAYOUT_BYTES
+                {
+                    self.layouts.push_back((*job, layout.clone()));
+                    self.layouts.drain(..self.layouts.len().saturating_sub(LAYOUTS));
+                }
+                if let Some(moved) = &mut self.moved {
+                    moved.push((*job, back));
+                }
             }
             all.push(Progress {
                 job: *job,
@@ -269,12 +288,10 @@ impl Drop for End {
     }
 }
 
-/// Makes a copy, step by step. `keep`: and says how to send back what it has moved.
-fn copy(mut work: Box<dyn Copying>, shared: &Shared, limits: &Limits, keep: bool) -> JobState {
+/// Makes a copy, step by step, and says how to send back what it has moved.
+fn copy(mut work: Box<dyn Copying>, shared: &Shared, limits: &Limits) -> JobState {
     let state = steps(&mut *work, shared, limits);
-    if keep {
-        *shared.back.lock().unwrap_or_else(PoisonError::into_inner) = work.back();
-    }
+    *shared.back.lock().unwrap_or_else(PoisonError::into_inner) = work.back();
     state
 }
 
@@ -323,7 +340,7 @@ mod tests {
     use topology::NodeId;
 
     use super::*;
-    use crate::act::memory::{Layout, MemoryMove};
+    use crate::act::memory::MemoryMove;
     use crate::act::threads::Threads;
 
     /// So many steps of as many bytes as asked for; a negative number of bytes left: an error.
@@ -493,6 +510,32 @@ mod tests {
         }
         let (_, kept, given_up) = copy(1, pages());
         assert_eq!((kept.len(), kept.contains(&first), given_up), (WAYS_BACK, false, vec![first]));
+    }
+
+    /// A plan that is taken back took everything along that the file had on the node, also what had been there before.
+    #[test]
+    fn it_is_kept_which_pages_the_latest_moves_of_files_moved() {
+        let mut jobs = Jobs::default();
+        let mut copy = |bytes: u64, runs: u64| {
+            let mut layout = Layout::default();
+            (0..runs).for_each(|page| layout.push(2 * page, NodeId(0)));
+            let (mut one, _) = steps(bytes);
+            one.back = Some(Back::Pages(layout));
+            let job = jobs.start(|| Ok(one)).unwrap();
+            end(&mut jobs, job);
+            (job, jobs.layouts.iter().map(|kept| kept.0).collect::<Vec<_>>())
+        };
+        let (first, kept) = copy(1, 3);
+        assert_eq!(kept, [first]);
+        assert_eq!(copy(0, 3).1, [first], "nothing was moved");
+        assert_eq!(copy(1, LAYOUT_BYTES as u64).1, [first], "too large");
+        for _ in 1..LAYOUTS {
+            copy(1, 3);
+        }
+        let (last, kept) = copy(1, 3);
+        assert_eq!((kept.len(), kept.contains(&first)), (LAYOUTS, false));
+        assert_eq!(jobs.take_layout(last).map(|layout| layout.pages()), Some(3));
+        assert_eq!((jobs.take_layout(last), jobs.take_layout(first)), (None, None));
     }
 
     /// The newest first, and apart those whose moves know the way back.

@@ -177,6 +177,8 @@ pub struct HostPlane {
     processes: FxHashMap<u32, (u64, Given)>,
     /// Samples mapped files, where the policy looks at them.
     mapped: Option<Watcher>,
+    /// Threads of the process that was moved last that were not bound after all.
+    not_bound: Vec<Subject>,
 }
 
 impl HostPlane {
@@ -246,6 +248,7 @@ impl HostPlane {
             moves,
             processes: FxHashMap::default(),
             mapped: None,
+            not_bound: Vec::new(),
         })
     }
 
@@ -274,7 +277,7 @@ impl HostPlane {
         let mut process = self.moves.take_process(mv)?;
         undo.iter().for_each(|undo| self.watch(undo));
         self.moves_made = true;
-        let written: FxHashSet<&Subject> = undo.iter().map(|undo| &undo.subject).collect();
+        let mut written: FxHashSet<Subject> = undo.iter().map(|undo| undo.subject.clone()).collect();
         let topology = self.topology.clone();
         let Self { observer, births_lost, unwatched, mover, .. } = self;
         let bound = process.bind(mover, &topology, &mut |ready| {
@@ -284,6 +287,7 @@ impl HostPlane {
                 return Ok(());
             }
             write(&new)?;
+            written.extend(new.iter().map(|undo| undo.subject.clone()));
             // Before they are bound: a child born right after inherits our value.
             new.iter().for_each(|undo| watch(observer, births_lost, unwatched, undo));
             Ok(())
@@ -302,8 +306,12 @@ impl HostPlane {
             // The records must stay as long as a thread is bound.
             return if stuck { Ok(Started::Done) } else { Err(error) };
         }
+        process.bound().iter().for_each(|undo| _ = written.remove(&undo.subject));
+        self.not_bound.extend(written);
         let (pid, start) = process.process();
-        self.processes.insert(pid, (start, process.given().clone()));
+        if !process.bound().is_empty() {
+            self.processes.insert(pid, (start, process.given().clone()));
+        }
         self.moves.start_memory(process)
     }
 
@@ -422,7 +430,8 @@ impl HostPlane {
     fn complete(&mut self, seen: ObservedThread) -> Thread {
         let ObservedThread { mut thread, mask, asked, kernel_thread, .. } = seen;
         // In whole ticks, as procfs has it: one name for a thread in snapshots and in undo records.
-        thread.start_ns = thread.start_ns.map(|ns| ns - ns % NS_PER_TICK);
+        let in_ticks = |ns: Option<u64>| ns.map(|ns| ns - ns % NS_PER_TICK);
+        (thread.start_ns, thread.process_start_ns) = (in_ticks(thread.start_ns), in_ticks(thread.process_start_ns));
         let online = self.mover.defaults().online();
         // The task's own mask may contain offline CPUs; sched_getaffinity leaves them out.
         let mask = if mask.is_subset(online) {
@@ -471,6 +480,14 @@ impl HostPlane {
             _ if asked == Some(false) => (None, None),
             _ => (None, Some(own_affinity(mask))),
         }
+    }
+
+    /// The file with what tells it from an earlier one with its inode number. How often others have it open is not known while a copy
+    /// has.
+    fn identified(&self, seen: FileSeen) -> ObservedFile {
+        let generation = (seen.id.generation != 0).then_some(u64::from(seen.id.generation));
+        let opens = seen.file.opens.filter(|_| !self.moves.has_open(&seen.file.file));
+        ObservedFile { generation, opens, ..seen.file }
     }
 
     /// Adds the mapped files of busy processes that could be moved.
@@ -533,12 +550,6 @@ fn watch(observer: &mut Option<Box<dyn Observe>>, births_lost: &mut bool, unwatc
     }
 }
 
-/// The file with what tells it from an earlier one with its inode number.
-fn identified(seen: FileSeen) -> ObservedFile {
-    let generation = (seen.id.generation != 0).then_some(u64::from(seen.id.generation));
-    ObservedFile { generation, ..seen.file }
-}
-
 fn key_of_kin(kin: &Kin) -> Key {
     (kin.tid, kin.start_ns / NS_PER_TICK)
 }
@@ -595,9 +606,9 @@ impl Plane for HostPlane {
         }
         notes.extend(self.unwatched.take());
         self.add_mapped(&mut processes, &threads, window_s, &mut notes);
+        let starts: FxHashMap<u32, u64> = threads.iter().filter_map(|t| Some((t.pid, t.of_process_since()?))).collect();
         for process in processes.iter_mut().filter(|process| process.start_ns.is_none()) {
-            let stat = self.mover.threads().stat(process.pid).ok().flatten();
-            process.start_ns = stat.map(|stat| stat.start.saturating_mul(NS_PER_TICK));
+            process.start_ns = starts.get(&process.pid).copied();
         }
         self.moves.seen(&seen.files, &threads);
         Ok(Snapshot {
@@ -606,7 +617,7 @@ impl Plane for HostPlane {
             window_s,
             nodes,
             threads,
-            files: seen.files.into_iter().map(identified).collect(),
+            files: seen.files.into_iter().map(|file| self.identified(file)).collect(),
             processes,
             outcomes: Vec::new(),
             notes,
@@ -623,6 +634,14 @@ impl Plane for HostPlane {
             Move::Process { .. } => self.start_process(mv, undo, write),
             Move::File { .. } => self.moves.start_file(mv),
         }
+    }
+
+    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        self.moves.take_back(mv)
+    }
+
+    fn not_bound(&mut self) -> Vec<Subject> {
+        std::mem::take(&mut self.not_bound)
     }
 
     fn poll(&mut self) -> Vec<Progress> {
@@ -655,8 +674,10 @@ impl Plane for HostPlane {
             }
         }
         let Some(key) = key_of(undo) else { return self.mover.undo(undo) };
-        if of_move {
-            // What its threads start from now on is put back, too.
+        let value = undo.masks.as_ref().map(|masks| &masks.ours);
+        if of_move && value.is_some_and(|value| self.processes.get(&undo.pid).is_some_and(|p| p.1.contains_key(value)))
+        {
+            // What its threads start from now on is put back, too. Not so if one thread goes back that was moved by itself.
             self.processes.remove(&undo.pid);
         }
         if of_move && self.own.contains(&key) {

@@ -15,7 +15,6 @@ mod read;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -25,6 +24,7 @@ use topology::NodeId;
 
 pub use read::{Filter, Line, history, read};
 
+use crate::state::open_private;
 use crate::{EngineError, Rail, Undone};
 
 /// Name of the journal.
@@ -319,8 +319,11 @@ impl Journal {
 
     fn open_file(&mut self) -> Result<(), EngineError> {
         let io = |what| EngineError::io(what, &self.path);
-        let file =
-            OpenOptions::new().read(true).append(true).create(true).mode(0o644).open(&self.path).map_err(io("open"))?;
+        let private =
+            |path: &Path, create: bool| open_private(OpenOptions::new().read(true).append(true).create(create), path);
+        // An earlier version let everybody read it.
+        let _ = private(&self.older, false);
+        let file = private(&self.path, true).map_err(io("open"))?;
         self.len = file.metadata().map_err(io("look at"))?.len();
         self.file = Some(file);
         // A line that a crash has cut short must not swallow the next one.

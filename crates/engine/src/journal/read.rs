@@ -115,6 +115,27 @@ mod tests {
         journal.flush().unwrap();
     }
 
+    /// They name everybody's threads, and the paths of moved files.
+    #[test]
+    fn nobody_else_may_read_what_was_moved() {
+        use std::os::unix::fs::PermissionsExt;
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = crate::StateDir::open(tmp.path()).unwrap();
+        let files = [super::super::JOURNAL, super::super::OLDER, crate::state::STATE, "state.jsonl.new"];
+        // As an earlier version made them.
+        for file in files {
+            std::fs::write(tmp.path().join(file), "").unwrap();
+            std::fs::set_permissions(tmp.path().join(file), std::fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        crate::state::file::StateFile::create(&dir, None, &[]).unwrap();
+        let mut journal = Journal::open(tmp.path(), 1 << 20);
+        journal.add(&entry(1.0, 7, "fio", Event::Gone));
+        journal.flush().unwrap();
+        for file in &files[..3] {
+            assert_eq!(tmp.path().join(file).metadata().unwrap().permissions().mode() & 0o777, 0o600, "{file}");
+        }
+    }
+
     #[test]
     fn a_line_is_flat_and_reads_as_written() {
         let entry = entry(1.5, 41, "fio", moved());

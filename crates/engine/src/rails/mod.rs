@@ -113,6 +113,26 @@ impl Rails {
 
     /// Whether a move may be made now. Letting it through takes a token.
     pub fn check(&mut self, subject: &Subject, from: NodeId, to: NodeId) -> Result<(), HeldBack> {
+        self.may(subject, from, to)?;
+        if !self.bucket.take() {
+            let why = format!("more than {} moves per second: node {from} → {to} waits", self.settings.moves_per_s);
+            return Err(HeldBack::new(Rail::Rate, why));
+        }
+        self.passed.insert(subject.clone(), (from, to));
+        // Counts against the bound from now on; the next window drops it again if nothing comes of it.
+        self.threads.entry(subject.clone()).or_default();
+        Ok(())
+    }
+
+    /// The same for a move that takes the place of one which has its token already.
+    pub fn check_again(&mut self, subject: &Subject, from: NodeId, to: NodeId) -> Result<(), HeldBack> {
+        self.may(subject, from, to)?;
+        self.passed.insert(subject.clone(), (from, to));
+        Ok(())
+    }
+
+    /// Whether all rails but the rate let a move through.
+    fn may(&self, subject: &Subject, from: NodeId, to: NodeId) -> Result<(), HeldBack> {
         // A file may come from several nodes, but only to one.
         if self.passed.get(subject).is_some_and(|passed| passed.0 == from || passed.1 != to) {
             return Err(HeldBack::new(Rail::Dwell, "already named in this window"));
@@ -124,13 +144,6 @@ impl Rails {
             }
             None => {}
         }
-        if !self.bucket.take() {
-            let why = format!("more than {} moves per second: node {from} → {to} waits", self.settings.moves_per_s);
-            return Err(HeldBack::new(Rail::Rate, why));
-        }
-        self.passed.insert(subject.clone(), (from, to));
-        // Counts against the bound from now on; the next window drops it again if nothing comes of it.
-        self.threads.entry(subject.clone()).or_default();
         Ok(())
     }
 

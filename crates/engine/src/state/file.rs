@@ -2,11 +2,10 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::records::{Held, Job, Record, lines};
-use super::{STATE, StateDir, VERSION};
+use super::{STATE, StateDir, VERSION, open_private};
 use crate::EngineError;
 
 /// Below this size a file is never worth rewriting.
@@ -58,13 +57,9 @@ impl StateFile {
         }
         records.extend(jobs.iter().cloned().map(Record::Job));
         let bytes = lines(&records).map_err(|e| EngineError::io("write", path)(e.into()))?;
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o644)
-            .open(path)
-            .map_err(EngineError::io("create", path))?;
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create(true).truncate(true);
+        let mut file = open_private(options, path).map_err(EngineError::io("create", path))?;
         file.write_all(&bytes).map_err(EngineError::io("write", path))?;
         file.sync_data().map_err(EngineError::io("fsync", path))?;
         Ok((file, bytes.len() as u64))

@@ -39,6 +39,14 @@ pub const VERSION: u32 = 2;
 pub const STATE: &str = "state.jsonl";
 const LOCK: &str = "lock";
 
+/// Opens a file of the state directory that only its owner may read: it has names of everybody's threads, and paths of files in
+/// directories that not everybody may read. One that an earlier version made is closed to others.
+pub(crate) fn open_private(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
+    let file = options.mode(0o600).open(path)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    Ok(file)
+}
+
 /// The state directory, held by this process until dropped.
 #[derive(Debug)]
 pub struct StateDir {
@@ -48,10 +56,10 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Creates the directory (0755) where it is missing, and takes it. [`EngineError::Busy`] when another process has it.
+    /// Creates the directory (0700) where it is missing, and takes it. [`EngineError::Busy`] when another process has it.
     pub fn open(path: &Path) -> Result<Self, EngineError> {
         trusted(path)?;
-        match DirBuilder::new().mode(0o755).recursive(true).create(path) {
+        match DirBuilder::new().mode(0o700).recursive(true).create(path) {
             Err(source) if source.kind() != ErrorKind::AlreadyExists => {
                 return Err(EngineError::io("create", path)(source));
             }
@@ -93,15 +101,9 @@ impl StateDir {
         let lock_path = path.join(LOCK);
         let io = |what| EngineError::io(what, &lock_path);
         // Nobody else may open it: whoever can read a file can lock it, and so keep `restore` from running.
-        let mut lock = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&lock_path)
-            .map_err(io("open"))?;
-        lock.set_permissions(Permissions::from_mode(0o600)).map_err(io("set the mode of"))?;
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let mut lock = open_private(options, &lock_path).map_err(io("open"))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -221,7 +223,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         let first = StateDir::open(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o755);
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o700);
         let error = StateDir::open(&path).unwrap_err().to_string();
         assert!(error.contains(&format!("(pid {})", std::process::id())) && error.contains("a/b"), "{error}");
         drop(first);

@@ -137,6 +137,81 @@ fn a_few_run_at_once_and_the_rest_waits_its_turn() {
     assert!(told.lock().unwrap()[1].contains(&OutcomeState::Queued));
 }
 
+/// Both requests used to wait, and to be made in one window: the process was bound by one and recorded by the other, so that its
+/// undo was given up as somebody else's value.
+#[test]
+fn a_process_asked_for_twice_while_it_waits_goes_once_to_where_it_was_asked_for_last() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = copying(1_000, 500, (1..=5).map(|tid| (tid, 0, 1)));
+    let first = (1..=5).map(|pid| process(pid, 0, 1)).collect();
+    let (policy, told) = at(vec![(1, first), (2, vec![process(5, 1, 2)])]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
+    let queued: Vec<usize> = (0..9).map(|_| engine.step().unwrap().queued).collect();
+    assert_eq!(queued, [3, 3, 1, 1, 0, 0, 0, 0, 0]);
+    assert_eq!(plane.world().started.iter().filter(|s| s.1 == "process 5").count(), 1);
+    assert_eq!(plane.world().mask(5), node_cpus(2));
+    let replaced =
+        |o: &&OutcomeState| matches!(o, OutcomeState::Failed { bytes: 0, why } if why.contains("later move"));
+    assert_eq!(told.lock().unwrap().iter().flatten().filter(replaced).count(), 1);
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.changed_by_others), (5, 0));
+    assert_eq!(plane.world().mask(5), all_cpus());
+}
+
+/// Two jobs would each walk the same file, and the place of a page would be a matter of luck.
+#[test]
+fn parts_of_a_file_on_several_nodes_are_copied_one_after_the_other() {
+    let plane = copying(200, 100, [(1, 0, 1), (2, 0, 1)]);
+    let parts = || vec![file(1, 1, 0), file(1, 2, 0)];
+    let (policy, _) = at(vec![(1, parts()), (2, parts())]);
+    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), None).unwrap();
+    for _ in 0..8 {
+        engine.step().unwrap();
+        assert!(plane.world().copies.len() <= 1);
+    }
+    assert_eq!(plane.world().started.iter().map(|s| s.0).collect::<Vec<_>>(), [1.0, 3.0]);
+}
+
+/// A thread that sets its affinity between the look at it and its move is left out of the move of its process.
+#[test]
+fn a_thread_that_a_move_of_its_process_does_not_bind_keeps_the_record_of_its_earlier_move() {
+    let tmp = tempfile::tempdir().unwrap();
+    let plane = copying(1_000, 500, [(1, 0, 1)]);
+    plane.world().unbindable = vec![1];
+    let (policy, _) = at(vec![(1, vec![mv(1, None, 0, 1)]), (2, vec![process(1, 1, 2)])]);
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
+    for _ in 0..4 {
+        engine.step().unwrap();
+    }
+    assert_eq!(plane.world().started.len(), 1);
+    assert_eq!(plane.world().mask(1), node_cpus(1));
+    // The same after a crash: the records of the state file say so, too.
+    let wreck = tempfile::tempdir().unwrap();
+    std::fs::copy(tmp.path().join("state.jsonl"), wreck.path().join("state.jsonl")).unwrap();
+    let mut crashed = Fake::of(plane.world().tasks.clone());
+    recover(&mut crashed, &StateDir::open(wreck.path()).unwrap()).unwrap();
+    assert_eq!(crashed.world().mask(1), all_cpus());
+    assert_eq!(engine.finish().restored, 1);
+    assert_eq!(plane.world().mask(1), all_cpus());
+}
+
+/// Each took a token that nobody gave back, so that moves that could have been made had to wait for the rate.
+#[test]
+fn a_move_that_finds_the_queue_full_gives_its_token_back() {
+    const QUEUE: u32 = 12_000;
+    let plane = copying(1_000_000, 1, [(1, 0, 1)]);
+    let many = (1..QUEUE + 20).map(|tid| file(tid, 1, 0)).chain([mv(1, None, 0, 1)]).collect();
+    let (policy, _) = at(vec![(1, many)]);
+    let settings = Settings { burst: QUEUE + 3, moves_per_s: 0.001, ..limits(Moves::default()) };
+    let mut engine = Engine::new(plane.clone(), policy, settings, None).unwrap();
+    let outcomes = engine.step().unwrap().outcomes;
+    let full = |o: &&engine::Outcome| matches!(&o.result, Verdict::HeldBack { rail: Rail::Full, .. });
+    assert_eq!(outcomes.iter().filter(full).count(), 17);
+    assert_eq!(outcomes.last().unwrap().result, Verdict::Applied);
+}
+
 #[test]
 fn what_waited_too_long_is_dropped() {
     let plane = copying(1_000_000, 1, (1..=3).map(|tid| (tid, 0, 1)));
@@ -336,6 +411,9 @@ impl engine::Plane for Dear {
     ) -> Result<engine::Started, engine::PlaneError> {
         self.0.start(mv, undo, write)
     }
+    fn take_back(&mut self, mv: &Move) -> Result<engine::Started, engine::PlaneError> {
+        self.0.take_back(mv)
+    }
     fn poll(&mut self) -> Vec<engine::Progress> {
         self.0.poll()
     }
@@ -378,6 +456,22 @@ fn a_plan_that_does_not_pay_is_taken_back_once() {
         assert_eq!((notes, &told[11]), (vec![], &vec![]));
         assert_eq!(verdicts, [Verdict::Applied, Verdict::Applied]);
     }
+}
+
+/// Not as a move of all that the file has there: the plane knows what of it has come.
+#[test]
+fn a_file_goes_back_by_the_move_that_brought_it() {
+    let plane = Fake::new([(1, 0, 1)]);
+    let (policy, _) = at(vec![(6, vec![file(1, 1, 0)])]);
+    let settings = Settings { moves: Moves::default(), ..restless() };
+    let mut engine = Engine::new(Dear(plane.clone(), 1.5), policy, settings, None).unwrap();
+    for _ in 0..13 {
+        engine.step().unwrap();
+    }
+    let world = plane.world();
+    let nodes = |mv: &Move| if let Move::File { from, to, .. } = mv { (from.0, to.0) } else { panic!("{mv:?}") };
+    assert_eq!(world.taken_back.iter().map(nodes).collect::<Vec<_>>(), [(0, 1)]);
+    assert_eq!((world.tasks[&1].home, world.started.len()), (1, 2));
 }
 
 /// A file that is to go back and finds the queue full stays, and that is said, in the journal too.

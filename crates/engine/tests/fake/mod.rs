@@ -86,6 +86,9 @@ pub struct World {
     pub asked: Vec<(f64, u32)>,
     /// Threads that end between prepare and apply.
     pub die_before_apply: Vec<u32>,
+    /// Threads that a move of their process does not bind, and those of the last such move.
+    pub unbindable: Vec<u32>,
+    not_bound: Vec<Subject>,
     /// Children that appear during each of the next calls of `inherited`.
     pub births: Vec<(u32, u32)>,
     /// Threads of moved processes are kept.
@@ -121,6 +124,8 @@ pub struct World {
     pub pace: f64,
     /// Largest number of copies at once.
     pub most_copies: usize,
+    /// Files whose moves were taken back.
+    pub taken_back: Vec<Move>,
     /// Copies that were started: time, subject.
     pub started: Vec<(f64, String)>,
     /// With a state file, every call leaves a wreck.
@@ -328,6 +333,10 @@ impl Plane for Fake {
             world.started.push((now, Subject::of(mv).to_string()));
             for undo in undo {
                 let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
+                if world.unbindable.contains(&tid) {
+                    world.not_bound.push(undo.subject.clone());
+                    continue;
+                }
                 world.tasks.get_mut(&tid).unwrap().mask = undo.masks.clone().unwrap().ours;
             }
             if world.copy_bytes == 0 {
@@ -359,6 +368,15 @@ impl Plane for Fake {
         world.made.push((now, *tid, to.0));
         world.wreck();
         Ok(Started::Done)
+    }
+
+    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        self.world().taken_back.push(mv.clone());
+        self.start(mv, &[], &mut |_| Ok(()))
+    }
+
+    fn not_bound(&mut self) -> Vec<Subject> {
+        std::mem::take(&mut self.world().not_bound)
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {

@@ -17,6 +17,7 @@
 //! then, two files of procfs are open for each process whose memory was moved. Only so many moves are remembered: the data of the
 //! oldest beyond that stays, which is said.
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -38,6 +39,8 @@ use crate::jobs::{self, Jobs};
 use crate::observe::{FileSeen, Inode};
 use crate::privileges;
 
+/// Most moves of files that are remembered, those that copy among them: more than of which it is kept where their pages were.
+const LATEST: usize = 256;
 /// Most files that are remembered from a window.
 const FILES: usize = 65_536;
 
@@ -58,8 +61,13 @@ pub struct DataMoves {
     proc_root: PathBuf,
     /// Files of the last window.
     seen: FxHashMap<String, Seen>,
-    processes: FxHashMap<Subject, ProcessMove>,
+    /// Moves that were prepared in this window, by subject and target.
+    processes: FxHashMap<(Subject, NodeId), ProcessMove>,
     files: FxHashMap<(Subject, NodeId), Seen>,
+    /// Names of the files that copies have open.
+    open: FxHashMap<JobId, String>,
+    /// The latest moves of files, oldest first: the job, the file, and the nodes.
+    latest: VecDeque<(JobId, Subject, NodeId, NodeId)>,
     /// Starts the threads that move files, if they may be on DAX.
     hands: Option<Hands>,
     /// What the copies move, if they are to be sent back.
@@ -85,6 +93,8 @@ impl DataMoves {
             seen: FxHashMap::default(),
             processes: FxHashMap::default(),
             files: FxHashMap::default(),
+            open: FxHashMap::default(),
+            latest: VecDeque::new(),
             hands,
             copies: FxHashMap::default(),
             forgotten: None,
@@ -126,7 +136,7 @@ impl DataMoves {
             Move::Process { pid, start_ns, to, .. } => {
                 let process = process::prepare(mover, topology, (*pid, *start_ns), *to, true)?;
                 let undo = process.ready().to_vec();
-                self.processes.insert(Subject::of(mv), process);
+                self.processes.insert((Subject::of(mv), *to), process);
                 Ok(undo)
             }
             Move::File { file, generation, to, .. } => {
@@ -144,7 +154,8 @@ impl DataMoves {
 
     /// The process whose move was prepared.
     pub fn take_process(&mut self, mv: &Move) -> Result<ProcessMove, PlaneError> {
-        self.processes.remove(&Subject::of(mv)).ok_or_else(|| not_prepared(mv))
+        let Move::Process { to, .. } = mv else { return Err(not_prepared(mv)) };
+        self.processes.remove(&(Subject::of(mv), *to)).ok_or_else(|| not_prepared(mv))
     }
 
     /// Lets the memory of a process follow its threads.
@@ -167,19 +178,46 @@ impl DataMoves {
 
     /// Starts to move the data of a file.
     pub fn start_file(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        self.start_file_with(mv, None)
+    }
+
+    /// See [`engine::Plane::take_back`]. A file on DAX, or one of which it is not known any more, goes back with all that it has there.
+    pub fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        let Move::File { from, to, .. } = mv else { return Err(not_prepared(mv)) };
+        let subject = Subject::of(mv);
+        let of = |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&subject, *to, *from);
+        let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
+        let layout = job.and_then(|job| self.jobs.take_layout(job));
+        self.start_file_with(mv, layout)
+    }
+
+    fn start_file_with(&mut self, mv: &Move, back: Option<Layout>) -> Result<Started, PlaneError> {
         let Move::File { file, from, to, .. } = mv else { return Err(not_prepared(mv)) };
         let seen = self.files.remove(&(Subject::of(mv), *to)).ok_or_else(|| not_prepared(mv))?;
         let moved = Copied { subject: Subject::of(mv), file: Some((file.clone(), seen.clone(), *from)) };
-        let job = self.file_job(file, seen, *to, None)?;
-        self.keep(job, moved);
+        // What goes back is where it was: the move that is taken back is all there is to remember.
+        let taken_back = back.is_some();
+        let job = self.file_job(file, seen, (Some(*from), *to), back)?;
+        self.open.insert(job, file.clone());
+        self.latest.push_back((job, Subject::of(mv), *from, *to));
+        self.latest.drain(..self.latest.len().saturating_sub(LATEST));
+        if !taken_back {
+            self.keep(job, moved);
+        }
         Ok(Started::Job(job))
     }
 
-    /// A job that moves a file to a node, or those of its pages that a layout has to where they were.
-    fn file_job(&mut self, name: &str, seen: Seen, to: NodeId, back: Option<Layout>) -> Result<JobId, PlaneError> {
+    /// A job that moves a file, or its part on one node, to a node, or those of its pages that a layout has to where they were.
+    fn file_job(
+        &mut self,
+        name: &str,
+        seen: Seen,
+        nodes: (Option<NodeId>, NodeId),
+        back: Option<Layout>,
+    ) -> Result<JobId, PlaneError> {
         let (name, proc_root) = (name.to_owned(), self.proc_root.clone());
         let freeze = self.hands.as_ref().map(Hands::freeze);
-        let begin = move || open(&proc_root, &name, &seen, to, freeze, back.as_ref());
+        let begin = move || open(&proc_root, &name, &seen, nodes, freeze, back.as_ref());
         let started = match &self.hands {
             None => self.jobs.start(begin),
             Some(hands) => self.jobs.start_by(begin, |copy| hands.run(|| jobs::spawn(copy)).flatten()),
@@ -193,9 +231,17 @@ impl DataMoves {
         }
     }
 
+    /// Whether a copy has this file open.
+    pub fn has_open(&self, file: &str) -> bool {
+        self.open.values().any(|open| open == file)
+    }
+
     /// The progress of every copy; the end of each is told once.
     pub fn poll(&mut self) -> Vec<Progress> {
         let all = self.jobs.poll();
+        for progress in all.iter().filter(|progress| progress.state != JobState::Running) {
+            self.open.remove(&progress.job);
+        }
         if all.iter().any(|progress| progress.state != JobState::Running) {
             self.forget();
         }
@@ -254,8 +300,10 @@ impl DataMoves {
                     .jobs
                     .start(|| Ok(Box::new(memory.reversed())))
                     .map_err(|e| refused("no_thread", format!("no thread can be started: {e}"))),
-                (Some(Back::Pages(layout)), Some((name, seen, from))) => self.file_job(&name, seen, from, Some(layout)),
-                (None, Some((name, seen, from))) => self.file_job(&name, seen, from, None),
+                (Some(Back::Pages(layout)), Some((name, seen, from))) => {
+                    self.file_job(&name, seen, (None, from), Some(layout))
+                }
+                (None, Some((name, seen, from))) => self.file_job(&name, seen, (None, from), None),
                 // Its thread has panicked.
                 (_, None) => Err(refused("no_way_back", "where its memory was is not known any more".to_owned())),
             };
@@ -271,7 +319,7 @@ fn open(
     proc_root: &Path,
     name: &str,
     seen: &Seen,
-    to: NodeId,
+    (from, to): (Option<NodeId>, NodeId),
     dax: Option<bool>,
     back: Option<&Layout>,
 ) -> Result<Box<dyn Copying>, JobState> {
@@ -291,13 +339,13 @@ fn open(
     let again = opened.fd.try_clone().map_err(|e| failed("cannot open file", e))?;
     let cached: Result<Box<dyn Copying>, FileMoveError> = match back {
         Some(layout) => FileMove::back(&opened.fd, &path, layout).map(|work| Box::new(work) as _),
-        None => FileMove::of(opened.fd, &path, to).map(|work| Box::new(work) as _),
+        None => FileMove::of(opened.fd, &path, from, to).map(|work| Box::new(work) as _),
     };
     match (cached, dax) {
         (Err(FileMoveError::Refused { reason: "dax", .. }), Some(freeze)) => {
             let refused =
                 |e: DaxRefused| JobState::Refused { reason: e.reason, why: format!("{}: {}", path.display(), e.why) };
-            Ok(Box::new(DaxMove::prepare(&again, to, freeze).map_err(refused)?))
+            Ok(Box::new(DaxMove::prepare(&again, from, to, freeze).map_err(refused)?))
         }
         (Err(e), _) => Err(JobState::Refused { reason: reason(&e), why: e.to_string() }),
         (Ok(work), dax) => {

@@ -135,6 +135,8 @@ pub struct DaxMove {
     device: (u32, u32),
     inode: u64,
     layout: Layout,
+    /// Only blocks on this node; `None`: on all others.
+    from: Option<NodeId>,
     to: NodeId,
     /// Allocation groups of the file system.
     groups: u32,
@@ -174,7 +176,7 @@ impl DaxMove {
     /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
     pub fn open(path: &Path, to: NodeId, freeze: bool) -> Result<Self, FileMoveError> {
         let file = residency::open::open(path)?;
-        Self::prepare(&file.fd, to, freeze).map_err(|refused| FileMoveError::Refused {
+        Self::prepare(&file.fd, None, to, freeze).map_err(|refused| FileMoveError::Refused {
             path: path.to_owned(),
             to,
             reason: refused.reason,
@@ -182,13 +184,13 @@ impl DaxMove {
         })
     }
 
-    /// Looks at an open file and prepares the move of its blocks. Moves nothing. `freeze`: processes that map the file shared
+    /// Looks at an open file and prepares the move of its blocks, or of those on one node. Moves nothing. `freeze`: processes that map the file shared
     /// and writable may be stopped while a chunk moves.
     ///
     /// # Errors
     ///
     /// [`DaxRefused`]: the file cannot be moved, or must not be.
-    pub fn prepare(file: &File, to: NodeId, freeze: bool) -> Result<Self, DaxRefused> {
+    pub fn prepare(file: &File, from: Option<NodeId>, to: NodeId, freeze: bool) -> Result<Self, DaxRefused> {
         let stat = rustix::fs::fstat(file).map_err(failed("look at the file"))?;
         let statx = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(failed("look at the file"))?;
@@ -228,8 +230,9 @@ impl DaxMove {
         mappers::writable(device, stat.st_ino).map_err(failed("see which processes map it"))?;
         let mut copied = Copied::default();
         fiemap::walk(&open, 0, stat.st_size as u64, &mut |extent| {
-            copied.total += extent.len;
-            copied.there += extent.len - away(&[extent], &layout, to);
+            let there = extent.len - away(&[extent], &layout, to);
+            copied.there += there;
+            copied.total += if stays(&extent, &layout, from) { there } else { extent.len };
         })
         .map_err(failed("list its extents"))?;
         copied.moved = copied.there;
@@ -239,6 +242,7 @@ impl DaxMove {
             device,
             inode: stat.st_ino,
             layout,
+            from,
             to,
             groups,
             donor: None,
@@ -253,6 +257,18 @@ impl DaxMove {
             copied,
             over: false,
         })
+    }
+
+    /// The length of the first part of a piece whose blocks are all to be moved, or all stay, and whether they stay.
+    fn part(&self, at: u64, len: u64) -> io::Result<(u64, bool)> {
+        if self.from.is_none() {
+            return Ok((len, false));
+        }
+        let extents = fiemap::extents(&self.file, at, len)?;
+        let stays = |e: &Extent| stays(e, &self.layout, self.from);
+        let Some(first) = extents.first().map(stays) else { return Ok((len, true)) };
+        let end = extents.iter().find(|e| stays(e) != first).map_or(at + len, |e| e.offset);
+        Ok((end.saturating_sub(at), first))
     }
 
     /// Tries once to exchange a piece that lies within one chunk.
@@ -423,6 +439,12 @@ impl Copying for DaxMove {
                 break;
             }
             let (at, len) = (self.next, self.piece.min(CHUNK - self.next % CHUNK));
+            let (len, stays) = self.part(at, len)?;
+            if stays {
+                self.next += len;
+                tried += len;
+                continue;
+            }
             match self.try_piece(at, len)? {
                 Tried::Busy(why) => {
                     self.busy += 1;
@@ -491,6 +513,11 @@ fn may_be_exchanged(file: &File, mode: u32) -> Result<(), DaxRefused> {
 /// Bytes that are not on the node, or may not be.
 fn away(extents: &[Extent], layout: &Layout, to: NodeId) -> u64 {
     extents.iter().filter(|e| e.unknown || !layout.is_on(e.physical, e.len, to)).map(|e| e.len).sum()
+}
+
+/// Whether an extent is none of those on the node that the move names.
+fn stays(extent: &Extent, layout: &Layout, from: Option<NodeId>) -> bool {
+    from.is_some_and(|from| !extent.unknown && !layout.is_on(extent.physical, extent.len, from))
 }
 
 fn full(error: &io::Error) -> bool {

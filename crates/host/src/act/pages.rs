@@ -113,6 +113,8 @@ pub enum FileMoveError {
 #[derive(Debug)]
 pub struct FileMove {
     file: Opened,
+    /// Only pages on this node; `None`: on all others.
+    from: Option<NodeId>,
     to: NodeId,
     arena: Arena,
     /// The file had a name when it was opened.
@@ -173,22 +175,29 @@ impl FileMove {
     pub fn prepare(path: &Path, to: NodeId) -> Result<Self, FileMoveError> {
         let file = movable(open::open(path)?, to)?;
         let found = residency::of_opened(&file, &mut |_, _| ())?;
-        Self::with(file, to, (found.resident, found.nodes.get(to)), true)
+        Self::with(file, (None, to), (found.resident, found.nodes.get(to)), true)
     }
 
-    /// The same for a file that is open already, with `O_NOATIME`. Its cached bytes are estimated from a sample instead of counted,
+    /// The same for a file that is open already, with `O_NOATIME`, and, with `from`, for its pages on that node only. Its cached bytes are estimated from a sample instead of counted,
     /// which takes as long as a part of the move.
     ///
     /// # Errors
     ///
     /// As [`prepare`](Self::prepare).
-    pub fn of(file: File, path: &Path, to: NodeId) -> Result<Self, FileMoveError> {
+    pub fn of(file: File, path: &Path, from: Option<NodeId>, to: NodeId) -> Result<Self, FileMoveError> {
         let file = movable(open::from_fd(path, file, true)?, to)?;
         let nodes = residency::sample(&file)?;
-        Self::with(file, to, (nodes.total(), nodes.get(to)), false)
+        let there = nodes.get(to);
+        let counted = from.map_or(nodes.total(), |from| nodes.get(from).saturating_add(there));
+        Self::with(file, (from, to), (counted, there), false)
     }
 
-    fn with(file: Opened, to: NodeId, (counted, there): (u64, u64), exact: bool) -> Result<Self, FileMoveError> {
+    fn with(
+        file: Opened,
+        (from, to): (Option<NodeId>, NodeId),
+        (counted, there): (u64, u64),
+        exact: bool,
+    ) -> Result<Self, FileMoveError> {
         let path = file.path.as_path();
         refuse::room(to, counted.saturating_sub(there), there).map_err(|why| FileMoveError::Refused {
             path: path.to_owned(),
@@ -202,6 +211,7 @@ impl FileMove {
         Ok(Self {
             named: links(&file)? > 0,
             file,
+            from,
             to,
             arena,
             counted,
@@ -241,7 +251,7 @@ impl FileMove {
             let found = residency::sample(&file)?;
             let away = found.total().saturating_sub(found.get(node));
             let bytes = pick.pages().saturating_mul(rustix::param::page_size() as u64).min(away);
-            match Self::with(file, node, (bytes, 0), false) {
+            match Self::with(file, (None, node), (bytes, 0), false) {
                 Ok(work) => all.push(Box::new(Self { only: Some(pick), ..work })),
                 Err(refused @ FileMoveError::Refused { reason: "no_memory", .. }) => full.push((refused, bytes)),
                 Err(error) => return Err(error),
@@ -313,7 +323,8 @@ impl FileMove {
     fn enter(&mut self, visit: &Visit) -> io::Result<()> {
         let stride = if self.tries == 0 { self.stride } else { 1 };
         let (tries, pages) = ((self.tries, stride), (self.only.as_ref(), &mut self.before));
-        self.window = Window::open(&self.arena, &self.file, visit.offset, WINDOW, self.to, tries, pages)?;
+        let nodes = (self.from, self.to);
+        self.window = Window::open(&self.arena, &self.file, visit.offset, WINDOW, nodes, tries, pages)?;
         Ok(())
     }
 

@@ -68,6 +68,52 @@ pub fn process() -> Tried {
     Ok(())
 }
 
+/// A procfs of some processes, on whose machine memory of nodes 0 and 1 may be used.
+fn procfs_with_two_nodes(pids: &[u32]) -> tempfile::TempDir {
+    use std::os::unix::fs::symlink;
+    let root = tempfile::tempdir().unwrap();
+    for name in ["self", "sys"] {
+        symlink(Path::new("/proc").join(name), root.path().join(name)).unwrap();
+    }
+    for pid in pids {
+        let (real, dir) = (PathBuf::from(format!("/proc/{pid}")), root.path().join(pid.to_string()));
+        std::fs::create_dir(&dir).unwrap();
+        for name in ["task", "stat", "cgroup", "pagemap", "maps", "numa_maps", "mountinfo"] {
+            symlink(real.join(name), dir.join(name)).unwrap();
+        }
+        let status = std::fs::read_to_string(real.join("status")).unwrap();
+        let both = |line: &str| {
+            if line.starts_with("Mems_allowed_list:") { "Mems_allowed_list:\t0-1".into() } else { line.to_owned() }
+        };
+        std::fs::write(dir.join("status"), status.lines().map(|line| both(line) + "\n").collect::<String>()).unwrap();
+    }
+    root
+}
+
+/// The second took the place of the first: the process went where the second said, under the first one's record.
+pub fn prepared_twice() -> Tried {
+    let process = Running::role("threads", &["1"]);
+    let pid = process.pid();
+    let procfs = procfs_with_two_nodes(&[pid]);
+    let mut settings = host::Settings::default();
+    settings.observe.proc_root = procfs.path().to_owned();
+    let mut plane = host::HostPlane::with_observer(settings, topology(), Some(Scripted::of(&[]))).unwrap();
+    let moves = [process_to(pid, 1), process_to(pid, 0)];
+    let prepared = moves.each_ref().map(|mv| plane.prepare(mv).unwrap());
+    plane.start(&moves[0], &prepared[0], &mut |more| panic!("{more:?}")).unwrap();
+    assert_eq!(plane.not_bound(), []);
+    assert_eq!(mask(pid), node(1));
+    // The other one was prepared for a thread with another affinity: it does not bind it, and says so.
+    plane.start(&moves[1], &prepared[1], &mut |more| panic!("{more:?}")).unwrap();
+    assert_eq!(plane.not_bound(), [prepared[1][0].subject.clone()]);
+    assert_eq!(mask(pid), node(1));
+    for undo in &prepared[0] {
+        assert_eq!(plane.undo(undo).unwrap(), Undone::Restored);
+    }
+    assert_eq!(mask(pid), all());
+    Ok(())
+}
+
 /// A window in which this process read a file: the file's id and its inode.
 fn seen(moves: &mut DataMoves, path: &Path, file: &File) -> (String, Inode) {
     let meta = file.metadata().unwrap();

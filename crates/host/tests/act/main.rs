@@ -110,6 +110,7 @@ fn main() {
             process::a_node_that_takes_nothing_stops_no_other,
         ),
         trial("a_process_is_a_job_of_the_plane", jobs::process),
+        trial("a_process_prepared_for_two_nodes_goes_where_its_start_says", jobs::prepared_twice),
         trial("a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant", jobs::file),
         trial("readers_go_home_to_their_files", whole::readers_go_home),
         trial("file_moves_to_each_node_and_absent_pages_stay_absent", pages::every_node),

@@ -138,6 +138,6 @@ pub fn full() {
     check(&file, 3, 0, 4 * MIB);
     drop(hog);
     fs::remove_file(dir.path().join("hog")).unwrap();
-    let mut moving = host::act::dax::DaxMove::prepare(&file, NodeId(1 - here), false).unwrap();
+    let mut moving = host::act::dax::DaxMove::prepare(&file, None, NodeId(1 - here), false).unwrap();
     assert_eq!((finish(&mut moving).failed(), nodes(&file)), (0, BTreeMap::from([(1 - here, 4 * MIB)])));
 }

@@ -386,6 +386,10 @@ impl Plane for VolumePlane {
         started.map(Started::Job).map_err(|e| refused("no_thread", format!("no thread can be started: {e}")))
     }
 
+    fn not_bound(&mut self) -> Vec<Subject> {
+        self.host.not_bound()
+    }
+
     fn poll(&mut self) -> Vec<Progress> {
         self.host.poll()
     }

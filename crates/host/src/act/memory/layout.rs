@@ -84,6 +84,11 @@ impl Layout {
         self.pages
     }
 
+    /// Bytes of memory that it takes.
+    pub fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// The runs by rising address.
     pub fn runs(&self) -> Runs<'_> {
         Runs { bytes: &self.bytes, end: 0, open: self.open }

@@ -72,6 +72,8 @@ pub(super) struct Window {
     at: usize,
     /// Bytes of the file in this window.
     len: u64,
+    /// As in [`super::FileMove`].
+    from: Option<NodeId>,
     to: NodeId,
     /// Addresses of pages that are elsewhere; taken from the end.
     queue: Vec<usize>,
@@ -92,7 +94,7 @@ impl Window {
         file: &Opened,
         offset: u64,
         most: u64,
-        to: NodeId,
+        (from, to): (Option<NodeId>, NodeId),
         (tries, stride): (usize, usize),
         (only, before): (Option<&Pick>, &mut Layout),
     ) -> io::Result<Option<Self>> {
@@ -107,6 +109,7 @@ impl Window {
             offset,
             at,
             len,
+            from,
             to,
             queue: Vec::new(),
             lost: Vec::new(),
@@ -223,12 +226,13 @@ impl Window {
         self.stride
     }
 
-    /// Asks where these pages are: counts those on the target, and returns those elsewhere, after it has shown their nodes.
+    /// Asks where these pages are: counts those on the target, and returns those that are to be moved, after it has shown their nodes.
     fn sort(&mut self, pages: &[usize], show: &mut dyn FnMut(usize, NodeId)) -> io::Result<Vec<usize>> {
         let mut elsewhere = Vec::new();
         for (page, node) in pages.iter().zip(kernel::nodes_of(pages)?) {
             match node {
                 Some(node) if node == self.to => self.tally.there += self.bytes(*page),
+                Some(node) if self.from.is_some_and(|from| from != node) => {}
                 Some(node) => {
                     elsewhere.push(*page);
                     show(*page, node);
@@ -284,14 +288,41 @@ mod tests {
         file.as_file().set_len(5 * page as u64).unwrap();
         let opened = open::open(file.path()).unwrap();
         let arena = Arena::reserve(1, 8 * page, page).unwrap();
-        let mut window =
-            Window::open(&arena, &opened, 0, 8 * page as u64, NodeId(0), (0, 1), (None, &mut Layout::default()))
-                .unwrap()
-                .unwrap();
+        let mut window = Window::open(
+            &arena,
+            &opened,
+            0,
+            8 * page as u64,
+            (None, NodeId(0)),
+            (0, 1),
+            (None, &mut Layout::default()),
+        )
+        .unwrap()
+        .unwrap();
         window.lost = vec![window.at + page, window.at + 4 * page];
         let before = window.tally.in_use;
         window.settle().unwrap();
         assert_eq!(window.tally.in_use - before, page as u64);
         assert!(window.lost.is_empty());
+    }
+
+    /// A file on three nodes lost what its readers on the third had near them.
+    #[test]
+    fn pages_that_are_not_on_the_node_of_the_move_are_left_alone() {
+        let page = rustix::param::page_size();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![7; 4 * page]).unwrap();
+        let opened = open::open(file.path()).unwrap();
+        let arena = Arena::reserve(1, 8 * page, page).unwrap();
+        let at = arena.map(0, &opened.fd, 0, page).unwrap();
+        populate(at, page).unwrap();
+        let on = kernel::nodes_of(&[at]).unwrap().next().flatten().unwrap();
+        let (other, third) = (NodeId(on.0 + 1), NodeId(on.0 + 2));
+        for (from, pages) in [(None, 4), (Some(on), 4), (Some(third), 0)] {
+            let mut before = Layout::default();
+            let window = Window::open(&arena, &opened, 0, 8 * page as u64, (from, other), (0, 1), (None, &mut before));
+            let window = window.unwrap().unwrap();
+            assert_eq!((window.queue.len(), before.pages(), window.tally.there), (pages, pages as u64, 0), "{from:?}");
+        }
     }
 }
