@@ -277,6 +277,26 @@ fn threads_that_are_the_first_to_use_an_inode() {
     });
 }
 
+/// A kernel that was told another life of the number took the new file for a bad one.
+#[test]
+fn what_a_lookup_remembers_is_what_it_tells() {
+    check_pauses(1000, || {
+        let volume = Arc::new(volume([40, 40]));
+        create(&volume, Ino::ROOT, b"f");
+        let other = Arc::clone(&volume);
+        let looks = thread::spawn(move || match other.lookup_to_remember(Ino::ROOT, b"f") {
+            Ok(told) => {
+                assert_eq!(other.stat(told.ino).unwrap().generation, told.generation);
+                other.forget(told.ino, 1).unwrap();
+            }
+            Err(error) => assert!(matches!(error, Error::NotFound), "{error}"),
+        });
+        volume.unlink(Ino::ROOT, b"f").unwrap();
+        create(&volume, Ino::ROOT, b"g");
+        looks.join().unwrap();
+    });
+}
+
 /// Renames across each other: no deadlock, no circle, nothing lost.
 #[test]
 fn directories_that_move_into_each_other() {

@@ -115,13 +115,9 @@ impl Server {
         let volume = &*self.volume;
         let (ino, mut args) = (request.ino()?, request.args);
         match request.opcode {
-            opcode::LOOKUP => match volume.lookup(ino, args.name()?) {
+            opcode::LOOKUP => match volume.lookup_to_remember(ino, args.name()?) {
                 Err(Error::NotFound) => answer.no_entry(),
-                found => {
-                    let found = found?;
-                    volume.remember(found.ino)?;
-                    answer.entry(&found);
-                }
+                found => answer.entry(&found?),
             },
             opcode::GETATTR => answer.attr(&volume.stat(ino)?),
             opcode::SETATTR => self.set_attributes(request, answer)?,
@@ -171,6 +167,7 @@ impl Server {
                     0 => Rename::Replace,
                     libc::RENAME_NOREPLACE => Rename::NoReplace,
                     libc::RENAME_EXCHANGE => Rename::Exchange,
+                    libc::RENAME_WHITEOUT => Rename::Whiteout { uid: request.uid, gid: request.gid },
                     _ => return Err(Error::Invalid("flags")),
                 };
                 volume.rename((ino, args.name()?), (to, args.name()?), how)?;

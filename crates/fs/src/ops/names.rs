@@ -48,24 +48,36 @@ pub struct Name {
 impl Volume {
     /// Target of a name of a directory.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Stat> {
-        let dir = self.inode(parent)?;
-        let found = match name {
-            b"." => parent,
-            b".." => names_of(&dir.read())?.parent,
-            _ if name.len() > MAX_NAME => return Err(Error::NameTooLong),
-            _ => return self.lookup_name(&dir, name),
-        };
-        self.stat(found)
+        self.find(parent, name, Self::stat_of)
     }
 
-    fn lookup_name(&self, dir: &Inode, name: &[u8]) -> Result<Stat> {
+    /// [`Volume::lookup`] and [`Volume::remember`] of the very inode that was found: in between its number could go to another file.
+    pub fn lookup_to_remember(&self, parent: Ino, name: &[u8]) -> Result<Stat> {
+        self.find(parent, name, |inode| {
+            Self::remember_inode(inode)?;
+            Self::stat_of(inode)
+        })
+    }
+
+    /// Does something with the target of a name.
+    fn find(&self, parent: Ino, name: &[u8], with: impl Fn(&Inode) -> Result<Stat>) -> Result<Stat> {
+        let dir = self.inode(parent)?;
+        match name {
+            b"." => return with(&dir),
+            b".." => {
+                let parent = names_of(&dir.read())?.parent;
+                return with(&*self.inode(parent)?);
+            }
+            _ if name.len() > MAX_NAME => return Err(Error::NameTooLong),
+            _ => {}
+        }
         loop {
-            let (_, inode) = self.named_inode(dir, name)?.ok_or(Error::NotFound)?;
+            let (_, inode) = self.named_inode(&dir, name)?.ok_or(Error::NotFound)?;
             let inode = inode?;
             inode.note_directory(dir.ino);
-            match Self::stat_of(&inode) {
+            match with(&inode) {
                 Err(Error::NotFound) => {} // removed or replaced since
-                stat => return stat,
+                done => return done,
             }
         }
     }
@@ -158,7 +170,13 @@ impl Volume {
     }
 
     /// An inode near the caller that no directory names yet; `links` says how many will.
-    fn new_inode(&self, kind: Kind, new: (NewFile<'_>, &Acls), links: u32, time: i64) -> Result<(Inode, Flushed)> {
+    pub(crate) fn new_inode(
+        &self,
+        kind: Kind,
+        new: (NewFile<'_>, &Acls),
+        links: u32,
+        time: i64,
+    ) -> Result<(Inode, Flushed)> {
         let regions = self.regions.nearest(self.regions.of_caller(self.cpu()));
         loop {
             let ino = self.take_slot(regions)?;
@@ -229,7 +247,7 @@ impl Volume {
 
     /// Takes back an inode that could not be named. A crash finds an orphan, or nothing; in doubt, perhaps the name, and then
     /// the whole inode.
-    fn unmake_inode(&self, inode: &Inode) {
+    pub(crate) fn unmake_inode(&self, inode: &Inode) {
         let free = inode::state_word(inode.ino, false, inode.generation);
         let stored = self
             .store
@@ -301,7 +319,10 @@ impl Volume {
     /// Keeps an inode and its number alive until [`Volume::forget`], as `open` does, but is no use of its data: a kernel
     /// remembers what it looked up.
     pub fn remember(&self, ino: Ino) -> Result<()> {
-        let inode = self.inode(ino)?;
+        Self::remember_inode(&*self.inode(ino)?)
+    }
+
+    fn remember_inode(inode: &Inode) -> Result<()> {
         let state = inode.read();
         check_live(&state)?;
         inode.remembered.fetch_add(1, Ordering::AcqRel);
@@ -490,7 +511,7 @@ fn kind_of(mode: u32) -> Result<Kind> {
 }
 
 /// Access control lists of a new inode: names and values of extended attributes.
-type Acls = Vec<(&'static [u8], Vec<u8>)>;
+pub(crate) type Acls = Vec<(&'static [u8], Vec<u8>)>;
 
 /// What a new inode gets from its directory: with the set-group-ID bit the group, and a directory the bit; a default access
 /// control list in place of the umask.

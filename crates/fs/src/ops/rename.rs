@@ -1,4 +1,4 @@
-//! Rename: replace, keep, or exchange.
+//! Rename: replace, keep, exchange, or leave a whiteout.
 
 use crate::alloc::Purpose;
 use crate::dir::Named;
@@ -6,7 +6,7 @@ use crate::error::{Damage, Error, Result};
 use crate::format::Ino;
 use crate::format::entry::{Entry, Kind};
 use crate::inode::Inode;
-use crate::ops::names::{check_empty, check_name, names_of, names_to_change};
+use crate::ops::names::{Acls, NewFile, check_empty, check_name, names_of, names_to_change};
 use crate::store::Flushed;
 use crate::sync::lock;
 use crate::volume::{Locked, Volume};
@@ -25,6 +25,13 @@ pub enum Rename {
     NoReplace,
     /// Exchange the two.
     Exchange,
+    /// Replace it, and leave a whiteout at the old place: device 0:0, by which overlayfs hides what lower layers have there.
+    Whiteout {
+        /// The whiteout's owner.
+        uid: u32,
+        /// Its group.
+        gid: u32,
+    },
 }
 
 impl Volume {
@@ -89,7 +96,7 @@ impl Volume {
             (Rename::NoReplace, Some(_)) => return Err(Error::Exists),
             (Rename::Exchange, None) => return Err(Error::NotFound),
             (_, Some((named, _))) if named.ino == moved.ino => return Ok(()),
-            (Rename::Replace, Some((named, _))) => match (moved.kind, named.kind) {
+            (Rename::Replace | Rename::Whiteout { .. }, Some((named, _))) => match (moved.kind, named.kind) {
                 (Kind::Directory, Kind::Directory) => check_empty(locked.get(named.ino)?)?,
                 (Kind::Directory, _) => return Err(Error::NotDirectory),
                 (_, Kind::Directory) => return Err(Error::IsDirectory),
@@ -113,8 +120,21 @@ impl Volume {
         if how != Rename::Exchange {
             entries.push((to.0, link(to, moved, cookie)));
         }
-        let purpose = if last { Purpose::Freeing } else { Purpose::Growth };
-        let durable = self.commit(locked, &entries, time, Flushed::nothing(), purpose)?;
+        let mut left = None;
+        let mut flushed = Flushed::nothing();
+        if let Rename::Whiteout { uid, gid } = how {
+            let new = NewFile { mode: libc::S_IFCHR, uid, gid, ..NewFile::default() };
+            let (inode, with) = self.new_inode(Kind::CharDevice, (new, &Acls::new()), 1, time)?;
+            entries.push((from.0, link(from, Named { ino: inode.ino, kind: Kind::CharDevice, ..moved }, moved.cookie)));
+            (left, flushed) = (Some(inode), with);
+        }
+        let purpose = if last && left.is_none() { Purpose::Freeing } else { Purpose::Growth };
+        let durable = self.commit(locked, &entries, time, flushed, purpose);
+        let durable = durable.inspect_err(|_| left.iter().for_each(|left| self.unmake_inode(left)))?;
+        if let Some(left) = left {
+            left.note_directory(from.0);
+            self.add_inode(left);
+        }
         inode.note_directory(to.0);
         if let Some(dir) = &mut locked.get_mut(inode.ino)?.dir {
             dir.parent = to.0;

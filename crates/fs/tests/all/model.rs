@@ -87,6 +87,7 @@ pub struct Model {
 pub const DIR: u32 = 0o040_000;
 pub const FILE: u32 = 0o100_000;
 pub const LINK: u32 = 0o120_000;
+pub const DEVICE: u32 = 0o020_000;
 
 impl Model {
     pub fn new() -> Self {

@@ -2,7 +2,7 @@
 
 use fs::{Error, Ino, Kind, NewFile, Rename, SetAttributes, Volume};
 
-use crate::model::{DIR, FILE, LINK, Model, Node};
+use crate::model::{DEVICE, DIR, FILE, LINK, Model, Node};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -256,5 +256,8 @@ fn rename(m: &mut Model, from: &str, to: &str, how: fs::Rename) -> Done {
     }
     m.nodes[old_dir].names.remove(old);
     m.nodes[new_dir].names.insert(new.into(), moved);
+    if matches!(how, fs::Rename::Whiteout { .. }) {
+        m.add(from, Node::new(DEVICE))?;
+    }
     Ok(())
 }

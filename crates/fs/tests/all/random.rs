@@ -59,7 +59,8 @@ fn data_op(path: String, rng: &mut StdRng) -> Op {
 }
 
 fn any_op(rng: &mut StdRng) -> Op {
-    let how = [Rename::Replace, Rename::NoReplace, Rename::Exchange][rng.random_range(0..3)];
+    let whiteout = Rename::Whiteout { uid: 0, gid: 0 };
+    let how = [Rename::Replace, Rename::NoReplace, Rename::Exchange, whiteout][rng.random_range(0..4)];
     match rng.random_range(0..20) {
         0..2 => Op::Create(path(rng)),
         2 => Op::Unnamed(path(rng), rng.random_range(0..9000), rng.random()),

@@ -23,6 +23,7 @@ pub const TESTS: Tests = &[
     ("times_that_users_set_are_kept_or_taken_to_the_nearest", times_that_users_set_are_kept_or_taken_to_the_nearest),
     ("directories_of_many_names_are_listed_whole", directories_of_many_names_are_listed_whole),
     ("renames_replace_refuse_or_exchange", renames_replace_refuse_or_exchange),
+    ("overlayfs_writes_its_upper_layer_to_a_volume", overlayfs_writes_its_upper_layer_to_a_volume),
     ("extended_attributes", extended_attributes),
     ("holes_and_preallocation", holes_and_preallocation),
     (
@@ -196,12 +197,45 @@ fn renames_replace_refuse_or_exchange() {
     rename("a", "d/b", RenameFlags::empty()).unwrap();
     assert_eq!((content("d/b"), mount.path("a").exists()), ("b".into(), false));
     assert_eq!(errno(rename("d", "d/e", RenameFlags::empty())), Some(libc::EINVAL));
-    assert_eq!(errno(rename("d/b", "x", RenameFlags::WHITEOUT)), Some(libc::EINVAL));
+    rename("d/b", "x", RenameFlags::WHITEOUT).unwrap();
+    let left = fs::symlink_metadata(mount.path("d/b")).unwrap();
+    assert!(left.file_type().is_char_device() && left.rdev() == 0, "a whiteout");
+    rename("x", "d/b", RenameFlags::empty()).unwrap();
     fs::create_dir(mount.path("e")).unwrap();
     assert_eq!(errno(rename("e", "d", RenameFlags::empty())), Some(libc::ENOTEMPTY));
     rename("d", "e", RenameFlags::empty()).unwrap();
     assert_eq!(content("e/b"), "b");
     assert_eq!(fs::metadata(mount.dir()).unwrap().nlink(), 3);
+    mount.end();
+}
+
+fn overlayfs_writes_its_upper_layer_to_a_volume() {
+    let mount = Mount::new(Cache::Kernel, 16);
+    let lower = tempfile::tempdir().unwrap();
+    for name in ["kept", "removed", "moved"] {
+        fs::write(lower.path().join(name), name).unwrap();
+    }
+    fs::create_dir(mount.path("upper")).unwrap();
+    fs::create_dir(mount.path("work")).unwrap();
+    let all = tempfile::tempdir().unwrap();
+    let path = |name: &str| mount.path(name).display().to_string();
+    let data = format!("lowerdir={},upperdir={},workdir={}", lower.path().display(), path("upper"), path("work"));
+    let data = std::ffi::CString::new(data).unwrap();
+    rustix::mount::mount("overlay", all.path(), "overlay", rustix::mount::MountFlags::empty(), data.as_c_str())
+        .unwrap();
+    let tried = std::panic::catch_unwind(|| {
+        fs::remove_file(all.path().join("removed")).unwrap();
+        fs::rename(all.path().join("moved"), all.path().join("there")).unwrap();
+        fs::write(all.path().join("kept"), "changed").unwrap();
+        let mut names: Vec<_> = fs::read_dir(all.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["kept", "there"]);
+        assert_eq!(fs::read_to_string(all.path().join("there")).unwrap(), "moved");
+    });
+    rustix::mount::unmount(all.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+    tried.unwrap();
+    assert_eq!(fs::read_to_string(mount.path("upper/kept")).unwrap(), "changed");
+    assert!(fs::symlink_metadata(mount.path("upper/moved")).unwrap().file_type().is_char_device());
     mount.end();
 }
 
