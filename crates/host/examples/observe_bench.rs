@@ -1,10 +1,11 @@
 //! The cost of observing: `observe_bench DIRECTORY RESULT.json [ROUNDS]`, run by
 //! `bench/observe/run`.
 //!
-//! Three questions. How many interrupts do CPUs send each other because hooks are attached and
+//! Four questions. How many interrupts do CPUs send each other because hooks are attached and
 //! detached? How much longer does a 4 KiB `pread` of cached data take under an observer? One
 //! thread, pinned, reads for a quarter of a second of CPU time at a time; without, sampled and
-//! exact take turns, each ratio is of neighbours in time. And what is used while 1,000 and 10,000
+//! exact take turns, each ratio is of neighbours in time. The same for bursts of 0.2, 1 and 10 s after a pause, from the first read on,
+//! also with a hook that stays attached (`--steady`). And what is used while 1,000 and 10,000
 //! threads read a little in every window, by the observer alone, by a whole `homenode run` (the
 //! program in `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns
 //! who reads how much but not from where, and numad, which learns neither?
@@ -33,6 +34,10 @@ fn main() -> Result<(), Anything> {
         let directory = PathBuf::from(arguments.next().ok_or("--interrupts DIRECTORY ROUNDS")?);
         return interrupts(&directory, arguments.next().ok_or("--interrupts DIRECTORY ROUNDS")?.parse()?).map(drop);
     }
+    if first == "--bursts" {
+        let directory = PathBuf::from(arguments.next().ok_or("--bursts DIRECTORY ROUNDS")?);
+        return bursts(&directory, arguments.next().ok_or("--bursts DIRECTORY ROUNDS")?.parse()?).map(drop);
+    }
     if first == "--readers" {
         let directory = PathBuf::from(arguments.next().ok_or("--readers DIRECTORY THREADS")?);
         return readers(&directory, arguments.next().ok_or("--readers DIRECTORY THREADS")?.parse()?);
@@ -42,10 +47,11 @@ fn main() -> Result<(), Anything> {
     let rounds = arguments.next().map_or(Ok(15), |n| n.parse())?;
     std::fs::create_dir_all(&directory)?;
     let interrupts = interrupts(&directory, rounds)?;
+    let bursts = bursts(&directory, rounds)?;
     let overhead = overhead(&directory, rounds)?;
     let capacity: Vec<Value> = [1000, 10_000].into_iter().map(|n| capacity(&directory, n)).collect::<Result<_, _>>()?;
     let kernel = host::observe::Capabilities::probe().kernel;
-    let json = json!({ "kernel": kernel, "interrupts": interrupts, "overhead": overhead, "capacity": capacity });
+    let json = json!({ "kernel": kernel, "interrupts": interrupts, "bursts": bursts, "overhead": overhead, "capacity": capacity });
     std::fs::write(&result, serde_json::to_string_pretty(&json)? + "\n")?;
     Ok(())
 }
@@ -174,9 +180,13 @@ fn sent_between_cpus() -> std::io::Result<f64> {
     Ok(row.split_whitespace().map_while(|n| n.parse::<f64>().ok()).sum())
 }
 
-/// ns of CPU time per 4 KiB pread, over a quarter of a second of CPU time, which excludes the work
-/// of others.
+/// ns of CPU time per 4 KiB pread, over a quarter of a second of CPU time.
 fn pread_ns(file: &File) -> std::io::Result<f64> {
+    burst_ns(file, Duration::from_millis(250))
+}
+
+/// ns of CPU time per 4 KiB pread, over this much CPU time, which excludes the work of others.
+fn burst_ns(file: &File, length: Duration) -> std::io::Result<f64> {
     let cpu_ns = || {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         now.tv_sec * 1_000_000_000 + now.tv_nsec
@@ -189,7 +199,7 @@ fn pread_ns(file: &File) -> std::io::Result<f64> {
         }
         n += 1000;
         let used = cpu_ns() - start;
-        if used >= 250_000_000 {
+        if used >= length.as_nanos() as i64 {
             return Ok(used as f64 / n as f64);
         }
     }
@@ -233,6 +243,54 @@ fn settled_ns(file: &File) -> std::io::Result<f64> {
     }
     let rounds = (0..ROUNDS_OBSERVED).map(|_| pread_ns(file));
     Ok(rounds.sum::<std::io::Result<f64>>()? / f64::from(ROUNDS_OBSERVED))
+}
+
+/// What a burst of reads costs more after an observer has seen nobody read fast.
+fn bursts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
+    /// An observer's first windows, in which it sees how little there is.
+    const PAUSE: Duration = Duration::from_millis(1500);
+    std::fs::create_dir_all(directory)?;
+    let path = directory.join("read");
+    std::fs::write(&path, vec![1; 4096 * 4096])?;
+    let file = File::open(&path)?;
+    let topology = topology::sysfs::read(Path::new("/sys"))?;
+    let (keep, parked) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || parked.recv());
+    println!("4 KiB cached pread in bursts, ratio of CPU time   median   quartiles");
+    let mut rows = serde_json::Map::new();
+    for (name, steady) in [("observed", false), ("observed, --steady", true)] {
+        // Ten seconds are 40 times as long as the rest: fewer of them.
+        for (seconds, rounds) in [(0.2, rounds), (1.0, rounds), (10.0, rounds.div_ceil(4))] {
+            let length = Duration::from_secs_f64(seconds);
+            let mut ratios = Vec::new();
+            for _ in 0..rounds {
+                let before = burst_ns(&file, length)?;
+                let mut observer = Observer::open(&Settings { steady, ..Settings::default() }, &topology)?;
+                let done = AtomicBool::new(false);
+                let with = std::thread::scope(|scope| -> Result<f64, Anything> {
+                    let windows = scope.spawn(|| -> Result<(), Anything> {
+                        while !done.load(Ordering::Relaxed) {
+                            observer.window(WINDOW)?;
+                        }
+                        Ok(())
+                    });
+                    std::thread::sleep(PAUSE);
+                    let with = burst_ns(&file, length);
+                    done.store(true, Ordering::Relaxed);
+                    windows.join().map_err(|_| "the observing thread panicked")??;
+                    Ok(with?)
+                })?;
+                drop(observer);
+                let after = burst_ns(&file, length)?;
+                ratios.push(with / ((before + after) / 2.0));
+            }
+            let [low, median, high] = quartiles(&mut ratios);
+            println!("  {name:<24} {seconds:>4} s {rounds:>3} rounds   {median:>10.3}   {low:.3} to {high:.3}");
+            rows.insert(format!("{name}, {seconds} s"), json!([low, median, high]));
+        }
+    }
+    drop(keep);
+    Ok(rows.into())
 }
 
 fn overhead(directory: &Path, rounds: usize) -> Result<Value, Anything> {

@@ -24,7 +24,7 @@ struct access {
 	struct usage_key key; /* node is set per folio */
 	u32 here;             /* this CPU's node */
 	bool write;
-	bool sliced;          /* seen by the hook on the read path */
+	u32 slice;            /* of a read call: weight of its slice, WEIGHT_ONE without slices; 0: no call */
 	u8 call;              /* CALL_*; counted with the next bytes, once */
 	u32 opens;
 	u32 generation;
@@ -61,7 +61,7 @@ static __always_inline void access_begin(struct access *w, bool write, s64 weigh
 	w->key.node = 0;
 	w->here = bpf_get_numa_node_id();
 	w->write = write;
-	w->sliced = false;
+	w->slice = 0;
 	w->call = 0;
 	w->weight = weight;
 }
@@ -115,13 +115,15 @@ static __always_inline void usage_add(struct usage *u, struct access *w, u32 nod
 {
 	if (w->write) {
 		u->written += bytes;
-	} else if (w->sliced) {
+	} else if (w->slice > WEIGHT_ONE) {
 		u->sliced += bytes;
 		u->sliced_reads += w->weight;
 		if (node != w->here)
 			u->sliced_remote += bytes;
 	} else {
 		u->read += bytes;
+		if (w->slice)
+			u->called += bytes;
 		if (node != w->here)
 			u->remote += bytes;
 	}
@@ -148,6 +150,7 @@ static __always_inline void usage_merge(struct usage *to, struct usage *from)
 	MERGE(read);
 	MERGE(remote);
 	MERGE(written);
+	MERGE(called);
 	MERGE(sliced);
 	MERGE(sliced_remote);
 	MERGE(sliced_reads);

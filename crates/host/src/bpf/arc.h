@@ -129,6 +129,7 @@ int arc_read(struct pt_regs *ctx)
 	file = (void *)call->file;
 	inode = BPF_CORE_READ(file, f_mapping, host);
 	access_by_number(&copy.walk.access, inode, take(s, pages_of(bytes)));
+	copy.walk.access.slice = WEIGHT_ONE;
 	if (left == call->count)
 		copy.walk.access.call = call->continues ? CALL_PLACED | CALL_CONTINUES : CALL_PLACED;
 	if (bytes == left || call->end - left + bytes >= (u64)BPF_CORE_READ(inode, i_size))

@@ -28,7 +28,8 @@ struct usage {
 	s64 read;
 	s64 remote; /* part of `read` by CPUs on another node */
 	s64 written;
-	s64 sliced; /* read while the hook on the read path was attached: see ../observe/slices.rs */
+	s64 called; /* part of `read` by calls, not by faults */
+	s64 sliced; /* estimate of what was read by calls, from slices of the time: see ../observe/slices.rs */
 	s64 sliced_remote;
 	s64 sliced_reads; /* number of these reads, in 1/1024ths */
 	/* Read calls, in 1/1024ths; one call can take several events. */
@@ -55,6 +56,10 @@ struct sampler {
 	u32 counted;    /* since `since` */
 	s64 budget;     /* events that may still be counted before k must rise */
 	u64 since;      /* ns */
+	u64 reads;      /* by the hook on the read path, since `paid`, in 1/1024ths; and those of them that it counted */
+	u64 reads_counted;
+	u64 paid;       /* ns */
+	s64 debt;       /* ns that this hook took beyond its budget */
 };
 #define NOT_OPEN (~0ULL)
 
@@ -68,10 +73,11 @@ struct open_request {
 	u64 syscalls;   /* of the thread so far */
 	u64 weight;
 	u32 tid;
-	u32 pad;
+	u32 slice;
 };
-/* Weights are in 1/1024ths. */
+/* Weights are in 1/1024ths, also that of a slice: what is read in it stands for this many times as much. */
 #define WEIGHT_SHIFT 10
+#define WEIGHT_ONE (1U << WEIGHT_SHIFT)
 #define NOT_OPEN (~0ULL)
 
 /* Per CPU: events and bytes, including those that could not be attributed, and CPU time of ended threads. */

@@ -15,6 +15,7 @@ static __always_inline int memory_read(struct address_space *mapping, u64 end, s
 		return 0;
 	access_init(&walk.access, mapping->host, false, take(s, pages_of(bytes)));
 	walk.access.call = CALL_ENDS;
+	walk.access.slice = WEIGHT_ONE;
 	walk.kind = WALK_RANGE; /* a hole is read from the zero page, which has no node */
 	walk.folios = WALK_MAX;
 	walk_range(&walk, mapping, end - bytes, end);
@@ -57,8 +58,10 @@ int BPF_PROG(dax_rw, struct kiocb *iocb, struct iov_iter *iter, void *ops, long 
 		return 0;
 	inode = iocb->ki_filp->f_mapping->host;
 	access_init(&w, inode, iter->data_source, take(s, pages_of(bytes)));
-	if (!iter->data_source)
+	if (!iter->data_source) {
 		w.call = CALL_ENDS;
+		w.slice = WEIGHT_ONE;
+	}
 	node = node_of_device(inode);
 	account(&w, node >= 0 ? node : NO_NODE, bytes);
 	return 0;

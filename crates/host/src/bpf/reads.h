@@ -6,8 +6,8 @@
 
 #include "walk.h"
 
-/* Whether a slice is on (../observe/slices.rs). Needed because the kernel calls the program also while it attaches or detaches
- * it, which can take longer than a slice. */
+/* The weight of the slice that is on (../observe/slices.rs); 0: none. Needed because the kernel calls the program also while it
+ * attaches or detaches it, which can take longer than a slice. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -15,14 +15,14 @@ struct {
 	__type(value, u32);
 } slice_on SEC(".maps");
 
-static __always_inline bool in_slice(void)
+static __always_inline u32 slice_weight(void)
 {
 	u32 zero = 0, *on;
 
 	if (steady)
-		return true;
+		return WEIGHT_ONE;
 	on = bpf_map_lookup_elem(&slice_on, &zero);
-	return on && *on;
+	return on ? *on : 0;
 }
 
 /* --- fexit/filemap_get_pages: the batch and the request are arguments. --- */
@@ -61,15 +61,16 @@ static long batch_step_loop(u64 i, struct batch *batch)
 static __always_inline int batch_read(struct kiocb *iocb, u64 count, struct folio_batch *folios)
 {
 	struct sampler *s = sampler();
+	u32 slice = slice_weight();
 	struct batch batch = {};
 	struct inode *inode;
 	s64 size;
 
-	if (!in_slice() || !s || !drawn(s, pages_of(count)))
+	if (!slice || !s || !drawn(s, pages_of(count)))
 		return 0;
 	inode = iocb->ki_filp->f_mapping->host;
-	access_init(&batch.walk.access, inode, false, take_read(s, pages_of(count)));
-	batch.walk.access.sliced = true;
+	access_init(&batch.walk.access, inode, false, take_read(s, pages_of(count), slice));
+	batch.walk.access.slice = slice;
 	batch.folios = folios;
 	batch.nr = folios->nr;
 	batch.pos = iocb->ki_pos;
@@ -183,7 +184,7 @@ static __always_inline void take_back(struct open_request *open, struct address_
 	if (end > open->end_byte)
 		end = open->end_byte;
 	access_init(&walk->access, mapping->host, false, -(s64)open->weight);
-	walk->access.sliced = true;
+	walk->access.slice = open->slice;
 	if (open->end > open->last)
 		walk->access.call = CALL_ENDS;
 	walk->kind = WALK_READ;
@@ -192,7 +193,8 @@ static __always_inline void take_back(struct open_request *open, struct address_
 	__builtin_memset(walk, 0, sizeof(*walk));
 }
 
-static __always_inline int pages_read(struct sampler *s, struct address_space *mapping, u64 first, u64 last, u64 pages, bool due)
+static __always_inline int pages_read(struct sampler *s, struct address_space *mapping, u64 first, u64 last, u64 pages, bool due,
+				       u32 slice)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct open_request *open = open_request(task);
@@ -207,8 +209,8 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 	}
 	if (!due)
 		return 0;
-	access_init(&walk.access, mapping->host, false, take_read(s, pages));
-	walk.access.sliced = true;
+	access_init(&walk.access, mapping->host, false, take_read(s, pages, slice));
+	walk.access.slice = slice;
 	walk.access.call = exact_range(task, mapping, first, last, &start, &end);
 	walk.kind = WALK_READ;
 	walk.folios = bpf_core_field_size(struct folio_batch, folios) / sizeof(void *);
@@ -227,12 +229,13 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 		open->last = last;
 		open->end_byte = end;
 		open->weight = walk.access.weight;
+		open->slice = slice;
 	}
 	return 0;
 }
 
 /* A read of one page, by far the most frequent event, that does not continue an earlier request. */
-static __always_inline int page_read(struct sampler *s, struct address_space *mapping, u64 index)
+static __always_inline int page_read(struct sampler *s, struct address_space *mapping, u64 index, u32 slice)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	u64 start = index << PAGE_SHIFT, end = start + (1 << PAGE_SHIFT), size, leaf;
@@ -241,8 +244,8 @@ static __always_inline int page_read(struct sampler *s, struct address_space *ma
 	void *folio;
 
 	s->open_last = NOT_OPEN;
-	access_init(&access, inode, false, take_read(s, 1));
-	access.sliced = true;
+	access_init(&access, inode, false, take_read(s, 1, slice));
+	access.slice = slice;
 	access.call = CALL_ENDS | exact_range(task, mapping, index, index, &start, &end);
 	size = inode->i_size;
 	if (end > size)
@@ -266,20 +269,21 @@ int BPF_PROG(read_tracepoint, struct address_space *mapping, unsigned long first
 	struct sampler *s = sampler();
 	struct open_request *open;
 	struct task_struct *task;
+	u32 slice = slice_weight();
 	bool due;
 
-	if (!in_slice() || !s)
+	if (!slice || !s)
 		return 0;
 	due = drawn(s, pages);
 	if (first == last && s->open_last != last)
-		return due ? page_read(s, mapping, first) : 0;
+		return due ? page_read(s, mapping, first, slice) : 0;
 	if (!due) {
 		task = bpf_get_current_task_btf();
 		open = open_request(task);
 		if (!open || !goes_on(open, mapping, task, first, last))
 			return 0;
 	}
-	return pages_read(s, mapping, first, last, pages, due);
+	return pages_read(s, mapping, first, last, pages, due, slice);
 }
 
 #endif

@@ -102,19 +102,50 @@ static __always_inline u64 take(struct sampler *s, u64 pages)
 	return weight;
 }
 
-/* The same for the hook on the read path; also counts how often it runs. */
-static __always_inline u64 take_read(struct sampler *s, u64 pages)
+/* Tells user space that the hook on the read path takes more than its budget. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} over_budget SEC(".maps");
+
+/* What the hook took for reads that one counted read stands for. Reads the clock once in 1,024 reads. */
+static __always_inline void spend(struct sampler *s, u64 weight)
+{
+	u64 now;
+
+	s->reads += weight;
+	s->reads_counted++;
+	if (s->reads < 1024ULL << WEIGHT_SHIFT || !read_ns)
+		return;
+	now = bpf_ktime_get_ns();
+	s->debt += (s->reads * read_ns >> WEIGHT_SHIFT) + s->reads_counted * read_count_ns -
+		   ((now - s->paid) * read_budget >> 10);
+	if (s->debt < 0)
+		s->debt = 0;
+	s->reads = 0;
+	s->reads_counted = 0;
+	s->paid = now;
+	if (s->debt <= (s64)read_burst_ns)
+		return;
+	s->debt = 0;
+	bpf_ringbuf_output(&over_budget, &now, sizeof(now), 0);
+}
+
+/* The same for the hook on the read path, in a slice of this weight. */
+static __always_inline u64 take_read(struct sampler *s, u64 pages, u32 slice)
 {
 	u64 weight = take(s, pages);
 	struct counters *c;
 
-	/* The count serves to choose the slices. */
-	if (exact)
+	if (steady)
 		return weight;
 	c = counted();
+	/* Serves to choose the slices. */
 	if (c)
 		c->reads += weight;
-	return weight;
+	if (slice == WEIGHT_ONE)
+		spend(s, weight);
+	return weight * slice >> WEIGHT_SHIFT;
 }
 
 /* Pages of an event of this many bytes, for drawing: at most SIZE_MAX_PAGES. */

@@ -54,6 +54,14 @@ const volatile u32 weights[16][SIZE_MAX_PAGES] = {};
 const volatile u32 table_entries = 0;
 const volatile u32 file_entries = 0;
 
+/* The part of the time that the hook on the read path may take, in 1/1024ths, and what it may take at once, ns. */
+const volatile u32 read_budget = 0;
+const volatile u32 read_burst_ns = 0;
+
+/* What this hook adds to a read that it does not count, ns; 0: not measured yet. And to one that it counts. */
+volatile u32 read_ns = 0;
+const volatile u32 read_count_ns = 0;
+
 /* Makes it impossible to foresee who has which place in the counts of entries. */
 const volatile u32 places_seed = 0;
 

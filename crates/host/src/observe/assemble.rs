@@ -183,7 +183,7 @@ pub(super) fn assemble(
     out
 }
 
-/// Scales what each thread read within the slices to the whole window.
+/// Adds what slices stand for to what each thread read.
 pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]) {
     if !slices.sliced() {
         entries.iter_mut().for_each(|(_, usage)| usage.unslice(1.0));
@@ -499,7 +499,7 @@ mod tests {
         assert_eq!(of(&[(key(0), usage(8192, 2048, 1023, 1023))]), (Some(4096), None));
         // Faults are no calls; tmpfs has calls outside the slices.
         assert_eq!(of(&[(key(0), usage(0, 0, 0, 0))]), (None, None));
-        let mut tmpfs = Usage { read: 300, calls: 3072, ..Usage::default() };
+        let mut tmpfs = Usage { read: 300, called: 300, calls: 3072, ..Usage::default() };
         tmpfs.unslice(2.0);
         assert_eq!(of(&[(key(0), tmpfs)]), (Some(100), None));
     }

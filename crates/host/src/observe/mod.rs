@@ -20,13 +20,15 @@
 //! | writes to btrfs, 9p and others with their own write path | once per page until written back | the same |
 //! | writes through a mapping | as the fault's read | the same, and also as writes where no hook of its own covers the file system |
 //! | tmpfs reads | exact | not seen |
+//! | mapped files of tmpfs | pages mapped by fault-around; not single faults, which go past the page cache's | the same |
+//! | hugetlbfs | not seen: it reads and faults past the page cache's functions | not seen |
 //! | DAX read and write | on the node of the block device; on several, spread as the file's blocks were in the window before ([`Observer::locate`]); where that is unknown (virtiofs) not counted, and a note says so | not seen |
 //! | OpenZFS: reads through its cache | on the node of the copied block (x86-64) | not seen |
 //! | OpenZFS: writes; FUSE without page cache, O_DIRECT | not seen: no page cache | not seen |
 //!
 //! A counted event costs about 0.2 µs and a skipped one 20 ns, on top of what the kernel spends on
-//! any BPF program there (an empty program took 55 ns on a machine with retpolines).
-//! `bench/observe/run` measures this.
+//! any BPF program there (an empty program took 55 ns on a machine with retpolines); where somebody reads fast, the hook is
+//! attached for a part of the time only (`slices`). `bench/observe/run` measures this.
 //!
 //! What homenode's own processes touch is not counted ([`Observer::ignore_own_program`]): processes whose program is the same file.
 //!
@@ -178,6 +180,9 @@ impl Observer {
     /// Unparking the calling thread ([`std::thread::Thread::unpark`]) ends the wait early, so that
     /// a daemon can stop during a long window.
     pub fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
+        if let Some(reads) = self.programs.reads() {
+            reads.window(length);
+        }
         std::thread::park_timeout(length);
         let ended = self.programs.flip();
         let at = Instant::now();
@@ -198,13 +203,13 @@ impl Observer {
         let slices = Slices {
             attached_s: attached.since(self.before.attached, length_s),
             length_s,
+            correction: attached.correction(self.before.attached),
             cost: self.programs.reads().map_or_else(HookCost::default, |reads| reads.cost),
             counted: 1024.0 * sum.counted as f64 / sum.stood_for.max(1) as f64,
             refused: self.programs.reads().and_then(Slicer::refused),
         };
         assemble::unslice(&slices, &pass, &mut entries);
         self.unplaced = assemble::spread(&mut entries, &self.located, &pass, &self.places);
-        self.set_slices(&slices, &since);
         let exited: Vec<u64> = since.iter().map(|cpu| cpu.exited_cpu_ns).collect();
         self.filter.learn(&pass.tasks);
         let all = assemble::assemble(&pass, entries, &self.filter, &self.places, &exited);
@@ -229,18 +234,6 @@ impl Observer {
         };
         self.before = Before { at, attached, counters, tasks_passed, cpu_s: cpu };
         Ok(observed)
-    }
-
-    /// Sets the length of the next window's slices.
-    fn set_slices(&self, slices: &Slices, since: &[Counters]) {
-        let busiest = since.iter().map(|cpu| cpu.reads).max().unwrap_or(0) as f64 / 1024.0;
-        if let Some(reads) = self.programs.reads()
-            && !self.configuration.steady
-            && slices.attached_s > 0.0
-        {
-            let length = Duration::from_secs_f64(slices.length_s);
-            reads.set_share(slices.cost.share(length, busiest / slices.attached_s));
-        }
     }
 
     /// Watches the thread that started then (at least in the same hundredth of a second), which is about to be moved, and its

@@ -31,6 +31,8 @@ pub(super) struct Usage {
     pub read: i64,
     pub remote: i64,
     pub written: i64,
+    /// The part of `read` by calls, not by faults.
+    pub called: i64,
     pub sliced: i64,
     pub sliced_remote: i64,
     pub sliced_reads: i64,
@@ -42,8 +44,6 @@ pub(super) struct Usage {
     pub opens: u32,
     /// The inode's generation.
     pub generation: u32,
-    /// The part of `read` by calls, not by faults. Set by [`Usage::unslice`].
-    pub called: i64,
 }
 
 /// A CPU's latest entry, not yet in its table (`struct pending`).
@@ -160,11 +160,12 @@ impl Key {
 }
 
 impl Usage {
-    pub const BYTES: usize = 80;
+    pub const BYTES: usize = 88;
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut c = Cursor(bytes);
         let (read, remote, written) = (c.i64()?, c.i64()?, c.i64()?);
+        let called = c.i64()?;
         let (sliced, sliced_remote, sliced_reads) = (c.i64()?, c.i64()?, c.i64()?);
         let (calls, placed, continued) = (c.i64()?, c.i64()?, c.i64()?);
         let (opens, generation) = (c.u32()?, c.u32()?);
@@ -172,6 +173,7 @@ impl Usage {
             read,
             remote,
             written,
+            called,
             sliced,
             sliced_remote,
             sliced_reads,
@@ -180,7 +182,6 @@ impl Usage {
             continued,
             opens,
             generation,
-            called: 0,
         })
     }
 
@@ -194,6 +195,7 @@ impl Usage {
         self.read += other.read;
         self.remote += other.remote;
         self.written += other.written;
+        self.called += other.called;
         self.sliced += other.sliced;
         self.sliced_remote += other.sliced_remote;
         self.sliced_reads += other.sliced_reads;
@@ -204,20 +206,21 @@ impl Usage {
         self.generation = other.generation;
     }
 
-    /// Moves what was read within slices, times `scale`, to what was read.
+    /// Adds what slices stand for, times `scale`, to what was read.
     pub fn unslice(&mut self, scale: f64) {
-        let scaled = |bytes: i64| (bytes as f64 * scale).round() as i64;
-        if self.sliced > 0 {
-            self.called = scaled(self.sliced);
+        let scaled = |n: i64, by: f64| (n as f64 * by).round() as i64;
+        let (sliced, remote) = (std::mem::take(&mut self.sliced), std::mem::take(&mut self.sliced_remote));
+        let before = self.called + sliced;
+        self.read += scaled(sliced, scale);
+        self.called += scaled(sliced, scale);
+        self.remote += scaled(remote, scale);
+        // The calls and their bytes keep their proportion.
+        if before > 0 {
+            let by = self.called as f64 / before as f64;
             for calls in [&mut self.calls, &mut self.placed, &mut self.continued] {
-                *calls = scaled(*calls);
+                *calls = scaled(*calls, by);
             }
-        } else {
-            // tmpfs and DAX, whose reads come from hooks of their own.
-            self.called = self.read;
         }
-        self.read += scaled(std::mem::take(&mut self.sliced));
-        self.remote += scaled(std::mem::take(&mut self.sliced_remote));
     }
 }
 

@@ -25,6 +25,11 @@ pub const CASES: &[Case] = &[
     Case { name: "sampling_has_no_bias", needs: &[], run: sampling_has_no_bias },
     Case { name: "no_byte_is_lost_between_windows", needs: &[], run: no_byte_is_lost_between_windows },
     Case { name: "slices_are_scaled", needs: &[], run: slices_are_scaled },
+    Case {
+        name: "a_burst_pays_the_full_hook_for_moments_only",
+        needs: &[],
+        run: a_burst_pays_the_full_hook_for_moments_only,
+    },
     Case { name: "steady_hooks_are_attached_once", needs: &[], run: steady_hooks_are_attached_once },
     Case { name: "a_full_table_is_reported", needs: &[], run: a_full_table_is_reported },
     Case { name: "nobody_fills_the_table_for_others", needs: &[], run: nobody_fills_the_table_for_others },
@@ -235,6 +240,80 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
     ensure!(ratios.iter().all(|ratio| (0.6..1.4).contains(ratio)), "{ratios:.3?}");
     let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
     ensure!((0.85..1.15).contains(&mean), "{mean:.3}: {ratios:.3?}");
+    Ok(Completion::Completed)
+}
+
+/// While nobody reads fast, every read is counted. In the window in which somebody begins to, the hook is attached for a part of
+/// the time only, and his bytes are right.
+fn a_burst_pays_the_full_hook_for_moments_only(hooks: Hooks) -> Outcome {
+    const READS: u64 = 500;
+    const BURSTS: usize = 3;
+    const WINDOW: Duration = Duration::from_secs(1);
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", MIB, 4096)?;
+    let _held = hold(&path)?;
+    let (file, name) = (File::open(&path)?, id(&path)?);
+    let mut observer = open(&settings(false, hooks))?;
+    let seen = |observed: &Observed| {
+        let files = observed.threads.iter().flat_map(|t| &t.thread.files);
+        files.filter(|f| f.file == name).map(|f| f.read_bytes.total()).sum::<u64>()
+    };
+    let sliced = |w: &Observed| w.notes.iter().any(|note| note.starts_with("reads: the hook was attached for"));
+    let cpus = std::thread::available_parallelism()?.get();
+    let (mut said, mut saw, mut slow) = (0, 0, 0);
+    for _ in 0..BURSTS {
+        // Other programs of the machine may read fast, and after a burst each CPU first has to see that it may count every read.
+        let mut quiet = (false, Vec::new());
+        for _ in 0..20 {
+            let mut buffer = [0; 4096];
+            (0..READS).try_for_each(|i| file.read_exact_at(&mut buffer, i % 256 * 4096))?;
+            let observed = observer.window(WINDOW)?;
+            quiet = (!sliced(&observed) && seen(&observed) == READS * 4096, observed.notes);
+            if quiet.0 {
+                break;
+            }
+        }
+        ensure!(quiet.0, "slow reads were not all counted in any of 20 windows: {:?}", quiet.1);
+        // The threads are listed as long as they live.
+        let (worked, end) = (Barrier::new(2 * cpus + 1), Barrier::new(2 * cpus + 1));
+        let begin = std::time::Instant::now();
+        let burst = || -> std::io::Result<u64> {
+            let (mut buffer, mut reads) = ([0; 4096], 0);
+            let mut result = Ok(());
+            while result.is_ok() && begin.elapsed() < WINDOW {
+                result = (0..256).try_for_each(|i| file.read_exact_at(&mut buffer, i * 4096));
+                reads += 256;
+            }
+            worked.wait();
+            end.wait();
+            result.map(|()| reads)
+        };
+        let (observed, reads) = std::thread::scope(|scope| -> Result<_, Failed> {
+            let readers: Vec<_> = (0..2 * cpus).map(|_| scope.spawn(burst)).collect();
+            let (waiting, worked) = (std::thread::current(), &worked);
+            scope.spawn(move || {
+                worked.wait();
+                waiting.unpark();
+            });
+            let observed = observer.window(4 * WINDOW);
+            end.wait();
+            let mut reads = 0;
+            for reader in readers {
+                reads += reader.join().map_err(|_| "a reader panicked")??;
+            }
+            Ok((observed?, reads))
+        })?;
+        println!("{reads} reads in a burst: {:.3}", seen(&observed) as f64 / (reads * 4096) as f64);
+        // Half as much again as the budget.
+        slow += usize::from(reads < 250_000 * cpus as u64);
+        ensure!(slow > 0 || sliced(&observed), "not sliced: {:?}", observed.notes);
+        (said, saw) = (said + reads * 4096, saw + seen(&observed));
+    }
+    if slow > 0 {
+        return Ok(Completion::ignored_with("this machine reads too slowly for slices"));
+    }
+    let ratio = saw as f64 / said as f64;
+    ensure!((0.6..1.4).contains(&ratio), "{ratio:.3} of {said} bytes");
     Ok(Completion::Completed)
 }
 
