@@ -245,46 +245,56 @@ fn settled_ns(file: &File) -> std::io::Result<f64> {
     Ok(rounds.sum::<std::io::Result<f64>>()? / f64::from(ROUNDS_OBSERVED))
 }
 
-/// What a burst of reads costs more after an observer has seen nobody read fast.
+/// What a burst of reads costs more, from the first read on, after an observer has seen nobody read fast.
 fn bursts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
-    /// An observer's first windows, in which it sees how little there is.
-    const PAUSE: Duration = Duration::from_millis(1500);
+    /// An observer's first windows, in which it sees how little there is. Unobserved bursts follow a pause, too.
+    const PAUSE: Duration = Duration::from_millis(1100);
     std::fs::create_dir_all(directory)?;
     let path = directory.join("read");
     std::fs::write(&path, vec![1; 4096 * 4096])?;
     let file = File::open(&path)?;
     let topology = topology::sysfs::read(Path::new("/sys"))?;
+    // Two threads throughout, as below.
     let (keep, parked) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || parked.recv());
+    let unobserved = |length| -> std::io::Result<f64> {
+        std::thread::sleep(PAUSE);
+        burst_ns(&file, length)
+    };
+    let observed = |length, steady| -> Result<f64, Anything> {
+        let mut observer = Observer::open(&Settings { steady, ..Settings::default() }, &topology)?;
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let windows = scope.spawn(|| -> Result<(), Anything> {
+                while !done.load(Ordering::Relaxed) {
+                    observer.window(WINDOW)?;
+                }
+                Ok(())
+            });
+            let ns = unobserved(length);
+            done.store(true, Ordering::Relaxed);
+            windows.join().map_err(|_| "the observing thread panicked")??;
+            Ok(ns?)
+        })
+    };
     println!("4 KiB cached pread in bursts, ratio of CPU time   median   quartiles");
     let mut rows = serde_json::Map::new();
-    for (name, steady) in [("observed", false), ("observed, --steady", true)] {
-        // Ten seconds are 40 times as long as the rest: fewer of them.
-        for (seconds, rounds) in [(0.2, rounds), (1.0, rounds), (10.0, rounds.div_ceil(4))] {
-            let length = Duration::from_secs_f64(seconds);
-            let mut ratios = Vec::new();
-            for _ in 0..rounds {
-                let before = burst_ns(&file, length)?;
-                let mut observer = Observer::open(&Settings { steady, ..Settings::default() }, &topology)?;
-                let done = AtomicBool::new(false);
-                let with = std::thread::scope(|scope| -> Result<f64, Anything> {
-                    let windows = scope.spawn(|| -> Result<(), Anything> {
-                        while !done.load(Ordering::Relaxed) {
-                            observer.window(WINDOW)?;
-                        }
-                        Ok(())
-                    });
-                    std::thread::sleep(PAUSE);
-                    let with = burst_ns(&file, length);
-                    done.store(true, Ordering::Relaxed);
-                    windows.join().map_err(|_| "the observing thread panicked")??;
-                    Ok(with?)
-                })?;
-                drop(observer);
-                let after = burst_ns(&file, length)?;
+    // Bursts of ten seconds take most of the time: fewer of them.
+    for (seconds, rounds) in [(0.2, rounds), (1.0, rounds), (10.0, rounds.div_ceil(4))] {
+        let length = Duration::from_secs_f64(seconds);
+        let ways = [("observed", false), ("observed, --steady", true)];
+        let mut ratios = [Vec::new(), Vec::new()];
+        let mut before = unobserved(length)?;
+        for _ in 0..rounds {
+            for ((_, steady), ratios) in ways.iter().zip(&mut ratios) {
+                let with = observed(length, *steady)?;
+                let after = unobserved(length)?;
                 ratios.push(with / ((before + after) / 2.0));
+                before = after;
             }
-            let [low, median, high] = quartiles(&mut ratios);
+        }
+        for ((name, _), ratios) in ways.iter().zip(&mut ratios) {
+            let [low, median, high] = quartiles(ratios);
             println!("  {name:<24} {seconds:>4} s {rounds:>3} rounds   {median:>10.3}   {low:.3} to {high:.3}");
             rows.insert(format!("{name}, {seconds} s"), json!([low, median, high]));
         }
