@@ -12,9 +12,10 @@ use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK_BYTES, Block, Ino};
 use crate::medium::{At, Medium};
 use crate::mount;
+use crate::repair;
+pub use crate::repair::Repaired;
 use crate::scan::{self, Found, Inodes, Use};
 use crate::store::Store;
-use crate::volume::Volume;
 
 /// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,13 +59,8 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
     if scan::mount_numbers(&store)?.contains(&None) && !report.damage.contains(&Damage::State) {
         report.damage.push(Damage::State);
     }
-    let journals = match scan::journals(&store) {
-        Ok(journals) => journals,
-        Err(e) => {
-            note(&mut report, e)?;
-            Vec::new()
-        }
-    };
+    let (journals, damage) = scan::journals(&store)?;
+    report.damage.extend(damage);
     report.journals = journals.len();
     let mut found = scan::inodes(&store, &journals, watch)?;
     report.inodes = found.len() as u64;
@@ -78,10 +74,10 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
         }
     }
     report.damage.extend(tree.damage);
-    let (free, damage) = scan::free_runs(&store, &found, &tree.orphans);
-    report.damage.extend(damage);
+    let blocks = scan::blocks(&store, &found, &tree.orphans);
+    report.damage.extend(blocks.damage);
     if let Use::Checkpoint(at) = state {
-        report.damage.extend(checkpoint(&store, at, &found, free)?);
+        report.damage.extend(checkpoint(&store, at, &found, blocks.free)?);
     }
     if store.superblock().has_checksums() {
         report.damage.extend(scan::data(&store, &found, &tree.orphans)?);
@@ -91,17 +87,17 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
 }
 
 impl Report {
-    /// Whether [`repair`] has something to do: it cannot mend logs.
+    /// Whether [`repair`] has something to do: it cannot mend file data.
     pub fn is_repairable(&self) -> bool {
-        let mends = |d: &Damage| matches!(d, Damage::Superblock { .. } | Damage::State | Damage::Checkpoint(_));
+        let mends = |d: &Damage| !matches!(d, Damage::Data { .. });
         !self.clean || !self.orphans.is_empty() || self.damage.iter().any(mends)
     }
 }
 
-/// Copies the good superblock of a region over one that is unusable, and does what a mount would that believes neither the state
-/// word nor a checkpoint. A file whose log is damaged keeps its name and loses its blocks: it can be removed then. Any other
-/// damage is an error, and stays as it is.
-pub fn repair(medium: Arc<dyn Medium>) -> Result<()> {
+/// Copies the good superblock of a region over one that is unusable, and mends what the logs show to be damaged, whatever the state
+/// word and a checkpoint say. A file or directory whose log is damaged is empty afterwards. What only a damaged directory named is in
+/// `lost+found`, called `#` and its number. Names that stand for nothing go. File data stays as it is.
+pub fn repair(medium: Arc<dyn Medium>) -> Result<Repaired> {
     mount::check_features(&mount::superblock_of(&*medium, 0)?)?;
     for region in 0..medium.regions() {
         let mut copies = [[0; BLOCK]; COPIES.len()];
@@ -119,7 +115,7 @@ pub fn repair(medium: Arc<dyn Medium>) -> Result<()> {
             }
         }
     }
-    Volume::mount_from_logs(Box::new(medium))?.unmount()
+    repair::repair(mount::open(Box::new(medium))?)
 }
 
 /// Compares a checkpoint with what the logs say.

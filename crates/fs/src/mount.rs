@@ -5,9 +5,15 @@
 //! **Approach.** Recovery writes as little as it can, and each step only takes away work: it finishes committed journals,
 //! then frees orphans. Stopped anywhere, it does the rest the next time.
 //!
+//! Damage stops nobody: what is damaged gives an error at use, and a volume that is changed nevertheless gives away no block
+//! that something damaged may own.
+//!
 //! After a clean unmount only its checkpoint is read. In both cases an inode's log is read when the inode is first used.
 //!
 //! **Limits.** See `scan` for recovery, `checkpoint` for the rest.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::alloc::Allocator;
 use crate::checkpoint::{self, Checkpoint};
@@ -16,7 +22,7 @@ use crate::error::{Damage, Error, Result};
 use crate::format::inode;
 use crate::format::superblock::{self, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Ino};
-use crate::medium::{At, Medium};
+use crate::medium::{At, Medium, Overlay};
 use crate::placement::Placement;
 use crate::scan::{self, Found, Inodes, Journals, Use};
 use crate::store::{Flushed, Store};
@@ -74,57 +80,89 @@ pub fn open(medium: Box<dyn Medium>) -> Result<Store> {
     Ok(store)
 }
 
+/// What a mount found.
+#[derive(Default)]
+pub(crate) struct Recovered {
+    /// What an unmount would have written down.
+    pub checkpoint: Checkpoint,
+    /// What is damaged.
+    pub damage: Vec<Damage>,
+    /// Inodes that are not to be used, and why.
+    pub damaged: BTreeMap<Ino, Damage>,
+}
+
 impl Volume {
-    /// Mounts a volume, after recovering it from a crash.
+    /// Mounts a volume, after recovering it from a crash. Where that finds damage, [`Volume::damage`] says so: what is damaged gives
+    /// [`Error::Damaged`] at use, and every block that no log owns counts as used, as it may belong to what is damaged. Fails where
+    /// the root directory is damaged.
     pub fn mount(medium: Box<dyn Medium>, options: Options) -> Result<Self> {
         let store = open(medium)?;
         check_features(store.superblock())?;
-        if let Placement::Node(node) = options.placement
-            && store.superblock().regions.iter().all(|region| region.node != Some(node))
-        {
-            return Err(Error::NoRegionOnNode(node));
-        }
+        check_placement(store.superblock(), &options)?;
         let state = scan::state(&store)?;
         if scan::mount_numbers(&store)?.contains(&None) {
             return Err(Damage::State.into());
         }
-        Self::mount_as(store, Some(state), options)
-    }
-
-    /// The same from the logs alone, whatever the state word and a checkpoint say. Files whose logs are damaged do not keep it from
-    /// mounting. Where it fails, the state is as before, but for the number of the mount.
-    pub(crate) fn mount_from_logs(medium: Box<dyn Medium>) -> Result<Self> {
-        Self::mount_as(open(medium)?, None, Options::default())
-    }
-
-    /// Mounts in a state that is believed, or in none.
-    fn mount_as(store: Store, state: Option<Use>, options: Options) -> Result<Self> {
         scan::number_mount(&store, (options.clock)())?;
-        let journals = scan::journals(&store)?;
-        let checkpoint = match state {
-            Some(Use::Checkpoint(at)) if journals.is_empty() => Checkpoint::read(&store, at)?,
-            _ => None,
+        let (journals, damage) = scan::journals(&store)?;
+        // Nothing is under way in a volume that was unmounted.
+        if state != Use::Mounted && !damage.is_empty() {
+            clear_journals(&store, &damage)?;
+        }
+        let found = match read_checkpoint(&store, state, &journals)? {
+            Some(checkpoint) => Recovered { checkpoint, ..Recovered::default() },
+            None if state == Use::Mounted => recover(&store, &journals, damage, true)?,
+            None => recover(&store, &journals, Vec::new(), true)?,
         };
-        let checkpoint = match checkpoint {
-            Some(checkpoint) => checkpoint,
-            None => recover(&store, &journals, state.is_none())?,
-        };
-        // Recovery from the logs alone has stored it already.
-        if state.is_some_and(|state| state != Use::Mounted) {
+        if state != Use::Mounted {
             let nothing = Flushed::nothing().fence(&store)?;
             store.commit(&[(scan::state_block(), 0, scan::state_word(Use::Mounted))], &nothing)?;
         }
-        let allocator = Allocator::new(store.superblock(), options.parts, &checkpoint.free);
-        let slots = slots(&store, &checkpoint.inodes);
-        Ok(Self::new(store, allocator, slots, checkpoint, options))
+        Self::with(store, found, options)
+    }
+
+    /// Mounts a volume for reading only, and stores nothing: recovery happens in memory. Where it finds damage, [`Volume::damage`] says
+    /// so, and everything that can be reached otherwise can be read.
+    pub fn look(medium: Box<dyn Medium>, options: Options) -> Result<Self> {
+        let store = open(Box::new(Overlay::new(Arc::<dyn Medium>::from(medium))))?;
+        check_placement(store.superblock(), &options)?;
+        let state = match scan::state(&store) {
+            Err(Error::Damaged(_)) => Use::Mounted,
+            state => state?,
+        };
+        let (journals, damage) = scan::journals(&store)?;
+        let found = match read_checkpoint(&store, state, &journals)? {
+            Some(checkpoint) => Recovered { checkpoint, ..Recovered::default() },
+            None => recover(&store, &journals, damage, false)?,
+        };
+        store.freeze();
+        Self::with(store, found, options)
+    }
+
+    fn with(store: Store, found: Recovered, options: Options) -> Result<Self> {
+        let allocator = Allocator::new(store.superblock(), options.parts, &found.checkpoint.free);
+        let slots = slots(&store, &found.checkpoint.inodes);
+        let volume = Self::new(store, allocator, slots, found, options);
+        if volume.journals.is_empty()
+            && let Some(damage) = volume.damage().first()
+        {
+            return Err(damage.clone().into());
+        }
+        Ok(volume)
     }
 
     /// Ends the use of a volume, and writes down what the next mount need not find out, as far as there is room. Dropping
-    /// it instead is like a crash: nothing is lost, but the next mount reads all logs.
+    /// it instead is like a crash: nothing is lost, but the next mount reads all logs. So it does where this one found damage.
     pub fn unmount(self) -> Result<()> {
+        if self.store.is_frozen() {
+            return Ok(());
+        }
         // After a commit in doubt, blocks that look free may hold data.
         self.store.check_writable()?;
         self.close_all()?;
+        if !self.damage().is_empty() {
+            return Ok(());
+        }
         let checkpoint = self.checkpoint();
         let blocks = checkpoint.places();
         let (durable, state) = match blocks.first().filter(|_| blocks.len() == checkpoint.blocks()) {
@@ -145,35 +183,63 @@ pub(crate) fn check_features(superblock: &Superblock) -> Result<()> {
     if unknown == 0 { Ok(()) } else { Err(Error::NotAVolume("made by a later version of homenode".into())) }
 }
 
-/// Reads the whole volume, after finishing what a crash interrupted: what an unmount would have written down. With `without_lost`
-/// also where files have damaged logs: they own no block then.
-fn recover(store: &Store, journals: &Journals, without_lost: bool) -> Result<Checkpoint> {
+fn check_placement(superblock: &Superblock, options: &Options) -> Result<()> {
+    match options.placement {
+        Placement::Node(node) if superblock.regions.iter().all(|region| region.node != Some(node)) => {
+            Err(Error::NoRegionOnNode(node))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn read_checkpoint(store: &Store, state: Use, journals: &Journals) -> Result<Option<Checkpoint>> {
+    match state {
+        Use::Checkpoint(at) if journals.is_empty() => Checkpoint::read(store, at),
+        _ => Ok(None),
+    }
+}
+
+/// Empties journals that are damaged.
+pub(crate) fn clear_journals(store: &Store, damage: &[Damage]) -> Result<()> {
+    let word = |damage: &Damage| if let Damage::Journal { block, .. } = damage { Some((*block, 0, 0)) } else { None };
+    let words: Vec<_> = damage.iter().filter_map(word).collect();
+    store.commit(&words, &Flushed::nothing().fence(store)?).map(drop)
+}
+
+/// Reads the whole volume, after finishing what a crash interrupted: what an unmount would have written down, and `damage` with what
+/// else is damaged. Orphans are freed, unless a damaged directory may have named them. Where it is `changed` later, nothing is given
+/// away that something damaged may own.
+fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: bool) -> Result<Recovered> {
     for (at, records) in journals {
         finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;
     }
-    let mut found = scan::inodes(store, &Vec::new(), &|_, _| true)?;
-    let tree = scan::walk(&mut found);
-    let (free, damage) = scan::free_runs(store, &found, &tree.orphans);
-    let lost = |damage: &Damage| matches!(damage, Damage::Name { what, .. } if *what == scan::LOST_FILE);
-    if let Some(damage) = tree.damage.into_iter().chain(damage).find(|damage| !(without_lost && lost(damage))) {
-        return Err(damage.into());
+    let mut inodes = scan::inodes(store, &Vec::new(), &|_, _| true)?;
+    let tree = scan::walk(&mut inodes);
+    let scan::Blocks { mut free, damage: owners, .. } = scan::blocks(store, &inodes, &tree.orphans);
+    if damage.is_empty() && !tree.names_lost {
+        free_orphans(store, &mut inodes, &tree.orphans)?;
     }
-    if without_lost {
-        // From here on no checkpoint is right.
-        let mut words = vec![(scan::state_block(), 0, scan::state_word(Use::Mounted))];
-        for (ino, _) in found.iter().filter(|(ino, f)| f.state.is_err() && tree.orphans.binary_search(ino).is_err()) {
-            // Its blocks are free for others, so its log is never read again, whatever they hold.
-            let (block, line) = store.inode_at(*ino)?;
-            words.extend([inode::HEAD, inode::TAIL].map(|place| (block, line + place, 0)));
+    let mut all = damage;
+    all.extend(tree.damage.into_iter().chain(owners));
+    let mut damaged = tree.astray;
+    if changed && !all.is_empty() {
+        if let Some(damage) = damaged.remove(&Ino::ROOT) {
+            return Err(damage.into());
         }
-        store.commit(&words, &Flushed::nothing().fence(store)?)?;
+        free.iter_mut().for_each(Vec::clear);
+        for damage in &all {
+            if let Damage::Inode { ino, .. } | Damage::Block { ino, .. } = damage {
+                damaged.entry(*ino).or_insert_with(|| damage.clone());
+            }
+        }
     }
-    free_orphans(store, &mut found, &tree.orphans)?;
-    let inodes = scan::used_inodes(free.len(), found.keys());
-    // What is damaged here is a file, which has no names in it.
+    // Nothing else may get the number that a name stands for.
+    let used = inodes.keys().chain(damaged.keys().filter(|ino| store.inode_at(**ino).is_ok()));
+    let used = scan::used_inodes(free.len(), used);
+    // What is damaged has no names in it.
     let parent = |(ino, found): (Ino, Found)| Some((ino, found.state.ok()?.dir?.parent));
-    let parents = found.into_iter().filter_map(parent).collect();
-    Ok(Checkpoint { free, inodes, parents })
+    let parents = inodes.into_iter().filter_map(parent).collect();
+    Ok(Recovered { checkpoint: Checkpoint { free, inodes: used, parents }, damage: all, damaged })
 }
 
 /// Frees the inodes that nobody names.
@@ -192,7 +258,7 @@ pub(crate) fn free_orphans(store: &Store, found: &mut Inodes, orphans: &[Ino]) -
 }
 
 /// The free slots of each inode table.
-fn slots(store: &Store, inodes: &[Vec<u64>]) -> Vec<Slots> {
+pub(crate) fn slots(store: &Store, inodes: &[Vec<u64>]) -> Vec<Slots> {
     let slots_of = |(layout, used): (&superblock::Region, &Vec<u64>)| {
         let last = used.iter().rposition(|word| *word != 0);
         let last = last.map_or(0, |at| at as u32 * 64 + used.get(at).map_or(0, |word| 63 - word.leading_zeros()));

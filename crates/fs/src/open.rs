@@ -16,15 +16,24 @@ use crate::mount::{first_valid, superblock_of};
 /// Maps a volume. `paths` are one or more of its regions; the others are where their names say, unless one of `paths` is
 /// the region that moved from there. A copy of a region leads nowhere: the others would be those of the original.
 pub fn open_files(paths: &[PathBuf]) -> Result<Mapped> {
+    open_to(paths, true)
+}
+
+/// The same for looking only: the files need not be writable, nothing can be stored, and others may look too.
+pub fn open_files_to_look(paths: &[PathBuf]) -> Result<Mapped> {
+    open_to(paths, false)
+}
+
+fn open_to(paths: &[PathBuf], change: bool) -> Result<Mapped> {
     let Some(first) = paths.first() else { return Err(Error::Invalid("no region is given")) };
-    let found = Mapped::new(&[region_file(first)?])?;
+    let found = Mapped::new(&[region_file(first, change)?])?;
     let layout = superblock_of(&found, 0)?;
     let names = names(&found, layout.regions.len())?;
     drop(found);
 
     let mut files: Vec<Option<PathBuf>> = vec![None; layout.regions.len()];
     for path in paths {
-        let own = || superblock_of(&Mapped::new(&[region_file(path)?])?, 0);
+        let own = || superblock_of(&Mapped::new(&[region_file(path, change)?])?, 0);
         let own = own().map_err(|e| Error::Region(path.clone(), Box::new(e)))?;
         if own.volume != layout.volume {
             let (path, first) = (path.display(), first.display());
@@ -51,7 +60,7 @@ pub fn open_files(paths: &[PathBuf]) -> Result<Mapped> {
         let Some(path) = given.or(name) else {
             return Err(Error::NotAVolume(format!("region {index} has no name: give its path")));
         };
-        let file = region_file(&path);
+        let file = region_file(&path, change);
         regions.push(file.map_err(|e| match e {
             Error::Io(e) if e.kind() == std::io::ErrorKind::NotFound => Error::NotAVolume(format!(
                 "region {index} is not where it was made, {}: give its path, too",
@@ -74,7 +83,7 @@ fn is_copy(path: &Path, original: &Path, own: &Superblock) -> bool {
 
 /// The superblock of a region that may be in use, without its lock where it is a file.
 fn look_at(path: &Path) -> Result<Superblock> {
-    let region = region_file(path)?;
+    let region = region_file(path, false)?;
     if !region.file.metadata()?.is_file() {
         return superblock_of(&Mapped::new(&[region])?, 0);
     }
@@ -84,7 +93,7 @@ fn look_at(path: &Path) -> Result<Superblock> {
 
 /// Opens a region. Its name may come from an image that anybody made: nothing is opened but a file or device DAX, as to open a
 /// FIFO, a tape or a watchdog does something already.
-fn region_file(path: &Path) -> Result<RegionFile> {
+fn region_file(path: &Path, change: bool) -> Result<RegionFile> {
     let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
     let metadata = found.metadata()?;
     let kind = metadata.file_type();
@@ -93,7 +102,7 @@ fn region_file(path: &Path) -> Result<RegionFile> {
         return Err(Error::NotAVolume("it is neither a file nor device DAX".into()));
     }
     let same = format!("/proc/self/fd/{}", found.as_raw_fd());
-    let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(same)?;
+    let file = OpenOptions::new().read(true).write(change).custom_flags(libc::O_NOCTTY).open(same)?;
     Ok(RegionFile { file, bind: None })
 }
 

@@ -10,11 +10,11 @@
 //!
 //! **Limits.** Names are followed in one thread, and those of all directories are in memory until the mount is done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::dir::Dir;
+use crate::dir::{Dir, Named};
 use crate::error::{Damage, Error, Result};
 use crate::format::entry::Kind;
 use crate::format::inode::{self, Inode as Line};
@@ -163,6 +163,11 @@ impl Known {
         })
     }
 
+    /// Whether it has a page of its log in this block.
+    pub fn has_page(&self, block: Block) -> bool {
+        self.owned.iter().take(self.pages as usize).any(|(page, _)| *page == block)
+    }
+
     /// The runs that hold file data.
     fn data(&self) -> impl Iterator<Item = (Block, u32)> + '_ {
         let runs = self.owned.iter().zip(0..).skip(self.pages as usize);
@@ -176,23 +181,24 @@ pub type Inodes = BTreeMap<Ino, Found>;
 /// Journals that were committed, and their records.
 pub type Journals = Vec<(Block, Vec<journal::Record>)>;
 
-/// The journals that were committed and not finished.
-pub fn journals(store: &Store) -> Result<Journals> {
+/// The journals that were committed and not finished, and those that are damaged, so that nobody knows what they say.
+pub fn journals(store: &Store) -> Result<(Journals, Vec<Damage>)> {
     let superblock = store.superblock();
-    let mut found = Vec::new();
+    let (mut found, mut damage) = (Vec::new(), Vec::new());
     for at in (0..superblock.regions.len()).flat_map(|region| superblock.journals_of(region)) {
         let block = store.read_block(at)?;
-        let records = journal::decode(at, block.as_slice()).map_err(|what| Damage::Journal { block: at, what })?;
-        if records.iter().any(|record| superblock.inode_at(record.ino).is_none()) {
-            return Err(
-                Damage::Journal { block: at, what: "a record names an inode that the volume does not have" }.into()
-            );
-        }
-        if !records.is_empty() {
-            found.push((at, records));
+        let known = |records: &Vec<journal::Record>| records.iter().all(|r| superblock.inode_at(r.ino).is_some());
+        match journal::decode(at, block.as_slice()) {
+            Ok(records) if records.is_empty() => {}
+            Ok(records) if known(&records) => found.push((at, records)),
+            Ok(_) => {
+                let what = "a record names an inode that the volume does not have";
+                damage.push(Damage::Journal { block: at, what });
+            }
+            Err(what) => damage.push(Damage::Journal { block: at, what }),
         }
     }
-    Ok(found)
+    Ok((found, damage))
 }
 
 /// Told how many steps of reading inode tables were begun, and of how many; says whether to go on.
@@ -312,6 +318,32 @@ pub struct Tree {
     pub damage: Vec<Damage>,
     /// Inodes that no directory names.
     pub orphans: Vec<Ino>,
+    /// Why no name that stands for one of these inodes can be followed.
+    pub astray: BTreeMap<Ino, Damage>,
+    /// A directory is damaged, so that orphans may be what it named.
+    pub names_lost: bool,
+    /// Names that cannot be followed.
+    pub bad: Vec<BadName>,
+    /// Files that have another number of names than they say, and that number.
+    pub links: Vec<(Ino, u32)>,
+    /// Inodes that [`walk_lost`] gave a parent, as what named them is gone; and how many names each has with that.
+    pub lost: Vec<(Ino, u32)>,
+    /// Inodes that only a walk from those reaches, those among them.
+    pub adopted: BTreeSet<Ino>,
+    names: BTreeMap<Ino, u32>,
+}
+
+/// A name that cannot be followed.
+#[derive(Debug)]
+pub struct BadName {
+    /// The directory.
+    pub dir: Ino,
+    /// The name.
+    pub name: Box<[u8]>,
+    /// What it should stand for.
+    pub named: Named,
+    /// That is in use, and damaged.
+    pub damaged: bool,
 }
 
 /// What is wrong with the name of a file that is damaged.
@@ -320,39 +352,97 @@ pub const LOST_FILE: &str = "stands for a file that is damaged";
 /// Walks from the root: finds the orphans, checks names against inodes, and tells directories their parents.
 pub fn walk(found: &mut Inodes) -> Tree {
     let mut tree = Tree::default();
-    let mut names: BTreeMap<Ino, u32> = BTreeMap::from([(Ino::ROOT, 1)]);
-    let mut todo = vec![(Ino::ROOT, Ino::ROOT)];
-    match found.get(&Ino::ROOT).map(|f| f.state.as_ref().map(|s| s.dir.is_some())) {
-        Some(Ok(true)) => {}
-        Some(Err(Error::Damaged(damage))) => tree.damage.push(damage.clone()),
-        _ => tree.damage.push(Damage::Inode { ino: Ino::ROOT, what: "there is no root directory" }),
+    tree.from_root(found);
+    tree.count(found);
+    tree
+}
+
+/// The same. Where names are lost, whole inodes without any get the root for a parent: as few as lead to all of them.
+pub fn walk_lost(found: &mut Inodes, names_lost: bool) -> Tree {
+    let mut tree = Tree::default();
+    tree.from_root(found);
+    if tree.names_lost || names_lost {
+        let whole: Vec<Ino> = found.iter().filter(|(_, f)| f.state.is_ok()).map(|(ino, _)| *ino).collect();
+        let nameless: Vec<Ino> = whole.into_iter().filter(|ino| !tree.names.contains_key(ino)).collect();
+        let dirs = nameless.iter().filter_map(|ino| found.get(ino)?.state.as_ref().ok()?.dir.as_ref());
+        let inner: BTreeSet<Ino> = dirs.flat_map(|dir| dir.after(0).map(|(_, named)| named.ino)).collect();
+        // Those in the circle of a directory with itself come last.
+        let (inner, outer): (Vec<Ino>, Vec<Ino>) = nameless.iter().partition(|ino| inner.contains(ino));
+        let mut tops = Vec::new();
+        for ino in outer.into_iter().chain(inner) {
+            if !tree.names.contains_key(&ino) {
+                tops.push(ino);
+                tree.names.insert(ino, 1);
+                tree.follow(found, ino, Ino::ROOT);
+            }
+        }
+        tree.lost = tops.iter().map(|ino| (*ino, tree.names.get(ino).copied().unwrap_or(1))).collect();
+        tree.adopted = nameless.into_iter().filter(|ino| tree.names.contains_key(ino)).collect();
     }
-    while let Some((ino, parent)) = todo.pop() {
-        let Some(Ok(state)) = found.get_mut(&ino).map(|f| f.state.as_mut()) else { continue };
-        let Some(mut dir) = state.dir.take() else { continue };
-        dir.parent = parent;
-        for (name, named) in dir.after(0) {
-            let seen = names.entry(named.ino).or_insert(0);
-            *seen += 1;
-            match check_name(found, named.ino, named.kind, *seen) {
-                Ok(()) if named.kind == Kind::Directory => todo.push((named.ino, ino)),
-                Ok(()) => {}
-                Err(what) => {
-                    let name = String::from_utf8_lossy(name).into_owned();
-                    tree.damage.push(Damage::Name { ino, name, what });
+    tree.count(found);
+    tree
+}
+
+impl Tree {
+    fn from_root(&mut self, found: &mut Inodes) {
+        match found.get(&Ino::ROOT).map(|f| f.state.as_ref().map(|s| s.dir.is_some())) {
+            Some(Ok(true)) => {}
+            found => {
+                let none = Damage::Inode { ino: Ino::ROOT, what: "there is no root directory" };
+                let damage = if let Some(Err(Error::Damaged(damage))) = found { damage.clone() } else { none };
+                self.astray.insert(Ino::ROOT, damage.clone());
+                self.damage.push(damage);
+                self.names_lost = true;
+            }
+        }
+        self.names.insert(Ino::ROOT, 1);
+        self.follow(found, Ino::ROOT, Ino::ROOT);
+    }
+
+    fn follow(&mut self, found: &mut Inodes, from: Ino, parent: Ino) {
+        let mut todo = vec![(from, parent)];
+        while let Some((ino, parent)) = todo.pop() {
+            let Some(Ok(state)) = found.get_mut(&ino).map(|f| f.state.as_mut()) else { continue };
+            let Some(mut dir) = state.dir.take() else { continue };
+            dir.parent = parent;
+            for (name, named) in dir.after(0) {
+                let seen = self.names.get(&named.ino).map_or(1, |seen| seen + 1);
+                let checked = check_name(found, named.ino, named.kind, seen);
+                // What is whole and has another name, or should have, is not named by this one.
+                if checked.is_ok() || found.get(&named.ino).is_none_or(|target| target.state.is_err()) {
+                    self.names.insert(named.ino, seen);
+                }
+                match checked {
+                    Ok(()) if named.kind == Kind::Directory => todo.push((named.ino, ino)),
+                    Ok(()) => {}
+                    Err(what) => {
+                        self.names_lost |= what != LOST_FILE;
+                        let damaged = found.get(&named.ino).is_some_and(|target| target.state.is_err());
+                        self.bad.push(BadName { dir: ino, name: name.into(), named, damaged });
+                        let damage = Damage::Name { ino, name: String::from_utf8_lossy(name).into_owned(), what };
+                        self.astray.entry(named.ino).or_insert_with(|| damage.clone());
+                        self.damage.push(damage);
+                    }
+                }
+            }
+            put_back(found, ino, dir);
+        }
+    }
+
+    fn count(&mut self, found: &Inodes) {
+        let lost: BTreeSet<Ino> = self.lost.iter().map(|(ino, _)| *ino).collect();
+        for (ino, found) in found.iter() {
+            let (Some(seen), Ok(state)) = (self.names.get(ino), &found.state) else { continue };
+            if state.dir.is_none() && state.links != *seen {
+                self.links.push((*ino, *seen));
+                // Those that have lost a name get one again.
+                if !lost.contains(ino) {
+                    self.damage.push(Damage::Inode { ino: *ino, what: "its number of names is wrong" });
                 }
             }
         }
-        put_back(found, ino, dir);
+        self.orphans = found.keys().filter(|ino| !self.names.contains_key(ino)).copied().collect();
     }
-    for (ino, found) in found.iter() {
-        let (Some(seen), Ok(state)) = (names.get(ino), &found.state) else { continue };
-        if state.dir.is_none() && state.links != *seen {
-            tree.damage.push(Damage::Inode { ino: *ino, what: "its number of names is wrong" });
-        }
-    }
-    tree.orphans = found.keys().filter(|ino| !names.contains_key(ino)).copied().collect();
-    tree
 }
 
 fn put_back(found: &mut Inodes, ino: Ino, dir: Box<Dir>) {
@@ -391,41 +481,56 @@ pub fn data(store: &Store, found: &Inodes, orphans: &[Ino]) -> Result<Vec<Damage
     Ok(damage)
 }
 
-/// Free blocks of each region, in order: all but those of named inodes, logs and data; and the blocks that have two owners.
-pub fn free_runs(store: &Store, found: &Inodes, orphans: &[Ino]) -> (Vec<Vec<(u64, u64)>>, Vec<Damage>) {
+/// Owners of blocks.
+#[derive(Debug, Default)]
+pub struct Blocks {
+    /// Free runs of each region, in order: first block and count.
+    pub free: Vec<Vec<(u64, u64)>>,
+    /// Owners that cannot be.
+    pub damage: Vec<Damage>,
+    /// Blocks of which each of two inodes says that it owns them.
+    pub twice: Vec<(Block, Ino, Ino)>,
+}
+
+/// Free blocks of each region: all but those of whole inodes that are no `orphans`.
+pub fn blocks(store: &Store, found: &Inodes, orphans: &[Ino]) -> Blocks {
     let superblock = store.superblock();
-    let (mut used, mut damage) = (vec![Vec::new(); superblock.regions.len()], Vec::new());
+    let (mut used, mut out) = (vec![Vec::new(); superblock.regions.len()], Blocks::default());
     for (ino, found) in found.iter().filter(|(ino, _)| orphans.binary_search(ino).is_err()) {
         let Ok(state) = &found.state else { continue };
         for (block, count) in state.owned.iter().map(|(block, count)| (*block, u64::from(*count))) {
             match used.get_mut(block.region()).filter(|_| superblock.is_data(block, count)) {
                 Some(used) => used.push((block.index(), count, *ino)),
-                None => damage.push(Damage::Block { ino: *ino, block, what: "cannot be owned" }),
+                None => out.damage.push(Damage::Block { ino: *ino, block, what: "cannot be owned" }),
             }
         }
         if state.beyond {
-            damage.push(Damage::Inode { ino: *ino, what: "it has data beyond its size" });
+            out.damage.push(Damage::Inode { ino: *ino, what: "it has data beyond its size" });
         }
     }
-    let mut free = Vec::new();
     for (region, mut used) in used.into_iter().enumerate() {
         used.sort_unstable();
         let (mut runs, mut end) = (Vec::new(), superblock.data_from(region).unwrap_or(0));
+        let mut owner = Ino::ROOT;
         let all = superblock.regions.get(region).map_or(0, |r| r.blocks);
         for (start, count, ino) in used {
             if start < end {
-                damage.push(Damage::Block { ino, block: Block::new(region, start), what: "has a second owner" });
+                let (block, what) = (Block::new(region, start), "has a second owner");
+                out.damage.extend([owner, ino].map(|ino| Damage::Block { ino, block, what }));
+                out.twice.push((block, owner, ino));
             } else if start > end {
                 runs.push((end, start - end));
             }
-            end = end.max(start + count);
+            if start + count > end {
+                (end, owner) = (start + count, ino);
+            }
         }
         if end < all {
             runs.push((end, all - end));
         }
-        free.push(runs);
+        out.free.push(runs);
     }
-    (free, damage)
+    out
 }
 
 /// The slots in use of each region's inode table, as a checkpoint has them.

@@ -96,12 +96,13 @@ pub struct Store {
     medium: Box<dyn Medium>,
     superblock: Superblock,
     in_doubt: AtomicBool,
+    frozen: AtomicBool,
 }
 
 impl Store {
     /// A store over regions that were checked against `superblock`.
     pub fn new(medium: Box<dyn Medium>, superblock: Superblock) -> Self {
-        Self { medium, superblock, in_doubt: AtomicBool::new(false) }
+        Self { medium, superblock, in_doubt: AtomicBool::new(false), frozen: AtomicBool::new(false) }
     }
 
     /// The layout of the volume.
@@ -109,9 +110,24 @@ impl Store {
         &self.superblock
     }
 
-    /// Fails when an earlier error left the volume in doubt.
+    /// Fails when the volume is only looked at, or an earlier error left it in doubt.
     pub fn check_writable(&self) -> Result<()> {
-        if self.in_doubt.load(Ordering::Relaxed) { Err(Error::ReadOnly) } else { Ok(()) }
+        if self.is_frozen() || self.in_doubt() { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Whether an earlier error left the volume in doubt.
+    pub fn in_doubt(&self) -> bool {
+        self.in_doubt.load(Ordering::Relaxed)
+    }
+
+    /// Ends all stores: from here on the volume is only looked at.
+    pub fn freeze(&self) {
+        self.frozen.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the volume is only looked at.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Relaxed)
     }
 
     /// Copies from a block.

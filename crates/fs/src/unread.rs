@@ -1,5 +1,6 @@
 //! Inodes that have not been used since the mount.
 
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -21,16 +22,19 @@ pub struct Unread {
     /// The parents of directories among them.
     parents: RwLock<FxHashMap<Ino, Ino>>,
     reading: Vec<Mutex<()>>,
+    /// Why these are not to be read.
+    damaged: BTreeMap<Ino, Damage>,
 }
 
 impl Unread {
-    /// All inodes of a checkpoint.
-    pub fn new(checkpoint: Checkpoint, shards: usize) -> Self {
+    /// All inodes of a checkpoint, of which `damaged` ones are errors.
+    pub fn new(checkpoint: Checkpoint, shards: usize, damaged: BTreeMap<Ino, Damage>) -> Self {
         let atomic = |words: Vec<u64>| words.into_iter().map(AtomicU64::new).collect();
         Self {
             inodes: checkpoint.inodes.into_iter().map(atomic).collect(),
             parents: RwLock::new(checkpoint.parents.into_iter().collect()),
             reading: (0..shards).map(|_| Mutex::new(())).collect(),
+            damaged,
         }
     }
 
@@ -41,11 +45,15 @@ impl Unread {
     /// Whether the inode was not read yet.
     pub fn has(&self, ino: Ino) -> bool {
         self.word(ino).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
+            || self.damaged.contains_key(&ino)
     }
 
     /// Reads an inode and hands it to `add`, unless another thread did meanwhile. Nothing but this makes an inode known
     /// that was not read, so the medium stands still while its log is read.
     pub fn read(&self, store: &Store, ino: Ino, shard: usize, add: impl FnOnce(Inode)) -> Result<()> {
+        if let Some(damage) = self.damaged.get(&ino) {
+            return Err(damage.clone().into());
+        }
         let _guard = self.reading.get(shard).map(lock);
         let Some((word, bit)) = self.word(ino).filter(|_| self.has(ino)) else { return Ok(()) };
         let (generation, mut state) = scan::inode(store, ino)?;

@@ -11,11 +11,13 @@ use crate::alloc::{Allocator, Purpose};
 use crate::checkpoint::Checkpoint;
 use crate::clean::Room;
 use crate::counters::Counters;
-use crate::error::{Error, Result};
+use crate::error::{Damage, Error, Result};
+use crate::format::entry::Kind;
 use crate::format::{Block, Ino};
 use crate::inode::{Inode, State};
 use crate::locks::Locks;
 use crate::log::Pages;
+use crate::mount::Recovered;
 use crate::placement::{Placement, Regions};
 use crate::scan;
 use crate::store::Store;
@@ -70,6 +72,9 @@ pub struct Volume {
     pub(crate) unnamed: AtomicU64,
     locks: Locks,
     random: AtomicU64,
+    damage: Vec<Damage>,
+    /// Damaged inodes that a kernel knows, and what it takes them for.
+    pub(crate) stubs: Mutex<FxHashMap<Ino, Kind>>,
 }
 
 /// Free slots of a region's inode table.
@@ -104,12 +109,15 @@ impl Volume {
         store: Store,
         allocator: Allocator,
         slots: Vec<Slots>,
-        unread: Checkpoint,
+        found: Recovered,
         options: Options,
     ) -> Self {
         let superblock = store.superblock();
         let count = superblock.regions.len();
-        let mut journals: Vec<_> = (0..count).flat_map(|r| superblock.journals_of(r)).collect();
+        let damaged =
+            |block: &Block| found.damage.iter().any(|d| matches!(d, Damage::Journal { block: b, .. } if b == block));
+        let all = (0..count).flat_map(|r| superblock.journals_of(r));
+        let mut journals: Vec<_> = all.filter(|block| !damaged(block)).collect();
         journals.sort_by_key(|block| (block.index(), block.region()));
         Self {
             regions: Regions::new(superblock, options.topology.as_ref()),
@@ -122,7 +130,9 @@ impl Volume {
             room: Room::default(),
             locks: Locks::default(),
             unnamed: AtomicU64::new(0),
-            unread: Unread::new(unread, SHARDS),
+            unread: Unread::new(found.checkpoint, SHARDS, found.damaged),
+            damage: found.damage,
+            stubs: Mutex::default(),
             store,
             allocator,
             options,
@@ -206,7 +216,17 @@ impl Volume {
 
     /// Whether its memory has failed, so that it only reads until it is mounted again.
     pub fn in_doubt(&self) -> bool {
-        self.store.check_writable().is_err()
+        self.store.in_doubt()
+    }
+
+    /// After a repair.
+    pub(crate) fn forget_damage(&mut self) {
+        self.damage.clear();
+    }
+
+    /// What recovery found damaged and went past: what is damaged gives [`Error::Damaged`] when it is used.
+    pub fn damage(&self) -> &[Damage] {
+        &self.damage
     }
 
     /// The advisory locks of its users.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FileType, FlockOperation};
+use rustix::fs::{FileType, FlockOperation, OFlags};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 use super::group::Group;
@@ -23,7 +23,8 @@ const MPOL_MF_MOVE: u32 = 2;
 /// One region's file or device, and the node its memory shall be on.
 #[derive(Debug)]
 pub struct RegionFile {
-    /// Opened for reading and writing.
+    /// Opened for reading and writing; or for reading only, which makes the region one that is only looked at, together with others
+    /// who look.
     pub file: File,
     /// Binds the memory to this node; only for memory that is allocated page by page (tmpfs, hugetlbfs, memfd).
     pub bind: Option<u32>,
@@ -35,6 +36,11 @@ pub struct Mapped {
     regions: Vec<Region>,
 }
 
+/// Whether a region's file is open for reading only.
+fn only_read(file: &File) -> io::Result<bool> {
+    Ok(rustix::fs::fcntl_getfl(file)? & OFlags::RWMODE == OFlags::RDONLY)
+}
+
 #[derive(Debug)]
 struct Region {
     base: NonNull<u8>,
@@ -42,6 +48,7 @@ struct Region {
     persistence: Persistence,
     durability: Durability,
     synced: Group,
+    only_read: bool,
     /// Keep the locks.
     _held: (File, Option<OwnedFd>),
 }
@@ -90,6 +97,12 @@ impl Mapped {
         Ok((region, unsafe { region.base.as_ptr().add(offset) }))
     }
 
+    /// The same for storing.
+    fn place_to_change(&self, at: At, len: usize) -> Result<(&Region, *mut u8)> {
+        let (region, place) = self.place(at, len)?;
+        if region.only_read { Err(Error::ReadOnly) } else { Ok((region, place)) }
+    }
+
     /// Flushes what [`Region::store_data`] did not store past the caches.
     fn flush_rest(&self, at: At, len: usize) -> Result<()> {
         let (region, _) = self.place(at, len)?;
@@ -130,7 +143,12 @@ impl Region {
     }
 
     fn new(region: &RegionFile) -> Result<Self> {
-        let held = exclusive::lock(&region.file, FlockOperation::NonBlockingLockExclusive)?;
+        let operation = if only_read(&region.file)? {
+            FlockOperation::NonBlockingLockShared
+        } else {
+            FlockOperation::NonBlockingLockExclusive
+        };
+        let held = exclusive::lock(&region.file, operation)?;
         Ok(Self::map(region, held)?)
     }
 
@@ -143,8 +161,9 @@ impl Region {
         if len == 0 {
             return Err(io::Error::other("the region is empty"));
         }
+        let only_read = only_read(&region.file)?;
         let map = |flags| {
-            let access = ProtFlags::READ | ProtFlags::WRITE;
+            let access = if only_read { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
             // SAFETY: a new mapping at an address of the kernel's choice.
             unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, flags, fd, 0) }
         };
@@ -159,7 +178,7 @@ impl Region {
         let (persistence, durability) = primitive(durability, direct.then(Instruction::detect), device);
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned no address"))?;
         let held = (region.file.try_clone()?, held);
-        let mapped = Self { base, len, persistence, durability, synced: Group::default(), _held: held };
+        let mapped = Self { base, len, persistence, durability, only_read, synced: Group::default(), _held: held };
         if let Some(node) = region.bind {
             mapped.bind(node)?;
         }
@@ -234,21 +253,21 @@ impl Medium for Mapped {
     }
 
     fn write(&self, at: At, data: &[u8]) -> Result<()> {
-        let (_, place) = self.place(at, data.len())?;
+        let (_, place) = self.place_to_change(at, data.len())?;
         // SAFETY: `place` has `data.len()` bytes, and `data` is no part of the mapping.
         unsafe { ptr::copy_nonoverlapping(data.as_ptr(), place, data.len()) };
         Ok(())
     }
 
     fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
-        let (region, place) = self.place(at, data.len())?;
+        let (region, place) = self.place_to_change(at, data.len())?;
         // SAFETY: `place` has `data.len()` bytes, and `data` is no part of the mapping.
         unsafe { region.store_data(data.as_ptr(), place, data.len()) };
         self.flush_rest(at, data.len())
     }
 
     fn copy_data(&self, from: At, to: At, len: usize) -> Result<()> {
-        let ((_, source), (region, place)) = (self.place(from, len)?, self.place(to, len)?);
+        let ((_, source), (region, place)) = (self.place(from, len)?, self.place_to_change(to, len)?);
         if from.region == to.region && from.offset.abs_diff(to.offset) < len as u64 {
             return Err(Error::Invalid("a copy onto itself"));
         }
@@ -262,6 +281,7 @@ impl Medium for Mapped {
     }
 
     fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        self.place_to_change(at, 8)?;
         self.word(at)?.store(word.to_le(), Ordering::Release);
         Ok(())
     }

@@ -13,12 +13,14 @@ mod emulated;
 mod exclusive;
 mod group;
 mod mapped;
+mod overlay;
 mod persist;
 mod profile;
 
 pub use durability::Durability;
 pub use emulated::{Carried, Clock, Emulated, Monotonic};
 pub use mapped::{Mapped, RegionFile};
+pub use overlay::Overlay;
 pub use persist::Persistence;
 pub use profile::{Cost, Direction, Memory, Profile};
 

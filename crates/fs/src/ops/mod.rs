@@ -10,7 +10,7 @@ mod space;
 
 pub use attributes::{SetAttributes, SetXattr, Stat};
 pub use migrate::{Migrated, Progress};
-pub(crate) use names::check_live;
 pub use names::{Name, NewFile};
+pub(crate) use names::{check_live, names_to_change};
 pub use rename::Rename;
 pub use space::{RegionUsage, Usage};

@@ -14,6 +14,7 @@ use crate::inode::{Inode, State};
 use crate::log::{self, NO_TAIL};
 use crate::ops::Stat;
 use crate::store::{Durable, Flushed};
+use crate::sync::lock;
 use crate::volume::{Locked, Volume};
 
 /// Most directories of a path that [`Volume::path`] tells.
@@ -49,6 +50,26 @@ impl Volume {
     /// Target of a name of a directory.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Stat> {
         self.find(parent, name, Self::stat_of)
+    }
+
+    /// Attributes for the name of something damaged, so that a kernel can remove it: an empty file, or a directory where the name says
+    /// so, that nobody but root may use. Any other use gives [`Error::Damaged`].
+    pub fn stub(&self, parent: Ino, name: &[u8]) -> Result<Stat> {
+        let dir = self.inode(parent)?;
+        let (named, inode) = self.named_inode(&dir, name)?.ok_or(Error::NotFound)?;
+        let inode = match inode {
+            Ok(inode) => return Self::stat_of(&inode),
+            Err(Error::Damaged(_)) => named.ino,
+            Err(error) => return Err(error),
+        };
+        let kind = if named.kind == Kind::Directory { Kind::Directory } else { Kind::File };
+        lock(&self.stubs).insert(inode, kind);
+        Ok(stub_stat(inode, kind))
+    }
+
+    /// The same for an inode that [`Volume::stub`] has told about.
+    pub fn stub_again(&self, ino: Ino) -> Option<Stat> {
+        lock(&self.stubs).get(&ino).map(|kind| stub_stat(ino, *kind))
     }
 
     /// [`Volume::lookup`] and [`Volume::remember`] of the very inode that was found: in between its number could go to another file.
@@ -408,7 +429,7 @@ impl Volume {
                 _ => {}
             }
             let child = match child {
-                Err(Error::Damaged(_)) if !directory => match self.remove_damaged(dir, name, named)? {
+                Err(Error::Damaged(_)) => match self.remove_damaged(dir, name, named)? {
                     true => return Ok(()),
                     false => continue,
                 },
@@ -432,7 +453,7 @@ impl Volume {
         }
     }
 
-    /// Removes the name of a file whose log is damaged. Nobody knows its blocks: what it leaves is an orphan, which recovery frees.
+    /// Removes the name of what is damaged. Nobody knows its blocks: what it leaves is an orphan, which recovery frees.
     /// False: the name stands for something else by now.
     fn remove_damaged(&self, dir: &Inode, name: &[u8], named: Named) -> Result<bool> {
         let mut locked = Locked::new(&[dir]);
@@ -502,6 +523,12 @@ impl Volume {
         let named = names_of(&names)?.get(name);
         Ok(named.map(|named| (named, self.inode(named.ino))))
     }
+}
+
+fn stub_stat(ino: Ino, kind: Kind) -> Stat {
+    let mode = kind.mode_bits();
+    let attributes = Attributes { mode, uid: 0, gid: 0, links: 1, atime: 0, mtime: 0, ctime: 0, rdev: 0 };
+    Stat { ino, generation: 0, kind, attributes, size: 0, blocks: 0 }
 }
 
 /// The kind that a mode says; none is a regular file.

@@ -14,7 +14,7 @@ use fs::{Ino, Kind, NewFile, Rename, Volume};
 use crate::medium::{CrashPoint, Image, LINE, Line, Ram, Recorder, Sabotage, blank};
 use crate::model::{Model, Tree, observe};
 use crate::operations::Op;
-use crate::{REGIONS, format_with, options};
+use crate::{REGIONS, format_with, mount_whole, options};
 
 /// With more lines in flight than this, subsets of two and three are drawn.
 const FEW: usize = 7;
@@ -134,7 +134,7 @@ impl Checker {
         self.checked += 1;
         let recovery = key.is_multiple_of(4).then(|| image.clone());
         let ram = Ram::new(image);
-        let volume = Volume::mount(Box::new(ram.clone()), options(1)).map_err(|e| format!("mount: {e}"))?;
+        let volume = mount_whole(Box::new(ram.clone()), options(1)).map_err(|e| format!("mount: {e}"))?;
         let tree = hash(&observe(&volume));
         drop(volume);
         if let Some(image) = recovery {
@@ -146,7 +146,7 @@ impl Checker {
             if !report.damage.is_empty() || !report.orphans.is_empty() || report.journals > 0 {
                 return Err(format!("fsck after recovery: {report:?}"));
             }
-            let again = Volume::mount(Box::new(ram), options(2)).map_err(|e| format!("second mount: {e}"))?;
+            let again = mount_whole(Box::new(ram), options(2)).map_err(|e| format!("second mount: {e}"))?;
             if hash(&observe(&again)) != tree {
                 return Err("the second recovery finds another tree".into());
             }
@@ -165,13 +165,13 @@ fn check_recovery(image: Image, tree: u64) -> Result<(), String> {
     recorder.on_fence(Some(Box::new(move |point| {
         for change in states(point) {
             let ram = Ram::new(with(point.durable, &change));
-            let found = Volume::mount(Box::new(ram), options(1)).map(|volume| hash(&observe(&volume)));
+            let found = mount_whole(Box::new(ram), options(1)).map(|volume| hash(&observe(&volume)));
             if !matches!(&found, Ok(found) if *found == tree) {
                 *note.lock().unwrap() = Some(format!("crash in recovery: {:?}", found.map_err(|e| e.to_string())));
             }
         }
     })));
-    drop(Volume::mount(Box::new(recorder.clone()), options(1)).map_err(|e| format!("mount: {e}"))?);
+    drop(mount_whole(Box::new(recorder.clone()), options(1)).map_err(|e| format!("mount: {e}"))?);
     recorder.on_fence(None);
     failure.lock().unwrap().take().map_or(Ok(()), Err)
 }
@@ -212,13 +212,13 @@ fn enumerate_with(checker: &Arc<Mutex<Checker>>, before: &[Op], ops: &[Op], sabo
     let ram = Ram::new(blank(&REGIONS));
     format_with(Box::new(ram.clone()), 1, checker.lock().unwrap().data_checksums);
     let mut model = Model::new();
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
     for op in before {
         assert_eq!(op.on_volume(&volume), op.on_model(&mut model), "{op:?} after {before:?}");
     }
     drop(volume);
     let recorder = Recorder::new(ram.image());
-    let volume = Volume::mount(Box::new(recorder.clone()), options(1)).unwrap();
+    let volume = mount_whole(Box::new(recorder.clone()), options(1)).unwrap();
     observe(&volume); // reads every inode: only logs of those that were used are cleaned
     recorder.sabotage(sabotage);
     let mut counts = None;

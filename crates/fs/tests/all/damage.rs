@@ -60,12 +60,35 @@ fn examine(image: Image, change: bool) -> Option<Tree> {
     let report = fs::fsck::check(Box::new(Ram::new(image.clone())));
     let whole = report.is_ok_and(|report| report.damage.is_empty());
     if change {
-        let _ = fs::fsck::repair(Arc::new(Ram::new(image.clone())));
+        let ram = Ram::new(image.clone());
+        if fs::fsck::repair(Arc::new(ram.clone())).is_ok() {
+            let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
+            let of_data = |damage: &fs::Damage| matches!(damage, fs::Damage::Data { .. });
+            assert!(report.clean && report.orphans.is_empty() && report.damage.iter().all(of_data), "{report:?}");
+            let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+            assert!(!report.damage.is_empty() || try_observe(&volume).is_ok());
+            let emptied = crate::crash::use_and_empty(&volume);
+            assert!(!report.damage.is_empty() || emptied.is_ok(), "{emptied:?}");
+        }
+        let ram = Ram::new(image.clone());
+        let looked = Volume::look(Box::new(ram.clone()), options(1)).map(|volume| try_observe(&volume));
+        assert!(
+            !whole || matches!(looked, Ok(Ok(_)) | Err(fs::Error::NotAVolume(_))),
+            "fsck found nothing: {looked:?}"
+        );
+        assert!(ram.image() == image, "a look changed something");
     }
     let ram = Ram::new(image);
-    let found = Volume::mount(Box::new(ram.clone()), options(1)).and_then(|volume| Ok((try_observe(&volume)?, volume)));
-    let (tree, volume) = match found {
-        Ok(found) => found,
+    let found = Volume::mount(Box::new(ram.clone()), options(1));
+    let damaged = found.as_ref().is_ok_and(|volume| !volume.damage().is_empty());
+    assert!(!whole || !damaged, "fsck found nothing");
+    let (tree, volume) = match found.and_then(|volume| Ok((try_observe(&volume), volume))) {
+        Ok((Ok(tree), volume)) => (tree, volume),
+        Ok((Err(_), volume)) if damaged => (Tree::default(), volume),
+        Ok((Err(e), _)) => {
+            assert!(!whole, "fsck found nothing: {e}");
+            return None;
+        }
         // Not damage: a feature of a later version.
         Err(fs::Error::NotAVolume(_)) => return None,
         Err(e) => {
@@ -87,7 +110,7 @@ fn examine(image: Image, change: bool) -> Option<Tree> {
             assert!(report.damage.is_empty() && report.clean, "{report:?}");
         }
     }
-    Some(tree)
+    (!damaged).then_some(tree)
 }
 
 /// Gives everything that has a checksum the right one for what it says now.

@@ -8,7 +8,7 @@ use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Error, Ino, NewFile, Rename, Result, Volume};
 
 use crate::medium::{Ram, blank};
-use crate::{format, options};
+use crate::{format, mount_whole, options};
 
 /// Memory of which one fence fails or panics, after so many others; it counts reads. Clones share it.
 #[derive(Clone)]
@@ -99,7 +99,7 @@ fn after_a_failed_fence_nothing_is_stored_and_the_next_mount_finds_old_or_new() 
             format(Box::new(ram.clone()), 1);
             let failing = Failing::new(&ram);
             let fences = Arc::clone(&failing.fences);
-            let volume = Volume::mount(Box::new(failing), options(1)).unwrap();
+            let volume = mount_whole(Box::new(failing), options(1)).unwrap();
             let [f, g] = [b"f", b"g"].map(|name| volume.create(Ino::ROOT, name, new(0o644)).unwrap().ino);
             volume.write(f, 0, &[1; 40960]).unwrap();
             // A log that is worth cleaning.
@@ -125,7 +125,7 @@ fn after_a_failed_fence_nothing_is_stored_and_the_next_mount_finds_old_or_new() 
             assert!(ram.image() == then, "{name}, fence {nth}: something was stored");
             let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
             assert_eq!(report.damage, [], "{name}, fence {nth}");
-            let volume = Volume::mount(Box::new(ram), options(2)).unwrap();
+            let volume = mount_whole(Box::new(ram), options(2)).unwrap();
             let Ok(f) = volume.lookup(Ino::ROOT, b"f") else {
                 assert!(["rename", "unlink"].contains(&name));
                 continue;
@@ -172,7 +172,7 @@ fn after_a_panic_within_a_commit_nothing_is_stored() {
     format(Box::new(ram.clone()), 1);
     let failing = Failing { panics: true, ..Failing::new(&ram) };
     let fences = Arc::clone(&failing.fences);
-    let volume = Volume::mount(Box::new(failing), options(1)).unwrap();
+    let volume = mount_whole(Box::new(failing), options(1)).unwrap();
     let file = volume.create(Ino::ROOT, b"f", new(0o644)).unwrap().ino;
     volume.write(file, 0, &[1; 8192]).unwrap();
     fences.store(1, Ordering::Relaxed);
@@ -183,7 +183,7 @@ fn after_a_panic_within_a_commit_nothing_is_stored() {
     assert!(matches!(volume.create(Ino::ROOT, b"g", new(0o644)), Err(Error::ReadOnly)));
     assert!(ram.image() == stored);
     drop(volume);
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let volume = mount_whole(Box::new(ram), options(1)).unwrap();
     let mut out = [0; 8192];
     volume.read(file, 0, &mut out).unwrap();
     assert!(out == [1; 8192] || out == [2; 8192]);
@@ -194,13 +194,13 @@ fn after_a_panic_within_a_commit_nothing_is_stored() {
 fn a_checkpoint_that_leads_in_a_circle_is_read_once() {
     let ram = Ram::new(blank(&[400]));
     format(Box::new(ram.clone()), 1);
-    Volume::mount(Box::new(ram.clone()), options(1)).unwrap().unmount().unwrap();
+    mount_whole(Box::new(ram.clone()), options(1)).unwrap().unmount().unwrap();
     let mut image = ram.image();
     let block = image[0].chunks_mut(4096).rfind(|block| &block[4..8] == b"HCKP").unwrap();
     let reads = |image| {
         let failing = Failing::new(&Ram::new(image));
         let reads = Arc::clone(&failing.reads);
-        drop(Volume::mount(Box::new(failing), options(1)).unwrap());
+        drop(mount_whole(Box::new(failing), options(1)).unwrap());
         reads.load(Ordering::Relaxed)
     };
     block.copy_within(8..16, 16);

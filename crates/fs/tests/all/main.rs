@@ -17,6 +17,7 @@ mod operations;
 mod random;
 mod recovery;
 mod regions;
+mod rescue;
 mod semantics;
 
 use std::sync::Arc;
@@ -33,6 +34,15 @@ pub fn options(parts: usize) -> Options {
     let clock = AtomicI64::new(1_000_000);
     let clock = Arc::new(move || clock.fetch_add(1, Ordering::Relaxed));
     Options { placement: Placement::Interleave, topology: None, parts, clock }
+}
+
+/// Mounts a volume in which recovery finds no damage.
+pub fn mount_whole(medium: Box<dyn Medium>, options: Options) -> fs::Result<fs::Volume> {
+    let volume = fs::Volume::mount(medium, options)?;
+    match volume.damage().first().cloned() {
+        Some(damage) => Err(damage.into()),
+        None => Ok(volume),
+    }
 }
 
 /// Makes a volume on a medium: node 0 and node 1.

@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 use crate::medium::{CrashPoint, Image, LINE, Ram, Recorder, blank};
 use crate::model::{DIR, Model, Tree, observe};
 use crate::operations::Op;
-use crate::{format, options};
+use crate::{format, mount_whole, options};
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
@@ -108,7 +108,7 @@ impl Memory {
             Self::Plain(ram) => Box::new(ram.clone()),
             Self::Recorded(recorder) => Box::new(recorder.clone()),
         };
-        Volume::mount(medium, options(parts)).unwrap()
+        mount_whole(medium, options(parts)).unwrap()
     }
 
     /// Durable contents, and all stores to plain memory.
@@ -171,7 +171,7 @@ fn audit(volume: &Volume, image: Image, model: &Model, what: &str) -> bool {
     let free = |volume: &Volume| -> Vec<_> {
         volume.usage().regions.iter().map(|region| (region.free_blocks, region.free_inodes)).collect()
     };
-    let again = Volume::mount(Box::new(Ram::new(image)), options(1)).unwrap();
+    let again = mount_whole(Box::new(Ram::new(image)), options(1)).unwrap();
     assert_eq!(free(volume), free(&again), "{what}: free blocks and inodes in DRAM and on the medium");
     let regions = again.usage().regions;
     let inodes: u64 = regions.iter().map(|region| region.inodes - 1 - region.free_inodes).sum();
@@ -259,7 +259,7 @@ fn run_seed(
         for image in std::mem::take(&mut *caught.lock().unwrap()) {
             crashes += 1;
             let after =
-                Volume::mount(Box::new(Ram::new(image)), options(1)).unwrap_or_else(|e| panic!("{i}: {op:?}: {e}"));
+                mount_whole(Box::new(Ram::new(image)), options(1)).unwrap_or_else(|e| panic!("{i}: {op:?}: {e}"));
             let found = observe(&after);
             assert!(found == tree || found == new, "seed {seed}, crash in {i}: {op:?}");
         }

@@ -10,7 +10,7 @@ use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Ino, NewFile, Result, Volume};
 
 use crate::medium::{Ram, blank};
-use crate::{format, options};
+use crate::{format, mount_whole, options};
 
 /// Counts the bytes that are read.
 pub struct Counting<M>(pub M, pub Arc<AtomicU64>);
@@ -71,7 +71,7 @@ fn a_mount_after_an_unmount_reads_the_checkpoint_and_no_logs() {
         Box::new(Counting(Mapped::new(&[region]).unwrap(), Arc::clone(&bytes)))
     };
     format(map(), 1);
-    let volume = Volume::mount(map(), options(2)).unwrap();
+    let volume = mount_whole(map(), options(2)).unwrap();
     let (empty, began) = (in_use(), Instant::now());
     for file in 0..files {
         let new = NewFile { mode: 0o644, ..NewFile::default() };
@@ -98,7 +98,7 @@ fn a_mount_after_an_unmount_reads_the_checkpoint_and_no_logs() {
                 most
             });
             let begin = Instant::now();
-            let volume = Volume::mount(map(), options(2)).unwrap();
+            let volume = mount_whole(map(), options(2)).unwrap();
             let took = begin.elapsed();
             done.store(1, Ordering::Relaxed);
             (volume, took, watch.join().unwrap())
@@ -125,7 +125,7 @@ fn a_mount_after_an_unmount_reads_the_checkpoint_and_no_logs() {
 fn an_unmount_closes_what_is_open() {
     let ram = Ram::new(blank(&[400, 400]));
     format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
     let free = |volume: &Volume| volume.usage().regions.iter().map(|r| r.free_blocks).sum::<u64>();
     let before = free(&volume);
     for i in 0..9 {
@@ -141,6 +141,6 @@ fn an_unmount_closes_what_is_open() {
     volume.unmount().unwrap();
     let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
     assert_eq!((report.damage, report.orphans, report.clean), (vec![], vec![], true));
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let volume = mount_whole(Box::new(ram), options(1)).unwrap();
     assert!(free(&volume) >= before - 1, "the root directory's log may have grown");
 }

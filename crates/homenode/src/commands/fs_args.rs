@@ -128,8 +128,8 @@ pub struct VolumeArgs {
 /// `homenode fsck`.
 #[derive(Debug, Args)]
 pub struct FsckArgs {
-    /// Finish what a crash interrupted; restore superblocks and a checkpoint; give up the blocks of damaged files, which keep their names until
-    /// they are removed
+    /// Finish what a crash interrupted; restore superblocks and a checkpoint; empty damaged files and directories, and put what these named
+    /// into lost+found
     #[arg(long, short = 'y', short_aliases = ['a', 'p'])]
     pub repair: bool,
     /// Which volume

@@ -9,7 +9,7 @@ use ::fs::{Attributes, Error, Ino, Kind, NewFile, Rename, Volume};
 use serde_json::json;
 
 use super::fs_args::{DebugCommand, FsCommand, GetArgs, LogArgs, LsArgs, MigrateArgs, PathArgs, PutArgs};
-use super::fs_volume::{failure, map, with_volume};
+use super::fs_volume::{failure, map_to_look, with_look, with_volume};
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
 use crate::output::table::Table;
@@ -23,12 +23,12 @@ const BLOCK: u64 = ::fs::format::BLOCK_BYTES;
 /// Runs a sub-command of `homenode fs`.
 pub fn run(global: &Global, command: &FsCommand) -> Result<Exit, Failure> {
     match command {
-        FsCommand::Info(args) => with_volume(global, args, |volume, mapped| info(global, volume, mapped)),
-        FsCommand::Ls(args) => with_volume(global, &args.volume, |volume, _| ls(global, args, volume)),
+        FsCommand::Info(args) => with_look(global, args, |volume, mapped| info(global, volume, mapped)),
+        FsCommand::Ls(args) => with_look(global, &args.volume, |volume, _| ls(global, args, volume)),
         FsCommand::Put(args) => put(global, args),
-        FsCommand::Get(args) => with_volume(global, &args.file.volume, |volume, _| get(global, args, volume)),
+        FsCommand::Get(args) => with_look(global, &args.file.volume, |volume, _| get(global, args, volume)),
         FsCommand::Rm(args) => with_volume(global, &args.volume, |volume, _| rm(args, volume)),
-        FsCommand::Where(args) => with_volume(global, &args.volume, |volume, _| where_(global, args, volume)),
+        FsCommand::Where(args) => with_look(global, &args.volume, |volume, _| where_(global, args, volume)),
         FsCommand::Migrate(args) => {
             let stop = Stop::on_signals()?;
             with_volume(global, &args.file.volume, |volume, _| migrate(global, args, volume, &stop))
@@ -265,8 +265,8 @@ fn migrate(global: &Global, args: &MigrateArgs, volume: &Volume, stop: &Stop) ->
 fn log(args: &LogArgs) -> Result<Exit, Failure> {
     let ino =
         Ino::from_raw(args.ino).ok_or_else(|| Failure::new(Exit::Usage, args.ino.to_string(), "is no inode number"))?;
-    let lines =
-        ::fs::debug::log_lines(Box::new(map(&args.volume)?), ino).map_err(|e| failure(format!("inode {ino}"), e))?;
+    let lines = ::fs::debug::log_lines(Box::new(map_to_look(&args.volume)?), ino)
+        .map_err(|e| failure(format!("inode {ino}"), e))?;
     for line in &lines {
         output::print(&format!("{}\n", output::escape(line)))?;
     }

@@ -196,7 +196,9 @@ fn reserve(path: &Path, file: &File, size: Option<u64>) -> Result<(), Failure> {
 /// Checks a volume. Exit codes as fsck(8) has them: 0 fine, 1 repaired, 4 damaged, 8 not checked, 32 stopped; 16, wrong
 /// usage, comes from `main`. 2, which asks for a restart, has no case.
 pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
-    let medium = match map(&args.volume) {
+    // Without --repair it only looks.
+    let opened = if args.repair { map(&args.volume) } else { map_to_look(&args.volume) };
+    let medium = match opened {
         Ok(medium) => medium,
         Err(failure) => {
             failure.report(global.json);
@@ -216,15 +218,17 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
         report
     };
     let before = check();
-    let mut repaired = false;
+    let mut repaired = None;
     let mut failed = None;
     if args.repair && !stop.requested() && before.as_ref().map_or(true, ::fs::fsck::Report::is_repairable) {
         match ::fs::fsck::repair(Arc::<Mapped>::clone(&medium)) {
-            Ok(()) => repaired = true,
+            Ok(done) => repaired = Some(done),
             Err(e) => failed = Some(failure("repair", e)),
         }
     }
-    let report = match if repaired { check() } else { before } {
+    // What was mended is said, too.
+    let mended = before.as_ref().map_or_else(|_| Vec::new(), |report| report.damage.clone());
+    let report = match if repaired.is_some() { check() } else { before } {
         Ok(report) => report,
         Err(e) => {
             let code = if matches!(e, Error::Interrupted) { 32 } else { 8 };
@@ -236,10 +240,23 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     if global.json {
         output::print_json(&json!({
             "clean": report.clean, "inodes": report.inodes, "orphans": report.orphans.len(),
-            "journals": report.journals, "repaired": repaired, "damage": damage,
+            "journals": report.journals, "repaired": repaired.is_some(), "damage": damage,
+            "found": repaired.map_or(0, |done| done.found), "emptied": repaired.map_or(0, |done| done.emptied),
         }))?;
     } else {
-        let mut text: String = damage.iter().map(|line| format!("{}\n", output::escape(line))).collect();
+        let mut text = String::new();
+        if let Some(done) = repaired {
+            let mended = mended.iter().filter(|damage| !report.damage.contains(damage));
+            text.extend(mended.map(|damage| format!("mended: {}\n", output::escape(&damage.to_string()))));
+            let did = [
+                (done.found, "in lost+found now"),
+                (done.emptied, "damaged, and empty now"),
+                (done.removed, "named without being there, and not named any more"),
+            ];
+            let did = did.iter().filter(|(number, _)| *number > 0);
+            text.extend(did.map(|(number, what)| format!("{}: {what}\n", count(*number, "file or directory"))));
+        }
+        text.extend(damage.iter().map(|line| format!("{}\n", output::escape(line))));
         let state = if report.clean { "unmounted cleanly" } else { "not unmounted" };
         text += &format!(
             "{state}: {}, {}, {}, {}\n",
@@ -253,7 +270,7 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     if let Some(failure) = &failed {
         failure.report(global.json);
     }
-    Ok(match (damage.is_empty(), repaired) {
+    Ok(match (damage.is_empty(), repaired.is_some()) {
         (false, _) => Exit::Command(4),
         (true, true) => Exit::Partly,
         (true, false) if failed.is_some() => Exit::Command(8),
@@ -263,10 +280,19 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
 
 /// The regions of a volume.
 pub fn map(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
+    map_by(args, ::fs::open_files)
+}
+
+/// The same for looking only: nothing is stored, and the regions need not be writable.
+pub fn map_to_look(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
+    map_by(args, ::fs::open_files_to_look)
+}
+
+fn map_by(args: &VolumeArgs, open: fn(&[PathBuf]) -> ::fs::Result<Mapped>) -> Result<Arc<Mapped>, Failure> {
     let paths: Vec<PathBuf> = std::iter::once(&args.volume).chain(&args.region).cloned().collect();
     let begin = Instant::now();
     loop {
-        match ::fs::open_files(&paths) {
+        match open(&paths) {
             Err(Error::InUse) if begin.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(10)),
             Err(Error::InUse) => {
                 let failure = failure(args.volume.display().to_string(), Error::InUse);
@@ -295,8 +321,21 @@ fn holder(region: &Path) -> Option<String> {
     Some(format!("process {pid} ({command})"))
 }
 
+/// Runs `work` on a volume and its regions, where it only looks: nothing is stored, and damage stops it only where it leads to some.
+pub fn with_look(
+    global: &Global,
+    args: &VolumeArgs,
+    work: impl FnOnce(&Volume, &Mapped) -> Result<Exit, Failure>,
+) -> Result<Exit, Failure> {
+    let mapped = map_to_look(args)?;
+    let volume = Volume::look(Box::new(Arc::clone(&mapped)), options(global)?);
+    let volume = volume.map_err(|e| failure(args.volume.display().to_string(), e))?;
+    tell_damage(&volume, &args.volume);
+    work(&volume, &mapped)
+}
+
 /// Runs `work` on a mounted volume and its regions, and unmounts it, also after an error: else the next mount would have to read
-/// all logs, which fails where a file is damaged.
+/// all logs.
 pub fn with_volume(
     global: &Global,
     args: &VolumeArgs,
@@ -317,10 +356,40 @@ pub fn unmount(volume: Volume) -> Result<Exit, Failure> {
 
 fn mount(global: &Global, args: &VolumeArgs) -> Result<(Volume, Arc<Mapped>), Failure> {
     let mapped = map(args)?;
+    let volume = Volume::mount(Box::new(Arc::clone(&mapped)), options(global)?);
+    let volume = volume.map_err(|e| failure(args.volume.display().to_string(), e))?;
+    tell_damage(&volume, &args.volume);
+    Ok((volume, mapped))
+}
+
+fn options(global: &Global) -> Result<Options, Failure> {
     let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?).ok();
-    let options = Options { topology, ..Options::default() };
-    let volume = Volume::mount(Box::new(Arc::clone(&mapped)), options);
-    Ok((volume.map_err(|e| failure(args.volume.display().to_string(), e))?, mapped))
+    Ok(Options { topology, ..Options::default() })
+}
+
+/// Lines of damage that a command says on its way to what it is for.
+const DAMAGE_LINES: usize = 10;
+
+/// Says what damage there is, and what that means for the volume.
+fn tell_damage(volume: &Volume, path: &Path) {
+    for line in damage_lines(volume, path) {
+        eprintln!("homenode: {}", output::escape(&line));
+    }
+}
+
+/// What damage a mount went past, and what that means for the volume.
+pub fn damage_lines(volume: &Volume, path: &Path) -> Vec<String> {
+    let (path, damage) = (path.display(), volume.damage());
+    let mut lines: Vec<String> = damage.iter().take(DAMAGE_LINES).map(|damage| format!("{path}: {damage}")).collect();
+    if !damage.is_empty() {
+        let more = if damage.len() > DAMAGE_LINES { ", some of it above" } else { "" };
+        let faults = count(damage.len(), "fault");
+        lines.push(format!(
+            "{path}: {faults}{more}: what is damaged is out of reach (EUCLEAN), and for changes no block is free that it may own; \
+             homenode fsck --repair mends that"
+        ));
+    }
+    lines
 }
 
 /// Why an operation on a volume failed.

@@ -21,7 +21,7 @@ use ::mount::{Cache, Error, Flags, Options, Unmounted};
 use clap::ValueEnum;
 
 use super::fs_args::{CacheArg, MountArgs, parse_placement};
-use super::fs_volume::{self, map, unmount};
+use super::fs_volume::{self, map, map_to_look, unmount};
 use super::session;
 use super::volume_policy::{Nodes, Prepared};
 use crate::cli::Global;
@@ -117,10 +117,9 @@ fn mount(global: &Global, args: &MountArgs, wanted: &Wanted) -> Result<Exit, Fai
         return Err(Failure::new(Exit::Usage, "--dry-run", why).hint("add --foreground"));
     }
     if wanted.remount {
-        ::mount::remount(&args.dir, wanted.options.flags).map_err(|e| failure(&e))?;
-        Ok(Exit::Done)
+        remount(args, wanted.options.flags)
     } else if args.fake {
-        map(&wanted.volume)?;
+        map_to_look(&wanted.volume)?;
         Ok(Exit::Done)
     } else if args.foreground {
         serve(global, args, wanted, false)
@@ -129,6 +128,19 @@ fn mount(global: &Global, args: &MountArgs, wanted: &Wanted) -> Result<Exit, Fai
     } else {
         start(args)
     }
+}
+
+/// Changes the flags of a mount. Where its server only looks at the volume it stays read-only.
+fn remount(args: &MountArgs, flags: Flags) -> Result<Exit, Failure> {
+    ::mount::remount(&args.dir, flags).map_err(|e| failure(&e))?;
+    // A change of nothing, which only such a server refuses.
+    let refused = || std::os::unix::fs::chown(&args.dir, None, None).err().and_then(|e| e.raw_os_error());
+    if !flags.contains(Flags::RDONLY) && refused() == Some(libc::EROFS) {
+        ::mount::remount(&args.dir, flags | Flags::RDONLY).map_err(|e| failure(&e))?;
+        let why = "it was mounted with ro, so its server only looks at the volume (EROFS)";
+        return Err(Failure::new(Exit::Io, args.dir.display().to_string(), why).hint("unmount it and mount it again"));
+    }
+    Ok(Exit::Done)
 }
 
 /// The options, parsed.
@@ -255,20 +267,24 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     // Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the mount. Only with
     // CAP_SYS_RESOURCE; else it stays as it is.
     let _ = std::fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
-    let nodes = Nodes::of(global, &args.nodes, &map(&wanted.volume)?)?;
+    let looks = wanted.options.flags.contains(Flags::RDONLY);
+    let mapped = if looks { map_to_look(&wanted.volume)? } else { map(&wanted.volume)? };
+    let nodes = Nodes::of(global, &args.nodes, &mapped)?;
     let prepared = Prepared::new(global, &args.nodes, &nodes, &args.dir)?;
     let mut options = wanted.options.clone();
     let (topology, medium) = (Some(nodes.topology.clone()), nodes.medium());
     let with = ::fs::Options { topology, placement: wanted.placement, ..::fs::Options::default() };
-    let volume = ::fs::Volume::mount(medium, with).map_err(|e| {
+    let volume = if looks { ::fs::Volume::look(medium, with) } else { ::fs::Volume::mount(medium, with) };
+    let volume = volume.map_err(|e| {
         let damaged = matches!(e, ::fs::Error::Damaged(_));
         let failure = fs_volume::failure(wanted.volume.volume.display().to_string(), e);
         if damaged {
-            failure.hint("homenode fsck lists the damage, and with --repair mends what can be mended")
+            failure.hint("-o ro reaches what is whole; homenode fsck lists the damage, and with --repair mends it")
         } else {
             failure
         }
     })?;
+    fs_volume::damage_lines(&volume, &wanted.volume.volume).iter().for_each(|line| say(line));
     nodes.serve(&mut options, &args.nodes, wanted.chosen);
     let volume = Arc::new(volume);
     let session = match ::mount::serve(Arc::clone(&volume), &args.dir, &options) {

@@ -1,0 +1,299 @@
+//! Repairing a volume that is damaged.
+//!
+//! **Problem.** After damage to one log nobody knows what a file held, or what a directory named; the rest of the volume is whole.
+//!
+//! **Approach.** What is whole stays as it is. Whole inodes that only something damaged can have named get a name in `lost+found`; names
+//! that stand for nothing go; a damaged inode with a name becomes an empty file or directory. The last comes last: as long as a
+//! directory is damaged, neither a mount nor a later repair takes the inodes without a name for orphans. So a repair can stop anywhere.
+//!
+//! **Limits.** Of two inodes that say that they own a block one loses all it has, as nobody can tell which one wrote the block; but a
+//! page of a log shows whose it is. File data is not looked at.
+
+use std::collections::BTreeMap;
+
+use crate::alloc::{Allocator, Purpose};
+use crate::checkpoint::Checkpoint;
+use crate::commit::finish_journal;
+use crate::dir::{FIRST_COOKIE, Named};
+use crate::error::{Damage, Error, Result};
+use crate::format::entry::{Attributes, Entry, Kind};
+use crate::format::{Ino, LINE, get_u64, inode as line};
+use crate::inode::{Inode, State};
+use crate::log::{self, NO_TAIL};
+use crate::mount::{self, Recovered};
+use crate::ops::names_to_change;
+use crate::scan::{self, BadName, Blocks, Inodes, Tree};
+use crate::store::{Flushed, Store};
+use crate::volume::{Locked, Options, Volume};
+
+/// The directory for what has lost its name.
+const LOST_AND_FOUND: &[u8] = b"lost+found";
+/// Names that are tried for it, where something else than a directory has the first ones.
+const NAMES: usize = 100;
+
+/// What a repair did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// Files and directories that got a name in `lost+found`.
+    pub found: usize,
+    /// Damaged files and directories that are empty now.
+    pub emptied: usize,
+    /// Names that stood for nothing, and went.
+    pub removed: usize,
+}
+
+/// A damaged inode that becomes empty.
+#[derive(Debug)]
+struct Empty {
+    kind: Kind,
+    links: u32,
+    parent: Ino,
+}
+
+/// Repairs a volume, and unmounts it.
+pub fn repair(store: Store) -> Result<Repaired> {
+    let options = Options::default();
+    scan::number_mount(&store, (options.clock)())?;
+    let (journals, mut damage) = scan::journals(&store)?;
+    for (at, records) in &journals {
+        finish_journal(&store, *at, records, &Flushed::nothing().fence(&store)?)?;
+    }
+    let superblock = store.superblock();
+    if damage.len() == (0..superblock.regions.len()).flat_map(|region| superblock.journals_of(region)).count() {
+        // The repair needs one.
+        mount::clear_journals(&store, damage.get(..1).unwrap_or_default())?;
+        damage.remove(0);
+    }
+    let mut inodes = scan::inodes(&store, &Vec::new(), &|_, _| true)?;
+    let (tree, blocks) = settle(&store, &mut inodes, !damage.is_empty());
+    let (empty, gone) = sort_out(&tree);
+
+    // From here on no checkpoint is right, and logs of which the blocks go to others are never read again.
+    let mut words = vec![(scan::state_block(), 0, scan::state_word(scan::Use::Mounted))];
+    for ino in empty.keys() {
+        let (block, at) = store.inode_at(*ino)?;
+        words.extend([line::HEAD, line::TAIL].map(|place| (block, at + place, 0)));
+    }
+    store.commit(&words, &Flushed::nothing().fence(&store)?)?;
+    mount::free_orphans(&store, &mut inodes, &tree.orphans)?;
+
+    // Damaged, and nameless once those names are gone.
+    let nameless =
+        gone.iter().filter(|bad| bad.damaged && !empty.contains_key(&bad.named.ino)).map(|bad| bad.named.ino);
+    let nameless: Vec<(Ino, u32)> =
+        nameless.filter_map(|ino| inodes.remove(&ino).map(|found| (ino, found.generation))).collect();
+    let generations: BTreeMap<Ino, u32> =
+        empty.keys().map(|ino| (*ino, inodes.get(ino).map_or(0, |found| found.generation))).collect();
+    let used = scan::used_inodes(blocks.free.len(), inodes.keys().chain(empty.keys()));
+    let parent = |(ino, found): (Ino, scan::Found)| Some((ino, found.state.ok()?.dir?.parent));
+    let parents = inodes.into_iter().filter_map(parent).collect();
+    let checkpoint = Checkpoint { free: blocks.free, inodes: used, parents };
+    let mut volume = {
+        let allocator = Allocator::new(store.superblock(), options.parts, &checkpoint.free);
+        let slots = mount::slots(&store, &checkpoint.inodes);
+        let found = Recovered { checkpoint, damage: damage.clone(), damaged: BTreeMap::new() };
+        Volume::new(store, allocator, slots, found, options)
+    };
+
+    let done = Repaired { found: tree.lost.len(), emptied: empty.len(), removed: gone.len() };
+    let place = if tree.lost.is_empty() { None } else { Some(volume.lost_and_found(empty.contains_key(&Ino::ROOT))?) };
+    for (ino, links) in &tree.lost {
+        volume.name_again(place.unwrap_or(Ino::ROOT), *ino, *links)?;
+    }
+    for bad in &gone {
+        let dir = volume.inode(bad.dir)?;
+        let entry = (bad.dir, Entry::Unlink { ino: bad.named.ino, name: &bad.name });
+        let mut locked = Locked::new(&[&dir]);
+        volume.commit(&mut locked, &[entry], volume.now(), Flushed::nothing(), Purpose::Freeing)?;
+    }
+    for (ino, links) in tree.links.iter().filter(|(ino, _)| tree.lost.iter().all(|(lost, _)| lost != ino)) {
+        let inode = volume.inode(*ino)?;
+        let mut locked = Locked::new(&[&inode]);
+        let attributes = Attributes { links: *links, ..locked.get(*ino)?.attributes };
+        let entry = (*ino, Entry::Attributes(attributes, 0));
+        volume.commit(&mut locked, &[entry], volume.now(), Flushed::nothing(), Purpose::Freeing)?;
+    }
+    for (ino, generation) in nameless {
+        let (block, at) = volume.store.inode_at(ino)?;
+        let word = (block, at + line::STATE, line::state_word(ino, false, generation));
+        volume.store.commit(&[word], &Flushed::nothing().fence(&volume.store)?)?;
+    }
+    for (ino, empty) in &empty {
+        let inside = place.filter(|_| *ino == Ino::ROOT);
+        let generation = generations.get(ino).copied().unwrap_or(0).wrapping_add(1);
+        volume.make_empty((*ino, generation), empty, inside)?;
+    }
+    mount::clear_journals(&volume.store, &damage)?;
+    volume.forget_damage();
+    volume.unmount()?;
+    Ok(done)
+}
+
+/// Takes what cannot be for damaged, until the rest can.
+fn settle(store: &Store, inodes: &mut Inodes, names_lost: bool) -> (Tree, Blocks) {
+    loop {
+        let tree = scan::walk_lost(inodes, names_lost);
+        let blocks = scan::blocks(store, inodes, &tree.orphans);
+        let mut losers: BTreeMap<Ino, Damage> = BTreeMap::new();
+        for damage in &blocks.damage {
+            match damage {
+                Damage::Block { what: "has a second owner", .. } => {}
+                Damage::Block { ino, .. } | Damage::Inode { ino, .. } => {
+                    losers.insert(*ino, damage.clone());
+                }
+                _ => {}
+            }
+        }
+        for (block, one, other) in &blocks.twice {
+            if losers.contains_key(one) || losers.contains_key(other) {
+                continue;
+            }
+            let known = |ino: Ino| inodes.get(&ino).and_then(|found| found.state.as_ref().ok());
+            // The one that loses: what has no name, what does not have its log there, the later one.
+            let weak = |ino: Ino| (tree.adopted.contains(&ino), known(ino).is_none_or(|k| !k.has_page(*block)), ino);
+            let loser = if weak(*one) > weak(*other) { *one } else { *other };
+            losers.insert(loser, Damage::Block { ino: loser, block: *block, what: "has a second owner" });
+        }
+        if losers.is_empty() {
+            return (tree, blocks);
+        }
+        for (ino, damage) in losers {
+            if let Some(found) = inodes.get_mut(&ino) {
+                found.state = Err(damage.into());
+            }
+        }
+    }
+}
+
+/// What becomes empty, and the names that go.
+fn sort_out(tree: &Tree) -> (BTreeMap<Ino, Empty>, Vec<&BadName>) {
+    let (mut empty, mut gone) = (BTreeMap::new(), Vec::new());
+    if tree.astray.contains_key(&Ino::ROOT) {
+        empty.insert(Ino::ROOT, Empty { kind: Kind::Directory, links: 2, parent: Ino::ROOT });
+    }
+    for bad in &tree.bad {
+        let Named { ino, kind, .. } = bad.named;
+        match (kind, empty.get_mut(&ino)) {
+            (Kind::File | Kind::Directory, None) if bad.damaged => {
+                empty.insert(ino, Empty { kind, links: 1, parent: bad.dir });
+            }
+            (Kind::File, Some(Empty { kind: Kind::File, links, .. })) => *links += 1,
+            _ => gone.push(bad),
+        }
+    }
+    (empty, gone)
+}
+
+impl Volume {
+    /// The directory for what has lost its name: the one that there is, or a new one, which the root does not name yet where that
+    /// is damaged itself.
+    fn lost_and_found(&self, rootless: bool) -> Result<Ino> {
+        let mut name = LOST_AND_FOUND.to_vec();
+        for again in 1..=NAMES {
+            let there = if rootless { Err(Error::NotFound) } else { self.lookup(Ino::ROOT, &name) };
+            match there {
+                Ok(stat) if stat.kind == Kind::Directory => return Ok(stat.ino),
+                Ok(_) | Err(Error::Damaged(_)) => {
+                    name = [LOST_AND_FOUND, format!(".{again}").as_bytes()].concat();
+                }
+                Err(Error::NotFound) => {
+                    let ino = self.new_directory()?;
+                    if !rootless {
+                        self.add_name(Ino::ROOT, ino, &name, None)?;
+                    }
+                    return Ok(ino);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Exists)
+    }
+
+    /// An empty directory that only root can use and that has no name. As it frees nothing, it may use the reserve: the volume is
+    /// of no use without it.
+    fn new_directory(&self) -> Result<Ino> {
+        loop {
+            let ino = self.take_slot(self.regions.nearest(0))?;
+            let (block, at) = self.store.inode_at(ino)?;
+            let mut old = [0; LINE];
+            self.store.read(block, at, &mut old)?;
+            if let Ok(line::Inode::Free(generation)) = line::decode(ino, &old) {
+                let empty = Empty { kind: Kind::Directory, links: 2, parent: Ino::ROOT };
+                self.make_empty((ino, generation.wrapping_add(1)), &empty, None)?;
+                return Ok(ino);
+            }
+        }
+    }
+
+    /// Names something that has no name, after its number.
+    fn name_again(&self, dir: Ino, ino: Ino, links: u32) -> Result<()> {
+        for again in 0..NAMES {
+            let end = if again == 0 { String::new() } else { format!(".{again}") };
+            match self.add_name(dir, ino, format!("#{ino}{end}").as_bytes(), Some(links)) {
+                Err(Error::Exists) => {}
+                done => return done,
+            }
+        }
+        Err(Error::Exists)
+    }
+
+    fn add_name(&self, dir: Ino, ino: Ino, name: &[u8], links: Option<u32>) -> Result<()> {
+        let (dir, inode) = (self.inode(dir)?, self.inode(ino)?);
+        let mut locked = Locked::new(&[&dir, &inode]);
+        let names = names_to_change(locked.get(dir.ino)?)?;
+        if names.get(name).is_some() {
+            return Err(Error::Exists);
+        }
+        let time = self.now();
+        let mut entries = vec![(dir.ino, Entry::Link { ino, cookie: names.new_cookie()?, kind: inode.kind, name })];
+        if let Some(links) = links.filter(|_| inode.kind != Kind::Directory) {
+            entries.push((ino, Entry::Attributes(Attributes { links, ..locked.get(ino)?.attributes }, 0)));
+        }
+        self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Freeing)?;
+        if let Some(names) = &mut locked.get_mut(ino)?.dir {
+            names.parent = dir.ino;
+        }
+        Ok(())
+    }
+
+    /// Begins a life of an inode as something empty; `inside` is what an empty root names.
+    fn make_empty(&self, (ino, generation): (Ino, u32), empty: &Empty, inside: Option<Ino>) -> Result<()> {
+        let time = self.now();
+        let permissions = match (ino, empty.kind) {
+            (Ino::ROOT, _) => 0o755,
+            (_, Kind::Directory) => 0o700,
+            _ => 0,
+        };
+        let attributes = Attributes {
+            mode: empty.kind.mode_bits() | permissions,
+            uid: 0,
+            gid: 0,
+            links: empty.links,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            rdev: 0,
+        };
+        let (cookie, kind) = (FIRST_COOKIE, Kind::Directory);
+        let link = inside.map(|ino| Entry::Link { ino, cookie, kind, name: LOST_AND_FOUND });
+        let entries: Vec<_> = std::iter::once(Entry::Attributes(attributes, 0)).chain(link).collect();
+        let pages = self.log_pages(self.regions.nearest(ino.region()), Purpose::Freeing);
+        let timed = entries.iter().map(|entry| (entry, time));
+        let mut log = log::append(&self.store, pages, (ino, generation), (0, NO_TAIL), timed)?;
+        let durable = std::mem::take(&mut log.dirty).flush(&self.store)?.fence(&self.store)?;
+        let (block, at) = self.store.inode_at(ino)?;
+        let new = line::encode(ino, generation, log.head(), log.tail);
+        let words =
+            [line::HEAD, line::TAIL, line::STATE].map(|place| (block, at + place, get_u64(&new, place as usize)));
+        self.store.commit(&words, &durable)?;
+        let mut state = State::new(log.into_log());
+        for entry in &entries {
+            state.apply(entry, time, &mut Vec::new()).map_err(Error::Invalid)?;
+        }
+        if let Some(dir) = &mut state.dir {
+            dir.parent = empty.parent;
+        }
+        self.add_inode(Inode::new(ino, generation, empty.kind, state));
+        Ok(())
+    }
+}
