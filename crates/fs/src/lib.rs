@@ -56,7 +56,7 @@ pub use format::{Block, Ino};
 pub use locks::{FileLock, LockMode, LockSpace, Locks};
 pub use mkfs::{Layout, mkfs};
 pub use mount::superblock_of;
-pub use open::{open_files, open_files_to_look};
+pub use open::{open_files, open_files_to_look, reserve};
 pub use ops::{Migrated, Name, NewFile, Progress, RegionUsage, Rename, SetAttributes, SetXattr, Stat, Usage};
 pub use placement::Placement;
 pub use recent::Recent;

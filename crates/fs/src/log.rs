@@ -162,7 +162,10 @@ pub fn replay(
         if !store.superblock().is_data(at.page, 1) || log.pages.len() as u64 >= most {
             return Err(damage("its log leads outside of the volume or in a circle"));
         }
-        let page = store.read_block(at.page)?;
+        let page = store.read_block(at.page).map_err(|e| match e {
+            Error::Io(_) => damage("the memory of its log cannot be read"),
+            e => e,
+        })?;
         let last = at.page == tail.page;
         let end = if last { tail.slot } else { SLOTS };
         let sequence = read_page(page.as_slice(), (ino, generation), at, end, &mut take).map_err(damage)?;

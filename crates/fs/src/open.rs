@@ -1,7 +1,7 @@
 //! Finding the regions of a volume from any one of them.
 
 use std::ffi::OsStr;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -60,16 +60,45 @@ fn open_to(paths: &[PathBuf], change: bool) -> Result<Mapped> {
         let Some(path) = given.or(name) else {
             return Err(Error::NotAVolume(format!("region {index} has no name: give its path")));
         };
-        let file = region_file(&path, change);
+        let file = region_file(&path, change).and_then(|region| {
+            if change {
+                reserve(&region.file)?;
+            }
+            Ok(region)
+        });
         regions.push(file.map_err(|e| match e {
             Error::Io(e) if e.kind() == std::io::ErrorKind::NotFound => Error::NotAVolume(format!(
                 "region {index} is not where it was made, {}: give its path, too",
                 path.display()
             )),
+            Error::Io(e) if e.kind() == std::io::ErrorKind::StorageFull => {
+                let why =
+                    format!("region {index}, {}, is sparse, and there is no room for all of it: {e}", path.display());
+                Error::Io(std::io::Error::new(e.kind(), why))
+            }
             e => Error::NotAVolume(format!("region {index}, {}: {e}", path.display())),
         })?);
     }
     Mapped::new(&regions)
+}
+
+/// Makes sure that there is memory, or there are blocks, for all of a file: a store to what is not there would end the process. Devices,
+/// and file systems that cannot say, are left alone.
+///
+/// # Errors
+///
+/// There is no room for all of it, or the operating system refuses.
+pub fn reserve(file: &File) -> std::io::Result<()> {
+    /// The unit of `st_blocks`.
+    const SECTOR: u64 = 512;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.blocks() * SECTOR >= metadata.len() {
+        return Ok(());
+    }
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, metadata.len()) {
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Whether `path` is another file than the region that is at `original`.

@@ -257,7 +257,10 @@ fn read_table(
 ) -> Result<()> {
     for first in (from..to).step_by(inode::PER_BLOCK as usize) {
         let Some((at, _)) = store.superblock().inode_at(Ino::new(region, first.max(1) as u32)) else { continue };
-        let mut block = store.read_block(at)?;
+        let mut block = match store.read_block(at) {
+            Err(Error::Io(_)) => readable_lines(store, at)?,
+            block => block?,
+        };
         for (slot, line) in (first..to).zip(block.chunks_exact_mut(LINE)).filter(|(slot, _)| *slot != 0) {
             let ino = Ino::new(region, slot as u32);
             for record in pending.get(&ino).into_iter().flatten() {
@@ -279,6 +282,18 @@ fn read_table(
         }
     }
     Ok(())
+}
+
+/// What of a block of an inode table can be read. A line that cannot is one that fails its checks.
+fn readable_lines(store: &Store, at: Block) -> Result<Box<[u8; BLOCK]>> {
+    let mut block = Box::new([0; BLOCK]);
+    for (line, offset) in block.chunks_exact_mut(LINE).zip((0..).step_by(LINE)) {
+        match store.read(at, offset, line) {
+            Err(Error::Io(_)) => line.fill(0xff),
+            read => read?,
+        }
+    }
+    Ok(block)
 }
 
 /// Reads one inode, as a mount does that found a checkpoint.

@@ -219,6 +219,11 @@ impl Volume {
         self.store.in_doubt()
     }
 
+    /// Whether it is only looked at: every change gives [`Error::ReadOnly`].
+    pub fn is_look(&self) -> bool {
+        self.store.is_frozen()
+    }
+
     /// After a repair.
     pub(crate) fn forget_damage(&mut self) {
         self.damage.clear();

@@ -29,6 +29,11 @@ const TESTS: &[(&str, fn())] = &[
     ("options_of_users_imply_what_mount_8_says", options_of_users_imply_what_mount_8_says),
     ("options_of_all_file_systems_are_known", options_of_all_file_systems_are_known),
     ("a_server_is_not_the_oom_killers_first_choice", a_server_is_not_the_oom_killers_first_choice),
+    ("a_damaged_directory_locks_nobody_out", a_damaged_directory_locks_nobody_out),
+    ("a_damaged_file_can_be_removed_through_a_mount", a_damaged_file_can_be_removed_through_a_mount),
+    ("a_volume_on_a_read_only_medium_can_be_mounted", a_volume_on_a_read_only_medium_can_be_mounted),
+    ("a_sparse_region_is_filled_or_refused", a_sparse_region_is_filled_or_refused),
+    ("a_server_says_that_its_memory_has_failed", a_server_says_that_its_memory_has_failed),
 ];
 
 fn main() {
@@ -376,4 +381,167 @@ fn a_server_is_not_the_oom_killers_first_choice() {
     assert_eq!((read("oom_score_adj").trim(), read("oom_score").trim()), ("-1000", "0"));
     place.unmount();
     server.wait().unwrap();
+}
+
+/// Kills the server of a mount: as a crash does.
+fn crash(place: &Place, mut server: Child) {
+    server.kill().unwrap();
+    server.wait().unwrap();
+    run(&["umount", "-l", &place.dir]);
+}
+
+/// Flips a bit of the first entry of the log of an inode.
+fn damage(place: &Place, ino: u64) {
+    let mut bytes = fs::read(&place.volume).unwrap();
+    let page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.to_le_bytes();
+    let at = bytes.chunks(4096).position(page).unwrap() * 4096;
+    bytes[at + 70] ^= 1;
+    fs::write(&place.volume, bytes).unwrap();
+}
+
+fn ino(path: &Path) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap())
+}
+
+/// One bit in the log of one directory, and a crash: mount, `-o ro`, `fsck --repair`, `fs get` and `fs ls` all refused.
+fn a_damaged_directory_locks_nobody_out() {
+    let place = Place::new();
+    let server = place.server();
+    for name in ["important", "junk"] {
+        fs::create_dir(place.path(name)).unwrap();
+        fs::write(place.path(name).join("data"), name).unwrap();
+    }
+    let (junk, data) = (ino(&place.path("junk")), ino(&place.path("junk/data")));
+    crash(&place, server);
+    damage(&place, junk);
+    let before = fs::read(&place.volume).unwrap();
+    let got = homenode(&["fs", "get", &place.volume, "/important/data", "-"]);
+    assert_eq!((ends(&got).0, &got.stdout[..]), (0, &b"important"[..]));
+    assert!(ends(&got).1.contains("\"junk\" stands for a directory that is damaged"), "{}", ends(&got).1);
+    assert_eq!(ends(&homenode(&["fs", "ls", &place.volume])).0, 0);
+
+    let (code, said) = place.mount(&["-o", "ro"]);
+    assert_eq!(code, 0, "{said}");
+    assert_eq!(fs::read(place.path("important/data")).unwrap(), b"important");
+    let code = fs::read_dir(place.path("junk")).map(|names| names.map(|name| name.map(drop)).collect::<Vec<_>>());
+    let code = code.map(|names| names.into_iter().find_map(Result::err)).unwrap_or_else(Some);
+    assert_eq!(code.and_then(|e| e.raw_os_error()), Some(libc::EUCLEAN));
+    let (code, said) = place.mount(&["-o", "remount,rw"]);
+    assert!(code == 5 && said.contains("mounted with ro"), "{code}: {said}");
+    assert!(shown(&place).contains(" ro,"), "{}", shown(&place));
+    run(&["umount", &place.dir]);
+    assert!(fs::read(&place.volume).unwrap() == before, "looking has changed the volume");
+
+    // The server that looks may end a little later.
+    let (code, said) = place.mount(&[]);
+    assert_eq!(code, 0, "{said}");
+    assert_eq!(fs::read(place.path("important/data")).unwrap(), b"important");
+    fs::remove_file(place.path("important/data")).unwrap();
+    run(&["umount", &place.dir]);
+    let mut repaired = ends(&homenode(&["fsck", "--repair", &place.volume]));
+    while repaired.0 == 8 {
+        repaired = ends(&homenode(&["fsck", "--repair", &place.volume])); // the server is not done yet
+    }
+    assert_eq!(repaired.0, 1, "{repaired:?}");
+    assert_eq!(place.mount(&[]), (0, String::new()));
+    assert_eq!(fs::read(place.path(&format!("lost+found/#{data}"))).unwrap(), b"junk");
+    fs::remove_dir(place.path("junk")).unwrap();
+    place.unmount();
+}
+
+/// `rm` looks the name up first, and that was an error: so was `rm -rf` of the directory.
+fn a_damaged_file_can_be_removed_through_a_mount() {
+    let place = Place::new();
+    assert_eq!(place.mount(&[]), (0, String::new()));
+    fs::create_dir_all(place.path("dir/sub")).unwrap();
+    fs::write(place.path("dir/file"), b"x").unwrap();
+    let (file, sub) = (ino(&place.path("dir/file")), ino(&place.path("dir/sub")));
+    place.unmount();
+    damage(&place, file);
+    damage(&place, sub);
+    assert_eq!(place.mount(&[]).0, 0);
+    let metadata = fs::metadata(place.path("dir/file")).unwrap();
+    assert!(metadata.is_file() && metadata.permissions().readonly());
+    let refused = [
+        fs::read(place.path("dir/file")).map(drop),
+        fs::write(place.path("dir/file"), b"new"),
+        fs::rename(place.path("dir/file"), place.path("dir/other")),
+    ];
+    let refused = refused.map(|done| done.err().and_then(|e| e.raw_os_error()));
+    assert_eq!(refused, [Some(libc::EUCLEAN); 3]);
+    run(&["rm", "-rf", place.path("dir").to_str().unwrap()]);
+    assert_eq!(fs::read_dir(&place.dir).unwrap().count(), 0);
+    run(&["umount", &place.dir]);
+    let mut repaired = ends(&homenode(&["fsck", "--repair", &place.volume]));
+    while repaired.0 == 8 {
+        repaired = ends(&homenode(&["fsck", "--repair", &place.volume])); // the server is not done yet
+    }
+    assert_eq!(repaired.0, 1, "{repaired:?}");
+    assert_eq!(ends(&homenode(&["fsck", &place.volume])).0, 0);
+}
+
+/// Its regions were opened for writing, so a read-only snapshot was out of reach.
+fn a_volume_on_a_read_only_medium_can_be_mounted() {
+    let place = Place::new();
+    let server = place.server();
+    crash(&place, server); // so that it must be recovered
+    let medium = place.place.path().join("medium");
+    fs::create_dir(&medium).unwrap();
+    fs::rename(&place.volume, medium.join("volume")).unwrap();
+    let (path, volume) = (medium.to_str().unwrap(), medium.join("volume"));
+    let volume = volume.to_str().unwrap();
+    run(&["mount", "--bind", path, path]);
+    run(&["mount", "-o", "remount,bind,ro", path]);
+    let before = fs::read(volume).unwrap();
+    assert_eq!(ends(&homenode(&["mount", "-o", "ro", volume, &place.dir])), (0, String::new()));
+    let content = fs::read(place.path("f"));
+    run(&["umount", &place.dir]);
+    let checked = ends(&homenode(&["fsck", volume]));
+    let same = fs::read(volume).unwrap() == before;
+    run(&["umount", "-l", path]);
+    assert_eq!((content.unwrap(), checked.0, same), (b"x".to_vec(), 0, true), "{checked:?}");
+}
+
+/// `mkfs` took a file of 200 MB on a tmpfs of 20 MB, and the server ended without a word after 19 MB.
+fn a_sparse_region_is_filled_or_refused() {
+    let place = Place::new();
+    let small = place.place.path().join("small");
+    fs::create_dir(&small).unwrap();
+    run(&["mount", "-t", "tmpfs", "-o", "size=20M", "none", small.to_str().unwrap()]);
+    let sparse = |name: &str, len| {
+        let path = small.join(name);
+        fs::File::create(&path).unwrap().set_len(len).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (large, fits) = (sparse("large", 200 << 20), sparse("fits", 8 << 20));
+    let refused = ends(&homenode(&["mkfs", &large]));
+    let made = ends(&homenode(&["mkfs", &fits]));
+    let allocated = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(&fits).unwrap()) * 512;
+    // A copy that leaves out what is zero.
+    fs::remove_file(&large).unwrap();
+    let copy = small.join("copy");
+    run(&["cp", "--sparse=always", &fits, copy.to_str().unwrap()]);
+    fs::remove_file(&fits).unwrap();
+    let filler = small.join("filler");
+    let _ = fs::write(&filler, vec![1; 16 << 20]);
+    let full = ends(&homenode(&["mount", copy.to_str().unwrap(), &place.dir]));
+    fs::remove_file(&filler).unwrap();
+    let filled = ends(&homenode(&["mount", copy.to_str().unwrap(), &place.dir]));
+    let _ = Command::new("umount").arg(&place.dir).status();
+    run(&["umount", "-l", small.to_str().unwrap()]);
+    assert!(refused.0 == 5 && refused.1.contains("ENOSPC"), "{refused:?}");
+    assert_eq!((made.0, allocated), (0, 8 << 20), "{made:?}");
+    assert!(full.0 == 5 && full.1.contains("is sparse"), "{full:?}");
+    assert_eq!(filled, (0, String::new()));
+}
+
+/// The server ended by a signal, and nobody was told why.
+fn a_server_says_that_its_memory_has_failed() {
+    let place = Place::new();
+    let server = place.server();
+    // Somebody cuts the region off: what is stored has no place any more.
+    fs::File::options().write(true).open(&place.volume).unwrap().set_len(1 << 20).unwrap();
+    let _ = fs::write(place.path("g"), vec![1; 4 << 20]);
+    let (code, said) = ends(&server.wait_with_output().unwrap());
+    assert!(code == 5 && said.contains("region 0: its memory has failed at byte"), "{code}: {said}");
 }

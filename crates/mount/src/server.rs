@@ -335,6 +335,9 @@ impl Server {
             volume.truncate(ino, size)?;
         }
         let none = wanted == SetAttributes::default();
+        if volume.is_look() {
+            return Err(Error::ReadOnly); // also a change of nothing
+        }
         if none && !has(set::SIZE) {
             // A change of the owner to the same one: the kernel leaves out both, and expects what any other does. It asks for
             // users who may not, too: those of others' files change nothing.

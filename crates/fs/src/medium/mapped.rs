@@ -12,7 +12,7 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 use super::group::Group;
 use super::persist::{self, Instruction};
-use super::{At, Durability, Medium, Persistence, durability, exclusive};
+use super::{At, Durability, Medium, Persistence, durability, exclusive, fault};
 use crate::error::{Error, Result};
 use crate::format::{Block, LINE};
 
@@ -62,7 +62,11 @@ unsafe impl Sync for Region {}
 impl Mapped {
     /// Maps the regions in the given order. They are locked as long as they are mapped, a device by all of its nodes.
     pub fn new(files: &[RegionFile]) -> Result<Self> {
-        Ok(Self { regions: files.iter().map(Region::new).collect::<Result<_>>()? })
+        let regions = files.iter().map(Region::new).collect::<Result<Vec<_>>>()?;
+        for (index, region) in regions.iter().enumerate() {
+            fault::watch(region.base.as_ptr(), region.len, index);
+        }
+        Ok(Self { regions })
     }
 
     /// How stores to a region become durable.
@@ -209,6 +213,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        fault::forget(self.base.as_ptr());
         // SAFETY: the mapping is this value's own, and nothing borrows from it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
@@ -248,8 +253,10 @@ impl Medium for Mapped {
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
         let (_, place) = self.place(at, out.len())?;
         // SAFETY: `place` has `out.len()` bytes, and `out` is no part of the mapping.
-        unsafe { ptr::copy_nonoverlapping(place, out.as_mut_ptr(), out.len()) };
-        Ok(())
+        if unsafe { fault::copy(place, out.as_mut_ptr(), out.len()) } {
+            return Ok(());
+        }
+        Err(io::Error::from_raw_os_error(libc::EIO).into())
     }
 
     fn write(&self, at: At, data: &[u8]) -> Result<()> {
@@ -277,6 +284,7 @@ impl Medium for Mapped {
     }
 
     fn load_u64(&self, at: At) -> Result<u64> {
+        self.read(at, &mut [0; 8])?; // an error where its memory has failed
         Ok(u64::from_le(self.word(at)?.load(Ordering::Acquire)))
     }
 

@@ -6,11 +6,12 @@
 //! **Approach.** One trait with the operations that matter for ordering. [`Mapped`] is real memory, [`Emulated`]
 //! makes it as slow as that of several nodes; tests bring a recording medium of their own.
 //!
-//! **Limits.** A medium that cannot be read (a poisoned line) kills the process with SIGBUS.
+//! **Limits.** A medium that cannot be stored to ends the process; see `fault`.
 
 mod durability;
 mod emulated;
 mod exclusive;
+mod fault;
 mod group;
 mod mapped;
 mod overlay;
@@ -19,6 +20,7 @@ mod profile;
 
 pub use durability::Durability;
 pub use emulated::{Carried, Clock, Emulated, Monotonic};
+pub use fault::log_failures_to;
 pub use mapped::{Mapped, RegionFile};
 pub use overlay::Overlay;
 pub use persist::Persistence;

@@ -52,7 +52,7 @@ impl Volume {
         self.find(parent, name, Self::stat_of)
     }
 
-    /// Attributes for the name of something damaged, so that a kernel can remove it: an empty file, or a directory where the name says
+    /// Attributes for the name of something damaged, so that a kernel can remove it: a file, or a directory where the name says
     /// so, that nobody but root may use. Any other use gives [`Error::Damaged`].
     pub fn stub(&self, parent: Ino, name: &[u8]) -> Result<Stat> {
         let dir = self.inode(parent)?;
@@ -528,7 +528,8 @@ impl Volume {
 fn stub_stat(ino: Ino, kind: Kind) -> Stat {
     let mode = kind.mode_bits();
     let attributes = Attributes { mode, uid: 0, gid: 0, links: 1, atime: 0, mtime: 0, ctime: 0, rdev: 0 };
-    Stat { ino, generation: 0, kind, attributes, size: 0, blocks: 0 }
+    // Not empty: a kernel reads an empty file without asking.
+    Stat { ino, generation: 0, kind, attributes, size: 1, blocks: 0 }
 }
 
 /// The kind that a mode says; none is a regular file.

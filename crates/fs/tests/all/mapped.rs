@@ -184,3 +184,30 @@ fn names_in_an_image_lead_to_files_only() {
     assert!(refused.contains("neither a file nor device DAX"), "{refused}");
     assert!(fs::open_files(&["/dev/null".into()]).is_err());
 }
+
+/// A line that cannot be read ended the server of all users, and then recovery.
+#[test]
+fn memory_that_cannot_be_read_is_an_error_of_its_file_alone() {
+    if !cfg!(target_arch = "x86_64") {
+        return;
+    }
+    let file = memfd(4 << 20);
+    let files = [file.try_clone().unwrap()];
+    let new = NewFile { mode: 0o644, ..NewFile::default() };
+    format(map(&files), 1);
+    let volume = Volume::mount(map(&files), options(1)).unwrap();
+    let [good, log, data] = [&b"good"[..], b"log", b"data"].map(|name| {
+        let ino = volume.create(Ino::ROOT, name, new).unwrap().ino;
+        volume.write(ino, 0, &[7; 4096]).unwrap();
+        ino
+    });
+    // The log of one file and the data of another come last, and then their memory goes.
+    volume.write(data, 0, &vec![8; 3_500_000]).unwrap();
+    volume.migrate_file(log, 0, None, |_| true).unwrap();
+    let end = volume.map(data).unwrap().last().map(|run| run.block.index() + run.count).unwrap() - 2;
+    file.set_len(end * 4096).unwrap();
+    let mut out = [0; 4096];
+    let failed = volume.read(data, 3_495_000, &mut out).map_err(|e| e.errno());
+    assert_eq!(failed, Err(libc::EIO));
+    assert_eq!((volume.read(good, 0, &mut out).unwrap(), out), (4096, [7; 4096]));
+}

@@ -66,8 +66,6 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     let regions: Vec<RegionFile> =
         files.into_iter().map(|(file, node, path)| bind(file, node, &path)).collect::<Result<_, _>>()?;
     let mapped = Arc::new(Mapped::new(&regions).map_err(|e| failure("mkfs", e))?);
-    // Bound to their nodes by now, so the memory comes from there.
-    new.0.iter().zip(&regions).try_for_each(|(path, region)| reserve(path, &region.file, args.size))?;
     if let Some(index) = (0..regions.len()).find(|i| ::fs::superblock_of(&*mapped, *i).is_ok()).filter(|_| !args.force)
     {
         let region = args.regions.get(index).map_or("", String::as_str);
@@ -77,6 +75,10 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         for (index, (region, name)) in regions.iter().zip(&args.regions).enumerate() {
             refuse_content(name, &region.file, (&mapped, index))?;
         }
+    }
+    // Bound to their nodes by now, so the memory comes from there.
+    for (region, name) in regions.iter().zip(&args.regions) {
+        ::fs::reserve(&region.file).map_err(|e| Failure::io("reserve space for", Path::new(name), &e))?;
     }
     let mut volume = [0; 16];
     File::open("/dev/urandom")
@@ -182,15 +184,6 @@ fn open_region(path: &Path, size: Option<u64>, created: &mut Created) -> Result<
         if e.kind() == io::ErrorKind::InvalidInput { failure.hint(odd) } else { failure }
     })?;
     Ok(file)
-}
-
-/// Makes sure that a file that was created has memory or blocks for all of its size: a store to memory that is not there
-/// would kill the process.
-fn reserve(path: &Path, file: &File, size: Option<u64>) -> Result<(), Failure> {
-    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size.unwrap_or(0)) {
-        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
-        Err(e) => Err(Failure::io("reserve space for", path, &e.into())),
-    }
 }
 
 /// Checks a volume. Exit codes as fsck(8) has them: 0 fine, 1 repaired, 4 damaged, 8 not checked, 32 stopped; 16, wrong

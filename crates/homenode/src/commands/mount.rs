@@ -262,6 +262,7 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     let stop = Stop::on_signals()?;
     // Nobody waits for output from here on, so that nothing keeps moves from being undone, or the mount from ending.
     output::detach();
+    log_failures();
     // Each thread that uses the mount takes up to two.
     session::raise_open_files();
     // Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the mount. Only with
@@ -374,6 +375,16 @@ fn say(line: &str) {
         let kernel = std::fs::OpenOptions::new().write(true).open("/dev/kmsg");
         // Where nobody listens nothing can be said.
         let _ = kernel.and_then(|mut kernel| kernel.write_all(entry.as_bytes()));
+    }
+}
+
+/// Where memory fails so that the server must end, the system's log says why: in the background nobody sees stderr.
+fn log_failures() {
+    let socket = UnixDatagram::unbound().and_then(|socket| socket.connect("/dev/log").map(|()| socket.into()));
+    let kernel = || std::fs::OpenOptions::new().write(true).open("/dev/kmsg").map(Into::into);
+    // Where nobody listens nothing can be said.
+    if let Ok(log) = socket.or_else(|_: std::io::Error| kernel()) {
+        ::fs::medium::log_failures_to(log);
     }
 }
 

@@ -1,0 +1,198 @@
+//! Memory that fails while it is used.
+//!
+//! **Problem.** A line that cannot be read, or a page of a file that is not there, is a SIGBUS. It ended the server of all users of a
+//! volume, without a word; and then recovery, and fsck.
+//!
+//! **Approach.** A handler of the process, from the first region that is mapped. What is read from a region is copied by one instruction
+//! whose place the handler knows: it goes on behind that, and the read is an error (EIO). Any other failure in a region ends
+//! the process with a line that names the region and the byte.
+//!
+//! **Limits.** Stores end the process. On processors other than x86-64 reads do too. A failure elsewhere is left to whoever
+//! handled the signal before.
+
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::sync::Once;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+use crate::format::MAX_REGIONS;
+
+/// What the handler knows of a mapping; a length of 0: nothing.
+struct Place {
+    base: AtomicUsize,
+    len: AtomicUsize,
+    region: AtomicUsize,
+}
+
+/// Some volumes' regions. What finds no place here is called "a region" by the handler.
+static PLACES: [Place; 4 * MAX_REGIONS] =
+    [const { Place { base: AtomicUsize::new(0), len: AtomicUsize::new(0), region: AtomicUsize::new(0) } };
+        4 * MAX_REGIONS];
+
+/// Where the last words go besides stderr; negative: nowhere.
+static LOG: AtomicI32 = AtomicI32::new(-1);
+
+/// What had the signal before.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Exit code of a process that memory has failed: that of the command for errors of input and output.
+const EXIT: i32 = 5;
+
+/// From now on, what ends the process for failed memory is written to this file, too: the system's log, for a server whose stderr
+/// leads nowhere. It is never closed.
+pub fn log_failures_to(log: OwnedFd) {
+    LOG.store(log.into_raw_fd(), Ordering::Relaxed);
+}
+
+/// A mapping of a region from `base` on, so that the handler can name it.
+pub(super) fn watch(base: *const u8, len: usize, region: usize) {
+    static HANDLED: Once = Once::new();
+    HANDLED.call_once(handle);
+    // Who sets the length first has the place.
+    let free = PLACES.iter().find(|p| p.len.compare_exchange(0, len, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+    if let Some(place) = free {
+        place.region.store(region, Ordering::Release);
+        place.base.store(base.addr(), Ordering::Release);
+    }
+}
+
+/// The mapping is about to end.
+pub(super) fn forget(base: *const u8) {
+    if let Some(place) = PLACES.iter().find(|p| p.base.load(Ordering::Acquire) == base.addr()) {
+        place.base.store(0, Ordering::Release);
+        place.len.store(0, Ordering::Release);
+    }
+}
+
+fn handle() {
+    // SAFETY: an all-zero sigaction is one (the default action), and both pointers are to values of this function.
+    unsafe {
+        let mut before: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) != 0 {
+            return;
+        }
+        let _ = BEFORE.set(before);
+        let mut new: libc::sigaction = std::mem::zeroed();
+        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = failed;
+        new.sa_sigaction = handler as usize;
+        // The standard library gives its threads a stack for handlers.
+        new.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigaction(libc::SIGBUS, &raw const new, std::ptr::null_mut());
+    }
+}
+
+/// Copies from a region. False: its memory has failed, and `to` holds some of it.
+///
+/// # Safety
+/// Both have `len` bytes, and do not overlap.
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let left: usize;
+        // SAFETY: the caller's promise; the ABI has the direction flag clear.
+        unsafe {
+            std::arch::asm!(
+                "call {copy}",
+                copy = sym copying,
+                inout("rcx") len => left,
+                inout("rsi") from => _,
+                inout("rdi") to => _,
+                options(preserves_flags)
+            );
+        }
+        left == 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+        true
+    }
+}
+
+/// Bytes of `rep movsb`, the first instruction of [`copying`].
+#[cfg(target_arch = "x86_64")]
+const REP_MOVSB: i64 = 2;
+
+/// The copy: at a fault `rcx` says how many bytes are left.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+extern "C" fn copying() {
+    std::arch::naked_asm!(".byte 0xf3, 0xa4", "ret")
+}
+
+/// Goes on behind [`copying`]'s copy, if that is where the signal came from.
+#[cfg(target_arch = "x86_64")]
+fn goes_on(context: *mut libc::c_void) -> bool {
+    // SAFETY: the kernel hands a handler with SA_SIGINFO its context, which nobody else has.
+    let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_mut() }) else { return false };
+    let Some(at) = context.uc_mcontext.gregs.get_mut(libc::REG_RIP as usize) else { return false };
+    let begin: extern "C" fn() = copying;
+    if *at as usize != begin as usize {
+        return false;
+    }
+    *at += REP_MOVSB;
+    true
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn goes_on(_: *mut libc::c_void) -> bool {
+    false
+}
+
+/// Calls nothing that a handler must not: no locks, no memory.
+extern "C" fn failed(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel hands a handler with SA_SIGINFO the reason, which for SIGBUS has an address.
+    let address = unsafe { info.as_ref().map_or(0, |info| info.si_addr().addr()) };
+    let within = |place: &&Place| {
+        let (base, len) = (place.base.load(Ordering::Acquire), place.len.load(Ordering::Acquire));
+        base != 0 && (base..base.saturating_add(len)).contains(&address)
+    };
+    if goes_on(context) {
+        return;
+    }
+    let Some(place) = PLACES.iter().find(within) else {
+        if let Some(before) = BEFORE.get() {
+            // SAFETY: it is what the system said. The access is repeated, and ends as it did before there was this handler.
+            unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
+        }
+        return;
+    };
+    let mut line = Line { bytes: [0; 160], len: 0 };
+    line.add(b"<27>homenode: region ");
+    line.number(place.region.load(Ordering::Relaxed));
+    line.add(b": its memory has failed at byte ");
+    line.number(address - place.base.load(Ordering::Relaxed));
+    line.add(b" (SIGBUS), so this process ends: is there room for the whole file, or has the device bad blocks?\n");
+    let said = line.bytes.get(..line.len).unwrap_or_default();
+    for (fd, said) in [(2, said.get(4..).unwrap_or_default()), (LOG.load(Ordering::Relaxed), said)] {
+        // SAFETY: the bytes are this function's. A descriptor that is not open is an error, which nobody can be told.
+        unsafe { libc::write(fd, said.as_ptr().cast(), said.len()) };
+    }
+    // SAFETY: it ends the process and runs nothing of it.
+    unsafe { libc::_exit(EXIT) }
+}
+
+/// A line that is put together without memory of its own.
+struct Line {
+    bytes: [u8; 160],
+    len: usize,
+}
+
+impl Line {
+    fn add(&mut self, text: &[u8]) {
+        for byte in text {
+            if let Some(place) = self.bytes.get_mut(self.len) {
+                *place = *byte;
+                self.len += 1;
+            }
+        }
+    }
+
+    fn number(&mut self, number: usize) {
+        if number >= 10 {
+            self.number(number / 10);
+        }
+        self.add(&[b'0' + (number % 10) as u8]);
+    }
+}
