@@ -182,7 +182,7 @@ fn a_damaged_file_can_be_seen_and_removed_and_a_repair_ends_it() {
             assert_eq!(code(&["fsck", "--repair", &volume]), 1);
             assert_eq!(code(&["fsck", &volume]), 0);
             assert_eq!(kinds(), ["file", "file"]);
-            assert_eq!(homenode(&["fs", "get", &volume, "/bad", "-"]).stdout, []);
+            assert_eq!(homenode(&["fs", "get", &volume, "/bad", "-"]).stdout, b"");
         }
         assert_eq!(homenode(&["fs", "get", &volume, "/good", "-"]).stdout, [7; 9000]);
         stdout(&["fs", "rm", &volume, "/bad"]);

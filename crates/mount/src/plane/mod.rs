@@ -227,7 +227,11 @@ impl VolumePlane {
     /// A file; `None` if it was removed.
     fn file(&self, ino: Ino, readers: Vec<u32>) -> Option<ObservedFile> {
         let (stat, bytes) = (self.volume.stat(ino).ok()?, self.volume.bytes_by_node(ino).ok()?);
-        let movable = self.before.len() > 1;
+        let held = match (self.volume.is_look(), self.before.len() > 1) {
+            (true, _) => Some("the volume is mounted read-only"),
+            (_, false) => Some("the volume has one region"),
+            _ => None,
+        };
         Some(ObservedFile {
             file: self.id(ino),
             generation: Some(u64::from(stat.generation)),
@@ -240,8 +244,8 @@ impl VolumePlane {
                 Placement::Random | Placement::Interleave => Writes::Spread,
                 Placement::Node(_) => Writes::Stay,
             }),
-            movable: Some(movable),
-            held: (!movable).then(|| "the volume has one region".to_owned()),
+            movable: Some(held.is_none()),
+            held: held.map(str::to_owned),
             // A copy opens the file from time to time.
             opens: if self.copies.contains(ino) { None } else { self.volume.open_count(ino).ok() },
             readers,
