@@ -367,7 +367,7 @@ pub const LOST_FILE: &str = "stands for a file that is damaged";
 /// Walks from the root: finds the orphans, checks names against inodes, and tells directories their parents.
 pub fn walk(found: &mut Inodes) -> Tree {
     let mut tree = Tree::default();
-    tree.from_root(found);
+    tree.walk_root(found);
     tree.count(found);
     tree
 }
@@ -375,7 +375,7 @@ pub fn walk(found: &mut Inodes) -> Tree {
 /// The same. Where names are lost, whole inodes without any get the root for a parent: as few as lead to all of them.
 pub fn walk_lost(found: &mut Inodes, names_lost: bool) -> Tree {
     let mut tree = Tree::default();
-    tree.from_root(found);
+    tree.walk_root(found);
     if tree.names_lost || names_lost {
         let whole: Vec<Ino> = found.iter().filter(|(_, f)| f.state.is_ok()).map(|(ino, _)| *ino).collect();
         let nameless: Vec<Ino> = whole.into_iter().filter(|ino| !tree.names.contains_key(ino)).collect();
@@ -385,11 +385,12 @@ pub fn walk_lost(found: &mut Inodes, names_lost: bool) -> Tree {
         let (inner, outer): (Vec<Ino>, Vec<Ino>) = nameless.iter().partition(|ino| inner.contains(ino));
         let mut tops = Vec::new();
         for ino in outer.into_iter().chain(inner) {
-            if !tree.names.contains_key(&ino) {
-                tops.push(ino);
-                tree.names.insert(ino, 1);
-                tree.follow(found, ino, Ino::ROOT);
+            if tree.names.contains_key(&ino) {
+                continue;
             }
+            tops.push(ino);
+            tree.names.insert(ino, 1);
+            tree.follow(found, ino, Ino::ROOT);
         }
         tree.lost = tops.iter().map(|ino| (*ino, tree.names.get(ino).copied().unwrap_or(1))).collect();
         tree.adopted = nameless.into_iter().filter(|ino| tree.names.contains_key(ino)).collect();
@@ -399,7 +400,7 @@ pub fn walk_lost(found: &mut Inodes, names_lost: bool) -> Tree {
 }
 
 impl Tree {
-    fn from_root(&mut self, found: &mut Inodes) {
+    fn walk_root(&mut self, found: &mut Inodes) {
         match found.get(&Ino::ROOT).map(|f| f.state.as_ref().map(|s| s.dir.is_some())) {
             Some(Ok(true)) => {}
             found => {

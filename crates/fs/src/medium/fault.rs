@@ -11,9 +11,8 @@
 //! handled the signal before.
 
 use std::os::fd::{IntoRawFd, OwnedFd};
-use std::sync::Once;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Once, OnceLock};
 
 use crate::format::MAX_REGIONS;
 
@@ -166,8 +165,14 @@ extern "C" fn failed(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_v
     line.add(b" (SIGBUS), so this process ends: is there room for the whole file, or has the device bad blocks?\n");
     let said = line.bytes.get(..line.len).unwrap_or_default();
     for (fd, said) in [(2, said.get(4..).unwrap_or_default()), (LOG.load(Ordering::Relaxed), said)] {
-        // SAFETY: the bytes are this function's. A descriptor that is not open is an error, which nobody can be told.
-        unsafe { libc::write(fd, said.as_ptr().cast(), said.len()) };
+        let mut ready = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+        // A pipe that nobody reads must not keep the process.
+        // SAFETY: both get what is this function's. A descriptor that is not open is an error, which nobody can be told.
+        unsafe {
+            if libc::poll(&raw mut ready, 1, 0) == 1 {
+                libc::write(fd, said.as_ptr().cast(), said.len());
+            }
+        }
     }
     // SAFETY: it ends the process and runs nothing of it.
     unsafe { libc::_exit(EXIT) }

@@ -366,7 +366,7 @@ const DAMAGE_LINES: usize = 10;
 /// Says what damage there is, and what that means for the volume.
 fn tell_damage(volume: &Volume, path: &Path) {
     for line in damage_lines(volume, path) {
-        eprintln!("homenode: {}", output::escape(&line));
+        output::complain(&format!("homenode: {}\n", output::escape(&line)));
     }
 }
 
