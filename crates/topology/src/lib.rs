@@ -8,7 +8,7 @@
 //! adds what sysfs does not know from `homenode.toml`; [`capture`] saves it as a fixture.
 //!
 //! **Limits.** A topology shows one moment: CPUs that go on- or offline later show at the next
-//! read.
+//! read. [`sysfs::outline`] tells cheaply whether one is due.
 
 pub mod capture;
 pub mod config;
@@ -68,11 +68,12 @@ pub struct Node {
     pub memory: MemoryKind,
     /// ACPI SLIT distance to every node (10 is local), keyed by node id.
     pub distance: BTreeMap<NodeId, u32>,
-    /// Highest read bandwidth of the node's memory in bytes/s, if configured or measured. Unknown
-    /// is `None`, never a guess.
+    /// Highest read bandwidth of the node's memory in bytes/s, if configured or told by the
+    /// firmware. Unknown is `None`, never a guess.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bw_max: Option<f64>,
-    /// Highest write bandwidth of the node's memory in bytes/s, if configured or measured.
+    /// Highest write bandwidth of the node's memory in bytes/s, if configured or told by the
+    /// firmware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_bw_max: Option<f64>,
 }

@@ -8,8 +8,12 @@
 //! another machine reads like that machine. A missing necessary file, or a text that no kernel
 //! would write, is an error that names the file and the errno or the text; nothing is guessed.
 //!
+//! The bandwidth of a node's memory is what the firmware promises (ACPI HMAT; CDAT for CXL): in MB/s,
+//! as the nearest CPU gets it (`access1`; kernels before 5.11 have `access0` only, the nearest
+//! initiator of any kind, which may be a device instead of a CPU).
+//!
 //! **Limits.** CPUs to which the firmware gives no node (`NUMA_NO_NODE`) belong to no node here
-//! either.
+//! either. Most machines without CXL, HBM or persistent memory tell no bandwidth.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -94,7 +98,38 @@ fn node(source: &Source<'_>, id: NodeId, ids: &[NodeId], online: &CpuSet) -> Res
         (_, false) => MemoryKind::Dram,
     };
     let distance = distances(source, &format!("{dir}/distance"), ids)?;
-    Ok(Node { id, cpus, offline_cpus, memory_bytes, memory, distance, read_bw_max: None, write_bw_max: None })
+    let read_bw_max = bandwidth(source, &dir, "read_bandwidth")?;
+    let write_bw_max = bandwidth(source, &dir, "write_bandwidth")?;
+    Ok(Node { id, cpus, offline_cpus, memory_bytes, memory, distance, read_bw_max, write_bw_max })
+}
+
+/// What the firmware tells about the bandwidth of a node's memory, in bytes/s. The kernel shows 0 for unknown.
+fn bandwidth(source: &Source<'_>, dir: &str, what: &str) -> Result<Option<f64>, TopologyError> {
+    for class in ["access1", "access0"] {
+        let file = format!("{dir}/{class}/initiators/{what}");
+        let Some(text) = source.optional(&file)? else { continue };
+        let mb: u32 = text.trim().parse().map_err(|_| source.wrong(&file, &text, "is not a number of MB/s"))?;
+        if mb > 0 {
+            return Ok(Some(f64::from(mb) * 1e6));
+        }
+    }
+    Ok(None)
+}
+
+/// The texts of the files that change when CPUs or nodes come or go: equal texts mean the same machine. Four small files, so
+/// that a daemon can ask in every window.
+///
+/// # Errors
+///
+/// [`TopologyError::Read`] for a file that is refused, or if the list of online CPUs is missing.
+pub fn outline(sys: &Path) -> Result<String, TopologyError> {
+    let source = Source::new(sys);
+    let mut all = source.text(&format!("{CPUS}/online"))?;
+    for file in ["online", "has_cpu", "has_memory"] {
+        all.push_str(file);
+        all.push_str(&source.optional(&format!("{NODES}/{file}"))?.unwrap_or_default());
+    }
+    Ok(all)
 }
 
 /// Present free memory of each node in bytes, without nodes that do not tell. A kernel without NUMA

@@ -395,6 +395,62 @@ fn configured_bandwidth_reaches_its_node_and_no_other() {
     assert_eq!(machine.nodes[0].read_bw_max, None);
 }
 
+/// A copy of a machine, with these files below its node directory.
+fn with(machine: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    all().iter().find(|m| m.name == machine).unwrap().write(dir.path());
+    for (file, text) in files {
+        let path = dir.path().join("devices/system/node").join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    dir
+}
+
+#[test]
+fn the_firmware_tells_bandwidth_as_the_nearest_cpu_gets_it() {
+    // Node 0 as a kernel before 5.11 shows it; node 1 has a device nearer than any CPU.
+    let dir = with(
+        "two-sockets",
+        &[
+            ("node0/access0/initiators/read_bandwidth", "131072\n"),
+            ("node0/access0/initiators/write_bandwidth", "65536\n"),
+            ("node1/access0/initiators/read_bandwidth", "999999\n"),
+            ("node1/access1/initiators/read_bandwidth", "6800\n"),
+            ("node1/access1/initiators/write_bandwidth", "0\n"),
+        ],
+    );
+    let mut machine = sysfs::read(dir.path()).unwrap();
+    let told: Vec<_> = machine.nodes.iter().map(|n| (n.read_bw_max, n.write_bw_max)).collect();
+    assert_eq!(told, [(Some(131_072e6), Some(65_536e6)), (Some(6.8e9), None)]);
+    // What the user says comes first.
+    let config = NodeConfig { read_bw_max: Some(5e9), write_bw_max: None };
+    machine.configure(&BTreeMap::from([(NodeId(0), config)])).unwrap();
+    assert_eq!((machine.nodes[0].read_bw_max, machine.nodes[0].write_bw_max), (Some(5e9), Some(65_536e6)));
+    // A capture has these files, too.
+    let copy = tempfile::tempdir().unwrap();
+    assert_eq!(capture::capture(dir.path(), copy.path()).unwrap().topology.nodes[1].read_bw_max, Some(6.8e9));
+    let dir = with("two-sockets", &[("node0/access0/initiators/read_bandwidth", "fast\n")]);
+    let error = sysfs::read(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("read_bandwidth") && error.contains("MB/s"), "{error}");
+}
+
+#[test]
+fn the_outline_changes_when_cpus_or_nodes_come_or_go() {
+    let dir = with("two-sockets", &[]);
+    let before = sysfs::outline(dir.path()).unwrap();
+    assert_eq!(sysfs::outline(dir.path()).unwrap(), before);
+    for file in ["devices/system/cpu/online", "devices/system/node/online", "devices/system/node/has_cpu"] {
+        let path = dir.path().join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, "0\n").unwrap();
+        assert_ne!(sysfs::outline(dir.path()).unwrap(), before, "{file}");
+        fs::write(&path, text).unwrap();
+    }
+    // A kernel without NUMA has the first file only.
+    sysfs::outline(&fixture("no-numa")).unwrap();
+}
+
 #[test]
 fn a_wrong_configuration_changes_nothing() {
     let before = read("sparse-ids");
