@@ -7,6 +7,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
 use crate::audit::Audit;
+use crate::grown::Grown;
 use crate::held::HeldTable;
 use crate::jobs::Jobs;
 use crate::journal::{About, Entry, Event, Journal, unix_s};
@@ -41,6 +42,7 @@ pub struct Engine<P: Plane> {
     pub(crate) rails: Rails,
     pub(crate) settled: Settled,
     pub(crate) audit: Audit,
+    grown: Grown,
     pub(crate) trials: Trials,
     budget: BudgetWatch,
     pub(crate) held: HeldTable,
@@ -86,6 +88,7 @@ impl<P: Plane> Engine<P> {
             rails: Rails::new(&settings),
             settled: Settled::new(&settings.settle),
             audit: Audit::default(),
+            grown: Grown::default(),
             trials: Trials::new(if policy.tries() { 0 } else { settings.moves.trial }),
             jobs: Jobs::default(),
             told: Vec::new(),
@@ -159,6 +162,8 @@ impl<P: Plane> Engine<P> {
         let bound = self.bound();
         let mut moves = plan.moves.clone();
         moves.extend(placement::at_home::to_bind(&plan, &snapshot, &bound));
+        self.grown.window(self.plane.topology(), self.held.undos());
+        moves.extend(self.grown.moves(&snapshot, &moves, &bound));
         moves.iter_mut().for_each(|mv| mv.identify(&snapshot));
         let planned = plan.moves.len();
         let carried_out = self.carry_out(&moves, planned, &snapshot, &mut notes);
@@ -168,6 +173,7 @@ impl<P: Plane> Engine<P> {
         }
         self.tidy(&mut notes);
         let (verdicts, made) = carried_out?;
+        moves.iter().zip(&verdicts).for_each(|(mv, verdict)| self.grown.judged(mv, verdict));
         for (mv, verdict) in moves.iter().zip(&verdicts).take(planned) {
             let (from, to) = crate::jobs::nodes(mv);
             self.told_later(Subject::of(mv), from, to, verdict);

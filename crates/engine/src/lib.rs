@@ -15,6 +15,7 @@ mod carry;
 mod copying;
 mod engine;
 mod error;
+mod grown;
 mod held;
 mod jobs;
 pub mod journal;

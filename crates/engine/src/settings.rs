@@ -30,6 +30,9 @@ pub struct Settings {
     /// are unlimited.
     #[serde(skip, default = "Moves::unlimited")]
     pub moves: Moves,
+    /// Bind threads even while a sched_ext scheduler runs. Default false: such a scheduler may take threads with a custom mask off
+    /// its normal path (scx_layered sends them to fallback queues).
+    pub beside_sched_ext: bool,
     /// Decide and report, change nothing, write nothing. Default false.
     pub dry_run: bool,
 }
@@ -121,6 +124,7 @@ impl Default for Settings {
             budget: Budget::default(),
             journal_bytes: 8 << 20,
             moves: Moves::unlimited(),
+            beside_sched_ext: false,
             dry_run: false,
         }
     }

@@ -68,7 +68,8 @@ pub struct Global {
 pub enum Command {
     /// Show the machine's nodes: CPUs, memory, distances, bandwidth
     ///
-    /// Needs no privileges. Linux does not report memory bandwidth: it is `unknown` unless homenode.toml sets it.
+    /// Needs no privileges. Memory bandwidth is what homenode.toml says, or what the firmware tells Linux
+    /// (ACPI HMAT), or `unknown`.
     #[command(after_help = "\
 Examples:
   homenode nodes
@@ -376,6 +377,9 @@ pub struct ScopeArgs {
     /// Also move threads with a custom affinity, within their cpuset; it is restored on exit
     #[arg(long)]
     pub touch_own_affinity: bool,
+    /// Also bind threads while a sched_ext scheduler runs, which may treat them worse than others then
+    #[arg(long)]
+    pub beside_sched_ext: bool,
 }
 
 /// How to observe.
@@ -484,7 +488,7 @@ pub struct PlanArgs {
     #[command(flatten)]
     pub observe: ObserveArgs,
     /// Decide from this snapshot (`-` for stdin) instead of observing
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "exact", "steady", "pid", "cgroup", "touch_own_affinity"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "exact", "steady", "pid", "cgroup", "touch_own_affinity", "beside_sched_ext"])]
     pub snapshot: Option<PathBuf>,
 }
 

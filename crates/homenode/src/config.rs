@@ -1,4 +1,4 @@
-//! `homenode.toml`: the bandwidth of nodes, which the kernel does not report, and limits on moves.
+//! `homenode.toml`: the bandwidth of nodes, which the kernel may not report, and limits on moves.
 //!
 //! `docs/homenode.toml` is the commented example; a test checks that its values are the defaults.
 

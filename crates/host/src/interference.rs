@@ -215,16 +215,21 @@ fn numa_balancing(proc_root: &Path) -> Vec<Interference> {
     found
 }
 
-fn sched_ext(sys_root: &Path) -> Option<Interference> {
+/// The sched_ext scheduler that runs, and its state. Cheap: one small file where none does.
+pub fn scheduler(sys_root: &Path) -> Option<String> {
     let dir = sys_root.join("kernel/sched_ext");
     let state = kernel_text(&dir.join("state")).filter(|state| state != "disabled")?;
     let scheduler = kernel_text(&dir.join("root/ops")).unwrap_or_else(|| "of unknown name".to_owned());
+    Some(format!("scheduler {scheduler}, {state}"))
+}
+
+fn sched_ext(sys_root: &Path) -> Option<Interference> {
     Some(Interference::new(
         "sched_ext",
-        format!("scheduler {scheduler}, {state}"),
-        "a BPF scheduler chooses the CPUs instead of the kernel's: it has to keep inside a thread's mask, but how it balances \
-         within a node, and whether threads in a mask still get their share, is its own",
-        "compare with the kernel's scheduler if threads starve after a move",
+        scheduler(sys_root)?,
+        "a BPF scheduler chooses the CPUs instead of the kernel's: it has to keep inside a thread's mask, but may \
+         take a thread with a mask of its own off its normal path (scx_layered does), so homenode binds no thread",
+        "stop the scheduler; or use --beside-sched-ext, and compare with the kernel's scheduler if threads starve after a move",
     ))
 }
 

@@ -8,7 +8,10 @@
 //! reason it must not be moved, if any. A thread that we moved is shown with the nodes it could use before. [`act`](crate::act)
 //! makes and undoes moves and finds descendants.
 //!
-//! **Limits.** Facts about control groups in a snapshot may be a few windows old; preparing a move reads them again.
+//! CPUs and nodes may come and go: each window asks for that, and then reads the topology again.
+//!
+//! **Limits.** The counters of memory controllers and the programs that look at mapped files know the nodes of the start. Facts
+//! about control groups in a snapshot may be a few windows old; preparing a move reads them again.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -18,16 +21,18 @@ use std::time::Duration;
 use engine::{Cost, Heir, JobId, JobState, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
 use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
+use topology::config::NodeConfig;
 use topology::{CpuSet, NodeId, Topology};
 
 use crate::act::copying::Copying;
 use crate::act::data::DataMoves;
 use crate::act::hands::Hands;
 use crate::act::lineage::Lineage;
-use crate::act::mover::{Given, Key, NS_PER_TICK, Rules, key_of, own_affinity};
+use crate::act::mover::{Given, Key, NS_PER_TICK, Rules, key_of, own_affinity, refused};
 use crate::act::{Mover, affinity, kin};
 use crate::bandwidth::Meter;
 use crate::facts::Facts;
+use crate::interference;
 use crate::observe::mapped::{self, Watcher};
 use crate::observe::{self, FileSeen, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
 
@@ -49,6 +54,8 @@ pub struct Settings {
     pub sys_root: PathBuf,
     /// Also move threads with an affinity of their own. Default false.
     pub touch_own_affinity: bool,
+    /// Also bind threads while a sched_ext scheduler runs. Default false.
+    pub beside_sched_ext: bool,
     /// Also observe which pages of mapped files processes use. Default false: only some policies look at it.
     pub mapped: bool,
     /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two threads keep then.
@@ -68,6 +75,7 @@ impl Default for Settings {
             observe,
             sys_root: PathBuf::from("/sys"),
             touch_own_affinity: false,
+            beside_sched_ext: false,
             mapped: false,
             dax: false,
             freeze: false,
@@ -103,6 +111,8 @@ pub trait Observe {
     fn kin(&mut self) -> Result<Vec<Kin>, ObserveError>;
     /// Says where the files of the last window are, as far as it was found out.
     fn locate(&mut self, _files: &[FileSeen]) {}
+    /// Takes the machine for this one from now on: CPUs or nodes have come or gone.
+    fn follow(&mut self, _topology: &Topology) {}
     /// Lists the limits of this kernel, which are part of each window's notes.
     fn limits(&self) -> Vec<String> {
         Vec::new()
@@ -130,6 +140,10 @@ impl Observe for Observer {
         Observer::locate(self, files);
     }
 
+    fn follow(&mut self, topology: &Topology) {
+        Observer::follow(self, topology);
+    }
+
     fn limits(&self) -> Vec<String> {
         self.configuration().notes.clone()
     }
@@ -138,6 +152,10 @@ impl Observe for Observer {
 /// The host.
 pub struct HostPlane {
     topology: Topology,
+    /// What sysfs said about CPUs and nodes when the topology was read; `None` if it cannot be read.
+    outline: Option<String>,
+    /// The bandwidth of each node that was ever there: what is configured is not in sysfs.
+    bandwidths: BTreeMap<NodeId, NodeConfig>,
     observer: Option<Box<dyn Observe>>,
     mover: Mover,
     lineage: Lineage,
@@ -154,6 +172,10 @@ pub struct HostPlane {
     stretch: u32,
     /// A note about moved threads whose births could not be watched, for the next window.
     unwatched: Option<String>,
+    /// The sched_ext scheduler because of which no thread is bound.
+    scheduler: Option<String>,
+    /// A note about CPUs and nodes that came or went, for the next window.
+    changed: Option<String>,
     /// A move was undone since the last window: the engine is finishing, or recovering from a crash.
     finishing: bool,
     /// Threads were moved since the last look at the watched threads.
@@ -223,7 +245,10 @@ impl HostPlane {
         if settings.move_back {
             moves.keep_ways_back();
         }
+        let outline = topology::sysfs::outline(&settings.sys_root).ok();
         Ok(Self {
+            outline,
+            bandwidths: bandwidths(&topology),
             topology,
             observer,
             mover,
@@ -236,6 +261,8 @@ impl HostPlane {
             meter: Err("not looked for".to_owned()),
             stretch: 1,
             unwatched: None,
+            changed: None,
+            scheduler: None,
             finishing: false,
             moves_made: false,
             looked: false,
@@ -388,8 +415,40 @@ impl HostPlane {
         self.observer.as_ref().map(|observer| observer.limits()).unwrap_or_default()
     }
 
+    /// Reads the topology again if CPUs or nodes have come or gone.
+    fn follow(&mut self) {
+        let Ok(outline) = topology::sysfs::outline(&self.settings.sys_root) else { return };
+        if self.outline.as_ref().is_none_or(|known| *known == outline) {
+            return;
+        }
+        // While a node comes or goes its files may contradict each other: then the next window reads them.
+        let read = topology::sysfs::read(&self.settings.sys_root).and_then(|mut topology| {
+            for (id, told) in bandwidths(&topology) {
+                self.bandwidths.entry(id).or_insert(told);
+            }
+            let known = self.bandwidths.iter().filter(|(id, _)| topology.node(**id).is_some());
+            let known = known.map(|(id, bandwidth)| (*id, bandwidth.clone())).collect();
+            topology.configure(&known).map(|()| topology)
+        });
+        match read {
+            Ok(topology) => {
+                self.outline = Some(outline);
+                let (before, now) = (shape(&self.topology), shape(&topology));
+                self.topology = topology;
+                if let Some(observer) = &mut self.observer {
+                    observer.follow(&self.topology);
+                }
+                self.changed = Some(format!("CPUs or nodes came or went: {now} (before: {before})"));
+            }
+            Err(error) => self.changed = Some(format!("CPUs or nodes come or go: {error}")),
+        }
+    }
+
     /// Begins a window: moves that were prepared and not made become void.
     fn begin_window(&mut self) {
+        self.follow();
+        let looked = (!self.settings.beside_sched_ext).then(|| interference::scheduler(&self.settings.sys_root));
+        self.scheduler = looked.flatten();
         self.finishing = false;
         self.put_back.clear();
         self.mover.begin_window();
@@ -445,6 +504,8 @@ impl HostPlane {
             (None, Some("is a kernel thread".to_owned()))
         } else if thread.pid == self.own_pid {
             (None, Some("is homenode itself".to_owned()))
+        } else if let Some(scheduler) = &self.scheduler {
+            (None, Some(format!("a sched_ext {scheduler} may treat a bound thread worse than others")))
         } else if mask == *online {
             // It may use every CPU, so its cpuset allows every CPU.
             (None, None)
@@ -470,6 +531,7 @@ impl HostPlane {
             Ok(default) => default,
             Err(why) => return (None, Some(format!("its cpuset is unknown: {why}"))),
         };
+        let spares_isolated = self.mover.defaults().spares_isolated(mask, &default);
         match self.mover.moved(key) {
             Some(moved) if moved.holds(mask, &default) => match moved.unbound {
                 true => (Some(default), None),
@@ -478,6 +540,8 @@ impl HostPlane {
             _ if *mask == default || self.mover.rules().touch_own_affinity => (Some(default), None),
             // Narrower than its cpuset, but nobody asked for that: the kernel was booted with `isolcpus`, for example.
             _ if asked == Some(false) => (None, None),
+            // The same value, after somebody has set it: we have put it back, for example.
+            _ if spares_isolated => (None, None),
             _ => (None, Some(own_affinity(mask))),
         }
     }
@@ -532,6 +596,21 @@ impl HostPlane {
         };
         self.topology.nodes.iter().map(load).collect()
     }
+}
+
+/// The nodes with their online CPUs.
+fn shape(topology: &Topology) -> String {
+    let node = |node: &topology::Node| match node.cpus.is_empty() {
+        true => format!("node {} without CPUs", node.id),
+        false => format!("node {} with CPUs {}", node.id, node.cpus),
+    };
+    topology.nodes.iter().map(node).collect::<Vec<_>>().join(", ")
+}
+
+/// The bandwidth of each node, where it is known.
+fn bandwidths(topology: &Topology) -> BTreeMap<NodeId, NodeConfig> {
+    let of = |node: &topology::Node| NodeConfig { read_bw_max: node.read_bw_max, write_bw_max: node.write_bw_max };
+    topology.nodes.iter().map(|node| (node.id, of(node))).collect()
 }
 
 fn cpu_s(node_cpu_s: &BTreeMap<NodeId, f64>, node: NodeId) -> Option<f64> {
@@ -605,6 +684,10 @@ impl Plane for HostPlane {
             }
         }
         notes.extend(self.unwatched.take());
+        notes.extend(self.changed.take());
+        notes.extend(self.scheduler.as_ref().map(|scheduler| {
+            format!("sched_ext {scheduler}: no thread is bound beside it; those that are stay so (--beside-sched-ext)")
+        }));
         self.add_mapped(&mut processes, &threads, window_s, &mut notes);
         let starts: FxHashMap<u32, u64> = threads.iter().filter_map(|t| Some((t.pid, t.of_process_since()?))).collect();
         for process in processes.iter_mut().filter(|process| process.start_ns.is_none()) {
@@ -625,6 +708,9 @@ impl Plane for HostPlane {
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
+        if let Some(scheduler) = self.scheduler.as_ref().filter(|_| !matches!(mv, Move::File { .. })) {
+            return Err(refused("sched_ext", format!("a sched_ext {scheduler} may treat a bound thread worse")));
+        }
         self.moves.prepare(&mut self.mover, &self.topology, mv)
     }
 

@@ -102,6 +102,12 @@ fn bind(thread: &Thread) -> Move {
     stay(thread, Reason::ReadLocality, why)
 }
 
+/// Binds a thread again where it is, because its node has more CPUs than when it was bound.
+pub fn again(thread: &Thread) -> Move {
+    let reason = if thread.home() == Some(thread.node) { Reason::ReadLocality } else { Reason::CpuContention };
+    stay(thread, reason, format!("node {} has more CPUs than when it was bound there", thread.node))
+}
+
 /// A move from a thread's node to itself.
 fn stay(thread: &Thread, reason: Reason, why: String) -> Move {
     Move::Thread {

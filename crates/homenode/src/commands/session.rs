@@ -47,6 +47,7 @@ pub fn open(
         ..observe::Settings::default()
     };
     let topology = nodes::read(Path::new(nodes::SYS), config)?;
+    let beside_sched_ext = args.scope.beside_sched_ext || config.engine.beside_sched_ext;
     let touch_own_affinity = args.scope.touch_own_affinity;
     let (dax, freeze) = (config.moves.dax, config.moves.freeze);
     // Whole thousandths: settings are compared.
@@ -54,6 +55,7 @@ pub fn open(
     let settings = host::Settings {
         observe,
         touch_own_affinity,
+        beside_sched_ext,
         mapped,
         dax,
         freeze,

@@ -1,4 +1,8 @@
 //! The default affinity of a thread: the one it has if nobody sets one.
+//!
+//! With `isolcpus`, or an isolated cpuset partition, there are two: a thread gets the CPUs that are not isolated, and only a
+//! thread that is told to runs on the others. A thread that has just the first was given nothing of its own, even if somebody, for
+//! example homenode's undo, set that value.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,6 +26,8 @@ pub struct Defaults {
     online: CpuSet,
     /// Fixed at boot.
     possible: CpuSet,
+    /// CPUs that threads do not get by themselves.
+    isolated: CpuSet,
     window: u64,
     /// Groups of threads, and the window in which each was read.
     groups: FxHashMap<Key, (Group, u64)>,
@@ -38,12 +44,14 @@ impl Defaults {
             sys_root: sys_root.to_owned(),
             online: CpuSet::default(),
             possible: CpuSet::default(),
+            isolated: CpuSet::default(),
             window: 0,
             groups: FxHashMap::default(),
             cpus: FxHashMap::default(),
         };
         defaults.online = defaults.cpu_list("online")?;
         defaults.possible = defaults.cpu_list("possible")?;
+        defaults.isolated = defaults.isolated()?;
         Ok(defaults)
     }
 
@@ -62,12 +70,20 @@ impl Defaults {
         &self.possible
     }
 
-    /// Reads the online CPUs again and forgets the CPUs of groups. Call it once a window.
+    /// Whether a mask is what a thread of this default has where some CPUs are isolated: all of it but those.
+    pub fn spares_isolated(&self, mask: &CpuSet, default: &CpuSet) -> bool {
+        !self.isolated.is_empty() && !mask.is_empty() && *mask == default.difference(&self.isolated)
+    }
+
+    /// Reads the online and the isolated CPUs again and forgets the CPUs of groups. Call it once a window.
     pub fn refresh(&mut self) {
         self.window += 1;
         self.cpus.clear();
         if let Ok(online) = self.cpu_list("online") {
             self.online = online;
+        }
+        if let Ok(isolated) = self.isolated() {
+            self.isolated = isolated;
         }
         let oldest = self.window.saturating_sub(REMEMBERED);
         self.groups.retain(|_, (_, read)| *read > oldest);
@@ -103,6 +119,14 @@ impl Defaults {
             Some(cpus) => cpus.intersection(&self.online),
             None => self.online.clone(),
         })
+    }
+
+    /// Isolated CPUs, at boot or since. Kernels before 4.2 do not tell.
+    fn isolated(&self) -> io::Result<CpuSet> {
+        match self.cpu_list("isolated") {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(CpuSet::default()),
+            isolated => isolated,
+        }
     }
 
     fn cpu_list(&self, name: &str) -> io::Result<CpuSet> {

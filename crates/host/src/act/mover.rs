@@ -169,6 +169,7 @@ impl Mover {
             Some(m) if m.holds(&mask, &default) => (m.before.clone(), m.unbound),
             _ if mask == default => (mask.clone(), true),
             _ if self.unasked.get(&(tid, start)) == Some(&mask) => (mask.clone(), false),
+            _ if self.defaults.spares_isolated(&mask, &default) => (mask.clone(), false),
             _ if self.rules.touch_own_affinity => (mask.clone(), false),
             _ => return Err(refused("own_affinity", own_affinity(&mask))),
         };
@@ -347,7 +348,7 @@ fn unreadable(tid: u32, error: &io::Error) -> PlaneError {
     refused("unreadable", format!("thread {tid} cannot be examined: {error}"))
 }
 
-pub(super) fn refused(reason: &'static str, why: impl Into<String>) -> PlaneError {
+pub(crate) fn refused(reason: &'static str, why: impl Into<String>) -> PlaneError {
     PlaneError::Refused { reason, why: why.into() }
 }
 

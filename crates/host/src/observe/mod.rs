@@ -166,6 +166,12 @@ impl Observer {
         })
     }
 
+    /// Takes the machine for this one from now on: CPUs or nodes have come or gone.
+    pub fn follow(&mut self, topology: &Topology) {
+        self.places = Places::new(topology);
+        self.programs.know(topology.nodes.iter().map(|n| n.id.0).collect());
+    }
+
     /// The attached hooks, and what they do not see.
     pub fn configuration(&self) -> &Configuration {
         &self.configuration

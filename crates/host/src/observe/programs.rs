@@ -316,6 +316,11 @@ impl Programs {
         map.update_percpu(&0u32.to_ne_bytes(), &values, MapFlags::ANY)
     }
 
+    /// Takes these nodes for the machine's, from the next table on.
+    pub fn know(&mut self, nodes: Vec<u32>) {
+        self.nodes = nodes;
+    }
+
     fn make_unattributed(&self, epoch: u32) -> Result<(), libbpf_rs::Error> {
         let zero = [0; super::records::Usage::BYTES];
         for node in &self.nodes {

@@ -12,6 +12,7 @@ mod crash;
 mod failures;
 mod forks;
 mod jobs;
+mod machine;
 mod pages;
 mod process;
 mod whole;
@@ -112,6 +113,9 @@ fn main() {
         trial("a_process_is_a_job_of_the_plane", jobs::process),
         trial("a_process_prepared_for_two_nodes_goes_where_its_start_says", jobs::prepared_twice),
         trial("a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant", jobs::file),
+        trial("threads_bound_to_half_a_node_get_the_rest_when_it_comes_online", machine::cpus_come),
+        trial("the_affinity_of_a_machine_with_isolated_cpus_is_nobodys_own", machine::isolated),
+        trial("no_thread_is_bound_beside_a_sched_ext_scheduler_that_came_later", machine::sched_ext),
         trial("readers_go_home_to_their_files", whole::readers_go_home),
         trial("file_moves_to_each_node_and_absent_pages_stay_absent", pages::every_node),
         trial("file_moves_leave_pages_in_a_pipe_and_count_them", pages::pinned),

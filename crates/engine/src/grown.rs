@@ -1,0 +1,118 @@
+//! Finds threads that are bound to a part of their node, because CPUs of it came online later.
+//!
+//! **Problem.** A bound thread has the CPUs that its node had then. Those that come online stay closed to it.
+//!
+//! **Approach.** It is bound again where it is, by a move like any other: the rails judge it, and its undo record is written first.
+//!
+//! **Limits.** The rails may hold it back for as long as any move. A thread that no window shows waits until one does.
+
+use std::collections::BTreeMap;
+
+use placement::{Move, Snapshot};
+use rustc_hash::{FxHashMap, FxHashSet};
+use topology::{CpuSet, NodeId, Topology};
+
+use crate::{Subject, Undo, Verdict};
+
+/// What nodes had before, and the threads to bind again.
+#[derive(Debug, Default)]
+pub(crate) struct Grown {
+    cpus: BTreeMap<NodeId, CpuSet>,
+    due: FxHashMap<u32, NodeId>,
+}
+
+impl Grown {
+    /// Compares each node's CPUs with those of the last window. `held`: the threads that are bound.
+    pub fn window(&mut self, topology: &Topology, held: &[Undo]) {
+        for node in &topology.nodes {
+            let Some(before) = self.cpus.get(&node.id).filter(|before| **before != node.cpus) else { continue };
+            let gained = node.cpus.difference(before);
+            let lacks = |ours: &CpuSet| !ours.intersection(before).is_empty() && !gained.is_subset(ours);
+            for undo in held.iter().filter(|undo| undo.masks.as_ref().is_some_and(|masks| lacks(&masks.ours))) {
+                if let Subject::Thread { tid, .. } = undo.subject {
+                    self.due.insert(tid, node.id);
+                }
+            }
+        }
+        if !self.cpus.iter().eq(topology.nodes.iter().map(|node| (&node.id, &node.cpus))) {
+            self.cpus = topology.nodes.iter().map(|node| (node.id, node.cpus.clone())).collect();
+        }
+    }
+
+    /// Moves from a node to itself, of the threads that are due and that the plan leaves where they are.
+    pub fn moves(&mut self, snapshot: &Snapshot, planned: &[Move], bound: &FxHashSet<u32>) -> Vec<Move> {
+        self.due.retain(|tid, _| bound.contains(tid));
+        if self.due.is_empty() {
+            return Vec::new();
+        }
+        let named: FxHashSet<u32> = planned
+            .iter()
+            .filter_map(|mv| match mv {
+                Move::Thread { tid, .. } => Some(*tid),
+                Move::Process { pid, .. } => Some(*pid),
+                Move::File { .. } => None,
+            })
+            .collect();
+        let due = |t: &&placement::Thread| {
+            self.due.get(&t.tid) == Some(&t.node) && !named.contains(&t.tid) && !named.contains(&t.pid)
+        };
+        snapshot.threads.iter().filter(due).map(placement::at_home::again).collect()
+    }
+
+    /// What became of a move: a thread that was moved, or cannot be, is due no more.
+    pub fn judged(&mut self, mv: &Move, verdict: &Verdict) {
+        if let Move::Thread { tid, .. } = mv
+            && !matches!(verdict, Verdict::HeldBack { .. } | Verdict::Queued)
+        {
+            self.due.remove(tid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use placement::Thread;
+    use topology::{MemoryKind, Node};
+
+    use super::*;
+    use crate::Masks;
+
+    fn machine(cpus: &str) -> Topology {
+        let node = Node {
+            id: NodeId(0),
+            cpus: cpus.parse().unwrap(),
+            offline_cpus: CpuSet::default(),
+            memory_bytes: 1,
+            memory: MemoryKind::Dram,
+            distance: BTreeMap::new(),
+            read_bw_max: None,
+            write_bw_max: None,
+        };
+        Topology { nodes: vec![node], regions: Vec::new() }
+    }
+
+    fn undo(tid: u32, ours: &str) -> Undo {
+        let masks = Masks { before: "0-7".parse().unwrap(), ours: ours.parse().unwrap(), unbound: true };
+        Undo { subject: Subject::Thread { tid, start: 1 }, pid: tid, masks: Some(masks), payload: String::new() }
+    }
+
+    #[test]
+    fn a_thread_bound_to_half_of_a_node_gets_the_rest_once() {
+        let held = [undo(5, "0-1"), undo(6, "0-3"), undo(7, "6-7")];
+        let bound = [5, 6, 7].into_iter().collect();
+        let thread = |tid| Thread { tid, pid: tid, node: NodeId(0), ..Thread::default() };
+        let snapshot = Snapshot { threads: vec![thread(5), thread(6), thread(7)], ..Snapshot::default() };
+        let mut grown = Grown::default();
+        grown.window(&machine("0-1"), &held);
+        assert_eq!(grown.moves(&snapshot, &[], &bound), []);
+        grown.window(&machine("0-3"), &held);
+        let moves = grown.moves(&snapshot, &[], &bound);
+        assert!(matches!(&moves[..], [Move::Thread { tid: 5, from: NodeId(0), to: NodeId(0), .. }]), "{moves:?}");
+        assert_eq!(grown.moves(&snapshot, &moves, &bound), [], "the plan has it already");
+        grown.judged(&moves[0], &Verdict::Queued);
+        assert_eq!(grown.moves(&snapshot, &[], &bound).len(), 1, "held back: again in the next window");
+        grown.judged(&moves[0], &Verdict::Applied);
+        grown.window(&machine("0-3"), &held);
+        assert_eq!(grown.moves(&snapshot, &[], &bound), []);
+    }
+}
