@@ -2,6 +2,7 @@
 //!
 //! The host crate's probes give the facts; this module explains them.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use host::interference::Interference;
@@ -10,7 +11,7 @@ use host::observe::{self, Capabilities, Configuration, Fact, Hook, Observer};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use serde::Serialize;
-use topology::Topology;
+use topology::{NodeId, Topology};
 
 use crate::cli::{DoctorArgs, Global};
 use crate::commands::{nodes, session};
@@ -80,7 +81,7 @@ pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
     let (capabilities, chosen, refused) = tried(capabilities, &settings, &topology);
     let mut facts = observing(&capabilities, &chosen);
     facts.extend(refused);
-    facts.extend(moving(global, &topology));
+    facts.extend(moving(global, &topology, &Config::load(global.config.as_deref()).unwrap_or_default()));
     facts.push(configuration);
     let report = Report {
         ok: facts.iter().all(|f| f.available || !f.needed),
@@ -177,15 +178,13 @@ fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {
     findings
 }
 
-fn moving(global: &Global, topology: &Topology) -> Vec<Finding> {
+fn moving(global: &Global, topology: &Topology, config: &Config) -> Vec<Finding> {
     let one = (topology.nodes.len() < 2)
         .then(|| "this machine has one node: every read is local, there is nothing to move".to_owned());
-    let unknown: Vec<_> = topology
-        .nodes
-        .iter()
-        .filter(|n| n.memory_bytes > 0 && (n.read_bw_max.is_none() || n.write_bw_max.is_none()))
-        .map(|n| n.id.to_string())
-        .collect();
+    let unknown: Vec<_> = nodes::without_bandwidth(topology).iter().map(NodeId::to_string).collect();
+    let told = |node| [false, true].map(|write| nodes::source(config, node, write)).into_iter().flatten();
+    let told: BTreeSet<&str> = topology.nodes.iter().flat_map(told).collect();
+    let source = (!told.is_empty()).then(|| Vec::from_iter(told).join(" and "));
     let unknown =
         (!unknown.is_empty()).then(|| format!("read_bw_max or write_bw_max unknown for node {}", unknown.join(", ")));
     vec![
@@ -197,12 +196,15 @@ fn moving(global: &Global, topology: &Topology) -> Vec<Finding> {
             "run it as root, or name another with --state-dir",
         ),
         Finding::new("two nodes or more", one, false, ""),
-        Finding::new(
-            "bandwidth of each node",
-            unknown,
-            false,
-            "set it in homenode.toml; until then controller contention is not judged",
-        ),
+        Finding {
+            source,
+            ..Finding::new(
+                "bandwidth of each node",
+                unknown,
+                false,
+                "set it in homenode.toml; until then controller contention is not judged and dragonfly moves no files",
+            )
+        },
         Finding::new(
             "counters of the memory controllers",
             host::bandwidth::Meter::open(Path::new(nodes::SYS), topology).err(),

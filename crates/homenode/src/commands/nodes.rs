@@ -20,13 +20,14 @@ pub const SYS: &str = "/sys";
 /// Prints the machine, and saves it where asked.
 pub fn run(global: &Global, args: &NodesArgs) -> Result<Exit, Failure> {
     let sys = args.sys.as_deref().unwrap_or(Path::new(SYS));
-    let topology = read(sys, &Config::load(global.config.as_deref())?)?;
+    let config = Config::load(global.config.as_deref())?;
+    let topology = read(sys, &config)?;
     let captured = args.capture.as_deref().map(|dir| capture(sys, dir)).transpose()?;
     let free = topology::sysfs::free_memory(sys, &topology);
     if global.json {
-        output::print_json(&json(&topology, &free))?;
+        output::print_json(&json(&topology, &config, &free))?;
     } else {
-        output::print(&text(&topology, &free))?;
+        output::print(&text(&topology, &config, &free))?;
         if let Some(captured) = captured {
             output::print(&format!("saved {} to {}\n", count(captured.files, "file"), captured.dir.display()))?;
         }
@@ -47,18 +48,42 @@ fn capture(sys: &Path, dir: &Path) -> Result<Captured, Failure> {
 }
 
 /// The topology's own JSON, with what is free now.
-fn json(topology: &Topology, free: &BTreeMap<NodeId, u64>) -> Value {
+fn json(topology: &Topology, config: &Config, free: &BTreeMap<NodeId, u64>) -> Value {
     let mut value = json!(topology);
     for node in value.get_mut("nodes").and_then(Value::as_array_mut).into_iter().flatten() {
         let id = node.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()).map(NodeId);
         if let (Some(object), Some(free)) = (node.as_object_mut(), id.and_then(|id| free.get(&id))) {
             object.insert("memory_free".to_owned(), json!(free));
         }
+        let Some((object, node)) = value_and_node(node, id, topology) else { continue };
+        for (key, write) in [("read_bw_from", false), ("write_bw_from", true)] {
+            if let Some(from) = source(config, node, write) {
+                object.insert(key.to_owned(), json!(from));
+            }
+        }
     }
     value
 }
 
-fn text(topology: &Topology, free: &BTreeMap<NodeId, u64>) -> String {
+type Object = serde_json::Map<String, Value>;
+
+fn value_and_node<'a>(
+    value: &'a mut Value,
+    id: Option<NodeId>,
+    topology: &'a Topology,
+) -> Option<(&'a mut Object, &'a Node)> {
+    value.as_object_mut().zip(topology.node(id?))
+}
+
+/// Where the figure of a node's bandwidth is from.
+pub fn source(config: &Config, node: &Node, write: bool) -> Option<&'static str> {
+    let of = |read: Option<f64>, written: Option<f64>| if write { written } else { read };
+    of(node.read_bw_max, node.write_bw_max)?;
+    let configured = config.node.get(&node.id).and_then(|node| of(node.read_bw_max, node.write_bw_max));
+    Some(if configured.is_some() { "configuration" } else { "firmware" })
+}
+
+fn text(topology: &Topology, config: &Config, free: &BTreeMap<NodeId, u64>) -> String {
     let ids: Vec<_> = topology.nodes.iter().map(|n| n.id.to_string()).collect();
     let mut heads =
         [">node", "CPUs", ">memory", ">free", ">read bandwidth", ">write bandwidth"].map(String::from).to_vec();
@@ -70,8 +95,8 @@ fn text(topology: &Topology, free: &BTreeMap<NodeId, u64>) -> String {
             cpus(node),
             memory(node),
             free.get(&node.id).map_or("unknown".to_owned(), |n| size(*n)),
-            bandwidth(node.read_bw_max),
-            bandwidth(node.write_bw_max),
+            bandwidth(node.read_bw_max, source(config, node, false)),
+            bandwidth(node.write_bw_max, source(config, node, true)),
             distances(topology, node),
         ]);
     }
@@ -111,8 +136,15 @@ fn memory(node: &Node) -> String {
     }
 }
 
-fn bandwidth(max: Option<f64>) -> String {
-    max.map_or("unknown".to_owned(), rate)
+/// `131.1 GB/s (firmware)`.
+fn bandwidth(max: Option<f64>, from: Option<&str>) -> String {
+    max.zip(from).map_or("unknown".to_owned(), |(max, from)| format!("{} ({from})", rate(max)))
+}
+
+/// The nodes with memory of which a bandwidth is not known.
+pub fn without_bandwidth(topology: &Topology) -> Vec<NodeId> {
+    let unknown = |n: &&Node| n.memory != MemoryKind::None && (n.read_bw_max.is_none() || n.write_bw_max.is_none());
+    topology.nodes.iter().filter(unknown).map(|n| n.id).collect()
 }
 
 fn distances(topology: &Topology, from: &Node) -> String {

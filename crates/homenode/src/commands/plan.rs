@@ -29,11 +29,15 @@ pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
             (session::observe(&mut plane, window)?, Limits::of(&plane, global.verbose))
         }
     };
-    let plan = policy.decide(&snapshot.topology(), &snapshot);
+    let topology = snapshot.topology();
+    let plan = policy.decide(&topology, &snapshot);
     if global.json {
         output::print_json(&plan)?;
     } else {
         output::print(&words::plan(&plan, &snapshot, &limits))?;
+        if let Some(less) = policies::without_bandwidth(policy.name(), &topology) {
+            output::print(&format!("note: policy {}: {less}\n", policy.name()))?;
+        }
     }
     Ok(Exit::Done)
 }

@@ -1,8 +1,10 @@
 //! Policies as a host carries them out.
 
 use placement::Policy;
+use topology::{NodeId, Topology};
 
 use crate::cli::PolicyArgs;
+use crate::commands::nodes;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 
@@ -33,6 +35,23 @@ pub struct Acts {
 /// Subjects that a policy of this name moves beside threads.
 pub fn acts(policy: &str) -> Acts {
     Acts { files: matches!(policy, "dragonfly" | "auto"), processes: matches!(policy, "arc" | "arc-guarded" | "auto") }
+}
+
+/// What a policy leaves out because the bandwidth of some nodes is not known.
+pub fn without_bandwidth(policy: &str, topology: &Topology) -> Option<String> {
+    let less = match policy {
+        "nthread" | "nthread-nm" => "no moves for controller contention",
+        "dragonfly" => "no file moves, and no moves for controller contention",
+        _ => return None,
+    };
+    let unknown = nodes::without_bandwidth(topology);
+    let list: Vec<_> = unknown.iter().map(NodeId::to_string).collect();
+    (topology.nodes.len() > 1 && !unknown.is_empty()).then(|| {
+        format!(
+            "{less}: the bandwidth of node {} is neither told by the firmware nor set in homenode.toml",
+            list.join(", ")
+        )
+    })
 }
 
 /// Moves that a policy makes in a simulation but not on a host. `dax`: files on DAX are moved.

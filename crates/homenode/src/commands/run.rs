@@ -54,10 +54,11 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let interference = if stop.requested() { Vec::new() } else { session::interference(&|| stop.requested()) };
     session::move_only(engine.policy_name(), child.is_some())?;
     let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::new(limits), label: None, teller: None };
-    let nodes = engine.plane().topology().nodes.len();
     // Nobody waits for output from here on, so that nothing keeps moves from being undone.
     output::detach();
-    let told = out.start(engine.policy_name(), &settings, nodes, &interference);
+    let topology = engine.plane().topology();
+    let less = policies::without_bandwidth(engine.policy_name(), topology);
+    let told = out.start(engine.policy_name(), &settings, topology.nodes.len(), &interference, less.as_deref());
     let ran = told.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
         // A command that has not begun when the stop comes never begins.
         Some(child) if !stop.requested() => child.go(),
@@ -139,6 +140,7 @@ impl Output {
         settings: &engine::Settings,
         nodes: usize,
         interference: &[Interference],
+        unknown: Option<&str>,
     ) -> Result<(), Failure> {
         let less = policies::on_a_host(policy, settings.moves.dax).filter(|_| self.teller.is_none());
         if self.json {
@@ -150,6 +152,7 @@ impl Output {
                 "dry_run": settings.dry_run,
                 "nodes": nodes,
                 "policy_limit": less,
+                "bandwidth_limit": unknown,
                 "emulated": self.label,
                 "interference": interference,
             }))?;
@@ -164,7 +167,7 @@ impl Output {
         if let Some(label) = &self.label {
             text = format!("{label}: {text}");
         }
-        if let Some(less) = less {
+        for less in less.into_iter().chain(unknown) {
             text.push_str(&format!("note: policy {policy}: {less}\n"));
         }
         if nodes == 1 {

@@ -324,7 +324,7 @@ impl Decider {
         let ran = guarded(|| {
             let nodes = engine::Plane::topology(self.engine.plane_mut()).nodes.len();
             let interference = session::interference(stop);
-            self.out.start(self.engine.policy_name(), &self.settings, nodes, &interference)?;
+            self.out.start(self.engine.policy_name(), &self.settings, nodes, &interference, None)?;
             self.out.recovered(self.engine.recovered())?;
             run::windows(&mut self.engine, &mut self.out, stop, None, None)
         });
