@@ -5,6 +5,7 @@ pub mod bandwidth;
 mod facts;
 pub mod interference;
 pub mod jobs;
+mod leases;
 pub mod memory;
 mod mounts;
 pub mod observe;

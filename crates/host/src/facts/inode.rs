@@ -19,8 +19,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
 
 use super::kinds::{self, Handle};
+use crate::leases;
 use crate::mounts::{Mount, Mounts};
 use crate::observe::Inode;
 use crate::patient;
@@ -77,18 +79,25 @@ impl Inodes {
     ///
     /// # Errors
     ///
-    /// `NotFound` if no way leads to it; others as the kernel gives them.
+    /// `NotFound` if it is gone, or every way was tried and none leads to it; `ResourceBusy` if somebody has a write lease on it;
+    /// others as the kernel gives them, if a way could not be tried.
     pub fn open(&mut self, inode: Inode, readers: &[u32]) -> io::Result<Opened> {
+        leases::free(inode.dev, inode.ino)?;
+        let mut untried = None;
         let mount = self.mount(inode.dev).cloned();
         if let Some(mount) = mount {
             let kind = kinds::kind(&mount.fs_type).filter(|kind| kind.local).ok_or_else(|| foreign(&mount))?;
-            if let Some(handle) = handle(kind.handle, inode)
-                && let Ok(fd) = self.root(&mount).and_then(|root| by_handle(root, handle))
-            {
-                return Ok(Opened { fd: regular(fd)?, mount });
+            if let Some(handle) = handle(kind.handle, inode) {
+                match self.root(&mount).and_then(|root| by_handle(root, handle)) {
+                    Ok(fd) => return Ok(Opened { fd: regular(fd)?, mount }),
+                    Err(error) => untried = Some(error).filter(untriable),
+                }
             }
         }
-        self.by_reader(inode, readers)
+        match (self.by_reader(inode, readers), untried) {
+            (Err(error), Some(untried)) if error.kind() == io::ErrorKind::NotFound => Err(untried),
+            (opened, _) => opened,
+        }
     }
 
     /// A directory on this mount, open.
@@ -116,44 +125,60 @@ impl Inodes {
     ///
     /// `NotFound` if the path leads to another file or to none; others as the kernel gives them.
     pub fn by_path(&self, inode: Inode, path: &Path) -> io::Result<Opened> {
+        leases::free(inode.dev, inode.ino)?;
         through(path, inode, &self.mounts)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn by_reader(&self, inode: Inode, readers: &[u32]) -> io::Result<Opened> {
-        let mut silent = None;
+        let mut untried = None;
         for reader in readers.iter().take(MOST_READERS) {
             let process = self.proc_root.join(reader.to_string());
             match patient::ask(*reader, "fd", move || of_reader(&process, inode)) {
                 Ok(Some(opened)) => return Ok(opened),
                 Ok(None) => {}
                 // Another one may.
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => silent = Some(error),
-                Err(error) => return Err(error),
+                Err(error) => untried = Some(error),
             }
         }
-        Err(silent.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+        Err(untried.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
     }
 }
 
-/// Opens an inode by what a process has open or mapped.
+/// Opens an inode by what a process has open or mapped. An error: there is none, as far as could be looked.
 fn of_reader(process: &Path, inode: Inode) -> io::Result<Option<Opened>> {
     // Any user can make a hundred thousand mounts with long names.
     let mut table = Vec::new();
     let read =
         File::open(process.join("mountinfo")).and_then(|file| file.take(MOST_MOUNTINFO + 1).read_to_end(&mut table));
     if read.is_err() || table.len() as u64 > MOST_MOUNTINFO {
-        return Ok(None);
+        return read.err().filter(untriable).map_or(Ok(None), Err);
     }
     let mounts = Mounts::parse(&table);
+    let mut untried = None;
     for links in ["fd", "map_files"] {
-        let Ok(entries) = std::fs::read_dir(process.join(links)) else { continue };
+        let entries = match std::fs::read_dir(process.join(links)) {
+            Ok(entries) => entries,
+            Err(error) => {
+                untried = Some(error).filter(untriable).or(untried);
+                continue;
+            }
+        };
         for link in entries.take(MOST_LINKS).flatten() {
-            if let Some(opened) = through(&link.path(), inode, &mounts)? {
-                return Ok(Some(opened));
+            match through(&link.path(), inode, &mounts) {
+                Ok(Some(opened)) => return Ok(Some(opened)),
+                Ok(None) => {}
+                Err(error) => untried = Some(error),
             }
         }
     }
-    Ok(None)
+    untried.map_or(Ok(None), Err)
+}
+
+/// Whether an error says that a way could not be tried. Others say that it leads nowhere: what it leads to is gone (ENOENT, ESRCH,
+/// ESTALE, ENOTDIR), or there is no such way here (EOPNOTSUPP, EINVAL).
+fn untriable(error: &io::Error) -> bool {
+    let nowhere = [Errno::NOENT, Errno::SRCH, Errno::STALE, Errno::NOTDIR, Errno::OPNOTSUPP, Errno::INVAL];
+    error.kind() != io::ErrorKind::NotFound && Errno::from_io_error(error).is_none_or(|errno| !nowhere.contains(&errno))
 }
 
 fn foreign(mount: &Mount) -> io::Error {
@@ -170,11 +195,19 @@ fn through(link: &Path, inode: Inode, mounts: &Mounts) -> io::Result<Option<Open
         (regular && stat.stx_ino == inode.ino && mount.dev == inode.dev).then(|| mount.clone())
     };
     let wanted = StatxFlags::INO | StatxFlags::TYPE | StatxFlags::MNT_ID;
-    if same(&|| rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, wanted)).is_none() {
+    let first = rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, wanted);
+    if let Some(error) = first.as_ref().err().map(|errno| io::Error::from(*errno)).filter(untriable) {
+        return Err(error);
+    }
+    if same(&|| first).is_none() {
         return Ok(None);
     }
     // The link may lead elsewhere by now, so the same is asked of what is held.
-    let Ok(held) = rustix::fs::open(link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else { return Ok(None) };
+    let held = match rustix::fs::open(link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from) {
+        Ok(held) => held,
+        Err(error) if untriable(&error) => return Err(error),
+        Err(_) => return Ok(None),
+    };
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let Some(mount) = same(&|| rustix::fs::statx(&held, "", flags, wanted)) else { return Ok(None) };
     if !kinds::kind(&mount.fs_type).is_some_and(|kind| kind.local) {
@@ -292,6 +325,46 @@ mod tests {
             assert_eq!(super::path(&open), None);
             assert_eq!(inodes().open(inode, &readers).unwrap().fd.metadata().unwrap().ino(), inode.ino);
         }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_now_is_not_gone() {
+        let untried = |errno: Errno| untriable(&io::Error::from(errno));
+        assert!(
+            [Errno::MFILE, Errno::NFILE, Errno::ACCESS, Errno::PERM, Errno::IO, Errno::NOMEM].map(untried) == [true; 6]
+        );
+        assert!([Errno::NOENT, Errno::SRCH, Errno::STALE].map(untried) == [false; 3]);
+        // A reader whose table of mounts cannot be read may have it: nothing says that it is gone.
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("7/mountinfo")).unwrap();
+        let inode = Inode { dev: 1 << 19, ino: 1, generation: 0 };
+        let error = Inodes::new(dir.path()).open(inode, &[7]).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::ISDIR), "{error}");
+        // One that has ended has nothing.
+        assert_eq!(Inodes::new(dir.path()).open(inode, &[8]).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_look_leaves_a_write_lease_alone() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (path, open, inode) = file(dir.path());
+        drop(open);
+        let holder = File::options().write(true).open(&path).unwrap();
+        // SAFETY: commands without pointers, on an open descriptor. The break is signalled by SIGURG, which nobody heeds.
+        let lease = |command, value: libc::c_int| unsafe { libc::fcntl(holder.as_raw_fd(), command, value) };
+        // F_SETSIG (include/uapi/asm-generic/fcntl.h), which libc has not.
+        assert_eq!(lease(10, libc::SIGURG), 0);
+        assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
+        // The list may be a moment old.
+        while leases::free(inode.dev, inode.ino).is_ok() {
+            std::thread::yield_now();
+        }
+        let mut inodes = inodes();
+        let busy = |result: io::Result<Opened>| result.unwrap_err().kind() == io::ErrorKind::ResourceBusy;
+        assert!(busy(inodes.open(inode, &[std::process::id()])));
+        assert!(busy(inodes.by_path(inode, &path)));
+        assert!(crate::residency::of(&path, &mut |_, _| ()).is_err());
+        assert_eq!(lease(libc::F_GETLEASE, 0), libc::F_WRLCK, "the lease is being broken");
     }
 
     #[test]

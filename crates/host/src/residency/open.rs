@@ -49,7 +49,10 @@ pub(crate) fn open(path: &Path) -> Result<Opened, ResidencyError> {
     let look = |e| ResidencyError::file("look at", path, e);
     let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|e| ResidencyError::file("open", path, e))?;
-    regular(path, rustix::fs::fstat(&held).map_err(look)?.st_mode)?;
+    let stat = rustix::fs::fstat(&held).map_err(look)?;
+    regular(path, stat.st_mode)?;
+    let dev = rustix::fs::major(stat.st_dev) << 20 | rustix::fs::minor(stat.st_dev);
+    crate::leases::free(dev, stat.st_ino).map_err(|e| ResidencyError::file("open", path, e))?;
     let same = format!("/proc/self/fd/{}", held.as_raw_fd());
     // NONBLOCK: opening a file under a lease would otherwise wait for the lease's holder.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
