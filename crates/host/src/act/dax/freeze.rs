@@ -6,19 +6,19 @@
 //! the pipe with our last breath. A frozen process is stopped on its way out of the kernel, never in the middle of a fault.
 //!
 //! **Limits.** Whole groups are frozen, with processes that do not map the file. The root group and homenode's own groups cannot
-//! be frozen, groups that somebody else has frozen or locked are left alone, and version 1 of control groups is not used. If the child is
+//! be frozen, groups that somebody else has frozen, or another move of homenode, are left alone, and version 1 of control groups is not used. If the child is
 //! killed together with homenode (`systemctl kill -s KILL`), the group stays frozen: `echo 0 >…/cgroup.freeze` thaws it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use rustix::fs::OFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::act::cpuset::Cpusets;
@@ -38,6 +38,36 @@ pub(super) struct Frozen {
 struct Group {
     freeze: File,
     guard: Guard,
+    /// The last to be dropped.
+    _lock: File,
+}
+
+/// Where homenode's own files of this boot are.
+const RUNTIME: &str = "/run/homenode";
+
+/// Locks the group whose freezer has this inode number, against other moves on this machine. `None`: another has it. Anybody may
+/// open `cgroup.freeze` and lock that, so the lock is on a byte of a file of our own.
+fn lock(dir: &Path, group: u64) -> io::Result<Option<File>> {
+    match fs::DirBuilder::new().mode(0o755).create(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let path = dir.join("freeze.lock");
+    let no_link = OFlags::NOFOLLOW.bits() as i32;
+    let file = File::options().read(true).write(true).create(true).mode(0o600).custom_flags(no_link).open(path)?;
+    // SAFETY: a structure of integers.
+    let mut wanted: libc::flock = unsafe { std::mem::zeroed() };
+    wanted.l_type = libc::F_WRLCK as libc::c_short;
+    wanted.l_start = libc::off_t::try_from(group).unwrap_or(libc::off_t::MAX - 1);
+    wanted.l_len = 1;
+    // SAFETY: an open descriptor and a structure that outlives the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const wanted) } {
+        0 => Ok(Some(file)),
+        _ => match io::Error::last_os_error() {
+            error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(None),
+            error => Err(error),
+        },
+    }
 }
 
 impl Frozen {
@@ -92,17 +122,14 @@ impl Group {
             Err(e) => return Err(e),
         };
         // Two moves, of two programs, that freeze one group: the first to end would thaw it under the other.
-        match flock(&freeze, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => return Ok(None),
-            locked => locked?,
-        }
+        let Some(lock) = lock(Path::new(RUNTIME), freeze.metadata()?.ino())? else { return Ok(None) };
         let mut state = String::new();
         freeze.read_to_string(&mut state)?;
         if state.trim() != "0" {
             return Ok(None);
         }
         let events = File::open(directory.join("cgroup.events"))?;
-        let mut group = Self { guard: Guard::new(&freeze)?, freeze };
+        let mut group = Self { guard: Guard::new(&freeze)?, freeze, _lock: lock };
         group.freeze.write_all(b"1")?;
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -203,5 +230,25 @@ unsafe fn watch(wait: i32, close: i32, freeze: i32) -> ! {
         libc::poll(&raw mut end, 1, STOPPED_MOST.as_millis() as i32);
         libc::write(1, c"0".as_ptr().cast(), 1);
         libc::_exit(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_else_can_lock_a_group_that_a_move_freezes() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("homenode");
+        let first = lock(&dir, 7).unwrap();
+        assert!(first.is_some());
+        // Another move of this process or another; other groups are free.
+        assert!(lock(&dir, 7).unwrap().is_none());
+        assert!(lock(&dir, 8).unwrap().is_some());
+        drop(first);
+        assert!(lock(&dir, 7).unwrap().is_some());
+        // Other users cannot open the file, so they cannot lock it.
+        assert_eq!(fs::metadata(dir.join("freeze.lock")).unwrap().mode() & 0o777, 0o600);
     }
 }
