@@ -189,7 +189,9 @@ impl Served {
                 Err((_, error)) => return Err(error),
             }
             ready.extend(self.queue.ring.completion().map(|done| (done.user_data() as usize, done.result())));
+            let mut left = ready.len();
             for (number, result) in ready.drain(..) {
+                left -= 1;
                 let Some(entry) = entries.get_mut(number) else { continue };
                 if result < 0 {
                     live -= 1;
@@ -209,6 +211,10 @@ impl Served {
                 }
                 let command = self.command(number, entry, COMMIT_AND_FETCH);
                 self.push(&command)?;
+                // Nobody waits for what another request of the same batch takes. The next wait repeats what fails here.
+                if left > 0 {
+                    let _ = self.queue.ring.submit();
+                }
             }
         }
         // An entry whose answer and the mount's end cross each other is lost, too.
