@@ -290,7 +290,8 @@ fn map_by(args: &VolumeArgs, open: fn(&[PathBuf]) -> ::fs::Result<Mapped>) -> Re
             Err(Error::InUse) => {
                 let failure = failure(args.volume.display().to_string(), Error::InUse);
                 return Err(match holder(&args.volume) {
-                    Some(holder) => failure.hint(format!("{holder} has it")),
+                    Some(holder) => failure
+                        .hint(format!("{holder} has it; mount --bind shows a mounted volume in a second directory")),
                     None => failure,
                 });
             }

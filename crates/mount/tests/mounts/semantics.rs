@@ -33,6 +33,10 @@ pub const TESTS: Tests = &[
     ("ranges_are_copied_from_file_to_file", ranges_are_copied_from_file_to_file),
     ("appends_of_several_processes_do_not_overlap", appends_of_several_processes_do_not_overlap),
     ("direct_input_and_output_of_several_threads", direct_input_and_output_of_several_threads),
+    (
+        "a_write_of_one_request_is_whole_for_readers_past_the_cache",
+        a_write_of_one_request_is_whole_for_readers_past_the_cache,
+    ),
     ("mapped_files_and_writes_see_each_other", mapped_files_and_writes_see_each_other),
     ("locks_wait_and_end_with_their_process", locks_wait_and_end_with_their_process),
     ("special_files", special_files),
@@ -380,6 +384,41 @@ fn direct_input_and_output_of_several_threads() {
         assert!(data.chunks(4096).enumerate().all(|(i, bytes)| bytes.iter().all(|byte| *byte == block(i))));
         mount.end();
     }
+}
+
+/// 1 MiB at a multiple of 4 KiB, in memory and in the file, is one request.
+fn a_write_of_one_request_is_whole_for_readers_past_the_cache() {
+    const LEN: usize = 1 << 20;
+    const READS: usize = 300;
+    let mount = Mount::new(Cache::Direct, 32);
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(mount.path("f")).unwrap();
+    let mut memory = vec![0_u8; LEN + 4096];
+    let at = memory.as_ptr().align_offset(4096);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    file.write_all_at(&memory[at..at + LEN], 0).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut own = vec![0_u8; LEN + 4096];
+            let at = own.as_ptr().align_offset(4096);
+            for round in (0..=u8::MAX).cycle() {
+                own[at..at + LEN].fill(round);
+                assert_eq!(file.write_at(&own[at..at + LEN], 0).unwrap(), LEN);
+                if done.load(std::sync::atomic::Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        let mixed = (0..READS).filter(|_| {
+            let found = &mut memory[at..at + LEN];
+            assert_eq!(file.read_at(found, 0).unwrap(), LEN);
+            found.iter().any(|byte| *byte != found[0])
+        });
+        let mixed = mixed.count();
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(mixed, 0, "of {READS} reads");
+    });
+    drop(file);
+    mount.end();
 }
 
 /// A mapping of a file.
