@@ -35,8 +35,14 @@ fn main() -> Result<(), Anything> {
         return interrupts(&directory, arguments.next().ok_or("--interrupts DIRECTORY ROUNDS")?.parse()?).map(drop);
     }
     if first == "--bursts" {
-        let directory = PathBuf::from(arguments.next().ok_or("--bursts DIRECTORY ROUNDS")?);
-        return bursts(&directory, arguments.next().ok_or("--bursts DIRECTORY ROUNDS")?.parse()?).map(drop);
+        let usage = "--bursts DIRECTORY ROUNDS [SECONDS]";
+        let directory = PathBuf::from(arguments.next().ok_or(usage)?);
+        let rounds = arguments.next().ok_or(usage)?.parse()?;
+        return match arguments.next() {
+            Some(seconds) => bursts(&directory, &[(seconds.parse()?, rounds)]),
+            None => bursts(&directory, &lengths(rounds)),
+        }
+        .map(drop);
     }
     if first == "--readers" {
         let directory = PathBuf::from(arguments.next().ok_or("--readers DIRECTORY THREADS")?);
@@ -47,7 +53,7 @@ fn main() -> Result<(), Anything> {
     let rounds = arguments.next().map_or(Ok(15), |n| n.parse())?;
     std::fs::create_dir_all(&directory)?;
     let interrupts = interrupts(&directory, rounds)?;
-    let bursts = bursts(&directory, rounds)?;
+    let bursts = bursts(&directory, &lengths(rounds))?;
     let overhead = overhead(&directory, rounds)?;
     let capacity: Vec<Value> = [1000, 10_000].into_iter().map(|n| capacity(&directory, n)).collect::<Result<_, _>>()?;
     let kernel = host::observe::Capabilities::probe().kernel;
@@ -245,8 +251,13 @@ fn settled_ns(file: &File) -> std::io::Result<f64> {
     Ok(rounds.sum::<std::io::Result<f64>>()? / f64::from(ROUNDS_OBSERVED))
 }
 
+/// Lengths of bursts in seconds, and how many of each. Those of ten seconds take most of the time: fewer of them.
+fn lengths(rounds: usize) -> [(f64, usize); 3] {
+    [(0.2, rounds), (1.0, rounds), (10.0, rounds.div_ceil(4))]
+}
+
 /// What a burst of reads costs more, from the first read on, after an observer has seen nobody read fast.
-fn bursts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
+fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value, Anything> {
     /// An observer's first windows, in which it sees how little there is. Unobserved bursts follow a pause, too.
     const PAUSE: Duration = Duration::from_millis(1100);
     std::fs::create_dir_all(directory)?;
@@ -279,13 +290,12 @@ fn bursts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
     };
     println!("4 KiB cached pread in bursts, ratio of CPU time   median   quartiles");
     let mut rows = serde_json::Map::new();
-    // Bursts of ten seconds take most of the time: fewer of them.
-    for (seconds, rounds) in [(0.2, rounds), (1.0, rounds), (10.0, rounds.div_ceil(4))] {
-        let length = Duration::from_secs_f64(seconds);
+    for (seconds, rounds) in lengths {
+        let length = Duration::from_secs_f64(*seconds);
         let ways = [("observed", false), ("observed, --steady", true)];
         let mut ratios = [Vec::new(), Vec::new()];
         let mut before = unobserved(length)?;
-        for _ in 0..rounds {
+        for _ in 0..*rounds {
             for ((_, steady), ratios) in ways.iter().zip(&mut ratios) {
                 let with = observed(length, *steady)?;
                 let after = unobserved(length)?;
