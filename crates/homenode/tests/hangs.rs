@@ -216,7 +216,7 @@ fn commands_beside_one_that_hangs() {
         &["plan", "--policy", "arc", "--window", "0.2"],
         &["top", "--once", "--window", "0.2"],
         &["record", &record, "--windows", "1", "--window", "0.2"],
-        &["hot", &pid],
+        &["hot", "--pid", &pid],
     ];
     for args in commands {
         let mut one = command(&[&["--state-dir", &state], args].concat());
@@ -287,7 +287,7 @@ fn the_loop_answers_systemds_watchdog() {
 fn volume(dir: &Path) -> [String; 3] {
     let [region, mount, state] = ["region", "mounted", "states"].map(|n| dir.join(n).to_str().unwrap().to_owned());
     fs::create_dir(&mount).unwrap();
-    assert!(command(&["mkfs", "--size", "8M", &region]).output().unwrap().status.success());
+    assert!(command(&["mkfs", "--size", "8M", &format!("{region}@0")]).output().unwrap().status.success());
     [region, mount, state]
 }
 
