@@ -36,6 +36,9 @@ pub const MEMORY: &str = "pagemap";
 /// What is asked: an id, and what of it.
 type Subject = (u32, &'static str);
 
+/// What a thread that answers runs.
+type Question = Box<dyn FnOnce() + Send>;
+
 static SILENT: Mutex<Vec<Subject>> = Mutex::new(Vec::new());
 
 fn silent() -> MutexGuard<'static, Vec<Subject>> {
@@ -44,7 +47,7 @@ fn silent() -> MutexGuard<'static, Vec<Subject>> {
 
 thread_local! {
     /// The thread that answers this one's questions.
-    static WORKER: RefCell<Option<Sender<Box<dyn FnOnce() + Send>>>> = const { RefCell::new(None) };
+    static WORKER: RefCell<Option<Sender<Question>>> = const { RefCell::new(None) };
     /// This thread answers questions: those that it has itself it asks directly.
     static ANSWERS: Cell<bool> = const { Cell::new(false) };
     /// CPU time that answers to this thread have taken.
@@ -128,7 +131,7 @@ pub fn forget_worker() {
 }
 
 /// Gives a question to this thread's worker, or to a new one.
-fn put(question: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+fn put(question: Question) -> io::Result<()> {
     WORKER.with_borrow_mut(|worker| {
         let question = match worker {
             // The worker has panicked if it does not take it.
@@ -138,7 +141,7 @@ fn put(question: Box<dyn FnOnce() + Send>) -> io::Result<()> {
             },
             None => question,
         };
-        let (sender, questions) = channel::<Box<dyn FnOnce() + Send>>();
+        let (sender, questions) = channel::<Question>();
         std::thread::Builder::new().name("homenode-ask".into()).spawn(move || {
             ANSWERS.set(true);
             questions.into_iter().for_each(|question| question());
