@@ -328,7 +328,11 @@ fn open(
     let mut inodes = Inodes::new(proc_root);
     inodes.refresh();
     let opened = match (inodes.open(seen.id, &seen.readers), &seen.path) {
-        (Err(e), Some(path)) if e.kind() == io::ErrorKind::NotFound => inodes.by_path(seen.id, path),
+        (Err(e), Some(path)) => match inodes.by_path(seen.id, path) {
+            // A way that could not be tried may lead to it still: it is not gone.
+            Err(other) if other.kind() == io::ErrorKind::NotFound => Err(e),
+            opened => opened,
+        },
         (opened, _) => opened,
     };
     let path = seen.path.clone().unwrap_or_else(|| PathBuf::from(format!("inode {}", seen.id.ino)));
