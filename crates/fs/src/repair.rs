@@ -9,7 +9,7 @@
 //! **Limits.** Of two inodes that say that they own a block one loses all it has, as nobody can tell which one wrote the block; but a
 //! page of a log shows whose it is. File data is not looked at.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::alloc::{Allocator, Purpose};
 use crate::checkpoint::Checkpoint;
@@ -106,7 +106,8 @@ pub fn repair(store: Store) -> Result<Repaired> {
         let mut locked = Locked::new(&[&dir]);
         volume.commit(&mut locked, &[entry], volume.now(), Flushed::nothing(), Purpose::Freeing)?;
     }
-    for (ino, links) in tree.links.iter().filter(|(ino, _)| tree.lost.iter().all(|(lost, _)| lost != ino)) {
+    let named: BTreeSet<Ino> = tree.lost.iter().map(|(ino, _)| *ino).collect();
+    for (ino, links) in tree.links.iter().filter(|(ino, _)| !named.contains(ino)) {
         let inode = volume.inode(*ino)?;
         let mut locked = Locked::new(&[&inode]);
         let attributes = Attributes { links: *links, ..locked.get(*ino)?.attributes };

@@ -1,11 +1,12 @@
 //! Damaged volumes: what can be reached, what can be mended, and what a look changes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use fs::fsck::Repaired;
 use fs::{Damage, Error, Ino, Kind, NewFile, Volume};
 
-use crate::medium::{Image, Ram, blank};
+use crate::crash::{states, with};
+use crate::medium::{CrashPoint, Image, Ram, Recorder, blank};
 use crate::{format, options};
 
 /// Directories and files that a test needs: `/important/data`, `/junk/j`, `/junk/sub/deep`, and `/both`, which is `/junk/both` too.
@@ -207,4 +208,40 @@ fn a_name_that_stands_for_nothing_goes() {
     let state = report(&ram);
     assert_eq!(state, (true, vec![], 0));
     assert!(matches!(mount(&ram).unwrap().resolve(b"/junk/j"), Err(Error::NotFound)));
+}
+
+/// A crash in a repair must not make orphans of what it had not named yet.
+#[test]
+fn a_repair_survives_a_crash_at_every_fence() {
+    for damaged in ["/junk", "/", "/both"] {
+        let ram = example();
+        let lost = ino(&look(&ram), damaged);
+        damage(&ram, lost);
+        let recorder = Recorder::new(ram.image());
+        let checked = Arc::new(Mutex::new(0));
+        let count = Arc::clone(&checked);
+        let check = move |point: &CrashPoint<'_>| {
+            for change in states(point) {
+                let ram = Ram::new(with(point.durable, &change));
+                fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+                assert_eq!(report(&ram), (true, vec![], 0), "{damaged}");
+                let tree = crate::model::observe(&mount(&ram).unwrap());
+                let kept = |byte: &u8| damaged != "/both" || *byte != 4;
+                for byte in (1..=4).filter(kept) {
+                    assert!(
+                        tree.values().any(|seen| seen.data == [byte; 5000]),
+                        "{damaged}: {byte}: {:?}",
+                        tree.keys()
+                    );
+                }
+                *count.lock().unwrap() += 1;
+            }
+        };
+        recorder.on_fence(Some(Box::new(check)));
+        fs::fsck::repair(Arc::new(recorder.clone())).unwrap();
+        recorder.on_fence(None);
+        let checked = *checked.lock().unwrap();
+        println!("{damaged}: {checked} crash states of a repair");
+        assert!(checked > 10, "{checked}");
+    }
 }
