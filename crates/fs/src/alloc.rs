@@ -5,8 +5,8 @@
 //!
 //! **Approach.** Nothing of this is on media while a volume is mounted: mount finds out what the logs refer to, or reads a
 //! checkpoint. Each region is cut into as many parts as there are CPUs, each with its own lock; a thread begins with its
-//! CPU's part. A region that is full hands over to the next nearest one. A few blocks are kept for the logs of operations
-//! that free space.
+//! CPU's part. A region that is full hands over to the next nearest one. A few blocks are kept for
+//! operations that free space, or take no more than they give back.
 //!
 //! **Limits.** The parts are fixed: a run never spans two of them when it is allocated.
 
@@ -20,12 +20,15 @@ use crate::format::superblock::Superblock;
 use crate::free::FreeMap;
 use crate::sync::{Apart, AtomicU64, Mutex, lock};
 
-/// Use of blocks.
+/// Use of blocks. What frees something must find room on a full volume, what leaves as much as there was should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// File data, and logs of operations that add something.
     Growth,
-    /// Logs of operations that free something: these may use the reserve.
+    /// What takes the place of something that goes: a write over blocks of a file, other attributes, another name. It may use half
+    /// of the reserve, so that no user can take from others what removing files needs.
+    Replacing,
+    /// Logs of operations that free something: these may use all of the reserve.
     Freeing,
 }
 
@@ -96,7 +99,11 @@ impl Allocator {
     /// Up to `want` adjacent blocks of one region, beginning with part `part`.
     fn take(&self, region: usize, want: u64, part: usize, purpose: Purpose) -> Option<(Block, u64)> {
         let r = self.regions.get(region)?;
-        let reserve = if purpose == Purpose::Growth { r.reserve } else { 0 };
+        let reserve = match purpose {
+            Purpose::Growth => r.reserve,
+            Purpose::Replacing => r.reserve / 2,
+            Purpose::Freeing => 0,
+        };
         let usable = |free: u64| free.saturating_sub(reserve).min(want);
         let promised = r
             .free

@@ -26,11 +26,14 @@ use crate::inode::{Inode, State};
 use crate::log::{self, Log, NO_TAIL};
 use crate::ops::check_live;
 use crate::store::Flushed;
-use crate::sync::{AtomicU64, Mutex, lock};
-use crate::volume::{Volume, shard};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, lock};
+use crate::volume::Volume;
 
 /// A log shorter than two pages is not worth cleaning: a file has one page in any case.
 const CLEAN_FROM: usize = 2 * (SLOTS - 1);
+
+/// Slots that become history before a log is looked at again. What a page loses to entries that do not fit into its rest is less.
+const LOOK_AFTER: usize = SLOTS / 4;
 
 /// Result of cleaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,29 +45,34 @@ pub struct Cleaned {
 }
 
 /// Where cleaning may give back blocks.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Room {
-    /// A bit for each shard of the table of inodes: one of its logs changed since all were cleaned.
-    changed: AtomicU64,
+    /// Inodes whose logs have more than one page and changed since they were last looked at, each once ([`Inode::listed`]).
+    changed: Mutex<Vec<Ino>>,
+    /// The inodes that were not read since the mount were looked at.
+    looked: AtomicBool,
     /// Blocks given back so far.
     made: AtomicU64,
+    /// Logs of which each entry was looked at for want of room.
+    looks: AtomicU64,
     /// Held while logs are cleaned for want of room; taken before the lock of any inode.
     making: Mutex<()>,
-}
-
-impl Default for Room {
-    fn default() -> Self {
-        Self { changed: AtomicU64::new(u64::MAX), made: AtomicU64::new(0), making: Mutex::new(()) }
-    }
+    /// Held by a write that uses the reserve; taken before the lock of any inode.
+    replacing: Mutex<()>,
 }
 
 impl Room {
-    /// Notes that the log of an inode changed. As a rule it is noted already, and nobody waits for the word.
-    pub(crate) fn changed(&self, ino: Ino) {
-        let bit = 1 << shard(ino);
-        if self.changed.load(Ordering::Relaxed) & bit == 0 {
-            self.changed.fetch_or(bit, Ordering::AcqRel);
+    /// Notes that the log of an inode changed. As a rule it is too short to lose a page, or noted already, and nobody waits.
+    pub(crate) fn changed(&self, inode: &Inode, state: &State) {
+        let long = state.log.pages.len() > 1;
+        if long && !inode.listed.load(Ordering::Relaxed) && !inode.listed.swap(true, Ordering::AcqRel) {
+            lock(&self.changed).push(inode.ino);
         }
+    }
+
+    /// Keeps others from the half of the reserve that is for what replaces something.
+    pub(crate) fn alone(&self) -> MutexGuard<'_, ()> {
+        lock(&self.replacing)
     }
 }
 
@@ -87,42 +95,52 @@ impl Volume {
         if self.room.made.load(Ordering::Acquire) != made {
             return true; // another thread cleaned meanwhile
         }
-        let shards = self.room.changed.swap(0, Ordering::AcqRel);
-        if shards == 0 {
-            return false; // nothing to look for; a full volume is full at once
+        if !self.room.looked.swap(true, Ordering::AcqRel) {
+            for ino in self.unread_inodes().into_iter().filter(|ino| self.has_long_log(*ino)) {
+                let _ = self.inode(ino); // which lists it; damage shows when the file is used
+            }
         }
-        let changed = |ino: Ino| shards & 1 << shard(ino) != 0;
-        for ino in self.unread_inodes().into_iter().filter(|ino| changed(*ino) && self.has_long_log(*ino)) {
-            let _ = self.inode(ino); // damage shows when the file is used
-        }
-        let mut given = 0;
+        // A full volume is full at once where none changed.
+        let changed = std::mem::take(&mut *lock(&self.room.changed));
         let mut shorter = Vec::new();
-        for inode in self.known_inodes(shards) {
+        for inode in changed.into_iter().filter_map(|ino| self.inode(ino).ok()) {
+            inode.listed.store(false, Ordering::Release);
             let mut state = inode.write();
-            if state.gone || state.log.pages.len() < 2 {
+            let pages = state.log.pages.len();
+            if state.gone || pages < 2 || state.live_slots().div_ceil(SLOTS - 1) >= pages || looked_at(&state) {
                 continue;
             }
-            given += self.drop_dead_pages(&inode, &mut state).unwrap_or(0);
-            let pages = log::pages_for(state.entries().iter().map(|(entry, _)| entry.slots()));
-            if pages < state.log.pages.len() {
+            self.room.looks.fetch_add(1, Ordering::Relaxed);
+            let needs = log::pages_for(state.entries().iter().map(|(entry, _)| entry.slots()));
+            if needs < pages {
                 drop(state);
-                shorter.push((pages, inode));
+                shorter.push((needs, inode));
+            } else {
+                state.log.looked = 1 + history(&state);
             }
         }
         shorter.sort_by_key(|(pages, _)| *pages);
+        let mut given = 0;
         for (_, inode) in shorter {
             let mut state = inode.write();
             if state.gone {
                 continue;
             }
             let (had, region) = (state.log.pages.len() as u64, state.log.tail.page.region());
-            match self.clean_log_to(&inode, &mut state, region) {
-                Ok(()) => given += had.saturating_sub(state.log.pages.len() as u64),
-                Err(_) => self.room.changed(inode.ino), // perhaps after the others gave back theirs
+            if self.clean_log_to(&inode, &mut state, region).is_err() {
+                let _ = self.drop_dead_pages(&inode, &mut state);
+                state.log.looked = 1 + history(&state);
+                self.room.changed(&inode, &state); // perhaps once others gave back theirs
             }
+            given += had.saturating_sub(state.log.pages.len() as u64);
         }
         self.room.made.fetch_add(given, Ordering::AcqRel);
         given > 0
+    }
+
+    /// How many logs were read for want of room since the mount.
+    pub fn looks(&self) -> u64 {
+        self.room.looks.load(Ordering::Relaxed)
     }
 
     /// Whether the log of an inode that was not read has more than one page.
@@ -146,7 +164,7 @@ impl Volume {
     /// `go_on` is asked before each one.
     pub fn clean_logs(&self, mut go_on: impl FnMut() -> bool) -> Result<Cleaned> {
         let mut cleaned = Cleaned::default();
-        for inode in self.known_inodes(u64::MAX) {
+        for inode in self.known_inodes() {
             if !go_on() {
                 break;
             }
@@ -265,8 +283,18 @@ impl Volume {
     }
 }
 
+/// Slots of a log that are history, or empty at the end of a page.
+fn history(state: &State) -> usize {
+    state.log.slots().saturating_sub(state.live_slots())
+}
+
+/// Whether a log was looked at in vain, and little of it has become history since: not worth a look at each of its entries.
+fn looked_at(state: &State) -> bool {
+    state.log.looked > 0 && history(state) < state.log.looked + LOOK_AFTER
+}
+
 /// More than half of the log is history, as far as can be told without reading it: what a rewritten log had is still true.
 fn worth_it(state: &State) -> bool {
     let slots = state.log.slots();
-    slots >= CLEAN_FROM && slots > 2 * state.live_slots() && slots > 2 * state.log.cleaned
+    slots >= CLEAN_FROM && slots > 2 * state.log.cleaned && slots > 2 * state.live_slots()
 }

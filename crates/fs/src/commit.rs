@@ -60,7 +60,7 @@ impl Volume {
             self.allocator.free(block, count);
         }
         for (inode, state) in &mut locked.0 {
-            self.room.changed(inode.ino);
+            self.room.changed(inode, state);
             self.clean_if_worth(inode, state);
         }
         Ok(durable)

@@ -28,7 +28,7 @@ pub struct Traffic {
     pub read: u64,
     /// Bytes of file data written.
     pub written: u64,
-    /// Blocks that went here because the region they were meant for was full.
+    /// Blocks that went here because the region they were meant for was full, and all others of its node.
     pub fallback_blocks: u64,
 }
 

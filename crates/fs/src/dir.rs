@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::format::Ino;
-use crate::format::entry::Kind;
+use crate::format::entry::{Entry, Kind};
 
 /// Cookies of `.` and `..`; names begin after them.
 pub const FIRST_COOKIE: u64 = 3;
@@ -32,6 +32,8 @@ pub struct Dir {
     by_cookie: BTreeMap<u64, (Arc<[u8]>, Ino, Kind)>,
     next_cookie: u64,
     subdirs: u32,
+    /// Slots of a log that the names take.
+    slots: usize,
     /// The directory that names this one; the root names itself.
     pub parent: Ino,
 }
@@ -40,7 +42,7 @@ impl Dir {
     /// An empty directory.
     pub fn new(parent: Ino) -> Self {
         let (by_name, by_cookie) = (HashMap::new(), BTreeMap::new());
-        Self { by_name, by_cookie, next_cookie: FIRST_COOKIE, subdirs: 0, parent }
+        Self { by_name, by_cookie, next_cookie: FIRST_COOKIE, subdirs: 0, slots: 0, parent }
     }
 
     /// Target of a name.
@@ -54,6 +56,7 @@ impl Dir {
         if !possible || self.by_name.contains_key(name) || self.by_cookie.contains_key(&named.cookie) {
             return false;
         }
+        self.slots += link_slots(name);
         let name: Arc<[u8]> = name.into();
         self.by_cookie.insert(named.cookie, (Arc::clone(&name), named.ino, named.kind));
         self.by_name.insert(name, named);
@@ -66,6 +69,7 @@ impl Dir {
     pub fn remove(&mut self, name: &[u8]) -> Option<Named> {
         let named = self.by_name.remove(name)?;
         self.by_cookie.remove(&named.cookie);
+        self.slots -= link_slots(name);
         self.subdirs -= u32::from(named.kind == Kind::Directory);
         Some(named)
     }
@@ -93,6 +97,11 @@ impl Dir {
             .map(|(&cookie, (name, ino, kind))| (&**name, Named { ino: *ino, kind: *kind, cookie }))
     }
 
+    /// Slots of a log that the names take.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
     /// How many names there are.
     pub fn len(&self) -> usize {
         self.by_name.len()
@@ -102,4 +111,7 @@ impl Dir {
     pub fn links(&self) -> u32 {
         2 + self.subdirs
     }
+}
+fn link_slots(name: &[u8]) -> usize {
+    Entry::Link { ino: Ino::ROOT, cookie: FIRST_COOKIE, kind: Kind::File, name }.slots()
 }

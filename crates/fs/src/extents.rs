@@ -42,7 +42,18 @@ impl Extents {
         if self.overwrite(run, freed) {
             return;
         }
+        let mut at = freed.len();
         self.remove(run.file_block, run.count, freed);
+        // What is mapped again, as unwritten blocks are that were written where they are, stays in use.
+        let (first, end) = (run.block, run.block.index() + run.count);
+        while let Some((block, count)) = freed.get(at) {
+            let again = block.region() == first.region() && (first.index()..end).contains(&block.index());
+            if again && block.index() + count <= end {
+                freed.swap_remove(at);
+            } else {
+                at += 1;
+            }
+        }
         let mut run = run;
         if let Some(before) = self.runs.range(..run.file_block).next_back().map(|(_, r)| *r).filter(|r| adjoin(r, &run))
         {
@@ -67,7 +78,7 @@ impl Extents {
         };
         let (old, head) = (*found, run.file_block - found.file_block);
         let rest = (run.end() < old.end()).then(|| cut(old, run.end(), old.end()));
-        // The same blocks again, as only a damaged log has them, would join what is left of the old run.
+        // The same blocks again would join what is left of the old run, and are not free.
         if run.block == old.block.offset(head) || after.is_some_and(|after| adjoin(&run, after)) {
             return false;
         }
@@ -215,7 +226,8 @@ mod tests {
             }
 
             let mut blocks: Vec<Block> = freed.drain(..).flat_map(|(b, n)| (0..n).map(move |i| b.offset(i))).collect();
-            let mut expected: Vec<Block> = old.iter().map(|(block, _)| *block).collect();
+            let again = |old: &Block| !gone && (0..count).any(|i| block.offset(i) == *old);
+            let mut expected: Vec<Block> = old.iter().map(|(block, _)| *block).filter(|old| !again(old)).collect();
             blocks.sort_unstable();
             expected.sort_unstable();
             assert_eq!(blocks, expected);

@@ -31,6 +31,8 @@ pub struct Inode {
     pub remembered: AtomicU64,
     /// A migration is under way.
     pub migrating: AtomicBool,
+    /// It is among those whose logs changed ([`crate::clean::Room`]).
+    pub listed: AtomicBool,
     /// The directory in which it was last made, found or renamed, as a number; 0: none.
     pub named_in: AtomicU64,
     state: RwLock<State>,
@@ -46,6 +48,7 @@ impl Inode {
             opens: AtomicU32::new(0),
             remembered: AtomicU64::new(0),
             migrating: AtomicBool::new(false),
+            listed: AtomicBool::new(false),
             named_in: AtomicU64::new(0),
             state: RwLock::new(state),
         }
@@ -105,6 +108,8 @@ pub struct State {
     pub log: Log,
     /// No directory names it any more, durably: it goes when the last handle is closed.
     pub unnamed: Option<Durable>,
+    /// Without a name and not open: it goes when the kernel has forgotten it.
+    pub leaving: bool,
     /// Its blocks and its number are free.
     pub gone: bool,
     /// A migration's copy under way; see `ops::migrate`.
@@ -134,6 +139,7 @@ impl State {
             dir: None,
             log,
             unnamed: None,
+            leaving: false,
             gone: false,
             moving: None,
         }
@@ -239,8 +245,10 @@ impl State {
         entries
     }
 
-    /// Slots that [`State::entries`] needs, about.
+    /// Slots that [`State::entries`] needs.
     pub fn live_slots(&self) -> usize {
-        2 + self.extents.len() + 2 * self.xattrs.len() + self.dir.as_ref().map_or(0, Dir::len)
+        let xattrs = self.xattrs.iter().map(|(name, value)| Entry::Xattr { name, value }.slots()).sum::<usize>();
+        let others = usize::from(self.size > 0) + self.extents.len() + xattrs + self.dir.as_ref().map_or(0, Dir::slots);
+        1 + others + usize::from(others > 0)
     }
 }

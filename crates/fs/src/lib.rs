@@ -57,7 +57,9 @@ pub use locks::{FileLock, LockMode, LockSpace, Locks};
 pub use mkfs::{Layout, mkfs};
 pub use mount::superblock_of;
 pub use open::{open_files, open_files_to_look, reserve};
-pub use ops::{Migrated, Name, NewFile, Progress, RegionUsage, Rename, SetAttributes, SetXattr, Stat, Usage};
+pub use ops::{
+    Migrated, Migration, Name, NewFile, Progress, RegionUsage, Rename, SetAttributes, SetXattr, Stat, Usage,
+};
 pub use placement::Placement;
 pub use recent::Recent;
 pub use volume::{Options, Volume};

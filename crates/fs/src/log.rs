@@ -28,6 +28,8 @@ pub struct Log {
     pub tail: LogPos,
     /// Slots right after it was rewritten; 0 if it was not since the mount.
     pub cleaned: usize,
+    /// Slots that were history when cleaning it for want of room was in vain, and 1; 0 if there was no such time.
+    pub looked: usize,
 }
 
 impl Log {
@@ -61,7 +63,7 @@ impl Appended<'_> {
     /// As a log of its own: for entries that were not appended to one.
     pub fn into_log(mut self) -> Log {
         self.fresh.keep();
-        Log { pages: self.pages.into_vec(), sequence: self.sequence, tail: self.tail, cleaned: 0 }
+        Log { pages: self.pages.into_vec(), sequence: self.sequence, tail: self.tail, cleaned: 0, looked: 0 }
     }
 
     /// Where a log of its own begins.
@@ -156,7 +158,7 @@ pub fn replay(
     let damage = |what| Error::from(Damage::Inode { ino, what });
     let most: u64 = store.superblock().regions.iter().map(|r| r.blocks).sum();
     let mut advanced = 0_u32;
-    let mut log = Log { pages: Vec::new(), sequence: 0, tail, cleaned: 0 };
+    let mut log = Log { pages: Vec::new(), sequence: 0, tail, cleaned: 0, looked: 0 };
     let mut at = head;
     loop {
         if !store.superblock().is_data(at.page, 1) || log.pages.len() as u64 >= most {

@@ -308,7 +308,7 @@ pub fn inode(store: &Store, ino: Ino) -> Result<(u32, State)> {
 }
 
 fn replay(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos) -> Result<State> {
-    let mut state = State::new(Log { pages: Vec::new(), sequence: 0, tail, cleaned: 0 });
+    let mut state = State::new(Log { pages: Vec::new(), sequence: 0, tail, cleaned: 0, looked: 0 });
     let mut freed = Vec::new();
     let log = log::replay(store, whose, head, tail, |entry, time| {
         freed.clear();

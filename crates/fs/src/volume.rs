@@ -24,7 +24,7 @@ use crate::store::Store;
 use crate::sync::{self, Apart, AtomicU64, Mutex, RwLock, RwLockWriteGuard};
 use crate::unread::Unread;
 
-/// Parts of the table of inodes: as many as [`Room`] has bits.
+/// Parts of the table of inodes.
 const SHARDS: usize = 64;
 
 /// How a volume is mounted.
@@ -69,7 +69,8 @@ pub struct Volume {
     pub(crate) room: Room,
     inodes: Vec<Apart<Shard>>,
     unread: Unread,
-    pub(crate) unnamed: AtomicU64,
+    /// Inodes without a name that are not open, and that a kernel remembers.
+    pub(crate) leaving: AtomicU64,
     locks: Locks,
     random: AtomicU64,
     damage: Vec<Damage>,
@@ -129,7 +130,7 @@ impl Volume {
             moving_directories: Mutex::new(()),
             room: Room::default(),
             locks: Locks::default(),
-            unnamed: AtomicU64::new(0),
+            leaving: AtomicU64::new(0),
             unread: Unread::new(found.checkpoint, SHARDS, found.damaged),
             damage: found.damage,
             stubs: Mutex::default(),
@@ -156,10 +157,9 @@ impl Volume {
         shard.read().unwrap_or_else(PoisonError::into_inner).get(&ino).cloned()
     }
 
-    /// The inodes that were read or made since the mount, of the shards that have a bit in `shards`.
-    pub(crate) fn known_inodes(&self, shards: u64) -> impl Iterator<Item = Arc<Inode>> + '_ {
-        let chosen = self.inodes.iter().enumerate().filter(move |(at, _)| shards >> at & 1 == 1);
-        chosen.flat_map(|(_, shard)| {
+    /// The inodes that were read or made since the mount.
+    pub(crate) fn known_inodes(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
+        self.inodes.iter().flat_map(|shard| {
             let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
             shard.values().cloned().collect::<Vec<_>>()
         })
@@ -175,7 +175,7 @@ impl Volume {
         let (mut inodes, mut parents) = self.unread.rest();
         inodes.resize(self.slots.len(), Vec::new());
         let mut known = Vec::new();
-        for inode in self.known_inodes(u64::MAX) {
+        for inode in self.known_inodes() {
             let state = inode.read();
             known.push(inode.ino);
             parents.extend(state.dir.as_ref().map(|dir| (inode.ino, dir.parent)));
@@ -190,6 +190,7 @@ impl Volume {
 
     pub(crate) fn add_inode(&self, inode: Inode) -> Arc<Inode> {
         let inode = Arc::new(inode);
+        self.room.changed(&inode, &inode.read());
         if let Some(shard) = self.inodes.get(shard(inode.ino)) {
             shard.write().unwrap_or_else(PoisonError::into_inner).insert(inode.ino, Arc::clone(&inode));
         }

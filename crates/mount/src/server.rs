@@ -9,9 +9,8 @@
 use std::cell::RefCell;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use fs::{Error, Ino, Name, Named, NewFile, Rename, Result, SetAttributes, SetXattr, Volume, acl};
 
@@ -37,6 +36,17 @@ thread_local! {
 /// Milliseconds that a request without room waits for files that were just removed. On a busy machine the kernel took more than 20 to
 /// say that it has forgotten one.
 const WAITS: u32 = 100;
+/// After a wait in vain nobody waits for so long: what keeps removed files without having them open takes a tenth of a worker at most.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Waits for removed files.
+#[derive(Default)]
+struct Waits {
+    /// Files that the last one did not free.
+    kept: u64,
+    /// When that ended.
+    ended: Option<Instant>,
+}
 
 /// Answers requests of a volume: one for all workers.
 pub(crate) struct Server {
@@ -45,8 +55,8 @@ pub(crate) struct Server {
     /// Opened and closed files are told, and counted.
     counts_opens: bool,
     callers: Option<Arc<Callers>>,
-    /// Removed files that waiting did not free: somebody has them open.
-    kept: AtomicU64,
+    /// Held by the one worker that waits.
+    waits: Mutex<Waits>,
 }
 
 impl Answers for Server {
@@ -59,7 +69,6 @@ impl Answers for Server {
                     Ok(Err(error)) => tracing::debug!("the kernel forgot inode {}: {error}", request.node),
                     Err(_) => tracing::error!("a fault of homenode in forgetting inode {}", request.node),
                 }
-                self.freed();
                 None
             }
             opcode::INTERRUPT => None, // no request waits for long
@@ -79,35 +88,34 @@ impl Server {
         let (cache, callers) = (options.cache, options.callers.clone());
         // Only an answer to it keeps a file out of the kernel's cache.
         let counts_opens = options.counts_opens || cache == Cache::Direct;
-        Self { volume, cache, counts_opens, callers, kept: AtomicU64::new(0) }
+        Self { volume, cache, counts_opens, callers, waits: Mutex::default() }
     }
 
-    /// Where there is no room, waits a little for files that were just removed: the kernel says only after the
-    /// removal that it has forgotten them. For those that somebody keeps only the first request waits.
+    /// Where there is no room, waits once for files that were just removed and that nobody has open: the kernel says only after the
+    /// removal that it has forgotten them. One worker waits at a time, as all others' requests are still to be answered.
     fn retry(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
-        let mut least = u64::MAX;
+        let done = self.done(request, answer);
+        if !matches!(done, Err(Error::NoSpace)) || self.volume.leaving() == 0 {
+            return done;
+        }
+        let Ok(mut waits) = self.waits.try_lock() else { return done };
+        let due = self.volume.leaving();
+        waits.kept = waits.kept.min(due);
+        if due <= waits.kept || waits.ended.is_some_and(|at| at.elapsed() < PAUSE) {
+            return done;
+        }
         for _ in 0..WAITS {
-            match self.done(request, answer) {
-                Err(Error::NoSpace) if self.volume.unnamed() > self.kept.load(Ordering::Relaxed) => {
-                    least = least.min(self.volume.unnamed());
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                done => return done,
+            std::thread::sleep(Duration::from_millis(1));
+            if self.volume.leaving() < due {
+                drop(waits);
+                return self.done(request, answer);
             }
         }
         let done = self.done(request, answer);
         if matches!(done, Err(Error::NoSpace)) {
-            self.kept.fetch_max(least, Ordering::Relaxed);
-            self.freed();
+            *waits = Waits { kept: due, ended: Some(Instant::now()) };
         }
         done
-    }
-
-    /// After inodes may have been freed: no more are kept than there are.
-    fn freed(&self) {
-        if self.kept.load(Ordering::Relaxed) > 0 {
-            self.kept.fetch_min(self.volume.unnamed(), Ordering::Relaxed);
-        }
     }
 
     fn done(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
@@ -177,7 +185,6 @@ impl Server {
             opcode::LINK => {
                 let linked = volume.link(number(args.u64()?)?, ino, args.name()?)?;
                 volume.remember(linked.ino)?;
-                self.freed();
                 answer.entry(&linked);
             }
             // Until an open is answered with ENOSYS, files that were created are released.
@@ -186,10 +193,7 @@ impl Server {
                 volume.open(ino)?;
                 answer.opened(self.opened());
             }
-            opcode::RELEASE => {
-                volume.close(ino)?;
-                self.freed();
-            }
+            opcode::RELEASE => volume.close(ino)?,
             opcode::READ => {
                 args.skip(8)?;
                 let (offset, size) = (args.u64()?, args.u32()?);

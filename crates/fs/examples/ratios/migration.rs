@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use fs::medium::{At, Mapped, Medium};
-use fs::{Ino, Volume};
+use fs::{Ino, Migration, Volume};
 
 use crate::own::{BLOCK, FILE, MIB, Memory};
 use crate::rounds::{Contender, Result, Rounds, random};
@@ -71,7 +71,8 @@ fn parts(rounds: &Rounds, memory: &Memory, volume: &Volume, (file, size): (Ino, 
         Contender::new("homenode, durable", |i| {
             let (first, most) = ((i % all * PART / BLOCK) as u64, (PART / BLOCK) as u64);
             let node = ((i / all + 1) % 2) as u32;
-            Ok(volume.migrate_from(file, node, first, None, |done| done.moved < most).map(drop)?)
+            let migration = Migration { to: node, first, ..Migration::default() };
+            Ok(volume.migrate(file, migration, |done| done.moved < most).map(drop)?)
         }),
     ];
     Rounds { rounds: 10 * rounds.rounds, only: None }.compare("move of 4 MiB", 1, contenders)

@@ -109,7 +109,7 @@ impl Volume {
             if strip && state.xattrs.contains_key(CAPABILITIES) {
                 entries.push((ino, Entry::XattrGone(CAPABILITIES)));
             }
-            self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)
+            self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Replacing)
         })?;
         self.stat(ino)
     }
@@ -228,7 +228,12 @@ impl Volume {
             let state = locked.get(ino)?;
             check_live(state)?;
             check(&state.xattrs)?;
-            self.commit(&mut locked, &[(ino, entry)], self.now(), Flushed::nothing(), Purpose::Growth)?;
+            let shrinks = match entry {
+                Entry::Xattr { name, value } => state.xattrs.get(name).is_some_and(|old| old.len() >= value.len()),
+                _ => true,
+            };
+            let purpose = if shrinks { Purpose::Replacing } else { Purpose::Growth };
+            self.commit(&mut locked, &[(ino, entry)], self.now(), Flushed::nothing(), purpose)?;
             Ok(())
         })
     }

@@ -6,8 +6,9 @@ use crate::alloc::{Fresh, Purpose};
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Run};
 use crate::format::{BLOCK, BLOCK_BYTES, Ino};
-use crate::inode::State;
-use crate::placement::{Placement, STRIPE};
+use crate::inode::{Inode, State};
+use crate::ops::check_live;
+use crate::placement::{Placement, Regions, STRIPE};
 use crate::store::{Dirty, Flushed};
 use crate::volume::{Locked, Volume};
 
@@ -21,11 +22,14 @@ pub(super) struct Draft<'a> {
     pub entries: SmallVec<[(Ino, Entry<'static>); 2]>,
     /// The size of the file afterwards.
     pub size: u64,
+    /// What its data is for.
+    pub purpose: Purpose,
 }
 
 impl Volume {
     pub(super) fn draft(&self, size: u64) -> Draft<'_> {
-        Draft { fresh: self.allocator.fresh(), dirty: Dirty::default(), entries: SmallVec::new(), size }
+        let (fresh, purpose) = (self.allocator.fresh(), Purpose::Growth);
+        Draft { fresh, dirty: Dirty::default(), entries: SmallVec::new(), size, purpose }
     }
 
     /// Commits a draft.
@@ -46,22 +50,27 @@ impl Volume {
     /// Blocks for a range of a file: adjacent ones as far as there are.
     pub(super) fn new_runs<'a>(
         &'a self,
-        file_block: u64,
-        count: u64,
+        ino: Ino,
+        (file_block, count): (u64, u64),
         placement: Placement,
+        purpose: Purpose,
         fresh: &mut Fresh<'a>,
     ) -> Result<SmallVec<[Run; 2]>> {
         self.check_room(count)?;
         let cpu = self.cpu();
+        let meant = self.regions.meant(placement, cpu);
         let (mut runs, mut at, end): (SmallVec<_>, _, _) = (SmallVec::new(), file_block, file_block + count);
         while at < end {
-            let striped = matches!(placement, Placement::Interleave | Placement::Random);
-            let upto = if striped { end.min((at / STRIPE + 1) * STRIPE) } else { end };
+            let upto = if meant.len() > 1 { end.min((at / STRIPE + 1) * STRIPE) } else { end };
             let want = (upto - at).min(Run::MAX);
-            let region = self.regions.first(placement, cpu, at, if striped { self.random() } else { 0 });
+            let region = match placement {
+                Placement::Interleave => Regions::turn(meant, 0, at),
+                Placement::Random => Regions::turn(meant, self.random(), 0),
+                Placement::Local | Placement::Node(_) => Regions::turn(meant, ino.slot().into(), at),
+            };
             let regions = self.regions.nearest(region);
-            let (block, count) = self.allocator.allocate(regions, want, cpu, Purpose::Growth, fresh)?;
-            if block.region() != region {
+            let (block, count) = self.allocator.allocate(regions, want, cpu, purpose, fresh)?;
+            if !self.regions.together(block.region(), region) {
                 self.counters.fell_back(block.region(), count);
             }
             runs.push(Run { file_block: at, block, count, unwritten: false });
@@ -84,7 +93,8 @@ impl Volume {
             return Ok(());
         };
         let first = offset / BLOCK_BYTES;
-        let runs = self.new_runs(first, last / BLOCK_BYTES - first + 1, placement, &mut draft.fresh)?;
+        let count = last / BLOCK_BYTES - first + 1;
+        let runs = self.new_runs(ino, (first, count), placement, draft.purpose, &mut draft.fresh)?;
         let (mut at, mut rest) = (offset, data);
         for run in runs {
             // Before the data: an atomic operation waits for the stores on their way, which the fence is for.
@@ -113,6 +123,86 @@ impl Volume {
         Ok(())
     }
 
+    /// Writes where no block is left for growth: over blocks that the file has, which takes no more than it gives back. Blocks that
+    /// were allocated and not written are written where they are, as nobody sees them before the commit. What does not fit into
+    /// the reserve is written in parts, each of which a crash finds whole or not at all.
+    pub(super) fn write_over(&self, inode: &Inode, offset: u64, data: &[u8], placement: Placement) -> Result<()> {
+        let _alone = self.room.alone(); // with others they would find less of the reserve, and none would fit
+        let mut locked = Locked::new(&[inode]);
+        let (first, end) = (offset / BLOCK_BYTES, offset + data.len() as u64);
+        let count = end.div_ceil(BLOCK_BYTES) - first;
+        let state = locked.get(inode.ino)?;
+        check_live(state)?;
+        if state.extents.range(first, count).map(|run| run.count).sum::<u64>() < count {
+            return Err(Error::NoSpace);
+        }
+        if first > state.size / BLOCK_BYTES {
+            let mut draft = Draft { purpose: Purpose::Replacing, ..self.draft(state.size) };
+            self.zero_tail(state, inode.ino, offset, &mut draft)?;
+            if !draft.entries.is_empty() {
+                self.finish(draft, &mut locked, self.now(), Purpose::Replacing)?;
+            }
+        }
+        let (mut at, mut rest) = (offset, data);
+        while !rest.is_empty() {
+            let state = locked.get(inode.ino)?;
+            let chunk = at / BLOCK_BYTES / MANY * MANY;
+            let mut runs = state.extents.range(chunk, MANY);
+            let run = runs.find(|run| run.end() > at / BLOCK_BYTES).ok_or(Error::NoSpace)?;
+            drop(runs);
+            let len = rest.len().min((run.end() * BLOCK_BYTES - at) as usize);
+            let done = if run.unwritten {
+                self.write_in_place(&mut locked, inode.ino, run, (at, rest.get(..len).unwrap_or_default()))?;
+                len
+            } else {
+                self.write_some(&mut locked, inode.ino, (at, rest.get(..len).unwrap_or_default()), placement)?
+            };
+            at += done as u64;
+            rest = rest.get(done..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Writes all of an unwritten run, with zeros around the data: a file that is written here and there would else have a log of
+    /// as many runs, for which there is no room either.
+    fn write_in_place(&self, locked: &mut Locked<'_>, ino: Ino, run: Run, (at, data): (u64, &[u8])) -> Result<()> {
+        let size = locked.get(ino)?.size.max(at + data.len() as u64);
+        let mut draft = Draft { purpose: Purpose::Replacing, ..self.draft(size) };
+        let mut blocks = vec![0; run.count as usize * BLOCK];
+        crate::format::put(&mut blocks, (at - run.file_block * BLOCK_BYTES) as usize, data);
+        self.counters.written(Some(ino), run.block.region(), run.count * BLOCK_BYTES);
+        draft.dirty.and(self.store.write_data(run.block, &blocks)?);
+        draft.entries.push((ino, Entry::Extent(Run { unwritten: false, ..run }, Some(size))));
+        self.finish(draft, locked, self.now(), Purpose::Replacing)
+    }
+
+    /// Writes as much of `data` as there is room for, a block at least: how many bytes.
+    fn write_some(
+        &self,
+        locked: &mut Locked<'_>,
+        ino: Ino,
+        (at, data): (u64, &[u8]),
+        placement: Placement,
+    ) -> Result<usize> {
+        let mut len = data.len();
+        loop {
+            let part = data.get(..len).unwrap_or_default();
+            let state = locked.get(ino)?;
+            let mut draft = Draft { purpose: Purpose::Replacing, ..self.draft(state.size.max(at + len as u64)) };
+            let replaced = self.replace(state, ino, (at, part), placement, &mut draft);
+            match replaced.and_then(|()| self.finish(draft, locked, self.now(), Purpose::Replacing)) {
+                Err(Error::NoSpace) => {}
+                done => return done.map(|()| len),
+            }
+            // Half of it, up to the end of a block.
+            let half = (at + len as u64 / 2).next_multiple_of(BLOCK_BYTES).saturating_sub(at) as usize;
+            if half >= len {
+                return Err(Error::NoSpace);
+            }
+            len = half;
+        }
+    }
+
     /// Contents of a block of the file: zeros in holes, and beyond the size.
     fn old_block(&self, state: &State, file_block: u64) -> Result<Box<[u8; BLOCK]>> {
         let mut block = Box::new([0; BLOCK]);
@@ -137,7 +227,10 @@ impl Volume {
         let len = ((to - from) as usize).min(BLOCK);
         let node = self.regions.node(run.block.region());
         let placement = node.map_or(Placement::Local, Placement::Node);
-        self.replace(state, ino, (from, zeros.get(..len).unwrap_or_default()), placement, draft)
+        let purpose = std::mem::replace(&mut draft.purpose, Purpose::Replacing);
+        let replaced = self.replace(state, ino, (from, zeros.get(..len).unwrap_or_default()), placement, draft);
+        draft.purpose = purpose;
+        replaced
     }
 
     /// Before a file grows to `upto` or beyond: what its last block has after the end becomes zeros.

@@ -47,7 +47,8 @@ impl Volume {
         Ok(len as usize)
     }
 
-    /// Writes all of `data`, at once: a crash leaves the old or the new.
+    /// Writes all of `data`, at once: a crash leaves the old or the new. Where a full volume has room for less, what is written over
+    /// blocks of the file is written in parts.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
         self.write_to(ino, offset, data, self.options.placement)
     }
@@ -56,7 +57,13 @@ impl Volume {
     pub fn write_to(&self, ino: Ino, offset: u64, data: &[u8], placement: Placement) -> Result<()> {
         let inode = self.inode(ino)?;
         check_file(&inode)?;
-        self.with_room(|| self.write_locked(&mut Locked::new(&[&inode]), ino, offset, data, placement))
+        self.with_room(|| {
+            let written = self.write_locked(&mut Locked::new(&[&inode]), ino, offset, data, placement);
+            match written {
+                Err(Error::NoSpace) => self.write_over(&inode, offset, data, placement),
+                done => done,
+            }
+        })
     }
 
     /// Writes at the end, wherever that is by then. Returns where it was.
@@ -79,8 +86,10 @@ impl Volume {
         data: &[u8],
         placement: Placement,
     ) -> Result<()> {
-        if let Placement::Node(node) = placement {
-            self.regions.on_node(node).ok_or(Error::NoRegionOnNode(node))?;
+        if let Placement::Node(node) = placement
+            && self.regions.on_node(node).is_empty()
+        {
+            return Err(Error::NoRegionOnNode(node));
         }
         let state = locked.get(ino)?;
         check_live(state)?;
@@ -118,7 +127,7 @@ impl Volume {
     }
 
     /// Gives every block of a range that has none a place; it reads as zeros. Grows the file unless `keep_size`. Writing
-    /// the range later needs new blocks all the same, as data is copied on write.
+    /// the range later takes new blocks, near the writer, as long as there are any, and then these.
     pub fn allocate(&self, ino: Ino, offset: u64, len: u64, keep_size: bool) -> Result<()> {
         self.change_range(ino, offset, len, keep_size, |volume, state, draft, end| {
             let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
@@ -212,7 +221,7 @@ impl Volume {
     }
 
     fn add_unwritten<'a>(&'a self, ino: Ino, file_block: u64, count: u64, draft: &mut Draft<'a>) -> Result<()> {
-        for run in self.new_runs(file_block, count, self.options.placement, &mut draft.fresh)? {
+        for run in self.new_runs(ino, (file_block, count), self.options.placement, draft.purpose, &mut draft.fresh)? {
             draft.entries.push((ino, Entry::Extent(Run { unwritten: true, ..run }, Some(draft.size))));
         }
         Ok(())

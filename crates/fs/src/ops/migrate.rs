@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Run};
 use crate::format::{BLOCK_BYTES, Ino};
 use crate::inode::{Inode, Moving, State};
+use crate::placement::{Regions, STRIPE};
 use crate::store::Flushed;
 use crate::volume::{Locked, Volume};
 
@@ -51,6 +52,20 @@ pub struct Migrated {
     pub looked: u64,
 }
 
+/// What a migration moves, and where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Migration {
+    /// To this node.
+    pub to: u32,
+    /// Only what is on this node; `None`: all that is elsewhere.
+    pub from: Option<u32>,
+    /// From this file block on, such as where a migration was stopped ([`Migrated::next`]). What is written before it meanwhile
+    /// stays where the writer put it.
+    pub first: u64,
+    /// At most so many bytes a second.
+    pub rate: Option<u64>,
+}
+
 impl Volume {
     /// Moves the blocks of a file, and its log, to a node. `go_on` is asked before each step, and while the migration
     /// waits. `rate` limits it to so many bytes a second.
@@ -61,27 +76,23 @@ impl Volume {
         rate: Option<u64>,
         go_on: impl FnMut(Progress) -> bool,
     ) -> Result<Migrated> {
-        self.migrate_from(ino, node, 0, rate, go_on)
+        self.migrate(ino, Migration { to: node, rate, ..Migration::default() }, go_on)
     }
 
-    /// The same from a file block on, such as where a migration was stopped ([`Migrated::next`]). What is written before that block
-    /// meanwhile stays where the writer put it.
-    pub fn migrate_from(
-        &self,
-        ino: Ino,
-        node: u32,
-        file_block: u64,
-        rate: Option<u64>,
-        mut go_on: impl FnMut(Progress) -> bool,
-    ) -> Result<Migrated> {
-        let region = self.regions.on_node(node).ok_or(Error::NoRegionOnNode(node))?;
+    /// Moves blocks of a file to a node, and its log if that is to move as well. The regions of the node share them. `go_on` is
+    /// asked before each step, and while the migration waits.
+    pub fn migrate(&self, ino: Ino, migration: Migration, mut go_on: impl FnMut(Progress) -> bool) -> Result<Migrated> {
+        let regions = self.regions.on_node(migration.to);
+        if regions.is_empty() {
+            return Err(Error::NoRegionOnNode(migration.to));
+        }
         self.open(ino)?;
         let inode = self.inode(ino)?;
         if inode.migrating.swap(true, Ordering::AcqRel) {
             self.close(ino)?;
             return Err(Error::Busy);
         }
-        let result = self.migrate_steps(&inode, region, file_block, rate, &mut go_on);
+        let result = self.migrate_steps(&inode, &migration, regions, &mut go_on);
         inode.write().moving = None;
         inode.migrating.store(false, Ordering::Release);
         self.close(ino)?;
@@ -91,13 +102,12 @@ impl Volume {
     fn migrate_steps(
         &self,
         inode: &Inode,
-        region: usize,
-        file_block: u64,
-        rate: Option<u64>,
+        migration: &Migration,
+        regions: &[usize],
         go_on: &mut dyn FnMut(Progress) -> bool,
     ) -> Result<Migrated> {
         let began = Instant::now();
-        let (mut done, mut defeats) = (Migrated { next: file_block, ..Migrated::default() }, 0);
+        let (mut done, mut defeats) = (Migrated { next: migration.first, ..Migrated::default() }, 0);
         loop {
             loop {
                 let blocks = inode.read().extents.blocks();
@@ -105,74 +115,99 @@ impl Volume {
                     return Ok(Migrated { cancelled: true, ..done });
                 }
                 let moved = (done.moved * BLOCK_BYTES) as f64;
-                let due = rate.filter(|rate| *rate > 0).map_or(0.0, |rate| moved / rate as f64);
+                let rate = migration.rate.filter(|rate| *rate > 0);
+                let due = rate.map_or(0.0, |rate| moved / rate as f64);
                 let left = Duration::try_from_secs_f64(due).unwrap_or(Duration::MAX).saturating_sub(began.elapsed());
                 if left.is_zero() {
                     break;
                 }
                 std::thread::sleep(left.min(NAP));
             }
-            let (run, looked) = self.next_step(inode, region, done.next);
+            let alone = defeats >= DEFEATS;
+            let (run, looked, moved) =
+                self.with_room(|| self.migrate_step(inode, migration, regions, done.next, alone))?;
             done.looked += looked;
             let Some(run) = run else { break };
-            if self.with_room(|| self.migrate_run(inode, region, run, defeats >= DEFEATS))? {
+            if moved {
                 (done.moved, done.next, defeats) = (done.moved + run.count, run.end(), 0);
             } else {
                 (done.overtaken, defeats) = (done.overtaken + 1, defeats + 1);
             }
         }
         let mut state = inode.write();
-        if state.log.pages.iter().any(|page| page.region() != region) {
-            self.clean_log_to(inode, &mut state, region)?;
+        if state.log.pages.iter().any(|page| self.is_to_move(migration, page.region())) {
+            self.clean_log_to(inode, &mut state, Regions::turn(regions, inode.ino.slot().into(), 0))?;
         }
         Ok(done)
     }
 
-    /// The next run that is elsewhere, at most one step long, and how many runs it took to find it. Notes that it is being copied.
-    fn next_step(&self, inode: &Inode, region: usize, from: u64) -> (Option<Run>, u64) {
-        let mut state = inode.write();
+    /// Whether a migration moves what is in a region.
+    fn is_to_move(&self, migration: &Migration, region: usize) -> bool {
+        let node = self.regions.node(region);
+        node != Some(migration.to) && (migration.from.is_none() || node == migration.from)
+    }
+
+    /// Moves the next run: which, how many runs it took to find it, and whether it moved, or a concurrent change won. That cannot be
+    /// where writers are kept out.
+    fn migrate_step(
+        &self,
+        inode: &Inode,
+        migration: &Migration,
+        regions: &[usize],
+        from: u64,
+        alone: bool,
+    ) -> Result<(Option<Run>, u64, bool)> {
+        let mut fresh = self.allocator.fresh();
+        let mut locked = Locked::new(&[inode]);
+        let (run, looked) = self.next_step(locked.get_mut(inode.ino)?, migration, from);
+        let Some(run) = run else { return Ok((None, looked, false)) };
+        let moved = if alone {
+            let new = self.blocks_in(inode.ino, regions, run, &mut fresh)?;
+            let copied = self.copy(locked.get(inode.ino)?, run, &new)?;
+            self.switch_over(&mut locked, inode.ino, &new, copied)?
+        } else {
+            drop(locked);
+            let new = self.blocks_in(inode.ino, regions, run, &mut fresh)?;
+            let copied = self.copy(&inode.read(), run, &new)?;
+            self.switch_over(&mut Locked::new(&[inode]), inode.ino, &new, copied)?
+        };
+        if moved {
+            fresh.keep();
+        }
+        Ok((Some(run), looked, moved))
+    }
+
+    /// The next run that is to move, at most one step long, and how many runs it took to find it. Notes that it is being copied.
+    fn next_step(&self, state: &mut State, migration: &Migration, from: u64) -> (Option<Run>, u64) {
         let mut looked = 0;
         let mut runs = state.extents.range(from, u64::MAX).inspect(|_| looked += 1);
-        let elsewhere = runs.find(|run| run.block.region() != region);
+        let found = runs.find(|run| self.is_to_move(migration, run.block.region()));
         drop(runs);
-        let run = elsewhere.map(|run| Run { count: run.count.min(STEP), ..run });
+        let run = found.map(|run| Run { count: run.count.min(STEP), ..run });
         state.moving = run.map(|run| Moving { file_block: run.file_block, count: run.count, overtaken: false });
         (run, looked)
     }
 
-    /// Moves one run. False: a concurrent change won.
-    fn migrate_run(&self, inode: &Inode, region: usize, run: Run, alone: bool) -> Result<bool> {
-        let mut fresh = self.allocator.fresh();
-        let new = self.blocks_in(region, run, &mut fresh)?;
-        let copied = if alone { None } else { self.copy(&inode.read(), run, &new)? };
-        let moved = self.switch_over(inode, run, &new, copied)?;
-        if moved {
-            fresh.keep();
-        }
-        Ok(moved)
-    }
-
-    /// Maps a run to its new places, where it is copied first if it was not. False: a concurrent change won.
-    fn switch_over(&self, inode: &Inode, run: Run, new: &[Run], copied: Option<Flushed>) -> Result<bool> {
-        let mut locked = Locked::new(&[inode]);
-        let state = locked.get(inode.ino)?;
-        let flushed = match copied {
-            Some(flushed) => Some(flushed),
-            None => self.copy(state, run, new)?,
-        };
-        let Some(flushed) = flushed.filter(|_| !overtaken(state)) else { return Ok(false) };
-        let entries: Vec<_> = new.iter().map(|run| (inode.ino, Entry::Extent(*run, None))).collect();
-        self.commit(&mut locked, &entries, self.now(), flushed, Purpose::Growth)?;
+    /// Maps a run that was copied to its new places. False: a concurrent change won.
+    fn switch_over(&self, locked: &mut Locked<'_>, ino: Ino, new: &[Run], copied: Option<Flushed>) -> Result<bool> {
+        let state = locked.get(ino)?;
+        let Some(flushed) = copied.filter(|_| !overtaken(state)) else { return Ok(false) };
+        let entries: Vec<_> = new.iter().map(|run| (ino, Entry::Extent(*run, None))).collect();
+        self.commit(locked, &entries, self.now(), flushed, Purpose::Growth)?;
         Ok(true)
     }
 
-    /// Blocks for a run in one region, with no way out to another.
-    fn blocks_in<'a>(&'a self, region: usize, run: Run, fresh: &mut Fresh<'a>) -> Result<Vec<Run>> {
+    /// Blocks for a run in the regions of one node, which take turns, with no way out to another.
+    fn blocks_in<'a>(&'a self, ino: Ino, regions: &[usize], run: Run, fresh: &mut Fresh<'a>) -> Result<Vec<Run>> {
         let mut new: Vec<Run> = Vec::new();
         let mut at = run.file_block;
         while at < run.end() {
-            let want = run.end() - at;
-            let (block, count) = self.allocator.allocate(&[region], want, self.cpu(), Purpose::Growth, fresh)?;
+            let upto = if regions.len() > 1 { run.end().min((at / STRIPE + 1) * STRIPE) } else { run.end() };
+            let first = [Regions::turn(regions, ino.slot().into(), at)];
+            let take = |from: &[usize], fresh: &mut Fresh<'a>| {
+                self.allocator.allocate(from, upto - at, self.cpu(), Purpose::Growth, fresh)
+            };
+            let (block, count) = take(&first, fresh).or_else(|_| take(regions, fresh))?;
             new.push(Run { file_block: at, block, count, ..run });
             at += count;
         }
@@ -218,13 +253,15 @@ mod tests {
         volume.write(file, 0, &[1; 20 * BLOCK]).unwrap();
         volume.write(file, 30 * BLOCK_BYTES, &[1; 20 * BLOCK]).unwrap();
         let inode = volume.inode(file).unwrap();
+        let next =
+            |from| volume.next_step(&mut inode.write(), &Migration { to: 1, ..Migration::default() }, from).0.unwrap();
         let step = |change: &dyn Fn()| {
-            let run = volume.next_step(&inode, 1, 0).0.unwrap();
+            let run = next(0);
             let mut fresh = volume.allocator.fresh();
-            let new = volume.blocks_in(1, run, &mut fresh).unwrap();
+            let new = volume.blocks_in(file, &[1], run, &mut fresh).unwrap();
             let copied = volume.copy(&inode.read(), run, &new).unwrap();
             change();
-            let moved = volume.switch_over(&inode, run, &new, copied).unwrap();
+            let moved = volume.switch_over(&mut Locked::new(&[&inode]), file, &new, copied).unwrap();
             if moved {
                 fresh.keep();
             }
@@ -235,13 +272,31 @@ mod tests {
         let mut now = [0; BLOCK];
         volume.read(file, 19 * BLOCK_BYTES, &mut now).unwrap();
         assert_eq!((now[9], now[10]), (2, 1));
-        let run = volume.next_step(&inode, 1, 20).0.unwrap();
+        let run = next(20);
         assert_eq!((run.file_block, run.count), (30, 10));
-        let new = volume.blocks_in(1, run, &mut volume.allocator.fresh()).unwrap();
+        let new = volume.blocks_in(file, &[1], run, &mut volume.allocator.fresh()).unwrap();
         volume.punch_hole(file, 30 * BLOCK_BYTES, BLOCK_BYTES).unwrap();
         assert!(volume.copy(&inode.read(), run, &new).unwrap().is_none(), "changed before the copy");
-        assert!(!volume.switch_over(&inode, run, &new, None).unwrap());
+        assert!(!volume.switch_over(&mut Locked::new(&[&inode]), file, &new, None).unwrap());
         let migrated = volume.migrate_file(file, 1, None, |_| true).unwrap();
         assert_eq!((migrated.moved, migrated.overtaken), (10, 0), "block 19 and those from 31 on");
+    }
+
+    /// The last step let the lock go between the look and the copy, so that a writer could win again and again.
+    #[test]
+    fn a_step_with_writers_kept_out_is_never_overtaken() {
+        once(|| {
+            let volume = volume([256, 256]);
+            let file = volume.create(Ino::ROOT, b"f", NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
+            volume.write(file, 0, &[1; 4 * BLOCK]).unwrap();
+            let inode = volume.inode(file).unwrap();
+            let migration = Migration { to: 1, ..Migration::default() };
+            let (run, _, moved) = volume.migrate_step(&inode, &migration, &[1], 0, true).unwrap();
+            assert_eq!((run.unwrap().count, moved), (4, true));
+            // With a writer at each of the caller's turns the first tries may lose, and no more than that.
+            let again = Migration { to: 0, ..Migration::default() };
+            let step = |_| volume.write(file, 0, &[2; BLOCK]).is_ok();
+            assert_eq!(volume.migrate(file, again, step).unwrap().overtaken, 0);
+        });
     }
 }

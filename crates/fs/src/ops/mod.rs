@@ -9,7 +9,7 @@ mod rename;
 mod space;
 
 pub use attributes::{SetAttributes, SetXattr, Stat};
-pub use migrate::{Migrated, Progress};
+pub use migrate::{Migrated, Migration, Progress};
 pub use names::{Name, NewFile};
 pub(crate) use names::{check_live, names_to_change};
 pub use rename::Rename;

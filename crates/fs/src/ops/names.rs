@@ -13,6 +13,7 @@ use crate::format::{BLOCK, Ino, LINE, MAX_NAME, put};
 use crate::inode::{Inode, State};
 use crate::log::{self, NO_TAIL};
 use crate::ops::Stat;
+use crate::placement::Regions;
 use crate::store::{Durable, Flushed};
 use crate::sync::lock;
 use crate::volume::{Locked, Volume};
@@ -182,7 +183,6 @@ impl Volume {
             let (inode, flushed) = self.new_inode(Kind::File, (new, &acls), 0, self.now())?;
             let durable = flushed.fence(&self.store).inspect_err(|_| self.unmake_inode(&inode))?;
             inode.write().unnamed = Some(durable);
-            self.unnamed.fetch_add(1, Ordering::AcqRel);
             inode.opens.store(1, Ordering::Release);
             let stat = Self::stat_of(&inode)?;
             self.add_inode(inode);
@@ -198,7 +198,9 @@ impl Volume {
         links: u32,
         time: i64,
     ) -> Result<(Inode, Flushed)> {
-        let regions = self.regions.nearest(self.regions.of_caller(self.cpu()));
+        let near = self.regions.of_caller(self.cpu());
+        let turn = if near.len() > 1 { self.random() } else { 0 };
+        let regions = self.regions.nearest(Regions::turn(near, turn, 0));
         loop {
             let ino = self.take_slot(regions)?;
             match self.make_inode(ino, kind, new, links, time) {
@@ -291,7 +293,7 @@ impl Volume {
 
     /// Closes and forgets all inodes, as a kernel that ends a mount need not say so of each, and frees those without a name.
     pub(crate) fn close_all(&self) -> Result<()> {
-        for inode in self.known_inodes(u64::MAX) {
+        for inode in self.known_inodes() {
             inode.opens.store(0, Ordering::Release);
             inode.remembered.store(0, Ordering::Release);
             self.reclaim(&inode, &mut inode.write())?;
@@ -303,7 +305,13 @@ impl Volume {
     /// takes it for an orphan, whatever its blocks hold by then.
     pub(crate) fn reclaim(&self, inode: &Inode, state: &mut State) -> Result<()> {
         let Some(unnamed) = state.unnamed.as_ref().filter(|_| !state.gone) else { return Ok(()) };
-        if inode.opens.load(Ordering::Acquire) > 0 || inode.remembered.load(Ordering::Acquire) > 0 {
+        if inode.opens.load(Ordering::Acquire) > 0 {
+            return Ok(());
+        }
+        if inode.remembered.load(Ordering::Acquire) > 0 {
+            if !std::mem::replace(&mut state.leaving, true) {
+                self.leaving.fetch_add(1, Ordering::AcqRel);
+            }
             return Ok(());
         }
         self.forget_inode(inode.ino);
@@ -311,7 +319,7 @@ impl Volume {
         let word = inode::state_word(inode.ino, false, inode.generation);
         self.store.store_after(block, line + inode::STATE, word, unnamed)?;
         state.gone = true;
-        self.unnamed.fetch_sub(1, Ordering::AcqRel);
+        self.stays(state);
         self.give_blocks(state);
         self.give_slot(inode.ino);
         Ok(())
@@ -361,9 +369,16 @@ impl Volume {
         self.reclaim(&inode, &mut state)
     }
 
-    /// Inodes that have lost their last name but are open or remembered: what they hold is free soon.
-    pub fn unnamed(&self) -> u64 {
-        self.unnamed.load(Ordering::Acquire)
+    /// Inodes that have lost their last name and that nobody has open: what they hold is free as soon as the kernel forgets them.
+    pub fn leaving(&self) -> u64 {
+        self.leaving.load(Ordering::Acquire)
+    }
+
+    /// An inode is not, or no longer, [leaving](Self::leaving).
+    fn stays(&self, state: &mut State) {
+        if std::mem::take(&mut state.leaving) {
+            self.leaving.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// How many times an inode is open.
@@ -393,9 +408,9 @@ impl Volume {
             let entries = [(parent, link), (ino, Entry::Attributes(attributes, 0))];
             self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)?;
             inode.note_directory(parent);
-            if locked.get_mut(ino)?.unnamed.take().is_some() {
-                self.unnamed.fetch_sub(1, Ordering::AcqRel);
-            }
+            let state = locked.get_mut(ino)?;
+            state.unnamed = None;
+            self.stays(state);
             Ok(())
         })?;
         self.stat(ino)
@@ -486,7 +501,6 @@ impl Volume {
     pub(crate) fn lost_last_name(&self, inode: &Inode, state: &mut State, time: i64, durable: Durable) -> Result<()> {
         state.unnamed = Some(durable);
         state.attributes.links = 0;
-        self.unnamed.fetch_add(1, Ordering::AcqRel);
         state.attributes.ctime = time;
         self.reclaim(inode, state)
     }

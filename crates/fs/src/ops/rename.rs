@@ -128,7 +128,13 @@ impl Volume {
             entries.push((from.0, link(from, Named { ino: inode.ino, kind: Kind::CharDevice, ..moved }, moved.cookie)));
             (left, flushed) = (Some(inode), with);
         }
-        let purpose = if last && left.is_none() { Purpose::Freeing } else { Purpose::Growth };
+        let purpose = if last && left.is_none() {
+            Purpose::Freeing
+        } else if left.is_some() {
+            Purpose::Growth
+        } else {
+            Purpose::Replacing
+        };
         let durable = self.commit(locked, &entries, time, flushed, purpose);
         let durable = durable.inspect_err(|_| left.iter().for_each(|left| self.unmake_inode(left)))?;
         if let Some(left) = left {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fs::{Error, Ino, NewFile, Rename, Volume};
+use fs::{Error, Ino, Migration, NewFile, Rename, Volume};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Ram, blank};
@@ -96,7 +96,9 @@ fn a_migration_in_parts_looks_at_each_run_once() {
     let in_parts = |file: Ino, resume: bool| {
         let (mut moved, mut looked, mut next) = (0, 0, 0);
         loop {
-            let part = volume.migrate_from(file, 1, if resume { next } else { 0 }, None, |p| p.moved < 16).unwrap();
+            let first = if resume { next } else { 0 };
+            let part =
+                volume.migrate(file, Migration { to: 1, first, ..Migration::default() }, |p| p.moved < 16).unwrap();
             (moved, looked, next) = (moved + part.moved, looked + part.looked, part.next);
             if !part.cancelled {
                 assert_eq!(moved, RUNS);

@@ -349,9 +349,9 @@ fn data_with_checksums_survives_a_crash_at_every_fence() {
 
 /// A log of three pages, of which the middle one is history: what happens to it, and how to get there.
 pub fn history() -> Vec<Op> {
-    let xattrs = (0..40).map(|i| Op::SetXattr("/h".into(), format!("user.{i}"), 9));
-    // 40 entries of attributes and 100 of one block: 2 pages are full, and nobody finds it worth rewriting.
-    let writes = (0..100).map(|i| Op::Write("/h".into(), 4096, 4096, i));
+    let xattrs = (0..60).map(|i| Op::SetXattr("/h".into(), format!("user.{i}"), 9));
+    // 60 entries of attributes and 67 of one block: 2 pages are full, and nobody finds it worth rewriting.
+    let writes = (0..67).map(|i| Op::Write("/h".into(), 4096, 4096, i));
     [Op::Create("/h".into())].into_iter().chain(xattrs).chain(writes).collect()
 }
 

@@ -347,3 +347,112 @@ fn what_frees_no_block_leaves_the_reserve_alone() {
         dirs.iter().for_each(|dir| volume.unlink(*dir, b"n0").unwrap());
     }
 }
+
+/// A volume of one region of so many blocks.
+fn region(blocks: u64) -> (Ram, Volume) {
+    let ram = Ram::new(blank(&[blocks]));
+    format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    (ram, volume)
+}
+
+/// A write over blocks of a file takes as many as it gives back. It failed for want of room, and what programs had stored in mapped
+/// pages was lost when the kernel wrote it.
+#[test]
+fn a_full_volume_takes_writes_over_what_files_have() {
+    const BLOCKS: u64 = 300;
+    for (size, step) in [(20_000, 256), (2_000, 256), (2_000, 1), (2_000, 7)] {
+        let (ram, volume) = region(size);
+        let file = create(&volume, "file").unwrap();
+        let write = |volume: &Volume, with: u8| {
+            for at in (0..BLOCKS).step_by(step) {
+                let blocks = (step as u64).min(BLOCKS - at);
+                volume.write(file, at * 4096, &vec![with; blocks as usize * 4096]).unwrap();
+            }
+        };
+        write(&volume, 1);
+        let filler = create(&volume, "filler").unwrap();
+        fill(&volume, filler);
+        for with in 2..6 {
+            write(&volume, with);
+        }
+        assert!(matches!(volume.write(file, (BLOCKS - 1) * 4096, &[9; 8192]), Err(Error::NoSpace)), "it would grow");
+        let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+        let mut all = vec![0; BLOCKS as usize * 4096];
+        assert_eq!(volume.read(file, 0, &mut all).unwrap(), all.len());
+        assert!(all.iter().all(|byte| *byte == 5), "{size} {step}");
+        volume.unlink(Ino::ROOT, b"filler").unwrap();
+        use_and_empty(&volume).unwrap();
+    }
+}
+
+/// What `fallocate` promises (xfstests, generic/274).
+#[test]
+fn blocks_that_were_allocated_are_written_also_when_the_volume_is_full() {
+    for (checksums, keep_size) in [(false, false), (true, true)] {
+        let ram = Ram::new(blank(&[3000]));
+        crate::format_with(Box::new(ram.clone()), 1, checksums);
+        let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+        let file = create(&volume, "file").unwrap();
+        volume.write(file, 0, &[1; 5000]).unwrap();
+        volume.allocate(file, 0, 1200 * 4096, keep_size).unwrap();
+        let filler = create(&volume, "filler").unwrap();
+        fill(&volume, filler);
+        let mut expected = vec![0; 1200 * 4096];
+        expected[..5000].fill(1);
+        // Here and there, so that hardly any two join.
+        for i in 0..1200_u64 {
+            let at = (i * 487 % 1200 * 4096 + 100) as usize;
+            let len = if i % 3 == 0 { 3000 } else { 3996 };
+            expected[at..at + len].fill(i as u8 | 1);
+            volume.write(file, at as u64, &vec![i as u8 | 1; len]).unwrap();
+        }
+        let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+        let size = volume.stat(file).unwrap().size as usize;
+        let mut all = vec![0; size];
+        assert_eq!(volume.read(file, 0, &mut all).unwrap(), size);
+        assert!(all == expected[..size] && size >= 1199 * 4096, "{size}");
+        volume.unlink(Ino::ROOT, b"filler").unwrap();
+        use_and_empty(&volume).unwrap();
+    }
+}
+
+/// Changes that take nothing for long have room: they failed when the page of a log was full.
+#[test]
+fn a_full_volume_changes_attributes_and_names() {
+    let (_, volume) = region(2000);
+    let file = create(&volume, "file").unwrap();
+    volume.set_xattr(file, b"user.a", b"value", SetXattr::Any).unwrap();
+    let filler = create(&volume, "filler").unwrap();
+    fill(&volume, filler);
+    for i in 0..1000 {
+        change_mode(&volume, file, 1);
+        let time = SetAttributes { mtime: Some(i), ..SetAttributes::default() };
+        volume.set_attributes(file, time).unwrap();
+        volume.rename((Ino::ROOT, b"file"), (Ino::ROOT, b"other"), fs::Rename::Replace).unwrap();
+        volume.rename((Ino::ROOT, b"other"), (Ino::ROOT, b"file"), fs::Rename::Replace).unwrap();
+        volume.set_xattr(file, b"user.a", &i.to_string().into_bytes()[..1], SetXattr::Replace).unwrap();
+    }
+    volume.remove_xattr(file, b"user.a").unwrap();
+    volume.unlink(Ino::ROOT, b"filler").unwrap();
+    use_and_empty(&volume).unwrap();
+}
+
+/// Each failing operation read the logs of all files that had changed, and of others beside them.
+#[test]
+fn a_write_that_finds_no_room_looks_at_no_log_that_has_nothing_to_give() {
+    let ram = Ram::new(blank(&[20_000]));
+    format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let file = create(&volume, "fragments").unwrap();
+    (0..4000).for_each(|i| volume.allocate(file, i * 8192, 4096, false).unwrap());
+    let filler = create(&volume, "filler").unwrap();
+    fill(&volume, filler);
+    let rounds = 300;
+    let before = volume.looks();
+    for _ in 0..rounds {
+        change_mode(&volume, file, 1);
+        assert!(matches!(volume.append(filler, &[1; 4096]), Err(Error::NoSpace)));
+    }
+    assert!(volume.looks() - before <= rounds / 16 + 2, "{} of {rounds}", volume.looks() - before);
+}

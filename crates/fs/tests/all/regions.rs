@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fs::{Error, Ino, Layout, NewFile, Options, Placement, Volume};
+use fs::{Error, Ino, Layout, Migration, NewFile, Options, Placement, Volume};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Image, Ram, blank};
@@ -135,4 +135,58 @@ fn a_region_that_is_missing_or_belongs_elsewhere_gives_a_clear_error() {
     // A checksum that is right does not help: the layouts differ.
     let (larger, ..) = example(2, 1);
     assert_eq!(swap(1, &larger[1]), "not a volume: region 1 describes the volume otherwise than region 0");
+}
+
+/// A volume with two regions on node 0, a smaller and a larger one, and one on each of nodes 1 and 2.
+fn two_on_node_0() -> Volume {
+    let ram = Ram::new(blank(&[60, 120, 200, 100]));
+    let nodes = [0, 0, 1, 2].map(Some).to_vec();
+    let (volume, names, owner) = ([7; 16], Vec::new(), (0, 0));
+    let (bytes_per_inode, journals, data_checksums) = (16384, 1, false);
+    let layout = Layout { volume, created: 1, nodes, names, bytes_per_inode, journals, data_checksums, owner };
+    fs::mkfs(Box::new(ram.clone()), &layout).unwrap();
+    Volume::mount(Box::new(ram), options(1)).unwrap()
+}
+
+fn written(volume: &Volume, blocks: u64, node: u32) -> Ino {
+    let name = format!("{blocks} on {node}");
+    let file = volume.create(Ino::ROOT, name.as_bytes(), NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
+    volume.write_to(file, 0, &vec![node as u8 + 1; blocks as usize * 4096], Placement::Node(node)).unwrap();
+    file
+}
+
+fn in_regions(volume: &Volume, file: Ino) -> [u64; 4] {
+    let mut blocks = [0; 4];
+    volume.map(file).unwrap().iter().for_each(|run| blocks[run.block.region()] += run.count);
+    blocks
+}
+
+/// A migration knew regions: "to node 0" moved what was on node 0, and failed when the first region of the node was full.
+#[test]
+fn a_migration_goes_to_all_regions_of_a_node_and_leaves_what_is_there() {
+    let volume = two_on_node_0();
+    let there = written(&volume, 32, 0);
+    assert_eq!(in_regions(&volume, there), [16, 16, 0, 0], "the node's regions take turns");
+    assert_eq!(volume.migrate_file(there, 0, None, |_| true).unwrap().moved, 0);
+    let file = written(&volume, 90, 1);
+    assert_eq!(volume.migrate_file(file, 0, None, |_| true).unwrap().moved, 90);
+    let [first, second, ..] = in_regions(&volume, file);
+    assert!(first > 0 && second > 40 && first + second == 90, "{first} {second}");
+    let fell_back: u64 = volume.usage().regions.iter().map(|r| r.traffic.fallback_blocks).sum();
+    assert_eq!(fell_back, 0, "another region of the node is where it was meant for");
+    use_and_empty(&volume).unwrap();
+}
+
+#[test]
+fn a_migration_from_a_node_leaves_what_is_on_others() {
+    let volume = two_on_node_0();
+    let file = written(&volume, 48, 0);
+    volume.write_to(file, 0, &[9; 20 * 4096], Placement::Node(2)).unwrap();
+    let from = |from| Migration { to: 1, from, ..Migration::default() };
+    assert_eq!(volume.migrate(file, from(Some(2)), |_| true).unwrap().moved, 20);
+    assert_eq!(volume.migrate(file, from(Some(2)), |_| true).unwrap().moved, 0);
+    let nodes: Vec<_> = volume.bytes_by_node(file).unwrap().into_values().map(|bytes| bytes / 4096).collect();
+    assert_eq!(nodes, [28, 20]);
+    assert_eq!(volume.migrate(file, from(None), |_| true).unwrap().moved, 28);
+    use_and_empty(&volume).unwrap();
 }

@@ -55,13 +55,13 @@ fn a_file_without_a_name_gets_one_or_goes() {
     let lost = volume.create_unnamed(Ino::ROOT, new).unwrap().ino;
     volume.write(lost, 0, &[1; 9000]).unwrap();
     volume.close(lost).unwrap();
-    assert_eq!((used(&volume), volume.unnamed()), (before, 0));
+    assert_eq!((used(&volume), volume.leaving()), (before, 0));
     let kept = volume.create_unnamed(Ino::ROOT, new).unwrap();
-    assert_eq!((kept.attributes.links, volume.unnamed()), (0, 1));
+    assert_eq!((kept.attributes.links, volume.leaving()), (0, 0));
     volume.write(kept.ino, 0, b"text").unwrap();
     assert_eq!(volume.link(kept.ino, Ino::ROOT, b"name").unwrap().attributes.links, 1);
     volume.close(kept.ino).unwrap();
-    assert_eq!((volume.resolve(b"name").unwrap(), volume.unnamed()), (kept.ino, 0));
+    assert_eq!((volume.resolve(b"name").unwrap(), volume.leaving()), (kept.ino, 0));
     // What has lost its name but is open can have one again.
     volume.open(kept.ino).unwrap();
     volume.unlink(Ino::ROOT, b"name").unwrap();
@@ -84,14 +84,15 @@ fn a_remembered_inode_keeps_its_number_until_it_is_forgotten() {
     volume.remember(file).unwrap();
     volume.open(file).unwrap();
     volume.unlink(Ino::ROOT, b"file").unwrap();
-    assert_eq!((volume.unnamed(), volume.stat(file).unwrap().attributes.links), (1, 0));
+    assert_eq!((volume.leaving(), volume.stat(file).unwrap().attributes.links), (0, 0));
     volume.forget(file, 1).unwrap();
     assert!(volume.forget(file, 2).is_err(), "more often than it was remembered");
     volume.close(file).unwrap();
+    assert_eq!(volume.leaving(), 1, "it goes when it is forgotten");
     assert_ne!(create(&volume, b"other"), file);
     volume.forget(file, 1).unwrap();
     assert!(matches!(volume.stat(file), Err(Error::NotFound)));
-    assert_eq!(volume.unnamed(), 0);
+    assert_eq!(volume.leaving(), 0);
     assert_eq!(create(&volume, b"third"), file, "the number is free");
 }
 

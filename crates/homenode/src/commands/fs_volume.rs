@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -56,8 +56,9 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         }
         let file = open_region(&path, args.size, &mut new)?;
         let path = path.canonicalize().map_err(|e| Failure::io("find", &path, &e))?;
+        let known = |node: u32| topology.node(topology::NodeId(node)).is_some();
+        nodes.push(node.or_else(|| node_of_device(Path::new(nodes::SYS), &file, known)));
         files.push((RegionFile { file, bind: None }, here, path.clone()));
-        nodes.push(node);
         names.push(path.as_os_str().as_bytes().to_vec());
     }
     if let Some(region) = repeated(&names).and_then(|i| args.regions.get(i)) {
@@ -121,6 +122,17 @@ fn refuse_content(name: &str, file: &File, (mapped, region): (&Mapped, usize)) -
     let Some(found) = content::find(mapped.len(region), &extents, &mut read).map_err(io)? else { return Ok(()) };
     let what = found.name.map_or_else(|| format!("byte {} is not zero", found.at), |name| format!("it has {name}"));
     Err(Failure::new(Exit::Usage, name, format!("is not empty: {what}")).hint("--force overwrites it"))
+}
+
+/// The node of a DAX device's memory, as sysfs has it: the one that it is or would be part of, if the machine knows that one, else the
+/// one that it is attached to. Files have none.
+fn node_of_device(sys: &Path, file: &File, known: impl Fn(u32) -> bool) -> Option<u32> {
+    let metadata = file.metadata().ok().filter(|metadata| metadata.file_type().is_char_device())?;
+    let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+    let device = sys.join(format!("dev/char/{major}:{minor}"));
+    // -1, where there is none, is no number of a node.
+    let read = |name| std::fs::read_to_string(device.join(name)).ok()?.trim().parse::<u32>().ok();
+    read("target_node").filter(|node| known(*node)).or_else(|| read("numa_node"))
 }
 
 /// Memory that is allocated page by page goes to the region's node; a device or a disk file is where it is.
@@ -415,4 +427,27 @@ fn twice(region: &str) -> Failure {
 
 fn hex(id: &[u8; 16]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without `@NODE` the node of a device was unknown, also where the kernel tells it.
+    #[test]
+    fn a_dax_device_brings_its_node_with_it() {
+        let sys = tempfile::tempdir().unwrap();
+        let device = sys.path().join("dev/char/1:3"); // that of /dev/null
+        std::fs::create_dir_all(&device).unwrap();
+        let null = File::open("/dev/null").unwrap();
+        let node = |known: u32| node_of_device(sys.path(), &null, |node| node <= known);
+        assert_eq!(node(1), None);
+        std::fs::write(device.join("target_node"), "2\n").unwrap();
+        std::fs::write(device.join("numa_node"), "-1\n").unwrap();
+        assert_eq!((node(2), node(1)), (Some(2), None));
+        std::fs::write(device.join("numa_node"), "1\n").unwrap();
+        assert_eq!((node(2), node(1)), (Some(2), Some(1)));
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(node_of_device(sys.path(), &file, |_| true), None);
+    }
 }

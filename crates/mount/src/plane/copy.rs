@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fs::format::BLOCK_BYTES;
-use fs::{Ino, Volume};
+use fs::{Ino, Migration, Volume};
 use host::act::copying::{Copied, Copying};
 use rustc_hash::FxHashSet;
 use topology::NodeId;
@@ -70,8 +70,9 @@ impl Copying for FileCopy {
             return Err(io::Error::other("the file was removed"));
         }
         let most = bytes.min(STEP_BYTES).div_ceil(BLOCK_BYTES);
+        let migration = Migration { to: self.to, first: self.next, ..Migration::default() };
         let (volume, go_on) = (&self.volume, |progress: fs::Progress| progress.moved < most);
-        let migrated = volume.migrate_from(self.ino, self.to, self.next, None, go_on);
+        let migrated = volume.migrate(self.ino, migration, go_on);
         self.look().map_err(error)?;
         let migrated = migrated.map_err(error)?;
         self.next = migrated.next;

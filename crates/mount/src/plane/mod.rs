@@ -5,7 +5,7 @@
 //!
 //! **Approach.** [`VolumePlane`] makes a snapshot of what `fs` has counted since the last one, by thread and file, and
 //! of what `/proc` says of these threads. Threads move as on a host: [`host::HostPlane`] prepares, makes and undoes
-//! their moves, by the same rules and records. Files move by `fs::Volume::migrate_from`, as jobs of the host's plane. The
+//! their moves, by the same rules and records. Files move by `fs::Volume::migrate`, as jobs of the host's plane. The
 //! nodes are those of the machine, or emulated ones: then a move of a thread to a node binds it to the CPUs of the
 //! node's group.
 //!
