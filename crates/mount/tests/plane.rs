@@ -243,6 +243,20 @@ fn a_file_is_where_its_move_ended() {
             assert_eq!((end.state, end.done, end.bytes), (JobState::Done, FILE_BYTES as u64, FILE_BYTES as u64));
             assert_eq!(volume.bytes_by_node(ino).unwrap(), [(Some(to), FILE_BYTES as u64)].into());
         }
+        // What it has on other nodes than the move names stays.
+        let (to, reason) = (NodeId(1), Reason::OverloadedHome);
+        let other = Move::File { file: id(ino), generation, from: NodeId(7), to, reason, why: String::new().into() };
+        assert!(plane.prepare(&other).unwrap().is_empty());
+        let Started::Job(job) = plane.start(&other, &[], &mut |_| Ok(())).unwrap() else { panic!("not a job") };
+        let end = loop {
+            let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
+            if progress.state != JobState::Running {
+                break progress;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!((end.state, end.done, end.bytes), (JobState::Done, 0, 0));
+        assert_eq!(volume.bytes_by_node(ino).unwrap(), [(Some(0), FILE_BYTES as u64)].into());
         // At one byte a second it would take days.
         plane.pace(1.0);
         let mv = mv(id(ino), generation, 1);

@@ -27,6 +27,8 @@ pub(super) struct FileCopy {
     volume: Arc<Volume>,
     ino: Ino,
     generation: u32,
+    /// Only what is on this node moves.
+    from: u32,
     to: u32,
     copied: Copied,
     copies: Copies,
@@ -40,11 +42,11 @@ impl FileCopy {
     pub fn prepare(
         volume: &Arc<Volume>,
         (ino, generation): (Ino, u32),
-        to: NodeId,
+        (from, to): (NodeId, NodeId),
         copies: &Copies,
     ) -> fs::Result<Self> {
         let (volume, copies, copied) = (Arc::clone(volume), copies.clone(), Copied::default());
-        let mut copy = Self { volume, ino, generation, to: to.0, copied, copies, began: false, next: 0 };
+        let mut copy = Self { volume, ino, generation, from: from.0, to: to.0, copied, copies, began: false, next: 0 };
         copy.look()?;
         copy.copied.there = copy.copied.moved;
         Ok(copy)
@@ -53,8 +55,9 @@ impl FileCopy {
     /// Finds out how much of the file is in place now. Others may write meanwhile.
     fn look(&mut self) -> fs::Result<()> {
         let nodes = self.volume.bytes_by_node(self.ino)?;
-        self.copied.total = nodes.values().sum();
-        self.copied.moved = nodes.get(&Some(self.to)).copied().unwrap_or(0);
+        let on = |node| nodes.get(&Some(node)).copied().unwrap_or(0);
+        self.copied.moved = on(self.to);
+        self.copied.total = on(self.from) + self.copied.moved;
         Ok(())
     }
 }
@@ -70,7 +73,7 @@ impl Copying for FileCopy {
             return Err(io::Error::other("the file was removed"));
         }
         let most = bytes.min(STEP_BYTES).div_ceil(BLOCK_BYTES);
-        let migration = Migration { to: self.to, first: self.next, ..Migration::default() };
+        let migration = Migration { from: Some(self.from), to: self.to, first: self.next, ..Migration::default() };
         let (volume, go_on) = (&self.volume, |progress: fs::Progress| progress.moved < most);
         let migrated = volume.migrate(self.ino, migration, go_on);
         self.look().map_err(error)?;

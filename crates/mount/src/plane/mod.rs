@@ -299,7 +299,12 @@ impl VolumePlane {
     }
 
     /// The file that a move is of, ready to be copied.
-    fn prepare_file(&self, file: &str, generation: Option<u64>, to: NodeId) -> Result<FileCopy, PlaneError> {
+    fn prepare_file(
+        &self,
+        file: &str,
+        generation: Option<u64>,
+        (from, to): (NodeId, NodeId),
+    ) -> Result<FileCopy, PlaneError> {
         let refused = |reason, why| PlaneError::Refused { reason, why };
         let (major, minor) = self.settings.device;
         let number = file.strip_prefix(&format!("{major}:{minor}:")).and_then(|ino| ino.parse().ok());
@@ -316,7 +321,7 @@ impl VolumePlane {
         if !self.volume.usage().regions.iter().any(|region| region.node == Some(to.0)) {
             return Err(refused("no_region_on_node", format!("the volume has no region on node {to}")));
         }
-        FileCopy::prepare(&self.volume, (ino, stat.generation), to, &self.copies)
+        FileCopy::prepare(&self.volume, (ino, stat.generation), (from, to), &self.copies)
             .map_err(|error| refused("unreadable", format!("file {file} cannot be examined: {error}")))
     }
 }
@@ -373,8 +378,8 @@ impl Plane for VolumePlane {
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
-        let Move::File { file, generation, to, .. } = mv else { return self.host.prepare(mv) };
-        let copy = self.prepare_file(file, *generation, *to)?;
+        let Move::File { file, generation, from, to, .. } = mv else { return self.host.prepare(mv) };
+        let copy = self.prepare_file(file, *generation, (*from, *to))?;
         self.prepared.insert((Subject::of(mv), *to), copy);
         Ok(Vec::new())
     }
