@@ -82,7 +82,7 @@ fn examine(image: Image, change: bool) -> Option<Tree> {
     let found = Volume::mount(Box::new(ram.clone()), options(1));
     let damaged = found.as_ref().is_ok_and(|volume| !volume.damage().is_empty());
     assert!(!whole || !damaged, "fsck found nothing");
-    let (tree, volume) = match found.and_then(|volume| Ok((try_observe(&volume), volume))) {
+    let (tree, volume) = match found.map(|volume| (try_observe(&volume), volume)) {
         Ok((Ok(tree), volume)) => (tree, volume),
         Ok((Err(_), volume)) if damaged => (Tree::default(), volume),
         Ok((Err(e), _)) => {

@@ -57,8 +57,8 @@ fn damage(ram: &Ram, ino: Ino) {
     let image: &mut Image = &mut ram.0.lock().unwrap();
     let page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.raw().to_le_bytes();
     let places = image.iter().enumerate();
-    let found = places.filter_map(|(region, bytes)| Some((region, bytes.chunks(4096).position(page)? * 4096)));
-    let (region, at) = found.last().unwrap();
+    let mut found = places.filter_map(|(region, bytes)| Some((region, bytes.chunks(4096).position(page)? * 4096)));
+    let (region, at) = found.next_back().unwrap();
     image[region][at + 84] ^= 1;
 }
 
