@@ -326,12 +326,17 @@ impl HostPlane {
                     Ok(_) => key_of(undo).into_iter().for_each(|key| self.release(key)),
                     Err(error) => {
                         tracing::warn!(%error, "a thread stays bound until the end");
+                        written.remove(&undo.subject);
                         stuck = true;
                     }
                 }
             }
-            // The records must stay as long as a thread is bound.
-            return if stuck { Ok(Started::Done) } else { Err(error) };
+            if !stuck {
+                return Err(error);
+            }
+            // Its record must stay as long as a thread is bound; the others keep those of their earlier moves.
+            self.not_bound.extend(written);
+            return Ok(Started::Done);
         }
         process.bound().iter().for_each(|undo| _ = written.remove(&undo.subject));
         self.not_bound.extend(written);
