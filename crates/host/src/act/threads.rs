@@ -12,13 +12,10 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::affinity;
-use crate::patient;
+use crate::patient::{self, STAT};
 
 /// `PF_KTHREAD` in `task->flags` (include/linux/sched.h).
 const PF_KTHREAD: u64 = 0x0020_0000;
-
-/// What is asked of a thread.
-const STAT: &str = "stat";
 
 /// More than the longest line of `/proc/<tid>/stat`: 52 numbers and a name.
 const STAT_BYTES: usize = 2048;

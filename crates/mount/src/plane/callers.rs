@@ -140,7 +140,7 @@ impl Callers {
         tid: u32,
         question: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let Some(turn) = TURN.get() else { return host::patient::ask(tid, "stat", question) };
+        let Some(turn) = TURN.get() else { return host::patient::ask(tid, host::patient::STAT, question) };
         let silent = || self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         let no_answer = || io::Error::new(io::ErrorKind::TimedOut, format!("/proc/{tid}/stat does not answer"));
         if self.turn.load(Ordering::Acquire) != turn || silent().contains(&tid) {
