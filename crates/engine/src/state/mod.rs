@@ -23,7 +23,7 @@ pub use trust::trusted;
 use trust::trusted_file;
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -67,7 +67,7 @@ impl StateDir {
         }
         match Self::lock(path)? {
             Ok(lock) => Ok(Self { path: path.to_owned(), _lock: lock }),
-            Err(Some(pid)) if has_locked(&path.join(LOCK), pid) && is_killed(Path::new("/proc"), pid) => {
+            Err(Some(pid)) if is_killed(Path::new("/proc"), pid) && has_locked(&path.join(LOCK), pid) => {
                 tracing::warn!(pid, "a process that was killed and waits in the kernel had {}", path.display());
                 Self::pass(path, pid).map(|lock| Self { path: path.to_owned(), _lock: lock })
             }
@@ -144,15 +144,20 @@ impl StateDir {
     }
 }
 
-/// Whether the kernel names this process as the one that has locked a file: what the file says may be old.
+/// Bytes that are read of `/proc/locks`: some 60,000 locks. Any user can make it as long as he likes, and the kernel holds up all file
+/// locks of the machine meanwhile. It is read only for a holder that was killed.
+const LOCKS: u64 = 4 << 20;
+
+/// Whether the kernel names this process as the one that has locked a file: what the file says may be old. Unknown counts as no.
 fn has_locked(path: &Path, pid: u32) -> bool {
-    let (Ok(locks), Ok(file)) = (std::fs::read_to_string("/proc/locks"), std::fs::metadata(path)) else { return false };
+    let (Ok(locks), Ok(file)) = (File::open("/proc/locks"), std::fs::metadata(path)) else { return false };
     let (pid, inode) = (pid.to_string(), format!(":{}", file.ino()));
     // `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`
-    locks
-        .lines()
-        .map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>())
-        .any(|fields| matches!(fields[..], ["FLOCK", _, "WRITE", by, of, ..] if by == pid && of.ends_with(&inode)))
+    let is_it = |line: String| {
+        let fields: Vec<_> = line.split_whitespace().skip(1).collect();
+        matches!(fields[..], ["FLOCK", _, "WRITE", by, of, ..] if by == pid && of.ends_with(&inode))
+    };
+    BufReader::new(locks.take(LOCKS)).lines().map_while(Result::ok).any(is_it)
 }
 
 /// Whether a process was killed, and only threads are left of it that SIGKILL awaits: none of them comes back from the kernel. Unknown
