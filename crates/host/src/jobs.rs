@@ -9,7 +9,7 @@
 //! A step that the kernel does not return from (a disk or a process that does not answer) cannot be stopped. After [`STUCK`] its copy has
 //! failed, and its place is free.
 //!
-//! **Limits.** The thread of such a copy is left behind. It makes no further step.
+//! **Limits.** The thread of such a copy is left behind. It makes no further step. While [`MOST_LEFT`] are, no copy is started.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -30,6 +30,8 @@ const STEP: Duration = Duration::from_millis(100);
 const STEP_BYTES: u64 = 64 << 20;
 /// A step takes tens of milliseconds, and opening and examining seconds; writeback on a slow disk may take a minute.
 const STUCK: Duration = Duration::from_secs(120);
+/// Most threads that are left behind: each keeps its stack, its files and up to 2 MiB. More are no accident of one disk or process.
+const MOST_LEFT: usize = 8;
 /// Most ended copies of which it is kept how to send back what they have moved. Each of a process keeps two files open.
 const WAYS_BACK: usize = 1024;
 /// Most ended moves of files of which it is kept where the pages were, in case the plan does not pay, and the most bytes of each
@@ -57,6 +59,8 @@ struct Limits {
     /// Bytes a second of all copies together; 0: no limit.
     rate: AtomicU64,
     copies: AtomicUsize,
+    /// Threads of copies that were given up, which the kernel has not returned from a step.
+    left: AtomicUsize,
     /// CPU time of the steps of all copies so far, ns.
     cpu_ns: AtomicU64,
 }
@@ -93,15 +97,21 @@ impl Shared {
             self.stop.store(true, Ordering::Relaxed);
             let why = format!("the kernel has not returned from a step for {} s", stuck.as_secs());
             self.set(None, Some(JobState::Failed { why }));
-            self.end(limits);
+            // First, for its thread takes it back if it ends now.
+            limits.left.fetch_add(1, Ordering::Relaxed);
+            if !self.end(limits) {
+                limits.left.fetch_sub(1, Ordering::Relaxed);
+            }
         }
     }
 
-    /// The rate is for the others.
-    fn end(&self, limits: &Limits) {
-        if !self.over.swap(true, Ordering::Relaxed) {
+    /// The rate is for the others. False if it has ended before.
+    fn end(&self, limits: &Limits) -> bool {
+        let first = !self.over.swap(true, Ordering::AcqRel);
+        if first {
             limits.copies.fetch_sub(1, Ordering::Relaxed);
         }
+        first
     }
 
     fn set(&self, copied: Option<Copied>, state: Option<JobState>) {
@@ -184,7 +194,7 @@ impl Jobs {
     ///
     /// # Errors
     ///
-    /// No thread can be started. Nothing was moved.
+    /// No thread can be started, or too many are left behind. Nothing was moved.
     pub fn start(
         &mut self,
         begin: impl FnOnce() -> Result<Box<dyn Copying>, JobState> + Send + 'static,
@@ -196,12 +206,16 @@ impl Jobs {
     ///
     /// # Errors
     ///
-    /// No thread can be started. Nothing was moved.
+    /// No thread can be started, or too many are left behind. Nothing was moved.
     pub fn start_by(
         &mut self,
         begin: impl FnOnce() -> Result<Box<dyn Copying>, JobState> + Send + 'static,
         start: impl FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<()>,
     ) -> io::Result<JobId> {
+        let left = self.limits.left.load(Ordering::Relaxed);
+        if left >= MOST_LEFT {
+            return Err(io::Error::other(format!("the kernel has not returned from a step of {left} earlier copies")));
+        }
         let shared = Arc::new(Shared::default());
         let (of, limits) = (Arc::clone(&shared), Arc::clone(&self.limits));
         // Its thread, not this function, knows when it is over; a thread that does not start drops it.
@@ -282,7 +296,10 @@ struct End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        self.shared.end(&self.limits);
+        if !self.shared.end(&self.limits) {
+            // It was given up, and is not left behind any more.
+            self.limits.left.fetch_sub(1, Ordering::Relaxed);
+        }
         // Without effect if the copy has said how it ended.
         self.shared.set(None, Some(JobState::Failed { why: "a fault of homenode ended it".into() }));
     }
@@ -436,11 +453,35 @@ mod tests {
         assert_eq!(progress.job, job);
         assert!(matches!(&progress.state, JobState::Failed { why } if why.contains("not returned")), "{progress:?}");
         assert_eq!(jobs.limits.copies.load(Ordering::Relaxed), 0);
+        assert_eq!(jobs.limits.left.load(Ordering::Relaxed), 1);
         // Its thread makes no further step: then it drops what a step waits for.
         while go_on.send(()).is_ok() {
             std::thread::yield_now();
         }
         assert_eq!((jobs.poll(), jobs.limits.copies.load(Ordering::Relaxed)), (vec![], 0));
+    }
+
+    /// Each new move left one more thread behind, without end.
+    #[test]
+    fn no_copy_starts_while_too_many_are_left_behind() {
+        let mut jobs = Jobs::default();
+        let hang = |jobs: &mut Jobs| {
+            let (go_on, wait) = std::sync::mpsc::channel::<()>();
+            let begin = move || Err(JobState::Failed { why: format!("{:?}", wait.recv()) });
+            jobs.start(begin).map(|_| go_on)
+        };
+        let mut hung: Vec<_> = (0..MOST_LEFT).map(|_| hang(&mut jobs).unwrap()).collect();
+        jobs.poll_for(Duration::ZERO);
+        let why = hang(&mut jobs).unwrap_err().to_string();
+        assert_eq!(why, "the kernel has not returned from a step of 8 earlier copies");
+        hung.pop();
+        while hang(&mut jobs).is_err() {
+            std::thread::yield_now();
+        }
+        hung.clear();
+        while jobs.limits.left.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

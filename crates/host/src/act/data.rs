@@ -170,7 +170,7 @@ impl DataMoves {
             }
             Err(error) => {
                 // The threads are where they should be; the kernel brings what they allocate there.
-                tracing::warn!(%error, "the memory of a process stays: no thread for it");
+                tracing::warn!(%error, "the memory of a process stays: its copy cannot be started");
                 Ok(Started::Done)
             }
         }
@@ -222,7 +222,7 @@ impl DataMoves {
             None => self.jobs.start(begin),
             Some(hands) => self.jobs.start_by(begin, |copy| hands.run(|| jobs::spawn(copy)).flatten()),
         };
-        started.map_err(|e| refused("no_thread", format!("no thread can be started: {e}")))
+        started.map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}")))
     }
 
     fn keep(&mut self, job: JobId, moved: Copied) {
@@ -299,7 +299,7 @@ impl DataMoves {
                 (Some(Back::Memory(memory)), _) => self
                     .jobs
                     .start(|| Ok(Box::new(memory.reversed())))
-                    .map_err(|e| refused("no_thread", format!("no thread can be started: {e}"))),
+                    .map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}"))),
                 (Some(Back::Pages(layout)), Some((name, seen, from))) => {
                     self.file_job(&name, seen, (None, from), Some(layout))
                 }

@@ -392,7 +392,7 @@ impl Plane for VolumePlane {
             return Err(refused("not_prepared", why));
         };
         let started = self.host.start_copy(move || Ok(Box::new(copy)));
-        started.map(Started::Job).map_err(|e| refused("no_thread", format!("no thread can be started: {e}")))
+        started.map(Started::Job).map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}")))
     }
 
     fn not_bound(&mut self) -> Vec<Subject> {

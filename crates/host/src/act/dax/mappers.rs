@@ -15,23 +15,33 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::io::Errno;
 
+use crate::patient::{self, MEMORY};
+
 /// The processes with a mapping like `rw-s` of the file.
+///
+/// # Errors
+///
+/// `TimedOut` if a process does not answer: it is not known whether it maps the file.
 pub(super) fn writable(device: (u32, u32), inode: u64) -> io::Result<BTreeSet<u32>> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        match maps(pid, device, inode) {
-            Ok(true) => {
-                found.insert(pid);
-            }
-            Ok(false) => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
-            Err(e) => {
-                return Err(io::Error::new(e.kind(), format!("cannot look at the mappings of process {pid}: {e}")));
-            }
+        if ask(pid, device, inode)? {
+            found.insert(pid);
         }
     }
     Ok(found)
+}
+
+/// Whether a process has such a mapping. One that has ended has none.
+fn ask(pid: u32, device: (u32, u32), inode: u64) -> io::Result<bool> {
+    match patient::ask(pid, MEMORY, move || maps(pid, device, inode)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {
+            Ok(false)
+        }
+        Err(e) => Err(io::Error::new(e.kind(), format!("cannot look at the mappings of process {pid}: {e}"))),
+        found => found,
+    }
 }
 
 fn maps(pid: u32, device: (u32, u32), inode: u64) -> io::Result<bool> {
@@ -107,6 +117,20 @@ mod tests {
 
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+    /// It waited in the kernel for as long as any process hung in `execve()`, and the job with it.
+    #[test]
+    fn while_a_process_does_not_answer_it_is_not_known_who_maps_a_file() {
+        // Nobody has this id.
+        let pid = u32::MAX - 5;
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        let silent = patient::ask(pid, MEMORY, move || wait.recv().map_err(io::Error::other));
+        assert_eq!(silent.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let error = ask(pid, (0, 0), 0).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains(&format!("process {pid}")), "{error}");
+        drop(go_on);
+    }
 
     #[test]
     fn only_shared_and_writable_mappings_of_the_file() {
