@@ -12,7 +12,7 @@
 //! ([`MemoryMove::before`]). A crash at any step leaves records of threads and nothing else to undo: memory has no owner.
 //!
 //! **Limits.** A thread that is born after the last look, of a bound thread, is bound and has no record until the next window, which
-//! finds it as a descendant ([`super::kin`], [`super::lineage`]) and gives it one. Children that are processes are not moved.
+//! finds it as a descendant ([`super::kin`], [`super::lineage`]) and gives it one. So is one beyond [`MOST_THREADS`]. Children that are processes are not moved.
 
 use std::path::Path;
 
@@ -188,6 +188,10 @@ impl ProcessMove {
             return Err(refused("too_many_threads", why));
         }
         for tid in tids {
+            // It starts threads faster than they are bound. The rest are heirs of bound threads, which the next window finds.
+            if self.seen.len() > MOST_THREADS {
+                break;
+            }
             let Ok(Some(stat)) = mover.threads().stat(tid) else { continue };
             let key = (tid, stat.start);
             if !self.seen.insert(key) {
@@ -345,6 +349,19 @@ mod tests {
         }
         println!("looks for a thread with 1 and 1,000 bound: {looks:?}");
         assert!(looks[1] <= looks[0] + 1, "{looks:?}");
+    }
+
+    /// A process that started threads without pause held up the loop, however many it had.
+    #[test]
+    fn no_more_threads_are_examined_once_too_many_are_seen() {
+        let mut mover =
+            Mover::new(Path::new("/proc"), Path::new("/sys"), super::super::mover::Rules::default()).unwrap();
+        let topology = Topology { nodes: Vec::new(), regions: Vec::new() };
+        let pid = std::process::id();
+        let mut process = ProcessMove::new(pid, mover.threads().stat(pid).unwrap().unwrap().start, NodeId(0));
+        process.seen.extend((0..=MOST_THREADS as u32).map(|n| (u32::MAX - n, 0)));
+        process.look(&mut mover, &topology).unwrap();
+        assert_eq!((process.ready.len(), process.left.len(), process.seen.len()), (0, 0, MOST_THREADS + 1));
     }
 
     #[test]
