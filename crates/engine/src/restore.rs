@@ -1,7 +1,7 @@
 //! Undoes everything: on exit, on `restore`, and at the next start after a crash.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use rustc_hash::FxHashSet;
 
@@ -14,6 +14,11 @@ use crate::{EngineError, Finished, Plane, PlaneError, Settings, StateDir, Subjec
 /// had inherited our value can still pass it on, and each round restores all of them: a tree of processes that fork
 /// without pause is done after two or three.
 const ROUNDS: usize = 16;
+
+/// After what pause undos are tried once more for which nothing could be known of the thread, and for how long: a late answer comes within some tenths of a second, and
+/// homenode must end within two seconds of a signal.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
+const AGAIN_FOR: Duration = Duration::from_secs(1);
 
 /// The result of undoing.
 pub(crate) struct Restored {
@@ -29,12 +34,22 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>
     let mut restored = Restored { finished: Finished::default(), failed: Vec::new(), events: Vec::new() };
     let all: Vec<Held> = held.iter().map(|h| h.0.clone()).collect();
     let records: Vec<Undo> = held.iter().flat_map(|h| h.0.candidates.iter().cloned()).collect();
-    for (held, about) in held {
+    let mut tried: Vec<_> = held
+        .into_iter()
+        .map(|(held, about)| {
+            let result = undo_one(plane, &held.candidates);
+            (held, about, result)
+        })
+        .collect();
+    let late = |result: &_| matches!(result, Err(PlaneError::Refused { reason: "unreadable", .. }));
+    let late = tried.iter_mut().filter(|(_, _, result)| late(result)).map(|(held, _, result)| (&*held, result));
+    undo_again(plane, late.collect());
+    for (held, about, result) in tried {
         let Some(newest) = held.candidates.last() else { continue };
         let before = newest.before();
         let about = about.unwrap_or_else(|| About::new(&newest.subject, newest.pid, &held.comm));
         let finished = &mut restored.finished;
-        let event = match undo_one(plane, &held.candidates) {
+        let event = match result {
             Ok(result) => {
                 match result {
                     Undone::Restored => finished.restored += 1,
@@ -61,6 +76,21 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>
         None => restored.failed = all,
     }
     restored
+}
+
+/// Tries once more where nothing could be known of the thread: on a busy machine it may not have answered in time.
+fn undo_again<P: Plane>(plane: &mut P, late: Vec<(&Held, &mut Result<Undone, PlaneError>)>) {
+    if late.is_empty() {
+        return;
+    }
+    std::thread::sleep(AGAIN_AFTER);
+    let began = Instant::now();
+    for (held, result) in late {
+        if began.elapsed() >= AGAIN_FOR {
+            break;
+        }
+        *result = undo_one(plane, &held.candidates);
+    }
 }
 
 /// Undoes whichever of these values is in force.

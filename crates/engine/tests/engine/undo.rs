@@ -2,7 +2,7 @@
 
 use engine::{Engine, Settings, StateDir, recover};
 
-use crate::fake::{Fake, go_home, mv, process, script, set};
+use crate::fake::{Fake, LATE, go_home, mv, process, script, set};
 
 #[test]
 fn masks_that_hold_our_value_are_as_before_and_others_untouched() {
@@ -20,6 +20,18 @@ fn masks_that_hold_our_value_are_as_before_and_others_untouched() {
     assert_eq!(finished.notes, ["cannot restore affinity 0-5 of thread 6: the kernel says no"]);
     let masks: Vec<_> = [1, 2, 4, 5].iter().map(|tid| plane.world().mask(*tid).to_string()).collect();
     assert_eq!(masks, ["0-5", "4-5", "0-5", "0"]);
+}
+
+/// A thread that a busy machine kept from answering in time stayed bound until the next start.
+#[test]
+fn an_undo_of_a_thread_that_answers_late_is_tried_once_more() {
+    let plane = Fake::new([(1, 0, 1), (2, 0, 1)]);
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
+    engine.step().unwrap();
+    plane.world().tasks.get_mut(&1).unwrap().refuse = Some(LATE);
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.failed, finished.notes), (2, 0, vec![]));
+    assert!(plane.world().tasks.values().all(|t| t.mask == set("0-5")));
 }
 
 #[test]

@@ -15,6 +15,9 @@ use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 /// Nodes of the machine; node n has the CPUs 2n and 2n+1.
 pub const NODES: u32 = 3;
 
+/// The reason for which a thread's first undo fails, and no other: it does not answer in time.
+pub const LATE: &str = "unreadable";
+
 /// Settings under which no load counts as settled, for tests of the other rails on one that stays the same.
 pub fn restless() -> Settings {
     Settings { dwell_s: 10.0, settle: Settle { windows: 0, ..Settle::default() }, ..Settings::default() }
@@ -390,6 +393,8 @@ impl Plane for Fake {
             return Ok(Undone::ChangedByOthers);
         }
         if let Some(reason) = task.refuse {
+            // Next time it answers.
+            task.refuse = task.refuse.filter(|reason| *reason != LATE);
             return Err(PlaneError::Refused { reason, why: "the kernel says no".into() });
         }
         task.mask = before.clone();
