@@ -168,6 +168,8 @@ impl Volume {
     fn write_in_place(&self, locked: &mut Locked<'_>, ino: Ino, run: Run, (at, data): (u64, &[u8])) -> Result<()> {
         let size = locked.get(ino)?.size.max(at + data.len() as u64);
         let mut draft = Draft { purpose: Purpose::Replacing, ..self.draft(size) };
+        // What is beyond the size stays unwritten: recovery takes written blocks there for damage.
+        let run = Run { count: run.count.min(size.div_ceil(BLOCK_BYTES).saturating_sub(run.file_block)), ..run };
         let mut blocks = vec![0; run.count as usize * BLOCK];
         crate::format::put(&mut blocks, (at - run.file_block * BLOCK_BYTES) as usize, data);
         self.counters.written(Some(ino), run.block.region(), run.count * BLOCK_BYTES);

@@ -417,6 +417,25 @@ fn blocks_that_were_allocated_are_written_also_when_the_volume_is_full() {
     }
 }
 
+/// The first write into preallocated blocks marked all of them as written, also those beyond the size: recovery took that for
+/// damage, and a repair emptied the file.
+#[test]
+fn a_write_into_preallocated_blocks_leaves_what_is_beyond_the_size_unwritten() {
+    let (ram, volume) = region(2000);
+    let file = create(&volume, "file").unwrap();
+    volume.allocate(file, 0, 256 * 4096, true).unwrap();
+    let filler = create(&volume, "filler").unwrap();
+    fill(&volume, filler);
+    volume.write(file, 100, &[7; 4000]).unwrap();
+    drop(volume);
+    let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
+    assert!(report.damage.is_empty(), "{:?}", report.damage);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let mut all = [0; 5000];
+    assert_eq!(volume.read(file, 0, &mut all).unwrap(), 4100);
+    assert!(all[..100].iter().all(|byte| *byte == 0) && all[100..4100].iter().all(|byte| *byte == 7));
+}
+
 /// Changes that take nothing for long have room: they failed when the page of a log was full.
 #[test]
 fn a_full_volume_changes_attributes_and_names() {
