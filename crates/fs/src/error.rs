@@ -86,6 +86,9 @@ pub enum Error {
     Io(#[from] io::Error),
 }
 
+/// What is wrong with what lies in memory that has failed.
+pub(crate) const UNREADABLE: &str = "cannot be read";
+
 /// Where a volume is damaged, and how.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -176,6 +179,13 @@ impl Error {
             Self::Region(_, error) => error.errno(),
             Self::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
         }
+    }
+}
+
+impl Error {
+    /// The same, but memory that cannot be read is damage.
+    pub(crate) fn unread_is(self, damage: Damage) -> Self {
+        if matches!(self, Self::Io(_)) { damage.into() } else { self }
     }
 }
 

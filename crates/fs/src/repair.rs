@@ -17,7 +17,7 @@ use crate::commit::finish_journal;
 use crate::dir::{FIRST_COOKIE, Named};
 use crate::error::{Damage, Error, Result};
 use crate::format::entry::{Attributes, Entry, Kind};
-use crate::format::{Ino, LINE, get_u64, inode as line};
+use crate::format::{Ino, get_u64, inode as line};
 use crate::inode::{Inode, State};
 use crate::log::{self, NO_TAIL};
 use crate::mount::{self, Recovered};
@@ -215,9 +215,10 @@ impl Volume {
     fn new_directory(&self) -> Result<Ino> {
         loop {
             let ino = self.take_slot(self.regions.nearest(0))?;
-            let (block, at) = self.store.inode_at(ino)?;
-            let mut old = [0; LINE];
-            self.store.read(block, at, &mut old)?;
+            let old = match self.store.read_inode(ino) {
+                Err(Error::Damaged(_)) => continue,
+                old => old?,
+            };
             if let Ok(line::Inode::Free(generation)) = line::decode(ino, &old) {
                 let empty = Empty { kind: Kind::Directory, links: 2, parent: Ino::ROOT };
                 self.make_empty((ino, generation.wrapping_add(1)), &empty, None)?;

@@ -298,9 +298,7 @@ fn readable_lines(store: &Store, at: Block) -> Result<Box<[u8; BLOCK]>> {
 
 /// Reads one inode, as a mount does that found a checkpoint.
 pub fn inode(store: &Store, ino: Ino) -> Result<(u32, State)> {
-    let (block, offset) = store.inode_at(ino)?;
-    let mut line = [0; LINE];
-    store.read(block, offset, &mut line)?;
+    let line = store.read_inode(ino)?;
     match inode::decode(ino, &line).map_err(|what| Damage::Inode { ino, what })? {
         Line::Free(_) => Err(Damage::Inode { ino, what: "it is free, and the checkpoint says that it is used" }.into()),
         Line::Used { generation, head, tail } => Ok((generation, replay(store, (ino, generation), head, tail)?)),

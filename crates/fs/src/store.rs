@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
-use crate::error::{Damage, Error, Result};
+use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::superblock::{SUM, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE};
 use crate::medium::{At, Medium};
@@ -258,6 +258,14 @@ impl Store {
             }
         }
         Watch(&self.in_doubt)
+    }
+
+    /// An inode's line. One that cannot be read is damage of the inode.
+    pub fn read_inode(&self, ino: Ino) -> Result<[u8; LINE]> {
+        let ((block, offset), mut line) = (self.inode_at(ino)?, [0; LINE]);
+        let unread = Damage::Inode { ino, what: UNREADABLE };
+        self.read(block, offset, &mut line).map_err(|error| error.unread_is(unread))?;
+        Ok(line)
     }
 
     /// Where an inode's line is.

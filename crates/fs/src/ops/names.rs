@@ -9,7 +9,7 @@ use crate::dir::{Dir, Named};
 use crate::error::{Damage, Error, Result};
 use crate::format::entry::{Attributes, Entry, Kind, Run};
 use crate::format::inode::{self, Inode as Line};
-use crate::format::{BLOCK, Ino, LINE, MAX_NAME, put};
+use crate::format::{BLOCK, Ino, MAX_NAME, put};
 use crate::inode::{Inode, State};
 use crate::log::{self, NO_TAIL};
 use crate::ops::Stat;
@@ -221,9 +221,7 @@ impl Volume {
         time: i64,
     ) -> Result<(Inode, Flushed)> {
         let (block, line) = self.store.inode_at(ino)?;
-        let mut old = [0; LINE];
-        self.store.read(block, line, &mut old)?;
-        let generation = match inode::decode(ino, &old) {
+        let generation = match inode::decode(ino, &self.store.read_inode(ino)?) {
             Ok(Line::Free(generation)) => generation.wrapping_add(1),
             _ => return Err(Damage::Inode { ino, what: "it was free and is not" }.into()),
         };

@@ -19,6 +19,7 @@ mod recovery;
 mod regions;
 mod rescue;
 mod semantics;
+mod unreadable;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

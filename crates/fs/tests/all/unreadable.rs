@@ -1,0 +1,122 @@
+//! Lines of a volume that cannot be read: each harms what lies in it, and nobody else.
+
+use std::sync::{Arc, Mutex};
+
+use fs::medium::{At, Medium};
+use fs::{Damage, Error, Ino, NewFile, Result, Volume};
+
+use crate::medium::{Ram, blank};
+use crate::{format, options};
+
+/// Memory of which some lines fail. A store to one ends a process that has it mapped: here it is an error that no test expects.
+#[derive(Clone)]
+struct Holed {
+    ram: Ram,
+    bad: Arc<Mutex<Vec<At>>>,
+}
+
+impl Holed {
+    fn new() -> Self {
+        let ram = Ram::new(blank(&[400, 400]));
+        format(Box::new(ram.clone()), 1);
+        Self { ram, bad: Arc::default() }
+    }
+
+    fn fail(&self, region: usize, offset: u64) {
+        self.bad.lock().unwrap().push(At { region, offset: offset / 64 * 64 });
+    }
+
+    /// The line of an inode.
+    fn fail_inode(&self, ino: Ino) {
+        let (block, line) = fs::superblock_of(&self.ram, ino.region()).unwrap().inode_at(ino).unwrap();
+        self.fail(ino.region(), block.index() * 4096 + line);
+    }
+
+    fn check(&self, at: At, len: usize) -> Result<()> {
+        let bad = self.bad.lock().unwrap();
+        let hit =
+            |bad: &At| bad.region == at.region && at.offset < bad.offset + 64 && bad.offset < at.offset + len as u64;
+        if bad.iter().any(hit) { Err(std::io::Error::from_raw_os_error(libc::EIO).into()) } else { Ok(()) }
+    }
+
+    fn mount(&self) -> Result<Volume> {
+        Volume::mount(Box::new(self.clone()), options(1))
+    }
+}
+
+impl Medium for Holed {
+    fn regions(&self) -> usize {
+        self.ram.regions()
+    }
+
+    fn len(&self, region: usize) -> u64 {
+        self.ram.len(region)
+    }
+
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+        self.check(at, out.len())?;
+        self.ram.read(at, out)
+    }
+
+    fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        self.check(at, data.len())?;
+        self.ram.write(at, data)
+    }
+
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        self.write(at, data)
+    }
+
+    fn load_u64(&self, at: At) -> Result<u64> {
+        self.check(at, 8)?;
+        self.ram.load_u64(at)
+    }
+
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        self.check(at, 8)?;
+        self.ram.store_u64(at, word)
+    }
+
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        self.ram.flush(at, len)
+    }
+
+    fn fence(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn create(volume: &Volume, name: &str) -> Result<Ino> {
+    let new = NewFile { mode: 0o644, ..NewFile::default() };
+    volume.create(Ino::ROOT, name.as_bytes(), new).map(|stat| stat.ino)
+}
+
+/// The number of a free inode that could not be read came back to the top of those to use: no file could be made any more.
+#[test]
+fn a_free_inode_that_cannot_be_read_is_passed_over() {
+    let holed = Holed::new();
+    let volume = holed.mount().unwrap();
+    let gone = create(&volume, "a").unwrap();
+    create(&volume, "b").unwrap();
+    volume.unlink(Ino::ROOT, b"a").unwrap();
+    volume.unmount().unwrap();
+    holed.fail_inode(gone);
+    let volume = holed.mount().unwrap();
+    for name in ["c", "d", "e"] {
+        assert_ne!(create(&volume, name).unwrap(), gone);
+    }
+}
+
+/// After a clean unmount it was an error of the medium, so that the name could not be removed.
+#[test]
+fn a_name_of_an_inode_that_cannot_be_read_is_found() {
+    let holed = Holed::new();
+    let volume = holed.mount().unwrap();
+    let lost = create(&volume, "lost").unwrap();
+    volume.unmount().unwrap();
+    holed.fail_inode(lost);
+    let volume = holed.mount().unwrap();
+    let found = volume.lookup(Ino::ROOT, b"lost");
+    assert!(matches!(found, Err(Error::Damaged(Damage::Inode { .. }))), "{found:?}");
+    assert_eq!(volume.stub(Ino::ROOT, b"lost").unwrap().ino, lost);
+}
