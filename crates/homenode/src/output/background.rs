@@ -11,13 +11,16 @@
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Bytes that wait at most: a few windows of a machine with thousands of threads.
+/// Bytes that wait at most, or one line of any length: a few windows of a machine with thousands of threads.
 const MOST: usize = 4 << 20;
 
-/// How long the reader may take for one line at the end, before the rest is dropped. Within 2 s of a signal homenode must end.
+/// How long the reader may take for one line at the end, before the rest is dropped.
 const LAST: Duration = Duration::from_millis(500);
+
+/// The same for all lines together.
+const LAST_OF_ALL: Duration = Duration::from_secs(2);
 
 /// Where it is written.
 type Open = fn() -> Box<dyn Write>;
@@ -91,7 +94,7 @@ impl Stream {
             return stream.write_all(line).and_then(|()| stream.flush());
         }
         state.result()?;
-        if !state.last && state.bytes + line.len() > MOST {
+        if !state.last && !state.waiting.is_empty() && state.bytes + line.len() > MOST {
             state.dropped += 1;
             return Ok(());
         }
@@ -101,7 +104,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits until all is written, or the reader has stopped to read. What is put from now on is not dropped. Returns how many lines were
+    /// Waits until all is written, or the reader has stopped to read or is too slow. What is put from now on is not dropped. Returns how many lines were
     /// dropped before.
     ///
     /// # Errors
@@ -110,10 +113,13 @@ impl Stream {
     pub fn drain(&self) -> io::Result<u64> {
         let mut state = self.lock();
         state.last = true;
+        let began = Instant::now();
         while state.on && state.failed.is_none() && (state.writing || !state.waiting.is_empty()) {
             let before = state.written;
-            let waited =
-                self.changed.wait_timeout_while(state, LAST, |state| state.written == before && state.failed.is_none());
+            let patience = LAST.min(LAST_OF_ALL.saturating_sub(began.elapsed()));
+            let waited = self
+                .changed
+                .wait_timeout_while(state, patience, |state| state.written == before && state.failed.is_none());
             let (now, out_of_time) = waited.unwrap_or_else(PoisonError::into_inner);
             state = now;
             if out_of_time.timed_out() {
@@ -172,5 +178,54 @@ impl Write for Log {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// A window of a machine with very many threads never came out.
+    #[test]
+    fn a_line_longer_than_the_queue_is_written_if_nothing_waits() {
+        static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+        struct Count;
+        impl Write for Count {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                WRITTEN.fetch_add(bytes.len(), Ordering::Relaxed);
+                Ok(bytes.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        static LONG: Stream = Stream::new(|| Box::new(Count));
+        LONG.detach();
+        LONG.put(&vec![b'x'; MOST + 1]).unwrap();
+        assert_eq!((LONG.drain().unwrap(), WRITTEN.load(Ordering::Relaxed)), (0, MOST + 1));
+    }
+
+    /// A reader that took each line just in time held up the end for as long as it liked.
+    #[test]
+    fn a_slow_reader_does_not_hold_up_the_end() {
+        struct Slow;
+        impl Write for Slow {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                std::thread::sleep(LAST / 2);
+                Ok(bytes.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        static SLOW: Stream = Stream::new(|| Box::new(Slow));
+        SLOW.detach();
+        (0..1000).for_each(|_| SLOW.put(b"line").unwrap());
+        // Not all: that takes four minutes.
+        assert!(SLOW.drain().unwrap() > 500);
     }
 }
