@@ -9,7 +9,7 @@
 //! **Limits.** A checkpoint that cannot be used is no damage for a mount, which reads the logs then. Only `fsck` compares
 //! it with them.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
 use crate::format::{BLOCK, Block, Ino, get_u32, get_u64, put};
 use crate::store::{Dirty, Store};
@@ -128,7 +128,10 @@ impl Checkpoint {
             if !superblock.is_data(at, 1) {
                 return Ok(None);
             }
-            let block = store.read_block(at)?;
+            let block = match store.read_block(at) {
+                Err(Error::Io(_)) => return Ok(None),
+                block => block?,
+            };
             let block = block.as_slice();
             let count = get_u32(block, 32) as usize;
             let valid = crc32c::crc32c(block.get(4..).unwrap_or_default()) == get_u32(block, 0)

@@ -72,7 +72,8 @@ impl Volume {
             let durable = before.fence(&self.store)?;
             return self.store.commit(&[place(&self.store, only)?], &durable);
         }
-        let Some(journal) = self.journals.get(self.cpu() % self.journals.len()) else { return Err(Error::NoSpace) };
+        let turn = self.cpu().checked_rem(self.journals.len());
+        let Some(journal) = turn.and_then(|turn| self.journals.get(turn)) else { return Err(Error::NoSpace) };
         let held = lock(journal);
         let at = *held;
         let bytes = journal::encode(records);

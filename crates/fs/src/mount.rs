@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::alloc::Allocator;
 use crate::checkpoint::{self, Checkpoint};
 use crate::commit::finish_journal;
-use crate::error::{Damage, Error, Result};
+use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::inode;
 use crate::format::superblock::{self, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Ino};
@@ -89,6 +89,8 @@ pub(crate) struct Recovered {
     pub damage: Vec<Damage>,
     /// Inodes that are not to be used, and why.
     pub damaged: BTreeMap<Ino, Damage>,
+    /// Journals that nobody uses, as they cannot be read; nothing is under way in them.
+    pub unused: Vec<Damage>,
 }
 
 impl Volume {
@@ -109,12 +111,13 @@ impl Volume {
         if state != Use::Mounted && !damage.is_empty() {
             clear_journals(&store, &damage)?;
         }
-        let found = match read_checkpoint(&store, state, &journals)? {
+        let mut found = match read_checkpoint(&store, state, &journals)? {
             Some(checkpoint) => Recovered { checkpoint, ..Recovered::default() },
-            None if state == Use::Mounted => recover(&store, &journals, damage, true)?,
+            None if state == Use::Mounted => recover(&store, &journals, damage.clone(), true)?,
             None => recover(&store, &journals, Vec::new(), true)?,
         };
         if state != Use::Mounted {
+            found.unused = damage.into_iter().filter(is_unreadable).collect();
             let nothing = Flushed::nothing().fence(&store)?;
             store.commit(&[(scan::state_block(), 0, scan::state_word(Use::Mounted))], &nothing)?;
         }
@@ -142,13 +145,12 @@ impl Volume {
     fn with(store: Store, found: Recovered, options: Options) -> Result<Self> {
         let allocator = Allocator::new(store.superblock(), options.parts, &found.checkpoint.free);
         let slots = slots(&store, &found.checkpoint.inodes);
+        let why = found.damage.iter().chain(&found.unused).next().cloned();
         let volume = Self::new(store, allocator, slots, found, options);
-        if volume.journals.is_empty()
-            && let Some(damage) = volume.damage().first()
-        {
-            return Err(damage.clone().into());
+        match why.filter(|_| volume.journals.is_empty() && !volume.is_look()) {
+            Some(damage) => Err(damage.into()),
+            None => Ok(volume),
         }
-        Ok(volume)
     }
 
     /// Ends the use of a volume, and writes down what the next mount need not find out, as far as there is room. Dropping
@@ -199,10 +201,15 @@ fn read_checkpoint(store: &Store, state: Use, journals: &Journals) -> Result<Opt
     }
 }
 
-/// Empties journals that are damaged.
+/// A journal that cannot be read.
+pub(crate) fn is_unreadable(damage: &Damage) -> bool {
+    matches!(damage, Damage::Journal { what, .. } if *what == UNREADABLE)
+}
+
+/// Empties journals that are damaged. Those that cannot be read stay: a store there could end the process.
 pub(crate) fn clear_journals(store: &Store, damage: &[Damage]) -> Result<()> {
     let word = |damage: &Damage| if let Damage::Journal { block, .. } = damage { Some((*block, 0, 0)) } else { None };
-    let words: Vec<_> = damage.iter().filter_map(word).collect();
+    let words: Vec<_> = damage.iter().filter(|damage| !is_unreadable(damage)).filter_map(word).collect();
     store.commit(&words, &Flushed::nothing().fence(store)?).map(drop)
 }
 
@@ -239,7 +246,8 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
     // What is damaged has no names in it.
     let parent = |(ino, found): (Ino, Found)| Some((ino, found.state.ok()?.dir?.parent));
     let parents = inodes.into_iter().filter_map(parent).collect();
-    Ok(Recovered { checkpoint: Checkpoint { free, inodes: used, parents }, damage: all, damaged })
+    let checkpoint = Checkpoint { free, inodes: used, parents };
+    Ok(Recovered { checkpoint, damage: all, damaged, unused: Vec::new() })
 }
 
 /// Frees the inodes that nobody names.

@@ -58,14 +58,17 @@ pub fn repair(store: Store) -> Result<Repaired> {
     for (at, records) in &journals {
         finish_journal(&store, *at, records, &Flushed::nothing().fence(&store)?)?;
     }
+    let names_lost = !damage.is_empty();
     let superblock = store.superblock();
     if damage.len() == (0..superblock.regions.len()).flat_map(|region| superblock.journals_of(region)).count() {
-        // The repair needs one.
-        mount::clear_journals(&store, damage.get(..1).unwrap_or_default())?;
-        damage.remove(0);
+        // The repair needs one, which can be read.
+        let Some(at) = damage.iter().position(|damage| !mount::is_unreadable(damage)) else {
+            return Err(damage.pop().map_or(Error::NoSpace, Error::from));
+        };
+        mount::clear_journals(&store, &[damage.remove(at)])?;
     }
     let mut inodes = scan::inodes(&store, &Vec::new(), &|_, _| true)?;
-    let (tree, blocks) = settle(&store, &mut inodes, !damage.is_empty());
+    let (tree, blocks) = settle(&store, &mut inodes, names_lost);
     let (empty, gone) = sort_out(&tree);
 
     // From here on no checkpoint is right, and logs of which the blocks go to others are never read again.
@@ -91,7 +94,7 @@ pub fn repair(store: Store) -> Result<Repaired> {
     let mut volume = {
         let allocator = Allocator::new(store.superblock(), options.parts, &checkpoint.free);
         let slots = mount::slots(&store, &checkpoint.inodes);
-        let found = Recovered { checkpoint, damage: damage.clone(), damaged: BTreeMap::new() };
+        let found = Recovered { checkpoint, damage: damage.clone(), damaged: BTreeMap::new(), unused: Vec::new() };
         Volume::new(store, allocator, slots, found, options)
     };
 

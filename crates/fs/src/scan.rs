@@ -15,7 +15,7 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::dir::{Dir, Named};
-use crate::error::{Damage, Error, Result};
+use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::entry::Kind;
 use crate::format::inode::{self, Inode as Line};
 use crate::format::superblock::STATE_BLOCK;
@@ -58,7 +58,7 @@ pub fn state_block() -> Block {
 
 /// Whether the volume was unmounted, and how.
 pub fn state(store: &Store) -> Result<Use> {
-    let word = store.load_word(state_block(), 0)?;
+    let word = store.load_word(state_block(), 0).map_err(|error| error.unread_is(Damage::State))?;
     let payload = word::unseal(Owner { id: STATE_BLOCK, generation: 0 }, Field::State, word).ok_or(Damage::State)?;
     match (payload & ((1 << STATE_BITS) - 1), Block::from_raw(payload >> STATE_BITS)) {
         (CLEAN, Some(Block::NONE)) => Ok(Use::Clean),
@@ -76,7 +76,10 @@ const MOUNT_BITS: u32 = 47;
 
 fn mount_number(store: &Store, region: usize) -> Result<Option<u64>> {
     let block = Block::new(region, STATE_BLOCK);
-    let word = store.load_word(block, MOUNT_NUMBER)?;
+    let word = match store.load_word(block, MOUNT_NUMBER) {
+        Err(Error::Io(_)) => return Ok(None),
+        word => word?,
+    };
     Ok(word::unseal(Owner { id: block.raw(), generation: 0 }, Field::Mount, word))
 }
 
@@ -186,7 +189,13 @@ pub fn journals(store: &Store) -> Result<(Journals, Vec<Damage>)> {
     let superblock = store.superblock();
     let (mut found, mut damage) = (Vec::new(), Vec::new());
     for at in (0..superblock.regions.len()).flat_map(|region| superblock.journals_of(region)) {
-        let block = store.read_block(at)?;
+        let block = match store.read_block(at) {
+            Err(Error::Io(_)) => {
+                damage.push(Damage::Journal { block: at, what: UNREADABLE });
+                continue;
+            }
+            block => block?,
+        };
         let known = |records: &Vec<journal::Record>| records.iter().all(|r| superblock.inode_at(r.ino).is_some());
         match journal::decode(at, block.as_slice()) {
             Ok(records) if records.is_empty() => {}

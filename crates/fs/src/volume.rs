@@ -115,8 +115,8 @@ impl Volume {
     ) -> Self {
         let superblock = store.superblock();
         let count = superblock.regions.len();
-        let damaged =
-            |block: &Block| found.damage.iter().any(|d| matches!(d, Damage::Journal { block: b, .. } if b == block));
+        let is = |d: &Damage, block: &Block| matches!(d, Damage::Journal { block: b, .. } if b == block);
+        let damaged = |block: &Block| found.damage.iter().chain(&found.unused).any(|d| is(d, block));
         let all = (0..count).flat_map(|r| superblock.journals_of(r));
         let mut journals: Vec<_> = all.filter(|block| !damaged(block)).collect();
         journals.sort_by_key(|block| (block.index(), block.region()));

@@ -120,3 +120,45 @@ fn a_name_of_an_inode_that_cannot_be_read_is_found() {
     assert!(matches!(found, Err(Error::Damaged(Damage::Inode { .. }))), "{found:?}");
     assert_eq!(volume.stub(Ino::ROOT, b"lost").unwrap().ino, lost);
 }
+
+/// One line of a checkpoint, or of a journal, kept everybody out.
+#[test]
+fn a_checkpoint_or_a_journal_that_cannot_be_read_keeps_nobody_out() {
+    for checkpoint in [true, false] {
+        let holed = Holed::new();
+        let volume = holed.mount().unwrap();
+        let kept = create(&volume, "kept").unwrap();
+        volume.unmount().unwrap();
+        if checkpoint {
+            holed.fail(1, 399 * 4096);
+        } else {
+            let journal = fs::superblock_of(&holed.ram, 0).unwrap().journals_of(0).next().unwrap();
+            holed.fail(0, journal.index() * 4096);
+        }
+        for name in ["x", "y"] {
+            let volume = holed.mount().unwrap();
+            assert_eq!(volume.lookup(Ino::ROOT, b"kept").unwrap().ino, kept);
+            // Two inodes change: that needs a journal.
+            let new = create(&volume, name).unwrap();
+            volume.link(new, Ino::ROOT, &[name.as_bytes(), b"2"].concat()).unwrap();
+            if checkpoint {
+                break; // it would write the next one to the same place
+            }
+            volume.unmount().unwrap();
+        }
+    }
+}
+
+/// Without the state nobody may change the volume, but everybody can look and check.
+#[test]
+fn a_state_that_cannot_be_read_is_damage() {
+    let holed = Holed::new();
+    let volume = holed.mount().unwrap();
+    create(&volume, "kept").unwrap();
+    volume.unmount().unwrap();
+    holed.fail(0, 2 * 4096);
+    let refused = holed.mount().map(drop);
+    assert!(matches!(refused, Err(Error::Damaged(Damage::State))), "{refused:?}");
+    Volume::look(Box::new(holed.clone()), options(1)).unwrap().lookup(Ino::ROOT, b"kept").unwrap();
+    assert!(fs::fsck::check(Box::new(holed)).unwrap().damage.contains(&Damage::State));
+}
