@@ -195,17 +195,23 @@ impl Volume {
         let mut name = LOST_AND_FOUND.to_vec();
         for again in 1..=NAMES {
             let there = if rootless { Err(Error::NotFound) } else { self.lookup(Ino::ROOT, &name) };
+            // A name that stands for nothing is there until the repair has removed it.
+            let taken = || -> Result<bool> {
+                let root = self.inode(Ino::ROOT)?;
+                Ok(root.read().dir.as_ref().is_some_and(|names| names.get(&name).is_some()))
+            };
+            let taken = matches!(there, Err(Error::NotFound)) && !rootless && taken()?;
             match there {
                 Ok(stat) if stat.kind == Kind::Directory => return Ok(stat.ino),
-                Ok(_) | Err(Error::Damaged(_)) => {
-                    name = [LOST_AND_FOUND, format!(".{again}").as_bytes()].concat();
-                }
-                Err(Error::NotFound) => {
+                Err(Error::NotFound) if !taken => {
                     let ino = self.new_directory()?;
                     if !rootless {
                         self.add_name(Ino::ROOT, ino, &name, None)?;
                     }
                     return Ok(ino);
+                }
+                Ok(_) | Err(Error::Damaged(_) | Error::NotFound) => {
+                    name = [LOST_AND_FOUND, format!(".{again}").as_bytes()].concat();
                 }
                 Err(error) => return Err(error),
             }

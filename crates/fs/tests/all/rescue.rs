@@ -210,6 +210,60 @@ fn a_name_that_stands_for_nothing_goes() {
     assert!(matches!(mount(&ram).unwrap().resolve(b"/junk/j"), Err(Error::NotFound)));
 }
 
+/// Flips a bit of each journal.
+fn damage_journals(ram: &Ram) {
+    let superblock = fs::superblock_of(ram, 0).unwrap();
+    for block in (0..superblock.regions.len()).flat_map(|region| superblock.journals_of(region)) {
+        ram.0.lock().unwrap()[block.region()][block.index() as usize * 4096] ^= 1;
+    }
+}
+
+/// Looking needs no journal, and was refused where all were damaged.
+#[test]
+fn a_volume_without_a_whole_journal_can_be_looked_at() {
+    let ram = example();
+    damage_journals(&ram);
+    is_damaged(mount(&ram).map(drop));
+    let volume = look(&ram);
+    assert_eq!(read(&volume, "/important/data").unwrap(), [1; 5000]);
+    let refused = volume.rename((Ino::ROOT, b"both"), (ino(&volume, "/important"), b"both"), fs::Rename::Replace);
+    assert!(matches!(refused, Err(Error::ReadOnly)), "{refused:?}");
+}
+
+/// A rename under way may have been in the only journal: what has no name then was freed.
+#[test]
+fn a_repair_of_the_only_journal_keeps_what_has_no_name() {
+    let ram = Ram::new(blank(&[400]));
+    format(Box::new(ram.clone()), 1);
+    let volume = mount(&ram).unwrap();
+    let ino = volume.create_unnamed(Ino::ROOT, NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
+    volume.write(ino, 0, &[9; 5000]).unwrap();
+    drop(volume);
+    damage_journals(&ram);
+    let done = fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+    assert_eq!(done, Repaired { found: 1, emptied: 0, removed: 0 });
+    assert_eq!(read(&mount(&ram).unwrap(), &format!("/lost+found/#{ino}")).unwrap(), [9; 5000]);
+}
+
+/// The repair failed each time, as the name was there and led nowhere.
+#[test]
+fn a_lost_and_found_that_stands_for_nothing_stops_no_repair() {
+    let ram = example();
+    let volume = mount(&ram).unwrap();
+    let place = volume.create(Ino::ROOT, b"lost+found", NewFile { mode: 0o40700, ..NewFile::default() }).unwrap().ino;
+    let (junk, j) = (ino(&volume, "/junk"), ino(&volume, "/junk/j"));
+    drop(volume);
+    let superblock = fs::superblock_of(&ram, 0).unwrap();
+    let (block, line) = superblock.inode_at(place).unwrap();
+    let at = block.index() as usize * 4096 + line as usize;
+    ram.0.lock().unwrap()[place.region()][at..at + 64].fill(0);
+    damage(&ram, junk);
+    fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+    assert_eq!(report(&ram), (true, vec![], 0));
+    let volume = mount(&ram).unwrap();
+    assert_eq!(read(&volume, &format!("/lost+found.1/#{j}")).unwrap(), [2; 5000]);
+}
+
 /// A crash in a repair must not make orphans of what it had not named yet.
 #[test]
 fn a_repair_survives_a_crash_at_every_fence() {
