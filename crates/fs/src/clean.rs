@@ -169,7 +169,11 @@ impl Volume {
                 break;
             }
             let Some(mut state) = inode.try_write().filter(|state| !state.gone) else { continue };
-            cleaned.dropped += self.drop_dead_pages(&inode, &mut state)?;
+            cleaned.dropped += match self.drop_dead_pages(&inode, &mut state) {
+                // A page of it cannot be read, which is no fault of the others.
+                Err(Error::Io(_)) if self.store.check_writable().is_ok() => continue,
+                dropped => dropped?,
+            };
             if worth_it(&state) {
                 let region = state.log.tail.page.region();
                 self.clean_log_to(&inode, &mut state, region)?;
