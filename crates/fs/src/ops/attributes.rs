@@ -216,7 +216,10 @@ impl Volume {
             if entries.is_empty() {
                 return Ok(());
             }
-            self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Growth)?;
+            let old = state.xattrs.get(name).map_or(0, |old| old.len());
+            let shrinks = kept.as_ref().is_none_or(|new| new.len() <= old);
+            let purpose = if shrinks { Purpose::Replacing } else { Purpose::Growth };
+            self.commit(&mut locked, &entries, time, Flushed::nothing(), purpose)?;
             Ok(())
         })
     }
