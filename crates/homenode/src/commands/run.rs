@@ -43,6 +43,9 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         // Each process that is to go back takes two. The command has begun before, so it keeps the usual limit.
         session::raise_open_files();
     }
+    // Nobody waits for output from here on, so that nothing keeps moves from being undone. The threads that write can give up all
+    // privileges as long as this one has them.
+    output::detach();
     let plane = {
         let child = child.as_ref().map(Child::pid);
         session::open(&config, &args.observe, child, policy.wants_mapped(), args.move_back)?
@@ -54,14 +57,15 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let interference = if stop.requested() { Vec::new() } else { session::interference(&|| stop.requested()) };
     session::move_only(engine.policy_name(), child.is_some())?;
     let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::new(limits), label: None, teller: None };
-    // Nobody waits for output from here on, so that nothing keeps moves from being undone.
-    output::detach();
     let topology = engine.plane().topology();
     let less = policies::without_bandwidth(engine.policy_name(), topology);
     let told = out.start(engine.policy_name(), &settings, topology.nodes.len(), &interference, less.as_deref());
     let ran = told.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
-        // A command that has not begun when the stop comes never begins.
-        Some(child) if !stop.requested() => child.go(),
+        // A command that has not begun when the stop comes never begins, nor one whose user cannot be told anything.
+        Some(child) if !stop.requested() => {
+            output::background::OUT.settle()?;
+            child.go()
+        }
         _ => Ok(()),
     });
     notify::ready(Some(settings.window_s));

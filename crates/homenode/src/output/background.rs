@@ -13,6 +13,8 @@ use std::io::{self, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::thread::CapabilitySet;
+
 /// Bytes that wait at most, or one line of any length: a few windows of a machine with thousands of threads.
 const MOST: usize = 4 << 20;
 
@@ -104,8 +106,20 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits until all is written, or the reader has stopped to read or is too slow. What is put from now on is not dropped. Returns how many lines were
-    /// dropped before.
+    /// Waits a moment until all is written.
+    ///
+    /// # Errors
+    ///
+    /// A write failed.
+    pub fn settle(&self) -> io::Result<()> {
+        let under_way =
+            |state: &mut State| state.on && state.failed.is_none() && (state.writing || !state.waiting.is_empty());
+        let waited = self.changed.wait_timeout_while(self.lock(), LAST, under_way);
+        waited.unwrap_or_else(PoisonError::into_inner).0.result()
+    }
+
+    /// Waits until all is written, or the reader has stopped to read or is too slow. What is put from now on is not dropped.
+    /// Returns how many lines were dropped before.
     ///
     /// # Errors
     ///
@@ -134,6 +148,9 @@ impl Stream {
     }
 
     fn write_on(&self) {
+        if let Err(error) = host::privileges::keep_only(CapabilitySet::empty()) {
+            tracing::warn!("a thread that writes output keeps its privileges: {error}");
+        }
         loop {
             let state = self.lock();
             let waited = self.changed.wait_while(state, |state| state.waiting.is_empty());
