@@ -109,7 +109,7 @@ fn a_free_inode_that_cannot_be_read_is_passed_over() {
 
 /// After a clean unmount it was an error of the medium, so that the name could not be removed.
 #[test]
-fn a_name_of_an_inode_that_cannot_be_read_is_found() {
+fn a_name_of_an_inode_that_cannot_be_read_can_be_removed() {
     let holed = Holed::new();
     let volume = holed.mount().unwrap();
     let lost = create(&volume, "lost").unwrap();
@@ -119,6 +119,8 @@ fn a_name_of_an_inode_that_cannot_be_read_is_found() {
     let found = volume.lookup(Ino::ROOT, b"lost");
     assert!(matches!(found, Err(Error::Damaged(Damage::Inode { .. }))), "{found:?}");
     assert_eq!(volume.stub(Ino::ROOT, b"lost").unwrap().ino, lost);
+    volume.unlink(Ino::ROOT, b"lost").unwrap();
+    assert!(matches!(volume.lookup(Ino::ROOT, b"lost"), Err(Error::NotFound)));
 }
 
 /// One line of a checkpoint, or of a journal, kept everybody out.
