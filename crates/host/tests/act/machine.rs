@@ -100,7 +100,8 @@ pub fn cpus_come() -> Tried {
 pub fn isolated() -> Tried {
     let (all, a, b) = two_cpus()?;
     let (sys, process) = (tempfile::tempdir().unwrap(), Running::role("threads", &["1"]));
-    sysfs(sys.path(), &all, &set([b]));
+    // All but one, however many CPUs the machine has.
+    sysfs(sys.path(), &all, &all.difference(&set([a])));
     // Somebody has set it: homenode's undo, or that of a parent, before it was born.
     affinity::set(process.pid(), &set([a])).unwrap();
     let mut plane = plane(sys.path(), topology::sysfs::read(sys.path()).unwrap(), process.pid());
