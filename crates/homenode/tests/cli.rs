@@ -498,8 +498,8 @@ fn a_broken_configuration_does_not_keep_restore_from_undoing() {
     let state = dir.path().join("state");
     fs::create_dir(&state).unwrap();
     // A thread of an earlier boot: its record is void, so restoring succeeds and leaves no state file.
-    let record = r#"{"record":"run","version":1,"epoch":"another"}
-{"record":"hold","undo":{"kind":"thread","tid":1,"pid":1,"start":1,"before":"0","ours":"1"}}
+    let record = r#"{"record":"run","version":2,"epoch":"another"}
+{"record":"hold","comm":"x","undo":{"subject":{"kind":"thread","tid":1,"start":1},"pid":1,"masks":{"before":"0","ours":"1"}}}
 "#;
     fs::write(state.join("state.jsonl"), record).unwrap();
     let (code, out, err) = ends(&["restore", "--config", config, "--state-dir", state.to_str().unwrap()]);

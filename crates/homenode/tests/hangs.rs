@@ -13,6 +13,7 @@ use lab::hung::Hung;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde_json::json;
 
 /// What takes longer hangs. Alone on a machine, each of these ends within 2 s.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -143,16 +144,15 @@ impl Crashed {
         let stat = fs::read_to_string(format!("/proc/{}/stat", other.0.id())).unwrap();
         let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-        let mut text = format!("{{\"record\":\"run\",\"version\":1,\"epoch\":\"{}\"}}\n", boot.trim());
+        let mut text = json!({"record": "run", "version": 2, "epoch": boot.trim()}).to_string();
         // The one that hangs comes first: nothing after it was restored.
         for (pid, start) in [(hung.pid, hung.start_ticks()), (other.0.id(), start)] {
             bind(pid, &all[..1]);
-            text += &format!(
-                r#"{{"record":"hold","comm":"sleep","undo":{{"kind":"thread","tid":{pid},"pid":{pid},"start":{start},"before":"{}","ours":"{}"}}}}"#,
-                list(&all),
-                list(&all[..1]),
-            );
-            text += &format!("\n{{\"record\":\"made\",\"tid\":{pid},\"start\":{start}}}\n");
+            let subject = json!({"kind": "thread", "tid": pid, "start": start * 10_000_000});
+            let masks = json!({"before": list(&all), "ours": list(&all[..1])});
+            let undo = json!({"subject": subject, "pid": pid, "masks": masks});
+            text += &format!("\n{}", json!({"record": "hold", "comm": "sleep", "undo": undo}));
+            text += &format!("\n{}\n", json!({"record": "made", "subject": subject}));
         }
         fs::write(state.join("state.jsonl"), text).unwrap();
         Self { dir, hung, other, all }

@@ -17,7 +17,6 @@
 pub mod file;
 pub mod records;
 mod trust;
-mod v1;
 
 pub use trust::trusted;
 use trust::trusted_file;

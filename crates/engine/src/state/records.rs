@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use topology::{CpuSet, NodeId};
 
-use super::{VERSION, v1};
+use super::VERSION;
 use crate::{Subject, Undo};
 
 /// One line of the state file.
@@ -124,13 +124,12 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, u32> {
         if line.is_empty() {
             continue;
         }
-        // The two versions have no line in common but the first.
-        let Some(record) = serde_json::from_slice(line).ok().or_else(|| v1::record(line)) else {
+        let Ok(record) = serde_json::from_slice(line) else {
             replayed.damaged += 1;
             continue;
         };
         match record {
-            Record::Run { version: VERSION | v1::VERSION, epoch } => replayed.epoch = epoch,
+            Record::Run { version: VERSION, epoch } => replayed.epoch = epoch,
             Record::Run { version, .. } => return Err(version),
             Record::Hold { comm, undo } => {
                 let new = || Replay { line: n, comm, candidates: Vec::new() };
@@ -324,38 +323,8 @@ mod tests {
         assert_eq!(replay(&lines(&records).unwrap()).unwrap().jobs, [job(1)]);
     }
 
-    /// A state file exactly as version 1 of homenode 0.4 wrote it.
     #[test]
-    fn the_version_before_is_read() {
-        let text = concat!(
-            r#"{"record":"run","version":1,"epoch":"b"}"#,
-            "\n",
-            r#"{"record":"hold","comm":"fio","undo":{"kind":"thread","tid":1,"pid":2,"start":7,"before":"0-3","ours":"0-1","unbound":true,"family":{"at":9,"session":4,"first_differs":true}}}"#,
-            "\n",
-            r#"{"record":"made","tid":1,"start":7}"#,
-            "\n",
-            r#"{"record":"hold","undo":{"kind":"thread","tid":3,"pid":2,"start":8,"before":"0-3","ours":"0-1"}}"#,
-            "\n",
-            r#"{"record":"hold","undo":{"kind":"thread","tid":4,"pid":2,"start":8,"before":"0-3","ours":"0-1"}}"#,
-            "\n",
-            r#"{"record":"not_made","tid":4,"start":8}"#,
-            "\n",
-            r#"{"record":"done","tid":5,"start":8}"#,
-            "\n",
-            r#"{"record":"done""#,
-        );
-        let replayed = replay(text.as_bytes()).unwrap();
-        assert_eq!((replayed.epoch.as_deref(), replayed.damaged, replayed.held.len()), (Some("b"), 1, 2));
-        let first = &replayed.held[0];
-        assert_eq!((first.comm.as_str(), first.candidates.len()), ("fio", 1));
-        let Undo { subject, pid, masks, payload } = &first.candidates[0];
-        assert_eq!((subject, *pid), (&thread(1, 70_000_000), 2));
-        let masks = masks.as_ref().unwrap();
-        assert_eq!(
-            (masks.before.to_string(), masks.ours.to_string(), masks.unbound),
-            ("0-3".into(), "0-1".into(), true)
-        );
-        assert_eq!(payload, r#"{"at":9,"first_differs":true,"session":4}"#);
-        assert_eq!(replayed.held[1].candidates[0].subject, thread(3, 80_000_000));
+    fn another_version_is_refused() {
+        assert_eq!(replay(br#"{"record":"run","version":1,"epoch":"b"}"#), Err(1));
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, Result, bail, ensure};
 use engine::PlaneError;
 use host::act::copying::Copying;
-use host::act::memory::{self, Layout, MemoryMove};
+use host::act::memory::{self, MemoryMove};
 use host::act::mover::{Mover, Rules};
 use host::act::process;
 use host::act::threads::Threads;
@@ -374,8 +374,7 @@ fn memory_goes_back_page_by_page() -> Outcome {
     let truth = on_1 as f64 / own as f64;
     ensure!((share - truth).abs() < 0.05, "sampled share {share:.3} of node 1, truth {truth:.3}");
 
-    // As it is written down.
-    let layout = Layout::from_bytes(there.before().clone().to_bytes()).context("a layout")?;
+    let layout = there.before().clone();
     let mut back = MemoryMove::back(proc, holder.pid(), start, layout)?.context("the holder")?;
     while !back.step(16 << 20)? {}
     for (name, nodes) in holder.layout()? {
