@@ -89,7 +89,7 @@ impl<P: Plane> Engine<P> {
             settled: Settled::new(&settings.settle),
             audit: Audit::default(),
             grown: Grown::default(),
-            trials: Trials::new(if policy.tries() { 0 } else { settings.moves.trial }),
+            trials: Trials::new(settings.moves.trial),
             jobs: Jobs::default(),
             told: Vec::new(),
             data_moved: (0, 0),
@@ -128,9 +128,9 @@ impl<P: Plane> Engine<P> {
         &mut self.plane
     }
 
-    /// The policy's name.
-    pub fn policy_name(&self) -> &'static str {
-        self.policy.name()
+    /// The policy.
+    pub fn policy(&self) -> &dyn Policy {
+        &*self.policy
     }
 
     /// Moves of an earlier run that were undone at the start.

@@ -638,7 +638,9 @@ pub struct ExecArgs {
 
 fn policy_names() -> clap::builder::PossibleValuesParser {
     let value = |(name, about): &(&'static str, &str)| {
-        let host = policies::on_a_host(name, false).map_or(String::new(), |less| format!(" ({less})"));
+        let policy = placement::policy(name, &placement::nthread::Settings::default());
+        let host = policy.and_then(|policy| policies::on_a_host(policy.traits(), false));
+        let host = host.map_or(String::new(), |less| format!(" ({less})"));
         clap::builder::PossibleValue::new(*name).help(format!("{about}{host}"))
     };
     clap::builder::PossibleValuesParser::new(placement::POLICIES.iter().map(value))

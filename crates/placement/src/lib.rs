@@ -50,26 +50,34 @@ pub trait Policy: Send {
     /// moves a thread only to nodes where it may run.
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan;
 
-    /// Whether the policy measures by itself if its plans pay, and takes them back. The engine does it for all others.
-    fn tries(&self) -> bool {
-        false
-    }
-
     /// Seconds between decisions about threads and processes; 0 if the policy decides in each
     /// window.
     fn period_s(&self) -> f64 {
         0.0
     }
 
-    /// Whether it looks at the mapped memory of processes ([`Process::mapped`]), which costs something to observe.
-    fn wants_mapped(&self) -> bool {
-        false
+    /// What it moves beside threads, and what it needs.
+    fn traits(&self) -> Traits {
+        Traits::default()
     }
 
     /// Seconds between decisions about files; 0 if the policy decides in each window.
     fn data_period_s(&self) -> f64 {
         self.period_s()
     }
+}
+
+/// What a policy moves beside threads, and what it needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// It moves data of files.
+    pub moves_files: bool,
+    /// It moves processes with their memory.
+    pub moves_processes: bool,
+    /// It looks at the mapped memory of processes ([`Process::mapped`]), which costs something to observe.
+    pub wants_mapped: bool,
+    /// What it leaves out where the bandwidth of a node is unknown.
+    pub without_bandwidth: Option<&'static str>,
 }
 
 /// The name of each policy, and its line in `--help`.

@@ -28,7 +28,7 @@ use topology::{NodeId, Topology};
 
 use crate::numbers::{fraction, positive};
 use crate::processes::{by_pid, distance, node_of, other, sane, seat, show, starts, utilisation};
-use crate::{Declined, Move, Plan, Policy, Process, Reason, Snapshot, Thread, plan};
+use crate::{Declined, Move, Plan, Policy, Process, Reason, Snapshot, Thread, Traits, plan};
 
 /// The settings of N-Policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -188,8 +188,8 @@ impl Policy for NPolicy {
         self.settings.epoch_s
     }
 
-    fn wants_mapped(&self) -> bool {
-        true
+    fn traits(&self) -> Traits {
+        Traits { wants_mapped: true, ..Traits::default() }
     }
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use placement::{Plan, Policy, Snapshot};
+use placement::{Plan, Policy, Snapshot, Traits};
 use simulate::regret::experiments;
 use simulate::scenario::ScenarioFile;
 use topology::Topology;
@@ -58,16 +58,12 @@ impl Policy for Recorded {
         plan
     }
 
-    fn tries(&self) -> bool {
-        self.policy.tries()
-    }
-
     fn period_s(&self) -> f64 {
         self.policy.period_s()
     }
 
-    fn wants_mapped(&self) -> bool {
-        self.policy.wants_mapped()
+    fn traits(&self) -> Traits {
+        self.policy.traits()
     }
 
     fn data_period_s(&self) -> f64 {

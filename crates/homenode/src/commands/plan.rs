@@ -20,12 +20,12 @@ const LARGEST: u64 = 1 << 30;
 /// Prints the plan for a snapshot file, or for one window of this machine.
 pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let mut policy = policies::chosen(&args.policy, &config)?;
+    let mut policy = policies::chosen(&args.policy, &config, 1.0)?;
     let (snapshot, limits) = match &args.snapshot {
         Some(path) => (read_snapshot(path)?, Limits::recorded(global.verbose)),
         None => {
             let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
-            let mut plane = session::open(&config, &args.observe, None, policy.wants_mapped(), false)?;
+            let mut plane = session::open(&config, &args.observe, None, policy.traits().wants_mapped, false)?;
             (session::observe(&mut plane, window)?, Limits::of(&plane, global.verbose))
         }
     };
@@ -35,7 +35,7 @@ pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
         output::print_json(&plan)?;
     } else {
         output::print(&words::plan(&plan, &snapshot, &limits))?;
-        if let Some(less) = policies::without_bandwidth(policy.name(), &topology) {
+        if let Some(less) = policies::without_bandwidth(&*policy, &topology) {
             output::print(&format!("note: policy {}: {less}\n", policy.name()))?;
         }
     }

@@ -1,6 +1,6 @@
-//! Policies as a host carries them out.
+//! Policies as the commands choose and describe them.
 
-use placement::Policy;
+use placement::{Policy, Traits};
 use topology::{NodeId, Topology};
 
 use crate::cli::PolicyArgs;
@@ -8,42 +8,25 @@ use crate::commands::nodes;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 
-/// The policy that the user chose, with the settings of homenode.toml and of the command line.
-pub fn chosen(args: &PolicyArgs, config: &Config) -> Result<Box<dyn Policy>, Failure> {
-    let mut settings = config.nthread.clone();
-    settings.locality_margin = args.margin.unwrap_or(settings.locality_margin);
-    settings.min_bytes = args.min_bytes.unwrap_or(settings.min_bytes);
-    let settings = placement::Settings {
-        auto: placement::auto::Settings { min_bytes: settings.min_bytes, ..Default::default() },
-        nthread: settings,
-        dragonfly: config.dragonfly.clone(),
-        npolicy: config.npolicy.clone(),
-        arc: config.arc.clone(),
-    };
-    placement::policy_with(&args.policy, &settings)
+/// The policy that the user chose, with the settings of homenode.toml and of the command line. `scale`: how many times as long as
+/// the real one emulated memory takes; thresholds in bytes are divided by it, unless the command line gives them.
+pub fn chosen(args: &PolicyArgs, config: &Config, scale: f64) -> Result<Box<dyn Policy>, Failure> {
+    let (mut nthread, mut dragonfly) = (config.nthread.clone(), config.dragonfly.clone());
+    nthread.locality_margin = args.margin.unwrap_or(nthread.locality_margin / scale);
+    nthread.min_bytes = args.min_bytes.unwrap_or((nthread.min_bytes as f64 / scale) as u64);
+    for bytes in [&mut dragonfly.migration_bw, &mut dragonfly.bytes_per_day, &mut dragonfly.burst_bytes] {
+        *bytes /= scale;
+    }
+    let mut auto = placement::auto::Settings { min_bytes: nthread.min_bytes, ..Default::default() };
+    auto.file_copy_bw /= scale;
+    let (npolicy, arc) = (config.npolicy.clone(), config.arc.clone());
+    placement::policy_with(&args.policy, &placement::Settings { nthread, dragonfly, npolicy, arc, auto })
         .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {}", args.policy), "no policy has this name"))
 }
 
-/// Subjects that a policy moves beside threads.
-pub struct Acts {
-    /// Data of files.
-    pub files: bool,
-    /// Processes with their memory.
-    pub processes: bool,
-}
-
-/// Subjects that a policy of this name moves beside threads.
-pub fn acts(policy: &str) -> Acts {
-    Acts { files: matches!(policy, "dragonfly" | "auto"), processes: matches!(policy, "arc" | "arc-guarded" | "auto") }
-}
-
 /// What a policy leaves out because the bandwidth of some nodes is not known.
-pub fn without_bandwidth(policy: &str, topology: &Topology) -> Option<String> {
-    let less = match policy {
-        "nthread" | "nthread-nm" => "no moves for controller contention",
-        "dragonfly" => "no file moves, and no moves for controller contention",
-        _ => return None,
-    };
+pub fn without_bandwidth(policy: &dyn Policy, topology: &Topology) -> Option<String> {
+    let less = policy.traits().without_bandwidth?;
     let unknown = nodes::without_bandwidth(topology);
     let list: Vec<_> = unknown.iter().map(NodeId::to_string).collect();
     (topology.nodes.len() > 1 && !unknown.is_empty()).then(|| {
@@ -55,7 +38,7 @@ pub fn without_bandwidth(policy: &str, topology: &Topology) -> Option<String> {
 }
 
 /// Moves that a policy makes in a simulation but not on a host. `dax`: files on DAX are moved.
-pub fn on_a_host(policy: &str, dax: bool) -> Option<&'static str> {
+pub fn on_a_host(policy: Traits, dax: bool) -> Option<&'static str> {
     let cached = "on a host it moves cached files only, unless homenode.toml has `dax = true` for files on DAX";
-    (acts(policy).files && !dax).then_some(cached)
+    (policy.moves_files && !dax).then_some(cached)
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use engine::{Engine, Finished, Plane};
 use host::interference::Interference;
+use placement::Policy;
 use serde_json::json;
 
 use crate::child::Child;
@@ -35,7 +36,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         dry_run: args.dry_run || config.engine.dry_run,
         ..config.engine()
     };
-    let policy = policies::chosen(&args.policy, &config)?;
+    let policy = policies::chosen(&args.policy, &config, 1.0)?;
     let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
     let stop = Stop::on_signals()?;
     let mut child = Child::hold(&args.command, global.json)?;
@@ -48,18 +49,18 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     output::detach();
     let plane = {
         let child = child.as_ref().map(Child::pid);
-        session::open(&config, &args.observe, child, policy.wants_mapped(), args.move_back)?
+        session::open(&config, &args.observe, child, policy.traits().wants_mapped, args.move_back)?
     };
     let limits = Limits::of(&plane, global.verbose);
     // Undoes what a crashed run left behind, before anything that could take time.
     let mut engine = Engine::new(plane, policy, settings.clone(), state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;
     let interference = if stop.requested() { Vec::new() } else { session::interference(&|| stop.requested()) };
-    session::move_only(engine.policy_name(), child.is_some())?;
+    session::move_only(engine.policy().traits(), child.is_some())?;
     let mut out = Output { json: global.json, quiet: args.quiet, lines: Lines::new(limits), label: None, teller: None };
     let topology = engine.plane().topology();
-    let less = policies::without_bandwidth(engine.policy_name(), topology);
-    let told = out.start(engine.policy_name(), &settings, topology.nodes.len(), &interference, less.as_deref());
+    let less = policies::without_bandwidth(engine.policy(), topology);
+    let told = out.start(engine.policy(), &settings, topology.nodes.len(), &interference, less.as_deref());
     let ran = told.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
         // A command that has not begun when the stop comes never begins, nor one whose user cannot be told anything.
         Some(child) if !stop.requested() => {
@@ -140,13 +141,14 @@ impl Output {
     /// Description of the run that begins.
     pub fn start(
         &self,
-        policy: &str,
+        policy: &dyn Policy,
         settings: &engine::Settings,
         nodes: usize,
         interference: &[Interference],
         unknown: Option<&str>,
     ) -> Result<(), Failure> {
-        let less = policies::on_a_host(policy, settings.moves.dax).filter(|_| self.teller.is_none());
+        let less = policies::on_a_host(policy.traits(), settings.moves.dax).filter(|_| self.teller.is_none());
+        let policy = policy.name();
         if self.json {
             output::print_json_line(&json!({
                 "kind": "start",

@@ -8,12 +8,12 @@ use host::HostPlane;
 use host::interference::{self, Interference};
 use host::observe::{self, Scope};
 use host::privileges;
-use placement::Snapshot;
+use placement::{Snapshot, Traits};
 use rustix::thread::CapabilitySet;
 use topology::Topology;
 
 use crate::cli::ObserveArgs;
-use crate::commands::{nodes, policies};
+use crate::commands::nodes;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 
@@ -80,11 +80,10 @@ pub fn open_act_only() -> Result<HostPlane, Failure> {
 }
 
 /// Keeps only the capabilities that the moves of this policy need. Signalling a command that changed its user needs one more.
-pub fn move_only(policy: &str, command: bool) -> Result<(), Failure> {
+pub fn move_only(policy: Traits, command: bool) -> Result<(), Failure> {
     let when = |needed: bool, set: CapabilitySet| if needed { set } else { CapabilitySet::empty() };
-    let acts = policies::acts(policy);
-    let files = when(acts.files, privileges::to_move_files());
-    let memory = when(acts.processes, privileges::to_move_memory());
+    let files = when(policy.moves_files, privileges::to_move_files());
+    let memory = when(policy.moves_processes, privileges::to_move_memory());
     keep_only(privileges::to_move(Path::new(PROC)) | files | memory | when(command, CapabilitySet::KILL))
 }
 

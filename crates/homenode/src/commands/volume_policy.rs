@@ -23,8 +23,8 @@ use engine::{Engine, StateDir};
 use placement::Policy;
 use topology::Topology;
 
-use crate::cli::{self, Global, STATE_DIR};
-use crate::commands::{mounts, nodes, report, restore, run, session};
+use crate::cli::{self, Global, PolicyArgs, STATE_DIR};
+use crate::commands::{mounts, nodes, policies, report, restore, run, session};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output::units;
@@ -187,21 +187,10 @@ impl NodesArgs {
         Ok(profile)
     }
 
-    /// The policy, with thresholds of bytes divided by the scale unless they are given.
+    /// The policy, for memory of this scale.
     fn chosen(&self, config: &Config, scale: f64) -> Result<Box<dyn Policy>, Failure> {
-        let mut nthread = config.nthread.clone();
-        nthread.locality_margin = self.margin.unwrap_or(nthread.locality_margin / scale);
-        nthread.min_bytes = self.min_bytes.unwrap_or((nthread.min_bytes as f64 / scale) as u64);
-        let mut dragonfly = config.dragonfly.clone();
-        for bytes in [&mut dragonfly.migration_bw, &mut dragonfly.bytes_per_day, &mut dragonfly.burst_bytes] {
-            *bytes /= scale;
-        }
-        let mut auto = placement::auto::Settings { min_bytes: nthread.min_bytes, ..Default::default() };
-        auto.file_copy_bw /= scale;
-        let (npolicy, arc) = (config.npolicy.clone(), config.arc.clone());
-        let name = self.policy.as_deref().unwrap_or("off");
-        placement::policy_with(name, &placement::Settings { nthread, dragonfly, npolicy, arc, auto })
-            .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {name}"), "no policy has this name"))
+        let policy = self.policy.clone().unwrap_or_else(|| "off".to_owned());
+        policies::chosen(&PolicyArgs { policy, margin: self.margin, min_bytes: self.min_bytes }, config, scale)
     }
 }
 
@@ -324,7 +313,7 @@ impl Decider {
         let ran = guarded(|| {
             let nodes = engine::Plane::topology(self.engine.plane_mut()).nodes.len();
             let interference = session::interference(stop);
-            self.out.start(self.engine.policy_name(), &self.settings, nodes, &interference, None)?;
+            self.out.start(self.engine.policy(), &self.settings, nodes, &interference, None)?;
             self.out.recovered(self.engine.recovered())?;
             run::windows(&mut self.engine, &mut self.out, stop, None, None)
         });

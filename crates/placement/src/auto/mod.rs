@@ -46,7 +46,7 @@ pub use settings::Settings;
 use topology::Topology;
 
 use crate::processes::{sane, show};
-use crate::{Declined, Move, Plan, Policy, Snapshot, Subject};
+use crate::{Declined, Move, Plan, Policy, Snapshot, Subject, Traits};
 use demand::Demands;
 use hardware::Hardware;
 use history::{History, Turn};
@@ -91,6 +91,10 @@ impl Auto {
 impl Policy for Auto {
     fn name(&self) -> &'static str {
         "auto"
+    }
+
+    fn traits(&self) -> Traits {
+        Traits { moves_files: true, moves_processes: true, ..Traits::default() }
     }
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {

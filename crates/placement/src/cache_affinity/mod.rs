@@ -28,7 +28,7 @@ pub use model::Settings;
 use topology::{NodeId, Topology};
 
 use crate::processes::{by_pid, has_cpus, node_of, sane, show, starts};
-use crate::{Declined, FileUse, Move, Plan, Policy, Process, Reason, Snapshot, Thread};
+use crate::{Declined, FileUse, Move, Plan, Policy, Process, Reason, Snapshot, Thread, Traits};
 
 /// Selects one of the two policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,6 +266,10 @@ impl Policy for CacheAffinity {
             Variant::Greedy => "arc",
             Variant::Guarded => "arc-guarded",
         }
+    }
+
+    fn traits(&self) -> Traits {
+        Traits { moves_processes: true, ..Traits::default() }
     }
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {

@@ -36,7 +36,7 @@ use crate::budget::Budget;
 use crate::load::{Loads, Machine};
 use crate::nthread::{self, MAX_DECLINED, NThread, Variant};
 use crate::processes::{sane, show};
-use crate::{Declined, Move, Plan, Policy, Reason, Snapshot};
+use crate::{Declined, Move, Plan, Policy, Reason, Snapshot, Traits};
 use estimate::Estimates;
 use flight::{Flight, Moving, Phase};
 use queue::{Offer, Queue};
@@ -252,6 +252,11 @@ impl Policy for Dragonfly {
 
     fn data_period_s(&self) -> f64 {
         self.settings.min_window_s
+    }
+
+    fn traits(&self) -> Traits {
+        let without_bandwidth = Some("no file moves, and no moves for controller contention");
+        Traits { moves_files: true, without_bandwidth, ..Traits::default() }
     }
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {

@@ -46,7 +46,7 @@ pub use settings::Settings;
 use topology::{NodeId, Topology};
 
 use crate::load::{Loads, Machine};
-use crate::{Plan, Policy, Snapshot, Thread};
+use crate::{Plan, Policy, Snapshot, Thread, Traits};
 use state::State;
 use target::Target;
 
@@ -111,6 +111,12 @@ impl NThread {
 impl Policy for NThread {
     fn name(&self) -> &'static str {
         self.variant.name()
+    }
+
+    fn traits(&self) -> Traits {
+        let controllers = matches!(self.variant, Variant::Full | Variant::Memory);
+        let without_bandwidth = controllers.then_some("no moves for controller contention");
+        Traits { without_bandwidth, ..Traits::default() }
     }
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
