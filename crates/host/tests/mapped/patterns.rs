@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     ("persistent_memory", persistent_memory),
     ("in_a_thread_of_its_own", in_a_thread_of_its_own),
     ("a_process_of_another_user", a_process_of_another_user),
+    ("a_process_that_does_not_answer_keeps_no_other_from_being_sampled", one_that_does_not_answer),
     ("a_process_that_ended_or_maps_nothing", a_process_that_ended_or_maps_nothing),
 ];
 
@@ -205,6 +206,40 @@ fn a_process_of_another_user() -> Outcome {
     let (processes, notes) = &seen;
     let all: u64 = processes.iter().flat_map(|p| &p.mapped).map(|m| m.hot_bytes + m.cold_bytes).sum();
     ensure!(all == 4 << 20 && notes.is_empty(), "{seen:?}");
+    Ok(Completion::Completed)
+}
+
+/// A procfs with one process whose `clear_refs` waits for ever, as it does while something holds the lock of its memory.
+fn one_that_does_not_answer() -> Outcome {
+    let directory = directory()?;
+    let file = directory.path().join("data");
+    cached_file(&file, 4 << 20)?;
+    let mut programs = [Program::start(&file)?, Program::start(&file)?];
+    for program in &mut programs {
+        program.tell("map")?;
+    }
+    let [silent, other] = [programs[0].pid(), programs[1].pid()];
+    let proc = directory.path().join("proc");
+    std::fs::create_dir_all(proc.join(silent.to_string()))?;
+    for name in ["zoneinfo", "self", &other.to_string()] {
+        std::os::unix::fs::symlink(Path::new("/proc").join(name), proc.join(name))?;
+    }
+    // Nobody reads from it, so that it cannot be opened.
+    let made = Command::new("mkfifo").arg(proc.join(format!("{silent}/clear_refs"))).status()?;
+    ensure!(made.success(), "mkfifo: {made}");
+    let watcher = Watcher::start(&proc, &topology::sysfs::read(Path::new("/sys"))?, 0.03)?;
+    let patience = Instant::now() + Duration::from_secs(20);
+    let notes = loop {
+        let (seen, notes) = watcher.window(vec![silent, other]);
+        if [silent, other].iter().all(|pid| seen.iter().any(|process| process.pid == *pid)) {
+            break notes;
+        }
+        ensure!(Instant::now() < patience, "sampled {seen:?}, {notes:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let why = "clear_refs cannot be written: the process does not answer";
+    let of = |pid: u32| notes.iter().any(|note| note.starts_with(&format!("process {pid}: ")) && note.ends_with(why));
+    ensure!(of(silent) && !of(other), "{notes:?}");
     Ok(Completion::Completed)
 }
 

@@ -31,7 +31,6 @@ use std::time::Instant;
 
 use placement::MappedMemory;
 use rustc_hash::FxHashMap;
-use rustix::time::ClockId;
 use topology::Topology;
 
 pub use heat::{Heat, Rule, Sum, Sums};
@@ -161,7 +160,7 @@ impl Mapped {
 
     /// Samples one process now, whatever the budget. Returns what it cost, or `None` if there is no such process (any more).
     pub fn sample_one(&mut self, pid: u32) -> Result<Option<SampleCost>, ObserveError> {
-        let begun = super::clock_s(ClockId::ThreadCPUTime);
+        let begun = cpu_s();
         let others: u64 = self.processes.iter().filter(|(other, _)| **other != pid).map(|(_, one)| one.slots()).sum();
         let process = self.processes.entry(pid).or_insert_with(|| Process::new(&self.proc_root, pid));
         process.limit(SLOTS_MOST.saturating_sub(others));
@@ -170,7 +169,7 @@ impl Mapped {
             return Ok(None);
         }
         let lost_s = process.lost_s;
-        Ok(Some(SampleCost { cpu_s: super::clock_s(ClockId::ThreadCPUTime) - begun, lost_s }))
+        Ok(Some(SampleCost { cpu_s: cpu_s() - begun, lost_s }))
     }
 
     /// The mappings of a sampled process, by rising address.
@@ -182,4 +181,9 @@ impl Mapped {
     pub fn notes(&self, pid: u32) -> Vec<String> {
         self.processes.get(&pid).map(|process| process.notes.clone()).unwrap_or_default()
     }
+}
+
+/// CPU seconds of the calling thread and of those that answer it.
+fn cpu_s() -> f64 {
+    crate::patient::cpu_ns() as f64 * 1e-9
 }

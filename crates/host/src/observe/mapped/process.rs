@@ -1,9 +1,10 @@
 //! The mapped files of one process, sample after sample.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use placement::MappedMemory;
@@ -13,6 +14,7 @@ use super::heat::{Heat, Rule, Sums};
 use super::kernel::{Found, Kernel, Mapping, Target};
 use super::places::Places;
 use super::rows::{self, Facts, Row};
+use crate::patient::{self, MEMORY};
 
 /// Longest walk of one sample, within a stride; the next one begins with the mappings that it did not reach. A walk takes 1.5 ms for
 /// each GiB of 4 KiB pages, so this is 60 GiB.
@@ -65,7 +67,8 @@ pub struct Process {
     pid: u32,
     target: Target,
     found: Option<Found>,
-    clear_refs: Result<File, String>,
+    /// Its file of this name, or why it cannot be written.
+    clear_refs: Result<Arc<File>, io::Error>,
     regions: BTreeMap<Name, Region>,
     /// Bytes of mappings for which there was no time or room.
     beyond: u64,
@@ -76,7 +79,8 @@ pub struct Process {
     slots: u64,
     /// The room that this sample may take.
     room: u64,
-    statm: PathBuf,
+    /// Its directory in procfs.
+    directory: PathBuf,
     /// When it was last sampled.
     pub sampled: Option<Instant>,
     /// Seconds that the last sample has cost the process: its processors have set so many bits again since the sample before.
@@ -90,20 +94,19 @@ pub struct Process {
 impl Process {
     /// A process that is to be sampled. Whether there is one the first sample says.
     pub fn new(proc_root: &Path, pid: u32) -> Self {
-        // The open file stays with this process, whichever process gets its id later.
-        let clear_refs = OpenOptions::new().write(true).open(proc_root.join(format!("{pid}/clear_refs")));
+        let directory = proc_root.join(pid.to_string());
         Self {
             pid,
             target: Target { tid: pid, start_ns: 0 },
             found: None,
-            clear_refs: clear_refs.map_err(|e| super::super::cause::of_io(&e)),
+            clear_refs: clear_refs(pid, &directory),
             regions: BTreeMap::new(),
             beyond: 0,
             next: 0,
             entries: 0,
             slots: 0,
             room: SLOTS_MOST,
-            statm: proc_root.join(format!("{pid}/statm")),
+            directory,
             sampled: None,
             lost_s: 0.0,
             mapped: Vec::new(),
@@ -170,6 +173,9 @@ impl Process {
         least_bytes: u64,
         clears_dax: bool,
     ) -> Result<bool, ObserveError> {
+        if matches!(&self.clear_refs, Err(error) if error.kind() == io::ErrorKind::TimedOut) {
+            self.clear_refs = clear_refs(self.pid, &self.directory);
+        }
         let Some((found, mut mappings)) = kernel.mappings(self.target, least_bytes)? else { return Ok(false) };
         if self.found.is_some_and(|before| before.memory != found.memory) {
             // Another program since.
@@ -263,23 +269,33 @@ impl Process {
         begun.elapsed() > WALK_LONGEST || self.slots >= self.room
     }
 
-    /// Entries that clearing would visit: also those of small mappings, of programs, and of what the walk did not reach.
-    fn to_clear(&self) -> u64 {
-        let statm = std::fs::read_to_string(&self.statm).unwrap_or_default();
-        let cached = self.regions().filter(|region| !region.mapping.dax).map(|region| region.heat.mapped().1).sum();
-        entries(self.entries, &statm, cached)
-    }
-
-    /// Clears the bits of all mappings of files, where that can be done for any that counts.
+    /// Clears the bits of all mappings of files, where that can be done for any that counts. It takes the lock of the process's memory:
+    /// a process that holds this for long is not waited for.
     fn clear(&mut self, clears_dax: bool) {
-        let refused = self.clear_refs.as_ref().err().cloned();
-        let mut facts = Facts { clears_dax, refused, entries: self.to_clear() };
-        if self.regions().any(|region| rows::choose(region.mapping.dax, &facts) == Row::Cleared)
-            && let Ok(file) = &mut self.clear_refs
-            // 3: the mappings of files (Documentation/filesystems/proc.rst).
-            && let Err(error) = file.write_all(b"3")
-        {
-            facts.refused = Some(super::super::cause::of_io(&error));
+        let mut facts = Facts { clears_dax, refused: None, entries: self.entries };
+        match &self.clear_refs {
+            Ok(file) if self.regions().any(|region| rows::choose(region.mapping.dax, &facts) == Row::Cleared) => {
+                let cached = self.regions().filter(|region| !region.mapping.dax);
+                let cached = cached.map(|region| region.heat.mapped().1).sum();
+                let seen = self.entries;
+                let may = self.regions().map(|region| region.mapping.dax).collect::<BTreeSet<bool>>();
+                let (mut file, statm) = (Arc::clone(file), self.directory.join("statm"));
+                let cleared = patient::ask(self.pid, MEMORY, move || {
+                    let statm = std::fs::read_to_string(statm).unwrap_or_default();
+                    let facts = Facts { clears_dax, refused: None, entries: entries(seen, &statm, cached) };
+                    if may.iter().any(|dax| rows::choose(*dax, &facts) == Row::Cleared) {
+                        // 3: the mappings of files (Documentation/filesystems/proc.rst).
+                        file.write_all(b"3")?;
+                    }
+                    Ok(facts)
+                });
+                match cleared {
+                    Ok(found) => facts = found,
+                    Err(error) => facts.refused = Some(cause(&error)),
+                }
+            }
+            Ok(_) => {}
+            Err(error) => facts.refused = Some(cause(error)),
         }
         for region in self.regions.values_mut() {
             region.row = rows::choose(region.mapping.dax, &facts);
@@ -292,6 +308,19 @@ impl Process {
             }
             region.cleared = cleared;
         }
+    }
+}
+
+/// Opens a process's `clear_refs`. The open file stays with this process, whichever process gets its id later.
+fn clear_refs(pid: u32, directory: &Path) -> Result<Arc<File>, io::Error> {
+    let path = directory.join("clear_refs");
+    patient::ask(pid, MEMORY, move || OpenOptions::new().write(true).open(path)).map(Arc::new)
+}
+
+fn cause(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::TimedOut => "the process does not answer".to_owned(),
+        _ => super::super::cause::of_io(error),
     }
 }
 

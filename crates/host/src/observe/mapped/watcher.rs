@@ -3,11 +3,12 @@
 //! **Problem.** A process can hold the lock of its memory for as long as it likes, for example in a fault that a FUSE server of its
 //! own does not answer. Whatever asks the kernel about that memory waits, and a window must not.
 //!
-//! **Approach.** A thread samples the processes named last, and keeps its results for whoever asks. It gives up all privileges but
-//! that of opening other users' `clear_refs`.
+//! **Approach.** A thread samples the processes named last, and keeps its results for whoever asks. What takes the lock of a process's
+//! memory it asks of a thread that may be left behind ([`crate::patient`]): the accessed bits of a process that does not answer are
+//! not cleared, and those of others are. It gives up all privileges but that of opening other users' `clear_refs`.
 //!
-//! **Limits.** While one process keeps the thread waiting nothing is sampled; after [`PATIENCE`] the figures are withheld and a note
-//! names the reason. The wait ends with the process, or with homenode.
+//! **Limits.** A process that does not answer makes its sample late by less than half a second. Should the thread wait all the same,
+//! the figures are withheld after [`PATIENCE`], and a note names the reason.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -102,8 +103,7 @@ impl Watcher {
         }
         match latest.busy {
             Some(since) if since.elapsed() > PATIENCE => {
-                let why = "the kernel does not answer about the memory of a process (something holds its lock)";
-                (Vec::new(), vec![format!("mapped files are not observed now: {why}")])
+                (Vec::new(), vec!["mapped files are not observed now: the kernel does not answer".to_owned()])
             }
             _ => (latest.processes.clone(), latest.notes.clone()),
         }
