@@ -24,6 +24,8 @@ const TESTS: &[Test] = &[
     ("restore_undoes_others_beside_a_process_that_hangs_in_exec", restore_beside_one_that_hangs),
     ("run_starts_and_ends_beside_a_process_that_hangs_in_exec", run_beside_one_that_hangs),
     ("commands_end_beside_a_process_that_hangs_in_exec", commands_beside_one_that_hangs),
+    ("commands_end_on_sigterm_beside_a_process_that_hangs_in_exec", signalled_beside_one_that_hangs),
+    ("commands_end_on_sigterm_before_a_full_pipe", signalled_before_a_full_pipe),
 ];
 
 const PIPES: &[Test] = &[
@@ -226,8 +228,58 @@ fn commands_beside_one_that_hangs() {
             std::thread::sleep(Duration::from_millis(300));
             one.signal();
         }
-        one.end(args[0]);
+        one.end(&args.join(" "));
     }
+}
+
+/// Whether any link to a file of this process, or any place where its threads wait, is called so.
+fn shows(pid: u32, what: &str) -> bool {
+    let list = |name: &str| fs::read_dir(format!("/proc/{pid}/{name}")).into_iter().flatten().flatten();
+    let link = |file: fs::DirEntry| fs::read_link(file.path()).is_ok_and(|to| to.to_string_lossy().contains(what));
+    let waits = |task: fs::DirEntry| fs::read_to_string(task.path().join("wchan")).is_ok_and(|at| at.contains(what));
+    list("fd").any(link) || list("task").any(waits)
+}
+
+/// In windows that are long enough.
+fn signalled_beside_one_that_hangs() {
+    let crashed = Crashed::new();
+    let (state, record) = (crashed.state(), crashed.dir.path().join("record").to_str().unwrap().to_owned());
+    let commands: [&[&str]; 4] = [
+        &["plan", "--policy", "arc", "--window", "600"],
+        &["top", "--once", "--window", "600"],
+        &["--json", "top", "--once", "--window", "600"],
+        &["record", &record, "--windows", "9", "--window", "600"],
+    ];
+    for args in commands {
+        let mut one = command(&[&["--state-dir", &state], args].concat());
+        let mut one = Ends(one.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        until("it observes", || shows(one.0.id(), "bpf_link"));
+        one.signal();
+        one.end(&args.join(" "));
+    }
+}
+
+fn signalled_before_a_full_pipe() {
+    let crashed = Crashed::new();
+    let (state, pid) = (crashed.state(), crashed.other.0.id().to_string());
+    let commands: [&[&str]; 7] = [
+        &["doctor"],
+        &["plan", "--policy", "arc", "--window", "0.2"],
+        &["top", "--once", "--window", "0.2"],
+        &["--json", "top", "--once", "--window", "0.2"],
+        &["record", "/dev/stdout", "--windows", "9", "--window", "0.2"],
+        &["move", "--pid", &pid, "--to", "0"],
+        &["restore"],
+    ];
+    for args in commands {
+        let (_reader, writer) = full_pipe();
+        let mut one = command(&[&["--state-dir", &state], args].concat());
+        let mut one = Ends(one.stdout(writer.try_clone().unwrap()).stderr(writer).spawn().unwrap());
+        until("it waits for the pipe", || shows(one.0.id(), "pipe_write"));
+        one.signal();
+        one.end(&args.join(" "));
+    }
+    crashed.check();
 }
 
 /// A pipe that takes no more.
