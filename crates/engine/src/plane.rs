@@ -30,10 +30,10 @@ pub trait Plane {
     /// moved). An error says that nothing was changed.
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError>;
 
-    /// Starts a move of a file that takes an earlier one back, and was prepared like any other. Where the plane knows which data that one
-    /// has moved, no other data moves.
+    /// Starts a move of a file that takes an earlier one back, and was prepared like any other. Only data that the earlier one has moved
+    /// moves; where the plane does not know that, the move is refused ([`PlaneError::not_known`]).
     fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        self.start(mv, &[], &mut |_| Ok(()))
+        Err(PlaneError::not_known(mv))
     }
 
     /// Subjects of undo records of the last move that [`start`](Self::start) made although it did not bind these threads: they have
@@ -107,6 +107,14 @@ pub trait Plane {
     /// now on; `None` when nothing had been saved.
     fn relax(&mut self) -> Option<String> {
         None
+    }
+}
+
+impl PlaneError {
+    /// This move would take back an earlier one, of which it is not known what it moved.
+    pub fn not_known(mv: &Move) -> Self {
+        let why = format!("what an earlier move of {} has moved is not known", Subject::of(mv));
+        Self::Refused { reason: "not_known", why }
     }
 }
 

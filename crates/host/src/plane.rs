@@ -28,6 +28,7 @@ use crate::act::copying::Copying;
 use crate::act::data::DataMoves;
 use crate::act::hands::Hands;
 use crate::act::lineage::Lineage;
+use crate::act::memory::Layout;
 use crate::act::mover::{Given, Key, NS_PER_TICK, Rules, key_of, own_affinity, refused};
 use crate::act::{Mover, affinity, kin};
 use crate::bandwidth::Meter;
@@ -472,6 +473,11 @@ impl HostPlane {
         begin: impl FnOnce() -> Result<Box<dyn Copying>, JobState> + Send + 'static,
     ) -> std::io::Result<JobId> {
         self.moves.jobs.start(begin)
+    }
+
+    /// Where the data was that a copy of another plane has moved, if the copy has kept that and is among the latest.
+    pub fn take_layout(&mut self, job: JobId) -> Option<Layout> {
+        self.moves.jobs.take_layout(job)
     }
 
     /// Completes the threads that another plane saw in a window, for policies that move them by way of this one: with the nodes that

@@ -24,6 +24,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_reader_moves_to_its_data_and_back_at_the_end", a_reader_moves_to_its_data_and_back_at_the_end),
     ("a_recorded_window_gives_the_plan_that_was_made", a_recorded_window_gives_the_plan_that_was_made),
     ("a_file_is_where_its_move_ended", a_file_is_where_its_move_ended),
+    ("only_what_a_move_has_moved_is_taken_back", only_what_a_move_has_moved_is_taken_back),
     ("what_is_not_on_the_volume_is_refused", what_is_not_on_the_volume_is_refused),
     ("what_a_server_does_counts_for_its_caller", what_a_server_does_counts_for_its_caller),
     ("the_servers_own_threads_share_no_file", the_servers_own_threads_share_no_file),
@@ -268,6 +269,56 @@ fn a_file_is_where_its_move_ended() {
         }
         assert_eq!(volume.open_count(ino).unwrap(), 0);
     });
+}
+
+/// All that the file had on the node went back with what had been moved there.
+fn only_what_a_move_has_moved_is_taken_back() {
+    const PART: usize = FILE_BYTES / 4;
+    let volume = volume();
+    let ino = file_on(&volume, "file", 0);
+    // The second quarter is on node 1 before, and so is the last one.
+    for part in [1, 3] {
+        volume.write_to(ino, (part * PART) as u64, &[8; PART], Placement::Node(1)).unwrap();
+    }
+    let half = FILE_BYTES as u64 / 2;
+    assert_eq!(volume.bytes_by_node(ino).unwrap(), [(Some(0), half), (Some(1), half)].into());
+    let generation = Some(u64::from(volume.stat(ino).unwrap().generation));
+    let mut plane = plane(&volume);
+    let end = |plane: &mut VolumePlane, started: Started| {
+        let Started::Job(job) = started else { panic!("not a job") };
+        loop {
+            let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
+            if progress.state != JobState::Running {
+                return (progress.state, progress.there, progress.done, progress.bytes);
+            }
+            std::thread::yield_now();
+        }
+    };
+    let there = mv(id(ino), generation, 1);
+    plane.prepare(&there).unwrap();
+    let started = plane.start(&there, &[], &mut |_| Ok(())).unwrap();
+    assert_eq!(end(&mut plane, started), (JobState::Done, half, 2 * half, 2 * half));
+    assert_eq!(volume.bytes_by_node(ino).unwrap(), [(Some(1), 2 * half)].into());
+    let back = mv(id(ino), generation, 0);
+    plane.prepare(&back).unwrap();
+    let started = plane.take_back(&back).unwrap();
+    assert_eq!(end(&mut plane, started), (JobState::Done, 0, half, half));
+    assert_eq!(volume.bytes_by_node(ino).unwrap(), [(Some(0), half), (Some(1), half)].into());
+    for part in 0..4 {
+        let mut out = vec![0; PART];
+        volume.read(ino, (part * PART) as u64, &mut out).unwrap();
+        assert_eq!(out, vec![7 + (part % 2) as u8; PART]);
+    }
+    for (parts, node) in [(3, 1), (2, 0), (1, 1)] {
+        let of = |node: u32| volume.bytes_by_node(ino).unwrap().get(&Some(node)).copied().unwrap_or(0);
+        let before = of(node);
+        volume.truncate(ino, (parts * PART) as u64).unwrap();
+        assert_eq!(before - of(node), PART as u64, "part {parts} was not on node {node}");
+    }
+    // What nobody knows to have moved stays.
+    plane.prepare(&back).unwrap();
+    let error = plane.take_back(&back).unwrap_err();
+    assert!(matches!(error, PlaneError::Refused { reason: "not_known", .. }), "{error}");
 }
 
 fn what_is_not_on_the_volume_is_refused() {

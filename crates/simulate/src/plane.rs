@@ -62,6 +62,10 @@ impl Plane for SimulatedPlane {
         self.world.start(mv)
     }
 
+    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        self.world.take_back(mv)
+    }
+
     fn poll(&mut self) -> Vec<Progress> {
         self.world.poll()
     }

@@ -6,9 +6,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use engine::Plane as _;
+use engine::{JobState, Plane as _};
+use placement::{Move, Reason};
 use proptest::prelude::*;
 use simulate::{Outcome, ScenarioFile, SimulatedPlane, run};
+use topology::NodeId;
 
 fn file(text: &str) -> ScenarioFile {
     ScenarioFile::parse(text, Path::new("test.toml")).unwrap_or_else(|e| panic!("{e}\n{text}"))
@@ -208,6 +210,43 @@ fn jobs_on_one_node_share_its_cache() {
     // Six modules have bandwidth for more than eight threads: what two jobs lose to each other is cache.
     let [one, two] = [1, 2].map(|count| outcome(&webservers(count, 0)).workloads[0].ops_per_s);
     assert!(two < 0.96 * one, "{two} of {one}");
+}
+
+/// All that the file had on the node went back with what had been moved there.
+#[test]
+fn only_what_a_move_has_moved_is_taken_back() {
+    let text = fio(1, 1.0, "4 KiB", "page-cache", "", "none").replace("data = 0", "data = [0.5, 0.5]");
+    let mut plane = SimulatedPlane::start(&file(&text).scenario, 1);
+    let mut window = || plane.observe(Duration::from_secs_f64(0.1)).unwrap().files.swap_remove(0);
+    let before = window();
+    assert!(before.bytes.get(NodeId(0)) > 0 && before.bytes.get(NodeId(1)) > 0, "{before:?}");
+    let mv = |from: u32, to: u32| Move::File {
+        file: before.file.clone(),
+        generation: before.generation,
+        from: NodeId(from),
+        to: NodeId(to),
+        reason: Reason::OverloadedHome,
+        why: String::new().into(),
+    };
+    let mut plane = SimulatedPlane::start(&file(&text).scenario, 1);
+    plane.observe(Duration::from_secs_f64(0.1)).unwrap();
+    let end = |plane: &mut SimulatedPlane| loop {
+        let file = plane.observe(Duration::from_secs_f64(0.5)).unwrap().files.swap_remove(0);
+        if plane.poll().iter().all(|progress| progress.state != JobState::Running) {
+            return file.bytes;
+        }
+    };
+    plane.prepare(&mv(0, 1)).unwrap();
+    plane.start(&mv(0, 1), &[], &mut |_| Ok(())).unwrap();
+    assert_eq!(end(&mut plane).get(NodeId(0)), 0);
+    plane.take_back(&mv(1, 0)).unwrap();
+    let after = end(&mut plane);
+    for node in [0, 1].map(NodeId) {
+        // Parts of a byte are cut off.
+        assert!(after.get(node).abs_diff(before.bytes.get(node)) <= 1, "{after:?}, {:?}", before.bytes);
+    }
+    // Once.
+    assert!(plane.take_back(&mv(1, 0)).is_err());
 }
 
 /// Threads of `threads` webproxies over `files` files, in a window of so many seconds: how many were seen to share a file.

@@ -35,6 +35,8 @@ pub struct Progress {
     pub moved: u64,
     /// Blocks that the file has now.
     pub blocks: u64,
+    /// Of the blocks moved, those since the last question: the first file block, and how many. Told once.
+    pub latest: Option<(u64, u64)>,
 }
 
 /// How a migration ended.
@@ -62,6 +64,8 @@ pub struct Migration {
     /// From this file block on, such as where a migration was stopped ([`Migrated::next`]). What is written before it meanwhile
     /// stays where the writer put it.
     pub first: u64,
+    /// Only below this file block.
+    pub end: Option<u64>,
     /// At most so many bytes a second.
     pub rate: Option<u64>,
 }
@@ -108,10 +112,11 @@ impl Volume {
     ) -> Result<Migrated> {
         let began = Instant::now();
         let (mut done, mut defeats) = (Migrated { next: migration.first, ..Migrated::default() }, 0);
+        let mut latest = None;
         loop {
             loop {
                 let blocks = inode.read().extents.blocks();
-                if !go_on(Progress { moved: done.moved, blocks }) {
+                if !go_on(Progress { moved: done.moved, blocks, latest: latest.take() }) {
                     return Ok(Migrated { cancelled: true, ..done });
                 }
                 let moved = (done.moved * BLOCK_BYTES) as f64;
@@ -130,6 +135,7 @@ impl Volume {
             let Some(run) = run else { break };
             if moved {
                 (done.moved, done.next, defeats) = (done.moved + run.count, run.end(), 0);
+                latest = Some((run.file_block, run.count));
             } else {
                 (done.overtaken, defeats) = (done.overtaken + 1, defeats + 1);
             }
@@ -180,7 +186,8 @@ impl Volume {
     /// The next run that is to move, at most one step long, and how many runs it took to find it. Notes that it is being copied.
     fn next_step(&self, state: &mut State, migration: &Migration, from: u64) -> (Option<Run>, u64) {
         let mut looked = 0;
-        let mut runs = state.extents.range(from, u64::MAX).inspect(|_| looked += 1);
+        let count = migration.end.map_or(u64::MAX, |end| end.saturating_sub(from));
+        let mut runs = state.extents.range(from, count).inspect(|_| looked += 1);
         let found = runs.find(|run| self.is_to_move(migration, run.block.region()));
         drop(runs);
         let run = found.map(|run| Run { count: run.count.min(STEP), ..run });

@@ -11,10 +11,8 @@
 //! same window; its memory is looked through by its job.
 //!
 //! **Limits.** Each thread of a process is examined in the window. A file on a file system that asks a server is refused. So are
-//! files on DAX unless there are [`Hands`]: moving them takes CAP_SYS_ADMIN, which the daemon gives up. On the way back, pages of
-//! memory and of the page cache go where each was, and a file on DAX goes whole to the node that its move named as its origin; of several
-//! moves of one file or process, the first says where. Until
-//! then, two files of procfs are open for each process whose memory was moved. Only so many moves are remembered: the data of the
+//! files on DAX unless there are [`Hands`]: moving them takes CAP_SYS_ADMIN, which the daemon gives up. On the way back, each
+//! page and each block goes where it was; of several moves of one file or process, the first says where. Until then, two files of procfs are open for each process whose memory was moved. Only so many moves are remembered: the data of the
 //! oldest beyond that stays, which is said.
 
 use std::collections::VecDeque;
@@ -181,14 +179,14 @@ impl DataMoves {
         self.start_file_with(mv, None)
     }
 
-    /// See [`engine::Plane::take_back`]. A file on DAX, or one of which it is not known any more, goes back with all that it has there.
+    /// See [`engine::Plane::take_back`]. Of the latest moves it is known what they moved.
     pub fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
         let Move::File { from, to, .. } = mv else { return Err(not_prepared(mv)) };
         let subject = Subject::of(mv);
         let of = |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&subject, *to, *from);
         let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
-        let layout = job.and_then(|job| self.jobs.take_layout(job));
-        self.start_file_with(mv, layout)
+        let layout = job.and_then(|job| self.jobs.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
+        self.start_file_with(mv, Some(layout))
     }
 
     fn start_file_with(&mut self, mv: &Move, back: Option<Layout>) -> Result<Started, PlaneError> {
@@ -349,7 +347,10 @@ fn open(
         (Err(FileMoveError::Refused { reason: "dax", .. }), Some(freeze)) => {
             let refused =
                 |e: DaxRefused| JobState::Refused { reason: e.reason, why: format!("{}: {}", path.display(), e.why) };
-            Ok(Box::new(DaxMove::prepare(&again, from, to, freeze).map_err(refused)?))
+            match back {
+                Some(layout) => Ok(Box::new(DaxMove::back(&again, from, layout, freeze).map_err(refused)?)),
+                None => Ok(Box::new(DaxMove::prepare(&again, from, to, freeze).map_err(refused)?)),
+            }
         }
         (Err(e), _) => Err(JobState::Refused { reason: reason(&e), why: e.to_string() }),
         (Ok(work), dax) => {

@@ -41,6 +41,7 @@ mod freeze;
 mod mappers;
 mod xfs;
 
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -54,7 +55,9 @@ use topology::NodeId;
 
 use self::donor::Donor;
 use self::freeze::Frozen;
-use super::copying::{Copied, Copying};
+use super::copying::{Back, Copied, Copying, Several};
+use super::memory;
+use super::memory::layout::Run;
 use super::pages::FileMoveError;
 use crate::residency;
 use crate::volume::fiemap::{self, Extent};
@@ -155,8 +158,15 @@ pub struct DaxMove {
     /// Pieces in a row that stay for the same reason.
     stuck: u32,
     copied: Copied,
+    /// Only these blocks, those still ahead; `None`: all.
+    only: Option<VecDeque<Run>>,
+    /// The blocks that have moved, with the node that the move names as their origin; in [`BLOCK`]s.
+    moved: memory::Layout,
     over: bool,
 }
+
+/// Bytes of what a layout counts: XFS moves whole blocks, and DAX takes blocks of a page.
+const BLOCK: u64 = 4096;
 
 /// Outcome of a piece of the file.
 enum Tried {
@@ -182,6 +192,30 @@ impl DaxMove {
             reason: refused.reason,
             why: refused.why,
         })
+    }
+
+    /// The way back of a move: sends the blocks of this layout to where they were. `from`: only those that are on this node now.
+    ///
+    /// # Errors
+    ///
+    /// As [`prepare`](Self::prepare).
+    pub fn back(
+        file: &File,
+        from: Option<NodeId>,
+        layout: &memory::Layout,
+        freeze: bool,
+    ) -> Result<Several, DaxRefused> {
+        let nodes: BTreeSet<NodeId> = layout.runs().map(|run| run.node).collect();
+        let mut all = Vec::<Box<dyn Copying>>::new();
+        for node in nodes {
+            let mut work = Self::prepare(file, from, node, freeze)?;
+            let only: VecDeque<Run> = layout.runs().filter(|run| run.node == node).collect();
+            let bytes = only.iter().map(|run| run.pages * BLOCK).sum::<u64>();
+            work.copied.total = work.copied.total.min(work.copied.there.saturating_add(bytes));
+            work.only = Some(only);
+            all.push(Box::new(work));
+        }
+        Ok(Several::new(all))
     }
 
     /// Looks at an open file and prepares the move of its blocks, or of those on one node. Moves nothing. `freeze`: processes that map the file shared
@@ -255,12 +289,24 @@ impl DaxMove {
             busy: 0,
             stuck: 0,
             copied,
+            only: None,
+            moved: memory::Layout::default(),
             over: false,
         })
     }
 
     /// The length of the first part of a piece whose blocks are all to be moved, or all stay, and whether they stay.
-    fn part(&self, at: u64, len: u64) -> io::Result<(u64, bool)> {
+    fn part(&mut self, at: u64, mut len: u64) -> io::Result<(u64, bool)> {
+        if let Some(only) = &mut self.only {
+            while only.front().is_some_and(|run| run.end().saturating_mul(BLOCK) <= at) {
+                only.pop_front();
+            }
+            let first = only.front().map_or(u64::MAX, |run| run.first.saturating_mul(BLOCK));
+            if first > at {
+                return Ok((len.min(first - at), true));
+            }
+            len = len.min(only.front().map_or(len, |run| run.end().saturating_mul(BLOCK) - at));
+        }
         if self.from.is_none() {
             return Ok((len, false));
         }
@@ -295,6 +341,12 @@ impl DaxMove {
                 // The blocks that the file had.
                 if let Some(donor) = &self.donor {
                     donor.give_back(at, len)?;
+                }
+                if let Some(node) = self.from {
+                    for extent in extents.iter().filter(|e| away(&[**e], &self.layout, self.to) > 0) {
+                        let (first, pages) = (extent.offset / BLOCK, extent.len.div_ceil(BLOCK));
+                        self.moved.add(Run { first, pages, node });
+                    }
                 }
                 Ok(Tried::Arrived(rest))
             }
@@ -485,6 +537,10 @@ impl Copying for DaxMove {
 
     fn copied(&self) -> Copied {
         self.copied.clone()
+    }
+
+    fn back(self: Box<Self>) -> Option<Back> {
+        self.from.map(|_| Back::Pages(self.moved))
     }
 }
 

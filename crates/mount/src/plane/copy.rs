@@ -1,11 +1,14 @@
 //! A file of a volume that moves to another node, as a job.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fs::format::BLOCK_BYTES;
 use fs::{Ino, Migration, Volume};
-use host::act::copying::{Copied, Copying};
+use host::act::copying::{Back, Copied, Copying};
+use host::act::memory::Layout;
+use host::act::memory::layout::Run;
 use rustc_hash::FxHashSet;
 use topology::NodeId;
 
@@ -35,9 +38,19 @@ pub(super) struct FileCopy {
     began: bool,
     /// File block at which the next step goes on.
     next: u64,
+    /// Only these file blocks, as far as they are left to do; `None`: all.
+    only: Option<VecDeque<Run>>,
+    /// The file blocks that have moved, with the node that they were on.
+    moved: Layout,
 }
 
 impl FileCopy {
+    /// Only the blocks of this layout move: those that an earlier copy has moved.
+    pub fn only(&mut self, moved: &Layout) {
+        self.copied.total = self.copied.there + moved.pages() * BLOCK_BYTES;
+        self.only = Some(moved.runs().collect());
+    }
+
     /// A copy of this inode, in this life of its number, that has not begun.
     pub fn prepare(
         volume: &Arc<Volume>,
@@ -46,7 +59,8 @@ impl FileCopy {
         copies: &Copies,
     ) -> fs::Result<Self> {
         let (volume, copies, copied) = (Arc::clone(volume), copies.clone(), Copied::default());
-        let mut copy = Self { volume, ino, generation, from: from.0, to: to.0, copied, copies, began: false, next: 0 };
+        let (from, to, began, next, only, moved) = (from.0, to.0, false, 0, None, Layout::default());
+        let mut copy = Self { volume, ino, generation, from, to, copied, copies, began, next, only, moved };
         copy.look()?;
         copy.copied.there = copy.copied.moved;
         Ok(copy)
@@ -73,13 +87,34 @@ impl Copying for FileCopy {
             return Err(io::Error::other("the file was removed"));
         }
         let most = bytes.min(STEP_BYTES).div_ceil(BLOCK_BYTES);
-        let migration = Migration { from: Some(self.from), to: self.to, first: self.next, ..Migration::default() };
-        let (volume, go_on) = (&self.volume, |progress: fs::Progress| progress.moved < most);
+        let mut migration = Migration { from: Some(self.from), to: self.to, first: self.next, ..Migration::default() };
+        if let Some(only) = &self.only {
+            let Some(run) = only.front() else { return Ok(true) };
+            (migration.first, migration.end) = (self.next.max(run.first), Some(run.end()));
+        }
+        let (volume, moved, node) = (&self.volume, &mut self.moved, NodeId(self.from));
+        let go_on = |progress: fs::Progress| {
+            if let Some((first, pages)) = progress.latest {
+                moved.add(Run { first, pages, node });
+            }
+            progress.moved < most
+        };
         let migrated = volume.migrate(self.ino, migration, go_on);
-        self.look().map_err(error)?;
+        match &self.only {
+            Some(_) => self.copied.moved = self.copied.there + self.moved.pages() * BLOCK_BYTES,
+            None => self.look().map_err(error)?,
+        }
         let migrated = migrated.map_err(error)?;
         self.next = migrated.next;
+        if let Some(only) = self.only.as_mut().filter(|_| !migrated.cancelled) {
+            only.pop_front();
+            return Ok(only.is_empty());
+        }
         Ok(!migrated.cancelled)
+    }
+
+    fn back(self: Box<Self>) -> Option<Back> {
+        Some(Back::Pages(self.moved.clone()))
     }
 
     fn copied(&self) -> Copied {

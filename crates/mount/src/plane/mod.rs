@@ -18,7 +18,7 @@ mod callers;
 mod copy;
 mod threads;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -69,6 +69,8 @@ pub struct VolumePlane {
     copies: Copies,
     /// The files of moves that were prepared in this window.
     prepared: FxHashMap<(Subject, NodeId), FileCopy>,
+    /// The latest moves of files, oldest first: the job, the file, and the nodes.
+    latest: VecDeque<(JobId, Subject, NodeId, NodeId)>,
     /// Traffic of each region until the last window.
     before: Vec<Traffic>,
     /// CPU seconds of each CPU until the last window.
@@ -102,6 +104,7 @@ impl VolumePlane {
             began: Instant::now(),
             copies: Copies::default(),
             prepared: FxHashMap::default(),
+            latest: VecDeque::new(),
             volume,
             callers,
             host,
@@ -298,6 +301,26 @@ impl VolumePlane {
         self.callers.topology().nodes.iter().map(load).collect()
     }
 
+    /// Starts to move a file, or those of its blocks that a layout has.
+    fn start_file(&mut self, mv: &Move, only: Option<&host::act::memory::Layout>) -> Result<Started, PlaneError> {
+        let refused = |reason, why| PlaneError::Refused { reason, why };
+        let Move::File { from, to, .. } = mv else {
+            return Err(refused("not_a_file", format!("{} is not a file", Subject::of(mv))));
+        };
+        let (subject, from, to) = (Subject::of(mv), *from, *to);
+        let Some(mut copy) = self.prepared.remove(&(subject.clone(), to)) else {
+            return Err(refused("not_prepared", format!("the move of {subject} was not prepared in this window")));
+        };
+        only.into_iter().for_each(|only| copy.only(only));
+        let job = self
+            .host
+            .start_copy(move || Ok(Box::new(copy)))
+            .map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}")))?;
+        self.latest.push_back((job, subject, from, to));
+        self.latest.drain(..self.latest.len().saturating_sub(LATEST));
+        Ok(Started::Job(job))
+    }
+
     /// The file that a move is of, ready to be copied.
     fn prepare_file(
         &self,
@@ -326,6 +349,8 @@ impl VolumePlane {
     }
 }
 
+/// Moves of files of which it is known which blocks they moved: as many as the host's plane keeps.
+const LATEST: usize = 32;
 /// How often to look whether the copies have ended.
 const ENDING: Duration = Duration::from_millis(5);
 
@@ -385,14 +410,18 @@ impl Plane for VolumePlane {
     }
 
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
-        let Move::File { to, .. } = mv else { return self.host.start(mv, undo, write) };
-        let refused = |reason, why| PlaneError::Refused { reason, why };
-        let Some(copy) = self.prepared.remove(&(Subject::of(mv), *to)) else {
-            let why = format!("the move of {} was not prepared in this window", Subject::of(mv));
-            return Err(refused("not_prepared", why));
-        };
-        let started = self.host.start_copy(move || Ok(Box::new(copy)));
-        started.map(Started::Job).map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}")))
+        match mv {
+            Move::File { .. } => self.start_file(mv, None),
+            _ => self.host.start(mv, undo, write),
+        }
+    }
+
+    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        let (Move::File { from, to, .. }, subject) = (mv, Subject::of(mv)) else { return self.host.take_back(mv) };
+        let of = |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&subject, *to, *from);
+        let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
+        let moved = job.and_then(|job| self.host.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
+        self.start_file(mv, Some(&moved))
     }
 
     fn not_bound(&mut self) -> Vec<Subject> {

@@ -22,6 +22,8 @@ mod moves;
 mod observe;
 mod recorded;
 
+use std::collections::BTreeMap;
+
 use engine::JobId;
 use rand::SeedableRng;
 use rand::rngs::ChaCha12Rng;
@@ -167,6 +169,8 @@ pub(crate) struct Moving {
     pub cancelled: bool,
     /// Bytes that were not copied when it was cancelled.
     pub kept: f64,
+    /// Of a file: which, and the nodes.
+    pub file: Option<(usize, usize, usize)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,6 +198,8 @@ pub(crate) struct World {
     pub copies: Vec<Copy>,
     /// Moves whose end the engine has not asked for yet.
     pub moving: Vec<Moving>,
+    /// Bytes that the last move of a file from a node to another has moved.
+    pub moved: BTreeMap<(usize, usize, usize), f64>,
     next_job: u64,
     /// Virtual time in seconds.
     pub now: f64,
@@ -229,6 +235,7 @@ impl World {
             processes: Vec::new(),
             copies: Vec::new(),
             moving: Vec::new(),
+            moved: BTreeMap::new(),
             next_job: 0,
             now: 0.0,
             window_began: 0.0,

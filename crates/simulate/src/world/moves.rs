@@ -56,6 +56,21 @@ impl World {
     }
 
     pub fn start(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        self.start_at_most(mv, f64::INFINITY)
+    }
+
+    /// Moves back what an earlier move of a file has moved, as far as it is there still.
+    pub fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        let Move::File { file, from, to, .. } = mv else { return Err(PlaneError::not_known(mv)) };
+        let (from, to) = (self.index(*from)?, self.index(*to)?);
+        let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
+        let moved = self.moved.remove(&(f, to, from)).ok_or_else(|| PlaneError::not_known(mv))?;
+        self.start_at_most(mv, moved)
+    }
+
+    /// `most`: bytes of a file.
+    fn start_at_most(&mut self, mv: &Move, most: f64) -> Result<Started, PlaneError> {
+        let mut of_file = None;
         let job = JobId(self.next_job);
         let before = self.copies.len();
         match mv {
@@ -88,6 +103,8 @@ impl World {
                 let (from, to) = (self.index(*from)?, self.index(*to)?);
                 let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
                 let left: f64 = self.files[f].bytes.iter().filter(|s| s.0 == from).map(|s| s.1).sum();
+                let left = left.min(most);
+                of_file = Some((f, from, to));
                 if left > 0.0 && from != to {
                     self.copies.push(Copy { what: Copied::File(f), from, to, left, job });
                 }
@@ -99,13 +116,13 @@ impl World {
             return Ok(Started::Done);
         }
         self.next_job += 1;
-        self.moving.push(Moving { job, bytes, cancelled: false, kept: 0.0 });
+        self.moving.push(Moving { job, bytes, cancelled: false, kept: 0.0, file: of_file });
         Ok(Started::Job(job))
     }
 
     /// How far each move is that copies; the end of each is told once.
     pub fn poll(&mut self) -> Vec<Progress> {
-        let copies = &self.copies;
+        let (copies, moved) = (&self.copies, &mut self.moved);
         let mut all = Vec::with_capacity(self.moving.len());
         self.moving.retain(|moving| {
             let mut mine = copies.iter().filter(|c| c.job == moving.job).peekable();
@@ -116,6 +133,9 @@ impl World {
             };
             let goes_on = state == JobState::Running;
             let left = moving.kept + mine.map(|c| c.left).sum::<f64>();
+            if let Some(file) = moving.file.filter(|_| !goes_on) {
+                moved.insert(file, (moving.bytes - left).max(0.0));
+            }
             let (bytes, done) = (moving.bytes as u64, (moving.bytes - left).max(0.0) as u64);
             all.push(Progress { job: moving.job, bytes, done, there: 0, left: BTreeMap::new(), state });
             goes_on

@@ -32,7 +32,8 @@ pub struct Run {
 }
 
 impl Run {
-    fn end(&self) -> u64 {
+    /// Number of the page after it.
+    pub fn end(&self) -> u64 {
         self.first.saturating_add(self.pages)
     }
 }
@@ -44,7 +45,7 @@ impl Layout {
     }
 
     /// Adds a run above all others.
-    fn add(&mut self, run: Run) {
+    pub fn add(&mut self, run: Run) {
         if run.pages == 0 {
             return;
         }
