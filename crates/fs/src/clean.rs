@@ -4,14 +4,25 @@
 //!
 //! **Approach.** Two ways. *Fast*: a page of which no entry matters any more is taken out of the chain by one 8-byte store
 //! to the page before it. *Thorough*: what is still true is written to a new log. An operation writes the logs it changed
-//! anew once more than half of one is history; [`Volume::clean_logs`] does both for all, for a thread in the background. An
-//! operation that finds no room has every log cleaned that would lose a page, and tries again ([`Volume::with_room`]).
+//! anew once more than half of one is history. Where a thread cleans in the background ([`Background`]), it leaves the long ones to
+//! that: the thread writes the new log step by step, lets others change the inode between the steps, and adds what they appended to the
+//! old log. So no operation waits for more than a step. An operation that finds no room has every log cleaned that would lose a
+//! page, and tries again ([`Volume::with_room`]).
+//!
+//! A step leaves the new log with what is true up to some place, in extents or names. A later change of extents is appended whatever its
+//! place: the last one that says something of a block counts, be it appended or part of a later step. Names cannot be twice, so
+//! of changes of names only those up to that place are appended; a later step has the others.
 //!
 //! **Limits.** Fast cleaning drops only pages that hold nothing but mappings of blocks that are mapped otherwise by now.
 //! Thorough cleaning needs room for the new log beside the old one: a log stays as it is if what is still true of it takes
-//! more blocks than are free, those kept for such operations included.
+//! more blocks than are free, those kept for such operations included. In the background it leaves those alone. An operation that finds
+//! no room may clean a long log, once for each 64th of it that became history.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::{fmt, io, iter};
 
 use crate::alloc::Purpose;
 use crate::commit::record;
@@ -23,10 +34,10 @@ use crate::format::page::{self, SLOTS};
 use crate::format::word::Field;
 use crate::format::{Block, Ino, LINE, LogPos};
 use crate::inode::{Inode, State};
-use crate::log::{self, Log, NO_TAIL};
+use crate::log::{self, Appended, Log, NO_TAIL, Pages};
 use crate::ops::check_live;
-use crate::store::Flushed;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, lock};
+use crate::store::{Flushed, Store};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, lock, wait};
 use crate::volume::Volume;
 
 /// A log shorter than two pages is not worth cleaning: a file has one page in any case.
@@ -35,14 +46,11 @@ const CLEAN_FROM: usize = 2 * (SLOTS - 1);
 /// Slots that become history before a log is looked at again. What a page loses to entries that do not fit into its rest is less.
 const LOOK_AFTER: usize = SLOTS / 4;
 
-/// Result of cleaning.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cleaned {
-    /// Pages that were taken out of a log.
-    pub dropped: u64,
-    /// Logs that were written anew.
-    pub rewritten: u64,
-}
+/// A log is also not looked at again before a part of its live slots has become history: a look takes as long as reading them.
+const LOOK_PART: usize = 64;
+
+/// Live slots that an operation, or a step of the thread in the background, writes at most: 0.1 to 0.2 ms.
+const STEP: usize = 1024;
 
 /// Where cleaning may give back blocks.
 #[derive(Debug, Default)]
@@ -59,6 +67,19 @@ pub(crate) struct Room {
     making: Mutex<()>,
     /// Held by a write that uses the reserve; taken before the lock of any inode.
     replacing: Mutex<()>,
+    /// Held while a log is cleaned step by step: one at a time.
+    stepping: Mutex<()>,
+    left: Mutex<Left>,
+    /// Somebody left a log, or the thread is to end.
+    left_one: Condvar,
+}
+
+/// Logs that operations leave to somebody else.
+#[derive(Debug, Default)]
+struct Left {
+    /// With more live slots than these; `None`: none, as nobody else would clean them.
+    longer_than: Option<usize>,
+    inodes: BTreeSet<Ino>,
 }
 
 impl Room {
@@ -68,6 +89,16 @@ impl Room {
         if long && !inode.listed.load(Ordering::Relaxed) && !inode.listed.swap(true, Ordering::AcqRel) {
             lock(&self.changed).push(inode.ino);
         }
+    }
+
+    /// Whether somebody else will clean a log that is worth it.
+    fn leave(&self, inode: &Inode, state: &State) -> bool {
+        let mut left = lock(&self.left);
+        let leaves = left.longer_than.is_some_and(|most| state.live_slots() > most);
+        if leaves && left.inodes.insert(inode.ino) {
+            self.left_one.notify_all();
+        }
+        leaves
     }
 
     /// Keeps others from the half of the reserve that is for what replaces something.
@@ -111,7 +142,7 @@ impl Volume {
                 continue;
             }
             self.room.looks.fetch_add(1, Ordering::Relaxed);
-            let needs = log::pages_for(state.entries().iter().map(|(entry, _)| entry.slots()));
+            let needs = pages_of(&state);
             if needs < pages {
                 drop(state);
                 shorter.push((needs, inode));
@@ -121,13 +152,14 @@ impl Volume {
         }
         shorter.sort_by_key(|(pages, _)| *pages);
         let mut given = 0;
-        for (_, inode) in shorter {
+        for (needs, inode) in shorter {
             let mut state = inode.write();
             if state.gone {
                 continue;
             }
             let (had, region) = (state.log.pages.len() as u64, state.log.tail.page.region());
-            if self.clean_log_to(&inode, &mut state, region).is_err() {
+            let free: u64 = (0..self.slots.len()).map(|region| self.allocator.usage(region).0).sum();
+            if needs as u64 > free || self.clean_log_to(&inode, &mut state, region).is_err() {
                 let _ = self.drop_dead_pages(&inode, &mut state);
                 state.log.looked = 1 + history(&state);
                 self.room.changed(&inode, &state); // perhaps once others gave back theirs
@@ -160,34 +192,116 @@ impl Volume {
         self.clean_log_to(&inode, &mut state, region)
     }
 
-    /// Cleans all logs that are worth it, of inodes that were used since the mount and that nobody is using right now.
-    /// `go_on` is asked before each one.
-    pub fn clean_logs(&self, mut go_on: impl FnMut() -> bool) -> Result<Cleaned> {
-        let mut cleaned = Cleaned::default();
-        for inode in self.known_inodes() {
-            if !go_on() {
-                break;
-            }
-            let Some(mut state) = inode.try_write().filter(|state| !state.gone) else { continue };
-            cleaned.dropped += match self.drop_dead_pages(&inode, &mut state) {
-                // A page of it cannot be read, which is no fault of the others.
-                Err(Error::Io(_)) if self.store.check_writable().is_ok() => continue,
-                dropped => dropped?,
-            };
-            if worth_it(&state) {
-                let region = state.log.tail.page.region();
-                self.clean_log_to(&inode, &mut state, region)?;
-                cleaned.rewritten += 1;
-            }
+    /// Takes pages that are only history out of the log of an inode, for which there need be no room: how many.
+    pub fn drop_history(&self, ino: Ino) -> Result<u64> {
+        let inode = self.inode(ino)?;
+        let mut state = inode.write();
+        check_live(&state)?;
+        self.drop_dead_pages(&inode, &mut state)
+    }
+
+    /// From now on operations leave logs with more than so many live slots to [`Volume::clean_left`]; with `None`, none.
+    pub fn leave_logs(&self, longer_than: Option<usize>) {
+        lock(&self.room.left).longer_than = longer_than;
+        self.room.left_one.notify_all();
+    }
+
+    /// Cleans one of the logs that operations left, in steps of as many slots. False: there is none.
+    pub fn clean_left(&self) -> bool {
+        let (next, step) = {
+            let mut left = lock(&self.room.left);
+            (left.inodes.pop_first(), left.longer_than.unwrap_or(STEP))
+        };
+        let Some(ino) = next else { return false };
+        if self.inode(ino).is_ok_and(|inode| worth_it(&inode.read())) {
+            let go_on = || lock(&self.room.left).longer_than.is_some();
+            let _ = self.clean_in_steps(ino, step, go_on); // without room, not before it is twice as long
         }
-        Ok(cleaned)
+        true
+    }
+
+    /// Waits for a log that was left. False: none will be left any more.
+    fn wait_for_left(&self) -> bool {
+        let mut left = lock(&self.room.left);
+        while left.longer_than.is_some() && left.inodes.is_empty() {
+            left = wait(&self.room.left_one, left);
+        }
+        left.longer_than.is_some()
+    }
+
+    /// Cleans the log of an inode now, so many slots at a time, while others use it. `go_on` is asked before each step. False: it was
+    /// stopped, or the log was replaced by another meanwhile.
+    pub fn clean_in_steps(&self, ino: Ino, step: usize, mut go_on: impl FnMut() -> bool) -> Result<bool> {
+        let _alone = lock(&self.room.stepping);
+        let inode = self.inode(ino)?;
+        let done = self.rewrite(&inode, step, &mut go_on);
+        if !matches!(done, Ok(true)) {
+            let mut state = inode.write();
+            state.rewriting = None;
+            state.log.cleaned = state.log.slots();
+        }
+        done
+    }
+
+    fn rewrite(&self, inode: &Inode, step: usize, go_on: &mut dyn FnMut() -> bool) -> Result<bool> {
+        let mut new = {
+            let mut state = inode.write();
+            check_live(&state)?;
+            state.rewriting = Some(Box::default());
+            let regions = self.regions.nearest(state.log.tail.page.region());
+            let (whose, pages) = ((inode.ino, inode.generation), self.log_pages(regions, Purpose::Growth));
+            let log = Appended::after(&self.allocator, (state.log.sequence, NO_TAIL));
+            let mut new = Rewrite { whose, pages, log, flushed: Flushed::nothing(), from: state.log.tail };
+            state.first_entries().try_for_each(|(entry, time)| new.push(&self.store, &entry, time))?;
+            new
+        };
+        let mut more = true;
+        while more {
+            if !go_on() {
+                return Ok(false);
+            }
+            let state = inode.read();
+            let Some(rewriting) = state.rewriting.as_ref().filter(|_| !state.gone) else { return Ok(false) };
+            let mut place = lock(rewriting);
+            new.catch_up(&self.store, &state, std::mem::take(&mut place.among))?;
+            let mut slots = 0;
+            more = false;
+            for (upto, entry) in state.more_entries(place.upto) {
+                if slots >= step {
+                    more = true;
+                    break;
+                }
+                new.push(&self.store, &entry, state.attributes.ctime)?;
+                slots += entry.slots();
+                place.upto = upto;
+            }
+            if !more {
+                place.upto = u64::MAX;
+                let (entry, time) = state.attributes_entry(); // the entries between changed the times
+                new.push(&self.store, &entry, time)?;
+            }
+            new.flush(&self.store)?;
+        }
+        let mut state = inode.write();
+        let rewriting = state.rewriting.take().filter(|_| !state.gone);
+        let Some(rewriting) = rewriting else { return Ok(false) };
+        let _watch = self.store.doubt_if_it_panics();
+        new.catch_up(&self.store, &state, std::mem::take(&mut lock(&rewriting).among))?;
+        new.flush(&self.store)?;
+        let old = self.switch_log(inode, &mut state, new.log, new.flushed)?;
+        drop(state);
+        self.free_pages(&old);
+        Ok(true)
     }
 
     /// Cleans a log of which less than half is still true. To write it anew takes a line for each entry that is true, at most one
     /// for each change since the last time; to find dead pages takes two looks at every entry, which is ten times as long. So
     /// that is for a volume that has no room for the new log. A failure changes nothing but the time until the next try.
     pub(crate) fn clean_if_worth(&self, inode: &Inode, state: &mut State) {
-        if worth_it(state) && self.clean_log_to(inode, state, state.log.tail.page.region()).is_err() {
+        if !worth_it(state) || self.room.leave(inode, state) {
+            return;
+        }
+        if self.clean_log_to(inode, state, state.log.tail.page.region()).is_err() {
             let _ = self.drop_dead_pages(inode, state);
             state.log.cleaned = state.log.slots();
         }
@@ -196,18 +310,27 @@ impl Volume {
     /// Writes what is still true to a new log in a region, if it has room, and switches over to it.
     pub(crate) fn clean_log_to(&self, inode: &Inode, state: &mut State, region: usize) -> Result<()> {
         let pages = self.log_pages(self.regions.nearest(region), Purpose::Freeing);
+        let mut new = Appended::after(&self.allocator, (state.log.sequence, NO_TAIL));
         let whose = (inode.ino, inode.generation);
-        let (entries, from) = (state.entries(), (state.log.sequence, NO_TAIL));
-        let mut new = log::append(&self.store, pages, whose, from, entries.iter().map(|(entry, time)| (entry, *time)))?;
+        state.entries().try_for_each(|(entry, time)| new.push(&self.store, pages, whose, (&entry, time)))?;
         let flushed = std::mem::take(&mut new.dirty).flush(&self.store)?;
+        let old = self.switch_log(inode, state, new, flushed)?;
+        self.free_pages(&old);
+        Ok(())
+    }
+
+    /// Makes a new log that of an inode. The old one's pages are not free yet.
+    fn switch_log(&self, inode: &Inode, state: &mut State, new: Appended<'_>, flushed: Flushed) -> Result<Vec<Block>> {
         let records = [record(inode, Field::Head, new.head()), record(inode, Field::Tail, new.tail)];
         self.store_records(&records, flushed)?;
+        state.rewriting = None;
         let old = std::mem::replace(&mut state.log, new.into_log());
         state.log.cleaned = state.log.slots();
-        for page in old.pages {
-            self.allocator.free(page, 1);
-        }
-        Ok(())
+        Ok(old.pages)
+    }
+
+    fn free_pages(&self, pages: &[Block]) {
+        pages.iter().for_each(|page| self.allocator.free(*page, 1));
     }
 
     /// Takes pages that are only history out of a log: how many.
@@ -238,6 +361,7 @@ impl Volume {
         let links = words(&keep).into_iter().filter(|link| !old.contains(link));
         let links: Vec<_> = links.map(|(at, next)| (at, page::NEXT, page::next_word(at, whose.1, next))).collect();
         self.store.commit(&links, &Flushed::nothing().fence(&self.store)?)?;
+        state.rewriting = None;
         let pages = std::mem::replace(&mut state.log.pages, keep);
         for page in pages.iter().filter(|page| !state.log.pages.contains(page)) {
             self.allocator.free(*page, 1);
@@ -294,11 +418,117 @@ fn history(state: &State) -> usize {
 
 /// Whether a log was looked at in vain, and little of it has become history since: not worth a look at each of its entries.
 fn looked_at(state: &State) -> bool {
-    state.log.looked > 0 && history(state) < state.log.looked + LOOK_AFTER
+    let after = LOOK_AFTER.max(state.live_slots() / LOOK_PART);
+    state.log.looked > 0 && history(state) < state.log.looked + after
+}
+
+/// Pages that the log would have if it was cleaned. Each extent takes one slot.
+fn pages_of(state: &State) -> usize {
+    let first = state.first_entries().map(|(entry, _)| entry.slots());
+    let names = state.dir.iter().flat_map(|_| state.more_entries(0)).map(|(_, entry)| entry.slots());
+    let again = usize::from(state.live_slots() > 1);
+    log::pages_for(first.chain(iter::repeat_n(1, state.extents.len())).chain(names).chain(iter::repeat_n(1, again)))
 }
 
 /// More than half of the log is history, as far as can be told without reading it: what a rewritten log had is still true.
 fn worth_it(state: &State) -> bool {
     let slots = state.log.slots();
     slots >= CLEAN_FROM && slots > 2 * state.log.cleaned && slots > 2 * state.live_slots()
+}
+
+/// A new log that is being written while its inode is in use.
+struct Rewrite<'a> {
+    whose: (Ino, u32),
+    pages: Pages<'a, 'a>,
+    log: Appended<'a>,
+    flushed: Flushed,
+    /// The old log is in it as far as here, or not needed.
+    from: LogPos,
+}
+
+impl<'a> Rewrite<'a> {
+    fn push(&mut self, store: &Store, entry: &Entry<'_>, time: i64) -> Result<()> {
+        self.log.push(store, self.pages, self.whose, (entry, time))
+    }
+
+    /// Adds what was appended to the old log since; `among` says which of the names.
+    fn catch_up(&mut self, store: &Store, state: &State, among: Vec<bool>) -> Result<()> {
+        let (mut among, mut failed) = (among.into_iter(), None);
+        let (from, to) = (std::mem::replace(&mut self.from, state.log.tail), state.log.tail);
+        if from == to {
+            return Ok(());
+        }
+        let replayed = log::replay(store, self.whose, from, to, |entry, time| {
+            let wanted = match entry {
+                Entry::Pad => false,
+                Entry::Link { .. } | Entry::Unlink { .. } => among.next().ok_or("a name that nobody noted")?,
+                _ => true,
+            };
+            let pushed = if wanted { self.push(store, entry, time) } else { Ok(()) };
+            pushed.map_err(|error| {
+                failed = Some(error);
+                "it cannot be copied"
+            })
+        });
+        failed.map_or(replayed.map(drop), Err)
+    }
+
+    fn flush(&mut self, store: &Store) -> Result<()> {
+        let dirty = std::mem::take(&mut self.log.dirty);
+        let before = std::mem::replace(&mut self.flushed, Flushed::nothing());
+        self.flushed = before.and(dirty.flush(store)?);
+        Ok(())
+    }
+}
+
+/// A thread that cleans the long logs of a volume. Dropping it ends the thread, which takes no longer than a step.
+pub struct Background {
+    volume: Arc<Volume>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    /// Starts the thread: one for a volume.
+    ///
+    /// # Errors
+    ///
+    /// The system has no room for another thread.
+    pub fn start(volume: Arc<Volume>) -> io::Result<Self> {
+        let cleans = Arc::clone(&volume);
+        volume.leave_logs(Some(STEP));
+        let mut background = Self { volume, thread: None };
+        let work = move || {
+            // After a panic operations clean by themselves again.
+            let _leaves = Leaves(&cleans);
+            while cleans.wait_for_left() {
+                cleans.clean_left();
+            }
+        };
+        background.thread = Some(std::thread::Builder::new().name("clean-logs".into()).spawn(work)?);
+        Ok(background)
+    }
+}
+
+impl fmt::Debug for Background {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Background").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.volume.leave_logs(None);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// As long as it lives, operations leave logs.
+struct Leaves<'a>(&'a Volume);
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        self.0.leave_logs(None);
+    }
 }

@@ -4,8 +4,9 @@
 //! commit, recovery applies the same entries from the log, so the two cannot differ.
 
 use std::collections::BTreeMap;
+use std::iter;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{PoisonError, TryLockError};
 
 use crate::dir::{Dir, LAST_COOKIE, Named};
 use crate::error::{Damage, Result};
@@ -14,7 +15,7 @@ use crate::format::entry::{Attributes, Entry, Kind};
 use crate::format::{BLOCK_BYTES, Ino, MAX_SIZE};
 use crate::log::Log;
 use crate::store::Durable;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// An inode that is in use.
 #[derive(Debug)]
@@ -73,15 +74,6 @@ impl Inode {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For changing, alone, if nobody is at it.
-    pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, State>> {
-        match self.state.try_write() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
     /// For changing, alone.
     pub fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
@@ -114,6 +106,17 @@ pub struct State {
     pub gone: bool,
     /// A migration's copy under way; see `ops::migrate`.
     pub moving: Option<Moving>,
+    /// A new log is being written beside this one; see `clean`. None as soon as this one is replaced by another.
+    pub rewriting: Option<Box<Mutex<Rewriting>>>,
+}
+
+/// How much a new log has of an inode that is in use.
+#[derive(Debug, Default)]
+pub struct Rewriting {
+    /// The file blocks below, or the names up to this cookie.
+    pub upto: u64,
+    /// For each name that came or went since the last step: whether it was among those.
+    pub among: Vec<bool>,
 }
 
 /// File blocks that a migration copies while nobody holds the lock.
@@ -142,6 +145,7 @@ impl State {
             leaving: false,
             gone: false,
             moving: None,
+            rewriting: None,
         }
     }
 
@@ -180,12 +184,14 @@ impl State {
                 if !dir.insert(name, Named { ino, kind, cookie }) {
                     return Err("a name or its cookie is there twice, or the cookie is none");
                 }
+                self.note_name(cookie);
             }
             Entry::Unlink { ino, name } => {
                 let dir = self.dir.as_mut().ok_or("a name in something that is no directory")?;
-                if dir.remove(name).is_none_or(|named| named.ino != ino) {
+                let Some(named) = dir.remove(name).filter(|named| named.ino == ino) else {
                     return Err("a name is removed that is not there");
-                }
+                };
+                self.note_name(named.cookie);
             }
             Entry::Xattr { name, value } => {
                 self.xattrs.insert(name.into(), value.into());
@@ -218,6 +224,13 @@ impl State {
         Ok(())
     }
 
+    fn note_name(&mut self, cookie: u64) {
+        if let Some(rewriting) = &mut self.rewriting {
+            let rewriting = rewriting.get_mut().unwrap_or_else(PoisonError::into_inner);
+            rewriting.among.push(cookie <= rewriting.upto);
+        }
+    }
+
     fn overtake(&mut self, file_block: u64, count: u64) {
         if let Some(moving) = &mut self.moving {
             let apart =
@@ -226,23 +239,33 @@ impl State {
         }
     }
 
-    /// The entries that say the same as the whole log, with their times: what log cleaning writes.
-    pub fn entries(&self) -> Vec<(Entry<'_>, i64)> {
+    /// The entry that says all attributes, with its time.
+    pub fn attributes_entry(&self) -> (Entry<'static>, i64) {
+        (Entry::Attributes(self.attributes, self.dir.as_ref().map_or(0, Dir::next_cookie)), self.attributes.ctime)
+    }
+
+    /// The entries with which a log begins that says the same as the whole log, with their times.
+    pub fn first_entries(&self) -> impl Iterator<Item = (Entry<'_>, i64)> {
         let time = self.attributes.ctime;
-        let next_cookie = self.dir.as_ref().map_or(0, Dir::next_cookie);
-        let attributes = (Entry::Attributes(self.attributes, next_cookie), time);
-        let mut entries = vec![attributes];
-        if self.size > 0 {
-            entries.push((Entry::Size(self.size.min(MAX_SIZE)), time));
-        }
-        entries.extend(self.extents.iter().map(|run| (Entry::Extent(run, Some(self.size)), time)));
-        entries.extend(self.xattrs.iter().map(|(name, value)| (Entry::Xattr { name, value }, time)));
-        let names = self.dir.iter().flat_map(|dir| dir.after(0));
-        entries.extend(names.map(|(name, n)| (Entry::Link { ino: n.ino, cookie: n.cookie, kind: n.kind, name }, time)));
-        if entries.len() > 1 {
-            entries.push(attributes); // the entries between changed the times
-        }
-        entries
+        let size = (self.size > 0).then(|| (Entry::Size(self.size.min(MAX_SIZE)), time));
+        let xattrs = self.xattrs.iter().map(move |(name, value)| (Entry::Xattr { name, value }, time));
+        iter::once(self.attributes_entry()).chain(size).chain(xattrs)
+    }
+
+    /// Those that follow: extents from a file block on, or names after a cookie, each with the file block or cookie from which those
+    /// after it follow.
+    pub fn more_entries(&self, upto: u64) -> impl Iterator<Item = (u64, Entry<'_>)> {
+        let runs = self.extents.range(upto, u64::MAX);
+        let runs = runs.map(|run| (run.end(), Entry::Extent(run, Some(self.size))));
+        let names = self.dir.iter().flat_map(move |dir| dir.after(upto));
+        runs.chain(names.map(|(name, n)| (n.cookie, Entry::Link { ino: n.ino, cookie: n.cookie, kind: n.kind, name })))
+    }
+
+    /// All of them, and the attributes again where those between changed the times: what log cleaning writes.
+    pub fn entries(&self) -> impl Iterator<Item = (Entry<'_>, i64)> {
+        let more = self.more_entries(0).map(|(_, entry)| (entry, self.attributes.ctime));
+        let again = (self.live_slots() > 1).then(|| self.attributes_entry());
+        self.first_entries().chain(more).chain(again)
     }
 
     /// Slots that [`State::entries`] needs.

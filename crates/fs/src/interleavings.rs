@@ -191,6 +191,49 @@ fn threads_that_need_room_at_the_same_time_both_get_it() {
     });
 }
 
+/// A log is written anew in steps of a slot while a writer cuts the file off, writes and gives it attributes, and names come and go:
+/// the new log says the same as the inode.
+#[test]
+fn a_log_that_is_cleaned_while_its_inode_changes() {
+    check(600, || {
+        let map = regions([40, 40]);
+        format(map());
+        let volume = Arc::new(mount(map()));
+        let file = create(&volume, Ino::ROOT, b"f");
+        (0..3).for_each(|i| volume.write(file, i * 8192, &[1; BLOCK]).unwrap());
+        volume.set_xattr(file, b"user.a", b"1", crate::SetXattr::Any).unwrap();
+        let dir = mkdir(&volume, b"d");
+        [&b"a"[..], b"b", b"c"].iter().for_each(|name| _ = create(&volume, dir, name));
+        let (cleans, writes) = (Arc::clone(&volume), Arc::clone(&volume));
+        let cleaner = thread::spawn(move || {
+            for ino in [file, dir] {
+                cleans.clean_in_steps(ino, 1, || true).unwrap();
+            }
+        });
+        let writer = thread::spawn(move || {
+            writes.remove_xattr(file, b"user.a").unwrap();
+            writes.rename((dir, b"a"), (dir, b"b"), Rename::Replace).unwrap();
+            writes.write(file, 8192, &[2; BLOCK]).unwrap();
+            writes.unlink(dir, b"c").unwrap();
+            writes.truncate(file, 9000).unwrap();
+            create(&writes, dir, b"c");
+            writes.write(file, 30_000, &[3; BLOCK]).unwrap();
+            writes.rename((dir, b"c"), (dir, b"b"), Rename::Exchange).unwrap();
+        });
+        join([cleaner, writer]);
+        let seen = |volume: &Volume| {
+            let names: Vec<_> = volume.names(dir, 0, 10).unwrap();
+            let runs = volume.map(file).unwrap();
+            (names, runs, volume.stat(file).unwrap(), volume.xattrs(file).unwrap(), volume.next_cookie(dir).unwrap())
+        };
+        let (now, taken) = (seen(&volume), used(&volume));
+        drop(volume);
+        let again = mount(map());
+        assert_eq!(seen(&again), now);
+        assert_eq!(used(&again), taken);
+    });
+}
+
 /// The number of a file that was replaced is given to the next new one: nobody who asks for the name gets that, or nothing.
 #[test]
 fn a_name_that_is_replaced_always_stands_for_its_file() {

@@ -47,7 +47,7 @@ mod unread;
 mod volume;
 
 pub use caller::{as_thread, on_node};
-pub use clean::Cleaned;
+pub use clean::Background;
 pub use counters::{Traffic, Use};
 pub use dir::Named;
 pub use error::{Damage, Error, Result};

@@ -59,7 +59,30 @@ pub struct Appended<'a> {
     fresh: Fresh<'a>,
 }
 
-impl Appended<'_> {
+impl<'a> Appended<'a> {
+    /// Nothing yet, after `sequence` and `tail`.
+    pub fn after(allocator: &'a Allocator, (sequence, tail): (u32, LogPos)) -> Self {
+        Self { pages: SmallVec::new(), sequence, tail, dirty: Dirty::default(), fresh: allocator.fresh() }
+    }
+
+    /// Writes one more entry.
+    pub fn push(
+        &mut self,
+        store: &Store,
+        from: Pages<'a, '_>,
+        (ino, generation): (Ino, u32),
+        (entry, time): (&Entry<'_>, i64),
+    ) -> Result<()> {
+        if self.tail.slot + entry.slots() > SLOTS {
+            add_page(store, from, (ino, generation), self, time)?;
+        }
+        let seal = Seal { ino, generation, sequence: self.sequence };
+        let bytes = entry.encode(seal, self.tail.slot, time);
+        self.dirty.and(store.write(self.tail.page, (self.tail.slot * LINE) as u64, &bytes)?);
+        self.tail.slot += entry.slots();
+        Ok(())
+    }
+
     /// As a log of its own: for entries that were not appended to one.
     pub fn into_log(mut self) -> Log {
         self.fresh.keep();
@@ -92,21 +115,12 @@ pub struct Pages<'a, 'r> {
 pub fn append<'a, 'e>(
     store: &Store,
     from: Pages<'a, '_>,
-    (ino, generation): (Ino, u32),
-    (sequence, tail): (u32, LogPos),
-    entries: impl Iterator<Item = (&'e Entry<'e>, i64)>,
+    whose: (Ino, u32),
+    after: (u32, LogPos),
+    mut entries: impl Iterator<Item = (&'e Entry<'e>, i64)>,
 ) -> Result<Appended<'a>> {
-    let fresh = from.allocator.fresh();
-    let mut out = Appended { pages: SmallVec::new(), sequence, tail, dirty: Dirty::default(), fresh };
-    for (entry, time) in entries {
-        if out.tail.slot + entry.slots() > SLOTS {
-            add_page(store, from, (ino, generation), &mut out, time)?;
-        }
-        let seal = Seal { ino, generation, sequence: out.sequence };
-        let bytes = entry.encode(seal, out.tail.slot, time);
-        out.dirty.and(store.write(out.tail.page, (out.tail.slot * LINE) as u64, &bytes)?);
-        out.tail.slot += entry.slots();
-    }
+    let mut out = Appended::after(from.allocator, after);
+    entries.try_for_each(|entry| out.push(store, from, whose, entry))?;
     Ok(out)
 }
 

@@ -306,6 +306,7 @@ fn operations() -> Vec<Op> {
         Op::Migrate(s("/b"), 0),
         Op::Clean(s("/a")),
         Op::Clean(s("/")),
+        Op::CleanAround(s("/a"), 1, Box::new(Op::Append(s("/a"), 5000, 8))),
     ]
 }
 
@@ -358,10 +359,10 @@ pub fn history() -> Vec<Op> {
 #[test]
 fn dropping_pages_of_a_log_survives_a_crash_at_every_fence() {
     let checker = Arc::new(Mutex::new(Checker::default()));
-    enumerate(&checker, &history(), &Op::CleanAll);
-    let after: Vec<Op> = history().into_iter().chain([Op::CleanAll]).collect();
+    enumerate(&checker, &history(), &Op::DropHistory("/h".into()));
+    let after: Vec<Op> = history().into_iter().chain([Op::DropHistory("/h".into())]).collect();
     enumerate(&checker, &after, &Op::Write("/h".into(), 0, 9000, 7));
-    let mut ops = vec![Op::CleanAll, Op::Append("/h".into(), 10, 9), Op::Create("/q".into())];
+    let mut ops = vec![Op::DropHistory("/h".into()), Op::Append("/h".into(), 10, 9), Op::Create("/q".into())];
     ops.push(Op::Write("/q".into(), 0, 15 * 4096, 8));
     let (flushes, fences) = enumerate_with(&checker, &history(), &ops, None);
     report(&checker.lock().unwrap(), "dropping pages");
@@ -369,6 +370,32 @@ fn dropping_pages_of_a_log_survives_a_crash_at_every_fence() {
     let checker = Arc::new(Mutex::new(Checker::default()));
     enumerate_with(&checker, &history(), &ops, Some(Sabotage::Flush(1)));
     assert!(!checker.lock().unwrap().failures.is_empty(), "a page that is used again is still in the log");
+}
+
+/// A log is written anew in steps, and between two of them something else happens, to the same inode or beside it.
+#[test]
+fn cleaning_a_log_in_steps_survives_a_crash_at_every_fence() {
+    let checker = Arc::new(Mutex::new(Checker::default()));
+    let mut before = prelude();
+    // Several extents and several names, so that there is something behind the place and something before it.
+    before.extend((0..4).map(|i| Op::Write("/a".into(), 12_288 + 8192 * i, 4096, 5)));
+    for op in operations().into_iter().filter(|op| !matches!(op, Op::CleanAround(..))) {
+        for path in ["/a", "/", "/d"] {
+            enumerate(&checker, &before, &Op::CleanAround(path.into(), 1, Box::new(op.clone())));
+        }
+    }
+    report(&checker.lock().unwrap(), "one operation while a log is cleaned");
+    // Without any one flush or fence it is noticed, but for the last of the write: the new log has what that tail commits.
+    let op = Op::CleanAround("/a".into(), 1, Box::new(Op::Write("/a".into(), 12_288, 4096, 6)));
+    let (flushes, fences) = enumerate_with(&checker, &before, std::slice::from_ref(&op), None);
+    let all = (1..=flushes).map(Sabotage::Flush).chain((1..=fences).map(Sabotage::Fence));
+    let unnoticed = all.filter(|sabotage| {
+        let checker = Arc::new(Mutex::new(Checker::default()));
+        enumerate_with(&checker, &before, &followed(op.clone()), Some(*sabotage));
+        checker.lock().unwrap().failures.is_empty()
+    });
+    assert_eq!(unnoticed.collect::<Vec<_>>(), [Sabotage::Flush(4), Sabotage::Fence(2)]);
+    assert!(flushes > 8 && fences > 4, "{flushes} {fences}");
 }
 
 /// All pairs of operations, each with one third operation; with HOMENODE_FS_LONG set, with every third operation.
@@ -424,6 +451,7 @@ fn not_needed(op: &Op, sabotage: Sabotage, (flushes, _): (u64, u64)) -> Option<&
         Sabotage::Flush(3) | Sabotage::Fence(2) if matches!(op, Op::Migrate(_, 1)) => {
             Some("the log follows the data right away, and that commits a new tail")
         }
+        Sabotage::Fence(4) if matches!(op, Op::CleanAround(..)) => Some("what follows has a fence before its commit"),
         // Flushes: the inode's line, and its tail after the write.
         Sabotage::Flush(2 | 6) | Sabotage::Fence(1..=3) if matches!(op, Op::Unnamed(..)) => {
             Some("a file without a name cannot be seen; naming it stores a new tail in that line, and waits")

@@ -26,7 +26,9 @@ pub enum Op {
     RemoveXattr(String, String),
     Migrate(String, u32),
     Clean(String),
-    CleanAll,
+    DropHistory(String),
+    /// A log is cleaned a few slots at a time; when half of the steps are done something happens.
+    CleanAround(String, usize, Box<Op>),
 }
 
 use Op::*;
@@ -107,7 +109,23 @@ impl Op {
             RemoveXattr(path, name) => v.remove_xattr(find(path)?, name.as_bytes()),
             Migrate(path, node) => v.migrate_file(find(path)?, *node, None, |_| true).map(|_| ()),
             Clean(path) => v.clean(find(path)?),
-            CleanAll => v.clean_logs(|| true).map(|_| ()),
+            DropHistory(path) => v.drop_history(find(path)?).map(|_| ()),
+            CleanAround(path, slots, op) => {
+                let (ino, mut step, mut done) = (find(path)?, 0, None);
+                let cleaned = v.clean_in_steps(ino, *slots, || {
+                    step += 1;
+                    if step == 2 {
+                        done = Some(op.try_on_volume(v));
+                    }
+                    true
+                });
+                // Without room nothing is cleaned.
+                match cleaned {
+                    Ok(_) | Err(Error::NoSpace | Error::NotFound) => {}
+                    Err(error) => return Err(error),
+                }
+                done.unwrap_or_else(|| op.try_on_volume(v))
+            }
         }
     }
 
@@ -200,7 +218,8 @@ impl Op {
                 m.nodes[node].xattrs.remove(name.as_bytes()).map(|_| ()).ok_or(libc::ENODATA)
             }
             Migrate(path, _) | Clean(path) => m.find(path).map(|_| ()),
-            CleanAll => Ok(()),
+            DropHistory(path) => m.find(path).map(|_| ()),
+            CleanAround(path, _, op) => m.find(path).and_then(|_| op.on_model(m)),
         }
     }
 }

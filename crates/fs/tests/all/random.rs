@@ -73,8 +73,15 @@ fn any_op(rng: &mut StdRng) -> Op {
         12 => Op::Chmod(path(rng), rng.random_range(0..0o10000)),
         13 => Op::SetXattr(path(rng), format!("user.{}", rng.random_range(0..3)), rng.random_range(0..500)),
         14 => Op::RemoveXattr(path(rng), format!("user.{}", rng.random_range(0..3))),
-        15 if rng.random() => Op::CleanAll,
-        15 => Op::Clean(path(rng)),
+        15 => match rng.random_range(0..3) {
+            0 => Op::DropHistory(path(rng)),
+            1 => Op::Clean(path(rng)),
+            _ => {
+                let (path, slots) = (path(rng), rng.random_range(1..4));
+                let between = std::iter::repeat_with(|| any_op(rng)).find(|op| !matches!(op, Op::CleanAround(..)));
+                Op::CleanAround(path, slots, Box::new(between.unwrap()))
+            }
+        },
         _ => data_op(path(rng), rng),
     }
 }
@@ -196,10 +203,11 @@ fn audit(volume: &Volume, image: Image, model: &Model, what: &str) -> bool {
 fn log_pages(volume: &Volume, ino: Ino, runs: usize) -> u64 {
     let stat = volume.stat(ino).unwrap();
     let lines = |bytes: usize| (16 + bytes).div_ceil(LINE);
-    let mut entries = vec![1; usize::from(stat.size > 0) + runs];
+    let mut entries = vec![1; usize::from(stat.size > 0)];
     for name in volume.xattrs(ino).unwrap() {
         entries.push(lines(4 + name.len() + volume.xattr(ino, &name).unwrap().len()));
     }
+    entries.extend(std::iter::repeat_n(1, runs));
     if stat.kind == Kind::Directory {
         entries.extend(volume.names(ino, 0, usize::MAX).unwrap().iter().map(|name| lines(18 + name.name.len())));
     }
