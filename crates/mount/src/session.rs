@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use fs::Volume;
+use fs::{Background, Volume};
 
 use crate::Options;
 use crate::connection::{Answers, Device, Transport, another, handshake};
@@ -20,6 +20,8 @@ use crate::server::Server;
 pub struct Session {
     mountpoint: Arc<Mountpoint>,
     workers: Mutex<Vec<JoinHandle<io::Result<()>>>>,
+    /// Cleans the volume's logs until the mount has ended.
+    cleaner: Mutex<Option<Background>>,
     ended: AtomicBool,
     ring: bool,
 }
@@ -27,7 +29,14 @@ pub struct Session {
 /// Mounts a volume on `dir`. The mount works when this returns. Take care that the volume has no other user: the kernel
 /// remembers what it was told.
 pub fn serve(volume: Arc<Volume>, dir: &Path, options: &Options) -> Result<Session, Error> {
-    answered(Arc::new(Server::new(volume, options)), dir, options)
+    let server = Arc::new(Server::new(Arc::clone(&volume), options));
+    let session = answered(server, dir, options)?;
+    if !volume.is_look() {
+        // Without it operations clean by themselves.
+        let cleaner = Background::start(volume).inspect_err(|error| tracing::warn!("no thread cleans logs: {error}"));
+        *session.cleaner.lock().unwrap_or_else(PoisonError::into_inner) = cleaner.ok();
+    }
+    Ok(session)
 }
 
 /// Mounts on `dir` what `server` answers.
@@ -72,7 +81,8 @@ pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) 
     };
     match start() {
         Ok((workers, ring)) => {
-            Ok(Session { mountpoint, workers: Mutex::new(workers), ended: AtomicBool::new(false), ring })
+            let (workers, ended) = (Mutex::new(workers), AtomicBool::new(false));
+            Ok(Session { mountpoint, workers, cleaner: Mutex::default(), ended, ring })
         }
         Err(source) => {
             mountpoint.detach();
@@ -95,6 +105,7 @@ impl Session {
             let ended = worker.join().unwrap_or_else(|_| Err(io::Error::other("a worker panicked")));
             all = all.and(ended);
         }
+        drop(self.cleaner.lock().unwrap_or_else(PoisonError::into_inner).take());
         if !self.ended.swap(true, Ordering::AcqRel) {
             self.mountpoint.clear();
         }

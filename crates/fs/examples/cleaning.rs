@@ -1,0 +1,152 @@
+//! What cleaning a long log costs the operations beside it: the longest, and those of a full volume that fail.
+//!
+//! `cargo run --release -p homenode-fs --example cleaning -- [--rounds N] [--extents N]`
+//!
+//! A thread changes the times of a file of many extents and another reads it, on memfd. In each round by turns nobody else cleans logs, and a
+//! thread does in the background. A line has the median of the rounds; the ratio is that of the rounds in pairs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use fs::medium::{Mapped, RegionFile};
+use fs::{Background, Error, Ino, Layout, NewFile, Options, SetAttributes, Volume};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const BLOCK: u64 = 4096;
+
+fn main() -> Result<()> {
+    let (mut rounds, mut extents) = (5_usize, 200_000_u64);
+    let mut given = std::env::args().skip(1);
+    while let Some(argument) = given.next() {
+        let mut value = || given.next().ok_or_else(|| format!("{argument} lacks its value"));
+        match argument.as_str() {
+            "--rounds" => rounds = value()?.parse()?,
+            "--extents" => extents = value()?.parse()?,
+            _ => return Err(format!("{argument} is unknown").into()),
+        }
+    }
+    // The extents, three times their log, and what the tables take.
+    let (volume, file) = fragmented(extents, extents + 4 * extents.div_ceil(63) + extents / 50 + 5_000)?;
+    let volume = Arc::new(volume);
+    // The log has become twice as long, which is when it is cleaned.
+    let changes = 12 * extents / 10;
+    let mut all = vec![Vec::new(); 2];
+    for _ in 0..rounds {
+        for (background, figures) in [false, true].into_iter().zip(&mut all) {
+            let cleaner = if background { Some(Background::start(Arc::clone(&volume))?) } else { None };
+            figures.push(figures_of(&volume, file, changes)?);
+            drop(cleaner);
+        }
+    }
+    println!("{extents} extents, {changes} changes of times a round, {rounds} rounds\n");
+    println!("| operation | | by the operations | by a thread in the background | ratio |");
+    println!("|---|---|---|---|---|");
+    let names = [
+        ("utime", "p99.9"),
+        ("utime", "longest"),
+        ("read 4 KiB beside it", "p99.9"),
+        ("read 4 KiB beside it", "longest"),
+    ];
+    for (i, (what, which)) in names.iter().enumerate() {
+        let of = |all: &[[f64; 4]]| all.iter().filter_map(|f| f.get(i).copied()).collect::<Vec<f64>>();
+        let [inline, thread] = [all.first(), all.get(1)].map(|all| all.map_or_else(Vec::new, |all| of(all)));
+        let ratios = thread.iter().zip(&inline).map(|(thread, inline)| thread / inline).collect();
+        println!("| {what} | {which} | {:.1} µs | {:.1} µs | {:.4} |", median(inline), median(thread), median(ratios));
+    }
+    drop(volume);
+    full(extents.min(50_000))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// p99.9 and the longest, in µs.
+fn tail(mut times: Vec<Duration>) -> [f64; 2] {
+    times.sort_unstable();
+    let at = |i: usize| times.get(i).map_or(f64::NAN, |time| time.as_secs_f64() * 1e6);
+    [at(times.len() * 999 / 1000), at(times.len().saturating_sub(1))]
+}
+
+fn figures_of(volume: &Volume, file: Ino, changes: u64) -> Result<[f64; 4]> {
+    let ended = AtomicBool::new(false);
+    let (changed, read) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut times, mut out) = (Vec::new(), vec![0; BLOCK as usize]);
+            while !ended.load(Ordering::Relaxed) {
+                let begin = Instant::now();
+                let read = volume.read(file, 0, &mut out);
+                times.push(begin.elapsed());
+                read?;
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            fs::Result::Ok(times)
+        });
+        let changed = (0..changes).map(|i| {
+            let begin = Instant::now();
+            volume.set_attributes(file, SetAttributes { mtime: Some(i as i64), ..SetAttributes::default() })?;
+            Ok(begin.elapsed())
+        });
+        let changed = changed.collect::<fs::Result<Vec<_>>>();
+        ended.store(true, Ordering::Relaxed);
+        (changed, reader.join())
+    });
+    let ([a, b], [c, d]) = (tail(changed?), tail(read.map_err(|_| "the reader panicked")??));
+    Ok([a, b, c, d])
+}
+
+/// A volume of so many blocks with a file of so many extents.
+fn fragmented(extents: u64, blocks: u64) -> Result<(Volume, Ino)> {
+    let file = std::fs::File::from(rustix::fs::memfd_create("cleaning", rustix::fs::MemfdFlags::CLOEXEC)?);
+    file.set_len(blocks * BLOCK)?;
+    let regions = [RegionFile { file, bind: None }];
+    let layout = Layout {
+        volume: [1; 16],
+        created: 0,
+        nodes: vec![None],
+        names: Vec::new(),
+        bytes_per_inode: 16384,
+        journals: 2,
+        data_checksums: false,
+        owner: (0, 0),
+    };
+    fs::mkfs(Box::new(Mapped::new(&regions)?), &layout)?;
+    let volume = Volume::mount(Box::new(Mapped::new(&regions)?), Options::default())?;
+    let new = NewFile { mode: 0o100_644, ..NewFile::default() };
+    let made = volume.create(Ino::ROOT, b"file", new)?.ino;
+    (0..extents).try_for_each(|i| volume.allocate(made, i * 2 * BLOCK, BLOCK, false))?;
+    Ok((volume, made))
+}
+
+/// A full volume: a write fails after each change of times.
+fn full(extents: u64) -> Result<()> {
+    let (volume, file) = fragmented(extents, extents + 2 * extents.div_ceil(63) + 3_000)?;
+    let filler = volume.create(Ino::ROOT, b"filler", NewFile { mode: 0o100_644, ..NewFile::default() })?.ino;
+    for len in [1 << 20, BLOCK as usize] {
+        while volume.append(filler, &vec![1; len]).is_ok() {}
+    }
+    let rounds = 5_000;
+    let (mut spent, mut failed) = (Duration::ZERO, 0);
+    let mut times = Vec::new();
+    for i in 0..rounds {
+        // The log grows as long as it finds room.
+        let _ = volume.set_attributes(file, SetAttributes { mtime: Some(i), ..SetAttributes::default() });
+        let begin = Instant::now();
+        match volume.append(filler, &[1; BLOCK as usize]) {
+            Err(Error::NoSpace) => failed += 1,
+            Err(error) => return Err(error.into()),
+            Ok(_) => continue,
+        }
+        times.push(begin.elapsed());
+        spent += begin.elapsed();
+    }
+    let [p999, longest] = tail(times);
+    println!(
+        "\nFull, {extents} extents: {failed} writes that failed, each after a change of times: {:.1} µs each, p99.9 {p999:.1} µs, longest {longest:.1} µs",
+        spent.as_secs_f64() * 1e6 / f64::from(failed)
+    );
+    Ok(())
+}
