@@ -56,7 +56,7 @@ const STEP: usize = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct Room {
     /// Inodes whose logs have more than one page and changed since they were last looked at, each once ([`Inode::listed`]).
-    changed: Mutex<Vec<Ino>>,
+    changed: Mutex<BTreeSet<Ino>>,
     /// The inodes that were not read since the mount were looked at.
     looked: AtomicBool,
     /// Blocks given back so far.
@@ -87,7 +87,7 @@ impl Room {
     pub(crate) fn changed(&self, inode: &Inode, state: &State) {
         let long = state.log.pages.len() > 1;
         if long && !inode.listed.load(Ordering::Relaxed) && !inode.listed.swap(true, Ordering::AcqRel) {
-            lock(&self.changed).push(inode.ino);
+            lock(&self.changed).insert(inode.ino);
         }
     }
 

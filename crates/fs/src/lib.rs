@@ -11,7 +11,7 @@
 //! Where to begin reading: [`format`](mod@format) is the medium, `store` the order of stores, `log` and `commit` how a change becomes
 //! durable, `scan` and `mount` how it is found again, `ops` what a caller can do.
 //!
-//! **Limits.** Mounting after a crash reads all logs, and an inode's index stays in DRAM from its first use.
+//! **Limits.** Mounting after a crash reads all logs, and an inode's index stays in DRAM from its first use until the kernel forgets it.
 
 pub mod acl;
 mod alloc;

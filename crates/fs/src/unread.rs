@@ -1,8 +1,18 @@
-//! Inodes that have not been used since the mount.
+//! Inodes that are on the medium only.
+//!
+//! **Problem.** An inode in memory takes 400 bytes and more, a directory more than its names: with millions of files more than a server
+//! should keep of what nobody uses.
+//!
+//! **Approach.** An inode is read from its log when it is first used. When the kernel has forgotten it, so does the volume. What is in
+//! memory says no more than the log, but for a directory's parent, which is kept here.
+//!
+//! **Limits.** Of a forgotten file [`crate::Volume::path`] is not known until it is looked up again. A long log takes long to read
+//! again: 0.1 µs for each entry.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
+use std::iter;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use rustc_hash::FxHashMap;
 
@@ -27,11 +37,21 @@ pub struct Unread {
 }
 
 impl Unread {
-    /// All inodes of a checkpoint, of which `damaged` ones are errors.
-    pub fn new(checkpoint: Checkpoint, shards: usize, damaged: BTreeMap<Ino, Damage>) -> Self {
-        let atomic = |words: Vec<u64>| words.into_iter().map(AtomicU64::new).collect();
+    /// All inodes of a checkpoint, of which `damaged` ones are errors, with room for those of tables of these sizes.
+    pub fn new(
+        checkpoint: Checkpoint,
+        tables: impl Iterator<Item = u64>,
+        shards: usize,
+        damaged: BTreeMap<Ino, Damage>,
+    ) -> Self {
+        let mut found = checkpoint.inodes.into_iter();
+        let words = |inodes: u64| {
+            let words = found.next().unwrap_or_default();
+            let rest = (inodes.div_ceil(64) as usize).saturating_sub(words.len());
+            words.into_iter().chain(iter::repeat_n(0, rest)).map(AtomicU64::new).collect()
+        };
         Self {
-            inodes: checkpoint.inodes.into_iter().map(atomic).collect(),
+            inodes: tables.map(words).collect(),
             parents: RwLock::new(checkpoint.parents.into_iter().collect()),
             reading: (0..shards).map(|_| Mutex::new(())).collect(),
             damaged,
@@ -42,38 +62,61 @@ impl Unread {
         Some((self.inodes.get(ino.region())?.get(ino.slot() as usize / 64)?, 1 << (ino.slot() % 64)))
     }
 
-    /// Whether the inode was not read yet.
-    pub fn has(&self, ino: Ino) -> bool {
+    /// Whether the inode is not in memory.
+    fn has(&self, ino: Ino) -> bool {
         self.word(ino).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
             || self.damaged.contains_key(&ino)
     }
 
-    /// Reads an inode and hands it to `add`, unless another thread did meanwhile. Nothing but this makes an inode known
-    /// that was not read, so the medium stands still while its log is read.
-    pub fn read(&self, store: &Store, ino: Ino, shard: usize, add: impl FnOnce(Inode)) -> Result<()> {
+    /// Reads an inode and hands it to `add`, unless it is `known`, as where another thread read it meanwhile. `None`: there is no such
+    /// inode. Nothing but this makes an inode known that was not read, so the medium stands still while its log is read.
+    pub fn read(
+        &self,
+        store: &Store,
+        ino: Ino,
+        shard: usize,
+        known: impl FnOnce() -> Option<Arc<Inode>>,
+        add: impl FnOnce(Inode) -> Arc<Inode>,
+    ) -> Result<Option<Arc<Inode>>> {
         if let Some(damage) = self.damaged.get(&ino) {
             return Err(damage.clone().into());
         }
         let _guard = self.reading.get(shard).map(lock);
-        let Some((word, bit)) = self.word(ino).filter(|_| self.has(ino)) else { return Ok(()) };
+        let Some((word, bit)) = self.word(ino).filter(|_| self.has(ino)) else { return Ok(known()) };
         let (generation, mut state) = scan::inode(store, ino)?;
         if let Some(dir) = &mut state.dir {
             let parents = self.parents.read().unwrap_or_else(PoisonError::into_inner);
             let parent = parents.get(&ino).copied();
             dir.parent = parent.ok_or(Damage::Inode { ino, what: "the checkpoint does not have its parent" })?;
         }
-        add(Inode::found(ino, generation, state)?);
+        let inode = add(Inode::found(ino, generation, state)?);
         self.parents.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
         word.fetch_and(!bit, Ordering::AcqRel);
-        Ok(())
+        Ok(Some(inode))
     }
 
-    /// All that were not read yet.
+    /// Notes that an inode is on the medium only, once `remove` has made it unknown: its parent if it is a directory; `None` if it stays
+    /// known. Also where another one of its shard is being read, nobody waits: it stays.
+    pub fn let_go(&self, ino: Ino, shard: usize, remove: impl FnOnce() -> Option<Option<Ino>>) {
+        let Some(Ok(_guard)) = self.reading.get(shard).map(Mutex::try_lock) else { return };
+        let Some((word, bit)) = self.word(ino) else { return };
+        let Some(parent) = remove() else { return };
+        if let Some(parent) = parent {
+            self.parents.write().unwrap_or_else(PoisonError::into_inner).insert(ino, parent);
+        }
+        word.fetch_or(bit, Ordering::AcqRel);
+    }
+
+    /// All that are not in memory.
     pub fn inodes(&self) -> Vec<Ino> {
-        let slots = |(region, words): (usize, &Vec<AtomicU64>)| {
-            (0..words.len() * 64).map(move |slot| Ino::new(region, slot as u32))
-        };
-        self.inodes.iter().enumerate().flat_map(slots).filter(|ino| self.has(*ino)).collect()
+        let mut all = Vec::new();
+        for (region, words) in self.inodes.iter().enumerate() {
+            for (at, _) in words.iter().enumerate().filter(|(_, word)| word.load(Ordering::Acquire) != 0) {
+                let slots = (at * 64..at * 64 + 64).map(|slot| Ino::new(region, slot as u32));
+                all.extend(slots.filter(|ino| self.has(*ino)));
+            }
+        }
+        all
     }
 
     /// State for the next checkpoint: the bits of a region, and the parents.

@@ -26,6 +26,8 @@ use crate::unread::Unread;
 
 /// Parts of the table of inodes.
 const SHARDS: usize = 64;
+/// Places that such a part keeps in any case: 16 KiB.
+const SPARE: usize = 1024;
 
 /// How a volume is mounted.
 #[derive(Clone)]
@@ -52,7 +54,7 @@ impl Default for Options {
     }
 }
 
-/// Inodes that were read or made since the mount.
+/// Inodes that were read or made since the mount, and not forgotten.
 type Shard = RwLock<FxHashMap<Ino, Arc<Inode>>>;
 
 /// A mounted volume. All methods may be called from any number of threads.
@@ -131,7 +133,12 @@ impl Volume {
             room: Room::default(),
             locks: Locks::default(),
             leaving: AtomicU64::new(0),
-            unread: Unread::new(found.checkpoint, SHARDS, found.damaged),
+            unread: Unread::new(
+                found.checkpoint,
+                superblock.regions.iter().map(|region| region.inodes),
+                SHARDS,
+                found.damaged,
+            ),
             damage: found.damage,
             stubs: Mutex::default(),
             store,
@@ -142,22 +149,49 @@ impl Volume {
 
     /// An inode that is in use.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
-        let known = self.known_inode(ino);
-        if known.is_some() || !self.unread.has(ino) {
-            return known.or_else(|| self.known_inode(ino)).ok_or(Error::NotFound);
+        if let Some(known) = self.known_inode(ino) {
+            return Ok(known);
         }
-        self.unread.read(&self.store, ino, shard(ino), |inode| {
-            self.add_inode(inode);
-        })?;
-        self.known_inode(ino).ok_or(Error::NotFound)
+        let (known, add) = (|| self.known_inode(ino), |inode| self.add_inode(inode));
+        self.unread.read(&self.store, ino, shard(ino), known, add)?.ok_or(Error::NotFound)
     }
 
-    fn known_inode(&self, ino: Ino) -> Option<Arc<Inode>> {
+    /// Forgets what memory has of an inode that has a name, and that nobody has open or remembers: the next use reads it again. It stays
+    /// where somebody is at it right now, and where the medium may say something else ([`Volume::in_doubt`]).
+    pub(crate) fn let_go(&self, inode: Arc<Inode>) {
+        let Some(known) = self.inodes.get(shard(inode.ino)).filter(|_| !self.in_doubt()) else { return };
+        self.unread.let_go(inode.ino, shard(inode.ino), || {
+            let mut known = known.write().unwrap_or_else(PoisonError::into_inner);
+            // This one and that of the table: nobody else has it, nor can get it.
+            let unused = Arc::strong_count(&inode) == 2
+                && known.get(&inode.ino).is_some_and(|known| Arc::ptr_eq(known, &inode))
+                && inode.opens.load(Ordering::Acquire) == 0
+                && inode.remembered.load(Ordering::Acquire) == 0;
+            let state = unused.then(|| inode.read()).filter(|state| !state.gone && state.unnamed.is_none())?;
+            let parent = state.dir.as_ref().map(|dir| dir.parent);
+            drop(state);
+            known.remove(&inode.ino);
+            // A table does not become smaller by itself.
+            let len = known.len();
+            if known.capacity() > SPARE && known.capacity() / 4 > len {
+                known.shrink_to(2 * len);
+            }
+            Some(parent)
+        });
+    }
+
+    /// How many inodes are in memory.
+    pub fn inodes_in_memory(&self) -> usize {
+        let len = |known: &Apart<Shard>| known.read().unwrap_or_else(PoisonError::into_inner).len();
+        self.inodes.iter().map(len).sum()
+    }
+
+    pub(crate) fn known_inode(&self, ino: Ino) -> Option<Arc<Inode>> {
         let shard = self.inodes.get(shard(ino))?;
         shard.read().unwrap_or_else(PoisonError::into_inner).get(&ino).cloned()
     }
 
-    /// The inodes that were read or made since the mount.
+    /// The inodes that are in memory.
     pub(crate) fn known_inodes(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
         self.inodes.iter().flat_map(|shard| {
             let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
@@ -165,7 +199,7 @@ impl Volume {
         })
     }
 
-    /// The inodes that were not read since the mount.
+    /// The inodes that are not in memory.
     pub(crate) fn unread_inodes(&self) -> Vec<Ino> {
         self.unread.inodes()
     }

@@ -356,15 +356,16 @@ impl Volume {
         Ok(())
     }
 
-    /// Ends so many [`Volume::remember`].
+    /// Ends so many [`Volume::remember`]. After the last one nothing of the inode is kept in memory, unless it is open.
     pub fn forget(&self, ino: Ino, times: u64) -> Result<()> {
-        let inode = self.inode(ino)?;
+        let inode = self.known_inode(ino).ok_or(Error::NotFound)?;
         let was = inode.remembered.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(times));
         if was.map_err(|_| Error::Invalid("the inode is not remembered so many times"))? > times {
             return Ok(());
         }
-        let mut state = inode.write();
-        self.reclaim(&inode, &mut state)
+        self.reclaim(&inode, &mut inode.write())?;
+        self.let_go(inode);
+        Ok(())
     }
 
     /// Inodes that have lost their last name and that nobody has open: what they hold is free as soon as the kernel forgets them.

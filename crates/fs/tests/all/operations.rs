@@ -27,6 +27,8 @@ pub enum Op {
     Migrate(String, u32),
     Clean(String),
     DropHistory(String),
+    /// As after a kernel's `forget`: it is read again at the next use.
+    Forget(String),
     /// A log is cleaned a few slots at a time; when half of the steps are done something happens.
     CleanAround(String, usize, Box<Op>),
 }
@@ -109,6 +111,11 @@ impl Op {
             RemoveXattr(path, name) => v.remove_xattr(find(path)?, name.as_bytes()),
             Migrate(path, node) => v.migrate_file(find(path)?, *node, None, |_| true).map(|_| ()),
             Clean(path) => v.clean(find(path)?),
+            Forget(path) => {
+                let ino = find(path)?;
+                v.remember(ino)?;
+                v.forget(ino, 1)
+            }
             DropHistory(path) => v.drop_history(find(path)?).map(|_| ()),
             CleanAround(path, slots, op) => {
                 let (ino, mut step, mut done) = (find(path)?, 0, None);
@@ -218,7 +225,7 @@ impl Op {
                 m.nodes[node].xattrs.remove(name.as_bytes()).map(|_| ()).ok_or(libc::ENODATA)
             }
             Migrate(path, _) | Clean(path) => m.find(path).map(|_| ()),
-            DropHistory(path) => m.find(path).map(|_| ()),
+            DropHistory(path) | Forget(path) => m.find(path).map(|_| ()),
             CleanAround(path, _, op) => m.find(path).and_then(|_| op.on_model(m)),
         }
     }

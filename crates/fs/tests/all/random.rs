@@ -73,7 +73,8 @@ fn any_op(rng: &mut StdRng) -> Op {
         12 => Op::Chmod(path(rng), rng.random_range(0..0o10000)),
         13 => Op::SetXattr(path(rng), format!("user.{}", rng.random_range(0..3)), rng.random_range(0..500)),
         14 => Op::RemoveXattr(path(rng), format!("user.{}", rng.random_range(0..3))),
-        15 => match rng.random_range(0..3) {
+        15 => match rng.random_range(0..6) {
+            3.. => Op::Forget(path(rng)),
             0 => Op::DropHistory(path(rng)),
             1 => Op::Clean(path(rng)),
             _ => {

@@ -420,6 +420,49 @@ fn a_thread_in_the_background_cleans_long_logs_and_ends() {
     Arc::into_inner(volume).unwrap().unmount().unwrap();
 }
 
+/// What a server had in memory of files grew until the unmount: links took 2.5 times their space.
+#[test]
+fn what_a_kernel_has_forgotten_is_in_memory_no_longer() {
+    let ram = Ram::new(blank(&REGIONS));
+    format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    for op in crate::crash::prelude() {
+        op.on_volume(&volume).unwrap();
+    }
+    let tree = crate::model::observe(&volume);
+    let find = |path: &[u8]| volume.resolve(path).unwrap();
+    let all = [find(b"/a"), find(b"/b"), find(b"/d"), find(b"/e")];
+    assert_eq!(volume.inodes_in_memory(), 1 + all.len());
+    let forget = |ino, times| volume.forget(ino, times).unwrap();
+    all.iter().for_each(|ino| (0..3).for_each(|_| volume.remember(*ino).unwrap()));
+    all.iter().for_each(|ino| forget(*ino, 2));
+    assert_eq!(volume.inodes_in_memory(), 5, "each is remembered once");
+    volume.open(all[0]).unwrap();
+    all.iter().for_each(|ino| forget(*ino, 1));
+    assert_eq!(volume.inodes_in_memory(), 2, "the root, and what is open");
+    assert!(matches!(volume.forget(all[1], 1), Err(Error::NotFound)));
+    volume.close(all[0]).unwrap();
+    // All is as it was: names, attributes, data, and where a directory is.
+    assert_eq!(volume.lookup(all[2], b"..").unwrap().ino, Ino::ROOT);
+    assert_eq!(crate::model::observe(&volume), tree);
+    // A directory that is on the medium only keeps its parent in the checkpoint, and one that moves has another.
+    volume.remember(all[3]).unwrap();
+    forget(all[3], 1);
+    volume.rename((Ino::ROOT, b"e"), (all[2], b"e"), fs::Rename::Replace).unwrap();
+    volume.remember(all[3]).unwrap();
+    forget(all[3], 1);
+    let tree = crate::model::observe(&volume);
+    volume.remember(all[3]).unwrap();
+    forget(all[3], 1);
+    volume.unmount().unwrap();
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    assert_eq!(volume.lookup(all[3], b"..").unwrap().ino, all[2]);
+    assert_eq!(crate::model::observe(&volume), tree);
+    drop(volume);
+    let report = fs::fsck::check(Box::new(ram)).unwrap();
+    assert_eq!(report.damage, []);
+}
+
 /// What a policy moves is told by its path, not by a number.
 #[test]
 fn a_file_that_was_used_has_a_path() {
