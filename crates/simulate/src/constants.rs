@@ -140,8 +140,8 @@ constants! {
     process_start_s = PROCESS_START_S, Whole;
     /// [`FILL_S`].
     fill_s = FILL_S, Whole;
-    /// Bytes/s of one UPI link at 10.4 GT/s; the papers' machines have two or three per node.
-    upi_link_bw = 20.8e9, Whole;
+    /// [`UPI_LINK_BW`]; the papers' machines have two or three per node.
+    upi_link_bw = UPI_LINK_BW, Whole;
     /// Bytes/s one node of DRAM reads in NThread V-F. NT-s 3.
     four_read_bw = 20e9, Whole;
     /// Bytes/s it writes. NT-s 3.

@@ -18,6 +18,7 @@ mod drawn;
 
 use std::collections::BTreeMap;
 
+use memory_model::{at_hops, hops};
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
 use crate::calibration::OPTANE_CROWDED;
@@ -84,12 +85,12 @@ impl Memory {
 
     /// Seconds per byte that a thread `hops` away reads, alone.
     pub fn read_at(&self, hops: f64) -> f64 {
-        (self.read_s * factor(self.remote_read, hops)).max(self.load_at(hops) / self.read_bw)
+        (self.read_s * at_hops(self.remote_read, hops)).max(self.load_at(hops) / self.read_bw)
     }
 
     /// Seconds per byte that a thread `hops` away writes, alone.
     pub fn write_at(&self, hops: f64) -> f64 {
-        (self.write_s.max(1.0 / self.write_bw) * factor(self.remote_write, hops))
+        (self.write_s.max(1.0 / self.write_bw) * at_hops(self.remote_write, hops))
             .max(self.load_at(hops) / self.write_bw)
     }
 
@@ -104,12 +105,8 @@ impl Memory {
 
     /// Load of a byte from `hops` away, relative to a local byte.
     pub fn load_at(&self, hops: f64) -> f64 {
-        factor(self.remote_load, hops)
+        at_hops(self.remote_load, hops)
     }
-}
-
-fn factor(one_hop: f64, hops: f64) -> f64 {
-    1.0 + (one_hop - 1.0) * hops
 }
 
 /// One node of a machine.
@@ -208,8 +205,9 @@ impl Machine {
             return Err(MachineError::NoMemory);
         }
         let pairs = || nodes.iter().flat_map(|from| nodes.iter().map(move |to| (from, to)));
-        let hops: Vec<f64> =
-            pairs().map(|(from, to)| hops(topology.distance(from.id, to.id), from.id == to.id)).collect();
+        let hops: Vec<f64> = pairs()
+            .map(|(from, to)| if from.id == to.id { 0.0 } else { hops(topology.distance(from.id, to.id)) })
+            .collect();
         let reaches = reaches(&nodes, &hops);
         let n = nodes.len();
         let nearest = |from: usize| {
@@ -335,14 +333,6 @@ fn positive(what: &str, value: f64) -> Result<(), MachineError> {
 }
 
 /// A missing distance counts as one hop.
-fn hops(distance: Option<u32>, same: bool) -> f64 {
-    match distance {
-        _ if same => 0.0,
-        Some(d) => (f64::from(d) - 10.0).max(0.0) / 11.0,
-        None => 1.0,
-    }
-}
-
 /// A topology of identical nodes with consecutive CPU numbers.
 pub fn topology(nodes: u32, cpus: u32, capacity: u64, distance: impl Fn(u32, u32) -> u32) -> Topology {
     let row = |from| -> BTreeMap<NodeId, u32> { (0..nodes).map(|to| (NodeId(to), distance(from, to))).collect() };

@@ -37,10 +37,10 @@ use std::time::Duration;
 use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
 use topology::{NodeId, Topology};
 
-use super::profile::{Cost, Direction, Memory, Profile};
 use super::{At, Medium};
 use crate::caller;
 use crate::error::Result;
+use memory_model::{Cost, Direction, Memory, Profile};
 
 /// Waits below this are carried over to the next: a sleep takes about as long.
 const LEAST_SLEEP_NS: u64 = 5_000;
@@ -203,10 +203,7 @@ impl<M: Medium> Emulated<M> {
             self.topology.node_of_cpu(cpu).map(|node| node.0)
         });
         match here {
-            Some(from) if from != to => {
-                let distance = self.topology.distance(NodeId(from), NodeId(to));
-                distance.map_or(1.0, |distance| (f64::from(distance) - 10.0).max(0.0) / 11.0)
-            }
+            Some(from) if from != to => memory_model::hops(self.topology.distance(NodeId(from), NodeId(to))),
             _ => 0.0,
         }
     }

@@ -16,15 +16,14 @@ mod group;
 mod mapped;
 mod overlay;
 mod persist;
-mod profile;
 
 pub use durability::Durability;
 pub use emulated::{Carried, Clock, Emulated, Monotonic};
 pub use fault::log_failures_to;
 pub use mapped::{Mapped, RegionFile};
+pub use memory_model::{Cost, Direction, Memory, Profile};
 pub use overlay::Overlay;
 pub use persist::Persistence;
-pub use profile::{Cost, Direction, Memory, Profile};
 
 use std::sync::Arc;
 

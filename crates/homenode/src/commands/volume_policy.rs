@@ -330,25 +330,7 @@ fn guarded(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use simulate::calibration as cal;
-
     use super::*;
-
-    /// The emulation and the simulation must not differ in a figure.
-    #[test]
-    fn emulated_optane_is_simulated_optane() {
-        let optane = Profile::named("optane").unwrap().memory;
-        assert_eq!((optane.read_bw, optane.write_bw), (cal::OPTANE_READ_BW, cal::OPTANE_WRITE_BW));
-        assert_eq!((optane.read_peak, optane.write_peak), (Some(cal::OPTANE_READ_PEAK), Some(cal::OPTANE_WRITE_PEAK)));
-        assert_eq!((optane.read_s, optane.write_s), (cal::OPTANE_READ_S, cal::OPTANE_WRITE_S));
-        assert_eq!((optane.remote_read, optane.remote_write), (cal::REMOTE_READ_LATENCY, cal::REMOTE_WRITE_LATENCY));
-        assert_eq!((optane.remote_load, optane.line as f64), (cal::REMOTE_LOAD, cal::OPTANE_LINE));
-        let cxl = Profile::named("cxl").unwrap().memory;
-        assert_eq!(
-            (cxl.read_s, cxl.write_s, cxl.remote_read),
-            (cal::DRAM_READ_S, cal::DRAM_WRITE_S, cal::DRAM_REMOTE_LATENCY)
-        );
-    }
 
     fn args(profile: &str) -> NodesArgs {
         NodesArgs {

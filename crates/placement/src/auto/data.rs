@@ -10,21 +10,12 @@
 //!
 //! **Limits.** A merged group moves as a whole or not at all.
 
+use memory_model::{Shares, add};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::hardware::Hardware;
 use crate::{ObservedFile, Snapshot};
-
-/// Amounts by rising node index: few nodes, or all of many nodes.
-pub(super) type Shares = SmallVec<[(usize, f64); 2]>;
-
-pub(super) fn add(shares: &mut Shares, node: usize, amount: f64) {
-    match shares.binary_search_by_key(&node, |s| s.0) {
-        Ok(at) => shares[at].1 += amount,
-        Err(at) => shares.insert(at, (node, amount)),
-    }
-}
 
 /// The node with the largest share; in a tie, the first.
 pub(super) fn main_node(shares: &Shares) -> Option<usize> {

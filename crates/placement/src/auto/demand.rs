@@ -13,11 +13,12 @@
 //! **Limits.** Where the plane does not say how long a thread waited for a CPU, it counts as asleep. Where no
 //! plane says where writes land, they land where they land now.
 
+use memory_model::{Shares, add};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::Settings;
-use super::data::{Groups, Shares, add};
+use super::data::Groups;
 use super::hardware::Hardware;
 use super::history::History;
 use super::mapped::{Mapped, mapped_of};

@@ -4,9 +4,8 @@
 //! **Problem.** Topologies are incomplete (no bandwidths) and irregular (sparse ids, unequal
 //! distances, nodes without CPUs or without memory).
 //!
-//! **Approach.** Nodes have dense indices. Distances become hops, `(SLIT − 10) / 11`: two ordinary
-//! sockets are one hop apart, and the papers' figures are for one hop. All effects of distance grow
-//! in proportion to hops.
+//! **Approach.** Nodes have dense indices. Distances become [`hops`](memory_model::hops), and all
+//! effects of distance grow in proportion to them.
 //!
 //! Each node has a port that carries all its remote traffic. Firmware does not state a port's
 //! bandwidth, so the model assumes [`Settings::link_bw`].
@@ -20,8 +19,6 @@ use super::Settings;
 use crate::Snapshot;
 use crate::processes::sane;
 
-/// Most hops: the largest SLIT distance is 255.
-const MOST_HOPS: f64 = 245.0 / 11.0;
 /// The least share of the CPUs that listed threads keep, however much others use: the kernel never
 /// starves a thread, and a share of 0 has no solution.
 const LEFT_OVER: f64 = 0.05;
@@ -91,11 +88,7 @@ impl Hardware {
             .collect();
         let hops: Vec<f64> = (topology.nodes.iter())
             .flat_map(|from| topology.nodes.iter().map(move |to| (from.id, to.id)))
-            .map(|(from, to)| match topology.distance(from, to) {
-                _ if from == to => 0.0,
-                Some(d) => ((f64::from(d) - 10.0) / 11.0).clamp(0.1, MOST_HOPS),
-                None => 1.0,
-            })
+            .map(|(from, to)| if from == to { 0.0 } else { memory_model::hops(topology.distance(from, to)) })
             .collect();
         let mut hardware = Self { nodes, hops, link_s: 1.0 / settings.link_bw.max(f64::MIN_POSITIVE) };
         let has_memory = |n: &usize| topology.nodes[*n].memory != MemoryKind::None;

@@ -14,11 +14,12 @@
 
 use std::cmp::Reverse;
 
+use memory_model::{Shares, add};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use topology::NodeId;
 
-use super::data::{Shares, add, main_node};
+use super::data::main_node;
 use super::demand::Demands;
 use super::search::Found;
 use super::seating::{Model, Scratch, Seat, Seating};

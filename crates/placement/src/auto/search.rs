@@ -13,7 +13,9 @@
 //! **Limits.** The result is a local optimum of a model. With very many teams, the allowance ends
 //! the search early; the next window continues.
 
-use super::data::{Shares, add, main_node};
+use memory_model::{Shares, add};
+
+use super::data::main_node;
 use super::seating::{Model, Scratch, Seat, Seating, Worth};
 
 /// Work allowed per decision, in visits of a solver pass (some nanoseconds each): a few tens of

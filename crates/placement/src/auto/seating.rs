@@ -11,10 +11,10 @@
 //! **Limits.** The model assumes that the load stays the same for the horizon. It does not foresee that data
 //! which is rewritten follows its writers, nor what sharers of data save in a common cache.
 
+use memory_model::Shares;
 use smallvec::SmallVec;
 
 use super::Settings;
-use super::data::Shares;
 use super::demand::Demands;
 use super::hardware::Hardware;
 use super::locks::{crossed, own_memory};

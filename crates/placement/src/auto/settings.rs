@@ -1,6 +1,7 @@
 //! The model's constants, with their sources. NT: NThread (MSST'20). DF: Dragonfly. NP: N-Policy
 //! (NPC'20). AT: Adams's thesis.
 
+use memory_model::figures::*;
 use serde::{Deserialize, Serialize};
 
 /// The assumptions of the cost model before it has measured anything, and the gain it requires to
@@ -70,21 +71,21 @@ impl Default for Settings {
         Self {
             horizon_s: 30.0,
             min_bytes: 4 << 20,
-            remote_read: 1.655,
-            remote_write: 1.0 / (1.0 - 0.655),
-            remote_dram: 108.8 / 66.8,
-            remote_load: 1.0 / (1.0 - 0.346),
-            nvm_sustained: 6.0 / 6.8,
-            link_bw: 20.8e9,
-            nvm_read_s: 0.67e-9,
-            nvm_write_s: 671e-9 / 4096.0,
+            remote_read: REMOTE_READ_LATENCY,
+            remote_write: REMOTE_WRITE_LATENCY,
+            remote_dram: DRAM_REMOTE_LATENCY,
+            remote_load: REMOTE_LOAD,
+            nvm_sustained: OPTANE_READ_BW / OPTANE_READ_PEAK,
+            link_bw: UPI_LINK_BW,
+            nvm_read_s: OPTANE_READ_S,
+            nvm_write_s: OPTANE_WRITE_S,
             dram_s: 1.0 / 6.7e9,
             cross_lock: 5.0,
-            own_memory: 0.2,
-            time_slicing: 0.05,
+            own_memory: OWN_MEMORY,
+            time_slicing: TIME_SLICING,
             thread_move_s: 2e-3,
-            file_copy_bw: 16.0 * 1024.0 / 35e-6,
-            process_copy_bw: 2.8 * 16.0 * 1024.0 / 35e-6,
+            file_copy_bw: COPY_BYTES / COPY_S,
+            process_copy_bw: DRAM_COPY_GAIN * COPY_BYTES / COPY_S,
             min_gain: 0.01,
             min_move_gain: 0.01,
         }

@@ -12,9 +12,9 @@
 
 use std::collections::BTreeMap;
 
+use memory_model::{Shares, add};
 use smallvec::SmallVec;
 
-use super::data::{Shares, add};
 use super::demand::{Demand, Demands};
 
 /// Similar threads.

@@ -1,5 +1,6 @@
 //! Settings, with their sources.
 
+use memory_model::figures::{COPY_BYTES, COPY_S, REMOTE_LOAD};
 use serde::{Deserialize, Serialize};
 
 use crate::numbers::{limit, not_negative, positive};
@@ -48,8 +49,8 @@ impl Default for Settings {
         Self {
             max_window_s: 60.0,
             min_window_s: 6.0,
-            local_gain: 1.0 / (1.0 - 0.346),
-            migration_bw: 16.0 * 1024.0 / 35e-6,
+            local_gain: REMOTE_LOAD,
+            migration_bw: COPY_BYTES / COPY_S,
             margin: 1.25,
             reuse_s: 60.0,
             cooldown_s: 60.0,

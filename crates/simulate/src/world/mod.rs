@@ -25,6 +25,7 @@ mod recorded;
 use std::collections::BTreeMap;
 
 use engine::JobId;
+pub(crate) use memory_model::{Shares, add, total};
 use rand::SeedableRng;
 use rand::rngs::ChaCha12Rng;
 use smallvec::SmallVec;
@@ -36,21 +37,6 @@ use crate::workload::{FileSet, Job, Place};
 
 use flows::FlowSums;
 pub(crate) use kernel::Start;
-
-/// Bytes per node index, for the few nodes that have some, by rising index.
-pub(crate) type Shares = SmallVec<[(usize, f64); 2]>;
-
-/// Adds bytes of a node.
-pub(crate) fn add(shares: &mut Shares, node: usize, bytes: f64) {
-    match shares.binary_search_by_key(&node, |s| s.0) {
-        Ok(at) => shares[at].1 += bytes,
-        Err(at) => shares.insert(at, (node, bytes)),
-    }
-}
-
-pub(crate) fn total(shares: &Shares) -> f64 {
-    shares.iter().map(|s| s.1).sum()
-}
 
 /// A job with the way its threads start.
 #[derive(Clone, Debug)]

@@ -5,8 +5,8 @@
 //!
 //! **Approach.** A [`Profile`] names the figures of each node's memory ([`Memory`]) as the real one has them, and a
 //! *scale* by which everything takes longer: real memory carries more than the processors at hand can copy through a
-//! file system, and a policy is worth nothing where the processor is the limit. `optane` has the very figures of
-//! homenode's simulated machines (a test compares them).
+//! file system, and a policy is worth nothing where the processor is the limit. The figures of `optane` and `cxl` are those
+//! of [`figures`](crate::figures), as are those of homenode's simulated machines.
 //!
 //! **Limits.** Only times that memory takes are scaled. The processors, and so the software, are as fast as they are:
 //! relative to the memory they are `scale` times too fast.
@@ -16,10 +16,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
-/// SLIT distance of a node to itself.
-const LOCAL: u32 = 10;
-/// SLIT distance between two emulated nodes: one hop.
-const ONE_HOP: u32 = 21;
+use crate::figures::*;
+use crate::{LOCAL, ONE_HOP, at_hops};
 
 /// Memory of one node, at full speed (scale 1).
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -62,7 +60,7 @@ fn one() -> f64 {
 }
 
 fn one_line() -> u64 {
-    crate::format::LINE as u64
+    64 // the processor's
 }
 
 /// Profile of emulated memory.
@@ -99,38 +97,35 @@ pub struct Cost {
 }
 
 impl Memory {
-    /// One module of Optane DC persistent memory of 128 GB. Sources: NThread's slides, 3 (6 and 2 GB/s, 305 and 81 ns);
-    /// NThread III-C1, footnote 1 (the peaks, 6.8 and 1.85 GB/s); SplitFS, SOSP'19, table 1 (a thread writes 4 KiB in
-    /// 671 ns); NThread I and III-C1 (remote: read latency +65.5 %, writes −65.5 %, bandwidth −34.6 %); FAST'20 (lines
-    /// of 256 bytes). `read_s` is the simulator's calibrated `OPTANE_READ_S`.
+    /// One module of Optane DC persistent memory of 128 GB.
     pub const OPTANE: Self = Self {
-        read_bw: 6.0e9,
-        write_bw: 2.0e9,
-        read_peak: Some(6.8e9),
-        write_peak: Some(1.85e9),
-        read_latency_s: 305e-9,
-        write_latency_s: 81e-9,
-        read_s: 0.67e-9,
-        write_s: 671e-9 / 4096.0,
-        remote_read: 1.655,
-        remote_write: 1.0 / (1.0 - 0.655),
-        remote_load: 1.0 / (1.0 - 0.346),
-        line: 256,
+        read_bw: OPTANE_READ_BW,
+        write_bw: OPTANE_WRITE_BW,
+        read_peak: Some(OPTANE_READ_PEAK),
+        write_peak: Some(OPTANE_WRITE_PEAK),
+        read_latency_s: OPTANE_READ_LATENCY_S,
+        write_latency_s: OPTANE_WRITE_LATENCY_S,
+        read_s: OPTANE_READ_S,
+        write_s: OPTANE_WRITE_S,
+        remote_read: REMOTE_READ_LATENCY,
+        remote_write: REMOTE_WRITE_LATENCY,
+        remote_load: REMOTE_LOAD,
+        line: OPTANE_LINE as u64,
     };
 
-    /// A CXL memory expander on each node. Bandwidths as in `scenarios/cxl.toml`, times per byte and the factor of a
-    /// hop those of the simulator's DRAM; the latency is a guess: three times that of local DRAM (66.8 ns, thesis 4.1).
+    /// A CXL memory expander on each node. Bandwidths as in `scenarios/cxl.toml`, times per byte and
+    /// the factor of a hop as of DRAM; the latency is a guess: three times that of local DRAM.
     pub const CXL: Self = Self {
         read_bw: 24e9,
         write_bw: 20e9,
         read_peak: None,
         write_peak: None,
-        read_latency_s: 3.0 * 66.8e-9,
-        write_latency_s: 3.0 * 66.8e-9,
-        read_s: 0.15e-9,
-        write_s: 0.15e-9,
-        remote_read: 108.8 / 66.8,
-        remote_write: 108.8 / 66.8,
+        read_latency_s: 3.0 * DRAM_LATENCY_S,
+        write_latency_s: 3.0 * DRAM_LATENCY_S,
+        read_s: DRAM_READ_S,
+        write_s: DRAM_WRITE_S,
+        remote_read: DRAM_REMOTE_LATENCY,
+        remote_write: DRAM_REMOTE_LATENCY,
         remote_load: 1.0,
         line: 64,
     };
@@ -142,9 +137,8 @@ impl Memory {
             Direction::Read => (self.read_bw, self.read_latency_s, self.read_s, self.remote_read),
             Direction::Write => (self.write_bw, self.write_latency_s, self.write_s, self.remote_write),
         };
-        let far = |factor: f64| 1.0 + (factor - 1.0) * hops;
-        let service = bytes / bw * far(self.remote_load);
-        let alone = latency_s.max(bytes * per_byte_s) * far(remote);
+        let service = bytes / bw * at_hops(self.remote_load, hops);
+        let alone = latency_s.max(bytes * per_byte_s) * at_hops(remote, hops);
         let ns = |seconds: f64| (seconds * scale * 1e9) as u64;
         Cost { service_ns: ns(service), alone_ns: ns(alone.max(service)) }
     }

@@ -1,0 +1,54 @@
+//! What an access to memory costs: figures with their sources, distances, and queues.
+//!
+//! **Problem.** Policies predict what a placement costs, the simulator and the emulated volume make
+//! it cost that. Each needs the data sheet of the memory, the effect of distance, and the waits of
+//! threads for each other.
+//!
+//! **Approach.** One table of [`figures`], one measure of distance ([`hops`]), and the
+//! [`Profile`]s of emulated memory that are made of them.
+//!
+//! **Limits.** The `auto` policy and the simulator share these equations and figures. So an error
+//! of the model misleads both in the same way, and the regret that a simulation measures is a lower
+//! bound of the regret on a real machine.
+
+pub mod figures;
+mod profile;
+mod shares;
+
+pub use profile::{Cost, Direction, Memory, Profile};
+pub use shares::{Shares, add, total};
+
+/// SLIT distance of a node to itself.
+const LOCAL: u32 = 10;
+/// SLIT distance of one hop: two sockets of an ordinary machine.
+const ONE_HOP: u32 = 21;
+/// Fewest hops between two nodes, for firmware that calls other nodes local.
+const FEWEST_HOPS: f64 = 0.1;
+/// Most hops: the largest SLIT distance is 255.
+const MOST_HOPS: f64 = 245.0 / 11.0;
+
+/// Hops between two different nodes of this SLIT distance: `(distance − 10) / 11`, and 1 if it is
+/// unknown. The papers' figures are for one hop.
+pub fn hops(distance: Option<u32>) -> f64 {
+    distance.map_or(1.0, |d| {
+        let hops = (f64::from(d) - f64::from(LOCAL)) / f64::from(ONE_HOP - LOCAL);
+        hops.clamp(FEWEST_HOPS, MOST_HOPS)
+    })
+}
+
+/// The factor at this many hops, if it is `one_hop` at one: the excess over 1 grows in proportion.
+pub fn at_hops(one_hop: f64, hops: f64) -> f64 {
+    1.0 + (one_hop - 1.0) * hops
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_sockets_are_one_hop_apart_and_no_distance_is_nothing_or_endless() {
+        assert_eq!((hops(Some(21)), hops(None)), (1.0, 1.0));
+        assert_eq!((hops(Some(0)), hops(Some(10)), hops(Some(u32::MAX))), (0.1, 0.1, 245.0 / 11.0));
+        assert_eq!((at_hops(1.655, 0.0), at_hops(1.655, 1.0)), (1.0, 1.655));
+    }
+}
