@@ -2,12 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
 use crate::Cache;
+use crate::stale::{Stale, Waiting};
 use crate::wire::{Answer, BUFFER, REQUEST, Request, VERSION, init, opcode};
 
 pub(crate) const DEVICE: &str = "/dev/fuse";
@@ -36,7 +38,7 @@ pub(crate) trait Answers: Send + Sync {
 /// A worker's way to the kernel.
 pub(crate) trait Transport: Send {
     /// Answers requests until the mount ends.
-    fn serve(&mut self, server: &dyn Answers) -> io::Result<()>;
+    fn serve(&mut self, server: &dyn Answers, stale: &Stale) -> io::Result<()>;
 
     /// Whether what comes this way comes no other: without its worker it would wait for ever.
     fn alone(&self) -> bool;
@@ -133,14 +135,14 @@ pub(crate) fn notify(connection: &OwnedFd, answer: &mut Answer<'_>) {
 }
 
 /// A file of `/dev/fuse`.
-pub(crate) struct Device(pub OwnedFd);
+pub(crate) struct Device(pub Arc<OwnedFd>);
 
 impl Transport for Device {
     fn alone(&self) -> bool {
         false
     }
 
-    fn serve(&mut self, server: &dyn Answers) -> io::Result<()> {
+    fn serve(&mut self, server: &dyn Answers, stale: &Stale) -> io::Result<()> {
         let connection = &self.0;
         let (mut buffer, mut out) = (vec![0; BUFFER], vec![0; BUFFER]);
         let mut number = 0_u32;
@@ -166,6 +168,11 @@ impl Transport for Device {
             let Some(request) = Request::decode(buffer.get(..len).unwrap_or_default()) else { continue };
             let Some(errno) = server.answer(&request, &mut answer) else { continue };
             notify(connection, &mut answer);
+            if let Some(range) = answer.stale() {
+                let answer = answer.finish(request.unique, errno).to_vec();
+                stale.put(range, Some(Waiting(Arc::clone(connection), answer)));
+                continue;
+            }
             match rustix::io::write(connection, answer.finish(request.unique, errno)) {
                 Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // the caller, or the mount, is gone
                 Err(errno) => {

@@ -25,6 +25,7 @@ pub mod plane;
 mod ring;
 mod server;
 mod session;
+mod stale;
 mod wire;
 
 use std::sync::Arc;

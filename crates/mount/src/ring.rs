@@ -19,6 +19,7 @@ use host::act::affinity;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use crate::connection::{Answers, Transport, notify};
+use crate::stale::Stale;
 use crate::wire::{Answer, OUT_HEADER, REQUEST, Request};
 
 /// Requests of a CPU that are with its worker at a time; others wait in the kernel.
@@ -95,7 +96,7 @@ impl Entry {
     }
 
     /// Answers the request that is in the entry. `None`: it has no answer, or is not whole.
-    fn answer(&mut self, connection: &OwnedFd, server: &dyn Answers, spare: &mut [u8]) -> Option<()> {
+    fn answer(&mut self, to: &Side<'_>, spare: &mut [u8]) -> Option<()> {
         let (len, sent) = (u32::from_ne_bytes(self.number(0..4)?), u32::from_ne_bytes(self.number(PAYLOAD)?));
         let (len, sent) = (len as usize, sent as usize);
         let operation = len.checked_sub(Request::HEADER + sent)?;
@@ -103,11 +104,11 @@ impl Entry {
         let request = Request::decode(self.headers.get(..Request::HEADER)?)?;
         let out = self.memory.get_mut(self.data - OUT_HEADER..self.data + REQUEST as usize)?;
         let len = if sent == 0 {
-            respond(&request.with(operation, &[]), out, connection, server)
+            respond(&request.with(operation, &[]), out, to)
         } else {
             // Names or data came where the answer shall be: it is small, and put together elsewhere.
             let request = request.with(operation, out.get(OUT_HEADER..OUT_HEADER + sent)?);
-            let len = respond(&request, spare, connection, server);
+            let len = respond(&request, spare, to);
             out.get_mut(..len)?.copy_from_slice(spare.get(..len)?);
             len
         };
@@ -117,12 +118,22 @@ impl Entry {
     }
 }
 
+/// What a worker needs besides its queue.
+struct Side<'a> {
+    connection: &'a OwnedFd,
+    server: &'a dyn Answers,
+    stale: &'a Stale,
+}
+
 /// Puts the answer to a request together in `out`, and returns its length.
-fn respond(request: &Request<'_>, out: &mut [u8], connection: &OwnedFd, server: &dyn Answers) -> usize {
+fn respond(request: &Request<'_>, out: &mut [u8], to: &Side<'_>) -> usize {
     let mut answer = Answer::new(out);
     // No request without an answer comes this way.
-    let errno = server.answer(request, &mut answer).unwrap_or(libc::ENOSYS);
-    notify(connection, &mut answer);
+    let errno = to.server.answer(request, &mut answer).unwrap_or(libc::ENOSYS);
+    notify(to.connection, &mut answer);
+    if let Some(range) = answer.stale() {
+        to.stale.put(range, None);
+    }
     answer.finish(request.unique, errno).len()
 }
 
@@ -156,7 +167,7 @@ impl Transport for Served {
         true
     }
 
-    fn serve(&mut self, server: &dyn Answers) -> io::Result<()> {
+    fn serve(&mut self, server: &dyn Answers, stale: &Stale) -> io::Result<()> {
         // A CPU that is not there now, or not ours, has no callers.
         const OWN: u32 = 0;
         if let Err(error) = affinity::set(OWN, &std::iter::once(u32::from(self.queue.cpu)).collect()) {
@@ -165,14 +176,20 @@ impl Transport for Served {
         // The kernel has their addresses until the ring is gone: after an error or a panic they are never freed.
         let mut entries = ManuallyDrop::new((0..ENTRIES).map(|_| Entry::new()).collect::<Vec<_>>());
         let mut spare = vec![0; OUT_HEADER + REQUEST as usize];
-        self.entries(&mut entries, &mut spare, server)?;
+        self.entries(&mut entries, &mut spare, server, stale)?;
         drop(ManuallyDrop::into_inner(entries));
         Ok(())
     }
 }
 
 impl Served {
-    fn entries(&mut self, entries: &mut [Entry], spare: &mut [u8], server: &dyn Answers) -> io::Result<()> {
+    fn entries(
+        &mut self,
+        entries: &mut [Entry],
+        spare: &mut [u8],
+        server: &dyn Answers,
+        stale: &Stale,
+    ) -> io::Result<()> {
         self.queue.ring.submitter().register_enable_rings()?;
         for (number, entry) in entries.iter().enumerate() {
             let command = self.command(number, entry, REGISTER);
@@ -206,7 +223,8 @@ impl Served {
                     }
                     continue;
                 }
-                if entry.answer(&self.connection, server, spare).is_none() {
+                let to = Side { connection: &self.connection, server, stale };
+                if entry.answer(&to, spare).is_none() {
                     tracing::error!("the kernel sent a request that is not whole");
                 }
                 let command = self.command(number, entry, COMMIT_AND_FETCH);

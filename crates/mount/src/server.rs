@@ -17,8 +17,10 @@ use fs::{Error, Ino, Name, Named, NewFile, Rename, Result, SetAttributes, SetXat
 use crate::connection::Answers;
 use crate::listing::Place;
 use crate::plane::Callers;
+use crate::stale::Readers;
 use crate::wire::{
-    self, Answer, Args, REQUEST, Request, SETXATTR_ACL_KILL_SGID, WRITE_KILL_SUIDGID, number, opcode, opened, set,
+    self, Answer, Args, REQUEST, Range, Request, SETXATTR_ACL_KILL_SGID, WRITE_KILL_SUIDGID, number, opcode, opened,
+    set,
 };
 use crate::{Cache, Options, caller};
 
@@ -57,6 +59,12 @@ pub(crate) struct Server {
     callers: Option<Arc<Callers>>,
     /// Held by the one worker that waits.
     waits: Mutex<Waits>,
+    readers: Readers,
+}
+
+/// Whether flags of an open file have O_DIRECT.
+fn direct(flags: u32) -> bool {
+    flags & libc::O_DIRECT.cast_unsigned() != 0
 }
 
 impl Answers for Server {
@@ -88,7 +96,7 @@ impl Server {
         let (cache, callers) = (options.cache, options.callers.clone());
         // Only an answer to it keeps a file out of the kernel's cache.
         let counts_opens = options.counts_opens || cache == Cache::Direct;
-        Self { volume, cache, counts_opens, callers, waits: Mutex::default() }
+        Self { volume, cache, counts_opens, callers, waits: Mutex::default(), readers: Readers::default() }
     }
 
     /// Where there is no room, waits once for files that were just removed and that nobody has open: the kernel says only after the
@@ -197,14 +205,25 @@ impl Server {
             opcode::READ => {
                 args.skip(8)?;
                 let (offset, size) = (args.u64()?, args.u32()?);
+                args.skip(12)?;
+                if self.cached() && !direct(args.u32()?) {
+                    self.readers.read(ino);
+                }
                 answer.fill(size, |out| volume.read(ino, offset, out))?;
             }
             opcode::WRITE => {
                 args.skip(8)?;
                 let (offset, size, flags) = (args.u64()?, args.u32()?, args.u32()?);
-                args.skip(16)?;
+                args.skip(8)?;
+                let direct = direct(args.u32()?);
+                args.skip(4)?;
                 self.drop_privileges(ino, flags & WRITE_KILL_SUIDGID != 0, answer)?;
-                volume.write(ino, offset, args.bytes(size as usize)?)?;
+                let written = volume.write(ino, offset, args.bytes(size as usize)?);
+                // Also if it failed: a part may be there.
+                if direct && size > 0 && self.cached() && self.readers.lately(ino) {
+                    answer.spoil(Range { ino, offset, len: u64::from(size) });
+                }
+                written?;
                 answer.written(u64::from(size));
             }
             opcode::READDIR | opcode::READDIRPLUS => {
@@ -279,6 +298,11 @@ impl Server {
             answer.outdate(ino);
         }
         Ok(())
+    }
+
+    /// Whether the kernel caches data of files that are open without O_DIRECT.
+    fn cached(&self) -> bool {
+        self.cache == Cache::Kernel
     }
 
     fn opened(&self) -> u32 {

@@ -14,6 +14,7 @@ use crate::connection::{Answers, Device, Transport, another, handshake};
 use crate::mountpoint::{Error, Mountpoint, Unmounted};
 use crate::ring::{self, Served};
 use crate::server::Server;
+use crate::stale::Stale;
 
 /// A volume that is mounted. Dropping it unmounts, and waits until nobody uses the mount.
 #[derive(Debug)]
@@ -24,6 +25,7 @@ pub struct Session {
     cleaner: Mutex<Option<Background>>,
     ended: AtomicBool,
     ring: bool,
+    stale: Arc<Stale>,
 }
 
 /// Mounts a volume on `dir`. The mount works when this returns. Take care that the volume has no other user: the kernel
@@ -44,10 +46,11 @@ pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) 
     let dir = Mountpoint::check(dir)?;
     let (mountpoint, connection) = Mountpoint::mount(dir, options)?;
     let mountpoint = Arc::new(mountpoint);
+    let stale = Arc::new(Stale::default());
     let start = || {
         let mut ways: Vec<(String, Box<dyn Transport>)> = Vec::new();
         for number in 0..options.workers.max(1) {
-            ways.push((format!("mount-{number}"), Box::new(Device(another(&connection)?))));
+            ways.push((format!("mount-{number}"), Box::new(Device(Arc::new(another(&connection)?)))));
         }
         // Before the kernel is told: once it waits for the queues there is no way back.
         let queues = if options.ring { ring::queues() } else { Ok(Vec::new()) };
@@ -62,9 +65,9 @@ pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) 
             ways.push((format!("mount-cpu{cpu}"), Box::new(queue)));
         }
         let start = |(name, mut way): (String, Box<dyn Transport>)| {
-            let (server, mountpoint) = (Arc::clone(&server), Arc::clone(&mountpoint));
+            let (server, mountpoint, stale) = (Arc::clone(&server), Arc::clone(&mountpoint), Arc::clone(&stale));
             std::thread::Builder::new().name(name).spawn(move || {
-                let served = catch_unwind(AssertUnwindSafe(|| way.serve(&*server)));
+                let served = catch_unwind(AssertUnwindSafe(|| way.serve(&*server, &stale)));
                 let served = served.unwrap_or_else(|_| Err(io::Error::other("a worker panicked")));
                 match &served {
                     Err(error) if way.alone() => {
@@ -77,14 +80,17 @@ pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) 
                 served
             })
         };
+        let (own, notices) = (Arc::clone(&stale), another(&connection)?);
+        std::thread::Builder::new().name("mount-stale".to_owned()).spawn(move || own.serve(&notices))?;
         Ok((ways.into_iter().map(start).collect::<io::Result<Vec<_>>>()?, agreed))
     };
     match start() {
         Ok((workers, ring)) => {
             let (workers, ended) = (Mutex::new(workers), AtomicBool::new(false));
-            Ok(Session { mountpoint, workers, cleaner: Mutex::default(), ended, ring })
+            Ok(Session { mountpoint, workers, cleaner: Mutex::default(), ended, ring, stale })
         }
         Err(source) => {
+            stale.end();
             mountpoint.detach();
             Err(Error::Io { doing: "serve", path: mountpoint.dir.clone(), source })
         }
@@ -106,6 +112,7 @@ impl Session {
             all = all.and(ended);
         }
         drop(self.cleaner.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.stale.end();
         if !self.ended.swap(true, Ordering::AcqRel) {
             self.mountpoint.clear();
         }

@@ -220,18 +220,46 @@ fn time(ns: i64) -> (u64, u32) {
     (ns.div_euclid(1_000_000_000).cast_unsigned(), ns.rem_euclid(1_000_000_000) as u32)
 }
 
+/// Bytes of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub ino: Ino,
+    pub offset: u64,
+    /// In bytes, at least 1.
+    pub len: u64,
+}
+
+/// Bytes of a notice about an inode.
+const NOTICE: usize = 40;
+
+/// A message that makes the kernel drop a range of an inode from its cache (`FUSE_NOTIFY_INVAL_INODE`), and ask for the inode's attributes
+/// again. The kernel waits for the pages that are being read or written back, so no worker may send it.
+pub(crate) fn range_notice(range: &Range) -> [u8; NOTICE] {
+    inode_notice(range.ino, range.offset, range.len)
+}
+
+fn inode_notice(ino: Ino, offset: u64, len: u64) -> [u8; NOTICE] {
+    const INVAL_INODE: u32 = 2;
+    let mut notice = [0; NOTICE];
+    let header = [NOTICE as u32, INVAL_INODE].into_iter().flat_map(u32::to_ne_bytes).chain([0; 8]);
+    let body = [ino.raw(), offset, len].into_iter().flat_map(u64::to_ne_bytes);
+    notice.iter_mut().zip(header.chain(body)).for_each(|(place, byte)| *place = byte);
+    notice
+}
+
 /// An answer in the making.
 #[derive(Debug)]
 pub(crate) struct Answer<'a> {
     buffer: &'a mut [u8],
     len: usize,
     outdated: Option<Ino>,
+    stale: Option<Range>,
 }
 
 impl<'a> Answer<'a> {
     /// An answer that is put together in `buffer`, of [`BUFFER`] bytes.
     pub(crate) fn new(buffer: &'a mut [u8]) -> Self {
-        Self { buffer, len: OUT_HEADER, outdated: None }
+        Self { buffer, len: OUT_HEADER, outdated: None, stale: None }
     }
 
     /// The kernel's copy of an inode's mode is no longer right: a write took set-user-ID bits, and the answer to it has no
@@ -242,15 +270,19 @@ impl<'a> Answer<'a> {
 
     /// A message that makes the kernel ask for the attributes of an inode again (`FUSE_NOTIFY_INVAL_INODE`), to be sent before
     /// the answer: the caller may execute the file next. The kernel takes no lock for it that a request could hold.
-    pub(crate) fn notice(&mut self) -> Option<[u8; 40]> {
-        const INVAL_INODE: u32 = 2;
+    pub(crate) fn notice(&mut self) -> Option<[u8; NOTICE]> {
         const ATTRIBUTES_ALONE: i64 = -1;
-        let ino = self.outdated.take()?;
-        let mut notice = [0; 40];
-        let header = [40_u32, INVAL_INODE].into_iter().flat_map(u32::to_ne_bytes).chain([0; 8]);
-        let body = [ino.raw(), ATTRIBUTES_ALONE.cast_unsigned(), 0].into_iter().flat_map(u64::to_ne_bytes);
-        notice.iter_mut().zip(header.chain(body)).for_each(|(place, byte)| *place = byte);
-        Some(notice)
+        self.outdated.take().map(|ino| inode_notice(ino, ATTRIBUTES_ALONE.cast_unsigned(), 0))
+    }
+
+    /// The kernel's cache of a range may be older than what was written there.
+    pub(crate) fn spoil(&mut self, range: Range) {
+        self.stale = Some(range);
+    }
+
+    /// What [`Answer::spoil`] was told, once.
+    pub(crate) fn stale(&mut self) -> Option<Range> {
+        self.stale.take()
     }
 
     /// Forgets the answer before.

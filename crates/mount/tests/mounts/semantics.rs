@@ -16,7 +16,7 @@ use rustix::fs::{
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 use crate::Tests;
-use crate::harness::Mount;
+use crate::harness::{Mount, rings};
 
 pub const TESTS: Tests = &[
     ("names_and_files", names_and_files),
@@ -33,6 +33,12 @@ pub const TESTS: Tests = &[
     ("ranges_are_copied_from_file_to_file", ranges_are_copied_from_file_to_file),
     ("appends_of_several_processes_do_not_overlap", appends_of_several_processes_do_not_overlap),
     ("direct_input_and_output_of_several_threads", direct_input_and_output_of_several_threads),
+    (
+        "a_buffered_read_after_an_asynchronous_direct_write_is_new",
+        a_buffered_read_after_an_asynchronous_direct_write_is_new,
+    ),
+    ("a_full_volume_takes_stores_to_mapped_pages", a_full_volume_takes_stores_to_mapped_pages),
+    ("a_full_volume_takes_writes_into_preallocated_space", a_full_volume_takes_writes_into_preallocated_space),
     (
         "a_write_of_one_request_is_whole_for_readers_past_the_cache",
         a_write_of_one_request_is_whole_for_readers_past_the_cache,
@@ -382,6 +388,109 @@ fn direct_input_and_output_of_several_threads() {
         assert_eq!(data.len(), 256 * 4096);
         let block = |i: usize| (i % 4 * 64 + i / 4) as u8;
         assert!(data.chunks(4096).enumerate().all(|(i, bytes)| bytes.iter().all(|byte| *byte == block(i))));
+        mount.end();
+    }
+}
+
+/// Readers beside the write cached what it was about to replace, and the kernel kept that.
+fn a_buffered_read_after_an_asynchronous_direct_write_is_new() {
+    const PART: usize = 64 << 10;
+    const PARTS: usize = 10;
+    const LEN: usize = PART * PARTS;
+    const ROUNDS: usize = 300;
+    let mount = Mount::new(Cache::Kernel, 32);
+    let path = mount.path("f");
+    fs::write(&path, [0; LEN]).unwrap();
+    let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+    let mut ring = io_uring::IoUring::new(PARTS as u32).unwrap();
+    let mut memory = vec![0_u8; LEN + 4096];
+    let at = memory.as_ptr().align_offset(4096);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let old = thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    fs::read(&path).unwrap();
+                }
+            });
+        }
+        let old = (1..=ROUNDS).filter(|round| {
+            let round = *round as u8;
+            let data = &mut memory[at..at + LEN];
+            data.fill(round);
+            for (i, part) in data.chunks(PART).enumerate() {
+                let write =
+                    io_uring::opcode::Write::new(io_uring::types::Fd(file.as_raw_fd()), part.as_ptr(), PART as u32)
+                        .offset((i * PART) as u64)
+                        .build();
+                // SAFETY: the memory stays and does not change until the writes have ended, below.
+                unsafe { ring.submission().push(&write).unwrap() };
+            }
+            ring.submit_and_wait(PARTS).unwrap();
+            assert!(ring.completion().all(|ended| ended.result() == PART as i32));
+            let is_old = || fs::read(&path).unwrap().iter().any(|byte| *byte != round);
+            // By io_uring the kernel is told just after the answer.
+            let patience = std::time::Instant::now() + std::time::Duration::from_secs(if rings() { 10 } else { 0 });
+            while std::time::Instant::now() < patience && is_old() {}
+            is_old()
+        });
+        let old = old.count();
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        old
+    });
+    assert_eq!(old, 0, "of {ROUNDS} writes readers saw old bytes after the end");
+    drop(file);
+    mount.end();
+}
+
+/// Writes to a new file until nothing fits.
+fn fill(path: &Path) {
+    let mut filler = File::create(path).unwrap();
+    for size in [1 << 20, 4096] {
+        while filler.write_all(&vec![b'x'; size]).is_ok() {}
+    }
+    assert_eq!(errno(filler.write_all(&[b'x'; 4096])), Some(libc::ENOSPC));
+}
+
+fn a_full_volume_takes_stores_to_mapped_pages() {
+    const LEN: usize = 8 << 20;
+    let mount = Mount::new(Cache::Kernel, 24);
+    let path = mount.path("db");
+    fs::write(&path, vec![b'A'; LEN]).unwrap();
+    fill(&mount.path("filler"));
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let pages = map(&file, LEN, MapFlags::SHARED);
+    pages.iter_mut().step_by(4096).for_each(|byte| *byte = b'B');
+    // SAFETY: the mapping is used no more.
+    unsafe { munmap(pages.as_mut_ptr().cast(), LEN).unwrap() };
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let found = fs::read(&path).unwrap();
+    assert_eq!(found.iter().step_by(4096).filter(|byte| **byte != b'B').count(), 0, "of {} pages", LEN / 4096);
+    drop(file);
+    mount.end();
+}
+
+/// First every other part, then those between them: the extents become as many as they can.
+fn a_full_volume_takes_writes_into_preallocated_space() {
+    const PART: u64 = 64 << 10;
+    const PARTS: u64 = 128;
+    for cache in CACHES {
+        let mount = Mount::new(cache, 24);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(mount.path("f")).unwrap();
+        file.write_all_at(&[1; PART as usize], 0).unwrap();
+        fallocate(&file, FallocateFlags::KEEP_SIZE, PART, PARTS * PART).unwrap();
+        fill(&mount.path("filler"));
+        for i in (1..=PARTS).step_by(2).chain((2..=PARTS).step_by(2)) {
+            file.write_all_at(&[i as u8; PART as usize], i * PART).unwrap();
+        }
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let found = fs::read(mount.path("f")).unwrap();
+        assert_eq!(found.len() as u64, (PARTS + 1) * PART);
+        let value = |i: usize| if i == 0 { 1 } else { i as u8 };
+        assert!(found.chunks(PART as usize).enumerate().all(|(i, part)| part.iter().all(|byte| *byte == value(i))));
+        drop(file);
         mount.end();
     }
 }
