@@ -1,13 +1,13 @@
 //! Inodes that are on the medium only.
 //!
-//! **Problem.** An inode in memory takes 400 bytes and more, a directory more than its names: with millions of files more than a server
+//! **Problem.** An inode in memory takes hundreds of bytes, a directory more than its names: with millions of files more than a server
 //! should keep of what nobody uses.
 //!
 //! **Approach.** An inode is read from its log when it is first used. When the kernel has forgotten it, so does the volume. What is in
 //! memory says no more than the log, but for a directory's parent, which is kept here.
 //!
 //! **Limits.** Of a forgotten file [`crate::Volume::path`] is not known until it is looked up again. A long log takes long to read
-//! again: 0.1 µs for each entry.
+//! again.
 
 use std::collections::BTreeMap;
 use std::iter;
