@@ -6,7 +6,7 @@ use topology::NodeId;
 
 use crate::audit;
 use crate::engine::Engine;
-use crate::jobs::{JobId, Queued, Running, Started, nodes};
+use crate::jobs::{JobId, Queued, Running, Started};
 use crate::journal::{About, Event};
 use crate::rails::{self, HeldBack, Rail};
 use crate::state::records::{Job, Record};
@@ -17,10 +17,7 @@ pub(crate) struct Ready {
     /// Its place among the moves of this window; none: it comes from the queue.
     index: Option<usize>,
     mv: Move,
-    from: NodeId,
-    to: NodeId,
     undo: Vec<Undo>,
-    subject: Subject,
     about: About,
     remote_share: Option<f64>,
     /// Whether its effect is to be tried; if not, it takes back one that did not pay.
@@ -41,7 +38,7 @@ impl Ready {
     /// The process that is moved, and each thread that is bound. A file has no record, and its parts on several nodes move at
     /// once.
     fn claims(&self) -> impl Iterator<Item = &Subject> {
-        let itself = Some(&self.subject).filter(|subject| !matches!(subject, Subject::File { .. }));
+        let itself = Some(&self.mv.subject).filter(|subject| !subject.is_file());
         itself.into_iter().chain(self.undo.iter().map(|undo| &undo.subject))
     }
 }
@@ -67,24 +64,17 @@ impl<P: Plane> Engine<P> {
         let mut waiting = FxHashMap::default();
         let mut over_rate = 0;
         for (index, mv) in moves.iter().enumerate() {
-            let thread = match mv {
-                Move::Thread { tid, .. } => threads.get(tid).copied(),
-                _ => None,
-            };
-            let subject = Subject::of(mv);
-            let (from, to) = nodes(mv);
+            let thread = mv.tid().and_then(|tid| threads.get(&tid).copied());
+            let Move { subject, from, to, .. } = mv.clone();
             let about = about(mv, snapshot, thread);
             let fits = if index < planned { rails::fits(self.plane.topology(), thread, mv) } else { Ok(()) };
             // Files, too: half of a plan can be worse than none of it.
-            let period_s = match mv {
-                Move::File { .. } => self.policy.data_period_s(),
-                _ => self.policy.period_s(),
-            };
+            let period_s = if subject.is_file() { self.policy.data_period_s() } else { self.policy.period_s() };
             let settled = || self.settled.check(&subject, to, period_s);
             let judged = fits.and_then(|()| self.free(&subject, (from, to), &claimed));
             let judged = judged.and_then(|()| settled()).and_then(|()| self.endurance(mv, snapshot));
             // One that was asked for again keeps its place, and one that takes the place of another has its token.
-            let waits = self.jobs.waits(&subject, mv).map(|queued| nodes(&queued.mv) == (from, to));
+            let waits = self.jobs.waits(mv).map(|queued| (queued.mv.from, queued.mv.to) == (from, to));
             let judged = judged.and_then(|()| match waits {
                 Some(true) => Ok(()),
                 Some(false) => self.rails.check_again(&subject, from, to),
@@ -115,7 +105,7 @@ impl<P: Plane> Engine<P> {
             let later = waits.is_some() || self.slots(&ready) == 0 || self.copying(&subject, &ready);
             if !self.settings.dry_run && copies(mv) && later {
                 let (mv, since_s) = (mv.clone(), self.now);
-                verdicts.push(self.enqueue(Queued { mv, subject, about, remote_share, since_s, back: false }));
+                verdicts.push(self.enqueue(Queued { mv, about, remote_share, since_s, back: false }));
                 continue;
             }
             // The verdict of a move that is ready is set when it has been made.
@@ -132,12 +122,12 @@ impl<P: Plane> Engine<P> {
                 Ok(undo) => {
                     let undo = self.first(undo);
                     let (index, mv) = (Some(index), mv.clone());
-                    let one = Ready { index, mv, from, to, undo, subject, about, remote_share, tried: true };
+                    let one = Ready { index, mv, undo, about, remote_share, tried: true };
                     claimed.extend(one.claims().cloned());
                     ready.push(one);
                     Verdict::Gone
                 }
-                Err(error) => self.not_made(error, subject, from, to, about)?,
+                Err(error) => self.not_made(error, &subject, (from, to), about)?,
             });
         }
         self.waiting = waiting;
@@ -157,7 +147,7 @@ impl<P: Plane> Engine<P> {
         claimed: &FxHashSet<Subject>,
     ) -> Result<(), HeldBack> {
         let held = |why: &str| Err(HeldBack { rail: Rail::Dwell, why: why.into() });
-        let is_file = matches!(subject, Subject::File { .. });
+        let is_file = subject.is_file();
         match self.jobs.copies(subject) {
             _ if claimed.contains(subject) => held(TWICE),
             _ if self.jobs.goes_back(subject) => held("it waits to be moved back"),
@@ -169,7 +159,7 @@ impl<P: Plane> Engine<P> {
 
     /// Whether a copy of this subject runs, or is about to begin.
     fn copying(&self, subject: &Subject, ready: &[Ready]) -> bool {
-        self.jobs.copies(subject).is_some() || ready.iter().any(|r| copies(&r.mv) && r.subject == *subject)
+        self.jobs.copies(subject).is_some() || ready.iter().any(|r| copies(&r.mv) && r.mv.subject == *subject)
     }
 
     /// Lets a move wait until others have been copied, in the place of those that it excludes.
@@ -188,8 +178,8 @@ impl<P: Plane> Engine<P> {
     }
 
     /// A move that waited will not be made.
-    fn dropped(&mut self, Queued { mv, subject, about, .. }: Queued, reason: &str, why: String) {
-        let (from, to) = nodes(&mv);
+    fn dropped(&mut self, Queued { mv, about, .. }: Queued, reason: &str, why: String) {
+        let Move { subject, from, to, .. } = mv;
         self.ended(subject, from, to, placement::OutcomeState::Failed { bytes: 0, why: why.clone() });
         self.write(Some(about), Event::Refused { from, to, reason: reason.into(), why });
     }
@@ -208,7 +198,7 @@ impl<P: Plane> Engine<P> {
             return Ok(ready);
         }
         while self.slots(&ready) > 0
-            && let Some(at) = self.jobs.queue().iter().position(|queued| !self.copying(&queued.subject, &ready))
+            && let Some(at) = self.jobs.queue().iter().position(|queued| !self.copying(&queued.mv.subject, &ready))
             && let Some(queued) = self.jobs.take(at)
         {
             let waited_s = self.now - queued.since_s;
@@ -216,17 +206,16 @@ impl<P: Plane> Engine<P> {
                 self.dropped(queued, "out_of_date", format!("waited {waited_s:.0} s for other copies: out of date"));
                 continue;
             }
-            let Queued { mv, subject, about, remote_share, back, .. } = queued;
-            let (from, to) = nodes(&mv);
+            let Queued { mv, about, remote_share, back, .. } = queued;
             match self.plane.prepare(&mv) {
                 Ok(undo) => {
                     let undo = self.first(undo);
                     let (index, tried) = (None, !back);
-                    ready.push(Ready { index, mv, from, to, undo, subject, about, remote_share, tried });
+                    ready.push(Ready { index, mv, undo, about, remote_share, tried });
                 }
                 Err(error) => {
-                    let verdict = self.not_made(error, subject.clone(), from, to, about)?;
-                    self.told_later(subject, from, to, &verdict);
+                    let verdict = self.not_made(error, &mv.subject, (mv.from, mv.to), about)?;
+                    self.told_later(mv.subject, mv.from, mv.to, &verdict);
                 }
             }
         }
@@ -245,8 +234,8 @@ impl<P: Plane> Engine<P> {
             let hold = |undo: &Undo| Record::Hold { comm: r.about.comm.clone(), undo: undo.clone() };
             records.extend(r.undo.iter().map(hold));
             if copies(&r.mv) {
-                let (comm, subject) = (r.about.comm.clone(), r.subject.clone());
-                records.push(Record::Job(Job { comm, subject, from: r.from, to: r.to }));
+                let (comm, mv) = (r.about.comm.clone(), r.mv.clone());
+                records.push(Record::Job(Job { comm, subject: mv.subject, from: mv.from, to: mv.to }));
             }
         }
         // What was copied is not undone, so its record may be lost.
@@ -257,7 +246,7 @@ impl<P: Plane> Engine<P> {
                 self.rails.not_tried();
                 let verdict = Verdict::Refused { reason: "state_not_written".into(), why: why.clone() };
                 self.settle_verdict(&r, verdict, verdicts);
-                self.settled.owe(r.subject);
+                self.settled.owe(r.mv.subject);
             }
             tracing::error!("{error}");
             notes.push(why);
@@ -287,7 +276,7 @@ impl<P: Plane> Engine<P> {
                 false => self.plane.take_back(&r.mv),
             };
             r.undo.extend(more);
-            let over = copies(&r.mv).then(|| Record::JobOver { subject: r.subject.clone(), from: r.from });
+            let over = copies(&r.mv).then(|| Record::JobOver { subject: r.mv.subject.clone(), from: r.mv.from });
             match started {
                 Ok(started) => {
                     // Of a thread that was not bound, what an earlier move did is still to be undone.
@@ -297,7 +286,7 @@ impl<P: Plane> Engine<P> {
                         settled.push(if bound { Record::made(undo) } else { Record::not_made(undo) });
                         bound
                     });
-                    self.settled.made(r.subject.clone());
+                    self.settled.made(r.mv.subject.clone());
                     made.moves.extend(r.tried.then(|| r.mv.clone()));
                     let verdict = match started {
                         Started::Done => Verdict::Applied,
@@ -313,7 +302,7 @@ impl<P: Plane> Engine<P> {
                 Err(error) => {
                     settled.extend(r.undo.iter().map(Record::not_made));
                     settled.extend(over);
-                    match self.not_made(error, r.subject.clone(), r.from, r.to, r.about.clone()) {
+                    match self.not_made(error, &r.mv.subject, (r.mv.from, r.mv.to), r.about.clone()) {
                         Ok(verdict) => self.settle_verdict(&r, verdict, verdicts),
                         Err(error) => {
                             broken = Err(error);
@@ -331,15 +320,14 @@ impl<P: Plane> Engine<P> {
     fn settle_verdict(&mut self, r: &Ready, verdict: Verdict, verdicts: &mut [Verdict]) {
         match r.index.and_then(|index| verdicts.get_mut(index)) {
             Some(of) => *of = verdict,
-            None => self.told_later(r.subject.clone(), r.from, r.to, &verdict),
+            None => self.told_later(r.mv.subject.clone(), r.mv.from, r.mv.to, &verdict),
         }
     }
 
     fn made(&mut self, r: Ready, started: Started, notes: &mut Vec<String>) {
-        let Ready { mv, from, to, undo, subject, about, remote_share, .. } = r;
-        let (Move::Thread { reason, why, .. } | Move::Process { reason, why, .. } | Move::File { reason, why, .. }) =
-            &mv;
-        let (reason, why) = (*reason, why.to_string());
+        let Ready { mv, undo, about, remote_share, .. } = r;
+        let Move { subject, from, to, reason, why, .. } = mv;
+        let why = why.to_string();
         tracing::info!(tid = about.tid, pid = about.pid, comm = %about.comm, %from, %to, ?reason, %why, "moved");
         let event = match started {
             Started::Done => Event::Moved { from, to, reason, why, remote_share },
@@ -389,21 +377,20 @@ impl<P: Plane> Engine<P> {
     pub(crate) fn not_made(
         &mut self,
         error: PlaneError,
-        subject: Subject,
-        from: NodeId,
-        to: NodeId,
+        subject: &Subject,
+        (from, to): (NodeId, NodeId),
         about: About,
     ) -> Result<Verdict, PlaneError> {
         match error {
             PlaneError::Gone { .. } => {
-                self.rails.gone(&subject);
+                self.rails.gone(subject);
                 tracing::debug!(tid = about.tid, "ended before it was moved");
                 self.write(Some(about), Event::Gone);
                 Ok(Verdict::Gone)
             }
             PlaneError::Refused { reason, why } => {
-                self.rails.refused(&subject);
-                self.settled.owe(subject);
+                self.rails.refused(subject);
+                self.settled.owe(subject.clone());
                 tracing::debug!(tid = about.tid, reason, %why, "refused");
                 let reason = reason.to_owned();
                 self.write(Some(about), Event::Refused { from, to, reason: reason.clone(), why: why.clone() });
@@ -425,19 +412,19 @@ impl<P: Plane> Engine<P> {
 
 /// Whether a move can take long.
 fn copies(mv: &Move) -> bool {
-    !matches!(mv, Move::Thread { .. })
+    !mv.subject.is_thread()
 }
 
 /// The subject of a move as the journal names it.
 fn about(mv: &Move, snapshot: &Snapshot, thread: Option<&Thread>) -> About {
     let name = |id: u32| snapshot.threads.iter().find(|t| t.tid == id).map_or("", |t| t.comm.as_str());
-    let subject = Subject::of(mv);
-    match mv {
-        Move::Thread { pid, .. } => About::new(&subject, *pid, thread.map_or("", |t| t.comm.as_str())),
-        Move::Process { pid, .. } => About::new(&subject, *pid, name(*pid)),
-        Move::File { file, .. } => {
+    let name = match &mv.subject {
+        Subject::Thread { .. } => thread.map_or("", |t| t.comm.as_str()),
+        Subject::Process { pid, .. } => name(*pid),
+        Subject::File { file, .. } => {
             let path = snapshot.files.iter().find(|f| f.file == *file).and_then(|f| f.path.as_deref());
-            About::new(&subject, 0, path.unwrap_or_default())
+            path.unwrap_or_default()
         }
-    }
+    };
+    About::new(&mv.subject, mv.pid, name)
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use topology::NodeId;
 
 use crate::engine::Engine;
-use crate::jobs::{JobId, JobState, Progress, Queued, Running, nodes};
+use crate::jobs::{JobId, JobState, Progress, Queued, Running};
 use crate::journal::{About, Event};
 use crate::rails::{HeldBack, Rail};
 use crate::state::records::Record;
@@ -109,7 +109,7 @@ impl<P: Plane> Engine<P> {
         about: About,
     ) {
         // A broken plane says so in the next window.
-        if let Ok(verdict) = self.not_made(error, subject.clone(), from, to, about) {
+        if let Ok(verdict) = self.not_made(error, &subject, (from, to), about) {
             self.told_later(subject, from, to, &verdict);
         }
         self.trials.copied(job);
@@ -253,14 +253,14 @@ impl<P: Plane> Engine<P> {
 
     /// Whether a move's bytes may still be copied today.
     pub(crate) fn endurance(&self, mv: &Move, snapshot: &Snapshot) -> Result<(), HeldBack> {
-        let bytes = match mv {
-            Move::Thread { .. } => return Ok(()),
-            Move::Process { pid, to, .. } => {
+        let bytes = match &mv.subject {
+            Subject::Thread { .. } => return Ok(()),
+            Subject::Process { pid, .. } => {
                 let resident = snapshot.processes.iter().find(|p| p.pid == *pid).map(|p| &p.resident);
-                resident.map_or(0, |r| r.total().saturating_sub(r.get(*to)))
+                resident.map_or(0, |r| r.total().saturating_sub(r.get(mv.to)))
             }
-            Move::File { file, from, .. } => {
-                snapshot.files.iter().find(|f| f.file == *file).map_or(0, |f| f.bytes.get(*from))
+            Subject::File { file, .. } => {
+                snapshot.files.iter().find(|f| f.file == *file).map_or(0, |f| f.bytes.get(mv.from))
             }
         };
         let (day, most) = (self.jobs.spent.day(self.now), self.settings.moves.bytes_per_day);
@@ -309,8 +309,8 @@ impl<P: Plane> Engine<P> {
         };
         outcomes.extend(self.jobs.running.values().map(running));
         let queued = |q: &Queued| {
-            let (from, to) = nodes(&q.mv);
-            Outcome { subject: q.subject.clone(), from, to, result: OutcomeState::Queued }
+            let Move { subject, from, to, .. } = q.mv.clone();
+            Outcome { subject, from, to, result: OutcomeState::Queued }
         };
         outcomes.extend(self.jobs.queue().iter().map(queued));
         snapshot.outcomes = outcomes;
@@ -323,23 +323,20 @@ impl<P: Plane> Engine<P> {
         for Unpaid { moves, why } in unpaid {
             self.say(notes, format!("{} did not pay and {} taken back: {why}", count(moves.len()), was(moves.len())));
             for mv in moves {
-                let (subject, (from, to)) = (Subject::of(&mv), nodes(&mv));
+                let (subject, from, to) = (mv.subject.clone(), mv.from, mv.to);
                 self.rails.did_not_pay(&subject);
                 let mut result = OutcomeState::RolledBack { why: why.clone() };
-                match mv {
-                    Move::File { file, generation, from, to, reason, .. } => {
-                        let back = format!("moved back: {why}").into();
-                        let mv = Move::File { file, generation, from: to, to: from, reason, why: back };
-                        let about = About::new(&subject, 0, "");
-                        let (subject, since_s) = (subject.clone(), self.now);
-                        let back = Queued { mv, subject, about, remote_share: None, since_s, back: true };
-                        if let Err(back) = self.jobs.enqueue(back) {
-                            let why = format!("{} stays on node {to}: too many moves wait already", back.subject);
-                            result = OutcomeState::Failed { bytes: 0, why: why.clone() };
-                            self.say(notes, why);
-                        }
+                if subject.is_file() {
+                    let mv = Move { from: to, to: from, why: format!("moved back: {why}").into(), ..mv };
+                    let (about, since_s) = (About::new(&subject, 0, ""), self.now);
+                    let back = Queued { mv, about, remote_share: None, since_s, back: true };
+                    if self.jobs.enqueue(back).is_err() {
+                        let why = format!("{subject} stays on node {to}: too many moves wait already");
+                        result = OutcomeState::Failed { bytes: 0, why: why.clone() };
+                        self.say(notes, why);
                     }
-                    Move::Thread { .. } | Move::Process { .. } => self.unbind(&subject, &why, &mut done),
+                } else {
+                    self.unbind(&subject, &why, &mut done);
                 }
                 self.ended(subject, from, to, result);
             }

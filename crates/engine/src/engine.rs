@@ -164,7 +164,6 @@ impl<P: Plane> Engine<P> {
         moves.extend(placement::at_home::to_bind(&plan, &snapshot, &bound));
         self.grown.window(self.plane.topology(), self.held.undos());
         moves.extend(self.grown.moves(&snapshot, &moves, &bound));
-        moves.iter_mut().for_each(|mv| mv.identify(&snapshot));
         let planned = plan.moves.len();
         let carried_out = self.carry_out(&moves, planned, &snapshot, &mut notes);
         let cost = self.plane.cost();
@@ -175,8 +174,7 @@ impl<P: Plane> Engine<P> {
         let (verdicts, made) = carried_out?;
         moves.iter().zip(&verdicts).for_each(|(mv, verdict)| self.grown.judged(mv, verdict));
         for (mv, verdict) in moves.iter().zip(&verdicts).take(planned) {
-            let (from, to) = crate::jobs::nodes(mv);
-            self.told_later(Subject::of(mv), from, to, verdict);
+            self.told_later(mv.subject.clone(), mv.from, mv.to, verdict);
         }
         self.trials.begin(made.moves, made.jobs, &snapshot);
         let outcomes = moves.into_iter().zip(verdicts).map(|(mv, result)| Outcome { mv, result }).collect();

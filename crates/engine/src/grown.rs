@@ -47,10 +47,10 @@ impl Grown {
         }
         let named: FxHashSet<u32> = planned
             .iter()
-            .filter_map(|mv| match mv {
-                Move::Thread { tid, .. } => Some(*tid),
-                Move::Process { pid, .. } => Some(*pid),
-                Move::File { .. } => None,
+            .filter_map(|mv| match mv.subject {
+                Subject::Thread { tid, .. } => Some(tid),
+                Subject::Process { pid, .. } => Some(pid),
+                Subject::File { .. } => None,
             })
             .collect();
         let due = |t: &&placement::Thread| {
@@ -61,10 +61,10 @@ impl Grown {
 
     /// What became of a move: a thread that was moved, or cannot be, is due no more.
     pub fn judged(&mut self, mv: &Move, verdict: &Verdict) {
-        if let Move::Thread { tid, .. } = mv
+        if let Some(tid) = mv.tid()
             && !matches!(verdict, Verdict::HeldBack { .. } | Verdict::Queued)
         {
-            self.due.remove(tid);
+            self.due.remove(&tid);
         }
     }
 }
@@ -107,7 +107,8 @@ mod tests {
         assert_eq!(grown.moves(&snapshot, &[], &bound), []);
         grown.window(&machine("0-3"), &held);
         let moves = grown.moves(&snapshot, &[], &bound);
-        assert!(matches!(&moves[..], [Move::Thread { tid: 5, from: NodeId(0), to: NodeId(0), .. }]), "{moves:?}");
+        let all: Vec<_> = moves.iter().map(|mv| (mv.tid(), mv.from, mv.to)).collect();
+        assert_eq!(all, [(Some(5), NodeId(0), NodeId(0))]);
         assert_eq!(grown.moves(&snapshot, &moves, &bound), [], "the plan has it already");
         grown.judged(&moves[0], &Verdict::Queued);
         assert_eq!(grown.moves(&snapshot, &[], &bound).len(), 1, "held back: again in the next window");

@@ -135,7 +135,6 @@ pub(crate) struct Running {
 #[derive(Debug)]
 pub(crate) struct Queued {
     pub mv: Move,
-    pub subject: Subject,
     pub about: About,
     pub remote_share: Option<f64>,
     pub since_s: f64,
@@ -147,8 +146,7 @@ impl Queued {
     /// Whether this move and another one of its subject cannot both be made: one process goes to one node. So does a file, but from several. A move
     /// that is taken back makes room for none.
     fn excludes(&self, mv: &Move) -> bool {
-        let ((from, to), (other_from, other_to)) = (nodes(&self.mv), nodes(mv));
-        let parts = matches!(mv, Move::File { .. }) && to == other_to && from != other_from;
+        let parts = mv.subject.is_file() && self.mv.to == mv.to && self.mv.from != mv.from;
         !parts && !self.back
     }
 }
@@ -176,12 +174,12 @@ impl Jobs {
 
     fn of(&self, subject: &Subject) -> impl Iterator<Item = &Queued> {
         let any = self.of.contains_key(subject);
-        self.queue.iter().filter(move |queued| any && queued.subject == *subject)
+        self.queue.iter().filter(move |queued| any && queued.mv.subject == *subject)
     }
 
     /// The move that waits and that this one would replace, or repeat.
-    pub fn waits(&self, subject: &Subject, mv: &Move) -> Option<&Queued> {
-        self.of(subject).find(|queued| queued.excludes(mv))
+    pub fn waits(&self, mv: &Move) -> Option<&Queued> {
+        self.of(&mv.subject).find(|queued| queued.excludes(mv))
     }
 
     /// Adds a move to the queue, in the place of those that it excludes, which are returned. A queue that is full gives the move
@@ -190,9 +188,9 @@ impl Jobs {
     pub fn enqueue(&mut self, queued: Queued) -> Result<Vec<Queued>, Box<Queued>> {
         let mut replaced = Vec::new();
         let mut place = self.queue.len();
-        let excluded = |other: &Queued| other.subject == queued.subject && other.excludes(&queued.mv);
+        let excluded = |other: &Queued| other.mv.subject == queued.mv.subject && other.excludes(&queued.mv);
         while !queued.back
-            && self.of.contains_key(&queued.subject)
+            && self.of.contains_key(&queued.mv.subject)
             && let Some(at) = self.queue.iter().position(excluded)
         {
             place = place.min(at);
@@ -201,7 +199,7 @@ impl Jobs {
         if self.queue.len() >= QUEUE_MAX {
             return Err(Box::new(queued));
         }
-        *self.of.entry(queued.subject.clone()).or_default() += 1;
+        *self.of.entry(queued.mv.subject.clone()).or_default() += 1;
         self.queue.insert(place.min(self.queue.len()), queued);
         Ok(replaced)
     }
@@ -214,10 +212,10 @@ impl Jobs {
     /// Takes one that waits, by its place.
     pub fn take(&mut self, at: usize) -> Option<Queued> {
         let queued = self.queue.remove(at)?;
-        if let Some(more) = self.of.get_mut(&queued.subject) {
+        if let Some(more) = self.of.get_mut(&queued.mv.subject) {
             *more -= 1;
             if *more == 0 {
-                self.of.remove(&queued.subject);
+                self.of.remove(&queued.mv.subject);
             }
         }
         Some(queued)
@@ -243,12 +241,6 @@ impl Jobs {
         };
         self.running.values().map(report).collect()
     }
-}
-
-/// The nodes of a move.
-pub(crate) fn nodes(mv: &Move) -> (NodeId, NodeId) {
-    let (Move::Thread { from, to, .. } | Move::Process { from, to, .. } | Move::File { from, to, .. }) = mv;
-    (*from, *to)
 }
 
 /// Bytes copied in the last 24 hours, by the hour.

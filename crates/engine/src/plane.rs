@@ -113,7 +113,7 @@ pub trait Plane {
 impl PlaneError {
     /// This move would take back an earlier one, of which it is not known what it moved.
     pub fn not_known(mv: &Move) -> Self {
-        let why = format!("what an earlier move of {} has moved is not known", Subject::of(mv));
+        let why = format!("what an earlier move of {} has moved is not known", mv.subject);
         Self::Refused { reason: "not_known", why }
     }
 }

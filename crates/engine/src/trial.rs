@@ -173,10 +173,10 @@ impl Trials {
 fn members(moves: &[Move], snapshot: &Snapshot) -> FxHashSet<Subject> {
     let (mut tids, mut pids, mut files) = (FxHashSet::default(), FxHashSet::default(), FxHashSet::default());
     for mv in moves {
-        match mv {
-            Move::Thread { tid, .. } => _ = tids.insert(*tid),
-            Move::Process { pid, .. } => _ = pids.insert(*pid),
-            Move::File { file, .. } => _ = files.insert(file.as_str()),
+        match &mv.subject {
+            Subject::Thread { tid, .. } => _ = tids.insert(*tid),
+            Subject::Process { pid, .. } => _ = pids.insert(*pid),
+            Subject::File { file, .. } => _ = files.insert(file.as_str()),
         }
     }
     let about = |t: &&Thread| {
@@ -230,7 +230,8 @@ mod tests {
 
     fn moves() -> Vec<Move> {
         let (from, to, why) = (NodeId(0), NodeId(1), "".into());
-        vec![Move::File { file: "a".into(), generation: None, from, to, reason: Reason::OverloadedHome, why }]
+        let subject = Subject::File { file: "a".into(), generation: 0 };
+        vec![Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why }]
     }
 
     /// The plans found not to pay, with the number of the window after the plan.

@@ -168,18 +168,15 @@ impl Plane for Crowd {
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let masks = Some(Masks { before: CpuSet::default(), ours: CpuSet::default(), unbound: false });
-        let undo = |pid: &u32| vec![Undo { subject: Subject::of(mv), pid: *pid, masks, payload: String::new() }];
-        Ok(match mv {
-            Move::Thread { tid, .. } if tid % 7 == 0 => {
-                return Err(PlaneError::Refused { reason: "eperm", why: "the kernel says no".into() });
-            }
-            Move::Thread { pid, .. } | Move::Process { pid, .. } => undo(pid),
-            Move::File { .. } => Vec::new(),
-        })
+        if mv.tid().is_some_and(|tid| tid % 7 == 0) {
+            return Err(PlaneError::Refused { reason: "eperm", why: "the kernel says no".into() });
+        }
+        let undo = Undo { subject: mv.subject.clone(), pid: mv.pid, masks, payload: String::new() };
+        Ok(Some(undo).filter(|_| !mv.subject.is_file()).into_iter().collect())
     }
 
     fn start(&mut self, mv: &Move, _: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
-        if matches!(mv, Move::Thread { .. }) {
+        if mv.subject.is_thread() {
             return Ok(Started::Done);
         }
         self.jobs += 1;

@@ -719,17 +719,17 @@ impl Plane for HostPlane {
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
-        if let Some(scheduler) = self.scheduler.as_ref().filter(|_| !matches!(mv, Move::File { .. })) {
+        if let Some(scheduler) = self.scheduler.as_ref().filter(|_| !mv.subject.is_file()) {
             return Err(refused("sched_ext", format!("a sched_ext {scheduler} may treat a bound thread worse")));
         }
         self.moves.prepare(&mut self.mover, &self.topology, mv)
     }
 
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
-        match mv {
-            Move::Thread { .. } => undo.iter().try_for_each(|undo| self.bind(undo)).map(|()| Started::Done),
-            Move::Process { .. } => self.start_process(mv, undo, write),
-            Move::File { .. } => self.moves.start_file(mv),
+        match mv.subject {
+            Subject::Thread { .. } => undo.iter().try_for_each(|undo| self.bind(undo)).map(|()| Started::Done),
+            Subject::Process { .. } => self.start_process(mv, undo, write),
+            Subject::File { .. } => self.moves.start_file(mv),
         }
     }
 

@@ -221,7 +221,8 @@ fn a_recorded_window_gives_the_plan_that_was_made() {
 
 fn mv(file: String, generation: Option<u64>, to: u32) -> Move {
     let (from, to) = (NodeId(u32::from(to == 0)), NodeId(to));
-    Move::File { file, generation, from, to, reason: Reason::OverloadedHome, why: String::new().into() }
+    let subject = Subject::File { file, generation: generation.unwrap_or(0) };
+    Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why: "".into() }
 }
 
 fn a_file_is_where_its_move_ended() {
@@ -245,8 +246,7 @@ fn a_file_is_where_its_move_ended() {
             assert_eq!(volume.bytes_by_node(ino).unwrap(), [(Some(to), FILE_BYTES as u64)].into());
         }
         // What it has on other nodes than the move names stays.
-        let (to, reason) = (NodeId(1), Reason::OverloadedHome);
-        let other = Move::File { file: id(ino), generation, from: NodeId(7), to, reason, why: String::new().into() };
+        let other = Move { from: NodeId(7), ..mv(id(ino), generation, 1) };
         assert!(plane.prepare(&other).unwrap().is_empty());
         let Started::Job(job) = plane.start(&other, &[], &mut |_| Ok(())).unwrap() else { panic!("not a job") };
         let end = loop {
@@ -343,7 +343,7 @@ fn what_is_not_on_the_volume_is_refused() {
     assert!(
         matches!(error, PlaneError::Refused { reason: "not_prepared", .. }),
         "{error} {}",
-        Subject::of(&unprepared)
+        unprepared.subject.clone()
     );
 }
 

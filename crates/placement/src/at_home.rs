@@ -18,7 +18,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
-use crate::{Declined, Move, Plan, Reason, Snapshot, Thread};
+use crate::{Declined, Move, Plan, Reason, Snapshot, Subject, Thread};
 
 /// A thread at home is bound if it reads at least this part (one in so many) of the reads of the
 /// busiest thread that was moved to its node.
@@ -39,15 +39,15 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
     let mut coming: FxHashMap<u32, NodeId> = FxHashMap::default();
     let mut going: FxHashSet<u32> = FxHashSet::default();
     for mv in &plan.moves {
-        match mv {
-            Move::Thread { tid, to, reason, .. } => {
-                named.insert(*tid);
-                if *reason == Reason::ReadLocality {
-                    coming.insert(*tid, *to);
+        match mv.subject {
+            Subject::Thread { tid, .. } => {
+                named.insert(tid);
+                if mv.reason == Reason::ReadLocality {
+                    coming.insert(tid, mv.to);
                 }
             }
-            Move::Process { pid, .. } => _ = going.insert(*pid),
-            Move::File { .. } => {}
+            Subject::Process { pid, .. } => _ = going.insert(pid),
+            Subject::File { .. } => {}
         }
     }
     // For each node, the bytes read from it by the busiest thread that came or comes.
@@ -75,7 +75,7 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
     staying.sort_by_key(|t| (std::cmp::Reverse(t.read_bytes.get(t.node)), t.tid));
     let mut moves: Vec<Move> = staying.into_iter().map(bind).collect();
     if !plan.keeps.is_empty() {
-        let binds: FxHashSet<u32> = moves.iter().filter_map(tid).chain(plan.moves.iter().filter_map(tid)).collect();
+        let binds: FxHashSet<u32> = moves.iter().chain(&plan.moves).filter_map(Move::tid).collect();
         let keeps: FxHashSet<u32> = plan.keeps.iter().copied().collect();
         let kept = |t: &&Thread| {
             keeps.contains(&t.tid) && t.held.is_none() && !bound.contains(&t.tid) && !binds.contains(&t.tid)
@@ -83,10 +83,6 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
         moves.extend(snapshot.threads.iter().filter(kept).map(keep));
     }
     moves
-}
-
-fn tid(mv: &Move) -> Option<u32> {
-    if let Move::Thread { tid, .. } = mv { Some(*tid) } else { None }
 }
 
 /// Binds a thread that the plan counts on.
@@ -110,15 +106,7 @@ pub fn again(thread: &Thread) -> Move {
 
 /// A move from a thread's node to itself.
 fn stay(thread: &Thread, reason: Reason, why: String) -> Move {
-    Move::Thread {
-        tid: thread.tid,
-        pid: thread.pid,
-        start_ns: thread.start_ns,
-        from: thread.node,
-        to: thread.node,
-        reason,
-        why: (why + "; bound so that the kernel does not move it away").into(),
-    }
+    Move::thread(thread, thread.node, reason, why + "; bound so that the kernel does not move it away")
 }
 
 #[cfg(test)]
@@ -135,17 +123,14 @@ mod tests {
     }
 
     fn to_a(tid: u32, reason: Reason) -> Move {
-        Move::Thread { tid, pid: tid, start_ns: None, from: B, to: A, reason, why: Why::default() }
+        Move::thread(&thread(tid, B, 0), A, reason, Why::default())
     }
 
     fn bound(moves: Vec<Move>, threads: Vec<Thread>, already: &[u32]) -> Vec<u32> {
         let plan = Plan { moves, ..Plan::default() };
         let snapshot = Snapshot { threads, ..Snapshot::default() };
         let already = already.iter().copied().collect();
-        let tid = |mv: Move| match mv {
-            Move::Thread { tid, from, to, .. } if from == to => tid,
-            other => panic!("{other:?}"),
-        };
+        let tid = |mv: Move| mv.tid().filter(|_| mv.from == mv.to).unwrap();
         to_bind(&plan, &snapshot, &already).into_iter().map(tid).collect()
     }
 
@@ -193,7 +178,7 @@ mod tests {
         };
         let threads = vec![thread(1, A, 9), thread(2, A, 9), thread(8, B, 9)];
         let moves = to_bind(&plan, &Snapshot { threads, ..Snapshot::default() }, &FxHashSet::default());
-        assert_eq!(moves.iter().filter_map(tid).collect::<Vec<_>>(), [1]);
+        assert_eq!(moves.iter().filter_map(Move::tid).collect::<Vec<_>>(), [1]);
     }
 
     /// Seen on a simulated machine: a process moved while its thread was bound to the old node, so
@@ -201,14 +186,8 @@ mod tests {
     #[test]
     fn binds_no_thread_of_a_process_that_moves() {
         let threads = vec![thread(1, A, 9), thread(2, A, 9), thread(8, B, 9)];
-        let process = Move::Process {
-            pid: 1,
-            start_ns: None,
-            from: A,
-            to: B,
-            reason: Reason::CacheAffinity,
-            why: Why::default(),
-        };
+        let (subject, reason, why) = (Subject::process(1, None), Reason::CacheAffinity, Why::default());
+        let process = Move { subject, pid: 1, from: A, to: B, reason, why };
         assert_eq!(bound(vec![process, to_a(8, Reason::ReadLocality)], threads, &[]), [2]);
     }
 

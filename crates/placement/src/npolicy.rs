@@ -249,15 +249,9 @@ fn move_or_decline(plan: &mut Plan, topology: &Topology, thread: &Thread, verdic
         to == verdict.node || distance(topology, to, verdict.node) < distance(topology, thread.node, verdict.node)
     };
     match seat.filter(|to| nearer(*to)) {
-        Some(to) if to != thread.node => plan.moves.push(Move::Thread {
-            tid: thread.tid,
-            pid: thread.pid,
-            start_ns: thread.start_ns,
-            from: thread.node,
-            to,
-            reason: verdict.reason,
-            why: verdict.why.as_str().into(),
-        }),
+        Some(to) if to != thread.node => {
+            plan.moves.push(Move::thread(thread, to, verdict.reason, verdict.why.as_str()));
+        }
         _ => {
             let why = format!("{}, but it may run neither there nor on a nearer node", verdict.why);
             plan.declined.push(declined("not_allowed", why));

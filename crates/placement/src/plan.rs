@@ -1,11 +1,13 @@
 //! The moves that a policy wants, with their reasons. Plain data with a documented JSON form
 //! (`docs/plan.schema.json`).
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use topology::NodeId;
 
-use crate::Why;
+use crate::{ObservedFile, Subject, Thread, Why};
 
 /// The only plan version.
 pub const VERSION: u32 = 1;
@@ -47,9 +49,57 @@ impl Plan {
 }
 
 /// One move.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Form", into = "Form")]
+pub struct Move {
+    /// The thread, process or file that moves.
+    pub subject: Subject,
+    /// Its process; 0 for a file.
+    pub pid: u32,
+    /// The node it runs on, or its data is on.
+    pub from: NodeId,
+    /// The node it should be on.
+    pub to: NodeId,
+    /// The rule behind the move.
+    pub reason: Reason,
+    /// One sentence with the figures.
+    pub why: Why,
+}
+
+impl Move {
+    /// Moves a thread from the node it runs on; its data stays.
+    pub fn thread(thread: &Thread, to: NodeId, reason: Reason, why: impl Into<Why>) -> Self {
+        let (subject, pid, from) = (Subject::thread(thread), thread.pid, thread.node);
+        Self { subject, pid, from, to, reason, why: why.into() }
+    }
+
+    /// Moves a file's data.
+    pub fn file(file: &ObservedFile, from: NodeId, to: NodeId, why: impl Into<Why>) -> Self {
+        Self { subject: Subject::file(file), pid: 0, from, to, reason: Reason::OverloadedHome, why: why.into() }
+    }
+
+    /// The thread that moves.
+    pub fn tid(&self) -> Option<u32> {
+        self.subject.tid()
+    }
+}
+
+impl JsonSchema for Move {
+    fn schema_name() -> Cow<'static, str> {
+        Form::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Form::json_schema(generator)
+    }
+}
+
+/// One move.
+// The JSON form of a move.
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Move {
+#[schemars(rename = "Move")]
+enum Form {
     /// Moves a thread to another node's CPUs; its data stays.
     Thread {
         /// Thread id.
@@ -100,6 +150,38 @@ pub enum Move {
         /// One sentence with the figures.
         why: Why,
     },
+}
+
+impl From<Form> for Move {
+    fn from(form: Form) -> Self {
+        match form {
+            Form::Thread { tid, pid, start_ns, from, to, reason, why } => {
+                let subject = Subject::Thread { tid, start: start_ns.unwrap_or(0) };
+                Self { subject, pid, from, to, reason, why }
+            }
+            Form::Process { pid, start_ns, from, to, reason, why } => {
+                Self { subject: Subject::Process { pid, start: start_ns.unwrap_or(0) }, pid, from, to, reason, why }
+            }
+            Form::File { file, generation, from, to, reason, why } => {
+                let subject = Subject::File { file, generation: generation.unwrap_or(0) };
+                Self { subject, pid: 0, from, to, reason, why }
+            }
+        }
+    }
+}
+
+impl From<Move> for Form {
+    fn from(mv: Move) -> Self {
+        let Move { subject, pid, from, to, reason, why } = mv;
+        let known = |number: u64| Some(number).filter(|number| *number > 0);
+        match subject {
+            Subject::Thread { tid, start } => Self::Thread { tid, pid, start_ns: known(start), from, to, reason, why },
+            Subject::Process { pid, start } => Self::Process { pid, start_ns: known(start), from, to, reason, why },
+            Subject::File { file, generation } => {
+                Self::File { file, generation: known(generation), from, to, reason, why }
+            }
+        }
+    }
 }
 
 /// The rules behind moves.
@@ -166,4 +248,23 @@ pub struct NodeForecast {
     pub cpu_before: Option<f64>,
     /// The same after the moves; may exceed 1.
     pub cpu_after: Option<f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_has_the_form_that_programs_read() {
+        for text in [
+            r#"{"kind":"thread","tid":7,"pid":6,"start_ns":70,"from":1,"to":0,"reason":"read_locality","why":"x"}"#,
+            r#"{"kind":"thread","tid":7,"pid":6,"from":1,"to":0,"reason":"read_locality","why":"x"}"#,
+            r#"{"kind":"process","pid":6,"start_ns":60,"from":1,"to":0,"reason":"cache_affinity","why":"x"}"#,
+            r#"{"kind":"file","file":"8:1:9","generation":5,"from":1,"to":0,"reason":"overloaded_home","why":"x"}"#,
+        ] {
+            let mv: Move = serde_json::from_str(text).unwrap();
+            assert_eq!(serde_json::to_string(&mv).unwrap(), text);
+            assert_eq!(mv.pid, if mv.subject.is_file() { 0 } else { 6 });
+        }
+    }
 }

@@ -54,9 +54,9 @@ fn decide(variant: Variant, snapshot: &Snapshot) -> Plan {
 }
 
 fn moves(plan: &Plan) -> Vec<(u32, u32, u32)> {
-    let one = |mv: &Move| match mv {
-        Move::Process { pid, from, to, reason: Reason::CacheAffinity, .. } => (*pid, from.0, to.0),
-        other => panic!("moves processes only: {other:?}"),
+    let one = |mv: &Move| {
+        assert!(mv.subject.is_process() && mv.reason == Reason::CacheAffinity, "{mv:?}");
+        (mv.pid, mv.from.0, mv.to.0)
     };
     plan.moves.iter().map(one).collect()
 }
@@ -76,9 +76,8 @@ fn both_follow_a_large_file() {
     let plan = decide(Variant::Guarded, &simpleread());
     assert_eq!(moves(&plan), [(7, 0, 1)]);
     // 0.15 − 1 MB / 15.5 GB × 0.46 = 15.0 %.
-    let Move::Process { why, .. } = &plan.moves[0] else { unreachable!() };
     assert_eq!(
-        why.text(),
+        plan.moves[0].why.text(),
         "500.0 MB of 500.0 MB from node 1, 15.5 GB still to be read, 1.0 MB of process memory: +15.0 %"
     );
 }

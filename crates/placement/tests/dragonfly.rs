@@ -8,9 +8,7 @@ use std::collections::BTreeMap;
 use common::{MB, declined, node_with_bandwidth, snapshot, thread};
 use placement::dragonfly::mtp::Mtp;
 use placement::dragonfly::{Dragonfly, Settings};
-use placement::{
-    FileUse, Move, ObservedFile, Outcome, OutcomeState, Plan, Policy, Reason, Snapshot, Subject, Thread, nthread,
-};
+use placement::{FileUse, Move, ObservedFile, Outcome, OutcomeState, Plan, Policy, Snapshot, Subject, Thread, nthread};
 use proptest::prelude::*;
 use topology::NodeId;
 
@@ -122,14 +120,14 @@ impl World {
         let plan = policy.decide(&self.snapshot.topology(), &self.snapshot);
         for mv in &plan.moves {
             self.made.push((self.windows, mv.clone()));
-            match mv {
-                Move::Thread { tid, to, .. } => {
-                    self.snapshot.threads.iter_mut().find(|t| t.tid == *tid).unwrap().node = *to;
+            match &mv.subject {
+                Subject::Thread { tid, .. } => {
+                    self.snapshot.threads.iter_mut().find(|t| t.tid == *tid).unwrap().node = mv.to;
                 }
-                Move::File { file, to, .. } => {
-                    self.moving.insert(file.clone(), *to);
+                Subject::File { file, .. } => {
+                    self.moving.insert(file.clone(), mv.to);
                 }
-                Move::Process { .. } => panic!("no process moves"),
+                Subject::Process { .. } => panic!("no process moves"),
             }
         }
         self.copy();
@@ -161,8 +159,8 @@ impl World {
     }
 
     fn files_moved(&self) -> Vec<(u32, &str, u32)> {
-        let one = |(window, mv): &'_ (u32, Move)| match mv {
-            Move::File { file, to, reason: Reason::OverloadedHome, .. } => Some((*window, file.clone(), to.0)),
+        let one = |(window, mv): &'_ (u32, Move)| match &mv.subject {
+            Subject::File { file, .. } => Some((*window, file.clone(), mv.to.0)),
             _ => None,
         };
         let mut moved: Vec<_> = self.made.iter().filter_map(one).collect();
@@ -211,7 +209,8 @@ fn a_home_node_that_is_not_overloaded_gets_the_threads() {
     let mut world = World::new(threads, 500, 468e6);
     let plan = world.step(&mut policy());
     assert_eq!(plan.policy, "dragonfly");
-    assert!(matches!(plan.moves[..], [Move::Thread { tid: 5, to: NodeId(0), .. }]), "{:?}", plan.moves);
+    let moves: Vec<_> = plan.moves.iter().map(|mv| (mv.tid(), mv.to)).collect();
+    assert_eq!(moves, [(Some(5), NodeId(0))]);
 }
 
 #[test]
@@ -310,7 +309,7 @@ fn a_moved_file_that_was_not_looked_at_since_is_not_moved_again() {
     for _ in 0..30 {
         world.step(&mut policy);
         let made = |mv: &(u32, Move)| Outcome {
-            subject: Subject::of(&mv.1),
+            subject: mv.1.subject.clone(),
             from: NodeId(0),
             to: NodeId(1),
             result: OutcomeState::Done { bytes: 500 * MB, failed: 0 },

@@ -5,7 +5,8 @@ mod common;
 
 use common::{Case, Size, case};
 use placement::{
-    FileUse, MappedMemory, Move, NodeBytes, ObservedFile, POLICIES, Plan, Policy, Process, Snapshot, nthread, policy,
+    FileUse, MappedMemory, Move, NodeBytes, ObservedFile, POLICIES, Plan, Policy, Process, Snapshot, Subject, nthread,
+    policy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -117,32 +118,30 @@ fn next(topology: &Topology, before: &Snapshot, plan: &Plan) -> Snapshot {
     let mut s = before.clone();
     s.time_s += s.window_s;
     for mv in &plan.moves {
-        match mv {
-            Move::Thread { .. } => {}
-            Move::Process { pid, to, .. } => {
+        let (from, to) = (mv.from, mv.to);
+        match &mv.subject {
+            Subject::Thread { tid, .. } => s = seat(topology, &s, *tid, to),
+            Subject::Process { pid, .. } => {
                 let tids: Vec<u32> =
-                    s.threads.iter().filter(|t| t.pid == *pid && t.node != *to).map(|t| t.tid).collect();
+                    s.threads.iter().filter(|t| t.pid == *pid && t.node != to).map(|t| t.tid).collect();
                 for tid in tids {
-                    s = seat(topology, &s, tid, *to);
+                    s = seat(topology, &s, tid, to);
                 }
                 for p in s.processes.iter_mut().filter(|p| p.pid == *pid) {
-                    p.resident = [(*to, p.resident.total())].into_iter().collect();
+                    p.resident = [(to, p.resident.total())].into_iter().collect();
                 }
             }
-            Move::File { file, from, to, .. } => {
+            Subject::File { file, .. } => {
                 for f in s.files.iter_mut().filter(|f| f.file == *file) {
-                    f.bytes = shifted(&f.bytes, *from, *to);
+                    f.bytes = shifted(&f.bytes, from, to);
                 }
                 for t in &mut s.threads {
                     for used in t.files.iter_mut().filter(|u| u.file == *file) {
-                        used.read_bytes = shifted(&used.read_bytes, *from, *to);
+                        used.read_bytes = shifted(&used.read_bytes, from, to);
                         t.read_bytes = used.read_bytes.clone();
                     }
                 }
             }
-        }
-        if let Move::Thread { tid, to, .. } = mv {
-            s = seat(topology, &s, *tid, *to);
         }
     }
     for node in &mut s.nodes {
@@ -159,15 +158,7 @@ fn seat(topology: &Topology, s: &Snapshot, tid: u32, to: NodeId) -> Snapshot {
     if t.node == to {
         return s.clone();
     }
-    let mv = Move::Thread {
-        tid,
-        pid: t.pid,
-        start_ns: None,
-        from: t.node,
-        to,
-        reason: placement::Reason::ReadLocality,
-        why: "".into(),
-    };
+    let mv = Move::thread(t, to, placement::Reason::ReadLocality, "");
     let mut next = common::next_window(topology, s, &Plan { moves: vec![mv], ..Plan::default() });
     for t in &mut next.threads {
         t.files[0].write_bytes = t.write_bytes.clone();
@@ -187,23 +178,25 @@ fn check(topology: &Topology, s: &Snapshot, plan: &Plan) -> Result<(), TestCaseE
         Ok(())
     };
     for mv in &plan.moves {
-        match mv {
-            Move::Thread { tid, pid, from, to, why, .. } => {
+        let (from, to) = (mv.from, mv.to);
+        prop_assert!(!mv.why.text().is_empty());
+        match &mv.subject {
+            Subject::Thread { tid, .. } => {
                 let t = s.threads.iter().find(|t| t.tid == *tid).unwrap();
-                prop_assert_eq!((t.pid, t.node), (*pid, *from));
-                prop_assert!(from != to && !why.text().is_empty());
-                free(t, *to)?;
+                prop_assert_eq!((t.pid, t.node, Subject::thread(t)), (mv.pid, from, mv.subject.clone()));
+                prop_assert!(from != to);
+                free(t, to)?;
             }
-            Move::Process { pid, from, to, why, .. } => {
-                prop_assert!(!why.text().is_empty() && topology.node(*from).is_some());
+            Subject::Process { pid, .. } => {
+                prop_assert!(topology.node(from).is_some());
                 for t in s.threads.iter().filter(|t| t.pid == *pid) {
-                    free(t, *to)?;
+                    free(t, to)?;
                 }
             }
-            Move::File { file, from, to, why, .. } => {
+            Subject::File { file, .. } => {
                 let f = s.files.iter().find(|f| f.file == *file).unwrap();
-                prop_assert!(from != to && !why.text().is_empty() && topology.node(*to).is_some());
-                prop_assert!(f.bytes.get(*from) > 0, "{file} has nothing on {from}");
+                prop_assert!(from != to && topology.node(to).is_some());
+                prop_assert!(f.bytes.get(from) > 0, "{file} has nothing on {from}");
             }
         }
     }
@@ -256,11 +249,8 @@ proptest! {
         }
         // No thread starts or ends.
         for (_, mv) in &made {
-            let same = |other: &Move| match (mv, other) {
-                (Move::Thread { tid: a, .. }, Move::Thread { tid: b, .. }) => a == b,
-                (Move::Process { pid: a, .. }, Move::Process { pid: b, .. }) => a == b,
-                (Move::File { file: a, from: x, .. }, Move::File { file: b, from: y, .. }) => a == b && x == y,
-                _ => false,
+            let same = |other: &Move| {
+                mv.subject == other.subject && (!mv.subject.is_file() || mv.from == other.from)
             };
             prop_assert!(made.iter().filter(|(_, other)| same(other)).count() <= 3, "{made:#?}");
         }
@@ -274,9 +264,9 @@ proptest! {
         for _ in 0..120 {
             let plan = policy.decide(&case.topology, &s);
             for mv in &plan.moves {
-                if let Move::File { file, from, to, .. } = mv {
-                    prop_assert!(!left.contains(&(file.clone(), *to)), "{file} goes back to {to}");
-                    left.insert((file.clone(), *from));
+                if mv.subject.is_file() {
+                    prop_assert!(!left.contains(&(mv.subject.clone(), mv.to)), "{mv:?} goes back");
+                    left.insert((mv.subject.clone(), mv.from));
                 }
             }
             s = next(&case.topology, &s, &plan);
@@ -306,8 +296,7 @@ proptest! {
         for _ in 0..8 {
             let plan = policy.decide(&case.topology, &s);
             for mv in &plan.moves {
-                let (Move::Thread { to, .. } | Move::Process { to, .. } | Move::File { to, .. }) = mv;
-                prop_assert!(case.topology.node(*to).is_some());
+                prop_assert!(case.topology.node(mv.to).is_some());
             }
             s.time_s += 1.0;
         }

@@ -5,7 +5,7 @@ mod common;
 
 use common::{MB, declined, moves, node, snapshot, thread, why};
 use placement::npolicy::{NPolicy, Settings};
-use placement::{MappedMemory, Move, Plan, Policy, Process, Reason, Snapshot, Thread};
+use placement::{MappedMemory, Plan, Policy, Process, Reason, Snapshot, Thread};
 use topology::{CpuSet, NodeId};
 
 /// (node, hot MB, cold MB)
@@ -199,8 +199,8 @@ fn nothing_moves_twice_while_the_data_stays() {
     for round in 0..10 {
         let plan = epoch(&mut policy, round * 10, &w);
         for mv in &plan.moves {
-            let Move::Thread { tid, to, .. } = mv else { panic!("{mv:?}") };
-            w.threads.iter_mut().find(|t| t.tid == *tid).unwrap().node = *to;
+            let tid = mv.tid().unwrap();
+            w.threads.iter_mut().find(|t| t.tid == tid).unwrap().node = mv.to;
             assert_eq!(round, 0);
             made += 1;
         }

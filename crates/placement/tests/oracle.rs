@@ -236,15 +236,7 @@ fn settle(name: &str, case: &Case) -> Vec<(u32, u32, Reason)> {
             .threads
             .iter()
             .filter(|t| places.get(&t.tid).is_some_and(|to| *to != t.node))
-            .map(|t| Move::Thread {
-                tid: t.tid,
-                pid: t.pid,
-                start_ns: None,
-                from: t.node,
-                to: places[&t.tid],
-                reason: Reason::ReadLocality,
-                why: "".into(),
-            })
+            .map(|t| Move::thread(t, places[&t.tid], Reason::ReadLocality, ""))
             .collect();
         if change.is_empty() {
             let ended = now.threads.iter().zip(&case.snapshot.threads).filter(|(now, then)| now.node != then.node);

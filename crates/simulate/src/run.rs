@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use engine::{Engine, Verdict, WindowReport};
-use placement::{Move, NodeLoad, Policy};
+use placement::{Move, NodeLoad, Policy, Subject};
 use serde::Serialize;
 use topology::NodeId;
 
@@ -348,10 +348,10 @@ impl Sums {
             match verdict {
                 Verdict::Applied | Verdict::Started => {
                     made += 1;
-                    match mv {
-                        Move::Thread { .. } => moves.threads += 1,
-                        Move::Process { .. } => moves.processes += 1,
-                        Move::File { .. } => moves.files += 1,
+                    match mv.subject {
+                        Subject::Thread { .. } => moves.threads += 1,
+                        Subject::Process { .. } => moves.processes += 1,
+                        Subject::File { .. } => moves.files += 1,
                     }
                 }
                 Verdict::HeldBack { .. } | Verdict::Queued => moves.held_back += 1,

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use engine::{JobState, Plane as _};
-use placement::{Move, Reason};
+use placement::Move;
 use proptest::prelude::*;
 use simulate::{Outcome, ScenarioFile, SimulatedPlane, run};
 use topology::NodeId;
@@ -220,14 +220,7 @@ fn only_what_a_move_has_moved_is_taken_back() {
     let mut window = || plane.observe(Duration::from_secs_f64(0.1)).unwrap().files.swap_remove(0);
     let before = window();
     assert!(before.bytes.get(NodeId(0)) > 0 && before.bytes.get(NodeId(1)) > 0, "{before:?}");
-    let mv = |from: u32, to: u32| Move::File {
-        file: before.file.clone(),
-        generation: before.generation,
-        from: NodeId(from),
-        to: NodeId(to),
-        reason: Reason::OverloadedHome,
-        why: String::new().into(),
-    };
+    let mv = |from: u32, to: u32| Move::file(&before, NodeId(from), NodeId(to), "");
     let mut plane = SimulatedPlane::start(&file(&text).scenario, 1);
     plane.observe(Duration::from_secs_f64(0.1)).unwrap();
     let end = |plane: &mut SimulatedPlane| loop {

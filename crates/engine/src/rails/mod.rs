@@ -190,21 +190,21 @@ impl Rails {
 
 /// Whether a move fits the machine and what was observed of its thread.
 pub fn fits(topology: &Topology, thread: Option<&Thread>, mv: &Move) -> Result<(), HeldBack> {
-    let (Move::Thread { from, to, .. } | Move::Process { from, to, .. } | Move::File { from, to, .. }) = mv;
-    if topology.node(*to).is_none() {
+    let (from, to) = (mv.from, mv.to);
+    if topology.node(to).is_none() {
         return Err(HeldBack::new(Rail::BadPlan, format!("node {to} does not exist")));
     }
     if from == to {
         return Err(HeldBack::new(Rail::BadPlan, format!("node {from} → {to} moves nothing")));
     }
-    let Move::Thread { tid, pid, start_ns, .. } = mv else { return Ok(()) };
+    let Subject::Thread { tid, start } = mv.subject else { return Ok(()) };
     let Some(thread) = thread else {
         return Err(HeldBack::new(Rail::NotObserved, format!("thread {tid} was not seen in this window")));
     };
-    if thread.pid != *pid || (start_ns.is_some() && thread.start_ns.is_some() && *start_ns != thread.start_ns) {
+    if thread.pid != mv.pid || (start > 0 && thread.start_ns.is_some_and(|observed| observed != start)) {
         return Err(HeldBack::new(Rail::NotObserved, format!("thread {tid} is another thread than the plan means")));
     }
-    if thread.node != *from {
+    if thread.node != from {
         return Err(HeldBack::new(Rail::Stale, format!("runs on node {}, not on {from}", thread.node)));
     }
     match &thread.held {

@@ -469,7 +469,7 @@ fn a_file_goes_back_by_the_move_that_brought_it() {
         engine.step().unwrap();
     }
     let world = plane.world();
-    let nodes = |mv: &Move| if let Move::File { from, to, .. } = mv { (from.0, to.0) } else { panic!("{mv:?}") };
+    let nodes = |mv: &Move| (mv.from.0, mv.to.0);
     assert_eq!(world.taken_back.iter().map(nodes).collect::<Vec<_>>(), [(0, 1)]);
     assert_eq!((world.tasks[&1].home, world.started.len()), (1, 2));
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use engine::journal::{Event, Filter, history, read};
 use engine::{Engine, Rail, Settings, StateDir};
 
-use placement::{Move, Reason};
+use placement::{Move, Reason, Subject};
 use topology::NodeId;
 
 use crate::fake::{Fake, file_of, go_home, mv, restless, script};
@@ -80,10 +80,11 @@ fn moved_files_and_processes_are_each_judged_by_what_their_readers_read() {
     let state = StateDir::open(tmp.path()).unwrap();
     let (reason, why) = (Reason::CacheAffinity, || "read from there".into());
     let file = move |tid| {
-        let (file, from, to) = (file_of(tid), NodeId(1), NodeId(0));
-        Move::File { file, generation: None, from, to, reason, why: why() }
+        let subject = Subject::File { file: file_of(tid), generation: 0 };
+        Move { subject, pid: 0, from: NodeId(1), to: NodeId(0), reason, why: why() }
     };
-    let process = Move::Process { pid: 3, start_ns: None, from: NodeId(0), to: NodeId(1), reason, why: why() };
+    let subject = Subject::process(3, None);
+    let process = Move { subject, pid: 3, from: NodeId(0), to: NodeId(1), reason, why: why() };
     let mut moves = vec![file(1), file(2), process];
     let once = script(move |_| std::mem::take(&mut moves));
     let mut engine = Engine::new(plane.clone(), once, Settings::default(), Some(state)).unwrap();

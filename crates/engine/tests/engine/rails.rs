@@ -170,12 +170,7 @@ fn refused_threads_are_not_asked_every_window() {
 /// A thread is in one move of a window, whichever comes first: after a crash two records of it could not be told apart.
 #[test]
 fn a_thread_is_in_one_move_of_a_window() {
-    let thread = match mv(100, None, 0, 2) {
-        Move::Thread { tid, start_ns, from, to, reason, why, .. } => {
-            Move::Thread { tid, pid: 1, start_ns, from, to, reason, why }
-        }
-        other => other,
-    };
+    let thread = Move { pid: 1, ..mv(100, None, 0, 2) };
     for plan in [vec![process(1, 0, 1), thread.clone()], vec![thread, process(1, 0, 1)]] {
         let name = format!("{plan:?}");
         let tmp = tempfile::tempdir().unwrap();

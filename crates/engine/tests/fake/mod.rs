@@ -167,14 +167,14 @@ impl World {
 
     /// A copy is over: the data is where it should be.
     fn arrive(&mut self, mv: &Move) {
-        match mv {
-            Move::Process { pid, to, .. } => {
-                self.tasks.values_mut().filter(|t| t.pid == *pid).for_each(|t| t.node = to.0);
+        match &mv.subject {
+            Subject::Process { pid, .. } => {
+                self.tasks.values_mut().filter(|t| t.pid == *pid).for_each(|t| t.node = mv.to.0);
             }
-            Move::File { file, to, .. } => {
-                self.tasks.iter_mut().filter(|t| file_of(*t.0) == *file).for_each(|t| t.1.home = to.0);
+            Subject::File { file, .. } => {
+                self.tasks.iter_mut().filter(|t| file_of(*t.0) == *file).for_each(|t| t.1.home = mv.to.0);
             }
-            Move::Thread { .. } => {}
+            Subject::Thread { .. } => {}
         }
     }
 
@@ -279,11 +279,11 @@ impl Plane for Fake {
         let mut world = self.world();
         // What is taken back is not remembered.
         let mv = world.ended.pop().filter(|_| world.moves_back)?;
-        let Move::File { file, generation, from, to, reason, why } = mv else { panic!("{mv:?}") };
-        let mv = Move::File { file, generation, from: to, to: from, reason, why };
+        assert!(mv.subject.is_file(), "{mv:?}");
+        let mv = Move { from: mv.to, to: mv.from, ..mv };
         world.remembers = false;
         drop(world);
-        let subject = Subject::of(&mv);
+        let subject = mv.subject.clone();
         let Ok(Started::Job(job)) = self.start(&mv, &[], &mut |_| Ok(())) else { panic!("{subject}") };
         Some((subject, Ok(job)))
     }
@@ -299,9 +299,10 @@ impl Plane for Fake {
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
-        let (tid, pid, to) = match mv {
-            Move::Thread { tid, pid, to, .. } => (tid, pid, to),
-            Move::Process { pid, to, .. } => {
+        let to = mv.to;
+        let tid = match &mv.subject {
+            Subject::Thread { tid, .. } => tid,
+            Subject::Process { pid, .. } => {
                 // One record for each thread, as on a host.
                 let mut world = self.world();
                 world.wreck();
@@ -309,7 +310,7 @@ impl Plane for Fake {
                 let of = world.tasks.iter().filter(|t| t.1.pid == *pid);
                 return Ok(of.map(|(tid, t)| undo(*tid, t, masks(t))).collect());
             }
-            Move::File { .. } => return Ok(Vec::new()),
+            Subject::File { .. } => return Ok(Vec::new()),
         };
         let mut world = self.world();
         world.wreck();
@@ -324,16 +325,16 @@ impl Plane for Fake {
             return Err(PlaneError::Refused { reason: "own_affinity", why });
         }
         let masks = Masks { before: task.mask.clone(), ours: node_cpus(to.0), unbound: false };
-        assert_eq!(task.pid, *pid);
+        assert_eq!(task.pid, mv.pid);
         Ok(vec![undo(*tid, task, masks)])
     }
 
     fn start(&mut self, mv: &Move, undo: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
         let mut world = self.world();
         world.wreck();
-        let Move::Thread { tid, to, .. } = mv else {
+        let Subject::Thread { tid, .. } = &mv.subject else {
             let now = world.clock;
-            world.started.push((now, Subject::of(mv).to_string()));
+            world.started.push((now, mv.subject.to_string()));
             for undo in undo {
                 let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
                 if world.unbindable.contains(&tid) {
@@ -367,8 +368,8 @@ impl Plane for Fake {
             return Err(PlaneError::Refused { reason, why: "the kernel says no".into() });
         }
         task.mask = ours.clone();
-        task.node = to.0;
-        world.made.push((now, *tid, to.0));
+        task.node = mv.to.0;
+        world.made.push((now, *tid, mv.to.0));
         world.wreck();
         Ok(Started::Done)
     }
@@ -460,34 +461,20 @@ fn undo(tid: u32, task: &Task, masks: Masks) -> Undo {
 
 /// A move of the file that a thread reads.
 pub fn file(tid: u32, from: u32, to: u32) -> Move {
-    let (file, from, to) = (file_of(tid), NodeId(from), NodeId(to));
-    Move::File {
-        file,
-        generation: None,
-        from,
-        to,
-        reason: Reason::OverloadedHome,
-        why: "its home is overloaded".into(),
-    }
+    let (subject, reason) = (Subject::File { file: file_of(tid), generation: 0 }, Reason::OverloadedHome);
+    Move { subject, pid: 0, from: NodeId(from), to: NodeId(to), reason, why: "its home is overloaded".into() }
 }
 
 /// A move of a process.
 pub fn process(pid: u32, from: u32, to: u32) -> Move {
-    let (from, to, reason) = (NodeId(from), NodeId(to), Reason::CacheAffinity);
-    Move::Process { pid, start_ns: None, from, to, reason, why: "its file is cached there".into() }
+    let (subject, reason) = (Subject::process(pid, None), Reason::CacheAffinity);
+    Move { subject, pid, from: NodeId(from), to: NodeId(to), reason, why: "its file is cached there".into() }
 }
 
 pub fn mv(tid: u32, start: Option<u64>, from: u32, to: u32) -> Move {
-    let why = "1.0 MB of 1.0 MB read there".into();
-    Move::Thread {
-        tid,
-        pid: tid,
-        start_ns: start,
-        from: NodeId(from),
-        to: NodeId(to),
-        reason: Reason::ReadLocality,
-        why,
-    }
+    let (reason, why) = (Reason::ReadLocality, "1.0 MB of 1.0 MB read there".into());
+    let subject = Subject::Thread { tid, start: start.unwrap_or(0) };
+    Move { subject, pid: tid, from: NodeId(from), to: NodeId(to), reason, why }
 }
 
 /// A policy that is a closure.

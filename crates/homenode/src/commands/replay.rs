@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::{Engine, Masks, Plane, PlaneError, Started, Subject, Undo, Undone, Write};
+use engine::{Engine, Masks, Plane, PlaneError, Started, Undo, Undone, Write};
 use placement::{Move, Snapshot};
 use topology::Topology;
 
@@ -64,16 +64,12 @@ impl Plane for Recorded {
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let cpus = self.topology.cpus();
-        match mv {
-            Move::Thread { pid, .. } => {
-                let masks = Some(Masks { before: cpus.clone(), ours: cpus, unbound: false });
-                Ok(vec![Undo { subject: Subject::of(mv), pid: *pid, masks, payload: String::new() }])
-            }
-            Move::Process { .. } | Move::File { .. } => Err(PlaneError::Refused {
-                reason: "not_a_thread",
-                why: "only moves of threads are replayed".to_owned(),
-            }),
+        if !mv.subject.is_thread() {
+            let why = "only moves of threads are replayed".to_owned();
+            return Err(PlaneError::Refused { reason: "not_a_thread", why });
         }
+        let masks = Some(Masks { before: cpus.clone(), ours: cpus, unbound: false });
+        Ok(vec![Undo { subject: mv.subject.clone(), pid: mv.pid, masks, payload: String::new() }])
     }
 
     fn start(&mut self, _: &Move, _: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {

@@ -38,7 +38,7 @@ impl Lines {
         let mut rows = 0;
         for outcome in &report.outcomes {
             let (verb, why) = verdict(outcome);
-            let (from, to, reason, _) = words::parts(&outcome.mv);
+            let Move { from, to, reason, .. } = outcome.mv;
             if !matches!(outcome.result, Verdict::Applied | Verdict::Started) {
                 let what = format!("{verb} {} {from} {to} {reason:?} {}", names.moved(&outcome.mv), rail_word(outcome));
                 let new = !self.said.contains(&what);
@@ -78,7 +78,7 @@ fn window_line(window: u64, report: &WindowReport) -> String {
 }
 
 fn verdict(outcome: &Outcome) -> (&'static str, String) {
-    let (_, _, _, why) = words::parts(&outcome.mv);
+    let why = &outcome.mv.why;
     match &outcome.result {
         Verdict::Applied => ("move", why.to_string()),
         Verdict::Started => ("moving", why.to_string()),
@@ -143,7 +143,7 @@ pub fn json(window: u64, report: &WindowReport) -> Value {
 fn outcome_json(outcome: &Outcome, names: &Names<'_>) -> Value {
     let mut value = json!(outcome.mv);
     if let Value::Object(object) = &mut value {
-        if let Move::Thread { tid, .. } = outcome.mv {
+        if let Some(tid) = outcome.mv.tid() {
             object.insert("comm".to_owned(), json!(names.comm(tid)));
         }
         match &outcome.result {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use engine::Rail;
 use host::interference::Interference;
-use placement::{Move, Plan, Prediction, Reason, Snapshot, Thread, Why};
+use placement::{Move, Plan, Prediction, Reason, Snapshot, Subject, Thread};
 use serde::Serialize;
 use topology::NodeId;
 
@@ -36,10 +36,10 @@ impl<'a> Names<'a> {
 
     /// The subject of a move: a thread, a process or a file.
     pub fn moved(&self, mv: &Move) -> String {
-        match mv {
-            Move::Thread { tid, .. } => self.thread(*tid),
-            Move::Process { pid, .. } => process(self.comm(*pid), *pid),
-            Move::File { file, .. } => format!("file {file}"),
+        match &mv.subject {
+            Subject::Thread { tid, .. } => self.thread(*tid),
+            Subject::Process { pid, .. } => process(self.comm(*pid), *pid),
+            Subject::File { file, .. } => format!("file {file}"),
         }
     }
 }
@@ -57,15 +57,6 @@ pub fn process(comm: &str, pid: u32) -> String {
 /// `node 1 → 0`; `stays on 0` for a thread that is bound where it is.
 pub fn direction(from: NodeId, to: NodeId) -> String {
     if from == to { format!("stays on {to}") } else { format!("node {from} → {to}") }
-}
-
-/// A move's nodes, rule and sentence.
-pub fn parts(mv: &Move) -> (NodeId, NodeId, Reason, &Why) {
-    match mv {
-        Move::Thread { from, to, reason, why, .. }
-        | Move::Process { from, to, reason, why, .. }
-        | Move::File { from, to, reason, why, .. } => (*from, *to, *reason, why),
-    }
 }
 
 /// A rule's name as in JSON: `read_locality`.
@@ -119,8 +110,8 @@ pub fn plan(plan: &Plan, snapshot: &Snapshot, limits: &Limits) -> String {
     let mut text = window(snapshot) + "\n";
     let mut table = Table::plain(4);
     for mv in &plan.moves {
-        let (from, to, _, why) = parts(mv);
-        table.row(["move".to_owned(), names.moved(mv), direction(from, to), why.to_string()]);
+        let Move { from, to, why, .. } = mv;
+        table.row(["move".to_owned(), names.moved(mv), direction(*from, *to), why.to_string()]);
     }
     for stay in plan.declined.iter().take(STAY_LINES) {
         table.row(["stay".to_owned(), names.thread(stay.tid), String::new(), stay.why.clone()]);

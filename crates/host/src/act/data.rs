@@ -129,22 +129,24 @@ impl DataMoves {
 
     /// See [`engine::Plane::prepare`].
     pub fn prepare(&mut self, mover: &mut Mover, topology: &Topology, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
-        match mv {
-            Move::Thread { .. } => Ok(vec![mover.prepare(topology, mv)?]),
-            Move::Process { pid, start_ns, to, .. } => {
-                let process = process::prepare(mover, topology, (*pid, *start_ns), *to, true)?;
+        let to = mv.to;
+        match &mv.subject {
+            Subject::Thread { .. } => Ok(vec![mover.prepare(topology, mv)?]),
+            Subject::Process { pid, start } => {
+                let start = Some(*start).filter(|start| *start > 0);
+                let process = process::prepare(mover, topology, (*pid, start), to, true)?;
                 let undo = process.ready().to_vec();
-                self.processes.insert((Subject::of(mv), *to), process);
+                self.processes.insert((mv.subject.clone(), to), process);
                 Ok(undo)
             }
-            Move::File { file, generation, to, .. } => {
+            Subject::File { file, generation } => {
                 let unknown = || refused("file_unknown", format!("file {file} was not read in the last window"));
                 let seen = self.seen.get(file).ok_or_else(unknown)?;
-                if generation.is_some_and(|generation| generation != u64::from(seen.id.generation)) {
+                if *generation > 0 && *generation != u64::from(seen.id.generation) {
                     return Err(PlaneError::Gone { what: format!("file {file}") });
                 }
-                pages::target(topology, *to).map_err(|e| error(&e))?;
-                self.files.insert((Subject::of(mv), *to), seen.clone());
+                pages::target(topology, to).map_err(|e| error(&e))?;
+                self.files.insert((mv.subject.clone(), to), seen.clone());
                 Ok(Vec::new())
             }
         }
@@ -152,8 +154,7 @@ impl DataMoves {
 
     /// The process whose move was prepared.
     pub fn take_process(&mut self, mv: &Move) -> Result<ProcessMove, PlaneError> {
-        let Move::Process { to, .. } = mv else { return Err(not_prepared(mv)) };
-        self.processes.remove(&(Subject::of(mv), *to)).ok_or_else(|| not_prepared(mv))
+        self.processes.remove(&(mv.subject.clone(), mv.to)).ok_or_else(|| not_prepared(mv))
     }
 
     /// Lets the memory of a process follow its threads.
@@ -181,23 +182,23 @@ impl DataMoves {
 
     /// See [`engine::Plane::take_back`]. Of the latest moves it is known what they moved.
     pub fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        let Move::File { from, to, .. } = mv else { return Err(not_prepared(mv)) };
-        let subject = Subject::of(mv);
-        let of = |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&subject, *to, *from);
+        let of =
+            |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
         let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
         let layout = job.and_then(|job| self.jobs.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
         self.start_file_with(mv, Some(layout))
     }
 
     fn start_file_with(&mut self, mv: &Move, back: Option<Layout>) -> Result<Started, PlaneError> {
-        let Move::File { file, from, to, .. } = mv else { return Err(not_prepared(mv)) };
-        let seen = self.files.remove(&(Subject::of(mv), *to)).ok_or_else(|| not_prepared(mv))?;
-        let moved = Copied { subject: Subject::of(mv), file: Some((file.clone(), seen.clone(), *from)) };
+        let Move { subject, from, to, .. } = mv.clone();
+        let Subject::File { file, .. } = &subject else { return Err(not_prepared(mv)) };
+        let seen = self.files.remove(&(subject.clone(), to)).ok_or_else(|| not_prepared(mv))?;
+        let moved = Copied { subject: subject.clone(), file: Some((file.clone(), seen.clone(), from)) };
         // What goes back is where it was: the move that is taken back is all there is to remember.
         let taken_back = back.is_some();
-        let job = self.file_job(file, seen, (Some(*from), *to), back)?;
+        let job = self.file_job(file, seen, (Some(from), to), back)?;
         self.open.insert(job, file.clone());
-        self.latest.push_back((job, Subject::of(mv), *from, *to));
+        self.latest.push_back((job, subject, from, to));
         self.latest.drain(..self.latest.len().saturating_sub(LATEST));
         if !taken_back {
             self.keep(job, moved);
@@ -364,7 +365,7 @@ fn open(
 }
 
 fn not_prepared(mv: &Move) -> PlaneError {
-    refused("not_prepared", format!("the move of {} was not prepared in this window", Subject::of(mv)))
+    refused("not_prepared", format!("the move of {} was not prepared in this window", mv.subject))
 }
 
 fn error(error: &FileMoveError) -> PlaneError {

@@ -148,13 +148,13 @@ impl Mover {
 
     /// See [`engine::Plane::prepare`].
     pub fn prepare(&mut self, topology: &Topology, mv: &Move) -> Result<Undo, PlaneError> {
-        let Move::Thread { tid, pid, start_ns, to, .. } = mv else {
+        let Subject::Thread { tid, start: start_ns } = mv.subject else {
             return Err(not_a_thread());
         };
-        let (tid, to) = (*tid, *to);
+        let (to, pid) = (mv.to, mv.pid);
         let (_, stat) = self.open(tid)?;
         let start = stat.start;
-        if start_ns.is_some_and(|ns| ns / NS_PER_TICK != start) {
+        if start_ns > 0 && start_ns / NS_PER_TICK != start {
             return Err(gone(tid));
         }
         if stat.kernel_thread {
@@ -176,13 +176,13 @@ impl Mover {
         // A thread that has less than its default, without anybody's asking, stays within that.
         let given = !unbound && !self.rules.touch_own_affinity;
         let ours = self.target(topology, to, &if given { before.intersection(&default) } else { default })?;
-        let first_differs = tid != *pid && affinity::get(*pid).is_ok_and(|first| first != ours);
+        let first_differs = tid != pid && affinity::get(pid).is_ok_and(|first| first != ours);
         self.prepared.insert((tid, start), mask);
         let family =
             Family { at: now_ticks(), session: stat.session, cgroup: cpuset::family_name(&cgroups), first_differs };
         let subject = subject_of((tid, start));
         let masks = Some(Masks { before, ours, unbound });
-        Ok(Undo { subject, pid: *pid, masks, payload: family.payload() })
+        Ok(Undo { subject, pid, masks, payload: family.payload() })
     }
 
     /// A record for a thread of a process whose threads were given these values, if it was born with one of them, so that it can be

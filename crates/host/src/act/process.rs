@@ -17,7 +17,7 @@
 use std::path::Path;
 
 use engine::{PlaneError, Undo};
-use placement::{Move, Reason, Why};
+use placement::{Move, Reason, Subject, Why};
 use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, Topology};
 
@@ -219,8 +219,9 @@ impl ProcessMove {
     }
 
     fn thread(&self, tid: u32, start: u64) -> Move {
-        let (pid, to, start_ns) = (self.pid, self.to, Some(start.saturating_mul(NS_PER_TICK)));
-        Move::Thread { tid, pid, start_ns, from: to, to, reason: Reason::CacheAffinity, why: Why::default() }
+        let (pid, to, reason) = (self.pid, self.to, Reason::CacheAffinity);
+        let subject = Subject::Thread { tid, start: start.saturating_mul(NS_PER_TICK) };
+        Move { subject, pid, from: to, to, reason, why: Why::default() }
     }
 
     /// The process: id and start time in ticks.

@@ -60,8 +60,7 @@ pub fn own_affinity() -> Tried {
     let report = engine.step().unwrap();
     let why = format!("has an affinity of its own: {}", node(0));
     for outcome in report.outcomes {
-        let Move::Thread { tid, .. } = outcome.mv else { panic!() };
-        let expected = match tid == own {
+        let expected = match outcome.mv.tid() == Some(own) {
             true => Verdict::HeldBack { rail: Rail::Held, why: why.clone() },
             false => Verdict::Applied,
         };
@@ -140,9 +139,8 @@ pub fn gone() -> Tried {
     let mut plane = plane(Some(Scripted::of(&[])));
     let mv = move_of(tid, 1);
     // A later thread with the same id: nothing is set, nothing is undone.
-    let Move::Thread { pid, from, to, reason, why, start_ns, .. } = mv.clone() else { panic!() };
-    let start_ns = start_ns.map(|ns| ns + 10_000_000);
-    let later = Move::Thread { tid, pid, start_ns, from, to, reason, why };
+    let Subject::Thread { start, .. } = mv.subject else { panic!() };
+    let later = Move { subject: Subject::Thread { tid, start: start + 10_000_000 }, ..mv.clone() };
     assert!(matches!(plane.prepare(&later), Err(PlaneError::Gone { .. })));
     let undo = plane.prepare(&mv).unwrap();
     let undos = undo;
@@ -232,14 +230,8 @@ pub fn be_nobody(args: &[String]) {
 pub fn not_a_thread() -> Tried {
     let (from, to, why) = (NodeId(0), NodeId(1), String::new());
     let mut plane = plane(None);
-    let file = Move::File {
-        file: "8:1:2".into(),
-        generation: None,
-        from,
-        to,
-        reason: Reason::OverloadedHome,
-        why: why.into(),
-    };
+    let (subject, reason) = (Subject::File { file: "8:1:2".into(), generation: 0 }, Reason::OverloadedHome);
+    let file = Move { subject, pid: 0, from, to, reason, why: why.into() };
     let error = plane.prepare(&file).unwrap_err();
     assert!(matches!(error, PlaneError::Refused { reason: "file_unknown", .. }), "{error}");
     let error = plane.observe(std::time::Duration::ZERO).unwrap_err();

@@ -9,7 +9,7 @@ use engine::{Finished, Plane, StateDir, Undone, Verdict, recover};
 use host::act::affinity;
 use host::observe::{Kin, ObserveError, Observed, Origin};
 use host::plane::Observe;
-use placement::{Move, Reason};
+use placement::{Move, Reason, Subject};
 use topology::NodeId;
 
 use crate::Tried;
@@ -143,15 +143,8 @@ pub fn exec_after_the_first_was_moved_elsewhere() -> Tried {
     let mut crashed = plane(Some(Scripted::of(&[pid])));
     let mut made = |tid, to| {
         crashed.observe(Duration::ZERO).unwrap();
-        let mv = Move::Thread {
-            tid,
-            pid,
-            start_ns: None,
-            from: NodeId(1 - to),
-            to: NodeId(to),
-            reason: Reason::ReadLocality,
-            why: "".into(),
-        };
+        let (subject, reason) = (Subject::Thread { tid, start: 0 }, Reason::ReadLocality);
+        let mv = Move { subject, pid, from: NodeId(1 - to), to: NodeId(to), reason, why: "".into() };
         let undo = crashed.prepare(&mv).unwrap();
         crashed.start(&mv, &undo, &mut |_| Ok(())).unwrap();
         undo.into_iter().next().unwrap()

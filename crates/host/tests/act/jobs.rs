@@ -19,7 +19,7 @@ use crate::world::{Running, Scripted, all, mask, node, plane, tids, topology};
 
 fn process_to(pid: u32, to: u32) -> Move {
     let (from, to, reason) = (NodeId(1 - to), NodeId(to), Reason::CacheAffinity);
-    Move::Process { pid, start_ns: None, from, to, reason, why: "".into() }
+    Move { subject: Subject::process(pid, None), pid, from, to, reason, why: "".into() }
 }
 
 /// The last word about a job.
@@ -132,7 +132,8 @@ fn seen(moves: &mut DataMoves, path: &Path, file: &File) -> (String, Inode) {
 
 fn file_to(id: &str, generation: Option<u64>) -> Move {
     let (from, to, reason) = (NodeId(1), NodeId(0), Reason::OverloadedHome);
-    Move::File { file: id.to_owned(), generation, from, to, reason, why: "".into() }
+    let subject = Subject::File { file: id.to_owned(), generation: generation.unwrap_or(0) };
+    Move { subject, pid: 0, from, to, reason, why: "".into() }
 }
 
 /// A file is moved if it is the one that the move names, whatever is at its path by then; nothing else is opened.
@@ -177,7 +178,7 @@ pub fn file() -> Tried {
         moves.start_file(&file_to(&id, None)).unwrap();
         let over = end(|| moves.jobs.poll());
         assert_eq!((over.state, over.bytes), (JobState::Gone, 0));
-        let subject = Subject::of(&file_to(&id, None));
+        let subject = file_to(&id, None).subject;
         let error = moves.start_file(&file_to(&id, None)).unwrap_err();
         assert!(error.to_string().contains(&format!("{subject} was not prepared")), "{error}");
     }

@@ -79,7 +79,7 @@ impl Policy for Once {
     fn decide(&mut self, _: &Topology, _: &Snapshot) -> Plan {
         let to = |pid| {
             let (from, to, reason) = (NodeId(1), NodeId(0), Reason::CacheAffinity);
-            Move::Process { pid, start_ns: None, from, to, reason, why: "".into() }
+            Move { subject: Subject::process(pid, None), pid, from, to, reason, why: "".into() }
         };
         Plan {
             version: 1,

@@ -13,7 +13,7 @@ use host::act::threads::Threads;
 use host::observe::{Cost, Kin, ObserveError, Observed, ObservedThread};
 use host::plane::Observe;
 use host::{HostPlane, Settings as HostSettings};
-use placement::{Move, NodeBytes, Plan, Policy, Reason, Snapshot};
+use placement::{Move, NodeBytes, Plan, Policy, Reason, Snapshot, Subject};
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
 pub fn set(cpus: impl IntoIterator<Item = u32>) -> CpuSet {
@@ -156,29 +156,19 @@ impl Policy for AllTo {
 
     fn decide(&mut self, _: &Topology, snapshot: &Snapshot) -> Plan {
         let to = NodeId(self.0);
-        let moves = snapshot.threads.iter().filter(|t| t.node != to).map(|t| Move::Thread {
-            tid: t.tid,
-            pid: t.pid,
-            start_ns: t.start_ns,
-            from: t.node,
-            to,
-            reason: Reason::ReadLocality,
-            why: "100.0 MB of 100.0 MB read from there".into(),
-        });
+        let moves = snapshot
+            .threads
+            .iter()
+            .filter(|t| t.node != to)
+            .map(|t| Move::thread(t, to, Reason::ReadLocality, "100.0 MB of 100.0 MB read from there"));
         Plan { version: 1, policy: "all-to-one".into(), moves: moves.collect(), ..Plan::default() }
     }
 }
 
 pub fn move_of(tid: u32, to: u32) -> Move {
-    Move::Thread {
-        tid,
-        pid: tid,
-        start_ns: Threads::new(Path::new("/proc")).stat(tid).unwrap().map(|s| s.start * NS_PER_TICK),
-        from: NodeId(1 - to),
-        to: NodeId(to),
-        reason: Reason::ReadLocality,
-        why: "".into(),
-    }
+    let start = Threads::new(Path::new("/proc")).stat(tid).unwrap().map_or(0, |s| s.start * NS_PER_TICK);
+    let (subject, reason) = (Subject::Thread { tid, start }, Reason::ReadLocality);
+    Move { subject, pid: tid, from: NodeId(1 - to), to: NodeId(to), reason, why: "".into() }
 }
 
 pub fn plane(observer: Option<Box<dyn Observe>>) -> HostPlane {

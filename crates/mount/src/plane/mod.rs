@@ -304,10 +304,7 @@ impl VolumePlane {
     /// Starts to move a file, or those of its blocks that a layout has.
     fn start_file(&mut self, mv: &Move, only: Option<&host::act::memory::Layout>) -> Result<Started, PlaneError> {
         let refused = |reason, why| PlaneError::Refused { reason, why };
-        let Move::File { from, to, .. } = mv else {
-            return Err(refused("not_a_file", format!("{} is not a file", Subject::of(mv))));
-        };
-        let (subject, from, to) = (Subject::of(mv), *from, *to);
+        let Move { subject, from, to, .. } = mv.clone();
         let Some(mut copy) = self.prepared.remove(&(subject.clone(), to)) else {
             return Err(refused("not_prepared", format!("the move of {subject} was not prepared in this window")));
         };
@@ -322,12 +319,7 @@ impl VolumePlane {
     }
 
     /// The file that a move is of, ready to be copied.
-    fn prepare_file(
-        &self,
-        file: &str,
-        generation: Option<u64>,
-        (from, to): (NodeId, NodeId),
-    ) -> Result<FileCopy, PlaneError> {
+    fn prepare_file(&self, file: &str, generation: u64, (from, to): (NodeId, NodeId)) -> Result<FileCopy, PlaneError> {
         let refused = |reason, why| PlaneError::Refused { reason, why };
         let (major, minor) = self.settings.device;
         let number = file.strip_prefix(&format!("{major}:{minor}:")).and_then(|ino| ino.parse().ok());
@@ -338,7 +330,7 @@ impl VolumePlane {
             fs::Error::NotFound => PlaneError::Gone { what: format!("file {file}") },
             error => refused("unreadable", format!("file {file} cannot be examined: {error}")),
         })?;
-        if generation.is_some_and(|generation| generation != u64::from(stat.generation)) {
+        if generation > 0 && generation != u64::from(stat.generation) {
             return Err(PlaneError::Gone { what: format!("file {file}") });
         }
         if !self.volume.usage().regions.iter().any(|region| region.node == Some(to.0)) {
@@ -403,22 +395,25 @@ impl Plane for VolumePlane {
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
-        let Move::File { file, generation, from, to, .. } = mv else { return self.host.prepare(mv) };
-        let copy = self.prepare_file(file, *generation, (*from, *to))?;
-        self.prepared.insert((Subject::of(mv), *to), copy);
+        let Subject::File { file, generation } = &mv.subject else { return self.host.prepare(mv) };
+        let copy = self.prepare_file(file, *generation, (mv.from, mv.to))?;
+        self.prepared.insert((mv.subject.clone(), mv.to), copy);
         Ok(Vec::new())
     }
 
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
-        match mv {
-            Move::File { .. } => self.start_file(mv, None),
-            _ => self.host.start(mv, undo, write),
+        match mv.subject.is_file() {
+            true => self.start_file(mv, None),
+            false => self.host.start(mv, undo, write),
         }
     }
 
     fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        let (Move::File { from, to, .. }, subject) = (mv, Subject::of(mv)) else { return self.host.take_back(mv) };
-        let of = |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&subject, *to, *from);
+        if !mv.subject.is_file() {
+            return self.host.take_back(mv);
+        }
+        let of =
+            |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
         let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
         let moved = job.and_then(|job| self.host.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
         self.start_file(mv, Some(&moved))

@@ -88,7 +88,7 @@ pub(super) struct History {
     present: FxHashSet<u32>,
     /// The node of each listed thread, by tid, when the load was last planned for.
     seats: FxHashMap<u32, NodeId>,
-    asked: Vec<(Subject, Move)>,
+    asked: Vec<Move>,
     /// How often threads, by tid, have moved for this load; and the processes, by pid, that have.
     moved_threads: FxHashMap<u32, u32>,
     moved_processes: FxHashSet<u32>,
@@ -184,7 +184,7 @@ impl History {
             results.insert(&outcome.subject, &outcome.result);
         }
         let mut again = Vec::new();
-        self.asked.retain(|(subject, mv)| match results.get(subject) {
+        self.asked.retain(|mv| match results.get(&mv.subject) {
             Some(OutcomeState::HeldBack { .. }) if !over => {
                 again.push(mv.clone());
                 true
@@ -199,21 +199,19 @@ impl History {
     }
 
     /// Records the moves of a plan.
-    pub fn planned(&mut self, snapshot: &Snapshot, moves: &mut [Move]) {
+    pub fn planned(&mut self, snapshot: &Snapshot, moves: &[Move]) {
         self.plans += 1;
         self.waits = AFTER_PLAN;
         for mv in moves {
-            mv.identify(snapshot);
-            let subject = Subject::of(mv);
-            match mv {
-                Move::Thread { tid, to, .. } => {
+            match &mv.subject {
+                Subject::Thread { tid, .. } => {
                     *self.moved_threads.entry(*tid).or_default() += 1;
-                    self.seats.insert(*tid, *to);
+                    self.seats.insert(*tid, mv.to);
                 }
-                Move::Process { pid, .. } => _ = self.moved_processes.insert(*pid),
-                Move::File { .. } => _ = self.stuck.insert(subject.clone(), sane(snapshot.time_s)),
+                Subject::Process { pid, .. } => _ = self.moved_processes.insert(*pid),
+                file @ Subject::File { .. } => _ = self.stuck.insert(file.clone(), sane(snapshot.time_s)),
             }
-            self.asked.push((subject, mv.clone()));
+            self.asked.push(mv.clone());
         }
     }
 
@@ -244,7 +242,7 @@ impl History {
 
     fn notice_changes(&mut self, snapshot: &Snapshot, demands: &Demands, now_s: f64) {
         // A process stands still while its memory is copied.
-        if self.asked.iter().any(|a| matches!(a.1, Move::Process { .. })) {
+        if self.asked.iter().any(|mv| mv.subject.is_process()) {
             return;
         }
         let doing = |d: &Demand| {

@@ -46,7 +46,7 @@ pub use settings::Settings;
 use topology::Topology;
 
 use crate::processes::{sane, show};
-use crate::{Declined, Move, Plan, Policy, Snapshot, Subject, Traits};
+use crate::{Declined, Plan, Policy, Snapshot, Subject, Traits};
 use demand::Demands;
 use hardware::Hardware;
 use history::{History, Turn};
@@ -138,10 +138,10 @@ impl Policy for Auto {
             plan.moves = plan::moves(&model, snapshot, &found, &mut self.scratch);
             // A thread that used no file in the last window may have ended.
             let here: FxHashSet<Subject> = window.threads.iter().map(Subject::thread).collect();
-            plan.moves.retain(|mv| !matches!(mv, Move::Thread { .. }) || here.contains(&Subject::of(mv)));
+            plan.moves.retain(|mv| !mv.subject.is_thread() || here.contains(&mv.subject));
             plan.predicted = Some(plan::predict(&model, snapshot, &found, &mut self.scratch));
             plan.notes.push(plan::whole(&model, &found));
-            self.history.planned(snapshot, &mut plan.moves);
+            self.history.planned(snapshot, &plan.moves);
             plan.keeps = plan::keeps(snapshot, &demands, &plan.moves);
         } else {
             plan.declined = staying(snapshot, &demands, windows);

@@ -23,8 +23,8 @@ use super::data::main_node;
 use super::demand::Demands;
 use super::search::Found;
 use super::seating::{Model, Scratch, Seat, Seating};
-use crate::processes::show;
-use crate::{Move, NodeForecast, Prediction, Reason, Snapshot, Thread};
+use crate::processes::{show, starts};
+use crate::{Move, NodeForecast, Prediction, Reason, Snapshot, Subject, Thread};
 
 /// Number of moves whose own part is solved: more than a person reads.
 const EXPLAINED: usize = 16;
@@ -53,7 +53,7 @@ pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: 
     };
     let reasons = reasons(model, found, &parts, scratch);
     let explained = (EXPLAINED_CELLS / model.teams.len().max(1)).clamp(1, EXPLAINED);
-    processes(model, found, &mut moves);
+    processes(model, snapshot, found, &mut moves);
     groups(model, snapshot, found, &mut moves);
     for (i, part) in parts.iter().enumerate() {
         let why = why(model, found, part, i < explained, scratch);
@@ -64,16 +64,7 @@ pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: 
             let reason = reasons[i];
             for member in &part.members {
                 let t = &snapshot.threads[model.demands.threads[*member].thread];
-                let mv = Move::Thread {
-                    tid: t.tid,
-                    pid: t.pid,
-                    start_ns: t.start_ns,
-                    from: t.node,
-                    to: model.hardware.nodes[part.to.node].id,
-                    reason,
-                    why: why.as_str().into(),
-                };
-                moves.push(mv);
+                moves.push(Move::thread(t, model.hardware.nodes[part.to.node].id, reason, why.as_str()));
             }
         }
     }
@@ -85,16 +76,11 @@ pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: 
 pub(super) fn keeps(snapshot: &Snapshot, demands: &Demands, moves: &[Move]) -> Vec<u32> {
     let (mut moved, mut processes, mut joined) = (FxHashSet::default(), FxHashSet::default(), FxHashSet::default());
     for mv in moves {
-        match mv {
-            Move::Thread { tid, to, .. } => {
-                moved.insert(*tid);
-                joined.insert(*to);
-            }
-            Move::Process { pid, to, .. } => {
-                processes.insert(*pid);
-                joined.insert(*to);
-            }
-            Move::File { to, .. } => _ = joined.insert(*to),
+        joined.insert(mv.to);
+        match mv.subject {
+            Subject::Thread { tid, .. } => _ = moved.insert(tid),
+            Subject::Process { pid, .. } => _ = processes.insert(pid),
+            Subject::File { .. } => {}
         }
     }
     let threads = demands.threads.iter().map(|d| &snapshot.threads[d.thread]);
@@ -122,7 +108,8 @@ fn parts(model: &Model, seating: &Seating) -> Vec<Part> {
     parts
 }
 
-fn processes(model: &Model, found: &Found, moves: &mut Vec<Move>) {
+fn processes(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<Move>) {
+    let starts = starts(snapshot);
     for (p, to) in found.seating.processes.iter().enumerate() {
         let Some(to) = *to else { continue };
         let program = &model.demands.programs[p];
@@ -131,8 +118,9 @@ fn processes(model: &Model, found: &Found, moves: &mut Vec<Move>) {
         let takes_s = model.process_copy_s(p, to);
         let why = format!("{}; moves with {} of memory, stops for {takes_s:.2} s", whole(model, found), show(bytes));
         let (from, to) = (model.hardware.nodes[from].id, model.hardware.nodes[to].id);
+        let subject = Subject::process(program.pid, starts.get(&program.pid).copied());
         let (pid, reason, why) = (program.pid, Reason::CacheAffinity, why.into());
-        moves.push(Move::Process { pid, start_ns: None, from, to, reason, why });
+        moves.push(Move { subject, pid, from, to, reason, why });
     }
 }
 
@@ -173,8 +161,7 @@ fn file_moves(snapshot: &Snapshot, file: usize, to: NodeId, why: &str, moves: &m
     for (from, bytes) in observed.bytes.iter().filter(|(from, bytes)| *from != to && *bytes > 0) {
         // Small remainders are not worth a move.
         if bytes as f64 >= CRUMBS * observed.bytes.total() as f64 {
-            let (file, reason) = (observed.file.clone(), Reason::OverloadedHome);
-            moves.push(Move::File { file, generation: None, from, to, reason, why: why.into() });
+            moves.push(Move::file(observed, from, to, why));
         }
     }
 }

@@ -28,7 +28,7 @@ pub use model::Settings;
 use topology::{NodeId, Topology};
 
 use crate::processes::{by_pid, has_cpus, node_of, sane, show, starts};
-use crate::{Declined, FileUse, Move, Plan, Policy, Process, Reason, Snapshot, Thread, Traits};
+use crate::{Declined, FileUse, Move, Plan, Policy, Process, Reason, Snapshot, Subject, Thread, Traits};
 
 /// Selects one of the two policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,14 +206,10 @@ impl CacheAffinity {
         let decided = self.choose(topology, reads, &mut history, sizes, memory);
         self.histories.insert(pid, history);
         match decided {
-            Ok((to, why)) => Some(Ok(Move::Process {
-                pid,
-                start_ns: None,
-                from: reads.home,
-                to,
-                reason: Reason::CacheAffinity,
-                why: why.into(),
-            })),
+            Ok((to, why)) => {
+                let (subject, reason, why) = (Subject::process(pid, start), Reason::CacheAffinity, why.into());
+                Some(Ok(Move { subject, pid, from: reads.home, to, reason, why }))
+            }
             Err(Some((reason, why))) => {
                 let tid = reads.threads.first()?.tid;
                 Some(Err(Declined { tid, reason: reason.into(), why }))

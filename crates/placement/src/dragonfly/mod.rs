@@ -36,7 +36,7 @@ use crate::budget::Budget;
 use crate::load::{Loads, Machine};
 use crate::nthread::{self, MAX_DECLINED, NThread, Variant};
 use crate::processes::{sane, show};
-use crate::{Declined, Move, Plan, Policy, Reason, Snapshot, Traits};
+use crate::{Declined, Move, Plan, Policy, Reason, Snapshot, Subject, Traits};
 use estimate::Estimates;
 use flight::{Flight, Moving, Phase};
 use queue::{Offer, Queue};
@@ -90,7 +90,7 @@ impl Dragonfly {
             Phase::Stalled => {
                 for (file, moving) in flight.unmoved() {
                     let why = format!("requested before; {} still on node {}", show(moving.left), flight.source);
-                    plan.moves.push(file_move(file, flight.source, moving.to, why));
+                    plan.moves.push(file_move(snapshot, file, flight.source, moving.to, why));
                 }
             }
             Phase::Over => {
@@ -230,7 +230,7 @@ impl Dragonfly {
                 mtp.migration_s,
                 mtp.k()
             );
-            plan.moves.push(file_move(&offer.file, from, offer.to, why));
+            plan.moves.push(file_move(snapshot, &offer.file, from, offer.to, why));
             let moved = self.moved.entry(offer.file.clone()).or_insert(Moved { at_s: now_s, times: 0 });
             *moved = Moved { at_s: now_s, times: moved.times.saturating_add(1) };
             files.insert(offer.file, Moving { to: offer.to, asked: offer.bytes, left: offer.bytes, told: false });
@@ -241,8 +241,10 @@ impl Dragonfly {
     }
 }
 
-fn file_move(file: &str, from: NodeId, to: NodeId, why: String) -> Move {
-    Move::File { file: file.to_owned(), generation: None, from, to, reason: Reason::OverloadedHome, why: why.into() }
+fn file_move(snapshot: &Snapshot, file: &str, from: NodeId, to: NodeId, why: String) -> Move {
+    let generation = snapshot.files.iter().find(|f| f.file == file).and_then(|f| f.generation).unwrap_or(0);
+    let subject = Subject::File { file: file.to_owned(), generation };
+    Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why: why.into() }
 }
 
 impl Policy for Dragonfly {
@@ -280,16 +282,17 @@ impl Policy for Dragonfly {
         let mut plan = Plan { policy: self.name().to_owned(), ..self.locality.decide(topology, snapshot) };
         let id = machine.id(source);
         let load = machine.controller_fraction(source, loads.controller(source)).unwrap_or(0.0);
-        let stays = |mv: &Move| matches!(mv, Move::Thread { to, .. } if *to == id);
+        let stays = |mv: &Move| mv.subject.is_thread() && mv.to == id;
         for mv in plan.moves.iter().filter(|mv| stays(mv)) {
-            if let Move::Thread { tid, why, .. } = mv
+            if let Some(tid) = mv.tid()
                 && plan.declined.len() < MAX_DECLINED
             {
                 let why = format!(
-                    "{why}; node {id}'s memory controller would be at {:.0} %; its files wait to move",
+                    "{}; node {id}'s memory controller would be at {:.0} %; its files wait to move",
+                    mv.why,
                     100.0 * load
                 );
-                plan.declined.push(Declined { tid: *tid, reason: "overloaded_home".into(), why });
+                plan.declined.push(Declined { tid, reason: "overloaded_home".into(), why });
             }
         }
         plan.moves.retain(|mv| !stays(mv));

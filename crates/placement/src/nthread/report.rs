@@ -87,15 +87,7 @@ fn moves(plan: &mut Plan, machine: &Machine, snapshot: &Snapshot, state: &State)
             Some(relief) => contention(machine, thread, c, relief),
             None => (Reason::ReadLocality, locality(machine, thread, c)),
         };
-        plan.moves.push(Move::Thread {
-            tid: thread.tid,
-            pid: thread.pid,
-            start_ns: thread.start_ns,
-            from: thread.node,
-            to: machine.id(c.place),
-            reason,
-            why,
-        });
+        plan.moves.push(Move::thread(thread, machine.id(c.place), reason, why));
     }
 }
 

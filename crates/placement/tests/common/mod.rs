@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use placement::nthread::Settings;
-use placement::{Move, NodeBytes, NodeLoad, Plan, Reason, Snapshot, Thread, policy};
+use placement::{NodeBytes, NodeLoad, Plan, Reason, Snapshot, Thread, policy};
 use proptest::prelude::*;
 use proptest::sample::select;
 use topology::{MemoryKind, NodeId, Topology};
@@ -85,14 +85,8 @@ pub fn decide(name: &str, snapshot: &Snapshot) -> Plan {
 
 /// Thread moves as (tid, to, reason), by tid.
 pub fn moves(plan: &Plan) -> Vec<(u32, u32, Reason)> {
-    let mut moves: Vec<_> = plan
-        .moves
-        .iter()
-        .map(|mv| match mv {
-            Move::Thread { tid, to, reason, .. } => (*tid, to.0, *reason),
-            other => panic!("NThread moves threads only: {other:?}"),
-        })
-        .collect();
+    let mut moves: Vec<_> =
+        plan.moves.iter().map(|mv| (mv.tid().expect("NThread moves threads only"), mv.to.0, mv.reason)).collect();
     moves.sort_by_key(|m| m.0);
     moves
 }
@@ -107,13 +101,7 @@ pub fn declined(plan: &Plan, tid: u32) -> Option<(&str, &str)> {
 }
 
 pub fn why(plan: &Plan, of: u32) -> std::borrow::Cow<'_, str> {
-    plan.moves
-        .iter()
-        .find_map(|mv| match mv {
-            Move::Thread { tid, why, .. } if *tid == of => Some(why.text()),
-            _ => None,
-        })
-        .unwrap()
+    plan.moves.iter().find_map(|mv| (mv.tid() == Some(of)).then(|| mv.why.text())).unwrap()
 }
 
 /// The node whose memory takes the writes on a node: the node itself, or the nearest if it has no
@@ -144,17 +132,17 @@ pub fn next_window(topology: &Topology, before: &Snapshot, plan: &Plan) -> Snaps
         node.cpu_s = node.cpu_s.map(|total| total.max(listed));
     }
     for mv in &plan.moves {
-        let Move::Thread { tid, from, to, .. } = mv else { panic!("{mv:?}") };
-        let thread = next.threads.iter_mut().find(|t| t.tid == *tid).unwrap();
-        assert_eq!(thread.node, *from);
+        let tid = mv.tid().unwrap();
+        let thread = next.threads.iter_mut().find(|t| t.tid == tid).unwrap();
+        assert_eq!(thread.node, mv.from);
         let (written, cpu_s) = (thread.write_bytes.clone(), thread.cpu_s);
-        let lands = memory_of(topology, *to);
-        thread.node = *to;
+        let lands = memory_of(topology, mv.to);
+        thread.node = mv.to;
         thread.write_bytes = [(lands, written.total())].into_iter().collect();
         for node in &mut next.nodes {
             node.write_bytes -= written.get(node.id);
             node.write_bytes += if node.id == lands { written.total() } else { 0 };
-            let shift = if node.id == *from { -cpu_s } else { 0.0 } + if node.id == *to { cpu_s } else { 0.0 };
+            let shift = if node.id == mv.from { -cpu_s } else { 0.0 } + if node.id == mv.to { cpu_s } else { 0.0 };
             node.cpu_s = node.cpu_s.map(|total| (total + shift).max(0.0));
         }
     }

@@ -303,27 +303,28 @@ impl Toy {
 
     fn apply(&mut self, mv: &Move) {
         self.moves.push((self.window, mv.clone()));
-        match mv {
-            Move::Thread { tid, from, to, .. } => {
+        let (from, to) = (mv.from, mv.to);
+        match &mv.subject {
+            Subject::Thread { tid, .. } => {
                 let t = self.threads.iter_mut().find(|t| t.tid == *tid).unwrap();
                 assert!(!t.held, "{mv:?}");
                 assert_eq!(t.node, from.0 as usize, "{mv:?}");
                 assert!(self.nodes[to.0 as usize].cpus > 0.0, "{mv:?}");
                 t.node = to.0 as usize;
             }
-            Move::Process { pid, to, .. } => {
+            Subject::Process { pid, .. } => {
                 for t in self.threads.iter_mut().filter(|t| t.pid == *pid) {
                     assert!(!t.held, "{mv:?}");
                     t.node = to.0 as usize;
                 }
             }
-            Move::File { file, to, .. } if self.files_move => {
+            Subject::File { file, .. } if self.files_move => {
                 let f = &mut self.files[file[1..].parse::<usize>().unwrap()];
                 if f.node != to.0 as usize && f.moving.is_none() {
                     f.moving = Some((to.0 as usize, f.bytes));
                 }
             }
-            Move::File { .. } => {}
+            Subject::File { .. } => {}
         }
     }
 

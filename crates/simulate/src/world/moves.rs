@@ -13,16 +13,17 @@ pub(super) const IMMOVABLE: &str = "its file system cannot move data between nod
 
 impl World {
     pub fn prepare(&self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
-        match mv {
-            Move::Thread { tid, pid, to, .. } => {
-                let to = self.with_cpus(*to)?;
+        let (from, to) = (mv.from, mv.to);
+        match &mv.subject {
+            Subject::Thread { tid, .. } => {
+                let to = self.with_cpus(to)?;
                 let thread = self.alive(*tid)?;
                 self.untouched(thread)?;
                 let subject = Subject::Thread { tid: *tid, start: self.threads[thread].start_ns };
-                Ok(vec![self.undo_of(thread, subject, *pid, to)])
+                Ok(vec![self.undo_of(thread, subject, mv.pid, to)])
             }
-            Move::Process { pid, to, .. } => {
-                let to = self.with_cpus(*to)?;
+            Subject::Process { pid, .. } => {
+                let to = self.with_cpus(to)?;
                 let process = self.process(*pid)?;
                 let mut threads = (0..self.threads.len()).filter(|t| self.threads[*t].pid == *pid);
                 let first =
@@ -36,8 +37,8 @@ impl World {
                 let subject = Subject::Process { pid: *pid, start: self.processes[process].start_ns };
                 Ok(vec![self.undo_of(first, subject, *pid, to)])
             }
-            Move::File { file, from, to, .. } => {
-                let (from, to) = (self.index(*from)?, self.index(*to)?);
+            Subject::File { file, .. } => {
+                let (from, to) = (self.index(from)?, self.index(to)?);
                 let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
                 let job = &self.jobs[self.files[f].job];
                 if !job.fs.moves_files() {
@@ -61,8 +62,8 @@ impl World {
 
     /// Moves back what an earlier move of a file has moved, as far as it is there still.
     pub fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        let Move::File { file, from, to, .. } = mv else { return Err(PlaneError::not_known(mv)) };
-        let (from, to) = (self.index(*from)?, self.index(*to)?);
+        let Subject::File { file, .. } = &mv.subject else { return Err(PlaneError::not_known(mv)) };
+        let (from, to) = (self.index(mv.from)?, self.index(mv.to)?);
         let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
         let moved = self.moved.remove(&(f, to, from)).ok_or_else(|| PlaneError::not_known(mv))?;
         self.start_at_most(mv, moved)
@@ -73,14 +74,15 @@ impl World {
         let mut of_file = None;
         let job = JobId(self.next_job);
         let before = self.copies.len();
-        match mv {
-            Move::Thread { tid, to, .. } => {
-                let to = self.with_cpus(*to)?;
+        let (from, to) = (mv.from, mv.to);
+        match &mv.subject {
+            Subject::Thread { tid, .. } => {
+                let to = self.with_cpus(to)?;
                 let thread = self.alive(*tid)?;
                 self.seat_thread(thread, to);
             }
-            Move::Process { pid, to, .. } => {
-                let to = self.with_cpus(*to)?;
+            Subject::Process { pid, .. } => {
+                let to = self.with_cpus(to)?;
                 let process = self.process(*pid)?;
                 let home = self.machine.nearest_home(to);
                 let mut waits = false;
@@ -99,8 +101,8 @@ impl World {
                     }
                 }
             }
-            Move::File { file, from, to, .. } => {
-                let (from, to) = (self.index(*from)?, self.index(*to)?);
+            Subject::File { file, .. } => {
+                let (from, to) = (self.index(from)?, self.index(to)?);
                 let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
                 let left: f64 = self.files[f].bytes.iter().filter(|s| s.0 == from).map(|s| s.1).sum();
                 let left = left.min(most);
