@@ -26,6 +26,7 @@ mod ring;
 mod server;
 mod session;
 mod stale;
+mod trim;
 mod wire;
 
 use std::sync::Arc;

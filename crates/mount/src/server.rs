@@ -18,6 +18,7 @@ use crate::connection::Answers;
 use crate::listing::Place;
 use crate::plane::Callers;
 use crate::stale::Readers;
+use crate::trim::Trim;
 use crate::wire::{
     self, Answer, Args, REQUEST, Range, Request, SETXATTR_ACL_KILL_SGID, WRITE_KILL_SUIDGID, number, opcode, opened,
     set,
@@ -60,6 +61,7 @@ pub(crate) struct Server {
     /// Held by the one worker that waits.
     waits: Mutex<Waits>,
     readers: Readers,
+    trim: Trim,
 }
 
 /// Whether flags of an open file have O_DIRECT.
@@ -96,7 +98,8 @@ impl Server {
         let (cache, callers) = (options.cache, options.callers.clone());
         // Only an answer to it keeps a file out of the kernel's cache.
         let counts_opens = options.counts_opens || cache == Cache::Direct;
-        Self { volume, cache, counts_opens, callers, waits: Mutex::default(), readers: Readers::default() }
+        let (waits, readers, trim) = (Mutex::default(), Readers::default(), Trim::default());
+        Self { volume, cache, counts_opens, callers, waits, readers, trim }
     }
 
     /// Where there is no room, waits once for files that were just removed and that nobody has open: the kernel says only after the
@@ -325,10 +328,12 @@ impl Server {
     fn forget(&self, request: &Request<'_>) -> Result<()> {
         let mut args = request.args;
         if request.opcode == opcode::FORGET {
+            self.trim.forgotten(1);
             return self.volume.forget(request.ino()?, args.u64()?);
         }
         let count = args.u32()?;
         args.skip(4)?;
+        self.trim.forgotten(count.into());
         let mut all = Ok(());
         for _ in 0..count {
             let (node, times) = (args.u64()?, args.u64()?);

@@ -15,8 +15,8 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Longest time that a process between fork and exec can be thought to take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest time that a process between fork and exec, or a server with something to do, can be thought to take.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 const SERVE: &str = "HOMENODE_TEST_SERVE";
 /// Set: all mounts are served by io_uring.
@@ -185,6 +185,13 @@ impl Mount {
     pub fn calls(&self) -> [u64; 2] {
         let text = std::fs::read_to_string(format!("/proc/{}/io", self.pid().as_raw_nonzero())).unwrap();
         ["syscr: ", "syscw: "].map(|name| text.lines().find_map(|l| l.strip_prefix(name)).unwrap().parse().unwrap())
+    }
+
+    /// Memory of the server that is not the volume's: RssAnon, in bytes (proc_pid_status(5)).
+    pub fn memory(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid().as_raw_nonzero())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
     }
 
     /// Sends the server a signal.
