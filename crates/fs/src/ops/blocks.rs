@@ -124,8 +124,8 @@ impl Volume {
     }
 
     /// Writes where no block is left for growth: over blocks that the file has, which takes no more than it gives back. Blocks that
-    /// were allocated and not written are written where they are, as nobody sees them before the commit. What does not fit into
-    /// the reserve is written in parts, each of which a crash finds whole or not at all.
+    /// were allocated and not written are written where they are, as nobody sees them before the commit. Each run of those is a part
+    /// of the write, and so is what lies between, in as many parts as the reserve makes it. A crash finds each whole or not at all.
     pub(super) fn write_over(&self, inode: &Inode, offset: u64, data: &[u8], placement: Placement) -> Result<()> {
         let _alone = self.room.alone(); // with others they would find less of the reserve, and none would fit
         let mut locked = Locked::new(&[inode]);
@@ -145,17 +145,18 @@ impl Volume {
         }
         let (mut at, mut rest) = (offset, data);
         while !rest.is_empty() {
-            let state = locked.get(inode.ino)?;
-            let chunk = at / BLOCK_BYTES / MANY * MANY;
-            let mut runs = state.extents.range(chunk, MANY);
-            let run = runs.find(|run| run.end() > at / BLOCK_BYTES).ok_or(Error::NoSpace)?;
-            drop(runs);
-            let len = rest.len().min((run.end() * BLOCK_BYTES - at) as usize);
-            let done = if run.unwritten {
+            let (state, block) = (locked.get(inode.ino)?, at / BLOCK_BYTES);
+            let runs = state.extents.range(block, end.div_ceil(BLOCK_BYTES) - block);
+            let done = if let Some(last) = runs.take_while(|run| !run.unwritten).last() {
+                let len = rest.len().min((last.end() * BLOCK_BYTES - at) as usize);
+                self.write_some(&mut locked, inode.ino, (at, rest.get(..len).unwrap_or_default()), placement)?
+            } else {
+                let mut runs = state.extents.range(block / MANY * MANY, MANY);
+                let run = runs.find(|run| run.end() > block).ok_or(Error::NoSpace)?;
+                drop(runs);
+                let len = rest.len().min((run.end() * BLOCK_BYTES - at) as usize);
                 self.write_in_place(&mut locked, inode.ino, run, (at, rest.get(..len).unwrap_or_default()))?;
                 len
-            } else {
-                self.write_some(&mut locked, inode.ino, (at, rest.get(..len).unwrap_or_default()), placement)?
             };
             at += done as u64;
             rest = rest.get(done..).unwrap_or_default();
@@ -196,12 +197,12 @@ impl Volume {
                 Err(Error::NoSpace) => {}
                 done => return done.map(|()| len),
             }
-            // Half of it, up to the end of a block.
-            let half = (at + len as u64 / 2).next_multiple_of(BLOCK_BYTES).saturating_sub(at) as usize;
-            if half >= len {
+            let first = at / BLOCK_BYTES;
+            let half = ((at + len as u64).div_ceil(BLOCK_BYTES) - first) / 2;
+            if half == 0 {
                 return Err(Error::NoSpace);
             }
-            len = half;
+            len = ((first + half) * BLOCK_BYTES - at) as usize;
         }
     }
 
