@@ -11,6 +11,8 @@ pub struct Seen {
     pub links: u32,
     pub data: Vec<u8>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// The time of the last access, if it is before 1970: then an operation set it.
+    pub accessed: Option<i64>,
 }
 
 /// Everything that can be seen, by path.
@@ -54,7 +56,9 @@ fn observe_from(volume: &Volume, ino: Ino, path: String, tree: &mut Tree) -> fs:
     };
     let xattr = |name: Vec<u8>| volume.xattr(ino, &name).map(|value| (name, value));
     let xattrs = volume.xattrs(ino)?.into_iter().map(xattr).collect::<fs::Result<_>>()?;
-    let seen = Seen { mode: stat.attributes.mode, links: stat.attributes.links, data, xattrs };
+    let (mode, links) = (stat.attributes.mode, stat.attributes.links);
+    let accessed = Some(stat.attributes.atime).filter(|time| *time < 0);
+    let seen = Seen { mode, links, data, xattrs, accessed };
     if stat.kind == Kind::Directory {
         for name in volume.names(ino, 0, usize::MAX)? {
             let below = format!("{path}/{}", String::from_utf8_lossy(&name.name));
@@ -76,6 +80,7 @@ pub struct Node {
     pub data: Vec<u8>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub names: BTreeMap<String, usize>,
+    pub accessed: Option<i64>,
 }
 
 /// The reference file system. Node 0 is the root.
@@ -107,7 +112,7 @@ impl Model {
         }
         let dirs = n.names.values().filter(|child| self.is_dir(**child)).count() as u32;
         let links = if self.is_dir(node) { 2 + dirs } else { n.links };
-        let seen = Seen { mode: n.mode, links, data: n.data.clone(), xattrs: n.xattrs.clone() };
+        let seen = Seen { mode: n.mode, links, data: n.data.clone(), xattrs: n.xattrs.clone(), accessed: n.accessed };
         tree.insert(if path.is_empty() { "/".into() } else { path }, seen);
     }
 
@@ -163,6 +168,6 @@ impl Model {
 
 impl Node {
     pub fn new(mode: u32) -> Self {
-        Self { mode, links: 1, data: Vec::new(), xattrs: BTreeMap::new(), names: BTreeMap::new() }
+        Self { mode, links: 1, data: Vec::new(), xattrs: BTreeMap::new(), names: BTreeMap::new(), accessed: None }
     }
 }

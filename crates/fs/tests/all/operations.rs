@@ -22,6 +22,8 @@ pub enum Op {
     Rmdir(String),
     Rename(String, String, Rename),
     Chmod(String, u32),
+    /// Sets the time of the last access, which nothing else changes.
+    AccessTime(String, i64),
     SetXattr(String, String, usize),
     RemoveXattr(String, String),
     Migrate(String, u32),
@@ -104,6 +106,9 @@ impl Op {
             }
             Chmod(path, mode) => v
                 .set_attributes(find(path)?, SetAttributes { mode: Some(*mode), ..SetAttributes::default() })
+                .map(|_| ()),
+            AccessTime(path, time) => v
+                .set_attributes(find(path)?, SetAttributes { atime: Some(*time), ..SetAttributes::default() })
                 .map(|_| ()),
             SetXattr(path, name, len) => {
                 v.set_xattr(find(path)?, name.as_bytes(), &bytes(0, *len, 3), fs::SetXattr::Any)
@@ -213,6 +218,11 @@ impl Op {
             Chmod(path, mode) => {
                 let node = m.find(path)?;
                 m.nodes[node].mode = m.nodes[node].mode & 0o170_000 | mode;
+                Ok(())
+            }
+            AccessTime(path, time) => {
+                let node = m.find(path)?;
+                m.nodes[node].accessed = Some(*time);
                 Ok(())
             }
             SetXattr(path, name, len) => {
