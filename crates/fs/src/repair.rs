@@ -4,7 +4,8 @@
 //!
 //! **Approach.** What is whole stays as it is. Whole inodes that only something damaged can have named get a name in `lost+found`; names
 //! that stand for nothing go; a damaged inode with a name becomes an empty file or directory. The last comes last: as long as a
-//! directory is damaged, neither a mount nor a later repair takes the inodes without a name for orphans. So a repair can stop anywhere.
+//! directory or a journal is damaged, neither a mount nor a later repair takes the inodes without a name for orphans. So a repair can stop
+//! anywhere. It uses no journal, as all may be damaged: each of its commits is of one inode.
 //!
 //! **Limits.** Of two inodes that say that they own a block one loses all it has, as nobody can tell which one wrote the block; but a
 //! page of a log shows whose it is. File data is not looked at.
@@ -54,18 +55,16 @@ struct Empty {
 pub fn repair(store: Store) -> Result<Repaired> {
     let options = Options::default();
     scan::number_mount(&store, (options.clock)())?;
-    let (journals, mut damage) = scan::journals(&store)?;
+    let (journals, damage) = scan::journals(&store)?;
     for (at, records) in &journals {
         finish_journal(&store, *at, records, &Flushed::nothing().fence(&store)?)?;
     }
     let names_lost = !damage.is_empty();
     let superblock = store.superblock();
-    if damage.len() == (0..superblock.regions.len()).flat_map(|region| superblock.journals_of(region)).count() {
-        // The repair needs one, which can be read.
-        let Some(at) = damage.iter().position(|damage| !mount::is_unreadable(damage)) else {
-            return Err(damage.pop().map_or(Error::NoSpace, Error::from));
-        };
-        mount::clear_journals(&store, &[damage.remove(at)])?;
+    let all = (0..superblock.regions.len()).flat_map(|region| superblock.journals_of(region)).count();
+    // Nobody could change the volume afterwards.
+    if damage.iter().filter(|damage| mount::is_unreadable(damage)).count() == all {
+        return Err(damage.last().cloned().map_or(Error::NoSpace, Error::from));
     }
     let mut inodes = scan::inodes(&store, &Vec::new(), &|_, _| true)?;
     let (tree, blocks) = settle(&store, &mut inodes, names_lost);
@@ -251,16 +250,18 @@ impl Volume {
     fn add_name(&self, dir: Ino, ino: Ino, name: &[u8], links: Option<u32>) -> Result<()> {
         let (dir, inode) = (self.inode(dir)?, self.inode(ino)?);
         let mut locked = Locked::new(&[&dir, &inode]);
+        let attributes = locked.get(ino)?.attributes;
         let names = names_to_change(locked.get(dir.ino)?)?;
         if names.get(name).is_some() {
             return Err(Error::Exists);
         }
-        let time = self.now();
-        let mut entries = vec![(dir.ino, Entry::Link { ino, cookie: names.new_cookie()?, kind: inode.kind, name })];
-        if let Some(links) = links.filter(|_| inode.kind != Kind::Directory) {
-            entries.push((ino, Entry::Attributes(Attributes { links, ..locked.get(ino)?.attributes }, 0)));
+        let link = (dir.ino, Entry::Link { ino, cookie: names.new_cookie()?, kind: inode.kind, name });
+        // One after the other: both at once takes a journal. What has no name may say that it has any number.
+        let number = |links| (ino, Entry::Attributes(Attributes { links, ..attributes }, 0));
+        let number = links.filter(|_| inode.kind != Kind::Directory).map(number);
+        for entry in number.into_iter().chain([link]) {
+            self.commit(&mut locked, &[entry], self.now(), Flushed::nothing(), Purpose::Freeing)?;
         }
-        self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Freeing)?;
         if let Some(names) = &mut locked.get_mut(ino)?.dir {
             names.parent = dir.ino;
         }
