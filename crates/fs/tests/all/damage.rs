@@ -114,7 +114,7 @@ fn examine(image: Image, change: bool) -> Option<Tree> {
 }
 
 /// Gives everything that has a checksum the right one for what it says now.
-fn reseal(image: &mut Image) {
+pub fn reseal(image: &mut Image) {
     let get = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let put = |bytes: &mut [u8], at: usize, crc: u32| bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
     let word = |bytes: &mut [u8], at: usize, id: u64, generation: u32, field| {
