@@ -14,7 +14,7 @@ use super::group::Group;
 use super::persist::{self, Instruction};
 use super::{At, Durability, Medium, Persistence, durability, exclusive, fault};
 use crate::error::{Error, Result};
-use crate::format::{Block, LINE};
+use crate::format::LINE;
 
 const PAGE: u64 = 4096;
 /// Of `mbind(2)`; the libc crate does not have it.
@@ -91,12 +91,8 @@ impl Mapped {
     }
 
     fn place(&self, at: At, len: usize) -> Result<(&Region, *mut u8)> {
-        let outside = Error::OutOfRange(Block::new(at.region % 64, at.offset / PAGE % Block::MAX_IN_REGION));
-        let Some(region) = self.regions.get(at.region) else { return Err(outside) };
-        let offset = usize::try_from(at.offset).unwrap_or(usize::MAX);
-        if offset.checked_add(len).is_none_or(|end| end > region.len) {
-            return Err(outside);
-        }
+        let region = self.regions.get(at.region).ok_or_else(|| at.outside())?;
+        let offset = at.within(len, region.len as u64)?;
         // SAFETY: offset ≤ len of the mapping, checked above.
         Ok((region, unsafe { region.base.as_ptr().add(offset) }))
     }

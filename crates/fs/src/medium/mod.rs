@@ -27,7 +27,8 @@ pub use persist::Persistence;
 
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::format::{BLOCK_BYTES, Block};
 
 /// A byte of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,16 @@ impl At {
     /// The byte `by` bytes further.
     pub fn plus(self, by: u64) -> Self {
         Self { offset: self.offset + by, ..self }
+    }
+
+    /// Its place in a region of `size` bytes. Fails unless `len` bytes from there on are in it.
+    pub fn within(self, len: usize, size: u64) -> Result<usize> {
+        let inside = self.offset.checked_add(len as u64).is_some_and(|end| end <= size);
+        usize::try_from(self.offset).ok().filter(|_| inside).ok_or_else(|| self.outside())
+    }
+
+    fn outside(self) -> Error {
+        Error::OutOfRange(Block::new(self.region % 64, self.offset / BLOCK_BYTES % Block::MAX_IN_REGION))
     }
 }
 

@@ -14,8 +14,8 @@ use std::sync::{PoisonError, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::{At, Medium};
-use crate::error::{Error, Result};
-use crate::format::{BLOCK, BLOCK_BYTES, Block};
+use crate::error::Result;
+use crate::format::{BLOCK, BLOCK_BYTES};
 
 type Pages = FxHashMap<(usize, u64), Box<[u8; BLOCK]>>;
 
@@ -34,11 +34,7 @@ impl<M: Medium> Overlay<M> {
     }
 
     fn check(&self, at: At, len: usize) -> Result<()> {
-        let end = at.offset.checked_add(len as u64);
-        if end.is_some_and(|end| end <= self.below.len(at.region)) {
-            return Ok(());
-        }
-        Err(Error::OutOfRange(Block::new(at.region % 64, at.offset / BLOCK_BYTES % Block::MAX_IN_REGION)))
+        at.within(len, self.below.len(at.region)).map(drop)
     }
 }
 

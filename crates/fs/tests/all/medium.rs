@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread::{self, ThreadId};
 
+use fs::Result;
 use fs::medium::{At, Medium};
-use fs::{Block, Error, Result};
 
 pub const LINE: usize = 64;
 pub type Line = [u8; LINE];
@@ -44,10 +44,8 @@ impl Sparse {
 
     /// The parts of a range that lie in one block each: which chunk, which block of it, where in it, and how much.
     fn parts(&self, at: At, len: usize) -> Result<impl Iterator<Item = (usize, usize, usize, usize)>> {
+        at.within(len, if at.region == 0 { self.1 } else { 0 })?;
         let end = at.offset + len as u64;
-        if at.region != 0 || end > self.1 {
-            return Err(Error::OutOfRange(Block::NONE));
-        }
         Ok((at.offset / 4096..end.div_ceil(4096)).map(move |block| {
             let (from, to) = ((block * 4096).max(at.offset), (block * 4096 + 4096).min(end));
             ((block / CHUNK) as usize, (block % CHUNK) as usize, (from % 4096) as usize, (to - from) as usize)
@@ -128,12 +126,8 @@ impl Ram {
 }
 
 fn place(image: &Image, at: At, len: usize) -> Result<std::ops::Range<usize>> {
-    let size = image.get(at.region).map_or(0, Vec::len) as u64;
-    if at.offset.checked_add(len as u64).is_some_and(|end| end <= size) {
-        Ok(at.offset as usize..at.offset as usize + len)
-    } else {
-        Err(Error::OutOfRange(Block::NONE))
-    }
+    let start = at.within(len, image.get(at.region).map_or(0, Vec::len) as u64)?;
+    Ok(start..start + len)
 }
 
 impl Medium for Ram {
