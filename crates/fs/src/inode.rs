@@ -241,7 +241,12 @@ impl State {
 
     /// The entry that says all attributes, with its time.
     pub fn attributes_entry(&self) -> (Entry<'static>, i64) {
-        (Entry::Attributes(self.attributes, self.dir.as_ref().map_or(0, Dir::next_cookie)), self.attributes.ctime)
+        (self.with_attributes(self.attributes), self.attributes.ctime)
+    }
+
+    /// The entry that gives it other attributes.
+    pub fn with_attributes(&self, attributes: Attributes) -> Entry<'static> {
+        Entry::Attributes(attributes, self.dir.as_ref().map_or(0, Dir::next_cookie))
     }
 
     /// The entries with which a log begins that says the same as the whole log, with their times.

@@ -99,8 +99,7 @@ impl Volume {
                 ctime: time,
                 ..was
             };
-            let next_cookie = state.dir.as_ref().map_or(0, |dir| dir.next_cookie());
-            let mut entries = vec![(ino, Entry::Attributes(attributes, next_cookie))];
+            let mut entries = vec![(ino, state.with_attributes(attributes))];
             let list = state.xattrs.get(acl::ACCESS).filter(|_| set.mode.is_some());
             let list = list.and_then(|list| Some(Acl::parse(list)?.with_mode(attributes.mode).to_bytes()));
             if let Some(value) = &list {
@@ -137,7 +136,7 @@ impl Volume {
             if kept(state.attributes.mode) != state.attributes.mode {
                 let mode = kept(state.attributes.mode);
                 let attributes = Attributes { mode, ctime: time, ..state.attributes };
-                entries.push((ino, Entry::Attributes(attributes, 0)));
+                entries.push((ino, state.with_attributes(attributes)));
             }
             if state.xattrs.contains_key(CAPABILITIES) {
                 entries.push((ino, Entry::XattrGone(CAPABILITIES)));
@@ -209,16 +208,13 @@ impl Volume {
             if let Some(list) = list.as_ref().filter(|_| access) {
                 let bits = if set_gid_ends { 0o777 | libc::S_ISGID } else { 0o777 };
                 let mode = state.attributes.mode & !bits | list.mode();
-                let next_cookie = state.dir.as_ref().map_or(0, |dir| dir.next_cookie());
                 let attributes = Attributes { mode, ctime: time, ..state.attributes };
-                entries.push((ino, Entry::Attributes(attributes, next_cookie)));
+                entries.push((ino, state.with_attributes(attributes)));
             }
             if entries.is_empty() {
                 return Ok(());
             }
-            let old = state.xattrs.get(name).map_or(0, |old| old.len());
-            let shrinks = kept.as_ref().is_none_or(|new| new.len() <= old);
-            let purpose = if shrinks { Purpose::Replacing } else { Purpose::Growth };
+            let purpose = purpose(&state.xattrs, &entries);
             self.commit(&mut locked, &entries, time, Flushed::nothing(), purpose)?;
             Ok(())
         })
@@ -226,17 +222,14 @@ impl Volume {
 
     fn change_xattrs(&self, ino: Ino, entry: Entry<'_>, check: impl Fn(&Xattrs) -> Result<()>) -> Result<()> {
         let inode = self.inode(ino)?;
+        let entries = [(ino, entry)];
         self.with_room(|| {
             let mut locked = Locked::new(&[&inode]);
             let state = locked.get(ino)?;
             check_live(state)?;
             check(&state.xattrs)?;
-            let shrinks = match entry {
-                Entry::Xattr { name, value } => state.xattrs.get(name).is_some_and(|old| old.len() >= value.len()),
-                _ => true,
-            };
-            let purpose = if shrinks { Purpose::Replacing } else { Purpose::Growth };
-            self.commit(&mut locked, &[(ino, entry)], self.now(), Flushed::nothing(), purpose)?;
+            let purpose = purpose(&state.xattrs, &entries);
+            self.commit(&mut locked, &entries, self.now(), Flushed::nothing(), purpose)?;
             Ok(())
         })
     }
@@ -256,6 +249,15 @@ impl Volume {
         check_live(&state)?;
         Ok(state.xattrs.keys().map(|name| name.to_vec()).collect())
     }
+}
+
+/// Values that are new, or longer than what they replace, take room.
+fn purpose(old: &Xattrs, entries: &[(Ino, Entry<'_>)]) -> Purpose {
+    let grows = |entry: &Entry<'_>| match entry {
+        Entry::Xattr { name, value } => old.get(*name).is_none_or(|old| old.len() < value.len()),
+        _ => false,
+    };
+    if entries.iter().any(|(_, entry)| grows(entry)) { Purpose::Growth } else { Purpose::Replacing }
 }
 
 /// A mode without the bits that let a file run as its owner or group. Without execution by the group, the latter means
