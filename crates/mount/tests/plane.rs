@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -12,6 +12,7 @@ use engine::{Engine, JobState, Plane, PlaneError, Settings as Rails, Started};
 use fs::medium::{Mapped, Profile, RegionFile};
 use fs::{Ino, Layout, NewFile, Placement, Volume};
 use host::act::affinity;
+use host::act::threads::Threads;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use mount::plane::{Callers, Settings, VolumePlane};
 use placement::{Move, Reason, Snapshot, Subject, nthread};
@@ -207,6 +208,9 @@ fn a_recorded_window_gives_the_plan_that_was_made() {
         let window = plane.observe(Duration::from_millis(50)).unwrap();
         let thread = window.threads.iter().find(|t| t.tid == tid).unwrap();
         assert_eq!(thread.pid, std::process::id());
+        // A policy that knows processes by id and start takes the same one from any of its threads.
+        let process = Threads::new(Path::new("/proc")).stat(thread.pid).unwrap().unwrap();
+        assert_eq!(thread.of_process_since(), Some(process.start * 10_000_000));
         assert_eq!(thread.read_bytes.total(), thread.read_bytes.get(NodeId(1)));
         assert_eq!((thread.files.len(), thread.files[0].file.as_str()), (1, id(ino).as_str()));
         assert_eq!((thread.files[0].read_size, thread.shares_file), (Some(65_536), false));

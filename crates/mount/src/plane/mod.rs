@@ -193,6 +193,7 @@ impl VolumePlane {
             pid: caller.watched.pid,
             comm: now.comm,
             start_ns: Some(caller.watched.start_ns),
+            process_start_ns: caller.watched.process_start_ns,
             node: self.callers.topology().node_of_cpu(now.cpu)?,
             cpu_s: seconds(time.ran_ns, before.ran_ns),
             wait_s: Some(seconds(time.waited_ns, before.waited_ns)),

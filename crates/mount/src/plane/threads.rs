@@ -20,6 +20,8 @@ pub(crate) struct Watched {
     pub pid: u32,
     /// When it started, in nanoseconds since boot, in whole ticks.
     pub start_ns: u64,
+    /// The same of its process, where its CPU time is wanted; `None` if that cannot be read.
+    pub process_start_ns: Option<u64>,
 }
 
 /// A thread at one moment.
@@ -51,9 +53,14 @@ impl Watched {
             let path = dir.join("status");
             let status = std::fs::read(&path).map_err(|e| named(&path, &e))?;
             let unknown = || io::Error::new(io::ErrorKind::InvalidData, format!("{} has no Tgid", path.display()));
-            let mut watched = Self { stat, schedstat, pid: tgid(&status).ok_or_else(unknown)?, start_ns: 0 };
+            let pid = tgid(&status).ok_or_else(unknown)?;
+            // Looked at before the thread: if that is still there, so was its process, and no later
+            // one had the id.
+            let process = (timed && pid != tid).then(|| started(proc_root, pid)).flatten();
+            let mut watched = Self { stat, schedstat, pid, start_ns: 0, process_start_ns: None };
             let Some(now) = watched.now()? else { return Ok(None) };
             watched.start_ns = now.start_ns;
+            watched.process_start_ns = process.or_else(|| (timed && pid == tid).then_some(now.start_ns));
             Ok(Some(watched))
         };
         match opened() {
@@ -80,6 +87,12 @@ impl Watched {
         let Some(schedstat) = &self.schedstat else { return Ok(None) };
         Ok(read(schedstat, &mut bytes)?.and_then(parse_schedstat))
     }
+}
+
+/// When a process started. Its first thread is shown even after that has ended, until the last one has.
+fn started(proc_root: &Path, pid: u32) -> Option<u64> {
+    let stat = std::fs::read(proc_root.join(pid.to_string()).join("stat")).ok()?;
+    Some(parse_stat(&stat)?.start_ns)
 }
 
 fn named(path: &Path, error: &io::Error) -> io::Error {
@@ -144,6 +157,23 @@ mod tests {
             let _ = parse_stat(&line[..end]);
         }
         assert_eq!(parse_stat(b")("), None);
+    }
+
+    #[test]
+    fn a_thread_tells_when_its_process_started() {
+        let root = Path::new("/proc");
+        let pid = std::process::id();
+        let first = Watched::open(root, pid, true).unwrap().unwrap();
+        assert_eq!(first.process_start_ns, Some(first.start_ns));
+        loop {
+            let later = std::thread::spawn(move || Watched::open(root, own_tid(), true).unwrap().unwrap());
+            let later = later.join().unwrap();
+            assert_eq!((later.pid, later.process_start_ns), (pid, Some(first.start_ns)));
+            // Until their times differ.
+            if later.start_ns > first.start_ns {
+                return;
+            }
+        }
     }
 
     #[test]
