@@ -544,10 +544,12 @@ impl HostPlane {
         };
         let spares_isolated = self.mover.defaults().spares_isolated(mask, &default);
         match self.mover.moved(key) {
-            Some(moved) if moved.holds(mask, &default) => match moved.unbound {
-                true => (Some(default), None),
-                false => (Some(moved.before.clone()), None),
-            },
+            Some(moved) if moved.holds(mask, &default) => {
+                match moved.unbound || self.mover.rules().touch_own_affinity {
+                    true => (Some(default), None),
+                    false => (Some(moved.before.clone()), None),
+                }
+            }
             _ if *mask == default || self.mover.rules().touch_own_affinity => (Some(default), None),
             // Narrower than its cpuset, but nobody asked for that: the kernel was booted with `isolcpus`, for example.
             _ if asked == Some(false) => (None, None),

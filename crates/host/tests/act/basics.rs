@@ -83,6 +83,8 @@ pub fn touch_own_affinity() -> Tried {
     let mut engine = engine(plane, 1, None);
     assert_eq!(step(&mut engine), [Verdict::Applied]);
     assert_eq!(mask(process.pid()), node(1));
+    // It is not kept on the nodes that it had: one that was moved back would stay there for good.
+    assert_eq!(engine.step().unwrap().snapshot.threads[0].allowed_nodes, [NodeId(0), NodeId(1)]);
     assert_eq!(engine.finish().restored, 1);
     assert_eq!(mask(process.pid()), node(0));
     Ok(())
