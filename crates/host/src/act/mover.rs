@@ -168,9 +168,12 @@ impl Mover {
         let (before, unbound) = match self.moved.get(&(tid, start)) {
             Some(m) if m.holds(&mask, &default) => (m.before.clone(), m.unbound),
             _ if mask == default => (mask.clone(), true),
-            _ if self.unasked.get(&(tid, start)) == Some(&mask) => (mask.clone(), false),
-            _ if self.defaults.spares_isolated(&mask, &default) => (mask.clone(), false),
-            _ if self.rules.touch_own_affinity => (mask.clone(), false),
+            _ if self.unasked.get(&(tid, start)) == Some(&mask)
+                || self.defaults.spares_isolated(&mask, &default)
+                || self.rules.touch_own_affinity =>
+            {
+                (self.with_offline(tid, &mask)?, false)
+            }
             _ => return Err(refused("own_affinity", own_affinity(&mask))),
         };
         // A thread that has less than its default, without anybody's asking, stays within that.
@@ -183,6 +186,18 @@ impl Mover {
         let subject = subject_of((tid, start));
         let masks = Some(Masks { before, ours, unbound });
         Ok(Undo { subject, pid, masks, payload: family.payload() })
+    }
+
+    /// The mask that a thread gets back, with CPUs that are offline now: they may come back before.
+    /// In any cpuset but the root's the kernel does not show these.
+    fn with_offline(&self, tid: u32, mask: &CpuSet) -> Result<CpuSet, PlaneError> {
+        if self.defaults.possible() == self.defaults.online() {
+            return Ok(mask.clone());
+        }
+        let given = self.threads.affinity(tid);
+        let given = given.map_err(|error| if is_gone(&error) { gone(tid) } else { unreadable(tid, &error) })?;
+        // Otherwise somebody has changed it meanwhile.
+        Ok(if given.intersection(self.defaults.online()) == *mask { given } else { mask.clone() })
     }
 
     /// A record for a thread of a process whose threads were given these values, if it was born with one of them, so that it can be

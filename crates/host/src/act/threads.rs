@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use topology::CpuSet;
 
 use super::affinity;
 use crate::patient::{self, STAT};
@@ -164,6 +165,21 @@ impl Threads {
         Ok(all)
     }
 
+    /// The CPUs that a thread was given, also those that are offline now, which the system call
+    /// leaves out.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` or ESRCH if it has ended, `TimedOut` if it does not answer; others as the kernel
+    /// gives them.
+    pub fn affinity(&self, tid: u32) -> io::Result<CpuSet> {
+        let path = self.proc_root.join(format!("{tid}/status"));
+        let status = patient::ask(tid, STAT, move || std::fs::read(path))?;
+        let list = |line: &[u8]| std::str::from_utf8(line.strip_prefix(b"Cpus_allowed_list:")?).ok()?.parse().ok();
+        let unknown = || io::Error::new(ErrorKind::InvalidData, format!("/proc/{tid}/status has an unknown form"));
+        status.split(|byte| *byte == b'\n').find_map(list).ok_or_else(unknown)
+    }
+
     /// The text of `/proc/<tid>/cgroup`; empty if the thread has ended.
     pub fn cgroups(&self, tid: u32) -> io::Result<String> {
         match std::fs::read(self.proc_root.join(format!("{tid}/cgroup"))) {
@@ -254,5 +270,7 @@ mod tests {
         assert!(threads.all().unwrap().contains(&(me, me)));
         assert_eq!(threads.stat(u32::MAX >> 1).unwrap(), None);
         assert!(threads.cgroups(me).unwrap().contains(':'));
+        assert!(affinity::get(me).unwrap().is_subset(&threads.affinity(me).unwrap()));
+        assert!(is_gone(&threads.affinity(u32::MAX >> 1).unwrap_err()));
     }
 }
