@@ -10,6 +10,8 @@
 //! - starts or stops using files, or turns to data on another node (suddenly, or in another file), or reads where it wrote;
 //! - becomes so much faster or slower that no placement explains it.
 //!
+//! It is also new when CPUs or nodes come or go: another machine has another placement.
+//!
 //! Threads that no policy may move do not count: the kernel's, homenode's own, which copy what is moved, and those with an affinity of
 //! their own. The effects of our own moves do not count as a change: neither the rates right after them, nor that a process stands still while
 //! its memory is copied. Data that drifts to another node bit by bit does not count either, because written data lands on the writer's
@@ -140,6 +142,8 @@ pub struct Settled {
     /// Moves that were asked for in time and wait for something else, in the last window and in this one.
     owed: FxHashSet<Subject>,
     owing: FxHashSet<Subject>,
+    /// The CPUs of each node.
+    machine: Vec<(NodeId, Vec<u32>)>,
     window: u64,
     last_move: u64,
     new_since_s: f64,
@@ -163,6 +167,11 @@ impl Settled {
         self.owed = std::mem::take(&mut self.owing);
         let ours = self.window <= self.last_move + OURS;
         let mut new = now - self.new_since_s >= self.settings.again_s;
+        if !self.machine.iter().map(|(id, cpus)| (id, cpus)).eq(snapshot.nodes.iter().map(|n| (&n.id, &n.cpus))) {
+            tracing::debug!("new load: CPUs or nodes came or went");
+            self.machine = snapshot.nodes.iter().map(|n| (n.id, n.cpus.clone())).collect();
+            new = true;
+        }
         // A thread knows the id of its process, not when the process started.
         let process = |(subject, at): (&Subject, &u64)| match subject {
             Subject::Process { pid, .. } => Some((*pid, *at)),
@@ -316,6 +325,28 @@ mod tests {
             let now = settled.window as f64 + 1.0;
             settled.window(&snapshot, now);
         }
+    }
+
+    /// Threads that were bound to a part of their node stayed there for ten minutes.
+    #[test]
+    fn cpus_that_come_or_go_make_a_load_new() {
+        let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
+        let load = [thread(1, 0, 100), thread(2, 1, 100)];
+        let mut moves_with = |cpus: &[u32]| {
+            for _ in 0..5 {
+                let now = settled.window as f64 + 1.0;
+                let node = placement::NodeLoad { cpus: cpus.to_vec(), ..placement::NodeLoad::default() };
+                let (nodes, threads) = (vec![node], load.to_vec());
+                settled.window(&Snapshot { window_s: 1.0, nodes, threads, ..Snapshot::default() }, now);
+                if settled.check(&subject(1), NodeId(0), 0.0).is_ok() {
+                    continue;
+                }
+                return settled.windows;
+            }
+            panic!("never settled")
+        };
+        assert_eq!([moves_with(&[0, 1]), moves_with(&[0, 1])], [4, 5]);
+        assert_eq!([moves_with(&[0]), moves_with(&[0, 1])], [4, 4]);
     }
 
     #[test]
