@@ -65,6 +65,8 @@ pub struct Settings {
     pub freeze: bool,
     /// Remember where data was that moves copy, so that it can be sent back at the end. Default false: it stays.
     pub move_back: bool,
+    /// The nodes are made up, and stay as they are when CPUs of the machine come or go. Default false.
+    pub fixed_nodes: bool,
     /// Thousandths of a CPU that homenode may use in all. Default 30. A third of it is for looking at files and processes.
     pub budget_milli_cpus: u32,
 }
@@ -81,6 +83,7 @@ impl Default for Settings {
             dax: false,
             freeze: false,
             move_back: false,
+            fixed_nodes: false,
             budget_milli_cpus: 30,
         }
     }
@@ -153,7 +156,8 @@ impl Observe for Observer {
 /// The host.
 pub struct HostPlane {
     topology: Topology,
-    /// What sysfs said about CPUs and nodes when the topology was read; `None` if it cannot be read.
+    /// What sysfs said about CPUs and nodes when the topology was read; `None` if it cannot be read,
+    /// or does not matter.
     outline: Option<String>,
     /// The bandwidth of each node that was ever there: what is configured is not in sysfs.
     bandwidths: BTreeMap<NodeId, NodeConfig>,
@@ -246,7 +250,8 @@ impl HostPlane {
         if settings.move_back {
             moves.keep_ways_back();
         }
-        let outline = topology::sysfs::outline(&settings.sys_root).ok();
+        let follows = (!settings.fixed_nodes).then(|| topology::sysfs::outline(&settings.sys_root));
+        let outline = follows.and_then(Result::ok);
         Ok(Self {
             outline,
             bandwidths: bandwidths(&topology),
@@ -421,10 +426,20 @@ impl HostPlane {
         self.observer.as_ref().map(|observer| observer.limits()).unwrap_or_default()
     }
 
+    /// Reads the topology again if CPUs or nodes have come or gone, for a plane that observes by
+    /// itself. Says what has changed.
+    pub fn follow_machine(&mut self) -> Option<String> {
+        self.follow();
+        self.changed.take()
+    }
+
     /// Reads the topology again if CPUs or nodes have come or gone.
     fn follow(&mut self) {
+        if self.outline.is_none() {
+            return;
+        }
         let Ok(outline) = topology::sysfs::outline(&self.settings.sys_root) else { return };
-        if self.outline.as_ref().is_none_or(|known| *known == outline) {
+        if self.outline.as_ref() == Some(&outline) {
             return;
         }
         // While a node comes or goes its files may contradict each other: then the next window reads them.

@@ -94,7 +94,7 @@ fn file_on(volume: &Volume, name: &str, node: u32) -> Ino {
 }
 
 fn plane(volume: &Arc<Volume>) -> VolumePlane {
-    let settings = Settings { device: DEVICE, own_threads: true, ..Settings::default() };
+    let settings = Settings { device: DEVICE, emulated: true, own_threads: true, ..Settings::default() };
     VolumePlane::open(Arc::clone(volume), Callers::start(machine()).unwrap(), settings).unwrap()
 }
 
@@ -144,7 +144,7 @@ fn cpus_of(node: u32) -> CpuSet {
 fn the_servers_own_threads_share_no_file() {
     let volume = volume();
     let ino = file_on(&volume, "f", 0);
-    let settings = Settings { device: DEVICE, ..Settings::default() };
+    let settings = Settings { device: DEVICE, emulated: true, ..Settings::default() };
     let callers = Callers::start(machine()).unwrap();
     let mut plane = VolumePlane::open(Arc::clone(&volume), Arc::clone(&callers), settings).unwrap();
     let mut program = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -356,7 +356,8 @@ fn what_a_server_does_counts_for_its_caller() {
     let volume = volume();
     let ino = file_on(&volume, "file", 0);
     let callers = Callers::start(machine()).unwrap();
-    let settings = Settings { device: DEVICE, directory: "/mnt".into(), own_threads: true, ..Settings::default() };
+    let settings =
+        Settings { device: DEVICE, emulated: true, directory: "/mnt".into(), own_threads: true, ..Settings::default() };
     let mut plane = VolumePlane::open(Arc::clone(&volume), Arc::clone(&callers), settings).unwrap();
     let (asked, done) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
     let tid = AtomicU32::new(0);

@@ -265,7 +265,8 @@ impl Prepared {
         let stat = rustix::fs::stat(dir).map_err(|e| Failure::io("look at", dir, &e.into()))?;
         let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let directory = dir.canonicalize().map_err(|e| Failure::io("look at", dir, &e))?;
-        let plane = Settings { device, directory, notes: nodes.notes(), placement, ..Settings::default() };
+        let emulated = nodes.emulated.is_some();
+        let plane = Settings { device, directory, notes: nodes.notes(), emulated, placement, ..Settings::default() };
         let unsupported =
             |what: &str, e: &(dyn std::error::Error + 'static)| Failure::from_error(Exit::Unsupported, what, e);
         let callers = match &nodes.callers {

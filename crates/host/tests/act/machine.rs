@@ -97,6 +97,20 @@ pub fn cpus_come() -> Tried {
     Ok(())
 }
 
+/// An emulated machine became the real one when a CPU of that came.
+pub fn made_up_nodes() -> Tried {
+    let (all, a, _) = two_cpus()?;
+    let (sys, process) = (tempfile::tempdir().unwrap(), Running::role("threads", &["1"]));
+    sysfs(sys.path(), &set([a]), &CpuSet::default());
+    let topology = topology::sysfs::read(sys.path()).unwrap();
+    let settings = HostSettings { sys_root: sys.path().to_owned(), fixed_nodes: true, ..HostSettings::default() };
+    let mut plane = HostPlane::with_observer(settings, topology.clone(), Some(Scripted::of(&[process.pid()]))).unwrap();
+    sysfs(sys.path(), &all, &CpuSet::default());
+    plane.observe(Duration::ZERO).unwrap();
+    assert_eq!(*plane.topology(), topology);
+    Ok(())
+}
+
 pub fn isolated() -> Tried {
     let (all, a, b) = two_cpus()?;
     let (sys, process) = (tempfile::tempdir().unwrap(), Running::role("threads", &["1"]));

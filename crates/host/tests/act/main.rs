@@ -114,6 +114,7 @@ fn main() {
         trial("a_process_prepared_for_two_nodes_goes_where_its_start_says", jobs::prepared_twice),
         trial("a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant", jobs::file),
         trial("threads_bound_to_half_a_node_get_the_rest_when_it_comes_online", machine::cpus_come),
+        trial("made_up_nodes_stay_when_cpus_come", machine::made_up_nodes),
         trial("the_affinity_of_a_machine_with_isolated_cpus_is_nobodys_own", machine::isolated),
         trial("no_thread_is_bound_beside_a_sched_ext_scheduler_that_came_later", machine::sched_ext),
         trial("readers_go_home_to_their_files", whole::readers_go_home),

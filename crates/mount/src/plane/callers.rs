@@ -11,6 +11,7 @@
 //!
 //! **Limits.** For up to [`TICK`] after a thread was moved, its accesses count for the node where it was; those of a
 //! new thread count for the node of the server's thread, and so do those of threads beyond [`MOST`] at a time.
+//! Without a plane, so do those of threads on a CPU that came online after the start.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -88,7 +89,7 @@ static VERSIONS: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub struct Callers {
     proc_root: PathBuf,
-    topology: Topology,
+    topology: RwLock<Arc<Topology>>,
     table: RwLock<FxHashMap<u32, Arc<Caller>>>,
     /// Another number, of all tables, whenever a thread was forgotten: its number may be that of another one.
     version: AtomicU64,
@@ -124,7 +125,7 @@ impl Callers {
         let (table, new, failed) = (RwLock::default(), Mutex::default(), Mutex::default());
         let (watched, looks) = (AtomicBool::new(false), AtomicU32::new(0));
         let (version, turn, at) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        let silent = Mutex::default();
+        let (silent, topology) = (Mutex::default(), RwLock::new(Arc::new(topology)));
         let this = Self { proc_root, topology, table, version, new, watched, failed, looks, turn, at, silent };
         this.forgot();
         this
@@ -195,8 +196,16 @@ impl Callers {
     }
 
     /// The machine.
-    pub(crate) fn topology(&self) -> &Topology {
-        &self.topology
+    pub(crate) fn topology(&self) -> Arc<Topology> {
+        Arc::clone(&self.topology.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on threads are on these nodes: CPUs or nodes have come or gone.
+    pub(crate) fn follow(&self, topology: &Topology) {
+        let mut known = self.topology.write().unwrap_or_else(PoisonError::into_inner);
+        if **known != *topology {
+            *known = Arc::new(topology.clone());
+        }
     }
 
     /// Does a piece of work for the thread `tid`: its bytes count for that thread, and "local" is where that thread
@@ -315,7 +324,8 @@ impl Callers {
     }
 
     fn node_of(&self, cpu: u32) -> u32 {
-        self.topology.node_of_cpu(cpu).map_or(NOWHERE, |node| node.0)
+        let topology = self.topology.read().unwrap_or_else(PoisonError::into_inner);
+        topology.node_of_cpu(cpu).map_or(NOWHERE, |node| node.0)
     }
 
     /// Looks a thread up and remembers it; `None` if there is none, or no room for it.
@@ -468,6 +478,16 @@ mod tests {
             look_for_a_sweep(&callers);
             assert_eq!(known(&callers).len(), usize::from(watched));
         }
+    }
+
+    #[test]
+    fn a_cpu_that_comes_has_a_node() {
+        let topology = topology::sysfs::read(std::path::Path::new("/sys")).unwrap();
+        let cpu = topology.cpus().iter().next().unwrap();
+        let callers = callers("/proc");
+        assert_eq!(callers.node_of(cpu), NOWHERE);
+        callers.follow(&topology);
+        assert_eq!(callers.node_of(cpu), topology.node_of_cpu(cpu).unwrap().0);
     }
 
     #[test]

@@ -51,6 +51,8 @@ pub struct Settings {
     pub directory: PathBuf,
     /// A note for every window: that its nodes are emulated.
     pub notes: Vec<String>,
+    /// They are emulated: they stay as they are when CPUs of the machine come or go.
+    pub emulated: bool,
     /// Also move threads with an affinity of their own.
     pub touch_own_affinity: bool,
     /// Also show and move threads of this process.
@@ -90,8 +92,12 @@ impl VolumePlane {
     ///
     /// procfs or sysfs cannot be read.
     pub fn open(volume: Arc<Volume>, callers: Arc<Callers>, settings: Settings) -> Result<Self, HostError> {
-        let acting = host::Settings { touch_own_affinity: settings.touch_own_affinity, ..host::Settings::default() };
-        let mut host = HostPlane::open_act_only(acting, callers.topology().clone())?;
+        let acting = host::Settings {
+            touch_own_affinity: settings.touch_own_affinity,
+            fixed_nodes: settings.emulated,
+            ..host::Settings::default()
+        };
+        let mut host = HostPlane::open_act_only(acting, Topology::clone(&callers.topology()))?;
         if settings.own_threads {
             host.move_own_threads();
         }
@@ -128,6 +134,10 @@ impl VolumePlane {
         let window_s = self.began.elapsed().as_secs_f64();
         self.began = Instant::now();
         self.prepared.clear();
+        let changed = self.host.follow_machine();
+        if changed.is_some() {
+            self.callers.follow(self.host.topology());
+        }
         let mut threads = Vec::new();
         // By rising tid, then file.
         let mut own = FxHashSet::default();
@@ -154,6 +164,7 @@ impl VolumePlane {
             thread.shares_file = shared(thread.tid);
         }
         let mut notes = self.settings.notes.clone();
+        notes.extend(changed);
         if untold > 0 {
             notes.push(format!("{untold} bytes of so many files at once that they were not counted by file"));
         }
