@@ -6,6 +6,7 @@
 mod acts;
 mod back;
 mod conditions;
+mod cpus;
 mod dax;
 mod file_users;
 mod files;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
     let trials = two_nodes::TESTS
         .iter()
         .chain(masks::TESTS)
+        .chain(cpus::TESTS)
         .chain(files::TESTS)
         .chain(process::TESTS)
         .chain(back::TESTS)
