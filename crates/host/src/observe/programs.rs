@@ -557,7 +557,7 @@ fn read_hook(skel: &mut ObserveSkel<'static>, hook: Hook, steady: bool) -> Resul
     };
     let slicer = Slicer::start(program, maps, !steady).map_err(libbpf_rs::Error::from)?;
     if let Some(bss) = skel.maps.bss_data.as_mut() {
-        bss.read_ns = slicer.cost.ns();
+        bss.read_ns = slicer.cost.charged_ns();
     }
     Ok(slicer)
 }
