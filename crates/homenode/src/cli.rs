@@ -4,18 +4,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use simulate::papers::Paper;
+
+pub use command::args::{Global, LabCommand, STATE_DIR};
 
 use crate::commands::fs_args::{FsCommand, FsckArgs, MkfsArgs, MountArgs};
 use crate::commands::r#move::MoveArgs;
 use crate::commands::policies;
 use crate::output::units;
-
-/// Default configuration file; it need not exist.
-pub const CONFIG_FILE: &str = "/etc/homenode/homenode.toml";
-
-/// Default state directory: undo records and the journal.
-pub const STATE_DIR: &str = "/run/homenode";
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -44,23 +39,6 @@ pub struct Cli {
     /// Sub-command.
     #[command(subcommand)]
     pub command: Command,
-}
-
-/// Options for every sub-command.
-#[derive(Debug, Clone, Args)]
-pub struct Global {
-    /// Print JSON instead of text, also for errors (on stderr)
-    #[arg(long, global = true, help_heading = "General options")]
-    pub json: bool,
-    /// Configuration file [default: /etc/homenode/homenode.toml, if it exists]
-    #[arg(long, global = true, help_heading = "General options", value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Directory for undo records and the journal
-    #[arg(long, global = true, help_heading = "General options", value_name = "DIR", default_value = STATE_DIR)]
-    pub state_dir: PathBuf,
-    /// Log more to stderr: -v actions and all limits, -vv every detail (HOMENODE_LOG=… filters)
-    #[arg(short, long, global = true, help_heading = "General options", action = clap::ArgAction::Count)]
-    pub verbose: u8,
 }
 
 /// The sub-commands.
@@ -198,22 +176,6 @@ Examples:
   homenode replay --policy nthread-cpu --json busy.jsonl")]
     Replay(ReplayArgs),
 
-    /// Simulate a machine and a load, and compare policies on them
-    ///
-    /// Runs policies in virtual time, through the same loop and rails as `homenode run`. Shows the throughput, the moves
-    /// and the load of each node. The load comes from a scenario file, from a snapshot that `homenode record` wrote on a
-    /// host, or from random scenarios. Moves nothing and needs no privileges. docs/simulate.md lists every key of scenario
-    /// files and the limits of the model.
-    #[command(after_help = "\
-Examples:
-  homenode simulate scenarios/fio-away-from-its-data.toml
-  homenode simulate scenarios/page-cache.toml --policy all
-  homenode simulate scenarios/page-cache.toml --policy none,auto --topology /tmp/mymachine
-  sudo homenode record --windows 1 busy.json && homenode simulate --snapshot busy.json --topology /tmp/four-sockets
-  homenode simulate --regret 200 --seed 1 --json
-  homenode simulate --random 17 --print > scenario17.toml")]
-    Simulate(SimulateArgs),
-
     /// Show when and why a thread or a file was moved
     ///
     /// Reads the journals that `homenode run` and `homenode mount --policy` write. Without an argument, shows the moves of all
@@ -244,18 +206,6 @@ Examples:
   sudo homenode doctor
   homenode doctor --json")]
     Doctor(DoctorArgs),
-
-    /// Run the papers' experiments on a simulated machine and compare the results with the papers
-    ///
-    /// Writes report.html (self-contained), results.csv and one PNG per figure to DIR. Needs no privileges and no particular
-    /// machine. Mismatches are reported with their cause and are not errors: the exit code is 0 whatever the score, and 5
-    /// (or 3) if DIR cannot be written.
-    #[command(after_help = "\
-Examples:
-  homenode reproduce --out /tmp/papers
-  homenode reproduce dragonfly --out /tmp/dragonfly --seeds 10
-  homenode reproduce --out /tmp/papers --json | jq .scores")]
-    Reproduce(ReproduceArgs),
 
     /// Make a volume: a file system over the memory of several nodes
     ///
@@ -311,6 +261,10 @@ Examples:
   homenode fs get /dev/shm/a /data.db - | sha256sum"
     )]
     Fs(FsCommand),
+
+    /// What `homenode-lab` does.
+    #[command(flatten)]
+    Lab(LabCommand),
 
     /// Print a shell completion script
     #[command(after_help = "\
@@ -517,40 +471,6 @@ pub struct ReplayArgs {
     pub policy: PolicyArgs,
 }
 
-/// `homenode simulate`.
-#[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("what").required(true).args(["scenario", "snapshot", "regret", "random"]))]
-pub struct SimulateArgs {
-    /// Scenario file
-    #[arg(value_name = "SCENARIO")]
-    pub scenario: Option<PathBuf>,
-    /// Policies to compare (repeat, or separate with commas) [default: none and the scenario's own, or auto]
-    #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = simulated_policies())]
-    pub policy: Vec<String>,
-    /// Seed of random start placements and random scenarios [default: the scenario's own, or 1]
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// Run it on the machine saved in DIR by `homenode nodes --capture`
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["regret", "random"])]
-    pub topology: Option<PathBuf>,
-    /// Run the load of this snapshot (`-` for stdin) on the machine of --topology
-    #[arg(long, value_name = "FILE", requires = "topology")]
-    pub snapshot: Option<PathBuf>,
-    /// Compare all policies with the best one on the papers' scenarios and N random ones
-    #[arg(long, value_name = "N", conflicts_with = "policy", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub regret: Option<u32>,
-    /// With --regret: the same again on machines whose latencies, bandwidths and other numbers are drawn within 30 % of those
-    /// that `auto` assumes
-    #[arg(long, requires = "regret")]
-    pub unknown: bool,
-    /// Run the K-th random scenario of the seed
-    #[arg(long, value_name = "K")]
-    pub random: Option<u32>,
-    /// Print the random scenario as a scenario file instead of running it
-    #[arg(long, requires = "random", conflicts_with_all = ["policy", "scenario", "snapshot", "regret"])]
-    pub print: bool,
-}
-
 /// `homenode explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
@@ -565,51 +485,6 @@ pub struct DoctorArgs {
     /// Check the needs of `--exact`
     #[arg(long)]
     pub exact: bool,
-}
-
-/// `homenode reproduce`.
-#[derive(Debug, Args)]
-pub struct ReproduceArgs {
-    /// Paper whose experiments to run
-    #[arg(value_enum, default_value_t = PaperChoice::All, value_name = "PAPER")]
-    pub paper: PaperChoice,
-    /// Output directory; created if missing
-    #[arg(long, value_name = "DIR")]
-    pub out: PathBuf,
-    /// Run each experiment with N random start placements and report the mean
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub seeds: u64,
-    /// Also repeat everything with each constant of the model 30 % lower and higher, and calibrated on one paper only: minutes
-    #[arg(long)]
-    pub sensitivity: bool,
-}
-
-/// A paper, or all of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PaperChoice {
-    /// NUMA-aware thread migration (MSST 2020)
-    Nthread,
-    /// Data migration when a controller is overloaded
-    Dragonfly,
-    /// SysMon-N and N-Policy (NPC 2020)
-    Npolicy,
-    /// Task migration in the ZFS cache (thesis, 2021)
-    Arc,
-    /// All of them
-    All,
-}
-
-impl PaperChoice {
-    /// The papers.
-    pub fn papers(self) -> Vec<Paper> {
-        match self {
-            Self::Nthread => vec![Paper::NThread],
-            Self::Dragonfly => vec![Paper::Dragonfly],
-            Self::Npolicy => vec![Paper::NPolicy],
-            Self::Arc => vec![Paper::Arc],
-            Self::All => Paper::ALL.to_vec(),
-        }
-    }
 }
 
 /// `homenode completions`.
@@ -651,17 +526,6 @@ pub fn mount_policies() -> clap::builder::PossibleValuesParser {
     let all = [("off", "nothing moves")].iter().chain(placement::POLICIES);
     clap::builder::PossibleValuesParser::new(
         all.map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
-    )
-}
-
-/// The policies, and two words that only a simulation knows.
-fn simulated_policies() -> clap::builder::PossibleValuesParser {
-    let words = [("none", "the kernel alone, without homenode"), ("all", "none, and every policy")];
-    clap::builder::PossibleValuesParser::new(
-        words
-            .iter()
-            .chain(placement::POLICIES)
-            .map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
     )
 }
 

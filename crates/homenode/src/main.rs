@@ -3,17 +3,11 @@
 mod child;
 mod cli;
 mod commands;
-mod config;
-mod exit;
-mod log;
-mod notify;
-mod output;
-mod recording;
-mod signals;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use command::{config, exit, log, machine, notify, output, recording, signals};
 
 fn main() -> ExitCode {
     let arguments = commands::command_line(std::env::args_os());
@@ -30,24 +24,9 @@ fn main() -> ExitCode {
             return exit::usage(&error, code);
         }
     };
-    log::init(&cli);
-    let exit = match commands::dispatch(&cli) {
-        Ok(exit) => exit,
-        Err(failure) => ended(&failure, cli.global.json),
-    };
-    // What a command that nobody waits for has written last.
-    let exit = match output::drain().map_err(exit::Failure::from) {
-        Err(failure) if exit == exit::Exit::Done => ended(&failure, cli.global.json),
-        _ => exit,
-    };
-    ExitCode::from(exit.code())
-}
-
-/// Says why homenode ends, unless its reader has left.
-fn ended(failure: &exit::Failure, json: bool) -> exit::Exit {
-    if failure.is_broken_pipe() {
-        return exit::Exit::Done;
+    // The live view owns the terminal: nothing is logged over it.
+    if !matches!(&cli.command, cli::Command::Top(top) if !top.once) {
+        log::init(&cli.global);
     }
-    failure.report(json);
-    failure.exit()
+    exit::end(commands::dispatch(&cli), cli.global.json)
 }

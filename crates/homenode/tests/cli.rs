@@ -315,7 +315,7 @@ fn move_refuses_what_has_no_pages_and_goes_on() {
     let asked = [path("fifo"), path("none"), path("file")].map(|p| p.to_str().unwrap().to_owned());
     let [fifo, none, file] = asked.each_ref().map(String::as_str);
     let (code, out, err) = ends(&["--json", "move", "--to", &node, fifo, none, file]);
-    if !nix::unistd::geteuid().is_root() {
+    if !rustix::process::geteuid().is_root() {
         assert!(code == 3 && err.contains("CAP_SYS_NICE"), "{code}: {err}");
         return;
     }
@@ -567,4 +567,47 @@ fn the_command_that_run_starts_never_starts_when_nothing_can_be_observed() {
     assert_ne!(code, 0);
     assert!(err.contains("state directory"), "{err}");
     assert!(!mark.exists());
+}
+
+/// `homenode` alone in a directory, with a `homenode-lab` in PATH.
+struct Alone(tempfile::TempDir);
+
+impl Alone {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_homenode"), dir.path().join("homenode")).unwrap();
+        fs::create_dir(dir.path().join("path")).unwrap();
+        let this = Self(dir);
+        this.script("path/homenode-lab", "echo from PATH");
+        this
+    }
+
+    fn script(&self, name: &str, line: &str) {
+        let path = self.0.path().join(name);
+        fs::write(&path, format!("#!/bin/sh\n{line}\n")).unwrap();
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+
+    fn ends(&self, args: &[&str]) -> (i32, String, String) {
+        let mut command = Command::new(self.0.path().join("homenode"));
+        command.args(args).env("PATH", format!("{}:/usr/bin:/bin", self.0.path().join("path").display()));
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+    }
+}
+
+#[test]
+fn a_sibling_program_is_started_from_beside_and_never_from_the_path() {
+    let alone = Alone::new();
+    let (code, out, err) = alone.ends(&["simulate", "some.toml"]);
+    assert_eq!((code, out.as_str()), (3, ""));
+    assert!(err.starts_with("homenode: cannot start ") && err.contains("/homenode-lab: "), "{err}");
+    assert!(err.contains("(ENOENT)\n  hint: this command is in the package homenode-lab: install it\n"), "{err}");
+    alone.script("homenode-lab", "echo \"$@\"; exit 7");
+    let (code, out, err) = alone.ends(&["--json", "simulate", "some.toml", "--seed", "3"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (7, "--json simulate some.toml --seed 3\n", ""));
+    // Wrong usage and help need no sibling.
+    fs::remove_file(alone.0.path().join("homenode-lab")).unwrap();
+    assert_eq!(alone.ends(&["simulate"]).0, 2);
+    assert!(alone.ends(&["help", "reproduce"]).1.contains("report.html"));
 }

@@ -505,7 +505,7 @@ fn moving_takes_cap_sys_nice_and_no_more() {
     let pid = Pid::from_child(&other.0);
     for (keep, result) in [(CapabilitySet::SYS_NICE, Ok(())), (CapabilitySet::empty(), Err(rustix::io::Errno::PERM))] {
         let set = std::thread::spawn(move || {
-            host::privileges::keep_only(keep).unwrap();
+            linux::privileges::keep_only(keep).unwrap();
             sched_setaffinity(Some(pid), &sched_getaffinity(Some(pid)).unwrap())
         });
         assert_eq!(set.join().unwrap(), result);

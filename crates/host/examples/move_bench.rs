@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use host::act::copying::Copying;
 use host::act::pages::FileMove;
-use host::residency;
+use linux::residency;
 use serde_json::{Value, json};
 use topology::NodeId;
 

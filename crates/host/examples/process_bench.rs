@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use host::act::copying::Copying;
 use host::act::memory::{self, MemoryMove};
-use host::act::threads::Threads;
+use linux::threads::Threads;
 use topology::NodeId;
 
 const PROC: &str = "/proc";

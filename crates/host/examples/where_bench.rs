@@ -114,7 +114,7 @@ fn write(path: &Path, size: u64, step: usize) {
 
 /// Reads evicted pages again, for machines short of memory. Returns the cached share of the file.
 fn keep(path: &Path, size: u64) -> f64 {
-    let cached = || host::residency::of(path, &mut |_, _| ()).unwrap().resident as f64 / size as f64;
+    let cached = || linux::residency::of(path, &mut |_, _| ()).unwrap().resident as f64 / size as f64;
     for _ in 0..3 {
         if cached() == 1.0 {
             return 1.0;

@@ -354,11 +354,11 @@ fn steps(work: &mut dyn Copying, shared: &Shared, limits: &Limits) -> JobState {
 mod tests {
     use std::path::Path;
 
+    use linux::threads::Threads;
     use topology::NodeId;
 
     use super::*;
     use crate::act::memory::MemoryMove;
-    use crate::act::threads::Threads;
 
     /// So many steps of as many bytes as asked for; a negative number of bytes left: an error.
     struct Steps {

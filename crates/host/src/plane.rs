@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine::{Cost, Heir, JobId, JobState, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
+use linux::{affinity, interference};
 use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::config::NodeConfig;
@@ -30,10 +31,9 @@ use crate::act::hands::Hands;
 use crate::act::lineage::Lineage;
 use crate::act::memory::Layout;
 use crate::act::mover::{Given, Key, NS_PER_TICK, Rules, key_of, own_affinity, refused};
-use crate::act::{Mover, affinity, kin};
+use crate::act::{Mover, kin};
 use crate::bandwidth::Meter;
 use crate::facts::Facts;
-use crate::interference;
 use crate::observe::mapped::{self, Watcher};
 use crate::observe::{self, FileSeen, Kin, ObserveError, Observed, ObservedThread, Observer, Origin};
 

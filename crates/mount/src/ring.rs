@@ -15,8 +15,8 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use host::act::affinity;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use linux::affinity;
 
 use crate::connection::{Answers, Transport, notify};
 use crate::stale::Stale;

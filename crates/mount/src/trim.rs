@@ -77,15 +77,6 @@ fn serve(shared: &Shared) {
         }
         state.due = false;
         drop(state);
-        trim();
-    }
-}
-
-/// Gives free pages of all heaps back to the system.
-fn trim() {
-    #[cfg(target_env = "gnu")]
-    {
-        // SAFETY: malloc_trim may be called at any time and from any thread; it changes no memory in use.
-        unsafe { libc::malloc_trim(0) };
+        linux::heap::trim();
     }
 }

@@ -13,7 +13,6 @@
 pub mod at_home;
 pub mod auto;
 mod budget;
-mod bytes;
 pub mod cache_affinity;
 pub mod dragonfly;
 mod load;
@@ -29,7 +28,6 @@ mod validate;
 mod why;
 mod words;
 
-pub use bytes::NodeBytes;
 pub use outcome::{Outcome, OutcomeState};
 pub use plan::{Declined, Move, NodeForecast, Plan, Prediction, Reason};
 pub use snapshot::{
@@ -39,6 +37,7 @@ pub use subject::Subject;
 pub use validate::MAX_BYTES;
 pub use why::Why;
 
+pub use topology::NodeBytes;
 use topology::Topology;
 
 /// Decides moves from snapshots.

@@ -10,6 +10,7 @@
 //! **Limits.** A topology shows one moment: CPUs that go on- or offline later show at the next
 //! read. [`sysfs::outline`] tells cheaply whether one is due.
 
+mod bytes;
 pub mod capture;
 pub mod config;
 mod cpus;
@@ -18,6 +19,7 @@ mod regions;
 mod source;
 pub mod sysfs;
 
+pub use bytes::NodeBytes;
 pub use cpus::{CpuSet, ParseCpuSetError};
 pub use error::TopologyError;
 

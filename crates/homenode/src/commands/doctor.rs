@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use host::interference::Interference;
 use host::observe::hooks::Kind;
 use host::observe::{self, Capabilities, Configuration, Fact, Hook, Observer};
+use linux::interference::Interference;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -17,6 +17,7 @@ use crate::cli::{DoctorArgs, Global};
 use crate::commands::{nodes, session};
 use crate::config::Config;
 use crate::exit::{self, Exit, Failure};
+use crate::machine;
 use crate::output::units::count;
 use crate::output::{self, escape, words};
 
@@ -102,11 +103,11 @@ pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
 
 /// The machine, and a finding on the configuration. A broken configuration is left out.
 fn configured(global: &Global) -> Result<(Topology, Finding), Failure> {
-    let sys = Path::new(nodes::SYS);
-    let used = Config::load(global.config.as_deref()).and_then(|config| nodes::read(sys, &config));
+    let sys = Path::new(machine::SYS);
+    let used = Config::load(global.config.as_deref()).and_then(|config| machine::read(sys, &config));
     let cause = used.as_ref().err().map(Failure::line);
     let finding = Finding::new("configuration", cause, true, "correct it; `homenode restore` needs none");
-    Ok((used.or_else(|_| nodes::read(sys, &Config::default()))?, finding))
+    Ok((used.or_else(|_| machine::read(sys, &Config::default()))?, finding))
 }
 
 /// Loads and attaches the real programs for a moment: the kernel can refuse them although the probes succeed.
@@ -207,7 +208,7 @@ fn moving(global: &Global, topology: &Topology, config: &Config) -> Vec<Finding>
         },
         Finding::new(
             "counters of the memory controllers",
-            host::bandwidth::Meter::open(Path::new(nodes::SYS), topology).err(),
+            host::bandwidth::Meter::open(Path::new(machine::SYS), topology).err(),
             false,
             "the file bytes that homenode counts are used instead; virtual machines seldom have such counters",
         ),

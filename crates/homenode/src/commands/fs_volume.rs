@@ -15,10 +15,10 @@ use serde_json::json;
 
 use super::content;
 use super::fs_args::{FsckArgs, MkfsArgs, VolumeArgs};
-use super::nodes;
 use crate::cli::Global;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::machine;
 use crate::output::units::{count, size};
 use crate::output::{self, progress};
 use crate::signals::Stop;
@@ -36,7 +36,7 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         let hint = format!("{bytes} means bytes; a unit may follow, such as {}GiB", bytes.max(1));
         return Err(Failure::new(Exit::Usage, format!("--size {bytes}"), why).hint(hint));
     }
-    let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?)?;
+    let topology = machine::read(Path::new(machine::SYS), &Config::load(global.config.as_deref())?)?;
     let (mut files, mut nodes, mut names) = (Vec::new(), Vec::new(), Vec::new());
     let places: Vec<_> = args.regions.iter().map(|region| split(region)).collect::<Result<_, _>>()?;
     // Also before a file is made, as the second could not be made then.
@@ -57,7 +57,7 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         let file = open_region(&path, args.size, &mut new)?;
         let path = path.canonicalize().map_err(|e| Failure::io("find", &path, &e))?;
         let known = |node: u32| topology.node(topology::NodeId(node)).is_some();
-        nodes.push(node.or_else(|| node_of_device(Path::new(nodes::SYS), &file, known)));
+        nodes.push(node.or_else(|| node_of_device(Path::new(machine::SYS), &file, known)));
         files.push((RegionFile { file, bind: None }, here, path.clone()));
         names.push(path.as_os_str().as_bytes().to_vec());
     }
@@ -369,7 +369,7 @@ fn mount(global: &Global, args: &VolumeArgs) -> Result<(Volume, Arc<Mapped>), Fa
 }
 
 fn options(global: &Global) -> Result<Options, Failure> {
-    let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?).ok();
+    let topology = machine::read(Path::new(machine::SYS), &Config::load(global.config.as_deref())?).ok();
     Ok(Options { topology, ..Options::default() })
 }
 

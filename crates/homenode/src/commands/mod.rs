@@ -18,14 +18,14 @@ pub mod policies;
 mod record;
 mod replay;
 mod report;
-mod reproduce;
 mod restore;
 mod run;
 mod session;
-mod simulate;
 mod top;
 pub mod volume_policy;
 mod where_;
+
+use command::sibling;
 
 use crate::child;
 use crate::cli::{Cli, Command};
@@ -46,15 +46,14 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Plan(args) => plan::run(global, args),
         Command::Record(args) => record::run(global, args),
         Command::Replay(args) => replay::run(global, args),
-        Command::Simulate(args) => simulate::run(global, args),
         Command::Explain(args) => explain::run(global, args),
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),
-        Command::Reproduce(args) => reproduce::run(global, args),
         Command::Mkfs(args) => fs_volume::mkfs(global, args),
         Command::Fsck(args) => fs_volume::fsck(global, args),
         Command::Mount(args) => mount::run(global, args),
         Command::Fs(command) => fs_files::run(global, command),
+        Command::Lab(_) => Err(sibling::become_program(sibling::LAB)),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
         Command::Exec(args) => child::become_command(args, cli.global.json),

@@ -10,18 +10,16 @@ use topology::{MemoryKind, Node, NodeId, Topology};
 use crate::cli::{Global, NodesArgs};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::machine;
 use crate::output;
 use crate::output::table::Table;
 use crate::output::units::{count, rate, size};
 
-/// The kernel's sysfs.
-pub const SYS: &str = "/sys";
-
 /// Prints the machine, and saves it where asked.
 pub fn run(global: &Global, args: &NodesArgs) -> Result<Exit, Failure> {
-    let sys = args.sys.as_deref().unwrap_or(Path::new(SYS));
+    let sys = args.sys.as_deref().unwrap_or(Path::new(machine::SYS));
     let config = Config::load(global.config.as_deref())?;
-    let topology = read(sys, &config)?;
+    let topology = machine::read(sys, &config)?;
     let captured = args.capture.as_deref().map(|dir| capture(sys, dir)).transpose()?;
     let free = topology::sysfs::free_memory(sys, &topology);
     if global.json {
@@ -33,14 +31,6 @@ pub fn run(global: &Global, args: &NodesArgs) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Done)
-}
-
-/// The machine under `sys`, with what homenode.toml adds.
-pub fn read(sys: &Path, config: &Config) -> Result<Topology, Failure> {
-    let mut topology = topology::sysfs::read(sys)
-        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot tell this machine's nodes", &e))?;
-    topology.configure(&config.node).map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
-    Ok(topology)
 }
 
 fn capture(sys: &Path, dir: &Path) -> Result<Captured, Failure> {

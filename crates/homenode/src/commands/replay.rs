@@ -23,7 +23,7 @@ pub fn run(global: &Global, args: &ReplayArgs) -> Result<Exit, Failure> {
     let mut engine = Engine::new(Recorded::default(), policy, config.engine(), None).map_err(failure)?;
     let mut lines = report::Lines::new(Limits::recorded(global.verbose));
     let mut window = 0;
-    while let Some(snapshot) = reader.next()? {
+    while let Some(snapshot) = reader.next_snapshot()? {
         window += 1;
         engine.plane_mut().next(snapshot);
         let report = engine.step().map_err(failure)?;

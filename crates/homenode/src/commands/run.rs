@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use engine::{Engine, Finished, Plane};
-use host::interference::Interference;
+use linux::interference::Interference;
 use placement::Policy;
 use serde_json::json;
 
@@ -51,7 +51,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         let child = child.as_ref().map(Child::pid);
         session::open(&config, &args.observe, child, policy.traits().wants_mapped, args.move_back)?
     };
-    let limits = Limits::of(&plane, global.verbose);
+    let limits = Limits::of(plane.limits(), global.verbose);
     // Undoes what a crashed run left behind, before anything that could take time.
     let mut engine = Engine::new(plane, policy, settings.clone(), state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;

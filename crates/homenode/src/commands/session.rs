@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use engine::Plane;
 use host::HostPlane;
-use host::interference::{self, Interference};
 use host::observe::{self, Scope};
-use host::privileges;
+use linux::interference::{self, Interference};
+use linux::privileges;
 use placement::{Snapshot, Traits};
 use rustix::thread::CapabilitySet;
 use topology::Topology;
 
 use crate::cli::ObserveArgs;
-use crate::commands::nodes;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::machine;
 
 /// The kernel's procfs.
 pub const PROC: &str = "/proc";
@@ -38,7 +38,7 @@ pub fn open(
         (None, None) if !args.scope.pid.is_empty() => Scope::Pids(args.scope.pid.clone()),
         (None, None) => Scope::All,
     };
-    host::memory::give_back_freed();
+    linux::heap::give_back_freed();
     let observe = observe::Settings {
         exact: args.exact,
         steady: args.steady,
@@ -46,7 +46,7 @@ pub fn open(
         window: Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s)),
         ..observe::Settings::default()
     };
-    let topology = nodes::read(Path::new(nodes::SYS), config)?;
+    let topology = machine::read(Path::new(machine::SYS), config)?;
     let beside_sched_ext = args.scope.beside_sched_ext || config.engine.beside_sched_ext;
     let touch_own_affinity = args.scope.touch_own_affinity;
     let (dax, freeze) = (config.moves.dax, config.moves.freeze);
@@ -104,7 +104,7 @@ pub fn observe(plane: &mut HostPlane, window: Duration) -> Result<Snapshot, Fail
 
 /// Finds other software that decides where threads run. Gives up once `stop` is true.
 pub fn interference(stop: &dyn Fn() -> bool) -> Vec<Interference> {
-    interference::detect(Path::new(PROC), Path::new(nodes::SYS), stop)
+    interference::detect(Path::new(PROC), Path::new(machine::SYS), stop)
 }
 
 /// As many open files as this process may have. Programs that it starts afterwards may have as many, too.

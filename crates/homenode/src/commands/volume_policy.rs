@@ -24,9 +24,10 @@ use placement::Policy;
 use topology::Topology;
 
 use crate::cli::{self, Global, PolicyArgs, STATE_DIR};
-use crate::commands::{mounts, nodes, policies, report, restore, run, session};
+use crate::commands::{mounts, policies, report, restore, run, session};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::machine;
 use crate::output::units;
 use crate::output::{self, limits::Limits};
 use crate::recording::Writer;
@@ -87,7 +88,7 @@ pub struct Nodes {
 impl Nodes {
     /// The nodes that the user asks for, of a volume with this memory.
     pub fn of(global: &Global, args: &NodesArgs, mapped: &Arc<Mapped>) -> Result<Self, Failure> {
-        let real = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?)?;
+        let real = machine::read(Path::new(machine::SYS), &Config::load(global.config.as_deref())?)?;
         let Some(count) = args.emulate_nodes else {
             let wanted = real.nodes.len() > 1 || args.policy();
             let callers = wanted.then(|| start(&real)).transpose()?;
@@ -103,7 +104,7 @@ impl Nodes {
         }
         let bytes = (0..mapped.regions()).map(|region| mapped.len(region)).max().unwrap_or(0);
         // In a container, or started by taskset, only these CPUs are there for the mount's users, too.
-        let mine = host::act::affinity::get(0)
+        let mine = linux::affinity::get(0)
             .map_err(|e| Failure::from_error(Exit::Io, "cannot read the CPUs that this process may use", &e))?;
         let topology = profile.topology(&real.cpus().intersection(&mine), count, bytes);
         let medium = Emulated::new(Arc::clone(mapped), &of_region, profile, topology.clone(), Arc::new(Monotonic));

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use host::residency::{self, Residency};
 use indicatif::ProgressBar;
+use linux::residency::{self, Residency};
 use serde_json::{Value, json};
 use topology::NodeId;
 
 use crate::cli::{Global, WhereArgs};
-use crate::commands::nodes;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::machine;
 use crate::output::table::Table;
 use crate::output::units::{percent, size};
 use crate::output::{self, escape, progress};
@@ -36,7 +36,7 @@ pub fn run(global: &Global, args: &WhereArgs) -> Result<Exit, Failure> {
         output::print_json(&json!({"files": found.iter().map(file_json).collect::<Vec<_>>()}))?;
     } else if !found.is_empty() {
         // A machine whose sysfs is unreadable still has the nodes that the files are on.
-        let known = nodes::read(Path::new(nodes::SYS), &Config::default()).map(|t| t.nodes).unwrap_or_default();
+        let known = machine::read(Path::new(machine::SYS), &Config::default()).map(|t| t.nodes).unwrap_or_default();
         let known = known.iter().filter(|n| n.memory_bytes > 0).map(|n| n.id);
         output::print(&text(&found, known.collect()))?;
     }

@@ -13,7 +13,7 @@ use host::act::copying::Copying;
 use host::act::memory::{self, MemoryMove};
 use host::act::mover::{Mover, Rules};
 use host::act::process;
-use host::act::threads::Threads;
+use linux::threads::Threads;
 use rustix::process::Signal;
 use topology::NodeId;
 

@@ -20,6 +20,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use engine::{JobId, JobState, PlaneError, Progress, Started, Subject, Undo};
+use linux::privileges;
 use placement::{Move, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{NodeId, Topology};
@@ -35,7 +36,6 @@ use super::process::{self, ProcessMove};
 use crate::facts::inode::{Inodes, MOST_READERS};
 use crate::jobs::{self, Jobs};
 use crate::observe::{FileSeen, Inode};
-use crate::privileges;
 
 /// Most moves of files that are remembered, those that copy among them: more than of which it is kept where their pages were.
 const LATEST: usize = 256;

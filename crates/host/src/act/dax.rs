@@ -48,6 +48,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
+use linux::block::fiemap::{self, Extent};
+use linux::block::{self, Layout};
+use linux::residency;
 use rustix::fs::{FileType, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::time::ClockId;
@@ -59,9 +62,6 @@ use super::copying::{Back, Copied, Copying, Several};
 use super::memory;
 use super::memory::layout::Run;
 use super::pages::FileMoveError;
-use crate::residency;
-use crate::volume::fiemap::{self, Extent};
-use crate::volume::{self, Layout};
 
 /// Bytes of one exchange: what one entry of a page table's second level maps, so that a file of aligned huge pages keeps them.
 pub const CHUNK: u64 = 2 << 20;
@@ -247,7 +247,7 @@ impl DaxMove {
             return refused("no_memory", format!("its file system has no memory on node {to}"));
         }
         may_be_exchanged(file, stat.st_mode)?;
-        let root = volume::mount::directory(device).map_err(failed("find where its file system is mounted"))?;
+        let root = block::mount::directory(device).map_err(failed("find where its file system is mounted"))?;
         let (groups, exchange) = xfs::geometry(&root).map_err(failed("ask for the file system's geometry"))?;
         if !exchange {
             return refused("no_exchange", "its file system was made without exchange=1 (mkfs.xfs -i exchange=1)");

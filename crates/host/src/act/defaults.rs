@@ -7,12 +7,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use linux::cpuset::{Cpusets, Group};
+use linux::threads::Threads;
 use rustc_hash::FxHashMap;
 use topology::CpuSet;
 
-use super::cpuset::{Cpusets, Group};
 use super::mover::Key;
-use super::threads::Threads;
 
 /// For how many windows a thread's control group is remembered. Preparing a move reads it again.
 const REMEMBERED: u64 = 8;

@@ -11,7 +11,7 @@
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::privileges;
+use linux::privileges;
 
 type Task = Box<dyn FnOnce() + Send>;
 

@@ -21,14 +21,14 @@
 use std::io;
 
 use engine::{Masks, Undo};
+use linux::affinity;
+use linux::cpuset::family_name;
+use linux::threads::{Stat, Threads, is_gone};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::CpuSet;
 
-use super::affinity;
-use super::cpuset::family_name;
 use super::family::Family;
 use super::mover::{Key, key_of, subject_of};
-use super::threads::{Stat, Threads, is_gone};
 
 /// Longest chain of parents to follow.
 const GENERATIONS: usize = 64;

@@ -12,10 +12,11 @@ use rustc_hash::FxHashMap;
 
 use std::io;
 
-use super::affinity;
+use linux::affinity;
+use linux::threads::is_gone;
+
 use super::kin::inherited;
 use super::mover::{Key, Moved, Mover, NS_PER_TICK};
-use super::threads::is_gone;
 use crate::observe::{Kin, Origin};
 use engine::{Masks, Undo};
 use topology::CpuSet;

@@ -5,7 +5,7 @@
 //! calls.
 //!
 //! **Approach.** A thread is movable when nobody asked for an affinity of it, or when its mask is the default: the CPUs of its
-//! cpuset ([`cpuset`]). A program that asked for exactly its default counts as not having asked. A move sets the CPUs of the
+//! cpuset ([`linux::cpuset`]). A program that asked for exactly its default counts as not having asked. A move sets the CPUs of the
 //! target node that the cpuset allows ([`mover`]). Undoing first checks that the mask is still ours, as the kernel would show
 //! it now, and that nobody has set it since. Descendants of a moved thread come from the kernel's own record of births
 //! ([`lineage`]) or, after a crash, from procfs ([`kin`]). The kernel's refusals are facts, not faults. A thread counts as ended
@@ -14,9 +14,7 @@
 //!
 //! **Limits.** Threads in containers whose control groups are hidden from us are refused.
 
-pub mod affinity;
 pub mod copying;
-pub mod cpuset;
 pub mod data;
 pub mod dax;
 pub mod defaults;
@@ -28,6 +26,5 @@ pub mod memory;
 pub mod mover;
 pub mod pages;
 pub mod process;
-pub mod threads;
 
 pub use mover::Mover;

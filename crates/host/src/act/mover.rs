@@ -4,6 +4,8 @@ use std::io;
 use std::path::Path;
 
 use engine::{Masks, PlaneError, Subject, Undo, Undone};
+use linux::threads::{Open, Stat, Threads, is_gone};
+use linux::{affinity, cpuset};
 use placement::Move;
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
@@ -12,8 +14,6 @@ use topology::{CpuSet, NodeId, Topology};
 
 use super::defaults::Defaults;
 use super::family::Family;
-use super::threads::{Open, Stat, Threads, is_gone};
-use super::{affinity, cpuset};
 
 /// Nanoseconds in a unit of `/proc/<tid>/stat` (`USER_HZ` is 100 on every architecture we know).
 pub const NS_PER_TICK: u64 = 10_000_000;
@@ -73,6 +73,18 @@ const REMEMBERED: u64 = 8;
 pub fn is_ours(mask: &CpuSet, ours: &CpuSet, allowed: &CpuSet) -> bool {
     let left = ours.intersection(allowed);
     mask == ours || *mask == if left.is_empty() { allowed.clone() } else { left }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Calls of [`mask_of`] by this thread.
+    pub static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+fn mask_of(tid: u32) -> std::io::Result<CpuSet> {
+    #[cfg(test)]
+    LOOKS.with(|looks| looks.set(looks.get() + 1));
+    affinity::get(tid)
 }
 
 impl Mover {
@@ -160,7 +172,7 @@ impl Mover {
         if stat.kernel_thread {
             return Err(refused("kernel_thread", "is a kernel thread"));
         }
-        let mask = affinity::get(tid).map_err(|e| kernel(tid, "read", e))?;
+        let mask = mask_of(tid).map_err(|e| kernel(tid, "read", e))?;
         let unreadable = |e| refused("unreadable", format!("the control groups of thread {tid} cannot be read: {e}"));
         let cgroups = self.threads.cgroups(tid).map_err(unreadable)?;
         let default =
@@ -179,7 +191,7 @@ impl Mover {
         // A thread that has less than its default, without anybody's asking, stays within that.
         let given = !unbound && !self.rules.touch_own_affinity;
         let ours = self.target(topology, to, &if given { before.intersection(&default) } else { default })?;
-        let first_differs = tid != pid && affinity::get(pid).is_ok_and(|first| first != ours);
+        let first_differs = tid != pid && mask_of(pid).is_ok_and(|first| first != ours);
         self.prepared.insert((tid, start), mask);
         let family =
             Family { at: now_ticks(), session: stat.session, cgroup: cpuset::family_name(&cgroups), first_differs };
@@ -206,7 +218,7 @@ impl Mover {
         if given.is_empty() {
             return None;
         }
-        let parent = given.get(&affinity::get(tid).ok()?)?;
+        let parent = given.get(&mask_of(tid).ok()?)?;
         let (masks, family) = (parent.masks.as_ref()?, Family::of(parent)?);
         if stat.start < family.at {
             return None;
@@ -304,7 +316,7 @@ impl Mover {
         if stat.start != start {
             return Err(gone(tid));
         }
-        let mask = affinity::get(tid).map_err(|e| kernel(tid, "read", e))?;
+        let mask = mask_of(tid).map_err(|e| kernel(tid, "read", e))?;
         if !expected(&mask)? {
             return Err(otherwise(&mask));
         }

@@ -9,7 +9,7 @@
 //! because most references to a page last milliseconds. A call moves [`CHUNK`] bytes: a thread that touches one of these pages
 //! by a mapping waits until the call is done, and `pread` does not wait. Only a window of the file is mapped at a time.
 //!
-//! Nothing is read in, and no access time changes (see [`crate::residency`]). No page is touched by a load, so that a file
+//! Nothing is read in, and no access time changes (see [`linux::residency`]). No page is touched by a load, so that a file
 //! that shrinks meanwhile gives an error code instead of SIGBUS. A file keeps its identity, because it stays open; a file
 //! that loses its last name is let go, because an open file keeps its blocks.
 //!
@@ -31,14 +31,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use linux::residency::map::Arena;
+use linux::residency::open::{self, Opened};
+use linux::residency::{self, ResidencyError};
 use topology::NodeId;
 
 use self::window::{Pick, Tally, Window};
 use super::copying::{Back, Copied, Copying, Several};
 use super::memory::Layout;
-use crate::residency::map::Arena;
-use crate::residency::open::{self, Opened};
-use crate::residency::{self, ResidencyError};
 
 pub use self::refuse::target;
 

@@ -17,6 +17,8 @@
 use std::path::Path;
 
 use engine::{PlaneError, Undo};
+use linux::patient::{self, MEMORY};
+use linux::threads::Threads;
 use placement::{Move, Reason, Subject, Why};
 use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, Topology};
@@ -24,8 +26,6 @@ use topology::{CpuSet, NodeId, Topology};
 use super::copying::Copying;
 use super::memory::{self, MemoryMove};
 use super::mover::{Given, Key, Mover, NS_PER_TICK, key_of, refused};
-use super::threads::Threads;
-use crate::patient::{self, MEMORY};
 
 /// How often to look for new threads. After the first look only threads that had not been seen then can start threads that are
 /// not bound, so a process that starts threads without pause is done after two or three.
@@ -247,7 +247,7 @@ impl ProcessMove {
 
 /// Whether a thread may run on one of these CPUs.
 fn runs_on(tid: u32, cpus: &CpuSet) -> bool {
-    super::affinity::get(tid).is_ok_and(|mask| !mask.intersection(cpus).is_empty())
+    linux::affinity::get(tid).is_ok_and(|mask| !mask.intersection(cpus).is_empty())
 }
 
 /// Fields of a process's `/proc/PID/status`.
@@ -264,7 +264,7 @@ impl Status {
         match std::fs::read(path) {
             Ok(bytes) => Self::parse(&String::from_utf8_lossy(&bytes))
                 .ok_or_else(|| refused("unreadable", format!("{} has an unknown form", path.display()))),
-            Err(error) if super::threads::is_gone(&error) => Err(gone(pid)),
+            Err(error) if linux::threads::is_gone(&error) => Err(gone(pid)),
             Err(error) => Err(unreadable(pid, &error)),
         }
     }
@@ -291,7 +291,7 @@ mod tests {
 
     /// Threads of this process that set an affinity of one CPU, and sleep.
     fn start(threads: usize) {
-        use super::super::affinity;
+        use linux::affinity;
         let cpu: CpuSet = affinity::get(0).unwrap().iter().take(1).collect();
         let (ready, all_ready) = std::sync::mpsc::channel();
         for _ in 0..threads {
@@ -310,7 +310,7 @@ mod tests {
     /// of ten thousand threads took a hundred million system calls.
     #[test]
     fn a_look_takes_no_more_for_many_bound_threads_than_for_few() {
-        use super::super::affinity::LOOKS;
+        use super::super::mover::LOOKS;
         use crate::act::mover::{Rules, subject_of};
         let mut mover = Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap();
         let (pid, to) = (std::process::id(), NodeId(0));

@@ -18,14 +18,14 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use linux::leases;
+use linux::mounts::{Mount, Mounts};
+use linux::patient;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::kinds::{self, Handle};
-use crate::leases;
-use crate::mounts::{Mount, Mounts};
 use crate::observe::Inode;
-use crate::patient;
 
 /// Links of one reader that are searched: a database has some hundreds of files open. One takes 2 µs.
 const MOST_LINKS: usize = 1024;
@@ -363,7 +363,7 @@ mod tests {
         let busy = |result: io::Result<Opened>| result.unwrap_err().kind() == io::ErrorKind::ResourceBusy;
         assert!(busy(inodes.open(inode, &[std::process::id()])));
         assert!(busy(inodes.by_path(inode, &path)));
-        assert!(crate::residency::of(&path, &mut |_, _| ()).is_err());
+        assert!(linux::residency::of(&path, &mut |_, _| ()).is_err());
         assert_eq!(lease(libc::F_GETLEASE, 0), libc::F_WRLCK, "the lease is being broken");
     }
 

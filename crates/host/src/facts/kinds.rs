@@ -15,7 +15,7 @@
 
 use placement::Writes;
 
-use crate::mounts::Mount;
+use linux::mounts::Mount;
 
 /// How an inode can be opened without a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use linux::patient::{self, MEMORY};
+use linux::residency;
+use linux::threads::Threads;
 use placement::Process;
 use rustix::thread::CapabilitySet;
 
@@ -15,10 +18,7 @@ use super::known::{FileFacts, Known, Look, ProcessFacts, order};
 use super::wanted::{Wanted, WantedFile};
 use crate::act::memory;
 use crate::act::mover::NS_PER_TICK;
-use crate::act::threads::Threads;
-use crate::observe::{FileSeen, Inode, random};
-use crate::patient::{self, MEMORY};
-use crate::residency;
+use crate::observe::{FileSeen, Inode};
 
 /// CPU time that can be saved up, and that is there at the start: one window of `plan` then shows some twenty large files.
 const SAVED: Duration = Duration::from_millis(100);
@@ -98,7 +98,7 @@ impl Worker {
                 | CapabilitySet::SYS_NICE
                 // To ask device-mapper for its tables.
                 | if dax { CapabilitySet::SYS_ADMIN } else { CapabilitySet::empty() };
-            if let Err(error) = crate::privileges::keep_only(keep) {
+            if let Err(error) = linux::privileges::keep_only(keep) {
                 tracing::warn!(%error, "a thread keeps its privileges");
             }
             Looker {
@@ -292,7 +292,7 @@ impl Looker {
             Ok(opened) => {
                 facts.path = inode::path(&opened.fd);
                 let name = facts.path.clone().unwrap_or_else(|| PathBuf::from(format!("inode {}", file.id.ino)));
-                match residency::estimate(opened.fd, &name, residency::SAMPLE, &mut random) {
+                match residency::estimate(opened.fd, &name, residency::SAMPLE, &mut linux::random) {
                     Ok(estimate) => {
                         facts.size = Some(estimate.size);
                         facts.bytes = Some((estimate.nodes, estimate.looked));

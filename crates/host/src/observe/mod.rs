@@ -63,13 +63,12 @@ use topology::Topology;
 
 pub use choose::{Configuration, choose};
 pub use hooks::Hook;
+use linux::threads::Threads;
 pub use page_nodes::{NodeBits, NodeSource};
 pub use probe::{Capabilities, Fact};
-pub(crate) use slices::random;
 pub use types::{Cost, FileSeen, Hooks, Inode, Kin, ObserveError, Observed, ObservedThread, Origin, Scope, Settings};
 
 use crate::act::mover::NS_PER_TICK;
-use crate::act::threads::Threads;
 use assemble::{Assembled, File, Places};
 use programs::{Machine, Programs, Refused};
 use records::{Counters, MARK_MOVED, MARK_TREE};

@@ -20,12 +20,12 @@ use std::path::Path;
 
 use libbpf_rs::btf::types::{Array, Struct, Typedef};
 use libbpf_rs::btf::{Btf, BtfType};
+use linux::residency::count;
+use linux::residency::map::{Arena, Toucher};
 use serde::Serialize;
 use topology::CpuSet;
 
 use super::programs::page_flags;
-use crate::residency::count;
-use crate::residency::map::{Arena, Toucher};
 
 /// Width of the node's number at the top of a page's flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

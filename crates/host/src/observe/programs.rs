@@ -252,7 +252,7 @@ impl Programs {
             tunables.table_entries = machine.entries;
             // A quarter is for threads that may name no more files.
             tunables.file_entries = machine.entries - machine.entries / 4;
-            tunables.places_seed = (super::random() * f64::from(u32::MAX)) as u32;
+            tunables.places_seed = (linux::random() * f64::from(u32::MAX)) as u32;
             tunables.exact = settings.exact;
             tunables.steady = steady;
             tunables.node_bits = machine.node_bits;

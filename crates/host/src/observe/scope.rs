@@ -113,7 +113,7 @@ impl Processes {
 /// may be any text.
 fn start_time(proc_root: &Path, pid: u32) -> io::Result<u64> {
     let path = proc_root.join(pid.to_string()).join("stat");
-    let stat = crate::patient::ask(pid, crate::patient::STAT, move || std::fs::read(path))?;
+    let stat = linux::patient::ask(pid, linux::patient::STAT, move || std::fs::read(path))?;
     let text = String::from_utf8_lossy(&stat);
     let field = text.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(19));
     field.and_then(|ticks| ticks.parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -278,7 +278,7 @@ mod tests {
     fn without_privileges(run: impl FnOnce() + Send) {
         std::thread::scope(|scope| {
             let unprivileged = move || {
-                crate::privileges::keep_only(rustix::thread::CapabilitySet::empty()).unwrap();
+                linux::privileges::keep_only(rustix::thread::CapabilitySet::empty()).unwrap();
                 run();
             };
             scope.spawn(unprivileged).join().unwrap();

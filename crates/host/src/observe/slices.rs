@@ -284,7 +284,7 @@ impl Slicer {
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("slices".to_owned()).spawn(move || {
             // Attaching again takes the program's descriptor and nothing else.
-            if let Err(error) = crate::privileges::keep_only(CapabilitySet::empty()) {
+            if let Err(error) = linux::privileges::keep_only(CapabilitySet::empty()) {
                 tracing::warn!(%error, "a thread keeps its privileges");
             }
             theirs.run(link, &signals);
@@ -374,7 +374,7 @@ impl Shared {
         self.lock().sliced_since = Some(Instant::now());
         while share < 1.0 && self.lock().allowed {
             let slice = CYCLE.mul_f64(share);
-            let before = (CYCLE - slice).mul_f64(random());
+            let before = (CYCLE - slice).mul_f64(linux::random());
             self.sleep(before)?;
             let reads = self.reads();
             self.begin(link, 1.0 / share);
@@ -487,15 +487,6 @@ fn set(on: &OwnedFd, weight: f64) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
-/// A random number from 0 to 1, from the kernel: four bytes a cycle.
-pub(crate) fn random() -> f64 {
-    let mut bytes = [0u8; 4];
-    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::INSECURE) {
-        Ok(_) => f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX),
-        Err(_) => 0.5,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -568,13 +559,5 @@ mod tests {
         // Detached throughout.
         let idle = Attached { time: ms(1000), switches: 1, ..Attached::default() };
         assert_eq!(idle.since(idle, 0.005), 0.0);
-    }
-
-    #[test]
-    fn random_places_cover_the_cycle() {
-        let places: Vec<f64> = (0..1000).map(|_| random()).collect();
-        assert!(places.iter().all(|p| (0.0..=1.0).contains(p)));
-        let mean = places.iter().sum::<f64>() / 1000.0;
-        assert!((mean - 0.5).abs() < 0.06, "{mean}");
     }
 }

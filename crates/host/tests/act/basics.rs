@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use engine::{Finished, Plane, PlaneError, Rail, Subject, Undo, Undone, Verdict};
-use host::act::affinity;
 use host::{HostPlane, Settings};
+use linux::affinity;
 use placement::{Move, Reason};
 use topology::NodeId;
 

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use engine::{Finished, Plane, StateDir, Undone, Verdict, recover};
-use host::act::affinity;
 use host::observe::{Kin, ObserveError, Observed, Origin};
 use host::plane::Observe;
+use linux::affinity;
 use placement::{Move, Reason, Subject};
 use topology::NodeId;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use engine::journal::{Event, Filter, read};
 use engine::{StateDir, Undone, recover};
 use host::HostPlane;
-use host::act::affinity;
+use linux::affinity;
 
 use crate::Tried;
 use crate::world::{Running, Scripted, all, engine, mask, node, plane, tids};

@@ -1,7 +1,7 @@
 //! System calls that fail for lack of file descriptors, although the thread is alive.
 
 use engine::{Plane, PlaneError, Undone};
-use host::act::affinity;
+use linux::affinity;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::Tried;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use engine::{Engine, Verdict};
-use host::act::affinity;
-use host::act::threads::Threads;
 use host::observe::{self, Kin, ObserveError, Observed, Observer};
 use host::plane::Observe;
+use linux::affinity;
+use linux::threads::Threads;
 use topology::CpuSet;
 
 use crate::Tried;

@@ -38,7 +38,7 @@ pub fn process() -> Tried {
     let process = Running::role("threads", &["5"]);
     let pid = process.pid();
     let own = *tids(pid).last().unwrap();
-    host::act::affinity::set(own, &node(1)).unwrap();
+    linux::affinity::set(own, &node(1)).unwrap();
     let mut plane = plane(Some(Scripted::of(&[])));
     let mv = process_to(pid, 0);
     let undo = plane.prepare(&mv).unwrap();

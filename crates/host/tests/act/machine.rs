@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use engine::{Engine, Finished, Plane, PlaneError, Settings, Undone, Verdict};
-use host::act::affinity;
 use host::{HostPlane, Settings as HostSettings};
+use linux::affinity;
 use placement::{Plan, Policy, Snapshot};
 use topology::config::NodeConfig;
 use topology::{CpuSet, NodeId, Topology};

@@ -10,13 +10,13 @@ use std::time::Duration;
 use engine::state::file::StateFile;
 use engine::state::records::Record;
 use engine::{Engine, PlaneError, StateDir, Subject, Undo, Undone, recover};
-use host::act::affinity;
 use host::act::copying::Copying;
 use host::act::memory::{self, MemoryMove};
 use host::act::mover::{Mover, Rules};
 use host::act::process::{self, ProcessMove};
-use host::act::threads::Threads;
-use host::privileges;
+use linux::affinity;
+use linux::privileges;
+use linux::threads::Threads;
 use placement::{Move, Plan, Policy, Reason, Snapshot};
 use topology::{CpuSet, NodeId, Topology};
 

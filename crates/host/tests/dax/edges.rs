@@ -53,7 +53,7 @@ pub fn moved_and_kept() {
         assert_eq!(nodes(&file), BTreeMap::from([(to, total)]), "{copied:?}");
         assert_eq!((copied.moved, copied.total, copied.failed()), (total, total, 0));
         assert_eq!(shape(&file), kept);
-        let found = host::residency::of(&path, &mut |_, _| ()).unwrap();
+        let found = linux::residency::of(&path, &mut |_, _| ()).unwrap();
         assert_eq!((found.dax, found.nodes.get(NodeId(to)), found.notes.len()), (true, written, 0), "{found:?}");
     }
     let after = file.metadata().unwrap();

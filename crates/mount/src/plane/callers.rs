@@ -7,7 +7,7 @@
 //! request only reads what is known: it never waits for `/proc`, which may wait for a thread that waits for the
 //! request. A worker keeps hold of what it knows of the threads that it worked for lately. procfs files stay open, so a later thread with the same id is not mistaken for the caller; those of ended
 //! and of idle threads are closed every [`SWEEP`] looks. A thread whose files do not answer (it hangs in `execve()`: see
-//! [`host::patient`]) keeps the one that looks waiting; then another one looks at all others.
+//! [`linux::patient`]) keeps the one that looks waiting; then another one looks at all others.
 //!
 //! **Limits.** For up to [`TICK`] after a thread was moved, its accesses count for the node where it was; those of a
 //! new thread count for the node of the server's thread, and so do those of threads beyond [`MOST`] at a time.
@@ -141,7 +141,7 @@ impl Callers {
         tid: u32,
         question: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let Some(turn) = TURN.get() else { return host::patient::ask(tid, host::patient::STAT, question) };
+        let Some(turn) = TURN.get() else { return linux::patient::ask(tid, linux::patient::STAT, question) };
         let silent = || self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         let no_answer = || io::Error::new(io::ErrorKind::TimedOut, format!("/proc/{tid}/stat does not answer"));
         if self.turn.load(Ordering::Acquire) != turn || silent().contains(&tid) {

@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 
 use engine::{Heir, JobId, JobState, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
 use fs::{Ino, Placement, Traffic, Use, Volume};
-use host::act::affinity;
 use host::{HostError, HostPlane};
+use linux::affinity;
 use placement::{FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Snapshot, Thread, Writes};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::time::{ClockId, clock_gettime};

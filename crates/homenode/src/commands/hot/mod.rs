@@ -8,7 +8,6 @@
 //! **Limits.** A thread that waits in the kernel ends with the command.
 
 mod map;
-mod plot;
 mod view;
 
 use std::fs::{self, File};
@@ -19,6 +18,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use command::heat_map::HeatMap;
+use command::{machine, sibling};
 use host::observe::ObserveError;
 use host::observe::mapped::{Mapped, Region};
 use serde_json::json;
@@ -26,7 +27,7 @@ use topology::Topology;
 use view::View;
 
 use crate::cli::{Global, HotArgs};
-use crate::commands::{nodes, session};
+use crate::commands::session;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output::{self, escape, progress};
@@ -67,14 +68,14 @@ pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
             _ => Failure::io("open", &maps, &cause),
         });
     }
-    let topology = nodes::read(Path::new(nodes::SYS), &Config::load(global.config.as_deref())?)?;
+    let topology = machine::read(Path::new(machine::SYS), &Config::load(global.config.as_deref())?)?;
     let stop = Stop::or_killed()?;
     let seen = watched(global, args, topology, &stop)?;
     let process = format!("{} (pid {pid})", name_of(pid)).trim_start().to_owned();
     if let Some(file) = &args.plot {
         let title = format!("{process}: {} samples in {:.1} s", seen.samples, seen.took_s);
-        let png = plot::draw(&title, &seen.views)
-            .map_err(|e| Failure::from_error(Exit::Partly, "cannot draw the heat map", &e))?;
+        let map = HeatMap { title, bands: view::bands(&seen.views) };
+        let png = sibling::ask(sibling::LAB, &["draw-heat-map"], json!(map).to_string().as_bytes())?;
         fs::write(file, png).map_err(|e| Failure::io("write", file, &e))?;
     }
     if global.json {

@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 use topology::{NodeId, Topology};
 
 use crate::cli::Global;
-use crate::commands::nodes;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::machine;
 use crate::output::units::{bytes, parse_positive_rate};
 use crate::output::{self, escape, progress};
 use crate::signals::Stop;
@@ -51,7 +51,7 @@ pub struct MoveArgs {
 /// Runs `homenode move`.
 pub fn run(global: &Global, args: &MoveArgs) -> Result<Exit, Failure> {
     let job = Job {
-        topology: nodes::read(Path::new(nodes::SYS), &Config::default())?,
+        topology: machine::read(Path::new(machine::SYS), &Config::default())?,
         to: NodeId(args.to),
         rate: args.rate,
         freeze: args.freeze,

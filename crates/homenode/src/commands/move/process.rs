@@ -21,8 +21,9 @@ use serde_json::{Value, json};
 
 use super::{Done, Job, drive};
 use crate::cli::Global;
-use crate::commands::{nodes, restore, session};
+use crate::commands::{restore, session};
 use crate::exit::{Exit, Failure};
+use crate::machine;
 use crate::output;
 use crate::output::units::count;
 
@@ -35,7 +36,7 @@ pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Re
     };
     let cannot_act = |e: std::io::Error| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e);
     let mut mover =
-        Mover::new(Path::new(session::PROC), Path::new(nodes::SYS), Rules::default()).map_err(cannot_act)?;
+        Mover::new(Path::new(session::PROC), Path::new(machine::SYS), Rules::default()).map_err(cannot_act)?;
     let mut process =
         process::prepare(&mut mover, &job.topology, (pid, None), job.to, with_memory).map_err(|e| failure(&e))?;
     let mut records = Records::open(global)?;

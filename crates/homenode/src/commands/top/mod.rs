@@ -88,7 +88,7 @@ impl Source {
         let plane = session::open(config, &args.observe, None, false, false)?;
         session::observe_only()?;
         Ok(Self {
-            limits: Limits::of(&plane, verbose),
+            limits: Limits::of(plane.limits(), verbose),
             plane,
             policy: placement::policy("nthread", &config.nthread)
                 .ok_or_else(|| Failure::new(Exit::Usage, "policy nthread", "there is none of this name"))?,

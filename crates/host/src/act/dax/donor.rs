@@ -12,8 +12,8 @@ use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use topology::NodeId;
 
-use crate::volume::Layout;
-use crate::volume::fiemap::{self, Extent};
+use linux::block::Layout;
+use linux::block::fiemap::{self, Extent};
 
 /// Names to try for the directory: one is enough unless somebody guesses them.
 const NAMES: usize = 8;

@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::act::cpuset::Cpusets;
+use linux::cpuset::Cpusets;
 
 /// How long a group may take until it is frozen. A process in a system call that cannot be interrupted delays it; what the
 /// others in the group wait is part of their stall.

@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::io::Errno;
 
-use crate::patient::{self, MEMORY};
+use linux::patient::{self, MEMORY};
 
 /// The processes with a mapping like `rw-s` of the file.
 ///

@@ -30,17 +30,17 @@ use std::io::{self, BufReader, ErrorKind};
 use std::path::Path;
 use std::time::Duration;
 
+use linux::threads::is_gone;
 use rustix::io::Errno;
 use topology::NodeId;
 
 use super::copying::{Back, Copied, Copying};
-use super::threads::is_gone;
 use layout::Run;
 use policy::Policies;
 use regions::Region;
 use space::{Sent, Space};
 
-use crate::patient::{self, MEMORY};
+use linux::patient::{self, MEMORY};
 
 /// How long the list of a process's mappings is awaited: the kernel walks all its page tables for their policies.
 const PATIENCE: Duration = Duration::from_secs(10);

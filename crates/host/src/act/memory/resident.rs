@@ -13,14 +13,14 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use linux::threads::Threads;
+use linux::threads::is_gone;
 use placement::NodeBytes;
 use rustix::rand::{GetRandomFlags, getrandom};
 use topology::NodeId;
 
 use super::regions;
 use super::space::Space;
-use crate::act::threads::Threads;
-use crate::act::threads::is_gone;
 
 /// Sampled pages that suffice: the standard deviation of a share is at most sqrt(0.25 / 1024).
 const PAGES: usize = 1024;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use topology::NodeId;
 
-use crate::act::threads::{Open, Threads, is_gone};
+use linux::threads::{Open, Threads, is_gone};
 
 /// Bits of an entry: the page is in memory; it is a page of a file or of shared memory.
 const PRESENT: u64 = 1 << 63;

@@ -3,10 +3,10 @@
 use std::io;
 use std::path::Path;
 
+use linux::residency::open::{Fs, Opened};
 use topology::{CpuSet, NodeId, Topology};
 
 use super::{FileMoveError, kernel};
-use crate::residency::open::{Fs, Opened};
 
 /// Checks that this process may move pages to a node.
 ///

@@ -2,14 +2,14 @@
 
 use std::io;
 
+use linux::residency::cached::{self, Pages};
+use linux::residency::map::Arena;
+use linux::residency::open::Opened;
 use rustix::io::Errno;
 use topology::NodeId;
 
 use super::{CHUNK, kernel};
 use crate::act::memory::Layout;
-use crate::residency::cached::{self, Pages};
-use crate::residency::map::Arena;
-use crate::residency::open::Opened;
 
 /// Bytes, by what became of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -276,8 +276,9 @@ fn populate(start: usize, len: usize) -> io::Result<()> {
 mod tests {
     use std::io::Write;
 
+    use linux::residency::open;
+
     use super::*;
-    use crate::residency::open;
 
     #[test]
     fn a_page_that_something_else_moves_just_now_counts_as_in_use_and_one_that_has_gone_does_not() {

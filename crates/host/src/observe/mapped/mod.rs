@@ -185,5 +185,5 @@ impl Mapped {
 
 /// CPU seconds of the calling thread and of those that answer it.
 fn cpu_s() -> f64 {
-    crate::patient::cpu_ns() as f64 * 1e-9
+    linux::patient::cpu_ns() as f64 * 1e-9
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use linux::patient::{self, MEMORY};
 use placement::MappedMemory;
 
 use super::super::types::ObserveError;
@@ -14,7 +15,6 @@ use super::heat::{Heat, Rule, Sums};
 use super::kernel::{Found, Kernel, Mapping, Target};
 use super::places::Places;
 use super::rows::{self, Facts, Row};
-use crate::patient::{self, MEMORY};
 
 /// Longest walk of one sample, within a stride; the next one begins with the mappings that it did not reach. A walk takes 1.5 ms for
 /// each GiB of 4 KiB pages, so this is 60 GiB.

@@ -4,7 +4,7 @@
 //! own does not answer. Whatever asks the kernel about that memory waits, and a window must not.
 //!
 //! **Approach.** A thread samples the processes named last, and keeps its results for whoever asks. What takes the lock of a process's
-//! memory it asks of a thread that may be left behind ([`crate::patient`]): the accessed bits of a process that does not answer are
+//! memory it asks of a thread that may be left behind ([`linux::patient`]): the accessed bits of a process that does not answer are
 //! not cleared, and those of others are. It gives up all privileges but that of opening other users' `clear_refs`.
 //!
 //! **Limits.** A process that does not answer makes its sample late by less than half a second. Should the thread wait all the same,
@@ -17,13 +17,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use linux::privileges;
 use placement::Thread;
 use rustix::thread::CapabilitySet;
 use topology::Topology;
 
 use super::super::types::ObserveError;
 use super::{Mapped, MappedProcess};
-use crate::privileges;
 
 /// A sample takes tenths of a second at most. Figures that are older than this, N-Policy's epoch, are out of date.
 const PATIENCE: Duration = Duration::from_secs(10);

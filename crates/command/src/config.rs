@@ -1,0 +1,122 @@
+//! `homenode.toml`: the bandwidth of nodes, which the kernel may not report, and limits on moves.
+//!
+//! `docs/homenode.toml` is the commented example; a test checks that its values are the defaults.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use topology::NodeId;
+use topology::config::NodeConfig;
+
+use crate::args::CONFIG_FILE;
+use crate::exit::{Exit, Failure};
+
+/// The whole file. Every section and key is optional; an unknown one is an error.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The file this was read from.
+    #[serde(skip)]
+    path: Option<PathBuf>,
+    /// `[node.N]`: the bandwidth of node N's memory.
+    pub node: BTreeMap<NodeId, NodeConfig>,
+    /// `[nthread]`: thresholds of the nthread policies.
+    pub nthread: placement::nthread::Settings,
+    /// `[dragonfly]`: when a file moves instead of its readers.
+    pub dragonfly: placement::dragonfly::Settings,
+    /// `[npolicy]`: which node a process with mapped files belongs on.
+    pub npolicy: placement::npolicy::Settings,
+    /// `[arc]`: when a process moves to the node that caches its file.
+    pub arc: placement::cache_affinity::Settings,
+    /// `[engine]`: windows and safety rails.
+    pub engine: engine::Settings,
+    /// `[moves]`: limits on moves that copy.
+    pub moves: engine::settings::Moves,
+}
+
+impl Config {
+    /// Reads the file the user named, or the usual one if it exists.
+    pub fn load(named: Option<&Path>) -> Result<Self, Failure> {
+        let path = named.unwrap_or(Path::new(CONFIG_FILE));
+        match fs::read_to_string(path) {
+            Ok(text) => {
+                let config = Self { path: Some(path.to_owned()), ..Self::parse(&text, path)? };
+                config.engine().validate().map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
+                Ok(config)
+            }
+            Err(e) if named.is_none() && e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(e) => Err(Failure::io("read", path, &e)),
+        }
+    }
+
+    /// The settings of the loop, with the limits on moves that copy.
+    pub fn engine(&self) -> engine::Settings {
+        engine::Settings { moves: self.moves.clone(), ..self.engine.clone() }
+    }
+
+    /// The source of the values, for messages.
+    pub fn place(&self) -> String {
+        self.path.as_ref().map_or("configuration".to_owned(), |path| path.display().to_string())
+    }
+
+    fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
+        toml::from_str(text).map_err(|error| {
+            let place = match error.span() {
+                Some(span) => {
+                    let line = 1 + text.as_bytes().iter().take(span.start).filter(|b| **b == b'\n').count();
+                    format!("{}:{line}", path.display())
+                }
+                None => path.display().to_string(),
+            };
+            Failure::new(Exit::Usage, place, error.message().replace("unknown field", "unknown key"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        Config::parse(text, Path::new("h.toml")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_example_is_the_default() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/homenode.toml");
+        let text = fs::read_to_string(path).unwrap();
+        assert_eq!(Config::parse(&text, Path::new(path)).unwrap(), Config::default());
+        // What is commented out (values that have no default) must parse too.
+        let all: String = text.lines().map(|l| l.strip_prefix("#: ").unwrap_or(l).to_owned() + "\n").collect();
+        let all = Config::parse(&all, Path::new(path)).unwrap();
+        assert_eq!(all.node.len(), 2);
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line() {
+        for (text, place, key) in [
+            ("[engine]\nwindow_s = 1.0\nwindows = 3\n", "h.toml:3:", "`windows`"),
+            ("\n\n[nthraed]\n", "h.toml:3:", "`nthraed`"),
+            ("[node.0]\nread_bandwidth = 3\n", "h.toml:2:", "`read_bandwidth`"),
+        ] {
+            let error = error(text);
+            assert!(error.contains(place) && error.contains("unknown key") && error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_its_line() {
+        for (text, place) in [
+            ("[engine\n", "h.toml:1:"),
+            ("[node.zero]\nread_bw_max = 1\n", "h.toml:"),
+            ("[node.0]\n\nread_bw_max = \"fast\"\n", "h.toml:3:"),
+            ("[engine]\nwindow_s = \"long\"\n", "h.toml:2:"),
+        ] {
+            let error = error(text);
+            assert!(error.contains(place), "{error}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! `homenode-lab`: what homenode would do on machines that are not there, and pictures. `homenode simulate` and `homenode reproduce`
+//! start it.
+
+mod heat_map;
+mod reproduce;
+mod simulate;
+
+use std::io::{Read, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use command::args::{Global, LabCommand};
+use command::exit::{self, Exit, Failure};
+use command::log;
+
+/// Simulate machines and loads, and run the papers' experiments on them.
+///
+/// `homenode simulate` and `homenode reproduce` are the same commands.
+#[derive(Debug, Parser)]
+#[command(name = "homenode-lab", version, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[command(flatten)]
+    Lab(LabCommand),
+    /// Draw the heat map that `homenode hot` describes on stdin, as a PNG file on stdout
+    #[command(hide = true)]
+    DrawHeatMap,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return exit::usage(&error, Exit::Usage.code()),
+    };
+    log::init(&cli.global);
+    let result = match &cli.command {
+        Command::Lab(LabCommand::Simulate(args)) => simulate::run(&cli.global, args),
+        Command::Lab(LabCommand::Reproduce(args)) => reproduce::run(&cli.global, args),
+        Command::DrawHeatMap => draw_heat_map(),
+    };
+    exit::end(result, cli.global.json)
+}
+
+fn draw_heat_map() -> Result<Exit, Failure> {
+    let cannot = |cause: &(dyn std::error::Error + 'static)| {
+        Failure::from_error(Exit::Partly, "cannot draw the heat map", cause)
+    };
+    let mut text = String::new();
+    std::io::stdin().lock().read_to_string(&mut text).map_err(|e| cannot(&e))?;
+    let map = serde_json::from_str(&text).map_err(|e| cannot(&e))?;
+    let png = heat_map::draw(&map).map_err(|e| cannot(&e))?;
+    std::io::stdout().lock().write_all(&png).map_err(|e| cannot(&e))?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,24 @@
+//! What Linux says about processes, files and memory, and calls that change them. No policy, no BPF.
+//!
+//! **Problem.** The agent, the file server and the laboratory ask the kernel the same questions. Each answer has traps: a
+//! process that does not answer, an id that is used again, a mask larger than libc's, a lease that a look breaks.
+//!
+//! **Approach.** One module a subject. A question about a process goes through [`patient`], which waits for a limited time.
+//! Errors are the kernel's own: what they mean for a move is for the caller to say.
+//!
+//! **Limits.** What only BPF sees is in `host::observe`. What a machine consists of is in `topology`.
+
+pub mod affinity;
+pub mod block;
+pub mod cpuset;
+pub mod heap;
+pub mod interference;
+pub mod leases;
+pub mod mounts;
+pub mod patient;
+pub mod privileges;
+mod random;
+pub mod residency;
+pub mod threads;
+
+pub use random::random;
