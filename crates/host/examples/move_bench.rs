@@ -21,8 +21,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use host::act::copying::Copying;
-use host::act::pages::FileMove;
+use act::copying::Copying;
+use act::pages::FileMove;
 use linux::residency;
 use serde_json::{Value, json};
 use topology::NodeId;

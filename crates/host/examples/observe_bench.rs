@@ -19,7 +19,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use host::observe::{Observer, Settings};
+use observe::{Observer, Settings};
 use serde_json::{Value, json};
 
 type Anything = Box<dyn std::error::Error + Send + Sync>;
@@ -56,7 +56,7 @@ fn main() -> Result<(), Anything> {
     let bursts = bursts(&directory, &lengths(rounds))?;
     let overhead = overhead(&directory, rounds)?;
     let capacity: Vec<Value> = [1000, 10_000].into_iter().map(|n| capacity(&directory, n)).collect::<Result<_, _>>()?;
-    let kernel = host::observe::Capabilities::probe().kernel;
+    let kernel = observe::Capabilities::probe().kernel;
     let json = json!({ "kernel": kernel, "interrupts": interrupts, "bursts": bursts, "overhead": overhead, "capacity": capacity });
     std::fs::write(&result, serde_json::to_string_pretty(&json)? + "\n")?;
     Ok(())

@@ -15,8 +15,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use host::act::copying::Copying;
-use host::act::memory::{self, MemoryMove};
+use act::copying::Copying;
+use act::memory::{self, MemoryMove};
 use linux::threads::Threads;
 use topology::NodeId;
 

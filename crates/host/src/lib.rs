@@ -1,10 +1,7 @@
 //! The Linux plane: observes which node each thread's file bytes come from, and moves threads.
 
-pub mod act;
 pub mod bandwidth;
 mod facts;
-pub mod jobs;
-pub mod observe;
 pub mod plane;
 
 pub use plane::{HostError, HostPlane, Settings};

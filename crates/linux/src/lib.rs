@@ -6,9 +6,10 @@
 //! **Approach.** One module a subject. A question about a process goes through [`patient`], which waits for a limited time.
 //! Errors are the kernel's own: what they mean for a move is for the caller to say.
 //!
-//! **Limits.** What only BPF sees is in `host::observe`. What a machine consists of is in `topology`.
+//! **Limits.** What only BPF sees is in `observe`. What a machine consists of is in `topology`.
 
 pub mod affinity;
+pub mod births;
 pub mod block;
 pub mod cpuset;
 pub mod heap;

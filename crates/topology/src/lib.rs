@@ -41,6 +41,17 @@ impl fmt::Display for NodeId {
     }
 }
 
+/// A file, as the kernel names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId {
+    /// The superblock's device: major << 20 | minor.
+    pub dev: u32,
+    /// The inode's number.
+    pub ino: u64,
+    /// Tells the inode from an earlier one of that number; 0 where it is not known.
+    pub generation: u32,
+}
+
 /// The kind of a node's memory, as far as the kernel tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -117,6 +128,11 @@ impl Topology {
     /// The node a CPU belongs to, if it is online.
     pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
         self.nodes.iter().find(|n| n.cpus.contains(cpu)).map(|n| n.id)
+    }
+
+    /// The nodes with a CPU in the set.
+    pub fn nodes_of_cpus(&self, cpus: &CpuSet) -> Vec<NodeId> {
+        self.nodes.iter().filter(|n| n.cpus.iter().any(|cpu| cpus.contains(cpu))).map(|n| n.id).collect()
     }
 
     /// SLIT distance between two nodes; `None` if the machine does not tell.

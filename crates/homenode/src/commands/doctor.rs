@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use host::observe::hooks::Kind;
-use host::observe::{self, Capabilities, Configuration, Fact, Hook, Observer};
 use linux::interference::Interference;
+use observe::hooks::Kind;
+use observe::{Capabilities, Configuration, Fact, Hook, Observer};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use serde::Serialize;

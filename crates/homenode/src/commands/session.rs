@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use engine::Plane;
 use host::HostPlane;
-use host::observe::{self, Scope};
 use linux::interference::{self, Interference};
 use linux::privileges;
+use observe::Scope;
 use placement::{Snapshot, Traits};
 use rustix::thread::CapabilitySet;
 use topology::Topology;

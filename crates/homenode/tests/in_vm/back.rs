@@ -5,9 +5,9 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
+use act::copying::{Back, Copying};
+use act::pages::FileMove;
 use anyhow::{Context, Result, bail, ensure};
-use host::act::copying::{Back, Copying};
-use host::act::pages::FileMove;
 use lab::readers::Readers;
 use lab::{cache, pages, threads};
 use rustix::process::Signal;

@@ -7,12 +7,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use act::copying::Copying;
+use act::memory::{self, MemoryMove};
+use act::mover::{Mover, Rules};
+use act::process;
 use anyhow::{Context, Result, bail, ensure};
 use engine::PlaneError;
-use host::act::copying::Copying;
-use host::act::memory::{self, MemoryMove};
-use host::act::mover::{Mover, Rules};
-use host::act::process;
 use linux::threads::Threads;
 use rustix::process::Signal;
 use topology::NodeId;

@@ -12,9 +12,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use host::observe::{Observer, Settings};
 use lab::readers::Readers;
 use lab::{cache, daemon, threads};
+use observe::{Observer, Settings};
 use placement::NodeBytes;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::Signal;
@@ -104,7 +104,7 @@ fn observer() -> Result<Observer> {
     let topology = topology::sysfs::read(Path::new("/sys"))?;
     let observer = Observer::open(&Settings { exact: true, ..Settings::default() }, &topology)?;
     let hooks = &observer.configuration().hooks;
-    ensure!(hooks.contains(&host::observe::Hook::ArcRead), "{:?}", observer.configuration());
+    ensure!(hooks.contains(&observe::Hook::ArcRead), "{:?}", observer.configuration());
     Ok(observer)
 }
 

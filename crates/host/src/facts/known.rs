@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use placement::{NodeBytes, ObservedFile};
 
-use super::kinds::Data;
-use crate::observe::Inode;
+use act::files::Data;
+use topology::FileId;
 
 /// Rounds after which figures are too old to be given. At a round a second, a file of 1 GiB moves, and readers end, within a minute.
 const MOST_AGE: u64 = 60;
@@ -104,9 +104,9 @@ pub(super) enum Look {
 
 /// The order in which to look: those never seen first, then the oldest; of equally old ones those with most bytes.
 pub(super) fn order(
-    files: &[Inode],
+    files: &[FileId],
     processes: &[u32],
-    of_files: &Known<Inode, FileFacts>,
+    of_files: &Known<FileId, FileFacts>,
     of_processes: &Known<u32, ProcessFacts>,
 ) -> Vec<Look> {
     let files = files.iter().enumerate().map(|(i, id)| (of_files.found(*id), i, Look::File(i)));
@@ -122,8 +122,8 @@ mod tests {
     use placement::Writes;
     use topology::NodeId;
 
-    fn inode(ino: u64) -> Inode {
-        Inode { ino, ..Inode::default() }
+    fn inode(ino: u64) -> FileId {
+        FileId { ino, ..FileId::default() }
     }
 
     #[test]

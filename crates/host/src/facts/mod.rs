@@ -5,14 +5,12 @@
 //!
 //! **Approach.** After each window a thread of its own ([`worker`]) looks at the files and processes with at least a hundredth of the
 //! bytes ([`wanted`]), the longest unseen first, until a budget of CPU time is used up. Large files are sampled. The plane waits for
-//! it, but not for long: what is not finished then shows up in a later window. Files are opened by inode ([`inode`]); what their file
-//! system does with their data is a table ([`kinds`]).
+//! it, but not for long: what is not finished then shows up in a later window. Files are opened by inode, and what their file
+//! system does with their data is a table ([`act::files`]).
 //!
 //! **Limits.** Figures can be up to a minute old; older ones are left out, and a note says how many are missing. While a file is looked
 //! at, it is open once more.
 
-pub(crate) mod inode;
-mod kinds;
 mod known;
 mod wanted;
 mod worker;
@@ -23,7 +21,7 @@ use std::time::Duration;
 
 use placement::{Process, Thread};
 
-use crate::observe::FileSeen;
+use observe::FileSeen;
 use wanted::Wanted;
 use worker::Worker;
 

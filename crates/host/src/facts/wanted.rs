@@ -3,7 +3,8 @@
 use placement::Thread;
 use rustc_hash::FxHashMap;
 
-use crate::observe::{FileSeen, Inode};
+use observe::FileSeen;
+use topology::FileId;
 
 /// A file matters, and a process, with at least this share of the file bytes of a window. What is left out can change a remote share,
 /// or a node's load of file bytes, by at most a hundredth for each file; and no more than a hundred files matter at a time, whatever
@@ -13,7 +14,7 @@ const MATTERS: f64 = 0.01;
 /// A file to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WantedFile {
-    pub id: Inode,
+    pub id: FileId,
     /// Bytes read and written.
     pub bytes: u64,
     /// Processes that touched it, by falling number of threads that did.
@@ -71,7 +72,7 @@ mod tests {
 
     fn file(ino: u64, bytes: u64, readers: &[u32]) -> FileSeen {
         let file = ObservedFile { readers: readers.to_vec(), ..ObservedFile::default() };
-        FileSeen { id: Inode { dev: 1, ino, generation: 7 }, bytes, file }
+        FileSeen { id: FileId { dev: 1, ino, generation: 7 }, bytes, file }
     }
 
     fn thread(tid: u32, pid: u32, bytes: u64, held: bool) -> Thread {

@@ -12,13 +12,13 @@ use linux::threads::Threads;
 use placement::Process;
 use rustix::thread::CapabilitySet;
 
-use super::inode::{self, Inodes};
-use super::kinds;
 use super::known::{FileFacts, Known, Look, ProcessFacts, order};
 use super::wanted::{Wanted, WantedFile};
-use crate::act::memory;
-use crate::act::mover::NS_PER_TICK;
-use crate::observe::{FileSeen, Inode};
+use act::files::{self, Inodes};
+use act::memory;
+use linux::threads::NS_PER_TICK;
+use observe::FileSeen;
+use topology::FileId;
 
 /// CPU time that can be saved up, and that is there at the start: one window of `plan` then shows some twenty large files.
 const SAVED: Duration = Duration::from_millis(100);
@@ -61,7 +61,7 @@ struct State {
     ended: u64,
     wanted: Wanted,
     earned: Duration,
-    files: Known<Inode, FileFacts>,
+    files: Known<FileId, FileFacts>,
     processes: Known<u32, ProcessFacts>,
     /// The subject that is looked at, and since when.
     busy: Option<(String, Instant)>,
@@ -217,7 +217,7 @@ impl Looker {
             round = state.round;
             let wanted = state.wanted.clone();
             let earned = std::mem::take(&mut state.earned);
-            let ids: Vec<Inode> = wanted.files.iter().map(|file| file.id).collect();
+            let ids: Vec<FileId> = wanted.files.iter().map(|file| file.id).collect();
             let order = order(&ids, &wanted.processes, &state.files, &state.processes);
             drop(state);
             self.left_s = (self.left_s + earned.as_secs_f64()).min(SAVED.as_secs_f64());
@@ -290,20 +290,20 @@ impl Looker {
         let mut facts = FileFacts::default();
         match self.inodes.open(file.id, &file.readers) {
             Ok(opened) => {
-                facts.path = inode::path(&opened.fd);
+                facts.path = files::path(&opened.fd);
                 let name = facts.path.clone().unwrap_or_else(|| PathBuf::from(format!("inode {}", file.id.ino)));
                 match residency::estimate(opened.fd, &name, residency::SAMPLE, &mut linux::random) {
                     Ok(estimate) => {
                         facts.size = Some(estimate.size);
                         facts.bytes = Some((estimate.nodes, estimate.looked));
-                        facts.data = kinds::data(&opened.mount, Some(estimate.dax), self.dax);
+                        facts.data = files::data(&opened.mount, Some(estimate.dax), self.dax);
                     }
                     Err(error) => facts.trouble = Some(error.to_string()),
                 }
             }
             Err(error) => {
                 if let Some(mount) = self.inodes.mount(file.id.dev) {
-                    facts.data = kinds::data(mount, None, self.dax);
+                    facts.data = files::data(mount, None, self.dax);
                 }
                 facts.trouble = Some(format!("inode {} cannot be opened: {error}", file.id.ino));
             }

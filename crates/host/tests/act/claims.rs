@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use engine::{Finished, Plane, StateDir, Undone, Verdict, recover};
-use host::observe::{Kin, ObserveError, Observed, Origin};
 use host::plane::Observe;
 use linux::affinity;
+use linux::births::{Kin, Origin};
+use observe::{ObserveError, Observed};
 use placement::{Move, Reason, Subject};
 use topology::NodeId;
 

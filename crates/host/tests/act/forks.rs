@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use engine::{Engine, Verdict};
-use host::observe::{self, Kin, ObserveError, Observed, Observer};
 use host::plane::Observe;
 use linux::affinity;
+use linux::births::Kin;
 use linux::threads::Threads;
+use observe::{ObserveError, Observed, Observer};
 use topology::CpuSet;
 
 use crate::Tried;

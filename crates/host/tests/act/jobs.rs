@@ -6,13 +6,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use act::Mover;
+use act::data::DataMoves;
+use act::mover::Rules;
 use engine::{JobState, Plane, PlaneError, Progress, Started, Subject, Undone};
-use host::act::Mover;
-use host::act::data::DataMoves;
-use host::act::mover::Rules;
-use host::observe::{FileSeen, Inode};
 use placement::{Move, ObservedFile, Reason, Thread};
-use topology::{CpuSet, NodeId};
+use topology::{CpuSet, FileId, NodeId};
 
 use crate::Tried;
 use crate::world::{Running, Scripted, all, mask, node, plane, tids, topology};
@@ -115,18 +114,18 @@ pub fn prepared_twice() -> Tried {
 }
 
 /// A window in which this process read a file: the file's id and its inode.
-fn seen(moves: &mut DataMoves, path: &Path, file: &File) -> (String, Inode) {
+fn seen(moves: &mut DataMoves, path: &Path, file: &File) -> (String, FileId) {
     let meta = file.metadata().unwrap();
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
     let mut generation: libc::c_long = 0;
     // SAFETY: the kernel writes at most a long.
     unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETVERSION, &raw mut generation) };
-    let inode = Inode { dev: major << 20 | minor, ino: meta.ino(), generation: generation as u32 };
+    let inode = FileId { dev: major << 20 | minor, ino: meta.ino(), generation: generation as u32 };
     let (id, me) = (format!("{major}:{minor}:{}", meta.ino()), std::process::id());
     let path = Some(path.to_string_lossy().into_owned());
     let file = ObservedFile { file: id.clone(), path, readers: vec![me], ..ObservedFile::default() };
     let reader = Thread { tid: me, pid: me, ..Thread::default() };
-    moves.seen(&[FileSeen { id: inode, bytes: 1, file }], &[reader]);
+    moves.seen([(inode, &file)].into_iter(), &[reader]);
     (id, inode)
 }
 

@@ -10,8 +10,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use host::act::copying::{Copied, Copying};
-use host::act::pages::{self, FileMove, FileMoveError};
+use act::copying::{Copied, Copying};
+use act::pages::{self, FileMove, FileMoveError};
 use topology::{NodeId, Topology};
 
 use crate::Tried;

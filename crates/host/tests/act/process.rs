@@ -7,13 +7,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use act::copying::Copying;
+use act::memory::{self, MemoryMove};
+use act::mover::{Mover, Rules};
+use act::process::{self, ProcessMove};
 use engine::state::file::StateFile;
 use engine::state::records::Record;
 use engine::{Engine, PlaneError, StateDir, Subject, Undo, Undone, recover};
-use host::act::copying::Copying;
-use host::act::memory::{self, MemoryMove};
-use host::act::mover::{Mover, Rules};
-use host::act::process::{self, ProcessMove};
 use linux::affinity;
 use linux::privileges;
 use linux::threads::Threads;
@@ -350,7 +350,7 @@ pub fn refusals() -> Tried {
     assert_eq!(prepare(&mut self::mover(), program.pid(), 0, false).unwrap().left().len(), 2);
     // A later process with this id.
     let start = Threads::new(Path::new("/proc")).stat(program.pid()).unwrap().unwrap().start;
-    let later = Some((start + 1) * host::act::mover::NS_PER_TICK);
+    let later = Some((start + 1) * linux::threads::NS_PER_TICK);
     let error =
         process::prepare(&mut self::mover(), &topology(), (program.pid(), later), NodeId(1), false).unwrap_err();
     assert!(matches!(error, PlaneError::Gone { .. }), "{error}");

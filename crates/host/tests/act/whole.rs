@@ -40,8 +40,8 @@ pub fn readers_go_home() -> Tried {
     let names = files.each_ref().map(|f| f.to_str().unwrap());
     let readers = Running::role_of_another("readers", &names);
     // Only these readers: no test moves other programs of this machine.
-    let scope = host::observe::Scope::Pids(vec![readers.pid()]);
-    let observe = host::observe::Settings { scope, ..host::observe::Settings::default() };
+    let scope = observe::Scope::Pids(vec![readers.pid()]);
+    let observe = observe::Settings { scope, ..observe::Settings::default() };
     // A thread on a CPU of no node is not placed, and where nothing else runs a reader stays on its CPU: each has a node.
     let topology = topology_of([node(0), set(all().iter().skip(1))]);
     let plane =

@@ -7,12 +7,13 @@ use std::process::{Child as Process, Command, Stdio};
 use std::time::Duration;
 
 use engine::{Engine, Plane, Settings, StateDir, Verdict};
-use host::act::mover::NS_PER_TICK;
-use host::observe::{Cost, Kin, ObserveError, Observed, ObservedThread};
 use host::plane::Observe;
 use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
+use linux::births::Kin;
+use linux::threads::NS_PER_TICK;
 use linux::threads::Threads;
+use observe::{Cost, ObserveError, Observed, ObservedThread};
 use placement::{Move, NodeBytes, Plan, Policy, Reason, Snapshot, Subject};
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 

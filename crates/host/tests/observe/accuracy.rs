@@ -9,8 +9,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use host::observe::{Hooks, Observed, Settings};
 use libtest_mimic::{Completion, Failed};
+use observe::{Hooks, Observed, Settings};
 
 use crate::common::*;
 use crate::facts::Reader;

@@ -4,8 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use host::observe::{Hooks, Settings};
 use libtest_mimic::{Completion, Failed};
+use observe::{Hooks, Settings};
 use placement::FileUse;
 
 use crate::common::*;

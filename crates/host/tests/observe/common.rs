@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
 use std::time::Duration;
 
-use host::observe::{Hooks, Observed, ObservedThread, Observer, Settings};
 use libtest_mimic::{Completion, Failed};
+use observe::{Hooks, Observed, ObservedThread, Observer, Settings};
 use placement::{FileUse, NodeBytes, Thread};
 use topology::{CpuSet, Topology};
 

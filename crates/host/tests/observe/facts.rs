@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use engine::Plane;
-use host::observe::{Hooks, Scope, Settings};
 use host::{HostPlane, Settings as HostSettings};
 use libtest_mimic::{Completion, Failed};
+use observe::{Hooks, Scope, Settings};
 use placement::{ObservedFile, Snapshot, Writes};
 
 use crate::common::*;

@@ -5,8 +5,9 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use host::observe::{Hooks, Kin, Observer, Origin};
 use libtest_mimic::{Completion, Failed};
+use linux::births::{Kin, Origin};
+use observe::{Hooks, Observer};
 
 use crate::common::*;
 use crate::{Case, cases, ensure};

@@ -16,8 +16,8 @@ mod scopes;
 mod threads;
 
 use common::*;
-use host::observe::{Capabilities, Hooks, Settings, choose};
 use libtest_mimic::{Arguments, Completion, Trial};
+use observe::{Capabilities, Hooks, Settings, choose};
 
 /// One test.
 struct Case {

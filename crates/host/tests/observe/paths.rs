@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use host::observe::Hooks;
 use libtest_mimic::Completion;
+use observe::Hooks;
 use placement::NodeBytes;
 use topology::NodeId;
 

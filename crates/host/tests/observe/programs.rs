@@ -1,4 +1,4 @@
-//! Tests of the observer with BPF programs for the tests (`src/bpf/checks.bpf.c`).
+//! Tests of the observer with BPF programs for the tests (`observe`'s `src/bpf/checks.bpf.c`).
 
 use std::fs::File;
 use std::io::Read;
@@ -8,27 +8,15 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use host::observe::{Capabilities, Hooks, NodeBits, NodeSource};
 use libbpf_rs::Iter;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libtest_mimic::{Completion, Failed};
+use observe::checks::ChecksSkelBuilder;
+use observe::{Capabilities, Hooks, NodeBits, NodeSource};
 use topology::CpuSet;
 
 use crate::common::*;
 use crate::{Case, cases, ensure};
-
-#[allow(
-    clippy::all,
-    clippy::pedantic,
-    missing_docs,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unwrap_used,
-    clippy::expect_used
-)]
-mod checks_skel {
-    include!(concat!(env!("OUT_DIR"), "/checks.skel.rs"));
-}
-use checks_skel::ChecksSkelBuilder;
 
 pub const CASES: &[Case] = cases![
     a_window_waits_for_programs_that_run,

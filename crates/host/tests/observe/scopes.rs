@@ -5,8 +5,8 @@ use std::ffi::CString;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use host::observe::{Hooks, Observer, Scope, Settings};
 use libtest_mimic::{Completion, Failed};
+use observe::{Hooks, Observer, Scope, Settings};
 use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::common::*;

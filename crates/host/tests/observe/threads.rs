@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use host::observe::{Hooks, Observer};
 use libtest_mimic::Completion;
+use observe::{Hooks, Observer};
 use topology::{CpuSet, NodeId};
 
 use crate::common::*;

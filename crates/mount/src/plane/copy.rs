@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use act::copying::{Back, Copied, Copying};
+use act::memory::Layout;
+use act::memory::layout::Run;
 use fs::format::BLOCK_BYTES;
 use fs::{Ino, Migration, Volume};
-use host::act::copying::{Back, Copied, Copying};
-use host::act::memory::Layout;
-use host::act::memory::layout::Run;
 use rustc_hash::FxHashSet;
 use topology::NodeId;
 

@@ -4,8 +4,8 @@
 //! every request itself, so it can know everything exactly: the thread, the file, the node of each byte.
 //!
 //! **Approach.** [`VolumePlane`] makes a snapshot of what `fs` has counted since the last one, by thread and file, and
-//! of what `/proc` says of these threads. Threads move as on a host: [`host::HostPlane`] prepares, makes and undoes
-//! their moves, by the same rules and records. Files move by `fs::Volume::migrate`, as jobs of the host's plane. The
+//! of what `/proc` says of these threads. Threads move as on a host: [`Actor`] prepares, makes and undoes
+//! their moves, by the same rules and records. Files move by `fs::Volume::migrate`, as jobs of the actor. The
 //! nodes are those of the machine, or emulated ones: then a move of a thread to a node binds it to the CPUs of the
 //! node's group.
 //!
@@ -20,19 +20,21 @@ mod threads;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use act::watched::Unwatched;
+use act::{Actor, Seen};
 use engine::{Heir, JobId, JobState, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
 use fs::{Ino, Placement, Traffic, Use, Volume};
-use host::{HostError, HostPlane};
 use linux::affinity;
 use placement::{FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Snapshot, Thread, Writes};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::time::{ClockId, clock_gettime};
-use topology::{CpuSet, NodeId, Topology};
+use topology::{NodeId, Topology};
 
 use callers::Caller;
 pub use callers::Callers;
@@ -66,7 +68,7 @@ pub struct VolumePlane {
     volume: Arc<Volume>,
     callers: Arc<Callers>,
     /// Moves threads; its topology is ours.
-    host: HostPlane,
+    actor: Actor<Unwatched>,
     settings: Settings,
     copies: Copies,
     /// The files of moves that were prepared in this window.
@@ -91,15 +93,15 @@ impl VolumePlane {
     /// # Errors
     ///
     /// procfs or sysfs cannot be read.
-    pub fn open(volume: Arc<Volume>, callers: Arc<Callers>, settings: Settings) -> Result<Self, HostError> {
-        let acting = host::Settings {
+    pub fn open(volume: Arc<Volume>, callers: Arc<Callers>, settings: Settings) -> io::Result<Self> {
+        let acting = act::Settings {
             touch_own_affinity: settings.touch_own_affinity,
             fixed_nodes: settings.emulated,
-            ..host::Settings::default()
+            ..act::Settings::default()
         };
-        let mut host = HostPlane::open_act_only(acting, Topology::clone(&callers.topology()))?;
+        let mut actor = Actor::new(acting, Topology::clone(&callers.topology()), None, None)?;
         if settings.own_threads {
-            host.move_own_threads();
+            actor.move_own_threads();
         }
         volume.watch_files();
         callers.watch();
@@ -113,7 +115,7 @@ impl VolumePlane {
             latest: VecDeque::new(),
             volume,
             callers,
-            host,
+            actor,
             settings,
             tell: None,
         })
@@ -134,9 +136,8 @@ impl VolumePlane {
         let window_s = self.began.elapsed().as_secs_f64();
         self.began = Instant::now();
         self.prepared.clear();
-        let changed = self.host.follow_machine();
-        if changed.is_some() {
-            self.callers.follow(self.host.topology());
+        if self.actor.begin_window() {
+            self.callers.follow(self.actor.topology());
         }
         let mut threads = Vec::new();
         // By rising tid, then file.
@@ -160,11 +161,11 @@ impl VolumePlane {
             readers.entry(one.ino).or_default().push(one.tid);
         }
         let shared = |tid: u32| uses.iter().any(|u| u.tid == tid && readers.get(&u.ino).is_some_and(|r| r.len() > 1));
-        for (thread, _) in &mut threads {
-            thread.shares_file = shared(thread.tid);
+        for seen in &mut threads {
+            seen.thread.shares_file = shared(seen.thread.tid);
         }
         let mut notes = self.settings.notes.clone();
-        notes.extend(changed);
+        notes.extend(self.actor.take_notes());
         if untold > 0 {
             notes.push(format!("{untold} bytes of so many files at once that they were not counted by file"));
         }
@@ -180,7 +181,7 @@ impl VolumePlane {
             time_s: time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9,
             window_s,
             nodes: self.nodes(),
-            threads: self.host.complete_window(threads),
+            threads: threads.into_iter().map(|seen| self.actor.complete(seen)).collect(),
             files,
             processes: Vec::new(),
             outcomes: Vec::new(),
@@ -189,7 +190,7 @@ impl VolumePlane {
     }
 
     /// A thread from all that it did with files, with its affinity; `None` if it has ended.
-    fn thread(&self, tid: u32, caller: &Arc<Caller>, uses: &[Use]) -> Option<(Thread, CpuSet)> {
+    fn thread(&self, tid: u32, caller: &Arc<Caller>, uses: &[Use]) -> Option<Seen> {
         let of = Arc::clone(caller);
         let now = self.callers.ask(tid, move || of.watched.now()).ok().flatten()?;
         let time = caller.watched.time().ok().flatten()?;
@@ -212,9 +213,10 @@ impl VolumePlane {
             read_bytes: sum(|f| &f.read_bytes),
             write_bytes: sum(|f| &f.write_bytes),
             files,
+            allowed_nodes: self.actor.topology().nodes_of_cpus(&mask),
             ..Thread::default()
         };
-        Some((thread, mask))
+        Some(Seen { thread, mask, asked: None, kernel_thread: false })
     }
 
     fn file_use(&self, one: &Use) -> FileUse {
@@ -314,7 +316,7 @@ impl VolumePlane {
     }
 
     /// Starts to move a file, or those of its blocks that a layout has.
-    fn start_file(&mut self, mv: &Move, only: Option<&host::act::memory::Layout>) -> Result<Started, PlaneError> {
+    fn start_file(&mut self, mv: &Move, only: Option<&act::memory::Layout>) -> Result<Started, PlaneError> {
         let refused = |reason, why| PlaneError::Refused { reason, why };
         let Move { subject, from, to, .. } = mv.clone();
         let Some(mut copy) = self.prepared.remove(&(subject.clone(), to)) else {
@@ -322,7 +324,7 @@ impl VolumePlane {
         };
         only.into_iter().for_each(|only| copy.only(only));
         let job = self
-            .host
+            .actor
             .start_copy(move || Ok(Box::new(copy)))
             .map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}")))?;
         self.latest.push_back((job, subject, from, to));
@@ -363,11 +365,11 @@ impl Drop for VolumePlane {
     fn drop(&mut self) {
         loop {
             let running: Vec<JobId> =
-                self.host.poll().into_iter().filter(|p| p.state == JobState::Running).map(|p| p.job).collect();
+                self.actor.poll().into_iter().filter(|p| p.state == JobState::Running).map(|p| p.job).collect();
             if running.is_empty() {
                 return;
             }
-            running.into_iter().for_each(|job| self.host.cancel(job));
+            running.into_iter().for_each(|job| self.actor.cancel(job));
             std::thread::sleep(ENDING);
         }
     }
@@ -393,7 +395,7 @@ fn cpu_seconds() -> Vec<(u32, f64)> {
 
 impl Plane for VolumePlane {
     fn topology(&self) -> &Topology {
-        self.host.topology()
+        self.actor.topology()
     }
 
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
@@ -407,7 +409,7 @@ impl Plane for VolumePlane {
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
-        let Subject::File { file, generation } = &mv.subject else { return self.host.prepare(mv) };
+        let Subject::File { file, generation } = &mv.subject else { return self.actor.prepare(mv) };
         let copy = self.prepare_file(file, *generation, (mv.from, mv.to))?;
         self.prepared.insert((mv.subject.clone(), mv.to), copy);
         Ok(Vec::new())
@@ -416,50 +418,50 @@ impl Plane for VolumePlane {
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
         match mv.subject.is_file() {
             true => self.start_file(mv, None),
-            false => self.host.start(mv, undo, write),
+            false => self.actor.start(mv, undo, write),
         }
     }
 
     fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
         if !mv.subject.is_file() {
-            return self.host.take_back(mv);
+            return self.actor.take_back(mv);
         }
         let of =
             |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
         let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
-        let moved = job.and_then(|job| self.host.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
+        let moved = job.and_then(|job| self.actor.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
         self.start_file(mv, Some(&moved))
     }
 
     fn not_bound(&mut self) -> Vec<Subject> {
-        self.host.not_bound()
+        self.actor.not_bound()
     }
 
     fn poll(&mut self) -> Vec<Progress> {
-        self.host.poll()
+        self.actor.poll()
     }
 
     fn cancel(&mut self, job: JobId) {
-        self.host.cancel(job);
+        self.actor.cancel(job);
     }
 
     fn pace(&mut self, bytes_per_s: f64) {
-        self.host.pace(bytes_per_s);
+        self.actor.pace(bytes_per_s);
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        self.host.undo(undo)
+        self.actor.undo(undo)
     }
 
     fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
-        self.host.inherited(held)
+        self.actor.inherited(held)
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {
-        self.host.ended(undo)
+        self.actor.ended(undo)
     }
 
     fn epoch(&self) -> Option<String> {
-        self.host.epoch()
+        self.actor.epoch()
     }
 }

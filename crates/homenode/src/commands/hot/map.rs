@@ -109,7 +109,7 @@ fn region(view: &View, style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
-    use host::observe::mapped::{Sum, Sums};
+    use observe::mapped::{Sum, Sums};
 
     use super::super::view::{CELLS, Cell};
     use super::*;

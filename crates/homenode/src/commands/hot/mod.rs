@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use command::heat_map::HeatMap;
 use command::{machine, sibling};
-use host::observe::ObserveError;
-use host::observe::mapped::{Mapped, Region};
+use observe::ObserveError;
+use observe::mapped::{Mapped, Region};
 use serde_json::json;
 use topology::Topology;
 use view::View;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 pub use command::heat_map::CELLS;
 use command::heat_map::{Band, MOST};
-use host::observe::mapped::{Region, Row, Rule, Sums};
+use observe::mapped::{Region, Row, Rule, Sums};
 use serde_json::{Value, json};
 use topology::NodeId;
 

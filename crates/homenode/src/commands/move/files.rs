@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use host::act::dax::DaxMove;
-use host::act::pages::{self, FileMove, FileMoveError};
+use act::dax::DaxMove;
+use act::pages::{self, FileMove, FileMoveError};
 use serde_json::{Value, json};
 
 use super::{Done, Job, drive};

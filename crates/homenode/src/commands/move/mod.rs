@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use act::copying::{Copied, Copying};
 use clap::Args;
-use host::act::copying::{Copied, Copying};
 use serde_json::{Value, json};
 use topology::{NodeId, Topology};
 

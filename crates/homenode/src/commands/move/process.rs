@@ -11,12 +11,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use act::mover::Rules;
+use act::process::{self, ProcessMove};
+use act::{Mover, copying};
 use engine::state::file::StateFile;
 use engine::state::records::{Held, Record};
 use engine::{Plane, PlaneError, StateDir, Subject, Undo};
-use host::act::mover::Rules;
-use host::act::process::{self, ProcessMove};
-use host::act::{Mover, copying};
 use serde_json::{Value, json};
 
 use super::{Done, Job, drive};

@@ -1,0 +1,380 @@
+//! Moves of files and of processes with their memory, as the plane makes them: prepared in a window, started, then examined and
+//! copied in the background ([`crate::jobs`]).
+//!
+//! **Problem.** The engine names a file by device, inode number and generation. To open and to count a file takes long, and its
+//! paths belong to its users. Between the look at a file or process and the move, it may have become another.
+//!
+//! **Approach.** In the window only the identity is compared: a file is moved if the last window had it. Its job opens it by inode
+//! ([`crate::files`] says how), so that no other file is opened, or by the path of that window where no way leads to the inode;
+//! then the file found must have the device, the inode number and, where the file system tells it, the generation. What the job
+//! refuses becomes the job's end. A process keeps what was found out when its move was prepared until the move is started, in the
+//! same window; its memory is looked through by its job.
+//!
+//! **Limits.** Each thread of a process is examined in the window. A file on a file system that asks a server is refused. So are
+//! files on DAX unless there are [`Hands`]: moving them takes CAP_SYS_ADMIN, which the daemon gives up. On the way back, each
+//! page and each block goes where it was; of several moves of one file or process, the first says where. Until then, two files of procfs are open for each process whose memory was moved. Only so many moves are remembered: the data of the
+//! oldest beyond that stays, which is said.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use engine::{JobId, JobState, PlaneError, Progress, Started, Subject, Undo};
+use linux::privileges;
+use linux::threads::NS_PER_TICK;
+use placement::{Move, ObservedFile, Thread};
+use rustc_hash::{FxHashMap, FxHashSet};
+use topology::{FileId, NodeId, Topology};
+
+use super::Mover;
+use super::copying::{Back, Copying};
+use super::dax::{DaxMove, DaxRefused};
+use super::hands::Hands;
+use super::memory::Layout;
+use super::mover::refused;
+use super::pages::{self, FileMove, FileMoveError};
+use super::process::{self, ProcessMove};
+use crate::files::{Inodes, MOST_READERS};
+use crate::jobs::{self, Jobs};
+
+/// Most moves of files that are remembered, those that copy among them: more than of which it is kept where their pages were.
+const LATEST: usize = 256;
+/// Most files that are remembered from a window.
+const FILES: usize = 65_536;
+
+/// A file of the last window.
+#[derive(Clone, Debug)]
+struct Seen {
+    id: FileId,
+    path: Option<PathBuf>,
+    /// Processes that may have it open.
+    readers: Vec<u32>,
+}
+
+/// Moves of files and processes.
+#[derive(Debug)]
+pub struct DataMoves {
+    /// Those that copy.
+    pub jobs: Jobs,
+    proc_root: PathBuf,
+    /// Files of the last window.
+    seen: FxHashMap<String, Seen>,
+    /// Moves that were prepared in this window, by subject and target.
+    processes: FxHashMap<(Subject, NodeId), ProcessMove>,
+    files: FxHashMap<(Subject, NodeId), Seen>,
+    /// Names of the files that copies have open.
+    open: FxHashMap<JobId, String>,
+    /// The latest moves of files, oldest first: the job, the file, and the nodes.
+    latest: VecDeque<(JobId, Subject, NodeId, NodeId)>,
+    /// Starts the threads that move files, if they may be on DAX.
+    hands: Option<Hands>,
+    /// What the copies move, if they are to be sent back.
+    copies: FxHashMap<JobId, Copied>,
+    /// The first subject whose data stays because there were too many moves to remember, and the number of these moves.
+    forgotten: Option<(Subject, u64)>,
+}
+
+/// What a copy moves.
+#[derive(Clone, Debug)]
+struct Copied {
+    subject: Subject,
+    /// A file: its name and what else is known of it, and the node that the move names as its origin.
+    file: Option<(String, Seen, NodeId)>,
+}
+
+impl DataMoves {
+    /// No moves yet, on the machine whose procfs is mounted here. With hands also of files on DAX.
+    pub fn new(proc_root: &Path, hands: Option<Hands>) -> Self {
+        Self {
+            jobs: Jobs::default(),
+            proc_root: proc_root.to_owned(),
+            seen: FxHashMap::default(),
+            processes: FxHashMap::default(),
+            files: FxHashMap::default(),
+            open: FxHashMap::default(),
+            latest: VecDeque::new(),
+            hands,
+            copies: FxHashMap::default(),
+            forgotten: None,
+        }
+    }
+
+    /// Remembers from now on where data was that copies move.
+    pub fn keep_ways_back(&mut self) {
+        self.jobs.keep_ways_back();
+    }
+
+    /// Starts a window. Moves that were prepared and not started become void.
+    pub fn begin_window(&mut self) {
+        self.processes.clear();
+        self.files.clear();
+    }
+
+    /// Remembers the files of a window, and the processes of their readers.
+    pub fn seen<'a>(&mut self, files: impl Iterator<Item = (FileId, &'a ObservedFile)>, threads: &[Thread]) {
+        let pids: FxHashMap<u32, u32> = threads.iter().map(|thread| (thread.tid, thread.pid)).collect();
+        let seen = |(id, file): (FileId, &ObservedFile)| {
+            let mut readers: Vec<u32> = Vec::new();
+            for pid in file.readers.iter().filter_map(|tid| pids.get(tid)) {
+                if readers.len() < MOST_READERS && !readers.contains(pid) {
+                    readers.push(*pid);
+                }
+            }
+            let path = file.path.as_ref().map(PathBuf::from);
+            (file.file.clone(), Seen { id, path, readers })
+        };
+        self.seen.clear();
+        self.seen.extend(files.take(FILES).map(seen));
+    }
+
+    /// See [`engine::Plane::prepare`].
+    pub fn prepare(&mut self, mover: &mut Mover, topology: &Topology, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
+        let to = mv.to;
+        match &mv.subject {
+            Subject::Thread { .. } => Ok(vec![mover.prepare(topology, mv)?]),
+            Subject::Process { pid, start } => {
+                let start = Some(*start).filter(|start| *start > 0);
+                let process = process::prepare(mover, topology, (*pid, start), to, true)?;
+                let undo = process.ready().to_vec();
+                self.processes.insert((mv.subject.clone(), to), process);
+                Ok(undo)
+            }
+            Subject::File { file, generation } => {
+                let unknown = || refused("file_unknown", format!("file {file} was not read in the last window"));
+                let seen = self.seen.get(file).ok_or_else(unknown)?;
+                if *generation > 0 && *generation != u64::from(seen.id.generation) {
+                    return Err(PlaneError::Gone { what: format!("file {file}") });
+                }
+                pages::target(topology, to).map_err(|e| error(&e))?;
+                self.files.insert((mv.subject.clone(), to), seen.clone());
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// The process whose move was prepared.
+    pub fn take_process(&mut self, mv: &Move) -> Result<ProcessMove, PlaneError> {
+        self.processes.remove(&(mv.subject.clone(), mv.to)).ok_or_else(|| not_prepared(mv))
+    }
+
+    /// Lets the memory of a process follow its threads.
+    pub fn start_memory(&mut self, process: ProcessMove) -> Result<Started, PlaneError> {
+        let (pid, start) = process.process();
+        let Some(memory) = process.memory else { return Ok(Started::Done) };
+        match self.jobs.start(|| Ok(Box::new(memory))) {
+            Ok(job) => {
+                let subject = Subject::Process { pid, start: start.saturating_mul(NS_PER_TICK) };
+                self.keep(job, Copied { subject, file: None });
+                Ok(Started::Job(job))
+            }
+            Err(error) => {
+                // The threads are where they should be; the kernel brings what they allocate there.
+                tracing::warn!(%error, "the memory of a process stays: its copy cannot be started");
+                Ok(Started::Done)
+            }
+        }
+    }
+
+    /// Starts to move the data of a file.
+    pub fn start_file(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        self.start_file_with(mv, None)
+    }
+
+    /// See [`engine::Plane::take_back`]. Of the latest moves it is known what they moved.
+    pub fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        let of =
+            |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
+        let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
+        let layout = job.and_then(|job| self.jobs.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
+        self.start_file_with(mv, Some(layout))
+    }
+
+    fn start_file_with(&mut self, mv: &Move, back: Option<Layout>) -> Result<Started, PlaneError> {
+        let Move { subject, from, to, .. } = mv.clone();
+        let Subject::File { file, .. } = &subject else { return Err(not_prepared(mv)) };
+        let seen = self.files.remove(&(subject.clone(), to)).ok_or_else(|| not_prepared(mv))?;
+        let moved = Copied { subject: subject.clone(), file: Some((file.clone(), seen.clone(), from)) };
+        // What goes back is where it was: the move that is taken back is all there is to remember.
+        let taken_back = back.is_some();
+        let job = self.file_job(file, seen, (Some(from), to), back)?;
+        self.open.insert(job, file.clone());
+        self.latest.push_back((job, subject, from, to));
+        self.latest.drain(..self.latest.len().saturating_sub(LATEST));
+        if !taken_back {
+            self.keep(job, moved);
+        }
+        Ok(Started::Job(job))
+    }
+
+    /// A job that moves a file, or its part on one node, to a node, or those of its pages that a layout has to where they were.
+    fn file_job(
+        &mut self,
+        name: &str,
+        seen: Seen,
+        nodes: (Option<NodeId>, NodeId),
+        back: Option<Layout>,
+    ) -> Result<JobId, PlaneError> {
+        let (name, proc_root) = (name.to_owned(), self.proc_root.clone());
+        let freeze = self.hands.as_ref().map(Hands::freeze);
+        let begin = move || open(&proc_root, &name, &seen, nodes, freeze, back.as_ref());
+        let started = match &self.hands {
+            None => self.jobs.start(begin),
+            Some(hands) => self.jobs.start_by(begin, |copy| hands.run(|| jobs::spawn(copy)).flatten()),
+        };
+        started.map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}")))
+    }
+
+    fn keep(&mut self, job: JobId, moved: Copied) {
+        if self.jobs.keeps_ways_back() {
+            self.copies.insert(job, moved);
+        }
+    }
+
+    /// Whether a copy has this file open.
+    pub fn has_open(&self, file: &str) -> bool {
+        self.open.values().any(|open| open == file)
+    }
+
+    /// The progress of every copy; the end of each is told once.
+    pub fn poll(&mut self) -> Vec<Progress> {
+        let all = self.jobs.poll();
+        for progress in all.iter().filter(|progress| progress.state != JobState::Running) {
+            self.open.remove(&progress.job);
+        }
+        if all.iter().any(|progress| progress.state != JobState::Running) {
+            self.forget();
+        }
+        all
+    }
+
+    /// Forgets the copies that cannot be sent back, or have nothing to be sent back.
+    fn forget(&mut self) {
+        for copied in self.jobs.take_given_up().iter().filter_map(|job| self.copies.remove(job)) {
+            if self.forgotten.is_none() {
+                tracing::warn!(subject = %copied.subject, "too many moves to remember: the oldest are not moved back");
+            }
+            self.forgotten.get_or_insert((copied.subject, 0)).1 += 1;
+        }
+        let kept: FxHashSet<JobId> = self.jobs.kept().collect();
+        self.copies.retain(|job, _| kept.contains(job));
+    }
+
+    /// What the latest move of a subject knows, and what the earlier ones do: together they send back where it was before all.
+    fn with_earlier(
+        &mut self,
+        subject: &Subject,
+        mut back: Option<Back>,
+        mut file: Option<(String, Seen, NodeId)>,
+    ) -> (Option<Back>, Option<(String, Seen, NodeId)>) {
+        if back.is_none() && file.is_none() {
+            return (back, file);
+        }
+        let of: FxHashSet<JobId> = self.copies.iter().filter(|c| c.1.subject == *subject).map(|c| *c.0).collect();
+        for (job, earlier) in self.jobs.take(&of, back.is_some()) {
+            let earlier_file = self.copies.remove(&job).and_then(|copied| copied.file);
+            if let (Some(file), Some((_, _, from))) = (&mut file, earlier_file) {
+                file.2 = from;
+            }
+            // Memory of a program that the process has ended since is no more.
+            back = match (back, earlier.filter(|earlier| !earlier.gone())) {
+                (Some(back), Some(earlier)) => Some(back.with_earlier(earlier)),
+                (back, _) => back,
+            };
+        }
+        (back, file)
+    }
+
+    /// See [`engine::Plane::move_back`].
+    pub fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
+        loop {
+            let Some((job, back)) = self.jobs.take_last() else {
+                let (subject, moves) = self.forgotten.take()?;
+                let why = format!("{moves} of the oldest moves, this one first, were too many to remember");
+                return Some((subject, Err(refused("too_many", why))));
+            };
+            let Some(Copied { subject, file }) = self.copies.remove(&job) else { continue };
+            let (back, file) = self.with_earlier(&subject, back, file);
+            let started = match (back, file) {
+                (Some(Back::Memory(memory)), _) => self
+                    .jobs
+                    .start(|| Ok(Box::new(memory.reversed())))
+                    .map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}"))),
+                (Some(Back::Pages(layout)), Some((name, seen, from))) => {
+                    self.file_job(&name, seen, (None, from), Some(layout))
+                }
+                (None, Some((name, seen, from))) => self.file_job(&name, seen, (None, from), None),
+                // Its thread has panicked.
+                (_, None) => Err(refused("no_way_back", "where its memory was is not known any more".to_owned())),
+            };
+            return Some((subject, started));
+        }
+    }
+}
+
+/// Opens a file of a window, if it is the same inode still, and prepares its move. `dax`: a file on DAX may be moved, and its
+/// users stopped or not; the calling thread, which is the job's, has what that takes, and gives it up for any other file. `back`:
+/// only the pages of this layout, to where they were.
+fn open(
+    proc_root: &Path,
+    name: &str,
+    seen: &Seen,
+    (from, to): (Option<NodeId>, NodeId),
+    dax: Option<bool>,
+    back: Option<&Layout>,
+) -> Result<Box<dyn Copying>, JobState> {
+    let failed =
+        |what: &str, e: io::Error| JobState::Refused { reason: "unreadable", why: format!("{what} {name}: {e}") };
+    let mut inodes = Inodes::new(proc_root);
+    inodes.refresh();
+    let opened = match (inodes.open(seen.id, &seen.readers), &seen.path) {
+        (Err(e), Some(path)) => match inodes.by_path(seen.id, path) {
+            // A way that could not be tried may lead to it still: it is not gone.
+            Err(other) if other.kind() == io::ErrorKind::NotFound => Err(e),
+            opened => opened,
+        },
+        (opened, _) => opened,
+    };
+    let path = seen.path.clone().unwrap_or_else(|| PathBuf::from(format!("inode {}", seen.id.ino)));
+    let opened = opened.map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => JobState::Gone,
+        _ => failed("cannot open file", e),
+    })?;
+    let again = opened.fd.try_clone().map_err(|e| failed("cannot open file", e))?;
+    let cached: Result<Box<dyn Copying>, FileMoveError> = match back {
+        Some(layout) => FileMove::back(&opened.fd, &path, layout).map(|work| Box::new(work) as _),
+        None => FileMove::of(opened.fd, &path, from, to).map(|work| Box::new(work) as _),
+    };
+    match (cached, dax) {
+        (Err(FileMoveError::Refused { reason: "dax", .. }), Some(freeze)) => {
+            let refused =
+                |e: DaxRefused| JobState::Refused { reason: e.reason, why: format!("{}: {}", path.display(), e.why) };
+            match back {
+                Some(layout) => Ok(Box::new(DaxMove::back(&again, from, layout, freeze).map_err(refused)?)),
+                None => Ok(Box::new(DaxMove::prepare(&again, from, to, freeze).map_err(refused)?)),
+            }
+        }
+        (Err(e), _) => Err(JobState::Refused { reason: reason(&e), why: e.to_string() }),
+        (Ok(work), dax) => {
+            if dax.is_some() {
+                let gave_up = privileges::keep_only(privileges::to_move_files());
+                gave_up.map_err(|e| failed("cannot give up privileges to move file", e))?;
+            }
+            Ok(work)
+        }
+    }
+}
+
+fn not_prepared(mv: &Move) -> PlaneError {
+    refused("not_prepared", format!("the move of {} was not prepared in this window", mv.subject))
+}
+
+fn error(error: &FileMoveError) -> PlaneError {
+    refused(reason(error), error.to_string())
+}
+
+fn reason(error: &FileMoveError) -> &'static str {
+    match error {
+        FileMoveError::Refused { reason, .. } | FileMoveError::Target { reason, .. } => reason,
+        FileMoveError::File(_) => "unreadable",
+    }
+}

@@ -1,0 +1,406 @@
+//! Prepares, makes and undoes moves of threads.
+
+use std::io;
+use std::path::Path;
+
+use engine::{Masks, PlaneError, Subject, Undo, Undone};
+use linux::threads::{NS_PER_TICK, Open, Stat, Threads, is_gone};
+use linux::{affinity, cpuset};
+use placement::Move;
+use rustc_hash::FxHashMap;
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use topology::{CpuSet, NodeId, Topology};
+
+use super::defaults::Defaults;
+use super::family::Family;
+
+/// A thread: id and start time in ticks.
+pub type Key = (u32, u64);
+
+/// The values that the threads of one process were given, each with the record of the first thread that was.
+pub type Given = FxHashMap<CpuSet, Undo>;
+
+/// Rules about which threads may be moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Threads with an affinity of their own may be moved, too.
+    pub touch_own_affinity: bool,
+}
+
+/// A thread that we have moved.
+#[derive(Clone, Debug)]
+pub struct Moved {
+    /// Affinity before the first move.
+    pub before: CpuSet,
+    /// It had no affinity of its own.
+    pub unbound: bool,
+    /// The values we set; the last is in force.
+    pub ours: Vec<CpuSet>,
+    /// The window in which it stopped to hold our value. Children born before may still hold it.
+    pub over: Option<u64>,
+}
+
+impl Moved {
+    /// Whether a mask shown by the kernel is our value in force.
+    pub fn holds(&self, mask: &CpuSet, allowed: &CpuSet) -> bool {
+        self.over.is_none() && self.ours.last().is_some_and(|ours| is_ours(mask, ours, allowed))
+    }
+}
+
+/// Moves threads and puts them back.
+#[derive(Debug)]
+pub struct Mover {
+    threads: Threads,
+    defaults: Defaults,
+    rules: Rules,
+    moved: FxHashMap<Key, Moved>,
+    /// The masks found when the moves of this window were prepared.
+    prepared: FxHashMap<Key, CpuSet>,
+    /// Masks of this window that nobody asked for. They count as the default of their threads.
+    unasked: FxHashMap<Key, CpuSet>,
+    window: u64,
+}
+
+/// For how many windows the values of a restored or ended thread are remembered.
+const REMEMBERED: u64 = 8;
+
+/// Whether a mask shown by the kernel is the value we set: either all of it, or the part within the CPUs allowed now
+/// (`allowed`: the online CPUs of the cpuset). If that part is empty, the kernel falls back to all allowed CPUs.
+pub fn is_ours(mask: &CpuSet, ours: &CpuSet, allowed: &CpuSet) -> bool {
+    let left = ours.intersection(allowed);
+    mask == ours || *mask == if left.is_empty() { allowed.clone() } else { left }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Calls of [`mask_of`] by this thread.
+    pub static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+fn mask_of(tid: u32) -> std::io::Result<CpuSet> {
+    #[cfg(test)]
+    LOOKS.with(|looks| looks.set(looks.get() + 1));
+    affinity::get(tid)
+}
+
+impl Mover {
+    /// A mover on the machine whose procfs and sysfs are mounted here.
+    pub fn new(proc_root: &Path, sys_root: &Path, rules: Rules) -> io::Result<Self> {
+        Ok(Self {
+            threads: Threads::new(proc_root),
+            defaults: Defaults::new(proc_root, sys_root)?,
+            rules,
+            moved: FxHashMap::default(),
+            prepared: FxHashMap::default(),
+            unasked: FxHashMap::default(),
+            window: 0,
+        })
+    }
+
+    /// Starts a window. Moves prepared earlier and not made become void.
+    pub fn begin_window(&mut self) {
+        self.defaults.refresh();
+        self.prepared.clear();
+        self.unasked.clear();
+        self.window += 1;
+        let oldest = self.window.saturating_sub(REMEMBERED);
+        self.moved.retain(|_, m| m.over.is_none_or(|window| window >= oldest));
+    }
+
+    /// Threads as procfs shows them.
+    pub fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    /// Default affinities.
+    pub fn defaults(&mut self) -> &mut Defaults {
+        &mut self.defaults
+    }
+
+    /// The sysfs.
+    pub fn sys_root(&self) -> &Path {
+        self.defaults.sys_root()
+    }
+
+    /// The default affinity of a thread, read now.
+    pub fn default_of(&self, tid: u32) -> io::Result<CpuSet> {
+        self.defaults.of(tid)
+    }
+
+    /// The rules in force.
+    pub fn rules(&self) -> Rules {
+        self.rules
+    }
+
+    /// A thread that holds our value, or recently did.
+    pub fn moved(&self, key: Key) -> Option<&Moved> {
+        self.moved.get(&key)
+    }
+
+    /// Records that nobody asked for the mask this thread has in this window.
+    pub fn not_asked(&mut self, key: Key, mask: CpuSet) {
+        self.unasked.insert(key, mask);
+    }
+
+    /// Records that a thread no longer holds our value: it ended, was restored, or got an affinity of its own.
+    pub fn end(&mut self, key: Key) {
+        if let Some(moved) = self.moved.get_mut(&key) {
+            moved.over.get_or_insert(self.window);
+        }
+    }
+
+    /// Every thread that holds our value, or recently did.
+    pub fn all_moved(&self) -> impl Iterator<Item = (Key, &Moved)> {
+        self.moved.iter().map(|(key, moved)| (*key, moved))
+    }
+
+    /// See [`engine::Plane::prepare`].
+    pub fn prepare(&mut self, topology: &Topology, mv: &Move) -> Result<Undo, PlaneError> {
+        let Subject::Thread { tid, start: start_ns } = mv.subject else {
+            return Err(not_a_thread());
+        };
+        let (to, pid) = (mv.to, mv.pid);
+        let (_, stat) = self.open(tid)?;
+        let start = stat.start;
+        if start_ns > 0 && start_ns / NS_PER_TICK != start {
+            return Err(gone(tid));
+        }
+        if stat.kernel_thread {
+            return Err(refused("kernel_thread", "is a kernel thread"));
+        }
+        let mask = mask_of(tid).map_err(|e| kernel(tid, "read", e))?;
+        let unreadable = |e| refused("unreadable", format!("the control groups of thread {tid} cannot be read: {e}"));
+        let cgroups = self.threads.cgroups(tid).map_err(unreadable)?;
+        let default =
+            self.defaults.of(tid).map_err(|why| refused("cpuset_unknown", format!("its cpuset is unknown: {why}")))?;
+        let (before, unbound) = match self.moved.get(&(tid, start)) {
+            Some(m) if m.holds(&mask, &default) => (m.before.clone(), m.unbound),
+            _ if mask == default => (mask.clone(), true),
+            _ if self.unasked.get(&(tid, start)) == Some(&mask)
+                || self.defaults.spares_isolated(&mask, &default)
+                || self.rules.touch_own_affinity =>
+            {
+                (self.with_offline(tid, &mask)?, false)
+            }
+            _ => return Err(refused("own_affinity", own_affinity(&mask))),
+        };
+        // A thread that has less than its default, without anybody's asking, stays within that.
+        let given = !unbound && !self.rules.touch_own_affinity;
+        let ours = self.target(topology, to, &if given { before.intersection(&default) } else { default })?;
+        let first_differs = tid != pid && mask_of(pid).is_ok_and(|first| first != ours);
+        self.prepared.insert((tid, start), mask);
+        let family =
+            Family { at: now_ticks(), session: stat.session, cgroup: cpuset::family_name(&cgroups), first_differs };
+        let subject = subject_of((tid, start));
+        let masks = Some(Masks { before, ours, unbound });
+        Ok(Undo { subject, pid, masks, payload: family.payload() })
+    }
+
+    /// The mask that a thread gets back, with CPUs that are offline now: they may come back before.
+    /// In any cpuset but the root's the kernel does not show these.
+    fn with_offline(&self, tid: u32, mask: &CpuSet) -> Result<CpuSet, PlaneError> {
+        if self.defaults.possible() == self.defaults.online() {
+            return Ok(mask.clone());
+        }
+        let given = self.threads.affinity(tid);
+        let given = given.map_err(|error| if is_gone(&error) { gone(tid) } else { unreadable(tid, &error) })?;
+        // Otherwise somebody has changed it meanwhile.
+        Ok(if given.intersection(self.defaults.online()) == *mask { given } else { mask.clone() })
+    }
+
+    /// A record for a thread of a process whose threads were given these values, if it was born with one of them, so that it can be
+    /// moved as its parent was.
+    pub fn inherited(&mut self, given: &Given, tid: u32, stat: &Stat) -> Option<Undo> {
+        if given.is_empty() {
+            return None;
+        }
+        let parent = given.get(&mask_of(tid).ok()?)?;
+        let (masks, family) = (parent.masks.as_ref()?, Family::of(parent)?);
+        if stat.start < family.at {
+            return None;
+        }
+        let key = (tid, stat.start);
+        self.prepared.insert(key, masks.ours.clone());
+        Some(Undo { subject: subject_of(key), ..parent.clone() })
+    }
+
+    /// Takes a thread that has inherited our value for one that was moved.
+    pub fn adopt(&mut self, undo: &Undo) {
+        if let (Some(key), Some(masks)) = (key_of(undo), &undo.masks) {
+            let Masks { before, ours, unbound } = masks.clone();
+            self.moved.insert(key, Moved { before, unbound, ours: vec![ours], over: None });
+        }
+    }
+
+    /// The CPUs of a node that a thread may use.
+    fn target(&self, topology: &Topology, to: NodeId, default: &CpuSet) -> Result<CpuSet, PlaneError> {
+        let cpus = topology.node(to).map(|n| n.cpus.intersection(default)).unwrap_or_default();
+        match cpus.is_empty() {
+            false => Ok(cpus),
+            true => Err(refused("no_cpu_on_node", format!("may use no CPU of node {to}: its cpuset is {default}"))),
+        }
+    }
+
+    /// See [`engine::Plane::start`].
+    pub fn apply(&mut self, undo: &Undo) -> Result<(), PlaneError> {
+        let (Some(key), Some(Masks { before, ours, unbound })) = (key_of(undo), &undo.masks) else {
+            return Err(not_a_thread());
+        };
+        let tid = key.0;
+        let Some(expected) = self.prepared.remove(&key) else {
+            return Err(refused("not_prepared", format!("the move of thread {tid} was not prepared in this window")));
+        };
+        self.replace(key, |mask| Ok(*mask == expected), ours, |mask| refused("own_affinity", own_affinity(mask)))?;
+        let moved = self.moved.entry(key).or_insert_with(|| Moved {
+            before: before.clone(),
+            unbound: *unbound,
+            ours: Vec::new(),
+            over: None,
+        });
+        // With touch_own_affinity, another program may have set it between two moves of ours: go back to that value.
+        (moved.before, moved.unbound, moved.over) = (before.clone(), *unbound, None);
+        moved.ours.retain(|o| o != ours);
+        moved.ours.push(ours.clone());
+        Ok(())
+    }
+
+    /// See [`engine::Plane::undo`].
+    pub fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
+        let (Some(key), Some(Masks { before, ours, unbound })) = (key_of(undo), &undo.masks) else {
+            return Err(not_a_thread());
+        };
+        let tid = key.0;
+        let is_ours = |mask: &CpuSet| {
+            if mask == ours {
+                return Ok(true);
+            }
+            match self.defaults.of(tid) {
+                Ok(allowed) => Ok(is_ours(mask, ours, &allowed)),
+                // The cpuset is hidden from us or gone: judge by the plain mask.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+                Err(error) => Err(unreadable(tid, &error)),
+            }
+        };
+        let possible = self.defaults.possible();
+        let changed = |_: &CpuSet| refused("changed_by_others", "was changed by others");
+        let to = if *unbound { possible } else { before };
+        let mut result = self.replace(key, is_ours, to, changed);
+        if matches!(&result, Err(PlaneError::Refused { reason: "einval", .. })) {
+            // Its cpuset no longer contains any of the earlier CPUs: allow all that it does contain.
+            result = self.replace(key, is_ours, possible, changed);
+        }
+        let undone = match result {
+            Ok(()) => Undone::Restored,
+            Err(PlaneError::Gone { .. }) => Undone::Gone,
+            Err(PlaneError::Refused { reason: "changed_by_others", .. }) => Undone::ChangedByOthers,
+            Err(error) => return Err(error),
+        };
+        self.end(key);
+        Ok(undone)
+    }
+
+    /// Sets a thread's mask if the present mask is as expected. After an error the mask is as before. The start time identifies
+    /// the thread and is checked again afterwards: if another thread got the id in between, that thread gets its mask back.
+    fn replace(
+        &self,
+        (tid, start): Key,
+        expected: impl Fn(&CpuSet) -> Result<bool, PlaneError>,
+        new: &CpuSet,
+        otherwise: impl Fn(&CpuSet) -> PlaneError,
+    ) -> Result<(), PlaneError> {
+        let (thread, stat) = self.open(tid)?;
+        if stat.start != start {
+            return Err(gone(tid));
+        }
+        let mask = mask_of(tid).map_err(|e| kernel(tid, "read", e))?;
+        if !expected(&mask)? {
+            return Err(otherwise(&mask));
+        }
+        affinity::set(tid, new).map_err(|e| kernel(tid, "set", e))?;
+        let after = thread.stat();
+        if matches!(&after, Ok(Some(stat)) if stat.start == start) {
+            return Ok(());
+        }
+        match (affinity::set(tid, &mask), after) {
+            // The mask could not be put back, so the move stands.
+            (Err(error), Err(_)) if !is_gone(&error) => Ok(()),
+            (_, Err(error)) => Err(unreadable(tid, &error)),
+            (_, Ok(_)) => Err(gone(tid)),
+        }
+    }
+
+    fn open(&self, tid: u32) -> Result<(Open, Stat), PlaneError> {
+        self.threads.open(tid).map_err(|error| unreadable(tid, &error))?.ok_or_else(|| gone(tid))
+    }
+}
+
+/// The sentence about a thread that keeps its own affinity.
+pub fn own_affinity(mask: &CpuSet) -> String {
+    format!("has an affinity of its own: {mask}")
+}
+
+/// The time now, in the units of start times.
+fn now_ticks() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let ns = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
+    ns / NS_PER_TICK
+}
+
+/// The thread of a record.
+pub fn key_of(undo: &Undo) -> Option<Key> {
+    match undo.subject {
+        Subject::Thread { tid, start } => Some((tid, start / NS_PER_TICK)),
+        _ => None,
+    }
+}
+
+/// A thread as snapshots and records name it. On a host, start times are whole ticks everywhere, because procfs knows no better.
+pub fn subject_of((tid, start): Key) -> Subject {
+    Subject::Thread { tid, start: start.saturating_mul(NS_PER_TICK) }
+}
+
+fn not_a_thread() -> PlaneError {
+    refused("not_supported", "a host can move threads only")
+}
+
+fn gone(tid: u32) -> PlaneError {
+    PlaneError::Gone { what: format!("thread {tid}") }
+}
+
+fn unreadable(tid: u32, error: &io::Error) -> PlaneError {
+    refused("unreadable", format!("thread {tid} cannot be examined: {error}"))
+}
+
+pub(crate) fn refused(reason: &'static str, why: impl Into<String>) -> PlaneError {
+    PlaneError::Refused { reason, why: why.into() }
+}
+
+/// Translates the kernel's answer to an affinity call.
+fn kernel(tid: u32, what: &str, error: io::Error) -> PlaneError {
+    let reason = match Errno::from_io_error(&error) {
+        Some(Errno::SRCH) => return gone(tid),
+        Some(Errno::PERM) => "eperm",
+        Some(Errno::INVAL) => "einval",
+        _ => "kernel",
+    };
+    refused(reason, format!("the affinity of thread {tid} cannot be {what}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_value_is_recognised_as_the_kernel_shows_it() {
+        let set = |t: &str| t.parse::<CpuSet>().unwrap();
+        let case = |mask, ours, allowed| is_ours(&set(mask), &set(ours), &set(allowed));
+        assert!(case("0-3", "0-3", "0-7"));
+        assert!(case("0-2", "0-3", "0-2,4-7")); // CPU 3 went offline
+        assert!(case("2-3", "0-3", "2-5")); // the cpuset was narrowed
+        assert!(case("4-5", "0-3", "4-5")); // the cpuset has none of our CPUs left: the kernel fell back to all of it
+        assert!(!case("0-2", "0-3", "0-7")); // another program narrowed it
+        assert!(!case("0-7", "0-3", "0-7")); // another program reset it
+        assert!(!case("0-1", "0-3", "0-2"));
+    }
+}

@@ -1,0 +1,557 @@
+//! Turns what the programs counted into what a window showed. Pure.
+//!
+//! **Problem.** Bytes come per (thread, file, node) and times per thread; some threads have ended,
+//! some ids are reused.
+//!
+//! **Approach.** Entries are sorted by thread and joined with the pass over all tasks by id *and*
+//! start time. Node totals include every entry; only threads that still exist and are in scope are
+//! listed.
+//!
+//! **Limits.** Of more than [`MOST_FILES`] files, those with the fewest bytes are not listed; their bytes count for threads and
+//! nodes. A thread that ended within the window is in the totals but not in the list: it
+//! cannot be moved.
+
+use std::collections::BTreeMap;
+
+use placement::{FileUse, NodeBytes, ObservedFile, Thread};
+use rustc_hash::{FxHashMap, FxHashSet};
+use topology::{CpuSet, NodeId, Topology};
+
+use super::records::{Key, NO_NODE, Pass, Task, Usage};
+use super::scope::Filter;
+use super::slices::Slices;
+use topology::FileId;
+
+use super::types::{FileSeen, ObservedThread};
+
+/// Most files of a window that are listed. Naming a file takes a microsecond and half a kilobyte or so, and of so many hardly one
+/// has enough bytes to decide where a thread belongs.
+pub(super) const MOST_FILES: usize = 16_384;
+
+/// The node of every CPU, and all nodes.
+#[derive(Debug)]
+pub(super) struct Places {
+    node_of_cpu: Vec<Option<NodeId>>,
+    nodes: Vec<NodeId>,
+}
+
+impl Places {
+    pub fn new(topology: &Topology) -> Self {
+        let mut node_of_cpu = Vec::new();
+        for node in &topology.nodes {
+            for cpu in node.cpus.iter().chain(node.offline_cpus.iter()) {
+                let cpu = cpu as usize;
+                if node_of_cpu.len() <= cpu {
+                    node_of_cpu.resize(cpu + 1, None);
+                }
+                if let Some(place) = node_of_cpu.get_mut(cpu) {
+                    *place = Some(node.id);
+                }
+            }
+        }
+        Self { node_of_cpu, nodes: topology.nodes.iter().map(|n| n.id).collect() }
+    }
+
+    pub fn node_of(&self, cpu: u32) -> Option<NodeId> {
+        self.node_of_cpu.get(cpu as usize).copied().flatten()
+    }
+}
+
+/// How threads in scope touched one file.
+#[derive(Debug, Default)]
+struct Touched {
+    readers: Vec<u32>,
+    bytes: u64,
+    opens: u32,
+    generation: u32,
+}
+
+impl Touched {
+    fn add(&mut self, tid: u32, entries: &[(Key, Usage)]) {
+        self.readers.push(tid);
+        for (_, usage) in entries {
+            self.bytes = self.bytes.saturating_add(bytes(usage.read)).saturating_add(bytes(usage.written));
+            self.opens = usage.fewer_opens(self.opens);
+            self.generation = usage.generation;
+        }
+    }
+}
+
+/// The result of one window.
+#[derive(Debug, Default)]
+pub(super) struct Assembled {
+    pub threads: Vec<ObservedThread>,
+    pub files: Vec<FileSeen>,
+    pub node_cpu_s: BTreeMap<NodeId, f64>,
+    pub node_read: NodeBytes,
+    pub node_write: NodeBytes,
+    /// Bytes on nodes that the machine does not have.
+    pub odd_node_bytes: u64,
+    /// Bytes of DAX files whose node is not known.
+    pub no_node_bytes: u64,
+    /// Files that are not listed.
+    pub unlisted: usize,
+}
+
+/// Device and number of an inode, as in [`FileId`].
+pub(super) type File = (u32, u64);
+
+/// Of entries for all files of a thread that had no room.
+const NO_FILE: File = (0, 0);
+
+pub(super) fn assemble(
+    pass: &Pass,
+    mut entries: Vec<(Key, Usage)>,
+    filter: &Filter,
+    places: &Places,
+    exited_cpu_ns: &[u64],
+) -> Assembled {
+    let mut out = Assembled::default();
+    entries.sort_unstable_by_key(|e| e.0);
+    totals(&entries, places, &mut out);
+    cpu_totals(pass, places, exited_cpu_ns, &mut out);
+
+    let (shared, unlisted) = sort_files(&entries, MOST_FILES);
+    out.unlisted = unlisted.len();
+    let mut names = Names::default();
+    let mut readers: BTreeMap<File, Touched> = BTreeMap::new();
+    let mut masks = Masks::default();
+    let mut tasks: Vec<&Task> = pass.tasks.iter().filter(|task| filter.contains(task)).collect();
+    tasks.sort_unstable_by_key(|task| task.tid);
+    for task in tasks {
+        // A thread on a CPU that the topology does not know (plugged in since) has no known node.
+        let Some(node) = places.node_of(task.cpu) else { continue };
+        let own = entries_of(&entries, task);
+        // The pass also shows those that ran before the window.
+        if task.cpu_ns == 0 && own.is_empty() {
+            continue;
+        }
+        let mut thread = Thread {
+            tid: task.tid,
+            pid: task.tgid,
+            comm: task.comm(),
+            start_ns: Some(task.start_ns),
+            process_start_ns: Some(task.leader_start_ns),
+            node,
+            allowed_nodes: Vec::new(),
+            held: None,
+            cpu_s: task.cpu_ns as f64 / 1e9,
+            wait_s: Some(task.wait_ns as f64 / 1e9),
+            served_s: None,
+            read_bytes: NodeBytes::default(),
+            remote_read_bytes: Some(0),
+            write_bytes: NodeBytes::default(),
+            files: Vec::new(),
+            shares_file: false,
+        };
+        for file in own.chunk_by(|a, b| (a.0.dev, a.0.ino) == (b.0.dev, b.0.ino)) {
+            let Some((first, _)) = file.first() else { continue };
+            let id = (first.dev, first.ino);
+            let mut used = add_bytes(&mut thread, file);
+            if id == NO_FILE {
+                continue;
+            }
+            thread.shares_file |= shared.contains(&id);
+            if unlisted.is_empty() || !unlisted.contains(&id) {
+                used.file = names.of(id);
+                thread.files.push(used);
+                readers.entry(id).or_default().add(task.tid, file);
+            }
+        }
+        let (mask, allowed) = masks.of(pass.mask(task), places);
+        thread.allowed_nodes = allowed;
+        out.threads.push(ObservedThread {
+            thread,
+            ppid: task.ppid,
+            mask,
+            asked: task.asked,
+            kernel_thread: task.kernel_thread,
+            cgroup_id: task.cgroup_id,
+        });
+    }
+    out.files = readers
+        .into_iter()
+        .map(|(id, touched)| FileSeen {
+            id: FileId { dev: id.0, ino: id.1, generation: touched.generation },
+            bytes: touched.bytes,
+            file: ObservedFile {
+                file: names.of(id),
+                opens: (touched.opens > 0).then_some(touched.opens),
+                readers: touched.readers,
+                ..ObservedFile::default()
+            },
+        })
+        .collect();
+    out
+}
+
+/// Adds what slices stand for to what each thread read.
+pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]) {
+    if !slices.sliced() {
+        entries.iter_mut().for_each(|(_, usage)| usage.unslice(1.0));
+        return;
+    }
+    let cpu_ns: FxHashMap<(u32, u32), u64> =
+        pass.tasks.iter().map(|task| ((task.tid, task.start_lo()), task.cpu_ns)).collect();
+    entries.sort_unstable_by_key(|e| e.0);
+    for thread in entries.chunk_by_mut(|a, b| (a.0.tid, a.0.start_lo) == (b.0.tid, b.0.start_lo)) {
+        let Some((key, _)) = thread.first() else { continue };
+        let cpu_s = cpu_ns.get(&(key.tid, key.start_lo)).copied().unwrap_or(0) as f64 / 1e9;
+        let reads = thread.iter().map(|(_, usage)| usage.sliced_reads).sum::<i64>() as f64 / 1024.0;
+        let scale = slices.scale(reads, cpu_s);
+        thread.iter_mut().for_each(|(_, usage)| usage.unslice(scale));
+    }
+}
+
+/// Spreads what was read from and written to DAX files on several nodes as their blocks are, as far as it is known. Returns these
+/// files. A thread that reads only a part of a file may read other nodes than this says.
+pub(super) fn spread(
+    entries: &mut Vec<(Key, Usage)>,
+    located: &FxHashMap<File, NodeBytes>,
+    pass: &Pass,
+    places: &Places,
+) -> FxHashSet<File> {
+    let mut files = FxHashSet::default();
+    if entries.iter().all(|(key, _)| key.node != NO_NODE) {
+        return files;
+    }
+    let cpus: FxHashMap<_, _> = pass.tasks.iter().map(|task| ((task.tid, task.start_lo()), task.cpu)).collect();
+    let mut parts = Vec::new();
+    entries.retain(|(key, usage)| {
+        if key.node != NO_NODE {
+            return true;
+        }
+        let file = (key.dev, key.ino);
+        files.insert(file);
+        let Some(bytes) = located.get(&file) else { return true };
+        let total = bytes.total().max(1) as f64;
+        let here = cpus.get(&(key.tid, key.start_lo)).and_then(|cpu| places.node_of(*cpu));
+        let mut calls = *usage;
+        for (node, bytes) in bytes.iter() {
+            let part = |n: i64| (n as f64 * bytes as f64 / total).round() as i64;
+            let (read, written, called) = (part(usage.read), part(usage.written), part(usage.called));
+            let remote = if here == Some(node) { 0 } else { read };
+            parts.push((Key { node: node.0, ..*key }, Usage { read, written, called, remote, ..calls }));
+            // They count once.
+            (calls.calls, calls.placed, calls.continued) = (0, 0, 0);
+        }
+        false
+    });
+    entries.extend(parts);
+    files
+}
+
+/// A sum can be negative when a window ends between a count and its correction.
+fn bytes(n: i64) -> u64 {
+    n.max(0) as u64
+}
+
+fn totals(entries: &[(Key, Usage)], places: &Places, out: &mut Assembled) {
+    for (key, usage) in entries {
+        let node = NodeId(key.node);
+        if places.nodes.binary_search(&node).is_err() {
+            let sum = if key.node == NO_NODE { &mut out.no_node_bytes } else { &mut out.odd_node_bytes };
+            *sum = sum.saturating_add(bytes(usage.read).saturating_add(bytes(usage.written)));
+            continue;
+        }
+        for (total, n) in [(&mut out.node_read, usage.read), (&mut out.node_write, usage.written)] {
+            if n > 0 {
+                total.add(node, bytes(n));
+            }
+        }
+    }
+}
+
+fn cpu_totals(pass: &Pass, places: &Places, exited_cpu_ns: &[u64], out: &mut Assembled) {
+    let exited = exited_cpu_ns.iter().enumerate().map(|(cpu, ns)| (cpu as u32, *ns));
+    for (cpu, ns) in pass.tasks.iter().map(|task| (task.cpu, task.cpu_ns)).chain(exited) {
+        if let Some(node) = places.node_of(cpu) {
+            *out.node_cpu_s.entry(node).or_default() += ns as f64 / 1e9;
+        }
+    }
+}
+
+/// The entries of one thread, without those of an earlier thread with its id.
+fn entries_of<'a>(entries: &'a [(Key, Usage)], task: &Task) -> &'a [(Key, Usage)] {
+    let thread = (task.tid, task.start_lo());
+    let from = entries.partition_point(|(key, _)| (key.tid, key.start_lo) < thread);
+    let rest = entries.get(from..).unwrap_or_default();
+    let len = rest.iter().take_while(|(key, _)| (key.tid, key.start_lo) == thread).count();
+    rest.get(..len).unwrap_or_default()
+}
+
+/// Files that several threads touched, whether in scope or not; and of more than `most` files those with the fewest bytes.
+fn sort_files(entries: &[(Key, Usage)], most: usize) -> (FxHashSet<File>, FxHashSet<File>) {
+    let mut first: FxHashMap<File, ((u32, u32), u64)> = FxHashMap::default();
+    let mut shared = FxHashSet::default();
+    for (key, usage) in entries.iter().filter(|(key, _)| key.tid != 0 && (key.dev, key.ino) != NO_FILE) {
+        let thread = (key.tid, key.start_lo);
+        let file = (key.dev, key.ino);
+        let (by, sum) = first.entry(file).or_insert((thread, 0));
+        *sum = sum.saturating_add(bytes(usage.read)).saturating_add(bytes(usage.written));
+        if *by != thread {
+            shared.insert(file);
+        }
+    }
+    if first.len() <= most {
+        return (shared, FxHashSet::default());
+    }
+    let mut files: Vec<(u64, File)> = first.into_iter().map(|(file, (_, bytes))| (bytes, file)).collect();
+    files.select_nth_unstable_by(most, |a, b| b.cmp(a));
+    (shared, files.split_off(most).into_iter().map(|(_, file)| file).collect())
+}
+
+/// Adds what a thread read from and wrote to one file, and returns that for the file, which has no name yet.
+fn add_bytes(thread: &mut Thread, entries: &[(Key, Usage)]) -> FileUse {
+    let (read_size, sequential) = calls(entries);
+    let mut used = FileUse { read_size, sequential, ..FileUse::default() };
+    for (key, usage) in entries.iter().filter(|(key, _)| key.node != NO_NODE) {
+        let node = NodeId(key.node);
+        if usage.read > 0 {
+            used.read_bytes.add(node, bytes(usage.read));
+            thread.read_bytes.add(node, bytes(usage.read));
+        }
+        if usage.written > 0 {
+            used.write_bytes.add(node, bytes(usage.written));
+            thread.write_bytes.add(node, bytes(usage.written));
+        }
+        let remote = thread.remote_read_bytes.unwrap_or(0);
+        thread.remote_read_bytes = Some(remote.saturating_add(bytes(usage.remote.min(usage.read))));
+    }
+    used
+}
+
+/// Mean bytes per read call, and whether most calls began where the last one ended, as far as that is known for half of them.
+fn calls(entries: &[(Key, Usage)]) -> (Option<u64>, Option<bool>) {
+    let sum = |of: fn(&Usage) -> i64| entries.iter().map(|(_, usage)| of(usage)).sum::<i64>();
+    let (calls, placed, called) = (sum(|u| u.calls), sum(|u| u.placed), sum(|u| u.called));
+    // In 1/1024ths.
+    if calls < 1024 || called <= 0 {
+        return (None, None);
+    }
+    let mean = (called as f64 * 1024.0 / calls as f64).round() as u64;
+    (Some(mean), (2 * placed >= calls).then(|| 2 * sum(|u| u.continued) > placed))
+}
+
+/// File ids as text, each formatted once.
+#[derive(Default)]
+struct Names(FxHashMap<File, String>);
+
+impl Names {
+    fn of(&mut self, (dev, ino): File) -> String {
+        // The kernel's dev_t: 12 bits of major, 20 of minor.
+        self.0.entry((dev, ino)).or_insert_with(|| format!("{}:{}:{ino}", dev >> 20, dev & 0xf_ffff)).clone()
+    }
+}
+
+/// Affinities: most threads share a few values.
+#[derive(Default)]
+struct Masks(FxHashMap<Vec<u64>, (CpuSet, Vec<NodeId>)>);
+
+impl Masks {
+    fn of(&mut self, words: &[u64], places: &Places) -> (CpuSet, Vec<NodeId>) {
+        if let Some(known) = self.0.get(words) {
+            return known.clone();
+        }
+        let bits = |(i, word): (usize, &u64)| {
+            let word = *word;
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| i as u32 * 64 + bit)
+        };
+        let mask: CpuSet = words.iter().enumerate().flat_map(bits).collect();
+        let mut nodes: Vec<NodeId> = mask.iter().filter_map(|cpu| places.node_of(cpu)).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        self.0.insert(words.to_vec(), (mask.clone(), nodes.clone()));
+        (mask, nodes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::types::Scope;
+    use linux::threads::NS_PER_TICK;
+    use topology::{MemoryKind, Node};
+
+    /// Two nodes of two CPUs: 0 and 1 on node 0, 2 and 3 on node 8.
+    fn places() -> Places {
+        let node = |id: u32, cpus: &str| Node {
+            id: NodeId(id),
+            cpus: cpus.parse().unwrap(),
+            offline_cpus: CpuSet::default(),
+            memory_bytes: 1 << 30,
+            memory: MemoryKind::Dram,
+            distance: BTreeMap::new(),
+            read_bw_max: None,
+            write_bw_max: None,
+        };
+        Places::new(&Topology { nodes: vec![node(0, "0-1"), node(8, "2-3")], regions: Vec::new() })
+    }
+
+    fn pass(tasks: &[(u32, u32, u64)]) -> Pass {
+        let tasks: Vec<Task> = tasks
+            .iter()
+            .map(|(tid, cpu, start_ns)| Task {
+                tid: *tid,
+                tgid: *tid,
+                cpu: *cpu,
+                start_ns: *start_ns,
+                cpu_ns: 500_000_000,
+                mask: 0..1,
+                ..Task::default()
+            })
+            .collect();
+        Pass { tasks, masks: vec![0b1101] }
+    }
+
+    fn entry(tid: u32, start_ns: u64, ino: u64, node: u32, read: i64, written: i64) -> (Key, Usage) {
+        let start_lo = (start_ns >> 16) as u32;
+        let remote = if node == 8 { read } else { 0 };
+        (Key { tid, start_lo, dev: DEV, ino, node }, Usage { read, remote, written, ..Usage::default() })
+    }
+
+    fn all(pass: &Pass, entries: Vec<(Key, Usage)>) -> Assembled {
+        assemble(pass, entries, &Filter::All, &places(), &[])
+    }
+
+    const DEV: u32 = 8 << 20 | 1;
+    const EARLY: u64 = 1 << 30;
+    const LATE: u64 = 1 << 40;
+
+    #[test]
+    fn bytes_count_for_the_thread_its_files_and_the_nodes() {
+        let entries =
+            vec![entry(7, EARLY, 2, 8, 4096, 0), entry(7, EARLY, 1, 0, 100, 50), entry(7, EARLY, 1, 8, 200, 0)];
+        let out = all(&pass(&[(7, 1, EARLY)]), entries);
+        let thread = &out.threads[0].thread;
+        assert_eq!((thread.node, thread.remote_read_bytes, thread.cpu_s), (NodeId(0), Some(4296), 0.5));
+        assert_eq!((thread.read_bytes.get(NodeId(0)), thread.read_bytes.get(NodeId(8))), (100, 4296));
+        assert_eq!(thread.write_bytes.get(NodeId(0)), 50);
+        assert_eq!(thread.files.iter().map(|f| f.file.as_str()).collect::<Vec<_>>(), ["8:1:1", "8:1:2"]);
+        assert_eq!((out.node_read.get(NodeId(8)), out.node_write.get(NodeId(0))), (4296, 50));
+        // Mask 0b1101: CPUs 0, 2, 3.
+        assert_eq!(out.threads[0].mask, "0,2-3".parse().unwrap());
+        assert_eq!(thread.allowed_nodes, [NodeId(0), NodeId(8)]);
+    }
+
+    #[test]
+    fn a_reused_tid_does_not_inherit_bytes() {
+        let out = all(&pass(&[(7, 0, LATE)]), vec![entry(7, EARLY, 1, 0, 100, 0), entry(7, LATE, 2, 0, 5, 0)]);
+        assert_eq!(out.threads[0].thread.read_bytes.total(), 5);
+        assert_eq!(out.node_read.total(), 105);
+    }
+
+    #[test]
+    fn a_file_is_shared_also_with_threads_that_ended_or_are_out_of_scope() {
+        let entries = vec![entry(7, EARLY, 1, 0, 1, 0), entry(9, EARLY, 1, 0, 1, 0), entry(7, EARLY, 2, 0, 1, 0)];
+        assert!(all(&pass(&[(7, 0, EARLY)]), entries).threads[0].thread.shares_file);
+        let alone = vec![entry(7, EARLY, 1, 0, 1, 0), entry(7, EARLY, 1, 8, 1, 0), entry(0, 0, 1, 0, 1, 0)];
+        assert!(!all(&pass(&[(7, 0, EARLY)]), alone).threads[0].thread.shares_file);
+    }
+
+    /// Homenode itself does, to find out where a file is.
+    #[test]
+    fn a_file_that_somebody_opens_for_a_moment_is_not_open_twice() {
+        let with = |tid, node, opens| {
+            let (key, usage) = entry(tid, EARLY, 1, node, 1, 0);
+            (key, Usage { opens, ..usage })
+        };
+        let opens = |entries| all(&pass(&[(7, 0, EARLY), (9, 0, EARLY)]), entries).files[0].file.opens;
+        assert_eq!(opens(vec![with(7, 0, 2), with(7, 8, 1), with(9, 0, 2)]), Some(1));
+        assert_eq!(opens(vec![with(7, 0, 2), with(7, 8, 0), with(9, 0, 3)]), Some(2));
+        assert_eq!(opens(vec![with(7, 0, 0)]), None);
+        let mut twice = with(7, 0, 2).1;
+        twice.add(&with(7, 0, 1).1);
+        assert_eq!(twice.opens, 1);
+    }
+
+    #[test]
+    fn of_too_many_files_those_with_the_most_bytes_are_listed_and_all_count() {
+        // One file more than are listed. The last has two readers, and the most bytes of all.
+        let files = MOST_FILES as u64 + 1;
+        let mut entries: Vec<_> = (1..=files).map(|ino| entry(7, EARLY, ino, 0, 10 + i64::from(ino != 5), 0)).collect();
+        entries.push(entry(9, EARLY, files, 0, 1, 0));
+        let out = all(&pass(&[(7, 0, EARLY), (9, 0, EARLY)]), entries);
+        let (one, two) = (&out.threads[0].thread, &out.threads[1].thread);
+        assert_eq!((out.files.len(), one.files.len(), out.unlisted), (MOST_FILES, MOST_FILES, 1));
+        assert!(out.files.iter().all(|file| file.id.ino != 5) && one.files.iter().all(|file| file.file != "8:1:5"));
+        assert_eq!((one.read_bytes.total(), two.files.len()), (11 * files - 1, 1));
+        assert!(one.shares_file && two.shares_file);
+    }
+
+    #[test]
+    fn read_calls_have_a_size_and_an_order() {
+        // One file on two nodes: three calls of 4,096 bytes, of which two begin where the last one ended; 40 bytes by faults.
+        let usage = |sliced, calls, placed, continued| {
+            let mut usage = Usage { sliced, calls, placed, continued, read: 20, ..Usage::default() };
+            usage.unslice(1.0);
+            usage
+        };
+        let key = |node| Key { tid: 7, node, ..Key::default() };
+        let of = |entries: &[(Key, Usage)]| super::calls(entries);
+        let both = [(key(0), usage(8192, 2048, 2048, 2048)), (key(8), usage(4096, 1024, 1024, 0))];
+        assert_eq!(of(&both), (Some(4096), Some(true)));
+        // Scaled alike.
+        let mut half = Usage { sliced: 8192, calls: 2048, placed: 2048, continued: 1024, ..Usage::default() };
+        half.unslice(3.0);
+        assert_eq!((half.calls, of(&[(key(0), half)])), (6144, (Some(4096), Some(false))));
+        // Of less than half of the calls the beginning is known.
+        assert_eq!(of(&[(key(0), usage(8192, 2048, 1023, 1023))]), (Some(4096), None));
+        // Faults are no calls; tmpfs has calls outside the slices.
+        assert_eq!(of(&[(key(0), usage(0, 0, 0, 0))]), (None, None));
+        let mut tmpfs = Usage { read: 300, called: 300, calls: 3072, ..Usage::default() };
+        tmpfs.unslice(2.0);
+        assert_eq!(of(&[(key(0), tmpfs)]), (Some(100), None));
+    }
+
+    #[test]
+    fn a_late_correction_makes_no_sum_negative() {
+        let out = all(&pass(&[(7, 0, EARLY)]), vec![entry(7, EARLY, 1, 8, -4096, 0), entry(7, EARLY, 2, 0, 10, 0)]);
+        assert_eq!((out.threads[0].thread.read_bytes.total(), out.node_read.total()), (10, 10));
+        assert_eq!(out.threads[0].thread.remote_read_bytes, Some(0));
+    }
+
+    #[test]
+    fn bytes_on_a_missing_node_are_counted_apart() {
+        let out = all(&pass(&[]), vec![entry(7, EARLY, 1, 3, 100, 7), entry(7, EARLY, 1, 0, 1, 0)]);
+        assert_eq!((out.odd_node_bytes, out.node_read.total()), (107, 1));
+    }
+
+    #[test]
+    fn a_dax_file_on_several_nodes_counts_where_its_blocks_are() {
+        let pass = pass(&[(7, 0, EARLY)]);
+        let mut both = entry(7, EARLY, 1, NO_NODE, 400, 40);
+        (both.1.called, both.1.calls) = (400, 2048);
+        let mut entries = vec![both, entry(7, EARLY, 2, NO_NODE, 5, 0), entry(7, EARLY, 3, 8, 10, 0)];
+        let place = [(NodeId(0), 300), (NodeId(8), 900)].into_iter().collect();
+        let located = FxHashMap::from_iter([((DEV, 1), place)]);
+        let files = spread(&mut entries, &located, &pass, &places());
+        assert_eq!(files, FxHashSet::from_iter([(DEV, 1), (DEV, 2)]));
+        let out = all(&pass, entries);
+        let thread = &out.threads[0].thread;
+        // A quarter and three quarters. The thread runs on node 0.
+        assert_eq!((thread.read_bytes.get(NodeId(0)), thread.read_bytes.get(NodeId(8))), (100, 310));
+        assert_eq!((thread.write_bytes.get(NodeId(0)), thread.write_bytes.get(NodeId(8))), (10, 30));
+        assert_eq!((thread.remote_read_bytes, out.node_read.total()), (Some(310), 410));
+        assert_eq!((thread.files.len(), thread.files[0].read_size), (3, Some(200)));
+        // Of the other, nothing is known yet. It is listed, so that somebody looks where it is.
+        assert_eq!((out.no_node_bytes, out.odd_node_bytes, out.files.len(), out.files[1].bytes), (5, 0, 3, 5));
+        let mut none = vec![entry(7, EARLY, 3, 8, 10, 0)];
+        assert!(spread(&mut none, &located, &pass, &places()).is_empty() && none.len() == 1);
+    }
+
+    #[test]
+    fn node_cpu_time_includes_threads_that_ended_or_are_out_of_scope() {
+        let pid = std::process::id();
+        let filter = Filter::new(&Scope::Pids(vec![pid]), Path::new("/proc")).unwrap();
+        let mut pass = pass(&[(pid, 0, EARLY), (pid + 1, 3, EARLY)]);
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let ticks = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap();
+        pass.tasks[0].leader_start_ns = ticks.parse::<u64>().unwrap() * NS_PER_TICK;
+        let out = assemble(&pass, Vec::new(), &filter, &places(), &[0, 250_000_000, 0, 1_000_000_000]);
+        assert_eq!(out.node_cpu_s, BTreeMap::from([(NodeId(0), 0.75), (NodeId(8), 1.5)]));
+        assert_eq!(out.threads.iter().map(|t| t.thread.tid).collect::<Vec<_>>(), [pid]);
+    }
+}

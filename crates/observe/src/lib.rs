@@ -1,0 +1,416 @@
+//! Which thread reads and writes which file, and on which node the file's pages are.
+//!
+//! **Problem.** The kernel counts file bytes per process, but not which node they come from.
+//!
+//! **Approach.** Small BPF programs (`src/bpf`) on the page cache's read, fault and write paths
+//! inspect the folios and add up bytes per (thread, file, node); they count one event in 2^k. Once
+//! a window, an `iter/task` pass reports every thread's CPU time, affinity and start time.
+//! [`probe`] finds out what the kernel lets us attach, and pure rules turn that into a
+//! configuration ([`choose`]). Every byte between two calls of [`Observer::window`] is in the later
+//! call's window.
+//!
+//! **Limits.** What each kind of hook sees of each path:
+//!
+//! | path | function hooks (fexit) | tracepoints only |
+//! |---|---|---|
+//! | read, pread, readv, splice, sendfile, io_uring, libaio | exact range of every batch | whole pages, except read and pread (exact on x86-64); misses pages that the kernel reads in singly because readahead failed |
+//! | mapped files | pages mapped by fault-around, by 2 MiB mappings (x86-64), and single faults; does not see reads of a page that is already mapped | does not see 2 MiB mappings (of 2 MiB folios); a fault in a system call, or not on x86-64, counts all pages around it, mapped before or not |
+//! | writes to ext4, xfs | exact | exact; xfs is counted before the write: pages that do not exist yet count on the writer's node |
+//! | writes to tmpfs, f2fs, fat, nfs, gfs2, block devices | exact | tmpfs: not seen; others: once per page until written back |
+//! | writes to btrfs, 9p and others with their own write path | once per page until written back | the same |
+//! | writes through a mapping | as the fault's read | the same, and also as writes where no hook of its own covers the file system |
+//! | tmpfs reads | exact | not seen |
+//! | mapped files of tmpfs | pages mapped by fault-around; not single faults, which go past the page cache's | the same |
+//! | hugetlbfs | not seen: it reads and faults past the page cache's functions | not seen |
+//! | DAX read and write | on the node of the block device; on several, spread as the file's blocks were in the window before ([`Observer::locate`]); where that is unknown (virtiofs) not counted, and a note says so | not seen |
+//! | OpenZFS: reads through its cache | on the node of the copied block (x86-64) | not seen |
+//! | OpenZFS: writes; FUSE without page cache, O_DIRECT | not seen: no page cache | not seen |
+//!
+//! A counted event costs about 0.2 µs and a skipped one 20 ns, on top of what the kernel spends on
+//! any BPF program there (an empty program took 55 ns on a machine with retpolines); where somebody reads fast, the hook is
+//! attached for a part of the time only (`slices`). `bench/observe/run` measures this.
+//!
+//! What homenode's own processes touch is not counted ([`Observer::ignore_own_program`]): processes whose program is the same file.
+//!
+//! A file's name is its superblock's device and its inode number; on btrfs and overlayfs `stat`
+//! shows another device.
+
+mod arc;
+mod assemble;
+/// Programs that only tests load.
+#[doc(hidden)]
+#[allow(
+    clippy::all,
+    clippy::pedantic,
+    missing_docs,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::expect_used
+)]
+pub mod checks {
+    include!(concat!(env!("OUT_DIR"), "/checks.skel.rs"));
+}
+mod cause;
+pub mod choose;
+mod drain;
+mod frames;
+mod grace;
+pub mod hooks;
+pub mod mapped;
+mod page_nodes;
+pub mod probe;
+mod programs;
+mod records;
+mod scope;
+mod slices;
+mod types;
+mod weights;
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use placement::NodeBytes;
+use rustc_hash::{FxHashMap, FxHashSet};
+use rustix::time::ClockId;
+use topology::Topology;
+
+pub use choose::{Configuration, choose};
+pub use hooks::Hook;
+pub use page_nodes::{NodeBits, NodeSource};
+pub use probe::{Capabilities, Fact};
+pub use types::{Cost, FileSeen, Hooks, ObserveError, Observed, ObservedThread, Scope, Settings};
+
+use assemble::{Assembled, File, Places};
+use linux::births::Kin;
+use linux::threads::{NS_PER_TICK, Threads};
+use programs::{Machine, Programs, Refused};
+use records::{Counters, MARK_MOVED, MARK_TREE};
+use scope::Filter;
+use slices::{Attached, HookCost, Slicer, Slices};
+
+/// Observes until dropped; then nothing stays in the kernel.
+pub struct Observer {
+    programs: Programs,
+    configuration: Configuration,
+    capabilities: Capabilities,
+    places: Places,
+    filter: Filter,
+    settings: Settings,
+    /// Of a table.
+    entries: u32,
+    before: Before,
+    /// Files of the last window on DAX that the kernel told no node for, and where those of the window before are.
+    unplaced: FxHashSet<File>,
+    located: FxHashMap<File, NodeBytes>,
+    /// Whether a thread has ever been watched.
+    watching: Cell<bool>,
+}
+
+/// Where the last window ended.
+struct Before {
+    at: Instant,
+    /// How long the hook on the read path had been attached by then.
+    attached: Attached,
+    counters: Vec<Counters>,
+    tasks_passed: u64,
+    cpu_s: f64,
+}
+
+impl Observer {
+    /// Probes the kernel, then loads and attaches the programs that it accepts.
+    ///
+    /// # Errors
+    ///
+    /// [`ObserveError::Missing`] names what the kernel lacks or refuses; nothing stays attached.
+    pub fn open(settings: &Settings, topology: &Topology) -> Result<Self, ObserveError> {
+        let mut capabilities = Capabilities::probe();
+        let memory = memory(&mut capabilities, settings, topology);
+        let mut filter = Filter::new(&settings.scope, &settings.proc_root)?;
+        let places = Places::new(topology);
+        let machine = Machine {
+            possible_cpus: libbpf_rs::num_possible_cpus()
+                .map_err(|source| ObserveError::Bpf { step: "counting the possible CPUs".to_owned(), source })?,
+            nodes: topology.nodes.iter().map(|n| n.id.0).collect(),
+            entries: settings.entries(topology.cpus().len()),
+            kernel: capabilities.kernel.clone(),
+            node_bits: capabilities.node_bits.as_ref().map_or(0, |found| found.bits),
+            generic_pos_advanced: generic_pos_advanced(&capabilities),
+            memory,
+        };
+        let (mut programs, configuration) = loop {
+            let configuration = choose(&capabilities, settings);
+            if let Some((capability, cause)) = configuration.blocked {
+                return Err(ObserveError::Missing { capability, cause });
+            }
+            match Programs::start(&configuration, settings, &machine) {
+                Ok(programs) => break (programs, configuration),
+                // Each round loses one hook, so this ends.
+                Err(Refused::Hook(hook, cause)) => _ = capabilities.hooks.insert(hook, Fact::missing(cause)),
+                Err(Refused::All(error)) => return Err(error),
+            }
+        };
+        if let Scope::Tree(root) = settings.scope {
+            mark_tree(&mut programs, &mut filter, root)?;
+        }
+        // CPU time counts from here.
+        programs.pass()?;
+        let ended = programs.flip();
+        programs.drain(ended)?;
+        let before = Before {
+            at: Instant::now(),
+            attached: programs.reads().map(Slicer::attached).unwrap_or_default(),
+            counters: programs.counters()?,
+            tasks_passed: programs.tasks_passed(),
+            cpu_s: cpu_s(),
+        };
+        Ok(Self {
+            programs,
+            configuration,
+            capabilities,
+            places,
+            filter,
+            settings: settings.clone(),
+            entries: machine.entries,
+            before,
+            unplaced: FxHashSet::default(),
+            located: FxHashMap::default(),
+            watching: Cell::new(false),
+        })
+    }
+
+    /// Takes the machine for this one from now on: CPUs or nodes have come or gone.
+    pub fn follow(&mut self, topology: &Topology) {
+        self.places = Places::new(topology);
+        self.programs.know(topology.nodes.iter().map(|n| n.id.0).collect());
+    }
+
+    /// The attached hooks, and what they do not see.
+    pub fn configuration(&self) -> &Configuration {
+        &self.configuration
+    }
+
+    /// The kernel's capabilities, including what attaching the programs showed.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// Waits, then reports what happened since the last window ended (or since [`Observer::open`]).
+    /// Unparking the calling thread ([`std::thread::Thread::unpark`]) ends the wait early, so that
+    /// a daemon can stop during a long window.
+    pub fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
+        if let Some(reads) = self.programs.reads() {
+            reads.window(length);
+        }
+        std::thread::park_timeout(length);
+        let ended = self.programs.flip();
+        let at = Instant::now();
+        let attached = self.programs.reads().map(Slicer::attached).unwrap_or_default();
+        let pass = self.programs.pass()?;
+        let mut entries = self.programs.drain(ended)?;
+        let counters = self.programs.counters()?;
+        let tasks_passed = self.programs.tasks_passed();
+
+        let since: Vec<Counters> = counters
+            .iter()
+            .enumerate()
+            .map(|(cpu, now)| now.since(&self.before.counters.get(cpu).copied().unwrap_or_default()))
+            .collect();
+        let mut sum = Counters::default();
+        since.iter().for_each(|cpu| sum.add(cpu));
+        let length_s = at.duration_since(self.before.at).as_secs_f64();
+        let slices = Slices {
+            attached_s: attached.since(self.before.attached, length_s),
+            length_s,
+            correction: attached.correction(self.before.attached),
+            cost: self.programs.reads().map_or_else(HookCost::default, |reads| reads.cost),
+            counted: 1024.0 * sum.counted as f64 / sum.stood_for.max(1) as f64,
+            refused: self.programs.reads().and_then(Slicer::refused),
+        };
+        assemble::unslice(&slices, &pass, &mut entries);
+        self.unplaced = assemble::spread(&mut entries, &self.located, &pass, &self.places);
+        let exited: Vec<u64> = since.iter().map(|cpu| cpu.exited_cpu_ns).collect();
+        self.filter.learn(&pass.tasks);
+        let all = assemble::assemble(&pass, entries, &self.filter, &self.places, &exited);
+        let notes = self.notes(&sum, &slices, &all);
+        let cpu = cpu_s();
+        let observed = Observed {
+            time_s: clock_s(ClockId::Boottime),
+            window_s: length_s,
+            threads: all.threads,
+            node_cpu_s: all.node_cpu_s,
+            node_read: all.node_read,
+            node_write: all.node_write,
+            files: all.files,
+            births_lost: sum.children_full > 0,
+            notes,
+            tasks: tasks_passed.saturating_sub(self.before.tasks_passed) as usize,
+            cost: Cost {
+                cpu_s: cpu - self.before.cpu_s,
+                rss_bytes: rss_bytes(),
+                kernel_bytes: self.programs.kernel_bytes(),
+            },
+        };
+        self.before = Before { at, attached, counters, tasks_passed, cpu_s: cpu };
+        Ok(observed)
+    }
+
+    /// Watches the thread that started then (at least in the same hundredth of a second), which is about to be moved, and its
+    /// later descendants. After an error it is not watched.
+    pub fn watch(&self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
+        self.watching.set(true);
+        // What an earlier move left must not judge this one.
+        self.programs.mark(tid, start_ns, MARK_MOVED).inspect_err(|_| self.programs.unmark(tid))?;
+        // The exit hook removes the mark, unless the thread exited before it got one. procfs still shows the first thread of a
+        // process after its exit, as a zombie.
+        if Threads::new(&self.settings.proc_root).ended(tid, start_ns / NS_PER_TICK) {
+            self.programs.unmark(tid);
+        }
+        Ok(())
+    }
+
+    /// The affinity of this thread is not ours any more, and those born of it from now on inherit nothing of ours.
+    pub fn release(&self, tid: u32) -> Result<(), ObserveError> {
+        self.programs.mark_own(tid)
+    }
+
+    /// Watched threads, and those born of them over any number of generations since, that are alive now.
+    pub fn kin(&self) -> Result<Vec<Kin>, ObserveError> {
+        if self.watching.get() { self.programs.kin() } else { Ok(Vec::new()) }
+    }
+
+    /// Says where the files of the last window are. Those on DAX that the kernel told no node for are counted there from now on.
+    pub fn locate(&mut self, files: &[FileSeen]) {
+        let unplaced = |file: &&FileSeen| self.unplaced.contains(&(file.id.dev, file.id.ino));
+        let known = files.iter().filter(unplaced).filter(|file| file.file.bytes.total() > 0);
+        self.located = known.map(|file| ((file.id.dev, file.id.ino), file.file.bytes.clone())).collect();
+    }
+
+    /// From now on, what processes that run this program touch counts for nobody: they look where other programs' files are, and
+    /// copy them. A copy of the program in another file is another program.
+    pub fn ignore_own_program(&mut self) {
+        self.programs.ignore_own_program();
+    }
+
+    fn notes(&self, sum: &Counters, slices: &Slices, all: &Assembled) -> Vec<String> {
+        let mut notes = self.configuration.notes.clone();
+        if slices.sliced() {
+            let part = 100.0 * slices.attached_s / slices.length_s;
+            notes.push(format!(
+                "reads: the hook was attached for {part:.0} % of the window, to keep reads fast; sums are scaled"
+            ));
+        }
+        if let Some(error) = &slices.refused {
+            notes.push(format!("reads: the hook could not be re-attached for a while: {error}"));
+        }
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        // In 1/1024ths; a sample of more than one in 1.05 is as good as all.
+        let stood_for = sum.stood_for as f64 / 1024.0 / sum.counted.max(1) as f64;
+        if stood_for > 1.05 {
+            notes.push(format!("sampled: counted 1 read, fault or write in {stood_for:.1}"));
+        }
+        if sum.crowded_bytes > sum.full_bytes {
+            notes.push(format!(
+                "{:.1} MB count for threads and nodes but not for files: their processes or users read more files than they have room \
+                 for in the table of {} entries",
+                megabytes(sum.crowded_bytes - sum.full_bytes),
+                self.entries
+            ));
+        }
+        if sum.full_bytes > 0 {
+            notes.push(format!(
+                "{:.1} MB count for nodes but not for threads and files: their users have too many threads for the table of {} \
+                 entries",
+                megabytes(sum.full_bytes),
+                self.entries
+            ));
+        }
+        if sum.unknown_read + sum.unknown_written > 0 {
+            notes.push(format!(
+                "{:.1} MB read and {:.1} MB written are not counted: their pages were gone before homenode could inspect them",
+                megabytes(sum.unknown_read),
+                megabytes(sum.unknown_written)
+            ));
+        }
+        if all.no_node_bytes > 0 {
+            notes.push(format!(
+                "{:.1} MB of DAX files are not counted: it is not known (yet) which node they are on",
+                megabytes(all.no_node_bytes)
+            ));
+        }
+        if all.unlisted > 0 {
+            notes.push(format!(
+                "{} of {} files, those with the fewest bytes, are not listed: their bytes count for threads and nodes only",
+                all.unlisted,
+                all.unlisted + assemble::MOST_FILES
+            ));
+        }
+        if all.odd_node_bytes > 0 {
+            notes.push(format!(
+                "{:.1} MB are not counted: they were on nodes that this machine does not have",
+                megabytes(all.odd_node_bytes)
+            ));
+        }
+        if sum.children_full > 0 {
+            notes.push(format!(
+                "the table of watched threads was full: {} of their children are not tracked",
+                sum.children_full
+            ));
+        }
+        notes
+    }
+}
+
+/// What the hooks that follow page tables need, if there are any. If it is not to be had, they are not.
+fn memory(capabilities: &mut Capabilities, settings: &Settings, topology: &Topology) -> frames::Memory {
+    let hooks = choose(capabilities, settings).hooks;
+    if !hooks.iter().any(|hook| choose::FOLLOW.contains(hook)) {
+        return frames::Memory::default();
+    }
+    frames::Memory::find(&settings.proc_root, topology).unwrap_or_else(|error| {
+        capabilities.hooks.extend(choose::FOLLOW.map(|hook| (hook, Fact::missing(error.to_string()))));
+        frames::Memory::default()
+    })
+}
+
+/// By trial where possible, otherwise by the kernel's version.
+fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
+    let hooked = capabilities.hooks.get(&Hook::WriteGeneric).is_some_and(Fact::available);
+    let tried = if hooked && capabilities.functions.available() { programs::generic_pos_advanced() } else { Ok(true) };
+    tried.unwrap_or_else(|cause| {
+        tracing::debug!(%cause, "cannot find out where writes leave the file position");
+        weights::at_least(&capabilities.kernel, 6, 5)
+    })
+}
+
+/// Marks a process and its present descendants; later descendants inherit the mark.
+fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<(), ObserveError> {
+    programs.mark(root, 0, MARK_TREE)?;
+    // The first pass shows every task; the second shows those that ran since, hence also children
+    // of parents not yet marked.
+    for _ in 0..2 {
+        let pass = programs.pass()?;
+        filter.learn(&pass.tasks);
+        for task in pass.tasks.iter().filter(|task| filter.contains(task) && !task.in_tree) {
+            programs.mark(task.tid, task.start_ns, MARK_TREE)?;
+        }
+    }
+    Ok(())
+}
+
+/// Seconds on a clock.
+pub(crate) fn clock_s(clock: ClockId) -> f64 {
+    let now = rustix::time::clock_gettime(clock);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+/// CPU seconds of this process so far.
+fn cpu_s() -> f64 {
+    clock_s(ClockId::ProcessCPUTime)
+}
+
+/// Resident memory of this process: second field of /proc/self/statm, in pages.
+fn rss_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = text.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    pages * rustix::param::page_size() as u64
+}

@@ -1,0 +1,565 @@
+//! The BPF programs, loaded and attached, and their maps.
+//!
+//! **Problem.** The kernel can refuse a program when it is loaded or attached; nothing may stay
+//! behind then.
+//!
+//! **Approach.** Only the chosen programs are loaded. File descriptors hold everything, so that
+//! dropping [`Programs`], or the end of the process, removes it all.
+//!
+//! **Limits.** libbpf says which program failed to attach, but not which one failed to load; then
+//! each is tried alone.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Once;
+
+use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, OpenMapMut, OpenProgramMut, PrintLevel, ProgramMut};
+
+use super::choose::Configuration;
+use super::frames;
+use super::grace::Grace;
+use super::hooks::Hook;
+use super::records::{self, Counters, Key, MARK_OWN, Pass, Pending, Watched, fresh_sampler};
+use super::slices::{Limits, Maps, Slicer};
+use linux::births::Kin;
+
+use super::types::{ObserveError, Settings};
+use super::{cause, choose, drain};
+use linux::threads::NS_PER_TICK;
+
+#[allow(
+    clippy::all,
+    clippy::pedantic,
+    missing_docs,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::expect_used
+)]
+mod observe_skel {
+    include!(concat!(env!("OUT_DIR"), "/observe.skel.rs"));
+}
+#[allow(
+    clippy::all,
+    clippy::pedantic,
+    missing_docs,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::expect_used
+)]
+mod trial_skel {
+    include!(concat!(env!("OUT_DIR"), "/trial.skel.rs"));
+}
+
+use observe_skel::{ObserveSkel, ObserveSkelBuilder, OpenObserveSkel};
+use trial_skel::TrialSkelBuilder;
+
+/// Sizes of the programs' own types.
+#[cfg(test)]
+pub(super) mod layout {
+    use super::observe_skel::types;
+
+    pub const KEY: usize = size_of::<types::usage_key>();
+    pub const USAGE: usize = size_of::<types::usage>();
+    pub const PENDING: usize = size_of::<types::pending>();
+    pub const COUNTERS: usize = size_of::<types::counters>();
+    pub const WATCHED: usize = size_of::<types::watched>();
+}
+
+/// The smallest program of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trial {
+    /// Load only.
+    Load,
+    Tracepoint,
+    Function,
+    Pass,
+}
+
+impl Trial {
+    /// Loads, attaches and removes the program. [`Trial::Function`] is attached to `function`.
+    pub fn run(self, function: Option<&str>) -> Result<(), String> {
+        silence_libbpf();
+        let mut storage = MaybeUninit::uninit();
+        let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
+        match self {
+            Self::Load | Self::Tracepoint => open.progs.trial_tracepoint.set_autoload(true),
+            Self::Function => open.progs.trial_function.set_autoload(true),
+            Self::Pass => open.progs.trial_pass.set_autoload(true),
+        }
+        if let Some(function) = function {
+            let target = open.progs.trial_function.set_attach_target(0, Some(function.to_owned()));
+            target.map_err(|e| cause::of_bpf(&e))?;
+        }
+        let loaded = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;
+        let program = match self {
+            Self::Load => return Ok(()),
+            Self::Tracepoint => &loaded.progs.trial_tracepoint,
+            Self::Function => &loaded.progs.trial_function,
+            Self::Pass => &loaded.progs.trial_pass,
+        };
+        program.attach().map(drop).map_err(|e| format!("attaching: {}", cause::of_bpf(&e)))
+    }
+}
+
+/// Whether `generic_perform_write` advances the file position before it returns: writes a byte to a
+/// file in memory and looks at the position. The version does not tell, as long-term kernels have
+/// adopted the change.
+pub(super) fn generic_pos_advanced() -> Result<bool, String> {
+    const AT: u64 = 4096;
+    silence_libbpf();
+    let mut storage = MaybeUninit::uninit();
+    let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
+    open.progs.trial_write.set_autoload(true);
+    if let Some(tunables) = open.maps.rodata_data.as_mut() {
+        tunables.trial_tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+    }
+    let loaded = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;
+    let _link = loaded.progs.trial_write.attach().map_err(|e| format!("attaching: {}", cause::of_bpf(&e)))?;
+    let file =
+        rustix::fs::memfd_create("homenode-trial", rustix::fs::MemfdFlags::CLOEXEC).map_err(|e| e.to_string())?;
+    std::os::unix::fs::FileExt::write_all_at(&std::fs::File::from(file), &[0], AT).map_err(|e| e.to_string())?;
+    match loaded.maps.data_data.as_ref().map(|data| data.trial_pos) {
+        Some(pos) if pos == AT as i64 => Ok(false),
+        Some(pos) if pos == AT as i64 + 1 => Ok(true),
+        pos => Err(format!("a write at {AT} was seen at {pos:?}")),
+    }
+}
+
+/// The flags of the first page of a file that the calling thread has open.
+pub(super) fn page_flags(fd: RawFd) -> Result<u64, String> {
+    silence_libbpf();
+    let mut storage = MaybeUninit::uninit();
+    let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
+    open.progs.trial_page.set_autoload(true);
+    if let Some(tunables) = open.maps.rodata_data.as_mut() {
+        tunables.trial_tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        tunables.trial_fd = fd.cast_unsigned();
+    }
+    let loaded = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;
+    let link = loaded.progs.trial_page.attach().map_err(|e| format!("attaching: {}", cause::of_bpf(&e)))?;
+    let mut pass = Iter::new(&link).map_err(|e| cause::of_bpf(&e))?;
+    pass.read_to_end(&mut Vec::new()).map_err(|e| cause::of_io(&e))?;
+    match loaded.maps.bss_data.as_ref().map_or(0, |data| data.trial_flags) {
+        0 => Err("no page was found in a file of our own".to_owned()),
+        flags => Ok(flags),
+    }
+}
+
+/// Messages of libbpf go to the log: our own errors hold what matters of them.
+pub(super) fn silence_libbpf() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        libbpf_rs::set_print(Some((PrintLevel::Info, |_, text| tracing::debug!("libbpf: {}", text.trim_end()))));
+    });
+}
+
+/// Why programs could not be started.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// This hook was refused: without it there may be another way.
+    Hook(Hook, String),
+    /// Something that everything needs was refused.
+    All(ObserveError),
+}
+
+impl From<ObserveError> for Refused {
+    fn from(error: ObserveError) -> Self {
+        Self::All(error)
+    }
+}
+
+fn bpf(step: impl Into<String>) -> impl FnOnce(libbpf_rs::Error) -> ObserveError {
+    let step = step.into();
+    move |source| ObserveError::Bpf { step, source }
+}
+
+/// Facts about the machine that the programs need.
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    /// CPUs that can ever be: length of affinity masks and per-CPU values.
+    pub possible_cpus: usize,
+    pub nodes: Vec<u32>,
+    /// Entries of a table.
+    pub entries: u32,
+    /// The kernel's release.
+    pub kernel: String,
+    /// Width of the node's number in a page's flags.
+    pub node_bits: u32,
+    /// Whether `generic_perform_write` advances the file position before it returns.
+    pub generic_pos_advanced: bool,
+    /// Where a hook follows page tables.
+    pub memory: frames::Memory,
+}
+
+/// Bytes of a pass's output that are not worth giving back: some hundreds of threads.
+const OUTPUT_KEPT: usize = 64 << 10;
+
+/// Loaded and attached programs.
+pub(super) struct Programs {
+    skel: ObserveSkel<'static>,
+    pass: Link,
+    kin_pass: Link,
+    _links: Vec<Link>,
+    /// The hook on the read path.
+    reads: Option<Slicer>,
+    nodes: Vec<u32>,
+    epoch: u32,
+    grace: Grace,
+    drain: drain::Buffer,
+    output: Vec<u8>,
+}
+
+impl Programs {
+    /// Loads and attaches.
+    pub fn start(chosen: &Configuration, settings: &Settings, machine: &Machine) -> Result<Self, Refused> {
+        silence_libbpf();
+        match Self::load(&chosen.hooks, chosen.steady, settings, machine) {
+            Ok(skel) => Self::attach(skel, chosen, machine),
+            Err(source) => {
+                for hook in &chosen.hooks {
+                    let alone = BTreeSet::from([*hook]);
+                    if let Err(error) = Self::load(&alone, chosen.steady, settings, machine) {
+                        return Err(Refused::Hook(*hook, refused("loading", *hook, &error)));
+                    }
+                }
+                Err(Refused::All(ObserveError::Bpf { step: "loading the BPF programs".to_owned(), source }))
+            }
+        }
+    }
+
+    fn load(
+        hooks: &BTreeSet<Hook>,
+        steady: bool,
+        settings: &Settings,
+        machine: &Machine,
+    ) -> Result<ObserveSkel<'static>, libbpf_rs::Error> {
+        // The skeleton borrows this place (the size of one pointer) for its whole life, so the
+        // place is leaked.
+        let storage = Box::leak(Box::new(MaybeUninit::uninit()));
+        let mut open = ObserveSkelBuilder::default().open(storage)?;
+        for hook in Hook::ALL {
+            program(&mut open, hook).set_autoload(hooks.contains(&hook));
+        }
+        let has = |hook| hooks.contains(&hook);
+        let sampling = super::weights::Sampling::new();
+        if let Some(tunables) = open.maps.rodata_data.as_mut() {
+            tunables.own_tgid = std::process::id();
+            let limits = Limits::get();
+            tunables.read_budget = limits.budget;
+            tunables.read_burst_ns = limits.burst_ns;
+            tunables.read_count_ns = limits.count_ns;
+            tunables.table_entries = machine.entries;
+            // A quarter is for threads that may name no more files.
+            tunables.file_entries = machine.entries - machine.entries / 4;
+            tunables.places_seed = (linux::random() * f64::from(u32::MAX)) as u32;
+            tunables.exact = settings.exact;
+            tunables.steady = steady;
+            tunables.node_bits = machine.node_bits;
+            tunables.mask_words = machine.possible_cpus.div_ceil(64) as u32;
+            tunables.generic_pos_advanced = machine.generic_pos_advanced;
+            tunables.iomap_pos_advanced = super::weights::at_least(&machine.kernel, 6, 5);
+            tunables.ext4_hooked = has(Hook::WriteExt4Delayed);
+            tunables.xfs_hooked = has(Hook::WriteXfs);
+            tunables.generic_hooked = has(Hook::WriteGeneric);
+            tunables.direct_map = machine.memory.direct_map;
+            tunables.memory_end = machine.memory.memory_end;
+            tunables.five_levels = machine.memory.five_levels;
+            for (to, frames) in tunables.frames.iter_mut().zip(&machine.memory.frames) {
+                (to.first, to.end, to.node) = (frames.first, frames.end, frames.node);
+            }
+            tunables.exp_table = sampling.table;
+            tunables.exp_scale = sampling.scale;
+            tunables.weights = sampling.weights;
+        }
+        // One more entry per node, for bytes that find no free entry.
+        let entries = machine.entries.saturating_add(machine.nodes.len() as u32);
+        let tables: [&mut OpenMapMut<'_>; 2] = [&mut open.maps.usage_a, &mut open.maps.usage_b];
+        for table in tables {
+            table.set_max_entries(entries)?;
+        }
+        open.load()
+    }
+
+    fn attach(skel: ObserveSkel<'static>, chosen: &Configuration, machine: &Machine) -> Result<Self, Refused> {
+        let output = Vec::new();
+        let grace = Grace::new().map_err(bpf("making a map of maps"))?;
+        let drain = drain::Buffer::default();
+        let pass = skel.progs.task_pass.attach().map_err(bpf("attaching iter/task"))?;
+        let kin_pass = skel.progs.kin_pass.attach().map_err(bpf("attaching iter/task"))?;
+        let links = vec![
+            skel.progs.on_fork.attach().map_err(bpf("attaching tp_btf/sched_process_fork"))?,
+            skel.progs.on_exec.attach().map_err(bpf("attaching tp_btf/sched_process_exec"))?,
+            skel.progs.on_exit.attach().map_err(bpf("attaching tp_btf/sched_process_exit"))?,
+        ];
+        let nodes = machine.nodes.clone();
+        let mut programs =
+            Self { skel, pass, kin_pass, _links: links, reads: None, nodes, epoch: 0, grace, drain, output };
+        programs.fresh_samplers(machine.possible_cpus).map_err(bpf("setting up the samplers"))?;
+        for epoch in [0, 1] {
+            programs.make_unattributed(epoch).map_err(bpf("setting up the tables"))?;
+        }
+        for hook in &chosen.hooks {
+            let refused = |e| Refused::Hook(*hook, refused("attaching", *hook, &e));
+            if choose::READS.contains(hook) {
+                programs.reads = Some(read_hook(&mut programs.skel, *hook, chosen.steady).map_err(refused)?);
+            } else {
+                programs._links.push(attached(&mut programs.skel, *hook).map_err(refused)?);
+            }
+        }
+        Ok(programs)
+    }
+
+    fn fresh_samplers(&mut self, cpus: usize) -> Result<(), libbpf_rs::Error> {
+        let map = &self.skel.maps.samplers;
+        let values = vec![fresh_sampler(map.value_size() as usize); cpus];
+        map.update_percpu(&0u32.to_ne_bytes(), &values, MapFlags::ANY)
+    }
+
+    /// Takes these nodes for the machine's, from the next table on.
+    pub fn know(&mut self, nodes: Vec<u32>) {
+        self.nodes = nodes;
+    }
+
+    fn make_unattributed(&self, epoch: u32) -> Result<(), libbpf_rs::Error> {
+        let zero = [0; super::records::Usage::BYTES];
+        for node in &self.nodes {
+            self.table(epoch).update(&Key::unattributed(*node), &zero, MapFlags::ANY)?;
+        }
+        Ok(())
+    }
+
+    fn table(&self, epoch: u32) -> &libbpf_rs::MapMut<'static> {
+        match epoch {
+            0 => &self.skel.maps.usage_a,
+            _ => &self.skel.maps.usage_b,
+        }
+    }
+
+    /// The hook on the read path.
+    pub fn reads(&self) -> Option<&Slicer> {
+        self.reads.as_ref()
+    }
+
+    /// Makes the programs fill the other table. Returns the epoch that has ended.
+    pub fn flip(&mut self) -> u32 {
+        let ended = self.epoch;
+        self.epoch = 1 - ended;
+        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
+            bss.epoch = self.epoch;
+        }
+        ended
+    }
+
+    /// What processes that run this program touch is not counted any more, once a pass has been made.
+    pub fn ignore_own_program(&mut self) {
+        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
+            bss.ignored_program = bss.own_program;
+        }
+    }
+
+    /// One pass over all tasks: returns those that used CPU time since the last pass.
+    pub fn pass(&mut self) -> Result<Pass, ObserveError> {
+        self.output.clear();
+        let mut pass = Iter::new(&self.pass).map_err(bpf("starting a pass over all tasks"))?;
+        pass.read_to_end(&mut self.output)
+            .map_err(|source| ObserveError::Io { what: "reading a pass over all tasks".to_owned(), source })?;
+        let decoded = Pass::decode(&self.output);
+        // A moment with many running threads does not keep its memory: 110 MB for 100,000 of them on 8,192 CPUs.
+        if self.output.capacity() > 4 * self.output.len().max(OUTPUT_KEPT) {
+            self.output.shrink_to(2 * self.output.len());
+        }
+        Ok(decoded)
+    }
+
+    /// Number of tasks that the passes have seen so far.
+    pub fn tasks_passed(&self) -> u64 {
+        self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.pass_tasks)
+    }
+
+    /// Empties an ended epoch's table and prepares it for the next. Returns one entry for each key,
+    /// in the order of the keys.
+    pub fn drain(&mut self, epoch: u32) -> Result<Vec<(Key, super::records::Usage)>, ObserveError> {
+        // A program that had read the epoch before it ended may still be adding to it.
+        self.grace.wait().map_err(bpf("waiting for running programs"))?;
+        let pending = self.pending(epoch).map_err(bpf("taking the pending entries of the CPUs"))?;
+        let fd = self.table(epoch).as_fd().as_raw_fd();
+        let mut entries = self
+            .drain
+            .all(fd)
+            .map_err(|source| ObserveError::Io { what: "emptying the table of counted bytes".to_owned(), source })?;
+        entries.extend(pending.iter().map(|last| (last.key, last.usage)));
+        entries.sort_unstable_by_key(|entry| entry.0);
+        entries.dedup_by(|next, kept| {
+            let same = next.0 == kept.0;
+            if same {
+                kept.1.add(&next.1);
+            }
+            same
+        });
+        self.make_unattributed(epoch).map_err(bpf("setting up the emptied table"))?;
+        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
+            let which = epoch as usize & 1;
+            bss.entries_held[which] = 0;
+            bss.process_entries[which].fill(0);
+            bss.user_entries[which].fill(0);
+        }
+        Ok(entries)
+    }
+
+    /// Takes the pending entry of each CPU for an ended epoch.
+    fn pending(&self, epoch: u32) -> Result<Vec<Pending>, libbpf_rs::Error> {
+        let map = &self.skel.maps.pending;
+        let values = map.lookup_percpu(&epoch.to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
+        let nothing = vec![vec![0; Pending::BYTES]; values.len()];
+        map.update_percpu(&epoch.to_ne_bytes(), &nothing, MapFlags::ANY)?;
+        Ok(values.iter().filter_map(|value| Pending::decode(value)).collect())
+    }
+
+    /// The counters of each CPU.
+    pub fn counters(&self) -> Result<Vec<Counters>, ObserveError> {
+        let values = self
+            .skel
+            .maps
+            .counters
+            .lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY)
+            .map_err(bpf("reading the counters"))?;
+        Ok(values.unwrap_or_default().iter().filter_map(|value| Counters::decode(value)).collect())
+    }
+
+    /// Adds marks to a thread, which started at `start_ns` (hundredths of a second suffice; 0: unknown). It and its later
+    /// descendants carry them until they exit. From now on its affinity counts as ours.
+    pub fn mark(&self, tid: u32, start_ns: u64, marks: u32) -> Result<(), ObserveError> {
+        // An entry with another start time is that of an earlier thread with this id.
+        let same =
+            |old: &Watched| start_ns == 0 || old.start_ns == 0 || old.start_ns / NS_PER_TICK == start_ns / NS_PER_TICK;
+        let old = self.watched(tid)?.filter(same).unwrap_or_default();
+        let (start_ns, marks) = (old.start_ns.max(start_ns), old.marks & !MARK_OWN | marks);
+        let watched = Watched { start_ns, marks, ..Watched::default() };
+        let map = &self.skel.maps.lineage;
+        map.update(&tid.to_ne_bytes(), &watched.encode(), MapFlags::ANY).map_err(bpf(format!("watching thread {tid}")))
+    }
+
+    /// From now on the affinity of a thread is its own, if it is watched at all.
+    pub fn mark_own(&self, tid: u32) -> Result<(), ObserveError> {
+        let Some(mut watched) = self.watched(tid)? else { return Ok(()) };
+        watched.marks |= MARK_OWN;
+        match self.skel.maps.lineage.update(&tid.to_ne_bytes(), &watched.encode(), MapFlags::EXIST) {
+            // It has exited meanwhile.
+            Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
+            other => other.map_err(bpf(format!("watching thread {tid}"))),
+        }
+    }
+
+    fn watched(&self, tid: u32) -> Result<Option<Watched>, ObserveError> {
+        let bytes = self.skel.maps.lineage.lookup(&tid.to_ne_bytes(), MapFlags::ANY);
+        Ok(bytes.map_err(bpf("reading the lineage"))?.and_then(|bytes| Watched::decode(&bytes)))
+    }
+
+    /// Removes a thread's marks.
+    pub fn unmark(&self, tid: u32) {
+        // An absent entry was removed when the thread exited.
+        _ = self.skel.maps.lineage.delete(&tid.to_ne_bytes());
+    }
+
+    /// Watched threads and those born of them, as far as they live: one pass over all tasks.
+    pub fn kin(&self) -> Result<Vec<Kin>, ObserveError> {
+        let mut output = Vec::new();
+        let mut pass = Iter::new(&self.kin_pass).map_err(bpf("starting a pass over watched threads"))?;
+        pass.read_to_end(&mut output)
+            .map_err(|source| ObserveError::Io { what: "reading a pass over watched threads".to_owned(), source })?;
+        Ok(records::kin(&output))
+    }
+
+    /// Bytes of memory that the kernel accounts to the maps.
+    pub fn kernel_bytes(&self) -> u64 {
+        let maps = &self.skel.maps;
+        let fds = [
+            maps.usage_a.as_fd(),
+            maps.usage_b.as_fd(),
+            maps.samplers.as_fd(),
+            maps.counters.as_fd(),
+            maps.pending.as_fd(),
+            maps.times_before.as_fd(),
+            maps.lineage.as_fd(),
+            maps.open_requests.as_fd(),
+            maps.thread_faults.as_fd(),
+            maps.over_budget.as_fd(),
+            maps.arc_calls.as_fd(),
+            maps.rodata.as_fd(),
+            maps.bss.as_fd(),
+        ];
+        fds.iter().map(|fd| memlock(fd.as_raw_fd())).sum()
+    }
+}
+
+/// `memlock:` of a BPF file descriptor.
+fn memlock(fd: i32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("memlock:"));
+    line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+}
+
+fn refused(step: &str, hook: Hook, error: &libbpf_rs::Error) -> String {
+    let kind = match hook.kind() {
+        super::hooks::Kind::Function if [Hook::EntriesFunction, Hook::EntryFunction].contains(&hook) => "fentry",
+        super::hooks::Kind::Function => "fexit",
+        super::hooks::Kind::Tracepoint => "tp_btf",
+        super::hooks::Kind::Probe => "kprobe",
+    };
+    format!("{step} {kind}/{} refused: {}", hook.target(), cause::of_bpf(error))
+}
+
+fn program<'a>(open: &'a mut OpenObserveSkel<'static>, hook: Hook) -> &'a mut OpenProgramMut<'static> {
+    let progs = &mut open.progs;
+    match hook {
+        Hook::ReadFunction => &mut progs.read_function,
+        Hook::ReadFunctionIter => &mut progs.read_function_iter,
+        Hook::ReadTracepoint => &mut progs.read_tracepoint,
+        Hook::MapFunction => &mut progs.map_function,
+        Hook::EntriesFunction => &mut progs.entries_function,
+        Hook::EntryFunction => &mut progs.entry_function,
+        Hook::FaultBegins => &mut progs.fault_begins,
+        Hook::MapTracepoint => &mut progs.map_tracepoint,
+        Hook::FaultFunction => &mut progs.fault_function,
+        Hook::FaultTracepoint => &mut progs.fault_tracepoint,
+        Hook::WriteGeneric => &mut progs.write_generic,
+        Hook::WriteIomap => &mut progs.write_iomap,
+        Hook::WriteExt4Delayed => &mut progs.write_ext4_delayed,
+        Hook::WriteExt4 => &mut progs.write_ext4,
+        Hook::WriteExt4Journalled => &mut progs.write_ext4_journalled,
+        Hook::WriteXfs => &mut progs.write_xfs,
+        Hook::WriteDirtied => &mut progs.write_dirtied,
+        Hook::ShmemRead => &mut progs.shmem_read,
+        Hook::ShmemSplice => &mut progs.shmem_splice,
+        Hook::DaxRw => &mut progs.dax_rw,
+        Hook::ArcCall => &mut progs.arc_call,
+        Hook::ArcRead => &mut progs.arc_read,
+    }
+}
+
+fn find<'a>(skel: &'a mut ObserveSkel<'static>, hook: Hook) -> Result<ProgramMut<'a>, libbpf_rs::Error> {
+    let program = skel.object_mut().progs_mut().find(|p| p.name() == hook.program());
+    program.ok_or_else(|| libbpf_rs::Error::from_raw_os_error(libc::ENOENT))
+}
+
+fn attached(skel: &mut ObserveSkel<'static>, hook: Hook) -> Result<Link, libbpf_rs::Error> {
+    find(skel, hook)?.attach()
+}
+
+fn read_hook(skel: &mut ObserveSkel<'static>, hook: Hook, steady: bool) -> Result<Slicer, libbpf_rs::Error> {
+    let program = find(skel, hook)?.as_fd().try_clone_to_owned().map_err(libbpf_rs::Error::from)?;
+    let on = skel.maps.slice_on.as_fd().try_clone_to_owned().map_err(libbpf_rs::Error::from)?;
+    let maps = Maps {
+        on,
+        counters: MapHandle::try_from(&skel.maps.counters)?,
+        over_budget: MapHandle::try_from(&skel.maps.over_budget)?,
+    };
+    let slicer = Slicer::start(program, maps, !steady).map_err(libbpf_rs::Error::from)?;
+    if let Some(bss) = skel.maps.bss_data.as_mut() {
+        bss.read_ns = slicer.cost.charged_ns();
+    }
+    Ok(slicer)
+}

@@ -1,0 +1,453 @@
+//! Decodes the bytes that the BPF programs hand over (`bpf/intf.h`).
+//!
+//! **Problem.** Map entries and iterator output are plain bytes in the kernel's layout.
+//!
+//! **Approach.** A checked cursor reads every field: no transmutes, and short input gives `None`.
+//!
+//! **Limits.** Host byte order only. The tests compare the layouts with the compiled programs'
+//! types.
+
+use linux::births::{Kin, Origin};
+
+/// Keys leave out this many low bits of `start_boottime` (`START_SHIFT`).
+pub(super) const START_SHIFT: u32 = 16;
+
+/// The node of keys whose file is on DAX and has no one node (`NO_NODE`).
+pub(super) const NO_NODE: u32 = u32::MAX;
+
+/// One thread, one file, one node (`struct usage_key`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Key {
+    pub tid: u32,
+    pub start_lo: u32,
+    pub dev: u32,
+    pub ino: u64,
+    pub node: u32,
+}
+
+/// Bytes of one key (`struct usage`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Usage {
+    pub read: i64,
+    pub remote: i64,
+    pub written: i64,
+    /// The part of `read` by calls, not by faults.
+    pub called: i64,
+    pub sliced: i64,
+    pub sliced_remote: i64,
+    pub sliced_reads: i64,
+    /// Read calls in 1/1024ths: all, those whose beginning is known, and those that began where the last read ended.
+    pub calls: i64,
+    pub placed: i64,
+    pub continued: i64,
+    /// Times that the file was open; 0 if the kernel does not say.
+    pub opens: u32,
+    /// The inode's generation.
+    pub generation: u32,
+}
+
+/// A CPU's latest entry, not yet in its table (`struct pending`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pending {
+    pub key: Key,
+    pub usage: Usage,
+}
+
+/// Counters of one CPU (`struct counters`), or their sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counters {
+    pub full_bytes: u64,
+    pub crowded_bytes: u64,
+    pub unknown_read: u64,
+    pub unknown_written: u64,
+    pub exited_cpu_ns: u64,
+    pub counted: u64,
+    pub stood_for: u64,
+    pub children_full: u64,
+    pub reads: u64,
+}
+
+/// One thread in a pass (`struct task_record` and the mask behind it).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Task {
+    pub tid: u32,
+    pub tgid: u32,
+    pub ppid: u32,
+    pub cpu: u32,
+    pub start_ns: u64,
+    pub cpu_ns: u64,
+    pub wait_ns: u64,
+    pub cgroup_id: u64,
+    /// When its process started.
+    pub leader_start_ns: u64,
+    /// When its parent process started.
+    pub parent_start_ns: u64,
+    pub kernel_thread: bool,
+    pub in_tree: bool,
+    /// Whether an affinity was asked for; `None` where the kernel does not say.
+    pub asked: Option<bool>,
+    pub comm: [u8; 16],
+    /// Words of the affinity mask: a range of [`Pass::masks`].
+    pub mask: std::ops::Range<usize>,
+}
+
+/// All records of one pass.
+#[derive(Debug, Default)]
+pub(super) struct Pass {
+    pub tasks: Vec<Task>,
+    /// The masks of all tasks, one after the other.
+    pub masks: Vec<u64>,
+}
+
+/// One watched thread or a descendant (`struct watched`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Watched {
+    pub start_ns: u64,
+    pub asked: u64,
+    pub tgid: u32,
+    pub parent_tid: u32,
+    pub marks: u32,
+    pub origin: u32,
+}
+
+/// Marks of [`Watched`].
+pub(super) const MARK_MOVED: u32 = 1;
+pub(super) const MARK_TREE: u32 = 2;
+pub(super) const MARK_OWN: u32 = 4;
+
+const KTHREAD: u32 = 1;
+const IN_TREE: u32 = 2;
+const ASKED: u32 = 4;
+const NOT_ASKED: u32 = 8;
+
+struct Cursor<'a>(&'a [u8]);
+
+impl Cursor<'_> {
+    fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, tail) = self.0.split_first_chunk::<N>()?;
+        self.0 = tail;
+        Some(*head)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.bytes().map(u32::from_ne_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.bytes().map(u64::from_ne_bytes)
+    }
+
+    fn i64(&mut self) -> Option<i64> {
+        self.bytes().map(i64::from_ne_bytes)
+    }
+}
+
+impl Key {
+    pub const BYTES: usize = 24;
+
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut c = Cursor(bytes);
+        let (tid, dev, ino) = (c.u32()?, c.u32()?, c.u64()?);
+        Some(Self { tid, dev, ino, start_lo: c.u32()?, node: c.u32()? })
+    }
+
+    /// The key for bytes on one node that found no free entry.
+    pub fn unattributed(node: u32) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[20..].copy_from_slice(&node.to_ne_bytes());
+        bytes
+    }
+}
+
+impl Usage {
+    pub const BYTES: usize = 88;
+
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut c = Cursor(bytes);
+        let (read, remote, written) = (c.i64()?, c.i64()?, c.i64()?);
+        let called = c.i64()?;
+        let (sliced, sliced_remote, sliced_reads) = (c.i64()?, c.i64()?, c.i64()?);
+        let (calls, placed, continued) = (c.i64()?, c.i64()?, c.i64()?);
+        let (opens, generation) = (c.u32()?, c.u32()?);
+        Some(Self {
+            read,
+            remote,
+            written,
+            called,
+            sliced,
+            sliced_remote,
+            sliced_reads,
+            calls,
+            placed,
+            continued,
+            opens,
+            generation,
+        })
+    }
+
+    /// The smaller of its opens and these; 0 is unknown. As in the programs, because who looks at a file opens it for a moment.
+    pub fn fewer_opens(&self, opens: u32) -> u32 {
+        [self.opens, opens].into_iter().filter(|n| *n > 0).min().unwrap_or(0)
+    }
+
+    /// Adds another entry of the same key.
+    pub fn add(&mut self, other: &Self) {
+        self.read += other.read;
+        self.remote += other.remote;
+        self.written += other.written;
+        self.called += other.called;
+        self.sliced += other.sliced;
+        self.sliced_remote += other.sliced_remote;
+        self.sliced_reads += other.sliced_reads;
+        self.calls += other.calls;
+        self.placed += other.placed;
+        self.continued += other.continued;
+        self.opens = other.fewer_opens(self.opens);
+        self.generation = other.generation;
+    }
+
+    /// Adds what slices stand for, times `scale`, to what was read.
+    pub fn unslice(&mut self, scale: f64) {
+        let scaled = |n: i64, by: f64| (n as f64 * by).round() as i64;
+        let (sliced, remote) = (std::mem::take(&mut self.sliced), std::mem::take(&mut self.sliced_remote));
+        let before = self.called + sliced;
+        self.read += scaled(sliced, scale);
+        self.called += scaled(sliced, scale);
+        self.remote += scaled(remote, scale);
+        // The calls and their bytes keep their proportion.
+        if before > 0 {
+            let by = self.called as f64 / before as f64;
+            for calls in [&mut self.calls, &mut self.placed, &mut self.continued] {
+                *calls = scaled(*calls, by);
+            }
+        }
+    }
+}
+
+impl Pending {
+    /// Key, two words that only the programs use, usage.
+    pub const BYTES: usize = Key::BYTES + 16 + Usage::BYTES;
+
+    /// `None` also when nothing is pending.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (key, rest) = bytes.split_at_checked(Key::BYTES)?;
+        let (key, usage) = (Key::decode(key)?, Usage::decode(rest.get(16..)?)?);
+        (key.tid != 0).then_some(Self { key, usage })
+    }
+}
+
+impl Counters {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut c = Cursor(bytes);
+        Some(Self {
+            full_bytes: c.u64()?,
+            crowded_bytes: c.u64()?,
+            unknown_read: c.u64()?,
+            unknown_written: c.u64()?,
+            exited_cpu_ns: c.u64()?,
+            counted: c.u64()?,
+            stood_for: c.u64()?,
+            children_full: c.u64()?,
+            reads: c.u64()?,
+        })
+    }
+
+    /// The increase since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            full_bytes: self.full_bytes.wrapping_sub(before.full_bytes),
+            crowded_bytes: self.crowded_bytes.wrapping_sub(before.crowded_bytes),
+            unknown_read: self.unknown_read.wrapping_sub(before.unknown_read),
+            unknown_written: self.unknown_written.wrapping_sub(before.unknown_written),
+            exited_cpu_ns: self.exited_cpu_ns.wrapping_sub(before.exited_cpu_ns),
+            counted: self.counted.wrapping_sub(before.counted),
+            stood_for: self.stood_for.wrapping_sub(before.stood_for),
+            children_full: self.children_full.wrapping_sub(before.children_full),
+            reads: self.reads.wrapping_sub(before.reads),
+        }
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        self.full_bytes = self.full_bytes.wrapping_add(other.full_bytes);
+        self.crowded_bytes = self.crowded_bytes.wrapping_add(other.crowded_bytes);
+        self.unknown_read = self.unknown_read.wrapping_add(other.unknown_read);
+        self.unknown_written = self.unknown_written.wrapping_add(other.unknown_written);
+        self.exited_cpu_ns += other.exited_cpu_ns;
+        self.counted += other.counted;
+        self.stood_for += other.stood_for;
+        self.children_full += other.children_full;
+        self.reads += other.reads;
+    }
+}
+
+impl Watched {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut c = Cursor(bytes);
+        let (start_ns, asked) = (c.u64()?, c.u64()?);
+        Some(Self { start_ns, asked, tgid: c.u32()?, parent_tid: c.u32()?, marks: c.u32()?, origin: c.u32()? })
+    }
+
+    pub fn encode(&self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&self.start_ns.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&self.asked.to_ne_bytes());
+        for (i, word) in [self.tgid, self.parent_tid, self.marks, self.origin].into_iter().enumerate() {
+            bytes[16 + 4 * i..20 + 4 * i].copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+/// Size of `struct kin_record`.
+const KIN_BYTES: usize = 32;
+
+/// All descendants of one pass, of a `struct kin_record` each; one that is cut short ends it.
+pub(super) fn kin(bytes: &[u8]) -> Vec<Kin> {
+    bytes.chunks_exact(KIN_BYTES).filter_map(one_kin).collect()
+}
+
+fn one_kin(bytes: &[u8]) -> Option<Kin> {
+    let mut c = Cursor(bytes);
+    let start_ns = c.u64()?;
+    let (tid, pid, parent_tid) = (c.u32()?, c.u32()?, c.u32()?);
+    let origin = match c.u32()? {
+        0 => Origin::Moved,
+        1 => Origin::Born,
+        _ => Origin::Exec,
+    };
+    Some(Kin { tid, pid, parent_tid, start_ns, origin, own: c.u32()? != 0 })
+}
+
+/// A `struct sampler` that counts the next event and has no open request.
+pub(super) fn fresh_sampler(bytes: usize) -> Vec<u8> {
+    let mut sampler = vec![0; bytes];
+    for (word, value) in [(0, 1u64), (1, u64::MAX)] {
+        if let Some(place) = sampler.get_mut(8 * word..8 * word + 8) {
+            place.copy_from_slice(&value.to_ne_bytes());
+        }
+    }
+    sampler
+}
+
+impl Pass {
+    /// Decodes what the iterator wrote, up to the first record that is cut short.
+    pub fn decode(bytes: &[u8]) -> Self {
+        let mut pass = Self::default();
+        let mut c = Cursor(bytes);
+        while let Some(task) = pass.task(&mut c) {
+            pass.tasks.push(task);
+        }
+        pass
+    }
+
+    fn task(&mut self, c: &mut Cursor<'_>) -> Option<Task> {
+        let (tid, tgid, ppid, cpu) = (c.u32()?, c.u32()?, c.u32()?, c.u32()?);
+        let (start_ns, cpu_ns, wait_ns, cgroup_id) = (c.u64()?, c.u64()?, c.u64()?, c.u64()?);
+        let (leader_start_ns, parent_start_ns) = (c.u64()?, c.u64()?);
+        let (flags, words, comm) = (c.u32()?, c.u32()?, c.bytes()?);
+        let from = self.masks.len();
+        for _ in 0..words {
+            let word = c.u64()?;
+            self.masks.push(word);
+        }
+        Some(Task {
+            tid,
+            tgid,
+            ppid,
+            cpu,
+            start_ns,
+            cpu_ns,
+            wait_ns,
+            cgroup_id,
+            leader_start_ns,
+            parent_start_ns,
+            kernel_thread: flags & KTHREAD != 0,
+            in_tree: flags & IN_TREE != 0,
+            asked: match flags & (ASKED | NOT_ASKED) {
+                0 => None,
+                said => Some(said == ASKED),
+            },
+            comm,
+            mask: from..self.masks.len(),
+        })
+    }
+
+    /// The affinity of a task of this pass.
+    pub fn mask(&self, task: &Task) -> &[u64] {
+        self.masks.get(task.mask.clone()).unwrap_or_default()
+    }
+}
+
+impl Task {
+    /// The name; bytes that are not UTF-8 are replaced.
+    pub fn comm(&self) -> String {
+        let end = self.comm.iter().position(|b| *b == 0).unwrap_or(self.comm.len());
+        String::from_utf8_lossy(self.comm.get(..end).unwrap_or_default()).into_owned()
+    }
+
+    /// The start time as keys hold it.
+    pub fn start_lo(&self) -> u32 {
+        (self.start_ns >> START_SHIFT) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::programs::layout;
+
+    #[test]
+    fn sizes_are_those_of_the_compiled_programs() {
+        assert_eq!(layout::KEY, Key::BYTES);
+        assert_eq!(layout::USAGE, Usage::BYTES);
+        assert_eq!(layout::PENDING, Pending::BYTES);
+        assert_eq!(layout::COUNTERS, 9 * 8);
+        assert_eq!(layout::WATCHED, Watched::default().encode().len());
+    }
+
+    #[test]
+    fn kin_are_read_as_written() {
+        let mut bytes = 7u64.to_ne_bytes().to_vec();
+        for word in [101u32, 100, 99, 2, 1, 0] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        let kin = Kin { tid: 101, pid: 100, parent_tid: 99, start_ns: 7, origin: Origin::Exec, own: true };
+        assert_eq!(super::kin(&bytes), [kin]);
+        assert_eq!(super::kin(&bytes[..31]), []);
+    }
+
+    #[test]
+    fn decoding_ends_at_a_record_cut_short() {
+        let mut bytes = Vec::new();
+        for tid in [7u32, 8] {
+            for word in [tid, 6, 5, 3] {
+                bytes.extend(word.to_ne_bytes());
+            }
+            for word in [1u64 << 40, 1000, 0, 42, 7, 5] {
+                bytes.extend(word.to_ne_bytes());
+            }
+            bytes.extend((2u32 | 8).to_ne_bytes());
+            bytes.extend(1u32.to_ne_bytes());
+            bytes.extend(*b"worker\0\0\0\0\0\0\0\0\0\0");
+            bytes.extend(0b1001u64.to_ne_bytes());
+        }
+        let whole = Pass::decode(&bytes);
+        assert_eq!(whole.tasks.len(), 2);
+        let task = &whole.tasks[1];
+        assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.in_tree), (8, 6, 5, 3, true));
+        assert_eq!((task.cgroup_id, task.leader_start_ns, task.parent_start_ns), (42, 7, 5));
+        assert_eq!(task.asked, Some(false));
+        assert_eq!((task.comm().as_str(), whole.mask(task), task.start_lo()), ("worker", &[0b1001][..], 1 << 24));
+        for cut in 0..bytes.len() {
+            assert_eq!(Pass::decode(&bytes[..cut]).tasks.len(), cut / (bytes.len() / 2));
+        }
+    }
+
+    #[test]
+    fn keys_and_marks_survive_their_encoding() {
+        let key = Key::decode(&Key::unattributed(3)).unwrap();
+        assert_eq!(key, Key { node: 3, ..Key::default() });
+        let watched = Watched { start_ns: 1 << 50, asked: 9, tgid: 2, parent_tid: 3, marks: MARK_TREE, origin: 1 };
+        assert_eq!(Watched::decode(&watched.encode()), Some(watched));
+    }
+}

@@ -1,0 +1,358 @@
+//! Decides which threads are reported.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::records::Task;
+use super::types::{ObserveError, Scope};
+use linux::threads::NS_PER_TICK;
+
+/// A scope, and what it has learned.
+#[derive(Debug)]
+pub(super) enum Filter {
+    All,
+    Pids(Processes),
+    Cgroup(Groups),
+    /// Processes known to descend from the root, and the root.
+    Tree(Processes),
+}
+
+impl Filter {
+    pub fn new(scope: &Scope, proc_root: &Path) -> Result<Self, ObserveError> {
+        Ok(match scope {
+            Scope::All => Self::All,
+            Scope::Pids(pids) => Self::Pids(Processes::alive(proc_root, pids)?),
+            Scope::Tree(root) => Self::Tree(Processes::alive(proc_root, &[*root])?),
+            Scope::Cgroup(root) => Self::Cgroup(Groups::below(root)?),
+        })
+    }
+
+    /// Learns from everything that a pass showed. Comes before [`Filter::contains`].
+    pub fn learn(&mut self, tasks: &[Task]) {
+        match self {
+            Self::Tree(tree) => {
+                // Parents come before their children in most passes, not in all: repeat until
+                // nothing is new.
+                let mut grown = true;
+                while grown {
+                    grown = false;
+                    for task in tasks {
+                        if task.in_tree || tree.contains(task.ppid, task.parent_start_ns) {
+                            grown |= tree.insert(task.tgid, task.leader_start_ns);
+                        }
+                    }
+                }
+                tree.forget_ended();
+            }
+            Self::Cgroup(groups) => groups.learn(tasks),
+            Self::All | Self::Pids(_) => {}
+        }
+    }
+
+    pub fn contains(&self, task: &Task) -> bool {
+        match self {
+            Self::All => true,
+            Self::Pids(pids) => pids.contains(task.tgid, task.leader_start_ns),
+            Self::Cgroup(groups) => groups.inside.contains(&task.cgroup_id),
+            Self::Tree(tree) => task.in_tree || tree.contains(task.tgid, task.leader_start_ns),
+        }
+    }
+}
+
+/// Processes, each by its id and start time: once a process has ended, another one may get its id.
+#[derive(Debug)]
+pub(super) struct Processes {
+    proc_root: PathBuf,
+    /// Start times in ticks of the kernel's clock, as procfs shows them.
+    started: HashMap<u32, u64>,
+    /// Number of processes at which to look for ended ones.
+    check_at: usize,
+}
+
+/// Number of processes that are kept without looking for ended ones.
+const CHECK_AT: usize = 1024;
+
+impl Processes {
+    /// The processes that have these ids now.
+    fn alive(proc_root: &Path, pids: &[u32]) -> Result<Self, ObserveError> {
+        let failed = |pid| move |source| ObserveError::Io { what: format!("process {pid}"), source };
+        let started = pids.iter().map(|pid| Ok((*pid, start_time(proc_root, *pid).map_err(failed(*pid))?)));
+        let started = started.collect::<Result<_, ObserveError>>()?;
+        Ok(Self { proc_root: proc_root.to_owned(), started, check_at: CHECK_AT })
+    }
+
+    fn contains(&self, pid: u32, start_ns: u64) -> bool {
+        self.started.get(&pid) == Some(&(start_ns / NS_PER_TICK))
+    }
+
+    /// Whether the process was not known yet.
+    fn insert(&mut self, pid: u32, start_ns: u64) -> bool {
+        let start = start_ns / NS_PER_TICK;
+        self.started.insert(pid, start) != Some(start)
+    }
+
+    /// Forgets processes that have ended, each time the number has doubled. Their children are
+    /// known by now, or carry a mark.
+    fn forget_ended(&mut self) {
+        if self.started.len() < self.check_at {
+            return;
+        }
+        let Self { proc_root, started, .. } = self;
+        started.retain(|pid, start| match start_time(proc_root, *pid) {
+            Ok(now) => now == *start,
+            // Any other error says nothing about the process.
+            Err(error) => error.kind() != io::ErrorKind::NotFound && error.raw_os_error() != Some(libc::ESRCH),
+        });
+        self.check_at = CHECK_AT.max(2 * self.started.len());
+    }
+}
+
+/// When a process started, in ticks of the kernel's clock: field 22 of its `stat`. The name before
+/// may be any text.
+fn start_time(proc_root: &Path, pid: u32) -> io::Result<u64> {
+    let path = proc_root.join(pid.to_string()).join("stat");
+    let stat = linux::patient::ask(pid, linux::patient::STAT, move || std::fs::read(path))?;
+    let text = String::from_utf8_lossy(&stat);
+    let field = text.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(19));
+    field.and_then(|ticks| ticks.parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// A control group (v2) and all below it.
+#[derive(Debug)]
+pub(super) struct Groups {
+    root: PathBuf,
+    inside: HashSet<u64>,
+    outside: HashSet<u64>,
+}
+
+/// Number of ids of groups outside that are remembered.
+const OUTSIDE_MOST: usize = 65_536;
+
+impl Groups {
+    fn below(root: &Path) -> Result<Self, ObserveError> {
+        let failed = |source| ObserveError::Io { what: format!("control group {}", root.display()), source };
+        let inside = ids_below(root).map_err(failed)?;
+        Ok(Self { root: root.to_owned(), inside, outside: HashSet::new() })
+    }
+
+    /// A group's place in the hierarchy never changes, so only new ids need a look at the
+    /// directories.
+    fn learn(&mut self, tasks: &[Task]) {
+        let new = |id: u64| !self.inside.contains(&id) && !self.outside.contains(&id);
+        if !tasks.iter().any(|task| new(task.cgroup_id)) {
+            return;
+        }
+        match ids_below(&self.root) {
+            Ok(inside) => self.inside = inside,
+            // The group was removed, so nothing is in it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.inside.clear(),
+            Err(error) => {
+                tracing::warn!(%error, group = %self.root.display(), "cannot look for new control groups");
+                return;
+            }
+        }
+        if self.outside.len() > OUTSIDE_MOST {
+            self.outside.clear();
+        }
+        self.outside.extend(tasks.iter().map(|task| task.cgroup_id).filter(|id| !self.inside.contains(id)));
+    }
+}
+
+/// Ids of a control group and all below it: the inode numbers of the directories.
+fn ids_below(root: &Path) -> io::Result<HashSet<u64>> {
+    let metadata = std::fs::metadata(root)?;
+    if !metadata.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    let mut ids = HashSet::from([metadata.ino()]);
+    let mut left = vec![root.to_owned()];
+    // Groups come and go during the walk.
+    let gone =
+        |error: &io::Error| error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV);
+    while let Some(directory) = left.pop() {
+        let entries = match std::fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(error) if gone(&error) => continue,
+            // A group that may not be listed: its own id is known, those below it are not.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && directory != root => continue,
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) if gone(&error) => break,
+                Err(error) => return Err(error),
+            };
+            if !entry.file_type()?.is_dir() {
+                continue;
+            }
+            match entry.metadata() {
+                Ok(metadata) => {
+                    ids.insert(metadata.ino());
+                    left.push(entry.path());
+                }
+                Err(error) if gone(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process started at tick `start`, whose parent started at tick `parent_start`.
+    fn task((tgid, start): (u32, u64), (ppid, parent_start): (u32, u64), cgroup_id: u64) -> Task {
+        let (leader_start_ns, parent_start_ns) = (start * NS_PER_TICK + 1, parent_start * NS_PER_TICK + 1);
+        Task { tid: tgid, tgid, ppid, leader_start_ns, parent_start_ns, cgroup_id, ..Task::default() }
+    }
+
+    fn process(pid: u32, start: u64) -> Task {
+        task((pid, start), (1, 1), 0)
+    }
+
+    /// A procfs with these processes.
+    fn procfs(processes: &[(u32, u64)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (pid, start) in processes {
+            let directory = root.path().join(pid.to_string());
+            std::fs::create_dir(&directory).unwrap();
+            let zeros = "0 ".repeat(18);
+            std::fs::write(directory.join("stat"), format!("{pid} (a) 1 (b) S {zeros}{start} 0\n")).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_reused_process_id_is_out_of_scope() {
+        let proc_root = procfs(&[(10, 500)]);
+        for scope in [Scope::Pids(vec![10]), Scope::Tree(10)] {
+            let mut filter = Filter::new(&scope, proc_root.path()).unwrap();
+            let stranger = process(10, 501);
+            filter.learn(&[process(10, 500), stranger.clone(), task((11, 502), (10, 501), 0)]);
+            assert!(filter.contains(&process(10, 500)), "{scope:?}");
+            assert!(!filter.contains(&stranger), "{scope:?}");
+            assert!(!filter.contains(&process(11, 502)), "{scope:?}: a child of the stranger");
+        }
+    }
+
+    #[test]
+    fn a_missing_process_is_named() {
+        let error = Filter::new(&Scope::Pids(vec![7]), procfs(&[]).path()).unwrap_err().to_string();
+        assert!(error.contains("process 7"), "{error}");
+    }
+
+    #[test]
+    fn a_tree_grows_by_parents_in_any_order_and_by_marks() {
+        let mut filter = Filter::new(&Scope::Tree(10), procfs(&[(10, 2)]).path()).unwrap();
+        let orphan = Task { in_tree: true, ..process(40, 4) };
+        let child = |pid: u32, ppid: u32| task((pid, u64::from(pid / 10)), (ppid, u64::from(ppid / 10)), 0);
+        filter.learn(&[child(30, 20), task((20, 2), (10, 2), 0), process(5, 0), orphan, child(41, 40)]);
+        let contained: Vec<u32> = [(10, 2), (20, 2), (30, 3), (40, 4), (41, 4), (5, 0)]
+            .into_iter()
+            .filter(|(pid, start)| filter.contains(&process(*pid, *start)))
+            .map(|(pid, _)| pid)
+            .collect();
+        assert_eq!(contained, [10, 20, 30, 40, 41]);
+    }
+
+    #[test]
+    fn a_tree_forgets_processes_that_have_ended() {
+        let proc_root = procfs(&[(10, 2), (20, 3)]);
+        let mut filter = Filter::new(&Scope::Tree(10), proc_root.path()).unwrap();
+        for first in (1000..20_000).step_by(1000) {
+            let children: Vec<Task> = (first..first + 1000).map(|pid| task((pid, 3), (10, 2), 0)).collect();
+            filter.learn(&children);
+        }
+        filter.learn(&[task((20, 3), (10, 2), 0)]);
+        let Filter::Tree(tree) = &filter else { panic!("{filter:?}") };
+        assert!(tree.started.len() <= 2 * CHECK_AT, "{} processes are kept", tree.started.len());
+        assert!(filter.contains(&process(10, 2)) && filter.contains(&process(20, 3)));
+    }
+
+    /// Runs this in a thread that may do no more than the files' modes say, also if it is root's.
+    fn without_privileges(run: impl FnOnce() + Send) {
+        std::thread::scope(|scope| {
+            let unprivileged = move || {
+                linux::privileges::keep_only(rustix::thread::CapabilitySet::empty()).unwrap();
+                run();
+            };
+            scope.spawn(unprivileged).join().unwrap();
+        });
+    }
+
+    fn closed(path: &Path) {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
+    }
+
+    /// EACCES says nothing about the process, and without it in scope its threads would be left as they are.
+    #[test]
+    fn a_process_that_cannot_be_looked_at_has_not_ended() {
+        let proc_root = procfs(&[(10, 2), (20, 3)]);
+        let mut filter = Filter::new(&Scope::Tree(10), proc_root.path()).unwrap();
+        let child = |pid: u32| task((pid, 3), (10, 2), 0);
+        filter.learn(&[child(20)]);
+        closed(&proc_root.path().join("20/stat"));
+        let gone: Vec<Task> = (1000..1000 + CHECK_AT as u32).map(child).collect();
+        without_privileges(|| filter.learn(&gone));
+        let Filter::Tree(tree) = &filter else { panic!("{filter:?}") };
+        assert_eq!(tree.started.len(), 2, "those that have ended are forgotten");
+        assert!(filter.contains(&process(20, 3)));
+    }
+
+    /// A group that may not be listed hides those below it, and no others.
+    #[test]
+    fn a_control_group_that_may_not_be_listed_is_in_scope_itself() {
+        let directory = tempfile::tempdir().unwrap();
+        let made = |name: &str| {
+            let path = directory.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            std::fs::metadata(path).unwrap().ino()
+        };
+        let (first, hidden, last) = (made("a"), made("b"), made("c"));
+        closed(&directory.path().join("b"));
+        without_privileges(|| {
+            let groups = Groups::below(directory.path()).unwrap();
+            assert!([first, hidden, last].iter().all(|id| groups.inside.contains(id)), "{groups:?}");
+        });
+    }
+
+    #[test]
+    fn a_cgroup_contains_groups_below_it_even_those_made_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("web");
+        let made = |path: &Path| {
+            std::fs::create_dir(path).unwrap();
+            std::fs::metadata(path).unwrap().ino()
+        };
+        let of = |pid: u32, group: u64| task((pid, 1), (1, 1), group);
+        let web = made(&root);
+        let mut filter = Filter::new(&Scope::Cgroup(root.clone()), Path::new("/proc")).unwrap();
+        let worker = made(&root.join("worker"));
+        let other = made(&directory.path().join("other"));
+        filter.learn(&[of(1, worker), of(2, other)]);
+        assert!(filter.contains(&of(1, worker)) && filter.contains(&of(3, web)));
+        assert!(!filter.contains(&of(2, other)));
+    }
+
+    #[test]
+    fn memory_for_groups_that_come_and_go_is_bounded() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut groups = Groups::below(directory.path()).unwrap();
+        for first in (0..10_000_000u64).step_by(100_000) {
+            let tasks: Vec<Task> = (0..1000).map(|i| task((7, 1), (1, 1), u64::MAX - first - i)).collect();
+            groups.learn(&tasks);
+        }
+        assert!(groups.outside.len() <= OUTSIDE_MOST + 1000 && groups.inside.len() == 1);
+    }
+
+    #[test]
+    fn a_missing_cgroup_is_named() {
+        let error = Filter::new(&Scope::Cgroup("/nowhere/at/all".into()), Path::new("/proc")).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/at/all"), "{error}");
+    }
+}

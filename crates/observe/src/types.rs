@@ -1,0 +1,191 @@
+//! The types of an observation: settings, what one window showed, errors.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use placement::{NodeBytes, ObservedFile, Thread};
+use serde::{Deserialize, Serialize};
+use topology::{CpuSet, FileId, NodeId};
+
+/// Which threads are reported. Bytes of all others still count in the node totals.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// Every thread of the machine.
+    #[default]
+    All,
+    /// The threads of these processes.
+    Pids(Vec<u32>),
+    /// The threads in this control group (v2) and all below it: a directory under the cgroup2
+    /// mount.
+    Cgroup(PathBuf),
+    /// The threads of this process and of all its descendants, including those whose parents have
+    /// ended.
+    Tree(u32),
+}
+
+/// How to observe.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Count every event instead of a sample.
+    pub exact: bool,
+    /// Keep the hook on the read path attached, even where that slows reads: attaching it again
+    /// interrupts every CPU. Implied by `exact`, and on machines with `nohz_full` CPUs.
+    pub steady: bool,
+    /// Which threads are reported.
+    pub scope: Scope,
+    /// The procfs mount.
+    pub proc_root: PathBuf,
+    /// Number of (thread, file, node) entries that one window can hold, of which no process or user can take all. A note reports
+    /// the bytes that did not fit. `None`: as many as the machine's CPUs can need in a window, within bounds.
+    pub max_entries: Option<u32>,
+    /// The length of the windows to come, for this number.
+    pub window: Duration,
+    /// Which of the kernel's hooks to use.
+    pub hooks: Hooks,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            exact: false,
+            steady: false,
+            scope: Scope::All,
+            proc_root: PathBuf::from("/proc"),
+            max_entries: None,
+            window: Duration::from_secs(1),
+            hooks: Hooks::Best,
+        }
+    }
+}
+
+impl Settings {
+    /// Events that a CPU counts in a second at the most, each of which can need an entry (`counted_per_s`, bpf/tunables.h).
+    const COUNTED_PER_S: f64 = 16_384.0;
+    /// Nearly five for each of 10,000 threads, in 15 MB of kernel memory; also enough for each CPU of a small machine.
+    const ENTRIES: f64 = 49_152.0;
+    /// A larger machine has 0.6 MB of kernel memory for each CPU.
+    const ENTRIES_PER_CPU: f64 = 2048.0;
+
+    /// Entries of a table on a machine with this many CPUs.
+    pub(super) fn entries(&self, cpus: usize) -> u32 {
+        let cpus = cpus.max(1) as f64;
+        let most = cpus * Self::COUNTED_PER_S * self.window.as_secs_f64().max(1.0);
+        let bound = Self::ENTRIES.max(cpus * Self::ENTRIES_PER_CPU);
+        self.max_entries.map_or(most.min(bound) as u32, |entries| entries.max(1))
+    }
+}
+
+/// Which of the kernel's hooks to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hooks {
+    /// Function hooks (fentry/fexit) where the kernel takes them, tracepoints elsewhere.
+    #[default]
+    Best,
+    /// Tracepoints only, as on kernels that refuse function hooks.
+    Tracepoints,
+}
+
+/// Figures of one window.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// When the window ended: seconds on `CLOCK_BOOTTIME`.
+    pub time_s: f64,
+    /// Length of the window in seconds, as measured.
+    pub window_s: f64,
+    /// Threads in scope that touched file data or used CPU time, by ascending tid.
+    pub threads: Vec<ObservedThread>,
+    /// CPU seconds used on each node's CPUs by all threads of the machine, including those not
+    /// listed.
+    pub node_cpu_s: BTreeMap<NodeId, f64>,
+    /// File bytes that all threads read from each node's memory.
+    pub node_read: NodeBytes,
+    /// File bytes that all threads wrote to each node's memory.
+    pub node_write: NodeBytes,
+    /// Files that threads in scope touched, by id.
+    pub files: Vec<FileSeen>,
+    /// Some descendants of watched threads are not watched: the table was full.
+    pub births_lost: bool,
+    /// Limits of this observation, in plain sentences.
+    pub notes: Vec<String>,
+    /// Number of threads on the machine.
+    pub tasks: usize,
+    /// The cost of this observation.
+    pub cost: Cost,
+}
+
+/// One file in one window.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FileSeen {
+    /// The inode.
+    pub id: FileId,
+    /// Bytes that threads in scope read and wrote.
+    pub bytes: u64,
+    /// The file as policies see it, as far as the programs saw it.
+    pub file: ObservedFile,
+}
+
+/// One thread in one window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObservedThread {
+    /// The thread as policies see it; `allowed_nodes` are those of the mask, and `held` is always
+    /// `None` (the plane sets it).
+    pub thread: Thread,
+    /// Process id of the parent.
+    pub ppid: u32,
+    /// Affinity.
+    pub mask: CpuSet,
+    /// Whether an affinity was ever asked for, by the thread, for it, or for a thread it descends from. `None` where the kernel
+    /// does not say (before Linux 6.2).
+    pub asked: Option<bool>,
+    /// Whether it is a kernel thread.
+    pub kernel_thread: bool,
+    /// Id of its control group in the v2 hierarchy: the inode number of the directory. 0 if there
+    /// is none.
+    pub cgroup_id: u64,
+}
+
+/// The cost of observing in one window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// CPU seconds of our own process (all its threads).
+    pub cpu_s: f64,
+    /// Resident memory of our own process, bytes.
+    pub rss_bytes: u64,
+    /// Bytes of kernel memory that our maps and programs hold.
+    pub kernel_bytes: u64,
+}
+
+/// Why homenode cannot observe.
+#[derive(Debug, thiserror::Error)]
+pub enum ObserveError {
+    /// The kernel lacks something, or refuses it.
+    #[error("cannot observe: {capability} is missing: {cause}")]
+    Missing {
+        /// The missing facility, such as `BTF` or `CAP_BPF`.
+        capability: &'static str,
+        /// Why, with the errno where there is one.
+        cause: String,
+    },
+    /// The kernel refused a step that its capabilities promised.
+    #[error("cannot observe: {step}: {source}")]
+    Bpf {
+        /// The operation.
+        step: String,
+        /// The kernel's answer.
+        #[source]
+        source: libbpf_rs::Error,
+    },
+    /// A file, process or object that a setting names, or that observing needs, cannot be used.
+    #[error("cannot observe: {what}: {source}")]
+    Io {
+        /// The file or object.
+        what: String,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}
