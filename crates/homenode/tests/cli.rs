@@ -569,13 +569,20 @@ fn the_command_that_run_starts_never_starts_when_nothing_can_be_observed() {
     assert!(!mark.exists());
 }
 
+/// Makes a program. A child does: a descriptor of ours would be open for writing in the children of other tests, and the kernel
+/// starts no program that is (ETXTBSY).
+fn sh(script: &str, args: [&std::ffi::OsStr; 2]) {
+    let status = Command::new("sh").args(["-ec", script, "sh"]).args(args).status().unwrap();
+    assert!(status.success(), "{status}");
+}
+
 /// `homenode` alone in a directory, with a `homenode-lab` in PATH.
 struct Alone(tempfile::TempDir);
 
 impl Alone {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_homenode"), dir.path().join("homenode")).unwrap();
+        sh("cp \"$1\" \"$2\"", [env!("CARGO_BIN_EXE_homenode").as_ref(), dir.path().join("homenode").as_ref()]);
         fs::create_dir(dir.path().join("path")).unwrap();
         let this = Self(dir);
         this.script("path/homenode-lab", "echo from PATH");
@@ -583,9 +590,8 @@ impl Alone {
     }
 
     fn script(&self, name: &str, line: &str) {
-        let path = self.0.path().join(name);
-        fs::write(&path, format!("#!/bin/sh\n{line}\n")).unwrap();
-        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let text = format!("#!/bin/sh\n{line}\n");
+        sh("printf %s \"$1\" >\"$2\"; chmod 755 \"$2\"", [text.as_ref(), self.0.path().join(name).as_ref()]);
     }
 
     fn ends(&self, args: &[&str]) -> (i32, String, String) {
