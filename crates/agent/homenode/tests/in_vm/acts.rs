@@ -1,0 +1,64 @@
+//! The demo's acts as tests: a file, a process with its memory, and a process that maps a file move for real.
+//!
+//! The demo asserts what `/proc`, `move_pages(2)` and `numa_maps` show, and fails otherwise. These tests add the counts.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::Test;
+use crate::lab_bench::{Bench, Outcome, homenode, homenode_load};
+
+pub const TESTS: &[Test] = &[
+    Test { name: "acts::a_file_moves_once_to_its_readers", nodes: &[2], run: file },
+    Test { name: "acts::a_process_moves_with_its_memory", nodes: &[2], run: process },
+    Test { name: "acts::a_process_moves_to_what_it_maps", nodes: &[2], run: mapped },
+];
+
+/// Shows one act and returns its part of the summary.
+fn show(name: &str) -> Result<Value> {
+    let bench = Bench::new()?;
+    let out = tempfile::tempdir()?;
+    let status = Command::new(homenode().with_file_name("homenode-demo"))
+        .args(["--acts", name, "--where", "vm", "--size", "32", "--options", "--margin 5MB/s --steady", "--homenode"])
+        .arg(homenode())
+        .arg("--load")
+        .arg(homenode_load())
+        .arg("--data")
+        .arg(bench.dir())
+        .arg("--out")
+        .arg(out.path())
+        .arg("--config")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml"))
+        .stdin(Stdio::null())
+        .status()
+        .context("homenode-demo")?;
+    ensure!(status.success(), "homenode-demo ended with {status}");
+    let summary: Value = serde_json::from_str(&fs::read_to_string(out.path().join("summary.json"))?)?;
+    let act = summary.pointer("/acts/0").context("no act in the summary")?;
+    ensure!(act["restored"] == true, "{act}");
+    Ok(act.clone())
+}
+
+/// Dragonfly moves the file, exactly once, where NThread would crowd its node.
+fn file() -> Outcome {
+    let act = show("file")?;
+    ensure!(act["moves"] == 1, "{act}");
+    Ok(())
+}
+
+fn process() -> Outcome {
+    let act = show("process")?;
+    ensure!(act["moves"] == 1, "{act}");
+    Ok(())
+}
+
+/// N-Policy binds each thread of the process.
+fn mapped() -> Outcome {
+    let act = show("mapped")?;
+    ensure!(act["moves"].as_u64() >= Some(1), "{act}");
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! Shared by the tests: files on nodes, readers, homenode with its options, and waiting for a condition.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use lab::cache;
+use lab::daemon::{Daemon, Window, last_notes};
+use lab::machine::Machine;
+use lab::readers::Readers;
+use lab::threads::{self, Thread};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+pub type Outcome = Result<()>;
+
+/// Prints a measurement below the line with the test's name.
+#[macro_export]
+macro_rules! say {
+    ($($what:tt)+) => { println!("\n      {}", format_args!($($what)+)) };
+}
+
+/// The command under test.
+pub fn homenode() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_homenode"))
+}
+
+/// The workload program, built beside homenode.
+pub fn homenode_load() -> PathBuf {
+    homenode().with_file_name("homenode-load")
+}
+
+/// A directory on a real file system, with the files of a test.
+pub struct Bench {
+    pub machine: Machine,
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    pub fn new() -> Result<Self> {
+        Self::at(&std::env::var_os("HOMENODE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from))
+    }
+
+    /// In a directory of its own within this one.
+    pub fn at(base: &Path) -> Result<Self> {
+        Ok(Self { machine: Machine::read()?, dir: tempfile::Builder::new().prefix("in-vm-").tempdir_in(base)? })
+    }
+
+    /// Creates files of 16 MiB, and checks that their cached pages are on `node`.
+    pub fn files(&self, node: u32, count: usize) -> Result<Vec<PathBuf>> {
+        (0..count)
+            .map(|i| {
+                let path = self.dir.path().join(format!("node{node}-{i}"));
+                cache::put(&path, 16 << 20, node)?;
+                Ok(path)
+            })
+            .collect()
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    /// Starts one reader for each file, each with this share of a CPU.
+    pub fn readers(&self, duty: f64, files: &[PathBuf]) -> Result<Readers> {
+        let options = ["--seconds".into(), "600".into(), "--duty".into(), OsString::from(duty.to_string())];
+        Readers::start(&homenode_load(), options.into_iter().chain(files.iter().map(|f| f.clone().into())))
+    }
+
+    pub fn load(&self, args: &[&str]) -> Result<Readers> {
+        Readers::start(&homenode_load(), args)
+    }
+
+    /// Starts homenode with these options, and with a margin and a budget that fit an emulated machine. `--steady`: an emulated CPU
+    /// may run a hook's breakpoint after it was taken out again, which stops the machine.
+    pub fn daemon(&self, options: &[&str]) -> Result<Daemon> {
+        self.daemon_from("2MB/s", options)
+    }
+
+    /// The same, with another margin.
+    pub fn daemon_from(&self, margin: &str, options: &[&str]) -> Result<Daemon> {
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml");
+        self.daemon_with(&config, margin, options)
+    }
+
+    /// The same, with another configuration.
+    pub fn daemon_with(&self, config: &Path, margin: &str, options: &[&str]) -> Result<Daemon> {
+        let mut all: Vec<OsString> =
+            ["--steady", "--margin", margin, "--min-bytes", "1MB", "--config"].map(Into::into).into();
+        all.extend([config.into(), "--state-dir".into(), self.state_dir().into()]);
+        all.extend(options.iter().map(OsString::from));
+        Daemon::start(&homenode(), all)
+    }
+
+    /// Starts homenode for these processes only.
+    pub fn daemon_for(&self, pids: &[u32], options: &[&str]) -> Result<Daemon> {
+        let pids = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        self.daemon(&[&["--pid", pids.as_str()], options].concat())
+    }
+
+    /// The node on which each of these threads ran last.
+    pub fn nodes_of(&self, pid: u32, tids: &[u32]) -> Result<BTreeMap<u32, Option<u32>>> {
+        let node = |t: Thread| (t.tid, self.machine.node_of(t.cpu));
+        Ok(threads::of(pid)?.into_iter().filter(|t| tids.contains(&t.tid)).map(node).collect())
+    }
+
+    /// Starts readers until the kernel puts at least one of them away from its data, whose node `home` gives.
+    pub fn readers_away(&self, duty: f64, files: &[PathBuf], home: impl Fn(&Path) -> u32) -> Result<Readers> {
+        for _ in 0..10 {
+            let readers = self.readers(duty, files)?;
+            sleep(Duration::from_secs(1));
+            let nodes = self.nodes_of(readers.pid(), &readers.threads.iter().map(|t| t.tid).collect::<Vec<_>>())?;
+            if readers.threads.iter().any(|t| nodes.get(&t.tid).is_some_and(|node| *node != Some(home(&t.file)))) {
+                return Ok(readers);
+            }
+        }
+        bail!("the kernel put every reader beside its data, ten times")
+    }
+}
+
+/// The node of a file that [`Bench::files`] created, by its name.
+pub fn home_of(file: &Path) -> u32 {
+    let name = file.file_name().and_then(|n| n.to_str()).and_then(|n| n.strip_prefix("node"));
+    name.and_then(|n| n.split('-').next()?.parse().ok()).unwrap_or(u32::MAX)
+}
+
+/// Affinities of a process's threads, from `/proc`.
+pub fn masks(pid: u32) -> BTreeMap<u32, String> {
+    threads::affinities(&[pid])
+}
+
+/// Sets a thread's affinity, as `taskset` does.
+pub fn set_mask(tid: u32, cpus: &[u32]) -> Result<()> {
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        set.set(usize::try_from(*cpu)?);
+    }
+    let tid = i32::try_from(tid).ok().and_then(Pid::from_raw).context("thread id")?;
+    sched_setaffinity(Some(tid), &set).with_context(|| format!("affinity of {tid:?}"))
+}
+
+/// The CPUs of a node.
+pub fn cpus(machine: &Machine, node: u32) -> Result<&[u32]> {
+    machine.nodes.get(&node).map(Vec::as_slice).with_context(|| format!("node {node}"))
+}
+
+/// Waits for a window in which `done` holds; fails if there is none among `most`, and says that `what` did not happen.
+pub fn windows_until(
+    daemon: &mut Daemon,
+    most: usize,
+    what: &str,
+    mut done: impl FnMut(&Window) -> Result<bool>,
+) -> Result<Vec<Window>> {
+    let mut windows = Vec::new();
+    while windows.len() < most {
+        let window = daemon.window()?;
+        let end = done(&window)?;
+        windows.push(window);
+        if end {
+            return Ok(windows);
+        }
+    }
+    let shares: Vec<_> = windows.iter().map(|w| (w.remote_share, w.moves.len(), w.held_back.len())).collect();
+    let notes = last_notes(&windows);
+    bail!("no {what} within {most} windows (remote share, moves, held back: {shares:?}); notes: {notes}")
+}
+
+/// Waits for this many windows.
+pub fn windows(daemon: &mut Daemon, count: usize) -> Result<Vec<Window>> {
+    (0..count).map(|_| daemon.window()).collect()
+}

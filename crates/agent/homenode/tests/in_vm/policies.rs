@@ -1,0 +1,108 @@
+//! What tells the papers' policies from each other: where they move, and where they must not.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use lab::pages;
+use lab::readers::Readers;
+use rustix::process::Signal;
+
+use crate::lab_bench::{Bench, Outcome, masks, windows, windows_until};
+use crate::{Test, say};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "policies::dragonfly_is_nthread_where_no_controller_is_overloaded",
+        nodes: &[2],
+        run: dragonfly_is_nthread_where_no_controller_is_overloaded,
+    },
+    Test {
+        name: "policies::arc_guarded_moves_a_process_only_under_its_conditions",
+        nodes: &[2],
+        run: arc_guarded_moves_a_process_only_under_its_conditions,
+    },
+];
+
+/// Readers of files on node 0 that begin on node 1, by an affinity that homenode may touch.
+fn away(bench: &Bench, files: &[PathBuf], memory_mib: &str) -> Result<Readers> {
+    let on = bench.machine.list_of(1);
+    let options = ["--seconds", "600", "--duty", "0.2", "--on", &on, "--memory", memory_mib];
+    let files: Vec<_> = files.iter().map(|file| file.to_string_lossy()).collect();
+    bench.load(&options.into_iter().chain(files.iter().map(AsRef::as_ref)).collect::<Vec<_>>())
+}
+
+/// Both move each reader to its data, once, and leave the files where they are.
+fn dragonfly_is_nthread_where_no_controller_is_overloaded() -> Outcome {
+    let bench = Bench::new()?;
+    let files = bench.files(0, 2)?;
+    let mut plans = Vec::new();
+    for policy in ["nthread", "dragonfly"] {
+        let readers = away(&bench, &files, "0")?;
+        let before = masks(readers.pid());
+        let mut daemon = bench.daemon_for(&[readers.pid()], &["--policy", policy, "--touch-own-affinity"])?;
+        let home = bench.machine.list_of(0);
+        let at_home = |tid: u32| masks(readers.pid()).get(&tid) == Some(&home);
+        let mut seen = windows_until(&mut daemon, 30, "both readers on node 0", |_| {
+            Ok(readers.threads.iter().all(|thread| at_home(thread.tid)))
+        })?;
+        // What comes late: a file, or a thread that turns around.
+        seen.extend(windows(&mut daemon, 5)?);
+        let moves: Vec<_> = seen.iter().flat_map(|window| &window.moves).collect();
+        let mut plan: Vec<_> = moves
+            .iter()
+            .map(|mv| (readers.threads.iter().position(|thread| thread.tid == mv.tid), mv.from, mv.to))
+            .collect();
+        plan.sort_unstable();
+        let why: Vec<_> = moves.iter().map(|mv| &mv.why).collect();
+        ensure!(plan == [(Some(0), 1, 0), (Some(1), 1, 0)], "{policy}: {plan:?}: {why:?}");
+        for file in &files {
+            ensure!(pages::share_on(file, 0)? == 1.0, "{policy}: {} left node 0", file.display());
+        }
+        daemon.stop(Signal::TERM)?;
+        ensure!(masks(readers.pid()) == before, "{policy}: {:?}, before {before:?}", masks(readers.pid()));
+        plans.push(plan);
+    }
+    ensure!(plans[0] == plans[1], "{plans:?}");
+    Ok(())
+}
+
+/// A process that reads a file of 16 MiB, 64 KiB at a time, over and over, with so much memory, under `arc-guarded` with these
+/// limits: declined for this reason, or moved.
+fn guarded(bench: &Bench, memory_mib: &str, limits: &str, declined: Option<&str>) -> Outcome {
+    let files = bench.files(0, 1)?;
+    let readers = away(bench, &files, memory_mib)?;
+    let before = masks(readers.pid());
+    let config = bench.dir().join("homenode.toml");
+    let emulated = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml"))?;
+    fs::write(&config, format!("{emulated}\n[arc]\n{limits}\n"))?;
+    let pid = readers.pid().to_string();
+    let options = ["--policy", "arc-guarded", "--touch-own-affinity", "--pid", &pid];
+    let mut daemon = bench.daemon_with(&config, "2MB/s", &options)?;
+    let home = bench.machine.list_of(0);
+    let is_home = || masks(readers.pid()).values().all(|mask| *mask == home);
+    let what = declined.unwrap_or("process on node 0");
+    let seen = windows_until(&mut daemon, 60, what, |window| {
+        Ok(declined.map_or_else(is_home, |reason| window.declined.iter().any(|stay| stay.reason == reason)))
+    })?;
+    if declined.is_some() {
+        ensure!(seen.iter().all(|window| window.moves.is_empty()), "{limits}: moved");
+        ensure!(masks(readers.pid()) == before, "{limits}: bound");
+        let stay = seen.iter().flat_map(|window| &window.declined).find(|stay| stay.reason == what);
+        say!("{what}: {}", stay.map_or("", |stay| &stay.why));
+    } else {
+        say!("moved: {}", seen.iter().flat_map(|window| &window.moves).map(|mv| mv.why.as_str()).collect::<String>());
+    }
+    daemon.stop(Signal::TERM)?;
+    ensure!(masks(readers.pid()) == before, "{:?}, before {before:?}", masks(readers.pid()));
+    Ok(())
+}
+
+/// The thesis's conditions (8.1, 8.2), but for "sequential or over and over": a reader of a small file soon starts over.
+fn arc_guarded_moves_a_process_only_under_its_conditions() -> Outcome {
+    let bench = Bench::new()?;
+    guarded(&bench, "0", "min_file = 16777216", Some("small_reads"))?;
+    guarded(&bench, "0", "min_read_size = 65536", Some("small_file"))?;
+    guarded(&bench, "300", "min_read_size = 65536\nmin_file = 16777216", Some("no_gain"))?;
+    guarded(&bench, "0", "min_read_size = 65536\nmin_file = 16777216", None)
+}

@@ -1,0 +1,791 @@
+//! The real binary on the running kernel: what needs root, BPF, a terminal or a tool that may be missing.
+//!
+//! A test whose needs are not met is skipped and says why; it is never counted as passed.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+type Test = (&'static str, fn());
+
+const READING: &[Test] = &[
+    ("top_once_shows_who_reads", top_once_shows_who_reads),
+    ("what_is_recorded_can_be_replayed", what_is_recorded_can_be_replayed),
+];
+
+const LIVE: &[Test] = &[
+    ("plan_of_this_machine", plan_of_this_machine),
+    ("a_full_device_ends_a_recording_by_name", a_full_device_ends_a_recording_by_name),
+    ("a_full_disk_leaves_whole_lines", a_full_disk_leaves_whole_lines),
+    ("run_returns_what_its_command_returned", run_returns_what_its_command_returned),
+    ("a_signal_ends_a_long_window", a_signal_ends_a_long_window),
+    ("sigterm_is_passed_on_to_the_command", sigterm_is_passed_on_to_the_command),
+    ("a_second_run_is_refused", a_second_run_is_refused),
+    ("a_closed_stdout_ends_run_quietly", a_closed_stdout_ends_run_quietly),
+    ("readiness_is_told_to_systemd", readiness_is_told_to_systemd),
+    ("what_is_not_there_cannot_be_observed", what_is_not_there_cannot_be_observed),
+    ("doctor_finds_everything", doctor_finds_everything),
+    ("run_keeps_only_the_right_to_move_threads", run_keeps_only_the_right_to_move_threads),
+    ("its_command_keeps_what_the_user_has", its_command_keeps_what_the_user_has),
+    ("a_command_that_never_began_does_not_keep_run_waiting", a_command_that_never_began_does_not_keep_run_waiting),
+    ("limits_of_the_kernel_take_one_line_a_run", limits_of_the_kernel_take_one_line_a_run),
+    ("a_policy_says_what_a_host_cannot_do", a_policy_says_what_a_host_cannot_do),
+];
+
+const TERMINAL: &[Test] = &[
+    ("top_gives_the_terminal_back_on_q", top_gives_the_terminal_back_on_q),
+    ("top_gives_the_terminal_back_on_sigterm", top_gives_the_terminal_back_on_sigterm),
+    ("top_ends_when_its_terminal_is_gone", top_ends_when_its_terminal_is_gone),
+];
+
+const UNPRIVILEGED: &[Test] = &[
+    ("without_root_nodes_and_plans_work", without_root_nodes_and_plans_work),
+    ("without_root_where_says_what_is_hidden", without_root_where_says_what_is_hidden),
+    ("without_root_observing_says_what_is_missing", without_root_observing_says_what_is_missing),
+];
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let root = (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned());
+    let observe = root.clone().or_else(|| {
+        let probe = json(&homenode(&["doctor", "--json"]).stdout);
+        let missing = probe["facts"].as_array()?.iter().find(|f| f["needed"] == true && f["available"] == false)?;
+        Some(format!("nothing can be observed here: {}: {}", missing["name"], missing["cause"]))
+    });
+    let script = observe.clone().or_else(|| lacks("script"));
+    let reading = observe.clone().or_else(no_disk);
+    let perl = reading.clone().or_else(|| lacks("perl"));
+    let (not_root, observable) = (root.clone(), observe.clone());
+    let mut trials = Vec::new();
+    for (tests, skip) in [(READING, reading), (LIVE, observe), (TERMINAL, script), (UNPRIVILEGED, root)] {
+        for (name, test) in tests {
+            trials.push(trial(name, skip.clone(), *test));
+        }
+    }
+    let unshare = if rustix::process::geteuid().is_root() { lacks("unshare") } else { Some("needs root".to_owned()) };
+    trials.push(trial("without_btf_it_says_so_and_does_the_rest", unshare, without_btf));
+    trials.push(trial(
+        "moving_takes_cap_sys_nice_and_no_more",
+        not_root.clone(),
+        moving_takes_cap_sys_nice_and_no_more,
+    ));
+    let systemd = observable.clone().or_else(|| lacks("unshare")).or_else(|| {
+        let missing = !Path::new(SYSTEMD).exists();
+        missing.then(|| format!("{SYSTEMD} is not installed"))
+    });
+    trials.push(trial("the_unit_exposes_little", lacks("systemd-analyze"), the_unit_exposes_little));
+    trials.push(trial("the_unit_runs_under_its_restrictions", systemd, the_unit_runs_under_its_restrictions));
+    trials.push(trial("run_sees_its_command_from_the_start", perl, run_sees_its_command_from_the_start));
+    for (shell, args) in [("bash", "-n"), ("zsh", "-n"), ("fish", "--no-execute")] {
+        trials.push(trial(&format!("{shell}_accepts_its_completions"), lacks(shell), move || completions(shell, args)));
+    }
+    trials.push(trial("manual_pages_render_without_a_warning", lacks("man").or_else(|| lacks("groff")), manual_pages));
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn trial(name: &str, skip: Option<String>, test: impl FnOnce() + Send + 'static) -> Trial {
+    Trial::ignorable_test(name, move || match skip {
+        Some(why) => Ok(Completion::ignored_with(why)),
+        None => {
+            test();
+            Ok::<_, Failed>(Completion::Completed)
+        }
+    })
+}
+
+fn lacks(tool: &str) -> Option<String> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&paths).any(|dir| dir.join(tool).is_file());
+    (!found).then(|| format!("{tool} is not installed"))
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    command.args(args).env_remove("HOMENODE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
+}
+
+fn homenode(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).unwrap_or_else(|e| panic!("{e}: {}", text(bytes)))
+}
+
+/// Where test files are made: `$HOMENODE_TEST_DIR`, or cargo's own directory, which is on a disk more often than /tmp is.
+fn base() -> PathBuf {
+    std::env::var_os("HOMENODE_TEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from)
+}
+
+/// Why reads of test files cannot be observed by every kernel.
+fn no_disk() -> Option<String> {
+    const TMPFS: i64 = 0x0102_1994;
+    const V9FS: i64 = 0x0102_1997;
+    let kind = rustix::fs::statfs(base()).unwrap().f_type as i64;
+    [TMPFS, V9FS].contains(&kind).then(|| format!("{} is on tmpfs or 9p: set HOMENODE_TEST_DIR", base().display()))
+}
+
+/// A directory for one test, with a state directory's path in it.
+struct Place(tempfile::TempDir, tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self::below(&base())
+    }
+
+    /// Root trusts no state directory below one of somebody else's, which a checkout may be.
+    fn below(dir: &Path) -> Self {
+        Self(tempfile::tempdir_in(dir).unwrap(), tempfile::tempdir().unwrap())
+    }
+
+    fn state(&self) -> String {
+        self.1.path().join("state").to_str().unwrap().to_owned()
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// `homenode run` with a state directory of its own.
+    fn run(&self, args: &[&str]) -> Command {
+        command(&[&["run", "--state-dir", &self.state()], args].concat())
+    }
+}
+
+/// A process that reads the same file over and over, by `read`, until dropped.
+struct Reader(Child);
+
+impl Reader {
+    fn new(place: &Place) -> Self {
+        let file = place.path("read-me");
+        fs::write(&file, vec![1; 8 << 20]).unwrap();
+        let script = "while :; do dd if=\"$1\" of=/dev/null bs=64k status=none; done";
+        Self(Command::new("bash").args(["-c", script, "reader", &file]).stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits for the end; a process that has not ended by then would hang the tests and is a failure.
+fn ends(mut child: Child) -> (Option<i32>, String, String) {
+    let give_up = Instant::now() + Duration::from_secs(120);
+    let drain = |pipe: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+            text(&bytes)
+        })
+    };
+    let out = drain(child.stdout.take().map(|p| Box::new(p) as Box<dyn Read + Send>));
+    let err = drain(child.stderr.take().map(|p| Box::new(p) as Box<dyn Read + Send>));
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > give_up {
+            child.kill().unwrap();
+            panic!("still running after two minutes");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    (status.code(), out.join().unwrap(), err.join().unwrap())
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+/// Starts it and returns with its first line.
+fn started(command: &mut Command) -> (Child, BufReader<std::process::ChildStdout>, String) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+    (child, lines, first)
+}
+
+fn top_once_shows_who_reads() {
+    let place = Place::new();
+    let reader = Reader::new(&place);
+    let output = homenode(&["top", "--once", "--json", "--all"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let window = json(&output.stdout);
+    assert_eq!(window["version"], 1);
+    assert!(window["nodes"][0]["cpu"].as_f64().unwrap() > 0.0, "{window}");
+    let read: f64 = window["threads"].as_array().unwrap().iter().map(|t| t["read_bytes_per_s"].as_f64().unwrap()).sum();
+    assert!(read > 0.0, "{window}");
+    let output = homenode(&["top", "--once", "--filter", &reader.pid(), "--all"]);
+    let table = text(&output.stdout);
+    assert!(table.contains(&reader.pid()) && table.contains("bash"), "{table}");
+}
+
+fn plan_of_this_machine() {
+    let output = homenode(&["plan", "--window", "0.2", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let plan: placement::Plan = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((plan.version, plan.policy.as_str()), (1, "nthread"));
+}
+
+fn what_is_recorded_can_be_replayed() {
+    let place = Place::new();
+    let _reader = Reader::new(&place);
+    let file = place.path("r.jsonl");
+    for _ in 0..2 {
+        let output = homenode(&["record", "--windows", "2", "--window", "0.2", &file]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    let output = homenode(&["replay", "--json", &file]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let windows: Vec<Value> = text(&output.stdout).lines().map(|l| json(l.as_bytes())).collect();
+    assert_eq!(windows.len(), 4);
+    assert!(windows.iter().any(|w| w["read_bytes"].as_u64() > Some(0)), "{windows:?}");
+}
+
+fn a_full_device_ends_a_recording_by_name() {
+    let output = homenode(&["record", "--windows", "1", "--window", "0.1", "/dev/full"]);
+    assert_eq!(output.status.code(), Some(5));
+    let error = text(&output.stderr);
+    assert!(error.starts_with("homenode: cannot write /dev/full: ") && error.contains("(ENOSPC)"), "{error}");
+}
+
+fn a_full_disk_leaves_whole_lines() {
+    struct Mounted(PathBuf);
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg(&self.0).status();
+        }
+    }
+    let place = Place::new();
+    let disk = Mounted(place.0.path().join("disk"));
+    fs::create_dir(&disk.0).unwrap();
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=96k", "tmpfs"]).arg(&disk.0).status().unwrap();
+    assert!(mount.success());
+    let file = disk.0.join("r.jsonl");
+    let file = file.to_str().unwrap();
+    let output = homenode(&["record", "--windows", "10000", "--window", "0.05", file]);
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    let error = text(&output.stderr);
+    assert!(error.contains(file) && error.contains("(ENOSPC)"), "{error}");
+    let recorded = fs::read(file).unwrap();
+    assert!(recorded.is_empty() || recorded.ends_with(b"\n"));
+    let lines = recorded.iter().filter(|b| **b == b'\n').count();
+    if lines > 0 {
+        let output = homenode(&["replay", "--json", file]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout).lines().count(), lines);
+    }
+}
+
+fn run_returns_what_its_command_returned() {
+    let place = Place::new();
+    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)] {
+        let output = place.run(&["--", "sh", "-c", script]).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+    }
+    let output = place.run(&["--", "/nonexistent/command"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(127));
+    assert!(text(&output.stderr).contains("cannot start /nonexistent/command: "), "{}", text(&output.stderr));
+    let output = place.run(&["--json", "--", "/nonexistent/command"]).output().unwrap();
+    let error = text(&output.stderr).lines().find_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    assert_eq!(error.unwrap()["error"]["errno"], "ENOENT", "{}", text(&output.stderr));
+    let output = place.run(&["--", "/etc/passwd"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(126));
+}
+
+/// All that the command reads it reads at once.
+fn run_sees_its_command_from_the_start() {
+    let place = Place::new();
+    let file = place.path("data");
+    fs::write(&file, vec![1; 32 << 20]).unwrap();
+    let script = "open F, '<', $ARGV[0] or die; 1 while sysread F, $b, 65536; sleep 2";
+    let output = place.run(&["--json", "--exact", "--", "perl", "-e", script, &file]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines: Vec<Value> = text(&output.stdout).lines().map(|l| json(l.as_bytes())).collect();
+    assert_eq!((&lines[0]["kind"], &lines.last().unwrap()["kind"]), (&"start".into(), &"end".into()));
+    let read: u64 = lines.iter().filter_map(|line| line["read_bytes"].as_u64()).sum();
+    // perl and its libraries, too.
+    assert!((32 << 20..40 << 20).contains(&read), "{read}: {lines:?}");
+}
+
+fn hang_ups_are_ignored() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(ignored.trim(), 16).unwrap() & 1 == 1
+}
+
+fn a_signal_ends_a_long_window() {
+    // With nohup(1), these tests too, homenode outlives its terminal.
+    let hang_ups = (!hang_ups_are_ignored()).then_some(Signal::HUP);
+    for how in [Signal::TERM, Signal::INT].into_iter().chain(hang_ups) {
+        let place = Place::new();
+        let (child, mut lines, first) = started(&mut place.run(&["--json", "--window", "3600"]));
+        assert_eq!(json(first.as_bytes())["kind"], "start");
+        signal(&child, how);
+        let (code, _, err) = ends(child);
+        let mut rest = String::new();
+        lines.read_to_string(&mut rest).unwrap();
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{how:?}");
+        let last = json(rest.lines().last().unwrap().as_bytes());
+        assert_eq!((&last["kind"], &last["failed"]), (&"end".into(), &0.into()), "{how:?}");
+    }
+}
+
+fn sigterm_is_passed_on_to_the_command() {
+    let place = Place::new();
+    let script = "trap 'exit 42' TERM; echo ready; while :; do sleep 0.1; done";
+    let (child, mut lines, _) = started(&mut place.run(&["--", "sh", "-c", script]));
+    let mut line = String::new();
+    while line != "ready\n" {
+        line.clear();
+        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "the command never started");
+    }
+    signal(&child, Signal::TERM);
+    let drain = std::thread::spawn(move || lines.read_to_end(&mut Vec::new()));
+    assert_eq!(ends(child).0, Some(42));
+    drain.join().unwrap().unwrap();
+}
+
+fn a_second_run_is_refused() {
+    let place = Place::new();
+    let (first, _lines, _) = started(&mut place.run(&["--json", "--window", "3600"]));
+    let output = place.run(&["--windows", "1"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    let error = text(&output.stderr);
+    assert!(error.contains(&format!("pid {}", first.id())), "{error}");
+    let output = homenode(&["restore", "--state-dir", &place.state()]);
+    assert_eq!(output.status.code(), Some(4));
+    signal(&first, Signal::TERM);
+    assert_eq!(ends(first).0, Some(0));
+    let output = homenode(&["restore", "--state-dir", &place.state()]);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "nothing to restore\n"));
+}
+
+fn a_closed_stdout_ends_run_quietly() {
+    let place = Place::new();
+    let (child, lines, _) = started(&mut place.run(&["--window", "0.05"]));
+    drop(lines);
+    let (code, _, err) = ends(child);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+}
+
+fn readiness_is_told_to_systemd() {
+    let place = Place::new();
+    let path = place.path("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    let output = place.run(&["--windows", "1", "--window", "0.05"]).env("NOTIFY_SOCKET", &path).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    socket.set_nonblocking(true).unwrap();
+    for state in ["READY=1", "STOPPING=1"] {
+        let mut message = [0; 64];
+        let length = socket.recv(&mut message).unwrap();
+        assert_eq!(text(&message[..length]), state);
+    }
+}
+
+fn what_is_not_there_cannot_be_observed() {
+    let place = Place::new();
+    let output = place.run(&["--cgroup", "/nonexistent"]).output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{error}");
+    assert!(error.contains("/nonexistent") && error.contains("(ENOENT)"), "{error}");
+    let output = place.run(&["--pid", "2147483647"]).output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!((output.status.code(), error.as_str()), (Some(2), "homenode: process 2147483647: no such process\n"));
+}
+
+fn doctor_finds_everything() {
+    let output = homenode(&["doctor"]);
+    assert_eq!(output.status.code(), Some(0));
+    let report = text(&output.stdout);
+    assert!(report.contains("everything needed is available") && report.contains("filemap_get_pages"), "{report}");
+    let broken = homenode(&["doctor", "--json", "--state-dir", "/etc/passwd/state"]);
+    let report = json(&broken.stdout);
+    assert_eq!((broken.status.code(), &report["ok"]), (Some(1), &false.into()), "{report}");
+}
+
+/// Lines of `/proc/…/status` with these names.
+fn status_lines(status: &str, names: &[&str]) -> Vec<String> {
+    let wanted = |line: &&str| names.iter().any(|name| line.starts_with(&format!("{name}:")));
+    status.lines().filter(wanted).map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+const CAPABILITIES: [&str; 6] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs"];
+const SYS_NICE: u64 = 1 << 23;
+
+/// Lines of a thread's status that holds these capabilities and can get no others.
+fn only(capabilities: u64) -> Vec<String> {
+    let sets = [("CapInh", 0), ("CapPrm", capabilities), ("CapEff", capabilities), ("CapBnd", capabilities)];
+    let lines = sets.iter().chain(&[("CapAmb", 0)]).map(|(name, bits)| format!("{name}: {bits:016x}"));
+    lines.chain(["NoNewPrivs: 1".to_owned()]).collect()
+}
+
+/// Statuses of all threads of a process, the first thread's first. A thread that ends meanwhile is left out.
+fn statuses(pid: u32) -> Vec<Vec<String>> {
+    let mut tids: Vec<u32> = fs::read_dir(format!("/proc/{pid}/task"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
+        .collect();
+    tids.sort_unstable();
+    let status =
+        |tid| fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok().filter(|text| !text.is_empty());
+    tids.into_iter().filter_map(status).map(|text| status_lines(&text, &CAPABILITIES)).collect()
+}
+
+/// Where procfs hides processes, one more is kept to see them.
+fn kept() -> u64 {
+    const SYS_PTRACE: u64 = 1 << 19;
+    let hidden = fs::read_to_string("/proc/self/mountinfo").unwrap().contains("hidepid=");
+    if hidden { SYS_NICE | SYS_PTRACE } else { SYS_NICE }
+}
+
+fn run_keeps_only_the_right_to_move_threads() {
+    let place = Place::new();
+    let (child, _lines, first) = started(&mut place.run(&["--json", "--window", "3600"]));
+    assert_eq!(json(first.as_bytes())["kind"], "start");
+    // A thread that has just been started gives up its privileges first of all: wait for the last one.
+    let give_up = Instant::now() + Duration::from_secs(60);
+    // One thread looks where files and processes are in memory: CAP_DAC_READ_SEARCH, FOWNER, SYS_PTRACE, SYS_NICE.
+    let looks = only(1 << 2 | 1 << 3 | 1 << 19 | 1 << 23);
+    loop {
+        let (now, nothing) = (statuses(child.id()), only(0));
+        let others: Vec<_> = now.iter().skip(1).filter(|status| **status != nothing).collect();
+        if now.first() == Some(&only(kept())) && others == [&looks] {
+            assert!(now.len() > 3, "the threads for signals and slices are missing: {now:?}");
+            break;
+        }
+        assert!(Instant::now() < give_up, "{now:?}");
+        std::thread::yield_now();
+    }
+    signal(&child, Signal::TERM);
+    assert_eq!(ends(child).0, Some(0));
+}
+
+fn its_command_keeps_what_the_user_has() {
+    let place = Place::new();
+    let had = status_lines(&fs::read_to_string("/proc/self/status").unwrap(), &CAPABILITIES);
+    let output = place.run(&["--quiet", "--", "cat", "/proc/self/status"]).output().unwrap();
+    assert_eq!(status_lines(&text(&output.stdout), &CAPABILITIES), had, "{}", text(&output.stderr));
+}
+
+/// The first line of `run` cannot be written.
+fn a_command_that_never_began_does_not_keep_run_waiting() {
+    let place = Place::new();
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = place.run(&["--dry-run", "--", "true"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("ENOSPC"), "{}", text(&output.stderr));
+}
+
+/// The affinity of another user's process: the first set of capabilities is enough, the second is not.
+fn moving_takes_cap_sys_nice_and_no_more() {
+    use rustix::thread::{CapabilitySet, sched_getaffinity, sched_setaffinity};
+    struct Killed(Child);
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let other = Killed(Command::new("sleep").arg("1000").uid(65_534).gid(65_534).spawn().unwrap());
+    let pid = Pid::from_child(&other.0);
+    for (keep, result) in [(CapabilitySet::SYS_NICE, Ok(())), (CapabilitySet::empty(), Err(rustix::io::Errno::PERM))] {
+        let set = std::thread::spawn(move || {
+            linux::privileges::keep_only(keep).unwrap();
+            sched_setaffinity(Some(pid), &sched_getaffinity(Some(pid)).unwrap())
+        });
+        assert_eq!(set.join().unwrap(), result);
+    }
+}
+
+const SYSTEMD: &str = "/usr/lib/systemd/systemd";
+
+fn unit() -> String {
+    format!("{}/../../../tools/homenode.service", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// At most 3.0 of 10, by systemd's own measure.
+fn the_unit_exposes_little() {
+    let place = Place::new();
+    let path = place.path("homenode.service");
+    fs::write(&path, fs::read_to_string(unit()).unwrap().replace("@BIN@", "/usr/bin")).unwrap();
+    let output =
+        Command::new("systemd-analyze").args(["security", "--offline=yes", "--threshold=30", &path]).output().unwrap();
+    let (report, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{report}{errors}");
+    // A directive that systemd does not know restricts nothing.
+    assert!(!errors.contains("ignoring") && !errors.contains("Unknown"), "{errors}");
+}
+
+/// The unit as it is, run by a systemd of its own: a user manager of root applies the same restrictions.
+fn the_unit_runs_under_its_restrictions() {
+    const SCRIPT: &str = r#"
+        mount -t tmpfs tmpfs /run
+        mkdir -p /run/systemd/system /run/bin /run/units/systemd/user/homenode.service.d
+        cp "$1" /run/bin/homenode
+        sed 's|@BIN@|/run/bin|' "$2" >/run/units/systemd/user/homenode.service
+        printf '[Service]
+StandardError=append:/run/stderr
+' >/run/units/systemd/user/homenode.service.d/log.conf
+        export XDG_RUNTIME_DIR=/run XDG_CONFIG_HOME=/run/units
+        unset NOTIFY_SOCKET
+        "$3" --user >/run/manager 2>&1 &
+        manager=$!
+        trap 'cat /run/manager /run/stderr >&2; kill $manager; wait $manager' EXIT
+        until [ -S /run/systemd/private ]; do kill -0 $manager; sleep 0.1; done
+        systemctl --user start homenode.service
+        pid=$(systemctl --user show --property MainPID --value homenode.service)
+        cat "/proc/$pid/status"
+        until grep -q started /run/homenode/journal.jsonl; do kill -0 "$pid"; sleep 0.1; done
+        systemctl --user stop homenode.service
+        echo "Result: $(systemctl --user show --property Result --value homenode.service)"
+        grep -c stopped /run/homenode/journal.jsonl
+    "#;
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-euc", SCRIPT, "sh", env!("CARGO_BIN_EXE_homenode"), &unit(), SYSTEMD])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(status_lines(&out, &CAPABILITIES), only(kept()), "{out}{err}");
+    assert_eq!(status_lines(&out, &["Seccomp", "Result"]), ["Seccomp: 2", "Result: success"], "{out}{err}");
+    assert!(out.ends_with("\n1\n"), "{out}{err}");
+}
+
+fn limits_of_the_kernel_take_one_line_a_run() {
+    let place = Place::new();
+    let output = place.run(&["--windows", "3", "--window", "0.05"]).output().unwrap();
+    let report = text(&output.stdout);
+    let limits = json(&homenode(&["doctor", "--json"]).stdout)["limits"].as_array().unwrap().len();
+    let line = match limits {
+        1 => "note: 1 limit on what this kernel shows: `homenode doctor`".to_owned(),
+        n => format!("note: {n} limits on what this kernel shows: `homenode doctor`"),
+    };
+    assert_eq!(report.matches(&line).count(), usize::from(limits > 0), "{report}");
+    assert!(!report.contains("EPERM"), "{report}");
+    let output = place.run(&["-v", "--windows", "1", "--window", "0.05"]).output().unwrap();
+    let report = text(&output.stdout);
+    assert!(!report.contains("this kernel shows") && report.matches("note: ").count() >= limits, "{report}");
+}
+
+fn a_policy_says_what_a_host_cannot_do() {
+    let place = Place::new();
+    for (policy, says) in [("nthread", false), ("dragonfly", true), ("npolicy", false), ("arc", false), ("auto", true)]
+    {
+        let output = place.run(&["--policy", policy, "--windows", "1", "--window", "0.05"]).output().unwrap();
+        let report = text(&output.stdout);
+        assert_eq!(report.contains(&format!("note: policy {policy}: on a host ")), says, "{report}");
+    }
+}
+
+/// `homenode top` on a terminal of its own (script makes one), and what it wrote there.
+fn on_a_terminal(end: impl FnOnce(&mut Child, u32)) -> (Option<i32>, String) {
+    const ALTERNATE: &str = "\u{1b}[?1049h";
+    let place = Place::new();
+    let line = format!(
+        "stty rows 24 cols 80; echo pid $$; exec {} top --window 0.2 --state-dir {}",
+        env!("CARGO_BIN_EXE_homenode"),
+        place.state()
+    );
+    let mut script = Command::new("script")
+        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+        .env("TERM", "xterm")
+        .env("SHELL", "/bin/sh")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = script.stdout.take().unwrap();
+    let mut seen = Vec::new();
+    let mut block = [0; 4096];
+    while !text(&seen).contains(ALTERNATE) || !text(&seen).contains("q quit") {
+        let n = output.read(&mut block).unwrap();
+        assert_ne!(n, 0, "{}", text(&seen));
+        seen.extend_from_slice(&block[..n]);
+    }
+    let begun = text(&seen);
+    let pid = begun.split("pid ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
+    end(&mut script, pid);
+    let rest = std::thread::spawn(move || {
+        let mut rest = Vec::new();
+        output.read_to_end(&mut rest).map(|_| text(&rest))
+    });
+    let (code, _, _) = ends(script);
+    (code, rest.join().unwrap().unwrap())
+}
+
+const GIVEN_BACK: &str = "\u{1b}[?1049l";
+
+fn top_gives_the_terminal_back_on_q() {
+    let (code, rest) = on_a_terminal(|script, _| script.stdin.take().unwrap().write_all(b"q").unwrap());
+    assert!(code == Some(0) && rest.contains(GIVEN_BACK), "{code:?}: {rest:?}");
+}
+
+fn top_gives_the_terminal_back_on_sigterm() {
+    let mut stdin = None;
+    let (code, rest) = on_a_terminal(|script, pid| {
+        stdin = script.stdin.take();
+        kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::TERM).unwrap();
+    });
+    assert!(code == Some(0) && rest.contains(GIVEN_BACK), "{code:?}: {rest:?}");
+}
+
+/// Seen when tmux ended: it read the terminal that was gone, again and again, and SIGTERM did not end it.
+fn top_ends_when_its_terminal_is_gone() {
+    let mut top = 0;
+    on_a_terminal(|script, pid| {
+        top = pid;
+        script.kill().unwrap();
+    });
+    let over = |pid: u32| fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "));
+    let patience = Instant::now() + Duration::from_secs(20);
+    while !over(top) {
+        if Instant::now() > patience {
+            let _ = kill_process(Pid::from_raw(i32::try_from(top).unwrap()).unwrap(), Signal::KILL);
+            panic!("it goes on without a terminal");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The binary where anybody may run it, as nobody.
+struct Nobody {
+    place: Place,
+    binary: PathBuf,
+}
+
+impl Nobody {
+    fn new() -> Self {
+        // Not below cargo's directory: nobody may have no way there.
+        let place = Place::below(&std::env::temp_dir());
+        fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let binary = place.0.path().join("homenode");
+        fs::copy(env!("CARGO_BIN_EXE_homenode"), &binary).unwrap();
+        Self { place, binary }
+    }
+
+    fn homenode(&self, args: &[&str]) -> Output {
+        const NOBODY: u32 = 65_534;
+        Command::new(&self.binary).args(args).current_dir("/").uid(NOBODY).gid(NOBODY).output().unwrap()
+    }
+}
+
+fn without_root_nodes_and_plans_work() {
+    let nobody = Nobody::new();
+    let output = nobody.homenode(&["nodes"]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+    let snapshot = nobody.place.path("s.json");
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/inputs/two-nodes.json"), &snapshot).unwrap();
+    let output = nobody.homenode(&["plan", "--snapshot", &snapshot]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+    assert!(text(&output.stdout).contains("move  "), "{}", text(&output.stdout));
+}
+
+fn without_root_where_says_what_is_hidden() {
+    let nobody = Nobody::new();
+    let [mine, roots] = ["mine", "roots"].map(|name| nobody.place.path(name));
+    for path in [&mine, &roots] {
+        fs::write(path, vec![1; 100_000]).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    std::os::unix::fs::chown(&mine, Some(65_534), Some(65_534)).unwrap();
+    let output = nobody.homenode(&["where", "--json", &mine, &roots]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+    let files = json(&output.stdout);
+    assert_eq!((&files["files"][0]["resident"], &files["files"][0]["hidden"]), (&100_000.into(), &Value::Null));
+    assert_eq!(files["files"][1]["resident"], Value::Null);
+    assert!(files["files"][1]["hidden"].is_string(), "{files}");
+}
+
+fn without_root_observing_says_what_is_missing() {
+    let nobody = Nobody::new();
+    for args in [&["plan"][..], &["top", "--once"], &["record", "-"]] {
+        let output = nobody.homenode(args);
+        let error = text(&output.stderr);
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(3), ""), "{args:?}: {error}");
+        assert!(
+            error.starts_with("homenode: cannot observe: the right to") && error.contains("hint: "),
+            "{args:?}: {error}"
+        );
+        assert!(error.contains("BPF") && error.contains("EPERM"), "{args:?}: {error}");
+    }
+    let mark = nobody.place.path("started");
+    let output = nobody.homenode(&["run", "--dry-run", "--", "touch", &mark]);
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert!(!Path::new(&mark).exists());
+    let output = nobody.homenode(&["doctor", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report = json(&output.stdout);
+    let missing: Vec<_> =
+        report["facts"].as_array().unwrap().iter().filter(|f| f["available"] == false && f["needed"] == true).collect();
+    assert!(!missing.is_empty() && missing.iter().all(|f| f["cause"].is_string() && f["fix"].is_string()), "{report}");
+}
+
+/// As on a kernel without BTF: an empty directory over the place where the kernel shows it. libbpf used to say so too, on its own.
+fn without_btf() {
+    let script = "mount -t tmpfs none /sys/kernel/btf || exit 99; shift; exec \"$0\" \"$@\"";
+    let hidden = |args: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_homenode"), "--"]).args(args);
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    let output = hidden(&["plan"]);
+    let error = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(3), ""), "{error}");
+    assert!(error.starts_with("homenode: cannot observe: BTF (/sys/kernel/btf/vmlinux) is missing: ENOENT"), "{error}");
+    let output = hidden(&["doctor", "--json"]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(1), ""));
+    let report = json(&output.stdout);
+    let btf = report["facts"].as_array().unwrap().iter().find(|f| f["available"] == false).unwrap();
+    assert!(btf["name"].as_str().unwrap().contains("BTF") && btf["fix"].is_string(), "{report}");
+    let output = hidden(&["nodes"]);
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+}
+
+fn completions(shell: &str, check_only: &str) {
+    let place = Place::new();
+    let file = place.path("completions");
+    fs::write(&file, homenode(&["completions", shell]).stdout).unwrap();
+    let output = Command::new(shell).args([check_only, &file]).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+}
+
+fn manual_pages() {
+    let place = Place::new();
+    let pages = place.path("man");
+    assert!(homenode(&["man", &pages]).status.success());
+    for page in fs::read_dir(&pages).unwrap() {
+        let page = page.unwrap().path();
+        let output =
+            Command::new("man").args(["--warnings", "--local-file"]).arg(&page).env("MANWIDTH", "80").output().unwrap();
+        let (shown, warned) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success() && warned.is_empty(), "{}: {warned}", page.display());
+        assert!(shown.contains("NAME") && shown.contains("SYNOPSIS"), "{}: {shown}", page.display());
+        // Examples and exit codes keep their lines.
+        let line = shown.lines().any(|l| l.trim_start().starts_with("sudo homenode ") || l.trim() == "0  done");
+        let plain = shown.lines().any(|l| l.trim_start().starts_with("homenode ") && l.len() < 100);
+        assert!(line || plain, "{}: {shown}", page.display());
+    }
+}
