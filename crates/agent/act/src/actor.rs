@@ -399,14 +399,15 @@ impl<B: Births> Actor<B> {
         let of_move = !undo.payload.is_empty();
         if of_move && !self.finishing {
             self.finishing = true;
+            // CPUs may have come or gone since the last window.
+            self.mover.defaults().refresh();
             if let Err(error) = self.look() {
                 tracing::warn!(%error, "every affinity that equals ours is treated as ours");
             }
         }
         let Some(key) = key_of(undo) else { return self.mover.undo(undo) };
         let value = undo.masks.as_ref().map(|masks| &masks.ours);
-        if of_move && value.is_some_and(|value| self.processes.get(&undo.pid).is_some_and(|p| p.1.contains_key(value)))
-        {
+        if of_move && value.is_some_and(|value| self.processes.get(&undo.pid).is_some_and(|p| p.1.has(value))) {
             // What its threads start from now on is put back, too. Not so if one thread goes back that was moved by itself.
             self.processes.remove(&undo.pid);
         }
@@ -440,7 +441,7 @@ impl<B: Births> Actor<B> {
         if self.watched.births.is_none() || self.finishing {
             let blind = !self.watched.looked || self.watched.lost;
             let searched = |undo: &Undo| blind || key_of(undo).is_some_and(|key| self.mover.moved(key).is_none());
-            match kin::heirs(self.mover.threads(), held, searched) {
+            match kin::heirs(self.mover.threads(), held, self.mover.online(), searched) {
                 Ok(more) => {
                     let mut known: FxHashSet<Key> = heirs.iter().filter_map(key_of).collect();
                     known.extend(self.watched.own.iter().chain(&self.put_back));
@@ -460,10 +461,11 @@ impl<B: Births> Actor<B> {
         // By exec, the first thread's id and start time may stand for another program: the policy has not decided on that.
         let by_exec = key_of(&heir).is_none_or(|key| self.watched.execs.contains(&key));
         let given = self.processes.get(&heir.pid).filter(|_| !by_exec && !self.finishing);
-        let Some(parent) = heir.masks.as_ref().and_then(|masks| given?.1.get(&masks.ours)) else {
+        let Some(first) = heir.masks.as_ref().and_then(|masks| given?.1.first(&masks.ours)) else {
             return Heir { undo: heir, keeps: false };
         };
-        let undo = Undo { subject: heir.subject, ..parent.clone() };
+        // It goes back to what its own parent had.
+        let undo = Undo { payload: first.payload.clone(), ..heir };
         self.mover.adopt(&undo);
         self.watched.watch(&undo);
         Heir { undo, keeps: true }
@@ -531,8 +533,10 @@ impl<B: Births> Actor<B> {
 
     /// The first thread of a process whose place a moved thread may have taken by exec.
     fn became_first(&self, undo: &Undo) -> io::Result<Option<Key>> {
-        let given = |first| self.mover.moved(first).and_then(|moved| moved.ours.last().cloned());
-        kin::became_first(self.mover.threads(), undo, given).map(|first| first.as_ref().and_then(key_of))
+        let moved = |first| self.mover.moved(first).filter(|moved| moved.over.is_none());
+        let given = |first| moved(first).and_then(|moved| moved.ours.last().cloned());
+        let found = kin::became_first(self.mover.threads(), undo, self.mover.online(), given);
+        found.map(|first| first.as_ref().and_then(key_of))
     }
 }
 
@@ -542,5 +546,32 @@ fn boot_id(proc_root: &Path) -> io::Result<Option<String>> {
         Ok(id) => Ok(Some(id.trim().to_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::watched::Unwatched;
+    use super::*;
+    use engine::Masks;
+
+    #[test]
+    fn a_thread_born_in_a_moved_process_gets_back_what_its_parent_had() {
+        let set = |t: &str| t.parse::<CpuSet>().unwrap();
+        let undo = |tid, before: &str| Undo {
+            subject: Subject::Thread { tid, start: NS_PER_TICK },
+            pid: 9,
+            masks: Some(Masks { before: set(before), ours: set("4-7"), unbound: before == "0-7" }),
+            payload: String::new(),
+        };
+        let mut actor = Actor::<Unwatched>::new(Settings::default(), Topology::default(), None, None).unwrap();
+        let mut given = Given::default();
+        given.add(&Undo { payload: "family".to_owned(), ..undo(9, "3") });
+        given.add(&undo(10, "0-7"));
+        actor.processes.insert(9, (1, given));
+        // The child of the second thread, as the lineage tells it.
+        let heir = actor.heir(undo(11, "0-7"));
+        assert!(heir.keeps);
+        assert_eq!((heir.undo.masks, heir.undo.payload.as_str()), (undo(11, "0-7").masks, "family"));
     }
 }

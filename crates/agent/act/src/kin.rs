@@ -110,7 +110,12 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
 
 /// A record for the first thread of the process, if the moved thread has become the first by exec. `given` is the value that we
 /// gave a first thread last: one that has another value now has it from the moved thread.
-pub fn became_first(threads: &Threads, undo: &Undo, given: impl Fn(Key) -> Option<CpuSet>) -> io::Result<Option<Undo>> {
+pub fn became_first(
+    threads: &Threads,
+    undo: &Undo,
+    online: &CpuSet,
+    given: impl Fn(Key) -> Option<CpuSet>,
+) -> io::Result<Option<Undo>> {
     let (Some((tid, start)), Some(masks), Some(family)) = (key_of(undo), &undo.masks, Family::of(undo)) else {
         return Ok(None);
     };
@@ -120,11 +125,14 @@ pub fn became_first(threads: &Threads, undo: &Undo, given: impl Fn(Key) -> Optio
     }
     // A later process with this id would have started after the move, at a later tick.
     let Some(first) = threads.stat(pid)?.filter(|first| first.start <= family.at) else { return Ok(None) };
-    if !family.first_differs && given((pid, first.start)).is_none_or(|given| given == masks.ours) {
-        return Ok(None);
+    match given((pid, first.start)) {
+        // It has the value from us, and a record of its own.
+        Some(given) if given == masks.ours => return Ok(None),
+        None if !family.first_differs => return Ok(None),
+        _ => {}
     }
     match affinity::get(pid) {
-        Ok(mask) if mask == masks.ours => {}
+        Ok(mask) if mask == shown(&masks.ours, online) => {}
         Err(error) if !is_gone(&error) => return Err(error),
         _ => return Ok(None),
     }
@@ -135,21 +143,33 @@ fn ours_of(undo: &Undo) -> Option<CpuSet> {
     undo.masks.as_ref().map(|masks| masks.ours.clone())
 }
 
-/// For each value the threads that were given it. The threads of one process count as one, the first that was moved: a process has
+/// A value as the kernel shows it while only these CPUs are online: without any of its own, a thread may use them all.
+fn shown(ours: &CpuSet, online: &CpuSet) -> CpuSet {
+    let left = ours.intersection(online);
+    if left.is_empty() { online.clone() } else { left }
+}
+
+/// For each value, as the kernel shows it now, the threads that were given it. The threads of one process count as one, the first that was moved: a process has
 /// tens of thousands of them. Process, session and control group decide who is kin.
-type Parents<'a> = FxHashMap<&'a CpuSet, FxHashMap<(u32, u32, String), (&'a Undo, Family)>>;
+type Parents<'a> = FxHashMap<CpuSet, FxHashMap<(u32, u32, String), (&'a Undo, Family)>>;
 
 /// Undo records for every thread of the machine that is kin of one in `all` and holds its value. Only records for which
 /// `searched` is true have kin; no thread with a record is an heir. An error means that none was found and that some threads
 /// could not be examined.
-pub fn heirs(threads: &Threads, all: &[Undo], searched: impl Fn(&Undo) -> bool) -> io::Result<Vec<Undo>> {
+pub fn heirs(
+    threads: &Threads,
+    all: &[Undo],
+    online: &CpuSet,
+    searched: impl Fn(&Undo) -> bool,
+) -> io::Result<Vec<Undo>> {
     let records: FxHashSet<Key> = all.iter().filter_map(key_of).collect();
     let mut by_value = Parents::default();
     let held: Vec<&Undo> = all.iter().filter(|undo| searched(undo)).collect();
     for undo in &held {
         let (Some(masks), Some(family)) = (&undo.masks, Family::of(undo)) else { continue };
         let of = (undo.pid, family.session, family.cgroup.clone());
-        let first = by_value.entry(&masks.ours).or_default().entry(of).or_insert_with(|| (undo, family.clone()));
+        let first =
+            by_value.entry(shown(&masks.ours, online)).or_default().entry(of).or_insert_with(|| (undo, family.clone()));
         if family.at < first.1.at {
             *first = (undo, family);
         }
@@ -168,7 +188,7 @@ pub fn heirs(threads: &Threads, all: &[Undo], searched: impl Fn(&Undo) -> bool) 
     let last: FxHashMap<Key, &Undo> = all.iter().filter_map(|undo| Some((key_of(undo)?, undo))).collect();
     let given = |first: Key| last.get(&first).and_then(|undo| ours_of(undo));
     for undo in held {
-        match became_first(threads, undo, given) {
+        match became_first(threads, undo, online, given) {
             Ok(heir) => heirs.extend(heir),
             Err(error) => trouble = Some(error),
         }
@@ -330,6 +350,36 @@ mod tests {
         let table = family(&[(60, 1, 1200, 0, "")]);
         let family = Family { at: 1000, session: 0, cgroup: String::new(), first_differs: false };
         assert_eq!(kinship(&table, 60, &Facts::stat(&table, 60).unwrap().unwrap(), 50, &family).unwrap(), None);
+    }
+
+    /// A child that was born while a CPU of the node was offline was bound to the others for ever.
+    #[test]
+    fn a_child_is_found_while_a_cpu_of_the_node_is_offline() {
+        let all = affinity::get(0).unwrap();
+        let one: CpuSet = all.iter().take(1).collect();
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let value = one.clone();
+        let child = std::thread::spawn(move || {
+            affinity::set(0, &value).unwrap();
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            _ = ended.recv();
+        });
+        let tid = told.recv().unwrap();
+        let threads = Threads::new(std::path::Path::new("/proc"));
+        let family = Family { at: 0, session: 0, cgroup: String::new(), first_differs: false };
+        let masks = Masks { before: all.clone(), ours: one.iter().chain([9999]).collect(), unbound: true };
+        let gone = Undo {
+            subject: subject_of((u32::MAX, 1)),
+            pid: std::process::id(),
+            masks: Some(masks.clone()),
+            payload: family.payload(),
+        };
+        let found = heirs(&threads, &[gone], &all, |_| true).unwrap();
+        let of_child = found.iter().find(|heir| key_of(heir).is_some_and(|key| key.0 == tid));
+        assert_eq!(of_child.and_then(|heir| heir.masks.clone()), Some(masks));
+        drop(end);
+        child.join().unwrap();
     }
 
     #[test]

@@ -18,8 +18,34 @@ use super::family::Family;
 /// A thread: id and start time in ticks.
 pub type Key = (u32, u64);
 
-/// The values that the threads of one process were given, each with the record of the first thread that was.
-pub type Given = FxHashMap<CpuSet, Undo>;
+/// The values that the threads of one process were given.
+#[derive(Clone, Debug, Default)]
+pub struct Given(FxHashMap<CpuSet, (Undo, bool)>);
+
+impl Given {
+    /// A thread was given a value.
+    pub fn add(&mut self, undo: &Undo) {
+        let Some(masks) = &undo.masks else { return };
+        let back = |undo: &Undo| undo.masks.as_ref().map(|masks| (masks.before.clone(), masks.unbound));
+        let (first, alike) = self.0.entry(masks.ours.clone()).or_insert_with(|| (undo.clone(), true));
+        *alike &= back(first) == back(undo);
+    }
+
+    /// Whether a thread was given this value.
+    pub fn has(&self, value: &CpuSet) -> bool {
+        self.0.contains_key(value)
+    }
+
+    /// The record of the first thread that was given this value.
+    pub fn first(&self, value: &CpuSet) -> Option<&Undo> {
+        self.0.get(value).map(|(undo, _)| undo)
+    }
+
+    /// The same, if all that were given it get the same back.
+    fn alike(&self, value: &CpuSet) -> Option<&Undo> {
+        self.0.get(value).filter(|(_, alike)| *alike).map(|(undo, _)| undo)
+    }
+}
 
 /// Rules about which threads may be moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,6 +137,11 @@ impl Mover {
     /// Threads as procfs shows them.
     pub fn threads(&self) -> &Threads {
         &self.threads
+    }
+
+    /// The CPUs that were online when it was last looked.
+    pub fn online(&self) -> &CpuSet {
+        self.defaults.online()
     }
 
     /// Default affinities.
@@ -210,12 +241,12 @@ impl Mover {
     }
 
     /// A record for a thread of a process whose threads were given these values, if it was born with one of them, so that it can be
-    /// moved as its parent was.
+    /// moved as its parent was. Its parent is not known: only if all get the same back is it known what the thread gets.
     pub fn inherited(&mut self, given: &Given, tid: u32, stat: &Stat) -> Option<Undo> {
-        if given.is_empty() {
+        if given.0.is_empty() {
             return None;
         }
-        let parent = given.get(&mask_of(tid).ok()?)?;
+        let parent = given.alike(&mask_of(tid).ok()?)?;
         let (masks, family) = (parent.masks.as_ref()?, Family::of(parent)?);
         if stat.start < family.at {
             return None;
@@ -402,5 +433,25 @@ mod tests {
         assert!(!case("0-2", "0-3", "0-7")); // another program narrowed it
         assert!(!case("0-7", "0-3", "0-7")); // another program reset it
         assert!(!case("0-1", "0-3", "0-2"));
+    }
+
+    /// A thread that was born in a moved process got what the first of its threads had before, for good: one CPU, if that had bound
+    /// itself to it.
+    #[test]
+    fn what_a_thread_gets_back_is_known_only_if_all_get_the_same() {
+        let set = |t: &str| t.parse::<CpuSet>().unwrap();
+        let undo = |tid, before: &str| Undo {
+            subject: subject_of((tid, 1)),
+            pid: 1,
+            masks: Some(Masks { before: set(before), ours: set("4-7"), unbound: before == "0-7" }),
+            payload: String::new(),
+        };
+        let mut given = Given::default();
+        given.add(&undo(1, "0-7"));
+        given.add(&undo(2, "0-7"));
+        assert_eq!(given.alike(&set("4-7")), Some(&undo(1, "0-7")));
+        given.add(&undo(3, "3"));
+        assert_eq!((given.alike(&set("4-7")), given.has(&set("4-7"))), (None, true));
+        assert_eq!(given.alike(&set("0-3")), None);
     }
 }

@@ -169,9 +169,7 @@ impl ProcessMove {
     }
 
     fn is_bound(&mut self, undo: Undo) {
-        if let Some(masks) = &undo.masks {
-            self.given.entry(masks.ours.clone()).or_insert_with(|| undo.clone());
-        }
+        self.given.add(&undo);
         self.bound.push(undo);
     }
 

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use act::Actor;
+use act::watched::Unwatched;
 use engine::{Finished, Plane, StateDir, Undone, Verdict, recover};
 use host::plane::Observe;
 use linux::affinity;
@@ -15,7 +17,7 @@ use topology::NodeId;
 
 use crate::Tried;
 use crate::forks::WithLineage;
-use crate::world::{Running, Scripted, all, engine, mask, node, plane, step, tids, wait_for};
+use crate::world::{Running, Scripted, all, engine, mask, move_of, node, plane, step, tids, topology, wait_for};
 
 /// A program whose second thread, once a file is there, becomes another program by exec. Its first thread keeps to node 0 if
 /// there is a second argument.
@@ -161,6 +163,42 @@ pub fn exec_after_the_first_was_moved_elsewhere() -> Tried {
     let heirs = next.inherited(&held).unwrap();
     assert_eq!(heirs.len(), 1);
     assert_eq!(next.undo(&heirs[0].undo).unwrap(), Undone::Restored);
+    assert_eq!(mask(pid), all());
+    Ok(())
+}
+
+/// A program whose second thread ends once a file is there.
+pub fn be_ending(args: &[String]) {
+    let go = Path::new(&args[0]).to_owned();
+    let worker = std::thread::spawn(move || wait_for(|| go.exists()));
+    println!("ready");
+    worker.join().unwrap();
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+/// The plane of a volume watches no births. The end of a worker looked there like an exec of it that made it the first thread, and
+/// the first thread was put back.
+pub fn end_of_a_worker_without_a_watcher() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let go = tmp.path().join("go");
+    let program = Running::role("ending", &[go.to_str().unwrap()]);
+    let pid = program.pid();
+    let worker = *tids(pid).iter().find(|tid| **tid != pid).unwrap();
+    let mut actor = Actor::<Unwatched>::new(Default::default(), topology(), None, None).unwrap();
+    actor.begin_window();
+    // Both are prepared before one is bound, as the engine does.
+    let of_process = |tid| Move { pid, ..move_of(tid, 1) };
+    let moves = [of_process(worker), of_process(pid)];
+    let held: Vec<_> = moves.iter().flat_map(|mv| actor.prepare(mv).unwrap()).collect();
+    for (mv, undo) in moves.iter().zip(&held) {
+        actor.start(mv, std::slice::from_ref(undo), &mut |_| Ok(())).unwrap();
+    }
+    std::fs::write(&go, "").unwrap();
+    wait_for(|| tids(pid) == [pid]);
+    actor.begin_window();
+    assert_eq!(actor.inherited(&held).unwrap().len(), 0);
+    assert_eq!((actor.ended(&held[0]), actor.ended(&held[1])), (true, false));
+    assert_eq!(actor.undo(&held[1]).unwrap(), Undone::Restored);
     assert_eq!(mask(pid), all());
     Ok(())
 }
