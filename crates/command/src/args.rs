@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use placement::Traits;
+
+use crate::output::units;
 
 /// Default configuration file; it need not exist.
 pub const CONFIG_FILE: &str = "/etc/homenode/homenode.toml";
@@ -134,4 +137,51 @@ fn simulated_policies() -> clap::builder::PossibleValuesParser {
             .chain(placement::POLICIES)
             .map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
     )
+}
+
+/// How to decide.
+#[derive(Debug, Clone, Args)]
+pub struct PolicyArgs {
+    /// Policy that decides what moves
+    #[arg(long, value_name = "POLICY", default_value = "nthread", value_parser = policy_names())]
+    pub policy: String,
+    /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
+    pub margin: Option<f64>,
+    /// Leave alone threads that read and wrote less than this in a window [default: 4MiB]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
+    pub min_bytes: Option<u64>,
+}
+
+fn policy_names() -> clap::builder::PossibleValuesParser {
+    let value = |(name, about): &(&'static str, &str)| {
+        let policy = placement::policy(name, &placement::nthread::Settings::default());
+        let host = policy.and_then(|policy| on_a_host(policy.traits(), false));
+        let host = host.map_or(String::new(), |less| format!(" ({less})"));
+        clap::builder::PossibleValue::new(*name).help(format!("{about}{host}"))
+    };
+    clap::builder::PossibleValuesParser::new(placement::POLICIES.iter().map(value))
+}
+
+/// The policies that can decide on a mount, and `off`.
+pub fn mount_policies() -> clap::builder::PossibleValuesParser {
+    let all = [("off", "nothing moves")].iter().chain(placement::POLICIES);
+    clap::builder::PossibleValuesParser::new(
+        all.map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
+    )
+}
+
+/// A window must be long enough to show something and short enough for a prompt stop.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('s').trim().parse::<f64>() {
+        Ok(s) if (0.01..=3600.0).contains(&s) => Ok(s),
+        Ok(_) => Err("must be between 0.01 and 3600 seconds".to_owned()),
+        Err(_) => Err("not a number of seconds".to_owned()),
+    }
+}
+
+/// Moves that a policy makes in a simulation but not on a host. `dax`: files on DAX are moved.
+pub fn on_a_host(policy: Traits, dax: bool) -> Option<&'static str> {
+    let cached = "on a host it moves cached files only, unless homenode.toml has `dax = true` for files on DAX";
+    (policy.moves_files && !dax).then_some(cached)
 }

@@ -18,3 +18,4 @@ pub mod output;
 pub mod recording;
 pub mod sibling;
 pub mod signals;
+pub mod volume_args;

@@ -17,6 +17,8 @@ use crate::exit::{Exit, Failure};
 
 /// The laboratory's program.
 pub const LAB: &str = "homenode-lab";
+/// The file system's program.
+pub const FS: &str = "homenode-fs";
 
 /// Where a program is, if it is installed.
 fn path(program: &str) -> Result<PathBuf, Failure> {

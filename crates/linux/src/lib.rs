@@ -12,6 +12,7 @@ pub mod affinity;
 pub mod births;
 pub mod block;
 pub mod cpuset;
+pub mod files;
 pub mod heap;
 pub mod interference;
 pub mod leases;

@@ -130,6 +130,12 @@ impl Topology {
         self.nodes.iter().find(|n| n.cpus.contains(cpu)).map(|n| n.id)
     }
 
+    /// The nodes with memory of which a bandwidth is not known.
+    pub fn without_bandwidth(&self) -> Vec<NodeId> {
+        let unknown = |n: &&Node| n.memory != MemoryKind::None && (n.read_bw_max.is_none() || n.write_bw_max.is_none());
+        self.nodes.iter().filter(unknown).map(|n| n.id).collect()
+    }
+
     /// The nodes with a CPU in the set.
     pub fn nodes_of_cpus(&self, cpus: &CpuSet) -> Vec<NodeId> {
         self.nodes.iter().filter(|n| n.cpus.iter().any(|cpu| cpus.contains(cpu))).map(|n| n.id).collect()

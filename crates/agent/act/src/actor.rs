@@ -14,11 +14,11 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{Heir, JobId, JobState, PlaneError, Progress, Started, Undo, Undone, Write};
+use engine::{Heir, JobId, JobState, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
 use linux::births::Kin;
 use linux::threads::NS_PER_TICK;
 use linux::{affinity, interference};
-use placement::{Move, Subject, Thread};
+use placement::{Move, Snapshot, Subject, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, Topology};
 
@@ -153,11 +153,6 @@ impl<B: Births> Actor<B> {
         self.watched.lost = true;
     }
 
-    /// The machine.
-    pub fn topology(&self) -> &Topology {
-        self.machine.topology()
-    }
-
     /// Files and processes that move.
     pub fn moves(&mut self) -> &mut DataMoves {
         &mut self.moves
@@ -279,23 +274,6 @@ impl<B: Births> Actor<B> {
         self.moves.jobs.take_layout(job)
     }
 
-    /// See [`engine::Plane::prepare`].
-    pub fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
-        if let Some(scheduler) = self.scheduler.as_ref().filter(|_| !mv.subject.is_file()) {
-            return Err(refused("sched_ext", format!("a sched_ext {scheduler} may treat a bound thread worse")));
-        }
-        self.moves.prepare(&mut self.mover, self.machine.topology(), mv)
-    }
-
-    /// See [`engine::Plane::start`].
-    pub fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
-        match mv.subject {
-            Subject::Thread { .. } => undo.iter().try_for_each(|undo| self.bind(undo)).map(|()| Started::Done),
-            Subject::Process { .. } => self.start_process(mv, undo, write),
-            Subject::File { .. } => self.moves.start_file(mv),
-        }
-    }
-
     /// Sets the affinity of one thread.
     fn bind(&mut self, undo: &Undo) -> Result<(), PlaneError> {
         let key = key_of(undo);
@@ -358,104 +336,6 @@ impl<B: Births> Actor<B> {
         self.moves.start_memory(process)
     }
 
-    /// See [`engine::Plane::take_back`].
-    pub fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        self.moves.take_back(mv)
-    }
-
-    /// See [`engine::Plane::not_bound`].
-    pub fn not_bound(&mut self) -> Vec<Subject> {
-        std::mem::take(&mut self.not_bound)
-    }
-
-    /// See [`engine::Plane::poll`].
-    pub fn poll(&mut self) -> Vec<Progress> {
-        self.moves.poll()
-    }
-
-    /// See [`engine::Plane::cancel`].
-    pub fn cancel(&mut self, job: JobId) {
-        self.moves.jobs.cancel(job);
-    }
-
-    /// See [`engine::Plane::pace`].
-    pub fn pace(&mut self, bytes_per_s: f64) {
-        self.moves.jobs.pace(bytes_per_s);
-    }
-
-    /// See [`engine::Plane::moves_back`].
-    pub fn moves_back(&self) -> bool {
-        self.settings.move_back
-    }
-
-    /// See [`engine::Plane::move_back`].
-    pub fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
-        self.moves.move_back()
-    }
-
-    /// See [`engine::Plane::undo`].
-    pub fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        // Only records of moves name a family; records of descendants do not.
-        let of_move = !undo.payload.is_empty();
-        if of_move && !self.finishing {
-            self.finishing = true;
-            // CPUs may have come or gone since the last window.
-            self.mover.defaults().refresh();
-            if let Err(error) = self.look() {
-                tracing::warn!(%error, "every affinity that equals ours is treated as ours");
-            }
-        }
-        let Some(key) = key_of(undo) else { return self.mover.undo(undo) };
-        let value = undo.masks.as_ref().map(|masks| &masks.ours);
-        if of_move && value.is_some_and(|value| self.processes.get(&undo.pid).is_some_and(|p| p.1.has(value))) {
-            // What its threads start from now on is put back, too. Not so if one thread goes back that was moved by itself.
-            self.processes.remove(&undo.pid);
-        }
-        if of_move && self.watched.own.contains(&key) {
-            self.mover.end(key);
-            return Ok(Undone::ChangedByOthers);
-        }
-        let undone = self.mover.undo(undo)?;
-        if !of_move && undone == Undone::Restored {
-            self.put_back.insert(key);
-            self.watched.release(key);
-        }
-        Ok(undone)
-    }
-
-    /// See [`engine::Plane::inherited`].
-    ///
-    /// The watcher reports the descendants of moved threads. While everything is being restored, and without a watcher,
-    /// procfs is searched for those whose births it did not see. A thread that set our value itself looks like one of them, so
-    /// the search leaves out the kin of watched threads.
-    pub fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
-        let mut trouble: Option<String> = None;
-        let mut heirs = match self.look_for_kin(held) {
-            Ok(kin) => self.lineage.heirs(&self.mover, &kin).map_err(|e| e.to_string()),
-            Err(error) => Err(error.to_string()),
-        }
-        .unwrap_or_else(|error| {
-            trouble = Some(error);
-            Vec::new()
-        });
-        if self.watched.births.is_none() || self.finishing {
-            let blind = !self.watched.looked || self.watched.lost;
-            let searched = |undo: &Undo| blind || key_of(undo).is_some_and(|key| self.mover.moved(key).is_none());
-            match kin::heirs(self.mover.threads(), held, self.mover.online(), searched) {
-                Ok(more) => {
-                    let mut known: FxHashSet<Key> = heirs.iter().filter_map(key_of).collect();
-                    known.extend(self.watched.own.iter().chain(&self.put_back));
-                    heirs.extend(more.into_iter().filter(|heir| key_of(heir).is_some_and(|key| known.insert(key))));
-                }
-                Err(error) => trouble = Some(error.to_string()),
-            }
-        }
-        match trouble {
-            Some(why) if heirs.is_empty() => Err(PlaneError::Refused { reason: "unreadable", why }),
-            _ => Ok(heirs.into_iter().map(|heir| self.heir(heir)).collect()),
-        }
-    }
-
     /// A thread that inherited our value keeps it if its process was moved as a whole, and is moved itself from now on.
     fn heir(&mut self, heir: Undo) -> Heir {
         // By exec, the first thread's id and start time may stand for another program: the policy has not decided on that.
@@ -469,37 +349,6 @@ impl<B: Births> Actor<B> {
         self.mover.adopt(&undo);
         self.watched.watch(&undo);
         Heir { undo, keeps: true }
-    }
-
-    /// See [`engine::Plane::ended`].
-    pub fn ended(&mut self, undo: &Undo) -> bool {
-        let (Some(key), Some(masks)) = (key_of(undo), &undo.masks) else { return false };
-        let watched = &self.watched;
-        // The kernel's list of tasks takes no lock: procfs is asked only about those that it does not have.
-        let lives = watched.looked && watched.alive.contains(&key);
-        let over = if !lives && self.mover.threads().ended(key.0, key.1) {
-            match self.became_first(undo) {
-                // It continues under another id. The record must stay until that thread is restored, in case of a crash.
-                // A watched thread did so only if the kernel reported its exec; the first thread may hold our value for itself.
-                Ok(Some(first)) => {
-                    let reported = watched.looked && !watched.lost && self.mover.moved(key).is_some();
-                    watched.own.contains(&first) || reported && !watched.execs.contains(&first)
-                }
-                Ok(None) => true,
-                Err(_) => false,
-            }
-        } else {
-            watched.own.contains(&key) && affinity::get(key.0).is_ok_and(|mask| mask == masks.ours)
-        };
-        if over {
-            self.mover.end(key);
-        }
-        over
-    }
-
-    /// See [`engine::Plane::epoch`].
-    pub fn epoch(&self) -> Option<String> {
-        self.epoch.clone()
     }
 
     /// Looks at the watched threads; those with an affinity of their own are ours no more.
@@ -537,6 +386,149 @@ impl<B: Births> Actor<B> {
         let given = |first| moved(first).and_then(|moved| moved.ours.last().cloned());
         let found = kin::became_first(self.mover.threads(), undo, self.mover.online(), given);
         found.map(|first| first.as_ref().and_then(key_of))
+    }
+}
+
+impl<B: Births> Plane for Actor<B> {
+    fn topology(&self) -> &Topology {
+        self.machine.topology()
+    }
+
+    /// Refused: it only acts.
+    fn observe(&mut self, _: Duration) -> Result<Snapshot, PlaneError> {
+        Err(PlaneError::Broken("this plane only acts: it cannot observe".into()))
+    }
+
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
+        if let Some(scheduler) = self.scheduler.as_ref().filter(|_| !mv.subject.is_file()) {
+            return Err(refused("sched_ext", format!("a sched_ext {scheduler} may treat a bound thread worse")));
+        }
+        self.moves.prepare(&mut self.mover, self.machine.topology(), mv)
+    }
+
+    fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
+        match mv.subject {
+            Subject::Thread { .. } => undo.iter().try_for_each(|undo| self.bind(undo)).map(|()| Started::Done),
+            Subject::Process { .. } => self.start_process(mv, undo, write),
+            Subject::File { .. } => self.moves.start_file(mv),
+        }
+    }
+
+    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        self.moves.take_back(mv)
+    }
+
+    fn not_bound(&mut self) -> Vec<Subject> {
+        std::mem::take(&mut self.not_bound)
+    }
+
+    fn poll(&mut self) -> Vec<Progress> {
+        self.moves.poll()
+    }
+
+    fn cancel(&mut self, job: JobId) {
+        self.moves.jobs.cancel(job);
+    }
+
+    fn pace(&mut self, bytes_per_s: f64) {
+        self.moves.jobs.pace(bytes_per_s);
+    }
+
+    fn moves_back(&self) -> bool {
+        self.settings.move_back
+    }
+
+    fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
+        self.moves.move_back()
+    }
+
+    fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
+        // Only records of moves name a family; records of descendants do not.
+        let of_move = !undo.payload.is_empty();
+        if of_move && !self.finishing {
+            self.finishing = true;
+            // CPUs may have come or gone since the last window.
+            self.mover.defaults().refresh();
+            if let Err(error) = self.look() {
+                tracing::warn!(%error, "every affinity that equals ours is treated as ours");
+            }
+        }
+        let Some(key) = key_of(undo) else { return self.mover.undo(undo) };
+        let value = undo.masks.as_ref().map(|masks| &masks.ours);
+        if of_move && value.is_some_and(|value| self.processes.get(&undo.pid).is_some_and(|p| p.1.has(value))) {
+            // What its threads start from now on is put back, too. Not so if one thread goes back that was moved by itself.
+            self.processes.remove(&undo.pid);
+        }
+        if of_move && self.watched.own.contains(&key) {
+            self.mover.end(key);
+            return Ok(Undone::ChangedByOthers);
+        }
+        let undone = self.mover.undo(undo)?;
+        if !of_move && undone == Undone::Restored {
+            self.put_back.insert(key);
+            self.watched.release(key);
+        }
+        Ok(undone)
+    }
+
+    /// The watcher reports the descendants of moved threads. While everything is being restored, and without a watcher,
+    /// procfs is searched for those whose births it did not see. A thread that set our value itself looks like one of them, so
+    /// the search leaves out the kin of watched threads.
+    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
+        let mut trouble: Option<String> = None;
+        let mut heirs = match self.look_for_kin(held) {
+            Ok(kin) => self.lineage.heirs(&self.mover, &kin).map_err(|e| e.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+        .unwrap_or_else(|error| {
+            trouble = Some(error);
+            Vec::new()
+        });
+        if self.watched.births.is_none() || self.finishing {
+            let blind = !self.watched.looked || self.watched.lost;
+            let searched = |undo: &Undo| blind || key_of(undo).is_some_and(|key| self.mover.moved(key).is_none());
+            match kin::heirs(self.mover.threads(), held, self.mover.online(), searched) {
+                Ok(more) => {
+                    let mut known: FxHashSet<Key> = heirs.iter().filter_map(key_of).collect();
+                    known.extend(self.watched.own.iter().chain(&self.put_back));
+                    heirs.extend(more.into_iter().filter(|heir| key_of(heir).is_some_and(|key| known.insert(key))));
+                }
+                Err(error) => trouble = Some(error.to_string()),
+            }
+        }
+        match trouble {
+            Some(why) if heirs.is_empty() => Err(PlaneError::Refused { reason: "unreadable", why }),
+            _ => Ok(heirs.into_iter().map(|heir| self.heir(heir)).collect()),
+        }
+    }
+
+    fn ended(&mut self, undo: &Undo) -> bool {
+        let (Some(key), Some(masks)) = (key_of(undo), &undo.masks) else { return false };
+        let watched = &self.watched;
+        // The kernel's list of tasks takes no lock: procfs is asked only about those that it does not have.
+        let lives = watched.looked && watched.alive.contains(&key);
+        let over = if !lives && self.mover.threads().ended(key.0, key.1) {
+            match self.became_first(undo) {
+                // It continues under another id. The record must stay until that thread is restored, in case of a crash.
+                // A watched thread did so only if the kernel reported its exec; the first thread may hold our value for itself.
+                Ok(Some(first)) => {
+                    let reported = watched.looked && !watched.lost && self.mover.moved(key).is_some();
+                    watched.own.contains(&first) || reported && !watched.execs.contains(&first)
+                }
+                Ok(None) => true,
+                Err(_) => false,
+            }
+        } else {
+            watched.own.contains(&key) && affinity::get(key.0).is_ok_and(|mask| mask == masks.ours)
+        };
+        if over {
+            self.mover.end(key);
+        }
+        over
+    }
+
+    fn epoch(&self) -> Option<String> {
+        self.epoch.clone()
     }
 }
 

@@ -5,12 +5,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub use command::args::{Global, LabCommand, STATE_DIR};
+pub use command::args::{Global, LabCommand, PolicyArgs, seconds};
+use command::volume_args::VolumeCommand;
 
-use crate::commands::fs_args::{FsCommand, FsckArgs, MkfsArgs, MountArgs};
 use crate::commands::r#move::MoveArgs;
-use crate::commands::policies;
-use crate::output::units;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -207,60 +205,9 @@ Examples:
   homenode doctor --json")]
     Doctor(DoctorArgs),
 
-    /// Make a volume: a file system over the memory of several nodes
-    ///
-    /// All that was in the regions is lost.
-    #[command(after_help = "\
-Examples:
-  sudo homenode mkfs /dev/dax0.0@0 /dev/dax1.0@1
-  homenode mkfs --size 1G /dev/shm/a@0 /dev/shm/b@1")]
-    Mkfs(MkfsArgs),
-
-    /// Check a volume that is not in use
-    ///
-    /// The exit codes are those of fsck(8): 0 when all is well, 1 when it was repaired, 4 when it is damaged, 8 when it
-    /// could not be checked, 16 for wrong usage, 32 when a signal ended the check.
-    #[command(after_help = "\
-Examples:
-  homenode fsck /dev/shm/a
-  homenode fsck --repair /dev/shm/a")]
-    Fsck(FsckArgs),
-
-    /// Mount a volume on a directory, for all programs
-    ///
-    /// When the command returns, the mount works, and goes on in the background until `umount DIR`. With --foreground, it
-    /// ends on SIGTERM or SIGINT (Ctrl-C) too: if files are open, the directory is free at once, and the mount ends when the
-    /// last of them is closed. Whatever a program was told is done survives the end of the server, also by `kill -9`; then
-    /// `umount DIR` and mount again. `umount` of a mount in the background works as for any file system.
-    ///
-    /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and the other
-    /// filesystem-independent options of mount(8); cache=, placement=, workers= and region= equal the options of these names. The kernel
-    /// checks permissions, as for a local file system, and all users may use the mount. Reading never changes the
-    /// access time.
-    #[command(after_help = "\
-Examples:
-  sudo homenode mount /dev/shm/a /mnt
-  sudo homenode mount --cache direct --placement interleave /dev/dax0.0 /mnt
-  sudo mount -t fuse.homenode /dev/dax0.0 /mnt -o noexec,cache=direct
-  sudo umount /mnt
-
-In /etc/fstab (`mount -a`, systemd; both look for mount.fuse.homenode in /sbin):
-  /dev/dax0.0  /data  fuse.homenode  nosuid,nodev,nofail  0  0
-
-As a service of systemd: ExecStart=homenode mount --foreground /dev/dax0.0 /data, Type=notify")]
-    Mount(MountArgs),
-
-    /// Look at a volume and its files, and move them between nodes
-    #[command(
-        subcommand,
-        after_help = "\
-Examples:
-  homenode fs put /dev/shm/a data.db /data.db
-  homenode fs where /dev/shm/a /data.db
-  homenode fs migrate /dev/shm/a /data.db --to 1
-  homenode fs get /dev/shm/a /data.db - | sha256sum"
-    )]
-    Fs(FsCommand),
+    /// What `homenode-fs` does.
+    #[command(flatten)]
+    Volume(VolumeCommand),
 
     /// What `homenode-lab` does.
     #[command(flatten)]
@@ -351,20 +298,6 @@ pub struct ObserveArgs {
     /// Which threads to manage.
     #[command(flatten)]
     pub scope: ScopeArgs,
-}
-
-/// How to decide.
-#[derive(Debug, Clone, Args)]
-pub struct PolicyArgs {
-    /// Policy that decides what moves
-    #[arg(long, value_name = "POLICY", default_value = "nthread", value_parser = policy_names())]
-    pub policy: String,
-    /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s]
-    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
-    pub margin: Option<f64>,
-    /// Leave alone threads that read and wrote less than this in a window [default: 4MiB]
-    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
-    pub min_bytes: Option<u64>,
 }
 
 /// `homenode top`.
@@ -509,31 +442,4 @@ pub struct ExecArgs {
     /// Command to become
     #[arg(last = true, required = true)]
     pub command: Vec<OsString>,
-}
-
-fn policy_names() -> clap::builder::PossibleValuesParser {
-    let value = |(name, about): &(&'static str, &str)| {
-        let policy = placement::policy(name, &placement::nthread::Settings::default());
-        let host = policy.and_then(|policy| policies::on_a_host(policy.traits(), false));
-        let host = host.map_or(String::new(), |less| format!(" ({less})"));
-        clap::builder::PossibleValue::new(*name).help(format!("{about}{host}"))
-    };
-    clap::builder::PossibleValuesParser::new(placement::POLICIES.iter().map(value))
-}
-
-/// The policies that can decide on a mount, and `off`.
-pub fn mount_policies() -> clap::builder::PossibleValuesParser {
-    let all = [("off", "nothing moves")].iter().chain(placement::POLICIES);
-    clap::builder::PossibleValuesParser::new(
-        all.map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
-    )
-}
-
-/// A window must be long enough to show something and short enough for a prompt stop.
-pub fn seconds(text: &str) -> Result<f64, String> {
-    match text.trim_end_matches('s').trim().parse::<f64>() {
-        Ok(s) if (0.01..=3600.0).contains(&s) => Ok(s),
-        Ok(_) => Err("must be between 0.01 and 3600 seconds".to_owned()),
-        Err(_) => Err("not a number of seconds".to_owned()),
-    }
 }

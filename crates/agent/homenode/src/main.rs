@@ -7,22 +7,14 @@ mod commands;
 use std::process::ExitCode;
 
 use clap::Parser;
+use command::volume_args::usage_code;
 use command::{config, exit, log, machine, notify, output, recording, signals};
 
 fn main() -> ExitCode {
-    let arguments = commands::command_line(std::env::args_os());
+    let arguments: Vec<_> = std::env::args_os().collect();
     let cli = match cli::Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => {
-            // fsck(8) and mount(8) have their own codes for wrong usage.
-            let is = |at: usize, word: &str| arguments.get(at).is_some_and(|arg| arg == word);
-            let code = match () {
-                () if is(1, "fsck") => 16,
-                () if is(1, "mount") && is(2, "--helper") => commands::mount::HELPER_USAGE,
-                () => exit::Exit::Usage.code(),
-            };
-            return exit::usage(&error, code);
-        }
+        Err(error) => return exit::usage(&error, usage_code(&arguments)),
     };
     // The live view owns the terminal: nothing is logged over it.
     if !matches!(&cli.command, cli::Command::Top(top) if !top.once) {

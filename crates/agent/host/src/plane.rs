@@ -205,11 +205,6 @@ impl HostPlane {
         Ok(Self { facts: Some(facts), mapped, meter, ..plane })
     }
 
-    /// Opens the host for restoring only. Needs no more than procfs and sysfs.
-    pub fn open_act_only(settings: Settings, topology: Topology) -> Result<Self, HostError> {
-        Self::with_observer(settings, topology, None)
-    }
-
     /// Opens the host with the given observer.
     pub fn with_observer(
         settings: Settings,

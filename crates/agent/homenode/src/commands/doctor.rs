@@ -14,7 +14,7 @@ use serde::Serialize;
 use topology::{NodeId, Topology};
 
 use crate::cli::{DoctorArgs, Global};
-use crate::commands::{nodes, session};
+use crate::commands::{nodes, plane};
 use crate::config::Config;
 use crate::exit::{self, Exit, Failure};
 use crate::machine;
@@ -91,7 +91,7 @@ pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
         facts,
         hooks: chosen.hooks.iter().map(|hook| format!("{} ({})", hook.target(), kind(hook.kind()))).collect(),
         limits: chosen.notes,
-        interference: session::interference(&|| false),
+        interference: plane::interference(&|| false),
     };
     if global.json {
         output::print_json(&report)?;
@@ -182,7 +182,7 @@ fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {
 fn moving(global: &Global, topology: &Topology, config: &Config) -> Vec<Finding> {
     let one = (topology.nodes.len() < 2)
         .then(|| "this machine has one node: every read is local, there is nothing to move".to_owned());
-    let unknown: Vec<_> = nodes::without_bandwidth(topology).iter().map(NodeId::to_string).collect();
+    let unknown: Vec<_> = topology.without_bandwidth().iter().map(NodeId::to_string).collect();
     let told = |node| [false, true].map(|write| nodes::source(config, node, write)).into_iter().flatten();
     let told: BTreeSet<&str> = topology.nodes.iter().flat_map(told).collect();
     let source = (!told.is_empty()).then(|| Vec::from_iter(told).join(" and "));

@@ -7,8 +7,9 @@ use engine::journal::{self, About, Entry, Event, Filter, Kind, Line};
 use engine::{EngineError, Undone};
 use serde_json::json;
 
+use session::{published, report};
+
 use crate::cli::{ExplainArgs, Global};
-use crate::commands::{mounts, report};
 use crate::exit::{Exit, Failure};
 use crate::output::units::{bytes, percent, seconds};
 use crate::output::{self, escape, words};
@@ -17,8 +18,8 @@ use crate::output::{self, escape, words};
 pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
     let about = args.about.as_deref().map(Wanted::of);
     let mut told = Vec::new();
-    let below = mounts::state_dirs(&global.state_dir)?;
-    let volumes = below.iter().map(|dir| (dir.as_path(), Some(mounts::unescape(dir))));
+    let below = published::state_dirs(&global.state_dir)?;
+    let volumes = below.iter().map(|dir| (dir.as_path(), Some(published::unescape(dir))));
     let (mut missing, mut found) = (None, false);
     for (dir, volume) in [(global.state_dir.as_path(), None)].into_iter().chain(volumes) {
         match journal::read(dir, &Filter::default()) {

@@ -1,28 +1,19 @@
 //! The sub-commands, one module each.
 
 mod completions;
-mod content;
 mod doctor;
 mod explain;
-pub mod fs_args;
-mod fs_files;
-mod fs_volume;
 mod hot;
 mod man;
-pub mod mount;
-mod mounts;
 pub mod r#move;
 mod nodes;
 mod plan;
-pub mod policies;
+mod plane;
 mod record;
 mod replay;
-mod report;
 mod restore;
 mod run;
-mod session;
 mod top;
-pub mod volume_policy;
 mod where_;
 
 use command::sibling;
@@ -30,8 +21,6 @@ use command::sibling;
 use crate::child;
 use crate::cli::{Cli, Command};
 use crate::exit::{Exit, Failure};
-
-pub use fs_args::command_line;
 
 /// Runs the sub-command.
 pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
@@ -49,10 +38,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Explain(args) => explain::run(global, args),
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),
-        Command::Mkfs(args) => fs_volume::mkfs(global, args),
-        Command::Fsck(args) => fs_volume::fsck(global, args),
-        Command::Mount(args) => mount::run(global, args),
-        Command::Fs(command) => fs_files::run(global, command),
+        Command::Volume(_) => Err(sibling::become_program(sibling::FS)),
         Command::Lab(_) => Err(sibling::become_program(sibling::LAB)),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),

@@ -131,12 +131,6 @@ fn bandwidth(max: Option<f64>, from: Option<&str>) -> String {
     max.zip(from).map_or("unknown".to_owned(), |(max, from)| format!("{} ({from})", rate(max)))
 }
 
-/// The nodes with memory of which a bandwidth is not known.
-pub fn without_bandwidth(topology: &Topology) -> Vec<NodeId> {
-    let unknown = |n: &&Node| n.memory != MemoryKind::None && (n.read_bw_max.is_none() || n.write_bw_max.is_none());
-    topology.nodes.iter().filter(unknown).map(|n| n.id).collect()
-}
-
 fn distances(topology: &Topology, from: &Node) -> String {
     let distance = |to: &Node| topology.distance(from.id, to.id).map_or("?".to_owned(), |d| d.to_string());
     topology.nodes.iter().map(distance).collect::<Vec<_>>().join(" ")

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use session::policies;
+
 use crate::cli::{Global, PlanArgs};
-use crate::commands::{policies, session};
+use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output::limits::Limits;
@@ -18,8 +20,8 @@ pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
         Some(path) => (recording::read_snapshot(path)?, Limits::recorded(global.verbose)),
         None => {
             let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
-            let mut plane = session::open(&config, &args.observe, None, policy.traits().wants_mapped, false)?;
-            (session::observe(&mut plane, window)?, Limits::of(plane.limits(), global.verbose))
+            let mut plane = plane::open(&config, &args.observe, None, policy.traits().wants_mapped, false)?;
+            (plane::observe(&mut plane, window)?, Limits::of(plane.limits(), global.verbose))
         }
     };
     let topology = snapshot.topology();

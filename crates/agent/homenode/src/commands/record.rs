@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::cli::{Global, RecordArgs};
-use crate::commands::session;
+use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output::{self, words};
@@ -16,12 +16,12 @@ pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {
     let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
     let mut writer = Writer::open(&args.file)?;
     let stop = Stop::or_killed()?;
-    let mut plane = session::open(&config, &args.observe, None, false, false)?;
-    session::observe_only()?;
+    let mut plane = plane::open(&config, &args.observe, None, false, false)?;
+    plane::observe_only()?;
     let to_stdout = args.file.as_os_str() == "-";
     let mut windows = 0;
     while !stop.requested() && args.windows.is_none_or(|most| windows < most) {
-        let snapshot = session::observe(&mut plane, window)?;
+        let snapshot = plane::observe(&mut plane, window)?;
         writer.append(&snapshot)?;
         windows += 1;
         if !global.json && !to_stdout {

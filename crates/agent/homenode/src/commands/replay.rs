@@ -6,8 +6,9 @@ use engine::{Engine, Masks, Plane, PlaneError, Started, Undo, Undone, Write};
 use placement::{Move, Snapshot};
 use topology::Topology;
 
+use session::{policies, report};
+
 use crate::cli::{Global, ReplayArgs};
-use crate::commands::{policies, report};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output;

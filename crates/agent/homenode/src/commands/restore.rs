@@ -1,10 +1,11 @@
 //! `homenode restore`: undoes the moves that a crashed run left behind, and those of crashed servers of mounts.
 
-use engine::{Finished, StateDir};
+use engine::Finished;
 use serde_json::json;
+use session::undo::undo;
+use session::{published, report};
 
 use crate::cli::Global;
-use crate::commands::{mounts, report, session};
 use crate::exit::{Exit, Failure};
 use crate::output;
 
@@ -22,12 +23,12 @@ pub fn run(global: &Global) -> Result<Exit, Failure> {
     }
     // A run that goes on, or a state that cannot be read, does not keep the other ones from being undone.
     let (mut all, mut failed) = (Finished::default(), None);
-    match undo(global) {
+    match undo(&global.state_dir) {
         Ok(finished) => all = finished,
         Err(failure) => failed = Some(failure),
     }
-    for state_dir in mounts::state_dirs(&global.state_dir)? {
-        match undo(&Global { state_dir, ..global.clone() }) {
+    for state_dir in published::state_dirs(&global.state_dir)? {
+        match undo(&state_dir) {
             Ok(finished) => add(&mut all, finished),
             // Its server runs, and undoes it when it ends.
             Err(failure) if failure.exit() == Exit::Busy => {}
@@ -43,13 +44,6 @@ pub fn run(global: &Global) -> Result<Exit, Failure> {
     failed.map_or_else(|| Ok(if all.complete() { Exit::Done } else { Exit::Partly }), Err)
 }
 
-/// Undoes what this state directory lists.
-pub fn undo(global: &Global) -> Result<Finished, Failure> {
-    let state = open_state(global)?;
-    engine::recover(&mut session::open_act_only()?, &state)
-        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))
-}
-
 fn add(all: &mut Finished, one: Finished) {
     all.restored += one.restored;
     all.inherited += one.inherited;
@@ -60,16 +54,4 @@ fn add(all: &mut Finished, one: Finished) {
     all.not_moved_back += one.not_moved_back;
     all.failed += one.failed;
     all.notes.extend(one.notes);
-}
-
-/// Takes the state directory.
-pub fn open_state(global: &Global) -> Result<StateDir, Failure> {
-    StateDir::open(&global.state_dir).map_err(|e| unusable(&e))
-}
-
-/// The state directory is busy, or not to be trusted, or worse.
-pub fn unusable(error: &engine::EngineError) -> Failure {
-    let busy = matches!(error, engine::EngineError::Busy { .. });
-    let exit = if busy { Exit::Busy } else { Exit::Unsupported };
-    Failure::from_error(exit, "cannot use the state directory", error)
 }

@@ -27,7 +27,7 @@ use topology::Topology;
 use view::View;
 
 use crate::cli::{Global, HotArgs};
-use crate::commands::session;
+use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output::{self, escape, progress};
@@ -61,7 +61,7 @@ struct Seen {
 pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
     let pid = args.pid;
     // The kernel answers as for a debugger: not about a process of another user, or one that runs with more rights.
-    let maps = Path::new(session::PROC).join(pid.to_string()).join("maps");
+    let maps = Path::new(plane::PROC).join(pid.to_string()).join("maps");
     if let Err(cause) = File::open(&maps) {
         return Err(match cause.kind() {
             std::io::ErrorKind::NotFound => Failure::new(Exit::Usage, format!("process {pid}"), "no such process"),
@@ -97,9 +97,7 @@ pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
 }
 
 fn name_of(pid: u32) -> String {
-    fs::read_to_string(format!("{}/{pid}/comm", session::PROC))
-        .map(|name| name.trim_end().to_owned())
-        .unwrap_or_default()
+    fs::read_to_string(format!("{}/{pid}/comm", plane::PROC)).map(|name| name.trim_end().to_owned()).unwrap_or_default()
 }
 
 /// Starts the sampling thread and waits for it.
@@ -156,7 +154,7 @@ fn sample(
         }
     };
     let ended = || Failure::new(Exit::Partly, format!("process {pid}"), "it has ended");
-    let mut mapped = Mapped::open(Path::new(session::PROC), topology).map_err(cannot)?;
+    let mut mapped = Mapped::open(Path::new(plane::PROC), topology).map_err(cannot)?;
     let begun = Instant::now();
     // The first only clears the bits.
     let mut cost = mapped.sample_one(pid).map_err(cannot)?.ok_or_else(ended)?;
@@ -188,7 +186,7 @@ fn sample(
 /// The path of a mapped file; else its device and inode.
 fn path_of(pid: u32, region: &Region) -> String {
     let mapping = &region.mapping;
-    let link = format!("{}/{pid}/map_files/{:x}-{:x}", session::PROC, mapping.start, mapping.end);
+    let link = format!("{}/{pid}/map_files/{:x}-{:x}", plane::PROC, mapping.start, mapping.end);
     match fs::read_link(link) {
         Ok(path) => path.to_string_lossy().into_owned(),
         // The kernel's own form of device numbers: 20 bits for the minor.

@@ -20,8 +20,10 @@ use engine::{Plane, PlaneError, StateDir, Subject, Undo};
 use serde_json::{Value, json};
 
 use super::{Done, Job, drive};
+use session::undo;
+
 use crate::cli::Global;
-use crate::commands::{restore, session};
+use crate::commands::plane;
 use crate::exit::{Exit, Failure};
 use crate::machine;
 use crate::output;
@@ -36,7 +38,7 @@ pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Re
     };
     let cannot_act = |e: std::io::Error| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e);
     let mut mover =
-        Mover::new(Path::new(session::PROC), Path::new(machine::SYS), Rules::default()).map_err(cannot_act)?;
+        Mover::new(Path::new(plane::PROC), Path::new(machine::SYS), Rules::default()).map_err(cannot_act)?;
     let mut process =
         process::prepare(&mut mover, &job.topology, (pid, None), job.to, with_memory).map_err(|e| failure(&e))?;
     let mut records = Records::open(global)?;
@@ -144,11 +146,11 @@ struct Records {
 
 impl Records {
     fn open(global: &Global) -> Result<Self, Failure> {
-        let dir = restore::open_state(global).map_err(|e| {
+        let dir = undo::open_state(&global.state_dir).map_err(|e| {
             e.hint("--state-dir DIR uses another directory; the daemon then takes the affinity for the program's own")
         })?;
         let failure = |e: engine::EngineError| Failure::from_error(Exit::Io, "cannot use the state directory", &e);
-        let epoch = session::open_act_only()?.epoch();
+        let epoch = undo::plane()?.epoch();
         let loaded = dir.load().map_err(failure)?;
         // As `restore` has it: records of another run of the machine are void, and those of an unknown one are not.
         let void = loaded.epoch.is_some() && epoch.is_some() && loaded.epoch != epoch;
@@ -175,7 +177,7 @@ impl Records {
 
     /// Undoes what the state file lists, as `homenode restore` does.
     fn undo(self) -> Result<String, Failure> {
-        let finished = engine::recover(&mut session::open_act_only()?, &self.dir)
+        let finished = engine::recover(&mut undo::plane()?, &self.dir)
             .map_err(|e| Failure::from_error(Exit::Partly, "`homenode restore` undoes this move", &e))?;
         Ok(format!("restored the affinity of {}", count(finished.restored, "thread")))
     }

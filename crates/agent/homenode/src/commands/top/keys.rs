@@ -3,7 +3,8 @@
 use clap::ValueEnum;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::model::Window;
+use session::window::Window;
+
 use crate::cli::Sort;
 
 /// Window lengths that `+` and `-` choose from, in seconds.

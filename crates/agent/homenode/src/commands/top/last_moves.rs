@@ -6,12 +6,9 @@ use std::time::SystemTime;
 
 use chrono::{DateTime, Local};
 use engine::journal::{self, About, Entry, Event, Filter, Kind};
-use serde::{Deserialize, Serialize};
-use topology::NodeId;
+use session::window::{Copy, Window};
 
 use crate::commands::explain;
-use crate::output::units::size;
-use crate::output::words;
 
 /// A thread: its id, and its start time where it is known, so that a later thread with this id is another one.
 type Key = (u32, Option<u64>);
@@ -23,38 +20,7 @@ pub struct LastMoves {
     /// The journal's size and time when it was last read.
     seen: Option<(u64, SystemTime)>,
     moves: HashMap<Key, String>,
-    copies: Vec<Copy>,
-}
-
-/// A copy that goes on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Copy {
-    /// Subject of the copy: a file or a process.
-    pub name: String,
-    /// The node that it leaves.
-    pub from: NodeId,
-    /// The node that it goes to.
-    pub to: NodeId,
-    /// Bytes to copy; 0 before the first tenth is done.
-    pub bytes: u64,
-    /// Of these, copied.
-    pub done: u64,
-    /// Bytes that could not be moved.
-    pub failed: u64,
-    #[serde(skip)]
-    about: Option<About>,
-}
-
-impl Copy {
-    /// `copying file /db/x: node 0 → 1, 50.0 MB of 256.0 MB`.
-    pub fn line(&self) -> String {
-        let left = if self.failed > 0 { format!(", {} left behind", size(self.failed)) } else { String::new() };
-        let far = match self.bytes {
-            0 => "begun".to_owned(),
-            bytes => format!("{} of {}{left}", size(self.done), size(bytes)),
-        };
-        format!("copying {}: {}, {far}", self.name, words::direction(self.from, self.to))
-    }
+    copies: Vec<(About, Copy)>,
 }
 
 impl LastMoves {
@@ -87,9 +53,12 @@ impl LastMoves {
         }
     }
 
-    /// Copies that go on.
-    pub fn copies(&self) -> &[Copy] {
-        &self.copies
+    /// Adds the last move of each thread of a window, and the copies that go on.
+    pub fn add_to(&self, window: &mut Window) {
+        for thread in &mut window.threads {
+            thread.last_move = self.of(thread.tid, thread.start_ns);
+        }
+        window.copies = self.copies.iter().map(|(_, copy)| copy.clone()).collect();
     }
 
     fn copy(&mut self, entry: &Entry) {
@@ -101,23 +70,21 @@ impl LastMoves {
         match &entry.event {
             Event::CopyStarted { from, to, .. } => {
                 let name = explain::name_of(about);
-                let (from, to, about) = (*from, *to, Some(about.clone()));
-                self.copies.push(Copy { name, from, to, bytes: 0, done: 0, failed: 0, about });
+                let copy = Copy { name, from: *from, to: *to, bytes: 0, done: 0, failed: 0 };
+                self.copies.push((about.clone(), copy));
             }
             Event::CopyProgress { bytes, done, failed } => {
-                if let Some(copy) = self.copies.iter_mut().find(|copy| copy.about.as_ref() == Some(about)) {
+                if let Some((_, copy)) = self.copies.iter_mut().find(|(of, _)| of == about) {
                     (copy.bytes, copy.done, copy.failed) = (*bytes, *done, *failed);
                 }
             }
-            Event::CopyEnded { from, .. } => {
-                self.copies.retain(|copy| copy.about.as_ref() != Some(about) || copy.from != *from)
-            }
+            Event::CopyEnded { from, .. } => self.copies.retain(|(of, copy)| of != about || copy.from != *from),
             _ => {}
         }
     }
 
     /// `10:02:31 1 → 0`, or `10:07:12 undone`.
-    pub fn of(&self, tid: u32, start_ns: Option<u64>) -> Option<String> {
+    fn of(&self, tid: u32, start_ns: Option<u64>) -> Option<String> {
         self.moves.get(&(tid, start_ns)).or_else(|| self.moves.get(&(tid, None))).cloned()
     }
 }
@@ -153,7 +120,7 @@ mod tests {
             std::fs::write(dir.path().join(journal::JOURNAL), lines[..n].join("\n") + "\n").unwrap();
             let mut moves = LastMoves::new(dir.path());
             moves.refresh();
-            moves.copies().iter().map(Copy::line).collect::<Vec<_>>()
+            moves.copies.iter().map(|(_, copy)| copy.line()).collect::<Vec<_>>()
         };
         assert_eq!(shown(1), [""; 0]);
         assert_eq!(shown(2), ["copying file /db/x: node 0 → 1, begun"]);

@@ -29,8 +29,10 @@ use host::HostPlane;
 use placement::{Policy, Snapshot};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use session::window::Window;
+
 use crate::cli::{Global, TopArgs};
-use crate::commands::session;
+use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output::limits::Limits;
@@ -39,7 +41,7 @@ use crate::output::{self, escape};
 use crate::signals::Stop;
 use keys::Choices;
 use last_moves::LastMoves;
-use model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS, Window};
+use model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS};
 use view::Picture;
 use volumes::Volumes;
 
@@ -53,8 +55,8 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     if args.once {
         let mut window = Source::open(&config, args, &global.state_dir, global.verbose)?
             .window(Duration::from_secs_f64(window_s))?;
-        window.sort(args.sort, false);
-        window.filter(args.all, &args.filter);
+        model::sort(&mut window, args.sort, false);
+        model::filter(&mut window, args.all, &args.filter);
         if global.json {
             output::print_json(&window)?;
         } else {
@@ -85,8 +87,8 @@ struct Source {
 
 impl Source {
     fn open(config: &Config, args: &TopArgs, state_dir: &Path, verbose: u8) -> Result<Self, Failure> {
-        let plane = session::open(config, &args.observe, None, false, false)?;
-        session::observe_only()?;
+        let plane = plane::open(config, &args.observe, None, false, false)?;
+        plane::observe_only()?;
         Ok(Self {
             limits: Limits::of(plane.limits(), verbose),
             plane,
@@ -98,11 +100,13 @@ impl Source {
     }
 
     fn window(&mut self, length: Duration) -> Result<Window, Failure> {
-        let snapshot: Snapshot = session::observe(&mut self.plane, length)?;
+        let snapshot: Snapshot = plane::observe(&mut self.plane, length)?;
         let plan = self.policy.decide(&snapshot.topology(), &snapshot);
         self.moves.refresh();
         let volumes = self.volumes.now();
-        Ok(Window { volumes, ..Window::new(&snapshot, &plan, &self.moves, &self.limits) })
+        let mut window = Window { volumes, ..Window::new(&snapshot, &plan, &self.limits) };
+        self.moves.add_to(&mut window);
+        Ok(window)
     }
 }
 
@@ -150,7 +154,7 @@ fn live(
     let mut terminal = ratatui::try_init().map_err(|e| {
         Failure::from_error(Exit::Io, "cannot use the terminal", &e).hint("`homenode top --once` needs none")
     })?;
-    let ended = session::observe_only().and_then(|()| draw_until_quit(&mut terminal, &watch, &mut choices, &stop));
+    let ended = plane::observe_only().and_then(|()| draw_until_quit(&mut terminal, &watch, &mut choices, &stop));
     ratatui::restore();
     ended.map(|()| Exit::Done)
 }
@@ -231,8 +235,8 @@ fn draw_until_quit(
         if std::mem::take(&mut changed) {
             let mut shown = newest.clone().map(|window| choices.chosen(window));
             if let Some(window) = &mut shown {
-                window.filter(choices.all, &choices.filter);
-                window.sort(choices.sort, choices.reverse);
+                model::filter(window, choices.all, &choices.filter);
+                model::sort(window, choices.sort, choices.reverse);
             }
             let volumes = newest.as_ref().map_or(0, |window| window.volumes.len());
             let picture = Picture { window: shown.as_ref(), choices, volumes, ended: ended.as_deref() };

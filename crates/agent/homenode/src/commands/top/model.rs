@@ -1,283 +1,45 @@
 //! Contents of `top`: nodes and threads of one window, sorted and filtered. No terminal here.
 
-use std::collections::BTreeMap;
+use command::output::units::{percent, rate, size};
+use session::window::{FileRow, NodeRow, ThreadRow, Window};
 
-use placement::{NodeBytes, ObservedFile, Plan, Snapshot, Thread};
-use serde::{Deserialize, Serialize};
-use topology::NodeId;
-
-use super::last_moves::{Copy, LastMoves};
 use crate::cli::Sort;
-use crate::commands::mounts::Mounted;
-use crate::output::limits::Limits;
-use crate::output::units::{count, percent, rate, seconds, size};
-use crate::output::words;
 
-/// Files of a volume that are shown, at most.
-const MOST_FILES: usize = 20;
-
-/// One node.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct NodeRow {
-    /// Node id.
-    pub node: NodeId,
-    /// How many CPUs it has online.
-    pub cpus: usize,
-    /// CPU use as a fraction of its CPUs; absent for a node without CPUs.
-    pub cpu: Option<f64>,
-    /// Controller load as a fraction of its capacity; absent where the capacity is not known.
-    pub controller: Option<f64>,
-    /// File bytes read from its memory, bytes/s.
-    pub read_bytes_per_s: f64,
-    /// File bytes written to its memory, bytes/s.
-    pub write_bytes_per_s: f64,
-    /// Free memory, bytes.
-    pub memory_free: u64,
-}
-
-/// One thread.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ThreadRow {
-    /// Thread id.
-    pub tid: u32,
-    /// Process id.
-    pub pid: u32,
-    /// Start time, nanoseconds since boot, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub start_ns: Option<u64>,
-    /// Name.
-    pub comm: String,
-    /// Node it runs on.
-    pub node: NodeId,
-    /// Its home node; absent where it read nothing.
-    pub home: Option<NodeId>,
-    /// Share of its file bytes read from another node; absent where it read nothing.
-    pub remote_share: Option<f64>,
-    /// File bytes read from another node, bytes/s.
-    pub remote_bytes_per_s: f64,
-    /// File bytes read, bytes/s.
-    pub read_bytes_per_s: f64,
-    /// File bytes written, bytes/s.
-    pub write_bytes_per_s: f64,
-    /// CPU use as a fraction of one CPU.
-    pub cpu: f64,
-    /// Its last move by a running homenode, from the journal.
-    pub last_move: Option<String>,
-    /// Why homenode leaves it alone.
-    pub held: Option<String>,
-}
-
-/// One file of a volume.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FileRow {
-    /// File id: `major:minor:inode`.
-    pub file: String,
-    /// Its path, if it is known.
-    #[serde(default)]
-    pub path: Option<String>,
-    /// Bytes of data on each node.
-    pub bytes: NodeBytes,
-    /// How many threads touched it.
-    pub threads: usize,
-    /// Share of the bytes read that was read from another node; absent where nothing was read.
-    pub remote_share: Option<f64>,
-    /// Bytes read from another node, bytes/s.
-    pub remote_bytes_per_s: f64,
-    /// Bytes read, bytes/s.
-    pub read_bytes_per_s: f64,
-    /// Bytes written, bytes/s.
-    pub write_bytes_per_s: f64,
-}
-
-/// One window.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Window {
-    /// Format version, 1.
-    pub version: u32,
-    /// Length in seconds.
-    pub window_s: f64,
-    /// Share of file bytes read from another node; absent where nothing was read.
-    pub remote_share: Option<f64>,
-    /// The nodes.
-    pub nodes: Vec<NodeRow>,
-    /// The threads that touched file data.
-    pub threads: Vec<ThreadRow>,
-    /// The files that were touched most, of a volume; none of a host.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub files: Vec<FileRow>,
-    /// The mounted volumes that homenode observes, of a host.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub volumes: Vec<Mounted>,
-    /// Copies of a running homenode.
-    pub copies: Vec<Copy>,
-    /// Limits of this observation.
-    pub notes: Vec<String>,
-    /// The same as the text shows it.
-    #[serde(skip)]
-    pub shown_notes: Vec<String>,
-    /// The first line: long, shorter, shortest.
-    #[serde(skip)]
-    pub headings: [String; 3],
-}
-
-impl Window {
-    /// Builds the contents from a snapshot. `plan` is a policy's, whose forecast knows the load of nodes.
-    pub fn new(snapshot: &Snapshot, plan: &Plan, last_moves: &LastMoves, limits: &Limits) -> Self {
-        let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
-        let forecasts = plan.predicted.as_ref().map_or(&[][..], |p| &p.nodes);
-        let forecast = |node| forecasts.iter().find(|f| f.node == node);
-        let nodes = snapshot
-            .nodes
-            .iter()
-            .map(|node| NodeRow {
-                node: node.id,
-                cpus: node.cpus.len(),
-                cpu: forecast(node.id).and_then(|f| f.cpu_before),
-                controller: forecast(node.id).and_then(|f| f.controller_before),
-                read_bytes_per_s: per_s(node.read_bytes),
-                write_bytes_per_s: per_s(node.write_bytes),
-                memory_free: node.memory_free,
-            })
-            .collect();
-        let thread = |t: &Thread| {
-            let read = t.read_bytes.total();
-            let remote = t.remote_bytes();
-            ThreadRow {
-                tid: t.tid,
-                pid: t.pid,
-                start_ns: t.start_ns,
-                comm: t.comm.clone(),
-                node: t.node,
-                home: t.home(),
-                remote_share: (read > 0).then(|| remote as f64 / read as f64),
-                remote_bytes_per_s: per_s(remote),
-                read_bytes_per_s: per_s(read),
-                write_bytes_per_s: per_s(t.write_bytes.total()),
-                cpu: if snapshot.window_s > 0.0 { t.cpu_s / snapshot.window_s } else { 0.0 },
-                last_move: last_moves.of(t.tid, t.start_ns),
-                held: t.held.clone(),
-            }
+/// Sorts the threads, largest (or for names, nodes and ids: first) on top; equal ones by bytes and tid, so
+/// that rows do not jump.
+pub fn sort(window: &mut Window, by: Sort, reverse: bool) {
+    window.volumes.iter_mut().for_each(|volume| sort(&mut volume.window, by, reverse));
+    let falling = |a: f64, b: f64| b.total_cmp(&a);
+    window.threads.sort_by(|a, b| {
+        let order = match by {
+            Sort::Remote => falling(a.remote_bytes_per_s, b.remote_bytes_per_s),
+            Sort::Share => falling(a.remote_share.unwrap_or(-1.0), b.remote_share.unwrap_or(-1.0)),
+            Sort::Bytes => falling(bytes_per_s(a), bytes_per_s(b)),
+            Sort::Cpu => falling(a.cpu, b.cpu),
+            Sort::Node => a.node.cmp(&b.node),
+            Sort::Tid => a.tid.cmp(&b.tid),
+            Sort::Name => a.comm.cmp(&b.comm),
         };
-        Self {
-            version: 1,
-            window_s: snapshot.window_s,
-            remote_share: snapshot.remote_share(),
-            nodes,
-            threads: snapshot.threads.iter().map(thread).collect(),
-            files: Vec::new(),
-            volumes: Vec::new(),
-            copies: last_moves.copies().to_vec(),
-            notes: snapshot.notes.clone(),
-            shown_notes: limits.lines(&snapshot.notes),
-            headings: [
-                words::window(snapshot),
-                words::read_summary(snapshot),
-                format!("remote share {}", or_dash(snapshot.remote_share(), percent)),
-            ],
-        }
-    }
-
-    /// Builds the contents from a snapshot of a volume. Its journal knows moves and copies.
-    pub fn of_volume(snapshot: &Snapshot, plan: &Plan) -> Self {
-        let mut window = Self::new(snapshot, plan, &LastMoves::default(), &Limits::recorded(1));
-        // Bytes read, of these from another node, and bytes written, of each file.
-        let mut sums: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
-        for thread in &snapshot.threads {
-            for used in &thread.files {
-                let [read, remote, written] = sums.entry(&used.file).or_default();
-                *read += used.read_bytes.total();
-                *remote += used.read_bytes.total() - used.read_bytes.get(thread.node);
-                *written += used.write_bytes.total();
-            }
-        }
-        let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
-        let row = |file: &ObservedFile| {
-            let [read, remote, written] = sums.get(file.file.as_str()).copied().unwrap_or_default();
-            FileRow {
-                file: file.file.clone(),
-                path: file.path.clone(),
-                bytes: file.bytes.clone(),
-                threads: file.readers.len(),
-                remote_share: (read > 0).then(|| remote as f64 / read as f64),
-                remote_bytes_per_s: per_s(remote),
-                read_bytes_per_s: per_s(read),
-                write_bytes_per_s: per_s(written),
-            }
-        };
-        window.files = snapshot.files.iter().map(row).collect();
-        let touched = |f: &FileRow| f.read_bytes_per_s + f.write_bytes_per_s;
-        window.files.sort_by(|a, b| touched(b).total_cmp(&touched(a)).then_with(|| a.file.cmp(&b.file)));
-        window.files.truncate(MOST_FILES);
-        window
-    }
-
-    /// The window of a mount, as the view shows it.
-    pub fn of_mount(mounted: &Mounted) -> Self {
-        let mut window = mounted.window.clone();
-        let (name, summary) = (mounted.name(), window.summary());
-        window.headings =
-            [format!("{name} · window {} · {summary}", seconds(window.window_s)), format!("{name} · {summary}"), name];
-        window.shown_notes.clone_from(&window.notes);
-        window
-    }
-
-    /// `4 threads read 3.4 MB/s, 11 % remote`.
-    fn summary(&self) -> String {
-        let read = rate(self.threads.iter().map(|t| t.read_bytes_per_s).sum());
-        let share = self.remote_share.map_or(String::new(), |share| format!(", {} remote", percent(share)));
-        format!("{} read {read}{share}", count(self.threads.len(), "thread"))
-    }
-
-    /// What is below the nodes: copies, then the volumes in a line each.
-    pub fn lines(&self) -> Vec<String> {
-        let volume = |mounted: &Mounted| {
-            let copies = match mounted.window.copies.len() {
-                0 => String::new(),
-                n => format!(", {n} being copied"),
-            };
-            format!("{} · {}{copies}", mounted.name(), mounted.window.summary())
-        };
-        self.copies.iter().map(Copy::line).chain(self.volumes.iter().map(volume)).collect()
-    }
-
-    /// Sorts the threads, largest (or for names, nodes and ids: first) on top; equal ones by bytes and tid, so
-    /// that rows do not jump.
-    pub fn sort(&mut self, by: Sort, reverse: bool) {
-        self.volumes.iter_mut().for_each(|volume| volume.window.sort(by, reverse));
-        let falling = |a: f64, b: f64| b.total_cmp(&a);
-        self.threads.sort_by(|a, b| {
-            let order = match by {
-                Sort::Remote => falling(a.remote_bytes_per_s, b.remote_bytes_per_s),
-                Sort::Share => falling(a.remote_share.unwrap_or(-1.0), b.remote_share.unwrap_or(-1.0)),
-                Sort::Bytes => falling(a.bytes_per_s(), b.bytes_per_s()),
-                Sort::Cpu => falling(a.cpu, b.cpu),
-                Sort::Node => a.node.cmp(&b.node),
-                Sort::Tid => a.tid.cmp(&b.tid),
-                Sort::Name => a.comm.cmp(&b.comm),
-            };
-            let order = order.then(falling(a.bytes_per_s(), b.bytes_per_s())).then(a.tid.cmp(&b.tid));
-            if reverse { order.reverse() } else { order }
-        });
-    }
-
-    /// Keeps the threads whose name, tid or pid contains the text; unless `all`, only those that touched file data.
-    pub fn filter(&mut self, all: bool, text: &str) {
-        self.volumes.iter_mut().for_each(|volume| volume.window.filter(all, text));
-        self.threads.retain(|t| (all || t.bytes_per_s() > 0.0) && t.matches(text));
-    }
+        let order = order.then(falling(bytes_per_s(a), bytes_per_s(b))).then(a.tid.cmp(&b.tid));
+        if reverse { order.reverse() } else { order }
+    });
 }
 
-impl ThreadRow {
-    fn bytes_per_s(&self) -> f64 {
-        self.read_bytes_per_s + self.write_bytes_per_s
-    }
+/// Keeps the threads whose name, tid or pid contains the text; unless `all`, only those that touched file data.
+pub fn filter(window: &mut Window, all: bool, text: &str) {
+    window.volumes.iter_mut().for_each(|volume| filter(&mut volume.window, all, text));
+    window.threads.retain(|t| (all || bytes_per_s(t) > 0.0) && matches(t, text));
+}
 
-    fn matches(&self, text: &str) -> bool {
-        text.is_empty()
-            || self.comm.contains(text)
-            || self.tid.to_string().contains(text)
-            || self.pid.to_string().contains(text)
-    }
+fn bytes_per_s(thread: &ThreadRow) -> f64 {
+    thread.read_bytes_per_s + thread.write_bytes_per_s
+}
+
+fn matches(thread: &ThreadRow, text: &str) -> bool {
+    text.is_empty()
+        || thread.comm.contains(text)
+        || thread.tid.to_string().contains(text)
+        || thread.pid.to_string().contains(text)
 }
 
 /// A column of a table.

@@ -6,8 +6,10 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
 
+use session::window::Window;
+
 use super::keys::{Choices, HELP};
-use super::model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS, Window};
+use super::model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS};
 use crate::output::escape;
 
 /// Columns between two columns of a table.
@@ -158,10 +160,9 @@ mod tests {
 
     use super::*;
     use crate::cli::Sort;
-    use crate::commands::mounts::Mounted;
-    use crate::commands::top::last_moves::LastMoves;
-    use crate::commands::top::model::{FileRow, ThreadRow};
+    use crate::commands::top::model::sort;
     use crate::output::limits::Limits;
+    use session::window::{FileRow, Mounted, ThreadRow};
 
     /// Two nodes and three threads, one with a control character in its name.
     fn window() -> Window {
@@ -190,9 +191,9 @@ mod tests {
         let plan: Plan = placement::policy("nthread", &placement::nthread::Settings::default())
             .unwrap()
             .decide(&snapshot.topology(), &snapshot);
-        let mut window = Window::new(&snapshot, &plan, &LastMoves::default(), &Limits::recorded(0));
+        let mut window = Window::new(&snapshot, &plan, &Limits::recorded(0));
         window.threads[0].last_move = Some("10:02:31 0 → 1".to_owned());
-        window.sort(Sort::Remote, false);
+        sort(&mut window, Sort::Remote, false);
         window
     }
 

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use session::published;
+use session::window::Mounted;
+
 use super::last_moves::LastMoves;
-use crate::commands::mounts::{self, Mounted};
 
 /// The mounts of a state directory, and what their journals say.
 pub struct Volumes {
@@ -21,17 +23,14 @@ impl Volumes {
     /// Their last windows, with the last moves of their threads and the copies that go on.
     pub fn now(&mut self) -> Vec<Mounted> {
         // Whoever may not look there sees the host alone.
-        let below = mounts::state_dirs(&self.state_dir).unwrap_or_default();
+        let below = published::state_dirs(&self.state_dir).unwrap_or_default();
         let dirs = [self.state_dir.clone()].into_iter().chain(below);
-        let told: Vec<_> = dirs.filter_map(|dir| Some((mounts::told(&dir)?, dir))).collect();
+        let told: Vec<_> = dirs.filter_map(|dir| Some((published::read(&dir)?, dir))).collect();
         self.moves.retain(|dir, _| told.iter().any(|(_, told)| told == dir));
         let with_moves = |(mut mounted, dir): (Mounted, PathBuf)| {
             let moves = self.moves.entry(dir).or_insert_with_key(|dir| LastMoves::new(dir));
             moves.refresh();
-            for thread in &mut mounted.window.threads {
-                thread.last_move = moves.of(thread.tid, thread.start_ns);
-            }
-            mounted.window.copies = moves.copies().to_vec();
+            moves.add_to(&mut mounted.window);
             mounted
         };
         told.into_iter().map(with_moves).collect()

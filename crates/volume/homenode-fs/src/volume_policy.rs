@@ -14,66 +14,30 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ::fs::medium::{Emulated, Mapped, Medium, Monotonic, Profile};
-use ::fs::{Placement, Volume};
-use ::mount::Cache;
-use ::mount::plane::{Callers, Settings, VolumePlane};
-use clap::Args;
+use command::args::{Global, PolicyArgs, STATE_DIR};
+use command::config::Config;
+use command::exit::{Exit, Failure};
+use command::machine;
+use command::output::{self, limits::Limits};
+use command::recording::Writer;
+use command::volume_args::NodesArgs;
 use engine::{Engine, StateDir};
+use fs::medium::{Emulated, Mapped, Medium, Monotonic, Profile};
+use fs::{Placement, Volume};
+use linux::interference;
+use mount::Cache;
+use mount::plane::{Callers, Settings, VolumePlane};
 use placement::Policy;
+use session::published::{self, Publisher};
+use session::windows::{self, Output};
+use session::{policies, report, undo};
 use topology::Topology;
-
-use crate::cli::{self, Global, PolicyArgs, STATE_DIR};
-use crate::commands::{mounts, policies, report, restore, run, session};
-use crate::config::Config;
-use crate::exit::{Exit, Failure};
-use crate::machine;
-use crate::output::units;
-use crate::output::{self, limits::Limits};
-use crate::recording::Writer;
 
 /// Threads that serve emulated memory: each sleeps as long as its access takes.
 const SLEEPERS: usize = 32;
 
 /// Longer names of state directories are hashed, in bytes: a file name has at most 255.
 const LONGEST_NAME: usize = 200;
-
-/// Which nodes, and what moves.
-#[derive(Debug, Clone, Args)]
-pub struct NodesArgs {
-    /// Policy that moves threads and files of the mount [default: off]
-    #[arg(long, value_name = "POLICY", value_parser = cli::mount_policies(), help_heading = "Policy")]
-    pub policy: Option<String>,
-    /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s, divided by the scale
-    /// of emulated memory]
-    #[arg(long, value_name = "RATE", value_parser = units::parse_rate, help_heading = "Policy")]
-    pub margin: Option<f64>,
-    /// Leave alone threads that read and wrote less than this in a window [default: 4MiB, divided by the scale of
-    /// emulated memory]
-    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes, help_heading = "Policy")]
-    pub min_bytes: Option<u64>,
-    /// Length of a window in seconds [default: 1]
-    #[arg(long, value_name = "SECONDS", value_parser = cli::seconds, help_heading = "Policy")]
-    pub window: Option<f64>,
-    /// Print the moves without making them; in the foreground
-    #[arg(long, requires = "policy", help_heading = "Policy")]
-    pub dry_run: bool,
-    /// Print only windows with moves or news
-    #[arg(short, long, conflicts_with = "json", help_heading = "Policy")]
-    pub quiet: bool,
-    /// Also write each window to FILE, for `homenode replay`
-    #[arg(long, value_name = "FILE", requires = "policy", help_heading = "Policy")]
-    pub record: Option<PathBuf>,
-    /// Share out the machine's CPUs among N emulated nodes, and let every access take the time that it would take there
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Emulated nodes")]
-    pub emulate_nodes: Option<u32>,
-    /// Memory to emulate: `optane`, `cxl`, or a file with figures (TOML, or JSON) [default: optane]
-    #[arg(long, value_name = "optane|cxl|FILE", requires = "emulate_nodes", help_heading = "Emulated nodes")]
-    pub profile: Option<String>,
-    /// How many times as long emulated memory takes as the real one [default: the profile's]
-    #[arg(long, value_name = "FACTOR", requires = "emulate_nodes", help_heading = "Emulated nodes")]
-    pub scale: Option<f64>,
-}
 
 /// The nodes that a volume is on.
 pub struct Nodes {
@@ -94,8 +58,8 @@ impl Nodes {
             let callers = wanted.then(|| start(&real)).transpose()?;
             return Ok(Self { mapped: Arc::clone(mapped), topology: real, callers, emulated: None });
         };
-        let profile = args.profile()?;
-        let superblock = ::fs::superblock_of(&**mapped, 0).map_err(|e| super::fs_volume::failure("mount", e))?;
+        let profile = profile(args)?;
+        let superblock = fs::superblock_of(&**mapped, 0).map_err(|e| crate::fs_volume::failure("mount", e))?;
         let of_region: Vec<Option<u32>> = superblock.regions.iter().map(|region| region.node).collect();
         if let Some(node) = (0..count).find(|node| !of_region.contains(&Some(*node))) {
             let why = format!("the volume has no region on node {node}");
@@ -122,7 +86,7 @@ impl Nodes {
 
     /// Options of the server. Reads that stay in the kernel's cache are seen by nobody, so a policy or emulated
     /// memory asks for every read, unless the user wants otherwise.
-    pub fn serve(&self, options: &mut ::mount::Options, args: &NodesArgs, chosen: (bool, bool)) {
+    pub fn serve(&self, options: &mut mount::Options, args: &NodesArgs, chosen: (bool, bool)) {
         let (cache_chosen, workers_chosen) = chosen;
         options.callers.clone_from(&self.callers);
         options.counts_opens = args.policy();
@@ -162,37 +126,30 @@ impl Nodes {
     }
 }
 
-impl NodesArgs {
-    /// Whether a policy is to decide.
-    pub fn policy(&self) -> bool {
-        self.policy.as_deref().is_some_and(|policy| policy != "off")
-    }
-
-    /// The profile, checked.
-    fn profile(&self) -> Result<Profile, Failure> {
-        let name = self.profile.as_deref().unwrap_or("optane");
-        let mut profile = match Profile::named(name) {
-            Some(profile) => profile,
-            None => {
-                let path = Path::new(name);
-                let text = std::fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))?;
-                let wrong = |why: String| Failure::new(Exit::Usage, name, why.trim().replace('\n', " "));
-                match path.extension().is_some_and(|extension| extension == "json") {
-                    true => serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?,
-                    false => toml::from_str(&text).map_err(|e| wrong(e.to_string()))?,
-                }
+/// The profile, checked.
+fn profile(args: &NodesArgs) -> Result<Profile, Failure> {
+    let name = args.profile.as_deref().unwrap_or("optane");
+    let mut profile = match Profile::named(name) {
+        Some(profile) => profile,
+        None => {
+            let path = Path::new(name);
+            let text = std::fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))?;
+            let wrong = |why: String| Failure::new(Exit::Usage, name, why.trim().replace('\n', " "));
+            match path.extension().is_some_and(|extension| extension == "json") {
+                true => serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?,
+                false => toml::from_str(&text).map_err(|e| wrong(e.to_string()))?,
             }
-        };
-        profile.scale = self.scale.unwrap_or(profile.scale);
-        profile.check().map_err(|why| Failure::new(Exit::Usage, format!("profile {name}"), why))?;
-        Ok(profile)
-    }
+        }
+    };
+    profile.scale = args.scale.unwrap_or(profile.scale);
+    profile.check().map_err(|why| Failure::new(Exit::Usage, format!("profile {name}"), why))?;
+    Ok(profile)
+}
 
-    /// The policy, for memory of this scale.
-    fn chosen(&self, config: &Config, scale: f64) -> Result<Box<dyn Policy>, Failure> {
-        let policy = self.policy.clone().unwrap_or_else(|| "off".to_owned());
-        policies::chosen(&PolicyArgs { policy, margin: self.margin, min_bytes: self.min_bytes }, config, scale)
-    }
+/// The policy, for memory of this scale.
+fn chosen(args: &NodesArgs, config: &Config, scale: f64) -> Result<Box<dyn Policy>, Failure> {
+    let policy = args.policy.clone().unwrap_or_else(|| "off".to_owned());
+    policies::chosen(&PolicyArgs { policy, margin: args.margin, min_bytes: args.min_bytes }, config, scale)
 }
 
 fn start(topology: &Topology) -> Result<Arc<Callers>, Failure> {
@@ -206,7 +163,7 @@ fn state_dir(global: &Global, dir: &Path) -> PathBuf {
         return global.state_dir.clone();
     }
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    let name = mounts::escape(&dir);
+    let name = published::escape(&dir);
     let name = if name.len() > LONGEST_NAME { format!("{:016x}", fnv(dir.as_os_str().as_bytes())) } else { name };
     Path::new(STATE_DIR).join("volumes").join(name)
 }
@@ -222,7 +179,7 @@ pub struct Prepared {
     settings: engine::Settings,
     state: Option<StateDir>,
     record: Option<Writer>,
-    out: run::Output,
+    out: Output,
 }
 
 impl Prepared {
@@ -235,7 +192,7 @@ impl Prepared {
             return Ok(None);
         }
         let config = Config::load(global.config.as_deref())?;
-        let policy = args.chosen(&config, nodes.scale())?;
+        let policy = chosen(args, &config, nodes.scale())?;
         let mut settings = engine::Settings {
             window_s: args.window.unwrap_or(config.engine.window_s),
             dry_run: args.dry_run || config.engine.dry_run,
@@ -244,14 +201,14 @@ impl Prepared {
         settings.moves.rate /= nodes.scale();
         settings.moves.bytes_per_day /= nodes.scale();
         let record = args.record.as_deref().map(Writer::open).transpose()?;
-        let state = if settings.dry_run { None } else { Some(restore::open_state(global)?) };
+        let state = if settings.dry_run { None } else { Some(undo::open_state(&global.state_dir)?) };
         // A dry run also tells `top` its windows there.
-        engine::state::trusted(&global.state_dir).map_err(|e| restore::unusable(&e))?;
-        let out = run::Output::of_volume(
+        engine::state::trusted(&global.state_dir).map_err(|e| undo::unusable(&e))?;
+        let out = Output::of_volume(
             global.json,
             args.quiet,
             Limits::recorded(global.verbose.max(1)),
-            mounts::Teller::new(&global.state_dir, dir, policy.name(), nodes.label()),
+            Publisher::new(&global.state_dir, dir, policy.name(), nodes.label()),
         );
         Ok(Some(Self { policy, settings, state, record, out }))
     }
@@ -291,7 +248,7 @@ fn undo_crashed(global: &Global) {
     if !global.state_dir.is_dir() {
         return;
     }
-    match restore::undo(global) {
+    match undo::undo(&global.state_dir) {
         Ok(finished) if finished.complete() => {}
         Ok(finished) => {
             output::complain(&format!("homenode: after a crash: {}\n", report::finished(&finished).trim_end()));
@@ -305,7 +262,7 @@ fn undo_crashed(global: &Global) {
 /// Policy of a mount, ready to run.
 pub struct Decider {
     engine: Engine<VolumePlane>,
-    out: run::Output,
+    out: Output,
     settings: engine::Settings,
 }
 
@@ -314,10 +271,10 @@ impl Decider {
     pub fn run(mut self, stop: &dyn Fn() -> bool) -> Result<(), Failure> {
         let ran = guarded(|| {
             let nodes = engine::Plane::topology(self.engine.plane_mut()).nodes.len();
-            let interference = session::interference(stop);
+            let interference = interference::detect(Path::new("/proc"), Path::new(machine::SYS), stop);
             self.out.start(self.engine.policy(), &self.settings, nodes, &interference, None)?;
             self.out.recovered(self.engine.recovered())?;
-            run::windows(&mut self.engine, &mut self.out, stop, None, None)
+            windows::windows(&mut self.engine, &mut self.out, stop, &mut || false, None)
         });
         let finished = guarded(|| self.out.finished(&self.engine.finish()));
         ran.and(finished)
@@ -360,16 +317,16 @@ mod tests {
         let memory =
             "read_bw = 1e9\nwrite_bw = 5e8\nread_latency_s = 1e-6\nwrite_latency_s = 1e-6\nremote_read = 1.5\n";
         let toml = format!("name = \"slow\"\nscale = 4\n[memory]\n{memory}remote_write = 2\n");
-        let profile = args(&write("a.toml", &toml)).profile().unwrap();
+        let profile = super::profile(&args(&write("a.toml", &toml))).unwrap();
         assert_eq!((profile.name.as_str(), profile.scale, profile.memory.remote_load), ("slow", 4.0, 1.0));
         let json = r#"{"name":"x","scale":1,"memory":{"read_bw":1e6,"write_bw":1e6,"read_latency_s":0,"write_latency_s":0,
             "remote_read":1,"remote_write":1}}"#;
         let again = NodesArgs { scale: Some(9.0), ..args(&write("a.json", json)) };
-        assert_eq!(again.profile().unwrap().scale, 9.0);
-        let error = |text: &str| args(&write("bad.toml", text)).profile().unwrap_err().line();
+        assert_eq!(super::profile(&again).unwrap().scale, 9.0);
+        let error = |text: &str| super::profile(&args(&write("bad.toml", text))).unwrap_err().line();
         assert!(error(&format!("name = \"x\"\nscale = 1\n[memory]\n{memory}")).contains("remote_write"));
         assert!(error(&toml.replace("5e8", "-1")).contains("write_bw is -1"));
-        assert!(args("/nonexistent").profile().unwrap_err().line().contains("/nonexistent"));
+        assert!(super::profile(&args("/nonexistent")).unwrap_err().line().contains("/nonexistent"));
     }
 
     /// `auto` left out programs with less than 4 MiB a window, a seventh of what a node of the default scale can carry.
@@ -385,7 +342,12 @@ mod tests {
         let mut args = args("optane");
         args.policy = Some("auto".to_owned());
         let moves = |scale: f64| {
-            args.chosen(&Config::default(), scale).ok().unwrap().decide(&snapshot.topology(), &snapshot).moves.len()
+            super::chosen(&args, &Config::default(), scale)
+                .ok()
+                .unwrap()
+                .decide(&snapshot.topology(), &snapshot)
+                .moves
+                .len()
         };
         assert_eq!((moves(1.0), moves(200.0)), (0, 1));
     }

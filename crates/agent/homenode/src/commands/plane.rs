@@ -10,7 +10,6 @@ use linux::privileges;
 use observe::Scope;
 use placement::{Snapshot, Traits};
 use rustix::thread::CapabilitySet;
-use topology::Topology;
 
 use crate::cli::ObserveArgs;
 use crate::config::Config;
@@ -73,12 +72,6 @@ pub fn open(
     })
 }
 
-/// Opens a plane that can only undo. Undoing needs no topology, so sysfs is not read.
-pub fn open_act_only() -> Result<HostPlane, Failure> {
-    HostPlane::open_act_only(host::Settings::default(), Topology::default())
-        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e))
-}
-
 /// Keeps only the capabilities that the moves of this policy need. Signalling a command that changed its user needs one more.
 pub fn move_only(policy: Traits, command: bool) -> Result<(), Failure> {
     let when = |needed: bool, set: CapabilitySet| if needed { set } else { CapabilitySet::empty() };
@@ -105,13 +98,4 @@ pub fn observe(plane: &mut HostPlane, window: Duration) -> Result<Snapshot, Fail
 /// Finds other software that decides where threads run. Gives up once `stop` is true.
 pub fn interference(stop: &dyn Fn() -> bool) -> Vec<Interference> {
     interference::detect(Path::new(PROC), Path::new(machine::SYS), stop)
-}
-
-/// As many open files as this process may have. Programs that it starts afterwards may have as many, too.
-pub fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!("cannot raise the limit of open files: {error}");
-    }
 }

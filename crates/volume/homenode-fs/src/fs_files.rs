@@ -8,14 +8,14 @@ use ::fs::medium::Mapped;
 use ::fs::{Attributes, Error, Ino, Kind, NewFile, Rename, Volume};
 use serde_json::json;
 
-use super::fs_args::{DebugCommand, FsCommand, GetArgs, LogArgs, LsArgs, MigrateArgs, PathArgs, PutArgs};
 use super::fs_volume::{failure, map_to_look, with_look, with_volume};
-use crate::cli::Global;
-use crate::exit::{Exit, Failure};
-use crate::output::table::Table;
-use crate::output::units::size;
-use crate::output::{self, progress};
-use crate::signals::Stop;
+use command::args::Global;
+use command::exit::{Exit, Failure};
+use command::output::table::Table;
+use command::output::units::size;
+use command::output::{self, progress};
+use command::signals::Stop;
+use command::volume_args::{DebugCommand, FsCommand, GetArgs, LogArgs, LsArgs, MigrateArgs, PathArgs, PutArgs};
 
 const CHUNK: usize = 1 << 20;
 const BLOCK: u64 = ::fs::format::BLOCK_BYTES;

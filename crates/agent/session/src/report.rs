@@ -6,11 +6,11 @@ use engine::{Finished, Outcome, Rail, Verdict, WindowReport};
 use placement::Move;
 use serde_json::{Value, json};
 
-use crate::output::escape;
-use crate::output::limits::Limits;
-use crate::output::table::Table;
-use crate::output::units::{bytes, count};
-use crate::output::words::{self, Names};
+use command::output::escape;
+use command::output::limits::Limits;
+use command::output::table::Table;
+use command::output::units::{bytes, count};
+use command::output::words::{self, Names};
 
 /// Prints windows as text. A note, or a move held back again and again, is printed once.
 pub struct Lines {
@@ -73,7 +73,7 @@ impl Lines {
 
 /// `window 12 · 1.0 s · 38 threads read 4.1 GB of file data, 47 % of it from another node`.
 fn window_line(window: u64, report: &WindowReport) -> String {
-    let seconds = crate::output::units::seconds(report.snapshot.window_s);
+    let seconds = command::output::units::seconds(report.snapshot.window_s);
     format!("window {window} · {seconds} · {}", words::read_summary(&report.snapshot))
 }
 

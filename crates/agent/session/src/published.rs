@@ -1,4 +1,4 @@
-//! What servers of mounts tell other commands: their last window, and their journals.
+//! What servers of mounts publish for other commands: their last window.
 //!
 //! **Problem.** Only its server sees who uses a volume, but `top` and `explain` are other processes.
 //!
@@ -12,59 +12,21 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use serde::{Deserialize, Serialize};
+use command::exit::Failure;
 
-use super::top::model::Window;
-use crate::exit::Failure;
-use crate::output::units::seconds;
+use crate::window::{Mounted, Window};
 
 /// The last window of a mount, in its state directory.
 const WINDOW: &str = "window.json";
 /// The next one, until it is complete.
 const NEXT: &str = "window.json.new";
-/// A server that has told nothing for this many windows, and [`SLACK_S`], is late.
-const LATE_WINDOWS: f64 = 2.0;
-/// Seconds that a decision may take.
-const SLACK_S: f64 = 2.0;
-
-/// A mount and its last window.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Mounted {
-    /// Format version, 1.
-    pub version: u32,
-    /// Mount point.
-    pub mount: PathBuf,
-    /// The server's process.
-    pub pid: u32,
-    /// Policy that decides for it.
-    pub policy: String,
-    /// Label of emulated memory; absent for real memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub emulated: Option<String>,
-    /// Seconds since the window ended; 0 while it is written.
-    #[serde(default)]
-    pub age_s: f64,
-    /// The window.
-    pub window: Window,
-}
-
-impl Mounted {
-    /// `volume /data · policy nthread · emulated optane, scale 200`.
-    pub fn name(&self) -> String {
-        let emulated = self.emulated.as_ref().map_or(String::new(), |label| format!(" · {label}"));
-        let late = self.age_s > LATE_WINDOWS * self.window.window_s + SLACK_S;
-        let late = if late { format!(" · silent for {}", seconds(self.age_s)) } else { String::new() };
-        format!("volume {} · policy {}{emulated}{late}", self.mount.display(), self.policy)
-    }
-}
-
 /// Where a server writes its last window. Dropped, it takes the window away.
-pub struct Teller {
+pub struct Publisher {
     dir: PathBuf,
     mounted: Mounted,
 }
 
-impl Teller {
+impl Publisher {
     /// For the mount on `mount`, whose state directory is `dir`.
     pub fn new(dir: &Path, mount: &Path, policy: &str, emulated: Option<String>) -> Self {
         let mount = mount.canonicalize().unwrap_or_else(|_| mount.to_owned());
@@ -77,8 +39,8 @@ impl Teller {
         self.mounted.emulated.clone()
     }
 
-    /// Tells a window. The mount goes on without: a failure is only logged.
-    pub fn tell(&mut self, window: Window) {
+    /// Publishes a window. The mount goes on without: a failure is only logged.
+    pub fn publish(&mut self, window: Window) {
         self.mounted.window = window;
         let next = self.dir.join(NEXT);
         let write = || -> std::io::Result<()> {
@@ -95,7 +57,7 @@ impl Teller {
     }
 }
 
-impl Drop for Teller {
+impl Drop for Publisher {
     fn drop(&mut self) {
         // It may never have told anything.
         let _ = std::fs::remove_file(self.dir.join(WINDOW));
@@ -103,7 +65,7 @@ impl Drop for Teller {
 }
 
 /// The last window of the mount whose state directory this is; `None` if it tells nothing, or its server has ended.
-pub fn told(dir: &Path) -> Option<Mounted> {
+pub fn read(dir: &Path) -> Option<Mounted> {
     let path = dir.join(WINDOW);
     let written = path.metadata().and_then(|meta| meta.modified()).ok()?;
     // What a later build wrote is left out.
@@ -152,20 +114,20 @@ mod tests {
     fn a_window_is_told_while_its_server_runs_and_not_after() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("volumes/data");
-        let mut teller = Teller::new(&state, Path::new("/"), "nthread", None);
-        assert_eq!(told(&state), None);
-        teller.tell(Window { window_s: 1.0, ..Window::default() });
-        let told_now = told(&state).unwrap();
+        let mut publisher = Publisher::new(&state, Path::new("/"), "nthread", None);
+        assert_eq!(read(&state), None);
+        publisher.publish(Window { window_s: 1.0, ..Window::default() });
+        let told_now = read(&state).unwrap();
         assert_eq!(told_now.name(), "volume / · policy nthread");
         assert_eq!(Mounted { age_s: 10.0, ..told_now.clone() }.name(), "volume / · policy nthread · silent for 10.0 s");
         assert_eq!(state_dirs(dir.path()).unwrap(), [state.as_path()]);
         // A server that was killed has left its window.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        teller.mounted.pid = child.id();
-        teller.tell(Window::default());
-        assert_eq!(told(&state), None);
-        drop(teller);
+        publisher.mounted.pid = child.id();
+        publisher.publish(Window::default());
+        assert_eq!(read(&state), None);
+        drop(publisher);
         assert!(!state.join(WINDOW).exists());
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 fn homenode(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_homenode")).args(args).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_homenode-fs")).args(args).output().unwrap()
 }
 
 fn stdout(args: &[&str]) -> String {
@@ -100,7 +100,7 @@ fn check(region: &str) {
     assert_eq!(code(&["fsck", region]), 0);
     assert_eq!(code(&["fsck", "--no-such-option", region]), 16, "fsck(8) has a code of its own for wrong usage");
     let name = Path::new(region).with_file_name("fsck.homenode");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_homenode"), &name).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_homenode-fs"), &name).unwrap();
     let status = |args: &[&str]| Command::new(&name).args(args).output().unwrap().status.code();
     assert_eq!((status(&["-a", region]), status(&["--no-such-option"])), (Some(0), Some(16)));
     fs::write(region, [0; 100_000]).unwrap();
@@ -235,7 +235,7 @@ fn a_migration_stops_at_a_signal_and_keeps_what_it_moved() {
         let all = json(&["fs", "where", &volume, "/file"]);
         all["nodes"].get(node).is_none()
     });
-    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode-fs"));
     command.args(["fs", "migrate", &volume, "/file", "--to", to.unwrap(), "--rate", "1kB/s", "--json"]);
     let child = command.stdout(Stdio::piped()).spawn().unwrap();
     let status = format!("/proc/{}/status", child.id());

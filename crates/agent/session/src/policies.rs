@@ -1,12 +1,10 @@
 //! Policies as the commands choose and describe them.
 
-use placement::{Policy, Traits};
+use command::args::PolicyArgs;
+use command::config::Config;
+use command::exit::{Exit, Failure};
+use placement::Policy;
 use topology::{NodeId, Topology};
-
-use crate::cli::PolicyArgs;
-use crate::commands::nodes;
-use crate::config::Config;
-use crate::exit::{Exit, Failure};
 
 /// The policy that the user chose, with the settings of homenode.toml and of the command line. `scale`: how many times as long as
 /// the real one emulated memory takes; thresholds in bytes are divided by it, unless the command line gives them.
@@ -27,7 +25,7 @@ pub fn chosen(args: &PolicyArgs, config: &Config, scale: f64) -> Result<Box<dyn 
 /// What a policy leaves out because the bandwidth of some nodes is not known.
 pub fn without_bandwidth(policy: &dyn Policy, topology: &Topology) -> Option<String> {
     let less = policy.traits().without_bandwidth?;
-    let unknown = nodes::without_bandwidth(topology);
+    let unknown = topology.without_bandwidth();
     let list: Vec<_> = unknown.iter().map(NodeId::to_string).collect();
     (topology.nodes.len() > 1 && !unknown.is_empty()).then(|| {
         format!(
@@ -35,10 +33,4 @@ pub fn without_bandwidth(policy: &dyn Policy, topology: &Topology) -> Option<Str
             list.join(", ")
         )
     })
-}
-
-/// Moves that a policy makes in a simulation but not on a host. `dax`: files on DAX are moved.
-pub fn on_a_host(policy: Traits, dax: bool) -> Option<&'static str> {
-    let cached = "on a host it moves cached files only, unless homenode.toml has `dax = true` for files on DAX";
-    (policy.moves_files && !dax).then_some(cached)
 }

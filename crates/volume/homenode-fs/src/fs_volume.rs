@@ -14,14 +14,14 @@ use ::fs::{Error, Layout, Options, Volume};
 use serde_json::json;
 
 use super::content;
-use super::fs_args::{FsckArgs, MkfsArgs, VolumeArgs};
-use crate::cli::Global;
-use crate::config::Config;
-use crate::exit::{Exit, Failure};
-use crate::machine;
-use crate::output::units::{count, size};
-use crate::output::{self, progress};
-use crate::signals::Stop;
+use command::args::Global;
+use command::config::Config;
+use command::exit::{Exit, Failure};
+use command::machine;
+use command::output::units::{count, size};
+use command::output::{self, progress};
+use command::signals::Stop;
+use command::volume_args::{FsckArgs, MkfsArgs, VolumeArgs};
 
 const BYTES_PER_INODE: u64 = 16384;
 /// Smallest `--size`. What is below it was probably meant to have a unit.

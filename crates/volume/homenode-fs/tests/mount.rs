@@ -101,7 +101,7 @@ impl Place {
 
     /// A server in the foreground.
     fn server(&self) -> Child {
-        let mut server = Command::new(env!("CARGO_BIN_EXE_homenode"));
+        let mut server = Command::new(env!("CARGO_BIN_EXE_homenode-fs"));
         server.args(["mount", "--foreground", "--cache", "direct", &self.volume, &self.dir]).stderr(Stdio::piped());
         let server = server.spawn().unwrap();
         while !fs::read_to_string("/proc/mounts").unwrap().contains(&self.dir) {
@@ -119,7 +119,7 @@ impl Drop for Place {
 }
 
 fn homenode(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_homenode")).args(args).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_homenode-fs")).args(args).output().unwrap()
 }
 
 fn ends(output: &Output) -> (i32, String) {
@@ -174,7 +174,7 @@ fn mount_8_finds_what_it_expects() {
     let place = Place::new();
     for name in ["mount.homenode", "mount.fuse.homenode"] {
         let helper = place.place.path().join(name);
-        symlink(env!("CARGO_BIN_EXE_homenode"), &helper).unwrap();
+        symlink(env!("CARGO_BIN_EXE_homenode-fs"), &helper).unwrap();
         let call = |more: &[&str]| {
             let args = [&[&*place.volume, &*place.dir, "-n", "-o", "rw,noexec"], more].concat();
             Command::new(&helper).args(args).output().unwrap()

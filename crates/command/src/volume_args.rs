@@ -3,11 +3,85 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use ::fs::Placement;
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::commands::volume_policy::NodesArgs;
+use crate::args::{mount_policies, seconds};
+use crate::exit::Exit;
 use crate::output::units;
+
+/// Commands that `homenode-fs` does.
+#[derive(Debug, Subcommand)]
+pub enum VolumeCommand {
+    /// Make a volume: a file system over the memory of several nodes
+    ///
+    /// All that was in the regions is lost.
+    #[command(after_help = "\
+Examples:
+  sudo homenode mkfs /dev/dax0.0@0 /dev/dax1.0@1
+  homenode mkfs --size 1G /dev/shm/a@0 /dev/shm/b@1")]
+    Mkfs(MkfsArgs),
+
+    /// Check a volume that is not in use
+    ///
+    /// The exit codes are those of fsck(8): 0 when all is well, 1 when it was repaired, 4 when it is damaged, 8 when it
+    /// could not be checked, 16 for wrong usage, 32 when a signal ended the check.
+    #[command(after_help = "\
+Examples:
+  homenode fsck /dev/shm/a
+  homenode fsck --repair /dev/shm/a")]
+    Fsck(FsckArgs),
+
+    /// Mount a volume on a directory, for all programs
+    ///
+    /// When the command returns, the mount works, and goes on in the background until `umount DIR`. With --foreground, it
+    /// ends on SIGTERM or SIGINT (Ctrl-C) too: if files are open, the directory is free at once, and the mount ends when the
+    /// last of them is closed. Whatever a program was told is done survives the end of the server, also by `kill -9`; then
+    /// `umount DIR` and mount again. `umount` of a mount in the background works as for any file system.
+    ///
+    /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and the other
+    /// filesystem-independent options of mount(8); cache=, placement=, workers= and region= equal the options of these names. The kernel
+    /// checks permissions, as for a local file system, and all users may use the mount. Reading never changes the
+    /// access time.
+    #[command(after_help = "\
+Examples:
+  sudo homenode mount /dev/shm/a /mnt
+  sudo homenode mount --cache direct --placement interleave /dev/dax0.0 /mnt
+  sudo mount -t fuse.homenode /dev/dax0.0 /mnt -o noexec,cache=direct
+  sudo umount /mnt
+
+In /etc/fstab (`mount -a`, systemd; both look for mount.fuse.homenode in /sbin):
+  /dev/dax0.0  /data  fuse.homenode  nosuid,nodev,nofail  0  0
+
+As a service of systemd: ExecStart=homenode mount --foreground /dev/dax0.0 /data, Type=notify")]
+    Mount(MountArgs),
+
+    /// Look at a volume and its files, and move them between nodes
+    #[command(
+        subcommand,
+        after_help = "\
+Examples:
+  homenode fs put /dev/shm/a data.db /data.db
+  homenode fs where /dev/shm/a /data.db
+  homenode fs migrate /dev/shm/a /data.db --to 1
+  homenode fs get /dev/shm/a /data.db - | sha256sum"
+    )]
+    Fs(FsCommand),
+}
+
+/// Exit code of mount(8) for incorrect use.
+pub const HELPER_USAGE: u8 = 1;
+/// Exit code of fsck(8) for incorrect use.
+pub const FSCK_USAGE: u8 = 16;
+
+/// The exit code for wrong usage: fsck(8) and mount(8) have their own.
+pub fn usage_code(arguments: &[OsString]) -> u8 {
+    let is = |at: usize, word: &str| arguments.get(at).is_some_and(|arg| arg == word);
+    match () {
+        () if is(1, "fsck") => FSCK_USAGE,
+        () if is(1, "mount") && is(2, "--helper") => HELPER_USAGE,
+        () => Exit::Usage.code(),
+    }
+}
 
 /// The command line, where `mkfs.homenode`, `fsck.homenode` and `mount.homenode` are names of `homenode mkfs`, `homenode
 /// fsck` and `homenode mount`: mkfs(8), fsck(8) and mount(8) look for programs of such names.
@@ -62,7 +136,7 @@ pub struct MountArgs {
     /// Where new blocks go: to the node of the writing thread, by chance, to one node after the other, or to one node
     /// [default: local]
     #[arg(long, value_name = "local|random|interleave|nodeN", value_parser = parse_placement)]
-    pub placement: Option<Placement>,
+    pub placement: Option<PlacementArg>,
     /// Threads that serve the mount [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
@@ -72,6 +146,63 @@ pub struct MountArgs {
     /// Check everything, but do not mount: what `mount -f` asks for
     #[arg(long, hide = true)]
     pub fake: bool,
+}
+
+/// Which nodes, and what moves.
+#[derive(Debug, Clone, Args)]
+pub struct NodesArgs {
+    /// Policy that moves threads and files of the mount [default: off]
+    #[arg(long, value_name = "POLICY", value_parser = mount_policies(), help_heading = "Policy")]
+    pub policy: Option<String>,
+    /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s, divided by the scale
+    /// of emulated memory]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate, help_heading = "Policy")]
+    pub margin: Option<f64>,
+    /// Leave alone threads that read and wrote less than this in a window [default: 4MiB, divided by the scale of
+    /// emulated memory]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes, help_heading = "Policy")]
+    pub min_bytes: Option<u64>,
+    /// Length of a window in seconds [default: 1]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Policy")]
+    pub window: Option<f64>,
+    /// Print the moves without making them; in the foreground
+    #[arg(long, requires = "policy", help_heading = "Policy")]
+    pub dry_run: bool,
+    /// Print only windows with moves or news
+    #[arg(short, long, conflicts_with = "json", help_heading = "Policy")]
+    pub quiet: bool,
+    /// Also write each window to FILE, for `homenode replay`
+    #[arg(long, value_name = "FILE", requires = "policy", help_heading = "Policy")]
+    pub record: Option<PathBuf>,
+    /// Share out the machine's CPUs among N emulated nodes, and let every access take the time that it would take there
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Emulated nodes")]
+    pub emulate_nodes: Option<u32>,
+    /// Memory to emulate: `optane`, `cxl`, or a file with figures (TOML, or JSON) [default: optane]
+    #[arg(long, value_name = "optane|cxl|FILE", requires = "emulate_nodes", help_heading = "Emulated nodes")]
+    pub profile: Option<String>,
+    /// How many times as long emulated memory takes as the real one [default: the profile's]
+    #[arg(long, value_name = "FACTOR", requires = "emulate_nodes", help_heading = "Emulated nodes")]
+    pub scale: Option<f64>,
+}
+
+impl NodesArgs {
+    /// Whether a policy is to decide.
+    pub fn policy(&self) -> bool {
+        self.policy.as_deref().is_some_and(|policy| policy != "off")
+    }
+}
+
+/// Where new blocks go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlacementArg {
+    /// To the node of the writing thread.
+    Local,
+    /// By chance.
+    Random,
+    /// To one node after the other.
+    Interleave,
+    /// To this node.
+    Node(u32),
 }
 
 /// Cache of file data.
@@ -84,14 +215,14 @@ pub enum CacheArg {
 }
 
 /// `local`, `random`, `interleave` or `nodeN`.
-pub fn parse_placement(text: &str) -> Result<Placement, String> {
+pub fn parse_placement(text: &str) -> Result<PlacementArg, String> {
     match text {
-        "local" => Ok(Placement::Local),
-        "random" => Ok(Placement::Random),
-        "interleave" => Ok(Placement::Interleave),
+        "local" => Ok(PlacementArg::Local),
+        "random" => Ok(PlacementArg::Random),
+        "interleave" => Ok(PlacementArg::Interleave),
         _ => {
             let node = text.strip_prefix("node").and_then(|node| node.parse().ok());
-            node.map(Placement::Node).ok_or_else(|| "local, random, interleave or nodeN".to_owned())
+            node.map(PlacementArg::Node).ok_or_else(|| "local, random, interleave or nodeN".to_owned())
         }
     }
 }

@@ -19,16 +19,17 @@ use std::thread;
 
 use ::mount::{Cache, Error, Flags, Options, Unmounted};
 use clap::ValueEnum;
+use command::volume_args::{
+    CacheArg, HELPER_USAGE, MountArgs, PlacementArg, VolumeArgs, command_line, parse_placement,
+};
 
-use super::fs_args::{CacheArg, MountArgs, parse_placement};
-use super::fs_volume::{self, map, map_to_look, unmount};
-use super::session;
-use super::volume_policy::{Nodes, Prepared};
-use crate::cli::Global;
-use crate::exit::{Exit, Failure};
-use crate::notify;
-use crate::output;
-use crate::signals::Stop;
+use crate::fs_volume::{self, map, map_to_look, unmount};
+use crate::volume_policy::{Nodes, Prepared};
+use command::args::Global;
+use command::exit::{Exit, Failure};
+use command::notify;
+use command::output;
+use command::signals::Stop;
 
 /// Flags of mount(2) by the names that mount(8) has for them: to set, or to clear.
 const FLAGS: &[(&str, Flags, bool)] = &[
@@ -94,8 +95,6 @@ const NEVER_KILLED: &str = "-1000";
 /// Exists where SELinux is on.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 
-/// Exit code of mount(8) for incorrect use.
-pub const HELPER_USAGE: u8 = 1;
 /// Exit code of mount(8) for a mount that failed.
 const HELPER_FAILED: u8 = 32;
 
@@ -145,7 +144,7 @@ fn remount(args: &MountArgs, flags: Flags) -> Result<Exit, Failure> {
 
 /// The options, parsed.
 struct Wanted {
-    volume: super::fs_args::VolumeArgs,
+    volume: VolumeArgs,
     options: Options,
     placement: ::fs::Placement,
     /// Whether the user says who keeps data, and how many threads serve.
@@ -215,7 +214,12 @@ impl Wanted {
             Some(CacheArg::Direct) => Cache::Direct,
             _ => Cache::Kernel,
         };
-        let placement = placement.unwrap_or(::fs::Placement::Local);
+        let placement = match placement.unwrap_or(PlacementArg::Local) {
+            PlacementArg::Local => ::fs::Placement::Local,
+            PlacementArg::Random => ::fs::Placement::Random,
+            PlacementArg::Interleave => ::fs::Placement::Interleave,
+            PlacementArg::Node(node) => ::fs::Placement::Node(node),
+        };
         let may_be_missing = !remount && given().any(|option| option == "nofail");
         Ok(Self { volume, options, placement, chosen, remount, may_be_missing })
     }
@@ -238,7 +242,7 @@ fn start(args: &MountArgs) -> Result<Exit, Failure> {
     let failure = |e: std::io::Error| Failure::from_error(Exit::Io, "cannot start the server", &e);
     let mut server = Command::new("/proc/self/exe")
         .arg0("homenode")
-        .args(super::command_line(std::env::args_os()).into_iter().skip(1))
+        .args(command_line(std::env::args_os()).into_iter().skip(1))
         .env(BACKGROUND, "1")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -264,7 +268,7 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     output::detach();
     log_failures();
     // Each thread that uses the mount takes up to two.
-    session::raise_open_files();
+    linux::files::raise_limit();
     // Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the mount. Only with
     // CAP_SYS_RESOURCE; else it stays as it is.
     let _ = std::fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
@@ -366,7 +370,7 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
 
 /// One line for stderr, and for the system's log, as stderr leads nowhere in the background.
 fn say(line: &str) {
-    let line = crate::output::escape(line);
+    let line = command::output::escape(line);
     output::complain(&format!("homenode: {line}\n"));
     // Facility daemon, severity error (RFC 3164).
     let entry = format!("<27>homenode[{}]: {line}\n", std::process::id());
@@ -399,7 +403,7 @@ fn end(volume: Arc<::fs::Volume>) -> Result<(), Failure> {
 /// Says that the mount works, and lets go of the caller's terminal and directory.
 fn go_to_background() -> std::io::Result<()> {
     // It was started as /proc/self/exe.
-    rustix::thread::set_name(c"homenode")?;
+    rustix::thread::set_name(c"homenode-fs")?;
     rustix::process::setsid()?;
     rustix::process::chdir("/")?;
     let mut stdout = std::io::stdout();

@@ -1,0 +1,304 @@
+//! The contents of one window, as `top` shows them and as the server of a mount publishes them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use command::output::limits::Limits;
+use command::output::units::{count, percent, rate, seconds, size};
+use command::output::words;
+use placement::{NodeBytes, ObservedFile, Plan, Snapshot, Thread};
+use serde::{Deserialize, Serialize};
+use topology::NodeId;
+
+/// Files of a volume that are shown, at most.
+const MOST_FILES: usize = 20;
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeRow {
+    /// Node id.
+    pub node: NodeId,
+    /// How many CPUs it has online.
+    pub cpus: usize,
+    /// CPU use as a fraction of its CPUs; absent for a node without CPUs.
+    pub cpu: Option<f64>,
+    /// Controller load as a fraction of its capacity; absent where the capacity is not known.
+    pub controller: Option<f64>,
+    /// File bytes read from its memory, bytes/s.
+    pub read_bytes_per_s: f64,
+    /// File bytes written to its memory, bytes/s.
+    pub write_bytes_per_s: f64,
+    /// Free memory, bytes.
+    pub memory_free: u64,
+}
+
+/// One thread.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ThreadRow {
+    /// Thread id.
+    pub tid: u32,
+    /// Process id.
+    pub pid: u32,
+    /// Start time, nanoseconds since boot, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_ns: Option<u64>,
+    /// Name.
+    pub comm: String,
+    /// Node it runs on.
+    pub node: NodeId,
+    /// Its home node; absent where it read nothing.
+    pub home: Option<NodeId>,
+    /// Share of its file bytes read from another node; absent where it read nothing.
+    pub remote_share: Option<f64>,
+    /// File bytes read from another node, bytes/s.
+    pub remote_bytes_per_s: f64,
+    /// File bytes read, bytes/s.
+    pub read_bytes_per_s: f64,
+    /// File bytes written, bytes/s.
+    pub write_bytes_per_s: f64,
+    /// CPU use as a fraction of one CPU.
+    pub cpu: f64,
+    /// Its last move by a running homenode, from the journal.
+    pub last_move: Option<String>,
+    /// Why homenode leaves it alone.
+    pub held: Option<String>,
+}
+
+/// One file of a volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FileRow {
+    /// File id: `major:minor:inode`.
+    pub file: String,
+    /// Its path, if it is known.
+    #[serde(default)]
+    pub path: Option<String>,
+    /// Bytes of data on each node.
+    pub bytes: NodeBytes,
+    /// How many threads touched it.
+    pub threads: usize,
+    /// Share of the bytes read that was read from another node; absent where nothing was read.
+    pub remote_share: Option<f64>,
+    /// Bytes read from another node, bytes/s.
+    pub remote_bytes_per_s: f64,
+    /// Bytes read, bytes/s.
+    pub read_bytes_per_s: f64,
+    /// Bytes written, bytes/s.
+    pub write_bytes_per_s: f64,
+}
+
+/// One window.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Window {
+    /// Format version, 1.
+    pub version: u32,
+    /// Length in seconds.
+    pub window_s: f64,
+    /// Share of file bytes read from another node; absent where nothing was read.
+    pub remote_share: Option<f64>,
+    /// The nodes.
+    pub nodes: Vec<NodeRow>,
+    /// The threads that touched file data.
+    pub threads: Vec<ThreadRow>,
+    /// The files that were touched most, of a volume; none of a host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<FileRow>,
+    /// The mounted volumes that homenode observes, of a host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<Mounted>,
+    /// Copies of a running homenode.
+    pub copies: Vec<Copy>,
+    /// Limits of this observation.
+    pub notes: Vec<String>,
+    /// The same as the text shows it.
+    #[serde(skip)]
+    pub shown_notes: Vec<String>,
+    /// The first line: long, shorter, shortest.
+    #[serde(skip)]
+    pub headings: [String; 3],
+}
+
+impl Window {
+    /// Builds the contents from a snapshot. `plan` is a policy's, whose forecast knows the load of nodes.
+    pub fn new(snapshot: &Snapshot, plan: &Plan, limits: &Limits) -> Self {
+        let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
+        let forecasts = plan.predicted.as_ref().map_or(&[][..], |p| &p.nodes);
+        let forecast = |node| forecasts.iter().find(|f| f.node == node);
+        let nodes = snapshot
+            .nodes
+            .iter()
+            .map(|node| NodeRow {
+                node: node.id,
+                cpus: node.cpus.len(),
+                cpu: forecast(node.id).and_then(|f| f.cpu_before),
+                controller: forecast(node.id).and_then(|f| f.controller_before),
+                read_bytes_per_s: per_s(node.read_bytes),
+                write_bytes_per_s: per_s(node.write_bytes),
+                memory_free: node.memory_free,
+            })
+            .collect();
+        let thread = |t: &Thread| {
+            let read = t.read_bytes.total();
+            let remote = t.remote_bytes();
+            ThreadRow {
+                tid: t.tid,
+                pid: t.pid,
+                start_ns: t.start_ns,
+                comm: t.comm.clone(),
+                node: t.node,
+                home: t.home(),
+                remote_share: (read > 0).then(|| remote as f64 / read as f64),
+                remote_bytes_per_s: per_s(remote),
+                read_bytes_per_s: per_s(read),
+                write_bytes_per_s: per_s(t.write_bytes.total()),
+                cpu: if snapshot.window_s > 0.0 { t.cpu_s / snapshot.window_s } else { 0.0 },
+                last_move: None,
+                held: t.held.clone(),
+            }
+        };
+        Self {
+            version: 1,
+            window_s: snapshot.window_s,
+            remote_share: snapshot.remote_share(),
+            nodes,
+            threads: snapshot.threads.iter().map(thread).collect(),
+            files: Vec::new(),
+            volumes: Vec::new(),
+            copies: Vec::new(),
+            notes: snapshot.notes.clone(),
+            shown_notes: limits.lines(&snapshot.notes),
+            headings: [
+                words::window(snapshot),
+                words::read_summary(snapshot),
+                format!("remote share {}", snapshot.remote_share().map_or("-".to_owned(), percent)),
+            ],
+        }
+    }
+
+    /// Builds the contents from a snapshot of a volume. Its journal knows moves and copies.
+    pub fn of_volume(snapshot: &Snapshot, plan: &Plan) -> Self {
+        let mut window = Self::new(snapshot, plan, &Limits::recorded(1));
+        // Bytes read, of these from another node, and bytes written, of each file.
+        let mut sums: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
+        for thread in &snapshot.threads {
+            for used in &thread.files {
+                let [read, remote, written] = sums.entry(&used.file).or_default();
+                *read += used.read_bytes.total();
+                *remote += used.read_bytes.total() - used.read_bytes.get(thread.node);
+                *written += used.write_bytes.total();
+            }
+        }
+        let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
+        let row = |file: &ObservedFile| {
+            let [read, remote, written] = sums.get(file.file.as_str()).copied().unwrap_or_default();
+            FileRow {
+                file: file.file.clone(),
+                path: file.path.clone(),
+                bytes: file.bytes.clone(),
+                threads: file.readers.len(),
+                remote_share: (read > 0).then(|| remote as f64 / read as f64),
+                remote_bytes_per_s: per_s(remote),
+                read_bytes_per_s: per_s(read),
+                write_bytes_per_s: per_s(written),
+            }
+        };
+        window.files = snapshot.files.iter().map(row).collect();
+        let touched = |f: &FileRow| f.read_bytes_per_s + f.write_bytes_per_s;
+        window.files.sort_by(|a, b| touched(b).total_cmp(&touched(a)).then_with(|| a.file.cmp(&b.file)));
+        window.files.truncate(MOST_FILES);
+        window
+    }
+
+    /// The window of a mount, as the view shows it.
+    pub fn of_mount(mounted: &Mounted) -> Self {
+        let mut window = mounted.window.clone();
+        let (name, summary) = (mounted.name(), window.summary());
+        window.headings =
+            [format!("{name} · window {} · {summary}", seconds(window.window_s)), format!("{name} · {summary}"), name];
+        window.shown_notes.clone_from(&window.notes);
+        window
+    }
+
+    /// `4 threads read 3.4 MB/s, 11 % remote`.
+    fn summary(&self) -> String {
+        let read = rate(self.threads.iter().map(|t| t.read_bytes_per_s).sum());
+        let share = self.remote_share.map_or(String::new(), |share| format!(", {} remote", percent(share)));
+        format!("{} read {read}{share}", count(self.threads.len(), "thread"))
+    }
+
+    /// What is below the nodes: copies, then the volumes in a line each.
+    pub fn lines(&self) -> Vec<String> {
+        let volume = |mounted: &Mounted| {
+            let copies = match mounted.window.copies.len() {
+                0 => String::new(),
+                n => format!(", {n} being copied"),
+            };
+            format!("{} · {}{copies}", mounted.name(), mounted.window.summary())
+        };
+        self.copies.iter().map(Copy::line).chain(self.volumes.iter().map(volume)).collect()
+    }
+}
+
+/// A copy that goes on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Copy {
+    /// Subject of the copy: a file or a process.
+    pub name: String,
+    /// The node that it leaves.
+    pub from: NodeId,
+    /// The node that it goes to.
+    pub to: NodeId,
+    /// Bytes to copy; 0 before the first tenth is done.
+    pub bytes: u64,
+    /// Of these, copied.
+    pub done: u64,
+    /// Bytes that could not be moved.
+    pub failed: u64,
+}
+
+impl Copy {
+    /// `copying file /db/x: node 0 → 1, 50.0 MB of 256.0 MB`.
+    pub fn line(&self) -> String {
+        let left = if self.failed > 0 { format!(", {} left behind", size(self.failed)) } else { String::new() };
+        let far = match self.bytes {
+            0 => "begun".to_owned(),
+            bytes => format!("{} of {}{left}", size(self.done), size(bytes)),
+        };
+        format!("copying {}: {}, {far}", self.name, words::direction(self.from, self.to))
+    }
+}
+
+/// A server that has told nothing for this many windows, and [`SLACK_S`], is late.
+const LATE_WINDOWS: f64 = 2.0;
+/// Seconds that a decision may take.
+const SLACK_S: f64 = 2.0;
+
+/// A mount and its last window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Mounted {
+    /// Format version, 1.
+    pub version: u32,
+    /// Mount point.
+    pub mount: PathBuf,
+    /// The server's process.
+    pub pid: u32,
+    /// Policy that decides for it.
+    pub policy: String,
+    /// Label of emulated memory; absent for real memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emulated: Option<String>,
+    /// Seconds since the window ended; 0 while it is written.
+    #[serde(default)]
+    pub age_s: f64,
+    /// The window.
+    pub window: Window,
+}
+
+impl Mounted {
+    /// `volume /data · policy nthread · emulated optane, scale 200`.
+    pub fn name(&self) -> String {
+        let emulated = self.emulated.as_ref().map_or(String::new(), |label| format!(" · {label}"));
+        let late = self.age_s > LATE_WINDOWS * self.window.window_s + SLACK_S;
+        let late = if late { format!(" · silent for {}", seconds(self.age_s)) } else { String::new() };
+        format!("volume {} · policy {}{emulated}{late}", self.mount.display(), self.policy)
+    }
+}

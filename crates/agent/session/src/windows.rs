@@ -1,0 +1,162 @@
+//! Window after window, and what is printed of each.
+
+use command::args::on_a_host;
+use command::exit::{Exit, Failure};
+use command::notify;
+use command::output::limits::Limits;
+use command::output::units::{count, seconds};
+use command::output::{self, escape, words};
+use engine::{Engine, Finished, Plane};
+use linux::interference::Interference;
+use placement::Policy;
+use serde_json::json;
+
+use crate::published::Publisher;
+use crate::report::{self, Lines};
+use crate::window::Window;
+
+/// Runs window after window until it is time to stop, a window leaves things `over`, or there were `most`.
+///
+/// # Errors
+///
+/// The plane cannot go on, or nobody reads the output.
+pub fn windows<P: Plane>(
+    engine: &mut Engine<P>,
+    out: &mut Output,
+    stop: &dyn Fn() -> bool,
+    over: &mut dyn FnMut() -> bool,
+    most: Option<u64>,
+) -> Result<(), Failure> {
+    let mut window = 0;
+    while !stop() && most.is_none_or(|most| window < most) {
+        let report = engine.step().map_err(|e| Failure::from_error(Exit::Unsupported, "cannot go on", &e))?;
+        window += 1;
+        notify::alive();
+        out.window(window, &report)?;
+        if over() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Prints to stdout.
+pub struct Output {
+    json: bool,
+    quiet: bool,
+    lines: Lines,
+    /// Begins every line of figures, where they are emulated.
+    label: Option<String>,
+    /// Tells other commands what happens on a mounted volume; absent on a host, where policies move less than elsewhere.
+    publisher: Option<Publisher>,
+}
+
+impl Output {
+    /// Prints what happens on a host.
+    pub fn of_host(json: bool, quiet: bool, limits: Limits) -> Self {
+        Self { json, quiet, lines: Lines::new(limits), label: None, publisher: None }
+    }
+
+    /// Prints what happens on a mounted volume.
+    pub fn of_volume(json: bool, quiet: bool, limits: Limits, publisher: Publisher) -> Self {
+        Self { json, quiet, lines: Lines::new(limits), label: publisher.label(), publisher: Some(publisher) }
+    }
+
+    /// Description of the run that begins.
+    ///
+    /// # Errors
+    ///
+    /// Nobody reads the output.
+    pub fn start(
+        &self,
+        policy: &dyn Policy,
+        settings: &engine::Settings,
+        nodes: usize,
+        interference: &[Interference],
+        unknown: Option<&str>,
+    ) -> Result<(), Failure> {
+        let less = on_a_host(policy.traits(), settings.moves.dax).filter(|_| self.publisher.is_none());
+        let policy = policy.name();
+        if self.json {
+            output::print_json_line(&json!({
+                "kind": "start",
+                "version": 1,
+                "policy": policy,
+                "window_s": settings.window_s,
+                "dry_run": settings.dry_run,
+                "nodes": nodes,
+                "policy_limit": less,
+                "bandwidth_limit": unknown,
+                "emulated": self.label,
+                "interference": interference,
+            }))?;
+            return Ok(());
+        }
+        let dry = if settings.dry_run { ", dry run: nothing is changed" } else { "" };
+        let mut text =
+            format!("policy {policy}, window {}, {}{dry}\n", seconds(settings.window_s), count(nodes, "node"));
+        for found in interference {
+            text.push_str(&format!("note: {}\n", escape(&words::interference(found))));
+        }
+        if let Some(label) = &self.label {
+            text = format!("{label}: {text}");
+        }
+        for less in less.into_iter().chain(unknown) {
+            text.push_str(&format!("note: policy {policy}: {less}\n"));
+        }
+        if nodes == 1 {
+            text.push_str("note: one node: every read is local, there is nothing to move\n");
+        }
+        Ok(output::print(&text)?)
+    }
+
+    /// The moves of a crashed run that were undone.
+    ///
+    /// # Errors
+    ///
+    /// Nobody reads the output.
+    pub fn recovered(&self, recovered: &Finished) -> Result<(), Failure> {
+        if *recovered == Finished::default() {
+            return Ok(());
+        }
+        match self.json {
+            true => output::print_json_line(&report::finished_json("recovered", recovered))?,
+            false => output::print(&format!("after a crash: {}", report::finished(recovered)))?,
+        }
+        Ok(())
+    }
+
+    fn window(&mut self, window: u64, report: &engine::WindowReport) -> Result<(), Failure> {
+        if let Some(publisher) = &mut self.publisher {
+            publisher.publish(Window::of_volume(&report.snapshot, &report.plan));
+        }
+        if self.json {
+            let mut value = report::json(window, report);
+            if let (Some(label), Some(object)) = (&self.label, value.as_object_mut()) {
+                object.insert("emulated".to_owned(), json!(label));
+            }
+            return Ok(output::print_json_line(&value)?);
+        }
+        let (mut text, news) = self.lines.window(window, report);
+        if let Some(label) = &self.label {
+            text = format!("{label}: {text}");
+        }
+        if news || !self.quiet {
+            output::print(&text)?;
+        }
+        Ok(())
+    }
+
+    /// Moves that were undone.
+    ///
+    /// # Errors
+    ///
+    /// Nobody reads the output.
+    pub fn finished(&self, finished: &Finished) -> Result<(), Failure> {
+        match self.json {
+            true => output::print_json_line(&report::finished_json("end", finished))?,
+            false => output::print(&format!("stopped: {}", report::finished(finished)))?,
+        }
+        Ok(())
+    }
+}
