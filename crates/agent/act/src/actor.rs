@@ -14,7 +14,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{Heir, JobId, JobState, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
+use engine::{Copies, Heir, JobId, JobState, Plane, PlaneError, Started, Undo, Undone, Write};
 use linux::births::Kin;
 use linux::threads::NS_PER_TICK;
 use linux::{affinity, interference};
@@ -100,8 +100,6 @@ pub struct Actor<B> {
     moves: DataMoves,
     /// Processes that were moved as a whole and not put back: start time in ticks, and the values of their threads.
     processes: FxHashMap<u32, (u64, Given)>,
-    /// Threads of the process that was moved last that were not bound after all.
-    not_bound: Vec<Subject>,
 }
 
 impl<B: Births> Actor<B> {
@@ -129,7 +127,6 @@ impl<B: Births> Actor<B> {
             put_back: FxHashSet::default(),
             moves,
             processes: FxHashMap::default(),
-            not_bound: Vec::new(),
         })
     }
 
@@ -324,16 +321,15 @@ impl<B: Births> Actor<B> {
                 return Err(error);
             }
             // Its record must stay as long as a thread is bound; the others keep those of their earlier moves.
-            self.not_bound.extend(written);
-            return Ok(Started::Done);
+            return Ok(Started { not_bound: written.into_iter().collect(), ..Started::done() });
         }
         process.bound().iter().for_each(|undo| _ = written.remove(&undo.subject));
-        self.not_bound.extend(written);
+        let not_bound = written.into_iter().collect();
         let (pid, start) = process.process();
         if !process.bound().is_empty() {
             self.processes.insert(pid, (start, process.given().clone()));
         }
-        self.moves.start_memory(process)
+        Ok(Started { not_bound, ..self.moves.start_memory(process) })
     }
 
     /// A thread that inherited our value keeps it if its process was moved as a whole, and is moved itself from now on.
@@ -408,38 +404,14 @@ impl<B: Births> Plane for Actor<B> {
 
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
         match mv.subject {
-            Subject::Thread { .. } => undo.iter().try_for_each(|undo| self.bind(undo)).map(|()| Started::Done),
+            Subject::Thread { .. } => undo.iter().try_for_each(|undo| self.bind(undo)).map(|()| Started::done()),
             Subject::Process { .. } => self.start_process(mv, undo, write),
             Subject::File { .. } => self.moves.start_file(mv),
         }
     }
 
-    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        self.moves.take_back(mv)
-    }
-
-    fn not_bound(&mut self) -> Vec<Subject> {
-        std::mem::take(&mut self.not_bound)
-    }
-
-    fn poll(&mut self) -> Vec<Progress> {
-        self.moves.poll()
-    }
-
-    fn cancel(&mut self, job: JobId) {
-        self.moves.jobs.cancel(job);
-    }
-
-    fn pace(&mut self, bytes_per_s: f64) {
-        self.moves.jobs.pace(bytes_per_s);
-    }
-
-    fn moves_back(&self) -> bool {
-        self.settings.move_back
-    }
-
-    fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
-        self.moves.move_back()
+    fn copies(&mut self) -> Option<&mut dyn Copies> {
+        Some(&mut self.moves)
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use engine::{JobId, JobState, PlaneError, Progress, Started, Subject, Undo};
+use engine::{Copies, JobId, JobState, PlaneError, Progress, Started, Subject, Undo};
 use linux::privileges;
 use linux::threads::NS_PER_TICK;
 use placement::{Move, ObservedFile, Thread};
@@ -158,19 +158,19 @@ impl DataMoves {
     }
 
     /// Lets the memory of a process follow its threads.
-    pub fn start_memory(&mut self, process: ProcessMove) -> Result<Started, PlaneError> {
+    pub fn start_memory(&mut self, process: ProcessMove) -> Started {
         let (pid, start) = process.process();
-        let Some(memory) = process.memory else { return Ok(Started::Done) };
+        let Some(memory) = process.memory else { return Started::done() };
         match self.jobs.start(|| Ok(Box::new(memory))) {
             Ok(job) => {
                 let subject = Subject::Process { pid, start: start.saturating_mul(NS_PER_TICK) };
                 self.keep(job, Copied { subject, file: None });
-                Ok(Started::Job(job))
+                Started::job(job)
             }
             Err(error) => {
                 // The threads are where they should be; the kernel brings what they allocate there.
                 tracing::warn!(%error, "the memory of a process stays: its copy cannot be started");
-                Ok(Started::Done)
+                Started::done()
             }
         }
     }
@@ -178,15 +178,6 @@ impl DataMoves {
     /// Starts to move the data of a file.
     pub fn start_file(&mut self, mv: &Move) -> Result<Started, PlaneError> {
         self.start_file_with(mv, None)
-    }
-
-    /// See [`engine::Plane::take_back`]. Of the latest moves it is known what they moved.
-    pub fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        let of =
-            |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
-        let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
-        let layout = job.and_then(|job| self.jobs.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
-        self.start_file_with(mv, Some(layout))
     }
 
     fn start_file_with(&mut self, mv: &Move, back: Option<Layout>) -> Result<Started, PlaneError> {
@@ -203,7 +194,7 @@ impl DataMoves {
         if !taken_back {
             self.keep(job, moved);
         }
-        Ok(Started::Job(job))
+        Ok(Started::job(job))
     }
 
     /// A job that moves a file, or its part on one node, to a node, or those of its pages that a layout has to where they were.
@@ -233,18 +224,6 @@ impl DataMoves {
     /// Whether a copy has this file open.
     pub fn has_open(&self, file: &str) -> bool {
         self.open.values().any(|open| open == file)
-    }
-
-    /// The progress of every copy; the end of each is told once.
-    pub fn poll(&mut self) -> Vec<Progress> {
-        let all = self.jobs.poll();
-        for progress in all.iter().filter(|progress| progress.state != JobState::Running) {
-            self.open.remove(&progress.job);
-        }
-        if all.iter().any(|progress| progress.state != JobState::Running) {
-            self.forget();
-        }
-        all
     }
 
     /// Forgets the copies that cannot be sent back, or have nothing to be sent back.
@@ -283,9 +262,42 @@ impl DataMoves {
         }
         (back, file)
     }
+}
 
-    /// See [`engine::Plane::move_back`].
-    pub fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
+impl Copies for DataMoves {
+    fn poll(&mut self) -> Vec<Progress> {
+        let all = self.jobs.poll();
+        for progress in all.iter().filter(|progress| progress.state != JobState::Running) {
+            self.open.remove(&progress.job);
+        }
+        if all.iter().any(|progress| progress.state != JobState::Running) {
+            self.forget();
+        }
+        all
+    }
+
+    fn cancel(&mut self, job: JobId) {
+        self.jobs.cancel(job);
+    }
+
+    fn pace(&mut self, bytes_per_s: f64) {
+        self.jobs.pace(bytes_per_s);
+    }
+
+    /// Of the latest moves it is known what they moved.
+    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        let of =
+            |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
+        let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
+        let layout = job.and_then(|job| self.jobs.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
+        self.start_file_with(mv, Some(layout))
+    }
+
+    fn moves_back(&self) -> bool {
+        self.jobs.keeps_ways_back()
+    }
+
+    fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
         loop {
             let Some((job, back)) = self.jobs.take_last() else {
                 let (subject, moves) = self.forgotten.take()?;

@@ -6,7 +6,7 @@ use topology::NodeId;
 
 use crate::audit;
 use crate::engine::Engine;
-use crate::jobs::{JobId, Queued, Running, Started};
+use crate::jobs::{JobId, Queued, Running};
 use crate::journal::{About, Event};
 use crate::rails::{self, HeldBack, Rail};
 use crate::state::records::{Job, Record};
@@ -273,31 +273,30 @@ impl<P: Plane> Engine<P> {
             };
             let started = match r.tried {
                 true => self.plane.start(&r.mv, &r.undo, &mut write),
-                false => self.plane.take_back(&r.mv),
+                false => match self.plane.copies() {
+                    Some(copies) => copies.take_back(&r.mv),
+                    None => Err(PlaneError::not_known(&r.mv)),
+                },
             };
             r.undo.extend(more);
             let over = copies(&r.mv).then(|| Record::JobOver { subject: r.mv.subject.clone(), from: r.mv.from });
             match started {
                 Ok(started) => {
                     // Of a thread that was not bound, what an earlier move did is still to be undone.
-                    let not_bound = self.plane.not_bound();
                     r.undo.retain(|undo| {
-                        let bound = !not_bound.contains(&undo.subject);
+                        let bound = !started.not_bound.contains(&undo.subject);
                         settled.push(if bound { Record::made(undo) } else { Record::not_made(undo) });
                         bound
                     });
                     self.settled.made(r.mv.subject.clone());
                     made.moves.extend(r.tried.then(|| r.mv.clone()));
-                    let verdict = match started {
-                        Started::Done => Verdict::Applied,
-                        Started::Job(_) => Verdict::Started,
-                    };
+                    let verdict = if started.job.is_none() { Verdict::Applied } else { Verdict::Started };
                     self.settle_verdict(&r, verdict, verdicts);
-                    match started {
-                        Started::Done => settled.extend(over),
-                        Started::Job(job) => made.jobs.push(job),
+                    match started.job {
+                        None => settled.extend(over),
+                        Some(job) => made.jobs.push(job),
                     }
-                    self.made(r, started, notes);
+                    self.made(r, started.job, notes);
                 }
                 Err(error) => {
                     settled.extend(r.undo.iter().map(Record::not_made));
@@ -324,14 +323,14 @@ impl<P: Plane> Engine<P> {
         }
     }
 
-    fn made(&mut self, r: Ready, started: Started, notes: &mut Vec<String>) {
+    fn made(&mut self, r: Ready, job: Option<JobId>, notes: &mut Vec<String>) {
         let Ready { mv, undo, about, remote_share, .. } = r;
         let Move { subject, from, to, reason, why, .. } = mv;
         let why = why.to_string();
         tracing::info!(tid = about.tid, pid = about.pid, comm = %about.comm, %from, %to, ?reason, %why, "moved");
-        let event = match started {
-            Started::Done => Event::Moved { from, to, reason, why, remote_share },
-            Started::Job(_) => Event::CopyStarted { from, to, reason, why, remote_share },
+        let event = match job {
+            None => Event::Moved { from, to, reason, why, remote_share },
+            Some(_) => Event::CopyStarted { from, to, reason, why, remote_share },
         };
         self.write(Some(about.clone()), event);
         if let Some(text) = self.rails.made(&subject, from, to) {
@@ -345,12 +344,12 @@ impl<P: Plane> Engine<P> {
             };
             self.held.put(undo, about);
         }
-        match started {
-            Started::Done => {
+        match job {
+            None => {
                 self.data_stays(&subject);
                 self.audit.moved(subject, about, remote_share);
             }
-            Started::Job(job) => {
+            Some(job) => {
                 let (started_s, polled_s) = (self.now, self.now);
                 let running = Running {
                     subject,

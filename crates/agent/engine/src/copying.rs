@@ -25,10 +25,19 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 const LATE: &str = "did not stop in time";
 
 impl<P: Plane> Engine<P> {
+    fn poll(&mut self) -> Vec<Progress> {
+        self.plane.copies().map(|copies| copies.poll()).unwrap_or_default()
+    }
+
+    /// Whether data is sent back at the end.
+    pub(crate) fn moves_back(&mut self) -> bool {
+        self.plane.copies().is_some_and(|copies| copies.moves_back())
+    }
+
     /// Takes in how far the copies are.
     pub(crate) fn follow_copies(&mut self, notes: &mut Vec<String>) {
         let mut over = Vec::new();
-        for progress in self.plane.poll() {
+        for progress in self.poll() {
             self.follow(progress, &mut over);
         }
         self.append(&over, notes);
@@ -120,7 +129,9 @@ impl<P: Plane> Engine<P> {
         for (job, r) in &mut self.jobs.running {
             if r.stopped.is_none() {
                 r.stopped = Some(why.to_owned());
-                self.plane.cancel(*job);
+                if let Some(copies) = self.plane.copies() {
+                    copies.cancel(*job);
+                }
             }
         }
     }
@@ -128,7 +139,7 @@ impl<P: Plane> Engine<P> {
     /// Waits for copies that were told to stop, for a bounded time, and says what became of each.
     pub(crate) fn wait_for_copies(&mut self, finished: &mut Finished) {
         let until = Instant::now() + STOP_WITHIN;
-        let moves_back = self.plane.moves_back();
+        let moves_back = self.moves_back();
         let say = |r: &Running, what: &str, stays: bool| {
             let (mb, of) = (r.done as f64 / 1e6, r.bytes as f64 / 1e6);
             let what = format!("the move of {} from node {} to {} {what}", r.subject, r.from, r.to);
@@ -137,7 +148,7 @@ impl<P: Plane> Engine<P> {
         };
         while !self.jobs.running.is_empty() {
             let mut over = Vec::new();
-            for progress in self.plane.poll() {
+            for progress in self.poll() {
                 let ended = progress.state != JobState::Running;
                 if let Some(r) = self.jobs.running.get_mut(&progress.job).filter(|_| ended) {
                     (r.bytes, r.done) = (progress.bytes, progress.done);
@@ -171,7 +182,7 @@ impl<P: Plane> Engine<P> {
                 finished.note("stopped by a signal: what else was moved stays where it is".to_owned());
                 break;
             }
-            let Some((subject, started)) = self.plane.move_back() else { break };
+            let Some((subject, started)) = self.plane.copies().and_then(|copies| copies.move_back()) else { break };
             let pid = if let Subject::Process { pid, .. } = subject { pid } else { 0 };
             let text = match started {
                 Ok(job) => {
@@ -215,10 +226,12 @@ impl<P: Plane> Engine<P> {
         let mut until = None;
         loop {
             if until.is_none() && stop() {
-                self.plane.cancel(job);
+                if let Some(copies) = self.plane.copies() {
+                    copies.cancel(job);
+                }
                 until = Some(Instant::now() + STOP_WITHIN);
             }
-            if let Some(now) = self.plane.poll().into_iter().find(|p| p.job == job) {
+            if let Some(now) = self.poll().into_iter().find(|p| p.job == job) {
                 last = now;
             }
             if last.state != JobState::Running {

@@ -72,7 +72,9 @@ impl<P: Plane> Engine<P> {
         state: Option<StateDir>,
     ) -> Result<Self, EngineError> {
         settings.validate()?;
-        plane.pace(settings.moves.rate);
+        if let Some(copies) = plane.copies() {
+            copies.pace(settings.moves.rate);
+        }
         let mut recovered = Finished::default();
         let mut left_over = Vec::new();
         let disk = match state {
@@ -166,7 +168,7 @@ impl<P: Plane> Engine<P> {
         moves.extend(self.grown.moves(&snapshot, &moves, &bound));
         let planned = plan.moves.len();
         let carried_out = self.carry_out(&moves, planned, &snapshot, &mut notes);
-        let cost = self.plane.cost();
+        let cost = self.plane.thrift().and_then(|thrift| thrift.cost());
         if let Some(cost) = cost {
             self.keep_budget(cost, &mut notes);
         }
@@ -215,7 +217,7 @@ impl<P: Plane> Engine<P> {
         let epoch = self.plane.epoch();
         // A crash from here on leaves only data where it should not be, which no record leads back.
         let stored = self.disk.as_mut().map(|disk| store(&disk.dir, epoch.as_deref(), &failed));
-        match self.plane.moves_back() && !stop() {
+        match self.moves_back() && !stop() {
             true => self.move_back(stop, &mut finished),
             false => self.say_what_stays(&mut finished),
         }
@@ -321,12 +323,12 @@ impl<P: Plane> Engine<P> {
 
     fn keep_budget(&mut self, cost: Cost, notes: &mut Vec<String>) {
         let said = match self.budget.window(cost, &self.settings.budget) {
-            Some(budget::Verdict::TooMuchCpu(over)) => match self.plane.shed() {
+            Some(budget::Verdict::TooMuchCpu(over)) => match self.plane.thrift().and_then(|thrift| thrift.shed()) {
                 Some(less) => Some(format!("{over}: {less}")),
                 None => Some(format!("{over}: there is nothing left to save")),
             },
             Some(budget::Verdict::TooMuchMemory(over)) => Some(over),
-            Some(budget::Verdict::Calm) => self.plane.relax(),
+            Some(budget::Verdict::Calm) => self.plane.thrift().and_then(|thrift| thrift.relax()),
             None => None,
         };
         if let Some(text) = said {

@@ -25,12 +25,25 @@ pub(crate) const QUEUE_MAX: usize = 12_000;
 pub struct JobId(pub u64);
 
 /// Immediate outcome of a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Started {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Started {
+    /// It copies, as this job; `None`: it is made.
+    pub job: Option<JobId>,
+    /// Subjects of undo records although whose threads were not bound: they have ended, or have set an affinity of their own
+    /// meanwhile.
+    pub not_bound: Vec<Subject>,
+}
+
+impl Started {
     /// It is made.
-    Done,
-    /// It copies; [`crate::Plane::poll`] tells how far it is.
-    Job(JobId),
+    pub fn done() -> Self {
+        Self::default()
+    }
+
+    /// It copies.
+    pub fn job(job: JobId) -> Self {
+        Self { job: Some(job), ..Self::default() }
+    }
 }
 
 /// How far a job is.

@@ -31,7 +31,7 @@ pub use engine::Engine;
 pub use error::EngineError;
 pub use jobs::{JobId, JobReport, JobState, Progress, Started};
 pub use placement::Subject;
-pub use plane::{Cost, Heir, Masks, Plane, PlaneError, Undo, Undone, Write};
+pub use plane::{Copies, Cost, Heir, Masks, Plane, PlaneError, Thrift, Undo, Undone, Write};
 pub use rails::Rail;
 pub use report::{Finished, Outcome, Verdict, WindowReport};
 pub use restore::{recover, store};

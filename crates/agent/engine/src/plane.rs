@@ -30,45 +30,6 @@ pub trait Plane {
     /// moved). An error says that nothing was changed.
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError>;
 
-    /// Starts a move of a file that takes an earlier one back, and was prepared like any other. Only data that the earlier one has moved
-    /// moves; where the plane does not know that, the move is refused ([`PlaneError::not_known`]).
-    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        Err(PlaneError::not_known(mv))
-    }
-
-    /// Subjects of undo records of the last move that [`start`](Self::start) made although it did not bind these threads: they have
-    /// ended, or have set an affinity of their own meanwhile. Told once.
-    fn not_bound(&mut self) -> Vec<Subject> {
-        Vec::new()
-    }
-
-    /// The progress of every job since the last call; the end of each is reported once.
-    fn poll(&mut self) -> Vec<Progress> {
-        Vec::new()
-    }
-
-    /// Asks a job to stop as soon as it can. What it has copied stays. A job that is not known is ignored.
-    fn cancel(&mut self, job: JobId) {
-        let _ = job;
-    }
-
-    /// All jobs together copy no more than this many bytes a second from now on.
-    fn pace(&mut self, bytes_per_s: f64) {
-        let _ = bytes_per_s;
-    }
-
-    /// Whether it remembers where data was that jobs have moved, for [`move_back`](Self::move_back).
-    fn moves_back(&self) -> bool {
-        false
-    }
-
-    /// Starts a job that sends the data of the file or process that was moved last back to where it was before all its moves, and
-    /// forgets these: called again and again, it takes back one after the other. `None`: no more is known. What these jobs move is
-    /// not remembered.
-    fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
-        None
-    }
-
     /// Puts back what a move changed, unless somebody else has changed it since.
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError>;
 
@@ -92,22 +53,61 @@ pub trait Plane {
         None
     }
 
-    /// Cost of homenode itself in the last window.
-    fn cost(&self) -> Option<Cost> {
+    /// Its copies; `None` if no move of it copies.
+    fn copies(&mut self) -> Option<&mut dyn Copies> {
         None
     }
 
-    /// Asks the plane to observe less because homenode is over its budget. Says what it does from now on ("windows are
-    /// twice as long"); `None` when there is nothing left to save.
-    fn shed(&mut self) -> Option<String> {
+    /// What observing costs, and how to observe less; `None` if it costs nothing.
+    fn thrift(&mut self) -> Option<&mut dyn Thrift> {
         None
     }
+}
+
+/// The copies of a plane, which go on in the background.
+pub trait Copies {
+    /// The progress of every job since the last call; the end of each is reported once.
+    fn poll(&mut self) -> Vec<Progress>;
+
+    /// Asks a job to stop as soon as it can. What it has copied stays. A job that is not known is ignored.
+    fn cancel(&mut self, job: JobId);
+
+    /// All jobs together copy no more than this many bytes a second from now on.
+    fn pace(&mut self, bytes_per_s: f64) {
+        let _ = bytes_per_s;
+    }
+
+    /// Starts a move of a file that takes an earlier one back, and was prepared like any other. Only data that the earlier one has moved
+    /// moves; where the plane does not know that, the move is refused ([`PlaneError::not_known`]).
+    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        Err(PlaneError::not_known(mv))
+    }
+
+    /// Whether it remembers where data was that jobs have moved, for [`move_back`](Self::move_back).
+    fn moves_back(&self) -> bool {
+        false
+    }
+
+    /// Starts a job that sends the data of the file or process that was moved last back to where it was before all its moves, and
+    /// forgets these: called again and again, it takes back one after the other. `None`: no more is known. What these jobs move is
+    /// not remembered.
+    fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
+        None
+    }
+}
+
+/// Observing less where homenode costs too much.
+pub trait Thrift {
+    /// Cost of homenode itself in the last window; `None` if it is not known.
+    fn cost(&self) -> Option<Cost>;
+
+    /// Observes less because homenode is over its budget. Says what it does from now on ("windows are twice as long"); `None`
+    /// when there is nothing left to save.
+    fn shed(&mut self) -> Option<String>;
 
     /// Takes one [`shed`](Self::shed) back because homenode has been far below its budget for long. Says what it does from
     /// now on; `None` when nothing had been saved.
-    fn relax(&mut self) -> Option<String> {
-        None
-    }
+    fn relax(&mut self) -> Option<String>;
 }
 
 impl PlaneError {

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use engine::settings::Moves;
 use engine::{
-    Engine, JobId, JobState, Masks, Plane, PlaneError, Progress, Settings, Started, Subject, Undo, Undone, Write,
+    Copies, Engine, JobId, JobState, Masks, Plane, PlaneError, Progress, Settings, Started, Subject, Undo, Undone,
+    Write,
 };
 use placement::{FileUse, MappedMemory, Move, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread};
 use topology::{CpuSet, NodeId, Topology};
@@ -107,7 +108,24 @@ impl Crowd {
     }
 }
 
+impl Copies for Crowd {
+    /// Every copy is done at the next look.
+    fn poll(&mut self) -> Vec<Progress> {
+        let over = |job| {
+            self.ended += 1;
+            Progress { job, bytes: 9, done: 9, there: 0, left: BTreeMap::new(), state: JobState::Done }
+        };
+        std::mem::take(&mut self.copies).into_iter().map(over).collect()
+    }
+
+    fn cancel(&mut self, _: JobId) {}
+}
+
 impl Plane for Crowd {
+    fn copies(&mut self) -> Option<&mut dyn Copies> {
+        Some(self)
+    }
+
     fn topology(&self) -> &Topology {
         &self.topology
     }
@@ -157,15 +175,6 @@ impl Plane for Crowd {
         })
     }
 
-    /// Every copy is done at the next look.
-    fn poll(&mut self) -> Vec<Progress> {
-        let over = |job| {
-            self.ended += 1;
-            Progress { job, bytes: 9, done: 9, there: 0, left: BTreeMap::new(), state: JobState::Done }
-        };
-        std::mem::take(&mut self.copies).into_iter().map(over).collect()
-    }
-
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let masks = Some(Masks { before: CpuSet::default(), ours: CpuSet::default(), unbound: false });
         if mv.tid().is_some_and(|tid| tid % 7 == 0) {
@@ -177,11 +186,11 @@ impl Plane for Crowd {
 
     fn start(&mut self, mv: &Move, _: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
         if mv.subject.is_thread() {
-            return Ok(Started::Done);
+            return Ok(Started::done());
         }
         self.jobs += 1;
         self.copies.push(JobId(self.jobs));
-        Ok(Started::Job(JobId(self.jobs)))
+        Ok(Started::job(JobId(self.jobs)))
     }
 
     fn undo(&mut self, _: &Undo) -> Result<Undone, PlaneError> {

@@ -19,12 +19,12 @@ use act::hands::Hands;
 use act::watched::{Births, Trouble};
 use act::{Actor, Seen};
 use bandwidth::Meter;
-use engine::{Cost, Heir, JobId, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
+use engine::{Copies, Cost, Heir, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
 use facts::Facts;
 use linux::births::Kin;
 use observe::mapped::{self, Watcher};
 use observe::{FileSeen, ObserveError, Observed, ObservedThread, Observer};
-use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread};
+use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread};
 use rustc_hash::FxHashMap;
 use topology::{NodeId, Topology};
 
@@ -363,32 +363,12 @@ impl Plane for HostPlane {
         self.actor.start(mv, undo, write)
     }
 
-    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        self.actor.take_back(mv)
+    fn copies(&mut self) -> Option<&mut dyn Copies> {
+        self.actor.copies()
     }
 
-    fn not_bound(&mut self) -> Vec<Subject> {
-        self.actor.not_bound()
-    }
-
-    fn poll(&mut self) -> Vec<Progress> {
-        self.actor.poll()
-    }
-
-    fn cancel(&mut self, job: JobId) {
-        self.actor.cancel(job);
-    }
-
-    fn pace(&mut self, bytes_per_s: f64) {
-        self.actor.pace(bytes_per_s);
-    }
-
-    fn moves_back(&self) -> bool {
-        self.actor.moves_back()
-    }
-
-    fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
-        self.actor.move_back()
+    fn thrift(&mut self) -> Option<&mut dyn Thrift> {
+        Some(self)
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
@@ -406,7 +386,9 @@ impl Plane for HostPlane {
     fn epoch(&self) -> Option<String> {
         self.actor.epoch()
     }
+}
 
+impl Thrift for HostPlane {
     fn cost(&self) -> Option<Cost> {
         self.cost
     }

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use engine::{JobId, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
+use engine::{Copies, JobId, Plane, PlaneError, Progress, Started, Undo, Undone, Write};
 use placement::{Move, NodeLoad, Snapshot};
 use topology::Topology;
 
@@ -44,7 +44,25 @@ impl SimulatedPlane {
     }
 }
 
+impl Copies for SimulatedPlane {
+    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        self.world.take_back(mv)
+    }
+
+    fn poll(&mut self) -> Vec<Progress> {
+        self.world.poll()
+    }
+
+    fn cancel(&mut self, job: JobId) {
+        self.world.cancel(job);
+    }
+}
+
 impl Plane for SimulatedPlane {
+    fn copies(&mut self) -> Option<&mut dyn Copies> {
+        Some(self)
+    }
+
     fn topology(&self) -> &Topology {
         self.world.machine.topology()
     }
@@ -60,18 +78,6 @@ impl Plane for SimulatedPlane {
 
     fn start(&mut self, mv: &Move, _: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
         self.world.start(mv)
-    }
-
-    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        self.world.take_back(mv)
-    }
-
-    fn poll(&mut self) -> Vec<Progress> {
-        self.world.poll()
-    }
-
-    fn cancel(&mut self, job: JobId) {
-        self.world.cancel(job);
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use engine::{JobState, Plane as _};
+use engine::{Copies, JobState, Plane as _};
 use placement::Move;
 use proptest::prelude::*;
 use simulate::{Outcome, ScenarioFile, SimulatedPlane, run};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use engine::Copies;
 use engine::{Engine, JobState, Plane, PlaneError, Settings as Rails, Started};
 use fs::medium::{Mapped, Profile, RegionFile};
 use fs::{Ino, Layout, NewFile, Placement, Volume};
@@ -238,7 +239,7 @@ fn a_file_is_where_its_move_ended() {
         for to in [1, 0] {
             let mv = mv(id(ino), generation, to);
             assert!(plane.prepare(&mv).unwrap().is_empty());
-            let Started::Job(job) = plane.start(&mv, &[], &mut |_| Ok(())).unwrap() else { panic!("not a job") };
+            let job = plane.start(&mv, &[], &mut |_| Ok(())).unwrap().job.unwrap();
             let end = loop {
                 let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
                 if progress.state != JobState::Running {
@@ -252,7 +253,7 @@ fn a_file_is_where_its_move_ended() {
         // What it has on other nodes than the move names stays.
         let other = Move { from: NodeId(7), ..mv(id(ino), generation, 1) };
         assert!(plane.prepare(&other).unwrap().is_empty());
-        let Started::Job(job) = plane.start(&other, &[], &mut |_| Ok(())).unwrap() else { panic!("not a job") };
+        let job = plane.start(&other, &[], &mut |_| Ok(())).unwrap().job.unwrap();
         let end = loop {
             let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
             if progress.state != JobState::Running {
@@ -266,7 +267,7 @@ fn a_file_is_where_its_move_ended() {
         plane.pace(1.0);
         let mv = mv(id(ino), generation, 1);
         plane.prepare(&mv).unwrap();
-        let Started::Job(job) = plane.start(&mv, &[], &mut |_| Ok(())).unwrap() else { panic!("not a job") };
+        let job = plane.start(&mv, &[], &mut |_| Ok(())).unwrap().job.unwrap();
         plane.cancel(job);
         while plane.poll().into_iter().any(|p| p.state == JobState::Running) {
             std::thread::yield_now();
@@ -289,7 +290,7 @@ fn only_what_a_move_has_moved_is_taken_back() {
     let generation = Some(u64::from(volume.stat(ino).unwrap().generation));
     let mut plane = plane(&volume);
     let end = |plane: &mut VolumePlane, started: Started| {
-        let Started::Job(job) = started else { panic!("not a job") };
+        let job = started.job.unwrap();
         loop {
             let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
             if progress.state != JobState::Running {

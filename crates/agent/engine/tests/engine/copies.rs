@@ -411,11 +411,8 @@ impl engine::Plane for Dear {
     ) -> Result<engine::Started, engine::PlaneError> {
         self.0.start(mv, undo, write)
     }
-    fn take_back(&mut self, mv: &Move) -> Result<engine::Started, engine::PlaneError> {
-        self.0.take_back(mv)
-    }
-    fn poll(&mut self) -> Vec<engine::Progress> {
-        self.0.poll()
+    fn copies(&mut self) -> Option<&mut dyn engine::Copies> {
+        self.0.copies()
     }
     fn undo(&mut self, undo: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
         self.0.undo(undo)

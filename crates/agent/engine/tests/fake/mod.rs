@@ -8,7 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use engine::settings::{Settings, Settle};
-use engine::{Cost, Heir, JobId, JobState, Masks, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
+use engine::{
+    Copies, Cost, Heir, JobId, JobState, Masks, Plane, PlaneError, Progress, Started, Subject, Thrift, Undo, Undone,
+    Write,
+};
 use placement::{Move, Plan, Policy, Reason, Snapshot, Thread};
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
@@ -91,7 +94,6 @@ pub struct World {
     pub die_before_apply: Vec<u32>,
     /// Threads that a move of their process does not bind, and those of the last such move.
     pub unbindable: Vec<u32>,
-    not_bound: Vec<Subject>,
     /// Children that appear during each of the next calls of `inherited`.
     pub births: Vec<(u32, u32)>,
     /// Threads of moved processes are kept.
@@ -211,36 +213,7 @@ impl Fake {
     }
 }
 
-impl Plane for Fake {
-    fn topology(&self) -> &Topology {
-        &self.topology
-    }
-
-    fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
-        let mut world = self.world();
-        if world.broken {
-            return Err(PlaneError::Broken("the machine is on fire".into()));
-        }
-        world.clock += window.as_secs_f64();
-        world.windows += 1;
-        let thread = |(tid, t): (&u32, &Task)| -> Thread {
-            let value = serde_json::json!({
-                "tid": tid, "pid": t.pid, "comm": format!("t{tid}"), "start_ns": t.start, "node": t.node,
-                "allowed_nodes": (0..NODES).collect::<Vec<_>>(), "cpu_s": 0.1,
-                "read_bytes": {t.home.to_string(): 1_000_000},
-                "files": [{"file": file_of(*tid), "read_bytes": {t.home.to_string(): 1_000_000}}],
-            });
-            serde_json::from_value(value).unwrap()
-        };
-        Ok(Snapshot {
-            version: 1,
-            time_s: world.clock,
-            window_s: window.as_secs_f64(),
-            threads: world.tasks.iter().map(thread).collect(),
-            ..Snapshot::default()
-        })
-    }
-
+impl Copies for Fake {
     fn poll(&mut self) -> Vec<Progress> {
         let mut world = self.world();
         let (bytes, step, fail, deaf) = (world.copy_bytes, world.copy_step, world.copies_fail, world.deaf);
@@ -284,7 +257,7 @@ impl Plane for Fake {
         world.remembers = false;
         drop(world);
         let subject = mv.subject.clone();
-        let Ok(Started::Job(job)) = self.start(&mv, &[], &mut |_| Ok(())) else { panic!("{subject}") };
+        let Ok(Started { job: Some(job), .. }) = self.start(&mv, &[], &mut |_| Ok(())) else { panic!("{subject}") };
         Some((subject, Ok(job)))
     }
 
@@ -296,6 +269,50 @@ impl Plane for Fake {
 
     fn pace(&mut self, bytes_per_s: f64) {
         self.world().pace = bytes_per_s;
+    }
+
+    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        self.world().taken_back.push(mv.clone());
+        self.start(mv, &[], &mut |_| Ok(()))
+    }
+}
+
+impl Plane for Fake {
+    fn thrift(&mut self) -> Option<&mut dyn Thrift> {
+        Some(self)
+    }
+
+    fn copies(&mut self) -> Option<&mut dyn Copies> {
+        Some(self)
+    }
+
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
+        let mut world = self.world();
+        if world.broken {
+            return Err(PlaneError::Broken("the machine is on fire".into()));
+        }
+        world.clock += window.as_secs_f64();
+        world.windows += 1;
+        let thread = |(tid, t): (&u32, &Task)| -> Thread {
+            let value = serde_json::json!({
+                "tid": tid, "pid": t.pid, "comm": format!("t{tid}"), "start_ns": t.start, "node": t.node,
+                "allowed_nodes": (0..NODES).collect::<Vec<_>>(), "cpu_s": 0.1,
+                "read_bytes": {t.home.to_string(): 1_000_000},
+                "files": [{"file": file_of(*tid), "read_bytes": {t.home.to_string(): 1_000_000}}],
+            });
+            serde_json::from_value(value).unwrap()
+        };
+        Ok(Snapshot {
+            version: 1,
+            time_s: world.clock,
+            window_s: window.as_secs_f64(),
+            threads: world.tasks.iter().map(thread).collect(),
+            ..Snapshot::default()
+        })
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
@@ -335,24 +352,25 @@ impl Plane for Fake {
         let Subject::Thread { tid, .. } = &mv.subject else {
             let now = world.clock;
             world.started.push((now, mv.subject.to_string()));
+            let mut not_bound = Vec::new();
             for undo in undo {
                 let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
                 if world.unbindable.contains(&tid) {
-                    world.not_bound.push(undo.subject.clone());
+                    not_bound.push(undo.subject.clone());
                     continue;
                 }
                 world.tasks.get_mut(&tid).unwrap().mask = undo.masks.clone().unwrap().ours;
             }
             if world.copy_bytes == 0 {
                 world.arrive(mv);
-                return Ok(Started::Done);
+                return Ok(Started { not_bound, ..Started::done() });
             }
             world.next_job += 1;
             let job = world.next_job;
             world.copies.insert(job, Copying { mv: mv.clone(), done: 0, stop: false });
             world.most_copies = world.most_copies.max(world.copies.len());
             world.wreck();
-            return Ok(Started::Job(JobId(job)));
+            return Ok(Started { not_bound, ..Started::job(JobId(job)) });
         };
         let Undo { subject: Subject::Thread { start, .. }, masks: Some(Masks { ours, .. }), .. } = &undo[0] else {
             panic!("{mv:?} was never prepared");
@@ -371,16 +389,7 @@ impl Plane for Fake {
         task.node = mv.to.0;
         world.made.push((now, *tid, mv.to.0));
         world.wreck();
-        Ok(Started::Done)
-    }
-
-    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        self.world().taken_back.push(mv.clone());
-        self.start(mv, &[], &mut |_| Ok(()))
-    }
-
-    fn not_bound(&mut self) -> Vec<Subject> {
-        std::mem::take(&mut self.world().not_bound)
+        Ok(Started::done())
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
@@ -435,7 +444,9 @@ impl Plane for Fake {
     fn epoch(&self) -> Option<String> {
         self.world().epoch.clone()
     }
+}
 
+impl Thrift for Fake {
     fn cost(&self) -> Option<Cost> {
         self.world().cost
     }

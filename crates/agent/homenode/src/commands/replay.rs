@@ -74,7 +74,7 @@ impl Plane for Recorded {
     }
 
     fn start(&mut self, _: &Move, _: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
-        Ok(Started::Done)
+        Ok(Started::done())
     }
 
     fn undo(&mut self, _: &Undo) -> Result<Undone, PlaneError> {

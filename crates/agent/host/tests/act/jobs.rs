@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use act::Mover;
 use act::data::DataMoves;
 use act::mover::Rules;
-use engine::{JobState, Plane, PlaneError, Progress, Started, Subject, Undone};
+use engine::{JobState, Plane, PlaneError, Progress, Subject, Undone};
 use placement::{Move, ObservedFile, Reason, Thread};
 use topology::{CpuSet, FileId, NodeId};
 
@@ -50,9 +50,9 @@ pub fn process() -> Tried {
     // The kernel's own sum of its memory: it may grow while its threads begin to run.
     let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
     let anonymous = rollup.lines().find_map(|l| l.strip_prefix("Anonymous:")?.trim().strip_suffix(" kB")).unwrap();
-    let Ok(Started::Job(_)) = plane.start(&mv, &undo, &mut |more| panic!("{more:?}")) else { panic!("no job") };
+    assert!(plane.start(&mv, &undo, &mut |more| panic!("{more:?}")).unwrap().job.is_some());
     assert_eq!(masks(), expected(&node(0)));
-    let over = end(|| plane.poll());
+    let over = end(|| plane.copies().unwrap().poll());
     assert_eq!((over.state, over.done + over.left.values().sum::<u64>()), (JobState::Done, over.bytes));
     assert!(over.bytes >= 1024 * anonymous.trim().parse::<u64>().unwrap(), "{} of {anonymous} kB", over.bytes);
     for undo in &undo {
@@ -99,12 +99,12 @@ pub fn prepared_twice() -> Tried {
     let mut plane = host::HostPlane::with_observer(settings, topology(), Some(Scripted::of(&[]))).unwrap();
     let moves = [process_to(pid, 1), process_to(pid, 0)];
     let prepared = moves.each_ref().map(|mv| plane.prepare(mv).unwrap());
-    plane.start(&moves[0], &prepared[0], &mut |more| panic!("{more:?}")).unwrap();
-    assert_eq!(plane.not_bound(), []);
+    let started = plane.start(&moves[0], &prepared[0], &mut |more| panic!("{more:?}")).unwrap();
+    assert_eq!(started.not_bound, []);
     assert_eq!(mask(pid), node(1));
     // The other one was prepared for a thread with another affinity: it does not bind it, and says so.
-    plane.start(&moves[1], &prepared[1], &mut |more| panic!("{more:?}")).unwrap();
-    assert_eq!(plane.not_bound(), [prepared[1][0].subject.clone()]);
+    let started = plane.start(&moves[1], &prepared[1], &mut |more| panic!("{more:?}")).unwrap();
+    assert_eq!(started.not_bound, [prepared[1][0].subject.clone()]);
     assert_eq!(mask(pid), node(1));
     for undo in &prepared[0] {
         assert_eq!(plane.undo(undo).unwrap(), Undone::Restored);

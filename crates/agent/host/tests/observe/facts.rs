@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use engine::Plane;
+use engine::{Plane, Thrift};
 use host::{HostPlane, Settings as HostSettings};
 use libtest_mimic::{Completion, Failed};
 use observe::{Hooks, Scope, Settings};

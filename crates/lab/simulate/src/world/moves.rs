@@ -115,11 +115,11 @@ impl World {
         self.changed = true;
         let bytes: f64 = self.copies.iter().skip(before).map(|c| c.left).sum();
         if self.copies.len() == before {
-            return Ok(Started::Done);
+            return Ok(Started::done());
         }
         self.next_job += 1;
         self.moving.push(Moving { job, bytes, cancelled: false, kept: 0.0, file: of_file });
-        Ok(Started::Job(job))
+        Ok(Started::job(job))
     }
 
     /// How far each move is that copies; the end of each is told once.

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use act::watched::Unwatched;
 use act::{Actor, Seen};
+use engine::Copies as _;
 use engine::{Heir, JobId, JobState, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
 use fs::{Ino, Placement, Traffic, Use, Volume};
 use linux::affinity;
@@ -329,7 +330,7 @@ impl VolumePlane {
             .map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}")))?;
         self.latest.push_back((job, subject, from, to));
         self.latest.drain(..self.latest.len().saturating_sub(LATEST));
-        Ok(Started::Job(job))
+        Ok(Started::job(job))
     }
 
     /// The file that a move is of, ready to be copied.
@@ -365,11 +366,11 @@ impl Drop for VolumePlane {
     fn drop(&mut self) {
         loop {
             let running: Vec<JobId> =
-                self.actor.poll().into_iter().filter(|p| p.state == JobState::Running).map(|p| p.job).collect();
+                self.actor.moves().poll().into_iter().filter(|p| p.state == JobState::Running).map(|p| p.job).collect();
             if running.is_empty() {
                 return;
             }
-            running.into_iter().for_each(|job| self.actor.cancel(job));
+            running.into_iter().for_each(|job| self.actor.moves().cancel(job));
             std::thread::sleep(ENDING);
         }
     }
@@ -393,7 +394,36 @@ fn cpu_seconds() -> Vec<(u32, f64)> {
     text.lines().filter_map(line).collect()
 }
 
+impl engine::Copies for VolumePlane {
+    fn poll(&mut self) -> Vec<Progress> {
+        self.actor.moves().poll()
+    }
+
+    fn cancel(&mut self, job: JobId) {
+        self.actor.moves().cancel(job);
+    }
+
+    fn pace(&mut self, bytes_per_s: f64) {
+        self.actor.moves().pace(bytes_per_s);
+    }
+
+    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
+        if !mv.subject.is_file() {
+            return self.actor.moves().take_back(mv);
+        }
+        let of =
+            |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
+        let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
+        let moved = job.and_then(|job| self.actor.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
+        self.start_file(mv, Some(&moved))
+    }
+}
+
 impl Plane for VolumePlane {
+    fn copies(&mut self) -> Option<&mut dyn engine::Copies> {
+        Some(self)
+    }
+
     fn topology(&self) -> &Topology {
         self.actor.topology()
     }
@@ -420,33 +450,6 @@ impl Plane for VolumePlane {
             true => self.start_file(mv, None),
             false => self.actor.start(mv, undo, write),
         }
-    }
-
-    fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        if !mv.subject.is_file() {
-            return self.actor.take_back(mv);
-        }
-        let of =
-            |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
-        let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
-        let moved = job.and_then(|job| self.actor.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
-        self.start_file(mv, Some(&moved))
-    }
-
-    fn not_bound(&mut self) -> Vec<Subject> {
-        self.actor.not_bound()
-    }
-
-    fn poll(&mut self) -> Vec<Progress> {
-        self.actor.poll()
-    }
-
-    fn cancel(&mut self, job: JobId) {
-        self.actor.cancel(job);
-    }
-
-    fn pace(&mut self, bytes_per_s: f64) {
-        self.actor.pace(bytes_per_s);
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
