@@ -152,8 +152,13 @@ impl State {
     /// Takes in one log entry. Blocks that are no longer used go to `freed`. An error says why the entry cannot follow
     /// the ones before.
     pub fn apply(&mut self, entry: &Entry<'_>, time: i64, freed: &mut Freed) -> std::result::Result<(), &'static str> {
-        if Kind::of_mode(self.attributes.mode).is_none() && !matches!(entry, Entry::Attributes(..)) {
+        let kind = Kind::of_mode(self.attributes.mode);
+        if kind.is_none() && !matches!(entry, Entry::Attributes(..)) {
             return Err("its log does not begin with attributes");
+        }
+        let of_data = matches!(entry, Entry::Extent(..) | Entry::Hole { .. } | Entry::Size(_));
+        if of_data && !matches!(kind, Some(Kind::File | Kind::Symlink)) {
+            return Err("data in something that has none");
         }
         match *entry {
             Entry::Pad => return Ok(()),

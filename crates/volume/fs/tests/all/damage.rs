@@ -316,6 +316,53 @@ fn impossible_values_with_right_checksums_are_errors() {
     assert_eq!(report.damage.len(), 1, "{report:?}");
 }
 
+/// Only files and symbolic links have data. A block that the log of the root directory mapped was the root's for ever: `fsck` found
+/// nothing, and nobody could free it.
+#[test]
+fn data_of_a_directory_or_a_pipe_is_damage() {
+    let ram = Ram::new(blank(&REGIONS));
+    crate::format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let make =
+        |name: &[u8], mode| volume.create(Ino::ROOT, name, fs::NewFile { mode, ..Default::default() }).unwrap().ino;
+    let (file, pipe) = (make(b"f", 0o100_600), make(b"p", 0o010_600));
+    // The file gives the block back, so that it is free but for what the others are made to say.
+    let s = String::from;
+    let ops = [
+        Op::Write(s("/f"), 0, 4096, 1),
+        Op::Punch(s("/f"), 0, 4096),
+        Op::Truncate(s("/f"), 100),
+        Op::Chmod(s("/"), 0o700),
+        Op::Chmod(s("/p"), 0o700),
+    ];
+    ops.iter().for_each(|op| op.on_volume(&volume).unwrap());
+    volume.unmount().unwrap();
+    let image = ram.image();
+    // The line of an entry of a log.
+    let line = |ino: Ino, entry: usize| {
+        let of_inode = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.raw().to_le_bytes();
+        let page = |bytes: &Vec<u8>| bytes.chunks(4096).position(of_inode);
+        let (region, page) = image.iter().enumerate().find_map(|(r, bytes)| Some((r, page(bytes)?))).unwrap();
+        (region, page * 4096 + entry * 64)
+    };
+    for (entry, kind) in [(2, 3), (3, 4), (4, 5)] {
+        let (from, at) = line(file, entry);
+        let said = &image[from][at..][..64];
+        assert_eq!(said[4], kind, "an extent, a hole, a size");
+        for (ino, last) in [(Ino::ROOT, 4), (pipe, 2)] {
+            let (region, at) = line(ino, last);
+            assert_eq!(image[region][at + 4], 2, "attributes");
+            let mut damaged = image.clone();
+            damaged[region][at..][..64].copy_from_slice(said);
+            reseal(&mut damaged);
+            let damage = fs::fsck::check(Box::new(Ram::new(damaged.clone()))).unwrap().damage;
+            let what = "data in something that has none";
+            assert!(damage.contains(&fs::Damage::Inode { ino, what }), "entry {kind} in {ino}: {damage:?}");
+            examine(damaged, true);
+        }
+    }
+}
+
 /// Two pages that follow each other, 2³¹ apart: each step looked like one forwards, and a mount went round once for each block.
 #[test]
 fn a_log_that_leads_in_a_circle_is_left_at_once() {
