@@ -218,6 +218,10 @@ pub fn read_page(
         if at + slots > end {
             return Err("a log entry crosses the tail");
         }
+        // Nobody would ever read what is appended behind it.
+        if entry == Entry::Pad && end < SLOTS {
+            return Err("the rest of a page is unused, and the tail is in it");
+        }
         take(&entry, time)?;
         at = if entry == Entry::Pad { SLOTS } else { at + slots };
     }

@@ -316,6 +316,14 @@ fn impossible_values_with_right_checksums_are_errors() {
     assert_eq!(report.damage.len(), 1, "{report:?}");
 }
 
+/// Where the line of a slot is in the first page of a log: region and offset.
+fn line_of(image: &Image, ino: Ino, slot: usize) -> (usize, usize) {
+    let of_inode = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.raw().to_le_bytes();
+    let page = |bytes: &Vec<u8>| bytes.chunks(4096).position(of_inode);
+    let (region, page) = image.iter().enumerate().find_map(|(r, bytes)| Some((r, page(bytes)?))).unwrap();
+    (region, page * 4096 + slot * 64)
+}
+
 /// Only files and symbolic links have data. A block that the log of the root directory mapped was the root's for ever: `fsck` found
 /// nothing, and nobody could free it.
 #[test]
@@ -338,13 +346,7 @@ fn data_of_a_directory_or_a_pipe_is_damage() {
     ops.iter().for_each(|op| op.on_volume(&volume).unwrap());
     volume.unmount().unwrap();
     let image = ram.image();
-    // The line of an entry of a log.
-    let line = |ino: Ino, entry: usize| {
-        let of_inode = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.raw().to_le_bytes();
-        let page = |bytes: &Vec<u8>| bytes.chunks(4096).position(of_inode);
-        let (region, page) = image.iter().enumerate().find_map(|(r, bytes)| Some((r, page(bytes)?))).unwrap();
-        (region, page * 4096 + entry * 64)
-    };
+    let line = |ino, entry| line_of(&image, ino, entry);
     for (entry, kind) in [(2, 3), (3, 4), (4, 5)] {
         let (from, at) = line(file, entry);
         let said = &image[from][at..][..64];
@@ -360,6 +362,32 @@ fn data_of_a_directory_or_a_pipe_is_damage() {
             assert!(damage.contains(&fs::Damage::Inode { ino, what }), "entry {kind} in {ino}: {damage:?}");
             examine(damaged, true);
         }
+    }
+}
+
+/// The rest of a page that is unused, before the tail: nobody read what was appended behind it, so that all changes of the file were
+/// lost at the next mount, those of a repair as well.
+#[test]
+fn a_tail_in_the_unused_rest_of_a_page_is_damage() {
+    let ram = Ram::new(blank(&REGIONS));
+    crate::format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let s = String::from;
+    let ops = [Op::Create(s("/a")), Op::Link(s("/a"), s("/b")), Op::Chmod(s("/a"), 0o700)];
+    ops.iter().for_each(|op| op.on_volume(&volume).unwrap());
+    let ino = volume.resolve(b"a").unwrap();
+    volume.unmount().unwrap();
+    // The file says that it has one name, then two, then its mode.
+    for slot in [2, 3] {
+        let mut image = ram.image();
+        let (region, at) = line_of(&image, ino, slot);
+        assert_eq!(image[region][at + 4], 2, "attributes");
+        image[region][at + 4] = 1;
+        reseal(&mut image);
+        let damage = fs::fsck::check(Box::new(Ram::new(image.clone()))).unwrap().damage;
+        let what = "the rest of a page is unused, and the tail is in it";
+        assert!(damage.contains(&fs::Damage::Inode { ino, what }), "slot {slot}: {damage:?}");
+        examine(image, true);
     }
 }
 
