@@ -275,7 +275,10 @@ impl<'a> Entry<'a> {
             6 => {
                 let raw = |at| body.get(at).copied().unwrap_or(0);
                 Self::Link {
-                    ino: Ino::from_raw(get_u64(body, 0)).ok_or("a name has an impossible inode number")?,
+                    // The root directory needs no name, and would go with it.
+                    ino: Ino::from_raw(get_u64(body, 0))
+                        .filter(|ino| *ino != Ino::ROOT)
+                        .ok_or("a name has an impossible inode number")?,
                     cookie: get_u64(body, 8),
                     kind: Kind::from_raw(raw(16)).ok_or("a name has an unknown kind")?,
                     name: name(body, 17, 18)

@@ -398,6 +398,40 @@ fn a_tail_in_the_unused_rest_of_a_page_is_damage() {
     }
 }
 
+/// A name that stands for the root directory. A mount was refused, as if the root itself was damaged, and a repair made the root empty:
+/// the next mount freed all that it had named. After a clean unmount, removing the name freed the root.
+#[test]
+fn a_name_for_the_root_directory_takes_nothing_else_along() {
+    let ram = Ram::new(blank(&REGIONS));
+    crate::format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let s = String::from;
+    let ops = [Op::Create(s("/f")), Op::Mkdir(s("/d")), Op::Create(s("/d/l"))];
+    ops.iter().for_each(|op| op.on_volume(&volume).unwrap());
+    let ino = volume.resolve(b"d").unwrap();
+    let mounted = ram.image();
+    volume.unmount().unwrap();
+    for (mut image, kind) in [(mounted.clone(), 8), (mounted, 4), (ram.image(), 8), (ram.image(), 4)] {
+        let (region, at) = line_of(&image, ino, 2);
+        assert_eq!(image[region][at + 4], 6, "a name");
+        image[region][at + 16..][..8].copy_from_slice(&Ino::ROOT.raw().to_le_bytes());
+        image[region][at + 32] = kind;
+        reseal(&mut image);
+        let volume = Volume::mount(Box::new(Ram::new(image.clone())), options(1)).unwrap();
+        volume.resolve(b"f").unwrap();
+        let removed = if kind == 4 { volume.rmdir(ino, b"l") } else { volume.unlink(ino, b"l") };
+        assert!(matches!(removed, Err(fs::Error::Damaged(_))), "{removed:?}");
+        volume.resolve(b"f").unwrap();
+        let repaired = Ram::new(image.clone());
+        fs::fsck::repair(Arc::new(repaired.clone())).unwrap();
+        let volume = crate::mount_whole(Box::new(repaired), options(1)).unwrap();
+        assert!(volume.resolve(b"f").is_ok() && volume.names(ino, 0, 9).unwrap().is_empty());
+        let found = volume.resolve(b"lost+found").unwrap();
+        assert_eq!(volume.names(found, 0, 9).unwrap().len(), 1, "what the directory had named");
+        examine(image, true);
+    }
+}
+
 /// Two pages that follow each other, 2³¹ apart: each step looked like one forwards, and a mount went round once for each block.
 #[test]
 fn a_log_that_leads_in_a_circle_is_left_at_once() {
