@@ -331,8 +331,8 @@ fn line_of(image: &Image, ino: Ino, slot: usize) -> (usize, usize) {
     (region, page * 4096 + slot * 64)
 }
 
-/// Only files and symbolic links have data. A block that the log of the root directory mapped was the root's for ever: `fsck` found
-/// nothing, and nobody could free it.
+/// Only files and symbolic links have data. A block that the log of the root directory mapped was
+/// the root's for ever: `fsck` found nothing, and nobody could free it.
 #[test]
 fn data_of_a_directory_or_a_pipe_is_damage() {
     let ram = Ram::new(blank(&REGIONS));
@@ -372,8 +372,8 @@ fn data_of_a_directory_or_a_pipe_is_damage() {
     }
 }
 
-/// The rest of a page that is unused, before the tail: nobody read what was appended behind it, so that all changes of the file were
-/// lost at the next mount, those of a repair as well.
+/// The rest of a page that is unused, before the tail: nobody read what was appended behind it, so
+/// that all changes of the file were lost at the next mount, those of a repair as well.
 #[test]
 fn a_tail_in_the_unused_rest_of_a_page_is_damage() {
     let ram = Ram::new(blank(&REGIONS));
@@ -398,8 +398,9 @@ fn a_tail_in_the_unused_rest_of_a_page_is_damage() {
     }
 }
 
-/// A name that stands for the root directory. A mount was refused, as if the root itself was damaged, and a repair made the root empty:
-/// the next mount freed all that it had named. After a clean unmount, removing the name freed the root.
+/// A name that stands for the root directory. A mount was refused, as if the root itself was
+/// damaged, and a repair made the root empty: the next mount freed all that it had named. After a
+/// clean unmount, removing the name freed the root.
 #[test]
 fn a_name_for_the_root_directory_takes_nothing_else_along() {
     let ram = Ram::new(blank(&REGIONS));
