@@ -129,7 +129,7 @@ pub fn resized() {
                 } else {
                     fill(&file, 2, size & !7, to);
                 }
-                std::thread::sleep(std::time::Duration::from_millis(60));
+                std::thread::sleep(std::time::Duration::from_millis(250));
             }
         });
         // Also when a move fails.

@@ -164,8 +164,8 @@ pub fn under_load() {
         let writers: Vec<_> = (0..2)
             .map(|n| {
                 let (stop, file) = (&stop, &file);
-                // Up to 0.3 s, so that a chunk gets its turn now and then: a write anywhere in the file makes it start again.
-                let pause = |stores: u64| Duration::from_millis(stores * 7919 % 300);
+                // Up to 0.6 s, so that a chunk gets its turn now and then: a write anywhere in the file makes it start again.
+                let pause = |stores: u64| Duration::from_millis(stores * 7919 % 600);
                 scope.spawn(move || write(file, 8 * n, 8, pause, stop))
             })
             .collect();
