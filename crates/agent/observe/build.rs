@@ -1,11 +1,13 @@
-//! Compiles the BPF programs and generates their skeletons.
+//! Compiles the BPF programs, generates their skeletons, and gives the constants of their interface to Rust.
 //!
 //! Needs clang with the BPF target: `$CLANG`, or the first of `clang-19` … `clang` on the PATH. The programs carry their own
 //! small kernel structures (CO-RE), so neither kernel headers nor a `vmlinux.h` are needed.
 
 use std::env;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use libbpf_cargo::SkeletonBuilder;
@@ -38,6 +40,7 @@ fn build() -> Result<(), String> {
     let mut include = OsString::from("-I");
     include.push(variable("DEP_BPF_INCLUDE")?);
     arguments.push(include);
+    constants(&sources.join("intf.h"), &out.join("intf.rs"))?;
     for name in ["observe", "trial", "checks", "hotness"] {
         SkeletonBuilder::new()
             .source(sources.join(format!("{name}.bpf.c")))
@@ -47,6 +50,27 @@ fn build() -> Result<(), String> {
             .map_err(|error| format!("{name}.bpf.c does not compile with {}: {error:#}", clang.to_string_lossy()))?;
     }
     Ok(())
+}
+
+/// Writes each constant of the interface as one of Rust: a number, `(~0U)`, `(~0ULL)`, or `(1U << SHIFT)`.
+fn constants(header: &Path, to: &Path) -> Result<(), String> {
+    let text = fs::read_to_string(header).map_err(|e| format!("{}: {e}", header.display()))?;
+    let mut rust = String::new();
+    for line in text.lines() {
+        let line = line.split("/*").next().unwrap_or_default();
+        let Some((name, value)) = line.strip_prefix("#define ").and_then(|rest| rest.trim().split_once(' ')) else {
+            continue;
+        };
+        let (of, value) = match value.trim() {
+            "(~0U)" => ("u32", "u32::MAX".to_owned()),
+            "(~0ULL)" => ("u64", "u64::MAX".to_owned()),
+            shift if shift.starts_with("(1U << ") => ("u32", shift.replace("1U", "1").replace(['(', ')'], "")),
+            number if number.parse::<u32>().is_ok() => ("u32", number.to_owned()),
+            other => return Err(format!("{}: {name} has an unknown form: {other}", header.display())),
+        };
+        writeln!(rust, "pub const {name}: {of} = {value};").map_err(|e| e.to_string())?;
+    }
+    fs::write(to, rust).map_err(|e| format!("{}: {e}", to.display()))
 }
 
 fn clang() -> Result<OsString, String> {

@@ -17,7 +17,8 @@ use placement::{FileUse, NodeBytes, ObservedFile, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, NodeId, Topology};
 
-use super::records::{Key, NO_NODE, Pass, Task, Usage};
+use super::records::intf::{NO_NODE, WEIGHT_ONE};
+use super::records::{Key, Pass, Task, Usage};
 use super::scope::Filter;
 use super::slices::Slices;
 use topology::FileId;
@@ -197,7 +198,7 @@ pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]
     for thread in entries.chunk_by_mut(|a, b| (a.0.tid, a.0.start_lo) == (b.0.tid, b.0.start_lo)) {
         let Some((key, _)) = thread.first() else { continue };
         let cpu_s = cpu_ns.get(&(key.tid, key.start_lo)).copied().unwrap_or(0) as f64 / 1e9;
-        let reads = thread.iter().map(|(_, usage)| usage.sliced_reads).sum::<i64>() as f64 / 1024.0;
+        let reads = thread.iter().map(|(_, usage)| usage.sliced_reads).sum::<i64>() as f64 / f64::from(WEIGHT_ONE);
         let scale = slices.scale(reads, cpu_s);
         thread.iter_mut().for_each(|(_, usage)| usage.unslice(scale));
     }
@@ -326,10 +327,10 @@ fn calls(entries: &[(Key, Usage)]) -> (Option<u64>, Option<bool>) {
     let sum = |of: fn(&Usage) -> i64| entries.iter().map(|(_, usage)| of(usage)).sum::<i64>();
     let (calls, placed, called) = (sum(|u| u.calls), sum(|u| u.placed), sum(|u| u.called));
     // In 1/1024ths.
-    if calls < 1024 || called <= 0 {
+    if calls < i64::from(WEIGHT_ONE) || called <= 0 {
         return (None, None);
     }
-    let mean = (called as f64 * 1024.0 / calls as f64).round() as u64;
+    let mean = (called as f64 * f64::from(WEIGHT_ONE) / calls as f64).round() as u64;
     (Some(mean), (2 * placed >= calls).then(|| 2 * sum(|u| u.continued) > placed))
 }
 

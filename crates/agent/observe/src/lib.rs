@@ -84,7 +84,8 @@ use assemble::{Assembled, File, Places};
 use linux::births::Kin;
 use linux::threads::{NS_PER_TICK, Threads};
 use programs::{Machine, Programs, Refused};
-use records::{Counters, MARK_MOVED, MARK_TREE};
+use records::Counters;
+use records::intf::{MARK_MOVED, MARK_TREE, WEIGHT_ONE};
 use scope::Filter;
 use slices::{Attached, HookCost, Slicer, Slices};
 
@@ -223,7 +224,7 @@ impl Observer {
             length_s,
             correction: attached.correction(self.before.attached),
             cost: self.programs.reads().map_or_else(HookCost::default, |reads| reads.cost),
-            counted: 1024.0 * sum.counted as f64 / sum.stood_for.max(1) as f64,
+            counted: f64::from(WEIGHT_ONE) * sum.counted as f64 / sum.stood_for.max(1) as f64,
             refused: self.programs.reads().and_then(Slicer::refused),
         };
         assemble::unslice(&slices, &pass, &mut entries);
@@ -303,8 +304,8 @@ impl Observer {
             notes.push(format!("reads: the hook could not be re-attached for a while: {error}"));
         }
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
-        // In 1/1024ths; a sample of more than one in 1.05 is as good as all.
-        let stood_for = sum.stood_for as f64 / 1024.0 / sum.counted.max(1) as f64;
+        // A sample of more than one in 1.05 is as good as all.
+        let stood_for = sum.stood_for as f64 / f64::from(WEIGHT_ONE) / sum.counted.max(1) as f64;
         if stood_for > 1.05 {
             notes.push(format!("sampled: counted 1 read, fault or write in {stood_for:.1}"));
         }

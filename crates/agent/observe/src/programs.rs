@@ -22,7 +22,8 @@ use super::choose::Configuration;
 use super::frames;
 use super::grace::Grace;
 use super::hooks::Hook;
-use super::records::{self, Counters, Key, MARK_OWN, Pass, Pending, Watched, fresh_sampler};
+use super::records::intf::MARK_OWN;
+use super::records::{self, Counters, Key, Pass, Pending, Watched, fresh_sampler};
 use super::slices::{Limits, Maps, Slicer};
 use linux::births::Kin;
 

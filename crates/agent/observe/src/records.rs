@@ -9,11 +9,14 @@
 
 use linux::births::{Kin, Origin};
 
-/// Keys leave out this many low bits of `start_boottime` (`START_SHIFT`).
-pub(super) const START_SHIFT: u32 = 16;
-
-/// The node of keys whose file is on DAX and has no one node (`NO_NODE`).
-pub(super) const NO_NODE: u32 = u32::MAX;
+/// The constants of `bpf/intf.h`, where their comments are. The build makes them.
+pub(super) mod intf {
+    #![allow(dead_code)] // some are for the programs alone
+    include!(concat!(env!("OUT_DIR"), "/intf.rs"));
+}
+use intf::{
+    COMM_LEN, NOT_OPEN, ORIGIN_BORN, ORIGIN_MARKED, START_SHIFT, TASK_ASKED, TASK_IN_TREE, TASK_KTHREAD, TASK_NOT_ASKED,
+};
 
 /// One thread, one file, one node (`struct usage_key`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,7 +89,7 @@ pub(super) struct Task {
     pub in_tree: bool,
     /// Whether an affinity was asked for; `None` where the kernel does not say.
     pub asked: Option<bool>,
-    pub comm: [u8; 16],
+    pub comm: [u8; COMM_LEN as usize],
     /// Words of the affinity mask: a range of [`Pass::masks`].
     pub mask: std::ops::Range<usize>,
 }
@@ -109,16 +112,6 @@ pub(super) struct Watched {
     pub marks: u32,
     pub origin: u32,
 }
-
-/// Marks of [`Watched`].
-pub(super) const MARK_MOVED: u32 = 1;
-pub(super) const MARK_TREE: u32 = 2;
-pub(super) const MARK_OWN: u32 = 4;
-
-const KTHREAD: u32 = 1;
-const IN_TREE: u32 = 2;
-const ASKED: u32 = 4;
-const NOT_ASKED: u32 = 8;
 
 struct Cursor<'a>(&'a [u8]);
 
@@ -311,8 +304,8 @@ fn one_kin(bytes: &[u8]) -> Option<Kin> {
     let start_ns = c.u64()?;
     let (tid, pid, parent_tid) = (c.u32()?, c.u32()?, c.u32()?);
     let origin = match c.u32()? {
-        0 => Origin::Moved,
-        1 => Origin::Born,
+        ORIGIN_MARKED => Origin::Moved,
+        ORIGIN_BORN => Origin::Born,
         _ => Origin::Exec,
     };
     Some(Kin { tid, pid, parent_tid, start_ns, origin, own: c.u32()? != 0 })
@@ -321,7 +314,7 @@ fn one_kin(bytes: &[u8]) -> Option<Kin> {
 /// A `struct sampler` that counts the next event and has no open request.
 pub(super) fn fresh_sampler(bytes: usize) -> Vec<u8> {
     let mut sampler = vec![0; bytes];
-    for (word, value) in [(0, 1u64), (1, u64::MAX)] {
+    for (word, value) in [(0, 1), (1, NOT_OPEN)] {
         if let Some(place) = sampler.get_mut(8 * word..8 * word + 8) {
             place.copy_from_slice(&value.to_ne_bytes());
         }
@@ -361,11 +354,11 @@ impl Pass {
             cgroup_id,
             leader_start_ns,
             parent_start_ns,
-            kernel_thread: flags & KTHREAD != 0,
-            in_tree: flags & IN_TREE != 0,
-            asked: match flags & (ASKED | NOT_ASKED) {
+            kernel_thread: flags & TASK_KTHREAD != 0,
+            in_tree: flags & TASK_IN_TREE != 0,
+            asked: match flags & (TASK_ASKED | TASK_NOT_ASKED) {
                 0 => None,
-                said => Some(said == ASKED),
+                said => Some(said == TASK_ASKED),
             },
             comm,
             mask: from..self.masks.len(),
@@ -447,7 +440,8 @@ mod tests {
     fn keys_and_marks_survive_their_encoding() {
         let key = Key::decode(&Key::unattributed(3)).unwrap();
         assert_eq!(key, Key { node: 3, ..Key::default() });
-        let watched = Watched { start_ns: 1 << 50, asked: 9, tgid: 2, parent_tid: 3, marks: MARK_TREE, origin: 1 };
+        let watched =
+            Watched { start_ns: 1 << 50, asked: 9, tgid: 2, parent_tid: 3, marks: intf::MARK_TREE, origin: 1 };
         assert_eq!(Watched::decode(&watched.encode()), Some(watched));
     }
 }

@@ -40,7 +40,7 @@ use rustix::thread::CapabilitySet;
 use rustix::time::ClockId;
 
 use super::clock_s;
-use super::records::Counters;
+use super::records::{Counters, intf};
 
 /// The part of a CPU's time that the hook may take. With the counting of events (0.25 %) and the interrupts it stays below 2 %.
 const BUDGET: f64 = 0.01;
@@ -69,8 +69,8 @@ const GROWTH: f64 = 2.0;
 const MOST_SLOWED: f64 = 0.3;
 /// Windows of fewer cycles are not sliced: they would contain too few slices, or none.
 const CYCLES_A_WINDOW: u32 = 4;
-/// The weight of a slice without end, in the programs' unit (`WEIGHT_ONE`, bpf/intf.h).
-const WEIGHT_ONE: f64 = 1024.0;
+/// The weight of a slice without end, in the programs' unit.
+const WEIGHT_ONE: f64 = intf::WEIGHT_ONE as f64;
 
 /// What the programs must know to wake the slicer.
 pub(super) struct Limits {

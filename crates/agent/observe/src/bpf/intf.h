@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The data that the programs and user space exchange. ../records.rs reads it, and its tests compare the sizes. */
+/* The data that the programs and user space exchange. ../records.rs reads it, and its tests compare the sizes.
+ * build.rs makes constants of Rust of those here: numbers, ~0 and 1 << SHIFT. */
 #ifndef HOMENODE_INTF_H
 #define HOMENODE_INTF_H
 
@@ -78,7 +79,6 @@ struct open_request {
 /* Weights are in 1/1024ths, also that of a slice: what is read in it stands for this many times as much. */
 #define WEIGHT_SHIFT 10
 #define WEIGHT_ONE (1U << WEIGHT_SHIFT)
-#define NOT_OPEN (~0ULL)
 
 /* Per CPU: events and bytes, including those that could not be attributed, and CPU time of ended threads. */
 struct counters {
