@@ -2,7 +2,8 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 use crate::args::Global;
 use crate::output::background::Log;
@@ -18,13 +19,14 @@ pub fn init(global: &Global) {
         1 => "info",
         _ => "debug",
     };
-    let filter = EnvFilter::try_from_env(FILTER).unwrap_or_else(|_| EnvFilter::new(level));
+    let given = std::env::var(FILTER).ok().and_then(|filter| filter.parse::<Targets>().ok());
+    let filter = given.or_else(|| level.parse().ok()).unwrap_or_default();
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     // A line that cannot be written is lost: the alternative, a line about that on the same stderr, panics.
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| Log)
-        .with_ansi(colours)
-        .log_internal_errors(false);
-    if global.json { builder.json().init() } else { builder.without_time().with_target(false).init() }
+    let layer = tracing_subscriber::fmt::layer().with_writer(|| Log).with_ansi(colours).log_internal_errors(false);
+    let registry = tracing_subscriber::registry();
+    match global.json {
+        true => registry.with(layer.json().with_filter(filter)).init(),
+        false => registry.with(layer.without_time().with_target(false).with_filter(filter)).init(),
+    }
 }
