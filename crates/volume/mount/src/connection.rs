@@ -15,7 +15,7 @@ use crate::wire::{Answer, BUFFER, REQUEST, Request, VERSION, init, opcode};
 pub(crate) const DEVICE: &str = "/dev/fuse";
 
 /// Read-ahead and asynchronous requests under way, at most; and how many are many.
-const BACKGROUND: (u16, u16) = (64, 48);
+pub(crate) const BACKGROUND: (u16, u16) = (64, 48);
 
 /// Bytes of each of a worker's two buffers that stay in memory: a request of 128 KiB with its header.
 const STAYS: usize = (128 << 10) + 4096;
@@ -169,9 +169,10 @@ impl Transport for Device {
             let Some(errno) = server.answer(&request, &mut answer) else { continue };
             notify(connection, &mut answer);
             if let Some(range) = answer.stale() {
-                let answer = answer.finish(request.unique, errno).to_vec();
-                stale.put(range, Some(Waiting(Arc::clone(connection), answer)));
-                continue;
+                let waiting = || Waiting(Arc::clone(connection), answer.finish(request.unique, errno).to_vec());
+                if stale.put_and_answer(range, waiting) {
+                    continue;
+                }
             }
             match rustix::io::write(connection, answer.finish(request.unique, errno)) {
                 Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // the caller, or the mount, is gone

@@ -132,7 +132,7 @@ fn respond(request: &Request<'_>, out: &mut [u8], to: &Side<'_>) -> usize {
     let errno = to.server.answer(request, &mut answer).unwrap_or(libc::ENOSYS);
     notify(to.connection, &mut answer);
     if let Some(range) = answer.stale() {
-        to.stale.put(range, None);
+        to.stale.put(range);
     }
     answer.finish(request.unique, errno).len()
 }

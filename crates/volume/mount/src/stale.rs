@@ -6,11 +6,15 @@
 //!
 //! **Approach.** [`Readers`] remembers roughly when each inode was last read into the cache. After a direct write to an inode
 //! that was read lately, [`Stale`] makes the kernel drop the range, and only then answers. It does so in a thread of its
-//! own: the kernel waits for pages that are being read, and those reads wait for a worker. What waits is merged by
-//! inode, and each answer belongs to a caller that waits for it, so neither grows without bound.
+//! own: the kernel waits for pages that are being read, and those reads wait for a worker. They also wait for one of the kernel's
+//! slots for requests in the background, and each direct write has one until it is answered: at most [`MOST_WAITING`] answers wait, so
+//! that reading ahead and writing back always go on. Ranges that touch are merged, and so are the nearest ones of an inode that has
+//! more than [`MOST_RANGES`].
 //!
-//! **Limits.** By io_uring only the queue's worker can answer: there the range is dropped just after the answer. A mapping that was made by
-//! an O_DIRECT descriptor reads as direct reads do, and is not seen. Synchronous direct writes, which look the same, wait too.
+//! **Limits.** By io_uring only the queue's worker can answer: there the range is dropped just after the answer. So it is where
+//! [`MOST_WAITING`] answers wait already. They are too many where root has set the connection's `max_background` to no more than that. A
+//! mapping that was made by an O_DIRECT descriptor reads as direct reads do, and is not seen. Synchronous direct writes, which look the
+//! same, wait too.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +25,7 @@ use fs::Ino;
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
+use crate::connection::BACKGROUND;
 use crate::wire::{Range, range_notice};
 
 /// Entries of the table of readers. Inodes that share one cost a notice in vain; 32 KiB hold those in use.
@@ -28,6 +33,12 @@ const SLOTS: usize = 4096;
 /// Seconds for which a read counts. It has to span the time from a read to the end of a write that began before it: more than the
 /// kernel and the workers keep a request waiting.
 const LATELY: u64 = 60;
+
+/// Answers that wait at a time, at most: the rest of the slots is for reading ahead and writing back, whose pages those answers may wait
+/// for.
+const MOST_WAITING: usize = BACKGROUND.0 as usize / 2;
+/// Ranges of an inode that are kept apart, at most.
+const MOST_RANGES: usize = 32;
 
 /// Times of the last reads into the kernel's cache.
 pub(crate) struct Readers {
@@ -69,11 +80,33 @@ impl Readers {
 #[derive(Debug)]
 pub(crate) struct Waiting(pub Arc<OwnedFd>, pub Vec<u8>);
 
+/// Ranges of an inode that do not touch: from where to where, in order.
+#[derive(Debug, Default)]
+struct Ranges(Vec<(u64, u64)>);
+
+impl Ranges {
+    fn add(&mut self, begin: u64, end: u64) {
+        let all = &mut self.0;
+        let touched = all.partition_point(|known| known.1 < begin)..all.partition_point(|known| known.0 <= end);
+        let known = all.get(touched.clone()).unwrap_or_default().iter();
+        let merged = known.fold((begin, end), |merged, known| (merged.0.min(known.0), merged.1.max(known.1)));
+        all.splice(touched, [merged]);
+        if all.len() > MOST_RANGES {
+            let gaps = all.iter().zip(all.iter().skip(1)).map(|(one, next)| next.0 - one.1).enumerate();
+            if let Some((nearest, _)) = gaps.min_by_key(|(_, gap)| *gap) {
+                let (_, end) = all.remove(nearest + 1);
+                all.get_mut(nearest).into_iter().for_each(|one| one.1 = end);
+            }
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Queue {
-    /// From where to where, by inode.
-    ranges: FxHashMap<Ino, (u64, u64)>,
+    ranges: FxHashMap<Ino, Ranges>,
     answers: Vec<Waiting>,
+    /// Answers that wait, here or until the notices before them are sent.
+    waiting: usize,
     ended: bool,
 }
 
@@ -85,14 +118,25 @@ pub(crate) struct Stale {
 }
 
 impl Stale {
-    /// Drops a range from the kernel's cache soon, and answers then.
-    pub(crate) fn put(&self, range: Range, answer: Option<Waiting>) {
+    /// Drops a range from the kernel's cache soon.
+    pub(crate) fn put(&self, range: Range) {
+        self.put_before(range, None::<fn() -> Waiting>);
+    }
+
+    /// Drops a range from the kernel's cache soon, and sends the answer then. False: too many wait, and the caller is to answer.
+    pub(crate) fn put_and_answer(&self, range: Range, answer: impl FnOnce() -> Waiting) -> bool {
+        self.put_before(range, Some(answer))
+    }
+
+    fn put_before(&self, range: Range, answer: Option<impl FnOnce() -> Waiting>) -> bool {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let (begin, end) = (range.offset, range.offset.saturating_add(range.len));
-        let known = queue.ranges.entry(range.ino).or_insert((begin, end));
-        *known = (known.0.min(begin), known.1.max(end));
+        queue.ranges.entry(range.ino).or_default().add(range.offset, range.offset.saturating_add(range.len));
+        let answer = answer.filter(|_| queue.waiting < MOST_WAITING).map(|answer| answer());
+        let waits = answer.is_some();
+        queue.waiting += usize::from(waits);
         queue.answers.extend(answer);
         self.more.notify_one();
+        waits
     }
 
     /// Ends [`Stale::serve`] when nothing waits any more.
@@ -103,9 +147,11 @@ impl Stale {
 
     /// Sends notices and answers until the end.
     pub(crate) fn serve(&self, connection: &OwnedFd) {
+        let mut answered = 0;
         loop {
             let (ranges, answers) = {
-                let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+                queue.waiting -= answered;
                 let idle = |queue: &mut Queue| queue.ranges.is_empty() && !queue.ended;
                 let mut queue = self.more.wait_while(queue, idle).unwrap_or_else(PoisonError::into_inner);
                 if queue.ranges.is_empty() {
@@ -113,9 +159,12 @@ impl Stale {
                 }
                 (std::mem::take(&mut queue.ranges), std::mem::take(&mut queue.answers))
             };
-            for (ino, (offset, end)) in ranges {
-                send(connection, &range_notice(&Range { ino, offset, len: end - offset }));
+            for (ino, Ranges(ranges)) in ranges {
+                for (offset, end) in ranges {
+                    send(connection, &range_notice(&Range { ino, offset, len: end - offset }));
+                }
             }
+            answered = answers.len();
             for Waiting(connection, answer) in answers {
                 send(&connection, &answer);
             }
@@ -145,12 +194,47 @@ mod tests {
         assert!(readers.lately(one) && !readers.lately(other));
     }
 
-    #[test]
-    fn what_waits_is_merged_by_inode() {
+    fn ranges(all: impl IntoIterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
         let stale = Stale::default();
-        for offset in 0..1000 {
-            stale.put(Range { ino: Ino::ROOT, offset: offset * 4096, len: 4096 }, None);
+        all.into_iter().for_each(|(offset, end)| stale.put(Range { ino: Ino::ROOT, offset, len: end - offset }));
+        let mut queue = stale.queue.lock().unwrap();
+        queue.ranges.remove(&Ino::ROOT).unwrap().0
+    }
+
+    #[test]
+    fn ranges_that_touch_are_merged() {
+        assert_eq!(ranges((0..1000).map(|i| (i * 10, i * 10 + 10))), [(0, 10_000)]);
+        assert_eq!(ranges((0..1000).rev().map(|i| (i * 10, i * 10 + 10))), [(0, 10_000)]);
+        assert_eq!(ranges([(0, 5), (20, 30), (7, 9), (4, 8)]), [(0, 9), (20, 30)]);
+        assert_eq!(ranges([(0, 5), (20, 30), (40, 50), (1, 60)]), [(0, 60)]);
+    }
+
+    /// One range from the first to the last byte had the kernel drop, and write back, what nobody had written.
+    #[test]
+    fn what_lies_between_two_writes_stays_in_the_cache() {
+        assert_eq!(ranges([(8 << 30, (8 << 30) + 4096), (0, 4096)]), [(0, 4096), (8 << 30, (8 << 30) + 4096)]);
+        let many = ranges((0..100).map(|i| (i * i * 100, i * i * 100 + 10)));
+        assert_eq!((many.len(), many[0].0, many[MOST_RANGES - 1]), (MOST_RANGES, 0, (980_100, 980_110)));
+        let covers = |at: &u64| many.iter().any(|(begin, end)| (*begin..*end).contains(at));
+        assert!((0..100).all(|i| covers(&(i * i * 100))), "{many:?}");
+    }
+
+    /// The answers had all slots that the kernel has for requests in the background, and waited for a page whose reading waited
+    /// for a slot.
+    #[test]
+    fn answers_that_wait_leave_slots_to_the_kernel() {
+        let (stale, null) = (Stale::default(), std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap());
+        let null = Arc::new(OwnedFd::from(null));
+        let put = || {
+            let range = Range { ino: Ino::ROOT, offset: 0, len: 1 };
+            (0..usize::from(BACKGROUND.0))
+                .filter(|_| stale.put_and_answer(range, || Waiting(Arc::clone(&null), vec![0])))
+                .count()
+        };
+        for _ in 0..2 {
+            assert_eq!(put(), MOST_WAITING);
+            stale.end();
+            stale.serve(&null);
         }
-        assert_eq!(stale.queue.lock().unwrap().ranges.get(&Ino::ROOT), Some(&(0, 4_096_000)));
     }
 }
