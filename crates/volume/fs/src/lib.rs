@@ -62,4 +62,4 @@ pub use ops::{
 };
 pub use placement::Placement;
 pub use recent::Recent;
-pub use volume::{Options, Volume};
+pub use volume::{Options, Visit, Volume};

@@ -1,5 +1,8 @@
 //! A mounted volume: what its operations (`ops`) share.
 
+use std::collections::BTreeSet;
+use std::iter;
+use std::ops::Deref;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -21,7 +24,7 @@ use crate::mount::Recovered;
 use crate::placement::{Placement, Regions};
 use crate::scan;
 use crate::store::Store;
-use crate::sync::{self, Apart, AtomicU64, Mutex, RwLock, RwLockWriteGuard};
+use crate::sync::{self, Apart, AtomicBool, AtomicU64, Mutex, RwLock, RwLockWriteGuard};
 use crate::unread::Unread;
 
 /// Parts of the table of inodes.
@@ -71,6 +74,10 @@ pub struct Volume {
     pub(crate) room: Room,
     inodes: Vec<Apart<Shard>>,
     unread: Unread,
+    /// A kernel remembers inodes: those that it does not are to be let go. Without one, whoever has the volume uses them by number.
+    pub(crate) kernel: AtomicBool,
+    /// Inodes to let go that somebody was at when it was tried.
+    busy: Mutex<BTreeSet<Ino>>,
     /// Inodes without a name that are not open, and that a kernel remembers.
     pub(crate) leaving: AtomicU64,
     locks: Locks,
@@ -133,6 +140,8 @@ impl Volume {
             room: Room::default(),
             locks: Locks::default(),
             leaving: AtomicU64::new(0),
+            kernel: AtomicBool::new(false),
+            busy: Mutex::default(),
             unread: Unread::new(
                 found.checkpoint,
                 superblock.regions.iter().map(|region| region.inodes),
@@ -156,18 +165,49 @@ impl Volume {
         self.unread.read(&self.store, ino, shard(ino), known, add)?.ok_or(Error::NotFound)
     }
 
-    /// Forgets what memory has of an inode that has a name, and that nobody has open or remembers: the next use reads it again. It stays
-    /// where somebody is at it right now, and where the medium may say something else ([`Volume::in_doubt`]).
+    /// Forgets what memory has of an inode that has a name, and that nobody has open or remembers: the next use reads it again. Where
+    /// somebody is at it right now, that is tried [again](Volume::let_go_again). It stays where the medium may say something else
+    /// ([`Volume::in_doubt`]).
     pub(crate) fn let_go(&self, inode: Arc<Inode>) {
-        let Some(known) = self.inodes.get(shard(inode.ino)).filter(|_| !self.in_doubt()) else { return };
+        let ino = inode.ino;
+        if self.try_let_go(inode) {
+            sync::lock(&self.busy).insert(ino);
+        }
+    }
+
+    /// Tries to let go of up to `most` inodes that somebody was at before. Returns how many are left.
+    pub fn let_go_again(&self, most: usize) -> usize {
+        let tried: Vec<Ino> = {
+            let mut busy = sync::lock(&self.busy);
+            let tried = iter::from_fn(|| busy.pop_first()).take(most).collect();
+            if busy.is_empty() && Vec::is_empty(&tried) {
+                return 0; // as a rule
+            }
+            tried
+        };
+        let stays = |ino: &Ino| self.known_inode(*ino).is_some_and(|inode| self.try_let_go(inode));
+        let still: Vec<Ino> = tried.into_iter().filter(stays).collect();
+        let mut busy = sync::lock(&self.busy);
+        busy.extend(still);
+        busy.len()
+    }
+
+    /// Forgets an inode, unless it is to stay in memory. True: it is to go, but stays for now, as somebody is at it.
+    fn try_let_go(&self, inode: Arc<Inode>) -> bool {
+        let Some(known) = self.inodes.get(shard(inode.ino)).filter(|_| !self.in_doubt()) else { return false };
+        // That another inode of its part of the table is being read says nothing of this one.
+        let mut busy = true;
         self.unread.let_go(inode.ino, shard(inode.ino), || {
             let mut known = known.write().unwrap_or_else(PoisonError::into_inner);
-            // This one and that of the table: nobody else has it, nor can get it.
-            let unused = Arc::strong_count(&inode) == 2
-                && known.get(&inode.ino).is_some_and(|known| Arc::ptr_eq(known, &inode))
-                && inode.opens.load(Ordering::Acquire) == 0
+            busy = known.get(&inode.ino).is_some_and(|known| Arc::ptr_eq(known, &inode))
                 && inode.remembered.load(Ordering::Acquire) == 0;
-            let state = unused.then(|| inode.read()).filter(|state| !state.gone && state.unnamed.is_none())?;
+            // This one and that of the table: nobody else has it, nor can get it.
+            let unused = busy && Arc::strong_count(&inode) == 2 && inode.opens.load(Ordering::Acquire) == 0;
+            let state = unused.then(|| inode.read())?;
+            busy = false;
+            if state.gone || state.unnamed.is_some() {
+                return None; // it goes with its last use
+            }
             let parent = state.dir.as_ref().map(|dir| dir.parent);
             drop(state);
             known.remove(&inode.ino);
@@ -178,6 +218,13 @@ impl Volume {
             }
             Some(parent)
         });
+        busy
+    }
+
+    /// Keeps an inode in memory for a use that no kernel asked for. At the end nothing of it stays that the kernel does not know.
+    pub fn visit<V: Deref<Target = Self>>(volume: V, ino: Ino) -> Visit<V> {
+        let inode = volume.inode(ino).ok();
+        Visit { volume, inode }
     }
 
     /// How many inodes are in memory.
@@ -293,6 +340,20 @@ impl Volume {
     /// Where pages of a log come from: the first of these regions that has one.
     pub(crate) fn log_pages<'a>(&'a self, regions: &'a [usize], purpose: Purpose) -> Pages<'a, 'a> {
         Pages { allocator: &self.allocator, regions, part: self.cpu(), purpose }
+    }
+}
+
+/// A [visit](Volume::visit) of an inode, which may be one that cannot be read.
+pub struct Visit<V: Deref<Target = Volume>> {
+    volume: V,
+    inode: Option<Arc<Inode>>,
+}
+
+impl<V: Deref<Target = Volume>> Drop for Visit<V> {
+    fn drop(&mut self) {
+        if let Some(inode) = self.inode.take().filter(|_| self.volume.kernel.load(Ordering::Relaxed)) {
+            self.volume.let_go(inode);
+        }
     }
 }
 

@@ -73,7 +73,13 @@ impl Answers for Server {
     fn answer(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Option<i32> {
         match request.opcode {
             opcode::FORGET | opcode::BATCH_FORGET => {
-                let forget = || caller::enter(self.callers.as_deref(), request.tid, || self.forget(request));
+                let forget = || {
+                    caller::enter(self.callers.as_deref(), request.tid, || self.forget(request))?;
+                    if self.volume.let_go_again(0) > 0 {
+                        self.trim.left();
+                    }
+                    Ok::<_, Error>(())
+                };
                 match catch_unwind(AssertUnwindSafe(forget)) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::debug!("the kernel forgot inode {}: {error}", request.node),
@@ -98,7 +104,7 @@ impl Server {
         let (cache, callers) = (options.cache, options.callers.clone());
         // Only an answer to it keeps a file out of the kernel's cache.
         let counts_opens = options.counts_opens || cache == Cache::Direct;
-        let (waits, readers, trim) = (Mutex::default(), Readers::default(), Trim::default());
+        let (waits, readers, trim) = (Mutex::default(), Readers::default(), Trim::new(Arc::clone(&volume)));
         Self { volume, cache, counts_opens, callers, waits, readers, trim }
     }
 

@@ -5,13 +5,17 @@
 //!
 //! **Approach.** After every [`MANY`] forgotten inodes a thread has the C library give back the free pages within its heaps
 //! (malloc_trim(3), the only call that does so for memory between pieces in use). It does so [`REST`] later, as the kernel
-//! forgets in bulk and one look at the heaps is enough.
+//! forgets in bulk and one look at the heaps is enough. The thread also tries again to forget what somebody was at when the kernel
+//! forgot it, such as a policy or another request.
 //!
 //! **Limits.** A page that holds one piece in use stays. An arena is locked while it is trimmed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
+
+use fs::Volume;
 
 /// Forgotten inodes between two looks at the heaps: some MiB of metadata.
 const MANY: u64 = 4096;
@@ -20,7 +24,10 @@ const REST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct State {
+    /// The heaps are to be looked at.
     due: bool,
+    /// Some inodes are still to be forgotten.
+    left: bool,
     ended: bool,
 }
 
@@ -31,52 +38,74 @@ struct Shared {
     more: Condvar,
 }
 
-/// Counts forgotten inodes; a thread trims the heaps.
-#[derive(Debug)]
-pub(crate) struct Trim(Arc<Shared>);
-
-impl Default for Trim {
-    fn default() -> Self {
-        let shared = Arc::new(Shared::default());
-        let thread = Arc::clone(&shared);
-        let begun = std::thread::Builder::new().name("mount-trim".to_owned()).spawn(move || serve(&thread));
-        if let Err(error) = begun {
-            tracing::warn!("memory of forgotten files stays with the server: no thread: {error}");
-        }
-        Self(shared)
+impl Shared {
+    fn tell(&self, what: impl FnOnce(&mut State)) {
+        what(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        self.more.notify_one();
     }
 }
 
+/// Counts forgotten inodes; a thread trims the heaps.
+#[derive(Debug)]
+pub(crate) struct Trim {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
 impl Drop for Trim {
+    /// Also waits for the thread, which has the volume.
     fn drop(&mut self) {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).ended = true;
-        self.0.more.notify_one();
+        self.shared.tell(|state| state.ended = true);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
 impl Trim {
+    /// Nothing yet, of this volume.
+    pub(crate) fn new(volume: Arc<Volume>) -> Self {
+        let shared = Arc::new(Shared::default());
+        let thread = Arc::clone(&shared);
+        let begun = std::thread::Builder::new().name("mount-trim".to_owned()).spawn(move || serve(&thread, &volume));
+        let begun = begun.inspect_err(|error| {
+            tracing::warn!("memory of forgotten files stays with the server: no thread: {error}");
+        });
+        Self { shared, thread: begun.ok() }
+    }
+
     /// The server has forgotten so many inodes.
     pub(crate) fn forgotten(&self, count: u64) {
-        let before = self.0.forgotten.fetch_add(count, Ordering::Relaxed);
+        let before = self.shared.forgotten.fetch_add(count, Ordering::Relaxed);
         if before / MANY != (before + count) / MANY {
-            self.0.state.lock().unwrap_or_else(PoisonError::into_inner).due = true;
-            self.0.more.notify_one();
+            self.shared.tell(|state| state.due = true);
         }
+    }
+
+    /// Some are still to be forgotten ([`Volume::let_go_again`]).
+    pub(crate) fn left(&self) {
+        self.shared.tell(|state| state.left = true);
     }
 }
 
-fn serve(shared: &Shared) {
+fn serve(shared: &Shared, volume: &Volume) {
     let lock = || shared.state.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
-        let state = shared.more.wait_while(lock(), |state| !state.due && !state.ended);
+        let state = shared.more.wait_while(lock(), |state| !state.due && !state.left && !state.ended);
         drop(state.unwrap_or_else(PoisonError::into_inner));
         let (mut state, _) =
             shared.more.wait_timeout_while(lock(), REST, |state| !state.ended).unwrap_or_else(PoisonError::into_inner);
         if state.ended {
             return;
         }
-        state.due = false;
+        let due = std::mem::take(&mut state.due);
+        state.left = false;
         drop(state);
-        linux::heap::trim();
+        if volume.let_go_again(usize::MAX) > 0 {
+            lock().left = true;
+        }
+        if due {
+            linux::heap::trim();
+        }
     }
 }

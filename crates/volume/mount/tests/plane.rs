@@ -31,6 +31,7 @@ const TESTS: &[(&str, fn())] = &[
     ("what_a_server_does_counts_for_its_caller", what_a_server_does_counts_for_its_caller),
     ("the_servers_own_threads_share_no_file", the_servers_own_threads_share_no_file),
     ("ended_threads_keep_no_counters", ended_threads_keep_no_counters),
+    ("files_that_the_kernel_has_forgotten_stay_so", files_that_the_kernel_has_forgotten_stay_so),
 ];
 
 fn main() {
@@ -406,4 +407,33 @@ fn ended_threads_keep_no_counters() {
     let known = volume.traffic_by_thread(|_| true);
     assert!(known.len() < 20, "{} threads have counters", known.len());
     assert_eq!(read() - before, THREADS * 4096);
+}
+
+/// With a policy a server kept each file in memory that was ever used: it looked at them after the kernel had forgotten them.
+fn files_that_the_kernel_has_forgotten_stay_so() {
+    let volume = volume();
+    let mut plane = plane(&volume);
+    let files: Vec<Ino> = (0..8).map(|i| file_on(&volume, &format!("f{i}"), 0)).collect();
+    for ino in &files {
+        volume.read(*ino, 0, &mut [0; 4096]).unwrap();
+        volume.remember(*ino).unwrap();
+        volume.forget(*ino, 1).unwrap();
+    }
+    let window = plane.observe(Duration::from_millis(1)).unwrap();
+    assert_eq!((window.files.len(), volume.inodes_in_memory()), (files.len(), 1));
+    for ino in &files {
+        let mv = mv(id(*ino), None, 1);
+        plane.prepare(&mv).unwrap();
+        plane.start(&mv, &[], &mut |_| Ok(())).unwrap();
+        while plane.poll().into_iter().any(|p| p.state == JobState::Running) {
+            std::thread::yield_now();
+        }
+        assert_eq!(volume.bytes_by_node(*ino).unwrap(), [(Some(1), FILE_BYTES as u64)].into());
+        // What the test itself has read.
+        volume.remember(*ino).unwrap();
+        volume.forget(*ino, 1).unwrap();
+    }
+    drop(plane);
+    volume.let_go_again(usize::MAX);
+    assert_eq!(volume.inodes_in_memory(), 1);
 }

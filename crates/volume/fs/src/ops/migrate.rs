@@ -90,6 +90,7 @@ impl Volume {
         if regions.is_empty() {
             return Err(Error::NoRegionOnNode(migration.to));
         }
+        let _visit = Self::visit(self, ino);
         self.open(ino)?;
         let inode = self.inode(ino)?;
         if inode.migrating.swap(true, Ordering::AcqRel) {

@@ -38,6 +38,9 @@ pub struct NewFile<'a> {
     pub target: &'a [u8],
 }
 
+/// Inodes that were in use when they were forgotten, and of which each [`Volume::forget`] tries to let go.
+const TRIES: usize = 4;
+
 /// One name of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
@@ -76,7 +79,7 @@ impl Volume {
     /// [`Volume::lookup`] and [`Volume::remember`] of the very inode that was found: in between its number could go to another file.
     pub fn lookup_to_remember(&self, parent: Ino, name: &[u8]) -> Result<Stat> {
         self.find(parent, name, |inode| {
-            Self::remember_inode(inode)?;
+            self.remember_inode(inode)?;
             Self::stat_of(inode)
         })
     }
@@ -105,16 +108,17 @@ impl Volume {
     }
 
     /// A path from the root to a file that was looked up, made or renamed since the mount; `None` if it has no name any more where
-    /// that was, if a directory on the way has more than `most` names, or below 64 directories.
+    /// that was, if it or a directory on the way is not in memory, if such a directory has more than `most` names, or below 64
+    /// directories.
     pub fn path(&self, ino: Ino, most: usize) -> Option<Vec<u8>> {
-        let (mut at, mut path) = (self.inode(ino).ok()?, Vec::new());
+        let (mut at, mut path) = (self.known_inode(ino)?, Vec::new());
         for _ in 0..MAX_DEPTH {
             if at.ino == Ino::ROOT {
                 return Some(path);
             }
             let parent = at.read().dir.as_ref().map(|dir| dir.parent);
             let parent = parent.or_else(|| Ino::from_raw(at.named_in.load(Ordering::Relaxed)))?;
-            let dir = self.inode(parent).ok()?;
+            let dir = self.known_inode(parent)?;
             let state = dir.read();
             let names = state.dir.as_ref().filter(|names| names.len() <= most)?;
             let name = names.after(0).find(|(_, named)| named.ino == at.ino)?.0;
@@ -346,12 +350,15 @@ impl Volume {
     /// Keeps an inode and its number alive until [`Volume::forget`], as `open` does, but is no use of its data: a kernel
     /// remembers what it looked up.
     pub fn remember(&self, ino: Ino) -> Result<()> {
-        Self::remember_inode(&*self.inode(ino)?)
+        self.remember_inode(&*self.inode(ino)?)
     }
 
-    fn remember_inode(inode: &Inode) -> Result<()> {
+    fn remember_inode(&self, inode: &Inode) -> Result<()> {
         let state = inode.read();
         check_live(&state)?;
+        if !self.kernel.load(Ordering::Relaxed) {
+            self.kernel.store(true, Ordering::Relaxed);
+        }
         inode.remembered.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
@@ -364,6 +371,7 @@ impl Volume {
             return Ok(());
         }
         self.reclaim(&inode, &mut inode.write())?;
+        self.let_go_again(TRIES);
         self.let_go(inode);
         Ok(())
     }

@@ -463,6 +463,63 @@ fn what_a_kernel_has_forgotten_is_in_memory_no_longer() {
     assert_eq!(report.damage, []);
 }
 
+/// A policy that looked at files which the kernel had forgotten, and moved them, read all of them into memory for good.
+#[test]
+fn what_is_visited_or_moved_is_in_memory_no_longer_than_before() {
+    let (_, volume) = volume();
+    let files: Vec<Ino> = (0..20_u8).map(|i| create(&volume, &[b'f', i + 1])).collect();
+    files.iter().for_each(|ino| volume.write(*ino, 0, &[1; 8192]).unwrap());
+    files.iter().for_each(|ino| volume.remember(*ino).unwrap());
+    files.iter().for_each(|ino| volume.forget(*ino, 1).unwrap());
+    assert_eq!(volume.inodes_in_memory(), 1, "the root");
+    for ino in &files {
+        let visit = Volume::visit(&volume, *ino);
+        assert_eq!(volume.stat(*ino).unwrap().size, 8192);
+        assert_eq!(volume.inodes_in_memory(), 2);
+        drop(visit);
+        assert_eq!(volume.path(*ino, 10), None);
+        volume.migrate_file(*ino, 1, None, |_| true).unwrap();
+        assert_eq!(volume.inodes_in_memory(), 1);
+    }
+    // One that the kernel remembers stays.
+    volume.remember(files[0]).unwrap();
+    drop(Volume::visit(&volume, files[0]));
+    assert_eq!(volume.inodes_in_memory(), 2);
+    volume.forget(files[0], 1).unwrap();
+    // So does all where there is no kernel.
+    let (_, volume) = self::volume();
+    let file = create(&volume, b"file");
+    drop(Volume::visit(&volume, file));
+    assert_eq!(volume.inodes_in_memory(), 2);
+}
+
+/// What somebody was at when the kernel forgot it stayed for good.
+#[test]
+fn what_was_in_use_when_it_was_forgotten_goes_later() {
+    let (_, volume) = volume();
+    let [busy, open, other] = [b"busy", b"open", b"othr"].map(|name| create(&volume, name));
+    let forget = |ino| {
+        volume.remember(ino).unwrap();
+        volume.forget(ino, 1).unwrap();
+    };
+    volume.open(open).unwrap();
+    let visits = [Volume::visit(&volume, busy), Volume::visit(&volume, busy)];
+    [busy, open].into_iter().for_each(forget);
+    assert_eq!((volume.inodes_in_memory(), volume.let_go_again(usize::MAX)), (4, 2));
+    volume.close(open).unwrap();
+    drop(visits);
+    forget(other);
+    assert_eq!((volume.inodes_in_memory(), volume.let_go_again(usize::MAX)), (1, 0));
+    // One that is remembered again, or has lost its name, is no longer to go.
+    volume.open(open).unwrap();
+    volume.open(busy).unwrap();
+    [busy, open].into_iter().for_each(forget);
+    volume.remember(open).unwrap();
+    volume.unlink(Ino::ROOT, b"busy").unwrap();
+    [busy, open].into_iter().for_each(|ino| volume.close(ino).unwrap());
+    assert_eq!((volume.let_go_again(usize::MAX), volume.inodes_in_memory()), (0, 2));
+}
+
 /// What a policy moves is told by its path, not by a number.
 #[test]
 fn a_file_that_was_used_has_a_path() {

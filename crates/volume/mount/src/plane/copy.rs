@@ -8,7 +8,7 @@ use act::copying::{Back, Copied, Copying};
 use act::memory::Layout;
 use act::memory::layout::Run;
 use fs::format::BLOCK_BYTES;
-use fs::{Ino, Migration, Volume};
+use fs::{Ino, Migration, Visit, Volume};
 use rustc_hash::FxHashSet;
 use topology::NodeId;
 
@@ -42,6 +42,8 @@ pub(super) struct FileCopy {
     only: Option<VecDeque<Run>>,
     /// The file blocks that have moved, with the node that they were on.
     moved: Layout,
+    /// Until the end what is known of the file stays, so that no step reads it again; then it goes, if the kernel has forgotten it.
+    _visit: Visit<Arc<Volume>>,
 }
 
 impl FileCopy {
@@ -58,9 +60,10 @@ impl FileCopy {
         (from, to): (NodeId, NodeId),
         copies: &Copies,
     ) -> fs::Result<Self> {
+        let _visit = Volume::visit(Arc::clone(volume), ino);
         let (volume, copies, copied) = (Arc::clone(volume), copies.clone(), Copied::default());
         let (from, to, began, next, only, moved) = (from.0, to.0, false, 0, None, Layout::default());
-        let mut copy = Self { volume, ino, generation, from, to, copied, copies, began, next, only, moved };
+        let mut copy = Self { volume, ino, generation, from, to, copied, copies, began, next, only, moved, _visit };
         copy.look()?;
         copy.copied.there = copy.copied.moved;
         Ok(copy)

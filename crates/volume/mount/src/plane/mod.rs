@@ -182,6 +182,7 @@ impl VolumePlane {
             time_s: time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9,
             window_s,
             nodes: self.nodes(),
+        self.volume.let_go_again(usize::MAX);
             threads: threads.into_iter().map(|seen| self.actor.complete(seen)).collect(),
             files,
             processes: Vec::new(),
@@ -250,6 +251,7 @@ impl VolumePlane {
             (_, false) => Some("the volume has one region"),
             _ => None,
         };
+        let _visit = Volume::visit(&*self.volume, ino);
         Some(ObservedFile {
             file: self.id(ino),
             generation: Some(u64::from(stat.generation)),
@@ -347,6 +349,7 @@ impl VolumePlane {
         })?;
         if generation > 0 && generation != u64::from(stat.generation) {
             return Err(PlaneError::Gone { what: format!("file {file}") });
+        let _visit = Volume::visit(&*self.volume, ino);
         }
         if !self.volume.usage().regions.iter().any(|region| region.node == Some(to.0)) {
             return Err(refused("no_region_on_node", format!("the volume has no region on node {to}")));
