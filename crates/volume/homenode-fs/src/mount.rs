@@ -9,7 +9,7 @@
 //! failed, or that files are still open: these go to the system's log.
 
 use std::cell::Cell;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -94,6 +94,9 @@ const NEVER_KILLED: &str = "-1000";
 
 /// Exists where SELinux is on.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
+
+/// The system's log.
+const LOG: &str = "/dev/log";
 
 /// Exit code of mount(8) for a mount that failed.
 const HELPER_FAILED: u8 = 32;
@@ -373,9 +376,17 @@ fn say(line: &str) {
     let line = command::output::escape(line);
     output::complain(&format!("homenode: {line}\n"));
     // Facility daemon, severity error (RFC 3164).
-    let entry = format!("<27>homenode[{}]: {line}\n", std::process::id());
-    let logged = UnixDatagram::unbound().and_then(|socket| socket.send_to(entry.as_bytes(), "/dev/log"));
-    if logged.is_err() {
+    log(Path::new(LOG), &format!("<27>homenode[{}]: {line}\n", std::process::id()));
+}
+
+/// Hands a line to the system's log. It is lost where that takes no more, such as a stopped one: who waited for it would neither undo
+/// moves nor end the mount.
+fn log(to: &Path, entry: &str) {
+    let logged = UnixDatagram::unbound().and_then(|socket| {
+        socket.set_nonblocking(true)?;
+        socket.send_to(entry.as_bytes(), to)
+    });
+    if logged.is_err_and(|error| error.kind() != ErrorKind::WouldBlock) {
         let kernel = std::fs::OpenOptions::new().write(true).open("/dev/kmsg");
         // Where nobody listens nothing can be said.
         let _ = kernel.and_then(|mut kernel| kernel.write_all(entry.as_bytes()));
@@ -384,7 +395,7 @@ fn say(line: &str) {
 
 /// Where memory fails so that the server must end, the system's log says why: in the background nobody sees stderr.
 fn log_failures() {
-    let socket = UnixDatagram::unbound().and_then(|socket| socket.connect("/dev/log").map(|()| socket.into()));
+    let socket = UnixDatagram::unbound().and_then(|socket| socket.connect(LOG).map(|()| socket.into()));
     let kernel = || std::fs::OpenOptions::new().write(true).open("/dev/kmsg").map(Into::into);
     // Where nobody listens nothing can be said.
     if let Ok(log) = socket.or_else(|_: std::io::Error| kernel()) {
@@ -425,5 +436,32 @@ fn failure(error: &Error) -> Failure {
         }
         Error::NotADirectory(dir) => Failure::new(Exit::Usage, dir.display().to_string(), "not a directory (ENOTDIR)"),
         _ => failed(Exit::Io),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stopped journald kept a mount whose memory had failed from undoing its moves.
+    #[test]
+    fn a_log_that_takes_no_more_keeps_nobody_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let reader = UnixDatagram::bind(&path).unwrap();
+        let (told, ended) = std::sync::mpsc::channel();
+        let to = path.clone();
+        // More than net.unix.max_dgram_qlen, which systemd sets to 512.
+        let writer = thread::spawn(move || {
+            (0..1000).for_each(|number| log(&to, &format!("line {number}")));
+            told.send(()).unwrap();
+        });
+        let waited = ended.recv_timeout(std::time::Duration::from_secs(60));
+        let mut line = [0; 16];
+        let len = reader.recv(&mut line).unwrap();
+        drop(reader);
+        std::fs::remove_file(&path).unwrap();
+        writer.join().unwrap();
+        assert_eq!((waited, &line[..len]), (Ok(()), &b"line 0"[..]));
     }
 }
