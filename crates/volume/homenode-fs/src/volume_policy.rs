@@ -276,6 +276,7 @@ impl Decider {
             self.out.recovered(self.engine.recovered())?;
             windows::windows(&mut self.engine, &mut self.out, stop, &mut || false, None)
         });
+        self.engine.plane().ends();
         let finished = guarded(|| self.out.finished(&self.engine.finish()));
         ran.and(finished)
     }

@@ -10,13 +10,14 @@
 //! [`linux::patient`]) keeps the one that looks waiting; then another one looks at all others.
 //!
 //! **Limits.** For up to [`TICK`] after a thread was moved, its accesses count for the node where it was; those of a
-//! new thread count for the node of the server's thread, and so do those of threads beyond [`MOST`] at a time.
+//! new thread count for the node of the server's thread, and so do those of threads beyond [`MOST`] at a time, or fewer
+//! where the process may not have so many open files.
 //! Without a plane, so do those of threads on a CPU that came online after the start.
 
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -34,8 +35,11 @@ const PATIENCE: Duration = Duration::from_millis(400);
 const MOST_SILENT: usize = 32;
 /// New threads that wait to be looked at, at most.
 const MOST_NEW: usize = 4096;
-/// Threads that are known at a time, at most: each has one open file, and two where a plane watches.
+/// Threads that are known at a time, at most: each has one open file, and [`FILES`] where a plane watches.
 const MOST: usize = 4096;
+const FILES: usize = 2;
+/// Open files that these threads leave to the rest of the server: to undo moves takes some, too.
+const RESERVE: usize = 256;
 /// Looks between two sweeps: a second.
 const SWEEP: u32 = 200;
 /// Sweeps without a request after which a thread is forgotten, where no plane watches.
@@ -91,6 +95,8 @@ pub struct Callers {
     proc_root: PathBuf,
     topology: RwLock<Arc<Topology>>,
     table: RwLock<FxHashMap<u32, Arc<Caller>>>,
+    /// Threads that the table has room for.
+    most: AtomicUsize,
     /// Another number, of all tables, whenever a thread was forgotten: its number may be that of another one.
     version: AtomicU64,
     /// Threads that are not in the table yet.
@@ -126,7 +132,8 @@ impl Callers {
         let (watched, looks) = (AtomicBool::new(false), AtomicU32::new(0));
         let (version, turn, at) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
         let (silent, topology) = (Mutex::default(), RwLock::new(Arc::new(topology)));
-        let this = Self { proc_root, topology, table, version, new, watched, failed, looks, turn, at, silent };
+        let most = AtomicUsize::new(room(open_files()));
+        let this = Self { proc_root, topology, table, most, version, new, watched, failed, looks, turn, at, silent };
         this.forgot();
         this
     }
@@ -183,10 +190,28 @@ impl Callers {
 
     /// From now on a plane asks for the CPU time of threads.
     pub(crate) fn watch(&self) {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        self.watched.store(true, Ordering::Relaxed);
         // What is known of them lacks their CPU time.
+        self.begin_anew(true);
+    }
+
+    /// No plane asks any more.
+    pub(crate) fn unwatch(&self) {
+        self.begin_anew(false);
+    }
+
+    /// Closes the files of all threads, and opens no more before [`Callers::watch`] or [`Callers::unwatch`].
+    pub(crate) fn close(&self) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        self.most.store(0, Ordering::Relaxed);
         table.clear();
+        self.forgot();
+    }
+
+    fn begin_anew(&self, watched: bool) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        self.watched.store(watched, Ordering::Relaxed);
+        table.clear();
+        self.most.store(room(open_files()), Ordering::Relaxed);
         self.forgot();
     }
 
@@ -293,7 +318,7 @@ impl Callers {
             let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
             table.iter().map(|(tid, caller)| (*tid, Arc::clone(caller))).collect()
         };
-        let (watched, full) = (self.watched.load(Ordering::Relaxed), all.len() >= MOST);
+        let (watched, full) = (self.watched.load(Ordering::Relaxed), all.len() >= self.most.load(Ordering::Relaxed));
         let idle = |caller: &Caller| match watched {
             true => full && caller.idle.load(Ordering::Relaxed) > 0,
             false => caller.idle.fetch_add(1, Ordering::Relaxed) >= if full { 1 } else { IDLE_SWEEPS },
@@ -330,8 +355,12 @@ impl Callers {
 
     /// Looks a thread up and remembers it; `None` if there is none, or no room for it.
     fn add(&self, tid: u32) -> Option<Arc<Caller>> {
-        if self.table.read().unwrap_or_else(PoisonError::into_inner).len() >= MOST {
-            self.fail(&io::Error::other(format!("more than {MOST} threads use the volume")));
+        let most = self.most.load(Ordering::Relaxed);
+        if most == 0 {
+            return None; // everything is being undone
+        }
+        if self.table.read().unwrap_or_else(PoisonError::into_inner).len() >= most {
+            self.fail(&io::Error::other(format!("more than {most} threads use the volume")));
             return None;
         }
         let timed = self.watched.load(Ordering::Relaxed);
@@ -347,8 +376,8 @@ impl Callers {
         let caller =
             Arc::new(Caller { place: Arc::new(place), counted: Mutex::new(counted), idle: AtomicU32::new(0), watched });
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        if timed != self.watched.load(Ordering::Relaxed) {
-            return None; // a plane began to watch meanwhile: it is looked at again
+        if timed != self.watched.load(Ordering::Relaxed) || self.most.load(Ordering::Relaxed) == 0 {
+            return None; // a plane began or ended meanwhile: it is looked at again
         }
         match table.get(&tid) {
             // Somebody else added it meanwhile, and workers hold its place by now.
@@ -389,6 +418,18 @@ impl Callers {
             self.forgot();
         }
     }
+}
+
+/// Open files that this process may have, and has.
+fn open_files() -> (usize, usize) {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    (limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX)), open)
+}
+
+/// How many threads may be known with so many open files, of which some are there.
+fn room((limit, open): (usize, usize)) -> usize {
+    (limit.saturating_sub(open + RESERVE) / FILES).clamp(1, MOST)
 }
 
 /// Lets one thread look as long as there are callers, and the next one when a caller keeps it waiting.
@@ -513,6 +554,33 @@ mod tests {
         let served_s = caller.take_served();
         assert!((0.004..1.0).contains(&served_s), "{served_s}");
         assert_eq!(caller.take_served(), 0.0);
+    }
+
+    /// With a limit of 8,000 open files they took all of them, and no move could be undone.
+    #[test]
+    fn files_of_threads_leave_some_to_the_rest_of_the_server() {
+        assert_eq!(room((usize::MAX, 40)), MOST);
+        for (limit, open) in [(8000, 50), (4096, 1200), (1024, 30)] {
+            assert!(open + FILES * room((limit, open)) + RESERVE <= limit);
+        }
+        assert!(room((1024, 30)) > 300);
+        assert_eq!(room((64, 60)), 1);
+    }
+
+    #[test]
+    fn no_file_of_a_thread_is_open_while_moves_are_undone() {
+        let callers = callers("/proc");
+        callers.watch();
+        assert!(callers.of(own_tid()).is_some());
+        callers.close();
+        assert!(known(&callers).is_empty());
+        assert!(callers.of(own_tid()).is_none());
+        callers.known(own_tid(), |_| ());
+        callers.look();
+        assert!(known(&callers).is_empty());
+        // The mount goes on without the plane.
+        callers.unwatch();
+        assert!(callers.of(own_tid()).is_some_and(|caller| caller.watched.time().unwrap().is_none()));
     }
 
     #[test]

@@ -131,6 +131,12 @@ impl VolumePlane {
         self
     }
 
+    /// To be called before everything is undone: that takes open files, and those of the threads that are watched are not needed
+    /// any more.
+    pub fn ends(&self) {
+        self.callers.close();
+    }
+
     /// The snapshot of the window that ends now.
     fn window(&mut self) -> Snapshot {
         let (uses, untold) = self.volume.take_uses();
@@ -176,13 +182,13 @@ impl VolumePlane {
         let mut files: Vec<ObservedFile> =
             readers.into_iter().filter_map(|(ino, readers)| self.file(ino, readers)).collect();
         self.name_files(&uses, &mut files);
+        self.volume.let_go_again(usize::MAX);
         let time = clock_gettime(ClockId::Boottime);
         Snapshot {
             version: placement::snapshot::VERSION,
             time_s: time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9,
             window_s,
             nodes: self.nodes(),
-        self.volume.let_go_again(usize::MAX);
             threads: threads.into_iter().map(|seen| self.actor.complete(seen)).collect(),
             files,
             processes: Vec::new(),
@@ -245,13 +251,13 @@ impl VolumePlane {
 
     /// A file; `None` if it was removed.
     fn file(&self, ino: Ino, readers: Vec<u32>) -> Option<ObservedFile> {
+        let _visit = Volume::visit(&*self.volume, ino);
         let (stat, bytes) = (self.volume.stat(ino).ok()?, self.volume.bytes_by_node(ino).ok()?);
         let held = match (self.volume.is_look(), self.before.len() > 1) {
             (true, _) => Some("the volume is mounted read-only"),
             (_, false) => Some("the volume has one region"),
             _ => None,
         };
-        let _visit = Volume::visit(&*self.volume, ino);
         Some(ObservedFile {
             file: self.id(ino),
             generation: Some(u64::from(stat.generation)),
@@ -343,13 +349,13 @@ impl VolumePlane {
         let Some(ino) = number.and_then(Ino::from_raw) else {
             return Err(refused("not_of_this_volume", format!("file {file} is not on this volume")));
         };
+        let _visit = Volume::visit(&*self.volume, ino);
         let stat = self.volume.stat(ino).map_err(|error| match error {
             fs::Error::NotFound => PlaneError::Gone { what: format!("file {file}") },
             error => refused("unreadable", format!("file {file} cannot be examined: {error}")),
         })?;
         if generation > 0 && generation != u64::from(stat.generation) {
             return Err(PlaneError::Gone { what: format!("file {file}") });
-        let _visit = Volume::visit(&*self.volume, ino);
         }
         if !self.volume.usage().regions.iter().any(|region| region.node == Some(to.0)) {
             return Err(refused("no_region_on_node", format!("the volume has no region on node {to}")));
@@ -365,8 +371,9 @@ const LATEST: usize = 32;
 const ENDING: Duration = Duration::from_millis(5);
 
 impl Drop for VolumePlane {
-    /// Ends the copies: whoever ends the use of the volume next has it for himself.
+    /// Ends the copies: whoever ends the use of the volume next has it for himself. The mount may go on.
     fn drop(&mut self) {
+        self.callers.unwatch();
         loop {
             let running: Vec<JobId> =
                 self.actor.moves().poll().into_iter().filter(|p| p.state == JobState::Running).map(|p| p.job).collect();
