@@ -389,8 +389,19 @@ impl Server {
         Ok(())
     }
 
-    /// Lists a directory from an offset on, in up to `most` bytes.
-    fn list(&self, dir: Ino, (offset, most): (u64, u32), attributes: bool, answer: &mut Answer<'_>) -> Result<()> {
+    /// Lists a directory from an offset on, in up to `most` bytes. What was listed before an error is the answer: it is remembered,
+    /// and the kernel forgets only what it was told. It asks for the rest, and gets the error then.
+    fn list(&self, dir: Ino, place: (u64, u32), attributes: bool, answer: &mut Answer<'_>) -> Result<()> {
+        match self.list_all(dir, place, attributes, answer) {
+            Err(error) if !answer.is_empty() => {
+                tracing::debug!("a listing of inode {} ends early: {error}", dir.raw());
+                Ok(())
+            }
+            listed => listed,
+        }
+    }
+
+    fn list_all(&self, dir: Ino, (offset, most): (u64, u32), attributes: bool, answer: &mut Answer<'_>) -> Result<()> {
         let volume = &self.volume;
         let next = volume.next_cookie(dir)?;
         let place = Place::of(offset, || next);
@@ -431,11 +442,14 @@ impl Server {
             // It is damaged: a name without attributes. What uses it gets the error.
             Err(_) => return Ok(answer.name(most, &name.name, name.named, Some(None))),
         }
-        let listed = answer.name(most, &name.name, name.named, Some(Some(&self.volume.stat(ino)?)));
-        if listed.is_break() {
-            self.volume.forget(ino, 1)?;
+        let stat = self.volume.stat(ino);
+        let listed = stat.map(|stat| answer.name(most, &name.name, name.named, Some(Some(&stat))));
+        if !matches!(listed, Ok(ControlFlow::Continue(()))) {
+            // The kernel is not told of it.
+            let forgotten = self.volume.forget(ino, 1);
+            forgotten.unwrap_or_else(|error| tracing::debug!("the listing forgot inode {}: {error}", ino.raw()));
         }
-        Ok(listed)
+        listed
     }
 
     fn usage(&self, answer: &mut Answer<'_>) {
@@ -512,4 +526,113 @@ fn copy(volume: &Volume, (from, at): (Ino, u64), (to, to_at): (Ino, u64), len: u
         }
         Ok(done)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use fs::medium::{At, Mapped, Medium, RegionFile};
+    use fs::{Layout, NewFile};
+
+    use super::*;
+    use crate::wire::BUFFER;
+
+    /// Memory that cannot be read while it is told so.
+    struct Failing(Mapped, AtomicBool);
+
+    impl Failing {
+        fn check(&self) -> Result<()> {
+            if self.1.load(Ordering::Relaxed) { Err(refused(libc::EIO)) } else { Ok(()) }
+        }
+    }
+
+    impl Medium for Failing {
+        fn regions(&self) -> usize {
+            self.0.regions()
+        }
+        fn len(&self, region: usize) -> u64 {
+            self.0.len(region)
+        }
+        fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+            self.check()?;
+            self.0.read(at, out)
+        }
+        fn write(&self, at: At, data: &[u8]) -> Result<()> {
+            self.0.write(at, data)
+        }
+        fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+            self.0.write_data(at, data)
+        }
+        fn load_u64(&self, at: At) -> Result<u64> {
+            self.check()?;
+            self.0.load_u64(at)
+        }
+        fn store_u64(&self, at: At, word: u64) -> Result<()> {
+            self.0.store_u64(at, word)
+        }
+        fn flush(&self, at: At, len: u64) -> Result<()> {
+            self.0.flush(at, len)
+        }
+        fn fence(&self) -> Result<()> {
+            self.0.fence()
+        }
+    }
+
+    fn server() -> (Arc<Failing>, Server) {
+        let file = File::from(rustix::fs::memfd_create("homenode", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(16 << 20).unwrap();
+        let mapped = Mapped::new(&[RegionFile { file, bind: None }]).unwrap();
+        let medium = Arc::new(Failing(mapped, AtomicBool::new(false)));
+        let layout = Layout {
+            volume: [7; 16],
+            created: 1,
+            nodes: vec![Some(0)],
+            names: Vec::new(),
+            bytes_per_inode: 16384,
+            journals: 2,
+            data_checksums: false,
+            owner: (0, 0),
+        };
+        fs::mkfs(Box::new(Arc::clone(&medium)), &layout).unwrap();
+        let volume = Volume::mount(Box::new(Arc::clone(&medium)), fs::Options::default()).unwrap();
+        (medium, Server::new(Arc::new(volume), &Options::default()))
+    }
+
+    /// The errno and the length of the answer to a listing with attributes from an offset on, without its header.
+    fn list(server: &Server, dir: Ino, offset: u64) -> (Option<i32>, usize) {
+        let (mut bytes, mut out) = ([0; Request::HEADER + 40], vec![0; BUFFER]);
+        bytes[4..8].copy_from_slice(&opcode::READDIRPLUS.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&dir.raw().to_ne_bytes());
+        bytes[Request::HEADER + 8..][..8].copy_from_slice(&offset.to_ne_bytes());
+        bytes[Request::HEADER + 16..][..4].copy_from_slice(&REQUEST.to_ne_bytes());
+        let mut answer = Answer::new(&mut out);
+        let errno = server.answer(&Request::decode(&bytes).unwrap(), &mut answer);
+        (errno, answer.finish(1, 0).len() - wire::OUT_HEADER)
+    }
+
+    /// The kernel was not told of names that were remembered for it, and never forgot them.
+    #[test]
+    fn a_listing_that_fails_midway_tells_what_it_has() {
+        let (medium, server) = server();
+        let make = |parent, name: &[u8]| {
+            let mode = libc::S_IFDIR | 0o755;
+            server.volume.create(parent, name, NewFile { mode, ..NewFile::default() }).unwrap().ino
+        };
+        let parent = make(Ino::ROOT, b"parent");
+        let dir = make(parent, b"dir");
+        make(dir, b"name");
+        let whole = list(&server, dir, 0);
+        assert_eq!(whole, (Some(0), 3 * (128 + 32)));
+        // The parent has to be read again.
+        server.volume.remember(parent).unwrap();
+        server.volume.forget(parent, 1).unwrap();
+        medium.1.store(true, Ordering::Relaxed);
+        assert_eq!(list(&server, dir, 0), (Some(0), 128 + 32), "the directory itself");
+        let behind = Place::of(0, || server.volume.next_cookie(dir).unwrap()).behind(1);
+        assert_eq!(list(&server, dir, behind), (Some(libc::EUCLEAN), 0), "its parent");
+        medium.1.store(false, Ordering::Relaxed);
+        assert_eq!(list(&server, dir, behind), (Some(0), 2 * (128 + 32)));
+    }
 }

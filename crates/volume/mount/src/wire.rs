@@ -290,6 +290,11 @@ impl<'a> Answer<'a> {
         self.len = OUT_HEADER;
     }
 
+    /// Whether it says nothing yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == OUT_HEADER
+    }
+
     /// The answer, whole; or an errno instead of it.
     pub(crate) fn finish(&mut self, unique: u64, errno: i32) -> &[u8] {
         if errno != 0 {
