@@ -16,7 +16,7 @@
 //! **Limits.** Fast cleaning drops only pages that hold nothing but mappings of blocks that are mapped otherwise by now.
 //! Thorough cleaning needs room for the new log beside the old one: a log stays as it is if what is still true of it takes
 //! more blocks than are free, those kept for such operations included. In the background it leaves those alone. An operation that finds
-//! no room may clean a long log, once for each 64th of it that became history.
+//! no room may clean a long log, in steps and once for each 64th of it that became history.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -112,62 +112,119 @@ impl Volume {
     pub(crate) fn with_room<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         loop {
             let made = self.room.made.load(Ordering::Acquire);
-            match work() {
-                Err(Error::NoSpace) if self.make_room(made) => {}
+            let lack = match work() {
+                Err(Error::NoSpace) => 1,
+                Err(Error::Lacks(blocks)) => blocks,
                 done => return done,
+            };
+            if !self.make_room(made, lack) {
+                return Err(Error::NoSpace);
             }
         }
     }
 
-    /// Cleans all logs that would lose a page, those that need least room first. False: there is no more room than when
-    /// cleaning had `made` so many blocks.
-    fn make_room(&self, made: u64) -> bool {
+    /// Cleans all logs that would lose a page, those that need least room first, unless all of them have less than is missing.
+    /// False: there is no more room than when cleaning had `made` so many blocks.
+    fn make_room(&self, made: u64, lack: u64) -> bool {
+        if lack > (0..self.slots.len()).map(|region| self.allocator.usage(region).1).sum() {
+            return false;
+        }
         let _alone = lock(&self.room.making);
         if self.room.made.load(Ordering::Acquire) != made {
             return true; // another thread cleaned meanwhile
         }
-        if !self.room.looked.swap(true, Ordering::AcqRel) {
-            for ino in self.unread_inodes().into_iter().filter(|ino| self.has_long_log(*ino)) {
-                let _ = self.inode(ino); // which lists it; damage shows when the file is used
-            }
-        }
         // A full volume is full at once where none changed.
-        let changed = std::mem::take(&mut *lock(&self.room.changed));
-        let mut shorter = Vec::new();
-        for inode in changed.into_iter().filter_map(|ino| self.inode(ino).ok()) {
+        let mut listed = std::mem::take(&mut *lock(&self.room.changed));
+        if !self.room.looked.swap(true, Ordering::AcqRel) {
+            listed.extend(self.unread_inodes().into_iter().filter(|ino| self.has_long_log(*ino)));
+        }
+        let (mut most, mut known, mut shorter) = (0, Vec::new(), Vec::new());
+        for ino in listed {
+            let Some(inode) = self.known_inode(ino) else {
+                let gives = self.briefly(ino, |inode| (self.would_keep(inode), inode.read().log.pages.len()));
+                if let Some((Some(needs), pages)) = gives {
+                    most += pages.saturating_sub(needs) as u64;
+                    shorter.push((needs, ino));
+                }
+                continue;
+            };
             inode.listed.store(false, Ordering::Release);
-            let mut state = inode.write();
-            let pages = state.log.pages.len();
-            if state.gone || pages < 2 || state.live_slots().div_ceil(SLOTS - 1) >= pages || looked_at(&state) {
-                continue;
-            }
-            self.room.looks.fetch_add(1, Ordering::Relaxed);
-            let needs = pages_of(&state);
-            if needs < pages {
-                drop(state);
-                shorter.push((needs, inode));
-            } else {
-                state.log.looked = 1 + history(&state);
+            let pages = may_lose(&inode.read());
+            if pages > 0 {
+                most += pages as u64;
+                known.push(inode);
             }
         }
+        if most < lack {
+            // Those that were read for this are cleaned nevertheless: nobody remembers them.
+            known.drain(..).for_each(|inode| self.room.changed(&inode, &inode.read()));
+        }
+        shorter.extend(known.into_iter().filter_map(|inode| Some((self.would_keep(&inode)?, inode.ino))));
         shorter.sort_by_key(|(pages, _)| *pages);
-        let mut given = 0;
-        for (needs, inode) in shorter {
-            let mut state = inode.write();
-            if state.gone {
-                continue;
-            }
-            let (had, region) = (state.log.pages.len() as u64, state.log.tail.page.region());
-            let free: u64 = (0..self.slots.len()).map(|region| self.allocator.usage(region).0).sum();
-            if needs as u64 > free || self.clean_log_to(&inode, &mut state, region).is_err() {
-                let _ = self.drop_dead_pages(&inode, &mut state);
-                state.log.looked = 1 + history(&state);
-                self.room.changed(&inode, &state); // perhaps once others gave back theirs
-            }
-            given += had.saturating_sub(state.log.pages.len() as u64);
-        }
+        let shorten = |(needs, ino)| self.briefly(ino, |inode| self.shorten(needs, inode)).unwrap_or(0);
+        let given = shorter.into_iter().map(shorten).sum::<u64>();
         self.room.made.fetch_add(given, Ordering::AcqRel);
         given > 0
+    }
+
+    /// Does something with an inode. Where memory had it not, it is let go again, and on no list until somebody else reads it.
+    /// `None`: it is gone, or damaged, which shows when the file is used.
+    fn briefly<T>(&self, ino: Ino, with: impl FnOnce(&Inode) -> T) -> Option<T> {
+        let known = self.known_inode(ino);
+        let read = known.is_none();
+        let inode = known.map_or_else(|| self.inode(ino), Ok).ok()?;
+        let done = with(&inode);
+        if read {
+            inode.listed.store(false, Ordering::Release);
+            lock(&self.room.changed).remove(&ino);
+            self.let_go(inode);
+        }
+        Some(done)
+    }
+
+    /// Looks whether a log would lose a page by cleaning: the pages that it would have.
+    fn would_keep(&self, inode: &Inode) -> Option<usize> {
+        let mut state = inode.write();
+        if may_lose(&state) == 0 {
+            return None;
+        }
+        self.room.looks.fetch_add(1, Ordering::Relaxed);
+        let needs = pages_of(&state);
+        if needs < state.log.pages.len() {
+            return Some(needs);
+        }
+        state.log.looked = 1 + history(&state);
+        None
+    }
+
+    /// Cleans a log that will have so many pages, a long one in steps: how many blocks it gave back.
+    fn shorten(&self, needs: usize, inode: &Inode) -> u64 {
+        let mut state = inode.write();
+        if state.gone {
+            return 0;
+        }
+        let (had, region) = (state.log.pages.len() as u64, state.log.tail.page.region());
+        let free: u64 = (0..self.slots.len()).map(|region| self.allocator.usage(region).0).sum();
+        let long = state.live_slots() > STEP;
+        let cleaned = if needs as u64 > free {
+            Err(Error::NoSpace)
+        } else if long {
+            drop(state);
+            let pages = self.log_pages(self.regions.nearest(region), Purpose::Freeing);
+            let cleaned = self.in_steps(inode, STEP, pages, &mut || true);
+            state = inode.write();
+            cleaned.map(drop)
+        } else {
+            self.clean_log_to(inode, &mut state, region)
+        };
+        if cleaned.is_err() {
+            let _ = self.drop_dead_pages(inode, &mut state);
+            self.room.changed(inode, &state); // perhaps once others gave back theirs
+        }
+        if cleaned.is_err() || long {
+            state.log.looked = 1 + history(&state);
+        }
+        had.saturating_sub(state.log.pages.len() as u64)
     }
 
     /// How many logs were read for want of room since the mount.
@@ -232,25 +289,45 @@ impl Volume {
     /// Cleans the log of an inode now, so many slots at a time, while others use it. `go_on` is asked before each step. False: it was
     /// stopped, or the log was replaced by another meanwhile.
     pub fn clean_in_steps(&self, ino: Ino, step: usize, mut go_on: impl FnMut() -> bool) -> Result<bool> {
-        let _alone = lock(&self.room.stepping);
         let inode = self.inode(ino)?;
-        let done = self.rewrite(&inode, step, &mut go_on);
+        let regions = self.regions.nearest(inode.read().log.tail.page.region());
+        let done = self.in_steps(&inode, step, self.log_pages(regions, Purpose::Growth), &mut go_on);
         if !matches!(done, Ok(true)) {
             let mut state = inode.write();
-            state.rewriting = None;
             state.log.cleaned = state.log.slots();
         }
         done
     }
 
-    fn rewrite(&self, inode: &Inode, step: usize, go_on: &mut dyn FnMut() -> bool) -> Result<bool> {
+    /// The same, to a new log of these pages.
+    pub(crate) fn in_steps(
+        &self,
+        inode: &Inode,
+        step: usize,
+        pages: Pages<'_, '_>,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<bool> {
+        let _alone = lock(&self.room.stepping);
+        let done = self.rewrite(inode, step, pages, go_on);
+        if !matches!(done, Ok(true)) {
+            inode.write().rewriting = None;
+        }
+        done
+    }
+
+    fn rewrite(
+        &self,
+        inode: &Inode,
+        step: usize,
+        pages: Pages<'_, '_>,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<bool> {
         let mut new = {
             let mut state = inode.write();
             check_live(&state)?;
             state.rewriting = Some(Box::default());
-            let regions = self.regions.nearest(state.log.tail.page.region());
-            let (whose, pages) = ((inode.ino, inode.generation), self.log_pages(regions, Purpose::Growth));
-            let log = Appended::after(&self.allocator, (state.log.sequence, NO_TAIL));
+            let whose = (inode.ino, inode.generation);
+            let log = Appended::after(pages.allocator, (state.log.sequence, NO_TAIL));
             let mut new = Rewrite { whose, pages, log, flushed: Flushed::nothing(), from: state.log.tail };
             state.first_entries().try_for_each(|(entry, time)| new.push(&self.store, &entry, time))?;
             new
@@ -416,10 +493,14 @@ fn history(state: &State) -> usize {
     state.log.slots().saturating_sub(state.live_slots())
 }
 
-/// Whether a log was looked at in vain, and little of it has become history since: not worth a look at each of its entries.
-fn looked_at(state: &State) -> bool {
-    let after = LOOK_AFTER.max(state.live_slots() / LOOK_PART);
-    state.log.looked > 0 && history(state) < state.log.looked + after
+/// Pages that a log could lose at most. None where it was looked at in vain or is new, and little of it has become history since:
+/// that is not worth a look at each of its entries.
+fn may_lose(state: &State) -> usize {
+    let (log, live) = (&state.log, state.live_slots());
+    if state.gone || log.looked > 0 && history(state) < log.looked + LOOK_AFTER.max(live / LOOK_PART) {
+        return 0;
+    }
+    log.pages.len().saturating_sub(live.div_ceil(SLOTS - 1))
 }
 
 /// Pages that the log would have if it was cleaned. Each extent takes one slot.
@@ -437,16 +518,16 @@ fn worth_it(state: &State) -> bool {
 }
 
 /// A new log that is being written while its inode is in use.
-struct Rewrite<'a> {
+struct Rewrite<'a, 'r> {
     whose: (Ino, u32),
-    pages: Pages<'a, 'a>,
+    pages: Pages<'a, 'r>,
     log: Appended<'a>,
     flushed: Flushed,
     /// The old log is in it as far as here, or not needed.
     from: LogPos,
 }
 
-impl<'a> Rewrite<'a> {
+impl Rewrite<'_, '_> {
     fn push(&mut self, store: &Store, entry: &Entry<'_>, time: i64) -> Result<()> {
         self.log.push(store, self.pages, self.whose, (entry, time))
     }

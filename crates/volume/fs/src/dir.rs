@@ -81,7 +81,7 @@ impl Dir {
 
     /// A cookie for a new name.
     pub fn new_cookie(&self) -> Result<u64> {
-        if self.next_cookie > LAST_COOKIE { Err(Error::NoSpace) } else { Ok(self.next_cookie) }
+        if self.next_cookie > LAST_COOKIE { Err(Error::Lacks(u64::MAX)) } else { Ok(self.next_cookie) }
     }
 
     /// Gives no cookie below `least` again.

@@ -36,6 +36,9 @@ pub enum Error {
     /// No block or no inode is free.
     #[error("the volume is full")]
     NoSpace,
+    /// Within the volume: so many blocks are missing. With `u64::MAX` it is something else, of which cleaning logs gives none.
+    #[error("the volume is full")]
+    Lacks(u64),
     /// The inode has as many names as it can have.
     #[error("too many links")]
     TooManyLinks,
@@ -163,7 +166,7 @@ impl Error {
             Self::Invalid(_) | Self::NotAVolume(_) => libc::EINVAL,
             Self::NameTooLong => libc::ENAMETOOLONG,
             Self::TooLarge => libc::EFBIG,
-            Self::NoSpace => libc::ENOSPC,
+            Self::NoSpace | Self::Lacks(_) => libc::ENOSPC,
             Self::TooManyLinks => libc::EMLINK,
             Self::NoAttribute => libc::ENODATA,
             Self::AttributeTooLarge => libc::E2BIG,

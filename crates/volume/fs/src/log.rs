@@ -28,7 +28,7 @@ pub struct Log {
     pub tail: LogPos,
     /// Slots right after it was rewritten; 0 if it was not since the mount.
     pub cleaned: usize,
-    /// Slots that were history when cleaning it for want of room was in vain, and 1; 0 if there was no such time.
+    /// Slots that were history when cleaning it for want of room was in vain, or long, and 1; 0 if there was no such time.
     pub looked: usize,
 }
 

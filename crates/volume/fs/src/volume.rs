@@ -287,7 +287,7 @@ impl Volume {
     /// A free slot in the inode table of the first of `regions` that has one.
     pub(crate) fn take_slot(&self, regions: &[usize]) -> Result<Ino> {
         let take = |&region: &usize| Some(Ino::new(region, sync::lock(self.slots.get(region)?).take()?));
-        regions.iter().find_map(take).ok_or(Error::NoSpace)
+        regions.iter().find_map(take).ok_or(Error::Lacks(u64::MAX))
     }
 
     pub(crate) fn give_slot(&self, ino: Ino) {

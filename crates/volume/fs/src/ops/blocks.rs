@@ -44,7 +44,8 @@ impl Volume {
     /// Fails if there is no room for so many blocks. What asks for too many would otherwise take all there are before it fails, and
     /// others would find none meanwhile. Up to [`MANY`] blocks it is not worth reading the counters of all regions.
     pub(super) fn check_room(&self, blocks: u64) -> Result<()> {
-        if blocks > MANY && blocks > self.allocator.room() { Err(Error::NoSpace) } else { Ok(()) }
+        let lack = if blocks > MANY { blocks.saturating_sub(self.allocator.room()) } else { 0 };
+        if lack > 0 { Err(Error::Lacks(lack)) } else { Ok(()) }
     }
 
     /// Blocks for a range of a file: adjacent ones as far as there are.
@@ -194,7 +195,7 @@ impl Volume {
             let mut draft = Draft { purpose: Purpose::Replacing, ..self.draft(state.size.max(at + len as u64)) };
             let replaced = self.replace(state, ino, (at, part), placement, &mut draft);
             match replaced.and_then(|()| self.finish(draft, locked, self.now(), Purpose::Replacing)) {
-                Err(Error::NoSpace) => {}
+                Err(Error::NoSpace | Error::Lacks(_)) => {}
                 done => return done.map(|()| len),
             }
             let first = at / BLOCK_BYTES;

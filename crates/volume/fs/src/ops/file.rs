@@ -60,7 +60,7 @@ impl Volume {
         self.with_room(|| {
             let written = self.write_locked(&mut Locked::new(&[&inode]), ino, offset, data, placement);
             match written {
-                Err(Error::NoSpace) => self.write_over(&inode, offset, data, placement),
+                Err(Error::NoSpace | Error::Lacks(_)) => self.write_over(&inode, offset, data, placement),
                 done => done,
             }
         })

@@ -176,6 +176,8 @@ fn a_volume_is_full_only_when_no_log_can_give_a_block() {
                 continue;
             };
             let done = match rng.random_range(0..12) {
+                // A create without inodes is no reason to clean logs.
+                0 | 1 if volume.usage().regions.iter().all(|region| region.free_inodes == 0) => continue,
                 0 | 1 => create(&volume, &i.to_string()).map(|ino| files.push((i.to_string(), ino))),
                 2 => volume.unlink(Ino::ROOT, name.as_bytes()).map(|()| drop(files.remove(which))),
                 3 => volume.truncate(ino, rng.random_range(0..20_000)),
@@ -474,4 +476,68 @@ fn a_write_that_finds_no_room_looks_at_no_log_that_has_nothing_to_give() {
         assert!(matches!(volume.append(filler, &[1; 4096]), Err(Error::NoSpace)));
     }
     assert!(volume.looks() - before <= rounds / 16 + 2, "{} of {rounds}", volume.looks() - before);
+}
+
+/// Any user could have the server read every long log into memory for good, and write logs of others anew, by asking for more than
+/// there is, on a volume that was not full.
+#[test]
+fn who_asks_for_too_much_has_no_log_cleaned_and_keeps_none_in_memory() {
+    let (ram, volume) = region(4000);
+    let mine = create(&volume, "mine").unwrap();
+    let names: Vec<String> = (0..20).map(|i| i.to_string()).collect();
+    names.iter().for_each(|name| change_mode(&volume, create(&volume, name).unwrap(), 70));
+    volume.unmount().unwrap();
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    volume.stat(mine).unwrap();
+    let (in_memory, before) = (volume.inodes_in_memory(), used(&volume));
+    let ask = |blocks: u64| assert!(matches!(volume.allocate(mine, 0, blocks * 4096, false), Err(Error::NoSpace)));
+    ask(1 << 30);
+    assert_eq!((volume.inodes_in_memory(), used(&volume), volume.looks()), (in_memory, before, 0));
+    // More than there is room for, and fewer than the region has: what nobody uses is read and cleaned, once.
+    let most = 3900;
+    assert!(most < volume.usage().regions[0].blocks);
+    ask(most);
+    assert_eq!((volume.inodes_in_memory(), used(&volume)), (in_memory, before - 20));
+    let file = volume.resolve(b"3").unwrap();
+    change_mode(&volume, file, 70);
+    let (before, looks) = (used(&volume), volume.looks());
+    ask(most);
+    assert_eq!((used(&volume), volume.looks()), (before, looks), "all logs together have less than is missing");
+    // Nor does it help where no inode is left.
+    while create(&volume, &format!("more {}", used(&volume))).is_ok() {}
+    let inodes: u64 = volume.usage().regions.iter().map(|region| region.free_inodes).sum();
+    assert_eq!((inodes, volume.looks()), (0, looks));
+    // But what is there to win is won where it is enough.
+    let room = volume.usage().regions[0].free_blocks - volume.usage().regions[0].reserved_blocks;
+    volume.allocate(mine, 0, (room + 1) * 4096, false).unwrap();
+    volume.unlink(Ino::ROOT, b"mine").unwrap();
+    use_and_empty(&volume).unwrap();
+}
+
+/// It was written anew in one piece, while others waited for the file, and again after each page of new history.
+#[test]
+fn a_full_volume_cleans_a_long_log_in_steps_and_not_for_each_page() {
+    let (ram, volume) = region(8000);
+    let file = create(&volume, "fragments").unwrap();
+    (0..4000).for_each(|i| volume.allocate(file, i * 8192, 4096, false).unwrap());
+    change_mode(&volume, file, 150);
+    let filler = create(&volume, "filler").unwrap();
+    fill(&volume, filler);
+    let map = volume.map(file).unwrap();
+    let before = used(&volume);
+    volume.clean(file).unwrap();
+    assert_eq!(used(&volume), before, "it is as short as can be");
+    change_mode(&volume, file, 130);
+    fill(&volume, filler);
+    assert_eq!(used(&volume), before);
+    let looks = volume.looks();
+    change_mode(&volume, file, 55);
+    fill(&volume, filler);
+    assert_eq!(volume.looks(), looks, "a page is less than a 64th of it");
+    drop(volume);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    assert!(volume.damage().is_empty());
+    assert_eq!(volume.map(file).unwrap(), map);
+    assert_eq!(volume.stat(file).unwrap().attributes.mode & 0o777, 54);
+    use_and_empty(&volume).unwrap();
 }
