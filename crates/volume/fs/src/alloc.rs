@@ -28,8 +28,10 @@ pub enum Purpose {
     /// What takes the place of something that goes: a write over blocks of a file, other attributes, another name. It may use half
     /// of the reserve, so that no user can take from others what removing files needs.
     Replacing,
-    /// Logs of operations that free something: these may use all of the reserve.
+    /// Logs of operations that free something: these may use all of the reserve but a block.
     Freeing,
+    /// A shorter log in place of one that goes at once: it may use that block, so that cleaning can always begin.
+    Cleaning,
 }
 
 /// The free blocks of a volume.
@@ -72,7 +74,7 @@ impl Allocator {
                 Apart(Mutex::new(FreeMap::new(&own.collect::<Vec<_>>())))
             };
             let parts = (0..parts.max(1) as u64).map(cut).collect();
-            let reserve = (total / 64).clamp(2, 256);
+            let reserve = (total / 64).clamp(4, 256);
             let count = runs.iter().map(|(_, len)| len).sum();
             Region { from, total, part_len, reserve, free: Apart(AtomicU64::new(count)), parts }
         };
@@ -101,8 +103,9 @@ impl Allocator {
         let r = self.regions.get(region)?;
         let reserve = match purpose {
             Purpose::Growth => r.reserve,
-            Purpose::Replacing => r.reserve / 2,
-            Purpose::Freeing => 0,
+            Purpose::Replacing => r.reserve.div_ceil(2),
+            Purpose::Freeing => 1,
+            Purpose::Cleaning => 0,
         };
         let usable = |free: u64| free.saturating_sub(reserve).min(want);
         let promised = r

@@ -210,12 +210,12 @@ impl Volume {
             Err(Error::NoSpace)
         } else if long {
             drop(state);
-            let pages = self.log_pages(self.regions.nearest(region), Purpose::Freeing);
+            let pages = self.log_pages(self.regions.nearest(region), Purpose::Cleaning);
             let cleaned = self.in_steps(inode, STEP, pages, &mut || true);
             state = inode.write();
             cleaned.map(drop)
         } else {
-            self.clean_log_to(inode, &mut state, region)
+            self.clean_log_to(inode, &mut state, (region, Purpose::Cleaning))
         };
         if cleaned.is_err() {
             let _ = self.drop_dead_pages(inode, &mut state);
@@ -246,7 +246,7 @@ impl Volume {
         let mut state = inode.write();
         check_live(&state)?;
         let region = state.log.tail.page.region();
-        self.clean_log_to(&inode, &mut state, region)
+        self.clean_log_to(&inode, &mut state, (region, Purpose::Cleaning))
     }
 
     /// Takes pages that are only history out of the log of an inode, for which there need be no room: how many.
@@ -378,15 +378,20 @@ impl Volume {
         if !worth_it(state) || self.room.leave(inode, state) {
             return;
         }
-        if self.clean_log_to(inode, state, state.log.tail.page.region()).is_err() {
+        if self.clean_log_to(inode, state, (state.log.tail.page.region(), Purpose::Freeing)).is_err() {
             let _ = self.drop_dead_pages(inode, state);
             state.log.cleaned = state.log.slots();
         }
     }
 
     /// Writes what is still true to a new log in a region, if it has room, and switches over to it.
-    pub(crate) fn clean_log_to(&self, inode: &Inode, state: &mut State, region: usize) -> Result<()> {
-        let pages = self.log_pages(self.regions.nearest(region), Purpose::Freeing);
+    pub(crate) fn clean_log_to(
+        &self,
+        inode: &Inode,
+        state: &mut State,
+        (region, purpose): (usize, Purpose),
+    ) -> Result<()> {
+        let pages = self.log_pages(self.regions.nearest(region), purpose);
         let mut new = Appended::after(&self.allocator, (state.log.sequence, NO_TAIL));
         let whose = (inode.ino, inode.generation);
         state.entries().try_for_each(|(entry, time)| new.push(&self.store, pages, whose, (&entry, time)))?;

@@ -148,7 +148,7 @@ fn a_block_that_is_free_is_found_and_has_one_owner() {
             thread::spawn(move || {
                 for _ in 0..3 {
                     let mut fresh = allocator.fresh();
-                    let got = allocator.allocate(&[0], 1, part, Purpose::Freeing, &mut fresh);
+                    let got = allocator.allocate(&[0], 1, part, Purpose::Cleaning, &mut fresh);
                     let (block, _) = got.expect("there are as many blocks as threads");
                     assert!(!owned.lock().unwrap().contains(&block), "a second owner");
                     owned.lock().unwrap().push(block);

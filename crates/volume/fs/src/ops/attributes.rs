@@ -142,8 +142,7 @@ impl Volume {
                 entries.push((ino, Entry::XattrGone(CAPABILITIES)));
             }
             if !entries.is_empty() {
-                // A change that frees space must not fail for want of it.
-                self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Freeing)?;
+                self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Replacing)?;
             }
             Ok(())
         })?;

@@ -143,7 +143,8 @@ impl Volume {
         }
         let mut state = inode.write();
         if state.log.pages.iter().any(|page| self.is_to_move(migration, page.region())) {
-            self.clean_log_to(inode, &mut state, Regions::turn(regions, inode.ino.slot().into(), 0))?;
+            let region = Regions::turn(regions, inode.ino.slot().into(), 0);
+            self.clean_log_to(inode, &mut state, (region, Purpose::Freeing))?;
         }
         Ok(done)
     }

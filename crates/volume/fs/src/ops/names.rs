@@ -467,7 +467,8 @@ impl Volume {
             let time = self.now();
             let mut entries = vec![(parent, Entry::Unlink { ino: child.ino, name })];
             let last = self.drop_name(&child, locked.get(child.ino)?, time, &mut entries);
-            let durable = self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Freeing)?;
+            let purpose = if last { Purpose::Freeing } else { Purpose::Replacing };
+            let durable = self.commit(&mut locked, &entries, time, Flushed::nothing(), purpose)?;
             if last {
                 self.lost_last_name(&child, locked.get_mut(child.ino)?, time, durable)?;
             }

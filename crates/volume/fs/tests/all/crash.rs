@@ -659,7 +659,7 @@ fn not_needed_when_full(op: &Op, sabotage: Sabotage, flushes: u64) -> Option<&'s
     let beyond = path == "/r" && *at >= 8192;
     // The flushes of the other parts, where those use no block that the first one freed.
     let others = match path.as_str() {
-        "/w" if *len == 4 * 4096 && *at > 0 => 7,
+        "/w" if *len == 4 * 4096 && *at > 0 => 4,
         "/q" if *at <= 4000 => 3,
         "/r" if *at < 8192 && *len > 8192 || beyond => 3,
         _ => 0,

@@ -541,3 +541,45 @@ fn a_full_volume_cleans_a_long_log_in_steps_and_not_for_each_page() {
     assert_eq!(volume.stat(file).unwrap().attributes.mode & 0o777, 54);
     use_and_empty(&volume).unwrap();
 }
+
+/// A user could use up all that is kept by removing names of a file that stays, or by writes to set-user-ID files. Then no log could
+/// be cleaned, and nobody could remove or overwrite a file.
+#[test]
+fn what_frees_nothing_at_once_leaves_a_block_for_cleaning() {
+    type Drain = fn(&Volume, Ino, Ino);
+    type Least = fn(u64) -> u64;
+    let drains: [(Drain, Least); 3] = [
+        (|volume, dir, _| volume.unlink(dir, b"n0").unwrap(), |reserve| reserve / 2),
+        (|volume, _, own| _ = volume.drop_privileges(own, true).unwrap(), |reserve| reserve / 2),
+        (|volume, dir, _| volume.unlink(dir, b"own").unwrap(), |_| 1), // its blocks come back later, as it is open
+    ];
+    for (drain, least) in drains {
+        let (_, volume) = region(4000);
+        let reserve = volume.usage().regions[0].reserved_blocks;
+        let other = create(&volume, "other").unwrap();
+        // The page of each log is full.
+        let make = |i| {
+            let new = NewFile { mode: 0o40755, ..NewFile::default() };
+            let dir = volume.create(Ino::ROOT, format!("d{i}").as_bytes(), new).unwrap().ino;
+            let own = volume.create(dir, b"own", NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
+            change_mode(&volume, own, 61);
+            let mode = SetAttributes { mode: Some(0o4755), ..SetAttributes::default() };
+            volume.set_attributes(own, mode).unwrap();
+            volume.open(own).unwrap();
+            (0..61).for_each(|j| _ = volume.link(other, dir, format!("n{j}").as_bytes()).unwrap());
+            (dir, own)
+        };
+        let all: Vec<_> = (0..reserve + 20).map(make).collect();
+        let filler = create(&volume, "filler").unwrap();
+        fill(&volume, filler);
+        let free = || volume.usage().regions[0].free_blocks;
+        let left = all.iter().map(|(dir, own)| {
+            drain(&volume, *dir, *own);
+            free()
+        });
+        let left = left.min().unwrap();
+        assert!((least(reserve)..reserve).contains(&left), "{left} of {reserve}");
+        all.iter().for_each(|(_, own)| volume.close(*own).unwrap());
+        use_and_empty(&volume).unwrap();
+    }
+}
