@@ -50,7 +50,7 @@ const LOOK_AFTER: usize = SLOTS / 4;
 const LOOK_PART: usize = 64;
 
 /// Live slots that an operation, or a step of the thread in the background, writes at most: 0.1 to 0.2 ms.
-const STEP: usize = 1024;
+pub(crate) const STEP: usize = 1024;
 
 /// Where cleaning may give back blocks.
 #[derive(Debug, Default)]
@@ -67,8 +67,6 @@ pub(crate) struct Room {
     making: Mutex<()>,
     /// Held by a write that uses the reserve; taken before the lock of any inode.
     replacing: Mutex<()>,
-    /// Held while a log is cleaned step by step: one at a time.
-    stepping: Mutex<()>,
     left: Mutex<Left>,
     /// Somebody left a log, or the thread is to end.
     left_one: Condvar,
@@ -206,17 +204,16 @@ impl Volume {
         let (had, region) = (state.log.pages.len() as u64, state.log.tail.page.region());
         let free: u64 = (0..self.slots.len()).map(|region| self.allocator.usage(region).0).sum();
         let long = state.live_slots() > STEP;
-        let cleaned = if needs as u64 > free {
-            Err(Error::NoSpace)
-        } else if long {
+        let mut cleaned = if needs as u64 > free { Err(Error::NoSpace) } else { Ok(false) };
+        if long && cleaned.is_ok() {
             drop(state);
             let pages = self.log_pages(self.regions.nearest(region), Purpose::Cleaning);
-            let cleaned = self.in_steps(inode, STEP, pages, &mut || true);
+            cleaned = self.in_steps(inode, STEP, pages, &mut || true);
             state = inode.write();
-            cleaned.map(drop)
-        } else {
-            self.clean_log_to(inode, &mut state, (region, Purpose::Cleaning))
-        };
+        }
+        if matches!(cleaned, Ok(false)) && !state.gone {
+            cleaned = self.clean_log(inode, &mut state, Purpose::Cleaning).map(|()| true);
+        }
         if cleaned.is_err() {
             let _ = self.drop_dead_pages(inode, &mut state);
             self.room.changed(inode, &state); // perhaps once others gave back theirs
@@ -245,8 +242,7 @@ impl Volume {
         let inode = self.inode(ino)?;
         let mut state = inode.write();
         check_live(&state)?;
-        let region = state.log.tail.page.region();
-        self.clean_log_to(&inode, &mut state, (region, Purpose::Cleaning))
+        self.clean_log(&inode, &mut state, Purpose::Cleaning)
     }
 
     /// Takes pages that are only history out of the log of an inode, for which there need be no room: how many.
@@ -287,7 +283,7 @@ impl Volume {
     }
 
     /// Cleans the log of an inode now, so many slots at a time, while others use it. `go_on` is asked before each step. False: it was
-    /// stopped, or the log was replaced by another meanwhile.
+    /// stopped, the log was replaced by another meanwhile, or somebody else is at it.
     pub fn clean_in_steps(&self, ino: Ino, step: usize, mut go_on: impl FnMut() -> bool) -> Result<bool> {
         let inode = self.inode(ino)?;
         let regions = self.regions.nearest(inode.read().log.tail.page.region());
@@ -307,7 +303,7 @@ impl Volume {
         pages: Pages<'_, '_>,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<bool> {
-        let _alone = lock(&self.room.stepping);
+        let Ok(_alone) = inode.stepping.try_lock() else { return Ok(false) };
         let done = self.rewrite(inode, step, pages, go_on);
         if !matches!(done, Ok(true)) {
             inode.write().rewriting = None;
@@ -378,20 +374,15 @@ impl Volume {
         if !worth_it(state) || self.room.leave(inode, state) {
             return;
         }
-        if self.clean_log_to(inode, state, (state.log.tail.page.region(), Purpose::Freeing)).is_err() {
+        if self.clean_log(inode, state, Purpose::Freeing).is_err() {
             let _ = self.drop_dead_pages(inode, state);
             state.log.cleaned = state.log.slots();
         }
     }
 
-    /// Writes what is still true to a new log in a region, if it has room, and switches over to it.
-    pub(crate) fn clean_log_to(
-        &self,
-        inode: &Inode,
-        state: &mut State,
-        (region, purpose): (usize, Purpose),
-    ) -> Result<()> {
-        let pages = self.log_pages(self.regions.nearest(region), purpose);
+    /// Writes what is still true to a new log, and switches over to it.
+    fn clean_log(&self, inode: &Inode, state: &mut State, purpose: Purpose) -> Result<()> {
+        let pages = self.log_pages(self.regions.nearest(state.log.tail.page.region()), purpose);
         let mut new = Appended::after(&self.allocator, (state.log.sequence, NO_TAIL));
         let whose = (inode.ino, inode.generation);
         state.entries().try_for_each(|(entry, time)| new.push(&self.store, pages, whose, (&entry, time)))?;

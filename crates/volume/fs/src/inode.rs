@@ -32,6 +32,8 @@ pub struct Inode {
     pub remembered: AtomicU64,
     /// A migration is under way.
     pub migrating: AtomicBool,
+    /// Held while its log is cleaned step by step.
+    pub stepping: Mutex<()>,
     /// It is among those whose logs changed ([`crate::clean::Room`]).
     pub listed: AtomicBool,
     /// The directory in which it was last made, found or renamed, as a number; 0: none.
@@ -49,6 +51,7 @@ impl Inode {
             opens: AtomicU32::new(0),
             remembered: AtomicU64::new(0),
             migrating: AtomicBool::new(false),
+            stepping: Mutex::new(()),
             listed: AtomicBool::new(false),
             named_in: AtomicU64::new(0),
             state: RwLock::new(state),

@@ -7,12 +7,16 @@
 //! ([`State::apply`] notes that). After three such defeats the run is copied with writers kept out. Each step is a commit
 //! like a write's, so the migration can stop anywhere: cancelled, by a crash, or by a full region.
 //!
+//! At the end the log is written anew there, in steps as when it is cleaned. Without room for all of it there, it stays where it is.
+//!
 //! **Limits.** One migration per file at a time. The inode itself stays: its number says where it is.
 
+use std::iter;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::alloc::{Fresh, Purpose};
+use crate::clean;
 use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Run};
 use crate::format::{BLOCK_BYTES, Ino};
@@ -71,7 +75,7 @@ pub struct Migration {
 }
 
 impl Volume {
-    /// Moves the blocks of a file, and its log, to a node. `go_on` is asked before each step, and while the migration
+    /// Moves the blocks of a file, and its log if there is room, to a node. `go_on` is asked before each step, and while the migration
     /// waits. `rate` limits it to so many bytes a second.
     pub fn migrate_file(
         &self,
@@ -141,10 +145,14 @@ impl Volume {
                 (done.overtaken, defeats) = (done.overtaken + 1, defeats + 1);
             }
         }
-        let mut state = inode.write();
-        if state.log.pages.iter().any(|page| self.is_to_move(migration, page.region())) {
-            let region = Regions::turn(regions, inode.ino.slot().into(), 0);
-            self.clean_log_to(inode, &mut state, (region, Purpose::Freeing))?;
+        let log_moves = inode.read().log.pages.iter().any(|page| self.is_to_move(migration, page.region()));
+        if log_moves {
+            let first = Regions::turn(regions, inode.ino.slot().into(), 0);
+            let regions: Vec<_> = iter::once(first).chain(regions.iter().copied()).collect();
+            match self.in_steps(inode, clean::STEP, self.log_pages(&regions, Purpose::Growth), &mut || true) {
+                Ok(_) | Err(Error::NoSpace) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(done)
     }

@@ -190,3 +190,34 @@ fn a_migration_from_a_node_leaves_what_is_on_others() {
     assert_eq!(volume.migrate(file, from(None), |_| true).unwrap().moved, 28);
     use_and_empty(&volume).unwrap();
 }
+
+/// It took what is kept of the new node, and the rest from the old one, so that the next move wrote it all anew. Without room there
+/// either, a move that was done was an error.
+#[test]
+fn a_log_that_finds_no_room_on_the_new_node_stays_and_the_move_is_done() {
+    let ram = Ram::new(blank(&[200, 200]));
+    crate::format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let file = written(&volume, 10, 0);
+    for i in 0..8 {
+        volume.set_xattr(file, format!("user.{i}").as_bytes(), &[1; 3000], fs::SetXattr::Any).unwrap();
+    }
+    let free = || [0, 1].map(|region| volume.usage().regions[region].free_blocks);
+    let kept = volume.usage().regions[1].reserved_blocks;
+    written(&volume, free()[1] - kept - 12, 1);
+    let before = free();
+    assert_eq!(before[1], kept + 12);
+    assert_eq!(volume.migrate_file(file, 1, None, |_| true).unwrap().moved, 10);
+    assert_eq!(free(), [before[0] + 10, kept + 2], "the log stays as a whole");
+    assert_eq!(volume.migrate_file(file, 1, None, |_| true).unwrap().moved, 0);
+    assert_eq!(free(), [before[0] + 10, kept + 2]);
+    // Nor is there room on the old node.
+    let full = written(&volume, free()[0] - kept, 0);
+    assert_eq!(volume.migrate_file(file, 1, None, |_| true).unwrap().moved, 0);
+    let before = free();
+    volume.punch_hole(full, 0, 20 * 4096).unwrap();
+    volume.truncate(volume.resolve(b"176 on 1").unwrap_or(full), 4096).unwrap();
+    assert_eq!(volume.migrate_file(file, 1, None, |_| true).unwrap().moved, 0);
+    assert!(free()[0] > before[0] + 20, "the log went");
+    use_and_empty(&volume).unwrap();
+}
