@@ -55,31 +55,36 @@ fn open_to(paths: &[PathBuf], change: bool) -> Result<Mapped> {
             )));
         }
     }
-    let mut regions = Vec::new();
+    let (mut at, mut regions) = (Vec::new(), Vec::new());
     for (index, (given, name)) in files.into_iter().zip(names).enumerate() {
         let Some(path) = given.or(name) else {
             return Err(Error::NotAVolume(format!("region {index} has no name: give its path")));
         };
-        let file = region_file(&path, change).and_then(|region| {
-            if change {
-                reserve(&region.file)?;
-            }
-            Ok(region)
-        });
-        regions.push(file.map_err(|e| match e {
-            Error::Io(e) if e.kind() == std::io::ErrorKind::NotFound => Error::NotAVolume(format!(
-                "region {index} is not where it was made, {}: give its path, too",
-                path.display()
-            )),
-            Error::Io(e) if e.kind() == std::io::ErrorKind::StorageFull => {
-                let why =
-                    format!("region {index}, {}, is sparse, and there is no room for all of it: {e}", path.display());
-                Error::Io(std::io::Error::new(e.kind(), why))
-            }
-            e => Error::NotAVolume(format!("region {index}, {}: {e}", path.display())),
-        })?);
+        regions.push(region_file(&path, change).map_err(|e| unfit(index, &path, e))?);
+        at.push(path);
     }
-    Mapped::new(&regions)
+    let mapped = Mapped::new(&regions)?;
+    // A name may lead anywhere. What is no region of the volume stays as it is: the mount says what is wrong with it.
+    let fits = |index| superblock_of(&mapped, index).is_ok_and(|own| (own.volume, own.index) == (layout.volume, index));
+    for (index, (path, region)) in at.iter().zip(&regions).enumerate().filter(|(index, _)| change && fits(*index)) {
+        reserve(&region.file).map_err(|e| unfit(index, path, e.into()))?;
+    }
+    Ok(mapped)
+}
+
+/// Why the volume cannot have a file as its region.
+fn unfit(index: usize, path: &Path, error: Error) -> Error {
+    match error {
+        Error::Io(e) if e.kind() == std::io::ErrorKind::NotFound => Error::NotAVolume(format!(
+            "region {index} is not where it was made, {}: give its path, too",
+            path.display()
+        )),
+        Error::Io(e) if e.kind() == std::io::ErrorKind::StorageFull => {
+            let why = format!("region {index}, {}, is sparse, and there is no room for all of it: {e}", path.display());
+            Error::Io(std::io::Error::new(e.kind(), why))
+        }
+        e => Error::NotAVolume(format!("region {index}, {}: {e}", path.display())),
+    }
 }
 
 /// Makes sure that there is memory, or there are blocks, for all of a file: a store to what is not there would end the process. Devices,

@@ -1,6 +1,7 @@
 //! Real memory: two memfds, and two files found by their names.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -183,6 +184,33 @@ fn names_in_an_image_lead_to_files_only() {
     let refused = fs::open_files(&[one]).unwrap_err().to_string();
     assert!(refused.contains("neither a file nor device DAX"), "{refused}");
     assert!(fs::open_files(&["/dev/null".into()]).is_err());
+}
+
+/// A mount filled any sparse file that an image named, such as /var/log/lastlog, before it saw that it was no region.
+#[test]
+fn only_regions_of_the_volume_get_all_their_blocks() {
+    const LEN: u64 = 1 << 23;
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["one", "two"].map(|name| dir.path().join(name));
+    let sparse = |path| {
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
+        file.set_len(LEN).unwrap();
+        file
+    };
+    let files = paths.each_ref().map(|path| RegionFile { file: sparse(path), bind: None });
+    mkfs_named(&files, &paths);
+    drop(files);
+    let blocks = |path| std::fs::metadata(path).unwrap().blocks() * 512;
+    let open = || fs::open_files(&paths[..1]).unwrap();
+    let region = std::fs::read(&paths[1]).unwrap();
+    drop(sparse(&paths[1]));
+    let error = Volume::mount(Box::new(open()), options(1)).map(drop).unwrap_err();
+    assert!(matches!(&error, Error::NotAVolume(why) if why.contains("region 1")), "{error}");
+    assert!(blocks(&paths[0]) >= LEN && blocks(&paths[1]) < LEN / 2, "{}", blocks(&paths[1]));
+    std::fs::write(&paths[1], &region[..1 << 18]).unwrap();
+    File::options().write(true).open(&paths[1]).unwrap().set_len(LEN).unwrap();
+    Volume::mount(Box::new(open()), options(1)).unwrap();
+    assert!(blocks(&paths[0]) >= LEN && blocks(&paths[1]) >= LEN);
 }
 
 /// A line that cannot be read ended the server of all users.
