@@ -2,6 +2,8 @@
 //!
 //! One datagram to the socket named in `NOTIFY_SOCKET`; a failure does not stop homenode.
 
+use std::ffi::OsStr;
+use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -33,12 +35,33 @@ pub fn stopping() {
 
 fn send(state: &str) {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let address = match name.as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name),
-        None => SocketAddr::from_pathname(&name),
-    };
-    let sent = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &to));
-    if let Err(error) = sent {
+    if let Err(error) = send_to(&name, state) {
         tracing::warn!("cannot tell systemd {state}: {error}");
+    }
+}
+
+/// Does not wait where the queue of the socket is full: its reader may hang, and moves are undone after `STOPPING=1`.
+fn send_to(name: &OsStr, state: &str) -> io::Result<()> {
+    let address = match name.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(name)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    socket.send_to_addr(state.as_bytes(), &address).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A manager that did not read kept moves from being undone.
+    #[test]
+    fn a_manager_that_does_not_read_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let _unread = UnixDatagram::bind(&path).unwrap();
+        let full = (0..100_000).find_map(|_| send_to(path.as_os_str(), "WATCHDOG=1").err()).unwrap();
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
     }
 }
