@@ -4,8 +4,8 @@
 //! it cost that. Each needs the data sheet of the memory, the effect of distance, and the waits of
 //! threads for each other.
 //!
-//! **Approach.** One table of [`figures`], one measure of distance ([`hops`]), and the
-//! [`Profile`]s of emulated memory that are made of them.
+//! **Approach.** One table of [`figures`], one measure of distance ([`hops`]), one solver for the
+//! [`queues`], and the [`Profile`]s of emulated memory that are made of the figures.
 //!
 //! **Limits.** The `auto` policy and the simulator share these equations and figures. So an error
 //! of the model misleads both in the same way, and the regret that a simulation measures is a lower
@@ -13,6 +13,7 @@
 
 pub mod figures;
 mod profile;
+pub mod queues;
 mod shares;
 
 pub use profile::{Cost, Direction, Memory, Profile};

@@ -10,7 +10,6 @@ pub mod regret;
 pub mod reproduce;
 pub mod run;
 pub mod scenario;
-pub mod solve;
 pub mod whatif;
 pub mod workload;
 mod world;

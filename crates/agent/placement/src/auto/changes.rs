@@ -35,11 +35,11 @@ impl Model<'_> {
     /// The seats that may change, those first that lose most to distance, queues and crowds.
     fn worst_off(&self, seating: &Seating, scratch: &Scratch) -> Vec<(usize, Seat)> {
         let seats = seating.seats.iter().enumerate().flat_map(|(t, seats)| seats.iter().map(move |s| (t, *s)));
-        let mut all: Vec<(f64, usize, Seat)> = (seats.zip(&scratch.steady.rate))
+        let mut all: Vec<(f64, usize, Seat)> = (seats.zip(scratch.solver.rates()))
             .filter(|((t, _), _)| !self.teams[*t].held)
             .map(|((t, seat), rate)| {
                 let ideal = 1.0 / (self.teams[t].soft_s + self.teams[t].off_s).max(f64::MIN_POSITIVE);
-                (seat.count as f64 * (ideal - rate), t, seat)
+                (seat.count as f64 * (ideal - rate.ops), t, seat)
             })
             .collect();
         all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -55,8 +55,8 @@ impl Model<'_> {
             let far =
                 |node: usize| -> f64 { reads.iter().map(|(m, share)| share * self.hardware.hops(node, *m)).sum() };
             let full = |node: usize| {
-                let (cpus, others) = scratch.network.cpus[node];
-                (scratch.steady.wanted(node) + others) / cpus.max(1.0)
+                let (cpus, others) = scratch.system.cpus[node];
+                (scratch.solver.wanted(node) + others) / cpus.max(1.0)
             };
             targets.sort_by(|a, b| far(*a).total_cmp(&far(*b)).then(a.cmp(b)));
             targets[MOST_TARGETS / 2..].sort_by(|a, b| full(*a).total_cmp(&full(*b)).then(a.cmp(b)));

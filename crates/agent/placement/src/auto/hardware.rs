@@ -13,6 +13,8 @@
 //! **Limits.** A controller of unknown bandwidth never gets crowded. The model does not tell links
 //! between nodes apart: flows meet only in ports.
 
+use memory_model::queues::Visit;
+use smallvec::SmallVec;
 use topology::{MemoryKind, NodeId, Topology};
 
 use super::Settings;
@@ -47,6 +49,9 @@ pub(super) struct Node {
     /// Free memory, bytes.
     pub free: f64,
 }
+
+/// The visits of one thread, one for each station.
+pub(super) type Visits = SmallVec<[Visit; 8]>;
 
 /// All nodes.
 #[derive(Clone, Debug, PartialEq)]
@@ -141,6 +146,20 @@ impl Hardware {
     /// The number of stations: controllers, then ports.
     pub fn stations(&self) -> usize {
         2 * self.len()
+    }
+
+    /// Adds the visits of the bytes that a thread on `at` reads and writes on `node`.
+    pub fn flow(&self, visits: &mut Visits, at: usize, node: usize, read: f64, written: f64) {
+        let mut visit = |station, work, service| match visits.iter_mut().find(|v| v.station == station) {
+            _ if work <= 0.0 => {}
+            Some(visit) => visit.work += work,
+            None => visits.push(Visit { station, work, service, alone: 0.0 }),
+        };
+        let n = &self.nodes[node];
+        visit(node, read * n.read_work + written * n.write_work, self.service(at, node));
+        let port = (read + written) * self.port_s(at, node);
+        visit(self.len() + at, port, 1.0);
+        visit(self.len() + node, port, 1.0);
     }
 
     /// Subtracts the CPUs that unlisted threads keep busy.

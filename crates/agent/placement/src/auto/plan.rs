@@ -208,7 +208,7 @@ fn reasons(model: &Model, found: &Found, parts: &[Part], scratch: &mut Scratch) 
         let from = Seat { node: model.teams[part.team].node, data: None, count: 1 };
         if model.alone_s(part.team, &part.to, &found.seating) < model.alone_s(part.team, &from, &current) {
             Reason::ReadLocality
-        } else if scratch.steady.stretch[from.node] > 1.0 {
+        } else if scratch.solver.stretch()[from.node] > 1.0 {
             Reason::CpuContention
         } else {
             Reason::ControllerContention
@@ -245,17 +245,17 @@ type Use = (Option<f64>, Option<f64>);
 fn forecast(model: &Model, seating: &Seating, scratch: &mut Scratch) -> (f64, Vec<Use>) {
     model.value(seating, scratch);
     let mut used = vec![0.0; model.hardware.len()];
-    for (cell, rate) in scratch.network.cells.iter().zip(&scratch.steady.rate) {
-        for v in &scratch.network.visits[cell.first..cell.last] {
+    for (class, rate) in scratch.system.classes.iter().zip(scratch.solver.rates()) {
+        for v in &scratch.system.visits[class.visits.clone()] {
             if let Some(used) = used.get_mut(v.station) {
-                *used += cell.threads * rate * v.work * v.service;
+                *used += class.count * rate.ops * v.work * v.service;
             }
         }
     }
     let nodes = (model.hardware.nodes.iter().enumerate())
         .map(|(i, node)| {
             let controller = (node.read_work > 0.0).then_some(used[i]);
-            let cpu = (node.cpus > 0.0).then(|| (scratch.steady.wanted(i) + node.others) / node.cpus);
+            let cpu = (node.cpus > 0.0).then(|| (scratch.solver.wanted(i) + node.others) / node.cpus);
             (controller, cpu)
         })
         .collect();

@@ -5,20 +5,20 @@
 //!
 //! **Approach.** A [`Seating`] gives the number of threads of each team per node and the node of
 //! their data, the node of each shared group, and the node of each process's memory.
-//! [`Model::value`] turns it into a [`Network`] of cells and solves it, which yields bytes/s of all
-//! threads.
+//! [`Model::value`] turns it into a [`System`] of classes and solves it, which yields bytes/s of
+//! all threads.
 //!
 //! **Limits.** The model assumes that the load stays the same for the horizon. It does not foresee that data
 //! which is rewritten follows its writers, nor what sharers of data save in a common cache.
 
 use memory_model::Shares;
+use memory_model::queues::{Class, Detail, Lock, Solver, System};
 use smallvec::SmallVec;
 
 use super::Settings;
 use super::demand::Demands;
-use super::hardware::Hardware;
+use super::hardware::{Hardware, Visits};
 use super::locks::{crossed, own_memory};
-use super::network::{Cell, Lock, Network, Steady, Visits, flow as visit};
 use super::team::Team;
 use crate::Writes;
 
@@ -91,8 +91,9 @@ pub(super) struct Model<'a> {
 /// Reusable buffers of a [`Model`].
 #[derive(Default)]
 pub(super) struct Scratch {
-    pub network: Network,
-    pub steady: Steady,
+    pub system: System,
+    pub solver: Solver,
+    spent: u64,
     /// Sharing threads by process and node.
     sharers: Vec<Vec<f64>>,
 }
@@ -100,7 +101,7 @@ pub(super) struct Scratch {
 impl Scratch {
     /// Work done so far, in visits of a solver pass.
     pub fn spent(&self) -> u64 {
-        self.steady.passes
+        self.spent
     }
 }
 
@@ -126,7 +127,7 @@ pub(super) fn fit(
         let model = Model::new(hardware, demands, teams, &now, 0.0);
         model.value(&current, scratch);
         for (t, team) in teams.iter_mut().enumerate() {
-            let (on_s, waiting_s) = scratch.steady.spent(&scratch.network, t);
+            let (on_s, waiting_s) = scratch.solver.spent(&scratch.system, t);
             team.soft_s = (team.soft_s + team.seen_on_s - on_s).max(LEAST_SOFTWARE * team.seen_on_s);
             team.off_s = (team.seen_off_s - waiting_s).max(0.0);
         }
@@ -159,14 +160,15 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The value of this seating. The solution stays in `scratch`, with cells in the order of teams
-    /// and their seats.
+    /// The value of this seating. The solution stays in `scratch`, with classes in the order of
+    /// teams and their seats.
     pub fn value(&self, seating: &Seating, scratch: &mut Scratch) -> Worth {
         self.build(seating, scratch);
-        scratch.steady.solve(&scratch.network);
-        let Scratch { network, steady, .. } = scratch;
-        let mut rate: f64 = network.cells.iter().zip(&steady.rate).map(|(c, r)| c.threads * r).sum();
-        for (node, stretch) in self.hardware.nodes.iter().zip(&steady.stretch) {
+        let Scratch { system, solver, spent, .. } = scratch;
+        let passes = solver.solve(system);
+        *spent += (passes * (1 + system.classes.len() + system.visits.len())) as u64;
+        let mut rate: f64 = system.classes.iter().zip(solver.rates()).map(|(c, r)| c.count * r.ops).sum();
+        for (node, stretch) in self.hardware.nodes.iter().zip(solver.stretch()) {
             rate -= self.cpu_worth * node.others * (1.0 - 1.0 / stretch);
         }
         let cost = self.cost(seating);
@@ -174,35 +176,26 @@ impl<'a> Model<'a> {
     }
 
     fn build(&self, seating: &Seating, scratch: &mut Scratch) {
-        let Scratch { network, sharers, .. } = scratch;
-        network.stations = self.hardware.stations() + self.demands.programs.len();
+        let Scratch { system, sharers, .. } = scratch;
+        system.detail = Detail::Coarse;
+        system.stations = self.hardware.stations() + self.demands.programs.len();
         self.sharers(seating, sharers);
-        network.cpus.clear();
-        network.cpus.extend(self.hardware.nodes.iter().map(|n| (n.cpus, n.others)));
-        network.time_slicing = self.settings.time_slicing;
-        network.cells.clear();
-        network.visits.clear();
+        system.cpus.clear();
+        system.cpus.extend(self.hardware.nodes.iter().map(|n| (n.cpus, n.others)));
+        system.slicing = self.settings.time_slicing;
+        system.classes.clear();
+        system.visits.clear();
         let mut visits = Visits::default();
         for (t, team) in self.teams.iter().enumerate() {
             for seat in &seating.seats[t] {
                 let lock = self.lock(team, seat.node, sharers);
-                let (software_s, memory_s) = self.cell(team, seat, seating, &mut visits);
+                let (software_s, memory_s) = self.demand(team, seat, seating, &mut visits);
                 let (own_s, away_s) = if team.served { (0.0, memory_s) } else { (memory_s, 0.0) };
                 let on_s = software_s + own_s + lock.map_or(0.0, |l| l.hold_s);
-                let first = network.visits.len();
-                network.visits.extend(visits.drain(..));
-                let last = network.visits.len();
-                let threads = seat.count as f64;
-                network.cells.push(Cell {
-                    threads,
-                    node: seat.node,
-                    on_s,
-                    off_s: team.off_s,
-                    away_s,
-                    first,
-                    last,
-                    lock,
-                });
+                let first = system.visits.len();
+                system.visits.extend(visits.drain(..));
+                let (count, visits) = (seat.count as f64, first..system.visits.len());
+                system.classes.push(Class { count, node: seat.node, on_s, off_s: team.off_s, away_s, visits, lock });
             }
         }
     }
@@ -226,6 +219,7 @@ impl<'a> Model<'a> {
         (team.shares && lock_s > 0.0).then(|| Lock {
             station: self.hardware.stations() + team.process,
             hold_s: lock_s * crossed(self.hardware, self.settings, &sharers[team.process], node),
+            media: false,
         })
     }
 
@@ -235,8 +229,8 @@ impl<'a> Model<'a> {
         seating.groups[group].map_or_else(stays, |node| Shares::from_slice(&[(node, 1.0)]))
     }
 
-    /// Seconds of software and of memory per byte of a cell, alone, and time per byte by station.
-    fn cell(&self, team: &Team, seat: &Seat, seating: &Seating, visits: &mut Visits) -> (f64, f64) {
+    /// Seconds of software and of memory per byte of a class, alone, and time per byte by station.
+    fn demand(&self, team: &Team, seat: &Seat, seating: &Seating, visits: &mut Visits) -> (f64, f64) {
         let hardware = self.hardware;
         let program = &self.demands.programs[team.process];
         let here = hardware.nodes[seat.node].home;
@@ -244,7 +238,7 @@ impl<'a> Model<'a> {
         let mut memory_s = 0.0;
         let mut flow = |node: usize, read: f64, written: f64| {
             memory_s += read * hardware.read_s(seat.node, node) + written * hardware.write_s(seat.node, node);
-            visit(visits, hardware, seat.node, node, read, written);
+            hardware.flow(visits, seat.node, node, read, written);
         };
         // The share of private data that is not rewritten by the end of the horizon: the lasting state counts.
         let old = (-team.renewed * self.settings.horizon_s).exp();
@@ -286,18 +280,18 @@ impl<'a> Model<'a> {
 
     /// Seconds per byte of one thread of a team, alone: software and memory.
     pub fn alone_s(&self, team: usize, seat: &Seat, seating: &Seating) -> f64 {
-        let (software_s, memory_s) = self.cell(&self.teams[team], seat, seating, &mut Visits::default());
+        let (software_s, memory_s) = self.demand(&self.teams[team], seat, seating, &mut Visits::default());
         software_s + memory_s
     }
 
     /// Remote reads / all reads, of all teams, at the rates of the solution in `scratch`.
     pub fn remote_share(&self, seating: &Seating, scratch: &Scratch) -> f64 {
         let (mut all, mut remote) = (0.0, 0.0);
-        let mut cells = scratch.network.cells.iter().zip(&scratch.steady.rate);
+        let mut classes = scratch.system.classes.iter().zip(scratch.solver.rates());
         for (team, seats) in self.teams.iter().zip(&seating.seats) {
             for seat in seats {
-                let Some((cell, rate)) = cells.next() else { return 0.0 };
-                let weight = cell.threads * rate;
+                let Some((class, rate)) = classes.next() else { return 0.0 };
+                let weight = class.count * rate.ops;
                 let mut read = |node: usize, share: f64| {
                     all += weight * share;
                     remote += if node == seat.node { 0.0 } else { weight * share };

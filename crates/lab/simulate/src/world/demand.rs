@@ -2,13 +2,13 @@
 //!
 //! Stations are, in this order: one controller per node, one interconnect port per node, one lock per job.
 
+use memory_model::queues::{Class, Detail, Lock, System, Visit};
 use smallvec::SmallVec;
 
 use super::flows::{Flow, Flows};
 use super::{Copied, World, total};
 use crate::filesystem::{FileSystem, Layout};
 use crate::machine::Memory;
-use crate::solve::{Class, Serial, System, Visit};
 
 /// Threads and flows of the current network's classes.
 #[derive(Clone, Debug, Default)]
@@ -67,13 +67,13 @@ impl Builder {
     fn clear(&mut self) {
         (self.on_s, self.media_s) = (0.0, 0.0);
         for visit in self.visits.drain(..) {
-            self.of_station[visit.station as usize] = None;
+            self.of_station[visit.station] = None;
         }
         self.written.clear();
     }
 
     fn visit(&mut self, visit: Visit, written: f64) {
-        match self.of_station[visit.station as usize] {
+        match self.of_station[visit.station] {
             Some(at) => {
                 let before = &mut self.visits[at as usize];
                 before.work += visit.work;
@@ -81,7 +81,7 @@ impl Builder {
                 self.written[at as usize] += written;
             }
             None => {
-                self.of_station[visit.station as usize] = Some(self.visits.len() as u32);
+                self.of_station[visit.station] = Some(self.visits.len() as u32);
                 self.visits.push(visit);
                 self.written.push(written);
             }
@@ -92,7 +92,7 @@ impl Builder {
     fn media(&mut self, node: usize, memory: &Memory, load: f64, (work, media_s): (f64, f64), written: f64) {
         self.media_s += media_s;
         let alone = (work * load * memory.modules).min(media_s).max(work * load);
-        self.visit(Visit { station: node as u32, work, service: load, alone }, written);
+        self.visit(Visit { station: node, work, service: load, alone }, written);
     }
 }
 
@@ -118,7 +118,8 @@ impl World {
         let mut written = std::mem::take(&mut self.written);
         written.clear();
         system.cpus.clear();
-        system.cpus.extend(self.machine.nodes().iter().map(|node| node.cpus));
+        system.detail = Detail::Fine;
+        system.cpus.extend(self.machine.nodes().iter().map(|node| (node.cpus, 0.0)));
         system.stations = 2 * n + self.jobs.len();
         system.slicing = self.machine.constants().time_slicing;
 
@@ -208,11 +209,11 @@ impl World {
             .collect();
         for (station, node) in self.machine.nodes().iter().enumerate().filter(|(_, node)| node.memory.crowding > 0.0) {
             let (mut threads, mut demand, mut writes, mut there, mut cycle) = (0.0, 0.0, 0.0, 0.0, 0.0);
-            let at = |v: &Visit| v.station as usize == station;
+            let at = |v: &Visit| v.station == station;
             for class in &system.classes {
                 let Some(v) = class.visits.clone().find(|v| at(&system.visits[*v])) else { continue };
                 // A thread without a CPU writes nothing.
-                let count = class.count * (system.cpus[class.node] / running[class.node]).min(1.0);
+                let count = class.count * (system.cpus[class.node].0 / running[class.node]).min(1.0);
                 let visit = &system.visits[v];
                 threads += count;
                 demand += count * visit.work * visit.service;
@@ -234,8 +235,8 @@ impl World {
                 let longer = (visit.work * visit.service - visit.alone).max(0.0);
                 visit.alone += longer;
                 class.on_s += longer;
-                if let Some(serial) = class.serial.as_mut().filter(|s| s.media) {
-                    serial.hold_s += longer;
+                if let Some(lock) = class.lock.as_mut().filter(|l| l.media) {
+                    lock.hold_s += longer;
                 }
             }
         }
@@ -314,14 +315,15 @@ impl World {
         };
         let own = self.own_memory(thread.pid, at);
         b.on_s += op.cpu_s * (1.0 + c.own_memory * (c.dram_remote_latency - 1.0) * own) + serial_s - op.serial_s;
-        let serial = (op.serial_s > 0.0).then(|| Serial {
-            lock: (2 * n + thread.job) as u32,
+        let lock = (op.serial_s > 0.0).then(|| Lock {
+            station: 2 * n + thread.job,
             hold_s: serial_s + if op.serial_media { b.media_s } else { 0.0 },
             media: op.serial_media,
         });
         let first = visits.len();
         visits.extend_from_slice(&b.visits);
-        Class { count: 1.0, node: at, on_s: b.on_s + b.media_s, off_s: op.off_s, visits: first..visits.len(), serial }
+        let (on_s, visits) = (b.on_s + b.media_s, first..visits.len());
+        Class { count: 1.0, node: at, on_s, off_s: op.off_s, visits, lock, ..Class::default() }
     }
 
     fn read(&self, b: &mut Builder, at: usize, node: usize, bytes: f64, fs: FileSystem) {
@@ -350,7 +352,7 @@ impl World {
             let n = self.machine.nodes().len();
             let work = bytes * hops.max(1.0) / self.machine.port_bw();
             for port in [n + at, n + node] {
-                b.visit(Visit { station: port as u32, work, service: 1.0, alone: work }, 0.0);
+                b.visit(Visit { station: port, work, service: 1.0, alone: work }, 0.0);
             }
         }
     }
@@ -403,7 +405,7 @@ impl World {
         let on_s = (CHUNK * alone).max(b.media_s);
         let first = visits.len();
         visits.extend_from_slice(&b.visits);
-        Class { count: 1.0, node: at, on_s, off_s: 0.0, visits: first..visits.len(), serial: None }
+        Class { count: 1.0, node: at, on_s, visits: first..visits.len(), ..Class::default() }
     }
 
     /// The node with CPUs that is nearest to a node.

@@ -4,7 +4,7 @@
 //! copies proceed and threads end.
 //!
 //! **Approach.** The state advances in steps: [`demand`] turns it into a network of classes,
-//! [`solve`](crate::solve) finds the rates, and [`advance`] applies them to threads and files
+//! [`memory_model::queues`] finds the rates, and [`advance`] applies them to threads and files
 //! until the next step or event. The network is solved again only after a change, or when more
 //! than a few thousandths of a file have moved. [`kernel`] does what Linux does by itself,
 //! [`observe`] makes homenode's snapshot, and [`moves`] carries out homenode's moves.
@@ -25,6 +25,7 @@ mod recorded;
 use std::collections::BTreeMap;
 
 use engine::JobId;
+use memory_model::queues::{Solver, System};
 pub(crate) use memory_model::{Shares, add, total};
 use rand::SeedableRng;
 use rand::rngs::ChaCha12Rng;
@@ -32,7 +33,6 @@ use smallvec::SmallVec;
 use topology::CpuSet;
 
 use crate::machine::Machine;
-use crate::solve::{Solver, System};
 use crate::workload::{FileSet, Job, Place};
 
 use flows::FlowSums;

@@ -1,7 +1,8 @@
 //! A world in the state of a recorded machine, and the rates of its threads.
 
+use memory_model::queues::Rate;
+
 use super::{Shares, World};
-use crate::solve::Rate;
 
 impl World {
     /// Puts a thread where it was seen; `own_affinity`: bound there, and not by homenode.
