@@ -450,9 +450,11 @@ mod tests {
 
     #[test]
     fn sleeping_threads_leave_the_cpu_to_others() {
-        for detail in BOTH {
+        // Asleep, or while another process makes the accesses.
+        for (detail, off_s) in BOTH.iter().flat_map(|d| [(*d, 1.0), (*d, 0.0)]) {
             let mut system = one(detail, 4.0, 1.0, 0.0);
-            (system.cpus, system.classes[0].off_s) = (vec![(4.0, 0.0)], 1.0);
+            system.cpus = vec![(4.0, 0.0)];
+            (system.classes[0].off_s, system.classes[0].away_s) = (off_s, 1.0 - off_s);
             let mut solver = Solver::default();
             solver.solve(&system);
             assert!((solver.rates()[0].ops - 0.5).abs() < 1e-6 && (solver.stretch()[0] - 1.0).abs() < 1e-9);
