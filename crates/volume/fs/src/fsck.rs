@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::checkpoint::Checkpoint;
-use crate::error::{Damage, Error, Result};
+use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::BLOCK;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK_BYTES, Block, Ino};
@@ -87,9 +87,9 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
 }
 
 impl Report {
-    /// Whether [`repair`] has something to do: it cannot mend file data.
+    /// Whether [`repair`] has something to do: it cannot mend file data, nor memory.
     pub fn is_repairable(&self) -> bool {
-        let mends = |d: &Damage| !matches!(d, Damage::Data { .. });
+        let mends = |d: &Damage| !matches!(d, Damage::Data { .. } | Damage::Inode { what: UNREADABLE, .. });
         !self.clean || !self.orphans.is_empty() || self.damage.iter().any(mends)
     }
 }

@@ -3,8 +3,8 @@
 //! **Problem.** After damage to one log nobody knows what a file held, or what a directory named; the rest of the volume is whole.
 //!
 //! **Approach.** What is whole stays as it is. Whole inodes that only something damaged can have named get a name in `lost+found`; names
-//! that stand for nothing go; a damaged inode with a name becomes an empty file or directory. The last comes last: as long as a
-//! directory or a journal is damaged, neither a mount nor a later repair takes the inodes without a name for orphans. So a repair can stop
+//! that stand for nothing, or for an inode whose line cannot be read, go; another damaged inode with a
+//! name becomes an empty file or directory. The last comes last: as long as a directory or a journal is damaged, neither a mount nor a later repair takes the inodes without a name for orphans. So a repair can stop
 //! anywhere. It uses no journal, as all may be damaged: each of its commits is of one inode.
 //!
 //! **Limits.** Of two inodes that say that they own a block one loses all it has, as nobody can tell which one wrote the block; but a
@@ -16,7 +16,7 @@ use crate::alloc::{Allocator, Purpose};
 use crate::checkpoint::Checkpoint;
 use crate::commit::finish_journal;
 use crate::dir::{FIRST_COOKIE, Named};
-use crate::error::{Damage, Error, Result};
+use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::entry::{Attributes, Entry, Kind};
 use crate::format::{Ino, get_u64, inode as line};
 use crate::inode::{Inode, State};
@@ -68,6 +68,10 @@ pub fn repair(store: Store) -> Result<Repaired> {
     }
     let mut inodes = scan::inodes(&store, &Vec::new(), &|_, _| true)?;
     let (tree, blocks) = settle(&store, &mut inodes, names_lost);
+    // There is no other place for it.
+    if let Some(damage @ Damage::Inode { what: UNREADABLE, .. }) = tree.astray.get(&Ino::ROOT) {
+        return Err(damage.clone().into());
+    }
     let (empty, gone) = sort_out(&tree);
 
     // From here on no checkpoint is right, and logs of which the blocks go to others are never read again.

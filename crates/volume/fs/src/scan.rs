@@ -149,6 +149,13 @@ pub struct Known {
     unwritten: Box<[u32]>,
 }
 
+impl Found {
+    /// Its line cannot be read: nobody knows whether it is in use, and a store there could end the process.
+    fn is_unreadable(&self) -> bool {
+        matches!(self.state, Err(Error::Damaged(Damage::Inode { what: UNREADABLE, .. })))
+    }
+}
+
 impl Known {
     fn new(state: State) -> Option<Self> {
         let pages = state.log.pages.iter().map(|page| (*page, 1));
@@ -199,7 +206,11 @@ pub fn journals(store: &Store) -> Result<(Journals, Vec<Damage>)> {
         let known = |records: &Vec<journal::Record>| records.iter().all(|r| superblock.inode_at(r.ino).is_some());
         match journal::decode(at, block.as_slice()) {
             Ok(records) if records.is_empty() => {}
-            Ok(records) if known(&records) => found.push((at, records)),
+            Ok(mut records) if known(&records) => {
+                // A store to a line that cannot be read could end the process, and what is there is lost in any case.
+                records.retain(|record| store.read_inode(record.ino).is_ok());
+                found.push((at, records));
+            }
             Ok(_) => {
                 let what = "a record names an inode that the volume does not have";
                 damage.push(Damage::Journal { block: at, what });
@@ -266,9 +277,9 @@ fn read_table(
 ) -> Result<()> {
     for first in (from..to).step_by(inode::PER_BLOCK as usize) {
         let Some((at, _)) = store.superblock().inode_at(Ino::new(region, first.max(1) as u32)) else { continue };
-        let mut block = match store.read_block(at) {
+        let (mut block, unreadable) = match store.read_block(at) {
             Err(Error::Io(_)) => readable_lines(store, at)?,
-            block => block?,
+            block => (block?, 0),
         };
         for (slot, line) in (first..to).zip(block.chunks_exact_mut(LINE)).filter(|(slot, _)| *slot != 0) {
             let ino = Ino::new(region, slot as u32);
@@ -284,6 +295,8 @@ fn read_table(
                     found.push((ino, Found { generation, state }));
                 }
                 Err(what) => {
+                    let is_unreadable = unreadable >> (slot % inode::PER_BLOCK) & 1 == 1;
+                    let what = if is_unreadable { UNREADABLE } else { what };
                     let generation = crate::format::get_u32(line, 0);
                     found.push((ino, Found { generation, state: Err(Damage::Inode { ino, what }.into()) }));
                 }
@@ -293,16 +306,19 @@ fn read_table(
     Ok(())
 }
 
-/// What of a block of an inode table can be read. A line that cannot is one that fails its checks.
-fn readable_lines(store: &Store, at: Block) -> Result<Box<[u8; BLOCK]>> {
-    let mut block = Box::new([0; BLOCK]);
-    for (line, offset) in block.chunks_exact_mut(LINE).zip((0..).step_by(LINE)) {
-        match store.read(at, offset, line) {
-            Err(Error::Io(_)) => line.fill(0xff),
+/// What of a block of an inode table can be read, and a bit for each line that cannot; such a line fails its checks.
+fn readable_lines(store: &Store, at: Block) -> Result<(Box<[u8; BLOCK]>, u64)> {
+    let (mut block, mut unreadable) = (Box::new([0; BLOCK]), 0);
+    for (i, line) in block.chunks_exact_mut(LINE).enumerate() {
+        match store.read(at, (i * LINE) as u64, line) {
+            Err(Error::Io(_)) => {
+                line.fill(0xff);
+                unreadable |= 1 << i;
+            }
             read => read?,
         }
     }
-    Ok(block)
+    Ok((block, unreadable))
 }
 
 /// Reads one inode, as a mount does that found a checkpoint.
@@ -338,7 +354,7 @@ fn replay(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos) -> Resul
 pub struct Tree {
     /// Everything that cannot be true.
     pub damage: Vec<Damage>,
-    /// Inodes that no directory names.
+    /// Inodes that no directory names, but for those whose lines cannot be read.
     pub orphans: Vec<Ino>,
     /// Why no name that stands for one of these inodes can be followed.
     pub astray: BTreeMap<Ino, Damage>,
@@ -364,7 +380,7 @@ pub struct BadName {
     pub name: Box<[u8]>,
     /// What it should stand for.
     pub named: Named,
-    /// That is in use, and damaged.
+    /// That is in use, and damaged, but its line can be read.
     pub damaged: bool,
 }
 
@@ -440,7 +456,8 @@ impl Tree {
                     Ok(()) => {}
                     Err(what) => {
                         self.names_lost |= what != LOST_FILE;
-                        let damaged = found.get(&named.ino).is_some_and(|target| target.state.is_err());
+                        let is_damaged = |target: &Found| target.state.is_err() && !target.is_unreadable();
+                        let damaged = found.get(&named.ino).is_some_and(is_damaged);
                         self.bad.push(BadName { dir: ino, name: name.into(), named, damaged });
                         let damage = Damage::Name { ino, name: String::from_utf8_lossy(name).into_owned(), what };
                         self.astray.entry(named.ino).or_insert_with(|| damage.clone());
@@ -464,7 +481,8 @@ impl Tree {
                 }
             }
         }
-        self.orphans = found.keys().filter(|ino| !self.names.contains_key(ino)).copied().collect();
+        let is_orphan = |(ino, found): &(&Ino, &Found)| !self.names.contains_key(ino) && !found.is_unreadable();
+        self.orphans = found.iter().filter(is_orphan).map(|(ino, _)| *ino).collect();
     }
 }
 

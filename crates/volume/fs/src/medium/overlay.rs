@@ -3,45 +3,42 @@
 //! **Problem.** After a crash a volume must be recovered before it can be read, and recovery stores. A look must change nothing: the
 //! volume may be a backup, a snapshot or evidence, and its memory may be read-only.
 //!
-//! **Approach.** What is stored goes to pages in this process's memory, which lie over those of the medium. The medium sees reads only.
+//! **Approach.** What is stored goes to lines in this process's memory, which lie over those of the medium. The medium sees reads only.
 //!
-//! **Limits.** Nothing that is stored is durable, or seen by anybody else. Each page that is stored to takes 4096 bytes.
+//! **Limits.** Nothing that is stored is durable, or seen by anybody else. A read of what lies in memory that has failed
+//! fails, whatever was stored over it.
 
-use std::collections::hash_map::Entry;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use rustc_hash::FxHashMap;
-
 use super::{At, Medium};
 use crate::error::Result;
-use crate::format::{BLOCK, BLOCK_BYTES};
+use crate::format::LINE;
 
-type Pages = FxHashMap<(usize, u64), Box<[u8; BLOCK]>>;
+const LINE_BYTES: u64 = LINE as u64;
+
+/// By region, and number in it.
+type Lines = BTreeMap<(usize, u64), [u8; LINE]>;
 
 /// Stores to it stay in this process.
 pub struct Overlay<M> {
     below: M,
-    pages: RwLock<Pages>,
-    /// Whether there are pages, so that a clean volume is read as fast as without this.
+    lines: RwLock<Lines>,
+    /// Whether there are lines, so that a clean volume is read as fast as without this.
     any: AtomicBool,
 }
 
 impl<M: Medium> Overlay<M> {
     /// Nothing was stored yet.
     pub fn new(below: M) -> Self {
-        Self { below, pages: RwLock::default(), any: AtomicBool::new(false) }
+        Self { below, lines: RwLock::default(), any: AtomicBool::new(false) }
     }
 
     fn check(&self, at: At, len: usize) -> Result<()> {
         at.within(len, self.below.len(at.region)).map(drop)
     }
-}
-
-/// The part of a page that `len` bytes at `at` begin with: the page, the place in it, and how many bytes.
-fn part(at: At, len: usize) -> ((usize, u64), usize, usize) {
-    let within = (at.offset % BLOCK_BYTES) as usize;
-    ((at.region, at.offset / BLOCK_BYTES), within, len.min(BLOCK - within))
 }
 
 impl<M: Medium> Medium for Overlay<M> {
@@ -57,40 +54,41 @@ impl<M: Medium> Medium for Overlay<M> {
         if !self.any.load(Ordering::Acquire) {
             return self.below.read(at, out);
         }
-        self.check(at, out.len())?;
-        let pages = self.pages.read().unwrap_or_else(PoisonError::into_inner);
-        let (mut at, mut out) = (at, out);
-        while !out.is_empty() {
-            let (page, within, len) = part(at, out.len());
-            let (now, rest) = out.split_at_mut(len);
-            match pages.get(&page).and_then(|page| page.get(within..within + len)) {
-                Some(stored) => now.copy_from_slice(stored),
-                None => self.below.read(at, now)?,
+        let lines = self.lines.read().unwrap_or_else(PoisonError::into_inner);
+        self.below.read(at, out)?;
+        let end = at.offset + out.len() as u64;
+        let over = (at.region, at.offset / LINE_BYTES)..(at.region, end.div_ceil(LINE_BYTES));
+        for ((_, line), stored) in lines.range(over) {
+            let begin = line * LINE_BYTES;
+            let (from, to) = (begin.max(at.offset), end.min(begin + LINE_BYTES));
+            let place = out.get_mut((from - at.offset) as usize..(to - at.offset) as usize);
+            let stored = stored.get((from - begin) as usize..(to - begin) as usize);
+            if let (Some(place), Some(stored)) = (place, stored) {
+                place.copy_from_slice(stored);
             }
-            (at, out) = (at.plus(len as u64), rest);
         }
         Ok(())
     }
 
     fn write(&self, at: At, data: &[u8]) -> Result<()> {
         self.check(at, data.len())?;
-        let mut pages = self.pages.write().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.lines.write().unwrap_or_else(PoisonError::into_inner);
         let (mut at, mut data) = (at, data);
         while !data.is_empty() {
-            let (page, within, len) = part(at, data.len());
-            let (now, rest) = data.split_at(len);
-            let stored = match pages.entry(page) {
+            let within = (at.offset % LINE_BYTES) as usize;
+            let (now, rest) = data.split_at(data.len().min(LINE - within));
+            let stored = match lines.entry((at.region, at.offset / LINE_BYTES)) {
                 Entry::Occupied(stored) => stored.into_mut(),
                 Entry::Vacant(none) => {
-                    let mut copy = Box::new([0; BLOCK]);
-                    self.below.read(At { offset: page.1 * BLOCK_BYTES, ..at }, copy.as_mut_slice())?;
+                    let mut copy = [0; LINE];
+                    self.below.read(At { offset: at.offset - within as u64, ..at }, &mut copy)?;
                     none.insert(copy)
                 }
             };
-            if let Some(stored) = stored.get_mut(within..within + len) {
+            if let Some(stored) = stored.get_mut(within..within + now.len()) {
                 stored.copy_from_slice(now);
             }
-            (at, data) = (at.plus(len as u64), rest);
+            (at, data) = (at.plus(now.len() as u64), rest);
         }
         self.any.store(true, Ordering::Release);
         Ok(())

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use fs::format::journal::{RECORDS, Record, commit_word, encode};
+use fs::format::word::Field;
 use fs::medium::{At, Medium};
 use fs::{Damage, Error, Ino, NewFile, Result, Volume};
 
@@ -163,4 +165,100 @@ fn a_state_that_cannot_be_read_is_damage() {
     assert!(matches!(refused, Err(Error::Damaged(Damage::State))), "{refused:?}");
     Volume::look(Box::new(holed.clone()), options(1)).unwrap().lookup(Ino::ROOT, b"kept").unwrap();
     assert!(fs::fsck::check(Box::new(holed)).unwrap().damage.contains(&Damage::State));
+}
+
+/// After a crash a free inode that could not be read was an orphan: mount and repair stored to its line, and a look to its page.
+#[test]
+fn an_inode_without_a_name_that_cannot_be_read_is_left_alone() {
+    let holed = Holed::new();
+    let volume = holed.mount().unwrap();
+    let gone = create(&volume, "a").unwrap();
+    let kept = create(&volume, "kept").unwrap();
+    // An orphan, in the same block or that of the other region.
+    volume.create_unnamed(Ino::ROOT, NewFile { mode: 0o644, ..NewFile::default() }).unwrap();
+    volume.unlink(Ino::ROOT, b"a").unwrap();
+    drop(volume);
+    holed.fail_inode(gone);
+    let look = || Volume::look(Box::new(holed.clone()), options(1)).unwrap();
+    assert_eq!(look().lookup(Ino::ROOT, b"kept").unwrap().ino, kept);
+    let left = [Damage::Inode { ino: gone, what: "cannot be read" }];
+    let check = || fs::fsck::check(Box::new(holed.clone())).unwrap();
+    assert_eq!((&check().damage[..], check().orphans.len()), (&left[..], 1));
+    let volume = holed.mount().unwrap();
+    assert_eq!(volume.damage(), [], "nothing that has a name is damaged, so there is room");
+    for name in ["c", "d", "e"] {
+        let new = create(&volume, name).unwrap();
+        assert_ne!(new, gone);
+        volume.write(new, 0, b"new").unwrap();
+    }
+    drop(volume);
+    fs::fsck::repair(Arc::new(holed.clone())).unwrap();
+    let report = check();
+    assert_eq!((&report.damage[..], report.clean, report.is_repairable()), (&left[..], true, false));
+    holed.mount().unwrap().unmount().unwrap();
+    assert_eq!(check(), report);
+}
+
+/// A repair stored to the line.
+#[test]
+fn a_repair_removes_the_name_of_an_inode_that_cannot_be_read() {
+    for directory in [false, true] {
+        let holed = Holed::new();
+        let volume = holed.mount().unwrap();
+        let mode = if directory { libc::S_IFDIR | 0o755 } else { 0o644 };
+        let lost = volume.create(Ino::ROOT, b"lost", NewFile { mode, ..NewFile::default() }).unwrap().ino;
+        let inner = directory.then(|| volume.create(lost, b"inner", NewFile::default()).unwrap().ino);
+        drop(volume);
+        holed.fail_inode(lost);
+        let done = fs::fsck::repair(Arc::new(holed.clone())).unwrap();
+        let found = usize::from(directory);
+        assert_eq!(done, fs::fsck::Repaired { found, emptied: 0, removed: 1 });
+        let report = fs::fsck::check(Box::new(holed.clone())).unwrap();
+        assert_eq!(report.damage, [Damage::Inode { ino: lost, what: "cannot be read" }]);
+        let volume = holed.mount().unwrap();
+        assert!(matches!(volume.lookup(Ino::ROOT, b"lost"), Err(Error::NotFound)));
+        if let Some(inner) = inner {
+            volume.resolve(format!("/lost+found/#{inner}").as_bytes()).unwrap();
+        }
+    }
+    let holed = Holed::new();
+    holed.fail_inode(Ino::ROOT);
+    let refused = fs::fsck::repair(Arc::new(holed));
+    assert!(matches!(refused, Err(Error::Damaged(Damage::Inode { ino: Ino::ROOT, .. }))), "{refused:?}");
+}
+
+/// Recovery, also that of a look and of a repair, stored to the line that a record of a journal names.
+#[test]
+fn a_journal_that_names_an_inode_that_cannot_be_read_is_finished_without_it() {
+    let holed = Holed::new();
+    let volume = holed.mount().unwrap();
+    let lost = create(&volume, "lost").unwrap();
+    let tail = |ino: Ino| {
+        let (block, line) = fs::superblock_of(&holed.ram, ino.region()).unwrap().inode_at(ino).unwrap();
+        let at = At { region: ino.region(), offset: block.index() * 4096 + line + 16 };
+        (at, holed.ram.load_u64(at).unwrap())
+    };
+    let before = tail(Ino::ROOT).1;
+    volume.link(lost, Ino::ROOT, b"second").unwrap();
+    let records = [Ino::ROOT, lost].map(|ino| Record { ino, field: Field::Tail, word: tail(ino).1 });
+    drop(volume);
+    // As a crash leaves it right after the commit.
+    holed.ram.store_u64(tail(Ino::ROOT).0, before).unwrap();
+    let journal = fs::superblock_of(&holed.ram, 0).unwrap().journals_of(0).next().unwrap();
+    let (at, bytes) = (At { region: 0, offset: journal.index() * 4096 }, encode(&records));
+    holed.ram.write(at.plus(RECORDS as u64), &bytes).unwrap();
+    holed.ram.store_u64(at, commit_word(journal, records.len(), &bytes)).unwrap();
+    holed.fail_inode(lost);
+    let image = holed.ram.image();
+    let again = || Holed { ram: Ram::new(image.clone()), bad: Arc::clone(&holed.bad) };
+    let check = |volume: &Volume| {
+        for name in [b"lost".as_slice(), b"second"] {
+            let found = volume.lookup(Ino::ROOT, name);
+            assert!(matches!(found, Err(Error::Damaged(_))), "{found:?}");
+        }
+    };
+    check(&Volume::look(Box::new(again()), options(1)).unwrap());
+    check(&again().mount().unwrap());
+    let done = fs::fsck::repair(Arc::new(again())).unwrap();
+    assert_eq!(done, fs::fsck::Repaired { found: 0, emptied: 0, removed: 2 });
 }
