@@ -14,6 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::alloc::Allocator;
 use crate::checkpoint::{self, Checkpoint};
@@ -154,7 +155,8 @@ impl Volume {
     }
 
     /// Ends the use of a volume, and writes down what the next mount need not find out, as far as there is room. Dropping
-    /// it instead is like a crash: nothing is lost, but the next mount reads all logs. So it does where this one found damage.
+    /// it instead is like a crash: nothing is lost, but the next mount reads all logs. So it does where
+    /// this one found damage, or removed the name of something damaged, which leaves an orphan.
     pub fn unmount(self) -> Result<()> {
         if self.store.is_frozen() {
             return Ok(());
@@ -167,7 +169,8 @@ impl Volume {
         }
         let checkpoint = self.checkpoint();
         let blocks = checkpoint.places();
-        let (durable, state) = match blocks.first().filter(|_| blocks.len() == checkpoint.blocks()) {
+        let write = blocks.len() == checkpoint.blocks() && !self.orphaned.load(Ordering::Acquire);
+        let (durable, state) = match blocks.first().filter(|_| write) {
             None => (Flushed::nothing().fence(&self.store)?, Use::Clean),
             Some(first) => {
                 let dirty = checkpoint.write(&self.store, &blocks, self.now() as u64)?;

@@ -83,6 +83,8 @@ pub struct Volume {
     locks: Locks,
     random: AtomicU64,
     damage: Vec<Damage>,
+    /// The name of something damaged was removed: the next mount has orphans to free.
+    pub(crate) orphaned: AtomicBool,
     /// Damaged inodes that a kernel knows, and what it takes them for.
     pub(crate) stubs: Mutex<FxHashMap<Ino, Kind>>,
 }
@@ -149,6 +151,7 @@ impl Volume {
                 found.damaged,
             ),
             damage: found.damage,
+            orphaned: AtomicBool::default(),
             stubs: Mutex::default(),
             store,
             allocator,

@@ -485,6 +485,7 @@ impl Volume {
         }
         let entry = (dir.ino, Entry::Unlink { ino: named.ino, name });
         self.commit(&mut locked, &[entry], self.now(), Flushed::nothing(), Purpose::Freeing)?;
+        self.orphaned.store(true, Ordering::Release);
         Ok(true)
     }
 

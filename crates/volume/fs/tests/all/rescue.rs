@@ -528,3 +528,31 @@ fn a_repair_survives_a_crash_at_every_fence() {
     println!("{all} crash states of repairs");
     assert!(some.is_empty(), "{failed} failures:\n{}", some.join("\n"));
 }
+
+/// An unmount wrote a checkpoint without the blocks of what had been removed: they never came back.
+#[test]
+fn what_a_removed_damaged_file_or_directory_held_is_free_at_the_next_mount() {
+    let free = |volume: &Volume| volume.usage().regions.iter().map(|region| region.free_blocks).sum::<u64>();
+    for (path, dir, name, held) in [("/junk/j", "/junk", "j", 3), ("/junk/sub", "/junk", "sub", 4)] {
+        let ram = example();
+        let volume = mount(&ram).unwrap();
+        let (damaged, parent) = (ino(&volume, path), ino(&volume, dir));
+        volume.unmount().unwrap();
+        damage(&ram, damaged);
+        let volume = mount(&ram).unwrap();
+        assert_eq!(volume.damage(), []);
+        let before = free(&volume);
+        match name {
+            "sub" => volume.rmdir(parent, name.as_bytes()).unwrap(),
+            _ => volume.unlink(parent, name.as_bytes()).unwrap(),
+        }
+        volume.unmount().unwrap();
+        for _ in 0..2 {
+            let volume = mount(&ram).unwrap();
+            assert_eq!(volume.damage(), []);
+            assert_eq!(free(&volume), before + held, "{path}: its log and data, and those below it");
+            volume.unmount().unwrap();
+            assert_eq!(report(&ram), (true, vec![], 0));
+        }
+    }
+}
