@@ -238,8 +238,13 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
         }
         free.iter_mut().for_each(Vec::clear);
         for damage in &all {
-            if let Damage::Inode { ino, .. } | Damage::Block { ino, .. } = damage {
-                damaged.entry(*ino).or_insert_with(|| damage.clone());
+            match damage {
+                // No more than that it is not freed with the last of these names.
+                Damage::Inode { what: scan::FEWER_NAMES, .. } => {}
+                Damage::Inode { ino, .. } | Damage::Block { ino, .. } => {
+                    damaged.entry(*ino).or_insert_with(|| damage.clone());
+                }
+                _ => {}
             }
         }
     }

@@ -387,6 +387,9 @@ pub struct BadName {
 /// What is wrong with the name of a file that is damaged.
 pub const LOST_FILE: &str = "stands for a file that is damaged";
 
+/// What is wrong with a file that something damaged may name, too: it can be used.
+pub const FEWER_NAMES: &str = "it has fewer names than it says";
+
 /// Walks from the root: finds the orphans, checks names against inodes, and tells directories their parents.
 pub fn walk(found: &mut Inodes) -> Tree {
     let mut tree = Tree::default();
@@ -477,7 +480,8 @@ impl Tree {
                 self.links.push((*ino, *seen));
                 // Those that have lost a name get one again.
                 if !lost.contains(ino) {
-                    self.damage.push(Damage::Inode { ino: *ino, what: "its number of names is wrong" });
+                    let what = if *seen < state.links { FEWER_NAMES } else { "it has more names than it says" };
+                    self.damage.push(Damage::Inode { ino: *ino, what });
                 }
             }
         }

@@ -556,3 +556,23 @@ fn what_a_removed_damaged_file_or_directory_held_is_free_at_the_next_mount() {
         }
     }
 }
+
+/// A file with a second name in a damaged directory was refused by its first one, too.
+#[test]
+fn a_file_that_a_damaged_directory_names_too_can_be_used() {
+    let ram = example();
+    let junk = ino(&look(&ram), "/junk");
+    damage(&ram, junk);
+    let volume = mount(&ram).unwrap();
+    let both = ino(&volume, "/both");
+    let fewer = Damage::Inode { ino: both, what: "it has fewer names than it says" };
+    assert!(volume.damage().contains(&fewer), "{:?}", volume.damage());
+    assert_eq!(read(&volume, "/both").unwrap(), [4; 5000]);
+    // The directory may name it still.
+    volume.unlink(Ino::ROOT, b"both").unwrap();
+    volume.unmount().unwrap();
+    fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+    assert_eq!(report(&ram), (true, vec![], 0));
+    let found = read(&mount(&ram).unwrap(), &format!("/lost+found/#{both}"));
+    assert_eq!(found.unwrap(), [4; 5000]);
+}
