@@ -147,7 +147,7 @@ pub enum Damage {
     #[error("the checkpoint {0}")]
     Checkpoint(&'static str),
     /// A block of file data.
-    #[error("data in block {block}: the checksum is wrong")]
+    #[error("data in block {block}: the checksum is wrong, or it cannot be read")]
     Data {
         /// The block.
         block: Block,

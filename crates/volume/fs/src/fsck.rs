@@ -89,7 +89,10 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
 impl Report {
     /// Whether [`repair`] has something to do: it cannot mend file data, nor memory.
     pub fn is_repairable(&self) -> bool {
-        let mends = |d: &Damage| !matches!(d, Damage::Data { .. } | Damage::Inode { what: UNREADABLE, .. });
+        let memory = |d: &Damage| {
+            matches!(d, Damage::Superblock { what: UNREADABLE, .. } | Damage::Inode { what: UNREADABLE, .. })
+        };
+        let mends = |d: &Damage| !matches!(d, Damage::Data { .. }) && !memory(d);
         !self.clean || !self.orphans.is_empty() || self.damage.iter().any(mends)
     }
 }
@@ -100,16 +103,21 @@ impl Report {
 pub fn repair(medium: Arc<dyn Medium>) -> Result<Repaired> {
     mount::check_features(&mount::superblock_of(&*medium, 0)?)?;
     for region in 0..medium.regions() {
-        let mut copies = [[0; BLOCK]; COPIES.len()];
-        for (copy, block) in COPIES.into_iter().zip(&mut copies) {
-            medium.read(At { region, offset: copy * BLOCK_BYTES }, block)?;
+        let mut copies = Vec::new();
+        for copy in COPIES {
+            let (at, mut block) = (At { region, offset: copy * BLOCK_BYTES }, [0; BLOCK]);
+            match medium.read(at, &mut block) {
+                // Nor can it be stored to.
+                Err(Error::Io(_)) => {}
+                read => read.map(|()| copies.push((at, block)))?,
+            }
         }
         // As it is: it may have bits that only a later version knows.
-        let Some(good) = copies.iter().find(|block| Superblock::decode(block).is_ok()) else { continue };
-        for (copy, block) in COPIES.into_iter().zip(&copies) {
-            if Superblock::decode(block).is_err() {
-                let at = At { region, offset: copy * BLOCK_BYTES };
-                medium.write(at, good)?;
+        let good = copies.iter().map(|(_, block)| *block).find(|block| Superblock::decode(block).is_ok());
+        let Some(good) = good else { continue };
+        for (at, block) in copies {
+            if Superblock::decode(&block).is_err() {
+                medium.write(at, &good)?;
                 medium.flush(at, BLOCK_BYTES)?;
                 medium.fence()?;
             }
@@ -144,8 +152,11 @@ fn copies(medium: &dyn Medium) -> Result<Vec<Damage>> {
     for region in 0..medium.regions() {
         for copy in COPIES {
             let mut block = [0; BLOCK];
-            medium.read(At { region, offset: copy * BLOCK_BYTES }, &mut block)?;
-            if let Err(what) = Superblock::decode(&block) {
+            let decoded = match medium.read(At { region, offset: copy * BLOCK_BYTES }, &mut block) {
+                Err(Error::Io(_)) => Err(UNREADABLE),
+                read => read.map(|()| Superblock::decode(&block))?,
+            };
+            if let Err(what) = decoded {
                 damage.push(Damage::Superblock { region, what });
             }
         }

@@ -520,6 +520,7 @@ pub fn data(store: &Store, found: &Inodes, orphans: &[Ino]) -> Result<Vec<Damage
     {
         match store.read_data(block, 0, &mut contents) {
             Err(Error::Damaged(found)) => damage.push(found),
+            Err(Error::Io(_)) => damage.push(Damage::Data { block }),
             done => done?,
         }
     }

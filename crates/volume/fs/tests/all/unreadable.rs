@@ -8,7 +8,7 @@ use fs::medium::{At, Medium};
 use fs::{Damage, Error, Ino, NewFile, Result, Volume};
 
 use crate::medium::{Ram, blank};
-use crate::{format, options};
+use crate::{format_with, options};
 
 /// Memory of which some lines fail. A store to one ends a process that has it mapped: here it is an error that no test expects.
 #[derive(Clone)]
@@ -19,8 +19,12 @@ struct Holed {
 
 impl Holed {
     fn new() -> Self {
+        Self::with(false)
+    }
+
+    fn with(data_checksums: bool) -> Self {
         let ram = Ram::new(blank(&[400, 400]));
-        format(Box::new(ram.clone()), 1);
+        format_with(Box::new(ram.clone()), 1, data_checksums);
         Self { ram, bad: Arc::default() }
     }
 
@@ -261,4 +265,25 @@ fn a_journal_that_names_an_inode_that_cannot_be_read_is_finished_without_it() {
     check(&again().mount().unwrap());
     let done = fs::fsck::repair(Arc::new(again())).unwrap();
     assert_eq!(done, fs::fsck::Repaired { found: 0, emptied: 0, removed: 2 });
+}
+
+/// It was an error of the whole check, and of a repair.
+#[test]
+fn a_check_goes_past_a_superblock_and_data_that_cannot_be_read() {
+    let holed = Holed::with(true);
+    let volume = holed.mount().unwrap();
+    let file = create(&volume, "file").unwrap();
+    volume.write(file, 0, &[1; 9000]).unwrap();
+    let block = volume.map(file).unwrap()[0].block;
+    volume.unmount().unwrap();
+    holed.fail(1, 4096);
+    holed.fail(block.region(), block.index() * 4096 + 100);
+    let check = || fs::fsck::check(Box::new(holed.clone())).unwrap();
+    let all = [Damage::Superblock { region: 1, what: "cannot be read" }, Damage::Data { block }];
+    assert_eq!((&check().damage[..], check().is_repairable()), (&all[..], false));
+    // The other copy, too.
+    holed.ram.write(At { region: 0, offset: 5 }, &[0]).unwrap();
+    assert_eq!(check().damage.len(), 3);
+    fs::fsck::repair(Arc::new(holed.clone())).unwrap();
+    assert_eq!(check().damage, all);
 }
