@@ -233,9 +233,6 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
     all.extend(tree.damage.into_iter().chain(owners));
     let mut damaged = tree.astray;
     if changed && !all.is_empty() {
-        if let Some(damage) = damaged.remove(&Ino::ROOT) {
-            return Err(damage.into());
-        }
         free.iter_mut().for_each(Vec::clear);
         for damage in &all {
             match damage {
@@ -246,6 +243,9 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
                 }
                 _ => {}
             }
+        }
+        if let Some(damage) = damaged.remove(&Ino::ROOT) {
+            return Err(damage.into());
         }
     }
     // Nothing else may get the number that a name stands for.

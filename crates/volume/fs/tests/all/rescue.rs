@@ -576,3 +576,17 @@ fn a_file_that_a_damaged_directory_names_too_can_be_used() {
     let found = read(&mount(&ram).unwrap(), &format!("/lost+found/#{both}"));
     assert_eq!(found.unwrap(), [4; 5000]);
 }
+
+/// The volume was mounted, and each use of its root refused.
+#[test]
+fn a_root_that_shares_a_block_is_not_mounted_for_changes() {
+    let ram = example();
+    let data = ino(&look(&ram), "/important/data");
+    second_owner(&ram, data, data, Some(Ino::ROOT));
+    is_damaged(mount(&ram).map(drop));
+    assert_eq!(read(&look(&ram), "/junk/j").unwrap(), [2; 5000]);
+    let done = fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+    assert_eq!(done, Repaired { found: 0, emptied: 1, removed: 0 }, "the page is the root's");
+    assert_eq!(report(&ram), (true, vec![], 0));
+    assert_eq!(read(&mount(&ram).unwrap(), "/junk/j").unwrap(), [2; 5000]);
+}
