@@ -387,6 +387,9 @@ pub struct BadName {
 /// What is wrong with the name of a file that is damaged.
 pub const LOST_FILE: &str = "stands for a file that is damaged";
 
+/// What is wrong with a name that says what its inode does not say.
+pub const OTHER_KIND: &str = "stands for an inode of another kind";
+
 /// What is wrong with a file that something damaged may name, too: it can be used.
 pub const FEWER_NAMES: &str = "it has fewer names than it says";
 
@@ -502,7 +505,7 @@ fn check_name(found: &Inodes, ino: Ino, kind: Kind, seen: u32) -> std::result::R
         return Err(if kind == Kind::Directory { "stands for a directory that is damaged" } else { LOST_FILE });
     };
     if state.kind != kind {
-        return Err("stands for an inode of another kind");
+        return Err(OTHER_KIND);
     }
     if kind == Kind::Directory && seen > 1 {
         return Err("is the second one of a directory");

@@ -14,6 +14,7 @@ use crate::inode::{Inode, State};
 use crate::log::{self, NO_TAIL};
 use crate::ops::Stat;
 use crate::placement::Regions;
+use crate::scan;
 use crate::store::{Durable, Flushed};
 use crate::sync::lock;
 use crate::volume::{Locked, Volume};
@@ -544,7 +545,15 @@ impl Volume {
     pub(crate) fn named_inode(&self, dir: &Inode, name: &[u8]) -> Result<Option<(Named, Result<Arc<Inode>>)>> {
         let names = dir.read();
         let named = names_of(&names)?.get(name);
-        Ok(named.map(|named| (named, self.inode(named.ino))))
+        Ok(named.map(|named| {
+            // Recovery sees it, a mount from a checkpoint does not.
+            let other = || {
+                let name = String::from_utf8_lossy(name).into_owned();
+                Error::from(Damage::Name { ino: dir.ino, name, what: scan::OTHER_KIND })
+            };
+            let inode = self.inode(named.ino);
+            (named, inode.and_then(|inode| if inode.kind == named.kind { Ok(inode) } else { Err(other()) }))
+        }))
     }
 }
 

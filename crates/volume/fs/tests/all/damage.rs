@@ -591,3 +591,31 @@ fn a_damaged_free_inode_is_passed_over_and_repaired() {
     fs::fsck::repair(Arc::new(ram.clone())).unwrap();
     assert_eq!(fs::fsck::check(Box::new(ram)).unwrap().damage, []);
 }
+
+/// After a clean unmount, removing a name that says "file" freed the directory that it stood for.
+#[test]
+fn a_name_of_another_kind_is_damage_also_after_an_unmount() {
+    let ram = Ram::new(blank(&REGIONS));
+    crate::format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let s = String::from;
+    let ops = [Op::Mkdir(s("/e")), Op::Mkdir(s("/d")), Op::Create(s("/d/l")), Op::Create(s("/e/kept"))];
+    ops.iter().for_each(|op| op.on_volume(&volume).unwrap());
+    let (d, e) = (volume.resolve(b"d").unwrap(), volume.resolve(b"e").unwrap());
+    volume.unmount().unwrap();
+    let mut image = ram.image();
+    let (region, at) = line_of(&image, d, 2);
+    assert_eq!(image[region][at + 4], 6, "a name");
+    image[region][at + 16..][..8].copy_from_slice(&e.raw().to_le_bytes());
+    reseal(&mut image);
+    let ram = Ram::new(image.clone());
+    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let found = volume.lookup(d, b"l");
+    assert!(matches!(found, Err(fs::Error::Damaged(fs::Damage::Name { ino, .. })) if ino == d), "{found:?}");
+    volume.unlink(d, b"l").unwrap();
+    volume.resolve(b"e/kept").unwrap();
+    volume.unmount().unwrap();
+    let volume = crate::mount_whole(Box::new(ram), options(1)).unwrap();
+    volume.resolve(b"e/kept").unwrap();
+    examine(image, true);
+}
