@@ -4,8 +4,9 @@
 //!
 //! **Approach.** What is whole stays as it is. Whole inodes that only something damaged can have named get a name in `lost+found`; names
 //! that stand for nothing, or for an inode whose line cannot be read, go; another damaged inode with a
-//! name becomes an empty file or directory. The last comes last: as long as a directory or a journal is damaged, neither a mount nor a later repair takes the inodes without a name for orphans. So a repair can stop
-//! anywhere. It uses no journal, as all may be damaged: each of its commits is of one inode.
+//! name becomes an empty file or directory. The last comes last: as long as a directory or a journal is
+//! damaged, neither a mount nor a later repair takes the inodes without a name for orphans. So a repair
+//! can stop anywhere. It uses no journal, as all may be damaged: each of its commits is of one inode.
 //!
 //! **Limits.** Of two inodes that say that they own a block one loses all it has, as nobody can tell which one wrote the block; but a
 //! page of a log shows whose it is. File data is not looked at.
