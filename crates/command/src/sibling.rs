@@ -30,7 +30,7 @@ fn failed(program: &str, path: &std::path::Path, error: &io::Error) -> Failure {
     let failure = Failure::from_error(Exit::Unsupported, format!("cannot start {}", path.display()), error);
     match error.kind() {
         io::ErrorKind::NotFound => {
-            failure.exiting(Exit::Unsupported).hint(format!("this command is in the package {program}: install it"))
+            failure.exiting(Exit::Unsupported).hint(format!("put {program} beside homenode, as `make install` does"))
         }
         _ => failure,
     }

@@ -70,6 +70,8 @@ Examples:
 
 /// Exit code of mount(8) for incorrect use.
 pub const HELPER_USAGE: u8 = 1;
+/// Exit code of fsck(8) for a check that could not be made, or told.
+pub const FSCK_FAILED: u8 = 8;
 /// Exit code of fsck(8) for incorrect use.
 pub const FSCK_USAGE: u8 = 16;
 

@@ -608,7 +608,7 @@ fn a_sibling_program_is_started_from_beside_and_never_from_the_path() {
     let (code, out, err) = alone.ends(&["simulate", "some.toml"]);
     assert_eq!((code, out.as_str()), (3, ""));
     assert!(err.starts_with("homenode: cannot start ") && err.contains("/homenode-lab: "), "{err}");
-    assert!(err.contains("(ENOENT)\n  hint: this command is in the package homenode-lab: install it\n"), "{err}");
+    assert!(err.contains("(ENOENT)\n  hint: put homenode-lab beside homenode, as `make install` does\n"), "{err}");
     alone.script("homenode-lab", "echo \"$@\"; exit 7");
     let (code, out, err) = alone.ends(&["--json", "simulate", "some.toml", "--seed", "3"]);
     assert_eq!((code, out.as_str(), err.as_str()), (7, "--json simulate some.toml --seed 3\n", ""));

@@ -21,7 +21,7 @@ use command::machine;
 use command::output::units::{count, size};
 use command::output::{self, progress};
 use command::signals::Stop;
-use command::volume_args::{FsckArgs, MkfsArgs, VolumeArgs};
+use command::volume_args::{FSCK_FAILED, FsckArgs, MkfsArgs, VolumeArgs};
 
 const BYTES_PER_INODE: u64 = 16384;
 /// Smallest `--size`. What is below it was probably meant to have a unit.
@@ -201,17 +201,15 @@ fn open_region(path: &Path, size: Option<u64>, created: &mut Created) -> Result<
 /// Checks a volume. Exit codes as fsck(8) has them: 0 fine, 1 repaired, 4 damaged, 8 not checked, 32 stopped; 16, wrong
 /// usage, comes from `main`. 2, which asks for a restart, has no case.
 pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
+    check(global, args).map_err(|failure| failure.exiting(Exit::Command(FSCK_FAILED)))
+}
+
+fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     // Without --repair it only looks.
     let opened = if args.repair { map(&args.volume) } else { map_to_look(&args.volume) };
-    let medium = match opened {
-        Ok(medium) => medium,
-        Err(failure) => {
-            failure.report(global.json);
-            return Ok(Exit::Command(8));
-        }
-    };
+    let medium = opened?;
     let stop = Stop::on_signals()?;
-    let check = || {
+    let look = || {
         let bar = progress::bar(global.json, 0, "checking {wide_bar} {percent} %  {eta} left");
         let watch = |done, all| {
             bar.set_length(all);
@@ -222,7 +220,7 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
         bar.finish_and_clear();
         report
     };
-    let before = check();
+    let before = look();
     let mut repaired = None;
     let mut failed = None;
     if args.repair && !stop.requested() && before.as_ref().map_or(true, ::fs::fsck::Report::is_repairable) {
@@ -233,11 +231,11 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     }
     // What was mended is said, too.
     let mended = before.as_ref().map_or_else(|_| Vec::new(), |report| report.damage.clone());
-    let report = match if repaired.is_some() { check() } else { before } {
+    let report = match if repaired.is_some() { look() } else { before } {
         Ok(report) => report,
         Err(e) => {
-            let code = if matches!(e, Error::Interrupted) { 32 } else { 8 };
-            failure("fsck", e).report(global.json);
+            let code = if matches!(e, Error::Interrupted) { 32 } else { FSCK_FAILED };
+            failure("fsck", e).exiting(Exit::Command(code)).report(global.json);
             return Ok(Exit::Command(code));
         }
     };
@@ -278,7 +276,7 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     Ok(match (damage.is_empty(), repaired.is_some()) {
         (false, _) => Exit::Command(4),
         (true, true) => Exit::Partly,
-        (true, false) if failed.is_some() => Exit::Command(8),
+        (true, false) if failed.is_some() => Exit::Command(FSCK_FAILED),
         (true, false) => Exit::Done,
     })
 }

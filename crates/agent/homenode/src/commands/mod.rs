@@ -17,6 +17,7 @@ mod top;
 mod where_;
 
 use command::sibling;
+use command::volume_args::{FSCK_FAILED, VolumeCommand};
 
 use crate::child;
 use crate::cli::{Cli, Command};
@@ -38,6 +39,10 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Explain(args) => explain::run(global, args),
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),
+        // fsck(8) has codes of its own.
+        Command::Volume(VolumeCommand::Fsck(_)) => {
+            Err(sibling::become_program(sibling::FS).exiting(Exit::Command(FSCK_FAILED)))
+        }
         Command::Volume(_) => Err(sibling::become_program(sibling::FS)),
         Command::Lab(_) => Err(sibling::become_program(sibling::LAB)),
         Command::Completions(args) => completions::run(args),

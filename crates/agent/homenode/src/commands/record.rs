@@ -14,9 +14,10 @@ use crate::signals::Stop;
 pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
-    let mut writer = Writer::open(&args.file)?;
     let stop = Stop::or_killed()?;
     let mut plane = plane::open(&config, &args.observe, None, false, false)?;
+    // Where nothing can be observed no file is left behind.
+    let mut writer = Writer::open(&args.file)?;
     plane::observe_only()?;
     let to_stdout = args.file.as_os_str() == "-";
     let mut windows = 0;

@@ -155,7 +155,11 @@ fn live(
         Failure::from_error(Exit::Io, "cannot use the terminal", &e).hint("`homenode top --once` needs none")
     })?;
     let ended = plane::observe_only().and_then(|()| draw_until_quit(&mut terminal, &watch, &mut choices, &stop));
-    ratatui::restore();
+    // A terminal that is gone takes no more, and nobody sees what ratatui says of that: to the same terminal, which is a panic.
+    if ratatui::try_restore().is_err() || terminal.show_cursor().is_err() {
+        std::mem::forget(terminal);
+        return Ok(Exit::Done);
+    }
     ended.map(|()| Exit::Done)
 }
 
