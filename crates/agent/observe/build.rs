@@ -1,7 +1,9 @@
-//! Compiles the BPF programs, generates their skeletons, and gives the constants of their interface to Rust.
+//! Compiles the BPF programs, generates their skeletons, and gives the constants of their interface
+//! to Rust.
 //!
-//! Needs clang with the BPF target: `$CLANG`, or the first of `clang-19` … `clang` on the PATH. The programs carry their own
-//! small kernel structures (CO-RE), so neither kernel headers nor a `vmlinux.h` are needed.
+//! Needs clang with the BPF target: `$CLANG`, or the first of `clang-19` … `clang` on the PATH. The
+//! programs carry their own small kernel structures (CO-RE), so neither kernel headers nor a
+//! `vmlinux.h` are needed.
 
 use std::env;
 use std::ffi::OsString;
@@ -52,7 +54,8 @@ fn build() -> Result<(), String> {
     Ok(())
 }
 
-/// Writes each constant of the interface as one of Rust: a number, `(~0U)`, `(~0ULL)`, or `(1U << SHIFT)`.
+/// Writes each constant of the interface as one of Rust: a number, `(~0U)`, `(~0ULL)`, or
+/// `(1U << SHIFT)`.
 fn constants(header: &Path, to: &Path) -> Result<(), String> {
     let text = fs::read_to_string(header).map_err(|e| format!("{}: {e}", header.display()))?;
     let mut rust = String::new();

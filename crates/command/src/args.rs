@@ -35,10 +35,11 @@ pub struct Global {
 pub enum LabCommand {
     /// Simulate a machine and a load, and compare policies on them
     ///
-    /// Runs policies in virtual time, through the same loop and rails as `homenode run`. Shows the throughput, the moves
-    /// and the load of each node. The load comes from a scenario file, from a snapshot that `homenode record` wrote on a
-    /// host, or from random scenarios. Moves nothing and needs no privileges. docs/simulate.md lists every key of scenario
-    /// files and the limits of the model.
+    /// Runs policies in virtual time, through the same loop and rails as `homenode run`. Shows the
+    /// throughput, the moves and the load of each node. The load comes from a scenario file, from a
+    /// snapshot that `homenode record` wrote on a host, or from random scenarios. Moves nothing and
+    /// needs no privileges. docs/simulate.md lists every key of scenario files and the limits of
+    /// the model.
     #[command(after_help = "\
 Examples:
   homenode simulate scenarios/fio-away-from-its-data.toml
@@ -51,9 +52,9 @@ Examples:
 
     /// Run the papers' experiments on a simulated machine and compare the results with the papers
     ///
-    /// Writes report.html (self-contained), results.csv and one PNG per figure to DIR. Needs no privileges and no particular
-    /// machine. Mismatches are reported with their cause and are not errors: the exit code is 0 whatever the score, and 5
-    /// (or 3) if DIR cannot be written.
+    /// Writes report.html (self-contained), results.csv and one PNG per figure to DIR. Needs no
+    /// privileges and no particular machine. Mismatches are reported with their cause and are not
+    /// errors: the exit code is 0 whatever the score, and 5 (or 3) if DIR cannot be written.
     #[command(after_help = "\
 Examples:
   homenode reproduce --out /tmp/papers
@@ -69,7 +70,8 @@ pub struct SimulateArgs {
     /// Scenario file
     #[arg(value_name = "SCENARIO")]
     pub scenario: Option<PathBuf>,
-    /// Policies to compare (repeat, or separate with commas) [default: none and the scenario's own, or auto]
+    /// Policies to compare (repeat, or separate with commas) [default: none and the scenario's own,
+    /// or auto]
     #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = simulated_policies())]
     pub policy: Vec<String>,
     /// Seed of random start placements and random scenarios [default: the scenario's own, or 1]
@@ -84,8 +86,8 @@ pub struct SimulateArgs {
     /// Compare all policies with the best one on the papers' scenarios and N random ones
     #[arg(long, value_name = "N", conflicts_with = "policy", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub regret: Option<u32>,
-    /// With --regret: the same again on machines whose latencies, bandwidths and other numbers are drawn within 30 % of those
-    /// that `auto` assumes
+    /// With --regret: the same again on machines whose latencies, bandwidths and other numbers are
+    /// drawn within 30 % of those that `auto` assumes
     #[arg(long, requires = "regret")]
     pub unknown: bool,
     /// Run the K-th random scenario of the seed
@@ -108,7 +110,8 @@ pub struct ReproduceArgs {
     /// Run each experiment with N random start placements and report the mean
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub seeds: u64,
-    /// Also repeat everything with each constant of the model 30 % lower and higher, and calibrated on one paper only: minutes
+    /// Also repeat everything with each constant of the model 30 % lower and higher, and calibrated
+    /// on one paper only: minutes
     #[arg(long)]
     pub sensitivity: bool,
 }

@@ -1,10 +1,12 @@
 //! How the command ends: exit codes and error messages, defined once.
 //!
-//! **Problem.** Scripts act on exit codes, people on messages; both must name what failed and why, with the kernel's own reason.
+//! **Problem.** Scripts act on exit codes, people on messages; both must name what failed and why,
+//! with the kernel's own reason.
 //!
-//! **Approach.** Every sub-command returns `Result<Exit, Failure>`. A [`Failure`] is one line, `homenode: <what>: <why (errno
-//! name)>`, and a hint where one helps; with `--json` it is one JSON object on stderr. The exit code follows from the
-//! errno found in the error's chain unless the sub-command knows better.
+//! **Approach.** Every sub-command returns `Result<Exit, Failure>`. A [`Failure`] is one line,
+//! `homenode: <what>: <why (errno name)>`, and a hint where one helps; with `--json` it is one JSON
+//! object on stderr. The exit code follows from the errno found in the error's chain unless the
+//! sub-command knows better.
 //!
 //! **Limits.** The words about wrong usage are clap's.
 
@@ -68,7 +70,8 @@ impl Failure {
         Self { exit, what: what.into(), why: why.into(), errno: None, hint: None }
     }
 
-    /// A failure with its cause; the exit code follows from the errno in the cause's chain, else it is `otherwise`.
+    /// A failure with its cause; the exit code follows from the errno in the cause's chain, else it
+    /// is `otherwise`.
     pub fn from_error(otherwise: Exit, what: impl Into<String>, cause: &(dyn Error + 'static)) -> Self {
         let errno = errno_of(cause);
         let exit = match errno {
@@ -227,7 +230,8 @@ fn errno_of(error: &(dyn Error + 'static)) -> Option<Errno> {
     None
 }
 
-/// An error and its causes as one sentence; a cause that the error already quotes is not said twice.
+/// An error and its causes as one sentence; a cause that the error already quotes is not said
+/// twice.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -23,7 +23,7 @@ pub struct HeatMap {
 pub struct Band {
     /// Its file and size.
     pub name: String,
-    /// [`CELLS`] cells: the node of most of a cell's bytes, and the share of samples in which they were accessed; `None` where nothing
-    /// is mapped.
+    /// [`CELLS`] cells: the node of most of a cell's bytes, and the share of samples in which they
+    /// were accessed; `None` where nothing is mapped.
     pub cells: Vec<Option<(NodeId, f64)>>,
 }

@@ -1,9 +1,11 @@
 //! What the commands of homenode share: options, configuration, output and how they end.
 //!
-//! **Problem.** Agent, file system and laboratory are programs of their own, and speak to people and scripts in one voice.
+//! **Problem.** Agent, file system and laboratory are programs of their own, and speak to people
+//! and scripts in one voice.
 //!
-//! **Approach.** [`args`] has the options of every command and those of the laboratory's: `homenode` knows them, too, for its help,
-//! manual pages and completions, and starts the [`sibling`] that does the work. The rest is one module a subject.
+//! **Approach.** [`args`] has the options of every command and those of the laboratory's:
+//! `homenode` knows them, too, for its help, manual pages and completions, and starts the
+//! [`sibling`] that does the work. The rest is one module a subject.
 //!
 //! **Limits.** Nothing here observes or moves.
 

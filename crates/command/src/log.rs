@@ -22,7 +22,8 @@ pub fn init(global: &Global) {
     let given = std::env::var(FILTER).ok().and_then(|filter| filter.parse::<Targets>().ok());
     let filter = given.or_else(|| level.parse().ok()).unwrap_or_default();
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-    // A line that cannot be written is lost: the alternative, a line about that on the same stderr, panics.
+    // A line that cannot be written is lost: the alternative, a line about that on the same stderr,
+    // panics.
     let layer = tracing_subscriber::fmt::layer().with_writer(|| Log).with_ansi(colours).log_internal_errors(false);
     let registry = tracing_subscriber::registry();
     match global.json {

@@ -8,10 +8,12 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Windows that a watchdog allows for one: the plane stretches windows up to fourfold, and the kernel may be slow.
+/// Windows that a watchdog allows for one: the plane stretches windows up to fourfold, and the
+/// kernel may be slow.
 const WINDOWS: f64 = 20.0;
 
-/// Ready to work, in windows of so many seconds. A watchdog that expects a sign more often than they end gets more patience.
+/// Ready to work, in windows of so many seconds. A watchdog that expects a sign more often than
+/// they end gets more patience.
 pub fn ready(window_s: Option<f64>) {
     let limit = std::env::var("WATCHDOG_USEC").ok().and_then(|usec| usec.parse::<u64>().ok());
     let needed = window_s.map_or(0, |window_s| (window_s * WINDOWS * 1e6) as u64);
@@ -21,7 +23,8 @@ pub fn ready(window_s: Option<f64>) {
     }
 }
 
-/// The loop goes on: a window has ended. Only the loop says so, so that a watchdog notices that it hangs.
+/// The loop goes on: a window has ended. Only the loop says so, so that a watchdog notices that it
+/// hangs.
 pub fn alive() {
     if std::env::var_os("WATCHDOG_USEC").is_some() {
         send("WATCHDOG=1");
@@ -40,7 +43,8 @@ fn send(state: &str) {
     }
 }
 
-/// Does not wait where the queue of the socket is full: its reader may hang, and moves are undone after `STOPPING=1`.
+/// Does not wait where the queue of the socket is full: its reader may hang, and moves are undone
+/// after `STOPPING=1`.
 fn send_to(name: &OsStr, state: &str) -> io::Result<()> {
     let address = match name.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,

@@ -1,11 +1,14 @@
 //! Recordings: one JSON snapshot per line.
 //!
-//! **Problem.** Recordings are made on busy servers, where disks fill up, terminals close and two recorders start at once.
+//! **Problem.** Recordings are made on busy servers, where disks fill up, terminals close and two
+//! recorders start at once.
 //!
-//! **Approach.** A line is written with one call after it is complete; when that fails half way, the file is cut back to the
-//! line before. A file that is not a recording is never appended to, and two recorders never share one.
+//! **Approach.** A line is written with one call after it is complete; when that fails half way,
+//! the file is cut back to the line before. A file that is not a recording is never appended to,
+//! and two recorders never share one.
 //!
-//! **Limits.** Pipes and devices cannot be cut back or locked. Only the first line of a file is looked at before appending.
+//! **Limits.** Pipes and devices cannot be cut back or locked. Only the first line of a file is
+//! looked at before appending.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -54,7 +57,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Checks that the file is a recording and cuts off an incomplete last line. Returns the length of the rest.
+    /// Checks that the file is a recording and cuts off an incomplete last line. Returns the length
+    /// of the rest.
     fn check(&mut self) -> Result<u64, Failure> {
         let path = self.path.clone();
         let io = |action: &'static str| move |e: io::Error| Failure::io(action, &path, &e);

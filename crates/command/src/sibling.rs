@@ -1,10 +1,11 @@
 //! Programs that are installed beside this one.
 //!
-//! **Problem.** `homenode simulate` is a command of the agent's program, but done by another one, so that a daemon with root's
-//! powers links no library that draws or reads tables.
+//! **Problem.** `homenode simulate` is a command of the agent's program, but done by another one,
+//! so that a daemon with root's powers links no library that draws or reads tables.
 //!
-//! **Approach.** The program beside our own executable is started, with the same arguments: never one from PATH, which belongs to
-//! whoever set it. As with a command of our own, its exit code is ours.
+//! **Approach.** The program beside our own executable is started, with the same arguments: never
+//! one from PATH, which belongs to whoever set it. As with a command of our own, its exit code is
+//! ours.
 //!
 //! **Limits.** A missing program is an error that names its package.
 
@@ -60,7 +61,8 @@ pub fn ask(program: &str, args: &[&str], input: &[u8]) -> Result<Vec<u8>, Failur
         .spawn()
         .map_err(|e| failed(program, &path, &e))?;
     let cannot = |e: &io::Error| Failure::from_error(Exit::Io, format!("cannot talk to {}", path.display()), e);
-    // It reads all of stdin before it answers. If it ends before, its exit status says more than a broken pipe.
+    // It reads all of stdin before it answers. If it ends before, its exit status says more than a
+    // broken pipe.
     let written = child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(input));
     let output = child.wait_with_output().map_err(|e| cannot(&e))?;
     if !output.status.success() {

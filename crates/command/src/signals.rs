@@ -1,4 +1,5 @@
-//! Stopping: SIGTERM, SIGINT and, unless it is ignored, SIGHUP set a flag and end the window that is under way.
+//! Stopping: SIGTERM, SIGINT and, unless it is ignored, SIGHUP set a flag and end the window that
+//! is under way.
 
 use std::io;
 use std::sync::Arc;
@@ -24,14 +25,15 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// From now on these signals do not kill the process but are noted here, and unpark the calling thread (a window that
-    /// it waits for ends).
+    /// From now on these signals do not kill the process but are noted here, and unpark the calling
+    /// thread (a window that it waits for ends).
     pub fn on_signals() -> Result<Self, Failure> {
         Self::noting(None)
     }
 
-    /// The same for a command that holds nothing that must be undone: if it still runs [`GRACE`] after a signal, because it writes to a
-    /// pipe that nobody reads or waits in the kernel, the signal kills it.
+    /// The same for a command that holds nothing that must be undone: if it still runs [`GRACE`]
+    /// after a signal, because it writes to a pipe that nobody reads or waits in the kernel, the
+    /// signal kills it.
     pub fn or_killed() -> Result<Self, Failure> {
         Self::noting(Some(GRACE))
     }

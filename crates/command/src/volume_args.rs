@@ -23,8 +23,9 @@ Examples:
 
     /// Check a volume that is not in use
     ///
-    /// The exit codes are those of fsck(8): 0 when all is well, 1 when it was repaired, 4 when it is damaged, 8 when it
-    /// could not be checked, 16 for wrong usage, 32 when a signal ended the check.
+    /// The exit codes are those of fsck(8): 0 when all is well, 1 when it was repaired, 4 when it
+    /// is damaged, 8 when it could not be checked, 16 for wrong usage, 32 when a signal ended the
+    /// check.
     #[command(after_help = "\
 Examples:
   homenode fsck /dev/shm/a
@@ -33,15 +34,17 @@ Examples:
 
     /// Mount a volume on a directory, for all programs
     ///
-    /// When the command returns, the mount works, and goes on in the background until `umount DIR`. With --foreground, it
-    /// ends on SIGTERM or SIGINT (Ctrl-C) too: if files are open, the directory is free at once, and the mount ends when the
-    /// last of them is closed. Whatever a program was told is done survives the end of the server, also by `kill -9`; then
-    /// `umount DIR` and mount again. `umount` of a mount in the background works as for any file system.
+    /// When the command returns, the mount works, and goes on in the background until `umount DIR`.
+    /// With --foreground, it ends on SIGTERM or SIGINT (Ctrl-C) too: if files are open, the
+    /// directory is free at once, and the mount ends when the last of them is closed. Whatever a
+    /// program was told is done survives the end of the server, also by `kill -9`; then
+    /// `umount DIR` and mount again. `umount` of a mount in the background works as for any file
+    /// system.
     ///
-    /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and the other
-    /// filesystem-independent options of mount(8); cache=, placement=, workers= and region= equal the options of these names. The kernel
-    /// checks permissions, as for a local file system, and all users may use the mount. Reading never changes the
-    /// access time.
+    /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and
+    /// the other filesystem-independent options of mount(8); cache=, placement=, workers= and
+    /// region= equal the options of these names. The kernel checks permissions, as for a local file
+    /// system, and all users may use the mount. Reading never changes the access time.
     #[command(after_help = "\
 Examples:
   sudo homenode mount /dev/shm/a /mnt
@@ -85,8 +88,9 @@ pub fn usage_code(arguments: &[OsString]) -> u8 {
     }
 }
 
-/// The command line, where `mkfs.homenode`, `fsck.homenode` and `mount.homenode` are names of `homenode mkfs`, `homenode
-/// fsck` and `homenode mount`: mkfs(8), fsck(8) and mount(8) look for programs of such names.
+/// The command line, where `mkfs.homenode`, `fsck.homenode` and `mount.homenode` are names of
+/// `homenode mkfs`, `homenode fsck` and `homenode mount`: mkfs(8), fsck(8) and mount(8) look for
+/// programs of such names.
 pub fn command_line(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut given: Vec<OsString> = given.collect();
     let name = given.first().and_then(|name| Path::new(name).file_name());
@@ -128,15 +132,17 @@ pub struct MountArgs {
     /// Stay in the foreground, until the volume is unmounted
     #[arg(short, long)]
     pub foreground: bool,
-    /// Mount options, separated by commas: ro, noexec, nosuid, nodev, …; also cache=… and placement=…
+    /// Mount options, separated by commas: ro, noexec, nosuid, nodev, …; also cache=… and
+    /// placement=…
     #[arg(short, value_name = "OPTION,…", value_delimiter = ',')]
     pub options: Vec<String>,
-    /// Cache that keeps file data after a read: `kernel` makes reading again fast, but such reads reach no counter of homenode;
-    /// with `direct`, each read and write reaches the volume [default: kernel]
+    /// Cache that keeps file data after a read: `kernel` makes reading again fast, but such reads
+    /// reach no counter of homenode; with `direct`, each read and write reaches the volume
+    /// [default: kernel]
     #[arg(long, value_name = "CACHE")]
     pub cache: Option<CacheArg>,
-    /// Where new blocks go: to the node of the writing thread, by chance, to one node after the other, or to one node
-    /// [default: local]
+    /// Where new blocks go: to the node of the writing thread, by chance, to one node after the
+    /// other, or to one node [default: local]
     #[arg(long, value_name = "local|random|interleave|nodeN", value_parser = parse_placement)]
     pub placement: Option<PlacementArg>,
     /// Threads that serve the mount [default: one for each CPU]
@@ -156,12 +162,12 @@ pub struct NodesArgs {
     /// Policy that moves threads and files of the mount [default: off]
     #[arg(long, value_name = "POLICY", value_parser = mount_policies(), help_heading = "Policy")]
     pub policy: Option<String>,
-    /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s, divided by the scale
-    /// of emulated memory]
+    /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s,
+    /// divided by the scale of emulated memory]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate, help_heading = "Policy")]
     pub margin: Option<f64>,
-    /// Leave alone threads that read and wrote less than this in a window [default: 4MiB, divided by the scale of
-    /// emulated memory]
+    /// Leave alone threads that read and wrote less than this in a window [default: 4MiB, divided
+    /// by the scale of emulated memory]
     #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes, help_heading = "Policy")]
     pub min_bytes: Option<u64>,
     /// Length of a window in seconds [default: 1]
@@ -176,7 +182,8 @@ pub struct NodesArgs {
     /// Also write each window to FILE, for `homenode replay`
     #[arg(long, value_name = "FILE", requires = "policy", help_heading = "Policy")]
     pub record: Option<PathBuf>,
-    /// Share out the machine's CPUs among N emulated nodes, and let every access take the time that it would take there
+    /// Share out the machine's CPUs among N emulated nodes, and let every access take the time that
+    /// it would take there
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Emulated nodes")]
     pub emulate_nodes: Option<u32>,
     /// Memory to emulate: `optane`, `cxl`, or a file with figures (TOML, or JSON) [default: optane]
@@ -232,7 +239,8 @@ pub fn parse_placement(text: &str) -> Result<PlacementArg, String> {
 /// `homenode mkfs`.
 #[derive(Debug, Args)]
 pub struct MkfsArgs {
-    /// Create the files, each of SIZE (8GiB; 8G and 8GB are 8,000,000,000 bytes), with memory for all of it; without it the regions exist already
+    /// Create the files, each of SIZE (8GiB; 8G and 8GB are 8,000,000,000 bytes), with memory for
+    /// all of it; without it the regions exist already
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub size: Option<u64>,
     /// Keep a checksum of every block of file data, and check it at each read
@@ -241,8 +249,8 @@ pub struct MkfsArgs {
     /// Overwrite a volume, or whatever else is there
     #[arg(long)]
     pub force: bool,
-    /// The regions, one per node: DAX devices, or files on DAX, hugetlbfs, tmpfs or any other file system; a path with
-    /// an @ in it ends with @NODE, or with @ alone
+    /// The regions, one per node: DAX devices, or files on DAX, hugetlbfs, tmpfs or any other file
+    /// system; a path with an @ in it ends with @NODE, or with @ alone
     #[arg(required = true, value_name = "REGION[@NODE]")]
     pub regions: Vec<String>,
 }
@@ -261,8 +269,8 @@ pub struct VolumeArgs {
 /// `homenode fsck`.
 #[derive(Debug, Args)]
 pub struct FsckArgs {
-    /// Finish what a crash interrupted; restore superblocks and a checkpoint; empty damaged files and directories, and put what these named
-    /// into lost+found
+    /// Finish what a crash interrupted; restore superblocks and a checkpoint; empty damaged files
+    /// and directories, and put what these named into lost+found
     #[arg(long, short = 'y', short_aliases = ['a', 'p'])]
     pub repair: bool,
     /// Which volume
@@ -323,8 +331,8 @@ pub struct PutArgs {
     /// The file to copy
     #[arg(value_name = "LOCAL")]
     pub local: PathBuf,
-    /// Path within the volume; a file that exists is replaced once the copy is complete, until then the copy is called
-    /// .homenode-put
+    /// Path within the volume; a file that exists is replaced once the copy is complete, until then
+    /// the copy is called .homenode-put
     #[arg(value_name = "PATH")]
     pub path: String,
 }

@@ -1,7 +1,8 @@
 //! Reads and sets a thread's affinity.
 //!
-//! libc's `cpu_set_t`, and every wrapper around it, ends at 1,024 CPUs, and the kernel answers EINVAL to a buffer smaller
-//! than its own mask. So this module makes the raw system calls, with a buffer that grows until the kernel accepts it.
+//! libc's `cpu_set_t`, and every wrapper around it, ends at 1,024 CPUs, and the kernel answers
+//! EINVAL to a buffer smaller than its own mask. So this module makes the raw system calls, with a
+//! buffer that grows until the kernel accepts it.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +21,8 @@ pub fn get(tid: u32) -> io::Result<CpuSet> {
     let mut words = WORDS.load(Ordering::Relaxed);
     loop {
         let mut mask = vec![0u64; words];
-        // SAFETY: the kernel writes at most the given number of bytes, the size of the buffer, which outlives the call.
+        // SAFETY: the kernel writes at most the given number of bytes, the size of the buffer,
+        // which outlives the call.
         let bytes =
             unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask[..]), mask.as_mut_ptr()) };
         if bytes >= 0 {
@@ -37,8 +39,8 @@ pub fn get(tid: u32) -> io::Result<CpuSet> {
     }
 }
 
-/// Sets the CPUs that a thread may run on. The kernel drops CPUs outside of its cpuset. EINVAL: none would be left; EPERM:
-/// the thread belongs to another user; ESRCH: there is no such thread.
+/// Sets the CPUs that a thread may run on. The kernel drops CPUs outside of its cpuset. EINVAL:
+/// none would be left; EPERM: the thread belongs to another user; ESRCH: there is no such thread.
 pub fn set(tid: u32, cpus: &CpuSet) -> io::Result<()> {
     let last = cpus.iter().last().unwrap_or(0) as usize;
     // The kernel extends a mask shorter than its own with zeros.
@@ -46,7 +48,8 @@ pub fn set(tid: u32, cpus: &CpuSet) -> io::Result<()> {
     for cpu in cpus.iter() {
         mask[cpu as usize / BITS] |= 1 << (cpu as usize % BITS);
     }
-    // SAFETY: the kernel reads the given number of bytes, the size of the buffer, which outlives the call.
+    // SAFETY: the kernel reads the given number of bytes, the size of the buffer, which outlives
+    // the call.
     match unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, size_of_val(&mask[..]), mask.as_ptr()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

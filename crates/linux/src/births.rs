@@ -11,7 +11,8 @@ pub struct Kin {
     pub tid: u32,
     /// Process id.
     pub pid: u32,
-    /// The thread that forked it; for [`Origin::Exec`] of a watched thread, the id which that had before.
+    /// The thread that forked it; for [`Origin::Exec`] of a watched thread, the id which that had
+    /// before.
     pub parent_tid: u32,
     /// When it started, ns since boot.
     pub start_ns: u64,
@@ -28,7 +29,7 @@ pub enum Origin {
     Moved,
     /// It was born of a watched thread.
     Born,
-    /// It was a watched thread other than the first of its process and called exec: it has the first thread's id and start
-    /// time now.
+    /// It was a watched thread other than the first of its process and called exec: it has the
+    /// first thread's id and start time now.
     Exec,
 }

@@ -1,14 +1,16 @@
 //! The CPUs of a thread's cpuset, which it may use by default.
 //!
-//! **Problem.** A thread has "an affinity of its own" if its mask differs from the default, the CPUs of its cpuset. The place
-//! of that list depends on the control group version, the mounts, and the groups visible to us.
+//! **Problem.** A thread has "an affinity of its own" if its mask differs from the default, the
+//! CPUs of its cpuset. The place of that list depends on the control group version, the mounts, and
+//! the groups visible to us.
 //!
-//! **Approach.** `/proc/<tid>/cgroup` names the group; `/proc/self/mountinfo` says where groups are mounted. Version 1:
-//! `cpuset.effective_cpus` of the group. Version 2: `cpuset.cpus.effective` of the nearest group upwards that has it (the
-//! controller need not be on further down). A machine without cpusets gives every CPU.
+//! **Approach.** `/proc/<tid>/cgroup` names the group; `/proc/self/mountinfo` says where groups are
+//! mounted. Version 1: `cpuset.effective_cpus` of the group. Version 2: `cpuset.cpus.effective` of
+//! the nearest group upwards that has it (the controller need not be on further down). A machine
+//! without cpusets gives every CPU.
 //!
-//! **Limits.** For a group outside of our mounts (homenode runs in a container, the thread does not) the CPUs are unknown:
-//! [`Group::Hidden`].
+//! **Limits.** For a group outside of our mounts (homenode runs in a container, the thread does
+//! not) the CPUs are unknown: [`Group::Hidden`].
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -83,19 +85,22 @@ impl Cpusets {
         }
         match (v2_path, &self.v2) {
             (Some(path), Some(mount)) => mount.dir(path).map_or_else(|| Group::Hidden(path.to_owned()), Group::V2),
-            // Groups exist but are not mounted. The root group has no limits; those of other groups are unknown.
+            // Groups exist but are not mounted. The root group has no limits; those of other groups
+            // are unknown.
             (Some(path), None) if path != "/" => Group::Hidden(path.to_owned()),
             _ => Group::None,
         }
     }
 
-    /// The directory of a thread's group in the version-2 hierarchy, from its `/proc/<tid>/cgroup`. `None` if it is hidden.
+    /// The directory of a thread's group in the version-2 hierarchy, from its `/proc/<tid>/cgroup`.
+    /// `None` if it is hidden.
     pub fn unified(&self, cgroups: &str) -> Option<PathBuf> {
         let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
         self.v2.as_ref()?.dir(path)
     }
 
-    /// The CPUs of a cpuset; `None` if it does not limit them. A group that has vanished or cannot be read is an error.
+    /// The CPUs of a cpuset; `None` if it does not limit them. A group that has vanished or cannot
+    /// be read is an error.
     pub fn cpus(&self, group: &Group) -> std::io::Result<Option<CpuSet>> {
         match group {
             Group::None => Ok(None),
@@ -132,9 +137,11 @@ impl Mount {
     }
 }
 
-/// The name of the group that descendants share with their ancestors; empty for the root group, which proves nothing.
+/// The name of the group that descendants share with their ancestors; empty for the root group,
+/// which proves nothing.
 pub fn family_name(cgroups: &str) -> String {
-    // The version-2 group or, on a machine without, systemd's own: it holds a service or a login session together.
+    // The version-2 group or, on a machine without, systemd's own: it holds a service or a login
+    // session together.
     let path_of = |want: &str| {
         cgroups.lines().find_map(|line| {
             let (_, rest) = line.split_once(':')?;

@@ -1,6 +1,7 @@
 //! The limit of open files of this process.
 
-/// As many open files as this process may have. Programs that it starts afterwards may have as many, too.
+/// As many open files as this process may have. Programs that it starts afterwards may have as
+/// many, too.
 pub fn raise_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

@@ -1,10 +1,11 @@
 //! Returns freed memory to the kernel.
 //!
-//! **Problem.** A window with 10,000 threads needs some MB for a moment. The C library keeps freed memory, and raises its
-//! threshold each time a large buffer is freed.
+//! **Problem.** A window with 10,000 threads needs some MB for a moment. The C library keeps freed
+//! memory, and raises its threshold each time a large buffer is freed.
 //!
-//! **Approach.** Fix the threshold, so that the library returns the top of its heap and large buffers at once. With 10,000
-//! threads this leaves 21 MB resident instead of 30; the CPU time is too small to measure.
+//! **Approach.** Fix the threshold, so that the library returns the top of its heap and large
+//! buffers at once. With 10,000 threads this leaves 21 MB resident instead of 30; the CPU time is
+//! too small to measure.
 //!
 //! **Limits.** GNU's C library only.
 
@@ -24,7 +25,8 @@ pub fn give_back_freed() {
 /// Gives free pages within the heaps back, too. Each heap is locked meanwhile.
 pub fn trim() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: malloc_trim may be called at any time and from any thread; it changes no memory in use.
+    // SAFETY: malloc_trim may be called at any time and from any thread; it changes no memory in
+    // use.
     unsafe {
         libc::malloc_trim(0);
     }

@@ -1,19 +1,21 @@
 //! Other software on this machine that moves threads or memory.
 //!
-//! **Problem.** Two programs that each move threads for their own reasons undo each other's work, and the user only sees that
-//! nothing settles.
+//! **Problem.** Two programs that each move threads for their own reasons undo each other's work,
+//! and the user only sees that nothing settles.
 //!
-//! **Approach.** Look for the programs that users have met: numad, the kernel's NUMA balancing, a sched_ext scheduler, the
-//! kubelet's CPU manager, and NRI plugins that place containers. Report for each what was found, how it affects homenode's
-//! moves, and what to do. homenode turns nothing off.
+//! **Approach.** Look for the programs that users have met: numad, the kernel's NUMA balancing, a
+//! sched_ext scheduler, the kubelet's CPU manager, and NRI plugins that place containers. Report
+//! for each what was found, how it affects homenode's moves, and what to do. homenode turns nothing
+//! off.
 //!
-//! Any user may name a process `kubelet` and choose its arguments. So only processes of root in the first PID and mount
-//! namespaces count. Of the files that a kubelet names, only regular ones are read, without waiting and up to a size. The
-//! search runs in a thread of its own and is given up after a while, because a file system may never answer.
+//! Any user may name a process `kubelet` and choose its arguments. So only processes of root in the
+//! first PID and mount namespaces count. Of the files that a kubelet names, only regular ones are
+//! read, without waiting and up to a size. The search runs in a thread of its own and is given up
+//! after a while, because a file system may never answer.
 //!
-//! **Limits.** Processes that /proc hides from the caller (`hidepid`, another PID namespace), and those in containers, are not
-//! found. The kubelet's policy is read from its command line, its state file and its configuration file; a policy set in
-//! another way reads as unknown.
+//! **Limits.** Processes that /proc hides from the caller (`hidepid`, another PID namespace), and
+//! those in containers, are not found. The kubelet's policy is read from its command line, its
+//! state file and its configuration file; a policy set in another way reads as unknown.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -57,9 +59,9 @@ impl Interference {
     }
 }
 
-/// Looks for programs and kernel settings that place threads or memory too. `proc_root` is a proc mount (`/proc`),
-/// `sys_root` a sysfs mount (`/sys`). Whatever cannot be read is taken as absent. Returns after a few seconds at most, and
-/// without a result soon after `stop` is true.
+/// Looks for programs and kernel settings that place threads or memory too. `proc_root` is a proc
+/// mount (`/proc`), `sys_root` a sysfs mount (`/sys`). Whatever cannot be read is taken as absent.
+/// Returns after a few seconds at most, and without a result soon after `stop` is true.
 pub fn detect(proc_root: &Path, sys_root: &Path, stop: &dyn Fn() -> bool) -> Vec<Interference> {
     let (found, finds) = mpsc::sync_channel(1);
     let (proc_root, sys_root) = (proc_root.to_owned(), sys_root.to_owned());
@@ -154,8 +156,9 @@ fn is_of_interest(name: &str) -> bool {
     matches!(name, "numad" | "kubelet") || name.starts_with("nri-resource-po")
 }
 
-/// Whether `/proc/<pid>/status` describes a process with root's ids only, in the PID namespace of procfs. The owner of the
-/// directory proves nothing: root owns those of all processes that may not be dumped.
+/// Whether `/proc/<pid>/status` describes a process with root's ids only, in the PID namespace of
+/// procfs. The owner of the directory proves nothing: root owns those of all processes that may not
+/// be dumped.
 fn is_first_root(status: &str) -> bool {
     let words = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -164,7 +167,8 @@ fn is_first_root(status: &str) -> bool {
     words("Uid:") == ["0"; 4] && words("NSpid:").len() == 1
 }
 
-/// The trimmed text of a regular file. `None` if the file is of another kind, cannot be read at once, or is too large.
+/// The trimmed text of a regular file. `None` if the file is of another kind, cannot be read at
+/// once, or is too large.
 fn text(dir: &OwnedFd, path: &str) -> Option<String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, path, flags, Mode::empty()).ok()?;
@@ -191,7 +195,8 @@ fn numad(process: &Process) -> Interference {
     )
 }
 
-/// `kernel.numa_balancing` is a bit mask: 1 is AutoNUMA, 2 is memory tiering (Documentation/admin-guide/sysctl/kernel.rst).
+/// `kernel.numa_balancing` is a bit mask: 1 is AutoNUMA, 2 is memory tiering
+/// (Documentation/admin-guide/sysctl/kernel.rst).
 fn numa_balancing(proc_root: &Path) -> Vec<Interference> {
     let mode: u32 = kernel_text(&proc_root.join("sys/kernel/numa_balancing")).and_then(|t| t.parse().ok()).unwrap_or(0);
     let mut found = Vec::new();
@@ -259,7 +264,8 @@ fn kubelet(process: &Process) -> Option<Interference> {
     ))
 }
 
-/// The policy in force: from the state file of the running kubelet or, before that exists, from its flag or configuration.
+/// The policy in force: from the state file of the running kubelet or, before that exists, from its
+/// flag or configuration.
 fn cpu_manager_policy(kubelet: &Process) -> Option<String> {
     if !kubelet.first_mounts {
         return None;
@@ -294,7 +300,8 @@ mod tests {
 
     const ROOT: &str = "Name:\tx\nUid:\t0\t0\t0\t0\nNSpid:\t700\n";
 
-    /// A proc or sysfs root with these files. Processes are root's in the first namespaces unless their files say otherwise.
+    /// A proc or sysfs root with these files. Processes are root's in the first namespaces unless
+    /// their files say otherwise.
     fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| {

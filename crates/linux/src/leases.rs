@@ -1,14 +1,19 @@
 //! Files that are under a write lease.
 //!
-//! **Problem.** To open a file for reading breaks a write lease on it, even with `O_NONBLOCK`: its holder (Samba's oplocks, an NFS
-//! client's delegation, a program with `fcntl(F_SETLEASE)`) gets a signal and must give up what it has cached. Looking must not do that.
+//! **Problem.** To open a file for reading breaks a write lease on it, even with `O_NONBLOCK`: its
+//! holder (Samba's oplocks, an NFS client's delegation, a program with `fcntl(F_SETLEASE)`) gets a
+//! signal and must give up what it has cached. Looking must not do that.
 //!
-//! **Approach.** `/proc/locks` lists leases by device and inode. Such files are not opened. Read leases are not broken by readers.
+//! **Approach.** `/proc/locks` lists leases by device and inode. Such files are not opened. Read
+//! leases are not broken by readers.
 //!
-//! **Limits.** The kernel holds up all file locks of the machine while it makes the list, so it is read ten times a second at most. Any
-//! user can make it as long as he likes: of a list longer than [`MOST`] nothing is believed, and it is read once a minute. A
-//! lease that is taken within that time, or between the look and the open, is broken as before: Linux has no way to open a file
-//! only if it is not leased. A file of a btrfs subvolume that was found by its path has another device than its lease shows. Leases of holders in other PID namespaces than the reader's own and its descendants are not listed.
+//! **Limits.** The kernel holds up all file locks of the machine while it makes the list, so it is
+//! read ten times a second at most. Any user can make it as long as he likes: of a list longer than
+//! [`MOST`] nothing is believed, and it is read once a minute. A lease that is taken within that
+//! time, or between the look and the open, is broken as before: Linux has no way to open a file
+//! only if it is not leased. A file of a btrfs subvolume that was found by its path has another
+//! device than its lease shows. Leases of holders in other PID namespaces than the reader's own and
+//! its descendants are not listed.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -18,7 +23,8 @@ use std::time::{Duration, Instant};
 /// For how long the list is believed.
 const AGE: Duration = Duration::from_millis(100);
 
-/// Bytes that are read of the list: some 4,000 locks, more than a busy file server has. 100,000 take seconds of the kernel's time.
+/// Bytes that are read of the list: some 4,000 locks, more than a busy file server has. 100,000
+/// take seconds of the kernel's time.
 const MOST: u64 = 256 << 10;
 
 /// For how long a longer list is not read again.
@@ -29,13 +35,13 @@ type Known = Option<(Instant, HashSet<(u32, u64)>)>;
 
 static KNOWN: Mutex<Known> = Mutex::new(None);
 
-/// The error for a file that must not be opened: somebody has a write lease on it. `dev` as the kernel numbers devices inside:
-/// `major << 20 | minor`.
+/// The error for a file that must not be opened: somebody has a write lease on it. `dev` as the
+/// kernel numbers devices inside: `major << 20 | minor`.
 ///
 /// # Errors
 ///
-/// `ResourceBusy` for such a file. A list that cannot be read has no leases: a kernel without file locks has neither. Nor has one that
-/// is too long.
+/// `ResourceBusy` for such a file. A list that cannot be read has no leases: a kernel without file
+/// locks has neither. Nor has one that is too long.
 pub fn free(dev: u32, ino: u64) -> io::Result<()> {
     static TOLD: Once = Once::new();
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,7 +72,8 @@ fn read(list: impl Read) -> Option<HashSet<(u32, u64)>> {
     (text.len() as u64 <= MOST).then(|| read.map(|_| parse(&text)).unwrap_or_default())
 }
 
-/// Inodes under a write lease, or one that is being broken: `3: LEASE  ACTIVE    WRITE 1234 08:01:5678 0 EOF`.
+/// Inodes under a write lease, or one that is being broken:
+/// `3: LEASE  ACTIVE    WRITE 1234 08:01:5678 0 EOF`.
 fn parse(locks: &str) -> HashSet<(u32, u64)> {
     let leased = |line: &str| {
         let mut words = line.split_whitespace().skip(1);

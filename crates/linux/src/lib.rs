@@ -1,10 +1,13 @@
-//! What Linux says about processes, files and memory, and calls that change them. No policy, no BPF.
+//! What Linux says about processes, files and memory, and calls that change them. No policy, no
+//! BPF.
 //!
-//! **Problem.** The agent, the file server and the laboratory ask the kernel the same questions. Each answer has traps: a
-//! process that does not answer, an id that is used again, a mask larger than libc's, a lease that a look breaks.
+//! **Problem.** The agent, the file server and the laboratory ask the kernel the same questions.
+//! Each answer has traps: a process that does not answer, an id that is used again, a mask larger
+//! than libc's, a lease that a look breaks.
 //!
-//! **Approach.** One module a subject. A question about a process goes through [`patient`], which waits for a limited time.
-//! Errors are the kernel's own: what they mean for a move is for the caller to say.
+//! **Approach.** One module a subject. A question about a process goes through [`patient`], which
+//! waits for a limited time. Errors are the kernel's own: what they mean for a move is for the
+//! caller to say.
 //!
 //! **Limits.** What only BPF sees is in `observe`. What a machine consists of is in `topology`.
 

@@ -10,7 +10,8 @@ use std::path::PathBuf;
 pub struct Mount {
     /// Its id, as `statx` gives it.
     pub id: u64,
-    /// The superblock's device: major << 20 | minor. `stat` shows another one for a btrfs subvolume.
+    /// The superblock's device: major << 20 | minor. `stat` shows another one for a btrfs
+    /// subvolume.
     pub dev: u32,
     /// Whether the whole file system is visible there, not one of its directories.
     pub whole: bool,

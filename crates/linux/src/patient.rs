@@ -1,18 +1,22 @@
 //! Questions about one process that may never be answered.
 //!
-//! **Problem.** A process in `execve()` holds its `exec_update_lock` while it closes descriptors. A FUSE or NFS server that does not
-//! answer keeps it there. Meanwhile each read of `/proc/PID/maps`, `pagemap` or `numa_maps` waits in the kernel, on some kernels of
-//! each `stat` and of links in `fd`, too; so does what needs the lock of its memory. Only SIGKILL ends such a wait.
+//! **Problem.** A process in `execve()` holds its `exec_update_lock` while it closes descriptors. A
+//! FUSE or NFS server that does not answer keeps it there. Meanwhile each read of `/proc/PID/maps`,
+//! `pagemap` or `numa_maps` waits in the kernel, on some kernels of each `stat` and of links in
+//! `fd`, too; so does what needs the lock of its memory. Only SIGKILL ends such a wait.
 //!
-//! **Approach.** [`ask`] puts the question on a second thread, which the calling thread keeps for its next questions, and waits for a
-//! limited time. A thread that is late is left behind, and the next question gets a new one. What did not answer is not asked again
-//! before the first question has returned, so each subject keeps one thread at most. The more subjects are silent about the same, the
-//! less time the next one gets. Silence about memory or descriptors takes nothing from questions for `stat`, which undo needs.
+//! **Approach.** [`ask`] puts the question on a second thread, which the calling thread keeps for
+//! its next questions, and waits for a limited time. A thread that is late is left behind, and the
+//! next question gets a new one. What did not answer is not asked again before the first question
+//! has returned, so each subject keeps one thread at most. The more subjects are silent about the
+//! same, the less time the next one gets. Silence about memory or descriptors takes nothing from
+//! questions for `stat`, which undo needs.
 //!
-//! **Limits.** On a machine that is too busy, a process may seem silent; it is asked again once the late answer came. A thread left
-//! behind ends with its wait, or with homenode: the waits are killable. While [`MOST_SILENT`] subjects are silent about their memory or
-//! descriptors, nobody is asked about those, and the answer is "unknown"; about `stat` while [`MOST_SILENT_STAT`] are. A user with as
-//! many hung processes holds up the undo of all others.
+//! **Limits.** On a machine that is too busy, a process may seem silent; it is asked again once the
+//! late answer came. A thread left behind ends with its wait, or with homenode: the waits are
+//! killable. While [`MOST_SILENT`] subjects are silent about their memory or descriptors, nobody is
+//! asked about those, and the answer is "unknown"; about `stat` while [`MOST_SILENT_STAT`] are. A
+//! user with as many hung processes holds up the undo of all others.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -23,13 +27,16 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long an answer is awaited. procfs answers in microseconds; a busy machine lets a thread wait for a tenth of a second.
+/// How long an answer is awaited. procfs answers in microseconds; a busy machine lets a thread wait
+/// for a tenth of a second.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// The same after many have not answered: all that can be silent together take less than 2 s, in which homenode must end.
+/// The same after many have not answered: all that can be silent together take less than 2 s, in
+/// which homenode must end.
 const LEAST_PATIENCE: Duration = Duration::from_millis(20);
 
-/// The same for [`STAT`] after [`MANY_SILENT`] have not answered: a hundred times what an answer takes.
+/// The same for [`STAT`] after [`MANY_SILENT`] have not answered: a hundred times what an answer
+/// takes.
 const LEAST_PATIENCE_STAT: Duration = Duration::from_millis(2);
 const MANY_SILENT: usize = 8;
 
@@ -66,12 +73,13 @@ thread_local! {
     static SPENT_NS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Asks about a process or thread, and waits less than half a second. `what` of it: two questions with one lock have one word.
+/// Asks about a process or thread, and waits less than half a second. `what` of it: two questions
+/// with one lock have one word.
 ///
 /// # Errors
 ///
-/// `TimedOut` if it does not answer, or did not before: nothing is known of it. Others are the question's own, or no thread can be
-/// started.
+/// `TimedOut` if it does not answer, or did not before: nothing is known of it. Others are the
+/// question's own, or no thread can be started.
 pub fn ask<T: Send + 'static>(
     id: u32,
     what: &'static str,
@@ -136,7 +144,8 @@ pub fn ask_for<T: Send + 'static>(
     answer
 }
 
-/// How long the next answer is awaited while so many are silent about the same; `None`: it is not asked for.
+/// How long the next answer is awaited while so many are silent about the same; `None`: it is not
+/// asked for.
 fn patience_after(silent: usize, patience: Duration, what: &str) -> Option<Duration> {
     let (most, least) = match what {
         STAT if silent >= MANY_SILENT => (MOST_SILENT_STAT, LEAST_PATIENCE_STAT),
@@ -151,7 +160,8 @@ pub fn cpu_ns() -> u64 {
     own_cpu_ns().saturating_add(SPENT_NS.get())
 }
 
-/// The next question of the calling thread gets a new thread, with the privileges that the calling one has then.
+/// The next question of the calling thread gets a new thread, with the privileges that the calling
+/// one has then.
 pub fn forget_worker() {
     WORKER.with_borrow_mut(|worker| *worker = None);
 }

@@ -1,14 +1,16 @@
 //! Giving up what a process of root may do and homenode does not.
 //!
-//! **Problem.** Loading the programs takes most of root's powers. A daemon that keeps them for months turns each fault in it into a
-//! fault of the whole machine.
+//! **Problem.** Loading the programs takes most of root's powers. A daemon that keeps them for
+//! months turns each fault in it into a fault of the whole machine.
 //!
-//! **Approach.** Once everything is open, [`keep_only`] empties the capability sets but for a few: observing goes on through file
-//! descriptors, and moving threads takes CAP_SYS_NICE alone ([`to_move`]). A policy that moves files or processes takes more
-//! ([`to_move_files`], [`to_move_memory`]). Nothing that is executed later gets anything back.
+//! **Approach.** Once everything is open, [`keep_only`] empties the capability sets but for a few:
+//! observing goes on through file descriptors, and moving threads takes CAP_SYS_NICE alone
+//! ([`to_move`]). A policy that moves files or processes takes more ([`to_move_files`],
+//! [`to_move_memory`]). Nothing that is executed later gets anything back.
 //!
-//! **Limits.** Linux keeps capabilities by thread. Each thread that runs already gives up its own; threads that it starts
-//! afterwards have what it kept. The process remains root's: it may still write root's files.
+//! **Limits.** Linux keeps capabilities by thread. Each thread that runs already gives up its own;
+//! threads that it starts afterwards have what it kept. The process remains root's: it may still
+//! write root's files.
 
 use std::io;
 use std::path::Path;
@@ -18,32 +20,36 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
-/// Capabilities for moving threads once the programs are loaded. `proc_root` is a proc mount (`/proc`).
+/// Capabilities for moving threads once the programs are loaded. `proc_root` is a proc mount
+/// (`/proc`).
 pub fn to_move(proc_root: &Path) -> CapabilitySet {
     CapabilitySet::SYS_NICE | to_observe(proc_root)
 }
 
-/// Capabilities for moving the cached pages of any user's files: CAP_SYS_NICE to move pages that others map, CAP_DAC_READ_SEARCH to
-/// open the files for reading, CAP_FOWNER to leave their access times alone and to be told what is cached.
+/// Capabilities for moving the cached pages of any user's files: CAP_SYS_NICE to move pages that
+/// others map, CAP_DAC_READ_SEARCH to open the files for reading, CAP_FOWNER to leave their access
+/// times alone and to be told what is cached.
 pub fn to_move_files() -> CapabilitySet {
     CapabilitySet::SYS_NICE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER
 }
 
-/// Capabilities for moving files, those on DAX too: those for cached pages; CAP_SYS_ADMIN to open a file by handle so that its times
-/// stay, and to ask device-mapper where it is; CAP_SYS_PTRACE to see who maps it; and CAP_DAC_OVERRIDE to borrow blocks in a file system
-/// whose root directory is another user's, and to freeze another user's control groups.
+/// Capabilities for moving files, those on DAX too: those for cached pages; CAP_SYS_ADMIN to open a
+/// file by handle so that its times stay, and to ask device-mapper where it is; CAP_SYS_PTRACE to
+/// see who maps it; and CAP_DAC_OVERRIDE to borrow blocks in a file system whose root directory is
+/// another user's, and to freeze another user's control groups.
 pub fn to_move_dax() -> CapabilitySet {
     to_move_files() | CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_OVERRIDE
 }
 
-/// Capabilities for moving the memory of any user's processes: CAP_SYS_NICE, and to see where it is CAP_SYS_PTRACE and
-/// CAP_DAC_READ_SEARCH, as only its user may open `/proc/PID/pagemap`.
+/// Capabilities for moving the memory of any user's processes: CAP_SYS_NICE, and to see where it is
+/// CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, as only its user may open `/proc/PID/pagemap`.
 pub fn to_move_memory() -> CapabilitySet {
     CapabilitySet::SYS_NICE | CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH
 }
 
-/// Capabilities for observing once the programs are loaded: none, unless procfs hides the processes of other users. Without
-/// CAP_SYS_PTRACE they would seem to have ended there. It is kept as well if the mounts cannot be read.
+/// Capabilities for observing once the programs are loaded: none, unless procfs hides the processes
+/// of other users. Without CAP_SYS_PTRACE they would seem to have ended there. It is kept as well
+/// if the mounts cannot be read.
 pub fn to_observe(proc_root: &Path) -> CapabilitySet {
     match std::fs::read(proc_root.join("self/mountinfo")) {
         Ok(mounts) if !hides_processes(&String::from_utf8_lossy(&mounts)) => CapabilitySet::empty(),
@@ -62,7 +68,8 @@ pub fn keep_only(keep: CapabilitySet) -> io::Result<()> {
     set_no_new_privs(true)?;
     clear_ambient_capability_set()?;
     let has = capabilities(None)?;
-    // Only who holds this one may shrink the bounding set. Without new privileges it grants nothing anyway.
+    // Only who holds this one may shrink the bounding set. Without new privileges it grants nothing
+    // anyway.
     if has.effective.contains(CapabilitySet::SETPCAP) {
         for bit in 0..u64::BITS {
             let one = CapabilitySet::from_bits_retain(1 << bit);

@@ -1,7 +1,8 @@
 //! The few facts about a thread that acting needs, from one read of procfs.
 //!
-//! A general parser of `/proc/<tid>/stat` builds 52 fields. This one runs several times for each move, so it reads only the
-//! fields it needs. A process that hangs in `execve()` may not show it: see [`patient`](crate::patient).
+//! A general parser of `/proc/<tid>/stat` builds 52 fields. This one runs several times for each
+//! move, so it reads only the fields it needs. A process that hangs in `execve()` may not show it:
+//! see [`patient`](crate::patient).
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -35,12 +36,13 @@ pub struct Stat {
     pub session: u32,
     /// Whether it is a kernel thread.
     pub kernel_thread: bool,
-    /// Start time in hundredths of a second since boot. It distinguishes the thread from a later one with its id.
+    /// Start time in hundredths of a second since boot. It distinguishes the thread from a later
+    /// one with its id.
     pub start: u64,
 }
 
-/// A thread's open `stat` file. It never shows a later thread with the same id, and reading it again needs no new file
-/// descriptor.
+/// A thread's open `stat` file. It never shows a later thread with the same id, and reading it
+/// again needs no new file descriptor.
 #[derive(Debug)]
 pub struct Open {
     tid: u32,
@@ -129,7 +131,8 @@ impl Threads {
     }
 
     fn open_now(&self, tid: u32) -> io::Result<Option<(Open, Stat)>> {
-        // 0 is the parent of the first process and of one with a parent outside of our namespace. For system calls 0 means us.
+        // 0 is the parent of the first process and of one with a parent outside of our namespace.
+        // For system calls 0 means us.
         if tid == 0 {
             return Ok(None);
         }
@@ -150,7 +153,8 @@ impl Threads {
         Err(io::Error::new(ErrorKind::PermissionDenied, format!("{} does not show it", self.proc_root.display())))
     }
 
-    /// Whether the thread with this id and start time has certainly ended. After an error it is not certain.
+    /// Whether the thread with this id and start time has certainly ended. After an error it is not
+    /// certain.
     pub fn ended(&self, tid: u32, start: u64) -> bool {
         self.stat(tid).is_ok_and(|stat| stat.is_none_or(|stat| stat.start != start))
     }
@@ -211,8 +215,8 @@ fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// State and facts from `pid (comm) state ppid pgrp session tty tpgid flags … starttime …` (proc_pid_stat(5)); a name may
-/// hold spaces, parentheses and any bytes.
+/// State and facts from `pid (comm) state ppid pgrp session tty tpgid flags … starttime …`
+/// (proc_pid_stat(5)); a name may hold spaces, parentheses and any bytes.
 fn parse(bytes: &[u8]) -> Option<(u8, Stat)> {
     let open = bytes.iter().position(|b| *b == b'(')?;
     let close = bytes.iter().rposition(|b| *b == b')')?;

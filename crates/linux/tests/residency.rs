@@ -211,7 +211,8 @@ fn holes_on_disk() {
     let dir = dir();
     let path = sparse(dir.path(), 64 * MIB as u64);
     assert_eq!(checked(&path).resident, 2 * page() as u64);
-    // Page by page this would be 268 million questions. Without cachestat(2), before Linux 6.5, each page is asked about.
+    // Page by page this would be 268 million questions. Without cachestat(2), before Linux 6.5,
+    // each page is asked about.
     let size = if counts_at_once(&path) { 1 << 40 } else { 1 << 30 };
     let path = sparse(dir.path(), size);
     let blocks = fs::metadata(&path).unwrap().blocks();

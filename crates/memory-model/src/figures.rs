@@ -1,4 +1,5 @@
-//! What memory and CPUs cost: every figure that more than one part of homenode needs, with its source.
+//! What memory and CPUs cost: every figure that more than one part of homenode needs, with its
+//! source.
 //!
 //! **Problem.** A policy, the simulator and the emulated volume need the same data sheet. Copies of
 //! it drift apart.
@@ -9,30 +10,35 @@
 //! **Limits.** Optane modules of 128 GB of the first generation, and DDR4.
 //!
 //! Sources: NT = NThread (MSST'20), NT-s = its slides, DF = Dragonfly, AT = Adams's thesis (2021),
-//! FAST'20 = Yang et al., "An Empirical Guide to the Behavior and Use of Scalable Persistent Memory"
-//! (NThread's reference 49), OptaneStudy = its published measurements
+//! FAST'20 = Yang et al., "An Empirical Guide to the Behavior and Use of Scalable Persistent
+//! Memory" (NThread's reference 49), OptaneStudy = its published measurements
 //! (github.com/NVSL/OptaneStudy), SplitFS = Kadekodi et al., SOSP'19 (NThread's reference 23).
 
 // ---- hardware, as the papers state it ----
 
-/// Bytes/s one Optane module reads, measured. NT-s 3. (Its peak, by which policies judge, is [`OPTANE_READ_PEAK`].)
+/// Bytes/s one Optane module reads, measured. NT-s 3. (Its peak, by which policies judge, is
+/// [`OPTANE_READ_PEAK`].)
 pub const OPTANE_READ_BW: f64 = 6.0e9;
-/// Bytes/s one Optane module writes, measured. NT-s 3. A third of its reads: the weight of NT Eq. 1.
+/// Bytes/s one Optane module writes, measured. NT-s 3. A third of its reads: the weight of NT Eq.
+/// 1.
 pub const OPTANE_WRITE_BW: f64 = 2.0e9;
 /// Bytes/s one Optane module reads in theory. NT III-C1, footnote 1.
 pub const OPTANE_READ_PEAK: f64 = 6.8e9;
 /// Bytes/s one Optane module writes in theory. NT III-C1, footnote 1.
 pub const OPTANE_WRITE_PEAK: f64 = 1.85e9;
-/// Seconds per byte for one thread that writes Optane, locally and alone: 4 KiB in 671 ns. SplitFS table 1.
+/// Seconds per byte for one thread that writes Optane, locally and alone: 4 KiB in 671 ns. SplitFS
+/// table 1.
 pub const OPTANE_WRITE_S: f64 = 671e-9 / 4096.0;
 /// Factor of one hop on the time that a thread needs to read Optane: latency +65.5 %. NT I.
 pub const REMOTE_READ_LATENCY: f64 = 1.655;
-/// Factor of one hop on the time that a thread needs to write Optane: performance −65.5 %. NT III-C1.
+/// Factor of one hop on the time that a thread needs to write Optane: performance −65.5 %. NT
+/// III-C1.
 pub const REMOTE_WRITE_LATENCY: f64 = 1.0 / (1.0 - 0.655);
-/// Factor of one hop on the time that a byte takes of an Optane controller: bandwidth −34.6 %. NT I.
+/// Factor of one hop on the time that a byte takes of an Optane controller: bandwidth −34.6 %. NT
+/// I.
 pub const REMOTE_LOAD: f64 = 1.0 / (1.0 - 0.346);
-/// Seconds per byte of a background copy between Optane memories: 16 KiB in 35 µs. NT III-C1. (DF IV-B agrees: 10,000
-/// files of 160 KB in 3.5 s.)
+/// Seconds per byte of a background copy between Optane memories: 16 KiB in 35 µs. NT III-C1. (DF
+/// IV-B agrees: 10,000 files of 160 KB in 3.5 s.)
 pub const OPTANE_COPY_S: f64 = COPY_S / COPY_BYTES;
 /// Bytes and seconds of the copy that NT III-C1 measured.
 pub const COPY_BYTES: f64 = 16384.0;
@@ -50,17 +56,18 @@ pub const DRAM_REMOTE_LATENCY: f64 = 108.8 / 66.8;
 pub const OPTANE_READ_LATENCY_S: f64 = 305e-9;
 /// See [`OPTANE_READ_LATENCY_S`].
 pub const OPTANE_WRITE_LATENCY_S: f64 = 81e-9;
-/// Calibrated: seconds per byte for one thread that reads Optane through a file system, locally and alone. With it DF's
-/// TH_l (MTP, webserver) comes out. Chosen when all threads of a file set
+/// Calibrated: seconds per byte for one thread that reads Optane through a file system, locally and
+/// alone. With it DF's TH_l (MTP, webserver) comes out. Chosen when all threads of a file set
 /// shared its data in the cache, and not chosen again.
 pub const OPTANE_READ_S: f64 = 0.67e-9;
 /// Bytes of one line of Optane media, the least that a log entry of 64 bytes costs. FAST'20.
 pub const OPTANE_LINE: f64 = 256.0;
 
-/// How much longer a written byte takes an Optane module while so many threads write to it, against up to four: (threads, times). Its
-/// buffer gathers whole lines, and many writers push each other out of it. OptaneStudy, graphs/04-bandwidth_thcount_optane_ni.csv,
-/// sequential non-temporal stores: 2.22, 2.21, 2.21, 2.20 GB/s with one to four threads, 1.96 with six, 1.53, 1.12, 0.94 and 0.80 with 8, 12,
-/// 16 and 24. NT V-C, too, has four threads use up the bandwidth.
+/// How much longer a written byte takes an Optane module while so many threads write to it, against
+/// up to four: (threads, times). Its buffer gathers whole lines, and many writers push each other
+/// out of it. OptaneStudy, graphs/04-bandwidth_thcount_optane_ni.csv, sequential non-temporal
+/// stores: 2.22, 2.21, 2.21, 2.20 GB/s with one to four threads, 1.96 with six, 1.53, 1.12, 0.94
+/// and 0.80 with 8, 12, 16 and 24. NT V-C, too, has four threads use up the bandwidth.
 pub const OPTANE_CROWDED: [(f64, f64); 6] =
     [(4.0, 1.0), (6.0, 2.20 / 1.96), (8.0, 2.20 / 1.53), (12.0, 2.20 / 1.12), (16.0, 2.20 / 0.94), (24.0, 2.20 / 0.80)];
 
@@ -74,14 +81,16 @@ pub const DRAM_WRITE_BW: f64 = 80e9;
 pub const UPI_LINK_BW: f64 = 20.8e9;
 /// Bytes/s through one node's interconnect port: two UPI links of 10.4 GT/s.
 pub const PORT_BW: f64 = 2.0 * UPI_LINK_BW;
-/// Seconds per byte for one thread that reads a file from DRAM through `read()`, locally and alone: 4 KiB in 0.6 µs. A guess.
+/// Seconds per byte for one thread that reads a file from DRAM through `read()`, locally and alone:
+/// 4 KiB in 0.6 µs. A guess.
 pub const DRAM_READ_S: f64 = 0.15e-9;
 /// The same for writes.
 pub const DRAM_WRITE_S: f64 = 0.15e-9;
 
 // ---- CPUs; guesses ----
 
-/// Share of the work that time-slicing adds where threads share CPUs: switches and cold caches. A guess.
+/// Share of the work that time-slicing adds where threads share CPUs: switches and cold caches. A
+/// guess.
 pub const TIME_SLICING: f64 = 0.05;
 /// Share of the software's time that waits for the process's own memory. A guess.
 pub const OWN_MEMORY: f64 = 0.2;

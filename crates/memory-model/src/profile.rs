@@ -1,15 +1,16 @@
 //! Profiles of emulated memory: the figures, their sources, and the machine that they make.
 //!
-//! **Problem.** A policy is judged by what memory costs, and the machine at hand has one node, or other memory than the
-//! one that is of interest.
+//! **Problem.** A policy is judged by what memory costs, and the machine at hand has one node, or
+//! other memory than the one that is of interest.
 //!
-//! **Approach.** A [`Profile`] names the figures of each node's memory ([`Memory`]) as the real one has them, and a
-//! *scale* by which everything takes longer: real memory carries more than the processors at hand can copy through a
-//! file system, and a policy is worth nothing where the processor is the limit. The figures of `optane` and `cxl` are those
-//! of [`figures`](crate::figures), as are those of homenode's simulated machines.
+//! **Approach.** A [`Profile`] names the figures of each node's memory ([`Memory`]) as the real one
+//! has them, and a *scale* by which everything takes longer: real memory carries more than the
+//! processors at hand can copy through a file system, and a policy is worth nothing where the
+//! processor is the limit. The figures of `optane` and `cxl` are those of
+//! [`figures`](crate::figures), as are those of homenode's simulated machines.
 //!
-//! **Limits.** Only times that memory takes are scaled. The processors, and so the software, are as fast as they are:
-//! relative to the memory they are `scale` times too fast.
+//! **Limits.** Only times that memory takes are scaled. The processors, and so the software, are as
+//! fast as they are: relative to the memory they are `scale` times too fast.
 
 use std::collections::BTreeMap;
 
@@ -113,8 +114,8 @@ impl Memory {
         line: OPTANE_LINE as u64,
     };
 
-    /// A CXL memory expander on each node. Bandwidths as in `scenarios/cxl.toml`, times per byte and
-    /// the factor of a hop as of DRAM; the latency is a guess: three times that of local DRAM.
+    /// A CXL memory expander on each node. Bandwidths as in `scenarios/cxl.toml`, times per byte
+    /// and the factor of a hop as of DRAM; the latency is a guess: three times that of local DRAM.
     pub const CXL: Self = Self {
         read_bw: 24e9,
         write_bw: 20e9,
@@ -130,7 +131,8 @@ impl Memory {
         line: 64,
     };
 
-    /// Cost of an access to so many bytes from `hops` away, everything taking `scale` times as long.
+    /// Cost of an access to so many bytes from `hops` away, everything taking `scale` times as
+    /// long.
     pub fn cost(&self, direction: Direction, bytes: u64, hops: f64, scale: f64) -> Cost {
         let bytes = bytes.max(self.line) as f64;
         let (bw, latency_s, per_byte_s, remote) = match direction {
@@ -178,8 +180,8 @@ impl Profile {
     /// The profiles that need no file.
     pub const NAMES: [&str; 2] = ["optane", "cxl"];
 
-    /// The profile of this name. Its scale lets a node carry 30 MB/s of reads, 7,300 a second of 4 KiB: chosen so that two
-    /// processors that serve it through FUSE are not the limit.
+    /// The profile of this name. Its scale lets a node carry 30 MB/s of reads, 7,300 a second of 4
+    /// KiB: chosen so that two processors that serve it through FUSE are not the limit.
     pub fn named(name: &str) -> Option<Self> {
         let (memory, scale) = match name {
             "optane" => (Memory::OPTANE, 200.0),
@@ -207,8 +209,9 @@ impl Profile {
         self.node.get(&node).unwrap_or(&self.memory)
     }
 
-    /// A machine of so many nodes, every pair one hop apart, that shares out these CPUs in groups of neighbours. A node
-    /// beyond the number of CPUs has none. Bandwidths are the peaks, scaled; `bytes` is the memory of each node.
+    /// A machine of so many nodes, every pair one hop apart, that shares out these CPUs in groups
+    /// of neighbours. A node beyond the number of CPUs has none. Bandwidths are the peaks, scaled;
+    /// `bytes` is the memory of each node.
     pub fn topology(&self, cpus: &CpuSet, nodes: u32, bytes: u64) -> Topology {
         let count = cpus.len();
         let first = |id: u32| count * id as usize / nodes.max(1) as usize;

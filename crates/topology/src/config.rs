@@ -1,5 +1,5 @@
-//! The bandwidth of each node's memory, from `homenode.toml`: most firmware does not tell it, and what it tells is rated, not
-//! measured.
+//! The bandwidth of each node's memory, from `homenode.toml`: most firmware does not tell it, and
+//! what it tells is rated, not measured.
 //!
 //! ```toml
 //! [node.0]

@@ -8,9 +8,9 @@
 //! another machine reads like that machine. A missing necessary file, or a text that no kernel
 //! would write, is an error that names the file and the errno or the text; nothing is guessed.
 //!
-//! The bandwidth of a node's memory is what the firmware promises (ACPI HMAT; CDAT for CXL): in MB/s,
-//! as the nearest CPU gets it (`access1`; kernels before 5.11 have `access0` only, the nearest
-//! initiator of any kind, which may be a device instead of a CPU).
+//! The bandwidth of a node's memory is what the firmware promises (ACPI HMAT; CDAT for CXL): in
+//! MB/s, as the nearest CPU gets it (`access1`; kernels before 5.11 have `access0` only, the
+//! nearest initiator of any kind, which may be a device instead of a CPU).
 //!
 //! **Limits.** CPUs to which the firmware gives no node (`NUMA_NO_NODE`) belong to no node here
 //! either. Most machines without CXL, HBM or persistent memory tell no bandwidth.
@@ -103,7 +103,8 @@ fn node(source: &Source<'_>, id: NodeId, ids: &[NodeId], online: &CpuSet) -> Res
     Ok(Node { id, cpus, offline_cpus, memory_bytes, memory, distance, read_bw_max, write_bw_max })
 }
 
-/// What the firmware tells about the bandwidth of a node's memory, in bytes/s. The kernel shows 0 for unknown.
+/// What the firmware tells about the bandwidth of a node's memory, in bytes/s. The kernel shows 0
+/// for unknown.
 fn bandwidth(source: &Source<'_>, dir: &str, what: &str) -> Result<Option<f64>, TopologyError> {
     for class in ["access1", "access0"] {
         let file = format!("{dir}/{class}/initiators/{what}");
@@ -116,8 +117,8 @@ fn bandwidth(source: &Source<'_>, dir: &str, what: &str) -> Result<Option<f64>, 
     Ok(None)
 }
 
-/// The texts of the files that change when CPUs or nodes come or go: equal texts mean the same machine. Four small files, so
-/// that a daemon can ask in every window.
+/// The texts of the files that change when CPUs or nodes come or go: equal texts mean the same
+/// machine. Four small files, so that a daemon can ask in every window.
 ///
 /// # Errors
 ///

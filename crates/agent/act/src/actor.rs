@@ -1,11 +1,13 @@
-//! Moves threads, processes and files of this machine, and undoes it: the part of a plane that acts.
+//! Moves threads, processes and files of this machine, and undoes it: the part of a plane that
+//! acts.
 //!
 //! **Problem.** The host and a mounted volume observe in different ways and move threads by the
 //! same rules, with the same records. `restore` moves nothing and observes nothing, and undoes.
 //!
-//! **Approach.** [`Actor`] has the methods of [`engine::Plane`] that act; a plane passes them on. It
-//! completes the threads that a plane has seen: with the nodes that each may run on, and the reason
-//! why one must not be moved. A thread that we moved is shown with the nodes it could use before.
+//! **Approach.** [`Actor`] has the methods of [`engine::Plane`] that act; a plane passes them on.
+//! It completes the threads that a plane has seen: with the nodes that each may run on, and the
+//! reason why one must not be moved. A thread that we moved is shown with the nodes it could use
+//! before.
 //!
 //! **Limits.** Facts about control groups in a window may be a few windows old; preparing a move
 //! reads them again.
@@ -32,8 +34,8 @@ use super::memory::Layout;
 use super::mover::{Given, Key, Mover, Rules, key_of, own_affinity, refused};
 use super::watched::{Births, Trouble, Watched};
 
-/// How often to look for an exec that has taken effect and is not reported yet. The kernel reports it when the new program is
-/// loaded, which takes milliseconds, or longer from a slow disk.
+/// How often to look for an exec that has taken effect and is not reported yet. The kernel reports
+/// it when the new program is loaded, which takes milliseconds, or longer from a slow disk.
 const EXEC_LOOKS: u32 = 50;
 /// The pause between two such looks.
 const EXEC_PAUSE: Duration = Duration::from_millis(20);
@@ -49,9 +51,11 @@ pub struct Settings {
     pub touch_own_affinity: bool,
     /// Also bind threads while a sched_ext scheduler runs. Default false.
     pub beside_sched_ext: bool,
-    /// Remember where data was that moves copy, so that it can be sent back at the end. Default false: it stays.
+    /// Remember where data was that moves copy, so that it can be sent back at the end. Default
+    /// false: it stays.
     pub move_back: bool,
-    /// The nodes are made up, and stay as they are when CPUs of the machine come or go. Default false.
+    /// The nodes are made up, and stay as they are when CPUs of the machine come or go. Default
+    /// false.
     pub fixed_nodes: bool,
 }
 
@@ -75,7 +79,8 @@ pub struct Seen {
     pub thread: Thread,
     /// Its affinity.
     pub mask: CpuSet,
-    /// Whether an affinity was ever asked for, by the thread, for it, or for a thread it descends from; `None` if that is not known.
+    /// Whether an affinity was ever asked for, by the thread, for it, or for a thread it descends
+    /// from; `None` if that is not known.
     pub asked: Option<bool>,
     /// Whether it is a kernel thread.
     pub kernel_thread: bool,
@@ -91,19 +96,22 @@ pub struct Actor<B> {
     own_pid: u32,
     /// The sched_ext scheduler because of which no thread is bound.
     scheduler: Option<String>,
-    /// A move was undone since the last window: the engine is finishing, or recovering from a crash.
+    /// A move was undone since the last window: the engine is finishing, or recovering from a
+    /// crash.
     finishing: bool,
     /// Descendants restored since the last window.
     put_back: FxHashSet<Key>,
     epoch: Option<String>,
     /// Moves of files and processes.
     moves: DataMoves,
-    /// Processes that were moved as a whole and not put back: start time in ticks, and the values of their threads.
+    /// Processes that were moved as a whole and not put back: start time in ticks, and the values
+    /// of their threads.
     processes: FxHashMap<u32, (u64, Given)>,
 }
 
 impl<B: Births> Actor<B> {
-    /// Acts on the machine with this topology. Needs no more than procfs and sysfs. With `hands`, files on DAX are moved, too.
+    /// Acts on the machine with this topology. Needs no more than procfs and sysfs. With `hands`,
+    /// files on DAX are moved, too.
     ///
     /// # Errors
     ///
@@ -177,7 +185,8 @@ impl<B: Births> Actor<B> {
         }
     }
 
-    /// Begins a window: moves that were prepared and not made become void. Says whether the topology is a new one.
+    /// Begins a window: moves that were prepared and not made become void. Says whether the
+    /// topology is a new one.
     pub fn begin_window(&mut self) -> bool {
         let followed = self.machine.follow();
         let looked = (!self.settings.beside_sched_ext).then(|| interference::scheduler(&self.settings.sys_root));
@@ -191,7 +200,8 @@ impl<B: Births> Actor<B> {
         followed
     }
 
-    /// Completes a thread for the policies: the nodes it may run on, and the reason it must not be moved.
+    /// Completes a thread for the policies: the nodes it may run on, and the reason it must not be
+    /// moved.
     pub fn complete(&mut self, seen: Seen) -> Thread {
         let Seen { mut thread, mask, asked, kernel_thread } = seen;
         // In whole ticks, as procfs has it: one name for a thread in snapshots and in undo records.
@@ -230,8 +240,8 @@ impl<B: Births> Actor<B> {
         thread
     }
 
-    /// For a thread whose mask lacks some CPUs: the CPUs it may be moved within, if they differ from the mask, and the reason it
-    /// must not be moved.
+    /// For a thread whose mask lacks some CPUs: the CPUs it may be moved within, if they differ
+    /// from the mask, and the reason it must not be moved.
     fn judge(&mut self, key: Key, mask: &CpuSet, asked: Option<bool>) -> (Option<CpuSet>, Option<String>) {
         let default = match self.mover.defaults().remembered(key) {
             Ok(default) => default,
@@ -246,7 +256,8 @@ impl<B: Births> Actor<B> {
                 }
             }
             _ if *mask == default || self.mover.rules().touch_own_affinity => (Some(default), None),
-            // Narrower than its cpuset, but nobody asked for that: the kernel was booted with `isolcpus`, for example.
+            // Narrower than its cpuset, but nobody asked for that: the kernel was booted with
+            // `isolcpus`, for example.
             _ if asked == Some(false) => (None, None),
             // The same value, after somebody has set it: we have put it back, for example.
             _ if spares_isolated => (None, None),
@@ -254,7 +265,8 @@ impl<B: Births> Actor<B> {
         }
     }
 
-    /// Starts a copy that a plane makes by way of this actor, which polls, paces and cancels it like its own.
+    /// Starts a copy that a plane makes by way of this actor, which polls, paces and cancels it
+    /// like its own.
     ///
     /// # Errors
     ///
@@ -266,7 +278,8 @@ impl<B: Births> Actor<B> {
         self.moves.jobs.start(begin)
     }
 
-    /// Where the data was that a copy of a plane has moved, if the copy has kept that and is among the latest.
+    /// Where the data was that a copy of a plane has moved, if the copy has kept that and is among
+    /// the latest.
     pub fn take_layout(&mut self, job: JobId) -> Option<Layout> {
         self.moves.jobs.take_layout(job)
     }
@@ -320,7 +333,8 @@ impl<B: Births> Actor<B> {
             if !stuck {
                 return Err(error);
             }
-            // Its record must stay as long as a thread is bound; the others keep those of their earlier moves.
+            // Its record must stay as long as a thread is bound; the others keep those of their
+            // earlier moves.
             return Ok(Started { not_bound: written.into_iter().collect(), ..Started::done() });
         }
         process.bound().iter().for_each(|undo| _ = written.remove(&undo.subject));
@@ -332,9 +346,11 @@ impl<B: Births> Actor<B> {
         Ok(Started { not_bound, ..self.moves.start_memory(process) })
     }
 
-    /// A thread that inherited our value keeps it if its process was moved as a whole, and is moved itself from now on.
+    /// A thread that inherited our value keeps it if its process was moved as a whole, and is moved
+    /// itself from now on.
     fn heir(&mut self, heir: Undo) -> Heir {
-        // By exec, the first thread's id and start time may stand for another program: the policy has not decided on that.
+        // By exec, the first thread's id and start time may stand for another program: the policy
+        // has not decided on that.
         let by_exec = key_of(&heir).is_none_or(|key| self.watched.execs.contains(&key));
         let given = self.processes.get(&heir.pid).filter(|_| !by_exec && !self.finishing);
         let Some(first) = heir.masks.as_ref().and_then(|masks| given?.1.first(&masks.ours)) else {
@@ -354,8 +370,8 @@ impl<B: Births> Actor<B> {
         Ok(kin)
     }
 
-    /// [`Self::look`]. While everything is being restored it waits for execs that have taken effect and are not reported yet:
-    /// there is no later look that could find them.
+    /// [`Self::look`]. While everything is being restored it waits for execs that have taken effect
+    /// and are not reported yet: there is no later look that could find them.
     fn look_for_kin(&mut self, held: &[Undo]) -> Result<Vec<Kin>, Trouble> {
         let mut kin = self.look()?;
         let mut looks = 0;
@@ -367,8 +383,9 @@ impl<B: Births> Actor<B> {
         Ok(kin)
     }
 
-    /// Whether a watched thread is gone and the first thread of its process has our value for a reason that is not known: the
-    /// moved thread is becoming the first by exec, or the first thread set our value itself.
+    /// Whether a watched thread is gone and the first thread of its process has our value for a
+    /// reason that is not known: the moved thread is becoming the first by exec, or the first
+    /// thread set our value itself.
     fn may_be_in_exec(&self, undo: &Undo) -> bool {
         let watched = !self.watched.lost && key_of(undo).is_some_and(|key| self.mover.moved(key).is_some());
         let Watched { own, execs, .. } = &self.watched;
@@ -428,7 +445,8 @@ impl<B: Births> Plane for Actor<B> {
         let Some(key) = key_of(undo) else { return self.mover.undo(undo) };
         let value = undo.masks.as_ref().map(|masks| &masks.ours);
         if of_move && value.is_some_and(|value| self.processes.get(&undo.pid).is_some_and(|p| p.1.has(value))) {
-            // What its threads start from now on is put back, too. Not so if one thread goes back that was moved by itself.
+            // What its threads start from now on is put back, too. Not so if one thread goes back
+            // that was moved by itself.
             self.processes.remove(&undo.pid);
         }
         if of_move && self.watched.own.contains(&key) {
@@ -443,9 +461,10 @@ impl<B: Births> Plane for Actor<B> {
         Ok(undone)
     }
 
-    /// The watcher reports the descendants of moved threads. While everything is being restored, and without a watcher,
-    /// procfs is searched for those whose births it did not see. A thread that set our value itself looks like one of them, so
-    /// the search leaves out the kin of watched threads.
+    /// The watcher reports the descendants of moved threads. While everything is being restored,
+    /// and without a watcher, procfs is searched for those whose births it did not see. A thread
+    /// that set our value itself looks like one of them, so the search leaves out the kin of
+    /// watched threads.
     fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
         let mut trouble: Option<String> = None;
         let mut heirs = match self.look_for_kin(held) {
@@ -477,12 +496,14 @@ impl<B: Births> Plane for Actor<B> {
     fn ended(&mut self, undo: &Undo) -> bool {
         let (Some(key), Some(masks)) = (key_of(undo), &undo.masks) else { return false };
         let watched = &self.watched;
-        // The kernel's list of tasks takes no lock: procfs is asked only about those that it does not have.
+        // The kernel's list of tasks takes no lock: procfs is asked only about those that it does
+        // not have.
         let lives = watched.looked && watched.alive.contains(&key);
         let over = if !lives && self.mover.threads().ended(key.0, key.1) {
             match self.became_first(undo) {
-                // It continues under another id. The record must stay until that thread is restored, in case of a crash.
-                // A watched thread did so only if the kernel reported its exec; the first thread may hold our value for itself.
+                // It continues under another id. The record must stay until that thread is
+                // restored, in case of a crash. A watched thread did so only if the kernel reported
+                // its exec; the first thread may hold our value for itself.
                 Ok(Some(first)) => {
                     let reported = watched.looked && !watched.lost && self.mover.moved(key).is_some();
                     watched.own.contains(&first) || reported && !watched.execs.contains(&first)

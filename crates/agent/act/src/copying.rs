@@ -7,7 +7,8 @@ use super::memory::{Layout, MemoryMove};
 
 /// A move of file data or of a process's memory, prepared and not finished.
 pub trait Copying: Send {
-    /// Moves about this many bytes more; returns whether the move is over. An error ends the move; what has been moved stays.
+    /// Moves about this many bytes more; returns whether the move is over. An error ends the move;
+    /// what has been moved stays.
     fn step(&mut self, bytes: u64) -> io::Result<bool>;
 
     /// The bytes moved so far.
@@ -21,10 +22,12 @@ pub trait Copying: Send {
 
 /// How to send back what a move has moved.
 pub enum Back {
-    /// The memory of a process: the move itself, which is over, knows where it was ([`MemoryMove::reversed`]).
+    /// The memory of a process: the move itself, which is over, knows where it was
+    /// ([`MemoryMove::reversed`]).
     Memory(Box<MemoryMove>),
-    /// A file's pages were here; numbers of pages count from the start of the file. Whoever sends them back opens the file again: a
-    /// file that is kept open keeps its file system mounted, and its blocks after it was deleted.
+    /// A file's pages were here; numbers of pages count from the start of the file. Whoever sends
+    /// them back opens the file again: a file that is kept open keeps its file system mounted, and
+    /// its blocks after it was deleted.
     Pages(Layout),
 }
 
@@ -37,7 +40,8 @@ impl Back {
         }
     }
 
-    /// The way back of this move and of an earlier one of the same file or process, so that nothing moves twice.
+    /// The way back of this move and of an earlier one of the same file or process, so that nothing
+    /// moves twice.
     pub fn with_earlier(self, earlier: Self) -> Self {
         match (self, earlier) {
             (Self::Memory(mut memory), Self::Memory(earlier)) => {
@@ -104,7 +108,8 @@ pub struct Copied {
     pub moved: u64,
     /// Of these, bytes that were there already: nothing was copied for them.
     pub there: u64,
-    /// Bytes that could not be moved, by reason: a sentence fragment such as `pinned` or `no free memory on node 1`.
+    /// Bytes that could not be moved, by reason: a sentence fragment such as `pinned` or
+    /// `no free memory on node 1`.
     pub left: BTreeMap<&'static str, u64>,
 }
 

@@ -1,19 +1,23 @@
-//! Moves of files and of processes with their memory, as the plane makes them: prepared in a window, started, then examined and
-//! copied in the background ([`crate::jobs`]).
+//! Moves of files and of processes with their memory, as the plane makes them: prepared in a
+//! window, started, then examined and copied in the background ([`crate::jobs`]).
 //!
-//! **Problem.** The engine names a file by device, inode number and generation. To open and to count a file takes long, and its
-//! paths belong to its users. Between the look at a file or process and the move, it may have become another.
+//! **Problem.** The engine names a file by device, inode number and generation. To open and to
+//! count a file takes long, and its paths belong to its users. Between the look at a file or
+//! process and the move, it may have become another.
 //!
-//! **Approach.** In the window only the identity is compared: a file is moved if the last window had it. Its job opens it by inode
-//! ([`crate::files`] says how), so that no other file is opened, or by the path of that window where no way leads to the inode;
-//! then the file found must have the device, the inode number and, where the file system tells it, the generation. What the job
-//! refuses becomes the job's end. A process keeps what was found out when its move was prepared until the move is started, in the
-//! same window; its memory is looked through by its job.
+//! **Approach.** In the window only the identity is compared: a file is moved if the last window
+//! had it. Its job opens it by inode ([`crate::files`] says how), so that no other file is opened,
+//! or by the path of that window where no way leads to the inode; then the file found must have the
+//! device, the inode number and, where the file system tells it, the generation. What the job
+//! refuses becomes the job's end. A process keeps what was found out when its move was prepared
+//! until the move is started, in the same window; its memory is looked through by its job.
 //!
-//! **Limits.** Each thread of a process is examined in the window. A file on a file system that asks a server is refused. So are
-//! files on DAX unless there are [`Hands`]: moving them takes CAP_SYS_ADMIN, which the daemon gives up. On the way back, each
-//! page and each block goes where it was; of several moves of one file or process, the first says where. Until then, two files of procfs are open for each process whose memory was moved. Only so many moves are remembered: the data of the
-//! oldest beyond that stays, which is said.
+//! **Limits.** Each thread of a process is examined in the window. A file on a file system that
+//! asks a server is refused. So are files on DAX unless there are [`Hands`]: moving them takes
+//! CAP_SYS_ADMIN, which the daemon gives up. On the way back, each page and each block goes where
+//! it was; of several moves of one file or process, the first says where. Until then, two files of
+//! procfs are open for each process whose memory was moved. Only so many moves are remembered: the
+//! data of the oldest beyond that stays, which is said.
 
 use std::collections::VecDeque;
 use std::io;
@@ -37,7 +41,8 @@ use super::process::{self, ProcessMove};
 use crate::files::{Inodes, MOST_READERS};
 use crate::jobs::{self, Jobs};
 
-/// Most moves of files that are remembered, those that copy among them: more than of which it is kept where their pages were.
+/// Most moves of files that are remembered, those that copy among them: more than of which it is
+/// kept where their pages were.
 const LATEST: usize = 256;
 /// Most files that are remembered from a window.
 const FILES: usize = 65_536;
@@ -70,7 +75,8 @@ pub struct DataMoves {
     hands: Option<Hands>,
     /// What the copies move, if they are to be sent back.
     copies: FxHashMap<JobId, Copied>,
-    /// The first subject whose data stays because there were too many moves to remember, and the number of these moves.
+    /// The first subject whose data stays because there were too many moves to remember, and the
+    /// number of these moves.
     forgotten: Option<(Subject, u64)>,
 }
 
@@ -78,7 +84,8 @@ pub struct DataMoves {
 #[derive(Clone, Debug)]
 struct Copied {
     subject: Subject,
-    /// A file: its name and what else is known of it, and the node that the move names as its origin.
+    /// A file: its name and what else is known of it, and the node that the move names as its
+    /// origin.
     file: Option<(String, Seen, NodeId)>,
 }
 
@@ -197,7 +204,8 @@ impl DataMoves {
         Ok(Started::job(job))
     }
 
-    /// A job that moves a file, or its part on one node, to a node, or those of its pages that a layout has to where they were.
+    /// A job that moves a file, or its part on one node, to a node, or those of its pages that a
+    /// layout has to where they were.
     fn file_job(
         &mut self,
         name: &str,
@@ -238,7 +246,8 @@ impl DataMoves {
         self.copies.retain(|job, _| kept.contains(job));
     }
 
-    /// What the latest move of a subject knows, and what the earlier ones do: together they send back where it was before all.
+    /// What the latest move of a subject knows, and what the earlier ones do: together they send
+    /// back where it was before all.
     fn with_earlier(
         &mut self,
         subject: &Subject,
@@ -323,9 +332,10 @@ impl Copies for DataMoves {
     }
 }
 
-/// Opens a file of a window, if it is the same inode still, and prepares its move. `dax`: a file on DAX may be moved, and its
-/// users stopped or not; the calling thread, which is the job's, has what that takes, and gives it up for any other file. `back`:
-/// only the pages of this layout, to where they were.
+/// Opens a file of a window, if it is the same inode still, and prepares its move. `dax`: a file on
+/// DAX may be moved, and its users stopped or not; the calling thread, which is the job's, has what
+/// that takes, and gives it up for any other file. `back`: only the pages of this layout, to where
+/// they were.
 fn open(
     proc_root: &Path,
     name: &str,

@@ -1,39 +1,50 @@
 //! Moving the blocks of a file on DAX to a node, on XFS.
 //!
-//! **Problem.** A DAX file's bytes are where its blocks are, and its users read, write and map them while they move. The kernel
-//! has no call that moves blocks to a node.
+//! **Problem.** A DAX file's bytes are where its blocks are, and its users read, write and map them
+//! while they move. The kernel has no call that moves blocks to a node.
 //!
-//! **Approach.** XFS exchanges the blocks of two files in one transaction (`XFS_IOC_COMMIT_RANGE`, Linux 6.12), if the file
-//! has not changed since a look at it. [`donor`] is an unnamed file with blocks on the target node. For each [`CHUNK`]:
+//! **Approach.** XFS exchanges the blocks of two files in one transaction (`XFS_IOC_COMMIT_RANGE`,
+//! Linux 6.12), if the file has not changed since a look at it. [`donor`] is an unnamed file with
+//! blocks on the target node. For each [`CHUNK`]:
 //!
-//! 1. Note the file's times (`XFS_IOC_START_COMMIT`). They are as coarse as a tick: a second change within a tick does not
-//!    show. So look again until the last change is older than a clock that was read before.
-//! 2. `fdatasync`: write-protects all mappings, so that a store from now on faults, and thereby changes the times.
+//! 1. Note the file's times (`XFS_IOC_START_COMMIT`). They are as coarse as a tick: a second change
+//!    within a tick does not show. So look again until the last change is older than a clock that
+//!    was read before.
+//! 2. `fdatasync`: write-protects all mappings, so that a store from now on faults, and thereby
+//!    changes the times.
 //! 3. Look which blocks the file has, and copy them to the donor.
 //! 4. Exchange the blocks, unless the times have changed; else start again.
 //!
-//! Any write to the file, wherever it is, makes a try void. So a try that failed is followed by one of half as many bytes, which
-//! is over sooner, after a longer pause; a try that succeeded by one of twice as many. The donor keeps its blocks for the whole
-//! chunk meanwhile, so that the chunk stays in one piece. The move gives up after [`PATIENCE`] tries in a row.
+//! Any write to the file, wherever it is, makes a try void. So a try that failed is followed by one
+//! of half as many bytes, which is over sooner, after a longer pause; a try that succeeded by one
+//! of twice as many. The donor keeps its blocks for the whole chunk meanwhile, so that the chunk
+//! stays in one piece. The move gives up after [`PATIENCE`] tries in a row.
 //!
-//! After a crash the file has the old or the new blocks of each chunk: the exchange is in XFS's log as a whole. Holes stay
-//! holes, preallocated blocks stay preallocated, and the file's times stay as they are. The file grows, shrinks or is deleted as
-//! its users like; a chunk that changed its size is looked at anew.
+//! After a crash the file has the old or the new blocks of each chunk: the exchange is in XFS's log
+//! as a whole. Holes stay holes, preallocated blocks stay preallocated, and the file's times stay
+//! as they are. The file grows, shrinks or is deleted as its users like; a chunk that changed its
+//! size is looked at anew.
 //!
 //! **Limits.**
 //! - A file that is written in each tick never gets its turn.
-//! - While somebody holds a page of the file pinned (direct I/O from or into a mapping of it, `vmsplice`), the exchange waits, and
-//!   with it every read and write of the file: at most [`PINNED_MOST`], then the try counts as failed. If the donor's inode number
-//!   is the lower one, the kernel would spin instead, deaf to signals (`xfs_mmaplock_two_inodes_and_break_dax_layout`), so the
-//!   move looks for such pages first. A page that is pinned between the look and the exchange makes the kernel spin all the same,
+//! - While somebody holds a page of the file pinned (direct I/O from or into a mapping of it,
+//!   `vmsplice`), the exchange waits, and with it every read and write of the file: at most
+//!   [`PINNED_MOST`], then the try counts as failed. If the donor's inode number is the lower one,
+//!   the kernel would spin instead, deaf to signals
+//!   (`xfs_mmaplock_two_inodes_and_break_dax_layout`), so the move looks for such pages first. A
+//!   page that is pinned between the look and the exchange makes the kernel spin all the same,
 //!   until it is let go.
-//! - While somebody maps the file shared and writable, nothing is moved: see [`mappers`] for the store that could be lost. With
-//!   the user's leave, such processes are stopped for each chunk ([`freeze`]). Only processes that `/proc` shows are seen.
-//! - The exchange takes setuid bits and file capabilities from a file, as a write does. Files that have them are refused.
+//! - While somebody maps the file shared and writable, nothing is moved: see [`mappers`] for the
+//!   store that could be lost. With the user's leave, such processes are stopped for each chunk
+//!   ([`freeze`]). Only processes that `/proc` shows are seen.
+//! - The exchange takes setuid bits and file capabilities from a file, as a write does. Files that
+//!   have them are refused.
 //! - A process that cannot be stopped ends the move.
 //! - Blocks that several files share (reflinks) are left: a copy would take more room.
-//! - During the move, the file is open for writing: `execve` of it fails with ETXTBSY. inotify reports a modification.
-//! - It needs CAP_SYS_ADMIN (to leave the times alone), and CAP_SYS_PTRACE (to see who maps the file).
+//! - During the move, the file is open for writing: `execve` of it fails with ETXTBSY. inotify
+//!   reports a modification.
+//! - It needs CAP_SYS_ADMIN (to leave the times alone), and CAP_SYS_PTRACE (to see who maps the
+//!   file).
 
 mod bounded;
 mod donor;
@@ -63,32 +74,37 @@ use super::memory;
 use super::memory::layout::Run;
 use super::pages::FileMoveError;
 
-/// Bytes of one exchange: what one entry of a page table's second level maps, so that a file of aligned huge pages keeps them.
+/// Bytes of one exchange: what one entry of a page table's second level maps, so that a file of
+/// aligned huge pages keeps them.
 pub const CHUNK: u64 = 2 << 20;
 
-/// Bytes of the shortest try: below, its fixed cost (a tick, a look at all processes) is all there is to it.
+/// Bytes of the shortest try: below, its fixed cost (a tick, a look at all processes) is all there
+/// is to it.
 const LEAST: u64 = 128 << 10;
 
-/// How often the move tries in a row while the file is changed each time: the pauses sum up to 14 s. In an emulated machine on a
-/// busy host, where a try takes a tenth of a second, 60 were too few for a file that was written every 75 ms.
+/// How often the move tries in a row while the file is changed each time: the pauses sum up to 14
+/// s. In an emulated machine on a busy host, where a try takes a tenth of a second, 60 were too few
+/// for a file that was written every 75 ms.
 const PATIENCE: u32 = 240;
 
 /// The same while the file is pinned, because all its users wait with each try.
 const PINNED_PATIENCE: u32 = 60;
 
-/// The first pause after a failed try, and the longest. Every fourth pause is twice as long as those before.
+/// The first pause after a failed try, and the longest. Every fourth pause is twice as long as
+/// those before.
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
 /// How long a step may pause in all, so that a move stops soon when it is told to.
 const TURN: Duration = Duration::from_millis(100);
 
-/// How often the times are looked at while processes are stopped: five ticks of the slowest clock (`CONFIG_HZ=250`, 4 ms), with
-/// [`PAUSE`] between two looks.
+/// How often the times are looked at while processes are stopped: five ticks of the slowest clock
+/// (`CONFIG_HZ=250`, 4 ms), with [`PAUSE`] between two looks.
 const LOOKS: usize = 20;
 
-/// For how many pieces in a row a reason that holds for the whole file must hold, before the rest of the file is left for it,
-/// untried. Each costs a look at all processes, and up to 0.1 s in which processes are stopped for nothing.
+/// For how many pieces in a row a reason that holds for the whole file must hold, before the rest
+/// of the file is left for it, untried. Each costs a look at all processes, and up to 0.1 s in
+/// which processes are stopped for nothing.
 const STUCK: u32 = 3;
 
 /// How long an exchange may wait for pinned pages: all users of the file wait with it.
@@ -144,7 +160,8 @@ pub struct DaxMove {
     /// Allocation groups of the file system.
     groups: u32,
     donor: Option<Donor>,
-    /// Whether processes that map the file writable may be frozen, and for how long they were at most.
+    /// Whether processes that map the file writable may be frozen, and for how long they were at
+    /// most.
     freeze: bool,
     longest: Duration,
     buffer: Vec<u8>,
@@ -160,7 +177,8 @@ pub struct DaxMove {
     copied: Copied,
     /// Only these blocks, those still ahead; `None`: all.
     only: Option<VecDeque<Run>>,
-    /// The blocks that have moved, with the node that the move names as their origin; in [`BLOCK`]s.
+    /// The blocks that have moved, with the node that the move names as their origin; in
+    /// [`BLOCK`]s.
     moved: memory::Layout,
     over: bool,
 }
@@ -194,7 +212,8 @@ impl DaxMove {
         })
     }
 
-    /// The way back of a move: sends the blocks of this layout to where they were. `from`: only those that are on this node now.
+    /// The way back of a move: sends the blocks of this layout to where they were. `from`: only
+    /// those that are on this node now.
     ///
     /// # Errors
     ///
@@ -218,8 +237,9 @@ impl DaxMove {
         Ok(Several::new(all))
     }
 
-    /// Looks at an open file and prepares the move of its blocks, or of those on one node. Moves nothing. `freeze`: processes that map the file shared
-    /// and writable may be stopped while a chunk moves.
+    /// Looks at an open file and prepares the move of its blocks, or of those on one node. Moves
+    /// nothing. `freeze`: processes that map the file shared and writable may be stopped while a
+    /// chunk moves.
     ///
     /// # Errors
     ///
@@ -295,7 +315,8 @@ impl DaxMove {
         })
     }
 
-    /// The length of the first part of a piece whose blocks are all to be moved, or all stay, and whether they stay.
+    /// The length of the first part of a piece whose blocks are all to be moved, or all stay, and
+    /// whether they stay.
     fn part(&mut self, at: u64, mut len: u64) -> io::Result<(u64, bool)> {
         if let Some(only) = &mut self.only {
             while only.front().is_some_and(|run| run.end().saturating_mul(BLOCK) <= at) {
@@ -383,8 +404,9 @@ impl DaxMove {
         Ok(false)
     }
 
-    /// Exchanges the chunk's blocks with the donor's, while the processes that map the file writable are stopped. EBUSY if the
-    /// file changes meanwhile; `Some` says why the blocks must stay.
+    /// Exchanges the chunk's blocks with the donor's, while the processes that map the file
+    /// writable are stopped. EBUSY if the file changes meanwhile; `Some` says why the blocks must
+    /// stay.
     fn stop_and_exchange(&mut self, at: u64, len: u64, extents: &[Extent]) -> io::Result<Option<&'static str>> {
         let mappers = mappers::writable(self.device, self.inode)?;
         if mappers.is_empty() {
@@ -414,7 +436,8 @@ impl DaxMove {
             bounded::call(PINNED_MOST, || donor::wait_for_pinned(&self.file))?;
         }
         let started = self.start(if frozen.is_some() { LOOKS } else { 1 })?;
-        // Once more, after the look at the times: a mapping that is made from now on has not been stored to before.
+        // Once more, after the look at the times: a mapping that is made from now on has not been
+        // stored to before.
         if !mappers::writable(self.device, self.inode)?.into_iter().all(|pid| frozen.is_some_and(|f| f.holds(pid))) {
             return Err(Errno::BUSY.into());
         }
@@ -439,7 +462,8 @@ impl DaxMove {
         Ok(None)
     }
 
-    /// Notes the file's times, once they are older than a clock that was read before. EBUSY if they are not.
+    /// Notes the file's times, once they are older than a clock that was read before. EBUSY if they
+    /// are not.
     fn start(&self, tries: usize) -> io::Result<xfs::Started> {
         for last in (0..tries).rev() {
             let clock = rustix::time::clock_gettime(ClockId::RealtimeCoarse);

@@ -1,8 +1,9 @@
 //! The default affinity of a thread: the one it has if nobody sets one.
 //!
-//! With `isolcpus`, or an isolated cpuset partition, there are two: a thread gets the CPUs that are not isolated, and only a
-//! thread that is told to runs on the others. A thread that has just the first was given nothing of its own, even if somebody, for
-//! example homenode's undo, set that value.
+//! With `isolcpus`, or an isolated cpuset partition, there are two: a thread gets the CPUs that are
+//! not isolated, and only a thread that is told to runs on the others. A thread that has just the
+//! first was given nothing of its own, even if somebody, for example homenode's undo, set that
+//! value.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -65,17 +66,20 @@ impl Defaults {
         &self.online
     }
 
-    /// Every CPU that can ever be online: a thread without an affinity of its own may use them all, within its cpuset.
+    /// Every CPU that can ever be online: a thread without an affinity of its own may use them all,
+    /// within its cpuset.
     pub fn possible(&self) -> &CpuSet {
         &self.possible
     }
 
-    /// Whether a mask is what a thread of this default has where some CPUs are isolated: all of it but those.
+    /// Whether a mask is what a thread of this default has where some CPUs are isolated: all of it
+    /// but those.
     pub fn spares_isolated(&self, mask: &CpuSet, default: &CpuSet) -> bool {
         !self.isolated.is_empty() && !mask.is_empty() && *mask == default.difference(&self.isolated)
     }
 
-    /// Reads the online and the isolated CPUs again and forgets the CPUs of groups. Call it once a window.
+    /// Reads the online and the isolated CPUs again and forgets the CPUs of groups. Call it once a
+    /// window.
     pub fn refresh(&mut self) {
         self.window += 1;
         self.cpus.clear();
@@ -89,7 +93,8 @@ impl Defaults {
         self.groups.retain(|_, (_, read)| *read > oldest);
     }
 
-    /// The default of a thread, read now. [`ErrorKind::NotFound`] where its group is hidden from us or has vanished.
+    /// The default of a thread, read now. [`ErrorKind::NotFound`] where its group is hidden from us
+    /// or has vanished.
     pub fn of(&self, tid: u32) -> io::Result<CpuSet> {
         let cgroups = self.threads.cgroups(tid)?;
         self.of_group(&self.cpusets.group(&cgroups))

@@ -1,5 +1,6 @@
-//! Contents of a thread's undo record beside its masks: marks by which the descendants of a moved thread can be known after a
-//! crash, when nobody has watched their births. The engine carries it and does not read it.
+//! Contents of a thread's undo record beside its masks: marks by which the descendants of a moved
+//! thread can be known after a crash, when nobody has watched their births. The engine carries it
+//! and does not read it.
 
 use engine::Undo;
 use serde::{Deserialize, Serialize};
@@ -7,15 +8,16 @@ use serde::{Deserialize, Serialize};
 /// The relations of a moved thread at the time of the move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Family {
-    /// When the move was prepared, in ticks since boot: a thread that started earlier has inherited nothing.
+    /// When the move was prepared, in ticks since boot: a thread that started earlier has inherited
+    /// nothing.
     pub at: u64,
     /// Session id.
     pub session: u32,
     /// Control group as homenode names it; empty for the root group.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cgroup: String,
-    /// The first thread of the process did not have our value: if it has it later and the moved thread is gone, the moved
-    /// thread has become the first by exec.
+    /// The first thread of the process did not have our value: if it has it later and the moved
+    /// thread is gone, the moved thread has become the first by exec.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub first_differs: bool,
 }

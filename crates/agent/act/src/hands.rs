@@ -1,12 +1,15 @@
 //! A thread that keeps what moving files on DAX takes, and does that for the others.
 //!
-//! **Problem.** Moving a file on DAX takes CAP_SYS_ADMIN, which is nearly all of root's power. Linux keeps capabilities by thread.
+//! **Problem.** Moving a file on DAX takes CAP_SYS_ADMIN, which is nearly all of root's power.
+//! Linux keeps capabilities by thread.
 //!
-//! **Approach.** [`Hands`] is a thread that is started before the daemon gives up root's capabilities, and that keeps this one. It
-//! runs what it is given: preparing a move, and starting the thread that copies, which inherits the capability. The threads that
-//! observe, decide and write the state never have it.
+//! **Approach.** [`Hands`] is a thread that is started before the daemon gives up root's
+//! capabilities, and that keeps this one. It runs what it is given: preparing a move, and starting
+//! the thread that copies, which inherits the capability. The threads that observe, decide and
+//! write the state never have it.
 //!
-//! **Limits.** Threads share their memory: this keeps mistakes apart, not an attacker who runs code of their own in the daemon.
+//! **Limits.** Threads share their memory: this keeps mistakes apart, not an attacker who runs code
+//! of their own in the daemon.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -39,7 +42,8 @@ impl Hands {
         Ok(Self { tasks, freeze })
     }
 
-    /// Whether processes that map a file shared and writable may be stopped while a part of it moves.
+    /// Whether processes that map a file shared and writable may be stopped while a part of it
+    /// moves.
     pub fn freeze(&self) -> bool {
         self.freeze
     }

@@ -2,14 +2,16 @@
 //!
 //! **Problem.** A copy takes up to hours, and the loop that makes windows must not wait for it.
 //!
-//! **Approach.** [`Jobs::start`] gives a function to a thread. The thread calls it to prepare a [`Copying`], because opening and
-//! examining takes long, too, and then makes step after step: each of what its share of the allowed rate is in [`STEP`], then a
-//! pause for the rest of that time. It publishes its progress after each step; [`Jobs::poll`] reads it.
+//! **Approach.** [`Jobs::start`] gives a function to a thread. The thread calls it to prepare a
+//! [`Copying`], because opening and examining takes long, too, and then makes step after step: each
+//! of what its share of the allowed rate is in [`STEP`], then a pause for the rest of that time. It
+//! publishes its progress after each step; [`Jobs::poll`] reads it.
 //!
-//! A step that the kernel does not return from (a disk or a process that does not answer) cannot be stopped. After [`STUCK`] its copy has
-//! failed, and its place is free.
+//! A step that the kernel does not return from (a disk or a process that does not answer) cannot be
+//! stopped. After [`STUCK`] its copy has failed, and its place is free.
 //!
-//! **Limits.** The thread of such a copy is left behind. It makes no further step. While [`MOST_LEFT`] are, no copy is started.
+//! **Limits.** The thread of such a copy is left behind. It makes no further step. While
+//! [`MOST_LEFT`] are, no copy is started.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -23,19 +25,24 @@ use rustc_hash::FxHashSet;
 use crate::copying::{Back, Copied, Copying};
 use crate::memory::Layout;
 
-/// How long a step and its pause take together: short beside a window, so that progress is known at its end.
+/// How long a step and its pause take together: short beside a window, so that progress is known at
+/// its end.
 const STEP: Duration = Duration::from_millis(100);
-/// Most bytes of a step, whatever the rate: what moves in tens of milliseconds (50 ms/GiB natively, 16 times as long emulated),
-/// so that a copy stops soon when it is told to.
+/// Most bytes of a step, whatever the rate: what moves in tens of milliseconds (50 ms/GiB natively,
+/// 16 times as long emulated), so that a copy stops soon when it is told to.
 const STEP_BYTES: u64 = 64 << 20;
-/// A step takes tens of milliseconds, and opening and examining seconds; writeback on a slow disk may take a minute.
+/// A step takes tens of milliseconds, and opening and examining seconds; writeback on a slow disk
+/// may take a minute.
 const STUCK: Duration = Duration::from_secs(120);
-/// Most threads that are left behind: each keeps its stack, its files and up to 2 MiB. More are no accident of one disk or process.
+/// Most threads that are left behind: each keeps its stack, its files and up to 2 MiB. More are no
+/// accident of one disk or process.
 const MOST_LEFT: usize = 8;
-/// Most ended copies of which it is kept how to send back what they have moved. Each of a process keeps two files open.
+/// Most ended copies of which it is kept how to send back what they have moved. Each of a process
+/// keeps two files open.
 const WAYS_BACK: usize = 1024;
-/// Most ended moves of files of which it is kept where the pages were, in case the plan does not pay, and the most bytes of each
-/// (350 MiB of pages from two nodes in turn, or any number in long runs): 8 MiB in all.
+/// Most ended moves of files of which it is kept where the pages were, in case the plan does not
+/// pay, and the most bytes of each (350 MiB of pages from two nodes in turn, or any number in long
+/// runs): 8 MiB in all.
 const LAYOUTS: usize = 32;
 const LAYOUT_BYTES: usize = 256 << 10;
 
@@ -126,8 +133,8 @@ impl Shared {
 }
 
 impl Jobs {
-    /// CPU time that all copies have taken so far, in seconds. It is the price of moves, which the limits of moves bound, and not of
-    /// observing.
+    /// CPU time that all copies have taken so far, in seconds. It is the price of moves, which the
+    /// limits of moves bound, and not of observing.
     pub fn cpu_s(&self) -> f64 {
         self.limits.cpu_ns.load(Ordering::Relaxed) as f64 / 1e9
     }
@@ -147,8 +154,8 @@ impl Jobs {
         self.moved.is_some()
     }
 
-    /// The copy that ended last of those that moved anything, and how to send that back, if its move knows. Keeps no more of what is
-    /// moved from now on.
+    /// The copy that ended last of those that moved anything, and how to send that back, if its
+    /// move knows. Keeps no more of what is moved from now on.
     pub fn take_last(&mut self) -> Option<(JobId, Option<Back>)> {
         let moved = self.moved.as_mut()?;
         let last = moved.pop();
@@ -158,7 +165,8 @@ impl Jobs {
         last
     }
 
-    /// Those of the other copies that are in the set, newest first, if their moves know the way back, or do not, as asked.
+    /// Those of the other copies that are in the set, newest first, if their moves know the way
+    /// back, or do not, as asked.
     pub fn take(&mut self, of: &FxHashSet<JobId>, known: bool) -> Vec<(JobId, Option<Back>)> {
         let mut taken = Vec::new();
         if let Some(moved) = &mut self.moved {
@@ -185,12 +193,14 @@ impl Jobs {
         self.running.keys().copied().chain(self.moved.iter().flatten().map(|moved| moved.0))
     }
 
-    /// The copies of which that was given up since the last call, because later ones have moved something, too.
+    /// The copies of which that was given up since the last call, because later ones have moved
+    /// something, too.
     pub fn take_given_up(&mut self) -> Vec<JobId> {
         std::mem::take(&mut self.given_up)
     }
 
-    /// Starts a copy. `begin` prepares it, in the copy's own thread, or says how it ended at once: refused, or gone.
+    /// Starts a copy. `begin` prepares it, in the copy's own thread, or says how it ended at once:
+    /// refused, or gone.
     ///
     /// # Errors
     ///
@@ -218,7 +228,8 @@ impl Jobs {
         }
         let shared = Arc::new(Shared::default());
         let (of, limits) = (Arc::clone(&shared), Arc::clone(&self.limits));
-        // Its thread, not this function, knows when it is over; a thread that does not start drops it.
+        // Its thread, not this function, knows when it is over; a thread that does not start drops
+        // it.
         limits.copies.fetch_add(1, Ordering::Relaxed);
         let end = End { shared: of, limits };
         shared.busy(Some(Instant::now()));
@@ -408,7 +419,8 @@ mod tests {
         }
     }
 
-    /// Their CPU time counted as the cost of observing, and a long copy switched off what policies look at.
+    /// Their CPU time counted as the cost of observing, and a long copy switched off what policies
+    /// look at.
     #[test]
     fn the_cpu_time_of_copies_is_told_apart() {
         struct Busy(u64);
@@ -553,7 +565,8 @@ mod tests {
         assert_eq!((kept.len(), kept.contains(&first), given_up), (WAYS_BACK, false, vec![first]));
     }
 
-    /// A plan that is taken back took everything along that the file had on the node, also what had been there before.
+    /// A plan that is taken back took everything along that the file had on the node, also what had
+    /// been there before.
     #[test]
     fn it_is_kept_which_pages_the_latest_moves_of_files_moved() {
         let mut jobs = Jobs::default();

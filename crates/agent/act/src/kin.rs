@@ -1,22 +1,25 @@
 //! Descendants of moved threads, found in procfs where births were not watched: after a crash.
 //!
-//! A thread counts as a descendant that inherited our value if its mask is the value we set, it started after the move was
-//! prepared, and one of these holds:
+//! A thread counts as a descendant that inherited our value if its mask is the value we set, it
+//! started after the move was prepared, and one of these holds:
 //!
 //! 1. it belongs to the same process as the moved thread;
 //! 2. the moved thread's process is among its ancestors;
-//! 3. it, or its eldest ancestor that started after the move, is an orphan of the family: it is in the moved thread's
-//!    session or control group, but its parent is in neither. A process enters a session or group only by birth (or
-//!    through the manager that made the group), so its real parent was in the family and has ended.
+//! 3. it, or its eldest ancestor that started after the move, is an orphan of the family: it is in
+//!    the moved thread's session or control group, but its parent is in neither. A process enters a
+//!    session or group only by birth (or through the manager that made the group), so its real
+//!    parent was in the family and has ended.
 //!
-//! The moved thread itself may have another id by now: a thread that calls exec takes the id and the start time of its
-//! process's first thread. So the first thread counts as the moved one if the moved one is gone and the first thread has our
-//! value now, but did not have it at the time of the move, or was given another value by us since.
+//! The moved thread itself may have another id by now: a thread that calls exec takes the id and
+//! the start time of its process's first thread. So the first thread counts as the moved one if the
+//! moved one is gone and the first thread has our value now, but did not have it at the time of the
+//! move, or was given another value by us since.
 //!
-//! **Limits.** A program of the same family that set exactly our value itself, after the move, looks like one that
-//! inherited it, and loses it. Two kinds of descendants are not found: those that left the session and lost their parents,
-//! on a machine where everything is in the root group; and those whose mask a cpuset has narrowed since. In normal operation
-//! this does not matter, because births are watched ([`super::lineage`]).
+//! **Limits.** A program of the same family that set exactly our value itself, after the move,
+//! looks like one that inherited it, and loses it. Two kinds of descendants are not found: those
+//! that left the session and lost their parents, on a machine where everything is in the root
+//! group; and those whose mask a cpuset has narrowed since. In normal operation this does not
+//! matter, because births are watched ([`super::lineage`]).
 
 use std::io;
 
@@ -83,7 +86,8 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
         }
         (eldest, eldest_stat) = (parent, parent_stat);
     }
-    // All further ancestors are older than the move too, so a process with the moved one's id is the moved one.
+    // All further ancestors are older than the move too, so a process with the moved one's id is
+    // the moved one.
     let mut above = elder.clone();
     for _ in 0..GENERATIONS {
         let Some((ancestor, ancestor_stat)) = above else { break };
@@ -92,7 +96,8 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
         }
         above = facts.stat(ancestor_stat.ppid)?.map(|s| (ancestor_stat.ppid, s));
     }
-    // A parent that is not visible (the kernel, or one outside of our PID namespace) is not in the family.
+    // A parent that is not visible (the kernel, or one outside of our PID namespace) is not in the
+    // family.
     let parent_session = elder.as_ref().map(|e| e.1.session);
     let of_session = family.session != 0 && eldest_stat.session == family.session;
     if of_session && parent_session != Some(family.session) {
@@ -108,8 +113,9 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
     Ok(orphan.then_some(Kinship::Orphan))
 }
 
-/// A record for the first thread of the process, if the moved thread has become the first by exec. `given` is the value that we
-/// gave a first thread last: one that has another value now has it from the moved thread.
+/// A record for the first thread of the process, if the moved thread has become the first by exec.
+/// `given` is the value that we gave a first thread last: one that has another value now has it
+/// from the moved thread.
 pub fn became_first(
     threads: &Threads,
     undo: &Undo,
@@ -143,19 +149,21 @@ fn ours_of(undo: &Undo) -> Option<CpuSet> {
     undo.masks.as_ref().map(|masks| masks.ours.clone())
 }
 
-/// A value as the kernel shows it while only these CPUs are online: without any of its own, a thread may use them all.
+/// A value as the kernel shows it while only these CPUs are online: without any of its own, a
+/// thread may use them all.
 fn shown(ours: &CpuSet, online: &CpuSet) -> CpuSet {
     let left = ours.intersection(online);
     if left.is_empty() { online.clone() } else { left }
 }
 
-/// For each value, as the kernel shows it now, the threads that were given it. The threads of one process count as one, the first that was moved: a process has
-/// tens of thousands of them. Process, session and control group decide who is kin.
+/// For each value, as the kernel shows it now, the threads that were given it. The threads of one
+/// process count as one, the first that was moved: a process has tens of thousands of them.
+/// Process, session and control group decide who is kin.
 type Parents<'a> = FxHashMap<CpuSet, FxHashMap<(u32, u32, String), (&'a Undo, Family)>>;
 
-/// Undo records for every thread of the machine that is kin of one in `all` and holds its value. Only records for which
-/// `searched` is true have kin; no thread with a record is an heir. An error means that none was found and that some threads
-/// could not be examined.
+/// Undo records for every thread of the machine that is kin of one in `all` and holds its value.
+/// Only records for which `searched` is true have kin; no thread with a record is an heir. An error
+/// means that none was found and that some threads could not be examined.
 pub fn heirs(
     threads: &Threads,
     all: &[Undo],
@@ -314,8 +322,8 @@ mod tests {
 
     #[test]
     fn a_parent_with_older_ancestors_between_is_found() {
-        // 50 started 55 before the move, and 55 started 60 after it. Whether or not 55 was moved, 60 is family; a mask of
-        // ours decides.
+        // 50 started 55 before the move, and 55 started 60 after it. Whether or not 55 was moved,
+        // 60 is family; a mask of ours decides.
         let table = family(&[(55, 50, 900, 40, "/pg"), (60, 55, 1100, 40, "/pg")]);
         assert_eq!(related(&table, 60), Some(Kinship::Descendant));
     }

@@ -1,12 +1,13 @@
 //! Descendants of moved threads, from the births that the kernel reported.
 //!
-//! A descendant that set its affinity itself keeps it, even if it equals ours. A descendant is restored once; whatever it has
-//! afterwards is its own.
+//! A descendant that set its affinity itself keeps it, even if it equals ours. A descendant is
+//! restored once; whatever it has afterwards is its own.
 //!
-//! **Limits.** Before Linux 6.2 the kernel does not show that an affinity was set. A descendant that set exactly our value
-//! before its first restoration (`numactl -N 0 …` started by a thread that was moved to node 0, for example) then loses it. From
-//! 6.2 on this can happen only to a program that sets its affinity twice between two windows: the allocator hands a freed
-//! address out again first, so the second value often lies where ours did.
+//! **Limits.** Before Linux 6.2 the kernel does not show that an affinity was set. A descendant
+//! that set exactly our value before its first restoration (`numactl -N 0 …` started by a thread
+//! that was moved to node 0, for example) then loses it. From 6.2 on this can happen only to a
+//! program that sets its affinity twice between two windows: the allocator hands a freed address
+//! out again first, so the second value often lies where ours did.
 
 use rustc_hash::FxHashMap;
 
@@ -21,7 +22,8 @@ use super::mover::{Key, Moved, Mover};
 use engine::{Masks, Undo};
 use topology::CpuSet;
 
-/// Remembers the moved thread that each descendant stems from, as long as it or a child of it lives.
+/// Remembers the moved thread that each descendant stems from, as long as it or a child of it
+/// lives.
 #[derive(Debug, Default)]
 pub struct Lineage {
     stems: FxHashMap<u32, Key>,
@@ -30,8 +32,9 @@ pub struct Lineage {
 impl Lineage {
     /// Undo records for the living descendants that hold a value of ours.
     ///
-    /// A child is traced to its moved ancestor through its parents, including ended ones that an earlier call saw. A child
-    /// without a trace still descends from some moved thread; its mask shows which one.
+    /// A child is traced to its moved ancestor through its parents, including ended ones that an
+    /// earlier call saw. A child without a trace still descends from some moved thread; its mask
+    /// shows which one.
     ///
     /// An error means that no heir was found and that some threads could not be examined.
     pub fn heirs(&mut self, mover: &Mover, kin: &[Kin]) -> io::Result<Vec<Undo>> {
@@ -55,7 +58,8 @@ impl Lineage {
                 stems.insert(child.tid, stem);
                 stems.insert(child.parent_tid, stem);
             }
-            // A descendant that was moved itself has its own record, unless the record is of the thread whose id it took by exec.
+            // A descendant that was moved itself has its own record, unless the record is of the
+            // thread whose id it took by exec.
             if child.own || child.origin == Origin::Born && mover.moved(key).is_some_and(|m| m.over.is_none()) {
                 continue;
             }
@@ -86,7 +90,8 @@ impl Lineage {
     }
 }
 
-/// The moved thread whose value, narrowed by the thread's cpuset since, is this mask, and that value.
+/// The moved thread whose value, narrowed by the thread's cpuset since, is this mask, and that
+/// value.
 fn narrowed<'a>(
     mover: &Mover,
     tid: u32,

@@ -11,8 +11,8 @@ use topology::{NodeId, Topology, sysfs};
 pub struct Machine {
     topology: Topology,
     sys_root: PathBuf,
-    /// What sysfs said about CPUs and nodes when the topology was read; `None` if it cannot be read,
-    /// or does not matter.
+    /// What sysfs said about CPUs and nodes when the topology was read; `None` if it cannot be
+    /// read, or does not matter.
     outline: Option<String>,
     /// The bandwidth of each node that was ever there: what is configured is not in sysfs.
     bandwidths: BTreeMap<NodeId, NodeConfig>,
@@ -47,7 +47,8 @@ impl Machine {
         if self.outline.as_ref() == Some(&outline) {
             return false;
         }
-        // While a node comes or goes its files may contradict each other: then the next window reads them.
+        // While a node comes or goes its files may contradict each other: then the next window
+        // reads them.
         let read = sysfs::read(&self.sys_root).and_then(|mut topology| {
             for (id, told) in bandwidths(&topology) {
                 self.bandwidths.entry(id).or_insert(told);

@@ -91,8 +91,9 @@ pub struct Mover {
 /// For how many windows the values of a restored or ended thread are remembered.
 const REMEMBERED: u64 = 8;
 
-/// Whether a mask shown by the kernel is the value we set: either all of it, or the part within the CPUs allowed now
-/// (`allowed`: the online CPUs of the cpuset). If that part is empty, the kernel falls back to all allowed CPUs.
+/// Whether a mask shown by the kernel is the value we set: either all of it, or the part within the
+/// CPUs allowed now (`allowed`: the online CPUs of the cpuset). If that part is empty, the kernel
+/// falls back to all allowed CPUs.
 pub fn is_ours(mask: &CpuSet, ours: &CpuSet, allowed: &CpuSet) -> bool {
     let left = ours.intersection(allowed);
     mask == ours || *mask == if left.is_empty() { allowed.clone() } else { left }
@@ -174,7 +175,8 @@ impl Mover {
         self.unasked.insert(key, mask);
     }
 
-    /// Records that a thread no longer holds our value: it ended, was restored, or got an affinity of its own.
+    /// Records that a thread no longer holds our value: it ended, was restored, or got an affinity
+    /// of its own.
     pub fn end(&mut self, key: Key) {
         if let Some(moved) = self.moved.get_mut(&key) {
             moved.over.get_or_insert(self.window);
@@ -240,8 +242,9 @@ impl Mover {
         Ok(if given.intersection(self.defaults.online()) == *mask { given } else { mask.clone() })
     }
 
-    /// A record for a thread of a process whose threads were given these values, if it was born with one of them, so that it can be
-    /// moved as its parent was. Its parent is not known: only if all get the same back is it known what the thread gets.
+    /// A record for a thread of a process whose threads were given these values, if it was born
+    /// with one of them, so that it can be moved as its parent was. Its parent is not known: only
+    /// if all get the same back is it known what the thread gets.
     pub fn inherited(&mut self, given: &Given, tid: u32, stat: &Stat) -> Option<Undo> {
         if given.0.is_empty() {
             return None;
@@ -289,7 +292,8 @@ impl Mover {
             ours: Vec::new(),
             over: None,
         });
-        // With touch_own_affinity, another program may have set it between two moves of ours: go back to that value.
+        // With touch_own_affinity, another program may have set it between two moves of ours: go
+        // back to that value.
         (moved.before, moved.unbound, moved.over) = (before.clone(), *unbound, None);
         moved.ours.retain(|o| o != ours);
         moved.ours.push(ours.clone());
@@ -318,7 +322,8 @@ impl Mover {
         let to = if *unbound { possible } else { before };
         let mut result = self.replace(key, is_ours, to, changed);
         if matches!(&result, Err(PlaneError::Refused { reason: "einval", .. })) {
-            // Its cpuset no longer contains any of the earlier CPUs: allow all that it does contain.
+            // Its cpuset no longer contains any of the earlier CPUs: allow all that it does
+            // contain.
             result = self.replace(key, is_ours, possible, changed);
         }
         let undone = match result {
@@ -331,8 +336,9 @@ impl Mover {
         Ok(undone)
     }
 
-    /// Sets a thread's mask if the present mask is as expected. After an error the mask is as before. The start time identifies
-    /// the thread and is checked again afterwards: if another thread got the id in between, that thread gets its mask back.
+    /// Sets a thread's mask if the present mask is as expected. After an error the mask is as
+    /// before. The start time identifies the thread and is checked again afterwards: if another
+    /// thread got the id in between, that thread gets its mask back.
     fn replace(
         &self,
         (tid, start): Key,
@@ -386,7 +392,8 @@ pub fn key_of(undo: &Undo) -> Option<Key> {
     }
 }
 
-/// A thread as snapshots and records name it. On a host, start times are whole ticks everywhere, because procfs knows no better.
+/// A thread as snapshots and records name it. On a host, start times are whole ticks everywhere,
+/// because procfs knows no better.
 pub fn subject_of((tid, start): Key) -> Subject {
     Subject::Thread { tid, start: start.saturating_mul(NS_PER_TICK) }
 }
@@ -435,8 +442,8 @@ mod tests {
         assert!(!case("0-1", "0-3", "0-2"));
     }
 
-    /// A thread that was born in a moved process got what the first of its threads had before, for good: one CPU, if that had bound
-    /// itself to it.
+    /// A thread that was born in a moved process got what the first of its threads had before, for
+    /// good: one CPU, if that had bound itself to it.
     #[test]
     fn what_a_thread_gets_back_is_known_only_if_all_get_the_same() {
         let set = |t: &str| t.parse::<CpuSet>().unwrap();

@@ -1,25 +1,30 @@
 //! Moving a file's cached pages to a node.
 //!
-//! **Problem.** A file's pages stay where they were read in, also when its readers run elsewhere or that node's memory is
-//! overloaded. The kernel moves pages of a process, not of a file.
+//! **Problem.** A file's pages stay where they were read in, also when its readers run elsewhere or
+//! that node's memory is overloaded. The kernel moves pages of a process, not of a file.
 //!
-//! **Approach.** Map the file, enter the pages that are cached, and let `move_pages(2)` move them: with `MPOL_MF_MOVE_ALL` it
-//! moves pages that others map, too. Its own answer cannot be relied on (a call that fails in part leaves its status array
-//! unwritten), so each call is checked by a query. What stays is tried again, up to five times and after ever longer pauses,
-//! because most references to a page last milliseconds. A call moves [`CHUNK`] bytes: a thread that touches one of these pages
-//! by a mapping waits until the call is done, and `pread` does not wait. Only a window of the file is mapped at a time.
+//! **Approach.** Map the file, enter the pages that are cached, and let `move_pages(2)` move them:
+//! with `MPOL_MF_MOVE_ALL` it moves pages that others map, too. Its own answer cannot be relied on
+//! (a call that fails in part leaves its status array unwritten), so each call is checked by a
+//! query. What stays is tried again, up to five times and after ever longer pauses, because most
+//! references to a page last milliseconds. A call moves [`CHUNK`] bytes: a thread that touches one
+//! of these pages by a mapping waits until the call is done, and `pread` does not wait. Only a
+//! window of the file is mapped at a time.
 //!
-//! Nothing is read in, and no access time changes (see [`linux::residency`]). No page is touched by a load, so that a file
-//! that shrinks meanwhile gives an error code instead of SIGBUS. A file keeps its identity, because it stays open; a file
-//! that loses its last name is let go, because an open file keeps its blocks.
+//! Nothing is read in, and no access time changes (see [`linux::residency`]). No page is touched by
+//! a load, so that a file that shrinks meanwhile gives an error code instead of SIGBUS. A file
+//! keeps its identity, because it stays open; a file that loses its last name is let go, because an
+//! open file keeps its blocks.
 //!
 //! **Limits.**
-//! - Pages with extra references stay: pages in a pipe (`splice`), pages pinned for direct or registered I/O. A large folio
-//!   moves as a whole or not at all.
-//! - Pages that are read in later go to the reader's node, and what is appended during the move stays where it is.
+//! - Pages with extra references stay: pages in a pipe (`splice`), pages pinned for direct or
+//!   registered I/O. A large folio moves as a whole or not at all.
+//! - Pages that are read in later go to the reader's node, and what is appended during the move
+//!   stays where it is.
 //! - `move_pages` waits for pages under writeback. A file system that hangs makes it hang.
-//! - It needs CAP_SYS_NICE, and what opening the file takes: for other users' files that is CAP_DAC_READ_SEARCH, and
-//!   CAP_FOWNER to leave the access time alone and to be told what is cached.
+//! - It needs CAP_SYS_NICE, and what opening the file takes: for other users' files that is
+//!   CAP_DAC_READ_SEARCH, and CAP_FOWNER to leave the access time alone and to be told what is
+//!   cached.
 
 mod kernel;
 mod refuse;
@@ -42,23 +47,24 @@ use super::memory::Layout;
 
 pub use self::refuse::target;
 
-/// Bytes that one call moves. A mapped reader's stall grows with it, and so does the speed: in an emulated machine, 256 pages
-/// stalled readers half as long as 512 at the same speed, while 64 pages took twice as long in all, because each call first
-/// drains every CPU's batches of pages.
+/// Bytes that one call moves. A mapped reader's stall grows with it, and so does the speed: in an
+/// emulated machine, 256 pages stalled readers half as long as 512 at the same speed, while 64
+/// pages took twice as long in all, because each call first drains every CPU's batches of pages.
 pub const CHUNK: u64 = 1 << 20;
 
 /// File bytes that are mapped at a time, of which the pages are known one by one.
 const WINDOW: u64 = 16 << 20;
 
-/// File bytes that one step inspects at most, so that it returns soon also where nothing is to be moved: about 0.1 s for a
-/// fully cached file (0.12 s/GiB).
+/// File bytes that one step inspects at most, so that it returns soon also where nothing is to be
+/// moved: about 0.1 s for a fully cached file (0.12 s/GiB).
 const SCAN: u64 = 1 << 30;
 
-/// File bytes that are left out at once if the kernel says that none of them is cached. A cached file costs one question more
-/// in 256.
+/// File bytes that are left out at once if the kernel says that none of them is cached. A cached
+/// file costs one question more in 256.
 const SKIP: u64 = FAN * WINDOW;
 
-/// After a range without cached pages, one so many times as large is asked about: few questions even for the largest sparse file.
+/// After a range without cached pages, one so many times as large is asked about: few questions
+/// even for the largest sparse file.
 const FAN: u64 = 256;
 
 /// How often each page is tried: once, and five times more.
@@ -67,7 +73,8 @@ const TRIES: usize = 6;
 /// The pause before the first try again; each further pause is twice as long: 0.3 s in all.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Calls in a row that may move nothing for want of memory. Each makes the kernel look for memory on the target.
+/// Calls in a row that may move nothing for want of memory. Each makes the kernel look for memory
+/// on the target.
 const STARVED: u32 = 8;
 
 /// Why data stays: something refers to it.
@@ -167,7 +174,8 @@ struct Visit {
 }
 
 impl FileMove {
-    /// Opens a file and counts its cached pages. Moves nothing. [`target`] says whether pages can be moved to this node at all.
+    /// Opens a file and counts its cached pages. Moves nothing. [`target`] says whether pages can
+    /// be moved to this node at all.
     ///
     /// # Errors
     ///
@@ -178,8 +186,9 @@ impl FileMove {
         Self::with(file, (None, to), (found.resident, found.nodes.get(to)), true)
     }
 
-    /// The same for a file that is open already, with `O_NOATIME`, and, with `from`, for its pages on that node only. Its cached bytes are estimated from a sample instead of counted,
-    /// which takes as long as a part of the move.
+    /// The same for a file that is open already, with `O_NOATIME`, and, with `from`, for its pages
+    /// on that node only. Its cached bytes are estimated from a sample instead of counted, which
+    /// takes as long as a part of the move.
     ///
     /// # Errors
     ///
@@ -234,8 +243,8 @@ impl FileMove {
         })
     }
 
-    /// The way back of a move: sends the pages of this layout that are still cached to where they were. The file is open already,
-    /// with `O_NOATIME`.
+    /// The way back of a move: sends the pages of this layout that are still cached to where they
+    /// were. The file is open already, with `O_NOATIME`.
     ///
     /// # Errors
     ///
@@ -393,7 +402,8 @@ impl Copying for FileMove {
         }
         let left = [(IN_USE, sum.in_use), (NO_MEMORY, sum.no_memory), (DELETED, self.deleted)];
         let left: BTreeMap<_, _> = left.into_iter().filter(|l| l.1 > 0).collect();
-        // Pages that were there are met on the way. What the kernel evicts after its move is known at the end.
+        // Pages that were there are met on the way. What the kernel evicts after its move is known
+        // at the end.
         let all_visited = self.over && !self.early;
         let moved = if all_visited { sum.there } else { self.there + self.arrived };
         let known = moved + left.values().sum::<u64>();

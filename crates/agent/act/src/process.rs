@@ -1,18 +1,23 @@
 //! Moves a process: its threads by their affinity, then its memory.
 //!
-//! **Problem.** Affinities belong to threads, and a process starts threads while it is moved. Memory that arrives before the
-//! threads is taken back: AutoNUMA moves pages to the node of the thread that touches them.
+//! **Problem.** Affinities belong to threads, and a process starts threads while it is moved.
+//! Memory that arrives before the threads is taken back: AutoNUMA moves pages to the node of the
+//! thread that touches them.
 //!
-//! **Approach.** [`prepare`] examines the process, refuses what must not be moved, and returns a [`ProcessMove`]. Its owner calls
-//! [`bind`](ProcessMove::bind), which gives the undo records of the threads to be written down, binds those threads, and looks
-//! for new ones until there are none. Each thread has a record of its own ([`Undo`]), by the rules for moving threads
-//! ([`super::mover`]): a thread with an affinity of its own keeps it. Then the owner drives [`memory`](ProcessMove::memory)
-//! step by step ([`Copying`](super::copying::Copying)). Undoing means [`Mover::undo`] for each record. The memory stays where it
-//! is, unless the owner sends it back with [`MemoryMove::back`] and the layout that the move has kept
-//! ([`MemoryMove::before`]). A crash at any step leaves records of threads and nothing else to undo: memory has no owner.
+//! **Approach.** [`prepare`] examines the process, refuses what must not be moved, and returns a
+//! [`ProcessMove`]. Its owner calls [`bind`](ProcessMove::bind), which gives the undo records of
+//! the threads to be written down, binds those threads, and looks for new ones until there are
+//! none. Each thread has a record of its own ([`Undo`]), by the rules for moving threads
+//! ([`super::mover`]): a thread with an affinity of its own keeps it. Then the owner drives
+//! [`memory`](ProcessMove::memory) step by step ([`Copying`](super::copying::Copying)). Undoing
+//! means [`Mover::undo`] for each record. The memory stays where it is, unless the owner sends it
+//! back with [`MemoryMove::back`] and the layout that the move has kept ([`MemoryMove::before`]). A
+//! crash at any step leaves records of threads and nothing else to undo: memory has no owner.
 //!
-//! **Limits.** A thread that is born after the last look, of a bound thread, is bound and has no record until the next window, which
-//! finds it as a descendant ([`super::kin`], [`super::lineage`]) and gives it one. So is one beyond [`MOST_THREADS`]. Children that are processes are not moved.
+//! **Limits.** A thread that is born after the last look, of a bound thread, is bound and has no
+//! record until the next window, which finds it as a descendant ([`super::kin`],
+//! [`super::lineage`]) and gives it one. So is one beyond [`MOST_THREADS`]. Children that are
+//! processes are not moved.
 
 use std::path::Path;
 
@@ -27,12 +32,13 @@ use super::copying::Copying;
 use super::memory::{self, MemoryMove};
 use super::mover::{Given, Key, Mover, key_of, refused};
 
-/// How often to look for new threads. After the first look only threads that had not been seen then can start threads that are
-/// not bound, so a process that starts threads without pause is done after two or three.
+/// How often to look for new threads. After the first look only threads that had not been seen then
+/// can start threads that are not bound, so a process that starts threads without pause is done
+/// after two or three.
 const LOOKS: usize = 16;
 
-/// Most threads of a process that is moved as a whole. Each takes some 0.2 ms to examine and as long to bind, while no window ends and
-/// nothing else can be undone: 2,000 take a second.
+/// Most threads of a process that is moved as a whole. Each takes some 0.2 ms to examine and as
+/// long to bind, while no window ends and nothing else can be undone: 2,000 take a second.
 const MOST_THREADS: usize = 2_000;
 
 /// A process on its way to a node.
@@ -53,7 +59,8 @@ pub struct ProcessMove {
     seen: FxHashSet<Key>,
 }
 
-/// Examines a process that is to be moved to a node. Changes nothing. `start_ns`: its start time, where it is known.
+/// Examines a process that is to be moved to a node. Changes nothing. `start_ns`: its start time,
+/// where it is known.
 pub fn prepare(
     mover: &mut Mover,
     topology: &Topology,
@@ -97,8 +104,8 @@ pub fn prepare(
     Ok(process)
 }
 
-/// The memory of a process, if the node has room for it. Only where all of it might be too much is it looked at which part is there
-/// already: that takes milliseconds.
+/// The memory of a process, if the node has room for it. Only where all of it might be too much is
+/// it looked at which part is there already: that takes milliseconds.
 fn memory(mover: &Mover, pid: u32, start: u64, to: NodeId) -> Result<MemoryMove, PlaneError> {
     let unreadable = |e| unreadable(pid, &e);
     let proc_root = mover.threads().root().to_owned();
@@ -136,8 +143,9 @@ impl ProcessMove {
         }
     }
 
-    /// Binds the threads to the node, new ones too. Calls `write` with the records of the threads that are to be bound next; they
-    /// are bound when it returns. Returns how many are bound. After an error, undo what [`bound`](Self::bound) lists.
+    /// Binds the threads to the node, new ones too. Calls `write` with the records of the threads
+    /// that are to be bound next; they are bound when it returns. Returns how many are bound. After
+    /// an error, undo what [`bound`](Self::bound) lists.
     pub fn bind(
         &mut self,
         mover: &mut Mover,
@@ -154,8 +162,9 @@ impl ProcessMove {
                 match mover.apply(&undo) {
                     Ok(()) => self.is_bound(undo),
                     Err(PlaneError::Gone { .. }) => {}
-                    // Its program has set its affinity meanwhile, or the kernel binds no such thread: SCHED_DEADLINE, workers
-                    // of io_uring before Linux 6.3. Without permission, none of its threads can be bound.
+                    // Its program has set its affinity meanwhile, or the kernel binds no such
+                    // thread: SCHED_DEADLINE, workers of io_uring before Linux 6.3. Without
+                    // permission, none of its threads can be bound.
                     Err(PlaneError::Refused { reason, why }) if reason != "eperm" => self.left.push((tid, why)),
                     Err(error) => return Err(error),
                 }
@@ -186,7 +195,8 @@ impl ProcessMove {
             return Err(refused("too_many_threads", why));
         }
         for tid in tids {
-            // It starts threads faster than they are bound. The rest are heirs of bound threads, which the next window finds.
+            // It starts threads faster than they are bound. The rest are heirs of bound threads,
+            // which the next window finds.
             if self.seen.len() > MOST_THREADS {
                 break;
             }
@@ -304,8 +314,9 @@ mod tests {
         assert_eq!(all_ready.iter().take(threads).count(), threads);
     }
 
-    /// The work for a new thread does not grow with the number of those that are bound. With a comparison for each pair, a process
-    /// of ten thousand threads took a hundred million system calls.
+    /// The work for a new thread does not grow with the number of those that are bound. With a
+    /// comparison for each pair, a process of ten thousand threads took a hundred million system
+    /// calls.
     #[test]
     fn a_look_takes_no_more_for_many_bound_threads_than_for_few() {
         use super::super::mover::LOOKS;

@@ -1,7 +1,8 @@
-//! Watched threads: those that were moved, and the descendants that a watcher in the kernel reports.
+//! Watched threads: those that were moved, and the descendants that a watcher in the kernel
+//! reports.
 //!
-//! **Problem.** A child inherits the affinity that its parent was given. Whether it has that value by
-//! birth or has set it by itself shows only to a watcher of births.
+//! **Problem.** A child inherits the affinity that its parent was given. Whether it has that value
+//! by birth or has set it by itself shows only to a watcher of births.
 //!
 //! **Approach.** [`Watched`] asks its watcher ([`Births`]) to watch each thread before it is bound,
 //! and keeps what the last look showed. A watcher that fails, or misses births, is remembered:
@@ -21,7 +22,8 @@ pub type Trouble = Box<dyn Error + Send + Sync>;
 
 /// A watcher of births.
 pub trait Births {
-    /// Starts to watch a thread that is about to be moved, and its future descendants. `start_ns`: when it started.
+    /// Starts to watch a thread that is about to be moved, and its future descendants. `start_ns`:
+    /// when it started.
     ///
     /// # Errors
     ///
@@ -94,7 +96,8 @@ impl<B: Births> Watched<B> {
         }
     }
 
-    /// Lists watched threads and descendants, and notes which of them have an affinity of their own.
+    /// Lists watched threads and descendants, and notes which of them have an affinity of their
+    /// own.
     pub fn look(&mut self) -> Result<Vec<Kin>, Trouble> {
         let Some(births) = &mut self.births else { return Ok(Vec::new()) };
         // After an error nothing is known: what an earlier look showed is out of date.
@@ -111,7 +114,8 @@ impl<B: Births> Watched<B> {
         Ok(kin)
     }
 
-    /// Watches the births of a thread that is about to be moved: a child born right after the move inherits our value.
+    /// Watches the births of a thread that is about to be moved: a child born right after the move
+    /// inherits our value.
     pub fn watch(&mut self, undo: &Undo) {
         if let Some(((tid, start), births)) = key_of(undo).zip(self.births.as_mut())
             && let Err(error) = births.watch(tid, start.saturating_mul(NS_PER_TICK))

@@ -1,7 +1,8 @@
-//! The effect of moves: the remote share before and after, of a moved thread, of a moved process's threads, or of a moved
-//! file's readers.
+//! The effect of moves: the remote share before and after, of a moved thread, of a moved process's
+//! threads, or of a moved file's readers.
 //!
-//! The window right after a move is not judged, because it includes reads from before the move. The next [`JUDGED`] windows in which something is read are taken together, weighted by bytes.
+//! The window right after a move is not judged, because it includes reads from before the move. The
+//! next [`JUDGED`] windows in which something is read are taken together, weighted by bytes.
 
 use placement::{FileUse, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -41,8 +42,8 @@ impl Bytes {
     }
 }
 
-/// Share of the file bytes that a thread, the threads of a process, or the readers of a file read from another node; `None`
-/// where nothing was read.
+/// Share of the file bytes that a thread, the threads of a process, or the readers of a file read
+/// from another node; `None` where nothing was read.
 pub fn remote_share(subject: &Subject, snapshot: &Snapshot) -> Option<f64> {
     let wanted = FxHashSet::from_iter([subject]);
     bytes(&wanted, snapshot).remove(subject)?.remote_share()
@@ -96,7 +97,8 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Something was moved. An earlier move of it that is still being watched is forgotten: its effect can no longer be seen.
+    /// Something was moved. An earlier move of it that is still being watched is forgotten: its
+    /// effect can no longer be seen.
     pub fn moved(&mut self, subject: Subject, about: About, before: Option<f64>) {
         let watched = Watched { about, before, windows: 0, judged: 0, after: Bytes::default() };
         self.watched.insert(subject, watched);

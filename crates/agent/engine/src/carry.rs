@@ -35,8 +35,8 @@ pub(crate) struct Made {
 const TWICE: &str = "another move of this window has it already";
 
 impl Ready {
-    /// The process that is moved, and each thread that is bound. A file has no record, and its parts on several nodes move at
-    /// once.
+    /// The process that is moved, and each thread that is bound. A file has no record, and its
+    /// parts on several nodes move at once.
     fn claims(&self) -> impl Iterator<Item = &Subject> {
         let itself = Some(&self.mv.subject).filter(|subject| !subject.is_file());
         itself.into_iter().chain(self.undo.iter().map(|undo| &undo.subject))
@@ -44,8 +44,8 @@ impl Ready {
 }
 
 impl<P: Plane> Engine<P> {
-    /// Makes what waited longest, then judges and makes moves: first `planned` ones of the policy, then our own of threads that
-    /// are bound where they are. One verdict per move.
+    /// Makes what waited longest, then judges and makes moves: first `planned` ones of the policy,
+    /// then our own of threads that are bound where they are. One verdict per move.
     pub(crate) fn carry_out(
         &mut self,
         moves: &[Move],
@@ -59,7 +59,8 @@ impl<P: Plane> Engine<P> {
         };
         let mut verdicts = Vec::with_capacity(moves.len());
         let mut ready = self.next_in_queue()?;
-        // A thread is in one move of a window: two records of it could not be told apart after a crash.
+        // A thread is in one move of a window: two records of it could not be told apart after a
+        // crash.
         let mut claimed: FxHashSet<Subject> = ready.iter().flat_map(Ready::claims).cloned().collect();
         let mut waiting = FxHashMap::default();
         let mut over_rate = 0;
@@ -73,7 +74,8 @@ impl<P: Plane> Engine<P> {
             let settled = || self.settled.check(&subject, to, period_s);
             let judged = fits.and_then(|()| self.free(&subject, (from, to), &claimed));
             let judged = judged.and_then(|()| settled()).and_then(|()| self.endurance(mv, snapshot));
-            // One that was asked for again keeps its place, and one that takes the place of another has its token.
+            // One that was asked for again keeps its place, and one that takes the place of another
+            // has its token.
             let waits = self.jobs.waits(mv).map(|queued| (queued.mv.from, queued.mv.to) == (from, to));
             let judged = judged.and_then(|()| match waits {
                 Some(true) => Ok(()),
@@ -139,7 +141,8 @@ impl<P: Plane> Engine<P> {
         Ok((verdicts, made))
     }
 
-    /// Holds back a move of something that another move of this window has, or that is still being copied.
+    /// Holds back a move of something that another move of this window has, or that is still being
+    /// copied.
     fn free(
         &self,
         subject: &Subject,
@@ -190,8 +193,9 @@ impl<P: Plane> Engine<P> {
         (self.settings.moves.at_once as usize).saturating_sub(self.jobs.running.len() + begin)
     }
 
-    /// The moves that waited longest, as many as may begin now, and of each subject only one. One that has waited for as long as a settled load is trusted is
-    /// dropped, because what it was decided from is out of date.
+    /// The moves that waited longest, as many as may begin now, and of each subject only one. One
+    /// that has waited for as long as a settled load is trusted is dropped, because what it was
+    /// decided from is out of date.
     fn next_in_queue(&mut self) -> Result<Vec<Ready>, PlaneError> {
         let mut ready = Vec::new();
         if self.jobs.spent.day(self.now) as f64 >= self.settings.moves.bytes_per_day {
@@ -282,7 +286,8 @@ impl<P: Plane> Engine<P> {
             let over = copies(&r.mv).then(|| Record::JobOver { subject: r.mv.subject.clone(), from: r.mv.from });
             match started {
                 Ok(started) => {
-                    // Of a thread that was not bound, what an earlier move did is still to be undone.
+                    // Of a thread that was not bound, what an earlier move did is still to be
+                    // undone.
                     r.undo.retain(|undo| {
                         let bound = !started.not_bound.contains(&undo.subject);
                         settled.push(if bound { Record::made(undo) } else { Record::not_made(undo) });

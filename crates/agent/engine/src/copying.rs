@@ -1,4 +1,5 @@
-//! Follows the copies that run, tells the policy what became of its moves, and takes back plans that did not pay.
+//! Follows the copies that run, tells the policy what became of its moves, and takes back plans
+//! that did not pay.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,8 +19,9 @@ use crate::{Finished, Plane, PlaneError, Undone, Verdict};
 /// Pause between two looks at a job that sends data back: short beside its steps of 100 ms.
 const POLL: Duration = Duration::from_millis(10);
 
-/// How long copies that were told to stop are waited for on exit. One step of a copy takes tens of milliseconds; a plane that
-/// has not stopped by then is stuck in the kernel, and homenode ends all the same.
+/// How long copies that were told to stop are waited for on exit. One step of a copy takes tens of
+/// milliseconds; a plane that has not stopped by then is stuck in the kernel, and homenode ends all
+/// the same.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// What is said of those that have not stopped by then.
 const LATE: &str = "did not stop in time";
@@ -329,8 +331,8 @@ impl<P: Plane> Engine<P> {
         snapshot.outcomes = outcomes;
     }
 
-    /// Takes back moves that did not pay: threads get their affinity back, files go back to where they were. A process's
-    /// memory stays, because copying it once more would cost as much again.
+    /// Takes back moves that did not pay: threads get their affinity back, files go back to where
+    /// they were. A process's memory stays, because copying it once more would cost as much again.
     pub(crate) fn take_back(&mut self, unpaid: Vec<Unpaid>, notes: &mut Vec<String>) {
         let mut done = Vec::new();
         for Unpaid { moves, why } in unpaid {

@@ -33,8 +33,8 @@ pub(crate) struct Disk {
     journal: Journal,
 }
 
-/// Drives a plane: one [`step`](Self::step) a window, then [`finish`](Self::finish). An engine that is dropped without
-/// finishing (a panic) undoes its moves all the same.
+/// Drives a plane: one [`step`](Self::step) a window, then [`finish`](Self::finish). An engine that
+/// is dropped without finishing (a panic) undoes its moves all the same.
 pub struct Engine<P: Plane> {
     pub(crate) plane: P,
     pub(crate) policy: Box<dyn Policy>,
@@ -63,8 +63,9 @@ pub struct Engine<P: Plane> {
 }
 
 impl<P: Plane> Engine<P> {
-    /// An engine for this plane. First puts back what an earlier run has left in the state directory. Without a directory
-    /// nothing outlives a crash (a simulation); in a dry run the directory is not touched.
+    /// An engine for this plane. First puts back what an earlier run has left in the state
+    /// directory. Without a directory nothing outlives a crash (a simulation); in a dry run the
+    /// directory is not touched.
     pub fn new(
         mut plane: P,
         policy: Box<dyn Policy>,
@@ -140,8 +141,8 @@ impl<P: Plane> Engine<P> {
         &self.recovered
     }
 
-    /// One window: observe, decide, let the rails judge, make the moves that are left. Errors are faults of the plane;
-    /// after one the caller should [`finish`](Self::finish).
+    /// One window: observe, decide, let the rails judge, make the moves that are left. Errors are
+    /// faults of the plane; after one the caller should [`finish`](Self::finish).
     pub fn step(&mut self) -> Result<WindowReport, EngineError> {
         let mut snapshot = self.plane.observe(Duration::from_secs_f64(self.settings.window_s))?;
         self.advance(&snapshot);
@@ -194,13 +195,14 @@ impl<P: Plane> Engine<P> {
         })
     }
 
-    /// Puts everything back: affinities are restored, copies are stopped, and what they have copied stays. Afterwards the
-    /// engine makes no more moves of its own; a second call does nothing.
+    /// Puts everything back: affinities are restored, copies are stopped, and what they have copied
+    /// stays. Afterwards the engine makes no more moves of its own; a second call does nothing.
     pub fn finish(&mut self) -> Finished {
         self.finish_until(&|| true)
     }
 
-    /// The same, and then data goes back to where it was, at the rate of all copies and until `stop`, if the plane remembers that.
+    /// The same, and then data goes back to where it was, at the rate of all copies and until
+    /// `stop`, if the plane remembers that.
     pub fn finish_until(&mut self, stop: &dyn Fn() -> bool) -> Finished {
         if std::mem::replace(&mut self.finished, true) {
             return Finished::default();
@@ -242,15 +244,17 @@ impl<P: Plane> Engine<P> {
         self.held.undos().iter().filter_map(id).collect()
     }
 
-    /// The time of a window's end. A plane whose clock stands still or goes back is taken to have spent the window.
+    /// The time of a window's end. A plane whose clock stands still or goes back is taken to have
+    /// spent the window.
     fn advance(&mut self, snapshot: &Snapshot) {
         let forward = snapshot.time_s.is_finite() && snapshot.time_s > self.now;
         self.now = if forward { snapshot.time_s } else { self.now + snapshot.window_s.max(0.0) };
     }
 
-    /// Restores the affinity of threads started by moved ones: the policy has not decided on them. It may move them later for
-    /// what they read themselves. Threads of a process that was moved as a whole get records instead. Returns how many were restored,
-    /// and how many records were added.
+    /// Restores the affinity of threads started by moved ones: the policy has not decided on them.
+    /// It may move them later for what they read themselves. Threads of a process that was moved as
+    /// a whole get records instead. Returns how many were restored, and how many records were
+    /// added.
     fn put_back_inherited(&mut self, snapshot: &Snapshot, notes: &mut Vec<String>) -> Option<(usize, usize)> {
         let (mut restored, mut kept) = (0, Vec::new());
         let heirs = match self.plane.inherited(self.held.undos()) {
@@ -285,7 +289,8 @@ impl<P: Plane> Engine<P> {
         Some((restored, added))
     }
 
-    /// Adds records of threads that have a value of ours already. After a crash before that they would be found as descendants.
+    /// Adds records of threads that have a value of ours already. After a crash before that they
+    /// would be found as descendants.
     fn keep(&mut self, kept: Vec<Undo>, snapshot: &Snapshot, notes: &mut Vec<String>) {
         let names: FxHashMap<u32, &str> = snapshot.threads.iter().map(|t| (t.tid, t.comm.as_str())).collect();
         let text =
@@ -307,7 +312,8 @@ impl<P: Plane> Engine<P> {
         self.append(&records, notes);
     }
 
-    /// Looks at some of the held threads, at twice as many as were `added`, so that records of ended ones do not pile up.
+    /// Looks at some of the held threads, at twice as many as were `added`, so that records of
+    /// ended ones do not pile up.
     fn forget_ended(&mut self, added: usize, notes: &mut Vec<String>) {
         let pace = (self.settings.moves_per_s * self.settings.window_s).ceil() as usize;
         let mut done = Vec::new();
@@ -336,7 +342,8 @@ impl<P: Plane> Engine<P> {
         }
     }
 
-    /// End of a window: the journal reaches the file, and a state file that is mostly history is rewritten.
+    /// End of a window: the journal reaches the file, and a state file that is mostly history is
+    /// rewritten.
     fn tidy(&mut self, notes: &mut Vec<String>) {
         let epoch = self.plane.epoch();
         let Some(disk) = &mut self.disk else { return };

@@ -1,10 +1,13 @@
 //! Finds threads that are bound to a part of their node, because CPUs of it came online later.
 //!
-//! **Problem.** A bound thread has the CPUs that its node had then. Those that come online stay closed to it.
+//! **Problem.** A bound thread has the CPUs that its node had then. Those that come online stay
+//! closed to it.
 //!
-//! **Approach.** It is bound again where it is, by a move like any other: the rails judge it, and its undo record is written first.
+//! **Approach.** It is bound again where it is, by a move like any other: the rails judge it, and
+//! its undo record is written first.
 //!
-//! **Limits.** The rails may hold it back for as long as any move. A thread that no window shows waits until one does.
+//! **Limits.** The rails may hold it back for as long as any move. A thread that no window shows
+//! waits until one does.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +42,8 @@ impl Grown {
         }
     }
 
-    /// Moves from a node to itself, of the threads that are due and that the plan leaves where they are.
+    /// Moves from a node to itself, of the threads that are due and that the plan leaves where they
+    /// are.
     pub fn moves(&mut self, snapshot: &Snapshot, planned: &[Move], bound: &FxHashSet<u32>) -> Vec<Move> {
         self.due.retain(|tid, _| bound.contains(tid));
         if self.due.is_empty() {

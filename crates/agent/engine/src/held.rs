@@ -6,7 +6,8 @@ use crate::journal::About;
 use crate::state::records::Held;
 use crate::{Subject, Undo};
 
-/// Threads that have an affinity of ours, with their undo records, in the order of their first moves. Removal takes constant time.
+/// Threads that have an affinity of ours, with their undo records, in the order of their first
+/// moves. Removal takes constant time.
 #[derive(Debug, Default)]
 pub(crate) struct HeldTable {
     undos: Vec<Undo>,
@@ -69,7 +70,8 @@ impl HeldTable {
         some
     }
 
-    /// All records as the state file has them, in the order of the first moves, each with its name in the journal.
+    /// All records as the state file has them, in the order of the first moves, each with its name
+    /// in the journal.
     pub fn in_order(&self) -> Vec<(Held, Option<About>)> {
         let mut order: Vec<usize> = (0..self.len()).collect();
         order.sort_unstable_by_key(|i| self.facts[*i].order);

@@ -1,12 +1,15 @@
 //! Moves that copy: which run, which wait, and how much they may copy.
 //!
-//! **Problem.** A move of a file or of a process's memory takes seconds to hours. Many at once would take the bandwidth of the
-//! load that they are for, and persistent memory wears out by writing.
+//! **Problem.** A move of a file or of a process's memory takes seconds to hours. Many at once
+//! would take the bandwidth of the load that they are for, and persistent memory wears out by
+//! writing.
 //!
-//! **Approach.** A plane copies in the background and reports [`Progress`]. [`Jobs`] keeps the few that run, a bounded queue of
-//! those that wait, and the bytes copied in the last 24 hours ([`Spent`]).
+//! **Approach.** A plane copies in the background and reports [`Progress`]. [`Jobs`] keeps the few
+//! that run, a bounded queue of those that wait, and the bytes copied in the last 24 hours
+//! ([`Spent`]).
 //!
-//! **Limits.** The count of the last 24 hours begins anew with each start of homenode. A queue that is full refuses more.
+//! **Limits.** The count of the last 24 hours begins anew with each start of homenode. A queue that
+//! is full refuses more.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,7 +20,8 @@ use topology::NodeId;
 
 use crate::journal::About;
 
-/// Most moves that wait: what two copies at a time finish in 10 minutes if each takes a tenth of a second.
+/// Most moves that wait: what two copies at a time finish in 10 minutes if each takes a tenth of a
+/// second.
 pub(crate) const QUEUE_MAX: usize = 12_000;
 
 /// Names a job of a plane, for as long as it runs.
@@ -29,8 +33,8 @@ pub struct JobId(pub u64);
 pub struct Started {
     /// It copies, as this job; `None`: it is made.
     pub job: Option<JobId>,
-    /// Subjects of undo records although whose threads were not bound: they have ended, or have set an affinity of their own
-    /// meanwhile.
+    /// Subjects of undo records although whose threads were not bound: they have ended, or have set
+    /// an affinity of their own meanwhile.
     pub not_bound: Vec<Subject>,
 }
 
@@ -156,8 +160,8 @@ pub(crate) struct Queued {
 }
 
 impl Queued {
-    /// Whether this move and another one of its subject cannot both be made: one process goes to one node. So does a file, but from several. A move
-    /// that is taken back makes room for none.
+    /// Whether this move and another one of its subject cannot both be made: one process goes to
+    /// one node. So does a file, but from several. A move that is taken back makes room for none.
     fn excludes(&self, mv: &Move) -> bool {
         let parts = mv.subject.is_file() && self.mv.to == mv.to && self.mv.from != mv.from;
         !parts && !self.back
@@ -195,8 +199,8 @@ impl Jobs {
         self.of(&mv.subject).find(|queued| queued.excludes(mv))
     }
 
-    /// Adds a move to the queue, in the place of those that it excludes, which are returned. A queue that is full gives the move
-    /// back.
+    /// Adds a move to the queue, in the place of those that it excludes, which are returned. A
+    /// queue that is full gives the move back.
     #[must_use = "a move that finds no place is not made"]
     pub fn enqueue(&mut self, queued: Queued) -> Result<Vec<Queued>, Box<Queued>> {
         let mut replaced = Vec::new();

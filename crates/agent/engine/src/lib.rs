@@ -1,14 +1,17 @@
-//! The loop: observe a window, decide, hold moves back where the safety rails say so, apply the rest, record why.
+//! The loop: observe a window, decide, hold moves back where the safety rails say so, apply the
+//! rest, record why.
 //!
-//! **Problem.** A policy that is right on average can still do harm: move a thread back and forth, change affinities that
-//! others set, or leave its own behind after a crash.
+//! **Problem.** A policy that is right on average can still do harm: move a thread back and forth,
+//! change affinities that others set, or leave its own behind after a crash.
 //!
-//! **Approach.** One loop ([`Engine`]) drives all planes. The undo record of a move is on disk before the move is made
-//! ([`state`]). The journal gives a reason for each move ([`journal`]) and later its effect ([`audit`]). The rails
-//! ([`rails`]) hold back moves that would oscillate or flood the machine.
+//! **Approach.** One loop ([`Engine`]) drives all planes. The undo record of a move is on disk
+//! before the move is made ([`state`]). The journal gives a reason for each move ([`journal`]) and
+//! later its effect ([`audit`]). The rails ([`rails`]) hold back moves that would oscillate or
+//! flood the machine.
 //!
-//! **Limits.** The engine knows nothing of Linux: a [`Plane`] observes and acts. Rails count time by the snapshots
-//! (`Snapshot::time_s`), so the same snapshots give the same moves; wall-clock time appears only in the journal.
+//! **Limits.** The engine knows nothing of Linux: a [`Plane`] observes and acts. Rails count time
+//! by the snapshots (`Snapshot::time_s`), so the same snapshots give the same moves; wall-clock
+//! time appears only in the journal.
 
 pub mod audit;
 mod carry;

@@ -12,7 +12,8 @@ use crate::jobs::{JobId, Progress, Started};
 /// Writes undo records down. After an error nothing must be changed that they would undo.
 pub type Write<'a> = dyn FnMut(&[Undo]) -> Result<(), PlaneError> + 'a;
 
-/// Something that can be observed and acted on: a host, homenode's own file system, a simulated machine.
+/// Something that can be observed and acted on: a host, homenode's own file system, a simulated
+/// machine.
 pub trait Plane {
     /// The machine.
     fn topology(&self) -> &Topology;
@@ -20,35 +21,39 @@ pub trait Plane {
     /// Blocks for one window (virtual in a simulation) and returns what it showed.
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError>;
 
-    /// Undo records of this move: one record for each thread that it binds, none for a file. Changes nothing, so
-    /// that it can be written down before the move is made. [`PlaneError::Refused`] says that the move must not be made (the
-    /// thread has an affinity of its own, …).
+    /// Undo records of this move: one record for each thread that it binds, none for a file.
+    /// Changes nothing, so that it can be written down before the move is made.
+    /// [`PlaneError::Refused`] says that the move must not be made (the thread has an affinity of
+    /// its own, …).
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError>;
 
-    /// Makes the move that `undo` was prepared for, or starts to make it: a move that copies goes on in the background as a
-    /// job. Calls `write` with the records of further threads before it binds them (a process starts threads while it is
-    /// moved). An error says that nothing was changed.
+    /// Makes the move that `undo` was prepared for, or starts to make it: a move that copies goes
+    /// on in the background as a job. Calls `write` with the records of further threads before it
+    /// binds them (a process starts threads while it is moved). An error says that nothing was
+    /// changed.
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError>;
 
     /// Puts back what a move changed, unless somebody else has changed it since.
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError>;
 
-    /// Threads and processes that were born of moved ones and so inherited a value of ours.
-    /// Called once a window and again while everything is undone. An error says that none was found but some may be there.
+    /// Threads and processes that were born of moved ones and so inherited a value of ours. Called
+    /// once a window and again while everything is undone. An error says that none was found but
+    /// some may be there.
     fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
         let _ = held;
         Ok(Vec::new())
     }
 
-    /// Whether this record has nothing to undo any more, because its thread has ended or has taken our value for its own, so that
-    /// the record can be forgotten. `false` where that is not certain.
+    /// Whether this record has nothing to undo any more, because its thread has ended or has taken
+    /// our value for its own, so that the record can be forgotten. `false` where that is not
+    /// certain.
     fn ended(&mut self, undo: &Undo) -> bool {
         let _ = undo;
         false
     }
 
-    /// Names this run of the machine (a host's boot id). Records that were written in another run are void: their ids
-    /// mean other threads now.
+    /// Names this run of the machine (a host's boot id). Records that were written in another run
+    /// are void: their ids mean other threads now.
     fn epoch(&self) -> Option<String> {
         None
     }
@@ -69,7 +74,8 @@ pub trait Copies {
     /// The progress of every job since the last call; the end of each is reported once.
     fn poll(&mut self) -> Vec<Progress>;
 
-    /// Asks a job to stop as soon as it can. What it has copied stays. A job that is not known is ignored.
+    /// Asks a job to stop as soon as it can. What it has copied stays. A job that is not known is
+    /// ignored.
     fn cancel(&mut self, job: JobId);
 
     /// All jobs together copy no more than this many bytes a second from now on.
@@ -77,20 +83,22 @@ pub trait Copies {
         let _ = bytes_per_s;
     }
 
-    /// Starts a move of a file that takes an earlier one back, and was prepared like any other. Only data that the earlier one has moved
-    /// moves; where the plane does not know that, the move is refused ([`PlaneError::not_known`]).
+    /// Starts a move of a file that takes an earlier one back, and was prepared like any other.
+    /// Only data that the earlier one has moved moves; where the plane does not know that, the move
+    /// is refused ([`PlaneError::not_known`]).
     fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
         Err(PlaneError::not_known(mv))
     }
 
-    /// Whether it remembers where data was that jobs have moved, for [`move_back`](Self::move_back).
+    /// Whether it remembers where data was that jobs have moved, for
+    /// [`move_back`](Self::move_back).
     fn moves_back(&self) -> bool {
         false
     }
 
-    /// Starts a job that sends the data of the file or process that was moved last back to where it was before all its moves, and
-    /// forgets these: called again and again, it takes back one after the other. `None`: no more is known. What these jobs move is
-    /// not remembered.
+    /// Starts a job that sends the data of the file or process that was moved last back to where it
+    /// was before all its moves, and forgets these: called again and again, it takes back one after
+    /// the other. `None`: no more is known. What these jobs move is not remembered.
     fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
         None
     }
@@ -101,12 +109,12 @@ pub trait Thrift {
     /// Cost of homenode itself in the last window; `None` if it is not known.
     fn cost(&self) -> Option<Cost>;
 
-    /// Observes less because homenode is over its budget. Says what it does from now on ("windows are twice as long"); `None`
-    /// when there is nothing left to save.
+    /// Observes less because homenode is over its budget. Says what it does from now on ("windows
+    /// are twice as long"); `None` when there is nothing left to save.
     fn shed(&mut self) -> Option<String>;
 
-    /// Takes one [`shed`](Self::shed) back because homenode has been far below its budget for long. Says what it does from
-    /// now on; `None` when nothing had been saved.
+    /// Takes one [`shed`](Self::shed) back because homenode has been far below its budget for long.
+    /// Says what it does from now on; `None` when nothing had been saved.
     fn relax(&mut self) -> Option<String>;
 }
 
@@ -127,7 +135,8 @@ pub struct Cost {
     pub memory_bytes: u64,
 }
 
-/// Undo record of a move of one thread, or of the memory of one process. Written to the state file before the move.
+/// Undo record of a move of one thread, or of the memory of one process. Written to the state file
+/// before the move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undo {
     /// Its subject.
@@ -148,7 +157,8 @@ pub struct Undo {
 pub struct Heir {
     /// Record that restores its affinity.
     pub undo: Undo,
-    /// It belongs to a process that was moved as a whole, so it keeps the value and is put back with the others of that process.
+    /// It belongs to a process that was moved as a whole, so it keeps the value and is put back
+    /// with the others of that process.
     pub keeps: bool,
 }
 
@@ -159,15 +169,16 @@ pub struct Masks {
     pub before: CpuSet,
     /// The affinity that we set.
     pub ours: CpuSet,
-    /// It had no affinity of its own before: undoing allows it every CPU again, also those that its cpuset or the
-    /// machine has gained since, instead of pinning it to `before`.
+    /// It had no affinity of its own before: undoing allows it every CPU again, also those that its
+    /// cpuset or the machine has gained since, instead of pinning it to `before`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unbound: bool,
 }
 
 impl Undo {
-    /// The same record, undoing to what `first` undoes to: a second move must not lead back to the first move's value.
-    /// If something else has changed the affinity in between, that value is the one to go back to.
+    /// The same record, undoing to what `first` undoes to: a second move must not lead back to the
+    /// first move's value. If something else has changed the affinity in between, that value is the
+    /// one to go back to.
     pub(crate) fn back_to(mut self, first: &Self) -> Self {
         match (&mut self.masks, &first.masks) {
             (Some(new), Some(old)) if new.before == old.ours => {

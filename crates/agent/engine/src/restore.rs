@@ -10,13 +10,14 @@ use crate::state::file::StateFile;
 use crate::state::records::{Held, Job};
 use crate::{EngineError, Finished, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone};
 
-/// How often to look for threads started by moved ones. Once the moved threads are restored, only threads that
-/// had inherited our value can still pass it on, and each round restores all of them: a tree of processes that fork
-/// without pause is done after two or three.
+/// How often to look for threads started by moved ones. Once the moved threads are restored, only
+/// threads that had inherited our value can still pass it on, and each round restores all of them:
+/// a tree of processes that fork without pause is done after two or three.
 const ROUNDS: usize = 16;
 
-/// After what pause undos are tried once more for which nothing could be known of the thread, and for how long: a late answer comes within some tenths of a second, and
-/// homenode must end within two seconds of a signal.
+/// After what pause undos are tried once more for which nothing could be known of the thread, and
+/// for how long: a late answer comes within some tenths of a second, and homenode must end within
+/// two seconds of a signal.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 const AGAIN_FOR: Duration = Duration::from_secs(1);
 
@@ -72,13 +73,15 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>
     }
     match put_back_inherited(plane, &records, &mut restored.finished) {
         Some(left) => restored.failed.extend(left),
-        // Threads that inherited our values are found by the records: keep them all. Undoing one twice does nothing.
+        // Threads that inherited our values are found by the records: keep them all. Undoing one
+        // twice does nothing.
         None => restored.failed = all,
     }
     restored
 }
 
-/// Tries once more where nothing could be known of the thread: on a busy machine it may not have answered in time.
+/// Tries once more where nothing could be known of the thread: on a busy machine it may not have
+/// answered in time.
 fn undo_again<P: Plane>(plane: &mut P, late: Vec<(&Held, &mut Result<Undone, PlaneError>)>) {
     if late.is_empty() {
         return;
@@ -105,8 +108,8 @@ fn undo_one<P: Plane>(plane: &mut P, candidates: &[Undo]) -> Result<Undone, Plan
     Ok(Undone::ChangedByOthers)
 }
 
-/// Restores what threads have inherited. Returns the records of those that could not be restored; `None` if some may not
-/// have been found.
+/// Restores what threads have inherited. Returns the records of those that could not be restored;
+/// `None` if some may not have been found.
 fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut Finished) -> Option<Vec<Held>> {
     let mut given_up: FxHashSet<Subject> = FxHashSet::default();
     let mut left = Vec::new();
@@ -144,8 +147,8 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
     None
 }
 
-/// Undoes what an earlier homenode left behind, as `restore` and each start do. What cannot be undone stays in
-/// the state file. Records of another run of the machine are dropped.
+/// Undoes what an earlier homenode left behind, as `restore` and each start do. What cannot be
+/// undone stays in the state file. Records of another run of the machine are dropped.
 pub fn recover<P: Plane>(plane: &mut P, dir: &StateDir) -> Result<Finished, EngineError> {
     recover_held(plane, dir, Settings::default().journal_bytes).map(|r| r.0)
 }
@@ -198,7 +201,8 @@ pub(crate) fn recover_held<P: Plane>(
     Ok((finished, failed))
 }
 
-/// Keeps in the state file only what is still to be undone. With nothing left it removes the file, which works on a full disk too.
+/// Keeps in the state file only what is still to be undone. With nothing left it removes the file,
+/// which works on a full disk too.
 pub fn store(dir: &StateDir, epoch: Option<&str>, left: &[Held]) -> Result<(), EngineError> {
     if !left.is_empty() {
         return StateFile::create(dir, epoch, left).map(|_| ());

@@ -10,7 +10,8 @@ use crate::EngineError;
 pub struct Settings {
     /// Length of a window. Default 1. Shorter reacts faster and sees fewer bytes to judge by.
     pub window_s: f64,
-    /// How long a moved thread stays before it may be moved again. Default 3: two windows show what a move did.
+    /// How long a moved thread stays before it may be moved again. Default 3: two windows show what
+    /// a move did.
     pub dwell_s: f64,
     /// How long a thread stays that was moved back to where it came from. Default 60.
     pub cooldown_s: f64,
@@ -24,40 +25,45 @@ pub struct Settings {
     pub settle: Settle,
     /// Limits on the cost of homenode itself.
     pub budget: Budget,
-    /// Largest size of the journal in bytes, both of its files together. Default 8 MiB: it lies in memory under `/run`.
+    /// Largest size of the journal in bytes, both of its files together. Default 8 MiB: it lies in
+    /// memory under `/run`.
     pub journal_bytes: u64,
-    /// Moves that copy, and moves that do not pay: `[moves]` in `homenode.toml`. Without that section, as in a simulation, they
-    /// are unlimited.
+    /// Moves that copy, and moves that do not pay: `[moves]` in `homenode.toml`. Without that
+    /// section, as in a simulation, they are unlimited.
     #[serde(skip, default = "Moves::unlimited")]
     pub moves: Moves,
-    /// Bind threads even while a sched_ext scheduler runs. Default false: such a scheduler may take threads with a custom mask off
-    /// its normal path (scx_layered sends them to fallback queues).
+    /// Bind threads even while a sched_ext scheduler runs. Default false: such a scheduler may take
+    /// threads with a custom mask off its normal path (scx_layered sends them to fallback queues).
     pub beside_sched_ext: bool,
     /// Decide and report, change nothing, write nothing. Default false.
     pub dry_run: bool,
 }
 
-/// Limits on moves that copy (files, and the memory of processes), and when a move has not paid: `[moves]` in
-/// `homenode.toml`.
+/// Limits on moves that copy (files, and the memory of processes), and when a move has not paid:
+/// `[moves]` in `homenode.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Moves {
-    /// Bytes per second that all copies together may take. Default 5e8: a quarter of the writes that one Optane module of
-    /// 128 GB sustains (1.85 GB/s, NThread's machine), so that a copy leaves the load most of the slowest memory there is.
+    /// Bytes per second that all copies together may take. Default 5e8: a quarter of the writes
+    /// that one Optane module of 128 GB sustains (1.85 GB/s, NThread's machine), so that a copy
+    /// leaves the load most of the slowest memory there is.
     pub rate: f64,
-    /// Bytes that may be copied in 24 hours. Default 1.6e12: a hundredth of what an Optane module of 128 GB may be written
-    /// each day of its five years (292 PB in all, Intel's data sheet). Copies take no more of its endurance than that.
+    /// Bytes that may be copied in 24 hours. Default 1.6e12: a hundredth of what an Optane module
+    /// of 128 GB may be written each day of its five years (292 PB in all, Intel's data sheet).
+    /// Copies take no more of its endurance than that.
     pub bytes_per_day: f64,
-    /// How many copies may run at once. Default 2: one goes on while the other waits for a busy page.
+    /// How many copies may run at once. Default 2: one goes on while the other waits for a busy
+    /// page.
     pub at_once: u32,
-    /// How many windows before and after a plan are compared; a plan after which every window was worse than every window
-    /// before is taken back. Default 5: by chance that happens once in 252 plans (5 of 10 windows can be chosen in 252
-    /// ways). 0: never.
+    /// How many windows before and after a plan are compared; a plan after which every window was
+    /// worse than every window before is taken back. Default 5: by chance that happens once in 252
+    /// plans (5 of 10 windows can be chosen in 252 ways). 0: never.
     pub trial: u32,
-    /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two of the daemon's threads keep then.
+    /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two of the daemon's
+    /// threads keep then.
     pub dax: bool,
-    /// Stop processes that map a file on DAX shared and writable while each 2 MiB of it move; without, such files stay.
-    /// Default false.
+    /// Stop processes that map a file on DAX shared and writable while each 2 MiB of it move;
+    /// without, such files stay. Default false.
     pub freeze: bool,
 }
 
@@ -78,7 +84,8 @@ impl Moves {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Oscillation {
-    /// How many reversals (a move back to the node of the move before) are too many. Default 3, at most 16.
+    /// How many reversals (a move back to the node of the move before) are too many. Default 3, at
+    /// most 16.
     pub reversals: u32,
     /// Within how long. Default 300.
     pub span_s: f64,
@@ -90,9 +97,11 @@ pub struct Oscillation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settle {
-    /// After how many windows (or decision periods of the policy, where they are longer) of the same load. Default 10; 0: never.
+    /// After how many windows (or decision periods of the policy, where they are longer) of the
+    /// same load. Default 10; 0: never.
     pub windows: u32,
-    /// After how many seconds a load that has stayed the same is looked at again, as its data may have drifted. Default 600.
+    /// After how many seconds a load that has stayed the same is looked at again, as its data may
+    /// have drifted. Default 600.
     pub again_s: f64,
 }
 
@@ -104,7 +113,8 @@ pub struct Budget {
     pub cpu: f64,
     /// Resident memory in bytes. Default 64 MiB.
     pub memory_bytes: u64,
-    /// For how many consecutive windows the cost must exceed the budget. Default 5: start-up and single bursts do not count.
+    /// For how many consecutive windows the cost must exceed the budget. Default 5: start-up and
+    /// single bursts do not count.
     pub windows: u32,
 }
 

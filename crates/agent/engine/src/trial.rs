@@ -1,19 +1,23 @@
 //! Whether a plan paid: what the moved threads get done before and after it.
 //!
-//! **Problem.** A plan that is right by its rule can still do harm, for a reason that the rule does not know.
+//! **Problem.** A plan that is right by its rule can still do harm, for a reason that the rule does
+//! not know.
 //!
-//! **Approach.** The work of a thread is its file bytes per busy second: per CPU second, and on a volume also per second in which
-//! its server made accesses for it. Waiting for remote memory, or for a full controller, is busy time, so work falls where memory
-//! is slower, and it does not depend on how much the program has to do. [`Trials`] keeps the work of every thread
-//! over the last `n` windows. The moves of one window are tried together, over the threads that they are about: the moved
-//! threads, the threads of moved processes, the readers of moved files. When all copies of the plan are done, and one window
-//! more has passed, `n` windows are compared with the `n` before. The plan has not paid if every window after it is worse than
-//! every window before, and the mean is worse by [`MARGIN`].
+//! **Approach.** The work of a thread is its file bytes per busy second: per CPU second, and on a
+//! volume also per second in which its server made accesses for it. Waiting for remote memory, or
+//! for a full controller, is busy time, so work falls where memory is slower, and it does not
+//! depend on how much the program has to do. [`Trials`] keeps the work of every thread over the
+//! last `n` windows. The moves of one window are tried together, over the threads that they are
+//! about: the moved threads, the threads of moved processes, the readers of moved files. When all
+//! copies of the plan are done, and one window more has passed, `n` windows are compared with the
+//! `n` before. The plan has not paid if every window after it is worse than every window before,
+//! and the mean is worse by [`MARGIN`].
 //!
-//! **Limits.** By chance alone, all of `n` windows are worse than all of `n` others once in `(2n choose n)` plans: 252 for
-//! n = 5. A program that turns to dearer work in the very windows of a plan cannot be told from a plan that does not pay;
-//! on a volume, neither can other programs that begin to use its controllers, or the CPUs of its server.
-//! Threads without a past of `n` windows are not tried, nor are more than [`MOST`] plans at a time.
+//! **Limits.** By chance alone, all of `n` windows are worse than all of `n` others once in
+//! `(2n choose n)` plans: 252 for n = 5. A program that turns to dearer work in the very windows of
+//! a plan cannot be told from a plan that does not pay; on a volume, neither can other programs
+//! that begin to use its controllers, or the CPUs of its server. Threads without a past of `n`
+//! windows are not tried, nor are more than [`MOST`] plans at a time.
 
 use std::collections::VecDeque;
 
@@ -22,12 +26,14 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::jobs::JobId;
 
-/// Least loss that is worth a second move: a seventh of what NThread measured for reads that are all remote (34.6 % of the
-/// bandwidth), so that a plan is taken back for a change in the place of memory, not for a slightly dearer mix of work.
+/// Least loss that is worth a second move: a seventh of what NThread measured for reads that are
+/// all remote (34.6 % of the bandwidth), so that a plan is taken back for a change in the place of
+/// memory, not for a slightly dearer mix of work.
 const MARGIN: f64 = 0.05;
 /// Most plans that are tried at a time: one a window for the longest time that a small plan takes.
 const MOST: usize = 16;
-/// How long the copies of a plan may take before it is not tried any more, in windows: an hour of 1 s.
+/// How long the copies of a plan may take before it is not tried any more, in windows: an hour of 1
+/// s.
 const PATIENCE: u32 = 3600;
 
 /// Activity of a thread, or of a group of threads, in one window.
@@ -168,8 +174,8 @@ impl Trials {
     }
 }
 
-/// The threads that these moves are about. Of a file that moves, those that no policy may move count only if it has no other readers:
-/// they may be the copy itself.
+/// The threads that these moves are about. Of a file that moves, those that no policy may move
+/// count only if it has no other readers: they may be the copy itself.
 fn members(moves: &[Move], snapshot: &Snapshot) -> FxHashSet<Subject> {
     let (mut tids, mut pids, mut files) = (FxHashSet::default(), FxHashSet::default(), FxHashSet::default());
     for mv in moves {
@@ -265,7 +271,8 @@ mod tests {
         assert_eq!(run(&[100, 100, 100], 0, &[80, 0, 80, 80, 80, 80]), []); // another load
     }
 
-    /// Threads of a volume sleep while its server reads: their CPU time says nothing of how long that takes.
+    /// Threads of a volume sleep while its server reads: their CPU time says nothing of how long
+    /// that takes.
     #[test]
     fn on_a_volume_the_servers_time_counts() {
         let served = |seconds: f64| {
@@ -282,7 +289,8 @@ mod tests {
         assert!(unpaid.iter().any(|u| u.why.starts_with(why)), "{unpaid:?}");
     }
 
-    /// The thread that copies reads the file, too, and does so only before and after the windows of the trial.
+    /// The thread that copies reads the file, too, and does so only before and after the windows of
+    /// the trial.
     #[test]
     fn threads_that_no_policy_may_move_are_not_tried() {
         let with_copy = |mb: u64| {

@@ -1,4 +1,5 @@
-//! A disk that is full: no move without its undo record, nothing lost, the file and the error are named.
+//! A disk that is full: no move without its undo record, nothing lost, the file and the error are
+//! named.
 //!
 //! Needs root for a tmpfs of a few pages.
 
@@ -55,7 +56,8 @@ fn engine(plane: &Fake, dir: &Path) -> Engine<Fake> {
     Engine::new(plane.clone(), go_home(), settings, Some(StateDir::open(dir).unwrap())).unwrap()
 }
 
-/// Moves threads until the state file cannot grow; then nothing moves, all is said, and nothing is forgotten.
+/// Moves threads until the state file cannot grow; then nothing moves, all is said, and nothing is
+/// forgotten.
 fn moves_wait_for_space(disk: &Tmpfs) {
     let plane = Fake::new((1..=200).map(|tid| (tid, 0, 1)));
     let mut engine = engine(&plane, &disk.0);

@@ -1,8 +1,10 @@
-//! Memory over the life of a daemon: threads, processes and files that come, are moved and end leave nothing behind.
+//! Memory over the life of a daemon: threads, processes and files that come, are moved and end
+//! leave nothing behind.
 //!
-//! An allocator that counts says how much is in use. The load is a few threads that stay and a crowd that changes: some
-//! threads are seen once, some skip a window, some are displaced, some moves are refused. The engine runs with each policy
-//! in turn. A debug build takes 12,000 short-lived threads for each policy, a release build 1,000,000, ten million in all.
+//! An allocator that counts says how much is in use. The load is a few threads that stay and a
+//! crowd that changes: some threads are seen once, some skip a window, some are displaced, some
+//! moves are refused. The engine runs with each policy in turn. A debug build takes 12,000
+//! short-lived threads for each policy, a release build 1,000,000, ten million in all.
 
 #![allow(clippy::unwrap_used)] // a test stops at the first surprise
 
@@ -26,7 +28,8 @@ const CROWD: u32 = if cfg!(debug_assertions) { 6 } else { 100 };
 /// Windows in which what is remembered for a time may grow.
 const WARM_UP: u32 = 400;
 
-/// Most growth per short-lived thread. An entry kept for each takes some 60 bytes; a table that doubles once takes less.
+/// Most growth per short-lived thread. An entry kept for each takes some 60 bytes; a table that
+/// doubles once takes less.
 const BYTES_EACH: f64 = if cfg!(debug_assertions) { 40.0 } else { 4.0 };
 
 struct Counting;

@@ -1,13 +1,14 @@
 //! The command of `run -- CMD`.
 //!
-//! **Problem.** homenode must observe a command and its children from the first moment, but it can only start observing once
-//! there is a process.
+//! **Problem.** homenode must observe a command and its children from the first moment, but it can
+//! only start observing once there is a process.
 //!
-//! **Approach.** homenode starts itself as `__exec`, which stops at once. Once the observer is attached, the child continues
-//! and becomes the command. If observing is impossible, the command never starts.
+//! **Approach.** homenode starts itself as `__exec`, which stops at once. Once the observer is
+//! attached, the child continues and becomes the command. If observing is impossible, the command
+//! never starts.
 //!
-//! **Limits.** homenode passes SIGTERM and SIGHUP on to the command. It does not pass on SIGINT, because Ctrl-C reaches the
-//! command from the terminal.
+//! **Limits.** homenode passes SIGTERM and SIGHUP on to the command. It does not pass on SIGINT,
+//! because Ctrl-C reaches the command from the terminal.
 
 use std::ffi::OsString;
 use std::io;
@@ -32,7 +33,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts the command up to the moment before it runs; `None` for an empty command. `json`: the form of its failure.
+    /// Starts the command up to the moment before it runs; `None` for an empty command. `json`: the
+    /// form of its failure.
     pub fn hold(command: &[OsString], json: bool) -> Result<Option<Self>, Failure> {
         let Some(program) = command.first() else { return Ok(None) };
         let name = escape(&program.to_string_lossy());
@@ -57,7 +59,8 @@ impl Child {
         self.inner.id()
     }
 
-    /// Lets it run. Its end unparks the calling thread, so that the current window becomes the last.
+    /// Lets it run. Its end unparks the calling thread, so that the current window becomes the
+    /// last.
     pub fn go(&mut self) -> Result<(), Failure> {
         let (pid, waiting) = (self.pid, thread::current());
         thread::spawn(move || {

@@ -1,4 +1,5 @@
-//! The command line. Definitions only: the doc comments are the manual, both `--help` and the man pages.
+//! The command line. Definitions only: the doc comments are the manual, both `--help` and the man
+//! pages.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,12 +23,14 @@ Exit codes:
 
 /// Keep threads next to the file data they read, on NUMA machines.
 ///
-/// Every file byte that a thread reads comes from the memory of some node. If the thread runs on another node, the read
-/// crosses the interconnect between the sockets. homenode observes such reads of the page cache and moves each thread to
-/// its home node: the node that most of its file bytes come from.
+/// Every file byte that a thread reads comes from the memory of some node. If the thread runs on
+/// another node, the read crosses the interconnect between the sockets. homenode observes such
+/// reads of the page cache and moves each thread to its home node: the node that most of its file
+/// bytes come from.
 ///
-/// `homenode doctor` shows what works on this machine, `homenode top` which threads read from where, and `homenode plan`
-/// which threads would move and why. `sudo homenode run` moves them, and undoes that when it stops.
+/// `homenode doctor` shows what works on this machine, `homenode top` which threads read from
+/// where, and `homenode plan` which threads would move and why. `sudo homenode run` moves them, and
+/// undoes that when it stops.
 #[derive(Debug, Parser)]
 #[command(name = "homenode", version, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Cli {
@@ -44,8 +47,8 @@ pub struct Cli {
 pub enum Command {
     /// Show the machine's nodes: CPUs, memory, distances, bandwidth
     ///
-    /// Needs no privileges. Memory bandwidth is what homenode.toml says, or what the firmware tells Linux
-    /// (ACPI HMAT), or `unknown`.
+    /// Needs no privileges. Memory bandwidth is what homenode.toml says, or what the firmware tells
+    /// Linux (ACPI HMAT), or `unknown`.
     #[command(after_help = "\
 Examples:
   homenode nodes
@@ -56,8 +59,9 @@ Examples:
 
     /// Show which node holds each file's cached data
     ///
-    /// Prints each file's size, how much of it is in memory, and on which nodes. Reads nothing in and changes nothing.
-    /// The kernel may hide this from users who do not own the file; the output then says so.
+    /// Prints each file's size, how much of it is in memory, and on which nodes. Reads nothing in
+    /// and changes nothing. The kernel may hide this from users who do not own the file; the output
+    /// then says so.
     #[command(after_help = "\
 Examples:
   homenode where /var/lib/postgresql/15/main/base/16384/*
@@ -68,16 +72,18 @@ An error for one file does not stop the others; the exit code is then 1.")]
 
     /// Move files or a process to a node, once
     ///
-    /// Moves the cached pages of each FILE. Pages that are not cached are not read in, and pages that are read in later go
-    /// to the reader's node: to keep a file on a node, let its readers run there. Readers and writers go on meanwhile; a
-    /// program that has the file mapped waits while the mebibyte that it touches is moved. Pages that are in use for
-    /// direct I/O or in a pipe stay; the output says how many. Ctrl-C stops the move; what has been moved stays.
+    /// Moves the cached pages of each FILE. Pages that are not cached are not read in, and pages
+    /// that are read in later go to the reader's node: to keep a file on a node, let its readers
+    /// run there. Readers and writers go on meanwhile; a program that has the file mapped waits
+    /// while the mebibyte that it touches is moved. Pages that are in use for direct I/O or in a
+    /// pipe stay; the output says how many. Ctrl-C stops the move; what has been moved stays.
     ///
-    /// With --pid, moves a process: binds its threads to the CPUs of the node, then moves its memory, batch by batch, while
-    /// it runs. Threads with an affinity of their own keep it. Memory that only this process maps moves: anonymous memory,
-    /// shared memory, huge pages. What other processes map too, and what a memory policy keeps elsewhere, stays. The affinity
-    /// remains when the command ends; the output says how to undo it. A move that is stopped or fails puts the affinities back,
-    /// and after a crash `homenode restore` does.
+    /// With --pid, moves a process: binds its threads to the CPUs of the node, then moves its
+    /// memory, batch by batch, while it runs. Threads with an affinity of their own keep it. Memory
+    /// that only this process maps moves: anonymous memory, shared memory, huge pages. What other
+    /// processes map too, and what a memory policy keeps elsewhere, stays. The affinity remains
+    /// when the command ends; the output says how to undo it. A move that is stopped or fails puts
+    /// the affinities back, and after a crash `homenode restore` does.
     ///
     /// Needs CAP_SYS_NICE, and CAP_SYS_PTRACE for processes of other users, as root has them.
     #[command(after_help = "\
@@ -93,12 +99,13 @@ signal stopped the move.")]
 
     /// Show which mapped file data a process uses, and on which node it is
     ///
-    /// Programs that map files read them with loads, which no byte counter sees. The processor marks the pages it accesses;
-    /// homenode reads and clears these marks eight times, and shows how often each part of a file was accessed. A page is hot
-    /// if it was accessed in at least half of the samples. Moves nothing. Ctrl-C ends early and shows what was seen.
+    /// Programs that map files read them with loads, which no byte counter sees. The processor
+    /// marks the pages it accesses; homenode reads and clears these marks eight times, and shows
+    /// how often each part of a file was accessed. A page is hot if it was accessed in at least
+    /// half of the samples. Moves nothing. Ctrl-C ends early and shows what was seen.
     ///
-    /// Needs root and an x86-64 processor. Before Linux 6.16 the marks of persistent memory cannot be cleared: its pages then
-    /// show as touched, not as hot.
+    /// Needs root and an x86-64 processor. Before Linux 6.16 the marks of persistent memory cannot
+    /// be cleared: its pages then show as touched, not as hot.
     #[command(after_help = "\
 Examples:
   sudo homenode hot --pid 4121
@@ -108,9 +115,10 @@ Examples:
 
     /// Watch nodes, threads and mounted volumes live: load, CPU, home nodes, remote share, moves
     ///
-    /// Observes only and moves nothing. It can run beside `homenode run` and then shows its moves. Volumes that `homenode mount
-    /// --policy` observes have a line each; Tab shows the nodes, threads and files of the next one. Keys: q quit, ? help, p pause,
-    /// s next sort column, r reverse, / filter, a all threads, + and - window length.
+    /// Observes only and moves nothing. It can run beside `homenode run` and then shows its moves.
+    /// Volumes that `homenode mount --policy` observes have a line each; Tab shows the nodes,
+    /// threads and files of the next one. Keys: q quit, ? help, p pause, s next sort column, r
+    /// reverse, / filter, a all threads, + and - window length.
     #[command(after_help = "\
 Examples:
   sudo homenode top
@@ -121,19 +129,23 @@ Examples:
 
     /// Observe, and move threads to their home nodes, until stopped
     ///
-    /// Prints one line for each move, with its reason, and one for each window. On SIGTERM or SIGINT (Ctrl-C), it restores
-    /// the affinity of every thread it moved. At the start, it first restores what a crashed run left behind.
+    /// Prints one line for each move, with its reason, and one for each window. On SIGTERM or
+    /// SIGINT (Ctrl-C), it restores the affinity of every thread it moved. At the start, it first
+    /// restores what a crashed run left behind.
     ///
-    /// With `-- CMD`, it starts CMD, manages only CMD and its children, ends when CMD ends and returns CMD's exit code.
+    /// With `-- CMD`, it starts CMD, manages only CMD and its children, ends when CMD ends and
+    /// returns CMD's exit code.
     ///
-    /// The policies dragonfly, arc, arc-guarded and auto also move cached files or processes with their memory; their
-    /// descriptions below say what a host cannot do. Memory and file data stay where they are at the end. With --move-back they
-    /// return page by page to where they were, newest move first, as far as the processes still run and the pages are still
-    /// cached; a file on DAX returns as a whole. A second signal stops that. Nothing does it after a crash:
-    /// where the data was is known only in memory.
+    /// The policies dragonfly, arc, arc-guarded and auto also move cached files or processes with
+    /// their memory; their descriptions below say what a host cannot do. Memory and file data stay
+    /// where they are at the end. With --move-back they return page by page to where they were,
+    /// newest move first, as far as the processes still run and the pages are still cached; a file
+    /// on DAX returns as a whole. A second signal stops that. Nothing does it after a crash: where
+    /// the data was is known only in memory.
     ///
-    /// Once its BPF programs are loaded, homenode gives up root's capabilities. It keeps CAP_SYS_NICE, CAP_KILL if it
-    /// started CMD, and what its policy needs to move files or processes.
+    /// Once its BPF programs are loaded, homenode gives up root's capabilities. It keeps
+    /// CAP_SYS_NICE, CAP_KILL if it started CMD, and what its policy needs to move files or
+    /// processes.
     #[command(after_help = "\
 Examples:
   sudo homenode run --dry-run                  # only say which threads would move
@@ -146,8 +158,8 @@ Examples:
 
     /// Show which threads would move, and why, without moving them
     ///
-    /// Observes one window, or reads a snapshot that `homenode record` or a person wrote. With `--snapshot` it needs no
-    /// privileges.
+    /// Observes one window, or reads a snapshot that `homenode record` or a person wrote. With
+    /// `--snapshot` it needs no privileges.
     #[command(after_help = "\
 Examples:
   sudo homenode plan
@@ -157,7 +169,8 @@ Examples:
 
     /// Record each window to a file, one JSON snapshot per line
     ///
-    /// Appends whole lines to FILE, so a recording stays usable if the disk fills up or recording is interrupted.
+    /// Appends whole lines to FILE, so a recording stays usable if the disk fills up or recording
+    /// is interrupted.
     #[command(after_help = "\
 Examples:
   sudo homenode record --windows 60 busy.jsonl
@@ -166,8 +179,8 @@ Examples:
 
     /// Show what a policy would have done during a recording
     ///
-    /// Runs the policy and the safety rails over the snapshots in FILE and prints one plan per window. Moves nothing and
-    /// needs no privileges.
+    /// Runs the policy and the safety rails over the snapshots in FILE and prints one plan per
+    /// window. Moves nothing and needs no privileges.
     #[command(after_help = "\
 Examples:
   homenode replay busy.jsonl
@@ -176,8 +189,9 @@ Examples:
 
     /// Show when and why a thread or a file was moved
     ///
-    /// Reads the journals that `homenode run` and `homenode mount --policy` write. Without an argument, shows the moves of all
-    /// threads and files. A move on a mounted volume is shown with the mount point.
+    /// Reads the journals that `homenode run` and `homenode mount --policy` write. Without an
+    /// argument, shows the moves of all threads and files. A move on a mounted volume is shown with
+    /// the mount point.
     #[command(after_help = "\
 Examples:
   homenode explain 4121
@@ -188,9 +202,10 @@ Examples:
 
     /// Undo the moves that a crashed `homenode run` left behind
     ///
-    /// Restores the affinity of each moved thread that still has the value homenode set. Memory and file data stay where they
-    /// are, also of a `homenode run --move-back` that crashed. `homenode run` does the same at its
-    /// start. Needs no configuration. Fails while `homenode run` is using the same state directory.
+    /// Restores the affinity of each moved thread that still has the value homenode set. Memory and
+    /// file data stay where they are, also of a `homenode run --move-back` that crashed.
+    /// `homenode run` does the same at its start. Needs no configuration. Fails while
+    /// `homenode run` is using the same state directory.
     #[command(after_help = "\
 Examples:
   sudo homenode restore")]
@@ -198,7 +213,8 @@ Examples:
 
     /// Check this machine: what homenode can use, what is missing and why, and what interferes
     ///
-    /// Exits with 0 if homenode can observe and move threads here, with 1 if something it needs is missing.
+    /// Exits with 0 if homenode can observe and move threads here, with 1 if something it needs is
+    /// missing.
     #[command(after_help = "\
 Examples:
   sudo homenode doctor
@@ -228,7 +244,8 @@ Examples:
   homenode man /usr/share/man/man1")]
     Man(ManArgs),
 
-    /// Stop, then become CMD once continued: this is how `run -- CMD` observes CMD from its first moment
+    /// Stop, then become CMD once continued: this is how `run -- CMD` observes CMD from its first
+    /// moment
     #[command(hide = true, name = "__exec")]
     Exec(ExecArgs),
 }
@@ -278,7 +295,8 @@ pub struct ScopeArgs {
     /// Also move threads with a custom affinity, within their cpuset; it is restored on exit
     #[arg(long)]
     pub touch_own_affinity: bool,
-    /// Also bind threads while a sched_ext scheduler runs, which may treat them worse than others then
+    /// Also bind threads while a sched_ext scheduler runs, which may treat them worse than others
+    /// then
     #[arg(long)]
     pub beside_sched_ext: bool,
 }
@@ -292,7 +310,8 @@ pub struct ObserveArgs {
     /// Count every read instead of a sample; this slows the observed threads down more
     #[arg(long)]
     pub exact: bool,
-    /// Keep the read hook attached: reads cost some 60 ns more, but no CPU is interrupted to attach it again [default with nohz_full]
+    /// Keep the read hook attached: reads cost some 60 ns more, but no CPU is interrupted to attach
+    /// it again [default with nohz_full]
     #[arg(long)]
     pub steady: bool,
     /// Which threads to manage.
@@ -351,7 +370,8 @@ pub struct RunArgs {
     /// Print the moves without making them
     #[arg(long)]
     pub dry_run: bool,
-    /// At the end, also send memory and file data back to the nodes that it was on, at the rate of all moves
+    /// At the end, also send memory and file data back to the nodes that it was on, at the rate of
+    /// all moves
     #[arg(long, conflicts_with = "dry_run")]
     pub move_back: bool,
     /// Print only windows with moves or news

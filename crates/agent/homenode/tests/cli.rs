@@ -361,11 +361,12 @@ fn a_replay_passes_the_rails() {
     assert_eq!(code, 0);
     let windows: Vec<serde_json::Value> = out.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!(windows.len(), 4);
-    // The recorded threads never go anywhere, so after the dwell time (10 s) the two are moved again; the third of the first
-    // window is one that is bound where it is, once.
+    // The recorded threads never go anywhere, so after the dwell time (10 s) the two are moved
+    // again; the third of the first window is one that is bound where it is, once.
     let moves: Vec<_> = windows.iter().map(|w| w["moves"].as_array().unwrap().len()).collect();
     assert_eq!(moves, [3, 0, 0, 2]);
-    // As text (the snapshot above) what is held back on end is said once; programs get it every time.
+    // As text (the snapshot above) what is held back on end is said once; programs get it every
+    // time.
     for window in &windows[1..3] {
         assert_eq!(window["held_back"][0]["rail"], "dwell");
     }
@@ -497,7 +498,8 @@ fn a_broken_configuration_does_not_keep_restore_from_undoing() {
     let config = config.to_str().unwrap();
     let state = dir.path().join("state");
     fs::create_dir(&state).unwrap();
-    // A thread of an earlier boot: its record is void, so restoring succeeds and leaves no state file.
+    // A thread of an earlier boot: its record is void, so restoring succeeds and leaves no state
+    // file.
     let record = r#"{"record":"run","version":2,"epoch":"another"}
 {"record":"hold","comm":"x","undo":{"subject":{"kind":"thread","tid":1,"start":1},"pid":1,"masks":{"before":"0","ours":"1"}}}
 "#;
@@ -569,8 +571,8 @@ fn the_command_that_run_starts_never_starts_when_nothing_can_be_observed() {
     assert!(!mark.exists());
 }
 
-/// Makes a program. A child does: a descriptor of ours would be open for writing in the children of other tests, and the kernel
-/// starts no program that is (ETXTBSY).
+/// Makes a program. A child does: a descriptor of ours would be open for writing in the children of
+/// other tests, and the kernel starts no program that is (ETXTBSY).
 fn sh(script: &str, args: [&std::ffi::OsStr; 2]) {
     let status = Command::new("sh").args(["-ec", script, "sh"]).args(args).status().unwrap();
     assert!(status.success(), "{status}");

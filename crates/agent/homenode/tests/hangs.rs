@@ -1,4 +1,5 @@
-//! The real binary beside a process that does not answer, and before a reader that does not read: nothing waits for either.
+//! The real binary beside a process that does not answer, and before a reader that does not read:
+//! nothing waits for either.
 //!
 //! Bounds on time only tell a hang from an end.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]

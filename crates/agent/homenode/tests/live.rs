@@ -1,4 +1,5 @@
-//! The real binary on the running kernel: what needs root, BPF, a terminal or a tool that may be missing.
+//! The real binary on the running kernel: what needs root, BPF, a terminal or a tool that may be
+//! missing.
 //!
 //! A test whose needs are not met is skipped and says why; it is never counted as passed.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -126,7 +127,8 @@ fn json(bytes: &[u8]) -> Value {
     serde_json::from_slice(bytes).unwrap_or_else(|e| panic!("{e}: {}", text(bytes)))
 }
 
-/// Where test files are made: `$HOMENODE_TEST_DIR`, or cargo's own directory, which is on a disk more often than /tmp is.
+/// Where test files are made: `$HOMENODE_TEST_DIR`, or cargo's own directory, which is on a disk
+/// more often than /tmp is.
 fn base() -> PathBuf {
     std::env::var_os("HOMENODE_TEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from)
 }
@@ -442,7 +444,8 @@ fn only(capabilities: u64) -> Vec<String> {
     lines.chain(["NoNewPrivs: 1".to_owned()]).collect()
 }
 
-/// Statuses of all threads of a process, the first thread's first. A thread that ends meanwhile is left out.
+/// Statuses of all threads of a process, the first thread's first. A thread that ends meanwhile is
+/// left out.
 fn statuses(pid: u32) -> Vec<Vec<String>> {
     let mut tids: Vec<u32> = fs::read_dir(format!("/proc/{pid}/task"))
         .unwrap()
@@ -465,9 +468,11 @@ fn run_keeps_only_the_right_to_move_threads() {
     let place = Place::new();
     let (child, _lines, first) = started(&mut place.run(&["--json", "--window", "3600"]));
     assert_eq!(json(first.as_bytes())["kind"], "start");
-    // A thread that has just been started gives up its privileges first of all: wait for the last one.
+    // A thread that has just been started gives up its privileges first of all: wait for the last
+    // one.
     let give_up = Instant::now() + Duration::from_secs(60);
-    // One thread looks where files and processes are in memory: CAP_DAC_READ_SEARCH, FOWNER, SYS_PTRACE, SYS_NICE.
+    // One thread looks where files and processes are in memory: CAP_DAC_READ_SEARCH, FOWNER,
+    // SYS_PTRACE, SYS_NICE.
     let looks = only(1 << 2 | 1 << 3 | 1 << 19 | 1 << 23);
     loop {
         let (now, nothing) = (statuses(child.id()), only(0));
@@ -499,7 +504,8 @@ fn a_command_that_never_began_does_not_keep_run_waiting() {
     assert!(text(&output.stderr).contains("ENOSPC"), "{}", text(&output.stderr));
 }
 
-/// The affinity of another user's process: the first set of capabilities is enough, the second is not.
+/// The affinity of another user's process: the first set of capabilities is enough, the second is
+/// not.
 fn moving_takes_cap_sys_nice_and_no_more() {
     use rustix::thread::{CapabilitySet, sched_getaffinity, sched_setaffinity};
     struct Killed(Child);
@@ -539,7 +545,8 @@ fn the_unit_exposes_little() {
     assert!(!errors.contains("ignoring") && !errors.contains("Unknown"), "{errors}");
 }
 
-/// The unit as it is, run by a systemd of its own: a user manager of root applies the same restrictions.
+/// The unit as it is, run by a systemd of its own: a user manager of root applies the same
+/// restrictions.
 fn the_unit_runs_under_its_restrictions() {
     const SCRIPT: &str = r#"
         mount -t tmpfs tmpfs /run
@@ -652,7 +659,8 @@ fn top_gives_the_terminal_back_on_sigterm() {
     assert!(code == Some(0) && rest.contains(GIVEN_BACK), "{code:?}: {rest:?}");
 }
 
-/// Seen when tmux ended: it read the terminal that was gone, again and again, and SIGTERM did not end it.
+/// Seen when tmux ended: it read the terminal that was gone, again and again, and SIGTERM did not
+/// end it.
 fn top_ends_when_its_terminal_is_gone() {
     let mut top = 0;
     on_a_terminal(|script, pid| {
@@ -743,7 +751,8 @@ fn without_root_observing_says_what_is_missing() {
     assert!(!missing.is_empty() && missing.iter().all(|f| f["cause"].is_string() && f["fix"].is_string()), "{report}");
 }
 
-/// As on a kernel without BTF: an empty directory over the place where the kernel shows it. libbpf used to say so too, on its own.
+/// As on a kernel without BTF: an empty directory over the place where the kernel shows it. libbpf
+/// used to say so too, on its own.
 fn without_btf() {
     let script = "mount -t tmpfs none /sys/kernel/btf || exit 99; shift; exec \"$0\" \"$@\"";
     let hidden = |args: &[&str]| {

@@ -340,8 +340,8 @@ fn what_can_fail_fails_before_the_mount() {
     }
 }
 
-/// It keeps no undo records, but tells `top` its windows in the state directory: through a link of the directory's owner, root
-/// wrote over any file.
+/// It keeps no undo records, but tells `top` its windows in the state directory: through a link of
+/// the directory's owner, root wrote over any file.
 fn a_dry_run_writes_to_no_directory_of_another_user() {
     let place = Place::new();
     let (state, mount) = (place.path("theirs"), place.path("mount"));

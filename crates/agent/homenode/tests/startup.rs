@@ -66,7 +66,8 @@ fn homenode(args: &[&str]) -> Running {
     Running(command.spawn().unwrap())
 }
 
-/// A process of nobody's that calls itself kubelet and names a FIFO, which nobody writes to, as its configuration.
+/// A process of nobody's that calls itself kubelet and names a FIFO, which nobody writes to, as its
+/// configuration.
 fn beside_a_fake_kubelet(args: &[&str]) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();

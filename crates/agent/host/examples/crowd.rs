@@ -4,7 +4,8 @@
 //! crowd DIR PROCESSES THREADS FILES SECONDS    each second, every thread reads its share of the files
 //! ```
 //!
-//! The files have one page each, are made in DIR if they are missing, and stay there. Prints a line when all threads read.
+//! The files have one page each, are made in DIR if they are missing, and stay there. Prints a line
+//! when all threads read.
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 
 use std::fs::{self, File};

@@ -1,14 +1,16 @@
-//! The cost of sampling the accessed bits of a mapped file, to the program that maps it and to homenode, beside DAMON.
+//! The cost of sampling the accessed bits of a mapped file, to the program that maps it and to
+//! homenode, beside DAMON.
 //!
 //! ```text
 //! hot_bench FILE MIB ROUNDS OUT.json    measure
 //! hot_bench --load FILE                the program: reads words of a mapped file at random
 //! ```
 //!
-//! In each round the program runs for a while undisturbed, sampled by homenode as in a window of a second, and watched by DAMON
-//! with the kernel's defaults, in turn, so that other work on the machine affects all alike. Ratios are medians over rounds. CPU
-//! time is that of the sampling thread and of the kernel's kdamond. The program's speed is in reads per second of its own CPU time,
-//! which other work on the machine disturbs less. Needs root.
+//! In each round the program runs for a while undisturbed, sampled by homenode as in a window of a
+//! second, and watched by DAMON with the kernel's defaults, in turn, so that other work on the
+//! machine affects all alike. Ratios are medians over rounds. CPU time is that of the sampling
+//! thread and of the kernel's kdamond. The program's speed is in reads per second of its own CPU
+//! time, which other work on the machine disturbs less. Needs root.
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 
 use std::fs::{self, File};
@@ -40,12 +42,14 @@ fn main() {
     }
 }
 
-/// Reads at random; for each line on stdin prints how many reads it has made, and in how many CPU seconds.
+/// Reads at random; for each line on stdin prints how many reads it has made, and in how many CPU
+/// seconds.
 fn load(path: &Path) {
     static READS: AtomicU64 = AtomicU64::new(0);
     let file = File::open(path).unwrap();
     let len = file.metadata().unwrap().len() as usize;
-    // SAFETY: a new mapping at an address that the kernel chooses; it stays for the life of the process.
+    // SAFETY: a new mapping at an address that the kernel chooses; it stays for the life of the
+    // process.
     let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0) }.unwrap();
     let base = base.expose_provenance();
     let read = move |at: usize| {
@@ -179,7 +183,8 @@ fn median(values: &mut [f64]) -> f64 {
 
 const KDAMOND: &str = "/sys/kernel/mm/damon/admin/kdamonds/0";
 
-/// DAMON through sysfs (Documentation/admin-guide/mm/damon/usage.rst), with its own intervals and number of regions.
+/// DAMON through sysfs (Documentation/admin-guide/mm/damon/usage.rst), with its own intervals and
+/// number of regions.
 struct Damon;
 
 impl Damon {

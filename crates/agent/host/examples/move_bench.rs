@@ -1,13 +1,13 @@
-//! Measures moves of cached pages: homenode's against a copy of as many bytes, against one move_pages(2) for all of them, and
-//! against migratepages(8); and what readers notice.
+//! Measures moves of cached pages: homenode's against a copy of as many bytes, against one
+//! move_pages(2) for all of them, and against migratepages(8); and what readers notice.
 //!
 //! ```text
 //! move_bench FILE MIB ROUNDS OUT.json    measure; needs root and two nodes with memory
 //! move_bench --hold FILE                 map the file until stdin ends: migratepages moves the pages of a process
 //! ```
 //!
-//! Everything runs once per round, in turn, so that other work on the machine affects all alike; ratios are medians over
-//! rounds, with quartiles. Each move is checked page by page.
+//! Everything runs once per round, in turn, so that other work on the machine affects all alike;
+//! ratios are medians over rounds, with quartiles. Each move is checked page by page.
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 
 use std::fs::{self, File};
@@ -130,8 +130,8 @@ fn migratepages(path: &Path, from: NodeId, to: NodeId) -> Duration {
     took
 }
 
-/// What a move takes at the least: maps the file, enters its pages and moves all of them by one call. Returns the bytes that
-/// are on the node then.
+/// What a move takes at the least: maps the file, enters its pages and moves all of them by one
+/// call. Returns the bytes that are on the node then.
 fn by_hand(path: &Path, to: NodeId) -> usize {
     let (base, len) = map(path);
     let pages: Vec<_> = (0..len).step_by(PAGE).map(|at| base.wrapping_add(at)).collect();

@@ -4,11 +4,12 @@
 //! Four questions. How many interrupts do CPUs send each other because hooks are attached and
 //! detached? How much longer does a 4 KiB `pread` of cached data take under an observer? One
 //! thread, pinned, reads for a quarter of a second of CPU time at a time; without, sampled and
-//! exact take turns, each ratio is of neighbours in time. The same for bursts of 0.2, 1 and 10 s after a pause, from the first read on,
-//! also with a hook that stays attached (`--steady`). And what is used while 1,000 and 10,000
-//! threads read a little in every window, by the observer alone, by a whole `homenode run` (the
-//! program in `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns
-//! who reads how much but not from where, and numad, which learns neither?
+//! exact take turns, each ratio is of neighbours in time. The same for bursts of 0.2, 1 and 10 s
+//! after a pause, from the first read on, also with a hook that stays attached (`--steady`). And
+//! what is used while 1,000 and 10,000 threads read a little in every window, by the observer
+//! alone, by a whole `homenode run` (the program in `HOMENODE`), and by its peers: a reader of
+//! `/proc/*/task/*/{stat,io}`, which learns who reads how much but not from where, and numad, which
+//! learns neither?
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -143,7 +144,8 @@ fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
     Ok(rows.into())
 }
 
-/// Who sends function-call interrupts: the kernel's trace event `csd_queue_cpu` (since 6.4) in a trace buffer of our own.
+/// Who sends function-call interrupts: the kernel's trace event `csd_queue_cpu` (since 6.4) in a
+/// trace buffer of our own.
 struct Sent(PathBuf);
 
 impl Sent {
@@ -251,14 +253,17 @@ fn settled_ns(file: &File) -> std::io::Result<f64> {
     Ok(rounds.sum::<std::io::Result<f64>>()? / f64::from(ROUNDS_OBSERVED))
 }
 
-/// Lengths of bursts in seconds, and how many of each. Those of ten seconds take most of the time: fewer of them.
+/// Lengths of bursts in seconds, and how many of each. Those of ten seconds take most of the time:
+/// fewer of them.
 fn lengths(rounds: usize) -> [(f64, usize); 3] {
     [(0.2, rounds), (1.0, rounds), (10.0, rounds.div_ceil(4))]
 }
 
-/// What a burst of reads costs more, from the first read on, after an observer has seen nobody read fast.
+/// What a burst of reads costs more, from the first read on, after an observer has seen nobody read
+/// fast.
 fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value, Anything> {
-    /// An observer's first windows, in which it sees how little there is. Unobserved bursts follow a pause, too.
+    /// An observer's first windows, in which it sees how little there is. Unobserved bursts follow
+    /// a pause, too.
     const PAUSE: Duration = Duration::from_millis(1100);
     std::fs::create_dir_all(directory)?;
     let path = directory.join("read");

@@ -1,5 +1,5 @@
-//! Measures moving a process's memory against copying as many bytes, against one move_pages(2) for all of it, and against
-//! migratepages(8); and estimating where it is against reading `numa_maps`.
+//! Measures moving a process's memory against copying as many bytes, against one move_pages(2) for
+//! all of it, and against migratepages(8); and estimating where it is against reading `numa_maps`.
 //!
 //! ```text
 //! process_bench MIB ROUNDS      on two nodes; on one node, only what looks and moves nothing
@@ -44,7 +44,8 @@ fn main() {
 fn memory(len: usize, huge: bool) -> *mut u8 {
     const HUGE: usize = 2 << 20;
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping at an address that the kernel chooses, with room to align it; advice and stores stay inside.
+    // SAFETY: a new mapping at an address that the kernel chooses, with room to align it; advice
+    // and stores stay inside.
     unsafe {
         let at = libc::mmap(std::ptr::null_mut(), len + HUGE, protection, flags, -1, 0);
         assert_ne!(at, libc::MAP_FAILED);
@@ -81,7 +82,8 @@ fn by_hand(pid: u32, at: usize, len: usize, huge: bool, node: i32) {
     let pages: Vec<_> = (at..at + len).step_by(if huge { 2 << 20 } else { 4096 }).collect();
     let (nodes, mut status) = (vec![node; pages.len()], vec![-1_i32; pages.len()]);
     let count = pages.len();
-    // SAFETY: each array has an element for each page; the addresses are another process's, which the kernel checks.
+    // SAFETY: each array has an element for each page; the addresses are another process's, which
+    // the kernel checks.
     let result = unsafe {
         let (pages, nodes, status) = (pages.as_ptr(), nodes.as_ptr(), status.as_mut_ptr());
         libc::syscall(libc::SYS_move_pages, pid, count, pages, nodes, status, MOVE)
@@ -152,7 +154,8 @@ fn measure(mib: &str, rounds: usize, kind: &str) {
         let [low, ratio, high] = quartiles(times.iter().zip(&memcpy).map(|(time, memcpy)| time / memcpy).collect());
         println!("| {kind} | {name} | {:.2} | {ratio:.3} | {low:.3} to {high:.3} |", quartiles(times)[1]);
     }
-    // SAFETY: the mappings made above; nothing refers to them any more. The rest of each, for alignment, ends with the process.
+    // SAFETY: the mappings made above; nothing refers to them any more. The rest of each, for
+    // alignment, ends with the process.
     unsafe {
         libc::munmap(from.cast(), len);
         libc::munmap(to.cast(), len);

@@ -1,15 +1,17 @@
 //! The host as a plane: joins observations with the rules about moving threads.
 //!
-//! **Problem.** The observer knows which thread reads which data; the mover knows which affinities are ours. A policy needs
-//! one picture. The engine needs one object to drive, even where observing is impossible (`restore` on a machine without
-//! BPF).
+//! **Problem.** The observer knows which thread reads which data; the mover knows which affinities
+//! are ours. A policy needs one picture. The engine needs one object to drive, even where observing
+//! is impossible (`restore` on a machine without BPF).
 //!
-//! **Approach.** [`HostPlane`] is a stack: an [`Observe`] gives a window, [`Facts`] add what is known about its files and
-//! processes, and an [`Actor`] completes its threads, makes and undoes moves and finds descendants.
+//! **Approach.** [`HostPlane`] is a stack: an [`Observe`] gives a window, [`Facts`] add what is
+//! known about its files and processes, and an [`Actor`] completes its threads, makes and undoes
+//! moves and finds descendants.
 //!
 //! CPUs and nodes may come and go: each window asks for that, and then reads the topology again.
 //!
-//! **Limits.** The counters of memory controllers and the programs that look at mapped files know the nodes of the start.
+//! **Limits.** The counters of memory controllers and the programs that look at mapped files know
+//! the nodes of the start.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -44,17 +46,22 @@ pub struct Settings {
     pub touch_own_affinity: bool,
     /// Also bind threads while a sched_ext scheduler runs. Default false.
     pub beside_sched_ext: bool,
-    /// Also observe which pages of mapped files processes use. Default false: only some policies look at it.
+    /// Also observe which pages of mapped files processes use. Default false: only some policies
+    /// look at it.
     pub mapped: bool,
     /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two threads keep then.
     pub dax: bool,
-    /// Processes that map such a file shared and writable may be stopped while a part of it moves. Default false.
+    /// Processes that map such a file shared and writable may be stopped while a part of it moves.
+    /// Default false.
     pub freeze: bool,
-    /// Remember where data was that moves copy, so that it can be sent back at the end. Default false: it stays.
+    /// Remember where data was that moves copy, so that it can be sent back at the end. Default
+    /// false: it stays.
     pub move_back: bool,
-    /// The nodes are made up, and stay as they are when CPUs of the machine come or go. Default false.
+    /// The nodes are made up, and stay as they are when CPUs of the machine come or go. Default
+    /// false.
     pub fixed_nodes: bool,
-    /// Thousandths of a CPU that homenode may use in all. Default 30. A third of it is for looking at files and processes.
+    /// Thousandths of a CPU that homenode may use in all. Default 30. A third of it is for looking
+    /// at files and processes.
     pub budget_milli_cpus: u32,
 }
 
@@ -175,7 +182,8 @@ pub struct HostPlane {
     cost: Option<Cost>,
     /// CPU time of copies up to the last window, in seconds.
     copied_s: f64,
-    /// Facts about files and processes, found out beside the windows; `None` without an observer of this kernel.
+    /// Facts about files and processes, found out beside the windows; `None` without an observer of
+    /// this kernel.
     facts: Option<Facts>,
     /// Counts what the memory controllers carry; the error says why nothing does.
     meter: Result<Meter, String>,
@@ -237,8 +245,8 @@ impl HostPlane {
         self.actor.births().map(|observer| observer.limits()).unwrap_or_default()
     }
 
-    /// The file with what tells it from an earlier one with its inode number. How often others have it open is not known while a copy
-    /// has.
+    /// The file with what tells it from an earlier one with its inode number. How often others have
+    /// it open is not known while a copy has.
     fn identified(&self, seen: FileSeen) -> ObservedFile {
         let generation = (seen.id.generation != 0).then_some(u64::from(seen.id.generation));
         let opens = seen.file.opens.filter(|_| !self.actor.has_open(&seen.file.file));
@@ -393,8 +401,9 @@ impl Thrift for HostPlane {
         self.cost
     }
 
-    /// First looks at fewer files and processes. Sampling adapts to the load by itself; the remaining cost is each window's pass over
-    /// all threads and entries. So then this makes windows longer.
+    /// First looks at fewer files and processes. Sampling adapts to the load by itself; the
+    /// remaining cost is each window's pass over all threads and entries. So then this makes
+    /// windows longer.
     fn shed(&mut self) -> Option<String> {
         if let Some(less) = self.facts.as_mut().and_then(Facts::shed) {
             return Some(less);

@@ -7,9 +7,9 @@
 //! start time. Node totals include every entry; only threads that still exist and are in scope are
 //! listed.
 //!
-//! **Limits.** Of more than [`MOST_FILES`] files, those with the fewest bytes are not listed; their bytes count for threads and
-//! nodes. A thread that ended within the window is in the totals but not in the list: it
-//! cannot be moved.
+//! **Limits.** Of more than [`MOST_FILES`] files, those with the fewest bytes are not listed; their
+//! bytes count for threads and nodes. A thread that ended within the window is in the totals but
+//! not in the list: it cannot be moved.
 
 use std::collections::BTreeMap;
 
@@ -25,8 +25,8 @@ use topology::FileId;
 
 use super::types::{FileSeen, ObservedThread};
 
-/// Most files of a window that are listed. Naming a file takes a microsecond and half a kilobyte or so, and of so many hardly one
-/// has enough bytes to decide where a thread belongs.
+/// Most files of a window that are listed. Naming a file takes a microsecond and half a kilobyte or
+/// so, and of so many hardly one has enough bytes to decide where a thread belongs.
 pub(super) const MOST_FILES: usize = 16_384;
 
 /// The node of every CPU, and all nodes.
@@ -204,8 +204,9 @@ pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]
     }
 }
 
-/// Spreads what was read from and written to DAX files on several nodes as their blocks are, as far as it is known. Returns these
-/// files. A thread that reads only a part of a file may read other nodes than this says.
+/// Spreads what was read from and written to DAX files on several nodes as their blocks are, as far
+/// as it is known. Returns these files. A thread that reads only a part of a file may read other
+/// nodes than this says.
 pub(super) fn spread(
     entries: &mut Vec<(Key, Usage)>,
     located: &FxHashMap<File, NodeBytes>,
@@ -281,7 +282,8 @@ fn entries_of<'a>(entries: &'a [(Key, Usage)], task: &Task) -> &'a [(Key, Usage)
     rest.get(..len).unwrap_or_default()
 }
 
-/// Files that several threads touched, whether in scope or not; and of more than `most` files those with the fewest bytes.
+/// Files that several threads touched, whether in scope or not; and of more than `most` files those
+/// with the fewest bytes.
 fn sort_files(entries: &[(Key, Usage)], most: usize) -> (FxHashSet<File>, FxHashSet<File>) {
     let mut first: FxHashMap<File, ((u32, u32), u64)> = FxHashMap::default();
     let mut shared = FxHashSet::default();
@@ -302,7 +304,8 @@ fn sort_files(entries: &[(Key, Usage)], most: usize) -> (FxHashSet<File>, FxHash
     (shared, files.split_off(most).into_iter().map(|(_, file)| file).collect())
 }
 
-/// Adds what a thread read from and wrote to one file, and returns that for the file, which has no name yet.
+/// Adds what a thread read from and wrote to one file, and returns that for the file, which has no
+/// name yet.
 fn add_bytes(thread: &mut Thread, entries: &[(Key, Usage)]) -> FileUse {
     let (read_size, sequential) = calls(entries);
     let mut used = FileUse { read_size, sequential, ..FileUse::default() };
@@ -322,7 +325,8 @@ fn add_bytes(thread: &mut Thread, entries: &[(Key, Usage)]) -> FileUse {
     used
 }
 
-/// Mean bytes per read call, and whether most calls began where the last one ended, as far as that is known for half of them.
+/// Mean bytes per read call, and whether most calls began where the last one ended, as far as that
+/// is known for half of them.
 fn calls(entries: &[(Key, Usage)]) -> (Option<u64>, Option<bool>) {
     let sum = |of: fn(&Usage) -> i64| entries.iter().map(|(_, usage)| of(usage)).sum::<i64>();
     let (calls, placed, called) = (sum(|u| u.calls), sum(|u| u.placed), sum(|u| u.called));
@@ -484,7 +488,8 @@ mod tests {
 
     #[test]
     fn read_calls_have_a_size_and_an_order() {
-        // One file on two nodes: three calls of 4,096 bytes, of which two begin where the last one ended; 40 bytes by faults.
+        // One file on two nodes: three calls of 4,096 bytes, of which two begin where the last one
+        // ended; 40 bytes by faults.
         let usage = |sliced, calls, placed, continued| {
             let mut usage = Usage { sliced, calls, placed, continued, read: 20, ..Usage::default() };
             usage.unslice(1.0);

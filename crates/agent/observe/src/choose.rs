@@ -320,7 +320,8 @@ mod tests {
 
     #[test]
     fn an_older_kernel_gets_the_hook_for_its_iterator_form() {
-        // 6.1: no filemap tracepoints, filemap_get_pages takes an iterator, entries are set one by one.
+        // 6.1: no filemap tracepoints, filemap_get_pages takes an iterator, entries are set one by
+        // one.
         let facts = without(&[
             Hook::ReadFunction,
             Hook::ReadTracepoint,

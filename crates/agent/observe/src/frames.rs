@@ -1,5 +1,5 @@
-//! What the programs need to follow a page table and to know the node of what it maps (`bpf/frames.h`): the direct map, and the
-//! frames of each node. x86-64 only.
+//! What the programs need to follow a page table and to know the node of what it maps
+//! (`bpf/frames.h`): the direct map, and the frames of each node. x86-64 only.
 
 use std::path::Path;
 

@@ -27,10 +27,12 @@
 //! | OpenZFS: writes; FUSE without page cache, O_DIRECT | not seen: no page cache | not seen |
 //!
 //! A counted event costs about 0.2 µs and a skipped one 20 ns, on top of what the kernel spends on
-//! any BPF program there (an empty program took 55 ns on a machine with retpolines); where somebody reads fast, the hook is
-//! attached for a part of the time only (`slices`). `bench/observe/run` measures this.
+//! any BPF program there (an empty program took 55 ns on a machine with retpolines); where somebody
+//! reads fast, the hook is attached for a part of the time only (`slices`). `bench/observe/run`
+//! measures this.
 //!
-//! What homenode's own processes touch is not counted ([`Observer::ignore_own_program`]): processes whose program is the same file.
+//! What homenode's own processes touch is not counted ([`Observer::ignore_own_program`]): processes
+//! whose program is the same file.
 //!
 //! A file's name is its superblock's device and its inode number; on btrfs and overlayfs `stat`
 //! shows another device.
@@ -100,7 +102,8 @@ pub struct Observer {
     /// Of a table.
     entries: u32,
     before: Before,
-    /// Files of the last window on DAX that the kernel told no node for, and where those of the window before are.
+    /// Files of the last window on DAX that the kernel told no node for, and where those of the
+    /// window before are.
     unplaced: FxHashSet<File>,
     located: FxHashMap<File, NodeBytes>,
     /// Whether a thread has ever been watched.
@@ -255,39 +258,43 @@ impl Observer {
         Ok(observed)
     }
 
-    /// Watches the thread that started then (at least in the same hundredth of a second), which is about to be moved, and its
-    /// later descendants. After an error it is not watched.
+    /// Watches the thread that started then (at least in the same hundredth of a second), which is
+    /// about to be moved, and its later descendants. After an error it is not watched.
     pub fn watch(&self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
         self.watching.set(true);
         // What an earlier move left must not judge this one.
         self.programs.mark(tid, start_ns, MARK_MOVED).inspect_err(|_| self.programs.unmark(tid))?;
-        // The exit hook removes the mark, unless the thread exited before it got one. procfs still shows the first thread of a
-        // process after its exit, as a zombie.
+        // The exit hook removes the mark, unless the thread exited before it got one. procfs still
+        // shows the first thread of a process after its exit, as a zombie.
         if Threads::new(&self.settings.proc_root).ended(tid, start_ns / NS_PER_TICK) {
             self.programs.unmark(tid);
         }
         Ok(())
     }
 
-    /// The affinity of this thread is not ours any more, and those born of it from now on inherit nothing of ours.
+    /// The affinity of this thread is not ours any more, and those born of it from now on inherit
+    /// nothing of ours.
     pub fn release(&self, tid: u32) -> Result<(), ObserveError> {
         self.programs.mark_own(tid)
     }
 
-    /// Watched threads, and those born of them over any number of generations since, that are alive now.
+    /// Watched threads, and those born of them over any number of generations since, that are alive
+    /// now.
     pub fn kin(&self) -> Result<Vec<Kin>, ObserveError> {
         if self.watching.get() { self.programs.kin() } else { Ok(Vec::new()) }
     }
 
-    /// Says where the files of the last window are. Those on DAX that the kernel told no node for are counted there from now on.
+    /// Says where the files of the last window are. Those on DAX that the kernel told no node for
+    /// are counted there from now on.
     pub fn locate(&mut self, files: &[FileSeen]) {
         let unplaced = |file: &&FileSeen| self.unplaced.contains(&(file.id.dev, file.id.ino));
         let known = files.iter().filter(unplaced).filter(|file| file.file.bytes.total() > 0);
         self.located = known.map(|file| ((file.id.dev, file.id.ino), file.file.bytes.clone())).collect();
     }
 
-    /// From now on, what processes that run this program touch counts for nobody: they look where other programs' files are, and
-    /// copy them. A copy of the program in another file is another program.
+    /// From now on, what processes that run this program touch counts for nobody: they look where
+    /// other programs' files are, and copy them. A copy of the program in another file is another
+    /// program.
     pub fn ignore_own_program(&mut self) {
         self.programs.ignore_own_program();
     }
@@ -361,7 +368,8 @@ impl Observer {
     }
 }
 
-/// What the hooks that follow page tables need, if there are any. If it is not to be had, they are not.
+/// What the hooks that follow page tables need, if there are any. If it is not to be had, they are
+/// not.
 fn memory(capabilities: &mut Capabilities, settings: &Settings, topology: &Topology) -> frames::Memory {
     let hooks = choose(capabilities, settings).hooks;
     if !hooks.iter().any(|hook| choose::FOLLOW.contains(hook)) {

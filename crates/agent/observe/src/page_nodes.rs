@@ -1,14 +1,15 @@
 //! Where a page's flags hold the number of its node.
 //!
-//! **Problem.** The node is in the top `NODES_SHIFT` bits of `page->flags`. The kernel says this width nowhere, and the types that
-//! depend on it change between versions.
+//! **Problem.** The node is in the top `NODES_SHIFT` bits of `page->flags`. The kernel says this
+//! width nowhere, and the types that depend on it change between versions.
 //!
-//! **Approach.** Several types have one element for each of `MAX_NUMNODES = 1 << NODES_SHIFT` nodes; the first that the kernel's BTF
-//! has tells the width. Where none does, a trial: one page of our own on each node, whose flags a BPF program reads and whose node
-//! the kernel tells (`move_pages`).
+//! **Approach.** Several types have one element for each of `MAX_NUMNODES = 1 << NODES_SHIFT`
+//! nodes; the first that the kernel's BTF has tells the width. Where none does, a trial: one page
+//! of our own on each node, whose flags a BPF program reads and whose node the kernel tells
+//! (`move_pages`).
 //!
-//! **Limits.** A trial on a machine where only node 0 has memory finds no bits, so memory of other nodes that is added later counts
-//! on node 0.
+//! **Limits.** A trial on a machine where only node 0 has memory finds no bits, so memory of other
+//! nodes that is added later counts on node 0.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -191,7 +192,8 @@ fn prefer(node: u32) -> io::Result<()> {
     if let Some(word) = mask.get_mut(node as usize / 64) {
         *word |= 1 << (node % 64);
     }
-    // SAFETY: the mask has as many bits as the call is told, less the one that the kernel subtracts.
+    // SAFETY: the mask has as many bits as the call is told, less the one that the kernel
+    // subtracts.
     match unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_PREFERRED, mask.as_ptr(), 64 * mask.len() + 1) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -202,7 +204,8 @@ fn prefer(node: u32) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The BTF of a kernel, cut to a few structures: each is a name and its members, which are arrays of numbers.
+    /// The BTF of a kernel, cut to a few structures: each is a name and its members, which are
+    /// arrays of numbers.
     fn kernel(structs: &[(&str, &[(&str, u32)])], typedef: Option<&str>) -> Vec<u8> {
         let (mut types, mut strings): (Vec<u32>, Vec<u8>) = (Vec::new(), vec![0]);
         let mut name = |name: &str| {
@@ -211,7 +214,8 @@ mod tests {
             at
         };
         const LONG: u32 = 1;
-        // A type is its name, kind and number of members, size or type, and what follows. INT: 64 bits.
+        // A type is its name, kind and number of members, size or type, and what follows. INT: 64
+        // bits.
         types.extend([name("unsigned long"), 1 << 24, 8, 64]);
         let mut last = LONG;
         for (of, members) in structs {

@@ -91,8 +91,8 @@ pub struct Capabilities {
     pub tracepoints: Fact,
     /// Whether a program can iterate over all tasks (iter/task).
     pub task_pass: Fact,
-    /// Whether the kernel records which affinity was asked for (since 6.2), so that one set by a program shows as its own even
-    /// if it equals ours.
+    /// Whether the kernel records which affinity was asked for (since 6.2), so that one set by a
+    /// program shows as its own even if it equals ours.
     pub asked_affinity: Fact,
     /// Whether this process sees the thread ids of the whole machine.
     pub pid_namespace: Fact,

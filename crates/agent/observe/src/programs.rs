@@ -354,7 +354,8 @@ impl Programs {
         ended
     }
 
-    /// What processes that run this program touch is not counted any more, once a pass has been made.
+    /// What processes that run this program touch is not counted any more, once a pass has been
+    /// made.
     pub fn ignore_own_program(&mut self) {
         if let Some(bss) = self.skel.maps.bss_data.as_mut() {
             bss.ignored_program = bss.own_program;
@@ -368,7 +369,8 @@ impl Programs {
         pass.read_to_end(&mut self.output)
             .map_err(|source| ObserveError::Io { what: "reading a pass over all tasks".to_owned(), source })?;
         let decoded = Pass::decode(&self.output);
-        // A moment with many running threads does not keep its memory: 110 MB for 100,000 of them on 8,192 CPUs.
+        // A moment with many running threads does not keep its memory: 110 MB for 100,000 of them
+        // on 8,192 CPUs.
         if self.output.capacity() > 4 * self.output.len().max(OUTPUT_KEPT) {
             self.output.shrink_to(2 * self.output.len());
         }
@@ -430,8 +432,9 @@ impl Programs {
         Ok(values.unwrap_or_default().iter().filter_map(|value| Counters::decode(value)).collect())
     }
 
-    /// Adds marks to a thread, which started at `start_ns` (hundredths of a second suffice; 0: unknown). It and its later
-    /// descendants carry them until they exit. From now on its affinity counts as ours.
+    /// Adds marks to a thread, which started at `start_ns` (hundredths of a second suffice; 0:
+    /// unknown). It and its later descendants carry them until they exit. From now on its affinity
+    /// counts as ours.
     pub fn mark(&self, tid: u32, start_ns: u64, marks: u32) -> Result<(), ObserveError> {
         // An entry with another start time is that of an earlier thread with this id.
         let same =

@@ -39,7 +39,8 @@ pub(super) struct Usage {
     pub sliced: i64,
     pub sliced_remote: i64,
     pub sliced_reads: i64,
-    /// Read calls in 1/1024ths: all, those whose beginning is known, and those that began where the last read ended.
+    /// Read calls in 1/1024ths: all, those whose beginning is known, and those that began where the
+    /// last read ended.
     pub calls: i64,
     pub placed: i64,
     pub continued: i64,
@@ -178,7 +179,8 @@ impl Usage {
         })
     }
 
-    /// The smaller of its opens and these; 0 is unknown. As in the programs, because who looks at a file opens it for a moment.
+    /// The smaller of its opens and these; 0 is unknown. As in the programs, because who looks at a
+    /// file opens it for a moment.
     pub fn fewer_opens(&self, opens: u32) -> u32 {
         [self.opens, opens].into_iter().filter(|n| *n > 0).min().unwrap_or(0)
     }

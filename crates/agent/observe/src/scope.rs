@@ -289,7 +289,8 @@ mod tests {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
     }
 
-    /// EACCES says nothing about the process, and without it in scope its threads would be left as they are.
+    /// EACCES says nothing about the process, and without it in scope its threads would be left as
+    /// they are.
     #[test]
     fn a_process_that_cannot_be_looked_at_has_not_ended() {
         let proc_root = procfs(&[(10, 2), (20, 3)]);

@@ -4,27 +4,30 @@
 //! does not count: a tenth of a 4 KiB `pread` of cached data. Sampling cannot lower this cost;
 //! detaching can.
 //!
-//! **Approach.** The hook stays attached while it takes no more than [`BUDGET`] of any CPU: everybody's reads are counted for
-//! certain. The program itself adds up what it takes ([`BURST`] may be used at once), and wakes the slicer when it takes more. A
-//! burst therefore pays for its first milliseconds only. From then on the hook is attached for one slice of every [`CYCLE`], at a
-//! random place, so that every moment has the same chance to be in a slice, whatever the rhythm of the load. What is read in a slice
-//! weighs the inverse of this chance. The chance for a cycle follows from the cycles before it and from nothing within it, so
-//! that sums are unbiased. It rises when there is less to read; at last the hook stays attached again.
+//! **Approach.** The hook stays attached while it takes no more than [`BUDGET`] of any CPU:
+//! everybody's reads are counted for certain. The program itself adds up what it takes ([`BURST`]
+//! may be used at once), and wakes the slicer when it takes more. A burst therefore pays for its
+//! first milliseconds only. From then on the hook is attached for one slice of every [`CYCLE`], at
+//! a random place, so that every moment has the same chance to be in a slice, whatever the rhythm
+//! of the load. What is read in a slice weighs the inverse of this chance. The chance for a cycle
+//! follows from the cycles before it and from nothing within it, so that sums are unbiased. It
+//! rises when there is less to read; at last the hook stays attached again.
 //!
-//! A cycle's slice can become longer than intended where the slicer waits for a CPU: [`Slices::scale`] corrects what slices
-//! stand for by the time that they should stand for. Within a slice the hook slows busy threads down, which is corrected thread by
-//! thread, with the hook's cost as measured at the start ([`HookCost`]). The hooks on faults and writes, which are rare beside
-//! reads, stay attached.
+//! A cycle's slice can become longer than intended where the slicer waits for a CPU:
+//! [`Slices::scale`] corrects what slices stand for by the time that they should stand for. Within
+//! a slice the hook slows busy threads down, which is corrected thread by thread, with the hook's
+//! cost as measured at the start ([`HookCost`]). The hooks on faults and writes, which are rare
+//! beside reads, stay attached.
 //!
 //! **Limits.** A thread that reads in bursts shorter than a cycle is known less exactly in a single
-//! window, and a file that two threads touch only a few times may not be seen as shared, while somebody on the machine reads fast.
-//! Windows of less than 0.8 s are not sliced.
+//! window, and a file that two threads touch only a few times may not be seen as shared, while
+//! somebody on the machine reads fast. Windows of less than 0.8 s are not sliced.
 //!
 //! Attaching and detaching patch the kernel's code, for which the kernel interrupts every CPU a few
-//! times: with slices, each CPU gets some 30 to 40 interrupts a second that it would not get otherwise
-//! (hook on a tracepoint; `bench/observe/run` counts them). CPUs that run without a timer tick
-//! (`nohz_full`) are there to avoid just that. With `steady`, which `exact` and such CPUs imply,
-//! the hook is attached once and stays.
+//! times: with slices, each CPU gets some 30 to 40 interrupts a second that it would not get
+//! otherwise (hook on a tracepoint; `bench/observe/run` counts them). CPUs that run without a timer
+//! tick (`nohz_full`) are there to avoid just that. With `steady`, which `exact` and such CPUs
+//! imply, the hook is attached once and stays.
 
 use std::fs::File;
 use std::io;
@@ -42,16 +45,18 @@ use rustix::time::ClockId;
 use super::clock_s;
 use super::records::{Counters, intf};
 
-/// The part of a CPU's time that the hook may take. With the counting of events (0.25 %) and the interrupts it stays below 2 %.
+/// The part of a CPU's time that the hook may take. With the counting of events (0.25 %) and the
+/// interrupts it stays below 2 %.
 const BUDGET: f64 = 0.01;
 /// The time that it may take at once beyond this: a quarter of a percent of a burst of 0.2 s.
 const BURST: Duration = Duration::from_micros(500);
 /// Cost of an attached hook per read in seconds, where it cannot be measured: it was 55 to 65 ns on
 /// AMD EPYC, Linux 6.18.
 const HOOK_S: f64 = 60e-9;
-/// What the budget charges for it at least. The fastest of a few hundred reads in a row, which the measurement sees, is not what a
-/// program pays: beside other work, whose code and data take turns in the caches, the hook took 150 to 200 ns where 60 were
-/// measured. It is no measure of what a thread that only reads would have read: 26 ns on a machine that reads a page in 220.
+/// What the budget charges for it at least. The fastest of a few hundred reads in a row, which the
+/// measurement sees, is not what a program pays: beside other work, whose code and data take turns
+/// in the caches, the hook took 150 to 200 ns where 60 were measured. It is no measure of what a
+/// thread that only reads would have read: 26 ns on a machine that reads a page in 220.
 const LEAST_HOOK_S: f64 = 120e-9;
 /// The fastest read of a page there.
 const READ_S: f64 = 600e-9;
@@ -122,7 +127,8 @@ impl HookCost {
         Ok(Self { hook_s: (with - without).clamp(0.0, 300e-9), read_s: without })
     }
 
-    /// The share of the time, 0 to 1, that the hook may be attached, for this many reads a second on the busiest CPU.
+    /// The share of the time, 0 to 1, that the hook may be attached, for this many reads a second
+    /// on the busiest CPU.
     fn share(self, reads_per_s: f64) -> f64 {
         let share = BUDGET / (reads_per_s * self.charged_s());
         // Near 1, slices save nothing. Without reads the share is infinite.
@@ -208,8 +214,8 @@ impl Slices {
         self.attached_s > 0.0 && self.attached_s < self.length_s
     }
 
-    /// Bytes that a thread read, as a multiple of those that its slices stand for. They stand for `reads` reads, and it used `cpu_s`
-    /// of CPU time in the window.
+    /// Bytes that a thread read, as a multiple of those that its slices stand for. They stand for
+    /// `reads` reads, and it used `cpu_s` of CPU time in the window.
     pub fn scale(&self, reads: f64, cpu_s: f64) -> f64 {
         // The hook took a part of the thread's CPU time within the slices, in which it would have
         // read more.
@@ -261,8 +267,9 @@ struct State {
 }
 
 impl Slicer {
-    /// Attaches a program. It stays attached until it takes more than its budget in [`Slicer::window`]s long enough for slices; only
-    /// if it may be `sliced` is its cost measured, by attaching it a few times.
+    /// Attaches a program. It stays attached until it takes more than its budget in
+    /// [`Slicer::window`]s long enough for slices; only if it may be `sliced` is its cost measured,
+    /// by attaching it a few times.
     pub fn start(program: OwnedFd, maps: Maps, sliced: bool) -> io::Result<Self> {
         set(&maps.on, WEIGHT_ONE)?;
         // If the kernel refuses to attach it, the attempt below reports that.
@@ -427,7 +434,8 @@ impl Shared {
         }
     }
 
-    /// Begins a slice of this weight. Attaching can take longer than a slice, so it is done without the lock.
+    /// Begins a slice of this weight. Attaching can take longer than a slice, so it is done without
+    /// the lock.
     fn begin(&self, link: &mut Option<OwnedFd>, weight: f64) {
         if link.is_some() {
             return;
@@ -497,7 +505,8 @@ mod tests {
         for reads in [0.0, 1e3, 5e4, 8e4] {
             assert_eq!(cost.share(reads), 1.0, "{reads}");
         }
-        // 640,000 reads a second at 150 ns are 9.6 % of a CPU: attached a tenth of the time they are 1 %.
+        // 640,000 reads a second at 150 ns are 9.6 % of a CPU: attached a tenth of the time they
+        // are 1 %.
         assert!((cost.share(6.4e5) - 0.01 / 0.096).abs() < 1e-9);
         for reads in [2e5, 5e5, 1e6] {
             assert!(cost.share(reads) * reads * 150e-9 <= BUDGET * 1.0001, "{reads}");
@@ -505,7 +514,8 @@ mod tests {
         assert_eq!(cost.share(1e9), LEAST);
     }
 
-    /// The least that the budget charges scaled what fast threads read, by up to 1.36, on a machine whose hook takes 26 ns.
+    /// The least that the budget charges scaled what fast threads read, by up to 1.36, on a machine
+    /// whose hook takes 26 ns.
     #[test]
     fn what_the_budget_charges_does_not_scale_bytes() {
         let cost = HookCost { hook_s: 26e-9, read_s: 220e-9 };

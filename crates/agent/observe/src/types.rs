@@ -38,8 +38,9 @@ pub struct Settings {
     pub scope: Scope,
     /// The procfs mount.
     pub proc_root: PathBuf,
-    /// Number of (thread, file, node) entries that one window can hold, of which no process or user can take all. A note reports
-    /// the bytes that did not fit. `None`: as many as the machine's CPUs can need in a window, within bounds.
+    /// Number of (thread, file, node) entries that one window can hold, of which no process or user
+    /// can take all. A note reports the bytes that did not fit. `None`: as many as the machine's
+    /// CPUs can need in a window, within bounds.
     pub max_entries: Option<u32>,
     /// The length of the windows to come, for this number.
     pub window: Duration,
@@ -62,9 +63,11 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Events that a CPU counts in a second at the most, each of which can need an entry (`counted_per_s`, bpf/tunables.h).
+    /// Events that a CPU counts in a second at the most, each of which can need an entry
+    /// (`counted_per_s`, bpf/tunables.h).
     const COUNTED_PER_S: f64 = 16_384.0;
-    /// Nearly five for each of 10,000 threads, in 15 MB of kernel memory; also enough for each CPU of a small machine.
+    /// Nearly five for each of 10,000 threads, in 15 MB of kernel memory; also enough for each CPU
+    /// of a small machine.
     const ENTRIES: f64 = 49_152.0;
     /// A larger machine has 0.6 MB of kernel memory for each CPU.
     const ENTRIES_PER_CPU: f64 = 2048.0;
@@ -138,8 +141,8 @@ pub struct ObservedThread {
     pub ppid: u32,
     /// Affinity.
     pub mask: CpuSet,
-    /// Whether an affinity was ever asked for, by the thread, for it, or for a thread it descends from. `None` where the kernel
-    /// does not say (before Linux 6.2).
+    /// Whether an affinity was ever asked for, by the thread, for it, or for a thread it descends
+    /// from. `None` where the kernel does not say (before Linux 6.2).
     pub asked: Option<bool>,
     /// Whether it is a kernel thread.
     pub kernel_thread: bool,

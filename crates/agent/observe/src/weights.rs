@@ -1,9 +1,9 @@
 //! The tables for unbiased sampling (`bpf/sample.h`).
 //!
 //! The distance to the next page drawn is geometric with mean 2^k: `1 + floor(E / -ln(1 - 2^-k))`
-//! for an exponentially
-//! distributed E (Devroye, Non-Uniform Random Variate Generation, X.2). E comes from a table of its quantiles. An event of u
-//! pages is counted if any of them is drawn, and weighs the inverse of that probability.
+//! for an exponentially distributed E (Devroye, Non-Uniform Random Variate Generation, X.2). E
+//! comes from a table of its quantiles. An event of u pages is counted if any of them is drawn, and
+//! weighs the inverse of that probability.
 
 /// Largest k that the tables know.
 const K: usize = 16;

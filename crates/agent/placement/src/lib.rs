@@ -73,7 +73,8 @@ pub struct Traits {
     pub moves_files: bool,
     /// It moves processes with their memory.
     pub moves_processes: bool,
-    /// It looks at the mapped memory of processes ([`Process::mapped`]), which costs something to observe.
+    /// It looks at the mapped memory of processes ([`Process::mapped`]), which costs something to
+    /// observe.
     pub wants_mapped: bool,
     /// What it leaves out where the bandwidth of a node is unknown.
     pub without_bandwidth: Option<&'static str>,
@@ -107,7 +108,8 @@ pub struct Settings {
     pub auto: auto::Settings,
 }
 
-/// Returns the policy of this name, which is one of [`POLICIES`], with the default settings of all but nthread.
+/// Returns the policy of this name, which is one of [`POLICIES`], with the default settings of all
+/// but nthread.
 pub fn policy(name: &str, nthread: &nthread::Settings) -> Option<Box<dyn Policy>> {
     policy_with(name, &Settings { nthread: nthread.clone(), ..Settings::default() })
 }

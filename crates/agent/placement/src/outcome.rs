@@ -20,8 +20,8 @@ pub struct Outcome {
     pub result: OutcomeState,
 }
 
-/// The result of a move so far. `queued` and `running` are repeated in each window until the move ends; everything else is
-/// said once.
+/// The result of a move so far. `queued` and `running` are repeated in each window until the move
+/// ends; everything else is said once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum OutcomeState {

@@ -30,8 +30,8 @@ pub struct Plan {
     /// The effect that the policy expects of the moves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Prediction>,
-    /// Remarks on data that the policy could not judge, in plain sentences ("node 0: bandwidth unknown, contention
-    /// not judged").
+    /// Remarks on data that the policy could not judge, in plain sentences ("node 0: bandwidth
+    /// unknown, contention not judged").
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }

@@ -40,7 +40,8 @@ pub(crate) fn starts(snapshot: &Snapshot) -> BTreeMap<u32, u64> {
     threads.chain(snapshot.processes.iter().filter_map(|p| Some((p.pid, p.start_ns?)))).collect()
 }
 
-/// Whether these are the start times of two processes, one of which has the other's id; unknown counts as the same.
+/// Whether these are the start times of two processes, one of which has the other's id; unknown
+/// counts as the same.
 pub(crate) fn other(one: Option<u64>, another: Option<u64>) -> bool {
     one.zip(another).is_some_and(|(one, another)| one != another)
 }

@@ -38,7 +38,8 @@ pub struct Snapshot {
     /// Processes whose memory was observed.
     #[serde(default)]
     pub processes: Vec<Process>,
-    /// Outcomes of the moves that the policy asked for in earlier windows. The engine adds them before the policy decides.
+    /// Outcomes of the moves that the policy asked for in earlier windows. The engine adds them
+    /// before the policy decides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outcomes: Vec<Outcome>,
     /// Limits of this observation, in plain sentences ("sampled 1 in 16", "tmpfs reads are not
@@ -112,8 +113,9 @@ pub struct Thread {
     /// later one with the same tid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<u64>,
-    /// Start time of its process, in the same units. It tells the process from a later one with the same pid, also in windows
-    /// in which the first thread is idle and not listed. Absent if unknown.
+    /// Start time of its process, in the same units. It tells the process from a later one with the
+    /// same pid, also in windows in which the first thread is idle and not listed. Absent if
+    /// unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_start_ns: Option<u64>,
     /// The node that the thread ran on at the end of the window.
@@ -130,8 +132,9 @@ pub struct Thread {
     /// unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_s: Option<f64>,
-    /// Seconds that the server of a volume worked for requests of the thread that ended in the window; more than the window if some
-    /// ran at once, or had begun before it. Absent: the thread makes its accesses itself, or this is unknown.
+    /// Seconds that the server of a volume worked for requests of the thread that ended in the
+    /// window; more than the window if some ran at once, or had begun before it. Absent: the thread
+    /// makes its accesses itself, or this is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_s: Option<f64>,
     /// File bytes read, by the node of the data.
@@ -177,7 +180,8 @@ pub struct FileUse {
 pub struct ObservedFile {
     /// File id: `major:minor:inode`.
     pub file: String,
-    /// Generation of the inode, if known. It tells this file from a later one with the same inode number.
+    /// Generation of the inode, if known. It tells this file from a later one with the same inode
+    /// number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
     /// Path, if known.
@@ -201,9 +205,9 @@ pub struct ObservedFile {
     /// Why its data cannot be moved; only with `movable: false`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<String>,
-    /// How many times it was open whenever it was touched, at least: open file descriptions, of one process or
-    /// several. More than 1 is what NThread calls shared, whether or not the others touched the file in
-    /// this window. Absent if unknown.
+    /// How many times it was open whenever it was touched, at least: open file descriptions, of one
+    /// process or several. More than 1 is what NThread calls shared, whether or not the others
+    /// touched the file in this window. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opens: Option<u32>,
     /// Threads that touched it, by rising tid.
@@ -336,8 +340,9 @@ impl Snapshot {
 }
 
 impl NodeLoad {
-    /// Bytes read and written that count as the load of the node's controllers: those measured, or else the file bytes. Where reads
-    /// were not measured apart from writes, they are shared out as the file bytes are.
+    /// Bytes read and written that count as the load of the node's controllers: those measured, or
+    /// else the file bytes. Where reads were not measured apart from writes, they are shared out as
+    /// the file bytes are.
     pub fn controller_bytes(&self) -> (u64, u64) {
         let Some(measured) = &self.measured else { return (self.read_bytes, self.write_bytes) };
         let read = measured.read_bytes.unwrap_or_else(|| {
@@ -350,7 +355,8 @@ impl NodeLoad {
 }
 
 impl Thread {
-    /// Start time of its process, if it is known from this thread: the first thread starts with the process.
+    /// Start time of its process, if it is known from this thread: the first thread starts with the
+    /// process.
     pub fn of_process_since(&self) -> Option<u64> {
         self.process_start_ns.or(self.start_ns.filter(|_| self.tid == self.pid))
     }

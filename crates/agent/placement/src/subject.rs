@@ -1,7 +1,7 @@
 //! The identity of a thread, a process or a file: one key for moves, rails, records and outcomes.
 //!
-//! Ids are reused. A start time tells a thread or process from a later one with its id, a generation tells a file from a
-//! later one with its inode number.
+//! Ids are reused. A start time tells a thread or process from a later one with its id, a
+//! generation tells a file from a later one with its inode number.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -323,9 +323,10 @@ fn threads_do_not_follow_data_that_was_refused() {
     assert!(toy.threads.iter().all(|t| t.node == 0), "{:?}", toy.moves);
 }
 
-/// A window of fio on a mounted volume over two emulated nodes of one CPU each, which other programs keep busy. The server makes
-/// the accesses: fio's threads use 2 to 3 % of a CPU and sleep meanwhile. `auto` took that memory time for CPU time, found both
-/// CPUs crowded and a throughput of −80 MB/s, and brought threads 1 and 3 from their data to the other node.
+/// A window of fio on a mounted volume over two emulated nodes of one CPU each, which other
+/// programs keep busy. The server makes the accesses: fio's threads use 2 to 3 % of a CPU and sleep
+/// meanwhile. `auto` took that memory time for CPU time, found both CPUs crowded and a throughput
+/// of −80 MB/s, and brought threads 1 and 3 from their data to the other node.
 #[test]
 fn memory_time_of_a_volumes_server_is_no_cpu_time_of_its_users() {
     let node = |id: u32, read: u64, written: u64| {
@@ -372,8 +373,8 @@ fn memory_time_of_a_volumes_server_is_no_cpu_time_of_its_users() {
     }
 }
 
-/// Ten threads on node 1 read a file on node 0, on memory 200 times as slow, while the CPUs are used for so long; `served` is what else
-/// the plane says of each.
+/// Ten threads on node 1 read a file on node 0, on memory 200 times as slow, while the CPUs are
+/// used for so long; `served` is what else the plane says of each.
 fn ten_remote_readers(cpu_s: [f64; 2], served: &str, movable: bool) -> Snapshot {
     let node = |id: usize, read: u64| {
         let [here, there] = if id == 0 { [10, 21] } else { [21, 10] };
@@ -401,8 +402,8 @@ fn ten_remote_readers(cpu_s: [f64; 2], served: &str, movable: bool) -> Snapshot 
     Snapshot::from_json(&text).unwrap()
 }
 
-/// RocksDB on the same machine: ten threads read one file on the other node. Their sleep was taken for the waiting for a lock, and
-/// holding it for CPU time: −55 MB/s, and no gain in going home.
+/// RocksDB on the same machine: ten threads read one file on the other node. Their sleep was taken
+/// for the waiting for a lock, and holding it for CPU time: −55 MB/s, and no gain in going home.
 #[test]
 fn sleep_while_a_server_reads_is_no_lock() {
     let snapshot = ten_remote_readers([0.99, 0.99], "", true);
@@ -412,8 +413,9 @@ fn sleep_while_a_server_reads_is_no_lock() {
     assert!(plan.moves.iter().any(|mv| home(&mv)), "{:?} {:?}", plan.moves, plan.notes);
 }
 
-/// The same readers while something else uses nearly all of node 0's CPU. What they need of it is a seventh of a CPU for 22 MB/s, and
-/// a CPU second of others counted as 150 MB: they stayed away, 0.76 of what NThread reached.
+/// The same readers while something else uses nearly all of node 0's CPU. What they need of it is a
+/// seventh of a CPU for 22 MB/s, and a CPU second of others counted as 150 MB: they stayed away,
+/// 0.76 of what NThread reached.
 #[test]
 fn readers_that_a_server_serves_go_home_to_a_busy_cpu() {
     let snapshot = ten_remote_readers([0.9, 0.25], r#""served_s":0.95,"#, false);
@@ -422,9 +424,9 @@ fn readers_that_a_server_serves_go_home_to_a_busy_cpu() {
     assert_eq!(home, 10, "{:?} {:?}", plan.moves, plan.notes);
 }
 
-/// RocksDB's ten readers on a mounted volume: they began beside their data, so no move was made and none was bound. From the
-/// ninth window on the kernel ran all of them on the other node, when `auto` planned no more for this load: 0.77 to 0.83 of what
-/// NThread reached.
+/// RocksDB's ten readers on a mounted volume: they began beside their data, so no move was made and
+/// none was bound. From the ninth window on the kernel ran all of them on the other node, when
+/// `auto` planned no more for this load: 0.77 to 0.83 of what NThread reached.
 #[test]
 fn readers_that_the_kernel_moves_away_later_come_home_and_stay() {
     let mut toy = all_on_node_0(10, 16.0, 500.0, 1e-9);
@@ -447,7 +449,8 @@ fn readers_that_the_kernel_moves_away_later_come_home_and_stay() {
     assert!(toy.threads.iter().all(|t| t.node == 1), "{:?}", toy.moves);
 }
 
-/// The engine held back the moves of threads that were not in the window, they were asked for again in each, and no further plan was made.
+/// The engine held back the moves of threads that were not in the window, they were asked for again
+/// in each, and no further plan was made.
 #[test]
 fn a_thread_without_a_use_in_the_last_window_is_not_moved() {
     let window = |tids: std::ops::RangeInclusive<u32>, mb: u32, i: u32| {

@@ -82,7 +82,8 @@ fn both_follow_a_large_file() {
     );
 }
 
-/// A move that was asked for in vain five times is not asked for again; a later process with the id has asked for none.
+/// A move that was asked for in vain five times is not asked for again; a later process with the id
+/// has asked for none.
 #[test]
 fn a_process_that_got_the_id_of_another_begins_anew() {
     for (then, moved) in [(Some(1), false), (None, false), (Some(2), true)] {
@@ -181,7 +182,8 @@ fn a_random_reader_that_read_more_than_the_file_is_repeated() {
 
 #[test]
 fn a_first_pass_that_is_nearly_over_moves_nothing() {
-    // 16 GB at 4 GB a window, 1 GB of process: at 12 GB read, 4 GB remain: +3.5 %; at 14 GB: 0.15 − 1 / 2 × 0.46 < 0.
+    // 16 GB at 4 GB a window, 1 GB of process: at 12 GB read, 4 GB remain: +3.5 %; at 14 GB: 0.15 −
+    // 1 / 2 × 0.46 < 0.
     let mut w = simpleread();
     w.threads[0] = reader(7, 0, &[("f", &[(1, 14_000)])]);
     w.processes[0] = memory(7, 0, GB);

@@ -34,7 +34,8 @@ fn the_papers_example_by_its_text() {
     assert!((overhead - 25.2e9).abs() < 1.0);
     let mtp = Mtp { overhead, ..PRINTED };
     assert!((mtp.k() - 3.5).abs() < 1e-9);
-    // the break-even is 3.5 + 1.75 = 5.25 s, the first whole second after it 6 s, and Eq. 9 holds: 3.5 < 2 × (6 − 3.5) = 5.
+    // the break-even is 3.5 + 1.75 = 5.25 s, the first whole second after it 6 s, and Eq. 9 holds:
+    // 3.5 < 2 × (6 − 3.5) = 5.
     assert!((mtp.break_even_s() - 5.25).abs() < 1e-9);
     assert_eq!(mtp.window_s(1.0), 6.0);
     assert!(mtp.pays(6.0) && !mtp.pays(5.0));
@@ -187,7 +188,8 @@ fn data_of_threads_that_cannot_go_home_moves_to_them() {
     let plan = world.step(&mut policy);
     assert_eq!(plan.moves, []);
     assert_eq!(declined(&plan, 5).unwrap().0, "overloaded_home");
-    // 1 GB at 468 MB/s: T_m 2.1 s, K = T_m, break-even 1.5 × T_m = 3.2 s, well within the T_window of 6 s.
+    // 1 GB at 468 MB/s: T_m 2.1 s, K = T_m, break-even 1.5 × T_m = 3.2 s, well within the T_window
+    // of 6 s.
     assert_eq!(
         plan.notes,
         [
@@ -215,7 +217,8 @@ fn a_home_node_that_is_not_overloaded_gets_the_threads() {
 
 #[test]
 fn files_that_do_not_pay_back_within_the_longest_window_stay() {
-    // 2 × 10 GB at 468 MB/s: the first file has T_m 21 s and T_window 33 s, in which both together (43 s) do not pay.
+    // 2 × 10 GB at 468 MB/s: the first file has T_m 21 s and T_window 33 s, in which both together
+    // (43 s) do not pay.
     let mut world = overloaded(10_000, 468e6);
     let mut policy = policy();
     for _ in 0..40 {
@@ -233,7 +236,8 @@ fn files_that_do_not_pay_back_within_the_longest_window_stay() {
 
 #[test]
 fn a_long_queue_is_emptied_a_window_at_a_time() {
-    // 6 files of 1 GB at 468 MB/s, 2.1 s each: T_window 6 s takes one (3.2 s); two would need 6.4 s.
+    // 6 files of 1 GB at 468 MB/s, 2.1 s each: T_window 6 s takes one (3.2 s); two would need 6.4
+    // s.
     let threads = (1..=6).map(|tid| reader(tid, 0, 0, 1500)).chain((11..=16).map(|tid| reader(tid, 1, 0, 500)));
     let mut world = World::new(threads.collect(), 1000, 468e6);
     let mut policy = policy();
@@ -300,7 +304,8 @@ fn data_that_cannot_move_is_not_asked_to() {
     assert!(notes.iter().any(|note| note == "1 files on node 0 cannot be moved"), "{notes:?}");
 }
 
-/// Seen on a host, which looks at a file only now and then: the file had moved, and was asked to move again.
+/// Seen on a host, which looks at a file only now and then: the file had moved, and was asked to
+/// move again.
 #[test]
 fn a_moved_file_that_was_not_looked_at_since_is_not_moved_again() {
     let mut world = overloaded(500, 468e6);
@@ -436,8 +441,8 @@ fn empty_and_invalid_snapshots_do_no_harm() {
     }
 }
 
-/// Four heavy webservers (bench/volume.md, with GB for MB): a controller of 9.25 GB/s by Eq. 1 is overloaded above 7.4.
-/// Read from afar it is full at 9.25 × 0.654 = 6.0 GB/s.
+/// Four heavy webservers (bench/volume.md, with GB for MB): a controller of 9.25 GB/s by Eq. 1 is
+/// overloaded above 7.4. Read from afar it is full at 9.25 × 0.654 = 6.0 GB/s.
 #[test]
 fn a_controller_that_is_read_from_afar_is_overloaded_at_fewer_bytes() {
     for (gb, remote_share, overloaded) in [(7.5, 0.64, true), (6.7, 0.94, true), (6.7, 0.0, false), (4.0, 1.0, false)] {

@@ -40,9 +40,9 @@ fn access(plan: &Plan) -> Vec<f64> {
 
 #[test]
 fn page_18_the_heaviest_writers_move_to_the_idle_node() {
-    // Access 4 and 0, average 2: D_migrate = +2 and −2 (Eq. 3). By write ratio (Eq. 2):
-    //   T1: −2.0 + 0.9 = −1.1 ≤ 0 goes (Eq. 4). T2: −1.1 + 0.7 = −0.4 ≤ 0 goes.
-    // The slide ends there, with access 4 − 0.9 − 0.7 = 2.4 and 1.6, and the movers' reads 0.1 + 0.3 = 0.4 remote. T3 and T4
+    // Access 4 and 0, average 2: D_migrate = +2 and −2 (Eq. 3). By write ratio (Eq. 2): T1: −2.0 +
+    // 0.9 = −1.1 ≤ 0 goes (Eq. 4). T2: −1.1 + 0.7 = −0.4 ≤ 0 goes. The slide ends there, with
+    // access 4 − 0.9 − 0.7 = 2.4 and 1.6, and the movers' reads 0.1 + 0.3 = 0.4 remote. T3 and T4
     // are shown to stay; what keeps them here is that they share a file.
     let mut threads = t1_to_t4();
     threads[2].shares_file = true;
@@ -57,9 +57,10 @@ fn page_18_the_heaviest_writers_move_to_the_idle_node() {
 
 #[test]
 fn page_18_without_sharing_equation_4_moves_all_four() {
-    // After T1 and T2, D_migrate is +0.4 and −0.4: node 0 has a surplus still.
-    //   T3: −0.4 + 0.2 = −0.2 ≤ 0 goes. T4: −0.2 + 0.1 = −0.1 ≤ 0 goes, too; D_migrate of node 0 is +0.1.
-    // Access 4 − 1.9 = 2.1 and 1.9. The slide stops sooner than the paper's rule does; the rule is what is implemented.
+    // After T1 and T2, D_migrate is +0.4 and −0.4: node 0 has a surplus still. T3: −0.4 + 0.2 =
+    // −0.2 ≤ 0 goes. T4: −0.2 + 0.1 = −0.1 ≤ 0 goes, too; D_migrate of node 0 is +0.1. Access 4 −
+    // 1.9 = 2.1 and 1.9. The slide stops sooner than the paper's rule does; the rule is what is
+    // implemented.
     let plan = plan("nthread", &window(t1_to_t4()));
     assert_eq!(moves(&plan).iter().map(|m| (m.0, m.1)).collect::<Vec<_>>(), [(1, 1), (2, 1), (3, 1), (4, 1)]);
     assert_eq!(access(&plan), [2.1, 1.9]);
@@ -67,8 +68,9 @@ fn page_18_without_sharing_equation_4_moves_all_four() {
 
 #[test]
 fn page_19_threads_do_not_move_to_a_busy_node() {
-    // T5 to T7 make access 3 on node 1: 3 is not below half of 4, so there is no contention to relieve. What Eq. 4 alone would say
-    // is in the unit test `page_19_equation_4_keeps_the_heavy_writers` beside the rule.
+    // T5 to T7 make access 3 on node 1: 3 is not below half of 4, so there is no contention to
+    // relieve. What Eq. 4 alone would say is in the unit test
+    // `page_19_equation_4_keeps_the_heavy_writers` beside the rule.
     let mut threads = t1_to_t4();
     threads.extend([t(5, 1, 90), t(6, 1, 70), t(7, 1, 70)]);
     let plan = plan("nthread", &window(threads));

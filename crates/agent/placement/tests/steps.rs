@@ -93,7 +93,8 @@ fn step_1_even_without_a_margin_two_equal_nodes_give_no_target() {
 
 #[test]
 fn a_thread_that_moved_little_data_is_left_alone() {
-    // min_bytes counts reads and writes together: 3 + 1 MB = 4,000,000 bytes < 4 MiB = 4,194,304; one MB more is enough.
+    // min_bytes counts reads and writes together: 3 + 1 MB = 4,000,000 bytes < 4 MiB = 4,194,304;
+    // one MB more is enough.
     let settings = Settings { locality_margin: 0.0, ..Settings::default() };
     for (writes, expected) in [(1, 0), (2, 1)] {
         let window = two_nodes(vec![thread(1, 1, &[(0, 3)], writes)]);
@@ -122,8 +123,8 @@ fn a_held_thread_stays_and_its_load_counts() {
         Some(("held", "has an affinity of its own: 100; 300.0 MB of 300.0 MB read from node 0"))
     );
 
-    // Thread 1 holds 600 of node 0's 900 MB of writes: the node is overloaded (900 > 800, node 1: 0 < 450), average 450;
-    // only thread 2 can go (0 + 300 ≤ 450).
+    // Thread 1 holds 600 of node 0's 900 MB of writes: the node is overloaded (900 > 800, node 1:
+    // 0 < 450), average 450; only thread 2 can go (0 + 300 ≤ 450).
     let held = Thread { held: Some("own affinity".into()), ..thread(1, 0, &[], 600) };
     let plan = decide("nthread", &two_controllers(vec![held, thread(2, 0, &[], 300)]));
     assert_eq!(moves(&plan), [(2, 1, Reason::ControllerContention)]);
@@ -230,7 +231,8 @@ fn step_3_overloaded_is_above_80_percent() {
 
 #[test]
 fn step_3_overloaded_means_that_every_other_node_has_less_than_half() {
-    // 900 against 450: not less than half. Against 449: average 674.5, so 225.5 of room: thread 2 goes.
+    // 900 against 450: not less than half. Against 449: average 674.5, so 225.5 of room: thread 2
+    // goes.
     for (other, expected) in [(450, 0), (449, 1)] {
         let threads = vec![thread(1, 0, &[], 700), thread(2, 0, &[], 200), thread(3, 1, &[], other)];
         assert_eq!(moves(&decide("nthread", &two_controllers(threads))).len(), expected);
@@ -270,7 +272,8 @@ fn equation_3_and_4_a_node_may_be_filled_up_to_the_average() {
 
 #[test]
 fn equation_4_updates_both_nodes_and_skips_a_thread_that_does_not_fit() {
-    // 1200 on node 0, average 600. t1 400 goes: D_1 = −200. t2 400 does not fit (200 > 0), t3 200 does (0 ≤ 0); D_0 = 0.
+    // 1200 on node 0, average 600. t1 400 goes: D_1 = −200. t2 400 does not fit (200 > 0), t3 200
+    // does (0 ≤ 0); D_0 = 0.
     let threads = vec![thread(1, 0, &[], 400), thread(2, 0, &[], 400), thread(3, 0, &[], 200), thread(4, 0, &[], 200)];
     let plan = decide("nthread", &two_controllers(threads));
     assert_eq!(moves_for(&plan, Reason::ControllerContention), [(1, 1), (3, 1)]);
@@ -295,8 +298,9 @@ fn step_3_stops_when_h_has_no_surplus() {
 
 #[test]
 fn step_3_stops_when_h_has_no_surplus_though_there_is_room() {
-    // Loads 1000, 490, 0, 0: average 372.5. Twenty writers of 50 on node 0: thirteen bring it to 350, no surplus. Node 1
-    // has one, which is why nodes 2 and 3 have room for a fourteenth: 7 × 50 = 350 ≤ 372.5.
+    // Loads 1000, 490, 0, 0: average 372.5. Twenty writers of 50 on node 0: thirteen bring it to
+    // 350, no surplus. Node 1 has one, which is why nodes 2 and 3 have room for a fourteenth: 7 ×
+    // 50 = 350 ≤ 372.5.
     let nodes = (0..4).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect();
     let mut window = snapshot(nodes, (1..=20).map(|tid| thread(tid, 0, &[], 50)).collect());
     window.nodes[1].write_bytes = 490 * MB;
@@ -373,7 +377,8 @@ fn crowd() -> Vec<Thread> {
 
 #[test]
 fn equation_5_and_6_threads_that_read_least_from_h_go_until_it_is_within_the_limit() {
-    // CPU_i = 0.5 / (1 s × 2) = 25 %. 100 % > 90 % and 0 %: thread 4 reads least (300 MB), 75 % is within the limit.
+    // CPU_i = 0.5 / (1 s × 2) = 25 %. 100 % > 90 % and 0 %: thread 4 reads least (300 MB), 75 % is
+    // within the limit.
     let plan = decide("nthread", &two_nodes(crowd()));
     assert_eq!(moves(&plan), [(4, 1, Reason::CpuContention)]);
     assert_eq!(why(&plan, 4), "300.0 MB read from node 0; node 0's CPUs would be at 100 %");
@@ -414,8 +419,8 @@ fn step_4_overloaded_is_above_90_percent_and_at_least_twice_the_others() {
 
 #[test]
 fn equation_5_fills_a_node_up_to_the_limit_and_skips_threads_that_do_not_fit() {
-    // Node 1 has one CPU, used 0.4; threads of 0.6, 0.5 and 0.2: 0.4 + 0.6 > 0.9, 0.4 + 0.5 = 0.9 fits. Node 0: 2.3 of 2 CPUs,
-    // then 1.8 = 90 %: thread 3 stays.
+    // Node 1 has one CPU, used 0.4; threads of 0.6, 0.5 and 0.2: 0.4 + 0.6 > 0.9, 0.4 + 0.5 = 0.9
+    // fits. Node 0: 2.3 of 2 CPUs, then 1.8 = 90 %: thread 3 stays.
     let threads = vec![
         with_cpu(0.6, thread(1, 0, &[(0, 300)], 0)),
         with_cpu(0.5, thread(2, 0, &[(0, 400)], 0)),
@@ -459,8 +464,9 @@ fn step_4_is_not_taken_while_a_controller_is_overloaded() {
 
 #[test]
 fn step_4_does_not_make_work_for_step_3() {
-    // 95 % CPU on node 0; its controller is at 600 / 3 + 590 = 790. Thread 1 writes 590 and so would bring node 1 (250 of
-    // others) to 840 and node 0 to 200: overloaded. Thread 2 goes instead.
+    // 95 % CPU on node 0; its controller is at 600 / 3 + 590 = 790. Thread 1 writes 590 and so
+    // would bring node 1 (250 of others) to 840 and node 0 to 200: overloaded. Thread 2 goes
+    // instead.
     let threads = vec![
         with_cpu(0.5, thread(1, 0, &[], 590)),
         with_cpu(0.5, thread(2, 0, &[(0, 300)], 0)),
@@ -474,11 +480,12 @@ fn step_4_does_not_make_work_for_step_3() {
 
 #[test]
 fn step_4_does_not_make_work_for_step_3_of_the_next_window() {
-    // t1: target node 0, writes 200. t2: no target (500 − 400 < 200), writes 850. Node 0: (300 + 500) / 3 + 1050 = 1317 of 2000,
-    // node 1: 400 / 3 = 133, node 2: 300. CPUs of node 0: 2.6 of 2.
-    // t1 goes to node 2 (0 % CPU), which has 500 then. t2 to node 1 (5 %)? That would have 983 then: above 800, but
-    // node 2 is not below half of it. In the next window, though, t1 starts from node 0 again: node 0 has 467, node 1 983, node 2
-    // 300; node 1 is overloaded. So t2 stays.
+    // t1: target node 0, writes 200. t2: no target (500 − 400 < 200), writes 850.
+    // Node 0: (300 + 500) / 3 + 1050 = 1317 of 2000, node 1: 400 / 3 = 133, node 2: 300.
+    // CPUs of node 0: 2.6 of 2.
+    // t1 goes to node 2 (0 % CPU), which has 500 then. t2 to node 1 (5 %)? That would have 983
+    // then: above 800, but node 2 is not below half of it. In the next window, though, t1 starts
+    // from node 0 again: node 0 has 467, node 1 983, node 2 300; node 1 is overloaded. So t2 stays.
     let (t1, t2) = (thread(1, 0, &[(0, 300)], 200), thread(2, 0, &[(0, 500), (1, 400)], 850));
     let nodes = vec![
         NodeLoad { cpu_s: Some(2.6), ..node_with_bandwidth(0, 2, 2000.0) },
@@ -560,7 +567,8 @@ fn each_variant_takes_its_steps_of_table_ii() {
     threads.push(Thread { shares_file: true, ..thread(5, 0, &[], 300) });
     threads.push(thread(6, 0, &[], 250));
     let window = two_controllers(threads);
-    // Node 0: 1800 / 3 + 550 = 1150, average 575. Falling ratio: t5 (300 ≤ 575), then t6 (550 ≤ 575).
+    // Node 0: 1800 / 3 + 550 = 1150, average 575. Falling ratio: t5 (300 ≤ 575), then t6 (550 ≤
+    // 575).
     let of = |name| moves(&decide(name, &window));
     let home = (1, 0, Reason::ReadLocality);
     assert_eq!(of("nthread-rl"), [home]);
@@ -577,9 +585,10 @@ fn each_variant_takes_its_steps_of_table_ii() {
 
 #[test]
 fn a_thread_without_a_target_that_relieves_a_node_spares_those_with_one() {
-    // Node 0: t1 writes 250 and has no target; t2 reads 300 from node 0 and writes 20; 450 are others'. 100 + 720 = 820 > 800,
-    // average of three 273.3. Taken once, the rules send t1 to node 1 and, as node 0 with 570 has a surplus still, t2
-    // to node 2. But then the next window finds 570 on node 0 with t2 at home, no overload, and calls t2 back. So t2 stays.
+    // Node 0: t1 writes 250 and has no target; t2 reads 300 from node 0 and writes 20; 450 are
+    // others'. 100 + 720 = 820 > 800, average of three 273.3. Taken once, the rules send t1 to node
+    // 1 and, as node 0 with 570 has a surplus still, t2 to node 2. But then the next window finds
+    // 570 on node 0 with t2 at home, no overload, and calls t2 back. So t2 stays.
     let nodes = || (0..3).map(|id| node_with_bandwidth(id, 2, 1000.0)).collect::<Vec<_>>();
     let mut window = snapshot(nodes(), vec![thread(1, 0, &[], 250), thread(2, 0, &[(0, 300)], 20)]);
     window.nodes[0].write_bytes = 720 * MB;

@@ -6,8 +6,9 @@ use command::exit::{Exit, Failure};
 use placement::Policy;
 use topology::{NodeId, Topology};
 
-/// The policy that the user chose, with the settings of homenode.toml and of the command line. `scale`: how many times as long as
-/// the real one emulated memory takes; thresholds in bytes are divided by it, unless the command line gives them.
+/// The policy that the user chose, with the settings of homenode.toml and of the command line.
+/// `scale`: how many times as long as the real one emulated memory takes; thresholds in bytes are
+/// divided by it, unless the command line gives them.
 pub fn chosen(args: &PolicyArgs, config: &Config, scale: f64) -> Result<Box<dyn Policy>, Failure> {
     let (mut nthread, mut dragonfly) = (config.nthread.clone(), config.dragonfly.clone());
     nthread.locality_margin = args.margin.unwrap_or(nthread.locality_margin / scale);

@@ -1,9 +1,11 @@
 //! What servers of mounts publish for other commands: their last window.
 //!
-//! **Problem.** Only its server sees who uses a volume, but `top` and `explain` are other processes.
+//! **Problem.** Only its server sees who uses a volume, but `top` and `explain` are other
+//! processes.
 //!
-//! **Approach.** A server with a policy writes its last window into its state directory, as a whole and by rename. Readers look
-//! at the state directory that they were given and at those of mounts below it.
+//! **Approach.** A server with a policy writes its last window into its state directory, as a whole
+//! and by rename. Readers look at the state directory that they were given and at those of mounts
+//! below it.
 //!
 //! **Limits.** A mount without a policy observes nothing, so it tells nothing.
 
@@ -64,7 +66,8 @@ impl Drop for Publisher {
     }
 }
 
-/// The last window of the mount whose state directory this is; `None` if it tells nothing, or its server has ended.
+/// The last window of the mount whose state directory this is; `None` if it tells nothing, or its
+/// server has ended.
 pub fn read(dir: &Path) -> Option<Mounted> {
     let path = dir.join(WINDOW);
     let written = path.metadata().and_then(|meta| meta.modified()).ok()?;

@@ -30,7 +30,8 @@ impl Lines {
         Self { limits, said: HashSet::new(), notes: HashSet::new() }
     }
 
-    /// The lines of one window; the second value tells whether anything but the first line is in it.
+    /// The lines of one window; the second value tells whether anything but the first line is in
+    /// it.
     pub fn window(&mut self, window: u64, report: &WindowReport) -> (String, bool) {
         let names = Names::new(&report.snapshot);
         let mut table = Table::plain(4);
@@ -161,7 +162,8 @@ fn outcome_json(outcome: &Outcome, names: &Names<'_>) -> Value {
     value
 }
 
-/// The result of undoing: `restored the affinity of 4 threads, 1 left alone because something else changed them, 2 had ended`.
+/// The result of undoing:
+/// `restored the affinity of 4 threads, 1 left alone because something else changed them, 2 had ended`.
 pub fn finished(finished: &Finished) -> String {
     if *finished == Finished::default() {
         return "nothing to restore\n".to_owned();

@@ -118,7 +118,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// Builds the contents from a snapshot. `plan` is a policy's, whose forecast knows the load of nodes.
+    /// Builds the contents from a snapshot. `plan` is a policy's, whose forecast knows the load of
+    /// nodes.
     pub fn new(snapshot: &Snapshot, plan: &Plan, limits: &Limits) -> Self {
         let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
         let forecasts = plan.predicted.as_ref().map_or(&[][..], |p| &p.nodes);

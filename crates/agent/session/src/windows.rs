@@ -15,7 +15,8 @@ use crate::published::Publisher;
 use crate::report::{self, Lines};
 use crate::window::Window;
 
-/// Runs window after window until it is time to stop, a window leaves things `over`, or there were `most`.
+/// Runs window after window until it is time to stop, a window leaves things `over`, or there were
+/// `most`.
 ///
 /// # Errors
 ///
@@ -47,7 +48,8 @@ pub struct Output {
     lines: Lines,
     /// Begins every line of figures, where they are emulated.
     label: Option<String>,
-    /// Tells other commands what happens on a mounted volume; absent on a host, where policies move less than elsewhere.
+    /// Tells other commands what happens on a mounted volume; absent on a host, where policies move
+    /// less than elsewhere.
     publisher: Option<Publisher>,
 }
 

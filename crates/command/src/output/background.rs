@@ -1,10 +1,11 @@
 //! Output that nobody waits for.
 //!
-//! **Problem.** A write to a pipe that nobody reads, or to a stopped terminal, takes for ever. A program that holds moves must undo them
-//! on a signal all the same, and windows must go on.
+//! **Problem.** A write to a pipe that nobody reads, or to a stopped terminal, takes for ever. A
+//! program that holds moves must undo them on a signal all the same, and windows must go on.
 //!
-//! **Approach.** A thread of its own writes what is queued. While the queue is full, lines are dropped and counted. At the end the rest is
-//! waited for as long as the reader reads ([`Stream::drain`]).
+//! **Approach.** A thread of its own writes what is queued. While the queue is full, lines are
+//! dropped and counted. At the end the rest is waited for as long as the reader reads
+//! ([`Stream::drain`]).
 //!
 //! **Limits.** An error of a write is seen by the next line, or at the end.
 
@@ -15,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CapabilitySet;
 
-/// Bytes that wait at most, or one line of any length: a few windows of a machine with thousands of threads.
+/// Bytes that wait at most, or one line of any length: a few windows of a machine with thousands of
+/// threads.
 const MOST: usize = 4 << 20;
 
 /// How long the reader may take for one line at the end, before the rest is dropped.
@@ -75,7 +77,8 @@ impl Stream {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on nobody waits for what is written. If no thread can be started, writes go on as before.
+    /// From now on nobody waits for what is written. If no thread can be started, writes go on as
+    /// before.
     pub fn detach(&'static self) {
         let mut state = self.lock();
         if !state.on {
@@ -118,8 +121,8 @@ impl Stream {
         waited.unwrap_or_else(PoisonError::into_inner).0.result()
     }
 
-    /// Waits until all is written, or the reader has stopped to read or is too slow. What is put from now on is not dropped.
-    /// Returns how many lines were dropped before.
+    /// Waits until all is written, or the reader has stopped to read or is too slow. What is put
+    /// from now on is not dropped. Returns how many lines were dropped before.
     ///
     /// # Errors
     ///

@@ -7,7 +7,8 @@ const FEW: usize = 2;
 
 /// How much to print of a window's notes.
 pub struct Limits {
-    /// The kernel's limits, which all windows share; `None` if they cannot be told from other notes.
+    /// The kernel's limits, which all windows share; `None` if they cannot be told from other
+    /// notes.
     kernel: Option<Vec<String>>,
     all: bool,
 }

@@ -12,7 +12,8 @@ use std::io;
 
 use serde::Serialize;
 
-/// Text from outside (file names, thread names, messages) with control characters shown, not sent to the terminal.
+/// Text from outside (file names, thread names, messages) with control characters shown, not sent
+/// to the terminal.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {

@@ -12,7 +12,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these column heads; heads that start with `>` stand over figures, which are aligned to the right.
+    /// A table with these column heads; heads that start with `>` stand over figures, which are
+    /// aligned to the right.
     pub fn new(heads: &[impl AsRef<str>]) -> Self {
         let heads = heads.iter().map(AsRef::as_ref);
         let mut table = Self::plain(0);
@@ -33,7 +34,8 @@ impl Table {
         self.inner.add_row(cells.into_iter().map(|cell| escape(&cell)));
     }
 
-    /// The table as lines, each with its newline and without trailing blanks; nothing for a table without rows or heads.
+    /// The table as lines, each with its newline and without trailing blanks; nothing for a table
+    /// without rows or heads.
     pub fn render(mut self) -> String {
         for (column, figures) in self.inner.column_iter_mut().zip(&self.figures) {
             column.set_padding((0, 2));

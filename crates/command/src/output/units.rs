@@ -1,7 +1,7 @@
 //! Figures as people read them, the same everywhere: `300.0 MB`, `1.0 GiB`, `98 %`, `1.0 s`.
 //!
-//! Bytes that were read, written or moved are decimal (MB, as bandwidth is); sizes of files and memories are binary (MiB,
-//! as pages are).
+//! Bytes that were read, written or moved are decimal (MB, as bandwidth is); sizes of files and
+//! memories are binary (MiB, as pages are).
 
 /// Bytes that moved: `512 B`, `4.1 kB`, `300.0 MB`.
 pub fn bytes(n: u64) -> String {
@@ -18,7 +18,8 @@ pub fn rate(bytes_per_s: f64) -> String {
     scaled(bytes_per_s.max(0.0), 1000.0, &["B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s", "EB/s"])
 }
 
-/// A fraction: `98 %`. Small and large fractions are not rounded to nothing or all: `<1 %`, `>99 %`.
+/// A fraction: `98 %`. Small and large fractions are not rounded to nothing or all: `<1 %`,
+/// `>99 %`.
 pub fn percent(fraction: f64) -> String {
     let percent = fraction * 100.0;
     match percent {
@@ -58,7 +59,8 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok(value.round() as u64)
 }
 
-/// Reads `200MB/s`, `6.8 GB/s`, `0`, in bytes/s. The unit is required: `20` would be 20 B/s, which nobody means.
+/// Reads `200MB/s`, `6.8 GB/s`, `0`, in bytes/s. The unit is required: `20` would be 20 B/s, which
+/// nobody means.
 pub fn parse_rate(text: &str) -> Result<f64, String> {
     match parse(text, "/s")? {
         rate if rate > 0.0 && !text.contains(|c: char| c.is_ascii_alphabetic() && c != 'e') => {

@@ -1,4 +1,5 @@
-//! The words for windows, plans and moves: identical in `plan`, `run`, `replay`, `top` and `explain`.
+//! The words for windows, plans and moves: identical in `plan`, `run`, `replay`, `top` and
+//! `explain`.
 
 use std::collections::HashMap;
 

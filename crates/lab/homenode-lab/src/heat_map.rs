@@ -1,11 +1,13 @@
-//! The heat map as a picture: a band for each mapping, the colour its node, the strength how often it was accessed.
+//! The heat map as a picture: a band for each mapping, the colour its node, the strength how often
+//! it was accessed.
 
 use command::heat_map::{CELLS, HeatMap};
 use plotters::prelude::*;
 use simulate::reproduce::{Area, LINE, PlotError, WIDTH, png, text};
 use topology::NodeId;
 
-/// Colours of the nodes, by turns: those that people with colour blindness can tell apart (Okabe and Ito).
+/// Colours of the nodes, by turns: those that people with colour blindness can tell apart (Okabe
+/// and Ito).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),

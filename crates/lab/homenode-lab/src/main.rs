@@ -1,5 +1,5 @@
-//! `homenode-lab`: what homenode would do on machines that are not there, and pictures. `homenode simulate` and `homenode reproduce`
-//! start it.
+//! `homenode-lab`: what homenode would do on machines that are not there, and pictures.
+//! `homenode simulate` and `homenode reproduce` start it.
 
 mod heat_map;
 mod reproduce;

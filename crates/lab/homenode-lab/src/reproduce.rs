@@ -1,4 +1,5 @@
-//! `homenode reproduce`: the papers' experiments on the simulated machine, beside the numbers that the papers state.
+//! `homenode reproduce`: the papers' experiments on the simulated machine, beside the numbers that
+//! the papers state.
 
 use std::path::PathBuf;
 

@@ -9,7 +9,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::pages;
 
-/// Writes a file of `bytes` so that its cached pages are on `node`, and checks with `move_pages` that they are.
+/// Writes a file of `bytes` so that its cached pages are on `node`, and checks with `move_pages`
+/// that they are.
 pub fn put(path: &Path, bytes: u64, node: u32) -> Result<()> {
     write(path, bytes, node)?;
     let share = pages::share_on(path, node)?;
@@ -19,8 +20,8 @@ pub fn put(path: &Path, bytes: u64, node: u32) -> Result<()> {
 
 /// Writes a file of `bytes`, and syncs it.
 ///
-/// The memory policy of the writing thread decides where a page of the cache is allocated, so a separate thread, bound to the
-/// node, writes the file.
+/// The memory policy of the writing thread decides where a page of the cache is allocated, so a
+/// separate thread, bound to the node, writes the file.
 pub fn write(path: &Path, bytes: u64, node: u32) -> Result<()> {
     let what = || path.display().to_string();
     thread::scope(|scope| {
@@ -54,7 +55,8 @@ fn bind_memory(node: u32) -> io::Result<()> {
     }
     // The kernel reads one bit less than it is told.
     let max_node = mask.len() * bits as usize + 1;
-    // SAFETY: the mask has at least `max_node - 1` bits and outlives the call, which changes only this thread's policy.
+    // SAFETY: the mask has at least `max_node - 1` bits and outlives the call, which changes only
+    // this thread's policy.
     let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_BIND, mask.as_ptr(), max_node) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

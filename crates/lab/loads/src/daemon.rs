@@ -148,7 +148,8 @@ impl Daemon {
         }
     }
 
-    /// Sends a signal, reads until homenode has ended, and returns its final report, if there was one.
+    /// Sends a signal, reads until homenode has ended, and returns its final report, if there was
+    /// one.
     pub fn stop(mut self, signal: Signal) -> Result<(Option<End>, ExitStatus)> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("process id")?;
         kill_process(pid, signal).context("stopping homenode")?;
@@ -184,7 +185,8 @@ pub fn remote_share(windows: &[Window]) -> Option<f64> {
     (read > 0).then(|| remote as f64 / read as f64)
 }
 
-/// The number of windows until the remote share stays at or below `limit`: the position of the last window above it.
+/// The number of windows until the remote share stays at or below `limit`: the position of the last
+/// window above it.
 pub fn settled_after(windows: &[Window], limit: f64) -> usize {
     windows.iter().rposition(|w| w.remote_share.is_some_and(|s| s > limit)).map_or(0, |i| i + 1)
 }

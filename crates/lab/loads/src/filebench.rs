@@ -1,14 +1,16 @@
 //! filebench's personalities on any file system.
 //!
-//! **Problem.** The papers measure with filebench's fileserver, webserver, webproxy, varmail and videoserver, and Debian has no
-//! filebench.
+//! **Problem.** The papers measure with filebench's fileserver, webserver, webproxy, varmail and
+//! videoserver, and Debian has no filebench.
 //!
-//! **Approach.** The rounds of operations and the papers' sizes are those that the simulator has (`simulate::workload::filebench`): what
-//! is simulated and what is measured cannot differ. [`fill`] makes the files, [`run`] lets threads go through the rounds. As in
-//! filebench, a thread picks a file at random under the lock of the file set. simpleread of the ARC thesis is a videoserver of one thread
-//! and one file.
+//! **Approach.** The rounds of operations and the papers' sizes are those that the simulator has
+//! (`simulate::workload::filebench`): what is simulated and what is measured cannot differ.
+//! [`fill`] makes the files, [`run`] lets threads go through the rounds. As in filebench, a thread
+//! picks a file at random under the lock of the file set. simpleread of the ARC thesis is a
+//! videoserver of one thread and one file.
 //!
-//! **Limits.** Files are as large as the mean when they are made, and grow by appends, in one directory. webserver's log grows.
+//! **Limits.** Files are as large as the mean when they are made, and grow by appends, in one
+//! directory. webserver's log grows.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -64,7 +66,8 @@ pub fn fill(dir: &Path, what: &Filebench) -> Result<()> {
     Ok(())
 }
 
-/// Lets the threads work on files that [`fill`] made, for a time; `ready` is called when all of them have started.
+/// Lets the threads work on files that [`fill`] made, for a time; `ready` is called when all of
+/// them have started.
 pub fn run(dir: &Path, what: &Filebench, time: Duration, ready: impl FnOnce() -> Result<()>) -> Result<Done> {
     let set = Set::filled(what.files as u64);
     let stop = AtomicBool::new(false);

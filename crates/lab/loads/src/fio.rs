@@ -18,11 +18,13 @@ pub struct Fio {
 }
 
 impl Fio {
-    /// Starts one thread for each file and waits until all of them read. They read until fio is killed.
+    /// Starts one thread for each file and waits until all of them read. They read until fio is
+    /// killed.
     pub fn start(files: &[PathBuf]) -> Result<Self> {
         let mut command = Command::new("fio");
         command.args(["--thread", "--ioengine=psync", "--rw=read", "--bs=64k", "--time_based", "--runtime=3600"]);
-        // By default fio drops the files from the cache before it starts, and gives the kernel advice about them.
+        // By default fio drops the files from the cache before it starts, and gives the kernel
+        // advice about them.
         command.args(["--invalidate=0", "--fadvise_hint=0", "--allow_file_create=0", "--output=/dev/null"]);
         for (i, file) in files.iter().enumerate() {
             command.arg(format!("--name=reader{i}")).arg(format!("--filename={}", file.display()));
@@ -76,7 +78,8 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Starts random reads of `block` bytes past the page cache for `seconds`. Logs go to the directory `logs`.
+    /// Starts random reads of `block` bytes past the page cache for `seconds`. Logs go to the
+    /// directory `logs`.
     pub fn start(files: &[PathBuf], block: u32, seconds: u64, logs: &Path) -> Result<Self> {
         let mut command = Command::new("fio");
         command.args(["--ioengine=psync", "--rw=randread", "--direct=1", "--time_based", "--allow_file_create=0"]);

@@ -1,10 +1,12 @@
 //! A process that hangs in `execve()`: its files in `/proc` do not answer.
 //!
-//! **Problem.** Tests need a process that the kernel does not let anybody look at, and must not leave one behind.
+//! **Problem.** Tests need a process that the kernel does not let anybody look at, and must not
+//! leave one behind.
 //!
-//! **Approach.** A small FUSE server, a thread of the test, has one file. A program opens it close-on-exec and calls exec. The kernel closes
-//! the file, asks the server (FLUSH), and gets no answer until [`Hung`] is dropped. If the test is killed, its server ends, and the program
-//! goes on, too. The file system is unmounted lazily as soon as the program hangs.
+//! **Approach.** A small FUSE server, a thread of the test, has one file. A program opens it
+//! close-on-exec and calls exec. The kernel closes the file, asks the server (FLUSH), and gets no
+//! answer until [`Hung`] is dropped. If the test is killed, its server ends, and the program goes
+//! on, too. The file system is unmounted lazily as soon as the program hangs.
 //!
 //! **Limits.** Needs root and `/dev/fuse`.
 
@@ -57,7 +59,8 @@ enum Seen {
 }
 
 impl Hung {
-    /// Starts `sleep`, which hangs before it begins. `dir`: an empty directory to mount on for a moment.
+    /// Starts `sleep`, which hangs before it begins. `dir`: an empty directory to mount on for a
+    /// moment.
     ///
     /// # Errors
     ///
@@ -66,7 +69,8 @@ impl Hung {
         Self::start_after(dir, None)
     }
 
-    /// The same; the process first syncs another file, often, so that the server of that one knows it.
+    /// The same; the process first syncs another file, often, so that the server of that one knows
+    /// it.
     ///
     /// # Errors
     ///
@@ -85,8 +89,9 @@ impl Hung {
         let mut command = Command::new("sleep");
         command.arg("600").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let open = move || {
-            // SAFETY: neither call touches memory but the path, which outlives it. All descriptors but the standard ones are closed:
-            // a copy of the server's would keep the file system alive for as long as this process hangs.
+            // SAFETY: neither call touches memory but the path, which outlives it. All descriptors
+            // but the standard ones are closed: a copy of the server's would keep the file system
+            // alive for as long as this process hangs.
             let opened = unsafe {
                 libc::close_range(3, libc::c_uint::MAX, 0);
                 for _ in 0..if used.is_some() { 200 } else { 0 } {
@@ -179,7 +184,8 @@ fn serve(server: &mut File, tell: &Sender<Seen>) -> io::Result<()> {
         INIT => {
             let words: [u32; 4] = [7, 31, 0, 0];
             let mut init: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            // 12 requests in the background, 9 of them congest; writes of 4096 bytes; times in nanoseconds.
+            // 12 requests in the background, 9 of them congest; writes of 4096 bytes; times in
+            // nanoseconds.
             init.extend([12, 0, 9, 0]);
             init.extend(4096_u32.to_le_bytes());
             init.extend(1_u32.to_le_bytes());

@@ -1,13 +1,15 @@
 //! The laboratory: workloads, and instruments that inspect a machine without homenode's help.
 //!
-//! **Problem.** homenode's own output cannot show that homenode is right. The demo, the tests in virtual machines and the
-//! benchmarks need workloads with a known CPU use and known places of their file data, and a second opinion on where threads
-//! and pages are.
+//! **Problem.** homenode's own output cannot show that homenode is right. The demo, the tests in
+//! virtual machines and the benchmarks need workloads with a known CPU use and known places of
+//! their file data, and a second opinion on where threads and pages are.
 //!
-//! **Approach.** [`machine`] and [`threads`] read sysfs and procfs, [`pages`] calls `move_pages(2)`, [`cache`] puts a file's
-//! pages on a node, [`load`] reads files with a controlled share of a CPU, [`fio`], [`readers`], [`daemon`] and [`mounted`] start
-//! fio, such readers, homenode and its mounts, [`filebench`] works as filebench does, [`plot`] draws the results. No instrument uses
-//! another crate of homenode; [`filebench`] has its operations and sizes from the simulator, so that both run the same load.
+//! **Approach.** [`machine`] and [`threads`] read sysfs and procfs, [`pages`] calls
+//! `move_pages(2)`, [`cache`] puts a file's pages on a node, [`load`] reads files with a controlled
+//! share of a CPU, [`fio`], [`readers`], [`daemon`] and [`mounted`] start fio, such readers,
+//! homenode and its mounts, [`filebench`] works as filebench does, [`plot`] draws the results. No
+//! instrument uses another crate of homenode; [`filebench`] has its operations and sizes from the
+//! simulator, so that both run the same load.
 //!
 //! **Limits.** It polls and trusts the machine it runs on: good for measuring, not for servers.
 
@@ -15,7 +17,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-/// Ends a program of the laboratory. An error is one line with its causes, whatever `RUST_BACKTRACE` says.
+/// Ends a program of the laboratory. An error is one line with its causes, whatever
+/// `RUST_BACKTRACE` says.
 pub fn exit(result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

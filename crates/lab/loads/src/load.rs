@@ -1,9 +1,10 @@
 //! Readers of cached files that use a given share of a CPU each.
 //!
-//! **Problem.** A test of crowded CPUs needs readers of a known CPU use. fio paces itself by bytes, and on a slow or shared
-//! machine, such as an emulated one, the same bytes take more CPU time.
+//! **Problem.** A test of crowded CPUs needs readers of a known CPU use. fio paces itself by bytes,
+//! and on a slow or shared machine, such as an emulated one, the same bytes take more CPU time.
 //!
-//! **Approach.** Each thread reads until its CPU clock has advanced by its share of a period, then sleeps until the next one.
+//! **Approach.** Each thread reads until its CPU clock has advanced by its share of a period, then
+//! sleeps until the next one.
 //!
 //! **Limits.** On an overloaded CPU a thread gets less than its share and does not catch up.
 
@@ -53,7 +54,8 @@ impl Mapped {
     fn touch(&self, offset: usize, bytes: usize) -> u64 {
         let end = self.len.min(offset + bytes);
         for at in (offset..end).step_by(page_size()) {
-            // SAFETY: `at` is inside the mapping. The file is the laboratory's own and keeps its length.
+            // SAFETY: `at` is inside the mapping. The file is the laboratory's own and keeps its
+            // length.
             unsafe { std::ptr::read_volatile(self.base.cast::<u8>().add(at)) };
         }
         end.saturating_sub(offset) as u64
@@ -69,12 +71,13 @@ impl Drop for Mapped {
     }
 }
 
-/// Memory whose release makes the kernel flush all of a process's translations: more than 33 pages (`tlb_single_page_flush_ceiling`
-/// of x86).
+/// Memory whose release makes the kernel flush all of a process's translations: more than 33 pages
+/// (`tlb_single_page_flush_ceiling` of x86).
 const FLUSHED: usize = 1 << 20;
 
-/// Drops the processor's cached translations, as programs do that release memory. A page whose translation is cached is accessed
-/// without setting its bit in the page table. A real processor has room for a few thousand pages; an emulated one keeps all of them.
+/// Drops the processor's cached translations, as programs do that release memory. A page whose
+/// translation is cached is accessed without setting its bit in the page table. A real processor
+/// has room for a few thousand pages; an emulated one keeps all of them.
 fn flush_translations() -> io::Result<()> {
     // SAFETY: a new mapping at an address that the kernel chooses; only this function knows it.
     unsafe {

@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 const MOMENT: Duration = Duration::from_millis(20);
-/// How long a server that is dropped may take to unmount before it is killed, which leaves a dead mount.
+/// How long a server that is dropped may take to unmount before it is killed, which leaves a dead
+/// mount.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A running `homenode mount --foreground`; ended when dropped.
@@ -21,7 +22,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the command, and waits until something is mounted on `mountpoint`. Also returns its standard output, if that is piped.
+    /// Starts the command, and waits until something is mounted on `mountpoint`. Also returns its
+    /// standard output, if that is piped.
     pub fn start(command: &mut Command, mountpoint: &Path, within: Duration) -> Result<(Self, Option<ChildStdout>)> {
         let mut child = command.spawn().context("homenode could not be started")?;
         let out = child.stdout.take();

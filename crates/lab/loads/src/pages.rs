@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::param::page_size;
 
-/// Counts a file's pages by node. Maps the file and thereby reads in uncached pages: meant for fully cached files.
+/// Counts a file's pages by node. Maps the file and thereby reads in uncached pages: meant for
+/// fully cached files.
 pub fn nodes_of(path: &Path) -> Result<BTreeMap<i32, usize>> {
     let mut nodes = BTreeMap::new();
     for node in each(path)? {
@@ -26,7 +27,8 @@ pub fn each(path: &Path) -> Result<Vec<i32>> {
         return Ok(Vec::new());
     }
     let pages = len.div_ceil(page_size());
-    // SAFETY: a new mapping at an address that the kernel chooses; nothing reads it, and it is unmapped below.
+    // SAFETY: a new mapping at an address that the kernel chooses; nothing reads it, and it is
+    // unmapped below.
     let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0) }
         .with_context(|| format!("mmap {}", path.display()))?;
     let counted = (|| {
@@ -36,7 +38,8 @@ pub fn each(path: &Path) -> Result<Vec<i32>> {
         let addresses: Vec<*const libc::c_void> =
             (0..pages).map(|i| base.cast::<u8>().wrapping_add(i * page_size()).cast_const().cast()).collect();
         let mut status = vec![0i32; pages];
-        // SAFETY: both arrays have `pages` elements and outlive the call; without nodes nothing is moved.
+        // SAFETY: both arrays have `pages` elements and outlive the call; without nodes nothing is
+        // moved.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,

@@ -104,7 +104,8 @@ pub struct Whereabouts {
 }
 
 impl Whereabouts {
-    /// Adds one sampling: the threads that are in `tids`, and those of them that last ran on `node`.
+    /// Adds one sampling: the threads that are in `tids`, and those of them that last ran on
+    /// `node`.
     pub fn sample(&mut self, threads: &[Thread], tids: &[u32], machine: &Machine, node: u32) {
         for thread in threads.iter().filter(|t| tids.contains(&t.tid)) {
             self.seen += 1;
@@ -121,7 +122,8 @@ impl Whereabouts {
 fn parse(tid: u32, stat: &str, status: &str) -> Option<Thread> {
     let (head, rest) = stat.rsplit_once(") ")?;
     let comm = head.split_once('(')?.1.to_owned();
-    // proc(5): the field after the name is number 3; utime and stime are 14 and 15, processor is 39.
+    // proc(5): the field after the name is number 3; utime and stime are 14 and 15, processor is
+    // 39.
     let field = |n: usize| rest.split_ascii_whitespace().nth(n - 3)?.parse::<u64>().ok();
     let allowed = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.trim().to_owned();
     Some(Thread { tid, comm, cpu: field(39)?.try_into().ok()?, ticks: field(14)? + field(15)?, allowed })

@@ -4,11 +4,10 @@
 //!
 //! **Approach.** `plans [SCENARIOS [SEED]]` runs every policy on the papers' scenarios and on this
 //! many random ones (default 300, seed 1), and prints one line for each: the scenario, the policy,
-//! the number of windows, a hash of all moves (what goes where), one of all plans in their JSON form
-//! (with every figure of every reason), one of all snapshots, and the number of threads, processes and
-//! files moved.
-//! `diff` of two outputs names the runs that differ. With `PLANS_OF="SCENARIO/POLICY"` it prints
-//! every snapshot and plan of that run instead.
+//! the number of windows, a hash of all moves (what goes where), one of all plans in their JSON
+//! form (with every figure of every reason), one of all snapshots, and the number of threads,
+//! processes and files moved. `diff` of two outputs names the runs that differ. With
+//! `PLANS_OF="SCENARIO/POLICY"` it prints every snapshot and plan of that run instead.
 //!
 //! **Limits.** Simulated windows only; `homenode replay` compares plans of recorded ones.
 

@@ -2,16 +2,19 @@
 //!
 //! **Problem.** A model with enough knobs reproduces anything.
 //!
-//! **Approach.** Constants come from the papers' hardware, from published measurements, from our own ones, from guesses (marked as
-//! such), and from [`CALIBRATED`], the few that were chosen so that one stated number comes out. The report lists all of them with
-//! their kinds, and no number of a figure that one was chosen on counts as predicted.
+//! **Approach.** Constants come from the papers' hardware, from published measurements, from our
+//! own ones, from guesses (marked as such), and from [`CALIBRATED`], the few that were chosen so
+//! that one stated number comes out. The report lists all of them with their kinds, and no number
+//! of a figure that one was chosen on counts as predicted.
 //!
-//! **Limits.** Where two papers contradict each other, the model follows one of them, and the other is a miss in the report.
+//! **Limits.** Where two papers contradict each other, the model follows one of them, and the other
+//! is a miss in the report.
 //!
-//! Sources: NT = NThread (MSST'20), NT-s = its slides, DF = Dragonfly, NP = SysMon-N/N-Policy (NPC'20), AT = Adams's thesis (2021),
-//! FAST'20 = Yang et al., "An Empirical Guide to the Behavior and Use of Scalable Persistent Memory" (NThread's reference 49),
-//! OptaneStudy = its published measurements (github.com/NVSL/OptaneStudy),
-//! SplitFS = Kadekodi et al., SOSP'19 (NThread's reference 23), tables 1 and 6.
+//! Sources: NT = NThread (MSST'20), NT-s = its slides, DF = Dragonfly, NP = SysMon-N/N-Policy
+//! (NPC'20), AT = Adams's thesis (2021), FAST'20 = Yang et al., "An Empirical Guide to the Behavior
+//! and Use of Scalable Persistent Memory" (NThread's reference 49), OptaneStudy = its published
+//! measurements (github.com/NVSL/OptaneStudy), SplitFS = Kadekodi et al., SOSP'19 (NThread's
+//! reference 23), tables 1 and 6.
 
 pub use memory_model::figures::*;
 
@@ -19,12 +22,14 @@ use crate::papers::Paper;
 
 // ---- of the papers ----
 
-/// Reads of shared data that the last-level cache serves when all sharers are on one node: 1 − 1/1.315. NT III-D.
+/// Reads of shared data that the last-level cache serves when all sharers are on one node: 1 −
+/// 1/1.315. NT III-D.
 pub const CACHE_SHARED: f64 = 1.0 - 1.0 / 1.315;
 
 // ---- software, as measured elsewhere; guesses say so ----
 
-/// A system call and the VFS around one read: `pread` of one byte from the page cache, 0.47 µs as measured (Linux 6.18, EPYC).
+/// A system call and the VFS around one read: `pread` of one byte from the page cache, 0.47 µs as
+/// measured (Linux 6.18, EPYC).
 pub const CALL_S: f64 = 0.5e-6;
 /// Opening and closing a file: 1.54 µs + 0.34 µs. SplitFS table 6 (ext4 DAX), taken for all.
 pub const OPEN_S: f64 = 1.88e-6;
@@ -39,7 +44,8 @@ pub const NOVA_APPEND_S: f64 = 2.350e-6;
 /// An fsync on ext4 DAX. SplitFS table 6.
 pub const EXT4_FSYNC_S: f64 = 28.98e-6;
 
-/// Mapped persistent memory: the time that fio spends between two copies. NP Fig. 3: (4 KiB at 2273 MiB/s) − (4 KiB at 2482 MiB/s).
+/// Mapped persistent memory: the time that fio spends between two copies. NP Fig. 3: (4 KiB at 2273
+/// MiB/s) − (4 KiB at 2482 MiB/s).
 pub const MAPPED_CALL_S: f64 = 4096.0 / (2273.0 * MIB) - 4096.0 / (2482.0 * MIB);
 const MIB: f64 = 1048576.0;
 
@@ -51,8 +57,9 @@ pub const DB_PUT_S: f64 = 3.0e-6;
 pub const DB_WRITE_LOCK_S: f64 = 0.5e-6;
 /// Seconds that a moved thread runs cold: 1 MiB of L2 from memory. A guess.
 pub const MOVE_STALL_S: f64 = 0.2e-3;
-/// Seconds per byte to fill a process's memory byte by byte (thesis listing 5.1, line 39): nine cycles at 2.93 GHz, as measured
-/// with gcc and no options (3.5 ns at 2.6 GHz); the thesis names none either.
+/// Seconds per byte to fill a process's memory byte by byte (thesis listing 5.1, line 39): nine
+/// cycles at 2.93 GHz, as measured with gcc and no options (3.5 ns at 2.6 GHz); the thesis names
+/// none either.
 pub const FILL_S: f64 = 3.1e-9;
 
 // ---- calibrated ----
@@ -61,8 +68,8 @@ pub const FILL_S: f64 = 3.1e-9;
 pub const FLOWOP_S: f64 = 2.85e-6;
 /// Seconds that picking a file holds filebench's file-set lock.
 pub const PICK_S: f64 = 1.4e-6;
-/// Factor on the time that a lock is held if the last holder was one hop away: the lock's line and the data under it come from
-/// there.
+/// Factor on the time that a lock is held if the last holder was one hop away: the lock's line and
+/// the data under it come from there.
 pub const CROSS_LOCK: f64 = 5.7;
 /// Share of ext4's software for appends, names and fsync that its journal serialises.
 pub const EXT4_SERIAL: f64 = 0.070;
@@ -70,9 +77,11 @@ pub const EXT4_SERIAL: f64 = 0.070;
 pub const PMFS_ENTRY_S: f64 = 0.53e-9;
 /// Blocks that RocksDB reads per get.
 pub const DB_GET_BLOCKS: f64 = 3.0;
-/// Factor of one hop on libpmem's reads of mapped persistent memory. Its copy loop streams; the kernel's waits for each line.
+/// Factor of one hop on libpmem's reads of mapped persistent memory. Its copy loop streams; the
+/// kernel's waits for each line.
 pub const MAPPED_REMOTE_READ: f64 = 1.09;
-/// Seconds per byte of such a read, locally and alone: those of 2 MiB at 2482 MiB/s one hop away, without the hop.
+/// Seconds per byte of such a read, locally and alone: those of 2 MiB at 2482 MiB/s one hop away,
+/// without the hop.
 pub const MAPPED_READ_S: f64 = 1.0 / (2482.0 * MIB * MAPPED_REMOTE_READ);
 /// Seconds per byte of software in a read from the ARC: ZFS copies, and looks each block up.
 pub const ARC_COPY_S: f64 = 0.369e-9;
@@ -88,7 +97,8 @@ pub struct Calibrated {
     pub value: f64,
     /// Its unit.
     pub unit: &'static str,
-    /// The numbers that it was chosen on: paper, and figure, series and point as in [`Data::stated`](crate::papers::Data::stated).
+    /// The numbers that it was chosen on: paper, and figure, series and point as in
+    /// [`Data::stated`](crate::papers::Data::stated).
     pub on: &'static [(Paper, [&'static str; 3])],
 }
 

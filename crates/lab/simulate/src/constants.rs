@@ -156,14 +156,14 @@ constants! {
     cpu_limit = 1.01, Whole;
     /// Seconds that a thread of NThread Fig. 8 thinks between reads. Chosen here.
     fig8_think_s = 3.0e-6, Whole;
-    /// Seconds of a window in the thesis's experiments: its prototype moves at the first remote block, and a window this short is
-    /// the nearest to it. Chosen here.
+    /// Seconds of a window in the thesis's experiments: its prototype moves at the first remote
+    /// block, and a window this short is the nearest to it. Chosen here.
     arc_window_s = 0.02, Whole;
 }
 
 impl Constants {
-    /// These constants with one of them scaled; of a ratio that stands for an effect, only the part above 1 is scaled. `None` if no
-    /// constant has this name.
+    /// These constants with one of them scaled; of a ratio that stands for an effect, only the part
+    /// above 1 is scaled. `None` if no constant has this name.
     #[must_use]
     pub fn scaled(mut self, name: &str, factor: f64) -> Option<Self> {
         let (value, scale) = self.field(name)?;

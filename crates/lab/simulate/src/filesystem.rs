@@ -26,7 +26,8 @@ pub enum FileSystem {
     NovaN,
     /// homenode's own: costs of NOVA, new blocks on the node where the writer runs.
     Homenode,
-    /// Any disk file system with its files in the page cache: written in place, new pages where the toucher runs.
+    /// Any disk file system with its files in the page cache: written in place, new pages where the
+    /// toucher runs.
     PageCache,
     /// ZFS with its files in the ARC.
     Zfs,
@@ -66,7 +67,8 @@ pub struct Costs {
     pub entry_s: f64,
     /// Making durable what was written.
     pub fsync_s: f64,
-    /// Share of `append_s`, `name_s` and `fsync_s` that excludes every other writer of the file system (its journal).
+    /// Share of `append_s`, `name_s` and `fsync_s` that excludes every other writer of the file
+    /// system (its journal).
     pub serial: f64,
     /// Bytes of its own written with every overwrite.
     pub overwrite_bytes: f64,

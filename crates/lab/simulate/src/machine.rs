@@ -45,7 +45,8 @@ pub struct Memory {
     pub copy_s: f64,
     /// Number of modules, one of which serves each request; 1 if unknown.
     pub modules: f64,
-    /// Strength of the contention of many writers for a module's buffer: 0 without such a buffer, 1 as measured.
+    /// Strength of the contention of many writers for a module's buffer: 0 without such a buffer, 1
+    /// as measured.
     pub crowding: f64,
 }
 
@@ -94,7 +95,8 @@ impl Memory {
             .max(self.load_at(hops) / self.write_bw)
     }
 
-    /// Factor by which this many writers lengthen the write of a byte: 1 for up to four writers per module.
+    /// Factor by which this many writers lengthen the write of a byte: 1 for up to four writers per
+    /// module.
     pub fn crowded(&self, writers: f64) -> f64 {
         let (writers, table) = (writers / self.modules, &OPTANE_CROWDED);
         let above = table.partition_point(|point| point.0 <= writers).max(1);
@@ -170,8 +172,8 @@ pub enum MachineError {
 }
 
 impl Machine {
-    /// The machine of this topology. `memory` gives each node's memory; policies see the peak bandwidths of the topology, if it has
-    /// them.
+    /// The machine of this topology. `memory` gives each node's memory; policies see the peak
+    /// bandwidths of the topology, if it has them.
     ///
     /// # Errors
     ///
@@ -248,7 +250,8 @@ impl Machine {
         self
     }
 
-    /// The same machine with so much of everything that nobody waits. Distances stay, and so do the bandwidths that policies see.
+    /// The same machine with so much of everything that nobody waits. Distances stay, and so do the
+    /// bandwidths that policies see.
     #[must_use]
     pub(crate) fn without_queues(&self) -> Self {
         const PLENTY: f64 = 1e4;
@@ -264,7 +267,8 @@ impl Machine {
         machine
     }
 
-    /// Nodes, in the topology's order; positions in it are the node indices used throughout this crate.
+    /// Nodes, in the topology's order; positions in it are the node indices used throughout this
+    /// crate.
     pub fn nodes(&self) -> &[NodeModel] {
         &self.nodes
     }
@@ -368,7 +372,8 @@ mod tests {
     #[test]
     fn writers_push_each_other_out_of_a_modules_buffer() {
         let m = Memory::optane(&C, 6);
-        // 2.20 GB/s with four writers a module and fewer, 1.53 with eight, 0.80 with 24 and more; 7 is half way from 6 to 8.
+        // 2.20 GB/s with four writers a module and fewer, 1.53 with eight, 0.80 with 24 and more; 7
+        // is half way from 6 to 8.
         let all = [1.0, 24.0, 48.0, 144.0, 480.0].map(|writers| m.crowded(writers));
         assert_eq!(all.map(|times| (2.20 / times * 100.0).round()), [220.0, 220.0, 153.0, 80.0, 80.0]);
         assert!((m.crowded(42.0) - (2.20 / 1.96 + 2.20 / 1.53) / 2.0).abs() < 1e-12);

@@ -6,8 +6,8 @@
 //! **Approach.** [`SimulatedPlane`] implements [`Plane`]: observing a window advances virtual
 //! time. A thread moves at once; a process or a file has moved when its bytes are copied.
 //!
-//! **Limits.** Threads do not start other threads, so nothing is inherited. Copies go as fast as the machine lets them:
-//! the engine's limit on their rate is not modelled.
+//! **Limits.** Threads do not start other threads, so nothing is inherited. Copies go as fast as
+//! the machine lets them: the engine's limit on their rate is not modelled.
 
 use std::time::Duration;
 

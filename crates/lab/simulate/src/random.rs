@@ -103,7 +103,8 @@ impl Draft {
         let jobs = if shape.small { 1 + self.below(2) } else { 1 + self.below(5) };
         let mut left = if shape.small { SMALL_THREADS } else { MOST_THREADS };
         for job in 0..jobs {
-            // Small programs are as likely as large ones; those to come need a thread and, with a writer beside the readers, two.
+            // Small programs are as likely as large ones; those to come need a thread and, with a
+            // writer beside the readers, two.
             let most = (left - 2 * (jobs - 1 - job)).min(if shape.small { SMALL_THREADS } else { 96 });
             left -= self.workload(&shape, job, most);
         }

@@ -174,15 +174,17 @@ impl Scenario {
         (self.duration_s / self.engine.window_s).ceil().max(1.0) as usize
     }
 
-    /// The window in which something that happens at this time shows first, counting from 1; 0: before all.
+    /// The window in which something that happens at this time shows first, counting from 1; 0:
+    /// before all.
     fn window_of(&self, time_s: f64) -> usize {
         (time_s / self.engine.window_s).ceil() as usize
     }
 }
 
 impl Outcome {
-    /// Whether something moved more than `most` windows (or decision periods of the policy, if those are longer) after the last
-    /// change of the load, that is, after a program had started or ended.
+    /// Whether something moved more than `most` windows (or decision periods of the policy, if
+    /// those are longer) after the last change of the load, that is, after a program had started or
+    /// ended.
     pub(crate) fn moved_late(&self, scenario: &Scenario, most: usize, period_s: f64, data_period_s: f64) -> bool {
         let starts = scenario.launches.iter().map(|l| l.job.start_s);
         let ends = self.workloads.iter().filter_map(|w| w.runtime_s);
@@ -213,7 +215,8 @@ impl Outcome {
     }
 }
 
-/// Runs a scenario under a policy, or under none. The same scenario, policy and seed give the same outcome, to the last bit.
+/// Runs a scenario under a policy, or under none. The same scenario, policy and seed give the same
+/// outcome, to the last bit.
 ///
 /// # Errors
 ///
@@ -416,7 +419,8 @@ fn share<'a>(tallies: impl Iterator<Item = (&'a JobTally, &'a JobTally)>) -> Opt
     let (remote, all) = tallies
         .map(|(now, then)| (now.remote_read - then.remote_read, now.read - then.read))
         .fold((0.0, 0.0), |sum, t| (sum.0 + t.0, sum.1 + t.1));
-    // Both are sums of the same bytes, the remote ones by class and step, all of them by flow: rounded differently.
+    // Both are sums of the same bytes, the remote ones by class and step, all of them by flow:
+    // rounded differently.
     (all > 0.0).then(|| remote.min(all) / all)
 }
 

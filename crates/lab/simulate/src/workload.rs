@@ -1,14 +1,18 @@
-//! Workloads as threads see them: one operation, over and over, each time as soon as the last one is done.
+//! Workloads as threads see them: one operation, over and over, each time as soon as the last one
+//! is done.
 //!
-//! **Problem.** A benchmark is a program; a machine model needs the cost of one round of it, and the bytes it touches.
+//! **Problem.** A benchmark is a program; a machine model needs the cost of one round of it, and
+//! the bytes it touches.
 //!
-//! **Approach.** A [`Job`] has [`Role`]s of threads and [`FileSet`]s. A role's [`Operation`] gives the CPU time of its software, the
-//! part of it that only one thread can run at a time, and the bytes that it reads and writes in each file set. The benchmarks of the
-//! papers are built from their published parameters: [`fio`], [`filebench`] (NThread Table III, Dragonfly Table II),
+//! **Approach.** A [`Job`] has [`Role`]s of threads and [`FileSet`]s. A role's [`Operation`] gives
+//! the CPU time of its software, the part of it that only one thread can run at a time, and the
+//! bytes that it reads and writes in each file set. The benchmarks of the papers are built from
+//! their published parameters: [`fio`], [`filebench`] (NThread Table III, Dragonfly Table II),
 //! [`rocksdb`] (`db_bench`, NThread V-E), [`simpleread`] (thesis listing 5.1).
 //!
-//! **Limits.** Every round is the average round. A file set is one object, however many files it has: which of them a round picks
-//! is a matter of chance only, and decides no more than whether threads meet in one file.
+//! **Limits.** Every round is the average round. A file set is one object, however many files it
+//! has: which of them a round picks is a matter of chance only, and decides no more than whether
+//! threads meet in one file.
 
 pub mod filebench;
 pub mod fio;
@@ -102,8 +106,8 @@ pub struct FileSet {
     pub private: bool,
     /// Number of files, of which each round picks [some](Part::picks) at random.
     pub files: f64,
-    /// Chance that another thread of the job reads the same data at the same time, so that one node's last-level cache can serve
-    /// both (NThread III-D).
+    /// Chance that another thread of the job reads the same data at the same time, so that one
+    /// node's last-level cache can serve both (NThread III-D).
     pub together: f64,
     /// Where the bytes are at the start.
     pub place: Place,
@@ -120,7 +124,8 @@ pub enum Place {
     Threads,
     /// These shares, by node index.
     Shares(Vec<f64>),
-    /// It is a file of another job, which is started before: the job's position, and that of its file set. Not `private`.
+    /// It is a file of another job, which is started before: the job's position, and that of its
+    /// file set. Not `private`.
     Same(usize, usize),
 }
 

@@ -150,7 +150,8 @@ proptest! {
         let outcome = outcome(&fio(threads, read, block, fs, "", policy));
         for window in &outcome.windows {
             for node in &window.nodes {
-                // A module reads 6.0 GB/s alone and writes 2.0 GB/s alone; mixed, the shares add up to one.
+                // A module reads 6.0 GB/s alone and writes 2.0 GB/s alone; mixed, the shares add up
+                // to one.
                 prop_assert!(node.read_bw / 6.0e9 + node.write_bw / 2.0e9 <= 1.0 + 1e-4, "{node:?}");
                 prop_assert!(node.cpu.unwrap() <= 1.0 + 1e-4, "{node:?}");
             }
@@ -177,8 +178,8 @@ proptest! {
         let optane = |n: u32| fio(n, read, "4 KiB", "page-cache", "pin = 0", "none");
         let dram = |n: u32| optane(n).replace("optane_modules = 1", "");
         prop_assert!(outcome(&dram(threads + 1)).ops_per_s() >= outcome(&dram(threads)).ops_per_s() * (1.0 - 1e-6));
-        // One more writer costs an Optane module 11 % at most: the eighth makes a written byte 2.20 / 1.53 times as long, seven half of that
-        // and of 2.20 / 1.96.
+        // One more writer costs an Optane module 11 % at most: the eighth makes a written byte 2.20
+        // / 1.53 times as long, seven half of that and of 2.20 / 1.96.
         let (before, after) = (outcome(&optane(threads)).ops_per_s(), outcome(&optane(threads + 1)).ops_per_s());
         prop_assert!(after >= before * 0.88, "{before} {after}");
     }
@@ -207,7 +208,8 @@ fn what_is_appended_to_a_log_does_not_move_the_files_that_are_read() {
 
 #[test]
 fn jobs_on_one_node_share_its_cache() {
-    // Six modules have bandwidth for more than eight threads: what two jobs lose to each other is cache.
+    // Six modules have bandwidth for more than eight threads: what two jobs lose to each other is
+    // cache.
     let [one, two] = [1, 2].map(|count| outcome(&webservers(count, 0)).workloads[0].ops_per_s);
     assert!(two < 0.96 * one, "{two} of {one}");
 }
@@ -242,7 +244,8 @@ fn only_what_a_move_has_moved_is_taken_back() {
     assert!(plane.take_back(&mv(1, 0)).is_err());
 }
 
-/// Threads of `threads` webproxies over `files` files, in a window of so many seconds: how many were seen to share a file.
+/// Threads of `threads` webproxies over `files` files, in a window of so many seconds: how many
+/// were seen to share a file.
 fn sharers(threads: u32, files: u32, window_s: f64) -> usize {
     let text = fio(threads, 1.0, "4 KiB", "homenode", "", "none")
         .replace("kind = \"fio\"", &format!("kind = \"webproxy\"\nfiles = {files}"))
@@ -254,7 +257,8 @@ fn sharers(threads: u32, files: u32, window_s: f64) -> usize {
 
 #[test]
 fn threads_of_a_file_set_share_a_file_as_often_as_chance_has_it() {
-    // A hundredth of a second is some hundred files for each: two threads that pick 100 of 100,000 have 0.1 in common.
+    // A hundredth of a second is some hundred files for each: two threads that pick 100 of 100,000
+    // have 0.1 in common.
     assert_eq!(sharers(2, 1, 0.01), 2);
     assert_eq!(sharers(2, 100, 0.01), 2);
     assert_eq!(sharers(1, 100, 0.01), 0);

@@ -51,9 +51,10 @@ fn the_result_does_not_depend_on_the_number_of_workers() {
     }
 }
 
-/// Former losses of `auto` on random scenarios, with their causes; comparing it with the papers' policies found each of them.
-/// Lost again since `auto` leaves trials to the engine, which has none in a simulation, and no longer models the crowding of
-/// writers: randoms 362 of seed 7, 378 and 257 of seed 20261122, 112 of seed 5, 357 of seed 1. Their causes were not told apart.
+/// Former losses of `auto` on random scenarios, with their causes; comparing it with the papers'
+/// policies found each of them. Lost again since `auto` leaves trials to the engine, which has none
+/// in a simulation, and no longer models the crowding of writers: randoms 362 of seed 7, 378 and
+/// 257 of seed 20261122, 112 of seed 5, 357 of seed 1. Their causes were not told apart.
 #[test]
 fn auto_does_not_lose_again_what_it_lost() {
     let mut again = Vec::new();

@@ -80,7 +80,8 @@ fn waiting_for_a_cpu_is_not_taken_for_sleep() {
     assert!(on(large.clone()) > 2.0, "{}", on(large));
 }
 
-/// Random loads of kinds that a snapshot can tell: one copy of every file, nothing mapped, nothing that changes by being written.
+/// Random loads of kinds that a snapshot can tell: one copy of every file, nothing mapped, nothing
+/// that changes by being written.
 #[test]
 fn random_loads_come_out_again_on_their_machine() {
     let mut seen = 0;

@@ -20,7 +20,8 @@ pub struct Extent {
     pub unwritten: bool,
     /// Other files have the same blocks (reflink).
     pub shared: bool,
-    /// The file system does not say where it is, or does not store it as it is (compressed, inline).
+    /// The file system does not say where it is, or does not store it as it is (compressed,
+    /// inline).
     pub unknown: bool,
 }
 
@@ -80,7 +81,8 @@ pub fn walk(file: &File, start: u64, len: u64, each: &mut dyn FnMut(Extent)) -> 
             reserved: 0,
             extents: [empty; BATCH],
         };
-        // SAFETY: the kernel reads and writes the structure, with room for as many extents as it says.
+        // SAFETY: the kernel reads and writes the structure, with room for as many extents as it
+        // says.
         if unsafe { libc::ioctl(file.as_raw_fd(), FIEMAP as _, &raw mut map) } != 0 {
             return Err(io::Error::last_os_error());
         }

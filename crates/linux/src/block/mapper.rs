@@ -1,4 +1,5 @@
-//! Reads the table of a device-mapper device by ioctl (`linux/dm-ioctl.h`): what `dmsetup table` prints.
+//! Reads the table of a device-mapper device by ioctl (`linux/dm-ioctl.h`): what `dmsetup table`
+//! prints.
 
 use std::fs::File;
 use std::io;
@@ -97,8 +98,8 @@ fn ask<'a>(control: &File, device: (u32, u32), buffer: &'a mut [u64]) -> io::Res
         data: [0; 7],
     };
     let at = buffer.as_mut_ptr();
-    // SAFETY: the buffer is aligned for the header and larger than it. The kernel reads the header and writes at most
-    // `data_size` bytes, which is the size of the buffer.
+    // SAFETY: the buffer is aligned for the header and larger than it. The kernel reads the header
+    // and writes at most `data_size` bytes, which is the size of the buffer.
     let (rc, header) = unsafe {
         at.cast::<Header>().write(header);
         let rc = libc::ioctl(control.as_raw_fd(), TABLE_STATUS as _, at);

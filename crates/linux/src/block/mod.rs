@@ -1,15 +1,17 @@
-//! Which node's memory is under each byte of a block device, and where on its device a file's bytes are.
+//! Which node's memory is under each byte of a block device, and where on its device a file's bytes
+//! are.
 //!
-//! **Problem.** One file system can cover the persistent memory of several nodes: device-mapper puts the devices one after the
-//! other (`dm-linear`, which is what LVM makes of a linear volume). sysfs then says that the device has several parts, not where
-//! each begins.
+//! **Problem.** One file system can cover the persistent memory of several nodes: device-mapper
+//! puts the devices one after the other (`dm-linear`, which is what LVM makes of a linear volume).
+//! sysfs then says that the device has several parts, not where each begins.
 //!
-//! **Approach.** A device without parts is on the node of the nearest directory above it in sysfs that has one (for `pmem0`
-//! that is its namespace or region). If all parts of a device are on one node, so is the device. Else the device-mapper table
-//! says which range is on which part ([`mapper`]), and the extents of a file ([`fiemap`]) say which ranges it has.
+//! **Approach.** A device without parts is on the node of the nearest directory above it in sysfs
+//! that has one (for `pmem0` that is its namespace or region). If all parts of a device are on one
+//! node, so is the device. Else the device-mapper table says which range is on which part
+//! ([`mapper`]), and the extents of a file ([`fiemap`]) say which ranges it has.
 //!
-//! **Limits.** Only root may read the table. Ranges of targets other than `linear` (stripes, mirrors, RAID) have no known node
-//! unless all their parts are on one.
+//! **Limits.** Only root may read the table. Ranges of targets other than `linear` (stripes,
+//! mirrors, RAID) have no known node unless all their parts are on one.
 
 pub mod fiemap;
 mod mapper;

@@ -7,8 +7,8 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::mounts::{Mount, Mounts};
 
-/// Opens a directory of the file system on a device, by a mount that is writable in our mount namespace; the file system's own
-/// root if possible.
+/// Opens a directory of the file system on a device, by a mount that is writable in our mount
+/// namespace; the file system's own root if possible.
 pub fn directory(device: (u32, u32)) -> io::Result<File> {
     let mounts = Mounts::parse(&std::fs::read("/proc/self/mountinfo")?);
     for mount in writable(&mounts, device) {

@@ -2,8 +2,8 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 
-/// pmem0 on node 0 (raw, with a partition), pmem1 on node 1 (fsdax), pmem9 on no node; dm-0 across both, dm-1 on one, dm-2
-/// across dm-0 and pmem9.
+/// pmem0 on node 0 (raw, with a partition), pmem1 on node 1 (fsdax), pmem9 on no node; dm-0 across
+/// both, dm-1 on one, dm-2 across dm-0 and pmem9.
 pub fn sys() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();

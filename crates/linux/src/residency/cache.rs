@@ -51,7 +51,8 @@ pub(super) fn locate(
     Ok(())
 }
 
-/// Counts the cached bytes of these ranges (offset, length), in reverse order, with this many threads.
+/// Counts the cached bytes of these ranges (offset, length), in reverse order, with this many
+/// threads.
 fn count_ranges(
     file: &Opened,
     ranges: Vec<(u64, u64)>,
@@ -87,8 +88,9 @@ fn count_ranges(
 /// Bytes of a sample that are mapped at a time: they count as our memory meanwhile.
 const PIECE: u64 = 1 << 20;
 
-/// The cached bytes per node of a file, from one piece in each of `most / PIECE` parts of it at a random place, and the share of the
-/// file that was looked at. `random` gives numbers from 0 to 1. Files of up to `most` bytes are counted.
+/// The cached bytes per node of a file, from one piece in each of `most / PIECE` parts of it at a
+/// random place, and the share of the file that was looked at. `random` gives numbers from 0 to 1.
+/// Files of up to `most` bytes are counted.
 pub(super) fn sample(
     file: &Opened,
     most: u64,

@@ -1,7 +1,9 @@
-//! Files in persistent memory: every allocated byte is in memory, on the node of its part of the file system's device.
+//! Files in persistent memory: every allocated byte is in memory, on the node of its part of the
+//! file system's device.
 //!
-//! `move_pages(2)` and `numa_maps` do not report DAX pages (they are `ZONE_DEVICE`). [`crate::block`] knows the node of each
-//! part of a device; where there are several, the file's extents say which parts it is on.
+//! `move_pages(2)` and `numa_maps` do not report DAX pages (they are `ZONE_DEVICE`).
+//! [`crate::block`] knows the node of each part of a device; where there are several, the file's
+//! extents say which parts it is on.
 
 use std::path::Path;
 

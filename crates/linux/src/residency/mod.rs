@@ -15,11 +15,14 @@
 //! shrinks meanwhile; touching by a system call turns SIGBUS into an error code.
 //!
 //! **Limits.**
-//! - A page evicted in the fraction of a millisecond between the query and the touch is read in again, alone.
-//! - Linux (5.2 and later) shows residency only to the file's owner, to users who may write the file, and to root. Other
-//!   callers get [`Residency::hidden`], not a guess. A caller who may only write the file cannot use `O_NOATIME`; for them
-//!   the mapping updates the access time as a read would.
-//! - A process that called `mlockall(MCL_FUTURE)` must not use this module: the kernel would read in all that it maps.
+//! - A page evicted in the fraction of a millisecond between the query and the touch is read in
+//!   again, alone.
+//! - Linux (5.2 and later) shows residency only to the file's owner, to users who may write the
+//!   file, and to root. Other callers get [`Residency::hidden`], not a guess. A caller who may only
+//!   write the file cannot use `O_NOATIME`; for them the mapping updates the access time as a read
+//!   would.
+//! - A process that called `mlockall(MCL_FUTURE)` must not use this module: the kernel would read
+//!   in all that it maps.
 
 mod cache;
 pub mod cached;
@@ -122,8 +125,9 @@ pub struct Estimate {
     pub dax: bool,
 }
 
-/// Estimates where the bytes of an open file are, without reading any of them in. Looks at no more than `most` bytes of it, at random
-/// places; `random` gives numbers from 0 to 1. The file must have been opened with `O_NOATIME`; `path` is for errors.
+/// Estimates where the bytes of an open file are, without reading any of them in. Looks at no more
+/// than `most` bytes of it, at random places; `random` gives numbers from 0 to 1. The file must
+/// have been opened with `O_NOATIME`; `path` is for errors.
 ///
 /// # Errors
 ///
@@ -157,7 +161,8 @@ pub fn of(path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Residency, 
     of_opened(&open::open(path)?, progress)
 }
 
-/// Locates a file whose bytes are not in the page cache: on DAX, or in huge pages. `false` for any other file.
+/// Locates a file whose bytes are not in the page cache: on DAX, or in huge pages. `false` for any
+/// other file.
 fn located(file: &open::Opened, residency: &mut Residency) -> Result<bool, ResidencyError> {
     if file.dax {
         dax::locate(file, Path::new("/sys"), residency)?;
@@ -169,10 +174,12 @@ fn located(file: &open::Opened, residency: &mut Residency) -> Result<bool, Resid
     Ok(true)
 }
 
-/// Bytes of a file that suffice as a sample, one in each of 64 parts: the share of a node is then known to 6 %, in 5 ms.
+/// Bytes of a file that suffice as a sample, one in each of 64 parts: the share of a node is then
+/// known to 6 %, in 5 ms.
 pub const SAMPLE: u64 = 64 << 20;
 
-/// Estimates the cached bytes of an open file by node, from [`SAMPLE`] bytes of it at random places.
+/// Estimates the cached bytes of an open file by node, from [`SAMPLE`] bytes of it at random
+/// places.
 pub fn sample(file: &open::Opened) -> Result<NodeBytes, ResidencyError> {
     cache::sample(file, SAMPLE, &mut crate::random).map(|sample| sample.0)
 }

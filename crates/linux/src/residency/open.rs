@@ -47,7 +47,8 @@ pub struct Opened {
     owned: bool,
 }
 
-/// Opens a file without reading from it, without changing its access time, and without breaking a lease.
+/// Opens a file without reading from it, without changing its access time, and without breaking a
+/// lease.
 pub fn open(path: &Path) -> Result<Opened, ResidencyError> {
     // Opening a device or a pipe can have effects, and the path's owner can replace the file at any
     // moment. So get a handle without opening the file, check the kind of file, and then open that

@@ -1,8 +1,8 @@
 //! Writes machines as sysfs directories, in the kernel's own formats.
 //!
-//! `tests/fixtures/NAME` holds each of [`all`] as files, so that other crates and people can use them
-//! (`HOMENODE_WRITE_FIXTURES=1 cargo test -p homenode-topology --test sysfs` writes them anew); a test checks that they are
-//! what this module says.
+//! `tests/fixtures/NAME` holds each of [`all`] as files, so that other crates and people can use
+//! them (`HOMENODE_WRITE_FIXTURES=1 cargo test -p homenode-topology --test sysfs` writes them
+//! anew); a test checks that they are what this module says.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -95,7 +95,8 @@ pub fn all() -> Vec<Machine> {
             present: "0-7",
             ..Machine::default()
         },
-        // A kernel built without NUMA: no node directory; memory in blocks of 128 MiB, one of four offline.
+        // A kernel built without NUMA: no node directory; memory in blocks of 128 MiB, one of four
+        // offline.
         Machine {
             name: "no-numa",
             online: "0-2",
@@ -145,7 +146,8 @@ pub fn all() -> Vec<Machine> {
             present: "0-255",
             ..Machine::default()
         },
-        // Sub-NUMA clusters interleave CPU numbers inside a socket, so lists are long and not ranges.
+        // Sub-NUMA clusters interleave CPU numbers inside a socket, so lists are long and not
+        // ranges.
         Machine {
             name: "sub-numa-clusters",
             nodes: vec![
@@ -168,8 +170,8 @@ pub fn all() -> Vec<Machine> {
             online: "0-31",
             present: "0-31",
             files: vec![
-                // region0 is onlined as node 2; region1 has no DAX device yet, its memory device is near node 1; region2
-                // is not set up.
+                // region0 is onlined as node 2; region1 has no DAX device yet, its memory device is
+                // near node 1; region2 is not set up.
                 ("bus/cxl/devices/region0/resource", "0x4080000000\n"),
                 ("bus/cxl/devices/region0/size", "0x4000000000\n"),
                 ("bus/cxl/devices/region0/target0", "decoder2.0\n"),
@@ -213,7 +215,8 @@ pub fn all() -> Vec<Machine> {
                 ("bus/nd/devices/region1/size", "135291469824\n"),
                 ("bus/nd/devices/region1/namespace1.0/block/pmem1/dev", "259:1\n"),
                 ("bus/nd/devices/region1/btt1.0/block/pmem1.1s/dev", "259:2\n"),
-                // A region whose firmware says no node, and whose range only root may read (no resource file).
+                // A region whose firmware says no node, and whose range only root may read (no
+                // resource file).
                 ("bus/nd/devices/region10/numa_node", "-1\n"),
                 ("bus/nd/devices/region10/size", "268435456\n"),
             ],

@@ -1,9 +1,11 @@
-//! What cleaning a long log costs the operations beside it: the longest, and those of a full volume that fail.
+//! What cleaning a long log costs the operations beside it: the longest, and those of a full volume
+//! that fail.
 //!
 //! `cargo run --release -p homenode-fs --example cleaning -- [--rounds N] [--extents N]`
 //!
-//! A thread changes the times of a file of many extents and another reads it, on memfd. In each round by turns nobody else cleans logs, and a
-//! thread does in the background. A line has the median of the rounds; the ratio is that of the rounds in pairs.
+//! A thread changes the times of a file of many extents and another reads it, on memfd. In each
+//! round by turns nobody else cleans logs, and a thread does in the background. A line has the
+//! median of the rounds; the ratio is that of the rounds in pairs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,9 @@
-//! How often threads commit to a volume in a plain file, beside as many that call pwrite(2) and fdatasync(2).
+//! How often threads commit to a volume in a plain file, beside as many that call pwrite(2) and
+//! fdatasync(2).
 //!
-//! `cargo run --release -p homenode-fs --example commits -- [--rounds N] DIR` with DIR on a disk. Each thread writes 4 KiB at a time
-//! to a file of its own. The contenders take turns; a line has the median of the rounds, and its relation to one thread.
+//! `cargo run --release -p homenode-fs --example commits -- [--rounds N] DIR` with DIR on a disk.
+//! Each thread writes 4 KiB at a time to a file of its own. The contenders take turns; a line has
+//! the median of the rounds, and its relation to one thread.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

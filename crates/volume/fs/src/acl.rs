@@ -1,11 +1,12 @@
 //! POSIX access control lists, as values of extended attributes.
 //!
-//! **Problem.** A list and the mode of a file say the same thing twice: the mode's group bits are the list's mask. A new
-//! file takes its list from the default list of its directory.
+//! **Problem.** A list and the mode of a file say the same thing twice: the mode's group bits are
+//! the list's mask. A new file takes its list from the default list of its directory.
 //!
-//! **Approach.** A list is kept in the form in which the kernel exchanges it (`linux/posix_acl_xattr.h`, version 2: a
-//! version, then entries of tag, permissions and id, little endian). The functions here are pure; the rules are those of
-//! POSIX 1003.1e draft 17, section 23.1, as Linux applies them (`fs/posix_acl.c`).
+//! **Approach.** A list is kept in the form in which the kernel exchanges it
+//! (`linux/posix_acl_xattr.h`, version 2: a version, then entries of tag, permissions and id,
+//! little endian). The functions here are pure; the rules are those of POSIX 1003.1e draft 17,
+//! section 23.1, as Linux applies them (`fs/posix_acl.c`).
 //!
 //! **Limits.** The kernel checks permissions. This crate only keeps lists and modes in step.
 
@@ -86,7 +87,8 @@ impl Acl {
         self.0.iter().all(|entry| !matches!(entry.tag, Tag::User | Tag::Group | Tag::Mask))
     }
 
-    /// The entry that the mode's group bits stand for: the mask, or the owning group's where there is none.
+    /// The entry that the mode's group bits stand for: the mask, or the owning group's where there
+    /// is none.
     fn group_tag(&self) -> Tag {
         if self.0.iter().any(|entry| entry.tag == Tag::Mask) { Tag::Mask } else { Tag::OwningGroup }
     }
@@ -113,8 +115,9 @@ impl Acl {
         self.map(|permissions_of_mode, _| permissions_of_mode, mode)
     }
 
-    /// The access list of a new file in a directory with this default list: the creating program asked for `mode`, and
-    /// neither grants more than the other. Its [`Acl::mode`] is the new file's.
+    /// The access list of a new file in a directory with this default list: the creating program
+    /// asked for `mode`, and neither grants more than the other. Its [`Acl::mode`] is the new
+    /// file's.
     #[must_use]
     pub fn for_new(&self, mode: u32) -> Self {
         self.map(|permissions_of_mode, permissions| permissions_of_mode & permissions, mode)

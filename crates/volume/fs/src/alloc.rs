@@ -1,12 +1,13 @@
 //! Blocks: which are free, and on which node a new one goes.
 //!
-//! **Problem.** A write should land on the node of its caller, threads should not wait for each other, and a full region
-//! must neither fail the write nor keep anybody from deleting.
+//! **Problem.** A write should land on the node of its caller, threads should not wait for each
+//! other, and a full region must neither fail the write nor keep anybody from deleting.
 //!
-//! **Approach.** Nothing of this is on media while a volume is mounted: mount finds out what the logs refer to, or reads a
-//! checkpoint. Each region is cut into as many parts as there are CPUs, each with its own lock; a thread begins with its
-//! CPU's part. A region that is full hands over to the next nearest one. A few blocks are kept for
-//! operations that free space, or take no more than they give back.
+//! **Approach.** Nothing of this is on media while a volume is mounted: mount finds out what the
+//! logs refer to, or reads a checkpoint. Each region is cut into as many parts as there are CPUs,
+//! each with its own lock; a thread begins with its CPU's part. A region that is full hands over to
+//! the next nearest one. A few blocks are kept for operations that free space, or take no more than
+//! they give back.
 //!
 //! **Limits.** The parts are fixed: a run never spans two of them when it is allocated.
 
@@ -20,17 +21,20 @@ use crate::format::superblock::Superblock;
 use crate::free::FreeMap;
 use crate::sync::{Apart, AtomicU64, Mutex, lock};
 
-/// Use of blocks. What frees something must find room on a full volume, what leaves as much as there was should.
+/// Use of blocks. What frees something must find room on a full volume, what leaves as much as
+/// there was should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// File data, and logs of operations that add something.
     Growth,
-    /// What takes the place of something that goes: a write over blocks of a file, other attributes, another name. It may use half
-    /// of the reserve, so that no user can take from others what removing files needs.
+    /// What takes the place of something that goes: a write over blocks of a file, other
+    /// attributes, another name. It may use half of the reserve, so that no user can take from
+    /// others what removing files needs.
     Replacing,
     /// Logs of operations that free something: these may use all of the reserve but a block.
     Freeing,
-    /// A shorter log in place of one that goes at once: it may use that block, so that cleaning can always begin.
+    /// A shorter log in place of one that goes at once: it may use that block, so that cleaning can
+    /// always begin.
     Cleaning,
 }
 
@@ -115,7 +119,8 @@ impl Allocator {
         if promised == 0 {
             return None;
         }
-        // What is promised is in some part, though others may fill and empty parts while this thread goes round.
+        // What is promised is in some part, though others may fill and empty parts while this
+        // thread goes round.
         let (start, got) = (part % r.parts.len()..)
             .find_map(|i| r.parts.get(i % r.parts.len()).and_then(|p| lock(p).take(promised)))?;
         if got < promised {

@@ -1,10 +1,11 @@
 //! For whom a thread works, and where that one runs.
 //!
-//! **Problem.** A file system server's threads read and write for the threads of other processes: bytes count for those, and
-//! "local" is the node where those run.
+//! **Problem.** A file system server's threads read and write for the threads of other processes:
+//! bytes count for those, and "local" is the node where those run.
 //!
-//! **Approach.** A server says for whom it works, and on which node that thread runs, around each piece of work
-//! ([`as_thread`], [`on_node`]). Otherwise a thread works for itself, on the node of its CPU.
+//! **Approach.** A server says for whom it works, and on which node that thread runs, around each
+//! piece of work ([`as_thread`], [`on_node`]). Otherwise a thread works for itself, on the node of
+//! its CPU.
 //!
 //! **Limits.** Threads that the work starts do not inherit either.
 
@@ -32,8 +33,8 @@ pub fn as_thread<T>(tid: u32, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Does `work` as if this thread ran on `node`: blocks go there, and emulated memory ([`crate::medium::Emulated`]) is near or
-/// far from there.
+/// Does `work` as if this thread ran on `node`: blocks go there, and emulated memory
+/// ([`crate::medium::Emulated`]) is near or far from there.
 pub fn on_node<T>(node: u32, work: impl FnOnce() -> T) -> T {
     let _back = Back(&NODE, NODE.replace(Some(node)));
     work()

@@ -1,13 +1,15 @@
 //! The checkpoint that a clean unmount leaves, so that the next mount need not read all logs.
 //!
-//! **Problem.** Finding out which blocks and inodes are free takes a look at every log: seconds for millions of extents.
+//! **Problem.** Finding out which blocks and inodes are free takes a look at every log: seconds for
+//! millions of extents.
 //!
-//! **Approach.** Unmounting writes both down, and the parent of each directory, as words in a chain of blocks. These blocks
-//! are free, also by what they say: nobody needs to give them back. The state word names the first one, so the checkpoint
-//! is valid exactly until the volume is mounted. Inodes are read when they are first asked for.
+//! **Approach.** Unmounting writes both down, and the parent of each directory, as words in a chain
+//! of blocks. These blocks are free, also by what they say: nobody needs to give them back. The
+//! state word names the first one, so the checkpoint is valid exactly until the volume is mounted.
+//! Inodes are read when they are first asked for.
 //!
-//! **Limits.** A checkpoint that cannot be used is no damage for a mount, which reads the logs then. Only `fsck` compares
-//! it with them.
+//! **Limits.** A checkpoint that cannot be used is no damage for a mount, which reads the logs
+//! then. Only `fsck` compares it with them.
 
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
@@ -87,7 +89,8 @@ impl Checkpoint {
         self.encode().len().div_ceil(WORDS)
     }
 
-    /// Free blocks for it, from the last one of the volume down; fewer than it takes if there are not more.
+    /// Free blocks for it, from the last one of the volume down; fewer than it takes if there are
+    /// not more.
     pub fn places(&self) -> Vec<Block> {
         let runs = self.free.iter().enumerate().rev();
         let runs =
@@ -139,7 +142,8 @@ impl Checkpoint {
                 && get_u64(block, 8) == at.raw()
                 && *stamp.get_or_insert(get_u64(block, 24)) == get_u64(block, 24)
                 && count <= WORDS;
-            // Each before the one that names it: a chain that leads back to itself would be read for ever.
+            // Each before the one that names it: a chain that leads back to itself would be read
+            // for ever.
             let next = Block::from_raw(get_u64(block, 16)).filter(|next| valid && *next < at);
             let Some(next) = next else { return Ok(None) };
             words.extend((0..count).map(|i| get_u64(block, WORDS_FROM + i * 8)));

@@ -2,21 +2,25 @@
 //!
 //! **Problem.** A log grows with every change, and most of what it says is soon history.
 //!
-//! **Approach.** Two ways. *Fast*: a page of which no entry matters any more is taken out of the chain by one 8-byte store
-//! to the page before it. *Thorough*: what is still true is written to a new log. An operation writes the logs it changed
-//! anew once more than half of one is history. Where a thread cleans in the background ([`Background`]), it leaves the long ones to
-//! that: the thread writes the new log step by step, lets others change the inode between the steps, and adds what they appended to the
-//! old log. So no operation waits for more than a step. An operation that finds no room has every log cleaned that would lose a
-//! page, and tries again ([`Volume::with_room`]).
+//! **Approach.** Two ways. *Fast*: a page of which no entry matters any more is taken out of the
+//! chain by one 8-byte store to the page before it. *Thorough*: what is still true is written to a
+//! new log. An operation writes the logs it changed anew once more than half of one is history.
+//! Where a thread cleans in the background ([`Background`]), it leaves the long ones to that: the
+//! thread writes the new log step by step, lets others change the inode between the steps, and adds
+//! what they appended to the old log. So no operation waits for more than a step. An operation that
+//! finds no room has every log cleaned that would lose a page, and tries again
+//! ([`Volume::with_room`]).
 //!
-//! A step leaves the new log with what is true up to some place, in extents or names. A later change of extents is appended whatever its
-//! place: the last one that says something of a block counts, be it appended or part of a later step. Names cannot be twice, so
-//! of changes of names only those up to that place are appended; a later step has the others.
+//! A step leaves the new log with what is true up to some place, in extents or names. A later
+//! change of extents is appended whatever its place: the last one that says something of a block
+//! counts, be it appended or part of a later step. Names cannot be twice, so of changes of names
+//! only those up to that place are appended; a later step has the others.
 //!
-//! **Limits.** Fast cleaning drops only pages that hold nothing but mappings of blocks that are mapped otherwise by now.
-//! Thorough cleaning needs room for the new log beside the old one: a log stays as it is if what is still true of it takes
-//! more blocks than are free, those kept for such operations included. In the background it leaves those alone. An operation that finds
-//! no room may clean a long log, in steps and once for each 64th of it that became history.
+//! **Limits.** Fast cleaning drops only pages that hold nothing but mappings of blocks that are
+//! mapped otherwise by now. Thorough cleaning needs room for the new log beside the old one: a log
+//! stays as it is if what is still true of it takes more blocks than are free, those kept for such
+//! operations included. In the background it leaves those alone. An operation that finds no room
+//! may clean a long log, in steps and once for each 64th of it that became history.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -43,19 +47,23 @@ use crate::volume::Volume;
 /// A log shorter than two pages is not worth cleaning: a file has one page in any case.
 const CLEAN_FROM: usize = 2 * (SLOTS - 1);
 
-/// Slots that become history before a log is looked at again. What a page loses to entries that do not fit into its rest is less.
+/// Slots that become history before a log is looked at again. What a page loses to entries that do
+/// not fit into its rest is less.
 const LOOK_AFTER: usize = SLOTS / 4;
 
-/// A log is also not looked at again before a part of its live slots has become history: a look takes as long as reading them.
+/// A log is also not looked at again before a part of its live slots has become history: a look
+/// takes as long as reading them.
 const LOOK_PART: usize = 64;
 
-/// Live slots that an operation, or a step of the thread in the background, writes at most: 0.1 to 0.2 ms.
+/// Live slots that an operation, or a step of the thread in the background, writes at most: 0.1 to
+/// 0.2 ms.
 pub(crate) const STEP: usize = 1024;
 
 /// Where cleaning may give back blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
-    /// Inodes whose logs have more than one page and changed since they were last looked at, each once ([`Inode::listed`]).
+    /// Inodes whose logs have more than one page and changed since they were last looked at, each
+    /// once ([`Inode::listed`]).
     changed: Mutex<BTreeSet<Ino>>,
     /// The inodes that were not read since the mount were looked at.
     looked: AtomicBool,
@@ -81,7 +89,8 @@ struct Left {
 }
 
 impl Room {
-    /// Notes that the log of an inode changed. As a rule it is too short to lose a page, or noted already, and nobody waits.
+    /// Notes that the log of an inode changed. As a rule it is too short to lose a page, or noted
+    /// already, and nobody waits.
     pub(crate) fn changed(&self, inode: &Inode, state: &State) {
         let long = state.log.pages.len() > 1;
         if long && !inode.listed.load(Ordering::Relaxed) && !inode.listed.swap(true, Ordering::AcqRel) {
@@ -106,7 +115,8 @@ impl Room {
 }
 
 impl Volume {
-    /// Does `work`. When that finds no room, cleans logs and does it again, as long as cleaning gives back blocks.
+    /// Does `work`. When that finds no room, cleans logs and does it again, as long as cleaning
+    /// gives back blocks.
     pub(crate) fn with_room<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         loop {
             let made = self.room.made.load(Ordering::Acquire);
@@ -121,8 +131,9 @@ impl Volume {
         }
     }
 
-    /// Cleans all logs that would lose a page, those that need least room first, unless all of them have less than is missing.
-    /// False: there is no more room than when cleaning had `made` so many blocks.
+    /// Cleans all logs that would lose a page, those that need least room first, unless all of them
+    /// have less than is missing. False: there is no more room than when cleaning had `made` so
+    /// many blocks.
     fn make_room(&self, made: u64, lack: u64) -> bool {
         if lack > (0..self.slots.len()).map(|region| self.allocator.usage(region).1).sum() {
             return false;
@@ -165,8 +176,9 @@ impl Volume {
         given > 0
     }
 
-    /// Does something with an inode. Where memory had it not, it is let go again, and on no list until somebody else reads it.
-    /// `None`: it is gone, or damaged, which shows when the file is used.
+    /// Does something with an inode. Where memory had it not, it is let go again, and on no list
+    /// until somebody else reads it. `None`: it is gone, or damaged, which shows when the file is
+    /// used.
     fn briefly<T>(&self, ino: Ino, with: impl FnOnce(&Inode) -> T) -> Option<T> {
         let known = self.known_inode(ino);
         let read = known.is_none();
@@ -195,7 +207,8 @@ impl Volume {
         None
     }
 
-    /// Cleans a log that will have so many pages, a long one in steps: how many blocks it gave back.
+    /// Cleans a log that will have so many pages, a long one in steps: how many blocks it gave
+    /// back.
     fn shorten(&self, needs: usize, inode: &Inode) -> u64 {
         let mut state = inode.write();
         if state.gone {
@@ -245,7 +258,8 @@ impl Volume {
         self.clean_log(&inode, &mut state, Purpose::Cleaning)
     }
 
-    /// Takes pages that are only history out of the log of an inode, for which there need be no room: how many.
+    /// Takes pages that are only history out of the log of an inode, for which there need be no
+    /// room: how many.
     pub fn drop_history(&self, ino: Ino) -> Result<u64> {
         let inode = self.inode(ino)?;
         let mut state = inode.write();
@@ -253,13 +267,15 @@ impl Volume {
         self.drop_dead_pages(&inode, &mut state)
     }
 
-    /// From now on operations leave logs with more than so many live slots to [`Volume::clean_left`]; with `None`, none.
+    /// From now on operations leave logs with more than so many live slots to
+    /// [`Volume::clean_left`]; with `None`, none.
     pub fn leave_logs(&self, longer_than: Option<usize>) {
         lock(&self.room.left).longer_than = longer_than;
         self.room.left_one.notify_all();
     }
 
-    /// Cleans one of the logs that operations left, in steps of as many slots. False: there is none.
+    /// Cleans one of the logs that operations left, in steps of as many slots. False: there is
+    /// none.
     pub fn clean_left(&self) -> bool {
         let (next, step) = {
             let mut left = lock(&self.room.left);
@@ -282,8 +298,9 @@ impl Volume {
         left.longer_than.is_some()
     }
 
-    /// Cleans the log of an inode now, so many slots at a time, while others use it. `go_on` is asked before each step. False: it was
-    /// stopped, the log was replaced by another meanwhile, or somebody else is at it.
+    /// Cleans the log of an inode now, so many slots at a time, while others use it. `go_on` is
+    /// asked before each step. False: it was stopped, the log was replaced by another meanwhile, or
+    /// somebody else is at it.
     pub fn clean_in_steps(&self, ino: Ino, step: usize, mut go_on: impl FnMut() -> bool) -> Result<bool> {
         let inode = self.inode(ino)?;
         let regions = self.regions.nearest(inode.read().log.tail.page.region());
@@ -367,9 +384,10 @@ impl Volume {
         Ok(true)
     }
 
-    /// Cleans a log of which less than half is still true. To write it anew takes a line for each entry that is true, at most one
-    /// for each change since the last time; to find dead pages takes two looks at every entry, which is ten times as long. So
-    /// that is for a volume that has no room for the new log. A failure changes nothing but the time until the next try.
+    /// Cleans a log of which less than half is still true. To write it anew takes a line for each
+    /// entry that is true, at most one for each change since the last time; to find dead pages
+    /// takes two looks at every entry, which is ten times as long. So that is for a volume that has
+    /// no room for the new log. A failure changes nothing but the time until the next try.
     pub(crate) fn clean_if_worth(&self, inode: &Inode, state: &mut State) {
         if !worth_it(state) || self.room.leave(inode, state) {
             return;
@@ -413,7 +431,8 @@ impl Volume {
         else {
             return Ok(0);
         };
-        // From the last page to the first: what the pages kept so far map, an earlier page need not.
+        // From the last page to the first: what the pages kept so far map, an earlier page need
+        // not.
         let (mut later, mut keep) = (Extents::default(), vec![*last]);
         self.is_dead(whose, (*last, state.log.tail.slot), &mut later)?;
         for page in middle.iter().rev() {
@@ -442,7 +461,8 @@ impl Volume {
         Ok(dropped as u64)
     }
 
-    /// Whether a page holds only mappings of file blocks that `later` pages map again. If not, adds what it maps to those.
+    /// Whether a page holds only mappings of file blocks that `later` pages map again. If not, adds
+    /// what it maps to those.
     fn is_dead(&self, whose: (Ino, u32), (at, end): (Block, usize), later: &mut Extents) -> Result<bool> {
         let page = self.store.read_block(at)?;
         let (mut dead, mut maps) = (true, Vec::new());
@@ -489,8 +509,8 @@ fn history(state: &State) -> usize {
     state.log.slots().saturating_sub(state.live_slots())
 }
 
-/// Pages that a log could lose at most. None where it was looked at in vain or is new, and little of it has become history since:
-/// that is not worth a look at each of its entries.
+/// Pages that a log could lose at most. None where it was looked at in vain or is new, and little
+/// of it has become history since: that is not worth a look at each of its entries.
 fn may_lose(state: &State) -> usize {
     let (log, live) = (&state.log, state.live_slots());
     if state.gone || log.looked > 0 && history(state) < log.looked + LOOK_AFTER.max(live / LOOK_PART) {
@@ -507,7 +527,8 @@ fn pages_of(state: &State) -> usize {
     log::pages_for(first.chain(iter::repeat_n(1, state.extents.len())).chain(names).chain(iter::repeat_n(1, again)))
 }
 
-/// More than half of the log is history, as far as can be told without reading it: what a rewritten log had is still true.
+/// More than half of the log is history, as far as can be told without reading it: what a rewritten
+/// log had is still true.
 fn worth_it(state: &State) -> bool {
     let slots = state.log.slots();
     slots >= CLEAN_FROM && slots > 2 * state.log.cleaned && slots > 2 * state.live_slots()
@@ -558,7 +579,8 @@ impl Rewrite<'_, '_> {
     }
 }
 
-/// A thread that cleans the long logs of a volume. Dropping it ends the thread, which takes no longer than a step.
+/// A thread that cleans the long logs of a volume. Dropping it ends the thread, which takes no
+/// longer than a step.
 pub struct Background {
     volume: Arc<Volume>,
     thread: Option<JoinHandle<()>>,

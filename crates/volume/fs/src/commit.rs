@@ -16,8 +16,9 @@ use crate::sync::lock;
 use crate::volume::{Locked, Volume};
 
 impl Volume {
-    /// Makes an operation happen: all of `entries`, each in the log of its inode, or none. `data` is what else must be
-    /// durable before. Then applies the entries to `locked` and frees what they displace.
+    /// Makes an operation happen: all of `entries`, each in the log of its inode, or none. `data`
+    /// is what else must be durable before. Then applies the entries to `locked` and frees what
+    /// they displace.
     pub(crate) fn commit(
         &self,
         locked: &mut Locked<'_>,
@@ -93,7 +94,8 @@ fn place(store: &Store, record: &Record) -> Result<(Block, u64, u64)> {
     Ok((block, line + record.place(), record.word))
 }
 
-/// The second half of a journaled operation: also what recovery does for a journal that was committed.
+/// The second half of a journaled operation: also what recovery does for a journal that was
+/// committed.
 pub(crate) fn finish_journal(store: &Store, at: Block, records: &[Record], committed: &Durable) -> Result<Durable> {
     store.certain(|| {
         let words = records.iter().map(|record| place(store, record)).collect::<Result<Vec<_>>>()?;

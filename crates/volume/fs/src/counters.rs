@@ -1,13 +1,15 @@
 //! Bytes read and written, by thread, file and region, cheap enough to stay on.
 //!
-//! **Problem.** A policy wants to know which thread's file bytes come from which node. Counting must not make threads
-//! wait for each other.
+//! **Problem.** A policy wants to know which thread's file bytes come from which node. Counting
+//! must not make threads wait for each other.
 //!
-//! **Approach.** Each thread has counters of its own and keeps hold of them ([`Recent`]); a thread that works for others, as that of
-//! a mount does, says for whom ([`crate::as_thread`]). What each thread does with each file is counted likewise, once
-//! somebody wants to know ([`Counters::watch_files`]), and handed out as it is since the last time.
+//! **Approach.** Each thread has counters of its own and keeps hold of them ([`Recent`]); a thread
+//! that works for others, as that of a mount does, says for whom ([`crate::as_thread`]). What each
+//! thread does with each file is counted likewise, once somebody wants to know
+//! ([`Counters::watch_files`]), and handed out as it is since the last time.
 //!
-//! **Limits.** Thread numbers are reused: the reader of the counters knows which thread a number is.
+//! **Limits.** Thread numbers are reused: the reader of the counters knows which thread a number
+//! is.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,15 +30,17 @@ pub struct Traffic {
     pub read: u64,
     /// Bytes of file data written.
     pub written: u64,
-    /// Blocks that went here because the region they were meant for was full, and all others of its node.
+    /// Blocks that went here because the region they were meant for was full, and all others of its
+    /// node.
     pub fallback_blocks: u64,
 }
 
-/// Threads with counters of their own; beyond it those that are not at work are added up. At 64 bytes a region.
+/// Threads with counters of their own; beyond it those that are not at work are added up. At 64
+/// bytes a region.
 const MOST_THREADS: usize = 16_384;
 
-/// Pairs of a thread and a file that are counted at a time; beyond it bytes count for threads only. At 64 bytes a
-/// region, and as much again.
+/// Pairs of a thread and a file that are counted at a time; beyond it bytes count for threads only.
+/// At 64 bytes a region, and as much again.
 const MOST_USES: usize = 65_536;
 
 static VOLUMES: AtomicU64 = AtomicU64::new(1);
@@ -88,8 +92,9 @@ struct FileCells {
     end: AtomicU64,
 }
 
-/// Each thread's are behind those of another one by a line of the cache, so that they do not wait for each other. They are padded
-/// and not aligned: the C library splits its heaps for aligned memory, and these come and go with threads and files.
+/// Each thread's are behind those of another one by a line of the cache, so that they do not wait
+/// for each other. They are padded and not aligned: the C library splits its heaps for aligned
+/// memory, and these come and go with threads and files.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Cells {
@@ -220,8 +225,8 @@ impl Counters {
         Some(Arc::clone(uses.entry(key).or_insert_with(|| Arc::new(new()))))
     }
 
-    /// Bytes of each thread and file since the last call, and the bytes that could not be told apart. What was
-    /// not used since the last call is forgotten.
+    /// Bytes of each thread and file since the last call, and the bytes that could not be told
+    /// apart. What was not used since the last call is forgotten.
     pub(crate) fn take_uses(&self) -> (Vec<Use>, u64) {
         let take = |cell: &AtomicU64| cell.swap(0, Ordering::Relaxed);
         let mut list = Vec::new();
@@ -250,8 +255,8 @@ impl Counters {
         });
     }
 
-    /// Bytes of each thread, by region, since the volume was mounted. Threads of which `alive` says no are listed this
-    /// once more and then only count in the total.
+    /// Bytes of each thread, by region, since the volume was mounted. Threads of which `alive` says
+    /// no are listed this once more and then only count in the total.
     pub(crate) fn by_thread(&self, alive: impl Fn(u32) -> bool) -> BTreeMap<u32, Vec<Traffic>> {
         let mut threads = lock(&self.threads);
         let list = threads.iter().map(|(tid, cells)| (*tid, cells.iter().map(Cells::now).collect())).collect();

@@ -7,7 +7,8 @@ use crate::log;
 use crate::medium::Medium;
 use crate::mount;
 
-/// One line for the inode and one for each entry of its log, as far as it can be read; the reason why not comes last.
+/// One line for the inode and one for each entry of its log, as far as it can be read; the reason
+/// why not comes last.
 pub fn log_lines(medium: Box<dyn Medium>, ino: Ino) -> Result<Vec<String>> {
     let store = mount::open(medium)?;
     let (block, offset) = store.inode_at(ino)?;

@@ -9,8 +9,8 @@ use crate::format::entry::{Entry, Kind};
 
 /// Cookies of `.` and `..`; names begin after them.
 pub const FIRST_COOKIE: u64 = 3;
-/// The largest cookie. Kernels take a place in a listing for a signed offset: this leaves 15 bits of it to say where the listing
-/// ends.
+/// The largest cookie. Kernels take a place in a listing for a signed offset: this leaves 15 bits
+/// of it to say where the listing ends.
 pub const LAST_COOKIE: u64 = (1 << 48) - 1;
 
 /// Target of a name.

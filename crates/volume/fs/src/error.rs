@@ -36,7 +36,8 @@ pub enum Error {
     /// No block or no inode is free.
     #[error("the volume is full")]
     NoSpace,
-    /// Within the volume: so many blocks are missing. With `u64::MAX` it is something else, of which cleaning logs gives none.
+    /// Within the volume: so many blocks are missing. With `u64::MAX` it is something else, of
+    /// which cleaning logs gives none.
     #[error("the volume is full")]
     Lacks(u64),
     /// The inode has as many names as it can have.

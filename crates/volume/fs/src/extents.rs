@@ -10,7 +10,8 @@ use crate::format::entry::Run;
 /// Blocks of a run that are no longer used.
 pub type Freed = Vec<(Block, u64)>;
 
-/// Runs by their first file block, which do not overlap, and how many blocks they have in each region.
+/// Runs by their first file block, which do not overlap, and how many blocks they have in each
+/// region.
 #[derive(Clone, Debug, Default)]
 pub struct Extents {
     runs: BTreeMap<u64, Run>,
@@ -44,7 +45,8 @@ impl Extents {
         }
         let mut at = freed.len();
         self.remove(run.file_block, run.count, freed);
-        // What is mapped again, as unwritten blocks are that were written where they are, stays in use.
+        // What is mapped again, as unwritten blocks are that were written where they are, stays in
+        // use.
         let (first, end) = (run.block, run.block.index() + run.count);
         while let Some((block, count)) = freed.get(at) {
             let again = block.region() == first.region() && (first.index()..end).contains(&block.index());
@@ -66,8 +68,8 @@ impl Extents {
         self.runs.insert(run.file_block, run);
     }
 
-    /// Maps a run that lies within another one, as an overwrite does, with one search for it and its neighbours. False: the run
-    /// does not, or it joins what comes after it; nothing changed.
+    /// Maps a run that lies within another one, as an overwrite does, with one search for it and
+    /// its neighbours. False: the run does not, or it joins what comes after it; nothing changed.
     fn overwrite(&mut self, run: Run, freed: &mut Freed) -> bool {
         let mut near = self.runs.range_mut(..=run.end()).rev().map(|(_, r)| r);
         let mut next = near.next();
@@ -197,7 +199,8 @@ mod tests {
         assert_eq!(map.range(4, 2).collect::<Vec<_>>(), [run(4, 201, 1), run(5, 105, 1)]);
     }
 
-    /// Against one entry for each block: which blocks are mapped, which are freed, and that all runs that can be one are one.
+    /// Against one entry for each block: which blocks are mapped, which are freed, and that all
+    /// runs that can be one are one.
     #[test]
     fn any_sequence_of_changes_leaves_what_a_table_of_blocks_has() {
         const BLOCKS: u64 = 40;

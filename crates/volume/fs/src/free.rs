@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct FreeMap {
     by_start: BTreeMap<u64, u64>,
     by_len: BTreeSet<(u64, u64)>,
-    /// The run that blocks were last taken from, as length and start, which is not in the maps: taking the next ones from it
-    /// changes none.
+    /// The run that blocks were last taken from, as length and start, which is not in the maps:
+    /// taking the next ones from it changes none.
     open: Option<(u64, u64)>,
 }
 
@@ -19,7 +19,8 @@ impl FreeMap {
         Self { by_start: runs.iter().copied().collect(), by_len, open: None }
     }
 
-    /// Gives up to `want` adjacent blocks: the smallest run that has them, else the largest. `None`: nothing is free.
+    /// Gives up to `want` adjacent blocks: the smallest run that has them, else the largest.
+    /// `None`: nothing is free.
     pub fn take(&mut self, want: u64) -> Option<(u64, u64)> {
         let fits = self.open.filter(|open| *open >= (want, 0));
         let other = match fits {
@@ -36,7 +37,8 @@ impl FreeMap {
         Some((start, count))
     }
 
-    /// Takes back blocks and joins them with their neighbours. False: some of them were free already.
+    /// Takes back blocks and joins them with their neighbours. False: some of them were free
+    /// already.
     pub fn give(&mut self, start: u64, count: u64) -> bool {
         let touches = |(len, open): &(u64, u64)| start <= open + len && *open <= start + count;
         if self.open.as_ref().is_some_and(touches) {
@@ -107,7 +109,8 @@ mod tests {
         assert_eq!(map.runs().collect::<Vec<_>>(), [(15, 5)]);
     }
 
-    /// The open run is one among others: which run serves a call does not depend on it, nor does what is refused.
+    /// The open run is one among others: which run serves a call does not depend on it, nor does
+    /// what is refused.
     #[test]
     fn an_open_run_changes_no_answer() {
         let mut random = 1_u64;

@@ -1,7 +1,7 @@
 //! Checking a volume that is not mounted.
 //!
-//! The check believes nothing and changes nothing. What a crash leaves behind (journals, orphans) is no damage: mount
-//! takes care of it.
+//! The check believes nothing and changes nothing. What a crash leaves behind (journals, orphans)
+//! is no damage: mount takes care of it.
 
 use std::sync::Arc;
 
@@ -37,7 +37,8 @@ pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
     check_with(medium, &|_, _| true)
 }
 
-/// The same, telling `watch` how far it is: steps done, of how many. Ends with [`Error::Interrupted`] when that says no.
+/// The same, telling `watch` how far it is: steps done, of how many. Ends with
+/// [`Error::Interrupted`] when that says no.
 pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<Report> {
     let mut report = Report { damage: copies(&*medium)?, ..Report::default() };
     let store = mount::open(medium)?;
@@ -97,9 +98,10 @@ impl Report {
     }
 }
 
-/// Copies the good superblock of a region over one that is unusable, and mends what the logs show to be damaged, whatever the state
-/// word and a checkpoint say. A file or directory whose log is damaged is empty afterwards. What only a damaged directory named is in
-/// `lost+found`, called `#` and its number. Names that stand for nothing go. File data stays as it is.
+/// Copies the good superblock of a region over one that is unusable, and mends what the logs show
+/// to be damaged, whatever the state word and a checkpoint say. A file or directory whose log is
+/// damaged is empty afterwards. What only a damaged directory named is in `lost+found`, called `#`
+/// and its number. Names that stand for nothing go. File data stays as it is.
 pub fn repair(medium: Arc<dyn Medium>) -> Result<Repaired> {
     mount::check_features(&mount::superblock_of(&*medium, 0)?)?;
     for region in 0..medium.regions() {

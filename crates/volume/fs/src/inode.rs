@@ -1,7 +1,8 @@
 //! An inode in DRAM: what its log says, ready for use.
 //!
-//! The state is changed in one way only: [`State::apply`] of a log entry. Operations apply their entries after the
-//! commit, recovery applies the same entries from the log, so the two cannot differ.
+//! The state is changed in one way only: [`State::apply`] of a log entry. Operations apply their
+//! entries after the commit, recovery applies the same entries from the log, so the two cannot
+//! differ.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -65,7 +66,8 @@ impl Inode {
         Ok(Self::new(ino, generation, kind, state))
     }
 
-    /// Notes in which directory it was last named. As a rule it is noted already, and nobody waits for the word.
+    /// Notes in which directory it was last named. As a rule it is noted already, and nobody waits
+    /// for the word.
     pub fn note_directory(&self, dir: Ino) {
         if self.named_in.load(Ordering::Relaxed) != dir.raw() {
             self.named_in.store(dir.raw(), Ordering::Relaxed);
@@ -109,7 +111,8 @@ pub struct State {
     pub gone: bool,
     /// A migration's copy under way; see `ops::migrate`.
     pub moving: Option<Moving>,
-    /// A new log is being written beside this one; see `clean`. None as soon as this one is replaced by another.
+    /// A new log is being written beside this one; see `clean`. None as soon as this one is
+    /// replaced by another.
     pub rewriting: Option<Box<Mutex<Rewriting>>>,
 }
 
@@ -152,8 +155,8 @@ impl State {
         }
     }
 
-    /// Takes in one log entry. Blocks that are no longer used go to `freed`. An error says why the entry cannot follow
-    /// the ones before.
+    /// Takes in one log entry. Blocks that are no longer used go to `freed`. An error says why the
+    /// entry cannot follow the ones before.
     pub fn apply(&mut self, entry: &Entry<'_>, time: i64, freed: &mut Freed) -> std::result::Result<(), &'static str> {
         let kind = Kind::of_mode(self.attributes.mode);
         if kind.is_none() && !matches!(entry, Entry::Attributes(..)) {
@@ -265,8 +268,8 @@ impl State {
         iter::once(self.attributes_entry()).chain(size).chain(xattrs)
     }
 
-    /// Those that follow: extents from a file block on, or names after a cookie, each with the file block or cookie from which those
-    /// after it follow.
+    /// Those that follow: extents from a file block on, or names after a cookie, each with the file
+    /// block or cookie from which those after it follow.
     pub fn more_entries(&self, upto: u64) -> impl Iterator<Item = (u64, Entry<'_>)> {
         let runs = self.extents.range(upto, u64::MAX);
         let runs = runs.map(|run| (run.end(), Entry::Extent(run, Some(self.size))));
@@ -274,7 +277,8 @@ impl State {
         runs.chain(names.map(|(name, n)| (n.cookie, Entry::Link { ino: n.ino, cookie: n.cookie, kind: n.kind, name })))
     }
 
-    /// All of them, and the attributes again where those between changed the times: what log cleaning writes.
+    /// All of them, and the attributes again where those between changed the times: what log
+    /// cleaning writes.
     pub fn entries(&self) -> impl Iterator<Item = (Entry<'_>, i64)> {
         let more = self.more_entries(0).map(|(_, entry)| (entry, self.attributes.ctime));
         let again = (self.live_slots() > 1).then(|| self.attributes_entry());

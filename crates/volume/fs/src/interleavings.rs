@@ -1,7 +1,8 @@
 //! Threads in every order that chance draws: what real threads meet once in a million runs.
 //!
-//! shuttle runs the threads of a test one at a time and changes over at each lock and each atomic (see `sync`). It finds
-//! deadlocks by itself. It does not model weak memory: everything happens in some order that all threads agree on.
+//! shuttle runs the threads of a test one at a time and changes over at each lock and each atomic
+//! (see `sync`). It finds deadlocks by itself. It does not model weak memory: everything happens in
+//! some order that all threads agree on.
 //!
 //! HOMENODE_FS_ORDERS=N tries N times as many.
 
@@ -23,7 +24,8 @@ pub fn check(times: usize, work: impl Fn() + Send + Sync + 'static) {
     run(RandomScheduler::new(times * more()), work);
 }
 
-/// The same in orders in which a thread stands still at up to two places while others do much: chance alone hardly draws these.
+/// The same in orders in which a thread stands still at up to two places while others do much:
+/// chance alone hardly draws these.
 fn check_pauses(times: usize, work: impl Fn() + Send + Sync + 'static) {
     run(PctScheduler::new(2, times * more()), work);
 }
@@ -132,7 +134,8 @@ fn a_reader_a_writer_and_a_migration_of_one_file() {
     });
 }
 
-/// Two threads, each with one block at a time, and two blocks: there is always one, and nobody else has it.
+/// Two threads, each with one block at a time, and two blocks: there is always one, and nobody else
+/// has it.
 #[test]
 fn a_block_that_is_free_is_found_and_has_one_owner() {
     check(2000, || {
@@ -164,7 +167,8 @@ fn a_block_that_is_free_is_found_and_has_one_owner() {
     });
 }
 
-/// Two threads find a volume full of history at the same time: what cleaning gives back is enough for both.
+/// Two threads find a volume full of history at the same time: what cleaning gives back is enough
+/// for both.
 #[test]
 fn threads_that_need_room_at_the_same_time_both_get_it() {
     check(100, || {
@@ -191,8 +195,8 @@ fn threads_that_need_room_at_the_same_time_both_get_it() {
     });
 }
 
-/// A log is written anew in steps of a slot while a writer cuts the file off, writes and gives it attributes, and names come and go:
-/// the new log says the same as the inode.
+/// A log is written anew in steps of a slot while a writer cuts the file off, writes and gives it
+/// attributes, and names come and go: the new log says the same as the inode.
 #[test]
 fn a_log_that_is_cleaned_while_its_inode_changes() {
     check(600, || {
@@ -234,7 +238,8 @@ fn a_log_that_is_cleaned_while_its_inode_changes() {
     });
 }
 
-/// The number of a file that was replaced is given to the next new one: nobody who asks for the name gets that, or nothing.
+/// The number of a file that was replaced is given to the next new one: nobody who asks for the
+/// name gets that, or nothing.
 #[test]
 fn a_name_that_is_replaced_always_stands_for_its_file() {
     check_pauses(800, || {
@@ -292,7 +297,8 @@ fn a_file_that_is_opened_while_its_name_goes() {
     });
 }
 
-/// After a mount with a checkpoint nothing is read: three threads ask for the same inode first, one removes it.
+/// After a mount with a checkpoint nothing is read: three threads ask for the same inode first, one
+/// removes it.
 #[test]
 fn threads_that_are_the_first_to_use_an_inode() {
     check(300, || {
@@ -320,7 +326,8 @@ fn threads_that_are_the_first_to_use_an_inode() {
     });
 }
 
-/// A kernel forgets a file and a directory while others look them up, change and remove them: nobody misses them, and nobody's change.
+/// A kernel forgets a file and a directory while others look them up, change and remove them:
+/// nobody misses them, and nobody's change.
 #[test]
 fn an_inode_that_is_forgotten_while_it_is_used() {
     let work = || {
@@ -408,7 +415,8 @@ fn directories_that_move_into_each_other() {
     });
 }
 
-/// One operation names the directories in one order, the other in the other: they lock them in the same.
+/// One operation names the directories in one order, the other in the other: they lock them in the
+/// same.
 #[test]
 fn a_directory_that_goes_while_a_file_leaves_it() {
     check(800, || {

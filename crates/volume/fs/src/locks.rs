@@ -1,12 +1,15 @@
 //! Advisory locks on files: `fcntl` record locks and `flock`, for the users of one mount.
 //!
-//! **Problem.** Programs ask each other for ranges of files. The rules are old: a new lock of the same owner replaces what
-//! it overlaps, unlocking may split a lock in two, and waiting in a circle is an error.
+//! **Problem.** Programs ask each other for ranges of files. The rules are old: a new lock of the
+//! same owner replaces what it overlaps, unlocking may split a lock in two, and waiting in a circle
+//! is an error.
 //!
-//! **Approach.** For each file a list of ranges, under one mutex for all files: locks are asked for rarely compared with
-//! data. An owner that waits says for whom, so a circle is found before it closes.
+//! **Approach.** For each file a list of ranges, under one mutex for all files: locks are asked for
+//! rarely compared with data. An owner that waits says for whom, so a circle is found before it
+//! closes.
 //!
-//! **Limits.** Locks end with the process, as they should. `flock` locks have no deadlock check, as in Linux.
+//! **Limits.** Locks end with the process, as they should. `flock` locks have no deadlock check, as
+//! in Linux.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -83,8 +86,8 @@ impl Locks {
         lock(&self.table).conflict((ino, space), wanted)
     }
 
-    /// Takes a lock, or changes one, or fails with EAGAIN and changes nothing. (A `flock` that cannot be changed is lost,
-    /// as in Linux.)
+    /// Takes a lock, or changes one, or fails with EAGAIN and changes nothing. (A `flock` that
+    /// cannot be changed is lost, as in Linux.)
     pub fn lock(&self, ino: Ino, space: LockSpace, wanted: FileLock) -> Result<()> {
         check(&wanted)?;
         let mut table = lock(&self.table);
@@ -92,8 +95,8 @@ impl Locks {
         if done { Ok(()) } else { Err(Error::WouldBlock) }
     }
 
-    /// Waits for a lock. `give_up` is asked before each wait; [`Locks::wake`] makes it asked again. Fails with EDEADLK
-    /// where the wait would never end.
+    /// Waits for a lock. `give_up` is asked before each wait; [`Locks::wake`] makes it asked again.
+    /// Fails with EDEADLK where the wait would never end.
     pub fn wait(&self, ino: Ino, space: LockSpace, wanted: FileLock, give_up: impl Fn() -> bool) -> Result<()> {
         check(&wanted)?;
         let file = (ino, space);
@@ -313,7 +316,8 @@ mod tests {
         });
     }
 
-    /// Owner 1 has byte 0 and waits for byte 1, owner 2 the other way round: the second one to wait is told.
+    /// Owner 1 has byte 0 and waits for byte 1, owner 2 the other way round: the second one to wait
+    /// is told.
     #[test]
     fn waiting_ends_with_the_lock_or_with_an_error() {
         let locks = Locks::default();

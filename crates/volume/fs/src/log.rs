@@ -1,10 +1,10 @@
 //! An inode's log: appending to it and reading it back.
 //!
-//! **Problem.** Entries, a new page and the link to it must all be durable before the tail moves past them, and none of
-//! them may be seen when the operation fails half-way.
+//! **Problem.** Entries, a new page and the link to it must all be durable before the tail moves
+//! past them, and none of them may be seen when the operation fails half-way.
 //!
-//! **Approach.** [`append`] writes behind the tail, where nobody looks, and hands back what must be flushed. The caller
-//! stores the tail. [`replay`] walks from head to tail and believes nothing.
+//! **Approach.** [`append`] writes behind the tail, where nobody looks, and hands back what must be
+//! flushed. The caller stores the tail. [`replay`] walks from head to tail and believes nothing.
 //!
 //! **Limits.** An operation's entries must fit in memory, not in a page.
 
@@ -28,7 +28,8 @@ pub struct Log {
     pub tail: LogPos,
     /// Slots right after it was rewritten; 0 if it was not since the mount.
     pub cleaned: usize,
-    /// Slots that were history when cleaning it for want of room was in vain, or long, and 1; 0 if there was no such time.
+    /// Slots that were history when cleaning it for want of room was in vain, or long, and 1; 0 if
+    /// there was no such time.
     pub looked: usize,
 }
 
@@ -111,7 +112,8 @@ pub struct Pages<'a, 'r> {
     pub purpose: Purpose,
 }
 
-/// Writes entries after `sequence` and `tail`: those of a log, or a sequence and [`NO_TAIL`] to begin a new one.
+/// Writes entries after `sequence` and `tail`: those of a log, or a sequence and [`NO_TAIL`] to
+/// begin a new one.
 pub fn append<'a, 'e>(
     store: &Store,
     from: Pages<'a, '_>,

@@ -23,7 +23,8 @@ pub struct Layout {
     pub names: Vec<Vec<u8>>,
     /// One inode for this many bytes.
     pub bytes_per_inode: u64,
-    /// Operations on several inodes that can commit at the same time, for each region: one per CPU of a node.
+    /// Operations on several inodes that can commit at the same time, for each region: one per CPU
+    /// of a node.
     pub journals: u32,
     /// Keep a checksum of every block of file data.
     pub data_checksums: bool,

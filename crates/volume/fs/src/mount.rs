@@ -2,13 +2,15 @@
 //!
 //! **Problem.** A crash can come at any store, also at those of recovery itself.
 //!
-//! **Approach.** Recovery writes as little as it can, and each step only takes away work: it finishes committed journals,
-//! then frees orphans. Stopped anywhere, it does the rest the next time.
+//! **Approach.** Recovery writes as little as it can, and each step only takes away work: it
+//! finishes committed journals, then frees orphans. Stopped anywhere, it does the rest the next
+//! time.
 //!
-//! Damage stops nobody: what is damaged gives an error at use, and a volume that is changed nevertheless gives away no block
-//! that something damaged may own.
+//! Damage stops nobody: what is damaged gives an error at use, and a volume that is changed
+//! nevertheless gives away no block that something damaged may own.
 //!
-//! After a clean unmount only its checkpoint is read. In both cases an inode's log is read when the inode is first used.
+//! After a clean unmount only its checkpoint is read. In both cases an inode's log is read when the
+//! inode is first used.
 //!
 //! **Limits.** See `scan` for recovery, `checkpoint` for the rest.
 
@@ -35,7 +37,8 @@ pub fn superblock_of(medium: &dyn Medium, region: usize) -> Result<Superblock> {
         .map_err(|why| Error::NotAVolume(format!("region {region}: {why}")))
 }
 
-/// The first copy of a superblock that `read` finds at its offset and that is valid, or why there is none.
+/// The first copy of a superblock that `read` finds at its offset and that is valid, or why there
+/// is none.
 pub(crate) fn first_valid(
     read: impl Fn(u64, &mut [u8; BLOCK]) -> bool,
 ) -> std::result::Result<Superblock, &'static str> {
@@ -95,9 +98,10 @@ pub(crate) struct Recovered {
 }
 
 impl Volume {
-    /// Mounts a volume, after recovering it from a crash. Where that finds damage, [`Volume::damage`] says so: what is damaged gives
-    /// [`Error::Damaged`] at use, and every block that no log owns counts as used, as it may belong to what is damaged. Fails where
-    /// the root directory is damaged.
+    /// Mounts a volume, after recovering it from a crash. Where that finds damage,
+    /// [`Volume::damage`] says so: what is damaged gives [`Error::Damaged`] at use, and every block
+    /// that no log owns counts as used, as it may belong to what is damaged. Fails where the root
+    /// directory is damaged.
     pub fn mount(medium: Box<dyn Medium>, options: Options) -> Result<Self> {
         let store = open(medium)?;
         check_features(store.superblock())?;
@@ -125,8 +129,9 @@ impl Volume {
         Self::with(store, found, options)
     }
 
-    /// Mounts a volume for reading only, and stores nothing: recovery happens in memory. Where it finds damage, [`Volume::damage`] says
-    /// so, and everything that can be reached otherwise can be read.
+    /// Mounts a volume for reading only, and stores nothing: recovery happens in memory. Where it
+    /// finds damage, [`Volume::damage`] says so, and everything that can be reached otherwise can
+    /// be read.
     pub fn look(medium: Box<dyn Medium>, options: Options) -> Result<Self> {
         let store = open(Box::new(Overlay::new(Arc::<dyn Medium>::from(medium))))?;
         check_placement(store.superblock(), &options)?;
@@ -154,9 +159,10 @@ impl Volume {
         }
     }
 
-    /// Ends the use of a volume, and writes down what the next mount need not find out, as far as there is room. Dropping
-    /// it instead is like a crash: nothing is lost, but the next mount reads all logs. So it does where
-    /// this one found damage, or removed the name of something damaged, which leaves an orphan.
+    /// Ends the use of a volume, and writes down what the next mount need not find out, as far as
+    /// there is room. Dropping it instead is like a crash: nothing is lost, but the next mount
+    /// reads all logs. So it does where this one found damage, or removed the name of something
+    /// damaged, which leaves an orphan.
     pub fn unmount(self) -> Result<()> {
         if self.store.is_frozen() {
             return Ok(());
@@ -209,16 +215,18 @@ pub(crate) fn is_unreadable(damage: &Damage) -> bool {
     matches!(damage, Damage::Journal { what, .. } if *what == UNREADABLE)
 }
 
-/// Empties journals that are damaged. Those that cannot be read stay: a store there could end the process.
+/// Empties journals that are damaged. Those that cannot be read stay: a store there could end the
+/// process.
 pub(crate) fn clear_journals(store: &Store, damage: &[Damage]) -> Result<()> {
     let word = |damage: &Damage| if let Damage::Journal { block, .. } = damage { Some((*block, 0, 0)) } else { None };
     let words: Vec<_> = damage.iter().filter(|damage| !is_unreadable(damage)).filter_map(word).collect();
     store.commit(&words, &Flushed::nothing().fence(store)?).map(drop)
 }
 
-/// Reads the whole volume, after finishing what a crash interrupted: what an unmount would have written down, and `damage` with what
-/// else is damaged. Orphans are freed, unless a damaged directory may have named them. Where it is `changed` later, nothing is given
-/// away that something damaged may own.
+/// Reads the whole volume, after finishing what a crash interrupted: what an unmount would have
+/// written down, and `damage` with what else is damaged. Orphans are freed, unless a damaged
+/// directory may have named them. Where it is `changed` later, nothing is given away that something
+/// damaged may own.
 fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: bool) -> Result<Recovered> {
     for (at, records) in journals {
         finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;

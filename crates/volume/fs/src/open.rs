@@ -13,13 +13,15 @@ use crate::format::{BLOCK, BLOCK_BYTES};
 use crate::medium::{At, Mapped, Medium, RegionFile};
 use crate::mount::{first_valid, superblock_of};
 
-/// Maps a volume. `paths` are one or more of its regions; the others are where their names say, unless one of `paths` is
-/// the region that moved from there. A copy of a region leads nowhere: the others would be those of the original.
+/// Maps a volume. `paths` are one or more of its regions; the others are where their names say,
+/// unless one of `paths` is the region that moved from there. A copy of a region leads nowhere: the
+/// others would be those of the original.
 pub fn open_files(paths: &[PathBuf]) -> Result<Mapped> {
     open_to(paths, true)
 }
 
-/// The same for looking only: the files need not be writable, nothing can be stored, and others may look too.
+/// The same for looking only: the files need not be writable, nothing can be stored, and others may
+/// look too.
 pub fn open_files_to_look(paths: &[PathBuf]) -> Result<Mapped> {
     open_to(paths, false)
 }
@@ -64,7 +66,8 @@ fn open_to(paths: &[PathBuf], change: bool) -> Result<Mapped> {
         at.push(path);
     }
     let mapped = Mapped::new(&regions)?;
-    // A name may lead anywhere. What is no region of the volume stays as it is: the mount says what is wrong with it.
+    // A name may lead anywhere. What is no region of the volume stays as it is: the mount says what
+    // is wrong with it.
     let fits = |index| superblock_of(&mapped, index).is_ok_and(|own| (own.volume, own.index) == (layout.volume, index));
     for (index, (path, region)) in at.iter().zip(&regions).enumerate().filter(|(index, _)| change && fits(*index)) {
         reserve(&region.file).map_err(|e| unfit(index, path, e.into()))?;
@@ -87,8 +90,8 @@ fn unfit(index: usize, path: &Path, error: Error) -> Error {
     }
 }
 
-/// Makes sure that there is memory, or there are blocks, for all of a file: a store to what is not there would end the process. Devices,
-/// and file systems that cannot say, are left alone.
+/// Makes sure that there is memory, or there are blocks, for all of a file: a store to what is not
+/// there would end the process. Devices, and file systems that cannot say, are left alone.
 ///
 /// # Errors
 ///
@@ -125,8 +128,8 @@ fn look_at(path: &Path) -> Result<Superblock> {
         .map_err(|why| Error::NotAVolume(why.into()))
 }
 
-/// Opens a region. Its name may come from an image that anybody made: nothing is opened but a file or device DAX, as to open a
-/// FIFO, a tape or a watchdog does something already.
+/// Opens a region. Its name may come from an image that anybody made: nothing is opened but a file
+/// or device DAX, as to open a FIFO, a tape or a watchdog does something already.
 fn region_file(path: &Path, change: bool) -> Result<RegionFile> {
     let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
     let metadata = found.metadata()?;

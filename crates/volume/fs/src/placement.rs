@@ -10,15 +10,17 @@ use crate::format::superblock::Superblock;
 /// File blocks that go to one region before `Interleave` and `Random` change over.
 pub const STRIPE: u64 = 16;
 
-/// Distances where the machine tells none, as ACPI numbers them: on the node itself, and anywhere else.
+/// Distances where the machine tells none, as ACPI numbers them: on the node itself, and anywhere
+/// else.
 const NEAR: u32 = 10;
 const FAR: u32 = 20;
 
-/// Where a write's blocks go. A node's regions share what goes there, 64 KiB each in turn. Whatever is chosen, full regions hand over
-/// to the next nearest one.
+/// Where a write's blocks go. A node's regions share what goes there, 64 KiB each in turn. Whatever
+/// is chosen, full regions hand over to the next nearest one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// The node where the calling thread runs, or the one that it works for; where that has no region, the nearest one.
+    /// The node where the calling thread runs, or the one that it works for; where that has no
+    /// region, the nearest one.
     #[default]
     Local,
     /// Any region, for each 64 KiB.
@@ -57,7 +59,8 @@ impl Regions {
         };
         let nearest = (0..nodes.len()).map(|from| {
             let mut all: Order = (0..nodes.len()).collect();
-            // Regions beginning with the next one, so that equally far ones share what a full region hands over.
+            // Regions beginning with the next one, so that equally far ones share what a full
+            // region hands over.
             all.sort_by_key(|&to| (to != from, distance(from, to), (to + nodes.len() - from) % nodes.len()));
             all
         });
@@ -80,7 +83,8 @@ impl Regions {
         Self { node_of_cpu, nearest, local, elsewhere, all, nodes }
     }
 
-    /// The regions that a placement means, all alike: what goes there is spread over them ([`Regions::turn`]).
+    /// The regions that a placement means, all alike: what goes there is spread over them
+    /// ([`Regions::turn`]).
     pub fn meant(&self, placement: Placement, cpu: usize) -> &[usize] {
         match placement {
             Placement::Local => self.of_caller(cpu),
@@ -89,14 +93,15 @@ impl Regions {
         }
     }
 
-    /// Whose turn it is among regions that are alike: they take [`STRIPE`] blocks of a file each. `file` lets one file begin
-    /// elsewhere than another.
+    /// Whose turn it is among regions that are alike: they take [`STRIPE`] blocks of a file each.
+    /// `file` lets one file begin elsewhere than another.
     pub fn turn(meant: &[usize], file: u64, file_block: u64) -> usize {
         let at = (file_block / STRIPE).wrapping_add(file).checked_rem(meant.len() as u64);
         at.and_then(|at| meant.get(at as usize)).copied().unwrap_or(0)
     }
 
-    /// The regions nearest to the caller's node, which is that of its CPU unless [`crate::on_node`] says otherwise.
+    /// The regions nearest to the caller's node, which is that of its CPU unless [`crate::on_node`]
+    /// says otherwise.
     pub fn of_caller(&self, cpu: usize) -> &[usize] {
         let node = caller::node().or_else(|| self.node_of_cpu.get(cpu).copied().flatten());
         node.and_then(|node| self.local.get(&node)).unwrap_or(&self.elsewhere)

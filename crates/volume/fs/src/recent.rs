@@ -1,6 +1,8 @@
-//! What a thread used last, by key, so that it need not look it up in a table that all threads share.
+//! What a thread used last, by key, so that it need not look it up in a table that all threads
+//! share.
 //!
-//! A worker of a mount serves the threads of all programs in turn: the one before last is as likely the next as the last.
+//! A worker of a mount serves the threads of all programs in turn: the one before last is as likely
+//! the next as the last.
 
 /// Places; a key has one of them.
 const PLACES: usize = 16;

@@ -1,15 +1,18 @@
 //! Repairing a volume that is damaged.
 //!
-//! **Problem.** After damage to one log nobody knows what a file held, or what a directory named; the rest of the volume is whole.
+//! **Problem.** After damage to one log nobody knows what a file held, or what a directory named;
+//! the rest of the volume is whole.
 //!
-//! **Approach.** What is whole stays as it is. Whole inodes that only something damaged can have named get a name in `lost+found`; names
-//! that stand for nothing, or for an inode whose line cannot be read, go; another damaged inode with a
-//! name becomes an empty file or directory. The last comes last: as long as a directory or a journal is
-//! damaged, neither a mount nor a later repair takes the inodes without a name for orphans. So a repair
-//! can stop anywhere. It uses no journal, as all may be damaged: each of its commits is of one inode.
+//! **Approach.** What is whole stays as it is. Whole inodes that only something damaged can have
+//! named get a name in `lost+found`; names that stand for nothing, or for an inode whose line
+//! cannot be read, go; another damaged inode with a name becomes an empty file or directory. The
+//! last comes last: as long as a directory or a journal is damaged, neither a mount nor a later
+//! repair takes the inodes without a name for orphans. So a repair can stop anywhere. It uses no
+//! journal, as all may be damaged: each of its commits is of one inode.
 //!
-//! **Limits.** Of two inodes that say that they own a block one loses all it has, as nobody can tell which one wrote the block; but a
-//! page of a log shows whose it is. File data is not looked at.
+//! **Limits.** Of two inodes that say that they own a block one loses all it has, as nobody can
+//! tell which one wrote the block; but a page of a log shows whose it is. File data is not looked
+//! at.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,7 +78,8 @@ pub fn repair(store: Store) -> Result<Repaired> {
     }
     let (empty, gone) = sort_out(&tree);
 
-    // From here on no checkpoint is right, and logs of which the blocks go to others are never read again.
+    // From here on no checkpoint is right, and logs of which the blocks go to others are never read
+    // again.
     let mut words = vec![(scan::state_block(), 0, scan::state_word(scan::Use::Mounted))];
     for ino in empty.keys() {
         let (block, at) = store.inode_at(*ino)?;
@@ -157,7 +161,8 @@ fn settle(store: &Store, inodes: &mut Inodes, names_lost: bool) -> (Tree, Blocks
                 continue;
             }
             let known = |ino: Ino| inodes.get(&ino).and_then(|found| found.state.as_ref().ok());
-            // The one that loses: what has no name, what does not have its log there, the later one.
+            // The one that loses: what has no name, what does not have its log there, the later
+            // one.
             let weak = |ino: Ino| (tree.adopted.contains(&ino), known(ino).is_none_or(|k| !k.has_page(*block)), ino);
             let loser = if weak(*one) > weak(*other) { *one } else { *other };
             losers.insert(loser, Damage::Block { ino: loser, block: *block, what: "has a second owner" });
@@ -193,8 +198,8 @@ fn sort_out(tree: &Tree) -> (BTreeMap<Ino, Empty>, Vec<&BadName>) {
 }
 
 impl Volume {
-    /// The directory for what has lost its name: the one that there is, or a new one, which the root does not name yet where that
-    /// is damaged itself.
+    /// The directory for what has lost its name: the one that there is, or a new one, which the
+    /// root does not name yet where that is damaged itself.
     fn lost_and_found(&self, rootless: bool) -> Result<Ino> {
         let mut name = LOST_AND_FOUND.to_vec();
         for again in 1..=NAMES {
@@ -223,8 +228,8 @@ impl Volume {
         Err(Error::Exists)
     }
 
-    /// An empty directory that only root can use and that has no name. As it frees nothing, it may use the reserve: the volume is
-    /// of no use without it.
+    /// An empty directory that only root can use and that has no name. As it frees nothing, it may
+    /// use the reserve: the volume is of no use without it.
     fn new_directory(&self) -> Result<Ino> {
         loop {
             let ino = self.take_slot(self.regions.nearest(0))?;
@@ -261,7 +266,8 @@ impl Volume {
             return Err(Error::Exists);
         }
         let link = (dir.ino, Entry::Link { ino, cookie: names.new_cookie()?, kind: inode.kind, name });
-        // One after the other: both at once takes a journal. What has no name may say that it has any number.
+        // One after the other: both at once takes a journal. What has no name may say that it has
+        // any number.
         let number = |links| (ino, Entry::Attributes(Attributes { links, ..attributes }, 0));
         let number = links.filter(|_| inode.kind != Kind::Directory).map(number);
         for entry in number.into_iter().chain([link]) {

@@ -1,14 +1,17 @@
 //! Reading a whole volume: what mount and fsck have in common.
 //!
-//! **Problem.** After a crash the indexes in DRAM are gone, and what the medium holds may be the work of an operation
-//! that never ended, or damage.
+//! **Problem.** After a crash the indexes in DRAM are gone, and what the medium holds may be the
+//! work of an operation that never ended, or damage.
 //!
-//! **Approach.** Every inode in use is replayed; a walk from the root finds which ones are named; what is named must be
-//! whole, and owns its blocks alone. What is not named is an orphan, whatever state it is in.
+//! **Approach.** Every inode in use is replayed; a walk from the root finds which ones are named;
+//! what is named must be whole, and owns its blocks alone. What is not named is an orphan, whatever
+//! state it is in.
 //!
-//! Of each inode only what these need is kept ([`Known`]): a mount reads an inode again when it is first used.
+//! Of each inode only what these need is kept ([`Known`]): a mount reads an inode again when it is
+//! first used.
 //!
-//! **Limits.** Names are followed in one thread, and those of all directories are in memory until the mount is done.
+//! **Limits.** Names are followed in one thread, and those of all directories are in memory until
+//! the mount is done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
@@ -83,8 +86,8 @@ fn mount_number(store: &Store, region: usize) -> Result<Option<u64>> {
     Ok(word::unseal(Owner { id: block.raw(), generation: 0 }, Field::Mount, word))
 }
 
-/// The numbers of the last mount of each region; `None` where it is damaged. An error: they are of different mounts, so that one
-/// of them is a copy, or was replaced by one.
+/// The numbers of the last mount of each region; `None` where it is damaged. An error: they are of
+/// different mounts, so that one of them is a copy, or was replaced by one.
 pub fn mount_numbers(store: &Store) -> Result<Vec<Option<u64>>> {
     let regions = store.superblock().regions.len();
     let numbers = (0..regions).map(|region| mount_number(store, region)).collect::<Result<Vec<_>>>()?;
@@ -99,7 +102,8 @@ pub fn mount_numbers(store: &Store) -> Result<Vec<Option<u64>>> {
     }
 }
 
-/// Gives all regions of a volume the number of a new mount. Stopped anywhere, it is done again by the next mount.
+/// Gives all regions of a volume the number of a new mount. Stopped anywhere, it is done again by
+/// the next mount.
 pub fn number_mount(store: &Store, now_ns: i64) -> Result<()> {
     let numbers = mount_numbers(store)?;
     if numbers.len() < 2 && !numbers.contains(&None) {
@@ -150,7 +154,8 @@ pub struct Known {
 }
 
 impl Found {
-    /// Its line cannot be read: nobody knows whether it is in use, and a store there could end the process.
+    /// Its line cannot be read: nobody knows whether it is in use, and a store there could end the
+    /// process.
     fn is_unreadable(&self) -> bool {
         matches!(self.state, Err(Error::Damaged(Damage::Inode { what: UNREADABLE, .. })))
     }
@@ -191,7 +196,8 @@ pub type Inodes = BTreeMap<Ino, Found>;
 /// Journals that were committed, and their records.
 pub type Journals = Vec<(Block, Vec<journal::Record>)>;
 
-/// The journals that were committed and not finished, and those that are damaged, so that nobody knows what they say.
+/// The journals that were committed and not finished, and those that are damaged, so that nobody
+/// knows what they say.
 pub fn journals(store: &Store) -> Result<(Journals, Vec<Damage>)> {
     let superblock = store.superblock();
     let (mut found, mut damage) = (Vec::new(), Vec::new());
@@ -207,7 +213,8 @@ pub fn journals(store: &Store) -> Result<(Journals, Vec<Damage>)> {
         match journal::decode(at, block.as_slice()) {
             Ok(records) if records.is_empty() => {}
             Ok(mut records) if known(&records) => {
-                // A store to a line that cannot be read could end the process, and what is there is lost in any case.
+                // A store to a line that cannot be read could end the process, and what is there is
+                // lost in any case.
                 records.retain(|record| store.read_inode(record.ino).is_ok());
                 found.push((at, records));
             }
@@ -226,11 +233,12 @@ pub type Watch<'a> = &'a (dyn Fn(u64, u64) -> bool + Sync);
 
 /// Blocks of inode tables that a thread takes at a time: 2048 inodes.
 const STEP: u64 = 32;
-/// Steps that make it worth starting a thread: reading 2048 unused inodes takes about as long as that (30 µs).
+/// Steps that make it worth starting a thread: reading 2048 unused inodes takes about as long as
+/// that (30 µs).
 const STEPS_PER_THREAD: usize = 8;
 
-/// Reads all inodes, as they are once `journals` are finished, with a thread for each CPU. Fails only when the medium
-/// does.
+/// Reads all inodes, as they are once `journals` are finished, with a thread for each CPU. Fails
+/// only when the medium does.
 pub fn inodes(store: &Store, journals: &Journals, watch: Watch<'_>) -> Result<Inodes> {
     let mut pending: BTreeMap<Ino, Vec<journal::Record>> = BTreeMap::new();
     for record in journals.iter().flat_map(|(_, records)| records) {
@@ -306,7 +314,8 @@ fn read_table(
     Ok(())
 }
 
-/// What of a block of an inode table can be read, and a bit for each line that cannot; such a line fails its checks.
+/// What of a block of an inode table can be read, and a bit for each line that cannot; such a line
+/// fails its checks.
 fn readable_lines(store: &Store, at: Block) -> Result<(Box<[u8; BLOCK]>, u64)> {
     let (mut block, mut unreadable) = (Box::new([0; BLOCK]), 0);
     for (i, line) in block.chunks_exact_mut(LINE).enumerate() {
@@ -364,7 +373,8 @@ pub struct Tree {
     pub bad: Vec<BadName>,
     /// Files that have another number of names than they say, and that number.
     pub links: Vec<(Ino, u32)>,
-    /// Inodes that [`walk_lost`] gave a parent, as what named them is gone; and how many names each has with that.
+    /// Inodes that [`walk_lost`] gave a parent, as what named them is gone; and how many names each
+    /// has with that.
     pub lost: Vec<(Ino, u32)>,
     /// Inodes that only a walk from those reaches, those among them.
     pub adopted: BTreeSet<Ino>,
@@ -393,7 +403,8 @@ pub const OTHER_KIND: &str = "stands for an inode of another kind";
 /// What is wrong with a file that something damaged may name, too: it can be used.
 pub const FEWER_NAMES: &str = "it has fewer names than it says";
 
-/// Walks from the root: finds the orphans, checks names against inodes, and tells directories their parents.
+/// Walks from the root: finds the orphans, checks names against inodes, and tells directories their
+/// parents.
 pub fn walk(found: &mut Inodes) -> Tree {
     let mut tree = Tree::default();
     tree.walk_root(found);
@@ -401,7 +412,8 @@ pub fn walk(found: &mut Inodes) -> Tree {
     tree
 }
 
-/// The same. Where names are lost, whole inodes without any get the root for a parent: as few as lead to all of them.
+/// The same. Where names are lost, whole inodes without any get the root for a parent: as few as
+/// lead to all of them.
 pub fn walk_lost(found: &mut Inodes, names_lost: bool) -> Tree {
     let mut tree = Tree::default();
     tree.walk_root(found);

@@ -1,16 +1,20 @@
 //! The volume's memory, addressed by block, with the order of stores in the types.
 //!
-//! **Problem.** A commit is wrong if anything it refers to is not durable yet. Forgetting one flush is the classic fault of
-//! file systems on persistent memory, and no test that does not crash sees it.
+//! **Problem.** A commit is wrong if anything it refers to is not durable yet. Forgetting one flush
+//! is the classic fault of file systems on persistent memory, and no test that does not crash sees
+//! it.
 //!
-//! **Approach.** What was stored is [`Dirty`]; flushing makes it [`Flushed`], a fence makes it [`Durable`]. The values
-//! cannot be copied, ignoring one is a compiler warning, and [`Store::commit`] takes only the last.
+//! **Approach.** What was stored is [`Dirty`]; flushing makes it [`Flushed`], a fence makes it
+//! [`Durable`]. The values cannot be copied, ignoring one is a compiler warning, and
+//! [`Store::commit`] takes only the last.
 //!
-//! When a fence or a commit fails, or an operation panics while it commits, nobody knows what a crash would find. From then on
-//! the volume is *in doubt*: it stores nothing more, in no block, as the medium may name blocks that this mount takes for
-//! free. It only reads; the next mount recovers.
+//! When a fence or a commit fails, or an operation panics while it commits, nobody knows what a
+//! crash would find. From then on the volume is *in doubt*: it stores nothing more, in no block, as
+//! the medium may name blocks that this mount takes for free. It only reads; the next mount
+//! recovers.
 //!
-//! **Limits.** The types do not know *which* stores a commit refers to: the caller brings them together with `and`.
+//! **Limits.** The types do not know *which* stores a commit refers to: the caller brings them
+//! together with `and`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -150,9 +154,9 @@ impl Store {
         Ok(Dirty::new(at, data.len() as u64))
     }
 
-    /// Copies file data to one or more adjacent blocks, all of them, with their checksums where the volume has them: only
-    /// these are left to flush. The blocks are new: nothing that is committed refers to them, so neither data nor checksum is
-    /// seen before the commit.
+    /// Copies file data to one or more adjacent blocks, all of them, with their checksums where the
+    /// volume has them: only these are left to flush. The blocks are new: nothing that is committed
+    /// refers to them, so neither data nor checksum is seen before the commit.
     pub fn write_data(&self, block: Block, data: &[u8]) -> Result<Dirty> {
         debug_assert!(data.len().is_multiple_of(BLOCK));
         self.check_writable()?;
@@ -168,7 +172,8 @@ impl Store {
         Ok(dirty)
     }
 
-    /// Copies `count` blocks of file data to new blocks, after checking them where the volume has checksums.
+    /// Copies `count` blocks of file data to new blocks, after checking them where the volume has
+    /// checksums.
     pub fn copy_data(&self, from: Block, to: Block, count: u64) -> Result<Dirty> {
         let len = usize::try_from(count * BLOCK_BYTES).map_err(|_| Error::OutOfRange(from))?;
         if !self.superblock.has_checksums() {
@@ -181,7 +186,8 @@ impl Store {
         self.write_data(to, &buffer)
     }
 
-    /// Copies file data from one or more adjacent blocks, after checking it where the volume has checksums.
+    /// Copies file data from one or more adjacent blocks, after checking it where the volume has
+    /// checksums.
     pub fn read_data(&self, block: Block, offset: u64, out: &mut [u8]) -> Result<()> {
         if !self.superblock.has_checksums() {
             return self.read(block, offset, out);
@@ -224,7 +230,8 @@ impl Store {
         self.medium.load_u64(at(block, offset))
     }
 
-    /// Commits: stores words after all that they refer to became durable, and waits until they are durable themselves.
+    /// Commits: stores words after all that they refer to became durable, and waits until they are
+    /// durable themselves.
     pub fn commit(&self, words: &[(Block, u64, u64)], _after: &Durable) -> Result<Durable> {
         self.certain(|| {
             let mut dirty = Dirty::default();

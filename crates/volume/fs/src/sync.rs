@@ -1,8 +1,8 @@
 //! The locks and atomics that threads of one volume meet at.
 //!
-//! They are those of the standard library. In this crate's unit tests they are shuttle's: such a test runs its threads in
-//! an order that is drawn at random, with a change of threads at each lock and each atomic, many times over
-//! (`interleavings`).
+//! They are those of the standard library. In this crate's unit tests they are shuttle's: such a
+//! test runs its threads in an order that is drawn at random, with a change of threads at each lock
+//! and each atomic, many times over (`interleavings`).
 //!
 //! **Limits.** Byte counters and record locks keep the standard library's.
 
@@ -28,8 +28,8 @@ pub fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<
     condition.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Keeps a value on cache lines of its own (two, because processors fetch them in pairs): threads that use neighbours of an array
-/// do not wait for each other.
+/// Keeps a value on cache lines of its own (two, because processors fetch them in pairs): threads
+/// that use neighbours of an array do not wait for each other.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 pub struct Apart<T>(pub T);

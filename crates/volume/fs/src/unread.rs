@@ -1,13 +1,14 @@
 //! Inodes that are on the medium only.
 //!
-//! **Problem.** An inode in memory takes hundreds of bytes, a directory more than its names: with millions of files more than a server
-//! should keep of what nobody uses.
+//! **Problem.** An inode in memory takes hundreds of bytes, a directory more than its names: with
+//! millions of files more than a server should keep of what nobody uses.
 //!
-//! **Approach.** An inode is read from its log when it is first used. When the kernel has forgotten it, so does the volume. What is in
-//! memory says no more than the log, but for a directory's parent, which is kept here.
+//! **Approach.** An inode is read from its log when it is first used. When the kernel has forgotten
+//! it, so does the volume. What is in memory says no more than the log, but for a directory's
+//! parent, which is kept here.
 //!
-//! **Limits.** Of a forgotten file [`crate::Volume::path`] is not known until it is looked up again. A long log takes long to read
-//! again.
+//! **Limits.** Of a forgotten file [`crate::Volume::path`] is not known until it is looked up
+//! again. A long log takes long to read again.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -37,7 +38,8 @@ pub struct Unread {
 }
 
 impl Unread {
-    /// All inodes of a checkpoint, of which `damaged` ones are errors, with room for those of tables of these sizes.
+    /// All inodes of a checkpoint, of which `damaged` ones are errors, with room for those of
+    /// tables of these sizes.
     pub fn new(
         checkpoint: Checkpoint,
         tables: impl Iterator<Item = u64>,
@@ -68,8 +70,9 @@ impl Unread {
             || self.damaged.contains_key(&ino)
     }
 
-    /// Reads an inode and hands it to `add`, unless it is `known`, as where another thread read it meanwhile. `None`: there is no such
-    /// inode. Nothing but this makes an inode known that was not read, so the medium stands still while its log is read.
+    /// Reads an inode and hands it to `add`, unless it is `known`, as where another thread read it
+    /// meanwhile. `None`: there is no such inode. Nothing but this makes an inode known that was
+    /// not read, so the medium stands still while its log is read.
     pub fn read(
         &self,
         store: &Store,
@@ -95,8 +98,9 @@ impl Unread {
         Ok(Some(inode))
     }
 
-    /// Notes that an inode is on the medium only, once `remove` has made it unknown: its parent if it is a directory; `None` if it stays
-    /// known. Where another one of its shard is being read nobody waits: it stays for now, and `remove` is not called.
+    /// Notes that an inode is on the medium only, once `remove` has made it unknown: its parent if
+    /// it is a directory; `None` if it stays known. Where another one of its shard is being read
+    /// nobody waits: it stays for now, and `remove` is not called.
     pub fn let_go(&self, ino: Ino, shard: usize, remove: impl FnOnce() -> Option<Option<Ino>>) {
         let Some(Ok(_guard)) = self.reading.get(shard).map(Mutex::try_lock) else { return };
         let Some((word, bit)) = self.word(ino) else { return };

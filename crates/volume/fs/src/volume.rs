@@ -47,7 +47,8 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        // The clock of the kernel's own file systems: it moves with the tick, and reading it costs a quarter.
+        // The clock of the kernel's own file systems: it moves with the tick, and reading it costs
+        // a quarter.
         let clock = || {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
             now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
@@ -74,7 +75,8 @@ pub struct Volume {
     pub(crate) room: Room,
     inodes: Vec<Apart<Shard>>,
     unread: Unread,
-    /// A kernel remembers inodes: those that it does not are to be let go. Without one, whoever has the volume uses them by number.
+    /// A kernel remembers inodes: those that it does not are to be let go. Without one, whoever has
+    /// the volume uses them by number.
     pub(crate) kernel: AtomicBool,
     /// Inodes to let go that somebody was at when it was tried.
     busy: Mutex<BTreeSet<Ino>>,
@@ -168,8 +170,9 @@ impl Volume {
         self.unread.read(&self.store, ino, shard(ino), known, add)?.ok_or(Error::NotFound)
     }
 
-    /// Forgets what memory has of an inode that has a name, and that nobody has open or remembers: the next use reads it again. Where
-    /// somebody is at it right now, that is tried [again](Volume::let_go_again). It stays where the medium may say something else
+    /// Forgets what memory has of an inode that has a name, and that nobody has open or remembers:
+    /// the next use reads it again. Where somebody is at it right now, that is tried
+    /// [again](Volume::let_go_again). It stays where the medium may say something else
     /// ([`Volume::in_doubt`]).
     pub(crate) fn let_go(&self, inode: Arc<Inode>) {
         let ino = inode.ino;
@@ -178,7 +181,8 @@ impl Volume {
         }
     }
 
-    /// Tries to let go of up to `most` inodes that somebody was at before. Returns how many are left.
+    /// Tries to let go of up to `most` inodes that somebody was at before. Returns how many are
+    /// left.
     pub fn let_go_again(&self, most: usize) -> usize {
         let tried: Vec<Ino> = {
             let mut busy = sync::lock(&self.busy);
@@ -195,7 +199,8 @@ impl Volume {
         busy.len()
     }
 
-    /// Forgets an inode, unless it is to stay in memory. True: it is to go, but stays for now, as somebody is at it.
+    /// Forgets an inode, unless it is to stay in memory. True: it is to go, but stays for now, as
+    /// somebody is at it.
     fn try_let_go(&self, inode: Arc<Inode>) -> bool {
         let Some(known) = self.inodes.get(shard(inode.ino)).filter(|_| !self.in_doubt()) else { return false };
         // That another inode of its part of the table is being read says nothing of this one.
@@ -224,7 +229,8 @@ impl Volume {
         busy
     }
 
-    /// Keeps an inode in memory for a use that no kernel asked for. At the end nothing of it stays that the kernel does not know.
+    /// Keeps an inode in memory for a use that no kernel asked for. At the end nothing of it stays
+    /// that the kernel does not know.
     pub fn visit<V: Deref<Target = Self>>(volume: V, ino: Ino) -> Visit<V> {
         let inode = volume.inode(ino).ok();
         Visit { volume, inode }
@@ -314,7 +320,8 @@ impl Volume {
         self.damage.clear();
     }
 
-    /// What recovery found damaged and went past: what is damaged gives [`Error::Damaged`] when it is used.
+    /// What recovery found damaged and went past: what is damaged gives [`Error::Damaged`] when it
+    /// is used.
     pub fn damage(&self) -> &[Damage] {
         &self.damage
     }
@@ -369,7 +376,8 @@ pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, 
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Inodes that one operation changes, locked in the order of their numbers: that is why operations never deadlock.
+/// Inodes that one operation changes, locked in the order of their numbers: that is why operations
+/// never deadlock.
 pub(crate) struct Locked<'a>(pub(crate) SmallVec<[(&'a Inode, RwLockWriteGuard<'a, State>); 2]>);
 
 impl<'a> Locked<'a> {

@@ -1,10 +1,11 @@
 //! What `mkfs` would overwrite.
 //!
-//! **Problem.** File systems, pools and partition tables begin at many places, some near the end, and a list of their magic
-//! numbers is never complete.
+//! **Problem.** File systems, pools and partition tables begin at many places, some near the end,
+//! and a list of their magic numbers is never complete.
 //!
-//! **Approach.** Any byte that is not zero is content. homenode looks where the known ones are (the first 4 MiB and the last
-//! 1 MiB), at samples of the rest, and, in a file, where its first extents are. Magic numbers only give it a name.
+//! **Approach.** Any byte that is not zero is content. homenode looks where the known ones are (the
+//! first 4 MiB and the last 1 MiB), at samples of the rest, and, in a file, where its first extents
+//! are. Magic numbers only give it a name.
 //!
 //! **Limits.** Content that lies between the samples of a device is not seen.
 
@@ -16,7 +17,8 @@ use std::os::unix::fs::FileExt;
 const HEAD: u64 = 4 << 20;
 /// And of its end: ZFS keeps its last two labels in 512 KiB.
 const TAIL: u64 = 1 << 20;
-/// In between: 4 KiB at each power of two (btrfs keeps copies at 64 MiB and 256 GiB), and at so many places more.
+/// In between: 4 KiB at each power of two (btrfs keeps copies at 64 MiB and 256 GiB), and at so
+/// many places more.
 const SAMPLES: u64 = 64;
 const SAMPLE: usize = 4096;
 /// Extents of a file: the first ones tell whether it has any content.
@@ -63,7 +65,8 @@ pub struct Content {
     pub name: Option<&'static str>,
 }
 
-/// Looks for content in `len` bytes, which `read` gives at an offset. `extents` are the first ones of a file.
+/// Looks for content in `len` bytes, which `read` gives at an offset. `extents` are the first ones
+/// of a file.
 ///
 /// # Errors
 ///

@@ -117,8 +117,8 @@ fn place<'a>(volume: &Volume, path: &'a str) -> Result<(Ino, &'a str), Failure> 
     Ok((find(volume, dir)?, name))
 }
 
-/// What `put` calls a copy that is not complete. One process at a time has a volume, so what is called so already was left
-/// by a crash.
+/// What `put` calls a copy that is not complete. One process at a time has a volume, so what is
+/// called so already was left by a crash.
 const UNFINISHED: &[u8] = b".homenode-put";
 
 fn put(global: &Global, args: &PutArgs) -> Result<Exit, Failure> {

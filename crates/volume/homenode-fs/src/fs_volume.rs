@@ -113,7 +113,8 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
 fn refuse_content(name: &str, file: &File, (mapped, region): (&Mapped, usize)) -> Result<(), Failure> {
     let io = |e: io::Error| Failure::io("read", Path::new(name), &e);
     let is_file = file.metadata().map_err(io)?.is_file();
-    // Device DAX knows no read(2), and to look at a hole of a file through its mapping would give it memory.
+    // Device DAX knows no read(2), and to look at a hole of a file through its mapping would give
+    // it memory.
     let mut read = |at, out: &mut [u8]| match is_file {
         true => content::read(file, at, out),
         false => mapped.read(At { region, offset: at }, out).map_err(io::Error::other),
@@ -124,8 +125,8 @@ fn refuse_content(name: &str, file: &File, (mapped, region): (&Mapped, usize)) -
     Err(Failure::new(Exit::Usage, name, format!("is not empty: {what}")).hint("--force overwrites it"))
 }
 
-/// The node of a DAX device's memory, as sysfs has it: the one that it is or would be part of, if the machine knows that one, else the
-/// one that it is attached to. Files have none.
+/// The node of a DAX device's memory, as sysfs has it: the one that it is or would be part of, if
+/// the machine knows that one, else the one that it is attached to. Files have none.
 fn node_of_device(sys: &Path, file: &File, known: impl Fn(u32) -> bool) -> Option<u32> {
     let metadata = file.metadata().ok().filter(|metadata| metadata.file_type().is_char_device())?;
     let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
@@ -135,7 +136,8 @@ fn node_of_device(sys: &Path, file: &File, known: impl Fn(u32) -> bool) -> Optio
     read("target_node").filter(|node| known(*node)).or_else(|| read("numa_node"))
 }
 
-/// Memory that is allocated page by page goes to the region's node; a device or a disk file is where it is.
+/// Memory that is allocated page by page goes to the region's node; a device or a disk file is
+/// where it is.
 fn bind(region: RegionFile, node: Option<u32>, path: &Path) -> Result<RegionFile, Failure> {
     let Some(node) = node else { return Ok(region) };
     let alone = Mapped::new(std::slice::from_ref(&region)).map_err(|e| failure(path.display().to_string(), e))?;
@@ -198,8 +200,8 @@ fn open_region(path: &Path, size: Option<u64>, created: &mut Created) -> Result<
     Ok(file)
 }
 
-/// Checks a volume. Exit codes as fsck(8) has them: 0 fine, 1 repaired, 4 damaged, 8 not checked, 32 stopped; 16, wrong
-/// usage, comes from `main`. 2, which asks for a restart, has no case.
+/// Checks a volume. Exit codes as fsck(8) has them: 0 fine, 1 repaired, 4 damaged, 8 not checked,
+/// 32 stopped; 16, wrong usage, comes from `main`. 2, which asks for a restart, has no case.
 pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     check(global, args).map_err(|failure| failure.exiting(Exit::Command(FSCK_FAILED)))
 }
@@ -325,7 +327,8 @@ fn holder(region: &Path) -> Option<String> {
     Some(format!("process {pid} ({command})"))
 }
 
-/// Runs `work` on a volume and its regions, where it only looks: nothing is stored, and damage stops it only where it leads to some.
+/// Runs `work` on a volume and its regions, where it only looks: nothing is stored, and damage
+/// stops it only where it leads to some.
 pub fn with_look(
     global: &Global,
     args: &VolumeArgs,
@@ -338,8 +341,8 @@ pub fn with_look(
     work(&volume, &mapped)
 }
 
-/// Runs `work` on a mounted volume and its regions, and unmounts it, also after an error: else the next mount would have to read
-/// all logs.
+/// Runs `work` on a mounted volume and its regions, and unmounts it, also after an error: else the
+/// next mount would have to read all logs.
 pub fn with_volume(
     global: &Global,
     args: &VolumeArgs,

@@ -1,5 +1,6 @@
 //! `homenode-fs`: makes, checks and mounts volumes, and looks into them. `homenode mkfs`, `fsck`,
-//! `mount` and `fs` start it; `mkfs.homenode`, `fsck.homenode` and `mount.homenode` are names of it.
+//! `mount` and `fs` start it; `mkfs.homenode`, `fsck.homenode` and `mount.homenode` are names of
+//! it.
 
 mod content;
 mod fs_files;

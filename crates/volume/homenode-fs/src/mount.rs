@@ -1,12 +1,14 @@
 //! `homenode mount`: a volume for all programs.
 //!
-//! **Problem.** A user who mounts must learn at once whether it worked, and the server goes on afterwards.
+//! **Problem.** A user who mounts must learn at once whether it worked, and the server goes on
+//! afterwards.
 //!
-//! **Approach.** The command starts itself again as the server and waits until that says that the mount works, or
-//! fails. The server's messages go to the same stderr up to that moment.
+//! **Approach.** The command starts itself again as the server and waits until that says that the
+//! mount works, or fails. The server's messages go to the same stderr up to that moment.
 //!
-//! **Limits.** The later messages of a server in the background are lost, except that its policy has ended, that its memory has failed, that an unmount
-//! failed, or that files are still open: these go to the system's log.
+//! **Limits.** The later messages of a server in the background are lost, except that its policy
+//! has ended, that its memory has failed, that an unmount failed, or that files are still open:
+//! these go to the system's log.
 
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -228,7 +230,8 @@ impl Wanted {
     }
 }
 
-/// Options that were taken apart at each comma, with those of a value in quotes put together: `context="u:r:t:s0:c1,c2"`.
+/// Options that were taken apart at each comma, with those of a value in quotes put together:
+/// `context="u:r:t:s0:c1,c2"`.
 fn joined(parts: &[String]) -> Vec<String> {
     let mut options: Vec<String> = Vec::new();
     for part in parts {
@@ -267,13 +270,14 @@ fn start(args: &MountArgs) -> Result<Exit, Failure> {
 /// Mounts, and serves the mount until it ends.
 fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -> Result<Exit, Failure> {
     let stop = Stop::on_signals()?;
-    // Nobody waits for output from here on, so that nothing keeps moves from being undone, or the mount from ending.
+    // Nobody waits for output from here on, so that nothing keeps moves from being undone, or the
+    // mount from ending.
     output::detach();
     log_failures();
     // Each thread that uses the mount takes up to two.
     linux::files::raise_limit();
-    // Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the mount. Only with
-    // CAP_SYS_RESOURCE; else it stays as it is.
+    // Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the
+    // mount. Only with CAP_SYS_RESOURCE; else it stays as it is.
     let _ = std::fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
     let looks = wanted.options.flags.contains(Flags::RDONLY);
     let mapped = if looks { map_to_look(&wanted.volume)? } else { map(&wanted.volume)? };
@@ -361,7 +365,8 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
             }
             told = true;
         }
-        // The end of the mount or a signal unparks this thread; the limit is for a wake-up that came before.
+        // The end of the mount or a signal unparks this thread; the limit is for a wake-up that
+        // came before.
         thread::park_timeout(std::time::Duration::from_millis(500));
     }
     let ended = watcher.join().unwrap_or(Ok(()));
@@ -379,8 +384,8 @@ fn say(line: &str) {
     log(Path::new(LOG), &format!("<27>homenode[{}]: {line}\n", std::process::id()));
 }
 
-/// Hands a line to the system's log. It is lost where that takes no more, such as a stopped one: who waited for it would neither undo
-/// moves nor end the mount.
+/// Hands a line to the system's log. It is lost where that takes no more, such as a stopped one:
+/// who waited for it would neither undo moves nor end the mount.
 fn log(to: &Path, entry: &str) {
     let logged = UnixDatagram::unbound().and_then(|socket| {
         socket.set_nonblocking(true)?;
@@ -393,7 +398,8 @@ fn log(to: &Path, entry: &str) {
     }
 }
 
-/// Where memory fails so that the server must end, the system's log says why: in the background nobody sees stderr.
+/// Where memory fails so that the server must end, the system's log says why: in the background
+/// nobody sees stderr.
 fn log_failures() {
     let socket = UnixDatagram::unbound().and_then(|socket| socket.connect(LOG).map(|()| socket.into()));
     let kernel = || std::fs::OpenOptions::new().write(true).open("/dev/kmsg").map(Into::into);

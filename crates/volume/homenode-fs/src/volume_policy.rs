@@ -1,11 +1,12 @@
 //! Policies on a mounted volume, on the machine's nodes or on emulated ones.
 //!
-//! **Problem.** The loop of `homenode run` needs a plane, and the server of a mount has the best one: it sees every
-//! request.
+//! **Problem.** The loop of `homenode run` needs a plane, and the server of a mount has the best
+//! one: it sees every request.
 //!
-//! **Approach.** [`Nodes`] says which nodes the volume is on, before it is mounted; [`run`] is the loop of `homenode
-//! run` on [`VolumePlane`], beside the server. Emulated memory is slower by the profile's scale; the thresholds of
-//! policies and rails that are bytes, or bytes per second, are divided by the same scale, unless the user gives them.
+//! **Approach.** [`Nodes`] says which nodes the volume is on, before it is mounted; [`run`] is the
+//! loop of `homenode run` on [`VolumePlane`], beside the server. Emulated memory is slower by the
+//! profile's scale; the thresholds of policies and rails that are bytes, or bytes per second, are
+//! divided by the same scale, unless the user gives them.
 //!
 //! **Limits.** The process keeps its privileges: it unmounts at the end.
 
@@ -67,7 +68,8 @@ impl Nodes {
                 .hint("homenode mkfs a@0 b@1 makes a volume with a region on each of two nodes"));
         }
         let bytes = (0..mapped.regions()).map(|region| mapped.len(region)).max().unwrap_or(0);
-        // In a container, or started by taskset, only these CPUs are there for the mount's users, too.
+        // In a container, or started by taskset, only these CPUs are there for the mount's users,
+        // too.
         let mine = linux::affinity::get(0)
             .map_err(|e| Failure::from_error(Exit::Io, "cannot read the CPUs that this process may use", &e))?;
         let topology = profile.topology(&real.cpus().intersection(&mine), count, bytes);
@@ -84,8 +86,8 @@ impl Nodes {
         }
     }
 
-    /// Options of the server. Reads that stay in the kernel's cache are seen by nobody, so a policy or emulated
-    /// memory asks for every read, unless the user wants otherwise.
+    /// Options of the server. Reads that stay in the kernel's cache are seen by nobody, so a policy
+    /// or emulated memory asks for every read, unless the user wants otherwise.
     pub fn serve(&self, options: &mut mount::Options, args: &NodesArgs, chosen: (bool, bool)) {
         let (cache_chosen, workers_chosen) = chosen;
         options.callers.clone_from(&self.callers);
@@ -93,7 +95,8 @@ impl Nodes {
         if !cache_chosen && (args.policy() || self.emulated.is_some()) {
             options.cache = Cache::Direct;
         }
-        // Threads that sleep are needed in numbers, and whoever asks for a number of threads gets it.
+        // Threads that sleep are needed in numbers, and whoever asks for a number of threads gets
+        // it.
         options.ring = !workers_chosen && self.emulated.is_none();
         if !workers_chosen && self.emulated.is_some() {
             options.workers = options.workers.max(SLEEPERS);
@@ -183,8 +186,8 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Opens what a policy needs; `None` without a policy. Then what a crashed server of this mount left behind is undone
-    /// here.
+    /// Opens what a policy needs; `None` without a policy. Then what a crashed server of this mount
+    /// left behind is undone here.
     pub fn new(global: &Global, args: &NodesArgs, nodes: &Nodes, dir: &Path) -> Result<Option<Self>, Failure> {
         let global = &Global { state_dir: state_dir(global, dir), ..global.clone() };
         if !args.policy() {
@@ -213,7 +216,8 @@ impl Prepared {
         Ok(Some(Self { policy, settings, state, record, out }))
     }
 
-    /// Begins to observe the volume, mounted on `dir`. First undoes what a crashed server of this mount left behind.
+    /// Begins to observe the volume, mounted on `dir`. First undoes what a crashed server of this
+    /// mount left behind.
     pub fn start(
         self,
         nodes: &Nodes,
@@ -243,7 +247,8 @@ impl Prepared {
     }
 }
 
-/// Undoes what a crashed server left behind, if there is anything. The mount works without it, so it only warns.
+/// Undoes what a crashed server left behind, if there is anything. The mount works without it, so
+/// it only warns.
 fn undo_crashed(global: &Global) {
     if !global.state_dir.is_dir() {
         return;
@@ -267,7 +272,8 @@ pub struct Decider {
 }
 
 impl Decider {
-    /// Window after window until it is time to stop; then undoes all moves of threads, also after a panic.
+    /// Window after window until it is time to stop; then undoes all moves of threads, also after a
+    /// panic.
     pub fn run(mut self, stop: &dyn Fn() -> bool) -> Result<(), Failure> {
         let ran = guarded(|| {
             let nodes = engine::Plane::topology(self.engine.plane_mut()).nodes.len();
@@ -330,7 +336,8 @@ mod tests {
         assert!(super::profile(&args("/nonexistent")).unwrap_err().line().contains("/nonexistent"));
     }
 
-    /// `auto` left out programs with less than 4 MiB a window, a seventh of what a node of the default scale can carry.
+    /// `auto` left out programs with less than 4 MiB a window, a seventh of what a node of the
+    /// default scale can carry.
     #[test]
     fn auto_takes_its_thresholds_by_the_scale_too() {
         let text = r#"{"version":1,"time_s":10,"window_s":1,"nodes":[

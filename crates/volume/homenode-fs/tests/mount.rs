@@ -403,7 +403,8 @@ fn ino(path: &Path) -> u64 {
     std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap())
 }
 
-/// One bit in the log of one directory, and a crash: mount, `-o ro`, `fsck --repair`, `fs get` and `fs ls` all refused.
+/// One bit in the log of one directory, and a crash: mount, `-o ro`, `fsck --repair`, `fs get` and
+/// `fs ls` all refused.
 fn a_damaged_directory_locks_nobody_out() {
     let place = Place::new();
     let server = place.server();
@@ -502,7 +503,8 @@ fn a_volume_on_a_read_only_medium_can_be_mounted() {
     assert_eq!((content.unwrap(), checked.0, same), (b"x".to_vec(), 0, true), "{checked:?}");
 }
 
-/// `mkfs` took a file of 200 MB on a tmpfs of 20 MB, and the server ended without a word after 19 MB.
+/// `mkfs` took a file of 200 MB on a tmpfs of 20 MB, and the server ended without a word after 19
+/// MB.
 fn a_sparse_region_is_filled_or_refused() {
     let place = Place::new();
     let small = place.place.path().join("small");

@@ -20,7 +20,8 @@ fn code(args: &[&str]) -> i32 {
     homenode(args).status.code().unwrap()
 }
 
-/// Only the first 4 KiB were looked at: btrfs, ZFS, RAID and ISO images were overwritten without a question.
+/// Only the first 4 KiB were looked at: btrfs, ZFS, RAID and ISO images were overwritten without a
+/// question.
 #[test]
 fn mkfs_without_force_overwrites_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -157,8 +158,8 @@ fn damage(region: &Path, ino: u64) {
     fs::write(region, bytes).unwrap();
 }
 
-/// Each command that met the damaged file, and `fsck --repair`, left a volume that nothing could mount again; and then no check
-/// passed any more.
+/// Each command that met the damaged file, and `fsck --repair`, left a volume that nothing could
+/// mount again; and then no check passed any more.
 #[test]
 fn a_damaged_file_can_be_seen_and_removed_and_a_repair_ends_it() {
     for repair in [false, true] {
@@ -192,7 +193,8 @@ fn a_damaged_file_can_be_seen_and_removed_and_a_repair_ends_it() {
     }
 }
 
-/// Looking into a backup gave its regions new numbers, so that they fitted the originals no more; and read-only ones could not be read.
+/// Looking into a backup gave its regions new numbers, so that they fitted the originals no more;
+/// and read-only ones could not be read.
 #[test]
 fn looking_into_a_volume_changes_no_byte_of_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,16 +1,18 @@
-//! The cost of an operation on a mounted volume, beside a mount with nothing behind it, ext4 and tmpfs.
+//! The cost of an operation on a mounted volume, beside a mount with nothing behind it, ext4 and
+//! tmpfs.
 //!
 //! ```text
 //! mount_bench DIR ROUNDS JSON [OPERATION]      DIR in memory: for the regions, the image of ext4 and the mount points;
 //!                                              only operations whose names contain OPERATION
 //! ```
 //!
-//! **Approach.** Every file system is there at once, each mount with a server process of its own, and every measurement takes
-//! its turn in each round, so that other work on the machine meets all of them. A figure is a median over rounds, a ratio is
-//! the median of the rounds' ratios. CPU time is that of the caller and the server.
+//! **Approach.** Every file system is there at once, each mount with a server process of its own,
+//! and every measurement takes its turn in each round, so that other work on the machine meets all
+//! of them. A figure is a median over rounds, a ratio is the median of the rounds' ratios. CPU time
+//! is that of the caller and the server.
 //!
-//! **Limits.** Small batches, so that a round is short. CPU time of kernel threads, such as those of the loop device under
-//! ext4, is not counted.
+//! **Limits.** Small batches, so that a round is short. CPU time of kernel threads, such as those
+//! of the loop device under ext4, is not counted.
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 
 use std::collections::BTreeMap;
@@ -29,11 +31,13 @@ use mount::plane::Callers;
 use mount::{Options, null};
 use rustix::mount::{UnmountFlags, unmount};
 
-/// Bytes of the file that is read and written, and of a volume, which needs room for what replaces it.
+/// Bytes of the file that is read and written, and of a volume, which needs room for what replaces
+/// it.
 const FILE: u64 = null::FILE_BYTES;
 const VOLUME: u64 = 2 * FILE;
-/// How often the file is written before anything is measured: until a volume has used each of its blocks. A page of memory
-/// that is used for the first time costs the kernel more than the whole operation.
+/// How often the file is written before anything is measured: until a volume has used each of its
+/// blocks. A page of memory that is used for the first time costs the kernel more than the whole
+/// operation.
 const FILLS: usize = 4;
 const SMALL: usize = 4096;
 const LARGE: usize = 1 << 20;
@@ -52,7 +56,8 @@ fn main() {
     }
 }
 
-/// Kinds of mounts by the name that the report shows: whether a volume is behind it, and whether requests come by io_uring.
+/// Kinds of mounts by the name that the report shows: whether a volume is behind it, and whether
+/// requests come by io_uring.
 const SERVED: &[(&str, bool, bool)] = &[
     ("homenode", true, false),
     ("null", false, false),
@@ -373,8 +378,8 @@ fn measure(place: &Path, rounds: u64, json: &Path, only: &str) {
     fs::write(json, serde_json::to_string_pretty(&records).unwrap()).unwrap();
 }
 
-/// What it costs to tell who reads, within one process and without the kernel: for each way, ns of a 4 KiB read, and how much
-/// more than without; medians of alternating batches.
+/// What it costs to tell who reads, within one process and without the kernel: for each way, ns of
+/// a 4 KiB read, and how much more than without; medians of alternating batches.
 fn told(place: &Path, rounds: u64) -> Vec<(&'static str, f64, f64)> {
     const WAYS: [&str; 3] = ["nobody", "no policy: the thread", "a policy: the thread, its node and its file"];
     const BATCHES: usize = 20;

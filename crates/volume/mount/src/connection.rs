@@ -1,4 +1,5 @@
-//! The connection to the kernel: its beginning, and by `/dev/fuse` all of it, with one file for each worker.
+//! The connection to the kernel: its beginning, and by `/dev/fuse` all of it, with one file for
+//! each worker.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,7 +18,8 @@ pub(crate) const DEVICE: &str = "/dev/fuse";
 /// Read-ahead and asynchronous requests under way, at most; and how many are many.
 pub(crate) const BACKGROUND: (u16, u16) = (64, 48);
 
-/// Bytes of each of a worker's two buffers that stay in memory: a request of 128 KiB with its header.
+/// Bytes of each of a worker's two buffers that stay in memory: a request of 128 KiB with its
+/// header.
 const STAYS: usize = (128 << 10) + 4096;
 /// Requests after which a worker returns the rest. At most one new page for each request of 1 MiB.
 const PERIOD: u32 = 256;
@@ -30,8 +32,8 @@ const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
 
 /// Handler of requests: one for all workers.
 pub(crate) trait Answers: Send + Sync {
-    /// Does what a request asks for. `Some`: the errno to answer with, or 0 and the answer; `None`: nothing is to be
-    /// said.
+    /// Does what a request asks for. `Some`: the errno to answer with, or 0 and the answer; `None`:
+    /// nothing is to be said.
     fn answer(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Option<i32>;
 }
 
@@ -49,7 +51,8 @@ pub(crate) fn connect() -> Result<OwnedFd, Errno> {
     open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Another file of the same connection: two workers with files of their own do not wait for each other.
+/// Another file of the same connection: two workers with files of their own do not wait for each
+/// other.
 pub(crate) fn another(connection: &OwnedFd) -> Result<OwnedFd, Errno> {
     let new = connect()?;
     let old = connection.as_raw_fd();
@@ -61,7 +64,8 @@ pub(crate) fn another(connection: &OwnedFd) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Answers the kernel's first request: what both sides can do. `ring`: io_uring, too. Returns whether it will be used.
+/// Answers the kernel's first request: what both sides can do. `ring`: io_uring, too. Returns
+/// whether it will be used.
 pub(crate) fn handshake(connection: &OwnedFd, cache: Cache, ring: bool) -> io::Result<bool> {
     let (mut buffer, mut out) = (vec![0; BUFFER], vec![0; BUFFER]);
     let mut answer = Answer::new(&mut out);
@@ -185,15 +189,17 @@ impl Transport for Device {
     }
 }
 
-/// Returns what only large requests need to the kernel. Without it each worker would keep the memory of the largest request that it
-/// ever had, and that of a server of files of all sizes would grow for hours.
+/// Returns what only large requests need to the kernel. Without it each worker would keep the
+/// memory of the largest request that it ever had, and that of a server of files of all sizes would
+/// grow for hours.
 fn give_back(buffer: &mut [u8]) {
     let page = rustix::param::page_size();
     let rest = buffer.get_mut(STAYS..).unwrap_or_default();
     let skip = rest.as_ptr().align_offset(page);
     let whole = rest.len().saturating_sub(skip) / page * page;
     let Some(rest) = rest.get_mut(skip..skip + whole).filter(|rest| !rest.is_empty()) else { return };
-    // SAFETY: the pages are whole, private, and borrowed for us alone; they read as zeros afterwards, which any bytes may be.
+    // SAFETY: the pages are whole, private, and borrowed for us alone; they read as zeros
+    // afterwards, which any bytes may be.
     if unsafe { libc::madvise(rest.as_mut_ptr().cast(), rest.len(), libc::MADV_DONTNEED) } != 0 {
         tracing::debug!("memory of requests stays: {}", io::Error::last_os_error());
     }

@@ -1,18 +1,19 @@
 //! A volume as a directory of the machine: a FUSE server for homenode's own file system.
 //!
-//! **Problem.** Programs use files through the kernel. The kernel has to be told what each request did, and must be
-//! kept from remembering what is no longer so.
+//! **Problem.** Programs use files through the kernel. The kernel has to be told what each request
+//! did, and must be kept from remembering what is no longer so.
 //!
-//! **Approach.** What a request means is in `fs`; `server` translates. The volume has no other user while it is
-//! mounted, so the kernel may remember names and attributes for long, keeps the locks of programs by itself, and
-//! checks permissions by itself (`default_permissions`). An inode lives as long as the kernel knows its number
-//! (`fs::Volume::remember`). Where the kernel offers io_uring, each CPU has a queue and a worker (`ring`); elsewhere as many
-//! workers as CPUs take what comes by `/dev/fuse` (`connection`), not bound to CPUs: the kernel gives a request to whichever
-//! waits longest, so a bound worker would be on the wrong CPU most of the time.
+//! **Approach.** What a request means is in `fs`; `server` translates. The volume has no other user
+//! while it is mounted, so the kernel may remember names and attributes for long, keeps the locks
+//! of programs by itself, and checks permissions by itself (`default_permissions`). An inode lives
+//! as long as the kernel knows its number (`fs::Volume::remember`). Where the kernel offers
+//! io_uring, each CPU has a queue and a worker (`ring`); elsewhere as many workers as CPUs take
+//! what comes by `/dev/fuse` (`connection`), not bound to CPUs: the kernel gives a request to
+//! whichever waits longest, so a bound worker would be on the wrong CPU most of the time.
 //!
-//! The protocol is our own (`wire`), because crate `fuser` 0.18 would not do: it panics on a file time that any user
-//! can set (`touch -d @-9223372036854775807.5`), which ends the mount; it hides which requests take set-user-ID bits;
-//! and it has no place for a worker's CPU.
+//! The protocol is our own (`wire`), because crate `fuser` 0.18 would not do: it panics on a file
+//! time that any user can set (`touch -d @-9223372036854775807.5`), which ends the mount; it hides
+//! which requests take set-user-ID bits; and it has no place for a worker's CPU.
 //!
 //! **Limits.** Mounting takes root.
 
@@ -40,8 +41,8 @@ pub enum Cache {
     /// The kernel, in its page cache. Only what it asks for is seen and counted.
     #[default]
     Kernel,
-    /// Nobody: every read and write reaches the volume and is counted. Pages that a program maps are cached all the
-    /// same.
+    /// Nobody: every read and write reaches the volume and is counted. Pages that a program maps
+    /// are cached all the same.
     Direct,
 }
 
@@ -54,13 +55,13 @@ pub struct Options {
     pub cache: Cache,
     /// Threads that answer requests by `/dev/fuse`: at least 1.
     pub workers: usize,
-    /// Where the kernel offers io_uring, requests come by it, to a worker for each CPU. Not for memory whose accesses
-    /// sleep: the requests of a CPU wait for each other.
+    /// Where the kernel offers io_uring, requests come by it, to a worker for each CPU. Not for
+    /// memory whose accesses sleep: the requests of a CPU wait for each other.
     pub ring: bool,
     /// Limits for users of the mount.
     pub flags: Flags,
-    /// Whether opened files are counted, as a policy wants it. It takes a round trip for each open and one for each close, which
-    /// [`Cache::Direct`] needs anyway.
+    /// Whether opened files are counted, as a policy wants it. It takes a round trip for each open
+    /// and one for each close, which [`Cache::Direct`] needs anyway.
     pub counts_opens: bool,
     /// Labels for SELinux, such as `context=…`, as mount(2) has them.
     pub labels: Vec<String>,

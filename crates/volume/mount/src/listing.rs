@@ -1,17 +1,21 @@
 //! Where a listing of a directory is, as the offset that the kernel hands back.
 //!
-//! **Problem.** A program that renames what it lists gives each file a new name, with a new cookie, behind all others. A listing that
-//! goes on to the end, wherever that is by then, never gets there. Nothing of a listing is kept between two requests: the kernel
-//! opens directories by itself.
+//! **Problem.** A program that renames what it lists gives each file a new name, with a new cookie,
+//! behind all others. A listing that goes on to the end, wherever that is by then, never gets
+//! there. Nothing of a listing is kept between two requests: the kernel opens directories by
+//! itself.
 //!
-//! **Approach.** The offset also says which cookies were given when the listing began: `end`, rounded up, in the upper bits. A listing that
-//! begins anew, also by `rewinddir`, comes with offset 0.
+//! **Approach.** The offset also says which cookies were given when the listing began: `end`,
+//! rounded up, in the upper bits. A listing that begins anew, also by `rewinddir`, comes with
+//! offset 0.
 //!
-//! **Limits.** Rounding lets a listing show up to one name in 256 of those that came after it began.
+//! **Limits.** Rounding lets a listing show up to one name in 256 of those that came after it
+//! began.
 
 /// Bits of an offset for the cookie: `fs` gives none above.
 const COOKIE_BITS: u32 = 48;
-/// Bits for the leading digits of the end; the rest, up to the sign, says by how many bits they are shifted.
+/// Bits for the leading digits of the end; the rest, up to the sign, says by how many bits they are
+/// shifted.
 const DIGITS: u32 = 9;
 
 /// A place in a listing.
@@ -24,7 +28,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The place that an offset says; one that begins a listing ends before `next`, the cookie of the next name to come.
+    /// The place that an offset says; one that begins a listing ends before `next`, the cookie of
+    /// the next name to come.
     pub(crate) fn of(offset: u64, next: impl FnOnce() -> u64) -> Self {
         let (after, code) = (offset & ((1 << COOKIE_BITS) - 1), offset >> COOKIE_BITS);
         let end = (code & ((1 << DIGITS) - 1)).checked_shl((code >> DIGITS) as u32).filter(|end| *end > 0);

@@ -135,8 +135,8 @@ impl Mountpoint {
         }
     }
 
-    /// Takes the mount away if it is still there although its connection has ended, as when it was aborted. A mount
-    /// that has got its number since answers, or is of another kind.
+    /// Takes the mount away if it is still there although its connection has ended, as when it was
+    /// aborted. A mount that has got its number since answers, or is of another kind.
     pub(crate) fn clear(&self) {
         let dead = || statx(CWD, &self.dir, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE).is_err_and(ended);
         if mount_id(&self.dir) == Ok(self.id) && dead() {
@@ -144,7 +144,8 @@ impl Mountpoint {
         }
     }
 
-    /// Makes the kernel read ahead by more than its default of 128 KiB, which an answer of ours can only lessen.
+    /// Makes the kernel read ahead by more than its default of 128 KiB, which an answer of ours can
+    /// only lessen.
     pub(crate) fn read_ahead(&self) {
         let file = format!("/sys/class/bdi/0:{}/read_ahead_kb", self.device);
         if let Err(error) = std::fs::write(&file, READ_AHEAD_KIB.to_string()) {
@@ -152,7 +153,8 @@ impl Mountpoint {
         }
     }
 
-    /// Ends the connection of a mount that cannot be served any more, and takes it away if it is still there.
+    /// Ends the connection of a mount that cannot be served any more, and takes it away if it is
+    /// still there.
     pub(crate) fn abort(&self) {
         if mount_id(&self.dir) == Ok(self.id) {
             return self.detach();
@@ -174,8 +176,8 @@ impl Mountpoint {
     }
 }
 
-/// The options that the kernel shows for the mount of homenode on `dir`, separated by commas: those of the mount, then
-/// those of the file system.
+/// The options that the kernel shows for the mount of homenode on `dir`, separated by commas: those
+/// of the mount, then those of the file system.
 ///
 /// # Errors
 ///

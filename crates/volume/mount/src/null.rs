@@ -2,12 +2,14 @@
 //!
 //! **Problem.** How much of the time of an operation on a mount is the file system's?
 //!
-//! **Approach.** The same transport and the same form of answers, but constant ones: no data is copied, nothing is looked up
-//! or kept. The root directory has [`ENTRIES`] files named `file00000` and so on, each of [`FILE_BYTES`] bytes that read as
-//! they happen to be. A name that begins with `new` does not exist when it is looked up, so it can be created, asked for and
-//! removed by programs for as long as the kernel remembers it.
+//! **Approach.** The same transport and the same form of answers, but constant ones: no data is
+//! copied, nothing is looked up or kept. The root directory has [`ENTRIES`] files named `file00000`
+//! and so on, each of [`FILE_BYTES`] bytes that read as they happen to be. A name that begins with
+//! `new` does not exist when it is looked up, so it can be created, asked for and removed by
+//! programs for as long as the kernel remembers it.
 //!
-//! **Limits.** For measurements alone. What is written is lost, and no operation is refused that a volume refuses.
+//! **Limits.** For measurements alone. What is written is lost, and no operation is refused that a
+//! volume refuses.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,14 +1,18 @@
-//! The connection to the kernel by io_uring (Linux 6.14, `fuse.enable_uring=1`): one queue for each CPU.
+//! The connection to the kernel by io_uring (Linux 6.14, `fuse.enable_uring=1`): one queue for each
+//! CPU.
 //!
-//! **Problem.** By `/dev/fuse` a request takes two system calls, and whichever worker waits longest gets it, on whatever CPU.
+//! **Problem.** By `/dev/fuse` a request takes two system calls, and whichever worker waits longest
+//! gets it, on whatever CPU.
 //!
-//! **Approach.** The kernel puts a request into the queue of the caller's CPU. The worker of a queue is bound to its CPU, so
-//! a caller and its worker share caches, and a switch between them wakes no other CPU. One call answers a request and waits for
-//! the next one. Data is where the kernel was told to put it: an entry has a place for the headers and one for names and data.
+//! **Approach.** The kernel puts a request into the queue of the caller's CPU. The worker of a
+//! queue is bound to its CPU, so a caller and its worker share caches, and a switch between them
+//! wakes no other CPU. One call answers a request and waits for the next one. Data is where the
+//! kernel was told to put it: an entry has a place for the headers and one for names and data.
 //!
-//! **Limits.** Interrupts, and what the kernel forgets, come by `/dev/fuse` all the same, and notices go there. While a
-//! worker waits, so do the requests of its CPU: memory that is emulated, where accesses sleep, is better served by `/dev/fuse`.
-//! Nothing else serves the requests of a CPU whose worker ends early: then the mount ends, so that callers get an error.
+//! **Limits.** Interrupts, and what the kernel forgets, come by `/dev/fuse` all the same, and
+//! notices go there. While a worker waits, so do the requests of its CPU: memory that is emulated,
+//! where accesses sleep, is better served by `/dev/fuse`. Nothing else serves the requests of a CPU
+//! whose worker ends early: then the mount ends, so that callers get an error.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -35,7 +39,8 @@ const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 /// Pieces of memory of an entry: headers, and names and data.
 const PIECES: u32 = 2;
-/// `struct fuse_uring_req_header`: the header of a request or answer, the operation's own structure, and the entry's.
+/// `struct fuse_uring_req_header`: the header of a request or answer, the operation's own
+/// structure, and the entry's.
 const HEADERS: usize = 288;
 const OPERATION: usize = 128;
 const ENTRY: usize = 256;
@@ -64,7 +69,8 @@ pub(crate) fn queues() -> io::Result<Vec<Queue>> {
     let possible: topology::CpuSet = text.trim().parse().map_err(io::Error::other)?;
     let queue = |cpu| {
         let mut builder = IoUring::builder();
-        // Completions wait until the worker looks for them; it is the only thread that uses the ring.
+        // Completions wait until the worker looks for them; it is the only thread that uses the
+        // ring.
         builder.setup_single_issuer().setup_defer_taskrun().setup_r_disabled();
         Ok(Queue { cpu, ring: builder.build(ENTRIES)? })
     };
@@ -106,7 +112,8 @@ impl Entry {
         let len = if sent == 0 {
             respond(&request.with(operation, &[]), out, to)
         } else {
-            // Names or data came where the answer shall be: it is small, and put together elsewhere.
+            // Names or data came where the answer shall be: it is small, and put together
+            // elsewhere.
             let request = request.with(operation, out.get(OUT_HEADER..OUT_HEADER + sent)?);
             let len = respond(&request, spare, to);
             out.get_mut(..len)?.copy_from_slice(spare.get(..len)?);
@@ -150,14 +157,15 @@ impl Served {
         let mut built = built.build().user_data(number as u64);
         // The crate sets all of `struct io_uring_sqe` but its length.
         const LEN: usize = 24;
-        // SAFETY: the type is a C structure of 128 bytes that begins with io_uring_sqe, whose 32-bit `len` is at byte 24.
+        // SAFETY: the type is a C structure of 128 bytes that begins with io_uring_sqe, whose
+        // 32-bit `len` is at byte 24.
         unsafe { (&raw mut built).cast::<u8>().add(LEN).cast::<u32>().write(PIECES) };
         built
     }
 
     fn push(&mut self, command: &squeue::Entry128) -> io::Result<()> {
-        // SAFETY: the memory of an entry lives until the ring is gone, and is used only between a completion and the next
-        // command of the same entry.
+        // SAFETY: the memory of an entry lives until the ring is gone, and is used only between a
+        // completion and the next command of the same entry.
         unsafe { self.queue.ring.submission().push(command) }.map_err(io::Error::other)
     }
 }
@@ -173,7 +181,8 @@ impl Transport for Served {
         if let Err(error) = affinity::set(OWN, &std::iter::once(u32::from(self.queue.cpu)).collect()) {
             tracing::debug!("the worker of CPU {} runs anywhere: {error}", self.queue.cpu);
         }
-        // The kernel has their addresses until the ring is gone: after an error or a panic they are never freed.
+        // The kernel has their addresses until the ring is gone: after an error or a panic they are
+        // never freed.
         let mut entries = ManuallyDrop::new((0..ENTRIES).map(|_| Entry::new()).collect::<Vec<_>>());
         let mut spare = vec![0; OUT_HEADER + REQUEST as usize];
         self.entries(&mut entries, &mut spare, server, stale)?;
@@ -214,7 +223,8 @@ impl Served {
                     live -= 1;
                     match -result {
                         libc::ENOTCONN | libc::ECONNABORTED => ended = true,
-                        // The kernel uses the queue's other entries; it has nothing else for this CPU's requests.
+                        // The kernel uses the queue's other entries; it has nothing else for this
+                        // CPU's requests.
                         errno => {
                             let error = io::Error::from_raw_os_error(errno);
                             tracing::warn!("CPU {}: an entry of its queue is lost: {error}", self.queue.cpu);
@@ -229,7 +239,8 @@ impl Served {
                 }
                 let command = self.command(number, entry, COMMIT_AND_FETCH);
                 self.push(&command)?;
-                // Nobody waits for what another request of the same batch takes. The next wait repeats what fails here.
+                // Nobody waits for what another request of the same batch takes. The next wait
+                // repeats what fails here.
                 if left > 0 {
                     let _ = self.queue.ring.submit();
                 }

@@ -1,10 +1,12 @@
 //! Requests of the kernel, as operations of the volume.
 //!
-//! Locks are not asked for: the kernel keeps those of its own programs, and no other kernel uses the volume. Nor are
-//! `fsync`, `flush` and `opendir`: everything is durable when it is answered, so ENOSYS tells the kernel to not ask
-//! again (it still writes what programs changed in mapped pages). Nor is `open`, where an answer would say nothing and nobody
-//! counts: an inode lives as long as the kernel remembers it. Nor is where a file has holes: only the kernel knows the pages
-//! that a mapping has changed and that are not written back, and it does not look. It takes all for data then.
+//! Locks are not asked for: the kernel keeps those of its own programs, and no other kernel uses
+//! the volume. Nor are `fsync`, `flush` and `opendir`: everything is durable when it is answered,
+//! so ENOSYS tells the kernel to not ask again (it still writes what programs changed in mapped
+//! pages). Nor is `open`, where an answer would say nothing and nobody counts: an inode lives as
+//! long as the kernel remembers it. Nor is where a file has holes: only the kernel knows the pages
+//! that a mapping has changed and that are not written back, and it does not look. It takes all for
+//! data then.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -36,10 +38,11 @@ thread_local! {
     static COPIED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Milliseconds that a request without room waits for files that were just removed. On a busy machine the kernel took more than 20 to
-/// say that it has forgotten one.
+/// Milliseconds that a request without room waits for files that were just removed. On a busy
+/// machine the kernel took more than 20 to say that it has forgotten one.
 const WAITS: u32 = 100;
-/// After a wait in vain nobody waits for so long: what keeps removed files without having them open takes a tenth of a worker at most.
+/// After a wait in vain nobody waits for so long: what keeps removed files without having them open
+/// takes a tenth of a worker at most.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Waits for removed files.
@@ -108,8 +111,9 @@ impl Server {
         Self { volume, cache, counts_opens, callers, waits, readers, trim }
     }
 
-    /// Where there is no room, waits once for files that were just removed and that nobody has open: the kernel says only after the
-    /// removal that it has forgotten them. One worker waits at a time, as all others' requests are still to be answered.
+    /// Where there is no room, waits once for files that were just removed and that nobody has
+    /// open: the kernel says only after the removal that it has forgotten them. One worker waits at
+    /// a time, as all others' requests are still to be answered.
     fn retry(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
         let done = self.done(request, answer);
         if !matches!(done, Err(Error::NoSpace)) || self.volume.leaving() == 0 {
@@ -301,7 +305,8 @@ impl Server {
         Ok(())
     }
 
-    /// Before a change of a file's data. What that takes from the mode, the kernel is told: it executes by its own copy.
+    /// Before a change of a file's data. What that takes from the mode, the kernel is told: it
+    /// executes by its own copy.
     fn drop_privileges(&self, ino: Ino, modes: bool, answer: &mut Answer<'_>) -> Result<()> {
         if self.volume.drop_privileges(ino, modes)? {
             answer.outdate(ino);
@@ -378,8 +383,9 @@ impl Server {
             return Err(Error::ReadOnly); // also a change of nothing
         }
         if none && !has(set::SIZE) {
-            // A change of the owner to the same one: the kernel leaves out both, and expects what any other does. It asks for
-            // users who may not, too: those of others' files change nothing.
+            // A change of the owner to the same one: the kernel leaves out both, and expects what
+            // any other does. It asks for users who may not, too: those of others' files change
+            // nothing.
             let owner = volume.stat(ino)?.attributes.uid;
             if request.uid == 0 || request.uid == owner {
                 self.drop_privileges(ino, true, answer)?;
@@ -389,8 +395,9 @@ impl Server {
         Ok(())
     }
 
-    /// Lists a directory from an offset on, in up to `most` bytes. What was listed before an error is the answer: it is remembered,
-    /// and the kernel forgets only what it was told. It asks for the rest, and gets the error then.
+    /// Lists a directory from an offset on, in up to `most` bytes. What was listed before an error
+    /// is the answer: it is remembered, and the kernel forgets only what it was told. It asks for
+    /// the rest, and gets the error then.
     fn list(&self, dir: Ino, place: (u64, u32), attributes: bool, answer: &mut Answer<'_>) -> Result<()> {
         match self.list_all(dir, place, attributes, answer) {
             Err(error) if !answer.is_empty() => {
@@ -503,7 +510,8 @@ fn value(value: &[u8], room: u32, answer: &mut Answer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Copies from file to file. Returns how much, which is less than asked for at the end of the first file.
+/// Copies from file to file. Returns how much, which is less than asked for at the end of the first
+/// file.
 fn copy(volume: &Volume, (from, at): (Ino, u64), (to, to_at): (Ino, u64), len: u64) -> Result<u64> {
     COPIED.with_borrow_mut(|buffer| {
         buffer.resize(REQUEST as usize, 0);
@@ -600,7 +608,8 @@ mod tests {
         (medium, Server::new(Arc::new(volume), &Options::default()))
     }
 
-    /// The errno and the length of the answer to a listing with attributes from an offset on, without its header.
+    /// The errno and the length of the answer to a listing with attributes from an offset on,
+    /// without its header.
     fn list(server: &Server, dir: Ino, offset: u64) -> (Option<i32>, usize) {
         let (mut bytes, mut out) = ([0; Request::HEADER + 40], vec![0; BUFFER]);
         bytes[4..8].copy_from_slice(&opcode::READDIRPLUS.to_ne_bytes());

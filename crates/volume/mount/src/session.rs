@@ -28,8 +28,8 @@ pub struct Session {
     stale: Arc<Stale>,
 }
 
-/// Mounts a volume on `dir`. The mount works when this returns. Take care that the volume has no other user: the kernel
-/// remembers what it was told.
+/// Mounts a volume on `dir`. The mount works when this returns. Take care that the volume has no
+/// other user: the kernel remembers what it was told.
 pub fn serve(volume: Arc<Volume>, dir: &Path, options: &Options) -> Result<Session, Error> {
     let server = Arc::new(Server::new(Arc::clone(&volume), options));
     let session = answered(server, dir, options)?;
@@ -124,8 +124,8 @@ impl Session {
         if self.ended.load(Ordering::Acquire) { Ok(Unmounted::Done) } else { self.mountpoint.unmount() }
     }
 
-    /// Takes the mount away, and waits only if nobody uses it: what is open fails when this process ends. Returns
-    /// whether the mount has ended.
+    /// Takes the mount away, and waits only if nobody uses it: what is open fails when this process
+    /// ends. Returns whether the mount has ended.
     pub fn give_up(self) -> bool {
         let ended = matches!(self.unmount(), Ok(Unmounted::Done)) && self.wait().is_ok();
         if !ended {

@@ -1,20 +1,23 @@
 //! Cached pages that an asynchronous direct write leaves behind.
 //!
-//! **Problem.** The kernel drops the pages of a range when an O_DIRECT write of it begins. A buffered read that comes before the
-//! write ends caches the old bytes again, and after an asynchronous write (libaio, io_uring) FUSE drops nothing, as other file
-//! systems do: the pages stay wrong after the write has ended.
+//! **Problem.** The kernel drops the pages of a range when an O_DIRECT write of it begins. A
+//! buffered read that comes before the write ends caches the old bytes again, and after an
+//! asynchronous write (libaio, io_uring) FUSE drops nothing, as other file systems do: the pages
+//! stay wrong after the write has ended.
 //!
-//! **Approach.** [`Readers`] remembers roughly when each inode was last read into the cache. After a direct write to an inode
-//! that was read lately, [`Stale`] makes the kernel drop the range, and only then answers. It does so in a thread of its
-//! own: the kernel waits for pages that are being read, and those reads wait for a worker. They also wait for one of the kernel's
-//! slots for requests in the background, and each direct write has one until it is answered: at most [`MOST_WAITING`] answers wait, so
-//! that reading ahead and writing back always go on. Ranges that touch are merged, and so are the nearest ones of an inode that has
-//! more than [`MOST_RANGES`].
+//! **Approach.** [`Readers`] remembers roughly when each inode was last read into the cache. After
+//! a direct write to an inode that was read lately, [`Stale`] makes the kernel drop the range, and
+//! only then answers. It does so in a thread of its own: the kernel waits for pages that are being
+//! read, and those reads wait for a worker. They also wait for one of the kernel's slots for
+//! requests in the background, and each direct write has one until it is answered: at most
+//! [`MOST_WAITING`] answers wait, so that reading ahead and writing back always go on. Ranges that
+//! touch are merged, and so are the nearest ones of an inode that has more than [`MOST_RANGES`].
 //!
-//! **Limits.** By io_uring only the queue's worker can answer: there the range is dropped just after the answer. So it is where
-//! [`MOST_WAITING`] answers wait already. They are too many where root has set the connection's `max_background` to no more than that. A
-//! mapping that was made by an O_DIRECT descriptor reads as direct reads do, and is not seen. Synchronous direct writes, which look the
-//! same, wait too.
+//! **Limits.** By io_uring only the queue's worker can answer: there the range is dropped just
+//! after the answer. So it is where [`MOST_WAITING`] answers wait already. They are too many where
+//! root has set the connection's `max_background` to no more than that. A mapping that was made by
+//! an O_DIRECT descriptor reads as direct reads do, and is not seen. Synchronous direct writes,
+//! which look the same, wait too.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,14 +31,15 @@ use rustix::io::Errno;
 use crate::connection::BACKGROUND;
 use crate::wire::{Range, range_notice};
 
-/// Entries of the table of readers. Inodes that share one cost a notice in vain; 32 KiB hold those in use.
+/// Entries of the table of readers. Inodes that share one cost a notice in vain; 32 KiB hold those
+/// in use.
 const SLOTS: usize = 4096;
-/// Seconds for which a read counts. It has to span the time from a read to the end of a write that began before it: more than the
-/// kernel and the workers keep a request waiting.
+/// Seconds for which a read counts. It has to span the time from a read to the end of a write that
+/// began before it: more than the kernel and the workers keep a request waiting.
 const LATELY: u64 = 60;
 
-/// Answers that wait at a time, at most: the rest of the slots is for reading ahead and writing back, whose pages those answers may wait
-/// for.
+/// Answers that wait at a time, at most: the rest of the slots is for reading ahead and writing
+/// back, whose pages those answers may wait for.
 const MOST_WAITING: usize = BACKGROUND.0 as usize / 2;
 /// Ranges of an inode that are kept apart, at most.
 const MOST_RANGES: usize = 32;
@@ -58,8 +62,8 @@ impl Readers {
         self.read.get(ino.raw() as usize % SLOTS)
     }
 
-    /// The kernel reads an inode into its cache: to be said before the data is read, so that a write that the read misses
-    /// does not miss the read.
+    /// The kernel reads an inode into its cache: to be said before the data is read, so that a
+    /// write that the read misses does not miss the read.
     pub(crate) fn read(&self, ino: Ino) {
         let now = self.begin.elapsed().as_secs() + 1;
         if let Some(slot) = self.slot(ino)
@@ -123,7 +127,8 @@ impl Stale {
         self.put_before(range, None::<fn() -> Waiting>);
     }
 
-    /// Drops a range from the kernel's cache soon, and sends the answer then. False: too many wait, and the caller is to answer.
+    /// Drops a range from the kernel's cache soon, and sends the answer then. False: too many wait,
+    /// and the caller is to answer.
     pub(crate) fn put_and_answer(&self, range: Range, answer: impl FnOnce() -> Waiting) -> bool {
         self.put_before(range, Some(answer))
     }
@@ -209,7 +214,8 @@ mod tests {
         assert_eq!(ranges([(0, 5), (20, 30), (40, 50), (1, 60)]), [(0, 60)]);
     }
 
-    /// One range from the first to the last byte had the kernel drop, and write back, what nobody had written.
+    /// One range from the first to the last byte had the kernel drop, and write back, what nobody
+    /// had written.
     #[test]
     fn what_lies_between_two_writes_stays_in_the_cache() {
         assert_eq!(ranges([(8 << 30, (8 << 30) + 4096), (0, 4096)]), [(0, 4096), (8 << 30, (8 << 30) + 4096)]);
@@ -219,8 +225,8 @@ mod tests {
         assert!((0..100).all(|i| covers(&(i * i * 100))), "{many:?}");
     }
 
-    /// The answers had all slots that the kernel has for requests in the background, and waited for a page whose reading waited
-    /// for a slot.
+    /// The answers had all slots that the kernel has for requests in the background, and waited for
+    /// a page whose reading waited for a slot.
     #[test]
     fn answers_that_wait_leave_slots_to_the_kernel() {
         let (stale, null) = (Stale::default(), std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap());

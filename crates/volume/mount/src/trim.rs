@@ -1,11 +1,13 @@
 //! Memory of forgotten files, back to the system.
 //!
-//! **Problem.** The server forgets the names, extents and attributes of files that the kernel has forgotten, in small pieces that
-//! lie between others. The C library keeps what is freed: a server that once knew many files would stay as large for good.
+//! **Problem.** The server forgets the names, extents and attributes of files that the kernel has
+//! forgotten, in small pieces that lie between others. The C library keeps what is freed: a server
+//! that once knew many files would stay as large for good.
 //!
-//! **Approach.** After every [`MANY`] forgotten inodes a thread has the C library give back the free pages within its heaps
-//! (malloc_trim(3), the only call that does so for memory between pieces in use). It does so [`REST`] later, as the kernel
-//! forgets in bulk and one look at the heaps is enough. The thread also tries again to forget what somebody was at when the kernel
+//! **Approach.** After every [`MANY`] forgotten inodes a thread has the C library give back the
+//! free pages within its heaps (malloc_trim(3), the only call that does so for memory between
+//! pieces in use). It does so [`REST`] later, as the kernel forgets in bulk and one look at the
+//! heaps is enough. The thread also tries again to forget what somebody was at when the kernel
 //! forgot it, such as a policy or another request.
 //!
 //! **Limits.** A page that holds one piece in use stays. An arena is locked while it is trimmed.

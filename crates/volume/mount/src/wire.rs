@@ -1,6 +1,8 @@
-//! The FUSE protocol: what the kernel asks, and how it is answered. Encoding and decoding only, no I/O.
+//! The FUSE protocol: what the kernel asks, and how it is answered. Encoding and decoding only, no
+//! I/O.
 //!
-//! The structures are those of `linux/fuse.h`, protocol 7.42; numbers are in the machine's byte order.
+//! The structures are those of `linux/fuse.h`, protocol 7.42; numbers are in the machine's byte
+//! order.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -157,8 +159,9 @@ pub(crate) fn number(raw: u64) -> Result<Ino> {
     Ino::from_raw(raw).ok_or(Error::NotFound)
 }
 
-/// The arguments of a request, read from front to back: two pieces, of which io_uring fills the first with the operation's
-/// own structure and the second with names and data. No argument is in both.
+/// The arguments of a request, read from front to back: two pieces, of which io_uring fills the
+/// first with the operation's own structure and the second with names and data. No argument is in
+/// both.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Args<'a>(&'a [u8], &'a [u8]);
 
@@ -232,8 +235,9 @@ pub(crate) struct Range {
 /// Bytes of a notice about an inode.
 const NOTICE: usize = 40;
 
-/// A message that makes the kernel drop a range of an inode from its cache (`FUSE_NOTIFY_INVAL_INODE`), and ask for the inode's attributes
-/// again. The kernel waits for the pages that are being read or written back, so no worker may send it.
+/// A message that makes the kernel drop a range of an inode from its cache
+/// (`FUSE_NOTIFY_INVAL_INODE`), and ask for the inode's attributes again. The kernel waits for the
+/// pages that are being read or written back, so no worker may send it.
 pub(crate) fn range_notice(range: &Range) -> [u8; NOTICE] {
     inode_notice(range.ino, range.offset, range.len)
 }
@@ -262,14 +266,15 @@ impl<'a> Answer<'a> {
         Self { buffer, len: OUT_HEADER, outdated: None, stale: None }
     }
 
-    /// The kernel's copy of an inode's mode is no longer right: a write took set-user-ID bits, and the answer to it has no
-    /// room for attributes.
+    /// The kernel's copy of an inode's mode is no longer right: a write took set-user-ID bits, and
+    /// the answer to it has no room for attributes.
     pub(crate) fn outdate(&mut self, ino: Ino) {
         self.outdated = Some(ino);
     }
 
-    /// A message that makes the kernel ask for the attributes of an inode again (`FUSE_NOTIFY_INVAL_INODE`), to be sent before
-    /// the answer: the caller may execute the file next. The kernel takes no lock for it that a request could hold.
+    /// A message that makes the kernel ask for the attributes of an inode again
+    /// (`FUSE_NOTIFY_INVAL_INODE`), to be sent before the answer: the caller may execute the file
+    /// next. The kernel takes no lock for it that a request could hold.
     pub(crate) fn notice(&mut self) -> Option<[u8; NOTICE]> {
         const ATTRIBUTES_ALONE: i64 = -1;
         self.outdated.take().map(|ino| inode_notice(ino, ATTRIBUTES_ALONE.cast_unsigned(), 0))
@@ -393,8 +398,8 @@ impl<'a> Answer<'a> {
         self.u32(0);
     }
 
-    /// Adds a name of a directory to a listing of up to `most` bytes; in a listing with attributes with those of its inode, if
-    /// they are known. `Break`: it is full.
+    /// Adds a name of a directory to a listing of up to `most` bytes; in a listing with attributes
+    /// with those of its inode, if they are known. `Break`: it is full.
     pub(crate) fn name(
         &mut self,
         most: u32,

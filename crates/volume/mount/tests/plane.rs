@@ -1,4 +1,5 @@
-//! The plane of a volume, driven by threads of this process, without a mount: threads and files are really where a plan puts them.
+//! The plane of a volume, driven by threads of this process, without a mount: threads and files are
+//! really where a plan puts them.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -141,8 +142,8 @@ fn cpus_of(node: u32) -> CpuSet {
     machine().node(NodeId(node)).unwrap().cpus.clone()
 }
 
-/// What the kernel writes back has no caller: the worker that served it made the file of a single program a shared one, whose threads
-/// stay.
+/// What the kernel writes back has no caller: the worker that served it made the file of a single
+/// program a shared one, whose threads stay.
 fn the_servers_own_threads_share_no_file() {
     let volume = volume();
     let ino = file_on(&volume, "f", 0);
@@ -353,7 +354,8 @@ fn what_is_not_on_the_volume_is_refused() {
     );
 }
 
-/// A thread works for another one: bytes count for that one, and what it writes lands where that one runs.
+/// A thread works for another one: bytes count for that one, and what it writes lands where that
+/// one runs.
 fn what_a_server_does_counts_for_its_caller() {
     let volume = volume();
     let ino = file_on(&volume, "file", 0);
@@ -409,7 +411,8 @@ fn ended_threads_keep_no_counters() {
     assert_eq!(read() - before, THREADS * 4096);
 }
 
-/// With a policy a server kept each file in memory that was ever used: it looked at them after the kernel had forgotten them.
+/// With a policy a server kept each file in memory that was ever used: it looked at them after the
+/// kernel had forgotten them.
 fn files_that_the_kernel_has_forgotten_stay_so() {
     let volume = volume();
     let mut plane = plane(&volume);

@@ -1,9 +1,11 @@
 //! A system call that may wait for long, with an end.
 //!
-//! **Problem.** XFS waits for pinned pages of a DAX file as long as somebody holds them, and holds the file's locks meanwhile.
+//! **Problem.** XFS waits for pinned pages of a DAX file as long as somebody holds them, and holds
+//! the file's locks meanwhile.
 //!
-//! **Approach.** A timer sends signals to the calling thread, whose handler does nothing. The first one that comes while the
-//! call waits makes it return EINTR. One that comes before the call would be lost, so they go on until the call returns.
+//! **Approach.** A timer sends signals to the calling thread, whose handler does nothing. The first
+//! one that comes while the call waits makes it return EINTR. One that comes before the call would
+//! be lost, so they go on until the call returns.
 //!
 //! **Limits.** Only waits that the kernel lets signals interrupt have an end.
 
@@ -13,7 +15,8 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// The signal: a real-time one that the C library keeps for nobody, and homenode uses for nothing else.
+/// The signal: a real-time one that the C library keeps for nobody, and homenode uses for nothing
+/// else.
 fn signal() -> libc::c_int {
     libc::SIGRTMIN() + 7
 }
@@ -24,7 +27,8 @@ extern "C" fn nothing(_: libc::c_int) {}
 fn handler() -> io::Result<()> {
     static FAILED: OnceLock<Option<i32>> = OnceLock::new();
     let failed = FAILED.get_or_init(|| {
-        // SAFETY: an all-zero sigaction is valid: an empty mask, and no SA_RESTART. The handler does nothing.
+        // SAFETY: an all-zero sigaction is valid: an empty mask, and no SA_RESTART. The handler
+        // does nothing.
         let rc = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;

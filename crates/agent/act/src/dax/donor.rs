@@ -1,9 +1,11 @@
 //! The file that lends blocks on the target node, and gets the old ones.
 //!
-//! XFS puts a file's blocks into the allocation group of its directory, and each new directory into the next group in turn. So
-//! a donor is an unnamed file in a directory that is made for it and removed at once; where its blocks really are is looked up,
-//! and a donor elsewhere is given back. It has no name from the start: nothing is left of it after a crash, but perhaps the
-//! empty directory, `.homenode-` and a number, if the crash comes in the microseconds between making and removing it.
+//! XFS puts a file's blocks into the allocation group of its directory, and each new directory into
+//! the next group in turn. So a donor is an unnamed file in a directory that is made for it and
+//! removed at once; where its blocks really are is looked up, and a donor elsewhere is given back.
+//! It has no name from the start: nothing is left of it after a crash, but perhaps the empty
+//! directory, `.homenode-` and a number, if the crash comes in the microseconds between making and
+//! removing it.
 
 use std::fs::File;
 use std::io;
@@ -52,8 +54,9 @@ impl Donor {
         Ok(rustix::fs::openat(&directory, ".", flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
-    /// Allocates blocks where the file has some, unless an earlier try left them here; the donor gets the file's size. Returns
-    /// whether all are on the node; if not, or on an error, this donor has none in that range.
+    /// Allocates blocks where the file has some, unless an earlier try left them here; the donor
+    /// gets the file's size. Returns whether all are on the node; if not, or on an error, this
+    /// donor has none in that range.
     pub(super) fn reserve(&mut self, like: &[Extent], size: u64, layout: &Layout, to: NodeId) -> io::Result<bool> {
         if self.size != size {
             rustix::fs::ftruncate(&self.file, size)?;
@@ -103,8 +106,9 @@ fn runs(extents: &[Extent]) -> Vec<(u64, u64)> {
     runs
 }
 
-/// Waits until nobody has a page of the file pinned; EINTR if a signal comes first. The file stays as it is, through a descriptor
-/// that leaves its times alone: a hole is punched where no file has blocks.
+/// Waits until nobody has a page of the file pinned; EINTR if a signal comes first. The file stays
+/// as it is, through a descriptor that leaves its times alone: a hole is punched where no file has
+/// blocks.
 pub(super) fn wait_for_pinned(file: &File) -> io::Result<()> {
     const BEYOND: u64 = 1 << 62;
     Ok(rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, BEYOND, 1 << 16)?)

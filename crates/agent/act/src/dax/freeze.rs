@@ -1,13 +1,17 @@
 //! Stops the processes that map a file, by freezing their control groups.
 //!
-//! **Problem.** Frozen processes stay frozen if homenode ends before it thaws them, however it ends.
+//! **Problem.** Frozen processes stay frozen if homenode ends before it thaws them, however it
+//! ends.
 //!
-//! **Approach.** Before a group is frozen, a child process is there that thaws it when a pipe from us ends. The kernel closes
-//! the pipe with our last breath. A frozen process is stopped on its way out of the kernel, never in the middle of a fault.
+//! **Approach.** Before a group is frozen, a child process is there that thaws it when a pipe from
+//! us ends. The kernel closes the pipe with our last breath. A frozen process is stopped on its way
+//! out of the kernel, never in the middle of a fault.
 //!
-//! **Limits.** Whole groups are frozen, with processes that do not map the file. The root group and homenode's own groups cannot
-//! be frozen, groups that somebody else has frozen, or another move of homenode, are left alone, and version 1 of control groups is not used. If the child is
-//! killed together with homenode (`systemctl kill -s KILL`), the group stays frozen: `echo 0 >…/cgroup.freeze` thaws it.
+//! **Limits.** Whole groups are frozen, with processes that do not map the file. The root group and
+//! homenode's own groups cannot be frozen, groups that somebody else has frozen, or another move of
+//! homenode, are left alone, and version 1 of control groups is not used. If the child is killed
+//! together with homenode (`systemctl kill -s KILL`), the group stays frozen:
+//! `echo 0 >…/cgroup.freeze` thaws it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -23,8 +27,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use linux::cpuset::Cpusets;
 
-/// How long a group may take until it is frozen. A process in a system call that cannot be interrupted delays it; what the
-/// others in the group wait is part of their stall.
+/// How long a group may take until it is frozen. A process in a system call that cannot be
+/// interrupted delays it; what the others in the group wait is part of their stall.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Frozen control groups. Dropping it thaws them.
@@ -45,8 +49,9 @@ struct Group {
 /// Where homenode's own files of this boot are.
 const RUNTIME: &str = "/run/homenode";
 
-/// Locks the group whose freezer has this inode number, against other moves on this machine. `None`: another has it. Anybody may
-/// open `cgroup.freeze` and lock that, so the lock is on a byte of a file of our own.
+/// Locks the group whose freezer has this inode number, against other moves on this machine.
+/// `None`: another has it. Anybody may open `cgroup.freeze` and lock that, so the lock is on a byte
+/// of a file of our own.
 fn lock(dir: &Path, group: u64) -> io::Result<Option<File>> {
     match fs::DirBuilder::new().mode(0o755).create(dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -71,7 +76,8 @@ fn lock(dir: &Path, group: u64) -> io::Result<Option<File>> {
 }
 
 impl Frozen {
-    /// Freezes the groups of these processes. `None` if that cannot be done: nothing is frozen then.
+    /// Freezes the groups of these processes. `None` if that cannot be done: nothing is frozen
+    /// then.
     pub(super) fn new(pids: &BTreeSet<u32>) -> io::Result<Option<Self>> {
         let mounts = Cpusets::new(Path::new("/proc"))?;
         let own = mounts.unified(&fs::read_to_string("/proc/self/cgroup")?);
@@ -113,7 +119,8 @@ impl Frozen {
 }
 
 impl Group {
-    /// `None` if it cannot be frozen: it is gone, has no such file (the root group), we may not, or somebody else has frozen it.
+    /// `None` if it cannot be frozen: it is gone, has no such file (the root group), we may not, or
+    /// somebody else has frozen it.
     fn freeze(directory: &Path) -> io::Result<Option<Self>> {
         use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
         let mut freeze = match File::options().read(true).write(true).open(directory.join("cgroup.freeze")) {
@@ -121,7 +128,8 @@ impl Group {
             Err(e) if matches!(e.kind(), NotFound | PermissionDenied | ReadOnlyFilesystem) => return Ok(None),
             Err(e) => return Err(e),
         };
-        // Two moves, of two programs, that freeze one group: the first to end would thaw it under the other.
+        // Two moves, of two programs, that freeze one group: the first to end would thaw it under
+        // the other.
         let Some(lock) = lock(Path::new(RUNTIME), freeze.metadata()?.ino())? else { return Ok(None) };
         let mut state = String::new();
         freeze.read_to_string(&mut state)?;
@@ -166,8 +174,8 @@ fn is_frozen(mut events: &File) -> io::Result<bool> {
     Ok(text.lines().any(|line| line == "frozen 1"))
 }
 
-/// A group is thawed after this long, whatever happens: reading another process's mappings can wait for a lock that a stopped
-/// process holds.
+/// A group is thawed after this long, whatever happens: reading another process's mappings can wait
+/// for a lock that a stopped process holds.
 pub(super) const STOPPED_MOST: Duration = Duration::from_secs(1);
 
 /// A child process that thaws a group when we end, or when it has been frozen for too long.
@@ -182,8 +190,8 @@ impl Guard {
         let (ended, alive) = pipe_with(PipeFlags::CLOEXEC)?;
         let freeze = freeze.as_fd().as_raw_fd();
         let (wait, close) = (ended.as_raw_fd(), alive.as_raw_fd());
-        // SAFETY: the sets are initialised by sigfillset; the child makes system calls only (`watch`), so that it needs no lock
-        // that another thread may have held.
+        // SAFETY: the sets are initialised by sigfillset; the child makes system calls only
+        // (`watch`), so that it needs no lock that another thread may have held.
         let pid = unsafe {
             let mut all = std::mem::zeroed();
             let mut before = std::mem::zeroed();

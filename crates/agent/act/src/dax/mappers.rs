@@ -1,11 +1,11 @@
 //! The processes that map a file shared and writable.
 //!
-//! The exchange of blocks finds writes by the file's times. A store through a mapping changes the times at the fault before
-//! the store, a moment before the fault takes the lock that the exchange waits for. So a store can be lost, once in some ten
-//! million.
+//! The exchange of blocks finds writes by the file's times. A store through a mapping changes the
+//! times at the fault before the store, a moment before the fault takes the lock that the exchange
+//! waits for. So a store can be lost, once in some ten million.
 //!
-//! The look comes while the file must stay unwritten, so it has to be short: `PROCMAP_QUERY` leaves out mappings that are not
-//! of this kind, where the text of `maps` has them all.
+//! The look comes while the file must stay unwritten, so it has to be short: `PROCMAP_QUERY` leaves
+//! out mappings that are not of this kind, where the text of `maps` has them all.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -48,8 +48,9 @@ fn maps(pid: u32, device: (u32, u32), inode: u64) -> io::Result<bool> {
     if let Some(found) = maps_at(format!("/proc/{pid}/maps"), device, inode)? {
         return Ok(found);
     }
-    // A process of the kernel, which has one thread (a directory has two links more than it has directories in it). Or the first
-    // thread has ended, and with it its view of the memory; the others still have theirs.
+    // A process of the kernel, which has one thread (a directory has two links more than it has
+    // directories in it). Or the first thread has ended, and with it its view of the memory; the
+    // others still have theirs.
     if fs::metadata(format!("/proc/{pid}/task"))?.nlink() < 4 {
         return Ok(false);
     }
@@ -108,7 +109,8 @@ struct Query {
 
 const PROCMAP_QUERY: rustix::ioctl::Opcode = rustix::ioctl::opcode::read_write::<Query>(b'f', 17);
 
-/// The mapping at an address or the next one that is writable (2), shared (8), and of a file (32): `COVERING_OR_NEXT` is 16.
+/// The mapping at an address or the next one that is writable (2), shared (8), and of a file (32):
+/// `COVERING_OR_NEXT` is 16.
 const WRITABLE_SHARED_FILES: u64 = 2 | 8 | 16 | 32;
 
 #[cfg(test)]

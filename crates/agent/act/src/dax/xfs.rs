@@ -1,4 +1,5 @@
-//! XFS's requests for exchanging blocks between files: `fs/xfs/libxfs/xfs_fs.h`, also in `<xfs/xfs_fs.h>`.
+//! XFS's requests for exchanging blocks between files: `fs/xfs/libxfs/xfs_fs.h`, also in
+//! `<xfs/xfs_fs.h>`.
 
 use std::fs::File;
 use std::io;
@@ -77,7 +78,8 @@ pub(super) const APPEND: u32 = 0x10;
 const HANDLE: usize = 64;
 
 fn ioctl<T>(file: &File, request: Opcode, argument: &mut T) -> io::Result<i32> {
-    // SAFETY: each request above names the structure that the kernel reads or writes, and callers pass that structure.
+    // SAFETY: each request above names the structure that the kernel reads or writes, and callers
+    // pass that structure.
     match unsafe { libc::ioctl(file.as_raw_fd(), request as _, std::ptr::from_mut(argument)) } {
         -1 => Err(io::Error::last_os_error()),
         result => Ok(result),
@@ -107,8 +109,8 @@ pub(super) fn flags(file: &File) -> io::Result<u32> {
     Ok(attributes.xflags)
 }
 
-/// Opens the same file for reading and writing through which no time of the file changes. `directory` is one of the file
-/// system. Needs CAP_SYS_ADMIN.
+/// Opens the same file for reading and writing through which no time of the file changes.
+/// `directory` is one of the file system. Needs CAP_SYS_ADMIN.
 pub(super) fn open_without_times(file: &File, directory: &File) -> io::Result<File> {
     let mut handle = [0_u8; HANDLE];
     let mut len = HANDLE as u32;

@@ -1,15 +1,19 @@
 //! Opens a file of which only the inode is known.
 //!
-//! **Problem.** The programs in the kernel name a file by its superblock's device, inode number and generation. Its names belong to
-//! users, who may change them at any moment and give them to a pipe or to another file.
+//! **Problem.** The programs in the kernel name a file by its superblock's device, inode number and
+//! generation. Its names belong to users, who may change them at any moment and give them to a pipe
+//! or to another file.
 //!
-//! **Approach.** Where the file system takes file handles made of number and generation, `open_by_handle_at(2)` opens that inode
-//! and no other: no name is looked at. Elsewhere (btrfs, tmpfs, mounts that only a container sees) the files that its readers have
-//! open or mapped are searched (`/proc/PID/fd`, `/proc/PID/map_files`): a handle without access (`O_PATH`) to one is compared, and
-//! only the very inode is then opened through it. No file is opened on a file system whose server could make that wait.
+//! **Approach.** Where the file system takes file handles made of number and generation,
+//! `open_by_handle_at(2)` opens that inode and no other: no name is looked at. Elsewhere (btrfs,
+//! tmpfs, mounts that only a container sees) the files that its readers have open or mapped are
+//! searched (`/proc/PID/fd`, `/proc/PID/map_files`): a handle without access (`O_PATH`) to one is
+//! compared, and only the very inode is then opened through it. No file is opened on a file system
+//! whose server could make that wait.
 //!
-//! **Limits.** A reader that closed the file before it was searched, or that has it beyond the first [`MOST_LINKS`] links, does not lead
-//! to it. The path is the one that the kernel has cached, for people to read. Only [`Inodes::by_path`] opens by one, and compares.
+//! **Limits.** A reader that closed the file before it was searched, or that has it beyond the
+//! first [`MOST_LINKS`] links, does not lead to it. The path is the one that the kernel has cached,
+//! for people to read. Only [`Inodes::by_path`] opens by one, and compares.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -27,9 +31,11 @@ use rustix::io::Errno;
 use super::kinds::{self, Handle};
 use topology::FileId;
 
-/// Links of one reader that are searched: a database has some hundreds of files open. One takes 2 µs.
+/// Links of one reader that are searched: a database has some hundreds of files open. One takes 2
+/// µs.
 const MOST_LINKS: usize = 1024;
-/// Readers of one file whose links are searched. Most files have one, and readers of a shared one have it open alike.
+/// Readers of one file whose links are searched. Most files have one, and readers of a shared one
+/// have it open alike.
 pub const MOST_READERS: usize = 4;
 
 /// An open inode.
@@ -77,12 +83,14 @@ impl Inodes {
         self.roots.clear();
     }
 
-    /// Opens an inode for reading, without any effect on it. `readers` are processes that may have it open.
+    /// Opens an inode for reading, without any effect on it. `readers` are processes that may have
+    /// it open.
     ///
     /// # Errors
     ///
-    /// `NotFound` if it is gone, or every way was tried and none leads to it; `ResourceBusy` if somebody has a write lease on it;
-    /// others as the kernel gives them, if a way could not be tried.
+    /// `NotFound` if it is gone, or every way was tried and none leads to it; `ResourceBusy` if
+    /// somebody has a write lease on it; others as the kernel gives them, if a way could not be
+    /// tried.
     pub fn open(&mut self, inode: FileId, readers: &[u32]) -> io::Result<Opened> {
         leases::free(inode.dev, inode.ino)?;
         let mut untried = None;
@@ -107,7 +115,8 @@ impl Inodes {
         let root = match self.roots.remove(&mount.id) {
             Some(root) => root,
             None => {
-                // Another file system may be mounted over it, and its server may never answer: only look first.
+                // Another file system may be mounted over it, and its server may never answer: only
+                // look first.
                 let path = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let place = rustix::fs::open(&mount.point, path, Mode::empty())?;
                 let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -121,7 +130,8 @@ impl Inodes {
         Ok(self.roots.entry(mount.id).or_insert(root))
     }
 
-    /// Opens an inode by a path that it had, if it still has it. Where handles and readers do not lead to it, a path may.
+    /// Opens an inode by a path that it had, if it still has it. Where handles and readers do not
+    /// lead to it, a path may.
     ///
     /// # Errors
     ///
@@ -146,7 +156,8 @@ impl Inodes {
     }
 }
 
-/// Opens an inode by what a process has open or mapped. An error: there is none, as far as could be looked.
+/// Opens an inode by what a process has open or mapped. An error: there is none, as far as could be
+/// looked.
 fn of_reader(process: &Path, inode: FileId) -> io::Result<Option<Opened>> {
     // Any user can make a hundred thousand mounts with long names.
     let mut table = Vec::new();
@@ -176,8 +187,9 @@ fn of_reader(process: &Path, inode: FileId) -> io::Result<Option<Opened>> {
     untried.map_or(Ok(None), Err)
 }
 
-/// Whether an error says that a way could not be tried. Others say that it leads nowhere: what it leads to is gone (ENOENT, ESRCH,
-/// ESTALE, ENOTDIR), or there is no such way here (EOPNOTSUPP, EINVAL).
+/// Whether an error says that a way could not be tried. Others say that it leads nowhere: what it
+/// leads to is gone (ENOENT, ESRCH, ESTALE, ENOTDIR), or there is no such way here (EOPNOTSUPP,
+/// EINVAL).
 fn untriable(error: &io::Error) -> bool {
     let nowhere = [Errno::NOENT, Errno::SRCH, Errno::STALE, Errno::NOTDIR, Errno::OPNOTSUPP, Errno::INVAL];
     error.kind() != io::ErrorKind::NotFound && Errno::from_io_error(error).is_none_or(|errno| !nowhere.contains(&errno))
@@ -256,7 +268,8 @@ fn handle(kind: Handle, inode: FileId) -> Option<FileHandle> {
 
 fn by_handle(root: &OwnedFd, handle: FileHandle) -> io::Result<OwnedFd> {
     let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOATIME | libc::O_CLOEXEC;
-    // SAFETY: the handle says how many of its bytes count, all of them its own; both outlive the call.
+    // SAFETY: the handle says how many of its bytes count, all of them its own; both outlive the
+    // call.
     let fd = unsafe { libc::syscall(libc::SYS_open_by_handle_at, root.as_raw_fd(), &raw const handle, flags) };
     match i32::try_from(fd) {
         // SAFETY: a new descriptor that nothing else owns.
@@ -272,7 +285,8 @@ fn regular(fd: OwnedFd) -> io::Result<File> {
     }
 }
 
-/// The name that the kernel has cached for an open file; `None` if it has none, or the file was deleted.
+/// The name that the kernel has cached for an open file; `None` if it has none, or the file was
+/// deleted.
 pub fn path(fd: &File) -> Option<PathBuf> {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
     // An inode without a cached name is shown as the root of its file system.
@@ -352,7 +366,8 @@ mod tests {
         let (path, open, inode) = file(dir.path());
         drop(open);
         let holder = File::options().write(true).open(&path).unwrap();
-        // SAFETY: commands without pointers, on an open descriptor. The break is signalled by SIGURG, which nobody heeds.
+        // SAFETY: commands without pointers, on an open descriptor. The break is signalled by
+        // SIGURG, which nobody heeds.
         let lease = |command, value: libc::c_int| unsafe { libc::fcntl(holder.as_raw_fd(), command, value) };
         // F_SETSIG (include/uapi/asm-generic/fcntl.h), which libc has not.
         assert_eq!(lease(10, libc::SIGURG), 0);

@@ -10,8 +10,8 @@
 //! | ZFS | – | no: its cache is its own |
 //! | network file systems, FUSE, 9p, virtiofs | in place | yes, but homenode opens none of their files: their servers could make it wait |
 //!
-//! A program's own memory policy and a cpuset with `memory_spread_page` spread its pages whatever the file system; they are not
-//! looked at.
+//! A program's own memory policy and a cpuset with `memory_spread_page` spread its pages whatever
+//! the file system; they are not looked at.
 
 use placement::Writes;
 
@@ -24,8 +24,8 @@ pub(super) enum Handle {
     Ino32,
     /// XFS's with 64 bits of number (`fs/xfs/xfs_export.h`).
     Xfs,
-    /// The handle has more in it than is known here (btrfs: the subvolume), or the file system forgets inodes that it gave no
-    /// handle for (tmpfs).
+    /// The handle has more in it than is known here (btrfs: the subvolume), or the file system
+    /// forgets inodes that it gave no handle for (tmpfs).
     None,
 }
 
@@ -69,11 +69,12 @@ impl Data {
     }
 }
 
-/// Placement of the data of a file on this mount; `dax` is the file's own attribute, `None` if it was not opened. `moved`: files on
-/// DAX are moved.
+/// Placement of the data of a file on this mount; `dax` is the file's own attribute, `None` if it
+/// was not opened. `moved`: files on DAX are moved.
 pub fn data(mount: &Mount, dax: Option<bool>, moved: bool) -> Data {
     let option = |wanted: &str| mount.options.split(',').any(|option| option == wanted);
-    // A file on such a mount may still be cached (`dax=inode`), so nothing is known before it was opened.
+    // A file on such a mount may still be cached (`dax=inode`), so nothing is known before it was
+    // opened.
     let may_be_dax = option("dax") || option("dax=always") || option("dax=inode");
     let cached = |writes| Data { writes: Some(writes), movable: Some(true), held: None };
     match (mount.fs_type.as_str(), dax.unwrap_or(false)) {

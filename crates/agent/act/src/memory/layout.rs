@@ -1,10 +1,12 @@
 //! The nodes that pages were on before a move, small enough to be kept.
 //!
-//! **Approach.** Runs of consecutive pages on one node, each as three numbers: pages since the end of the run before, pages in
-//! the run, node. A number takes a byte for each seven bits (LEB128), so a run takes three bytes or a few more. Memory that
-//! came page by page from alternating nodes costs 0.07 % of its size; memory in long runs costs nothing worth mentioning.
+//! **Approach.** Runs of consecutive pages on one node, each as three numbers: pages since the end
+//! of the run before, pages in the run, node. A number takes a byte for each seven bits (LEB128),
+//! so a run takes three bytes or a few more. Memory that came page by page from alternating nodes
+//! costs 0.07 % of its size; memory in long runs costs nothing worth mentioning.
 //!
-//! **Limits.** Pages are added by rising address only. Whoever adds a page below the end of the last run adds nothing.
+//! **Limits.** Pages are added by rising address only. Whoever adds a page below the end of the
+//! last run adds nothing.
 
 use topology::NodeId;
 
@@ -61,7 +63,8 @@ impl Layout {
         self.pages += run.pages;
     }
 
-    /// These pages, and those of a later layout that are not among them: where pages were before both moves.
+    /// These pages, and those of a later layout that are not among them: where pages were before
+    /// both moves.
     pub fn then(&self, later: &Self) -> Self {
         let mut all = Self::default();
         let mut later = later.runs();

@@ -1,18 +1,21 @@
 //! Moves the memory of a process to a node, and back.
 //!
-//! **Problem.** A process that moves leaves its memory behind: the kernel moves pages only when it is told to. `migrate_pages(2)`
-//! also moves the file pages that others use, ignores the target's cpuset, and cannot be undone.
+//! **Problem.** A process that moves leaves its memory behind: the kernel moves pages only when it
+//! is told to. `migrate_pages(2)` also moves the file pages that others use, ignores the target's
+//! cpuset, and cannot be undone.
 //!
-//! **Approach.** [`MemoryMove`] goes through the process's own memory ([`regions`]: anonymous pages, shared memory and huge pages)
-//! batch by batch: it asks where the pages are, remembers that ([`layout`]), sends them with `move_pages(2)` ([`space`]), and
-//! asks again. It believes only that second answer. What a memory policy keeps elsewhere ([`policy`]), and what other processes
-//! map too, stays and is counted. [`MemoryMove::back`] sends the pages of a layout to where they were.
+//! **Approach.** [`MemoryMove`] goes through the process's own memory ([`regions`]: anonymous
+//! pages, shared memory and huge pages) batch by batch: it asks where the pages are, remembers that
+//! ([`layout`]), sends them with `move_pages(2)` ([`space`]), and asks again. It believes only that
+//! second answer. What a memory policy keeps elsewhere ([`policy`]), and what other processes map
+//! too, stays and is counted. [`MemoryMove::back`] sends the pages of a layout to where they were.
 //! [`resident`] estimates how much of a process is on each node.
 //!
-//! **Limits.** Swapped pages are not there to be moved; they come back where the thread runs that needs them. Memory that is
-//! mapped after the move began is not moved: bind the threads first, then it is allocated on the right node. Not one page is
-//! moved of a process whose first thread has ended while others run. Between the look at a process and the call, another
-//! process may get its id: pages of that one may then be moved, which changes where they are and nothing else.
+//! **Limits.** Swapped pages are not there to be moved; they come back where the thread runs that
+//! needs them. Memory that is mapped after the move began is not moved: bind the threads first,
+//! then it is allocated on the right node. Not one page is moved of a process whose first thread
+//! has ended while others run. Between the look at a process and the call, another process may get
+//! its id: pages of that one may then be moved, which changes where they are and nothing else.
 
 pub mod layout;
 mod policy;
@@ -42,14 +45,17 @@ use space::{Sent, Space};
 
 use linux::patient::{self, MEMORY};
 
-/// How long the list of a process's mappings is awaited: the kernel walks all its page tables for their policies.
+/// How long the list of a process's mappings is awaited: the kernel walks all its page tables for
+/// their policies.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pages in a call: as many as a 2 MiB page has, so that a call moves at least one of those. While the kernel moves a batch, a
-/// thread that touches one of its pages waits: about 20 ms emulated with 64 pages, 56 ms with 512, 655 ms with 4,096.
+/// Pages in a call: as many as a 2 MiB page has, so that a call moves at least one of those. While
+/// the kernel moves a batch, a thread that touches one of its pages waits: about 20 ms emulated
+/// with 64 pages, 56 ms with 512, 655 ms with 4,096.
 const BATCH: usize = 512;
 
-/// Calls for one batch. Of pages that some thread is using, the second call moves most; what five leave is pinned.
+/// Calls for one batch. Of pages that some thread is using, the second call moves most; what five
+/// leave is pinned.
 const TRIES: usize = 5;
 
 /// Pages looked up at a time: 256 KiB of `pagemap`, 128 MiB of address space.
@@ -112,16 +118,16 @@ struct Batch {
 }
 
 impl MemoryMove {
-    /// A move of the memory of a process to a node. Changes nothing yet. `None` if the process has ended. `start` is its start
-    /// time in ticks.
+    /// A move of the memory of a process to a node. Changes nothing yet. `None` if the process has
+    /// ended. `start` is its start time in ticks.
     pub fn new(proc_root: &Path, pid: u32, start: u64, to: NodeId) -> io::Result<Option<Self>> {
         let Some(space) = Space::open(proc_root, pid, start)? else { return Ok(None) };
         let Some(estimate) = resident::own_bytes(space.dir())? else { return Ok(None) };
         Ok(Some(Self::with(space, Work::Begin(to), estimate)))
     }
 
-    /// A move of the pages of a layout to the nodes they were on. `None` if the process has ended. The process must not have
-    /// called exec since.
+    /// A move of the pages of a layout to the nodes they were on. `None` if the process has ended.
+    /// The process must not have called exec since.
     pub fn back(proc_root: &Path, pid: u32, start: u64, layout: Layout) -> io::Result<Option<Self>> {
         let Some(space) = Space::open(proc_root, pid, start)? else { return Ok(None) };
         let mut work = Self::with(space, Work::Done, 0);
@@ -129,7 +135,8 @@ impl MemoryMove {
         Ok(Some(work.reversed()))
     }
 
-    /// The way back of what this move has sent so far. Of a program that was started meanwhile, nothing moves.
+    /// The way back of what this move has sent so far. Of a program that was started meanwhile,
+    /// nothing moves.
     pub fn reversed(self) -> Self {
         let mut runs: Vec<Run> = self.before.runs().collect();
         runs.reverse();
@@ -159,7 +166,8 @@ impl MemoryMove {
         &self.before
     }
 
-    /// Takes in where the pages were before an earlier move of the same process: the way back leads there.
+    /// Takes in where the pages were before an earlier move of the same process: the way back leads
+    /// there.
     pub fn follows(&mut self, earlier: &Self) {
         self.before = earlier.before.then(&self.before);
     }
@@ -174,12 +182,14 @@ impl MemoryMove {
         self.ended
     }
 
-    /// Whether the process has ended, or runs another program, by now. `false` where that is not certain.
+    /// Whether the process has ended, or runs another program, by now. `false` where that is not
+    /// certain.
     pub fn gone(&self) -> bool {
         matches!(self.space.alive(), Ok(false))
     }
 
-    /// The next pages; `None` when there are no more. An empty batch: none in this part of the address space.
+    /// The next pages; `None` when there are no more. An empty batch: none in this part of the
+    /// address space.
     fn next_batch(&mut self) -> io::Result<Option<Batch>> {
         loop {
             match &mut self.work {
@@ -230,7 +240,8 @@ impl MemoryMove {
                     };
                     if run.pages == 0 {
                         runs.pop();
-                        // The next run may be for another node, or for huge pages, which come from a pool of their own.
+                        // The next run may be for another node, or for huge pages, which come from
+                        // a pool of their own.
                         self.stopped = None;
                         continue;
                     }
@@ -382,8 +393,8 @@ fn refusal(error: Errno) -> &'static str {
     }
 }
 
-/// Takes the pages of a batch from the end of the list, whose addresses fall. Does not cut between two pages of the same
-/// 2 MiB: they may be one page.
+/// Takes the pages of a batch from the end of the list, whose addresses fall. Does not cut between
+/// two pages of the same 2 MiB: they may be one page.
 fn cut(pending: &mut Vec<u64>) -> Vec<u64> {
     const HUGE: u64 = 2 << 20;
     let at_most = pending.len().saturating_sub(BATCH);

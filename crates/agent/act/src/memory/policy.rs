@@ -1,19 +1,21 @@
 //! The memory policies of a process's mappings, from `/proc/PID/numa_maps`.
 //!
-//! A line is `7f3c00000000 bind:0 anon=512 dirty=512 N0=512 kernelpagesize_kB=4`. A mapping without a policy of its own
-//! shows the one of the process's first thread. Formats: `mpol_to_str` in mm/mempolicy.c.
+//! A line is `7f3c00000000 bind:0 anon=512 dirty=512 N0=512 kernelpagesize_kB=4`. A mapping without
+//! a policy of its own shows the one of the process's first thread. Formats: `mpol_to_str` in
+//! mm/mempolicy.c.
 //!
-//! A program that chose nodes keeps them: a mapping bound to other nodes, one that prefers others, and one that is spread over
-//! nodes (interleaved) stay where they are.
+//! A program that chose nodes keeps them: a mapping bound to other nodes, one that prefers others,
+//! and one that is spread over nodes (interleaved) stay where they are.
 //!
-//! **Limits.** The kernel walks the mapping's page table for each line. The file is read once for a move. Policies that
-//! threads other than the first set for themselves are not shown.
+//! **Limits.** The kernel walks the mapping's page table for each line. The file is read once for a
+//! move. Policies that threads other than the first set for themselves are not shown.
 
 use std::io::{self, BufRead};
 
 use topology::{CpuSet, NodeId};
 
-/// Starts of mappings, by rising address, and whether the policy keeps the memory there away from the node.
+/// Starts of mappings, by rising address, and whether the policy keeps the memory there away from
+/// the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policies(Vec<(u64, bool)>);
 
@@ -24,7 +26,8 @@ impl Policies {
         for line in maps.split(b'\n') {
             found.extend(parse(&line?, to));
         }
-        // The kernel's order; a process that maps and unmaps while the file is read cannot disturb the search below.
+        // The kernel's order; a process that maps and unmaps while the file is read cannot disturb
+        // the search below.
         found.sort_unstable();
         Ok(Self(found))
     }
@@ -47,7 +50,8 @@ fn parse(line: &[u8], to: NodeId) -> Option<(u64, bool)> {
     let away = match name {
         Some("default" | "local") => false,
         Some(name @ ("prefer" | "prefer (many)" | "bind")) => {
-            // `bind=static:0-1`; the list ends at a blank. A list that cannot be read may exclude the node.
+            // `bind=static:0-1`; the list ends at a blank. A list that cannot be read may exclude
+            // the node.
             let list = rest.get(name.len()..)?.split(' ').next()?.split_once(':').map_or("", |(_, list)| list);
             !list.parse::<CpuSet>().is_ok_and(|nodes| nodes.contains(to.0))
         }

@@ -1,14 +1,17 @@
 //! The mappings of a process that hold memory of its own.
 //!
-//! Its own are anonymous pages, which any private mapping may have, and pages of shared memory: `memfd_create`, System V
-//! segments, `MAP_SHARED | MAP_ANONYMOUS`, `shm_open`, and huge pages (hugetlb). Pages of files belong to all who read the file.
+//! Its own are anonymous pages, which any private mapping may have, and pages of shared memory:
+//! `memfd_create`, System V segments, `MAP_SHARED | MAP_ANONYMOUS`, `shm_open`, and huge pages
+//! (hugetlb). Pages of files belong to all who read the file.
 //!
-//! The file system behind a mapping says whether it is shared memory, and `/proc/PID/maps` has its device number. The kernel
-//! keeps shared memory without a name on devices of its own, whose numbers a descriptor of ours shows. Named shared memory is
-//! on the tmpfs at `/dev/shm` and on mounts of hugetlbfs, which the process's own `mountinfo` lists.
+//! The file system behind a mapping says whether it is shared memory, and `/proc/PID/maps` has its
+//! device number. The kernel keeps shared memory without a name on devices of its own, whose
+//! numbers a descriptor of ours shows. Named shared memory is on the tmpfs at `/dev/shm` and on
+//! mounts of hugetlbfs, which the process's own `mountinfo` lists.
 //!
-//! **Limits.** A file on another tmpfs counts as a file. Of a process with some million mappings the first [`MOST_MAPS`] bytes of the
-//! table count, and of its mounts the first [`MOST_MOUNTINFO`].
+//! **Limits.** A file on another tmpfs counts as a file. Of a process with some million mappings
+//! the first [`MOST_MAPS`] bytes of the table count, and of its mounts the first
+//! [`MOST_MOUNTINFO`].
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
@@ -19,10 +22,12 @@ use procfs::process::MountInfo;
 use rustix::fs::{MemfdFlags, fstat, major, memfd_create, minor};
 use rustix::io::Errno;
 
-/// `MFD_HUGE_SHIFT` (include/uapi/linux/memfd.h): the size of huge pages as a power of two, in the upper bits.
+/// `MFD_HUGE_SHIFT` (include/uapi/linux/memfd.h): the size of huge pages as a power of two, in the
+/// upper bits.
 const HUGE_SHIFT: u32 = 26;
 
-/// Any user can make a hundred thousand mounts with long names, and as many mappings as `vm.max_map_count` allows: 65,530 take 5 MiB.
+/// Any user can make a hundred thousand mounts with long names, and as many mappings as
+/// `vm.max_map_count` allows: 65,530 take 5 MiB.
 const MOST_MOUNTINFO: u64 = 1 << 20;
 const MOST_MAPS: u64 = 64 << 20;
 

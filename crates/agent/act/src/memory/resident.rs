@@ -1,13 +1,16 @@
 //! How much of a process's own memory is on each node, at a bounded cost.
 //!
-//! **Problem.** `numa_maps` tells it exactly, but the kernel walks every page table for that: its cost grows with the process.
+//! **Problem.** `numa_maps` tells it exactly, but the kernel walks every page table for that: its
+//! cost grows with the process.
 //!
-//! **Approach.** `/proc/PID/status` has the sum for nothing: `RssAnon`, `RssShmem` and `HugetlbPages`. The nodes of a sample of
-//! pages, spread evenly over the address space, share it out. A small process is looked at page by page.
+//! **Approach.** `/proc/PID/status` has the sum for nothing: `RssAnon`, `RssShmem` and
+//! `HugetlbPages`. The nodes of a sample of pages, spread evenly over the address space, share it
+//! out. A small process is looked at page by page.
 //!
-//! **Limits.** A share is off by about 1.6 percentage points (one standard deviation at [`PAGES`] sampled pages and a share of one
-//! half), by more if the pages of a group are alike. A process whose pages are fewer than one in 10,000 of its readable address
-//! space may show no page in the sample; its nodes are then unknown.
+//! **Limits.** A share is off by about 1.6 percentage points (one standard deviation at [`PAGES`]
+//! sampled pages and a share of one half), by more if the pages of a group are alike. A process
+//! whose pages are fewer than one in 10,000 of its readable address space may show no page in the
+//! sample; its nodes are then unknown.
 
 use std::fs;
 use std::io;
@@ -25,15 +28,17 @@ use super::space::Space;
 /// Sampled pages that suffice: the standard deviation of a share is at most sqrt(0.25 / 1024).
 const PAGES: usize = 1024;
 
-/// Neighbouring pages looked at together: one system call for each group, and neighbours are often on one node.
+/// Neighbouring pages looked at together: one system call for each group, and neighbours are often
+/// on one node.
 const GROUP: u64 = 4;
 
 /// Groups of a round, and rounds: at most 2,048 calls of about a microsecond.
 const GROUPS: u64 = 256;
 const ROUNDS: u32 = 8;
 
-/// Estimates the bytes of a process's own memory (anonymous, shared memory, huge pages) on each node. `None` if the process has
-/// ended or has no memory of its own; empty if the sample shows no page.
+/// Estimates the bytes of a process's own memory (anonymous, shared memory, huge pages) on each
+/// node. `None` if the process has ended or has no memory of its own; empty if the sample shows no
+/// page.
 pub fn resident(proc_root: &Path, pid: u32) -> io::Result<Option<NodeBytes>> {
     let Some(stat) = Threads::new(proc_root).stat(pid)? else { return Ok(None) };
     let Some(space) = Space::open(proc_root, pid, stat.start)? else { return Ok(None) };
@@ -70,7 +75,8 @@ fn sample(space: &Space) -> io::Result<Option<NodeBytes>> {
     let mut counts = NodeBytes::default();
     let mut pages = Vec::new();
     for round in 0..ROUNDS {
-        // Each round has a place of its own between the groups of the rounds before. In a small process the first takes all pages.
+        // Each round has a place of its own between the groups of the rounds before. In a small
+        // process the first takes all pages.
         let step = (all / GROUPS).max(GROUP);
         let mut at = if step == GROUP { 0 } else { random()? % (step - GROUP) };
         pages.clear();

@@ -1,9 +1,11 @@
 //! The room for a process's memory on a node.
 //!
-//! The kernel makes room for pages that are moved as for new ones: it takes free memory first, then drops file pages that nobody
-//! has used for long (`Inactive(file)`). What is in use it does not count on.
+//! The kernel makes room for pages that are moved as for new ones: it takes free memory first, then
+//! drops file pages that nobody has used for long (`Inactive(file)`). What is in use it does not
+//! count on.
 //!
-//! **Limits.** Dirty file pages are counted, although they must be written before they can be dropped.
+//! **Limits.** Dirty file pages are counted, although they must be written before they can be
+//! dropped.
 
 use std::path::Path;
 

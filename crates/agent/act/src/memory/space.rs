@@ -1,11 +1,13 @@
 //! The pages of a process: which are present, on which node each is, and moving them.
 //!
-//! `/proc/PID/pagemap` has eight bytes a page (Documentation/admin-guide/mm/pagemap.rst). The open file belongs to one address
-//! space: when the process calls exec or ends, it reads as empty. `move_pages(2)` takes a process id, so each call is followed
-//! by a look at the process, through a file that never shows a later process with the same id.
+//! `/proc/PID/pagemap` has eight bytes a page (Documentation/admin-guide/mm/pagemap.rst). The open
+//! file belongs to one address space: when the process calls exec or ends, it reads as empty.
+//! `move_pages(2)` takes a process id, so each call is followed by a look at the process, through a
+//! file that never shows a later process with the same id.
 //!
-//! Pages are sent with `MPOL_MF_MOVE`: the kernel refuses those that other processes map too. With `MPOL_MF_MOVE_ALL` the
-//! memory that a parent shares with all its children would go wherever the last child goes.
+//! Pages are sent with `MPOL_MF_MOVE`: the kernel refuses those that other processes map too. With
+//! `MPOL_MF_MOVE_ALL` the memory that a parent shares with all its children would go wherever the
+//! last child goes.
 
 use std::fs::File;
 use std::io;
@@ -39,7 +41,8 @@ pub struct Space {
 /// Outcome of a call for some pages.
 #[derive(Debug)]
 pub enum Sent {
-    /// The kernel tried. For each page a node or a negative error; [`UNKNOWN`] where it did not say.
+    /// The kernel tried. For each page a node or a negative error; [`UNKNOWN`] where it did not
+    /// say.
     Tried(Vec<i32>),
     /// It refused all that it had not done yet.
     Refused(Errno),
@@ -51,8 +54,8 @@ pub enum Sent {
 pub const UNKNOWN: i32 = i32::MIN;
 
 impl Space {
-    /// Opens the memory of a process; `None` if it has ended, or if it has none (a kernel thread). `start` is the process's
-    /// start time in ticks.
+    /// Opens the memory of a process; `None` if it has ended, or if it has none (a kernel thread).
+    /// `start` is the process's start time in ticks.
     pub fn open(proc_root: &Path, pid: u32, start: u64) -> io::Result<Option<Self>> {
         let Some((process, stat)) = Threads::new(proc_root).open(pid)? else { return Ok(None) };
         let dir = proc_root.join(pid.to_string());
@@ -82,13 +85,15 @@ impl Space {
         self.page
     }
 
-    /// Whether the process still runs the same program. Never waits for it: a process may hold the lock of its own memory for ever
-    /// (a page fault on a file whose FUSE server does not answer), and this runs between windows.
+    /// Whether the process still runs the same program. Never waits for it: a process may hold the
+    /// lock of its own memory for ever (a page fault on a file whose FUSE server does not answer),
+    /// and this runs between windows.
     pub fn alive(&self) -> io::Result<bool> {
         if self.process.stat()?.is_none_or(|stat| stat.start != self.start) {
             return Ok(false);
         }
-        // The kernel looks first for the address space (none: end of file), then at the length, and takes the lock last.
+        // The kernel looks first for the address space (none: end of file), then at the length, and
+        // takes the lock last.
         match self.pagemap.read_at(&mut [0], 0) {
             Ok(_) => Ok(false),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(true),
@@ -96,8 +101,9 @@ impl Space {
         }
     }
 
-    /// Appends the addresses of the present pages among `count` pages from this one on. `shared_memory`: also pages that
-    /// are not anonymous. Returns whether the address space is still there.
+    /// Appends the addresses of the present pages among `count` pages from this one on.
+    /// `shared_memory`: also pages that are not anonymous. Returns whether the address space is
+    /// still there.
     pub fn present(&self, first: u64, count: u64, shared_memory: bool, found: &mut Vec<u64>) -> io::Result<bool> {
         let mut entries = vec![0; usize::try_from(count).unwrap_or(usize::MAX / ENTRY).saturating_mul(ENTRY)];
         let read = self.pagemap.read_at(&mut entries, first.saturating_mul(ENTRY as u64))?;
@@ -110,8 +116,8 @@ impl Space {
         Ok(read > 0)
     }
 
-    /// The node of each page; negative where there is none (the page is gone, or is the kernel's page of zeros). `None` when
-    /// the process has ended.
+    /// The node of each page; negative where there is none (the page is gone, or is the kernel's
+    /// page of zeros). `None` when the process has ended.
     pub fn nodes(&self, pages: &[u64]) -> io::Result<Option<Vec<i32>>> {
         match self.call(pages, None)? {
             Sent::Tried(nodes) => Ok(Some(nodes)),
@@ -122,8 +128,8 @@ impl Space {
         }
     }
 
-    /// Asks the kernel to move each page to the node beside it. Where the pages are then, only [`nodes`](Self::nodes) tells: the
-    /// kernel also reports errors for pages that it moved.
+    /// Asks the kernel to move each page to the node beside it. Where the pages are then, only
+    /// [`nodes`](Self::nodes) tells: the kernel also reports errors for pages that it moved.
     pub fn send(&self, pages: &[u64], to: &[NodeId]) -> io::Result<Sent> {
         let to: Vec<libc::c_int> = to.iter().map(|n| libc::c_int::try_from(n.0).unwrap_or(libc::c_int::MAX)).collect();
         debug_assert_eq!(pages.len(), to.len());
@@ -134,8 +140,8 @@ impl Space {
         let mut status = vec![UNKNOWN; pages.len()];
         let count = to.map_or(pages.len(), |to| to.len().min(pages.len()));
         let flags = if to.is_some() { MOVE } else { 0 };
-        // SAFETY: `pages`, `to` and `status` have at least `count` elements and outlive the call. The addresses are those of
-        // another process: the kernel dereferences none of them here.
+        // SAFETY: `pages`, `to` and `status` have at least `count` elements and outlive the call.
+        // The addresses are those of another process: the kernel dereferences none of them here.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,

@@ -43,8 +43,8 @@ pub(super) fn nodes_of(pages: &[usize]) -> io::Result<impl Iterator<Item = Optio
 }
 
 fn call(pages: &[usize], nodes: *const c_int, status: &mut [c_int], flags: c_int) -> io::Result<()> {
-    // SAFETY: `pages` and `status`, and `nodes` unless null, have `pages.len()` elements. An address is as large as a pointer;
-    // the kernel checks each. Moving a page changes no content.
+    // SAFETY: `pages` and `status`, and `nodes` unless null, have `pages.len()` elements. An
+    // address is as large as a pointer; the kernel checks each. Moving a page changes no content.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -59,8 +59,10 @@ fn call(pages: &[usize], nodes: *const c_int, status: &mut [c_int], flags: c_int
     if rc >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Enters pages of a mapping of ours into our page table. Fails at the first page that the file does not have any more.
+/// Enters pages of a mapping of ours into our page table. Fails at the first page that the file
+/// does not have any more.
 pub(super) fn populate(start: usize, len: usize) -> rustix::io::Result<()> {
-    // SAFETY: populating reads from the file and changes no memory; a range that is not mapped is an error code.
+    // SAFETY: populating reads from the file and changes no memory; a range that is not mapped is
+    // an error code.
     unsafe { rustix::mm::madvise(with_exposed_provenance_mut(start), len, Advice::LinuxPopulateRead) }
 }

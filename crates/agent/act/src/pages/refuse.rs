@@ -12,7 +12,8 @@ use super::{FileMoveError, kernel};
 ///
 /// # Errors
 ///
-/// [`FileMoveError::Target`]: the node has no memory, this process's cpuset forbids it, or the kernel grants nothing.
+/// [`FileMoveError::Target`]: the node has no memory, this process's cpuset forbids it, or the
+/// kernel grants nothing.
 pub fn target(topology: &Topology, to: NodeId) -> Result<(), FileMoveError> {
     let refused = |reason, why, source| Err(FileMoveError::Target { to, reason, why, source });
     match topology.node(to) {
@@ -67,13 +68,13 @@ pub(super) fn file(file: &Opened) -> Result<(), (&'static str, String)> {
     Ok(())
 }
 
-/// Most bytes of a file whose pages are asked about one by one, which takes up to 50 ns for each: ext4's largest file. A sparse
-/// file can be a million times as large.
+/// Most bytes of a file whose pages are asked about one by one, which takes up to 50 ns for each:
+/// ext4's largest file. A sparse file can be a million times as large.
 const LARGEST: u64 = 16 << 40;
 
-/// Refuses a move for which the node has no room. Room is what is free, and what the kernel frees first: cached pages that
-/// were not used lately, but not the `there` bytes of the file itself. The zones' high watermarks are not room, because the
-/// kernel keeps that much free.
+/// Refuses a move for which the node has no room. Room is what is free, and what the kernel frees
+/// first: cached pages that were not used lately, but not the `there` bytes of the file itself. The
+/// zones' high watermarks are not room, because the kernel keeps that much free.
 pub(super) fn room(to: NodeId, bytes: u64, there: u64) -> Result<(), String> {
     let sys = format!("/sys/devices/system/node/node{to}/meminfo");
     let known = std::fs::read_to_string(sys).ok().zip(std::fs::read_to_string("/proc/zoneinfo").ok());

@@ -77,7 +77,8 @@ pub(super) struct Window {
     to: NodeId,
     /// Addresses of pages that are elsewhere; taken from the end.
     queue: Vec<usize>,
-    /// Cached pages for which the kernel named no node: they have left the memory, or something else moves them just now.
+    /// Cached pages for which the kernel named no node: they have left the memory, or something
+    /// else moves them just now.
     lost: Vec<usize>,
     /// Pages of one call.
     chunk: usize,
@@ -87,8 +88,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Maps a window and enters its cached pages; `None` if it has none. `tries` is how often it has been visited, `stride` what
-    /// the window before ended with.
+    /// Maps a window and enters its cached pages; `None` if it has none. `tries` is how often it
+    /// has been visited, `stride` what the window before ended with.
     pub(super) fn open(
         arena: &Arena,
         file: &Opened,
@@ -98,7 +99,8 @@ impl Window {
         (tries, stride): (usize, usize),
         (only, before): (Option<&Pick>, &mut Layout),
     ) -> io::Result<Option<Self>> {
-        // A mapping may reach beyond the end of a file that shrinks; its pages there are not cached.
+        // A mapping may reach beyond the end of a file that shrinks; its pages there are not
+        // cached.
         let len = most.min(file.size.saturating_sub(offset));
         if len == 0 || file.cached(offset, len) == Some(0) {
             return Ok(None);
@@ -134,8 +136,8 @@ impl Window {
         }
         // A later try adds only pages above all others; those that it finds were read in meanwhile.
         window.queue = window.sort(&found, &mut |address, node| before.push(number(address), node))?;
-        // A page that stays makes the kernel give up the rest of its call. So calls get smaller from try to try, and every
-        // second try begins at the other end.
+        // A page that stays makes the kernel give up the rest of its call. So calls get smaller
+        // from try to try, and every second try begins at the other end.
         let whole = (CHUNK as usize / page).max(1);
         window.chunk = (whole >> (tries / 2 * 2)).max(1);
         if tries % 2 == 0 {
@@ -154,8 +156,9 @@ impl Window {
         })
     }
 
-    /// Looks again at the pages for which the kernel named no node. Those still cached count as in use: something else, such as
-    /// the kernel's own balancing of a program that maps them, moved them at that moment.
+    /// Looks again at the pages for which the kernel named no node. Those still cached count as in
+    /// use: something else, such as the kernel's own balancing of a program that maps them, moved
+    /// them at that moment.
     pub(super) fn settle(&mut self) -> io::Result<()> {
         if self.lost.is_empty() {
             return Ok(());
@@ -181,8 +184,9 @@ impl Window {
 
     /// Moves one chunk and looks where its pages are now.
     ///
-    /// A large folio moves when any of its pages is asked for. Asking for all of them costs some four times as much, and ends
-    /// the kernel's batch at each folio. So one page of each `stride` is asked for first, as long as the others come with it.
+    /// A large folio moves when any of its pages is asked for. Asking for all of them costs some
+    /// four times as much, and ends the kernel's batch at each folio. So one page of each `stride`
+    /// is asked for first, as long as the others come with it.
     pub(super) fn step(&mut self) -> io::Result<Tried> {
         let chunk = self.queue.split_off(self.queue.len().saturating_sub(self.chunk));
         if chunk.is_empty() {
@@ -215,7 +219,8 @@ impl Window {
             Ok(()) => Ok(false),
             Err(e) => match Errno::from_io_error(&e) {
                 Some(Errno::NOMEM) => Ok(true),
-                // Something else moves or frees these pages just now; or none is left (before Linux 4.17).
+                // Something else moves or frees these pages just now; or none is left (before Linux
+                // 4.17).
                 Some(Errno::AGAIN | Errno::INTR | Errno::BUSY | Errno::FAULT | Errno::NOENT) => Ok(false),
                 _ => Err(e),
             },
@@ -226,7 +231,8 @@ impl Window {
         self.stride
     }
 
-    /// Asks where these pages are: counts those on the target, and returns those that are to be moved, after it has shown their nodes.
+    /// Asks where these pages are: counts those on the target, and returns those that are to be
+    /// moved, after it has shown their nodes.
     fn sort(&mut self, pages: &[usize], show: &mut dyn FnMut(usize, NodeId)) -> io::Result<Vec<usize>> {
         let mut elsewhere = Vec::new();
         for (page, node) in pages.iter().zip(kernel::nodes_of(pages)?) {
@@ -249,10 +255,12 @@ impl Window {
     }
 }
 
-/// Pages of the folios that are tried as a whole at first: readahead makes some of this size. After it come 4, and 1.
+/// Pages of the folios that are tried as a whole at first: readahead makes some of this size. After
+/// it come 4, and 1.
 pub(super) const STRIDE: usize = 16;
 
-/// Pages of a part that is populated by itself when the whole was not possible: the kernel's fault-around.
+/// Pages of a part that is populated by itself when the whole was not possible: the kernel's
+/// fault-around.
 const PART: usize = 64 << 10;
 
 /// Enters cached pages; leaves out those that have gone meanwhile.

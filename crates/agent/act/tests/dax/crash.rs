@@ -1,10 +1,11 @@
 //! Crashes in the middle of moves.
 //!
-//! In the test, XFS is shut down at a random moment, as it is by a failed device: what is not in its log by then is gone. Then it
-//! is mounted again, and recovers from its log.
+//! In the test, XFS is shut down at a random moment, as it is by a failed device: what is not in
+//! its log by then is gone. Then it is mounted again, and recovers from its log.
 //!
-//! `tools/test-power-cuts` kills the whole machine instead, whose persistent memory is in files. Each life of the machine
-//! ([`be_killed`]) looks at what the last one left. What a processor's caches had not written back yet is not lost there.
+//! `tools/test-power-cuts` kills the whole machine instead, whose persistent memory is in files.
+//! Each life of the machine ([`be_killed`]) looks at what the last one left. What a processor's
+//! caches had not written back yet is not lost there.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Lines};
@@ -18,14 +19,16 @@ use super::volume::{MIB, MOUNT, check, create, extents, move_to, nodes, number};
 
 const SIZE: u64 = 8 * MIB;
 
-/// `XFS_IOC_GOINGDOWN`, `_IOR('X', 125, __u32)`, and `XFS_FSOP_GOING_FLAGS_NOLOGFLUSH` (fs/xfs/libxfs/xfs_fs.h).
+/// `XFS_IOC_GOINGDOWN`, `_IOR('X', 125, __u32)`, and `XFS_FSOP_GOING_FLAGS_NOLOGFLUSH`
+/// (fs/xfs/libxfs/xfs_fs.h).
 const GOING_DOWN: u32 = 0x8004_587d;
 static NO_LOG_FLUSH: u32 = 2;
 
 /// The writer's words, each at the start of a page; nobody writes the rest of the file.
 const WORDS: u64 = 64;
 
-/// Writes growing numbers to these words in turn, from the largest that is there; syncs each, and says so.
+/// Writes growing numbers to these words in turn, from the largest that is there; syncs each, and
+/// says so.
 pub fn be_syncing_writer(args: &[String]) {
     let file = File::options().read(true).write(true).open(&args[0]).unwrap();
     let last = words(&file).into_iter().max().unwrap();
@@ -55,7 +58,8 @@ fn begin(path: &Path) {
     file.sync_all().unwrap();
 }
 
-/// Fails unless the file has all its bytes, each synced number or one that is newer, and each block once.
+/// Fails unless the file has all its bytes, each synced number or one that is newer, and each block
+/// once.
 fn whole(path: &Path, synced: u64) {
     let file = File::open(path).unwrap();
     for (i, found) in (0..WORDS).zip(words(&file)) {
@@ -94,8 +98,9 @@ fn repaired() {
     run("mount", &["-t", "xfs", "-o", &options, &device, MOUNT]);
 }
 
-/// One life of a machine that will be killed: the file of its last life must be whole, with all numbers up to the given one.
-/// Then it moves and is written. Prints `whole`, or `made` in the first life, and then each synced number.
+/// One life of a machine that will be killed: the file of its last life must be whole, with all
+/// numbers up to the given one. Then it moves and is written. Prints `whole`, or `made` in the
+/// first life, and then each synced number.
 pub fn be_killed(args: &[String]) {
     let path = Path::new(MOUNT).join("killed");
     if path.exists() {

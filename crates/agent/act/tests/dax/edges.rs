@@ -37,7 +37,8 @@ pub fn moved_and_kept() {
     let path = dir.path().join("file");
     let size = 9 * MIB + 4096 + 5;
     let file = create(&path, 1, 3 * MIB + 4096);
-    // A hole, a written page in the middle of a chunk, preallocated blocks, and a last block in part.
+    // A hole, a written page in the middle of a chunk, preallocated blocks, and a last block in
+    // part.
     fill(&file, 1, 4 * MIB + 8192, 4 * MIB + 12288);
     fallocate(&file, FallocateFlags::empty(), 6 * MIB, MIB).unwrap();
     fill(&file, 1, 9 * MIB, size);

@@ -1,5 +1,6 @@
-//! Moves while others read, write and map the file. A writer knows its last store to each place, and looks for it before the
-//! next one and at the end: a checksum of the file would not miss a lost store.
+//! Moves while others read, write and map the file. A writer knows its last store to each place,
+//! and looks for it before the next one and at the end: a checksum of the file would not miss a
+//! lost store.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -17,7 +18,8 @@ use super::volume::{MIB, check, create, directory, finish, move_to, nodes, numbe
 /// Bytes at the file's start that writers change; nobody writes the rest.
 const WRITTEN: u64 = 4 * MIB;
 
-/// Moves of the file, and its size: more in a long run. An emulated machine moves about 1 MiB a second under load.
+/// Moves of the file, and its size: more in a long run. An emulated machine moves about 1 MiB a
+/// second under load.
 fn rounds() -> u32 {
     number("HOMENODE_DAX_MOVES", 3)
 }
@@ -106,8 +108,8 @@ impl Words for Mapping {
     }
 }
 
-/// Writes words to places of its own until it is told to stop. Returns the number of stores and the places whose last store
-/// is not there.
+/// Writes words to places of its own until it is told to stop. Returns the number of stores and the
+/// places whose last store is not there.
 fn write(
     words: &dyn Words,
     place: u64,
@@ -164,7 +166,8 @@ pub fn under_load() {
         let writers: Vec<_> = (0..2)
             .map(|n| {
                 let (stop, file) = (&stop, &file);
-                // Up to 0.6 s, so that a chunk gets its turn now and then: a write anywhere in the file makes it start again.
+                // Up to 0.6 s, so that a chunk gets its turn now and then: a write anywhere in the
+                // file makes it start again.
                 let pause = |stores: u64| Duration::from_millis(stores * 7919 % 600);
                 scope.spawn(move || write(file, 8 * n, 8, pause, stop))
             })
@@ -241,7 +244,8 @@ impl Writer {
     }
 }
 
-/// Without leave to freeze it, a process that maps the file shared and writable keeps the file where it is.
+/// Without leave to freeze it, a process that maps the file shared and writable keeps the file
+/// where it is.
 pub fn mapped_writable() {
     let dir = directory();
     let path = dir.path().join("file");

@@ -1,5 +1,6 @@
-//! Moves files on DAX between nodes, on an XFS that covers the persistent memory of two (`vm/run --pmem-volume`). Where a
-//! file's blocks are is read from the file system and the device-mapper table here, not by homenode's code.
+//! Moves files on DAX between nodes, on an XFS that covers the persistent memory of two
+//! (`vm/run --pmem-volume`). Where a file's blocks are is read from the file system and the
+//! device-mapper table here, not by homenode's code.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test stops at the first surprise
 

@@ -30,7 +30,8 @@ pub fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(MOUNT).unwrap()
 }
 
-/// The first byte of the volume that is on node 1: device-mapper puts its device behind that of node 0.
+/// The first byte of the volume that is on node 1: device-mapper puts its device behind that of
+/// node 0.
 fn border() -> u64 {
     let table = Command::new("dmsetup").args(["table", "volume"]).output().unwrap();
     let table = String::from_utf8(table.stdout).unwrap();
@@ -51,7 +52,8 @@ pub fn extents(file: &File) -> Vec<Extent> {
     const MOST: usize = 4000;
     let mut map = vec![0_u64; 4 + 7 * MOST];
     (map[0], map[1], map[3]) = (0, u64::MAX, MOST as u64);
-    // SAFETY: the kernel writes as many extents of 56 bytes as the structure, of 32 bytes, says that there is room for.
+    // SAFETY: the kernel writes as many extents of 56 bytes as the structure, of 32 bytes, says
+    // that there is room for.
     assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), 0xc020_660b_u32 as _, map.as_mut_ptr()) }, 0);
     let count = (map[2] >> 32) as usize;
     assert!(count < MOST, "too many extents for this test");
@@ -75,7 +77,8 @@ pub fn nodes(file: &File) -> BTreeMap<u32, u64> {
     nodes
 }
 
-/// The word at an offset of a file that nobody has written since: tells every offset and every file.
+/// The word at an offset of a file that nobody has written since: tells every offset and every
+/// file.
 pub fn word(seed: u64, offset: u64) -> u64 {
     (offset ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }

@@ -1,4 +1,5 @@
-//! Obstacles for which a move must not wait: a page that somebody holds, and a process that cannot be stopped.
+//! Obstacles for which a move must not wait: a page that somebody holds, and a process that cannot
+//! be stopped.
 
 use std::ffi::c_void;
 use std::fs::{self, File};
@@ -16,8 +17,9 @@ use topology::NodeId;
 use super::load::{Group, Mapping};
 use super::volume::{MIB, check, create, directory, finish, move_to, nodes};
 
-/// A page in a pipe (`vmsplice`) is held until somebody reads the pipe. The kernel waits for it in two ways: so that a signal ends
-/// the wait where the file's inode number is below the donor's, else spinning. Files at both ends of the volume meet both.
+/// A page in a pipe (`vmsplice`) is held until somebody reads the pipe. The kernel waits for it in
+/// two ways: so that a signal ends the wait where the file's inode number is below the donor's,
+/// else spinning. Files at both ends of the volume meet both.
 pub fn pinned() {
     let dirs: Vec<_> = (0..8).map(|_| directory()).collect();
     let mut files: Vec<(u64, PathBuf)> = dirs
@@ -80,7 +82,8 @@ pub fn be_stuck(args: &[String]) {
     other.write_all(b"waits").unwrap();
 }
 
-/// The group of a process that waits in the kernel does not freeze. Others in it would be stopped for nothing again and again.
+/// The group of a process that waits in the kernel does not freeze. Others in it would be stopped
+/// for nothing again and again.
 pub fn not_frozen() {
     let Some(disk) = std::env::var_os("HOMENODE_TEST_DIR") else {
         println!("skipped: there is no file system of ours to freeze");

@@ -2,13 +2,14 @@
 //!
 //! **Problem.** A thread runs on another node than yesterday, and its owner wants to know why.
 //!
-//! **Approach.** `journal.jsonl` in the state directory has one JSON object per line ([`Entry`]) and only grows at its end. A move
-//! has its reason and figures, and later its effect ([`Event::Audited`]). [`read()`] filters entries, [`history()`] joins
-//! moves with their effects.
+//! **Approach.** `journal.jsonl` in the state directory has one JSON object per line ([`Entry`])
+//! and only grows at its end. A move has its reason and figures, and later its effect
+//! ([`Event::Audited`]). [`read()`] filters entries, [`history()`] joins moves with their effects.
 //!
-//! **Limits.** The size is bounded: at half of the limit the file becomes `journal.1.jsonl` and replaces the previous one, so
-//! the two files keep between half and all of the limit. A move that a rail holds back window after window is written once.
-//! The journal is not synced to disk, because undoing needs only the state file.
+//! **Limits.** The size is bounded: at half of the limit the file becomes `journal.1.jsonl` and
+//! replaces the previous one, so the two files keep between half and all of the limit. A move that
+//! a rail holds back window after window is written once. The journal is not synced to disk,
+//! because undoing needs only the state file.
 
 mod read;
 
@@ -55,7 +56,8 @@ pub struct About {
     /// Name of the thread or process; of a file, its path or else its id.
     #[serde(default)]
     pub comm: String,
-    /// Start time as in the snapshot, where it is known: a later thread with this id is another one.
+    /// Start time as in the snapshot, where it is known: a later thread with this id is another
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<u64>,
     /// Its kind.
@@ -283,7 +285,8 @@ impl Journal {
         }
     }
 
-    /// Writes what was added since the last call. On an error it is lost, and the error says why; the file keeps whole lines.
+    /// Writes what was added since the last call. On an error it is lost, and the error says why;
+    /// the file keeps whole lines.
     pub fn flush(&mut self) -> Result<(), EngineError> {
         if self.pending.is_empty() {
             return Ok(());
@@ -342,7 +345,8 @@ impl Journal {
     }
 }
 
-/// Length of the longest start of `bytes` that is whole lines and at most `most` bytes, but at least one line.
+/// Length of the longest start of `bytes` that is whole lines and at most `most` bytes, but at
+/// least one line.
 fn part_len(bytes: &[u8], most: u64) -> usize {
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     if bytes.len() <= most {

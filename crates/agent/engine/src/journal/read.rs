@@ -36,8 +36,8 @@ impl Filter {
     }
 }
 
-/// The entries that fit, oldest first. `path` is a state directory or a journal file. Lines that are damaged, or that a
-/// later build wrote, are left out.
+/// The entries that fit, oldest first. `path` is a state directory or a journal file. Lines that
+/// are damaged, or that a later build wrote, are left out.
 pub fn read(path: &Path, filter: &Filter) -> Result<Vec<Entry>, EngineError> {
     let newest = if path.is_dir() { path.join(JOURNAL) } else { path.to_owned() };
     let mut entries = Vec::new();

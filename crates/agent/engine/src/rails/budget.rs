@@ -5,7 +5,8 @@ use crate::settings::Budget;
 
 /// Consecutive windows far below the budget after which observing may cost more again.
 const CALM_WINDOWS: u32 = 60;
-/// Meaning of "far below": after doubling, the cost must still be within the budget with room to spare.
+/// Meaning of "far below": after doubling, the cost must still be within the budget with room to
+/// spare.
 const CALM: f64 = 0.4;
 
 /// Watches the cost of each window.
@@ -21,14 +22,16 @@ pub struct BudgetWatch {
 pub enum Verdict {
     /// Too much CPU time, in a sentence: observe less.
     TooMuchCpu(String),
-    /// Too much memory, in a sentence. Tables are bounded when they are made, so this can only be said.
+    /// Too much memory, in a sentence. Tables are bounded when they are made, so this can only be
+    /// said.
     TooMuchMemory(String),
     /// So little for so long that homenode may observe more again.
     Calm,
 }
 
 impl BudgetWatch {
-    /// Takes one window's cost. Returns a response once enough consecutive windows call for it, then counts from zero.
+    /// Takes one window's cost. Returns a response once enough consecutive windows call for it,
+    /// then counts from zero.
     pub fn window(&mut self, cost: Cost, budget: &Budget) -> Option<Verdict> {
         let reached = |count: &mut u32, now: bool, windows: u32| {
             *count = if now { *count + 1 } else { 0 };

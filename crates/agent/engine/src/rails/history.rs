@@ -138,7 +138,8 @@ impl History {
 mod tests {
     use super::*;
 
-    /// A thread that was bound where it runs has not left that node, so coming back later is no reversal.
+    /// A thread that was bound where it runs has not left that node, so coming back later is no
+    /// reversal.
     #[test]
     fn binding_in_place_is_not_leaving() {
         let settings = Settings::default();

@@ -1,15 +1,19 @@
-//! The rails: what keeps a policy that is right on average from doing harm to one thread, or to all at once.
+//! The rails: what keeps a policy that is right on average from doing harm to one thread, or to all
+//! at once.
 //!
-//! **Problem.** A decision per window from that window alone flutters at every threshold, and a phase change can name
-//! thousands of moves at once. Users of AutoNUMA and of affinity daemons complain of both.
+//! **Problem.** A decision per window from that window alone flutters at every threshold, and a
+//! phase change can name thousands of moves at once. Users of AutoNUMA and of affinity daemons
+//! complain of both.
 //!
-//! **Approach.** Each move passes these rails in turn: it fits the observation; the load has not [`settled`]; the thread is not
-//! left alone after going back and forth ([`history`]); dwell; cool-down after a reversal; back-off after a refusal; a
-//! machine-wide token bucket ([`rate`]). Moves pass in plan order, so a scarce token goes to the move that the policy put
-//! first. The report names the rail that holds a move back, and why.
+//! **Approach.** Each move passes these rails in turn: it fits the observation; the load has not
+//! [`settled`]; the thread is not left alone after going back and forth ([`history`]); dwell;
+//! cool-down after a reversal; back-off after a refusal; a machine-wide token bucket ([`rate`]).
+//! Moves pass in plan order, so a scarce token goes to the move that the policy put first. The
+//! report names the rail that holds a move back, and why.
 //!
-//! **Limits.** Memory is bounded: the rails remember at most [`TRACKED_MAX`] threads. They forget a thread as soon as its
-//! past cannot hold it back any more, and not earlier. When the table is full, new threads are held back.
+//! **Limits.** Memory is bounded: the rails remember at most [`TRACKED_MAX`] threads. They forget a
+//! thread as soon as its past cannot hold it back any more, and not earlier. When the table is
+//! full, new threads are held back.
 
 pub mod budget;
 pub mod history;
@@ -119,7 +123,8 @@ impl Rails {
             return Err(HeldBack::new(Rail::Rate, why));
         }
         self.passed.insert(subject.clone(), (from, to));
-        // Counts against the bound from now on; the next window drops it again if nothing comes of it.
+        // Counts against the bound from now on; the next window drops it again if nothing comes of
+        // it.
         self.threads.entry(subject.clone()).or_default();
         Ok(())
     }
@@ -147,13 +152,14 @@ impl Rails {
         Ok(())
     }
 
-    /// Remembers that a move was made. Returns a sentence when the thread is left alone from now on.
+    /// Remembers that a move was made. Returns a sentence when the thread is left alone from now
+    /// on.
     pub fn made(&mut self, subject: &Subject, from: NodeId, to: NodeId) -> Option<String> {
         self.threads.entry(subject.clone()).or_default().made(self.now, from, to, &self.settings)
     }
 
-    /// Remembers that a move was refused: it is not tried again at once, and costs no token (up to a bound per window, so
-    /// that a machine full of refusals does not keep us busy).
+    /// Remembers that a move was refused: it is not tried again at once, and costs no token (up to
+    /// a bound per window, so that a machine full of refusals does not keep us busy).
     pub fn refused(&mut self, subject: &Subject) {
         self.threads.entry(subject.clone()).or_default().refused(self.now);
         self.give_back();
@@ -364,8 +370,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked and whenever: no thread is moved twice within the dwell, nor within the cool-down after a
-        /// return, and no stretch of time holds more moves than the burst and the rate allow.
+        /// Whatever is asked and whenever: no thread is moved twice within the dwell, nor within
+        /// the cool-down after a return, and no stretch of time holds more moves than the burst and
+        /// the rate allow.
         #[test]
         fn rails_hold_for_any_sequence(
             steps in prop::collection::vec((0.0..30.0f64, 0u32..6, 0u32..3), 1..200),

@@ -1,6 +1,7 @@
 //! The machine-wide limit on moves: a token bucket.
 
-/// Tokens that refill at a rate up to a burst; each move takes one. Over any time T at most `burst + rate × T` moves pass.
+/// Tokens that refill at a rate up to a burst; each move takes one. Over any time T at most
+/// `burst + rate × T` moves pass.
 #[derive(Clone, Debug)]
 pub struct TokenBucket {
     rate: f64,

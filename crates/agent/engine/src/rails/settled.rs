@@ -1,29 +1,35 @@
 //! A load that stays the same keeps its placement.
 //!
-//! **Problem.** A policy that decides each window anew can move threads in circles, each time for a good reason: its own moves change
-//! what it sees next. Dwell and cool-down only slow this down.
+//! **Problem.** A policy that decides each window anew can move threads in circles, each time for a
+//! good reason: its own moves change what it sees next. Dwell and cool-down only slow this down.
 //!
-//! **Approach.** Policies place a load in its first windows. After [`Settle::windows`](crate::settings::Settle) decision periods of the
-//! policy without a change, threads and processes stay. The load is new when a busy thread
+//! **Approach.** Policies place a load in its first windows. After
+//! [`Settle::windows`](crate::settings::Settle) decision periods of the policy without a change,
+//! threads and processes stay. The load is new when a busy thread
 //!
 //! - appears, or has been gone for 10 windows;
-//! - starts or stops using files, or turns to data on another node (suddenly, or in another file), or reads where it wrote;
+//! - starts or stops using files, or turns to data on another node (suddenly, or in another file),
+//!   or reads where it wrote;
 //! - becomes so much faster or slower that no placement explains it.
 //!
 //! It is also new when CPUs or nodes come or go: another machine has another placement.
 //!
-//! Threads that no policy may move do not count: the kernel's, homenode's own, which copy what is moved, and those with an affinity of
-//! their own. The effects of our own moves do not count as a change: neither the rates right after them, nor that a process stands still while
-//! its memory is copied. Data that drifts to another node bit by bit does not count either, because written data lands on the writer's
-//! node. After [`Settle::again_s`](crate::settings::Settle) a load counts as new in any case.
+//! Threads that no policy may move do not count: the kernel's, homenode's own, which copy what is
+//! moved, and those with an affinity of their own. The effects of our own moves do not count as a
+//! change: neither the rates right after them, nor that a process stands still while its memory is
+//! copied. Data that drifts to another node bit by bit does not count either, because written data
+//! lands on the writer's node. After [`Settle::again_s`](crate::settings::Settle) a load counts as
+//! new in any case.
 //!
-//! Two kinds of moves are still made in a settled load. A move that the policy asked for in time may have had to wait, for the rate
-//! limit or after a refusal. And a thread that something else displaced may return to the node it was on, but to no other: otherwise a
-//! kernel that spreads a crowd and a policy that fills a free node could empty a node thread by thread. A thread that is displaced in
-//! window after window is left there, because the kernel and the policy would never agree.
+//! Two kinds of moves are still made in a settled load. A move that the policy asked for in time
+//! may have had to wait, for the rate limit or after a refusal. And a thread that something else
+//! displaced may return to the node it was on, but to no other: otherwise a kernel that spreads a
+//! crowd and a policy that fills a free node could empty a node thread by thread. A thread that is
+//! displaced in window after window is left there, because the kernel and the policy would never
+//! agree.
 //!
-//! **Limits.** A machine whose busy threads come and go all the time never settles; the other rails have to suffice. At most
-//! 300 windows of moved threads that have gone are remembered.
+//! **Limits.** A machine whose busy threads come and go all the time never settles; the other rails
+//! have to suffice. At most 300 windows of moved threads that have gone are remembered.
 
 use std::hash::{BuildHasher, BuildHasherDefault};
 
@@ -40,15 +46,18 @@ const BUSY_BYTES_S: f64 = 1048576.0;
 const BUSY_CPU: f64 = 0.05;
 /// A thread not seen for this many windows is gone for good.
 const GONE: u64 = 10;
-/// A thread does something else if its rate changes by this factor at once (twice the factor if gradually),
+/// A thread does something else if its rate changes by this factor at once (twice the factor if
+/// gradually),
 const FACTOR: f64 = 8.0;
 /// or if the share of reads in its file bytes changes by this much.
 const READS: f64 = 0.25;
 /// A thread clearly reads from a node if at least this share of its reads does.
 const CLEAR: f64 = 0.75;
-/// Windows after a move in which rates change because of it, and of a young thread's life in which its rates mean little.
+/// Windows after a move in which rates change because of it, and of a young thread's life in which
+/// its rates mean little.
 const OURS: u64 = 3;
-/// A moved thread may stand still for this many windows, as a process does while its memory is copied.
+/// A moved thread may stand still for this many windows, as a process does while its memory is
+/// copied.
 const STANDING: u64 = 300;
 /// A thread turns to other data within this many windows; data that drifts takes longer.
 const AT_ONCE: u64 = 3;
@@ -67,7 +76,8 @@ struct Doing {
     pid: u32,
     /// The file it reads most of.
     file: Option<u64>,
-    /// Windows in which it was last seen, in which its reads last came from `home`, and in which it was last about as fast.
+    /// Windows in which it was last seen, in which its reads last came from `home`, and in which it
+    /// was last about as fast.
     seen: u64,
     at_home: u64,
     at_rate: u64,
@@ -139,7 +149,8 @@ pub struct Settled {
     moved: FxHashMap<Subject, u64>,
     /// Files that were moved since the load was new, as [`Doing::file`].
     files: FxHashSet<u64>,
-    /// Moves that were asked for in time and wait for something else, in the last window and in this one.
+    /// Moves that were asked for in time and wait for something else, in the last window and in
+    /// this one.
     owed: FxHashSet<Subject>,
     owing: FxHashSet<Subject>,
     /// The CPUs of each node.
@@ -238,7 +249,8 @@ impl Settled {
         }
     }
 
-    /// Whether a thread, a process or a file may be moved to a node by a policy that decides every `period_s` seconds.
+    /// Whether a thread, a process or a file may be moved to a node by a policy that decides every
+    /// `period_s` seconds.
     pub fn check(&self, subject: &Subject, to: NodeId, period_s: f64) -> Result<(), HeldBack> {
         let most = self.settings.windows;
         let fresh = self.windows <= most || self.seconds <= period_s * f64::from(most);
@@ -261,7 +273,8 @@ impl Settled {
             + self.owing.len()
     }
 
-    /// A move that might have been made has to wait, for its turn or because it was refused: it may be made later.
+    /// A move that might have been made has to wait, for its turn or because it was refused: it may
+    /// be made later.
     pub fn owe(&mut self, subject: Subject) {
         if self.settings.windows > 0 {
             self.owing.insert(subject);
@@ -383,7 +396,8 @@ mod tests {
         }
     }
 
-    /// Each copy has a thread, so each move of data was followed by ten windows in which everything might move.
+    /// Each copy has a thread, so each move of data was followed by ten windows in which everything
+    /// might move.
     #[test]
     fn threads_that_no_policy_may_move_make_no_new_load() {
         let load = [thread(1, 0, 100), thread(2, 1, 100)];
@@ -453,7 +467,8 @@ mod tests {
         };
         assert!(!drifted("a"));
         assert!(drifted("b"));
-        // Nor is it one when the copy of a file that we move is done at last, whichever thread it is.
+        // Nor is it one when the copy of a file that we move is done at last, whichever thread it
+        // is.
         for ours in [true, false] {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
             after(&mut settled, 3, &mixed([100, 0], "a"));

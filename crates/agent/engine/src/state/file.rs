@@ -24,8 +24,8 @@ pub struct StateFile {
 }
 
 impl StateFile {
-    /// Replaces the state file of this directory by one that holds these threads, and opens it for more. The old one stays
-    /// in place until the new one is on disk.
+    /// Replaces the state file of this directory by one that holds these threads, and opens it for
+    /// more. The old one stays in place until the new one is on disk.
     pub fn create(dir: &StateDir, epoch: Option<&str>, held: &[Held]) -> Result<Self, EngineError> {
         Self::write(dir.path(), epoch, held, &[])
     }
@@ -82,7 +82,8 @@ impl StateFile {
                 Ok(())
             }
             Err(error) => {
-                // Nothing of it may stay: a record without its move would do no harm, half a line would cost the next one.
+                // Nothing of it may stay: a record without its move would do no harm, half a line
+                // would cost the next one.
                 let _ = self.file.set_len(self.len).and_then(|()| self.file.seek(SeekFrom::Start(self.len)));
                 Err(error)
             }
@@ -94,7 +95,8 @@ impl StateFile {
         self.len > SMALL && self.len > 4 * self.base
     }
 
-    /// Rewrites the file so that it holds these threads and jobs only. On an error the old file stays in use.
+    /// Rewrites the file so that it holds these threads and jobs only. On an error the old file
+    /// stays in use.
     pub fn rewrite(&mut self, epoch: Option<&str>, held: &[Held], jobs: &[Job]) -> Result<(), EngineError> {
         // Not before the file has doubled is the next try worth its cost, should this one fail.
         self.base = self.len / 2;

@@ -1,18 +1,22 @@
 //! The undo records on disk: with them everything can be undone after a crash.
 //!
-//! **Problem.** A daemon that is killed leaves its affinities behind; the previous ones must not be lost.
+//! **Problem.** A daemon that is killed leaves its affinities behind; the previous ones must not be
+//! lost.
 //!
-//! **Approach.** A directory with one owner at a time ([`StateDir`], an flock) holds `state.jsonl`: one JSON record a line
-//! ([`records`]), appended and fsync'd before the first move of a thread ([`file`]). The next start, or `restore`, replays
-//! it. A line that is cut short or damaged is skipped: the last line cannot describe a move that was made, because moves
-//! wait for the fsync. The file is rewritten (to a new file, then renamed) when most of it is history.
+//! **Approach.** A directory with one owner at a time ([`StateDir`], an flock) holds `state.jsonl`:
+//! one JSON record a line ([`records`]), appended and fsync'd before the first move of a thread
+//! ([`file`]). The next start, or `restore`, replays it. A line that is cut short or damaged is
+//! skipped: the last line cannot describe a move that was made, because moves wait for the fsync.
+//! The file is rewritten (to a new file, then renamed) when most of it is history.
 //!
-//! A process that was killed while one of its threads waits in the kernel keeps its lock until that wait ends, perhaps for ever. If it
-//! is a zombie, and SIGKILL awaits each of its threads, it runs no more code of homenode. Then the lock is passed: a new file takes the
-//! place of the locked one, under a lock of the directory.
+//! A process that was killed while one of its threads waits in the kernel keeps its lock until that
+//! wait ends, perhaps for ever. If it is a zombie, and SIGKILL awaits each of its threads, it runs
+//! no more code of homenode. Then the lock is passed: a new file takes the place of the locked one,
+//! under a lock of the directory.
 //!
-//! **Limits.** A record of another boot is void, and so is one whose thread has ended. A user who can write the directory, or
-//! one on the way to it, could make homenode set affinities: [`trusted`] refuses such a path.
+//! **Limits.** A record of another boot is void, and so is one whose thread has ended. A user who
+//! can write the directory, or one on the way to it, could make homenode set affinities:
+//! [`trusted`] refuses such a path.
 
 pub mod file;
 pub mod records;
@@ -38,8 +42,9 @@ pub const VERSION: u32 = 2;
 pub const STATE: &str = "state.jsonl";
 const LOCK: &str = "lock";
 
-/// Opens a file of the state directory that only its owner may read: it has names of everybody's threads, and paths of files in
-/// directories that not everybody may read. One that an earlier version made is closed to others.
+/// Opens a file of the state directory that only its owner may read: it has names of everybody's
+/// threads, and paths of files in directories that not everybody may read. One that an earlier
+/// version made is closed to others.
 pub(crate) fn open_private(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
     let file = options.mode(0o600).open(path)?;
     file.set_permissions(Permissions::from_mode(0o600))?;
@@ -55,7 +60,8 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Creates the directory (0700) where it is missing, and takes it. [`EngineError::Busy`] when another process has it.
+    /// Creates the directory (0700) where it is missing, and takes it. [`EngineError::Busy`] when
+    /// another process has it.
     pub fn open(path: &Path) -> Result<Self, EngineError> {
         trusted(path)?;
         match DirBuilder::new().mode(0o700).recursive(true).create(path) {
@@ -99,7 +105,8 @@ impl StateDir {
     fn lock(path: &Path) -> Result<Result<File, Option<u32>>, EngineError> {
         let lock_path = path.join(LOCK);
         let io = |what| EngineError::io(what, &lock_path);
-        // Nobody else may open it: whoever can read a file can lock it, and so keep `restore` from running.
+        // Nobody else may open it: whoever can read a file can lock it, and so keep `restore` from
+        // running.
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
         let mut lock = open_private(options, &lock_path).map_err(io("open"))?;
@@ -143,11 +150,13 @@ impl StateDir {
     }
 }
 
-/// Bytes that are read of `/proc/locks`: some 60,000 locks. Any user can make it as long as he likes, and the kernel holds up all file
-/// locks of the machine meanwhile. It is read only for a holder that was killed.
+/// Bytes that are read of `/proc/locks`: some 60,000 locks. Any user can make it as long as he
+/// likes, and the kernel holds up all file locks of the machine meanwhile. It is read only for a
+/// holder that was killed.
 const LOCKS: u64 = 4 << 20;
 
-/// Whether the kernel names this process as the one that has locked a file: what the file says may be old. Unknown counts as no.
+/// Whether the kernel names this process as the one that has locked a file: what the file says may
+/// be old. Unknown counts as no.
 fn has_locked(path: &Path, pid: u32) -> bool {
     let (Ok(locks), Ok(file)) = (File::open("/proc/locks"), std::fs::metadata(path)) else { return false };
     let (pid, inode) = (pid.to_string(), format!(":{}", file.ino()));
@@ -159,8 +168,8 @@ fn has_locked(path: &Path, pid: u32) -> bool {
     BufReader::new(locks.take(LOCKS)).lines().map_while(Result::ok).any(is_it)
 }
 
-/// Whether a process was killed, and only threads are left of it that SIGKILL awaits: none of them comes back from the kernel. Unknown
-/// counts as no.
+/// Whether a process was killed, and only threads are left of it that SIGKILL awaits: none of them
+/// comes back from the kernel. Unknown counts as no.
 fn is_killed(proc_root: &Path, pid: u32) -> bool {
     let process = proc_root.join(pid.to_string());
     let killed = |path: &Path| std::fs::read_to_string(path).is_ok_and(|status| ends_by_kill(&status));
@@ -187,7 +196,8 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    /// A copy that waits in the kernel kept the lock after `kill -9`, and nothing could be restored.
+    /// A copy that waits in the kernel kept the lock after `kill -9`, and nothing could be
+    /// restored.
     #[test]
     fn a_killed_process_that_waits_in_the_kernel_does_not_keep_the_lock() {
         let proc_root = tempfile::tempdir().unwrap();

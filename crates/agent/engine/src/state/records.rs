@@ -1,13 +1,14 @@
 //! The records of the state file, and what they come to when replayed.
 //!
-//! A thread's life in the file: `hold` (about to be moved, this undoes it), then `made` or `not_made`; again for each
-//! further move; `done` once it is put back, taken by others, or ended. Only `hold` is fsync'd. A `made` that is missing
-//! costs nothing: all values that may be in force are candidates, and undoing checks which one is. `made` and `not_made` name the
-//! value of their `hold`, so that none of them touches another `hold` when their own was damaged. What is known to be made goes only
-//! when a later move of the thread was made, or it is `done`.
+//! A thread's life in the file: `hold` (about to be moved, this undoes it), then `made` or
+//! `not_made`; again for each further move; `done` once it is put back, taken by others, or ended.
+//! Only `hold` is fsync'd. A `made` that is missing costs nothing: all values that may be in force
+//! are candidates, and undoing checks which one is. `made` and `not_made` name the value of their
+//! `hold`, so that none of them touches another `hold` when their own was damaged. What is known to
+//! be made goes only when a later move of the thread was made, or it is `done`.
 //!
-//! A move that copies: `job` (about to begin), then `job_over`. A `job` without its end was interrupted by a crash; nothing
-//! is to be undone, what was copied stays.
+//! A move that copies: `job` (about to begin), then `job_over`. A `job` without its end was
+//! interrupted by a crash; nothing is to be undone, what was copied stays.
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -99,7 +100,8 @@ pub struct Job {
 pub struct Held {
     /// Name of the thread.
     pub comm: String,
-    /// Values of ours that may be in force, oldest first; never empty. They all lead back to the same affinity.
+    /// Values of ours that may be in force, oldest first; never empty. They all lead back to the
+    /// same affinity.
     pub candidates: Vec<Undo>,
 }
 
@@ -180,7 +182,8 @@ struct Replay {
 }
 
 impl Replay {
-    /// The last candidate with this value of which it is not known that it was made. `None`: any value.
+    /// The last candidate with this value of which it is not known that it was made. `None`: any
+    /// value.
     fn last_unmade(&self, ours: Option<&CpuSet>) -> Option<usize> {
         let of = |undo: &Undo| undo.masks.as_ref().map(|masks| &masks.ours) == ours;
         self.candidates.iter().rposition(|(undo, made)| !made && (ours.is_none() || of(undo)))
@@ -239,8 +242,9 @@ mod tests {
         assert_eq!(ours(&[done, not_made, hold(2, "1")]), [(2, vec!["1".to_owned()])]);
     }
 
-    /// Moves of one thread as the engine writes them down, some made and some not; then one line is damaged, or two that follow one
-    /// another trade places. The value in force stays a candidate, unless the damaged line is its own.
+    /// Moves of one thread as the engine writes them down, some made and some not; then one line is
+    /// damaged, or two that follow one another trade places. The value in force stays a candidate,
+    /// unless the damaged line is its own.
     #[test]
     fn a_damaged_or_displaced_line_takes_no_other_lines_undo_with_it() {
         let set = |n: u32| (0..=n).collect::<CpuSet>();

@@ -1,9 +1,10 @@
 //! Checks that a directory can be trusted with undo records.
 //!
-//! A user who can replace a component of the path controls the state file, and with it the affinities that root restores.
-//! So each component, symbolic links included, must belong to us or to root, and no other user may write it. A parent may
-//! be a sticky directory such as `/tmp`: there, other users can add entries but cannot rename or remove ours. The state
-//! directory itself may not be sticky.
+//! A user who can replace a component of the path controls the state file, and with it the
+//! affinities that root restores. So each component, symbolic links included, must belong to us or
+//! to root, and no other user may write it. A parent may be a sticky directory such as `/tmp`:
+//! there, other users can add entries but cannot rename or remove ours. The state directory itself
+//! may not be sticky.
 
 use std::ffi::OsString;
 use std::fs::Metadata;
@@ -18,7 +19,8 @@ const MOST_LINKS: usize = 40;
 const STICKY: u32 = 0o1000;
 const WRITABLE: u32 = 0o022;
 
-/// Refuses a path with a component that another user can write. Components that do not exist yet pass.
+/// Refuses a path with a component that another user can write. Components that do not exist yet
+/// pass.
 pub fn trusted(path: &Path) -> Result<(), EngineError> {
     let us = rustix::process::geteuid().as_raw();
     let look = |at: &Path| std::fs::symlink_metadata(at);

@@ -1,4 +1,5 @@
-//! Moves that copy: at once, in the queue, limited, stopped, interrupted; and plans that do not pay.
+//! Moves that copy: at once, in the queue, limited, stopped, interrupted; and plans that do not
+//! pay.
 
 use engine::journal::{Event, Filter, Kind, history, read};
 use engine::settings::Moves;
@@ -74,7 +75,8 @@ fn a_copy_goes_on_while_windows_do_and_the_policy_is_told() {
     assert!(!tmp.path().join("state.jsonl").exists());
 }
 
-/// With two files and a process moved, and one file moved twice: what the plane remembers goes back, newest first.
+/// With two files and a process moved, and one file moved twice: what the plane remembers goes
+/// back, newest first.
 #[test]
 fn data_goes_back_at_the_end_if_the_plane_remembers_where_it_was() {
     for (moves_back, stop_at, home) in [(true, usize::MAX, [1, 1]), (true, 1, [1, 0]), (false, usize::MAX, [2, 0])] {
@@ -137,8 +139,8 @@ fn a_few_run_at_once_and_the_rest_waits_its_turn() {
     assert!(told.lock().unwrap()[1].contains(&OutcomeState::Queued));
 }
 
-/// Both requests used to wait, and to be made in one window: the process was bound by one and recorded by the other, so that its
-/// undo was given up as somebody else's value.
+/// Both requests used to wait, and to be made in one window: the process was bound by one and
+/// recorded by the other, so that its undo was given up as somebody else's value.
 #[test]
 fn a_process_asked_for_twice_while_it_waits_goes_once_to_where_it_was_asked_for_last() {
     let tmp = tempfile::tempdir().unwrap();
@@ -173,7 +175,8 @@ fn parts_of_a_file_on_several_nodes_are_copied_one_after_the_other() {
     assert_eq!(plane.world().started.iter().map(|s| s.0).collect::<Vec<_>>(), [1.0, 3.0]);
 }
 
-/// A thread that sets its affinity between the look at it and its move is left out of the move of its process.
+/// A thread that sets its affinity between the look at it and its move is left out of the move of
+/// its process.
 #[test]
 fn a_thread_that_a_move_of_its_process_does_not_bind_keeps_the_record_of_its_earlier_move() {
     let tmp = tempfile::tempdir().unwrap();
@@ -197,7 +200,8 @@ fn a_thread_that_a_move_of_its_process_does_not_bind_keeps_the_record_of_its_ear
     assert_eq!(plane.world().mask(1), all_cpus());
 }
 
-/// Each took a token that nobody gave back, so that moves that could have been made had to wait for the rate.
+/// Each took a token that nobody gave back, so that moves that could have been made had to wait for
+/// the rate.
 #[test]
 fn a_move_that_finds_the_queue_full_gives_its_token_back() {
     const QUEUE: u32 = 12_000;
@@ -255,7 +259,8 @@ fn bytes_per_day_stop_copies_and_hold_back_more() {
     assert!(told[5].iter().any(stopped), "{:?}", told[5]);
 }
 
-/// A file whose pages are where they should be takes nothing of the day's bytes, and does not count as copied.
+/// A file whose pages are where they should be takes nothing of the day's bytes, and does not count
+/// as copied.
 #[test]
 fn bytes_in_place_count_in_no_limit() {
     let plane = copying(1_000, 500, [(1, 0, 1), (2, 0, 1)]);
@@ -271,7 +276,8 @@ fn bytes_in_place_count_in_no_limit() {
     assert_eq!(told.iter().flatten().filter(done).count(), 2, "{told:?}");
 }
 
-/// A refusal that only the copy can find out: the copy was not made, is not tried again at once, and nothing stays behind.
+/// A refusal that only the copy can find out: the copy was not made, is not tried again at once,
+/// and nothing stays behind.
 #[test]
 fn a_copy_that_is_refused_before_its_first_byte_was_not_made() {
     let why = "it is accessed directly in persistent memory (DAX)";
@@ -333,7 +339,8 @@ fn a_copy_that_does_not_stop_does_not_keep_homenode() {
     assert!(finished.notes[0].contains("did not stop in time"), "{:?}", finished.notes);
 }
 
-/// What was to go back and does not is said and counted, whether the copy does not stop or the way back.
+/// What was to go back and does not is said and counted, whether the copy does not stop or the way
+/// back.
 #[test]
 fn what_does_not_stop_in_time_stays_and_is_counted() {
     for way_back in [false, true] {
@@ -356,7 +363,8 @@ fn what_does_not_stop_in_time_stays_and_is_counted() {
     }
 }
 
-/// Killed at any step: what the next start finds bound is restored, and it says which copies were interrupted.
+/// Killed at any step: what the next start finds bound is restored, and it says which copies were
+/// interrupted.
 #[test]
 fn killed_at_any_step_of_a_copy() {
     let tmp = tempfile::tempdir().unwrap();

@@ -7,8 +7,8 @@ use engine::{Engine, Settings, StateDir, recover};
 
 use crate::fake::{Fake, Task, Wreck, mv, node_cpus, script, set};
 
-/// Runs a busy scenario (first moves, second moves, refusals, deaths, foreign changes) and returns what a crash would have
-/// left at every step of it.
+/// Runs a busy scenario (first moves, second moves, refusals, deaths, foreign changes) and returns
+/// what a crash would have left at every step of it.
 fn wrecks() -> Vec<Wreck> {
     let tmp = tempfile::tempdir().unwrap();
     let state = StateDir::open(tmp.path()).unwrap();
@@ -34,7 +34,8 @@ fn wrecks() -> Vec<Wreck> {
     wrecks
 }
 
-/// Starts again from what is left and checks that every mask that is ours is put back and no other is touched.
+/// Starts again from what is left and checks that every mask that is ours is put back and no other
+/// is touched.
 fn start_again(dir: &Path, state: &[u8], tasks: &BTreeMap<u32, Task>) {
     std::fs::write(dir.join("state.jsonl"), state).unwrap();
     let mut plane = Fake::of(tasks.clone());

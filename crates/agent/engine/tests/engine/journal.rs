@@ -75,7 +75,8 @@ fn refusals_and_ends_are_told() {
 #[test]
 fn moved_files_and_processes_are_each_judged_by_what_their_readers_read() {
     let tmp = tempfile::tempdir().unwrap();
-    // Each thread is a process of its own, reads a file of its own, and runs on another node than the file.
+    // Each thread is a process of its own, reads a file of its own, and runs on another node than
+    // the file.
     let plane = Fake::new([(1, 0, 1), (2, 0, 1), (3, 0, 1)]);
     let state = StateDir::open(tmp.path()).unwrap();
     let (reason, why) = (Reason::CacheAffinity, || "read from there".into());

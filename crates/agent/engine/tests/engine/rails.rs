@@ -59,7 +59,8 @@ fn a_policy_that_goes_back_and_forth_is_stopped() {
     for _ in 0..3_000 {
         notes.extend(engine.step().unwrap().notes);
     }
-    // 0→1 at 1 s; dwell 10: back at 11 (reversal 1); cool-down 60: 71 (2), 131 (3): left alone until 3731.
+    // 0→1 at 1 s; dwell 10: back at 11 (reversal 1); cool-down 60: 71 (2), 131 (3): left alone
+    // until 3731.
     let times: Vec<f64> = plane.world().made.iter().map(|m| m.0).collect();
     assert_eq!(times, [1.0, 11.0, 71.0, 131.0]);
     assert_eq!(notes, ["thread 1 (t1) went back and forth 3 times within 300 s: left alone for 3600 s"]);
@@ -167,7 +168,8 @@ fn refused_threads_are_not_asked_every_window() {
     assert_eq!(engine.finish().restored, 1);
 }
 
-/// A thread is in one move of a window, whichever comes first: after a crash two records of it could not be told apart.
+/// A thread is in one move of a window, whichever comes first: after a crash two records of it
+/// could not be told apart.
 #[test]
 fn a_thread_is_in_one_move_of_a_window() {
     let thread = Move { pid: 1, ..mv(100, None, 0, 2) };
@@ -314,8 +316,8 @@ fn a_plane_whose_clock_stands_still_is_held_to_its_windows() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever a policy names, threads end, or others set: dwell and rate hold, and afterwards every mask that held our
-    /// value is as before and every other one is untouched.
+    /// Whatever a policy names, threads end, or others set: dwell and rate hold, and afterwards
+    /// every mask that held our value is as before and every other one is untouched.
     #[test]
     fn any_policy_stays_on_the_rails_and_leaves_nothing_behind(
         windows in prop::collection::vec(prop::collection::vec((1u32..9, 0..NODES, 0u32..12), 0..12), 1..60),

@@ -72,7 +72,8 @@ fn children_are_put_back_every_window_and_at_the_end_until_none_is_left() {
     assert!(plane.world().tasks.values().all(|t| t.mask == set("0-5")));
 }
 
-/// A policy decided on the whole process, so the threads that it starts later stay with it. Each has a record.
+/// A policy decided on the whole process, so the threads that it starts later stay with it. Each
+/// has a record.
 #[test]
 fn threads_that_a_moved_process_starts_have_records() {
     let tmp = tempfile::tempdir().unwrap();

@@ -21,7 +21,8 @@ pub const NODES: u32 = 3;
 /// The reason for which a thread's first undo fails, and no other: it does not answer in time.
 pub const LATE: &str = "unreadable";
 
-/// Settings under which no load counts as settled, for tests of the other rails on one that stays the same.
+/// Settings under which no load counts as settled, for tests of the other rails on one that stays
+/// the same.
 pub fn restless() -> Settings {
     Settings { dwell_s: 10.0, settle: Settle { windows: 0, ..Settle::default() }, ..Settings::default() }
 }
@@ -105,7 +106,8 @@ pub struct World {
     pub sheds_left: usize,
     pub epoch: Option<String>,
     pub broken: bool,
-    /// Moves of files and processes copy: this many bytes each, this many a window; 0: they are made at once.
+    /// Moves of files and processes copy: this many bytes each, this many a window; 0: they are
+    /// made at once.
     pub copy_bytes: u64,
     pub copy_step: u64,
     /// The copies that run, with what to do when done.

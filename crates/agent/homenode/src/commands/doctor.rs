@@ -1,4 +1,5 @@
-//! `homenode doctor`: what homenode uses, what is missing and why, what interferes, and how to fix each.
+//! `homenode doctor`: what homenode uses, what is missing and why, what interferes, and how to fix
+//! each.
 //!
 //! The host crate's probes give the facts; this module explains them.
 
@@ -21,7 +22,8 @@ use crate::machine;
 use crate::output::units::count;
 use crate::output::{self, escape, words};
 
-/// Number of CAP_SYS_NICE (include/uapi/linux/capability.h): the right to set other users' threads' affinity.
+/// Number of CAP_SYS_NICE (include/uapi/linux/capability.h): the right to set other users' threads'
+/// affinity.
 const CAP_SYS_NICE: u64 = 23;
 
 const AS_ROOT: &str = "run it as root: sudo homenode doctor";
@@ -110,7 +112,8 @@ fn configured(global: &Global) -> Result<(Topology, Finding), Failure> {
     Ok((used.or_else(|_| machine::read(sys, &Config::default()))?, finding))
 }
 
-/// Loads and attaches the real programs for a moment: the kernel can refuse them although the probes succeed.
+/// Loads and attaches the real programs for a moment: the kernel can refuse them although the
+/// probes succeed.
 fn tried(
     capabilities: Capabilities,
     settings: &observe::Settings,

@@ -14,7 +14,8 @@ use crate::exit::{Exit, Failure};
 use crate::output::units::{bytes, percent, seconds};
 use crate::output::{self, escape, words};
 
-/// Prints the journals' lines about a thread or a file, or all: the host's, and those of mounted volumes.
+/// Prints the journals' lines about a thread or a file, or all: the host's, and those of mounted
+/// volumes.
 pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
     let about = args.about.as_deref().map(Wanted::of);
     let mut told = Vec::new();
@@ -100,7 +101,8 @@ impl Wanted {
     }
 }
 
-/// The lines, with the volume that each is about; the thread is named unless all are about the same one.
+/// The lines, with the volume that each is about; the thread is named unless all are about the same
+/// one.
 fn text(lines: &[(Option<String>, Line)], one_thread: bool, now: DateTime<Local>) -> String {
     let name = |(volume, line): &(Option<String>, Line)| {
         let name = if one_thread { String::new() } else { name(line) };

@@ -34,8 +34,8 @@ fn write(command: &clap::Command, dir: &Path) -> Result<(), Failure> {
     fs::write(&path, page(command)?).map_err(|e| Failure::io("write", &path, &e))
 }
 
-/// One page. What follows the options in `--help` ("Examples:", "Exit codes:") has lines of its own, which clap_mangen
-/// would fill into a paragraph.
+/// One page. What follows the options in `--help` ("Examples:", "Exit codes:") has lines of its
+/// own, which clap_mangen would fill into a paragraph.
 fn page(command: &clap::Command) -> io::Result<Vec<u8>> {
     let man =
         Man::new(command.clone()).source(format!("homenode {}", env!("CARGO_PKG_VERSION"))).manual("homenode manual");

@@ -19,8 +19,9 @@ use crate::machine;
 /// The kernel's procfs.
 pub const PROC: &str = "/proc";
 
-/// Opens a plane that observes the threads the user chose, or the process tree below `root`. `mapped`: also which pages of
-/// mapped files processes use. `move_back`: moves remember where data was.
+/// Opens a plane that observes the threads the user chose, or the process tree below `root`.
+/// `mapped`: also which pages of mapped files processes use. `move_back`: moves remember where data
+/// was.
 pub fn open(
     config: &Config,
     args: &ObserveArgs,
@@ -72,7 +73,8 @@ pub fn open(
     })
 }
 
-/// Keeps only the capabilities that the moves of this policy need. Signalling a command that changed its user needs one more.
+/// Keeps only the capabilities that the moves of this policy need. Signalling a command that
+/// changed its user needs one more.
 pub fn move_only(policy: Traits, command: bool) -> Result<(), Failure> {
     let when = |needed: bool, set: CapabilitySet| if needed { set } else { CapabilitySet::empty() };
     let files = when(policy.moves_files, privileges::to_move_files());

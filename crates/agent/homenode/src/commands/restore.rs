@@ -1,4 +1,5 @@
-//! `homenode restore`: undoes the moves that a crashed run left behind, and those of crashed servers of mounts.
+//! `homenode restore`: undoes the moves that a crashed run left behind, and those of crashed
+//! servers of mounts.
 
 use engine::Finished;
 use serde_json::json;
@@ -21,7 +22,8 @@ pub fn run(global: &Global) -> Result<Exit, Failure> {
         }
         return Ok(Exit::Done);
     }
-    // A run that goes on, or a state that cannot be read, does not keep the other ones from being undone.
+    // A run that goes on, or a state that cannot be read, does not keep the other ones from being
+    // undone.
     let (mut all, mut failed) = (Finished::default(), None);
     match undo(&global.state_dir) {
         Ok(finished) => all = finished,

@@ -1,7 +1,7 @@
 //! `homenode run`: the daemon in the foreground.
 //!
-//! **Problem.** Every move must be undone however the run ends: by a signal, with its command, by a closed stdout, or by a fault
-//! of the plane.
+//! **Problem.** Every move must be undone however the run ends: by a signal, with its command, by a
+//! closed stdout, or by a fault of the plane.
 //!
 //! **Approach.** One loop and one exit, where `Engine::finish` runs and its result is printed.
 //!
@@ -36,11 +36,12 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let stop = Stop::on_signals()?;
     let mut child = Child::hold(&args.command, global.json)?;
     if args.move_back {
-        // Each process that is to go back takes two. The command has begun before, so it keeps the usual limit.
+        // Each process that is to go back takes two. The command has begun before, so it keeps the
+        // usual limit.
         linux::files::raise_limit();
     }
-    // Nobody waits for output from here on, so that nothing keeps moves from being undone. The threads that write can give up all
-    // privileges as long as this one has them.
+    // Nobody waits for output from here on, so that nothing keeps moves from being undone. The
+    // threads that write can give up all privileges as long as this one has them.
     output::detach();
     let plane = {
         let child = child.as_ref().map(Child::pid);
@@ -57,7 +58,8 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let less = policies::without_bandwidth(engine.policy(), topology);
     let told = out.start(engine.policy(), &settings, topology.nodes.len(), &interference, less.as_deref());
     let ran = told.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
-        // A command that has not begun when the stop comes never begins, nor one whose user cannot be told anything.
+        // A command that has not begun when the stop comes never begins, nor one whose user cannot
+        // be told anything.
         Some(child) if !stop.requested() => {
             output::background::OUT.settle()?;
             child.go()
@@ -87,7 +89,8 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
                     child.terminate()?;
                     passed_on = true;
                 }
-                // A signal or the command's end unparks this thread; the limit is for a wake-up that came before.
+                // A signal or the command's end unparks this thread; the limit is for a wake-up
+                // that came before.
                 std::thread::park_timeout(Duration::from_millis(100));
             }
             return Ok(child.wait());

@@ -1,6 +1,8 @@
-//! The demo's acts as tests: a file, a process with its memory, and a process that maps a file move for real.
+//! The demo's acts as tests: a file, a process with its memory, and a process that maps a file move
+//! for real.
 //!
-//! The demo asserts what `/proc`, `move_pages(2)` and `numa_maps` show, and fails otherwise. These tests add the counts.
+//! The demo asserts what `/proc`, `move_pages(2)` and `numa_maps` show, and fails otherwise. These
+//! tests add the counts.
 
 use std::fs;
 use std::path::Path;

@@ -25,8 +25,8 @@ const MEMORY_MIB: u64 = 32;
 /// Program, stacks and what the kernel allocates meanwhile.
 const SLACK: u64 = 4 << 20;
 
-/// A process on node 1 reads a file on node 0: arc moves it there with its memory. The thread is bound, so that only homenode
-/// moves it.
+/// A process on node 1 reads a file on node 0: arc moves it there with its memory. The thread is
+/// bound, so that only homenode moves it.
 fn memory_returns_after_a_run() -> Outcome {
     let bench = Bench::new()?;
     let file = bench.dir().join("file");
@@ -67,7 +67,8 @@ fn open(path: &Path) -> Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path).context("open")
 }
 
-/// A file whose first part is on node 1 and whose rest is on node 0 goes to node 1 as a whole, and back.
+/// A file whose first part is on node 1 and whose rest is on node 0 goes to node 1 as a whole, and
+/// back.
 fn pages_of_a_file_return_one_by_one() -> Outcome {
     let bench = Bench::new()?;
     let path = bench.dir().join("file");

@@ -1,8 +1,10 @@
-//! The three conditions of N-Policy's Fig. 2, each by a program of its own whose hot pages are not the ones that decide.
+//! The three conditions of N-Policy's Fig. 2, each by a program of its own whose hot pages are not
+//! the ones that decide.
 //!
-//! The program maps files in the page cache of two nodes. Of some it reads every page again and again: those are hot. Of others
-//! it reads each page once in [`ROUND`], so that in any four samples some of them are touched, and hardly one twice: those are
-//! touched and cold. It is bound to a node until homenode moves it, and each case counts only if the reason in the journal is the
+//! The program maps files in the page cache of two nodes. Of some it reads every page again and
+//! again: those are hot. Of others it reads each page once in [`ROUND`], so that in any four
+//! samples some of them are touched, and hardly one twice: those are touched and cold. It is bound
+//! to a node until homenode moves it, and each case counts only if the reason in the journal is the
 //! condition's own, and `/proc` shows the affinity.
 
 use std::fs::{self, File};
@@ -25,8 +27,9 @@ pub const TESTS: &[Test] = &[
     Test { name: "conditions::hotter_pages_are_on_another_node", nodes: &[2], run: hotter_pages_are_on_another_node },
 ];
 
-/// In which the program reads each cold page once. Samples are 1 to 10 s apart, the longer the slower the machine: a round has
-/// more than four of the short ones, and two reads of a page are never in four of the long ones.
+/// In which the program reads each cold page once. Samples are 1 to 10 s apart, the longer the
+/// slower the machine: a round has more than four of the short ones, and two reads of a page are
+/// never in four of the long ones.
 const ROUND: Duration = Duration::from_secs(40);
 /// In which the program reads its hot pages, and sleeps.
 const TURN: Duration = Duration::from_millis(40);
@@ -38,17 +41,20 @@ fn nothing_touched_is_near() -> Outcome {
     moves("remote_only", &[("hot", 1, 1), ("cold", 1, 56)])
 }
 
-/// (b) Its hot pages are beside it, on node 0, but most of what it touches is cold and on node 1: coverage comes before hotness.
+/// (b) Its hot pages are beside it, on node 0, but most of what it touches is cold and on node 1:
+/// coverage comes before hotness.
 fn most_touched_is_on_one_node() -> Outcome {
     moves("coverage", &[("hot", 0, 1), ("cold", 1, 64)])
 }
 
-/// (c) It touches pages of both nodes, and neither has four fifths of them. All that are hot are on node 1.
+/// (c) It touches pages of both nodes, and neither has four fifths of them. All that are hot are on
+/// node 1.
 fn hotter_pages_are_on_another_node() -> Outcome {
     moves("hotness", &[("hot", 1, 16), ("cold", 0, 56)])
 }
 
-/// Starts the program on node 0 with these files (kind, node, MiB); homenode must bind it to node 1, for this reason.
+/// Starts the program on node 0 with these files (kind, node, MiB); homenode must bind it to node
+/// 1, for this reason.
 fn moves(reason: &str, files: &[(&str, u32, u64)]) -> Outcome {
     if std::env::var_os("HOMENODE_CONDITIONS").is_none() {
         let why = "a long test, of a minute and a half: set HOMENODE_CONDITIONS";
@@ -125,7 +131,8 @@ impl Mapped {
         let len = usize::try_from(file.metadata()?.len())?;
         // SAFETY: a new mapping, which stays until the process ends.
         let at = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0) }?;
-        // SAFETY: advice on our mapping. A fault that reads around a page would enter pages that were not touched.
+        // SAFETY: advice on our mapping. A fault that reads around a page would enter pages that
+        // were not touched.
         unsafe {
             madvise(at, len, Advice::Random)?;
             madvise(at, len, Advice::LinuxPopulateRead)?;
@@ -159,8 +166,9 @@ pub fn be_hot_and_cold(files: &[String]) -> Result<()> {
         while turn.elapsed() < TURN / 2 {
             files.iter_mut().for_each(|file| file.touch(rounds.fract()));
         }
-        // The kernel clears the bits of pages and leaves what processors remember of them: giving back more than 33 pages makes this
-        // one forget all (`tlb_single_page_flush_ceiling`), as the switches between programs do on a busy machine.
+        // The kernel clears the bits of pages and leaves what processors remember of them: giving
+        // back more than 33 pages makes this one forget all (`tlb_single_page_flush_ceiling`), as
+        // the switches between programs do on a busy machine.
         scratch.iter_mut().step_by(PAGE).for_each(|byte| *byte = byte.wrapping_add(1));
         let pages = scratch.as_mut_ptr().wrapping_add(PAGE - scratch.as_ptr().addr() % PAGE);
         // SAFETY: whole pages of our own, whose content nobody needs.

@@ -88,8 +88,8 @@ fn bound_to(readers: &Readers, cpus: &str) -> usize {
     readers.threads.iter().filter(|t| masks.get(&t.tid).is_some_and(|mask| mask == cpus)).count()
 }
 
-/// Readers of node 1's data: some are bound to the whole node before one of its CPUs goes, others to
-/// the rest of it after that. With the CPU all of them get the whole node.
+/// Readers of node 1's data: some are bound to the whole node before one of its CPUs goes, others
+/// to the rest of it after that. With the CPU all of them get the whole node.
 fn threads_follow_the_cpus_of_their_node() -> Outcome {
     let bench = Bench::new()?;
     let files = bench.files(1, 2)?;
@@ -136,8 +136,8 @@ fn threads_follow_the_cpus_of_their_node() -> Outcome {
     Ok(())
 }
 
-/// homenode starts without a CPU of node 1, and the load stays the same for long. Then the CPU comes:
-/// readers of node 1's data get it, and a reader of node 0's data that runs on it is moved.
+/// homenode starts without a CPU of node 1, and the load stays the same for long. Then the CPU
+/// comes: readers of node 1's data get it, and a reader of node 0's data that runs on it is moved.
 fn threads_on_a_new_cpu_are_moved() -> Outcome {
     let bench = Bench::new()?;
     let files = [bench.files(1, 2)?, bench.files(0, 1)?].concat();

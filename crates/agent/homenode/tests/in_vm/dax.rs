@@ -1,5 +1,6 @@
-//! `homenode run` on an XFS over the persistent memory of two nodes: dragonfly moves a file to its readers because the controller
-//! of its node is overloaded, npolicy a process to the file that it maps. Where blocks are is read by filefrag(8) and dmsetup(8).
+//! `homenode run` on an XFS over the persistent memory of two nodes: dragonfly moves a file to its
+//! readers because the controller of its node is overloaded, npolicy a process to the file that it
+//! maps. Where blocks are is read by filefrag(8) and dmsetup(8).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,8 +25,9 @@ const MOUNT: &str = "/mnt/pmem";
 
 const FILE: u64 = 16 << 20;
 
-/// Of the bandwidth that the readers have: what their node can do, so that it counts as overloaded, also when a busy host slows
-/// them down. A tenth of their reads is of the file that moves: the other node can do that.
+/// Of the bandwidth that the readers have: what their node can do, so that it counts as overloaded,
+/// also when a busy host slows them down. A tenth of their reads is of the file that moves: the
+/// other node can do that.
 const CROWDED: f64 = 0.2;
 
 /// CAP_SYS_ADMIN (linux/capability.h).
@@ -88,7 +90,8 @@ fn with_volume(test: fn(&Bench, &Path) -> Outcome) -> Outcome {
     test(&Bench::new()?, tempfile::tempdir_in(MOUNT)?.path())
 }
 
-/// N-Policy binds a process to the node of the persistent memory that it maps, which the page table alone tells.
+/// N-Policy binds a process to the node of the persistent memory that it maps, which the page table
+/// alone tells.
 fn process_to_file(bench: &Bench, dir: &Path) -> Outcome {
     let file = create(dir.join("file"))?;
     let options = ["--seconds", "3600", "--duty", "0.3", "--mapped", "--begin-on"].map(str::to_owned);

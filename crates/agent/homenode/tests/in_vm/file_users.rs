@@ -1,8 +1,8 @@
-//! Processes that use a file while it moves: this test program, started again. Each checks what it sees, and fails at the first
-//! error or wrong byte.
+//! Processes that use a file while it moves: this test program, started again. Each checks what it
+//! sees, and fails at the first error or wrong byte.
 //!
-//! The file is one that `lab::cache` wrote, whose bytes repeat each [`PERIOD`]. The first two words of each page are used: the
-//! writer's and the mapper's last value.
+//! The file is one that `lab::cache` wrote, whose bytes repeat each [`PERIOD`]. The first two words
+//! of each page are used: the writer's and the mapper's last value.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -189,7 +189,8 @@ fn map(path: &Path) -> Result<u64> {
     let base = unsafe { mmap(null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)? };
     let word = |page: usize| base.cast::<u8>().wrapping_add(page * page_size() + 8).cast::<u64>();
     let uses = until_told(last.len(), |page, uses| {
-        // SAFETY: an aligned word of the mapping, which no other thread of this process uses. The file keeps its size.
+        // SAFETY: an aligned word of the mapping, which no other thread of this process uses. The
+        // file keeps its size.
         unsafe {
             let now = word(page).read_volatile();
             if last[page].is_some_and(|last| last != now) {

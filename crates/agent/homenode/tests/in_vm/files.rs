@@ -1,4 +1,5 @@
-//! `homenode move FILE…`: pages arrive, users see no error, and what cannot be moved is refused or counted.
+//! `homenode move FILE…`: pages arrive, users see no error, and what cannot be moved is refused or
+//! counted.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -29,8 +30,8 @@ pub const TESTS: &[Test] = &[
     Test { name: "files::refused", nodes: &[2, 4], run: refused },
 ];
 
-/// Bytes of a file, on the file systems with small and with large folios. An emulated machine takes a second to move this, and a
-/// minute for all that the tests do with four times as much.
+/// Bytes of a file, on the file systems with small and with large folios. An emulated machine takes
+/// a second to move this, and a minute for all that the tests do with four times as much.
 const LARGE: u64 = 64 << 20;
 
 /// Bytes on the others, two windows of the mover.
@@ -151,7 +152,8 @@ fn on_node(path: &Path, node: u32) -> Result<u64> {
     Ok((found * page_size()) as u64)
 }
 
-/// Switches off the kernel's own balancing (AutoNUMA), which takes mapped pages back to the nodes of programs that map them.
+/// Switches off the kernel's own balancing (AutoNUMA), which takes mapped pages back to the nodes
+/// of programs that map them.
 struct NoBalancing(Option<String>);
 
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
@@ -173,7 +175,8 @@ impl Drop for NoBalancing {
     }
 }
 
-/// Four processes read the file, one writes it and one has it mapped. Then pages of it are in a pipe.
+/// Four processes read the file, one writes it and one has it mapped. Then pages of it are in a
+/// pipe.
 fn under_load(make: fn(&Path) -> Result<Option<Mounted>>, bytes: u64) -> Outcome {
     let bench = Bench::new()?;
     let mounted = make(bench.dir())?;
@@ -189,7 +192,8 @@ fn under_load(make: fn(&Path) -> Result<Option<Mounted>>, bytes: u64) -> Outcome
     let there = on_node(&file, 1)?;
     say!("{there} of {bytes} bytes arrived, {} used {uses:?} times; {}", roles.join(", "), said.why);
     ensure!(uses.iter().all(|uses| *uses > 0), "not all of them used the file: {uses:?}");
-    // The kernel takes some pages of the node to make room for larger ones; they come back where they are read next.
+    // The kernel takes some pages of the node to make room for larger ones; they come back where
+    // they are read next.
     let nearly = |is: u64, all: u64| is.abs_diff(all) <= bytes / 50;
     ensure!(nearly(there, bytes), "only {there} bytes arrived");
     ensure!(

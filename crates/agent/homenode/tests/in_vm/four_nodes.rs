@@ -21,7 +21,8 @@ pub const TESTS: &[Test] = &[
     },
 ];
 
-/// CPU share of each of the eight readers. Together they need 2.16 CPUs, more than a node's two; six fit below 90 %.
+/// CPU share of each of the eight readers. Together they need 2.16 CPUs, more than a node's two;
+/// six fit below 90 %.
 const DUTY: f64 = 0.27;
 
 /// Windows sampled after the moves.
@@ -78,7 +79,8 @@ struct Crowd {
     at_home: BTreeMap<u32, usize>,
 }
 
-/// Eight readers of node 0's data under a policy, for [`SAMPLES`] windows and until `enough` agrees.
+/// Eight readers of node 0's data under a policy, for [`SAMPLES`] windows and until `enough`
+/// agrees.
 fn crowd(
     bench: &Bench,
     policy: &str,
@@ -123,14 +125,16 @@ fn read_locality_alone_crowds_a_node() -> Outcome {
     Ok(())
 }
 
-/// With two of the readers on one file, the node stays at or below 90 %, and the sharers stay together.
+/// With two of the readers on one file, the node stays at or below 90 %, and the sharers stay
+/// together.
 fn nthread_neither_crowds_a_node_nor_splits_sharers() -> Outcome {
     let bench = Bench::new()?;
     let mut files = bench.files(0, 7)?;
     let shared = files.first().context("a file")?.clone();
     files.push(shared.clone());
-    // A node that is not crowded is not empty either: other readers stay or come back. How many fit depends on how long threads
-    // wait for a CPU, which is long on a slow emulated machine: one is enough.
+    // A node that is not crowded is not empty either: other readers stay or come back. How many fit
+    // depends on how long threads wait for a CPU, which is long on a slow emulated machine: one is
+    // enough.
     let others = |readers: &Readers, at_home: &BTreeMap<u32, usize>| {
         let sharers = readers.of_file(&shared);
         at_home.iter().any(|(tid, seen)| *seen > 0 && !sharers.contains(tid))

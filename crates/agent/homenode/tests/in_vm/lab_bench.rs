@@ -1,4 +1,5 @@
-//! Shared by the tests: files on nodes, readers, homenode with its options, and waiting for a condition.
+//! Shared by the tests: files on nodes, readers, homenode with its options, and waiting for a
+//! condition.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -78,8 +79,9 @@ impl Bench {
         Readers::start(&homenode_load(), args)
     }
 
-    /// Starts homenode with these options, and with a margin and a budget that fit an emulated machine. `--steady`: an emulated CPU
-    /// may run a hook's breakpoint after it was taken out again, which stops the machine.
+    /// Starts homenode with these options, and with a margin and a budget that fit an emulated
+    /// machine. `--steady`: an emulated CPU may run a hook's breakpoint after it was taken out
+    /// again, which stops the machine.
     pub fn daemon(&self, options: &[&str]) -> Result<Daemon> {
         self.daemon_from("2MB/s", options)
     }
@@ -111,7 +113,8 @@ impl Bench {
         Ok(threads::of(pid)?.into_iter().filter(|t| tids.contains(&t.tid)).map(node).collect())
     }
 
-    /// Starts readers until the kernel puts at least one of them away from its data, whose node `home` gives.
+    /// Starts readers until the kernel puts at least one of them away from its data, whose node
+    /// `home` gives.
     pub fn readers_away(&self, duty: f64, files: &[PathBuf], home: impl Fn(&Path) -> u32) -> Result<Readers> {
         for _ in 0..10 {
             let readers = self.readers(duty, files)?;
@@ -151,7 +154,8 @@ pub fn cpus(machine: &Machine, node: u32) -> Result<&[u32]> {
     machine.nodes.get(&node).map(Vec::as_slice).with_context(|| format!("node {node}"))
 }
 
-/// Waits for a window in which `done` holds; fails if there is none among `most`, and says that `what` did not happen.
+/// Waits for a window in which `done` holds; fails if there is none among `most`, and says that
+/// `what` did not happen.
 pub fn windows_until(
     daemon: &mut Daemon,
     most: usize,

@@ -1,7 +1,8 @@
 //! Behaviour on machines with several nodes. `make test` runs these tests in virtual machines.
 //!
-//! Assertions rely on `/proc` and `move_pages(2)` (by way of the laboratory, `lab`), not on homenode's own output. On a machine
-//! with one node, or without root, the tests are skipped and say why.
+//! Assertions rely on `/proc` and `move_pages(2)` (by way of the laboratory, `lab`), not on
+//! homenode's own output. On a machine with one node, or without root, the tests are skipped and
+//! say why.
 
 mod acts;
 mod back;

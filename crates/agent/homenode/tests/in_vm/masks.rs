@@ -22,7 +22,8 @@ pub const TESTS: &[Test] = &[
 
 type Masks = BTreeMap<u32, String>;
 
-/// One thread is bound to a whole node and one to a single CPU, both away from their data; two more may be moved.
+/// One thread is bound to a whole node and one to a single CPU, both away from their data; two more
+/// may be moved.
 fn a_custom_affinity_is_left_alone() -> Outcome {
     let bench = Bench::new()?;
     let files = bench.files(0, 4)?;

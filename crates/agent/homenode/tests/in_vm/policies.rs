@@ -67,8 +67,8 @@ fn dragonfly_is_nthread_where_no_controller_is_overloaded() -> Outcome {
     Ok(())
 }
 
-/// A process that reads a file of 16 MiB, 64 KiB at a time, over and over, with so much memory, under `arc-guarded` with these
-/// limits: declined for this reason, or moved.
+/// A process that reads a file of 16 MiB, 64 KiB at a time, over and over, with so much memory,
+/// under `arc-guarded` with these limits: declined for this reason, or moved.
 fn guarded(bench: &Bench, memory_mib: &str, limits: &str, declined: Option<&str>) -> Outcome {
     let files = bench.files(0, 1)?;
     let readers = away(bench, &files, memory_mib)?;
@@ -98,7 +98,8 @@ fn guarded(bench: &Bench, memory_mib: &str, limits: &str, declined: Option<&str>
     Ok(())
 }
 
-/// The thesis's conditions (8.1, 8.2), but for "sequential or over and over": a reader of a small file soon starts over.
+/// The thesis's conditions (8.1, 8.2), but for "sequential or over and over": a reader of a small
+/// file soon starts over.
 fn arc_guarded_moves_a_process_only_under_its_conditions() -> Outcome {
     let bench = Bench::new()?;
     guarded(&bench, "0", "min_file = 16777216", Some("small_reads"))?;

@@ -1,4 +1,5 @@
-//! A process moves with its memory, and back, as `numa_maps`, `move_pages(2)` and `/proc/PID/status` show it.
+//! A process moves with its memory, and back, as `numa_maps`, `move_pages(2)` and
+//! `/proc/PID/status` show it.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -37,7 +38,8 @@ const FEW: usize = 4 * MIB;
 /// The first so many small pages are in a pipe and cannot move: as many as a pipe holds.
 const PINNED: usize = 16;
 
-/// AutoNUMA off, until dropped: it moves pages to the threads that have masks of their own, while the test looks.
+/// AutoNUMA off, until dropped: it moves pages to the threads that have masks of their own, while
+/// the test looks.
 struct Quiet(String);
 
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
@@ -159,7 +161,8 @@ impl Drop for Holder {
     }
 }
 
-/// The program: fills its memory, starts threads that store into it and check each store, and answers on stdin.
+/// The program: fills its memory, starts threads that store into it and check each store, and
+/// answers on stdin.
 pub fn be_holder(mib: &str) -> Result<()> {
     let large = mib.parse::<usize>()? * MIB;
     // One more huge page, to align the part.
@@ -240,7 +243,8 @@ pub fn be_holder(mib: &str) -> Result<()> {
 
 /// A word of a page.
 fn word(at: usize, page: usize, index: usize) -> &'static AtomicU64 {
-    // SAFETY: the callers stay inside their mappings, which last until the process ends; atomics may be shared.
+    // SAFETY: the callers stay inside their mappings, which last until the process ends; atomics
+    // may be shared.
     unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(at + page * PAGE + index * 8) }
 }
 
@@ -249,8 +253,8 @@ fn expected(page: usize) -> u64 {
     (page as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Stores a rising number into a word of its own on each page that is its turn, and counts the stores that are not there
-/// when it comes back.
+/// Stores a rising number into a word of its own on each page that is its turn, and counts the
+/// stores that are not there when it comes back.
 fn store(parts: &[(&str, usize, usize)], thread: usize, lost: &AtomicU64) {
     for turn in 0u64.. {
         for (_, at, len) in parts {

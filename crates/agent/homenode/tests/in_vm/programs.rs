@@ -1,7 +1,8 @@
 //! Real programs under every policy: fio, RocksDB's db_bench, PostgreSQL's pgbench.
 //!
-//! Their data is in the page cache of node 0, and they are bound to node 1 until homenode moves them: without it, all that they
-//! read is remote. A long test: set `HOMENODE_PROGRAMS_S` to the seconds of each program under each policy.
+//! Their data is in the page cache of node 0, and they are bound to node 1 until homenode moves
+//! them: without it, all that they read is remote. A long test: set `HOMENODE_PROGRAMS_S` to the
+//! seconds of each program under each policy.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,8 +22,9 @@ pub const TESTS: &[Test] =
 const POLICIES: &[&str] =
     &["nthread-rl", "nthread-cpu", "nthread-nm", "nthread", "dragonfly", "npolicy", "arc", "arc-guarded", "auto"];
 
-/// The policies that promise fewer remote reads where no controller and no CPU is short, for any file: npolicy looks at mapped
-/// files only, arc-guarded at larger ones, and auto may find that it does not pay.
+/// The policies that promise fewer remote reads where no controller and no CPU is short, for any
+/// file: npolicy looks at mapped files only, arc-guarded at larger ones, and auto may find that it
+/// does not pay.
 const FEWER_REMOTE_READS: &[&str] = &["nthread-rl", "nthread-cpu", "nthread-nm", "nthread", "dragonfly", "arc"];
 
 /// Starts a program that runs for so many seconds, with its data in this directory.
@@ -79,7 +81,8 @@ fn run_unharmed_under_every_policy() -> Outcome {
                     "{} under {policy}: remote share {is:.2}, {was:.2} without; {reasons:?}",
                     with.name
                 );
-                // What starts a program may have its own files elsewhere, and where the node has too few CPUs, some threads leave it.
+                // What starts a program may have its own files elsewhere, and where the node has
+                // too few CPUs, some threads leave it.
                 let reads = |reason: &str| !matches!(reason, "cpu_contention" | "controller_contention");
                 let wrong = moves().any(|mv| mv.comm == with.name && mv.to != DATA && reads(&mv.reason));
                 ensure!(!wrong, "{} under {policy}: a wrong move: {reasons:?}", with.name);

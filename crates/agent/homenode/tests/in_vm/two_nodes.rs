@@ -20,14 +20,16 @@ pub const TESTS: &[Test] = &[
     Test { name: "two_nodes::survives_forks_and_exits", nodes: &[1, 2], run: survives_forks_and_exits },
 ];
 
-/// Without homenode at least 30 % of the bytes are remote; with it, at most 3 % from the sixth window on.
+/// Without homenode at least 30 % of the bytes are remote; with it, at most 3 % from the sixth
+/// window on.
 fn reads_of_fio_become_and_stay_local() -> Outcome {
     const WINDOWS_OFF: usize = 5;
     const WINDOWS_ON: usize = 12;
     let bench = Bench::new()?;
     let files = bench.files(0, 4)?;
 
-    // The kernel places unpinned threads by chance: fio is started until at least two of four are on the other node.
+    // The kernel places unpinned threads by chance: fio is started until at least two of four are
+    // on the other node.
     let mut tries = 0;
     let fio = loop {
         tries += 1;
@@ -84,8 +86,8 @@ fn reads_of_fio_become_and_stay_local() -> Outcome {
     Ok(())
 }
 
-/// Among short-lived processes homenode reports no error and moves only the readers. An emulated machine does not reach a
-/// thousand forks a second; its host does.
+/// Among short-lived processes homenode reports no error and moves only the readers. An emulated
+/// machine does not reach a thousand forks a second; its host does.
 fn survives_forks_and_exits() -> Outcome {
     const WINDOWS: usize = 8;
     let bench = Bench::new()?;

@@ -1,8 +1,10 @@
-//! Reads of OpenZFS, which has a cache of its own, and the policies that follow it. `make test-zfs` runs these tests.
+//! Reads of OpenZFS, which has a cache of its own, and the policies that follow it. `make test-zfs`
+//! runs these tests.
 //!
-//! Where a block is cached depends on its size: OpenZFS takes the memory of small ones from the kernel's allocator, on the node of
-//! the writing thread, and of large ones from vmalloc's area, on the node of a kernel thread of its own. The tests bind both, and
-//! read in `/proc/vmallocinfo` and the node's `meminfo` where the memory came from.
+//! Where a block is cached depends on its size: OpenZFS takes the memory of small ones from the
+//! kernel's allocator, on the node of the writing thread, and of large ones from vmalloc's area, on
+//! the node of a kernel thread of its own. The tests bind both, and read in `/proc/vmallocinfo` and
+//! the node's `meminfo` where the memory came from.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -53,7 +55,8 @@ fn bench(at: &str) -> Result<Bench> {
     Bench::at(Path::new(at))
 }
 
-/// Bytes of each node that OpenZFS has of vmalloc's area: `… spl_vmalloc+… pages=N vmalloc N0=n N1=n`.
+/// Bytes of each node that OpenZFS has of vmalloc's area:
+/// `… spl_vmalloc+… pages=N vmalloc N0=n N1=n`.
 fn of_vmalloc(node: u32) -> Result<u64> {
     let text = fs::read_to_string("/proc/vmallocinfo")?;
     let field = format!("N{node}=");
@@ -82,7 +85,8 @@ fn bind_growth(bench: &Bench, node: u32) -> Result<()> {
     Ok(())
 }
 
-/// Writes a file of so many bytes whose blocks are cached on `node`, and checks that the memory came from there.
+/// Writes a file of so many bytes whose blocks are cached on `node`, and checks that the memory
+/// came from there.
 fn put(bench: &Bench, name: &str, bytes: u64, node: u32) -> Result<PathBuf> {
     let path = bench.dir().join(name);
     let on: fn(u32) -> Result<u64> = if bench.dir().starts_with(SMALL) { of_slab } else { of_vmalloc };
@@ -171,7 +175,8 @@ fn bytes_count_where_the_block_is_cached() -> Outcome {
     Ok(())
 }
 
-/// A mapped file is in the page cache as well: the faults count, and so do reads, which then copy from there. Direct reads pass by.
+/// A mapped file is in the page cache as well: the faults count, and so do reads, which then copy
+/// from there. Direct reads pass by.
 fn mapped_and_direct_reads() -> Outcome {
     let bench = bench(LARGE)?;
     let path = put(&bench, "file", 4 * MIB, 0)?;
@@ -187,7 +192,8 @@ fn mapped_and_direct_reads() -> Outcome {
     }
     let (faults, ..) = seen(&mut observer, &path)?;
     let bytes = bytes as u64;
-    // OpenZFS does not read ahead here: each page is a fault of its own, and the pages around it that are mapped count again.
+    // OpenZFS does not read ahead here: each page is a fault of its own, and the pages around it
+    // that are mapped count again.
     ensure!(faults.total() >= bytes, "{} of {bytes} bytes by faults", faults.total());
     ensure!(read(&path, 1 << 16)? == bytes);
     let (reads, ..) = seen(&mut observer, &path)?;
@@ -228,7 +234,8 @@ const MEMORY_MIB: u64 = 32;
 /// Program, stacks and what the kernel allocates meanwhile.
 const SLACK: u64 = 4 << 20;
 
-/// A reader that begins on node 1, with memory there, and reads a file cached on node 0. It is bound, so that only homenode moves it.
+/// A reader that begins on node 1, with memory there, and reads a file cached on node 0. It is
+/// bound, so that only homenode moves it.
 fn reader(bench: &Bench, memory_mib: u64) -> Result<Readers> {
     let file = put(bench, "file", 32 * MIB, 0)?;
     let options =
@@ -274,8 +281,8 @@ fn arc_moves_the_reader_with_its_memory() -> Outcome {
     Ok(())
 }
 
-/// With the thesis's limits (files of 1 GiB, reads of 128 KiB) it stays. With limits that the file and the reads meet it moves, but
-/// not if its memory is large against the file.
+/// With the thesis's limits (files of 1 GiB, reads of 128 KiB) it stays. With limits that the file
+/// and the reads meet it moves, but not if its memory is large against the file.
 fn arc_guarded_waits_for_its_conditions() -> Outcome {
     let run = |bench: &Bench, load: &Readers, limits: &str, declined: Option<&str>| -> Outcome {
         let before = masks(load.pid());

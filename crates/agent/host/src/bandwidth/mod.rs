@@ -1,7 +1,7 @@
 //! Bandwidth of each node's memory controllers, where the hardware counts it.
 //!
-//! **Problem.** The programs in the kernel count file bytes. A controller also carries everything else that programs do with memory,
-//! and does not carry what a CPU's cache had.
+//! **Problem.** The programs in the kernel count file bytes. A controller also carries everything
+//! else that programs do with memory, and does not carry what a CPU's cache had.
 //!
 //! **Approach.** The first of these that the machine has, in this order:
 //!
@@ -14,9 +14,9 @@
 //!
 //! Without any, the counted file bytes are all that is known, and a note says so.
 //!
-//! **Limits.** Counters of a socket do not tell the nodes of a socket that was split into several (sub-NUMA clustering, NPS2 and
-//! above) apart; they are not used there. None of the hardware was at hand: the parsing is tested with the files that the kernel
-//! documents, the counting is not.
+//! **Limits.** Counters of a socket do not tell the nodes of a socket that was split into several
+//! (sub-NUMA clustering, NPS2 and above) apart; they are not used there. None of the hardware was
+//! at hand: the parsing is tested with the files that the kernel documents, the counting is not.
 
 mod resctrl;
 mod uncore;

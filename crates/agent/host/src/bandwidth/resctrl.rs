@@ -1,12 +1,13 @@
 //! Memory bandwidth monitoring (MBM) through resctrl (`Documentation/filesystems/resctrl.rst`).
 //!
-//! **Problem.** MBM counts by the last-level cache that asks, not by the controller that answers, and apart for each control group.
+//! **Problem.** MBM counts by the last-level cache that asks, not by the controller that answers,
+//! and apart for each control group.
 //!
-//! **Approach.** The default group and every other control group are added up (each includes its monitoring groups). What is not
-//! local to one node of two must go to the other.
+//! **Approach.** The default group and every other control group are added up (each includes its
+//! monitoring groups). What is not local to one node of two must go to the other.
 //!
-//! **Limits.** With more nodes, the node that answers is unknown, so it is not used there. homenode mounts nothing: mounting resctrl
-//! is a decision about the whole machine.
+//! **Limits.** With more nodes, the node that answers is unknown, so it is not used there. homenode
+//! mounts nothing: mounting resctrl is a decision about the whole machine.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

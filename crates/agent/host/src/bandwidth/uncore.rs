@@ -1,10 +1,11 @@
 //! Counters of memory controllers, through perf.
 //!
-//! **Problem.** Each vendor has its own devices in `/sys/bus/event_source/devices`, one for each channel or one for all of a socket,
-//! and some say nothing about their events.
+//! **Problem.** Each vendor has its own devices in `/sys/bus/event_source/devices`, one for each
+//! channel or one for all of a socket, and some say nothing about their events.
 //!
-//! **Approach.** A table of devices and events. The codes of an event are put where the device's `format` says; `type` and
-//! `cpumask` say how and where to open it. A counter that shares its hardware with others is scaled by the time it ran.
+//! **Approach.** A table of devices and events. The codes of an event are put where the device's
+//! `format` says; `type` and `cpumask` say how and where to open it. A counter that shares its
+//! hardware with others is scaled by the time it ran.
 //!
 //! **Limits.** A socket's counters are its node's only where the socket is one node.
 
@@ -58,7 +59,8 @@ const DEVICES: [Device; 4] = [
         name: "uncore_imc",
         events: &[(Reads, Listed("data_reads")), (Written, Listed("data_writes"))],
     },
-    // `umc_cas_cmd.rd` and `.wr` of the kernel's tools/perf/pmu-events/arch/x86/amdzen4/memory-controller.json.
+    // `umc_cas_cmd.rd` and `.wr` of the kernel's
+    // tools/perf/pmu-events/arch/x86/amdzen4/memory-controller.json.
     Device {
         prefix: "amd_umc_",
         name: "amd_umc",
@@ -67,7 +69,8 @@ const DEVICES: [Device; 4] = [
             (Written, Known(&[("event", 0x0a), ("rdwrmask", 2)])),
         ],
     },
-    // `dram_channel_data_controller_0` to `_7` of amdzen1/data-fabric.json (the same in amdzen2 and amdzen3).
+    // `dram_channel_data_controller_0` to `_7` of amdzen1/data-fabric.json (the same in amdzen2 and
+    // amdzen3).
     Device {
         prefix: "amd_df",
         name: "amd_df",
@@ -250,8 +253,8 @@ fn terms(text: &str) -> Result<Vec<(String, u64)>, String> {
     text.split(',').map(|t| term(t).ok_or_else(|| format!("event {text}"))).collect()
 }
 
-/// A code in the bits that a format names: `config:0-7,32-35` takes its low eight bits, then four more. `None` for another word than
-/// `config`, or a code that does not fit.
+/// A code in the bits that a format names: `config:0-7,32-35` takes its low eight bits, then four
+/// more. `None` for another word than `config`, or a code that does not fit.
 fn placed(format: &str, mut code: u64) -> Option<u64> {
     let mut config = 0;
     for range in format.strip_prefix("config:")?.split(',') {
@@ -265,7 +268,8 @@ fn placed(format: &str, mut code: u64) -> Option<u64> {
     (code == 0).then_some(config)
 }
 
-/// The first version of `struct perf_event_attr` (include/uapi/linux/perf_event.h), which every kernel takes.
+/// The first version of `struct perf_event_attr` (include/uapi/linux/perf_event.h), which every
+/// kernel takes.
 #[repr(C)]
 #[derive(Default)]
 struct PerfEventAttr {
@@ -290,7 +294,8 @@ fn open(spec: &Spec) -> io::Result<File> {
     let size = size_of::<PerfEventAttr>() as u32;
     let attr =
         PerfEventAttr { kind: spec.kind, size, config: spec.config, read_format: TIMES, ..PerfEventAttr::default() };
-    // SAFETY: the structure is as long as it says and outlives the call; all processes (-1) on one CPU.
+    // SAFETY: the structure is as long as it says and outlives the call; all processes (-1) on one
+    // CPU.
     let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, -1, spec.cpu, -1, CLOEXEC) };
     match i32::try_from(fd) {
         // SAFETY: a new descriptor that nothing else owns.

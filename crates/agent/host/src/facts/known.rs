@@ -9,7 +9,8 @@ use placement::{NodeBytes, ObservedFile};
 use act::files::Data;
 use topology::FileId;
 
-/// Rounds after which figures are too old to be given. At a round a second, a file of 1 GiB moves, and readers end, within a minute.
+/// Rounds after which figures are too old to be given. At a round a second, a file of 1 GiB moves,
+/// and readers end, within a minute.
 const MOST_AGE: u64 = 60;
 /// Subjects that are remembered: what matters in a window, ten times over, in some 300 KB.
 const MOST: usize = 1024;
@@ -102,7 +103,8 @@ pub(super) enum Look {
     Process(usize),
 }
 
-/// The order in which to look: those never seen first, then the oldest; of equally old ones those with most bytes.
+/// The order in which to look: those never seen first, then the oldest; of equally old ones those
+/// with most bytes.
 pub(super) fn order(
     files: &[FileId],
     processes: &[u32],

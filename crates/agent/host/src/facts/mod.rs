@@ -1,15 +1,18 @@
-//! Facts about the files and processes that matter: size, path, bytes per node, where writes land, what can be moved.
+//! Facts about the files and processes that matter: size, path, bytes per node, where writes land,
+//! what can be moved.
 //!
-//! **Problem.** The programs in the kernel see bytes go by, not how large a file is, where the rest of it lies, or what else a process
-//! has in memory. Finding that out takes 25 ms for each GiB, and opening somebody's file may wait for somebody.
+//! **Problem.** The programs in the kernel see bytes go by, not how large a file is, where the rest
+//! of it lies, or what else a process has in memory. Finding that out takes 25 ms for each GiB, and
+//! opening somebody's file may wait for somebody.
 //!
-//! **Approach.** After each window a thread of its own ([`worker`]) looks at the files and processes with at least a hundredth of the
-//! bytes ([`wanted`]), the longest unseen first, until a budget of CPU time is used up. Large files are sampled. The plane waits for
-//! it, but not for long: what is not finished then shows up in a later window. Files are opened by inode, and what their file
-//! system does with their data is a table ([`act::files`]).
+//! **Approach.** After each window a thread of its own ([`worker`]) looks at the files and
+//! processes with at least a hundredth of the bytes ([`wanted`]), the longest unseen first, until a
+//! budget of CPU time is used up. Large files are sampled. The plane waits for it, but not for
+//! long: what is not finished then shows up in a later window. Files are opened by inode, and what
+//! their file system does with their data is a table ([`act::files`]).
 //!
-//! **Limits.** Figures can be up to a minute old; older ones are left out, and a note says how many are missing. While a file is looked
-//! at, it is open once more.
+//! **Limits.** Figures can be up to a minute old; older ones are left out, and a note says how many
+//! are missing. While a file is looked at, it is open once more.
 
 mod known;
 mod wanted;
@@ -25,16 +28,18 @@ use observe::FileSeen;
 use wanted::Wanted;
 use worker::Worker;
 
-/// Parts of the daemon's budget that the worker may use, one for each step of shedding: of 3 % of a CPU, 1 % and 0.25 %. Observing
-/// 10,000 threads takes about half of the budget.
+/// Parts of the daemon's budget that the worker may use, one for each step of shedding: of 3 % of a
+/// CPU, 1 % and 0.25 %. Observing 10,000 threads takes about half of the budget.
 const SHARES: [f64; 3] = [1.0 / 3.0, 1.0 / 12.0, 0.0];
 
-/// Longest wait for the worker after the first window: the only one that `plan` has. The worker may use a tenth of that then; the rest
-/// is for busy machines.
+/// Longest wait for the worker after the first window: the only one that `plan` has. The worker may
+/// use a tenth of that then; the rest is for busy machines.
 const WAIT_START: Duration = Duration::from_secs(1);
-/// The same after a window in which something matters that was never looked at: ten large files take as long.
+/// The same after a window in which something matters that was never looked at: ten large files
+/// take as long.
 const WAIT_NEW: Duration = Duration::from_millis(100);
-/// The same where everything has been looked at before: twice what the worker earns in a window of a second.
+/// The same where everything has been looked at before: twice what the worker earns in a window of
+/// a second.
 const WAIT: Duration = Duration::from_millis(20);
 
 /// Facts about files and processes.
@@ -47,13 +52,14 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Starts the worker. It keeps the privileges that it needs; others give up theirs later. `dax`: files on DAX will be moved.
+    /// Starts the worker. It keeps the privileges that it needs; others give up theirs later.
+    /// `dax`: files on DAX will be moved.
     pub fn start(proc_root: &Path, budget: f64, dax: bool) -> io::Result<Self> {
         Ok(Self { worker: Worker::start(proc_root, dax)?, budget, step: 0 })
     }
 
-    /// Looks at what matters in a window of this length, and adds what is known to its files. Returns the processes that are known,
-    /// and notes.
+    /// Looks at what matters in a window of this length, and adds what is known to its files.
+    /// Returns the processes that are known, and notes.
     pub fn window(&self, length: Duration, files: &mut [FileSeen], threads: &[Thread]) -> (Vec<Process>, Vec<String>) {
         let share = self.share();
         let wanted = Wanted::new(files, threads);

@@ -6,9 +6,9 @@ use rustc_hash::FxHashMap;
 use observe::FileSeen;
 use topology::FileId;
 
-/// A file matters, and a process, with at least this share of the file bytes of a window. What is left out can change a remote share,
-/// or a node's load of file bytes, by at most a hundredth for each file; and no more than a hundred files matter at a time, whatever
-/// the machine does.
+/// A file matters, and a process, with at least this share of the file bytes of a window. What is
+/// left out can change a remote share, or a node's load of file bytes, by at most a hundredth for
+/// each file; and no more than a hundred files matter at a time, whatever the machine does.
 const MATTERS: f64 = 0.01;
 
 /// A file to look at.
@@ -29,7 +29,8 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// The relevant ones of these files and threads. A process that a policy must not move is left out.
+    /// The relevant ones of these files and threads. A process that a policy must not move is left
+    /// out.
     pub fn new(files: &[FileSeen], threads: &[Thread]) -> Self {
         let all: u64 = files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes));
         let matters = |bytes: u64| bytes > 0 && bytes as f64 >= MATTERS * all as f64;

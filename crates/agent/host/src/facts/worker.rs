@@ -20,10 +20,12 @@ use linux::threads::NS_PER_TICK;
 use observe::FileSeen;
 use topology::FileId;
 
-/// CPU time that can be saved up, and that is there at the start: one window of `plan` then shows some twenty large files.
+/// CPU time that can be saved up, and that is there at the start: one window of `plan` then shows
+/// some twenty large files.
 const SAVED: Duration = Duration::from_millis(100);
 
-/// A look that takes longer than this waits for somebody. With two CPUs for ten busy programs, one took half a second.
+/// A look that takes longer than this waits for somebody. With two CPUs for ten busy programs, one
+/// took half a second.
 const STUCK: Duration = Duration::from_secs(10);
 
 /// How long the end of the worker is awaited before it is left behind.
@@ -127,7 +129,8 @@ impl Worker {
         self.shared.lock().round == 0
     }
 
-    /// Asks for a look at these, for which `earned` CPU time is there more, and waits for it up to `wait`.
+    /// Asks for a look at these, for which `earned` CPU time is there more, and waits for it up to
+    /// `wait`.
     pub fn look(&self, wanted: Wanted, earned: Duration, wait: Duration) {
         let mut state = self.shared.lock();
         // A worker that did not end the last round is waiting for something.

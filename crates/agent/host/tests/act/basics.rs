@@ -116,7 +116,8 @@ pub fn changed_by_others() -> Tried {
 }
 
 pub fn exec() -> Tried {
-    // The shell waits for the file, then becomes another program: same thread, same start, same mask.
+    // The shell waits for the file, then becomes another program: same thread, same start, same
+    // mask.
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");
     let script = format!("echo ready; while [ ! -e {} ]; do sleep 0.01; done; exec sleep 600", go.display());

@@ -19,8 +19,8 @@ use crate::Tried;
 use crate::forks::WithLineage;
 use crate::world::{Running, Scripted, all, engine, mask, move_of, node, plane, step, tids, topology, wait_for};
 
-/// A program whose second thread, once a file is there, becomes another program by exec. Its first thread keeps to node 0 if
-/// there is a second argument.
+/// A program whose second thread, once a file is there, becomes another program by exec. Its first
+/// thread keeps to node 0 if there is a second argument.
 pub fn be_exec(args: &[String]) {
     use std::os::unix::process::CommandExt;
     let go = Path::new(&args[0]).to_owned();
@@ -40,7 +40,8 @@ fn execs(go: &Path) -> Running {
     Running::role("exec", &[go.to_str().unwrap(), "bound"])
 }
 
-/// Whether the new program runs. It has its name before the kernel reports the exec, and sleeps only after.
+/// Whether the new program runs. It has its name before the kernel reports the exec, and sleeps
+/// only after.
 fn sleeps(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains("(sleep) S")
 }
@@ -176,8 +177,8 @@ pub fn be_ending(args: &[String]) {
     std::thread::sleep(Duration::from_secs(600));
 }
 
-/// The plane of a volume watches no births. The end of a worker looked there like an exec of it that made it the first thread, and
-/// the first thread was put back.
+/// The plane of a volume watches no births. The end of a worker looked there like an exec of it
+/// that made it the first thread, and the first thread was put back.
 pub fn end_of_a_worker_without_a_watcher() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");
@@ -249,7 +250,8 @@ pub fn own_value_that_equals_ours() -> Tried {
     let mut engine = engine(plane(Some(WithLineage::of(&[shell.pid(), threads.pid()])?)), 1, None);
     assert_eq!(step(&mut engine), [Verdict::Applied, Verdict::Applied, Verdict::Applied]);
     std::fs::write(tmp.path().join("go"), "").unwrap();
-    // A child binds itself before the window ends; a moved thread asks for the affinity it already has.
+    // A child binds itself before the window ends; a moved thread asks for the affinity it already
+    // has.
     let child = child_of(shell.pid());
     affinity::set(child, &node(1)).unwrap();
     let report = engine.step().unwrap();
@@ -306,7 +308,8 @@ pub fn own_value_just_before_the_end() -> Tried {
     Ok(())
 }
 
-/// A program whose second thread starts, once a file is there, a third one that binds itself to node 1 and makes another file.
+/// A program whose second thread starts, once a file is there, a third one that binds itself to
+/// node 1 and makes another file.
 pub fn be_pinner(args: &[String]) {
     let (go, done) = (Path::new(&args[0]).to_owned(), Path::new(&args[1]).to_owned());
     let (first, second) = (node(0), node(1));

@@ -96,7 +96,8 @@ pub fn changes() -> Tried {
     let kept = KeepOrder(process, group);
     let (tid, group) = (kept.0.pid(), &kept.1);
 
-    // Moved to node 1, then the cpuset loses node 1: the kernel falls back to what is left, which is still our doing.
+    // Moved to node 1, then the cpuset loses node 1: the kernel falls back to what is left, which
+    // is still our doing.
     let mut first = engine(plane(Some(Scripted::of(&[tid]))), 1, None);
     assert_eq!(step(&mut first), [Verdict::Applied]);
     group.set(&node(0));
@@ -110,14 +111,16 @@ pub fn changes() -> Tried {
     group.set(&all());
     assert_eq!(mask(tid), all());
 
-    // Moved while the cpuset was narrow, undone when it is wide: all of it, not the one CPU it had before.
+    // Moved while the cpuset was narrow, undone when it is wide: all of it, not the one CPU it had
+    // before.
     group.set(&node(1));
     let mut second = plane(None);
     let mv = move_of(tid, 1);
     let undo = second.prepare(&mv).unwrap();
     second.start(&mv, &undo, &mut |_| Ok(())).unwrap();
     group.set(&all());
-    // Before 6.2 a thread got all of a cpuset that changed, whatever its affinity had been: nothing of ours is left.
+    // Before 6.2 a thread got all of a cpuset that changed, whatever its affinity had been: nothing
+    // of ours is left.
     let forgotten = mask(tid) == all();
     assert!(forgotten || mask(tid) == node(1));
     let undone = if forgotten { Undone::ChangedByOthers } else { Undone::Restored };
@@ -126,7 +129,8 @@ pub fn changes() -> Tried {
     Ok(())
 }
 
-/// A child of a moved process, whose cpuset lost a CPU of the node since, has a mask that is ours and not equal to it.
+/// A child of a moved process, whose cpuset lost a CPU of the node since, has a mask that is ours
+/// and not equal to it.
 pub fn narrowed_child() -> Tried {
     let cpus: Vec<u32> = all().iter().collect();
     let [first, second, third, ..] = cpus[..] else { return Err("needs three CPUs".into()) };

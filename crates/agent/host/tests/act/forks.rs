@@ -115,8 +115,9 @@ pub fn every_window() -> Tried {
 /// How many processes are born and end while the engine runs, where the machine is fast.
 const FORKS: usize = 12_000;
 
-/// A shell that, once a file is there, forks without pause; every 200th child stays. After [`FORKS`] it writes their number to a
-/// file and goes on, so that everything is put back while it forks. Once another file is there, fewer are enough.
+/// A shell that, once a file is there, forks without pause; every 200th child stays. After
+/// [`FORKS`] it writes their number to a file and goes on, so that everything is put back while it
+/// forks. Once another file is there, fewer are enough.
 fn forker(go: &Path, done: &Path, enough: &Path) -> Running {
     let (go, done, enough) = (go.display(), done.display(), enough.display());
     Running::shell(&format!(
@@ -144,7 +145,8 @@ pub fn beside_with_bpf() -> Tried {
 fn forks(observer: impl Fn(&[u32]) -> Result<Box<dyn Observe>, String>) -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let (go, done, enough) = (tmp.path().join("go"), tmp.path().join("done"), tmp.path().join("enough"));
-    // Bystanders that must stay as they are: one is free, one is bound to our value, one to the other node.
+    // Bystanders that must stay as they are: one is free, one is bound to our value, one to the
+    // other node.
     let witnesses: Vec<Running> = (0..3).map(|_| Running::shell("echo ready; exec sleep 600")).collect();
     let pids: Vec<u32> = witnesses.iter().map(Running::pid).collect();
     affinity::set(pids[1], &node(1)).unwrap();

@@ -1,4 +1,5 @@
-//! Moves of processes and files as the plane makes them: bound thread by thread, copied in the background, refused by identity.
+//! Moves of processes and files as the plane makes them: bound thread by thread, copied in the
+//! background, refused by identity.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -32,7 +33,8 @@ fn end(mut poll: impl FnMut() -> Vec<Progress>) -> Progress {
     }
 }
 
-/// All threads but the one with an affinity of its own have a record each and are bound; the memory, which is on node 0, stays.
+/// All threads but the one with an affinity of its own have a record each and are bound; the
+/// memory, which is on node 0, stays.
 pub fn process() -> Tried {
     let process = Running::role("threads", &["5"]);
     let pid = process.pid();
@@ -89,7 +91,8 @@ fn procfs_with_two_nodes(pids: &[u32]) -> tempfile::TempDir {
     root
 }
 
-/// The second took the place of the first: the process went where the second said, under the first one's record.
+/// The second took the place of the first: the process went where the second said, under the first
+/// one's record.
 pub fn prepared_twice() -> Tried {
     let process = Running::role("threads", &["1"]);
     let pid = process.pid();
@@ -102,7 +105,8 @@ pub fn prepared_twice() -> Tried {
     let started = plane.start(&moves[0], &prepared[0], &mut |more| panic!("{more:?}")).unwrap();
     assert_eq!(started.not_bound, []);
     assert_eq!(mask(pid), node(1));
-    // The other one was prepared for a thread with another affinity: it does not bind it, and says so.
+    // The other one was prepared for a thread with another affinity: it does not bind it, and says
+    // so.
     let started = plane.start(&moves[1], &prepared[1], &mut |more| panic!("{more:?}")).unwrap();
     assert_eq!(started.not_bound, [prepared[1][0].subject.clone()]);
     assert_eq!(mask(pid), node(1));
@@ -135,7 +139,8 @@ fn file_to(id: &str, generation: Option<u64>) -> Move {
     Move { subject, pid: 0, from, to, reason, why: "".into() }
 }
 
-/// A file is moved if it is the one that the move names, whatever is at its path by then; nothing else is opened.
+/// A file is moved if it is the one that the move names, whatever is at its path by then; nothing
+/// else is opened.
 pub fn file() -> Tried {
     // On a file system that has generations, and on one without handles.
     for dir in [super::pages::dir(), tempfile::tempdir_in("/dev/shm").unwrap()] {

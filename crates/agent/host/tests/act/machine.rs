@@ -1,4 +1,5 @@
-//! CPUs that come online or are isolated, and a sched_ext scheduler that starts: real threads, a made-up sysfs.
+//! CPUs that come online or are isolated, and a sched_ext scheduler that starts: real threads, a
+//! made-up sysfs.
 
 use std::fs;
 use std::path::Path;

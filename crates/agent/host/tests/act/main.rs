@@ -1,7 +1,9 @@
-//! Moves real threads of this machine and undoes the moves: inheritance, ended threads, refusals, cpusets, crashes.
+//! Moves real threads of this machine and undoes the moves: inheritance, ended threads, refusals,
+//! cpusets, crashes.
 //!
-//! A machine with one node is enough: the tests invent two nodes of one CPU each, which differ only in the affinity that a
-//! move sets. A test that lacks something (two CPUs, root, control groups, BPF) is ignored, with the reason.
+//! A machine with one node is enough: the tests invent two nodes of one CPU each, which differ only
+//! in the affinity that a move sets. A test that lacks something (two CPUs, root, control groups,
+//! BPF) is ignored, with the reason.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test stops at the first surprise
 

@@ -1,4 +1,5 @@
-//! Cached pages of files, on this machine's own nodes. Where pages are is asked page by page, not of homenode.
+//! Cached pages of files, on this machine's own nodes. Where pages are is asked page by page, not
+//! of homenode.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
@@ -78,7 +79,8 @@ fn cached(path: &Path) -> BTreeMap<usize, i32> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path).unwrap();
     let len = file.metadata().unwrap().len() as usize;
     let mut resident = vec![0_u8; len.div_ceil(page())];
-    // SAFETY: a new mapping of an open file, unmapped below; the vector has a byte for each page. A populated page is cached.
+    // SAFETY: a new mapping of an open file, unmapped below; the vector has a byte for each page. A
+    // populated page is cached.
     unsafe {
         let at = libc::mmap(null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
         assert_ne!(at, libc::MAP_FAILED);
@@ -293,8 +295,8 @@ pub fn refused_files() -> Tried {
         assert!(why.contains(&format!("{} is a {kind}", path.display())), "{why}");
     }
     assert!(why(&dir.path().join("none"), to).contains("No such file"));
-    // Larger than any file can be cached; where the kernel cannot count cached pages (cachestat, Linux 6.5), each window of the
-    // file is looked at.
+    // Larger than any file can be cached; where the kernel cannot count cached pages (cachestat,
+    // Linux 6.5), each window of the file is looked at.
     let sparse = written(dir.path(), 5);
     if counts() && OpenOptions::new().write(true).open(&sparse).unwrap().set_len(15 << 40).is_ok() {
         assert_eq!(finish(&mut FileMove::prepare(&sparse, to).unwrap(), 1).moved, 4096);

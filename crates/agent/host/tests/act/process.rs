@@ -1,4 +1,5 @@
-//! Whole processes: every thread with a record of its own, whatever happens meanwhile; refusals; memory on one node.
+//! Whole processes: every thread with a record of its own, whatever happens meanwhile; refusals;
+//! memory on one node.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -90,8 +91,8 @@ impl Policy for Once {
     }
 }
 
-/// A thread that a moved process starts in a later window stays with it, has a record of its own, and is put back at the end. A child
-/// of it is put back at once.
+/// A thread that a moved process starts in a later window stays with it, has a record of its own,
+/// and is put back at the end. A child of it is put back at once.
 pub fn born_later() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");
@@ -138,7 +139,8 @@ pub fn be_binder(args: &[String]) {
     process.bind(&mut mover, &topology(), &mut write).unwrap();
 }
 
-/// Starts the binder and kills it before its `n`-th system call that changes something. Returns whether there was one.
+/// Starts the binder and kills it before its `n`-th system call that changes something. Returns
+/// whether there was one.
 #[allow(clippy::zombie_processes, reason = "waitpid waits for it")]
 fn killed_before(n: usize, dir: &Path, pid: u32) -> bool {
     const STEPS: [i64; 4] = [libc::SYS_sched_setaffinity, libc::SYS_write, libc::SYS_fdatasync, libc::SYS_rename];
@@ -157,7 +159,8 @@ fn killed_before(n: usize, dir: &Path, pid: u32) -> bool {
         }
         assert!(libc::WIFSTOPPED(status), "{status:#x}");
         if libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80 {
-            // struct ptrace_syscall_info (include/uapi/linux/ptrace.h): what stopped it in byte 0, the call's number in word 3.
+            // struct ptrace_syscall_info (include/uapi/linux/ptrace.h): what stopped it in byte 0,
+            // the call's number in word 3.
             let mut info = [0u64; 16];
             // SAFETY: the kernel writes at most the given number of bytes, the size of the buffer.
             let length =
@@ -294,7 +297,8 @@ pub fn killed_at_any_step() -> Tried {
     Ok(())
 }
 
-/// Seen with PostgreSQL: `/proc/PID/pagemap` belongs to the process's user, and without CAP_DAC_READ_SEARCH root may not open it.
+/// Seen with PostgreSQL: `/proc/PID/pagemap` belongs to the process's user, and without
+/// CAP_DAC_READ_SEARCH root may not open it.
 pub fn another_users() -> Tried {
     const NOBODY: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
@@ -342,7 +346,8 @@ pub fn refusals() -> Tried {
         child().is_some_and(|c| std::fs::read_to_string(format!("/proc/{c}/stat")).is_ok_and(|s| s.contains(") Z ")))
     });
     assert_eq!(refused(child().unwrap(), 1, false), "gone");
-    // All of its threads have affinities of their own on another node. On the node itself, only memory is to be moved.
+    // All of its threads have affinities of their own on another node. On the node itself, only
+    // memory is to be moved.
     for tid in tids(program.pid()) {
         affinity::set(tid, &node(0)).unwrap();
     }
@@ -372,8 +377,8 @@ pub fn refusals() -> Tried {
 
 const PAGES: usize = 3000;
 
-/// A process with anonymous memory, shared memory, a private page of a file, and file pages that are not its own. Prints their
-/// addresses to the file that it is given.
+/// A process with anonymous memory, shared memory, a private page of a file, and file pages that
+/// are not its own. Prints their addresses to the file that it is given.
 pub fn be_owner(args: &[String]) {
     let page = rustix::param::page_size();
     let map = |len: usize, flags: i32, fd: i32| {
@@ -436,7 +441,8 @@ pub fn only_its_own_memory() -> Tried {
     // The file's pages are not among them: the kernel counts them as RssFile.
     let copied = work.copied();
     assert_eq!(copied.total, copied.moved + copied.failed(), "{copied:?}");
-    // Before Linux 6.2 a thread counts up to 64 pages for itself (TASK_RSS_EVENTS_THRESH), so `status` lags behind.
+    // Before Linux 6.2 a thread counts up to 64 pages for itself (TASK_RSS_EVENTS_THRESH), so
+    // `status` lags behind.
     assert!(copied.total.abs_diff(own) <= 64 * page, "{own} bytes by status: {copied:?}");
     assert!(work.complete() && !work.ended());
     // Where a page is absent or given back, nothing is counted, and pages of others stay out of it.

@@ -1,4 +1,5 @@
-//! Everything together: real readers, the real observer, NThread, the engine with its state directory.
+//! Everything together: real readers, the real observer, NThread, the engine with its state
+//! directory.
 
 use std::path::Path;
 
@@ -27,7 +28,8 @@ pub fn be_readers(args: &[String]) {
     });
 }
 
-/// All memory of a machine with one node is on node 0: readers that the scheduler puts on the other made-up node go home.
+/// All memory of a machine with one node is on node 0: readers that the scheduler puts on the other
+/// made-up node go home.
 pub fn readers_go_home() -> Tried {
     if Path::new("/sys/devices/system/node/node1").exists() {
         return Err("needs a machine with one node, so that it is known where the file is".into());
@@ -42,7 +44,8 @@ pub fn readers_go_home() -> Tried {
     // Only these readers: no test moves other programs of this machine.
     let scope = observe::Scope::Pids(vec![readers.pid()]);
     let observe = observe::Settings { scope, ..observe::Settings::default() };
-    // A thread on a CPU of no node is not placed, and where nothing else runs a reader stays on its CPU: each has a node.
+    // A thread on a CPU of no node is not placed, and where nothing else runs a reader stays on its
+    // CPU: each has a node.
     let topology = topology_of([node(0), set(all().iter().skip(1))]);
     let plane =
         HostPlane::open(HostSettings { observe, ..HostSettings::default() }, topology).map_err(|e| e.to_string())?;

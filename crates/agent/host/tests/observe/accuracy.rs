@@ -124,10 +124,11 @@ fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// With more readers than CPUs, so that some wait while a window passes, and windows in quick succession, every byte is in one of
-/// the windows.
+/// With more readers than CPUs, so that some wait while a window passes, and windows in quick
+/// succession, every byte is in one of the windows.
 fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
-    // As short as possible: the kernel updates a running thread's CPU time at ticks only, so most windows show none.
+    // As short as possible: the kernel updates a running thread's CPU time at ticks only, so most
+    // windows show none.
     const WINDOWS: usize = 40;
     const LENGTH: Duration = Duration::ZERO;
     let directory = directory()?;
@@ -243,8 +244,8 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// While nobody reads fast, every read is counted. In the window in which somebody begins to, the hook is attached for a part of
-/// the time only, and his bytes are right.
+/// While nobody reads fast, every read is counted. In the window in which somebody begins to, the
+/// hook is attached for a part of the time only, and his bytes are right.
 fn a_burst_pays_the_full_hook_for_moments_only(hooks: Hooks) -> Outcome {
     const READS: u64 = 500;
     const BURSTS: usize = 3;
@@ -262,7 +263,8 @@ fn a_burst_pays_the_full_hook_for_moments_only(hooks: Hooks) -> Outcome {
     let cpus = std::thread::available_parallelism()?.get();
     let (mut said, mut saw, mut slow) = (0, 0, 0);
     for _ in 0..BURSTS {
-        // Other programs of the machine may read fast, and after a burst each CPU first has to see that it may count every read.
+        // Other programs of the machine may read fast, and after a burst each CPU first has to see
+        // that it may count every read.
         let mut quiet = (false, Vec::new());
         for _ in 0..20 {
             let mut buffer = [0; 4096];
@@ -393,8 +395,8 @@ fn a_full_table_is_reported(hooks: Hooks) -> Outcome {
     Err("others filled the table in each of 20 windows".into())
 }
 
-/// Another user's processes read more small files than the table has entries. Their own bytes count for their threads, and
-/// everything that this process reads counts for its files.
+/// Another user's processes read more small files than the table has entries. Their own bytes count
+/// for their threads, and everything that this process reads counts for its files.
 fn nobody_fills_the_table_for_others(hooks: Hooks) -> Outcome {
     const ENTRIES: u32 = 256;
     let directory = directory()?;

@@ -118,7 +118,8 @@ fn opens_are_counted(hooks: Hooks) -> Outcome {
     let mut others: Vec<File> = Vec::new();
     for more in 0..4 {
         let mut observer = open(&settings(true, hooks))?;
-        // The job opens it once; each of the others is open besides, the third of them for writing too.
+        // The job opens it once; each of the others is open besides, the third of them for writing
+        // too.
         let (_, observed) = watch_one(&mut observer, || pread_all(&path, 4096))?;
         let file = id(&path)?;
         let opens = observed.files.iter().find(|f| f.file.file == file).map(|f| f.file.opens);

@@ -56,8 +56,9 @@ pub fn cached_file(directory: &Path, name: &str, bytes: u64, chunk: usize) -> Re
     Ok(path)
 }
 
-/// Keeps a file's pages in the page cache until it is dropped: a kernel may take cached pages at any moment, with memory to spare
-/// (DAMON's proactive reclaim). The file counts as open once more meanwhile.
+/// Keeps a file's pages in the page cache until it is dropped: a kernel may take cached pages at
+/// any moment, with memory to spare (DAMON's proactive reclaim). The file counts as open once more
+/// meanwhile.
 pub struct Held {
     at: *mut libc::c_void,
     len: usize,

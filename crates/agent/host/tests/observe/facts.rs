@@ -1,4 +1,5 @@
-//! Facts of the plane about files and processes beside their bytes, against mincore, move_pages and procfs.
+//! Facts of the plane about files and processes beside their bytes, against mincore, move_pages and
+//! procfs.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -23,7 +24,8 @@ pub const CASES: &[Case] = cases![
     our_own_copies_count_for_nobody,
 ];
 
-/// Copies within the daemon, and those of a `homenode move` beside it, make no file shared and nobody a reader.
+/// Copies within the daemon, and those of a `homenode move` beside it, make no file shared and
+/// nobody a reader.
 fn our_own_copies_count_for_nobody(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 4 * MIB, 4096)?;
@@ -58,7 +60,8 @@ fn our_own_copies_count_for_nobody(hooks: Hooks) -> Outcome {
     Err("the readers did not read".into())
 }
 
-/// This program reads these files (separated by colons) until it is killed, instead of testing anything.
+/// This program reads these files (separated by colons) until it is killed, instead of testing
+/// anything.
 pub const READ: &str = "HOMENODE_TEST_READ";
 /// As another user, and only the first page of each.
 pub const NOBODY: &str = "HOMENODE_TEST_NOBODY";
@@ -271,7 +274,8 @@ fn looking_is_shed_before_windows_are_stretched(hooks: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// 1,000 files with a thousandth of the bytes each matter to nobody; the one with as many as a hundred of them does.
+/// 1,000 files with a thousandth of the bytes each matter to nobody; the one with as many as a
+/// hundred of them does.
 fn of_many_files_those_that_matter_are_looked_at(hooks: Hooks) -> Outcome {
     const FEW: usize = 1000;
     let directory = directory()?;

@@ -281,7 +281,8 @@ fn mapped_holes(hooks: Hooks) -> Outcome {
     })
 }
 
-/// Pages are mapped as they come from the disk: some by a fault that waits for them and begins anew. Each counts once.
+/// Pages are mapped as they come from the disk: some by a fault that waits for them and begins
+/// anew. Each counts once.
 fn mapped_cold_pages(hooks: Hooks) -> Outcome {
     exact(hooks, 16 * MIB, 4096, |path| {
         evict(path).map_err(|e| std::io::Error::other(format!("{e:?}")))?;

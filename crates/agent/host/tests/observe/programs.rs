@@ -39,7 +39,8 @@ fn pages_of_our_own_tell_the_width_of_a_node_as_types_do(_: Hooks) -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// The kernel refuses a program after a million steps of its verifier, and takes half a minute to get there.
+/// The kernel refuses a program after a million steps of its verifier, and takes half a minute to
+/// get there.
 fn programs_are_quick_to_verify(hooks: Hooks) -> Outcome {
     const MOST_STEPS: u64 = 200_000;
     for exact in [false, true] {

@@ -35,7 +35,8 @@ pub struct Entry {
 // arch/x86/include/asm/pgtable_types.h
 const PRESENT: u64 = 1 << 0;
 const ACCESSED: u64 = 1 << 5;
-/// Only without [`PRESENT`]: AutoNUMA waits for an access. All bits of the frame are inverted then (pgtable-invert.h).
+/// Only without [`PRESENT`]: AutoNUMA waits for an access. All bits of the frame are inverted then
+/// (pgtable-invert.h).
 const PROTNONE: u64 = 1 << 8;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 

@@ -1,13 +1,14 @@
 //! How often each page was seen accessed, and what is hot.
 //!
-//! **The rule.** Each page remembers its last samples, one bit each: was it accessed since the sample before? A page is *hot* if it
-//! was accessed in at least [`Rule::least`] of the last [`Rule::of`] samples, *touched* if in any, and *cold* if it is mapped and
-//! not hot. homenode uses 2 of 4, and 4 of 8 by hand: half of them. SysMon-N says "hotness (i.e., access times within a sampling
-//! interval)" (section 1) and names no threshold.
+//! **The rule.** Each page remembers its last samples, one bit each: was it accessed since the
+//! sample before? A page is *hot* if it was accessed in at least [`Rule::least`] of the last
+//! [`Rule::of`] samples, *touched* if in any, and *cold* if it is mapped and not hot. homenode uses
+//! 2 of 4, and 4 of 8 by hand: half of them. SysMon-N says "hotness (i.e., access times within a
+//! sampling interval)" (section 1) and names no threshold.
 //!
-//! **Limits.** A bit says accessed, not how often: a page read once a second is as hot as one read a million times. A page that
-//! came into the page table since the last sample counts as accessed, as the kernel enters it with the bit set; one fault can
-//! enter 16 pages.
+//! **Limits.** A bit says accessed, not how often: a page read once a second is as hot as one read
+//! a million times. A page that came into the page table since the last sample counts as accessed,
+//! as the kernel enters it with the bit set; one fault can enter 16 pages.
 
 use std::collections::BTreeMap;
 
@@ -91,8 +92,9 @@ impl Heat {
         (self.entries, self.bytes, self.set_again, self.elsewhere, self.slots) = (0, 0, 0, 0, 0);
     }
 
-    /// A piece of the page table, of which only what is within the mapping counts. `cleared`: whether the bits were cleared at
-    /// the last sample; otherwise they say "ever", which is not added up.
+    /// A piece of the page table, of which only what is within the mapping counts. `cleared`:
+    /// whether the bits were cleared at the last sample; otherwise they say "ever", which is not
+    /// added up.
     pub fn see(&mut self, piece: Piece<'_>, within: (u64, u64), places: &Places, cleared: bool) {
         // A table that maps nothing here takes no room.
         if !piece.entries(within).any(|(_, entry)| entry.present()) {
@@ -171,8 +173,8 @@ impl Heat {
         self.elsewhere
     }
 
-    /// Adds up what is hot, cold and touched on each node. `within`: only bytes between these addresses count. With `ever`,
-    /// the bits were never cleared, and nothing counts as hot.
+    /// Adds up what is hot, cold and touched on each node. `within`: only bytes between these
+    /// addresses count. With `ever`, the bits were never cleared, and nothing counts as hot.
     pub fn add_to(&self, sums: &mut Sums, rule: Rule, within: (u64, u64), ever: bool) {
         for (address, bytes, node, history) in self.pages() {
             let bytes = (address + bytes).min(within.1).saturating_sub(address.max(within.0));
@@ -297,7 +299,8 @@ mod tests {
         assert_eq!(sums(&heat), [(0, 0, 1, 1), (1, 1, 0, 1)]);
     }
 
-    /// One page in each table takes the room of a whole table, and a table without pages takes none.
+    /// One page in each table takes the room of a whole table, and a table without pages takes
+    /// none.
     #[test]
     fn the_room_that_pages_take_is_counted_by_tables() {
         let mut heat = Heat::default();

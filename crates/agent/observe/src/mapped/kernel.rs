@@ -1,15 +1,17 @@
 //! The BPF programs of `bpf/hotness.bpf.c`: what a process maps, and the entries of its page table.
 //!
-//! **Problem.** No file of procfs shows the accessed bits of persistent memory, and `smaps`, which shows those of other mappings,
-//! counts per mapping and not per page.
+//! **Problem.** No file of procfs shows the accessed bits of persistent memory, and `smaps`, which
+//! shows those of other mappings, counts per mapping and not per page.
 //!
-//! **Approach.** A task iterator for one thread follows the page table with `bpf_probe_read_kernel` and copies 512 last-level
-//! entries at once to memory that we map. Page tables lie in the kernel's direct map of physical memory. Its base is found by
-//! a page of our own: the base is where that page's first word is. A walk to the same page then proves that the format of the
-//! page table is the one we know.
+//! **Approach.** A task iterator for one thread follows the page table with `bpf_probe_read_kernel`
+//! and copies 512 last-level entries at once to memory that we map. Page tables lie in the kernel's
+//! direct map of physical memory. Its base is found by a page of our own: the base is where that
+//! page's first word is. A walk to the same page then proves that the format of the page table is
+//! the one we know.
 //!
-//! **Limits.** x86-64 only. Page tables are read without a lock. One that is freed meanwhile may be something else when it is
-//! read, so callers must check the frames, and nothing is read beyond the memory there is. With memory encryption (SME, SEV) entries hold a bit more, and [`Kernel::open`]
+//! **Limits.** x86-64 only. Page tables are read without a lock. One that is freed meanwhile may be
+//! something else when it is read, so callers must check the frames, and nothing is read beyond the
+//! memory there is. With memory encryption (SME, SEV) entries hold a bit more, and [`Kernel::open`]
 //! refuses.
 
 use std::io::{self, Read};
@@ -88,8 +90,8 @@ const RECORD: usize = 40;
 const TRIES: usize = 5;
 
 impl Kernel {
-    /// Loads the programs, finds the direct map and checks that walking works. Physical memory ends at `memory_end`: an entry that
-    /// points beyond it is of no page table.
+    /// Loads the programs, finds the direct map and checks that walking works. Physical memory ends
+    /// at `memory_end`: an entry that points beyond it is of no page table.
     ///
     /// # Errors
     ///
@@ -165,7 +167,8 @@ impl Kernel {
         Err(missing("the page table of this process", cause))
     }
 
-    /// The mappings of files that count, of at least so many bytes; not of files that it executes. `None`: the process has ended, or is another one.
+    /// The mappings of files that count, of at least so many bytes; not of files that it executes.
+    /// `None`: the process has ended, or is another one.
     pub fn mappings(
         &mut self,
         target: Target,
@@ -181,7 +184,8 @@ impl Kernel {
         Ok(found.map(|found| (found, mappings.collect())))
     }
 
-    /// Passes on the page tables for a range of addresses, in order. `None`: the process has ended, or is another one.
+    /// Passes on the page tables for a range of addresses, in order. `None`: the process has ended,
+    /// or is another one.
     pub fn walk(
         &mut self,
         target: Target,
@@ -280,7 +284,8 @@ fn pass(program: BorrowedFd<'_>, tid: u32) -> io::Result<std::fs::File> {
         iter_info_len: size_of::<libbpf_sys::bpf_iter_link_info>() as u32,
         ..Default::default()
     };
-    // SAFETY: the options and what they point to live until the call returns; the result is a descriptor of ours, or an error.
+    // SAFETY: the options and what they point to live until the call returns; the result is a
+    // descriptor of ours, or an error.
     let link = unsafe {
         let fd = libbpf_sys::bpf_link_create(program.as_raw_fd(), 0, libbpf_sys::BPF_TRACE_ITER, &raw const options);
         owned(fd)?

@@ -1,22 +1,27 @@
-//! Which pages of mapped files a process uses, and on which node they are (SysMon-N, NPC'20, section 2.1).
+//! Which pages of mapped files a process uses, and on which node they are (SysMon-N, NPC'20,
+//! section 2.1).
 //!
-//! **Problem.** Once a page of a file is mapped, the program reads it with loads that the kernel does not see. The processor notes
-//! them: it sets a bit in the page table. SysMon-N reads these bits in a kernel module.
+//! **Problem.** Once a page of a file is mapped, the program reads it with loads that the kernel
+//! does not see. The processor notes them: it sets a bit in the page table. SysMon-N reads these
+//! bits in a kernel module.
 //!
-//! **Approach.** BPF programs read the page table ([`kernel`]), the frame gives the node ([`places`]), and writing to the process's
-//! `clear_refs` clears the bits where the kernel can do that ([`rows`]). [`heat`] has the rule for what is hot. Only mappings of
-//! files of at least [`LEAST_BYTES`] are looked at, and not those that hold programs. [`Mapped`] samples the processes it is asked
-//! about one after the other, as often as a share of a CPU allows, and a share of each process's time: a program loses a third of a
-//! microsecond for each page whose bit the processor must set again.
+//! **Approach.** BPF programs read the page table ([`kernel`]), the frame gives the node
+//! ([`places`]), and writing to the process's `clear_refs` clears the bits where the kernel can do
+//! that ([`rows`]). [`heat`] has the rule for what is hot. Only mappings of files of at least
+//! [`LEAST_BYTES`] are looked at, and not those that hold programs. [`Mapped`] samples the
+//! processes it is asked about one after the other, as often as a share of a CPU allows, and a
+//! share of each process's time: a program loses a third of a microsecond for each page whose bit
+//! the processor must set again.
 //!
-//! **Where SysMon-N differs.** It looks at persistent memory only (section 2.1); here mapped files in the page cache count as well.
-//! It does not say how many accesses make a page hot; here it is 2 of the last 4 samples. It compares nodes within the module;
-//! here the policy does.
+//! **Where SysMon-N differs.** It looks at persistent memory only (section 2.1); here mapped files
+//! in the page cache count as well. It does not say how many accesses make a page hot; here it is 2
+//! of the last 4 samples. It compares nodes within the module; here the policy does.
 //!
-//! **Limits.** x86-64 only. Clearing the bits makes the kernel's reclaim take the pages for less used than they are. A page that
-//! stays in a processor's translation cache looks cold, and so does one whose bit something else has cleared: DAMON, or reclaim when
-//! memory is short. A private mapping's own copies of pages count as the file's. A process whose first thread
-//! has ended is not seen.
+//! **Limits.** x86-64 only. Clearing the bits makes the kernel's reclaim take the pages for less
+//! used than they are. A page that stays in a processor's translation cache looks cold, and so does
+//! one whose bit something else has cleared: DAMON, or reclaim when memory is short. A private
+//! mapping's own copies of pages count as the file's. A process whose first thread has ended is not
+//! seen.
 
 mod entry;
 mod heat;
@@ -45,12 +50,12 @@ use kernel::Kernel;
 use places::Places;
 use process::Process;
 
-/// Smaller mappings are not looked at: N-Policy ignores processes that touch less than 4 MiB, and a process has hundreds of small
-/// mappings (its libraries).
+/// Smaller mappings are not looked at: N-Policy ignores processes that touch less than 4 MiB, and a
+/// process has hundreds of small mappings (its libraries).
 pub const LEAST_BYTES: u64 = 1 << 20;
 
-/// The rule for windows: accessed in half of the last four samples. In windows of a second, N-Policy's epoch of 10 s has room for
-/// twice as many.
+/// The rule for windows: accessed in half of the last four samples. In windows of a second,
+/// N-Policy's epoch of 10 s has room for twice as many.
 pub const RULE: Rule = Rule { least: 2, of: 4 };
 
 /// Part of the daemon's budget that sampling may take: of 3 % of a CPU, 1 %.
@@ -62,7 +67,8 @@ const LOST: f64 = 0.01;
 /// Seconds for which an unused share is kept: N-Policy's epoch.
 const KEPT_S: f64 = 10.0;
 
-/// Most processes that are remembered, and most pages of all of them together: 16 MiB. What has no room is said in a note.
+/// Most processes that are remembered, and most pages of all of them together: 16 MiB. What has no
+/// room is said in a note.
 const PROCESSES_MOST: usize = 64;
 const SLOTS_MOST: u64 = 2 * process::SLOTS_MOST;
 const _: () = assert!(SLOTS_MOST * heat::SLOT_BYTES == 16 << 20);
@@ -118,9 +124,9 @@ impl Mapped {
         })
     }
 
-    /// Samples these processes, those first that have waited longest, until the budget is used up. Forgets all others. Returns
-    /// the latest figures of each, whether sampled now or before, and what they do not show. `budget`: what the daemon may use, as
-    /// a share of one CPU.
+    /// Samples these processes, those first that have waited longest, until the budget is used up.
+    /// Forgets all others. Returns the latest figures of each, whether sampled now or before, and
+    /// what they do not show. `budget`: what the daemon may use, as a share of one CPU.
     pub fn sample(&mut self, pids: &[u32], budget: f64) -> Result<(Vec<MappedProcess>, Vec<String>), ObserveError> {
         let now = Instant::now();
         let share = budget * SHARE;
@@ -158,7 +164,8 @@ impl Mapped {
         Ok((all, notes))
     }
 
-    /// Samples one process now, whatever the budget. Returns what it cost, or `None` if there is no such process (any more).
+    /// Samples one process now, whatever the budget. Returns what it cost, or `None` if there is no
+    /// such process (any more).
     pub fn sample_one(&mut self, pid: u32) -> Result<Option<SampleCost>, ObserveError> {
         let begun = cpu_s();
         let others: u64 = self.processes.iter().filter(|(other, _)| **other != pid).map(|(_, one)| one.slots()).sum();

@@ -1,12 +1,14 @@
 //! The node of a physical page.
 //!
-//! **Problem.** A page table names frames. SysMon-N takes their nodes from the firmware's SRAT table (section 2.1).
+//! **Problem.** A page table names frames. SysMon-N takes their nodes from the firmware's SRAT
+//! table (section 2.1).
 //!
-//! **Approach.** The kernel's zones (`/proc/zoneinfo`) have the ranges of ordinary memory by node, and `topology`'s regions those of
-//! persistent memory, which the kernel gives a node of its own only where it is onlined as memory.
+//! **Approach.** The kernel's zones (`/proc/zoneinfo`) have the ranges of ordinary memory by node,
+//! and `topology`'s regions those of persistent memory, which the kernel gives a node of its own
+//! only where it is onlined as memory.
 //!
-//! **Limits.** Ranges are read once: memory that is plugged in later has no place. Where zones of two nodes overlap (interleaved
-//! memory of old machines) the one that begins later wins.
+//! **Limits.** Ranges are read once: memory that is plugged in later has no place. Where zones of
+//! two nodes overlap (interleaved memory of old machines) the one that begins later wins.
 
 use std::path::Path;
 
@@ -46,7 +48,8 @@ impl Places {
                 ranges.push(Range { first: start / FRAME, end, node, region: true });
             }
         }
-        // Of ranges that begin together, a region comes last and wins: its zone is as wide as its memory section.
+        // Of ranges that begin together, a region comes last and wins: its zone is as wide as its
+        // memory section.
         ranges.sort_by_key(|r| (r.first, r.region));
         Self { ranges }
     }

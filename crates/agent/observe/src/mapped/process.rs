@@ -16,20 +16,20 @@ use super::places::Places;
 use super::rows::{self, Facts, Row};
 use crate::types::ObserveError;
 
-/// Longest walk of one sample, within a stride; the next one begins with the mappings that it did not reach. A walk takes 1.5 ms for
-/// each GiB of 4 KiB pages, so this is 60 GiB.
+/// Longest walk of one sample, within a stride; the next one begins with the mappings that it did
+/// not reach. A walk takes 1.5 ms for each GiB of 4 KiB pages, so this is 60 GiB.
 const WALK_LONGEST: Duration = Duration::from_millis(100);
 
 /// Addresses walked between two looks at the clock.
 const STRIDE: u64 = 1 << 30;
 
-/// Most pages for which there is room for one process: 16 GiB of 4 KiB pages, in 8 MiB of memory. A table of 512 entries takes the
-/// room of all, also where only one of them maps memory.
+/// Most pages for which there is room for one process: 16 GiB of 4 KiB pages, in 8 MiB of memory. A
+/// table of 512 entries takes the room of all, also where only one of them maps memory.
 pub const SLOTS_MOST: u64 = 4 << 20;
 
-/// Seconds that a program loses for each page that it accesses after its bit was cleared: the processor walks the page table and
-/// sets the bit with a locked store. 330 to 370 ns measured for random 4 KiB pages (AMD EPYC in a virtual machine); without
-/// nested page tables it is less.
+/// Seconds that a program loses for each page that it accesses after its bit was cleared: the
+/// processor walks the page table and sets the bit with a locked store. 330 to 370 ns measured for
+/// random 4 KiB pages (AMD EPYC in a virtual machine); without nested page tables it is less.
 const SET_AGAIN_S: f64 = 350e-9;
 
 /// Identity of a mapping from sample to sample: its start, device and inode.
@@ -83,7 +83,8 @@ pub struct Process {
     directory: PathBuf,
     /// When it was last sampled.
     pub sampled: Option<Instant>,
-    /// Seconds that the last sample has cost the process: its processors have set so many bits again since the sample before.
+    /// Seconds that the last sample has cost the process: its processors have set so many bits
+    /// again since the sample before.
     pub lost_s: f64,
     /// Its bytes by node, as of the last sample.
     pub mapped: Vec<MappedMemory>,
@@ -187,7 +188,8 @@ impl Process {
         let begun = Instant::now();
         let mut before = std::mem::take(&mut self.regions);
         (self.beyond, self.entries, self.slots) = (0, 0, 0);
-        // From where the last walk stopped, so that each mapping has its turn on a slow machine, too.
+        // From where the last walk stopped, so that each mapping has its turn on a slow machine,
+        // too.
         let turn = mappings.iter().position(|mapping| mapping.start >= self.next).unwrap_or(0);
         mappings.rotate_left(turn);
         self.next = 0;
@@ -222,8 +224,9 @@ impl Process {
         }
         let again: u64 = self.regions().map(|region| region.heat.set_again()).sum();
         self.clear(clears_dax);
-        // Not the time of clearing: loads go on meanwhile, and it is in our own budget. On a busy virtual machine it is mostly the wait
-        // for processors that do not run, and a long wait would put off the next sample by a hundred times as much.
+        // Not the time of clearing: loads go on meanwhile, and it is in our own budget. On a busy
+        // virtual machine it is mostly the wait for processors that do not run, and a long wait
+        // would put off the next sample by a hundred times as much.
         self.lost_s = again as f64 * SET_AGAIN_S;
         let mut sums = Sums::default();
         self.regions().for_each(|region| region.add_to(&mut sums, rule));
@@ -269,8 +272,9 @@ impl Process {
         begun.elapsed() > WALK_LONGEST || self.slots >= self.room
     }
 
-    /// Clears the bits of all mappings of files, where that can be done for any that counts. It takes the lock of the process's memory:
-    /// a process that holds this for long is not waited for.
+    /// Clears the bits of all mappings of files, where that can be done for any that counts. It
+    /// takes the lock of the process's memory: a process that holds this for long is not waited
+    /// for.
     fn clear(&mut self, clears_dax: bool) {
         let mut facts = Facts { clears_dax, refused: None, entries: self.entries };
         match &self.clear_refs {
@@ -311,7 +315,8 @@ impl Process {
     }
 }
 
-/// Opens a process's `clear_refs`. The open file stays with this process, whichever process gets its id later.
+/// Opens a process's `clear_refs`. The open file stays with this process, whichever process gets
+/// its id later.
 fn clear_refs(pid: u32, directory: &Path) -> Result<Arc<File>, io::Error> {
     let path = directory.join("clear_refs");
     patient::ask(pid, MEMORY, move || OpenOptions::new().write(true).open(path)).map(Arc::new)
@@ -324,8 +329,9 @@ fn cause(error: &io::Error) -> String {
     }
 }
 
-/// Entries of the page table for mappings of files: those seen, and one for each other page of a file in `/proc/PID/statm` (its third
-/// number). `cached`: bytes that the entries seen map and that the kernel counts there; it does not count persistent memory.
+/// Entries of the page table for mappings of files: those seen, and one for each other page of a
+/// file in `/proc/PID/statm` (its third number). `cached`: bytes that the entries seen map and that
+/// the kernel counts there; it does not count persistent memory.
 fn entries(seen: u64, statm: &str, cached: u64) -> u64 {
     let shared: u64 = statm.split_whitespace().nth(2).and_then(|pages| pages.parse().ok()).unwrap_or(0);
     seen + shared.saturating_sub(cached / rustix::param::page_size() as u64)

@@ -1,7 +1,8 @@
 //! How the accessed bits of a mapping can be used on this kernel.
 //!
-//! **Problem.** A bit that is never cleared says "accessed since it was mapped", which tells hot pages from touched ones no more.
-//! The kernel clears the bits of a process for whoever writes to its `clear_refs`, but not all of them.
+//! **Problem.** A bit that is never cleared says "accessed since it was mapped", which tells hot
+//! pages from touched ones no more. The kernel clears the bits of a process for whoever writes to
+//! its `clear_refs`, but not all of them.
 //!
 //! **Approach.** A pure table, from facts: the first row that applies.
 //!
@@ -13,8 +14,9 @@
 //! | any, so large that clearing would stall the process | never cleared |
 //! | any, where `clear_refs` may not be written | never cleared |
 //!
-//! **Limits.** Nothing flushes the processors' caches of translations (TLB) when bits are cleared. A page that stays in one looks
-//! cold until it is evicted: a working set of up to some 8 MiB of 4 KiB pages, or a few GiB of 2 MiB pages.
+//! **Limits.** Nothing flushes the processors' caches of translations (TLB) when bits are cleared.
+//! A page that stays in one looks cold until it is evicted: a working set of up to some 8 MiB of 4
+//! KiB pages, or a few GiB of 2 MiB pages.
 
 /// Ways to clear the bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +38,9 @@ pub enum Row {
     Ever(String),
 }
 
-/// Most entries that are cleared at once. While the kernel clears them, the process cannot map or unmap memory, and threads that
-/// fault may wait. It takes 12 to 22 ms for each GiB of 4 KiB pages, which are 2^18 entries: at most 90 ms.
+/// Most entries that are cleared at once. While the kernel clears them, the process cannot map or
+/// unmap memory, and threads that fault may wait. It takes 12 to 22 ms for each GiB of 4 KiB pages,
+/// which are 2^18 entries: at most 90 ms.
 const CLEAR_MOST: u64 = 1 << 20;
 
 /// The row of the table for a mapping.

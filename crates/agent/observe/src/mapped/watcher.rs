@@ -1,14 +1,17 @@
 //! [`Mapped`] in a thread of its own.
 //!
-//! **Problem.** A process can hold the lock of its memory for as long as it likes, for example in a fault that a FUSE server of its
-//! own does not answer. Whatever asks the kernel about that memory waits, and a window must not.
+//! **Problem.** A process can hold the lock of its memory for as long as it likes, for example in a
+//! fault that a FUSE server of its own does not answer. Whatever asks the kernel about that memory
+//! waits, and a window must not.
 //!
-//! **Approach.** A thread samples the processes named last, and keeps its results for whoever asks. What takes the lock of a process's
-//! memory it asks of a thread that may be left behind ([`linux::patient`]): the accessed bits of a process that does not answer are
-//! not cleared, and those of others are. It gives up all privileges but that of opening other users' `clear_refs`.
+//! **Approach.** A thread samples the processes named last, and keeps its results for whoever asks.
+//! What takes the lock of a process's memory it asks of a thread that may be left behind
+//! ([`linux::patient`]): the accessed bits of a process that does not answer are not cleared, and
+//! those of others are. It gives up all privileges but that of opening other users' `clear_refs`.
 //!
-//! **Limits.** A process that does not answer makes its sample late by less than half a second. Should the thread wait all the same,
-//! the figures are withheld after [`PATIENCE`], and a note names the reason.
+//! **Limits.** A process that does not answer makes its sample late by less than half a second.
+//! Should the thread wait all the same, the figures are withheld after [`PATIENCE`], and a note
+//! names the reason.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +28,8 @@ use topology::Topology;
 use super::{Mapped, MappedProcess};
 use crate::types::ObserveError;
 
-/// A sample takes tenths of a second at most. Figures that are older than this, N-Policy's epoch, are out of date.
+/// A sample takes tenths of a second at most. Figures that are older than this, N-Policy's epoch,
+/// are out of date.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Results of the thread.
@@ -44,7 +48,8 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Starts the thread and waits until it can sample. `budget`: what the daemon may use, as a share of one CPU.
+    /// Starts the thread and waits until it can sample. `budget`: what the daemon may use, as a
+    /// share of one CPU.
     ///
     /// # Errors
     ///
@@ -90,8 +95,8 @@ impl Watcher {
         Ok(Self { ask, latest })
     }
 
-    /// Has these processes sampled, unless the thread has enough to do, and returns what it found last and what that does not
-    /// show. Does not wait.
+    /// Has these processes sampled, unless the thread has enough to do, and returns what it found
+    /// last and what that does not show. Does not wait.
     pub fn window(&self, pids: Vec<u32>) -> (Vec<MappedProcess>, Vec<String>) {
         let asked = self.ask.try_send(pids);
         let latest = lock(&self.latest);
@@ -110,8 +115,9 @@ impl Watcher {
     }
 }
 
-/// Processes whose mapped files are worth sampling: those with a thread that may be moved, and that used at least a hundredth of
-/// a CPU, because loads from memory take CPU time. The busiest come first.
+/// Processes whose mapped files are worth sampling: those with a thread that may be moved, and that
+/// used at least a hundredth of a CPU, because loads from memory take CPU time. The busiest come
+/// first.
 pub fn to_sample(threads: &[Thread], window_s: f64) -> Vec<u32> {
     let mut processes: BTreeMap<u32, (f64, bool)> = BTreeMap::new();
     for thread in threads {

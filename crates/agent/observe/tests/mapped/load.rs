@@ -1,6 +1,7 @@
 //! A program that maps a file, touches pages of it when told to, and counts what it touched.
 //!
-//! `mapped load FILE` maps the file and reads commands from stdin, one a line, and answers each with a line:
+//! `mapped load FILE` maps the file and reads commands from stdin, one a line, and answers each
+//! with a line:
 //!
 //! | command | answer |
 //! |---|---|
@@ -10,7 +11,8 @@
 //! | `sequential PHASE` | a phase: the eighth of the file that is next; `done` |
 //! | `truth` | for each node `NODE:HOT:TOUCHED:ALL` in pages, hot: touched in two of the last four phases |
 //!
-//! Nodes are those that move_pages(2) says. Persistent memory, of which it says nothing, is node -1.
+//! Nodes are those that move_pages(2) says. Persistent memory, of which it says nothing, is node
+//! -1.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -32,7 +34,8 @@ struct Load {
 pub fn run(path: &str) -> std::io::Result<()> {
     let file = File::options().read(true).write(true).open(path)?;
     let len = file.metadata()?.len() as usize;
-    // SAFETY: a new mapping at an address that the kernel chooses; it stays for the life of the process.
+    // SAFETY: a new mapping at an address that the kernel chooses; it stays for the life of the
+    // process.
     let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0) }?;
     let mut load = Load { base: base.cast(), pages: len / PAGE, history: vec![0; len / PAGE] };
     for line in std::io::stdin().lock().lines() {
@@ -97,7 +100,8 @@ impl Load {
     fn truth(&self) -> String {
         let addresses: Vec<_> = (0..self.pages).map(|page| self.base.wrapping_add(page * PAGE)).collect();
         let mut status = vec![-1i32; self.pages];
-        // SAFETY: both arrays have an element for each page and outlive the call; without nodes nothing moves.
+        // SAFETY: both arrays have an element for each page and outlive the call; without nodes
+        // nothing moves.
         let rc = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,
@@ -123,8 +127,9 @@ impl Load {
     }
 }
 
-/// Makes the processor forget this process's address translations, as a program with a large working set does by itself: the
-/// kernel flushes them all when it unmaps more than 33 pages (tlb_single_page_flush_ceiling).
+/// Makes the processor forget this process's address translations, as a program with a large
+/// working set does by itself: the kernel flushes them all when it unmaps more than 33 pages
+/// (tlb_single_page_flush_ceiling).
 fn forget_translations() -> std::io::Result<()> {
     const PAGES: usize = 64;
     // SAFETY: a new mapping at an address that the kernel chooses.

@@ -1,7 +1,8 @@
-//! Hotness of mapped files on the kernel that runs these tests, compared with what the program that maps them counted itself.
+//! Hotness of mapped files on the kernel that runs these tests, compared with what the program that
+//! maps them counted itself.
 //!
-//! Needs root and BTF; the test of persistent memory needs /mnt/pmem0 (see vm/run). What is missing is said. Files are below
-//! `$HOMENODE_TEST_DIR`, or cargo's target.
+//! Needs root and BTF; the test of persistent memory needs /mnt/pmem0 (see vm/run). What is missing
+//! is said. Files are below `$HOMENODE_TEST_DIR`, or cargo's target.
 
 mod load;
 mod patterns;

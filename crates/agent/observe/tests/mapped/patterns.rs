@@ -59,7 +59,8 @@ fn cached(pattern: &str) -> Outcome {
     agree(&truth, &seen)
 }
 
-/// Each figure of each node is within a tenth, or a hundredth of the node's pages where it is small.
+/// Each figure of each node is within a tenth, or a hundredth of the node's pages where it is
+/// small.
 fn agree(truth: &BTreeMap<i32, Truth>, seen: &BTreeMap<i32, Truth>) -> Outcome {
     ensure!(truth.keys().eq(seen.keys()), "nodes {truth:?}, seen {seen:?}");
     for (node, truth) in truth {
@@ -109,7 +110,8 @@ fn sample(mapped: &mut Mapped, pid: u32) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Files on the persistent memory of each node: hot where the kernel clears the bits, else only touched.
+/// Files on the persistent memory of each node: hot where the kernel clears the bits, else only
+/// touched.
 fn persistent_memory() -> Outcome {
     if !Path::new("/mnt/pmem0").exists() {
         return Ok(Completion::ignored_with("there is no /mnt/pmem0"));
@@ -144,7 +146,8 @@ fn persistent_memory() -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// As the plane uses it: the figures come in a later window, name the process with its start, and end with it.
+/// As the plane uses it: the figures come in a later window, name the process with its start, and
+/// end with it.
 fn in_a_thread_of_its_own() -> Outcome {
     let directory = directory()?;
     let file = directory.path().join("data");
@@ -209,7 +212,8 @@ fn a_process_of_another_user() -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// A procfs with one process whose `clear_refs` waits for ever, as it does while something holds the lock of its memory.
+/// A procfs with one process whose `clear_refs` waits for ever, as it does while something holds
+/// the lock of its memory.
 fn one_that_does_not_answer() -> Outcome {
     let directory = directory()?;
     let file = directory.path().join("data");

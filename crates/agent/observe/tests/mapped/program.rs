@@ -80,7 +80,8 @@ pub fn directory() -> Result<tempfile::TempDir, Failed> {
     Ok(tempfile::Builder::new().prefix("mapped-").tempdir_in(base)?)
 }
 
-/// A file in the page cache, of equal parts on all nodes with CPUs: the kernel puts a page where its writer runs.
+/// A file in the page cache, of equal parts on all nodes with CPUs: the kernel puts a page where
+/// its writer runs.
 pub fn cached_file(path: &Path, bytes: u64) -> Result<(), Failed> {
     let machine = topology::sysfs::read(Path::new("/sys")).unwrap_or_else(|_| Topology::default());
     let nodes: Vec<_> = machine.nodes.iter().filter(|node| !node.cpus.is_empty()).collect();

@@ -1,21 +1,23 @@
-//! The changes of a seating that the [search](super::search) tries, in the order in which it tries them.
+//! The changes of a seating that the [search](super::search) tries, in the order in which it tries
+//! them.
 //!
-//! **Problem.** The search solves the network for each change, and 10,000 threads on 64 nodes have far
-//! more changes than it may solve.
+//! **Problem.** The search solves the network for each change, and 10,000 threads on 64 nodes have
+//! far more changes than it may solve.
 //!
-//! **Approach.** Threads come first, those that lose most to their place before the others; then whole
-//! processes, and shared data. On large machines, only the nodes nearest to a thread's data and the
-//! emptiest nodes are tried.
+//! **Approach.** Threads come first, those that lose most to their place before the others; then
+//! whole processes, and shared data. On large machines, only the nodes nearest to a thread's data
+//! and the emptiest nodes are tried.
 //!
-//! **Limits.** When the allowance ends, the changes at the end of the list have not been tried; the next
-//! window continues.
+//! **Limits.** When the allowance ends, the changes at the end of the list have not been tried; the
+//! next window continues.
 
 use smallvec::SmallVec;
 
 use super::search::Change;
 use super::seating::{Model, Scratch, Seat, Seating};
 
-/// Largest number of seats considered in one step: more than the allowance can solve on most machines.
+/// Largest number of seats considered in one step: more than the allowance can solve on most
+/// machines.
 const MOST_SEATS: usize = 512;
 /// Largest number of target nodes per team: half of them near its data, half of them empty.
 const MOST_TARGETS: usize = 8;

@@ -28,8 +28,8 @@ pub(super) fn main_node(shares: &Shares) -> Option<usize> {
     best.map(|b| b.0)
 }
 
-/// Beyond this many shared files, they are merged by process and node: the allowance of a decision solves
-/// some thousand changes, and each group has one for each node.
+/// Beyond this many shared files, they are merged by process and node: the allowance of a decision
+/// solves some thousand changes, and each group has one for each node.
 const MOST_GROUPS: usize = 64;
 
 /// Files that several threads use.

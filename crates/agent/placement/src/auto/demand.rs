@@ -4,14 +4,14 @@
 //! **Problem.** A window shows what threads did at their current placement. To predict another
 //! placement, the thread's own demand must be separated from the effect of its place.
 //!
-//! **Approach.** CPU time per byte includes memory and waiting at controllers, and time asleep includes
-//! waiting for a [lock](super::locks). [`fit`](super::seating::fit) subtracts what the model of the current
-//! placement explains; the rest is software and sleep. Threads whose accesses a server makes sleep while
-//! it does so: memory then explains sleep and takes no CPU of theirs. Where writes land is a fact that the plane states
-//! per file ([`Writes`]).
+//! **Approach.** CPU time per byte includes memory and waiting at controllers, and time asleep
+//! includes waiting for a [lock](super::locks). [`fit`](super::seating::fit) subtracts what the
+//! model of the current placement explains; the rest is software and sleep. Threads whose accesses
+//! a server makes sleep while it does so: memory then explains sleep and takes no CPU of theirs.
+//! Where writes land is a fact that the plane states per file ([`Writes`]).
 //!
-//! **Limits.** Where the plane does not say how long a thread waited for a CPU, it counts as asleep. Where no
-//! plane says where writes land, they land where they land now.
+//! **Limits.** Where the plane does not say how long a thread waited for a CPU, it counts as
+//! asleep. Where no plane says where writes land, they land where they land now.
 
 use memory_model::{Shares, add};
 use rustc_hash::FxHashMap;
@@ -25,8 +25,9 @@ use super::mapped::{Mapped, mapped_of};
 use crate::processes::{sane, starts};
 use crate::{Snapshot, Subject, Thread, Writes};
 
-/// Where the plane does not say so: a thread that uses less than this share of its memory time on a CPU does not make its accesses
-/// itself, but sleeps while a server makes them. Chosen, not derived: memory may be twice as fast as its data sheet.
+/// Where the plane does not say so: a thread that uses less than this share of its memory time on a
+/// CPU does not make its accesses itself, but sleeps while a server makes them. Chosen, not
+/// derived: memory may be twice as fast as its data sheet.
 const OWN_ACCESSES: f64 = 0.5;
 
 /// The demand of one thread. Fractions are of its file bytes, read and written.
@@ -57,8 +58,8 @@ pub(super) struct Demand {
     pub writes: f64,
     /// The nodes where these writes landed.
     pub wrote: Shares,
-    /// The share of its private data that the thread rewrites each second (new blocks land where its
-    /// writes land).
+    /// The share of its private data that the thread rewrites each second (new blocks land where
+    /// its writes land).
     pub renewed: f64,
     /// Another process makes its accesses: memory time passes asleep.
     pub served: bool,
@@ -308,8 +309,8 @@ impl Demands {
     }
 }
 
-/// Threads that count, by rising tid: threads with file I/O, of processes with at least `min_bytes` of it
-/// together. Many threads that wait for each other each do little.
+/// Threads that count, by rising tid: threads with file I/O, of processes with at least `min_bytes`
+/// of it together. Many threads that wait for each other each do little.
 pub(super) fn listed(
     hardware: &Hardware,
     snapshot: &Snapshot,

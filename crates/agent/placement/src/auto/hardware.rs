@@ -71,7 +71,8 @@ impl Hardware {
                 let read_bw = n.read_bw_max.or(load.and_then(|l| l.read_bw_max)).map_or(0.0, sane);
                 let write_bw = n.write_bw_max.or(load.and_then(|l| l.write_bw_max)).map_or(0.0, sane);
                 let work = |bw: f64| if bw > 0.0 { 1.0 / bw } else { 0.0 };
-                // Persistent memory writes at less than half its read bandwidth (NT II-B: a third), DRAM does not.
+                // Persistent memory writes at less than half its read bandwidth (NT II-B: a third),
+                // DRAM does not.
                 let nvm = write_bw > 0.0 && read_bw > 2.0 * write_bw;
                 let (read_s, write_s) =
                     if nvm { (settings.nvm_read_s, settings.nvm_write_s) } else { (settings.dram_s, settings.dram_s) };

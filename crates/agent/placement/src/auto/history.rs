@@ -1,19 +1,21 @@
-//! State across windows: which moves are under way or did not work, and how long the load has been the
-//! same.
+//! State across windows: which moves are under way or did not work, and how long the load has been
+//! the same.
 //!
-//! **Problem.** A slightly wrong model sees an improvement from A to B and another from B to A. Moves
-//! are requests: the engine or the plane may hold them back or refuse them, and copies take time.
+//! **Problem.** A slightly wrong model sees an improvement from A to B and another from B to A.
+//! Moves are requests: the engine or the plane may hold them back or refuse them, and copies take
+//! time.
 //!
-//! **Approach.** While moves of a plan are under way, as the snapshot's outcomes say, the policy decides
-//! nothing new. It requests again what a rail held back, and leaves alone for [`STUCK_S`] what was refused,
-//! has failed or did not pay. For one load, a process or a file moves once and a thread twice, plans are made only
-//! in the first [`PLANNING`] windows, and each must promise [`STRICTER`] times as much as the one before:
-//! moves end, whatever the model predicts. A changed load (other threads, other demands) starts afresh.
-//! Later, threads that something else has taken from the place they had then may return to it, and nothing
-//! else moves: threads that never had to move are not bound, and the kernel may move all of them at once.
+//! **Approach.** While moves of a plan are under way, as the snapshot's outcomes say, the policy
+//! decides nothing new. It requests again what a rail held back, and leaves alone for [`STUCK_S`]
+//! what was refused, has failed or did not pay. For one load, a process or a file moves once and a
+//! thread twice, plans are made only in the first [`PLANNING`] windows, and each must promise
+//! [`STRICTER`] times as much as the one before: moves end, whatever the model predicts. A changed
+//! load (other threads, other demands) starts afresh. Later, threads that something else has taken
+//! from the place they had then may return to it, and nothing else moves: threads that never had to
+//! move are not bound, and the kernel may move all of them at once.
 //!
-//! **Limits.** Whether a plan paid is not measured here: the engine compares the windows before and after
-//! it, and takes it back. Without outcomes, as in a single snapshot, moves count as made.
+//! **Limits.** Whether a plan paid is not measured here: the engine compares the windows before and
+//! after it, and takes it back. Without outcomes, as in a single snapshot, moves count as made.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
@@ -23,38 +25,42 @@ use super::recent::Recent;
 use crate::processes::sane;
 use crate::{Move, OutcomeState, Snapshot, Subject};
 
-/// Seconds after which a load that stays the same is examined again, and a subject whose move failed may
-/// be asked for again: as long as the engine's settled loads stay (`engine.settle.again_s`).
+/// Seconds after which a load that stays the same is examined again, and a subject whose move
+/// failed may be asked for again: as long as the engine's settled loads stay
+/// (`engine.settle.again_s`).
 const STUCK_S: f64 = 600.0;
-/// Windows after a plan's moves before the next plan. The engine's dwell time of 3 s is as long, for the
-/// same reason: the first window shows the move itself, and two show its effect.
+/// Windows after a plan's moves before the next plan. The engine's dwell time of 3 s is as long,
+/// for the same reason: the first window shows the move itself, and two show its effect.
 const AFTER_PLAN: u32 = 3;
-/// Largest number of moves of a thread for one load: at once, and later with data, which moves only after
-/// [`BEFORE_DATA`](super::BEFORE_DATA) windows.
+/// Largest number of moves of a thread for one load: at once, and later with data, which moves only
+/// after [`BEFORE_DATA`](super::BEFORE_DATA) windows.
 const MOST_MOVED: u32 = 2;
-/// Each further plan for the same load must promise this many times as much: with the least gain of 1 %,
-/// a seventh plan has to promise 64 %.
+/// Each further plan for the same load must promise this many times as much: with the least gain of
+/// 1 %, a seventh plan has to promise 64 %.
 const STRICTER: f64 = 2.0;
-/// Windows of a load in which plans are made. With [`AFTER_PLAN`], all moves end within the ten windows
-/// after which the engine takes a load for settled.
+/// Windows of a load in which plans are made. With [`AFTER_PLAN`], all moves end within the ten
+/// windows after which the engine takes a load for settled.
 const PLANNING: u32 = 7;
-/// Windows of a load in which held back moves are requested again: until the engine takes it for settled.
+/// Windows of a load in which held back moves are requested again: until the engine takes it for
+/// settled.
 const ASKING: u32 = 10;
 /// Number of windows that the first plan waits while throughput still changes by more than
 /// [`STEADY`]: the kernel spreads threads that start together first.
 const SETTLING: u32 = 4;
-/// The share for [`SETTLING`]: three times the least gain of a plan, which a smaller change hides less.
+/// The share for [`SETTLING`]: three times the least gain of a plan, which a smaller change hides
+/// less.
 const STEADY: f64 = 0.03;
 /// For this many seconds after its start, a thread is assumed to be on its way to where the kernel
 /// wants it: a few times the longest balancing interval of a large machine.
 const YOUNG_S: f64 = 3.0;
-/// A load has changed when this share of its threads has: fewer change too little of the throughput.
+/// A load has changed when this share of its threads has: fewer change too little of the
+/// throughput.
 const OTHERS: f64 = 0.2;
-/// A thread has changed when it does this many times as much or as little. No placement explains that:
-/// the largest effect of distance alone that the papers measured is 3.6 (NP Fig. 3).
+/// A thread has changed when it does this many times as much or as little. No placement explains
+/// that: the largest effect of distance alone that the papers measured is 3.6 (NP Fig. 3).
 const FACTOR: f64 = 4.0;
-/// Data is on a node when more than this share of the reads comes from it: a clear majority, so that
-/// halves and thirds that drift are no change.
+/// Data is on a node when more than this share of the reads comes from it: a clear majority, so
+/// that halves and thirds that drift are no change.
 const MAINLY: f64 = 0.7;
 
 /// The behaviour of a thread, as far as its place does not matter.
@@ -156,7 +162,8 @@ impl History {
         Turn::Decide { strictness: STRICTER.powi(self.plans) }
     }
 
-    /// Whether the load has been planned for, so that threads may only return to their [seats](Self::seat).
+    /// Whether the load has been planned for, so that threads may only return to their
+    /// [seats](Self::seat).
     pub fn planned_for(&self) -> bool {
         self.windows > PLANNING
     }
@@ -253,8 +260,8 @@ impl History {
         };
         let load: FxHashMap<u32, Doing> = demands.threads.iter().map(doing).collect();
         let present: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.tid).collect();
-        // The effects of the policy's own moves are no change of the load; neither is a thread that is
-        // still there but does so little that it is not listed.
+        // The effects of the policy's own moves are no change of the load; neither is a thread that
+        // is still there but does so little that it is not listed.
         let ours = !self.asked.is_empty() || self.waits > 0;
         let gone = self.load.keys().filter(|tid| !present.contains(tid)).count();
         let new = load.keys().filter(|tid| !self.present.contains(tid)).count();

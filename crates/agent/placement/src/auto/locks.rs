@@ -3,12 +3,12 @@
 //! **Problem.** Sleep includes waiting for a lock, and CPU time includes holding one. Both change
 //! with the place of the threads that take the lock in turns.
 //!
-//! **Approach.** Threads of one process that share data and sleep a good part of the time are assumed
-//! to wait for each other. The time that the lock is held follows from the time that they wait. Threads
-//! whose accesses a server makes sleep for that reason, and tell nothing of locks.
+//! **Approach.** Threads of one process that share data and sleep a good part of the time are
+//! assumed to wait for each other. The time that the lock is held follows from the time that they
+//! wait. Threads whose accesses a server makes sleep for that reason, and tell nothing of locks.
 //!
-//! **Limits.** A thread that sleeps for another reason, such as a disk, looks like one that waits for a
-//! lock.
+//! **Limits.** A thread that sleeps for another reason, such as a disk, looks like one that waits
+//! for a lock.
 
 use super::Settings;
 use super::demand::{Demands, Program};

@@ -6,24 +6,25 @@
 //! (thesis 9.1.4), memory without CPUs, and the choice between moving the data, the process or
 //! nothing.
 //!
-//! **Approach.** One cost model counts seconds over a horizon ([`Settings::horizon_s`]). From the mean of
-//! the last windows ([`recent`]) it derives each thread's demand apart from where it runs ([`demand`]) and merges
-//! similar threads ([`team`]). For any placement it predicts the throughput of all threads, with latency by
-//! distance, queues at controllers, shared CPUs and locks ([`seating`], [`memory_model::queues`],
-//! [`locks`]). A search looks for a better placement, net of the cost of its moves ([`search`], [`cost`]).
-//! The policy makes a plan that promises enough, and waits until its moves are made ([`history`]). Each
-//! move states what it saves ([`plan`]).
+//! **Approach.** One cost model counts seconds over a horizon ([`Settings::horizon_s`]). From the
+//! mean of the last windows ([`recent`]) it derives each thread's demand apart from where it runs
+//! ([`demand`]) and merges similar threads ([`team`]). For any placement it predicts the throughput
+//! of all threads, with latency by distance, queues at controllers, shared CPUs and locks
+//! ([`seating`], [`memory_model::queues`], [`locks`]). A search looks for a better placement, net
+//! of the cost of its moves ([`search`], [`cost`]). The policy makes a plan that promises enough,
+//! and waits until its moves are made ([`history`]). Each move states what it saves ([`plan`]).
 //!
-//! What the plane knows is in the snapshot and not inferred: where writes land, which files can move,
-//! and what became of each move. A file moves only if the plane says that it can. Whether a plan paid is
-//! judged by the engine, which takes it back if not.
+//! What the plane knows is in the snapshot and not inferred: where writes land, which files can
+//! move, and what became of each move. A file moves only if the plane says that it can. Whether a
+//! plan paid is judged by the engine, which takes it back if not.
 //!
-//! **Moves end.** Plans for a load are made in its first windows, and each must promise twice
-//! as much as the one before. Later, threads only return to where they were. What was refused or taken back
-//! is left alone for ten minutes.
+//! **Moves end.** Plans for a load are made in its first windows, and each must promise twice as
+//! much as the one before. Later, threads only return to where they were. What was refused or taken
+//! back is left alone for ten minutes.
 //!
 //! **Limits.** The model assumes that the load continues as it was. It infers locks from sleep.
-//! Memory constants come from the papers. Controller traffic of threads that are not listed is unknown.
+//! Memory constants come from the papers. Controller traffic of threads that are not listed is
+//! unknown.
 
 mod changes;
 mod cost;
@@ -52,8 +53,8 @@ use history::{History, Turn};
 use search::Change;
 use seating::{Model, Scratch};
 
-/// Windows of the same load before data may move: half of the ten in which a load settles. Threads move first,
-/// because that costs next to nothing and may be enough.
+/// Windows of the same load before data may move: half of the ten in which a load settles. Threads
+/// move first, because that costs next to nothing and may be enough.
 const BEFORE_DATA: u32 = 5;
 /// Largest number of staying threads that are listed.
 const MOST_DECLINED: usize = 1000;
@@ -75,7 +76,8 @@ impl Auto {
         self.scratch.spent()
     }
 
-    /// The machine, the demands, and how many listed threads are busy at a time, in a snapshot of this many windows.
+    /// The machine, the demands, and how many listed threads are busy at a time, in a snapshot of
+    /// this many windows.
     fn examine(&self, topology: &Topology, snapshot: &Snapshot, windows: u32) -> (Hardware, Demands, f64) {
         let mut hardware = Hardware::new(topology, snapshot, &self.settings);
         let mapped = mapped::mapped(&hardware, snapshot);
@@ -152,8 +154,8 @@ impl Policy for Auto {
     }
 }
 
-/// Whether a change may be tried: nothing that is held, was refused or has moved before, only files that the
-/// plane can move, and in a load that has been planned for, only returns.
+/// Whether a change may be tried: nothing that is held, was refused or has moved before, only files
+/// that the plane can move, and in a load that has been planned for, only returns.
 fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Change) -> bool {
     let file = |f: &usize| {
         let file = &snapshot.files[*f];
@@ -183,8 +185,8 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
     }
 }
 
-/// Subtracts the CPU time of unlisted threads from the machine. Returns how many listed threads are busy at a time: on a CPU,
-/// or while a server makes their accesses.
+/// Subtracts the CPU time of unlisted threads from the machine. Returns how many listed threads are
+/// busy at a time: on a CPU, or while a server makes their accesses.
 fn take_others(hardware: &mut Hardware, snapshot: &Snapshot, listed: &[usize]) -> f64 {
     let window_s = sane(snapshot.window_s).max(f64::MIN_POSITIVE);
     let (mut cpus, mut busy) = (vec![0.0; hardware.len()], 0.0);

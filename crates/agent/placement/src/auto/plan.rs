@@ -4,13 +4,13 @@
 //! **Problem.** A joint decision is right as a whole, but a person asks why this thread moves to
 //! that node.
 //!
-//! **Approach.** Each move states what the whole plan saves, in seconds of the horizon that the machine's
-//! threads save. The largest moves also state their own part: the model evaluates the same seating without
-//! them. The reason of a move is the first that applies: its threads get nearer to their data, or leave
-//! crowded CPUs, or else a crowded controller.
+//! **Approach.** Each move states what the whole plan saves, in seconds of the horizon that the
+//! machine's threads save. The largest moves also state their own part: the model evaluates the
+//! same seating without them. The reason of a move is the first that applies: its threads get
+//! nearer to their data, or leave crowded CPUs, or else a crowded controller.
 //!
-//! **Limits.** Parts are solved for the largest [`EXPLAINED`] moves. Smaller moves state the gain of the whole
-//! plan.
+//! **Limits.** Parts are solved for the largest [`EXPLAINED`] moves. Smaller moves state the gain
+//! of the whole plan.
 
 use std::cmp::Reverse;
 
@@ -31,8 +31,8 @@ const EXPLAINED: usize = 16;
 /// Number of cells that may be solved for this: about as much work as the allowance of the search.
 const EXPLAINED_CELLS: usize = 20_000;
 
-/// Of a file on several nodes, parts smaller than this share are not moved: each is a copy of its own, and
-/// the file system aligns data so that some bytes stay behind.
+/// Of a file on several nodes, parts smaller than this share are not moved: each is a copy of its
+/// own, and the file system aligns data so that some bytes stay behind.
 const CRUMBS: f64 = 0.02;
 
 /// Threads of one team that move together.

@@ -1,13 +1,16 @@
 //! The mean of the last windows, as one snapshot.
 //!
-//! **Problem.** A load like a database's varies by a fifth from one window to the next: compaction writes in one and not in
-//! another. A model that is fitted to one window takes what happened in it for what lasts.
+//! **Problem.** A load like a database's varies by a fifth from one window to the next: compaction
+//! writes in one and not in another. A model that is fitted to one window takes what happened in it
+//! for what lasts.
 //!
-//! **Approach.** [`Recent`] keeps the windows since threads or data were last moved, at most [`MOST`]. [`Recent::mean`] sums
-//! them up: the places and the facts are those of the last window, bytes and seconds those of all.
+//! **Approach.** [`Recent`] keeps the windows since threads or data were last moved, at most
+//! [`MOST`]. [`Recent::mean`] sums them up: the places and the facts are those of the last window,
+//! bytes and seconds those of all.
 //!
-//! **Limits.** A thread that the kernel moved between two windows counts where it is now. A thread without a use in the last window,
-//! whose process has one, counts as it was, but no plan moves it: it may have ended.
+//! **Limits.** A thread that the kernel moved between two windows counts where it is now. A thread
+//! without a use in the last window, whose process has one, counts as it was, but no plan moves it:
+//! it may have ended.
 
 use std::collections::VecDeque;
 
@@ -38,7 +41,8 @@ impl Recent {
         self.before.clear();
     }
 
-    /// All windows as one, whose length is the sum of theirs, and their number; `None` if there are not two.
+    /// All windows as one, whose length is the sum of theirs, and their number; `None` if there are
+    /// not two.
     pub fn mean(&self) -> Option<(Snapshot, u32)> {
         if self.before.len() < 2 {
             return None;

@@ -4,11 +4,12 @@
 //! all others. A greedy search thread by thread ends in crowds, and there are too many placements
 //! of 10,000 threads on 8 nodes to try all.
 //!
-//! **Approach.** The search starts from the current seating, and from all threads at home with their
-//! data. In each step, it solves the network for possible
-//! [changes](super::changes) in the order of their list. It takes the best of the first [`FEW`], or else
-//! the next one that is good. A change is one of: some threads of a team, with or without their data;
-//! data to its threads; a whole process, with or without its memory; shared data. The search ends when no change is worth its cost, or when the allowance is used up.
+//! **Approach.** The search starts from the current seating, and from all threads at home with
+//! their data. In each step, it solves the network for possible [changes](super::changes) in the
+//! order of their list. It takes the best of the first [`FEW`], or else the next one that is good.
+//! A change is one of: some threads of a team, with or without their data; data to its threads; a
+//! whole process, with or without its memory; shared data. The search ends when no change is worth
+//! its cost, or when the allowance is used up.
 //!
 //! **Limits.** The result is a local optimum of a model. With very many teams, the allowance ends
 //! the search early; the next window continues.
@@ -21,8 +22,8 @@ use super::seating::{Model, Scratch, Seat, Seating, Worth};
 /// Work allowed per decision, in visits of a solver pass (some nanoseconds each): a few tens of
 /// milliseconds.
 const ALLOWANCE: u64 = 2_000_000;
-/// Number of changes that are solved before the best one is taken; beyond, the first good one is taken.
-/// Chosen, not derived.
+/// Number of changes that are solved before the best one is taken; beyond, the first good one is
+/// taken. Chosen, not derived.
 const FEW: usize = 8;
 /// Number of search steps: one for each of a few hundred teams.
 const MOST_STEPS: usize = 400;

@@ -8,8 +8,9 @@
 //! [`Model::value`] turns it into a [`System`] of classes and solves it, which yields bytes/s of
 //! all threads.
 //!
-//! **Limits.** The model assumes that the load stays the same for the horizon. It does not foresee that data
-//! which is rewritten follows its writers, nor what sharers of data save in a common cache.
+//! **Limits.** The model assumes that the load stays the same for the horizon. It does not foresee
+//! that data which is rewritten follows its writers, nor what sharers of data save in a common
+//! cache.
 
 use memory_model::Shares;
 use memory_model::queues::{Class, Detail, Lock, Solver, System};
@@ -108,7 +109,8 @@ impl Scratch {
 /// How many times the model is fitted to the window it was made from. Chosen, not derived: a
 /// fixed number bounds the work.
 const FITTED: usize = 4;
-/// The least share of CPU time per byte that is software, so that no rate is infinite. Chosen, not derived.
+/// The least share of CPU time per byte that is software, so that no rate is infinite. Chosen, not
+/// derived.
 pub(super) const LEAST_SOFTWARE: f64 = 0.02;
 
 /// Makes the model of the current placement yield the observed rates. The unexplained time becomes
@@ -240,7 +242,8 @@ impl<'a> Model<'a> {
             memory_s += read * hardware.read_s(seat.node, node) + written * hardware.write_s(seat.node, node);
             hardware.flow(visits, seat.node, node, read, written);
         };
-        // The share of private data that is not rewritten by the end of the horizon: the lasting state counts.
+        // The share of private data that is not rewritten by the end of the horizon: the lasting
+        // state counts.
         let old = (-team.renewed * self.settings.horizon_s).exp();
         match seat.data {
             Some(node) => flow(node, old * team.private.iter().map(|p| p.1).sum::<f64>(), 0.0),

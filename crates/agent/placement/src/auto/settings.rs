@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Seconds that a placement is expected to stay useful: moves must pay back within them. Five of DF's
-    /// windows of 6 s. Chosen, not measured.
+    /// Seconds that a placement is expected to stay useful: moves must pay back within them. Five
+    /// of DF's windows of 6 s. Chosen, not measured.
     pub horizon_s: f64,
     /// Threads that read, wrote and touched fewer bytes than this in a window are ignored (as NT
     /// IV).
@@ -18,7 +18,8 @@ pub struct Settings {
     /// Factor of one hop (SLIT distance 21 instead of 10) on the latency of persistent-memory
     /// reads: +65.5 % (NT I).
     pub remote_read: f64,
-    /// The same for writes to persistent memory: performance −65.5 % (NT III-C1), 1 / (1 − 0.655); NP Fig. 3: 2.7 to 3.6.
+    /// The same for writes to persistent memory: performance −65.5 % (NT III-C1), 1 / (1 − 0.655);
+    /// NP Fig. 3: 2.7 to 3.6.
     pub remote_write: f64,
     /// The same for reads and writes of DRAM: 66.8 ns local, 108.8 ns remote (AT 4.1).
     pub remote_dram: f64,
@@ -28,8 +29,9 @@ pub struct Settings {
     /// The share of its peak read bandwidth that a controller of persistent memory sustains: 6 GB/s
     /// (NT slides, 3) of 6.8 (NT III-C1).
     pub nvm_sustained: f64,
-    /// Bandwidth of a node's port to the other nodes, bytes/s, both directions together: one UPI link of 10.4 GT/s. Firmware does not state it. A low value makes
-    /// threads go home too readily; a high value hides that a port is full.
+    /// Bandwidth of a node's port to the other nodes, bytes/s, both directions together: one UPI
+    /// link of 10.4 GT/s. Firmware does not state it. A low value makes threads go home too
+    /// readily; a high value hides that a port is full.
     pub link_bw: f64,
     /// Seconds per byte of one thread that reads persistent memory through a file system, local and
     /// alone. With this value, DF's TH_l (MTP, webserver) comes out if one module serves a request.
@@ -51,18 +53,19 @@ pub struct Settings {
     /// The cost of taking turns on a CPU, as a share of the work (NT Fig. 8: above 100 %
     /// utilisation, throughput falls; the figure does not give the share).
     pub time_slicing: f64,
-    /// Seconds of work that a moved thread loses to cold caches: filling 2 MB of private cache with 64-byte
-    /// lines at 66.8 ns (AT 4.1).
+    /// Seconds of work that a moved thread loses to cold caches: filling 2 MB of private cache with
+    /// 64-byte lines at 66.8 ns (AT 4.1).
     pub thread_move_s: f64,
     /// File copy speed, bytes/s: 16 KiB in 35 µs (NT III-C1).
     pub file_copy_bw: f64,
     /// Copy speed of a process's memory, bytes/s: DRAM, 2.8 times as fast (NT I). The process stops
     /// meanwhile.
     pub process_copy_bw: f64,
-    /// The least gain in throughput of a plan, as a share, net of the cost of its moves: less does not show in
-    /// the few windows that the engine compares.
+    /// The least gain in throughput of a plan, as a share, net of the cost of its moves: less does
+    /// not show in the few windows that the engine compares.
     pub min_gain: f64,
-    /// The least gain of a single move, as a share of the moved threads' throughput, for the same reason.
+    /// The least gain of a single move, as a share of the moved threads' throughput, for the same
+    /// reason.
     pub min_move_gain: f64,
 }
 

@@ -45,7 +45,8 @@ pub(super) struct Team {
     pub file_bytes: f64,
 }
 
-/// Number of steps in which fractions are compared. Chosen, not derived: finer steps make more teams.
+/// Number of steps in which fractions are compared. Chosen, not derived: finer steps make more
+/// teams.
 const STEPS: f64 = 16.0;
 /// Number of steps per factor of e in which times and rates are compared: 12 steps are 8 % each.
 const TIMES: f64 = 12.0;

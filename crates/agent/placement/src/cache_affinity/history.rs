@@ -17,8 +17,9 @@ const CHANGED: f64 = 0.25;
 /// 0.07, which is far from `CHANGED`. A reader that turns to another node shows at once.
 const NEWEST: f64 = 0.3;
 
-/// Most readings that are kept of a process, some 100 kB: a scanner reads 16,384 files in a window, and of the 60 windows that are
-/// remembered that was 100 MB. `arc-guarded` looks at files of 1 GiB and more, of which none reads a thousand at a time.
+/// Most readings that are kept of a process, some 100 kB: a scanner reads 16,384 files in a window,
+/// and of the 60 windows that are remembered that was 100 MB. `arc-guarded` looks at files of 1 GiB
+/// and more, of which none reads a thousand at a time.
 const FILES: usize = 1024;
 
 /// Share of a process's file bytes by the node they come from.
@@ -75,7 +76,8 @@ fn smoothed(old: &Profile, new: &Profile) -> Profile {
 }
 
 impl History {
-    /// Says when the process of this window started. The history of an earlier one with its id is forgotten.
+    /// Says when the process of this window started. The history of an earlier one with its id is
+    /// forgotten.
     pub fn of(&mut self, start: Option<u64>) {
         if other(self.start, start) {
             *self = Self::default();

@@ -8,7 +8,8 @@ use crate::numbers::{not_negative, positive};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// M: largest improvement, as a fraction of the run time (Fig. 5.2: 15 % for a 16 GB file, 10 % for 1 GB).
+    /// M: largest improvement, as a fraction of the run time (Fig. 5.2: 15 % for a 16 GB file, 10 %
+    /// for 1 GB).
     #[serde(deserialize_with = "positive")]
     pub max_improvement: f64,
     /// R: how fast process memory cancels the gain. The thesis expects I = 0 at P = F, so R = M,

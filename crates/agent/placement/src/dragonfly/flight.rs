@@ -38,7 +38,8 @@ pub(super) struct Moving {
     /// Bytes on the source at the time of the request, and now.
     pub asked: f64,
     pub left: f64,
-    /// An outcome said what became of it, so that bytes on the source, which may be old, do not count.
+    /// An outcome said what became of it, so that bytes on the source, which may be old, do not
+    /// count.
     pub told: bool,
 }
 

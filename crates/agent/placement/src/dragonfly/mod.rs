@@ -5,20 +5,20 @@
 //! remotely, through the very controller that is overloaded.
 //!
 //! **Approach.** Threads move by NThread's rules. In a window in which step 3 finds an overloaded
-//! node, no thread moves to that node, or away from it to relieve it. A controller that is read from
-//! afar is full at fewer bytes per second, so remote reads weigh TH_l / TH_r there. Instead, the files that
-//! remote threads read from it enter a request queue ([`queue`]). T_window is the paper's 6 s, or
-//! the first whole number of windows in which the best file pays back by Eq. 9 ([`mtp`]), from
-//! figures that migrations measure ([`estimate`], [`flight`]). When the queue has waited for
-//! T_window and the node is still overloaded, the queue is emptied: a load that lasted T_window is
-//! expected to last for another. The policy thus triggers itself, which the paper leaves to future
-//! work. Files move in the order of benefit per byte. A budget of bytes protects endurance, and
-//! only files that are read often enough move, which bounds write amplification. A file that has
-//! moved stays for a time that doubles with each move.
+//! node, no thread moves to that node, or away from it to relieve it. A controller that is read
+//! from afar is full at fewer bytes per second, so remote reads weigh TH_l / TH_r there. Instead,
+//! the files that remote threads read from it enter a request queue ([`queue`]). T_window is the
+//! paper's 6 s, or the first whole number of windows in which the best file pays back by Eq. 9
+//! ([`mtp`]), from figures that migrations measure ([`estimate`], [`flight`]). When the queue has
+//! waited for T_window and the node is still overloaded, the queue is emptied: a load that lasted
+//! T_window is expected to last for another. The policy thus triggers itself, which the paper
+//! leaves to future work. Files move in the order of benefit per byte. A budget of bytes protects
+//! endurance, and only files that are read often enough move, which bounds write amplification. A
+//! file that has moved stays for a time that doubles with each move.
 //!
-//! **Limits.** One migration runs at a time. Files of unknown size do not move, nor do files whose data the plane cannot move. The target needs
-//! enough memory and must not become the next overloaded node. CPU contention is handled by
-//! NThread's step 4; the paper leaves it out.
+//! **Limits.** One migration runs at a time. Files of unknown size do not move, nor do files whose
+//! data the plane cannot move. The target needs enough memory and must not become the next
+//! overloaded node. CPU contention is handled by NThread's step 4; the paper leaves it out.
 
 mod estimate;
 mod flight;

@@ -47,7 +47,8 @@ pub(super) fn relief(machine: &Machine, loads: &Loads, node: usize) -> Relief {
     Relief { kind: Contention::Controller, node, load }
 }
 
-/// Moves threads away from `h` until it has no surplus over the average. With `keep_sharers`, threads that share a file stay.
+/// Moves threads away from `h` until it has no surplus over the average. With `keep_sharers`,
+/// threads that share a file stay.
 pub(super) fn relieve(
     machine: &Machine,
     snapshot: &Snapshot,

@@ -220,7 +220,8 @@ impl<'a> Files<'a> {
         Self(files.iter().map(|f| (f.file.as_str(), f)).collect())
     }
 
-    /// `shares 16384/2619 with 3 threads`, for the shared file that the thread read and wrote most of.
+    /// `shares 16384/2619 with 3 threads`, for the shared file that the thread read and wrote most
+    /// of.
     fn shared_by(&self, thread: &Thread) -> String {
         let bytes = |use_: &crate::FileUse| use_.read_bytes.total().saturating_add(use_.write_bytes.total());
         let shared = thread

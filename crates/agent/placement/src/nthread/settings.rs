@@ -1,5 +1,5 @@
-//! NThread's settings. The defaults are the paper's, except the value of `min_bytes`, which it does not
-//! state.
+//! NThread's settings. The defaults are the paper's, except the value of `min_bytes`, which it does
+//! not state.
 
 use serde::{Deserialize, Serialize};
 

@@ -61,8 +61,8 @@ impl Candidate {
     }
 }
 
-/// Files that are open more than once (III-D: an `i_count` above 1). Whoever has one open besides need not have touched it in this
-/// window.
+/// Files that are open more than once (III-D: an `i_count` above 1). Whoever has one open besides
+/// need not have touched it in this window.
 struct OpenTwice<'a> {
     files: FxHashSet<&'a str>,
     /// Fewer bytes of them do not count: a page of a library, which every process has open.
@@ -193,8 +193,8 @@ impl State {
     }
 }
 
-/// The node totals (measured at the controllers, or else counted), or the sums over the listed threads where those are larger (sampling, or a
-/// total that was not counted).
+/// The node totals (measured at the controllers, or else counted), or the sums over the listed
+/// threads where those are larger (sampling, or a total that was not counted).
 fn observed(machine: &Machine, snapshot: &Snapshot, mut loads: Loads) -> Loads {
     for load in &snapshot.nodes {
         let Some(node) = machine.index(load.id) else { continue };

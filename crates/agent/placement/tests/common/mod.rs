@@ -37,7 +37,8 @@ pub fn node(id: u32, cpus: u32) -> NodeLoad {
     }
 }
 
-/// A node with a memory controller of `write_bw_max` MB/s and three times that for reads: capacity `write_bw_max` (Eq. 1).
+/// A node with a memory controller of `write_bw_max` MB/s and three times that for reads: capacity
+/// `write_bw_max` (Eq. 1).
 pub fn node_with_bandwidth(id: u32, cpus: u32, write_bw_max: f64) -> NodeLoad {
     NodeLoad { read_bw_max: Some(3e6 * write_bw_max), write_bw_max: Some(1e6 * write_bw_max), ..node(id, cpus) }
 }

@@ -101,7 +101,8 @@ fn workloads(outcomes: &[Outcome]) -> String {
     crossed("workload", names, outcomes, of)
 }
 
-/// Average bytes read from and written to each node's memory, and load of its CPUs, in the measured part.
+/// Average bytes read from and written to each node's memory, and load of its CPUs, in the measured
+/// part.
 fn nodes(outcomes: &[Outcome]) -> String {
     let windows = outcomes.first().and_then(|o| o.windows.last());
     let names = windows.into_iter().flat_map(|w| w.nodes.iter().map(|n| format!("node {}", n.node))).collect();

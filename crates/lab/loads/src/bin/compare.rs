@@ -1,11 +1,15 @@
-//! `homenode-compare`: runs the same fio job under the kernel's default, AutoNUMA, numad and homenode.
+//! `homenode-compare`: runs the same fio job under the kernel's default, AutoNUMA, numad and
+//! homenode.
 //!
-//! **Problem.** There are other ways to place threads on a NUMA machine. Do they follow the page cache?
+//! **Problem.** There are other ways to place threads on a NUMA machine. Do they follow the page
+//! cache?
 //!
-//! **Approach.** One boot of one machine; the job is restarted for each way. The same observer measures the remote share of
-//! every window (`homenode run --dry-run`, or homenode itself in its own turn), and `/proc` shows where the threads are.
+//! **Approach.** One boot of one machine; the job is restarted for each way. The same observer
+//! measures the remote share of every window (`homenode run --dry-run`, or homenode itself in its
+//! own turn), and `/proc` shows where the threads are.
 //!
-//! **Limits.** It compares remote shares, not speed: in an emulated machine remote memory is as fast as local memory.
+//! **Limits.** It compares remote shares, not speed: in an emulated machine remote memory is as
+//! fast as local memory.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -78,7 +82,8 @@ struct Run {
     windows: Vec<Window>,
     /// Decisions: homenode's moves, numad's placements of the process.
     decisions: usize,
-    /// Share of samples of `/proc` that showed a reader away from its data, in the second half of the run.
+    /// Share of samples of `/proc` that showed a reader away from its data, in the second half of
+    /// the run.
     away: Option<f64>,
 }
 

@@ -15,8 +15,8 @@ use serde_json::json;
 
 /// Read cached files again and again, with one thread and a given share of a CPU for each FILE.
 ///
-/// Prints one JSON line when all threads run: the process id, and each thread's id and file. The readers of a file given
-/// twice share it.
+/// Prints one JSON line when all threads run: the process id, and each thread's id and file. The
+/// readers of a file given twice share it.
 #[derive(Parser)]
 struct Args {
     /// Duration in seconds
@@ -31,7 +31,8 @@ struct Args {
     /// Allocate and write so many MiB of memory before reading
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     memory: usize,
-    /// Begin, and allocate memory, on these CPUs (as in `0-3,8`); afterwards the threads may run on every CPU again
+    /// Begin, and allocate memory, on these CPUs (as in `0-3,8`); afterwards the threads may run on
+    /// every CPU again
     #[arg(long, value_name = "CPUS")]
     begin_on: Option<String>,
     /// Run, and allocate memory, on these CPUs only
@@ -113,7 +114,8 @@ fn fork(rate: u32, time: Duration) -> Result<()> {
             thread::sleep(Duration::from_millis(2));
             continue;
         }
-        // SAFETY: the child does nothing but end, which is safe after a fork of a process with one thread.
+        // SAFETY: the child does nothing but end, which is safe after a fork of a process with one
+        // thread.
         match unsafe { libc::fork() } {
             // SAFETY: ends the child without running anything of the parent's.
             0 => unsafe { libc::_exit(0) },

@@ -1,11 +1,14 @@
 //! A machine with the same nodes as another one, and other numbers in its model.
 //!
-//! **Problem.** A policy that shares its constants with the simulator knows simulated machines better than any real one.
+//! **Problem.** A policy that shares its constants with the simulator knows simulated machines
+//! better than any real one.
 //!
-//! **Approach.** Latencies, bandwidths, the crowding of writers, the interconnect and the constants that hold for the whole machine
-//! are each drawn evenly within a fraction of their value: once for all nodes with the same memory, so that identical nodes stay identical.
-//! Of a ratio that stands for an effect (a remote latency, say) the part above 1 is drawn. The topology, which is all that policies
-//! are told, stays as it is, and with it the bandwidths that an administrator took from a data sheet.
+//! **Approach.** Latencies, bandwidths, the crowding of writers, the interconnect and the constants
+//! that hold for the whole machine are each drawn evenly within a fraction of their value: once for
+//! all nodes with the same memory, so that identical nodes stay identical. Of a ratio that stands
+//! for an effect (a remote latency, say) the part above 1 is drawn. The topology, which is all that
+//! policies are told, stays as it is, and with it the bandwidths that an administrator took from a
+//! data sheet.
 //!
 //! **Limits.** Distances are those of the topology, and the model's equations are the same.
 

@@ -1,13 +1,15 @@
 //! The scenarios of the papers, as scenario files.
 //!
-//! **Problem.** Regret on random scenarios says nothing of the loads that the policies were published with.
+//! **Problem.** Regret on random scenarios says nothing of the loads that the policies were
+//! published with.
 //!
-//! **Approach.** The published machines (NThread V-A and V-F, Dragonfly Table I, N-Policy 3, thesis 5.1) with the published loads,
-//! on the file systems that each paper's own system runs on. The `nthread` settings of NThread's experiments are those with which its
-//! figures come out at all: with a margin of 200 MB/s no thread of Fig. 6 could have a target.
+//! **Approach.** The published machines (NThread V-A and V-F, Dragonfly Table I, N-Policy 3, thesis
+//! 5.1) with the published loads, on the file systems that each paper's own system runs on. The
+//! `nthread` settings of NThread's experiments are those with which its figures come out at all:
+//! with a margin of 200 MB/s no thread of Fig. 6 could have a target.
 //!
-//! **Limits.** The ablations that are about a setting (NThread Fig. 8 and 9, Dragonfly Fig. 6(c)) are left out: they compare no
-//! policies.
+//! **Limits.** The ablations that are about a setting (NThread Fig. 8 and 9, Dragonfly Fig. 6(c))
+//! are left out: they compare no policies.
 
 /// A scenario file of a paper: its name and its text.
 pub struct Experiment {
@@ -138,8 +140,8 @@ fn npolicy(all: &mut Vec<Experiment>) {
     }
 }
 
-/// Fig. 8.1, 8.5 and 8.6: one process of a given size reads one file once, from the other node. Run times count, so nothing is
-/// left out as warm-up.
+/// Fig. 8.1, 8.5 and 8.6: one process of a given size reads one file once, from the other node. Run
+/// times count, so nothing is left out as warm-up.
 fn thesis(all: &mut Vec<Experiment>) {
     let mut read = |point: String, file: u32, process: &str, size: &str| {
         let rest = format!("file_size = \"{file} GB\"\nread_size = \"{size}\"\nprocess_size = \"{process}\"");

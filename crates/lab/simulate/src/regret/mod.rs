@@ -96,7 +96,8 @@ pub struct Spread {
 pub struct ScenarioResult {
     /// Its name: `random K`, or paper, figure and point.
     pub scenario: String,
-    /// The policy with the highest throughput; of equals the first in the list of policies, which `none` heads.
+    /// The policy with the highest throughput; of equals the first in the list of policies, which
+    /// `none` heads.
     pub best: String,
     /// By policy.
     pub policies: BTreeMap<String, PolicyResult>,
@@ -146,8 +147,8 @@ pub struct Request {
     pub seed: u64,
     /// Whether the papers' scenarios are run as well.
     pub papers: bool,
-    /// Whether each scenario runs on a machine whose numbers are [drawn](crate::machine::Machine::drawn) within [`SPREAD`] of those
-    /// that `auto` knows.
+    /// Whether each scenario runs on a machine whose numbers are
+    /// [drawn](crate::machine::Machine::drawn) within [`SPREAD`] of those that `auto` knows.
     pub unknown: bool,
     /// Scenarios that run at a time; does not change the result.
     pub workers: usize,
@@ -200,7 +201,8 @@ pub fn regret(request: Request, done: &(dyn Fn(usize, usize) + Sync)) -> Result<
     Ok(sum_up(scenarios, seed, papers.len(), results))
 }
 
-/// This machine with other numbers. The scenarios themselves are drawn from other streams of the seed.
+/// This machine with other numbers. The scenarios themselves are drawn from other streams of the
+/// seed.
 fn unknown(machine: &Machine, seed: u64, scenario: u64) -> Machine {
     let mut rng = ChaCha12Rng::seed_from_u64(seed);
     rng.set_stream(u64::MAX - scenario);

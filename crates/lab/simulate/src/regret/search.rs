@@ -29,7 +29,8 @@ pub struct Optimum {
     pub placements: usize,
 }
 
-/// Finds the best fixed placement; none where there are more than [`MOST_PLACEMENTS`], or where programs end.
+/// Finds the best fixed placement; none where there are more than [`MOST_PLACEMENTS`], or where
+/// programs end.
 ///
 /// # Errors
 ///

@@ -249,7 +249,8 @@ pub(super) fn fig8_6(bench: &Bench<'_>) -> Result<Figure, RunError> {
     ];
     let latency = |read_size: f64, who: Who| {
         let scenario = scenario(&bench.constants, &SimpleRead { read_size, ..small(4.0 * GB) }, 1);
-        // The process moves in its first window, so the median is the latency of a window near the end.
+        // The process moves in its first window, so the median is the latency of a window near the
+        // end.
         let late = |o: &crate::run::Outcome| o.windows[o.windows.len() * 3 / 4].ops_per_s[0];
         bench.mean(&scenario, who, |o| 1.0 / late(o))
     };

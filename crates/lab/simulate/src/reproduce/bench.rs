@@ -34,14 +34,16 @@ pub(super) enum Who {
     CpuLimit(f64),
     /// Dragonfly with this T_window.
     Window(f64),
-    /// NThread as Dragonfly's paper describes it, "if the target node's iMC is overloaded, NThread stops migrating threads": a
-    /// Dragonfly that may not move a byte. (By its own paper, NThread sends threads that share files to their node all the same.)
+    /// NThread as Dragonfly's paper describes it, "if the target node's iMC is overloaded, NThread
+    /// stops migrating threads": a Dragonfly that may not move a byte. (By its own paper, NThread
+    /// sends threads that share files to their node all the same.)
     NoData,
 }
 
-/// Settings of NThread for the papers' experiments. Two differ from the paper, because its own statements exclude its numbers. With a
-/// margin of 200 MB/s no thread of Fig. 6 could have a target (100 threads share 6.8 GB/s), yet all of them move. With 90 % of four
-/// CPUs, four busy threads would not stay together, yet "NThread_cpu performs similar to NThread_rl".
+/// Settings of NThread for the papers' experiments. Two differ from the paper, because its own
+/// statements exclude its numbers. With a margin of 200 MB/s no thread of Fig. 6 could have a
+/// target (100 threads share 6.8 GB/s), yet all of them move. With 90 % of four CPUs, four busy
+/// threads would not stay together, yet "NThread_cpu performs similar to NThread_rl".
 pub(super) fn settings(c: &Constants) -> nthread::Settings {
     let least = nthread::Settings::default();
     nthread::Settings { locality_margin: c.margin, cpu_limit: c.cpu_limit, ..least }
@@ -84,8 +86,9 @@ impl<'a> Bench<'a> {
         Self { constants, ..self }
     }
 
-    /// The same bench on machines where nobody waits for anybody: no queues for memory, links, CPUs or locks, and no cache that
-    /// threads share. Only the constants are left: each operation takes the time that its thread's and its data's places imply.
+    /// The same bench on machines where nobody waits for anybody: no queues for memory, links, CPUs
+    /// or locks, and no cache that threads share. Only the constants are left: each operation takes
+    /// the time that its thread's and its data's places imply.
     pub(super) fn alone(&self) -> Self {
         Self { seeds: self.seeds.clone(), alone: true, constants: self.constants, say: self.say }
     }
@@ -142,7 +145,8 @@ fn alone(scenario: &Scenario) -> Scenario {
     scenario
 }
 
-/// The engine's rails, wide open. None of the papers' systems has any, and a dwell of 10 s would change a run of 60 s.
+/// The engine's rails, wide open. None of the papers' systems has any, and a dwell of 10 s would
+/// change a run of 60 s.
 fn rails() -> engine::Settings {
     let mut settings =
         engine::Settings { dwell_s: 0.0, cooldown_s: 0.0, moves_per_s: 1e6, burst: 1_000_000, ..Default::default() };
@@ -205,13 +209,15 @@ mod machines {
         }
     }
 
-    /// NThread V-A: two Xeon Gold 5215 (10 cores, two UPI links), one module of Optane each; some cores may be offline.
+    /// NThread V-A: two Xeon Gold 5215 (10 cores, two UPI links), one module of Optane each; some
+    /// cores may be offline.
     pub fn nthread(c: &Constants, cpus: u32) -> Machine {
         let machine = Machine::uniform(c, (2, cpus, 128_000_000_000), Memory::optane(c, 1), 2.0 * c.upi_link_bw);
         build(machine, c.optane_read_peak, c.optane_write_peak)
     }
 
-    /// NThread V-F: four of them with DRAM in place of Optane. With two links each they form a ring.
+    /// NThread V-F: four of them with DRAM in place of Optane. With two links each they form a
+    /// ring.
     pub fn nthread_four(c: &Constants) -> Machine {
         let ring = |a: u32, b: u32| [10, 21, 31, 21][((4 + b - a) % 4) as usize];
         let (read, write) = (c.four_read_bw, c.four_write_bw);
@@ -231,7 +237,8 @@ mod machines {
         build(machine, 4.0 * c.optane_read_peak, 4.0 * c.optane_write_peak)
     }
 
-    /// Thesis 5.1: two Xeon X5570 (8 processors), 24 GB of DDR3 each; bandwidths as its author measured them (4.1).
+    /// Thesis 5.1: two Xeon X5570 (8 processors), 24 GB of DDR3 each; bandwidths as its author
+    /// measured them (4.1).
     pub fn thesis(c: &Constants) -> Machine {
         let memory = Memory::dram(c, c.thesis_bw, c.thesis_bw);
         build(Machine::uniform(c, (2, 8, 24_000_000_000), memory, c.thesis_port_bw), c.thesis_bw, c.thesis_bw)

@@ -1,6 +1,7 @@
 //! A white page to draw on, as a PNG, and what all drawings share.
 //!
-//! **Problem.** A plot is drawn on machines without fonts and without a screen, and the same figures must give the same bytes.
+//! **Problem.** A plot is drawn on machines without fonts and without a screen, and the same
+//! figures must give the same bytes.
 //!
 //! **Approach.** plotters on a buffer, with DejaVu Sans built in.
 

@@ -1,7 +1,8 @@
 //! Causes of misses, where they are known.
 //!
-//! **Approach.** A table, by figure and by series or ordering. Each cause has a tag and a sentence. A miss that is not in the table
-//! is unknown, and the report says so. A test looks for entries that no miss needs any more.
+//! **Approach.** A table, by figure and by series or ordering. Each cause has a tag and a sentence.
+//! A miss that is not in the table is unknown, and the report says so. A test looks for entries
+//! that no miss needs any more.
 //!
 //! **Limits.** Causes are argued: nobody here has the papers' machines.
 
@@ -36,7 +37,8 @@ impl Tag {
 pub(super) struct Cause {
     pub tag: Tag,
     pub why: &'static str,
-    /// Misses that it explains: paper, figure, series (or `ordering`; empty: every one), beginning of the point or the statement.
+    /// Misses that it explains: paper, figure, series (or `ordering`; empty: every one), beginning
+    /// of the point or the statement.
     of: &'static [(Paper, &'static str, &'static str, &'static str)],
 }
 

@@ -21,8 +21,9 @@ struct Row<'a> {
     verdict: &'static str,
 }
 
-/// The numbers as CSV, with a header. `paper_value`, `constants_alone` and `verdict` are empty where the paper gives only a picture;
-/// `low` and `high`, the range over the seeds, where there is only one seed.
+/// The numbers as CSV, with a header. `paper_value`, `constants_alone` and `verdict` are empty
+/// where the paper gives only a picture; `low` and `high`, the range over the seeds, where there is
+/// only one seed.
 ///
 /// # Errors
 ///
@@ -54,7 +55,8 @@ pub fn csv(figures: &[Figure]) -> Result<Vec<u8>, ::csv::Error> {
     writer.into_inner().map_err(|e| e.into_error().into())
 }
 
-/// A number with six significant digits: more than the model deserves, few enough to compare by eye.
+/// A number with six significant digits: more than the model deserves, few enough to compare by
+/// eye.
 fn digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{}", value + 0.0);

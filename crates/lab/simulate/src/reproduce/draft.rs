@@ -48,8 +48,8 @@ impl Draft {
         self.check(statement, a > (1.0 + MARGIN) * b, format!("{:.2} ×", a / b));
     }
 
-    /// Adds that `a` is similar to `b`. If the two are the same to the last bit, nothing differed between the runs, and the
-    /// ordering shows nothing.
+    /// Adds that `a` is similar to `b`. If the two are the same to the last bit, nothing differed
+    /// between the runs, and the ordering shows nothing.
     pub fn similar(&mut self, statement: impl Into<String>, a: f64, b: f64) {
         self.check(statement, (a / b - 1.0).abs() <= MARGIN, format!("{:.2} ×", a / b));
         if let Some(check) = self.figure.checks.last_mut().filter(|_| a == b) {
@@ -62,8 +62,9 @@ impl Draft {
         self.check(statement, a > b + POINTS, format!("{a:.1} % and {b:.1} %"));
     }
 
-    /// The order of those that `who` is compared with, as it follows from the stated ratios. Neighbours within the margin have
-    /// none. An ordering can say no more than the two ratios it follows from.
+    /// The order of those that `who` is compared with, as it follows from the stated ratios.
+    /// Neighbours within the margin have none. An ordering can say no more than the two ratios it
+    /// follows from.
     pub fn ranking(&mut self, who: &str, others: &[&str], point: &str) {
         let ratio = |other: &&str| {
             let of = self.figure.point(&format!("{who} / {other}"), point)?;

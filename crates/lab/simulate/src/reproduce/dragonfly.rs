@@ -21,8 +21,8 @@ const WEBSERVER: Rows = DRAGONFLY[0];
 /// One application of a row, with its files on node 0.
 fn application(c: &Constants, name: &str, load: &Rows, heavy: bool, start: Start) -> Launch {
     let p = if heavy { load.heavy } else { load.light };
-    // Vanilla NOVA in this paper writes on the writer's node: "local writes and reads are performed dependent on the location of
-    // the thread" is said of all three.
+    // Vanilla NOVA in this paper writes on the writer's node: "local writes and reads are performed
+    // dependent on the location of the thread" is said of all three.
     launch(filebench(c, name, FileSystem::Homenode, 0, Place::Node(0), &p), start)
 }
 
@@ -35,7 +35,8 @@ fn scenario(c: &Constants, load: &Rows, heavy: bool, seconds: f64) -> Scenario {
     experiment(dragonfly_machine(c), launches, seconds)
 }
 
-/// The same with each application's files on its own node from the beginning: an upper bound for moving them.
+/// The same with each application's files on its own node from the beginning: an upper bound for
+/// moving them.
 fn settled(c: &Constants, load: &Rows, heavy: bool, seconds: f64) -> Scenario {
     let mut scenario = scenario(c, load, heavy, seconds);
     for launch in &mut scenario.launches {
@@ -49,7 +50,8 @@ fn kops(outcome: &Outcome) -> f64 {
     outcome.ops_per_s() / 1e3
 }
 
-/// II-B: two light webservers with their files on node 0, one on each node; three more that overload node 0's controller.
+/// II-B: two light webservers with their files on node 0, one on each node; three more that
+/// overload node 0's controller.
 pub(super) fn fig2(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let c = &bench.constants;
     let run = |more: Option<usize>| -> Result<[f64; 2], RunError> {
@@ -183,7 +185,8 @@ pub(super) fn fig6a(bench: &Bench<'_>) -> Result<Figure, RunError> {
     Ok(normalised(d, &bars, "baseline"))
 }
 
-/// All values, and bars relative to one series: the personalities count operations of very different size.
+/// All values, and bars relative to one series: the personalities count operations of very
+/// different size.
 fn normalised(mut d: Draft, bars: &Bars, to: &str) -> Figure {
     bars.all(&mut d, "kIOPS");
     d.plot(bars.relative_to(to).plot("throughput, baseline = 1"))

@@ -1,10 +1,12 @@
 //! Scores effects, not ratios.
 //!
-//! **Problem.** A ratio near 1 meets any generous band: a model in which nothing has an effect "reproduces" a gain of 10 %.
+//! **Problem.** A ratio near 1 meets any generous band: a model in which nothing has an effect
+//! "reproduces" a gain of 10 %.
 //!
-//! **Approach.** The effect of a ratio is its distance from 1, with its sign; the effect of a share is the share itself; both are
-//! counted in points. A stated effect is met within [`BAND`] of it, or within [`POINTS`] where it is small. A stated amount that is
-//! compared with nothing (seconds, GB/s) has no effect; it is a *level* and met within the same fraction of itself.
+//! **Approach.** The effect of a ratio is its distance from 1, with its sign; the effect of a share
+//! is the share itself; both are counted in points. A stated effect is met within [`BAND`] of it,
+//! or within [`POINTS`] where it is small. A stated amount that is compared with nothing (seconds,
+//! GB/s) has no effect; it is a *level* and met within the same fraction of itself.
 //!
 //! **Limits.** The band is a convention. The papers print no errors of measurement.
 
@@ -122,7 +124,8 @@ pub(super) struct Count {
 }
 
 impl Count {
-    /// Adds a stated number. `met`, `null` and `alone`: whether homenode, the null model and the constants alone meet it.
+    /// Adds a stated number. `met`, `null` and `alone`: whether homenode, the null model and the
+    /// constants alone meet it.
     pub fn add(&mut self, effect: Option<Effect>, met: bool, null: bool, alone: bool) {
         let t = &mut self.tally;
         let Some(effect) = effect else {
@@ -182,7 +185,8 @@ mod tests {
     #[test]
     fn errors_are_geometric_means_of_ratios() {
         let mut count = Count::default();
-        // Half and twice as much: both are a factor of two away, and no effect is a factor of two and of four away.
+        // Half and twice as much: both are a factor of two away, and no effect is a factor of two
+        // and of four away.
         for (paper, homenode) in [(2.0, 1.0), (4.0, 8.0)] {
             count.add(Some(Effect { paper, homenode, alone: None }), false, false, false);
         }

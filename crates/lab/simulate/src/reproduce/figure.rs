@@ -48,7 +48,8 @@ pub struct Point {
     pub alone_value: Option<f64>,
     /// Whether something was fitted to it.
     pub kind: Kind,
-    /// Series that the effect is measured against, at the same point or at the second one; a ratio needs none.
+    /// Series that the effect is measured against, at the same point or at the second one; a ratio
+    /// needs none.
     #[serde(skip)]
     pub(super) against: Option<&'static [String; 2]>,
 }

@@ -38,8 +38,9 @@ pub fn prepare(dir: &Path) -> Result<(), WriteError> {
     temporary(dir).map(drop)
 }
 
-/// Writes `report.html`, `results.csv`, `overview.png` and a PNG per figure to a directory. Each file is written beside its place first and moved
-/// there when all of them are complete, so that a full disk leaves nothing half-written. Returns the paths of the files.
+/// Writes `report.html`, `results.csv`, `overview.png` and a PNG per figure to a directory. Each
+/// file is written beside its place first and moved there when all of them are complete, so that a
+/// full disk leaves nothing half-written. Returns the paths of the files.
 ///
 /// # Errors
 ///

@@ -1,10 +1,12 @@
 //! Everything that was given to the model, and the results that restate it.
 //!
-//! **Problem.** A number that was looked at while something was chosen is not predicted, whatever else the choice rests on.
+//! **Problem.** A number that was looked at while something was chosen is not predicted, whatever
+//! else the choice rests on.
 //!
-//! **Approach.** Two tables. [`GIVEN`] has every constant, setting and change of the model with its source and the reason for the
-//! choice. [`RESTATES`] has the numbers and orderings that follow from those choices. A figure that a constant was
-//! [calibrated](CALIBRATED) on predicts nothing: its other numbers are dependent as well.
+//! **Approach.** Two tables. [`GIVEN`] has every constant, setting and change of the model with its
+//! source and the reason for the choice. [`RESTATES`] has the numbers and orderings that follow
+//! from those choices. A figure that a constant was [calibrated](CALIBRATED) on predicts nothing:
+//! its other numbers are dependent as well.
 //!
 //! **Limits.** All choices were made by the model's authors, with the papers' numbers at hand.
 

@@ -2,12 +2,14 @@
 //!
 //! **Problem.** Constants that were chosen on all papers together may fit each of them.
 //!
-//! **Approach.** For each paper in turn, only the constants that were chosen on its numbers are calibrated, anew, by the rule that is
-//! written beside them: so that the number comes out. All others are [neutral](NEUTRAL): what they stand for is left out of the
-//! model. Then every experiment of every paper runs. Beside it stand all constants neutral, and all as they are.
+//! **Approach.** For each paper in turn, only the constants that were chosen on its numbers are
+//! calibrated, anew, by the rule that is written beside them: so that the number comes out. All
+//! others are [neutral](NEUTRAL): what they stand for is left out of the model. Then every
+//! experiment of every paper runs. Beside it stand all constants neutral, and all as they are.
 //!
-//! **Limits.** Hardware constants and software costs that were published stay in each row. A constant is sought between a
-//! tenth and ten times its value, and a number that no value of it brings about is approached as far as that goes.
+//! **Limits.** Hardware constants and software costs that were published stay in each row. A
+//! constant is sought between a tenth and ten times its value, and a number that no value of it
+//! brings about is approached as far as that goes.
 
 use std::collections::BTreeMap;
 
@@ -50,13 +52,15 @@ const AS_THEY_ARE: &str = "all, as they are";
 
 /// Figures are solved to a millionth, seeds differ by less than this.
 const NEAR: f64 = 1e-3;
-/// Halvings of the interval in which a constant is sought, and rounds over all constants of a paper.
+/// Halvings of the interval in which a constant is sought, and rounds over all constants of a
+/// paper.
 const STEPS: usize = 12;
 const ROUNDS: usize = 3;
 /// How many times smaller or larger than it is a constant may become.
 const WIDEST: f64 = 10.0;
 
-/// How far a constant's number is from the stated one: the logarithm of their ratio. None where no number is stated.
+/// How far a constant's number is from the stated one: the logarithm of their ratio. None where no
+/// number is stated.
 fn error(on: &(Paper, [&str; 3]), c: &Constants) -> Result<Option<f64>, RunError> {
     let (paper, [id, series, point]) = *on;
     let figure = trial::figure(paper, id, c)?;
@@ -122,7 +126,8 @@ pub fn rows() -> usize {
     Paper::ALL.len() + 3
 }
 
-/// Calibrates on none, on each paper alone, and takes the constants as they are. `done` is called after each of the [`rows`].
+/// Calibrates on none, on each paper alone, and takes the constants as they are. `done` is called
+/// after each of the [`rows`].
 ///
 /// # Errors
 ///

@@ -1,12 +1,14 @@
 //! The papers' figures measured on a wall clock: paper, simulated and measured side by side.
 //!
-//! **Problem.** The simulator shares its equations with the policies that it judges. A measurement does not, and a reader wants the
-//! three numbers in one line.
+//! **Problem.** The simulator shares its equations with the policies that it judges. A measurement
+//! does not, and a reader wants the three numbers in one line.
 //!
-//! **Approach.** Who measures gives the values of each bar, run by run. The ratios of a figure are formed within each round, over the
-//! same groups of the paper, the simulation and the measurement. The page looks as that of `homenode reproduce` and needs nothing else.
+//! **Approach.** Who measures gives the values of each bar, run by run. The ratios of a figure are
+//! formed within each round, over the same groups of the paper, the simulation and the measurement.
+//! The page looks as that of `homenode reproduce` and needs nothing else.
 //!
-//! **Limits.** The paper's averages are over all groups of its figure, even where fewer were measured.
+//! **Limits.** The paper's averages are over all groups of its figure, even where fewer were
+//! measured.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde::Serialize;
@@ -150,7 +152,8 @@ impl Measured<'_> {
         rows
     }
 
-    /// The bars, relative to those of one series in the same round; where that is missing, as they are.
+    /// The bars, relative to those of one series in the same round; where that is missing, as they
+    /// are.
     fn plot(&self) -> Result<Vec<u8>, PlotError> {
         let values = |of: &str, g: usize| self.by_round(of, self.base, &[g]);
         let rounds = (0..self.groups.len()).flat_map(|g| self.series.iter().map(move |s| values(&s.0, g).len())).max();

@@ -2,13 +2,15 @@
 //!
 //! **Problem.** A model earns trust by predicting numbers that it was not given.
 //!
-//! **Approach.** Each figure is a function here that sets the experiment up, runs it through the engine and the policies of a
-//! host, and returns a [`Figure`]: its points beside the [stated](crate::papers) ones, and the orderings that the paper reads off
-//! its bars. [`effect`] scores effects with their sign, beside a model without any effect and the constants alone. [`fitted`] says
-//! of each number whether it is predicted. A miss stays a miss; [`causes`] gives its cause, where that is known. [`report`] writes
-//! everything down.
+//! **Approach.** Each figure is a function here that sets the experiment up, runs it through the
+//! engine and the policies of a host, and returns a [`Figure`]: its points beside the
+//! [stated](crate::papers) ones, and the orderings that the paper reads off its bars. [`effect`]
+//! scores effects with their sign, beside a model without any effect and the constants alone.
+//! [`fitted`] says of each number whether it is predicted. A miss stays a miss; [`causes`] gives
+//! its cause, where that is known. [`report`] writes everything down.
 //!
-//! **Limits.** Bars are compared only where the text has a number; pictures are not measured with a ruler.
+//! **Limits.** Bars are compared only where the text has a number; pictures are not measured with a
+//! ruler.
 
 mod arc;
 mod bench;

@@ -1,4 +1,5 @@
-//! N-Policy: Fig. 3, a process that maps persistent memory of the other node, and the third condition of Fig. 2.
+//! N-Policy: Fig. 3, a process that maps persistent memory of the other node, and the third
+//! condition of Fig. 2.
 
 use engine::Plane as _;
 
@@ -88,7 +89,8 @@ pub(super) fn fig3b(bench: &Bench<'_>) -> Result<Figure, RunError> {
     Ok(d.plot(plot))
 }
 
-/// A process on node 0 that scans a large file there, and reads a small one on node 1 again and again.
+/// A process on node 0 that scans a large file there, and reads a small one on node 1 again and
+/// again.
 fn scan_and_cache(c: &Constants) -> Scenario {
     let p =
         Fio { threads: 1, block: 4096.0, read: 1.0, file_size: 14e9, shared: false, sequential: true, think_s: 0.0 };

@@ -1,4 +1,5 @@
-//! NThread's applications: RocksDB (Fig. 2, 7), filebench (Fig. 6), and the gain of each of its parts (Table II).
+//! NThread's applications: RocksDB (Fig. 2, 7), filebench (Fig. 6), and the gain of each of its
+//! parts (Table II).
 
 use super::bench::{Bench, Contestant, OTHERS, VARIANTS, Who, experiment, launch, nthread, nthread_four};
 use super::{Bars, Draft, Figure};
@@ -23,7 +24,8 @@ fn kops(outcome: &Outcome) -> f64 {
     outcome.ops_per_s() / 1e3
 }
 
-/// The place of an application's data at the start: on the device of its file system, or on all devices.
+/// The place of an application's data at the start: on the device of its file system, or on all
+/// devices.
 fn placed(fs: FileSystem, device: usize) -> Place {
     match fs {
         FileSystem::NovaN => Place::Spread,
@@ -31,7 +33,8 @@ fn placed(fs: FileSystem, device: usize) -> Place {
     }
 }
 
-/// Applications with one thread placement by the kernel, each on a file system of its own node ("we run one application on each").
+/// Applications with one thread placement by the kernel, each on a file system of its own node ("we
+/// run one application on each").
 fn applications(machine: &Machine, count: usize, job: impl Fn(usize, Place) -> Job, fs: FileSystem) -> Scenario {
     let launches = (0..count).map(|i| launch(job(i, placed(fs, i)), Start::Kernel)).collect();
     experiment(machine.clone(), launches, 60.0)
@@ -42,7 +45,8 @@ fn db(c: &Constants, fs: FileSystem, benchmark: Benchmark, keys: f64, device: us
     rocksdb(c, &format!("rocksdb{device}"), fs, device, place, &p)
 }
 
-/// II-C: two RocksDB on two file systems, against all threads at their data and all threads away from it.
+/// II-C: two RocksDB on two file systems, against all threads at their data and all threads away
+/// from it.
 pub(super) fn fig2(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let mut d = Draft::new(
         Paper::NThread,
@@ -218,7 +222,8 @@ pub(super) fn fig7c(bench: &Bench<'_>) -> Result<Figure, RunError> {
     Ok(rocksdb_figure(d, fig7(bench, &nthread_four(&bench.constants), 1, 1e6)?, false))
 }
 
-/// Table II lists the parts of each variant. The orderings are the gains that the text claims for them.
+/// Table II lists the parts of each variant. The orderings are the gains that the text claims for
+/// them.
 pub(super) fn table2(bench: &Bench<'_>) -> Result<Figure, RunError> {
     const FS: FileSystem = FileSystem::Homenode;
     let (few, all) = (nthread(&bench.constants, 4), nthread(&bench.constants, 10));

@@ -155,7 +155,8 @@ pub(super) fn fig4(bench: &Bench<'_>) -> Result<Figure, RunError> {
     Ok(d.plot(bars.plot("moved / stayed")))
 }
 
-/// V-G: 16 threads of 1 KB operations that pause between them; the CPU limit decides how many run at their data.
+/// V-G: 16 threads of 1 KB operations that pause between them; the CPU limit decides how many run
+/// at their data.
 pub(super) fn fig8(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let limits = [("80 %", 0.8), ("90 %", 0.9), ("100 %", 1.0), ("110 %", 1.1), ("130 %", 1.3), ("no limit", 1e6)];
     let p = Fio { think_s: bench.constants.fig8_think_s, ..threads(16, 1024.0, 1.0) };

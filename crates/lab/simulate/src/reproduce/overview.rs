@@ -1,7 +1,7 @@
 //! All stated effects in one picture: the paper's across, ours up.
 //!
-//! **Approach.** Logarithmic axes of ratios. The diagonal is agreement, the grey band counts as met, the horizontal line is a model
-//! without any effect. Levels have no ratio and are left out.
+//! **Approach.** Logarithmic axes of ratios. The diagonal is agreement, the grey band counts as
+//! met, the horizontal line is a model without any effect. Levels have no ratio and are left out.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};

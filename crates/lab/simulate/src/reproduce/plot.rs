@@ -1,7 +1,8 @@
 //! Plots of figures: groups of bars and lines, like the papers', above the stated numbers.
 //!
-//! **Approach.** Bars are rectangles in a plane whose x axis counts groups. A black diamond is the number that the paper states for a
-//! bar; a thin line is the range over the seeds. Below the plot come all stated numbers of the figure ([`stated`]).
+//! **Approach.** Bars are rectangles in a plane whose x axis counts groups. A black diamond is the
+//! number that the paper states for a bar; a thin line is the range over the seeds. Below the plot
+//! come all stated numbers of the figure ([`stated`]).
 //!
 //! **Limits.** Linear axes that begin at 0.
 
@@ -93,7 +94,8 @@ fn marks(figure: &Figure) -> impl Iterator<Item = (usize, usize, f64)> {
     })
 }
 
-/// The lowest and the highest value of each bar over the seeds, where they differ: index of the series and of the group, values.
+/// The lowest and the highest value of each bar over the seeds, where they differ: index of the
+/// series and of the group, values.
 fn ranges(figure: &Figure) -> Vec<(usize, usize, f64, f64)> {
     let Plot::Bars { series, .. } = &figure.plot else { return Vec::new() };
     let places = series.iter().enumerate().flat_map(|(s, (_, values))| (0..values.len()).map(move |g| (s, g)));

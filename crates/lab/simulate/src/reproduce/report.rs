@@ -1,9 +1,11 @@
 //! The report: one HTML file that needs nothing else.
 //!
-//! **Problem.** A reader must be able to judge the model by its inputs, its results and the papers' results, without running anything.
+//! **Problem.** A reader must be able to judge the model by its inputs, its results and the papers'
+//! results, without running anything.
 //!
-//! **Approach.** Overview, score, contents; all misses by cause; everything that the model was given; then each figure with its setup,
-//! plot, stated numbers and orderings. Plots are inline PNGs. Nothing in it depends on the time or the place.
+//! **Approach.** Overview, score, contents; all misses by cause; everything that the model was
+//! given; then each figure with its setup, plot, stated numbers and orderings. Plots are inline
+//! PNGs. Nothing in it depends on the time or the place.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

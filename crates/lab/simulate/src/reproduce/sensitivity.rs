@@ -2,11 +2,13 @@
 //!
 //! **Problem.** A conclusion may rest on one constant that was guessed.
 //!
-//! **Approach.** Every experiment runs again with each constant 30 % lower and 30 % higher, one constant at a time. The report gives
-//! the interval of the score, and lists each stated effect and each ordering that comes out differently, with the constants that
-//! change it. Of a ratio that stands for an effect (a remote latency, say) the part above 1 is changed.
+//! **Approach.** Every experiment runs again with each constant 30 % lower and 30 % higher, one
+//! constant at a time. The report gives the interval of the score, and lists each stated effect and
+//! each ordering that comes out differently, with the constants that change it. Of a ratio that
+//! stands for an effect (a remote latency, say) the part above 1 is changed.
 //!
-//! **Limits.** One constant at a time, one seed: constants that make up for each other look more important than they are together.
+//! **Limits.** One constant at a time, one seed: constants that make up for each other look more
+//! important than they are together.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +34,8 @@ pub struct Sensitivity {
     pub base: Came,
     /// Each constant.
     pub constants: Vec<Changed>,
-    /// Results that come out differently, and the constants that change them, with the sign of the change.
+    /// Results that come out differently, and the constants that change them, with the sign of the
+    /// change.
     pub flips: Vec<Flip>,
 }
 
@@ -85,7 +88,8 @@ fn verdicts(figures: &[Figure]) -> BTreeMap<Key, bool> {
     figures.iter().flat_map(of).collect()
 }
 
-/// How many runs of all experiments [`sensitivity`] takes, the first with the constants as they are.
+/// How many runs of all experiments [`sensitivity`] takes, the first with the constants as they
+/// are.
 pub fn trials() -> usize {
     1 + 2 * Constants::NAMES.len()
 }

@@ -1,7 +1,8 @@
 //! The stated numbers of one figure beside ours, one row each.
 //!
-//! **Approach.** Effects are drawn as ratios on a logarithmic axis: the paper's number with the band around it, ours in the colour of
-//! its kind, a line from the lowest to the highest seed. A level is drawn relative to the paper's number.
+//! **Approach.** Effects are drawn as ratios on a logarithmic axis: the paper's number with the
+//! band around it, ours in the colour of its kind, a line from the lowest to the highest seed. A
+//! level is drawn relative to the paper's number.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};

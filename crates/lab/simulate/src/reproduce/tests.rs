@@ -81,7 +81,8 @@ fn calibrated_numbers_come_out() {
             let p = figure.points.iter().find(|p| p.series == *series && p.point == *point).unwrap();
             assert_eq!(p.kind, Kind::Calibrated, "{}", constant.name);
             let difference = p.homenode_value / p.paper_value.unwrap() - 1.0;
-            // Chosen when all threads of a file set shared its data, and not chosen again: the report says so.
+            // Chosen when all threads of a file set shared its data, and not chosen again: the
+            // report says so.
             let off = if constant.name == "OPTANE_READ_S" { 0.23 } else { 0.12 };
             assert!(difference.abs() < off, "{}: {difference:+.3} of {series}, {point}", constant.name);
         }
@@ -111,8 +112,9 @@ fn every_cause_explains_a_miss() {
     assert!(unneeded.is_empty(), "nothing is missed that these explain: {unneeded:?}");
 }
 
-/// The score of today, with one seed: effects met of effects stated, by homenode, the null model and the constants alone; levels;
-/// orderings held and missed. A change of the model that makes it worse must say why here.
+/// The score of today, with one seed: effects met of effects stated, by homenode, the null model
+/// and the constants alone; levels; orderings held and missed. A change of the model that makes it
+/// worse must say why here.
 #[test]
 fn the_score_does_not_change_unseen() {
     let tally = |t: &Tally| [t.effects, t.met, t.null_met, t.alone_met, t.levels, t.levels_met];

@@ -58,7 +58,8 @@ impl Trials {
     }
 }
 
-/// The score of some figures, predicted and dependent results together: with other constants, other results depend on a fit.
+/// The score of some figures, predicted and dependent results together: with other constants, other
+/// results depend on a fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Came {
     /// Stated effects that were met, without those that a constant was chosen on.

@@ -2,12 +2,12 @@
 //!
 //! **Problem.** Trying a policy on a four-socket machine should not require writing a program.
 //!
-//! **Approach.** A scenario is a TOML file (`docs/simulate.md` lists every key) with an inline or captured machine, and workloads
-//! described by the parameters of their benchmarks. The whole file is checked before anything runs, and every error names file, line
-//! and key.
+//! **Approach.** A scenario is a TOML file (`docs/simulate.md` lists every key) with an inline or
+//! captured machine, and workloads described by the parameters of their benchmarks. The whole file
+//! is checked before anything runs, and every error names file, line and key.
 //!
-//! **Limits.** A captured machine does not state its bandwidths. Unless the file does, its memory is assumed to be DRAM with
-//! [`DRAM_READ_BW`](crate::calibration::DRAM_READ_BW) per node.
+//! **Limits.** A captured machine does not state its bandwidths. Unless the file does, its memory
+//! is assumed to be DRAM with [`DRAM_READ_BW`](crate::calibration::DRAM_READ_BW) per node.
 
 mod amount;
 mod check;
@@ -87,8 +87,9 @@ impl ScenarioFile {
         Self::parse(&text_of(path)?, path)
     }
 
-    /// Reads a file but takes the nodes from another machine: a directory written by `homenode nodes --capture`. The file's nodes,
-    /// CPUs, memory and distances are ignored; its bandwidths are used.
+    /// Reads a file but takes the nodes from another machine: a directory written by
+    /// `homenode nodes --capture`. The file's nodes, CPUs, memory and distances are ignored; its
+    /// bandwidths are used.
     ///
     /// # Errors
     ///

@@ -22,7 +22,8 @@ const TOLERANCE: f64 = 1e-4;
 /// How much of an error is mended in one pass.
 const STEP: f64 = 0.7;
 
-/// CPU seconds and seconds asleep of each thread's round, and modelled throughput / observed throughput.
+/// CPU seconds and seconds asleep of each thread's round, and modelled throughput / observed
+/// throughput.
 pub(super) fn costs(load: &Load, scenario: &Scenario) -> (Vec<(f64, f64)>, f64) {
     let mut world = world(scenario, load, 1);
     let observed = load.bytes_per_round();

@@ -24,7 +24,8 @@ const PROCESS: f64 = 16e6;
 pub(super) struct Load {
     /// One per process, in the order of their pids.
     pub launches: Vec<Launch>,
-    /// Node of each thread, in the order in which a world numbers them; none: where the kernel puts it.
+    /// Node of each thread, in the order in which a world numbers them; none: where the kernel puts
+    /// it.
     seats: Vec<Option<usize>>,
     /// Whether each has an affinity of its own.
     bound: Vec<bool>,
@@ -32,7 +33,8 @@ pub(super) struct Load {
     resident: Vec<Shares>,
 }
 
-/// The snapshot's machine, with room for all that was in its memory when `memory_free` was what was left.
+/// The snapshot's machine, with room for all that was in its memory when `memory_free` was what was
+/// left.
 pub(super) fn roomy(snapshot: &Snapshot) -> Topology {
     let mut topology = snapshot.topology();
     let all: u64 = snapshot
@@ -74,7 +76,8 @@ impl<'a> Map<'a> {
         Self { source, homes, seats, keeps }
     }
 
-    /// The place of the i-th of some nodes among others, from the first again where there are fewer.
+    /// The place of the i-th of some nodes among others, from the first again where there are
+    /// fewer.
     fn ith(&self, node: NodeId, from: impl Iterator<Item = usize>, to: &[usize]) -> usize {
         let index = self.source.index(node);
         let i = from.into_iter().position(|n| Some(n) == index).unwrap_or(0);
@@ -171,7 +174,8 @@ impl Load {
         }
     }
 
-    /// Puts threads and processes of a world that has just been started with this load where they belong.
+    /// Puts threads and processes of a world that has just been started with this load where they
+    /// belong.
     pub fn place(&self, world: &mut World) {
         for (thread, (seat, bound)) in self.seats.iter().zip(&self.bound).enumerate() {
             if let Some(node) = seat {
@@ -275,7 +279,8 @@ fn operation(thread: &Thread, window_s: f64, mut set: impl FnMut(&str) -> usize)
     Operation { cpu_s, off_s, counted: 1.0, parts, ..Operation::default() }
 }
 
-/// A process's memory on the other machine; one that was not looked at is where its last thread starts, or on the first node.
+/// A process's memory on the other machine; one that was not looked at is where its last thread
+/// starts, or on the first node.
 fn on_homes(resident: Option<&NodeBytes>, map: &Map<'_>, seat: Option<usize>, target: &Machine) -> Shares {
     let mut shares = Shares::new();
     for (node, bytes) in resident.into_iter().flat_map(NodeBytes::iter) {

@@ -56,7 +56,8 @@ pub struct Recorded {
     pub write_bw: f64,
     /// Remote file bytes / all file bytes read.
     pub remote_share: Option<f64>,
-    /// Throughput, read and written, of the model of the recorded machine / that observed: 1 where the model fits.
+    /// Throughput, read and written, of the model of the recorded machine / that observed: 1 where
+    /// the model fits.
     pub fit: f64,
     /// Assumptions, and what does not fit.
     pub notes: Vec<String>,

@@ -1,15 +1,19 @@
 //! filebench's personalities, flow-op by flow-op.
 //!
-//! **Problem.** NThread (Table III) and Dragonfly (Table II) run fileserver, webserver, webproxy, varmail and videoserver.
+//! **Problem.** NThread (Table III) and Dragonfly (Table II) run fileserver, webserver, webproxy,
+//! varmail and videoserver.
 //!
-//! **Approach.** The personalities as published with filebench 1.4.9 are lists of [`FlowOp`]s; one operation of a thread is one
-//! round of its list. Picking a file takes filebench's file-set lock. webproxy and varmail keep all files in one directory
-//! (`dirwidth=1000000`), so creating and deleting them takes that directory's lock, too; the others have 20 files per directory.
+//! **Approach.** The personalities as published with filebench 1.4.9 are lists of [`FlowOp`]s; one
+//! operation of a thread is one round of its list. Picking a file takes filebench's file-set lock.
+//! webproxy and varmail keep all files in one directory (`dirwidth=1000000`), so creating and
+//! deleting them takes that directory's lock, too; the others have 20 files per directory.
 //!
-//! A large set is split into several [`FileSet`]s of about a GB each, so that it can be moved in parts. Threads pick files at random:
-//! the chance that one of `t − 1` other threads uses the same of `n` files at the same time is `1 − (1 − 1/n)^(t − 1)`.
+//! A large set is split into several [`FileSet`]s of about a GB each, so that it can be moved in
+//! parts. Threads pick files at random: the chance that one of `t − 1` other threads uses the same
+//! of `n` files at the same time is `1 − (1 − 1/n)^(t − 1)`.
 //!
-//! **Limits.** Files are as large as the mean; webserver's log, a file of its own, does not grow beyond [`LOG`].
+//! **Limits.** Files are as large as the mean; webserver's log, a file of its own, does not grow
+//! beyond [`LOG`].
 
 use super::{FileSet, Job, Operation, Part, Place, Role};
 use crate::constants::Constants;

@@ -1,6 +1,7 @@
 //! fio: threads that read and write private files in blocks.
 //!
-//! **Problem.** The micro-benchmark of NThread (V-C: 4 KB blocks, 4 GB private files, read ratio 0 to 1) and of N-Policy (libpmem engine).
+//! **Problem.** The micro-benchmark of NThread (V-C: 4 KB blocks, 4 GB private files, read ratio 0
+//! to 1) and of N-Policy (libpmem engine).
 //!
 //! **Approach.** One operation is one block: a read with the given probability, else an overwrite.
 //!

@@ -1,10 +1,13 @@
 //! RocksDB under `db_bench`.
 //!
-//! **Problem.** NThread V-E: fillseq, readrandom and readwhilewriting with values of 4 KB, 10 threads, 40 GB.
+//! **Problem.** NThread V-E: fillseq, readrandom and readwhilewriting with values of 4 KB, 10
+//! threads, 40 GB.
 //!
-//! **Approach.** A put appends to the write-ahead log under the writers' lock (one leader writes for its group) and is written a
-//! second time when its memtable is flushed; in key order nothing is compacted. A get reads a few blocks of an SSTable
-//! ([`DB_GET_BLOCKS`](crate::calibration::DB_GET_BLOCKS)), index blocks being in memory. readwhilewriting is the given number of readers, which count, and one writer, which does not.
+//! **Approach.** A put appends to the write-ahead log under the writers' lock (one leader writes
+//! for its group) and is written a second time when its memtable is flushed; in key order nothing
+//! is compacted. A get reads a few blocks of an SSTable
+//! ([`DB_GET_BLOCKS`](crate::calibration::DB_GET_BLOCKS)), index blocks being in memory.
+//! readwhilewriting is the given number of readers, which count, and one writer, which does not.
 //!
 //! **Limits.** No compaction, no block cache, no stalls.
 

@@ -1,6 +1,8 @@
-//! simpleread: reads one file from the beginning to the end, in calls of one size, and ends (thesis listing 5.1).
+//! simpleread: reads one file from the beginning to the end, in calls of one size, and ends (thesis
+//! listing 5.1).
 //!
-//! **Problem.** The thesis measures run times of a process of a given size that reads a file of a given size.
+//! **Problem.** The thesis measures run times of a process of a given size that reads a file of a
+//! given size.
 //!
 //! **Approach.** The process starts, fills its memory, reads; a thread's limit is the file.
 //!

@@ -6,8 +6,9 @@ use super::{Copied, World, add, total};
 
 /// Longest step in seconds.
 const STEP_S: f64 = 0.1;
-/// Fraction of a file that must be elsewhere before the network is built and solved again. At the worst remote latency there is
-/// (+190 %, Optane writes), rates are off by less than 0.8 % until then.
+/// Fraction of a file that must be elsewhere before the network is built and solved again. At the
+/// worst remote latency there is (+190 %, Optane writes), rates are off by less than 0.8 % until
+/// then.
 const DRIFT: f64 = 4e-3;
 /// Shortest step: events closer than this are one.
 const INSTANT_S: f64 = 1e-6;
@@ -125,8 +126,8 @@ impl World {
         self.changed |= self.files.iter().any(|f| f.drift() > DRIFT);
     }
 
-    /// Books the operations since the network was built as the flows that they were: for a class whose threads did as much as each
-    /// other, once for all of them.
+    /// Books the operations since the network was built as the flows that they were: for a class
+    /// whose threads did as much as each other, once for all of them.
     pub(super) fn book(&mut self) {
         let Network { threads, reads, writes, .. } = &mut self.network;
         for (class, threads) in threads.iter().enumerate() {
@@ -208,7 +209,8 @@ impl World {
     }
 }
 
-/// Bytes of a file are written to a node: new ones while it grows, then instead of others wherever they are.
+/// Bytes of a file are written to a node: new ones while it grows, then instead of others wherever
+/// they are.
 fn land(file: &mut super::File, node: usize, bytes: f64, in_place: bool) {
     let there = total(&file.bytes);
     let grows = bytes.min((file.size - there).max(0.0));

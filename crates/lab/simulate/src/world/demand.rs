@@ -1,6 +1,7 @@
 //! From the state of the machine to a network of classes and stations.
 //!
-//! Stations are, in this order: one controller per node, one interconnect port per node, one lock per job.
+//! Stations are, in this order: one controller per node, one interconnect port per node, one lock
+//! per job.
 
 use memory_model::queues::{Class, Detail, Lock, System, Visit};
 use smallvec::SmallVec;
@@ -17,7 +18,8 @@ pub(crate) struct Network {
     pub threads: Vec<Vec<u32>>,
     /// Bytes that a thread of each class reads per operation.
     pub reads: Flows,
-    /// Bytes of the program that it writes, those of the file system left out. Also what is only the file system's: as nothing.
+    /// Bytes of the program that it writes, those of the file system left out. Also what is only
+    /// the file system's: as nothing.
     pub writes: Flows,
     /// Of the bytes read, those from other nodes than the class's own.
     pub remote: Vec<f64>,
@@ -30,7 +32,8 @@ pub(crate) struct Network {
 /// Bytes that a copy moves in one operation.
 const CHUNK: f64 = 65536.0;
 
-/// Most classes of its job, role and node that a thread is compared with before it gets its own class.
+/// Most classes of its job, role and node that a thread is compared with before it gets its own
+/// class.
 const MOST_COMPARED: usize = 8;
 /// Threads belong to one class if less than this fraction of their bytes is on different nodes.
 const ALIKE: f64 = 1e-3;
@@ -201,8 +204,9 @@ impl World {
                 })
     }
 
-    /// Lengthens writes where many threads write at a time. Their number follows from the bounds of a closed network: of `N` threads
-    /// that need `D` of the station and are `Z` elsewhere, `N R / (Z + R)` are there while it is idle, and `N − Z / D` when it is not.
+    /// Lengthens writes where many threads write at a time. Their number follows from the bounds of
+    /// a closed network: of `N` threads that need `D` of the station and are `Z` elsewhere,
+    /// `N R / (Z + R)` are there while it is idle, and `N − Z / D` when it is not.
     fn crowd(&self, system: &mut System, written: &[f64]) {
         let running: SmallVec<[f64; 8]> = (0..system.cpus.len())
             .map(|n| system.classes.iter().filter(|c| c.node == n).map(|c| c.count).sum())
@@ -346,7 +350,8 @@ impl World {
         self.cross(b, at, node, hops, bytes);
     }
 
-    /// Bytes that pass the ports of two nodes; those that go further than a hop pass more of the interconnect.
+    /// Bytes that pass the ports of two nodes; those that go further than a hop pass more of the
+    /// interconnect.
     fn cross(&self, b: &mut Builder, at: usize, node: usize, hops: f64, bytes: f64) {
         if hops > 0.0 {
             let n = self.machine.nodes().len();

@@ -2,7 +2,8 @@
 
 use super::World;
 
-/// Properties that distinguish threads: job, role, nodes of their files and of their process's memory.
+/// Properties that distinguish threads: job, role, nodes of their files and of their process's
+/// memory.
 #[derive(PartialEq)]
 struct Kind {
     job: usize,
@@ -11,8 +12,8 @@ struct Kind {
 }
 
 impl World {
-    /// Threads in groups of those that can change places without changing anything else; none of those with an affinity of
-    /// their own.
+    /// Threads in groups of those that can change places without changing anything else; none of
+    /// those with an affinity of their own.
     pub fn alike(&self) -> Vec<Vec<usize>> {
         let mut groups: Vec<(Kind, Vec<usize>)> = Vec::new();
         for thread in (0..self.threads.len()).filter(|t| !self.threads[*t].own_affinity) {

@@ -117,7 +117,8 @@ impl Flows {
         self.sums.resize(self.bytes.len(), 0.0);
     }
 
-    /// Takes over what was booked before these flows of the same classes were found anew. `old` is of no use afterwards.
+    /// Takes over what was booked before these flows of the same classes were found anew. `old` is
+    /// of no use afterwards.
     pub fn go_on(&mut self, old: &mut Self) {
         self.ceased = std::mem::take(&mut old.ceased);
         if self.ends == old.ends && self.between == old.between {
@@ -176,7 +177,8 @@ pub(crate) fn sum_up(sums: &mut FlowSums, flows: impl Iterator<Item = Flow>) {
     let mut next = 0;
     for flow in flows {
         let same = |f: &Flow| f.between == flow.between;
-        // Both are mostly in the same order: what is wanted is where the last one was found, or soon after.
+        // Both are mostly in the same order: what is wanted is where the last one was found, or
+        // soon after.
         let (before, after) = sums.split_at(next.min(sums.len()));
         let at = after.iter().position(same).map(|i| before.len() + i).or_else(|| before.iter().position(same));
         match at.and_then(|at| sums.get_mut(at)) {

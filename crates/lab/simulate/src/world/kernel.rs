@@ -99,8 +99,8 @@ impl World {
         }
     }
 
-    /// AutoNUMA: the memory of processes follows their threads, once they have run for a second (thesis 6: "it also only scans once
-    /// every second").
+    /// AutoNUMA: the memory of processes follows their threads, once they have run for a second
+    /// (thesis 6: "it also only scans once every second").
     pub(super) fn follow(&mut self) {
         if !self.autonuma {
             return;

@@ -35,13 +35,15 @@ impl Accesses {
     }
 }
 
-/// Bytes in pages that were touched, and in pages that were touched more than once, of `there` bytes.
+/// Bytes in pages that were touched, and in pages that were touched more than once, of `there`
+/// bytes.
 fn pages(accessed: Accessed, there: f64) -> (f64, f64) {
     if there <= 0.0 {
         return (0.0, 0.0);
     }
     let Accessed { random, sequential } = accessed;
-    // Passes of the sequential readers: all pages had the whole ones, the last one reached `part` of them.
+    // Passes of the sequential readers: all pages had the whole ones, the last one reached `part`
+    // of them.
     let (passes, part) = ((sequential / there).floor(), (sequential / there).fract());
     let rate = random / there;
     let (never, once) = ((-rate).exp(), rate * (-rate).exp());

@@ -45,7 +45,8 @@ pub(crate) struct Launch {
     pub start: Start,
 }
 
-/// A thread. The fields that every step changes come first: ten thousand threads do not fit into a cache.
+/// A thread. The fields that every step changes come first: ten thousand threads do not fit into a
+/// cache.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub(crate) struct Thread {
@@ -53,7 +54,8 @@ pub(crate) struct Thread {
     pub debt_s: f64,
     /// Operations left; none: it never ends.
     pub left: Option<f64>,
-    /// Operations that are in `window` but for their flows, which are those of the network that is still valid.
+    /// Operations that are in `window` but for their flows, which are those of the network that is
+    /// still valid.
     pub pending: f64,
     pub window: Tally,
     pub tid: u32,
@@ -110,7 +112,8 @@ pub(crate) struct Tally {
     pub cpu_s: f64,
     pub wait_s: f64,
     pub remote_read: f64,
-    /// Bytes read, and written (without the file system's own), that are not among those booked for the whole class.
+    /// Bytes read, and written (without the file system's own), that are not among those booked for
+    /// the whole class.
     pub read: FlowSums,
     pub written: FlowSums,
 }
@@ -191,7 +194,8 @@ pub(crate) struct World {
     pub now: f64,
     pub window_began: f64,
     pub totals: Vec<JobTally>,
-    /// Bytes read and written per node since the window began, the file systems' own and copies included.
+    /// Bytes read and written per node since the window began, the file systems' own and copies
+    /// included.
     pub node_read: Vec<f64>,
     pub node_written: Vec<f64>,
     pub node_cpu_s: Vec<f64>,
@@ -363,7 +367,8 @@ impl World {
         }
     }
 
-    /// Puts bytes of a file on a node, and what does not fit there on the nearest nodes that have room.
+    /// Puts bytes of a file on a node, and what does not fit there on the nearest nodes that have
+    /// room.
     fn put(&mut self, file: usize, node: usize, mut bytes: f64) {
         let mut order: Vec<usize> = self.machine.homes().collect();
         order.sort_by(|a, b| {

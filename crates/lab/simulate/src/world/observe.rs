@@ -106,7 +106,8 @@ impl World {
                 picked[file] += own.1 * part.picks;
             }
             picks.push(own);
-            // Homenode moves what it has bound itself: only an affinity of the thread's own limits it.
+            // Homenode moves what it has bound itself: only an affinity of the thread's own limits
+            // it.
             let allowed_nodes = match thread.mask.as_ref().filter(|_| thread.own_affinity) {
                 None => all.clone(),
                 Some(mask) => {
@@ -137,7 +138,8 @@ impl World {
                 writes: Some(writes(fs.layout())),
                 movable: Some(movable),
                 held: (!movable).then(|| IMMOVABLE.to_owned()),
-                // Each thread opens the files that it uses. Those of a set are closed again; `shares_file` says whether two met.
+                // Each thread opens the files that it uses. Those of a set are closed again;
+                // `shares_file` says whether two met.
                 opens: Some(if self.jobs[file.job].files[file.set].files <= 1.0 { readers.len() as u32 } else { 1 }),
                 readers,
             });
@@ -210,7 +212,8 @@ impl World {
         let mut files: Vec<FileUse> = Vec::new();
         let (mut read_bytes, mut write_bytes) = (NodeBytes::default(), NodeBytes::default());
         if job.fs.counted() {
-            // Threads of a class that have done nothing beside it, which is nearly all, are looked at once.
+            // Threads of a class that have done nothing beside it, which is nearly all, are looked
+            // at once.
             let as_its_class = tally.read.is_empty() && tally.written.is_empty();
             let own;
             let done = match of_class.class(t).filter(|_| as_its_class) {
@@ -267,8 +270,9 @@ impl World {
         if each > 0.0 { rounds.max(1.0 / each) } else { 0.0 }
     }
 
-    /// Chance that a thread touched a file that another thread touched in the same window. `picked` counts the files that all threads
-    /// picked from each file set. Of `n` files, a thread that picks `a` and others that pick `b` share `a b / n` on average.
+    /// Chance that a thread touched a file that another thread touched in the same window. `picked`
+    /// counts the files that all threads picked from each file set. Of `n` files, a thread that
+    /// picks `a` and others that pick `b` share `a b / n` on average.
     fn meets(&self, t: usize, rounds: f64, readers: &[Vec<u32>], picked: &[f64]) -> f64 {
         let mut common = 0.0;
         for (file, part) in self.used(t).filter(|used| readers[used.0].len() > 1) {

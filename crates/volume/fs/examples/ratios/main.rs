@@ -1,6 +1,8 @@
-//! What the file system costs beside the bare memory and beside the kernel's file systems, all in one run.
+//! What the file system costs beside the bare memory and beside the kernel's file systems, all in
+//! one run.
 //!
-//! `cargo run --release -p homenode-fs --example ratios -- [OPTION]... [DIR]...` with directories on file systems of the kernel:
+//! `cargo run --release -p homenode-fs --example ratios -- [OPTION]... [DIR]...` with directories
+//! on file systems of the kernel:
 //!
 //! - `--only NAME`: operations with NAME in their names
 //! - `--rounds N`: rounds (101)
@@ -8,10 +10,12 @@
 //! - `--names N`: names of the directory that is listed (100000)
 //! - `--regions DIR`: regions are files of DIR, such as a DAX file system, instead of memfd
 //!
-//! In each round all contenders take turns with a short batch. The first of them is the limit where there is one: the same bytes
-//! copied and made durable by nobody. On a busy machine a ratio within a round says more than a time.
+//! In each round all contenders take turns with a short batch. The first of them is the limit where
+//! there is one: the same bytes copied and made durable by nobody. On a busy machine a ratio within
+//! a round says more than a time.
 //!
-//! The library saves the system call, and memfd is lost with the machine: the lines compare what a program waits for.
+//! The library saves the system call, and memfd is lost with the machine: the lines compare what a
+//! program waits for.
 
 mod kernel;
 mod migration;
@@ -95,7 +99,8 @@ fn main() -> Result<()> {
     println!("| operation | by | median | fastest | relative: median (quartiles) | fastest, relative |");
     println!("|---|---|---|---|---|---|");
 
-    // The same bytes in the same memory: where it is, and in which pages, can make more of a difference than the file system.
+    // The same bytes in the same memory: where it is, and in which pages, can make more of a
+    // difference than the file system.
     let places: Vec<u64> =
         volume.map(data)?.iter().flat_map(|run| (0..run.count).map(|i| run.block.offset(i).index())).collect();
     let at = |i: usize| At { region: 0, offset: places.get(i / BLOCK).map_or(0, |block| block * BLOCK as u64) };
@@ -109,7 +114,8 @@ fn main() -> Result<()> {
         let from = memory.as_ptr().align_offset(BLOCK);
         let out = RefCell::new(memory.get_mut(from..from + len).ok_or("the buffer is too short")?);
         let mut all = vec![
-            // Half a file from where homenode reads, which else would find in the cache what was just read.
+            // Half a file from where homenode reads, which else would find in the cache what was
+            // just read.
             Contender::new("bare: memcpy", |i| {
                 Ok(same.read(at(place(i + file / len / 2)), black_box(&mut out.borrow_mut()))?)
             }),

@@ -15,8 +15,8 @@ const PART: usize = 4 * MIB;
 /// Bytes that a migration commits at once.
 const STEP: usize = 256 << 10;
 
-/// Against ways to copy as many bytes in the same steps, where no part is in the processor's cache when its turn comes; and the
-/// reads of another thread meanwhile.
+/// Against ways to copy as many bytes in the same steps, where no part is in the processor's cache
+/// when its turn comes; and the reads of another thread meanwhile.
 pub fn measure(rounds: &Rounds, memory: &Memory, size: usize) -> Result<()> {
     let moves = rounds.wants("move of 4 MiB");
     if !moves && !rounds.wants("reads during a move") {
@@ -81,8 +81,8 @@ fn parts(rounds: &Rounds, memory: &Memory, volume: &Volume, (file, size): (Ino, 
 /// What goes on beside the reads, so many times.
 type Work<'a> = &'a dyn Fn(usize) -> Result<()>;
 
-/// What one thread's reads take: alone, beside bare copies of as many bytes in other memory, which share nothing with it but the
-/// processor and its memory, and beside moves of the file.
+/// What one thread's reads take: alone, beside bare copies of as many bytes in other memory, which
+/// share nothing with it but the processor and its memory, and beside moves of the file.
 fn beside(memory: &Memory, volume: &Volume, (file, size): (Ino, usize)) -> Result<()> {
     let bare = memory.bare(&[size, size])?;
     let copy = |turn: usize| -> Result<()> {

@@ -38,7 +38,8 @@ impl Memory {
         map(&regions.iter().map(|bytes| self.region(*bytes)).collect::<Result<Vec<_>>>()?)
     }
 
-    /// A volume over regions of so many bytes, region `i` on node `i`, and the same memory without it. Every page was touched.
+    /// A volume over regions of so many bytes, region `i` on node `i`, and the same memory without
+    /// it. Every page was touched.
     pub fn volume(&self, regions: &[usize]) -> Result<(Volume, Mapped)> {
         let files = regions.iter().map(|bytes| self.region(*bytes)).collect::<Result<Vec<_>>>()?;
         let layout = Layout {

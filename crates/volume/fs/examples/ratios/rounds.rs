@@ -61,8 +61,9 @@ impl Rounds {
         self.only.as_ref().is_none_or(|only| what.contains(only.as_str()))
     }
 
-    /// A batch of `calls` calls of each contender in each round. Prints a line for each: ns of a call in the median batch and in
-    /// the fastest, and how many times as long as the first contender of the same round it took, median and quartiles.
+    /// A batch of `calls` calls of each contender in each round. Prints a line for each: ns of a
+    /// call in the median batch and in the fastest, and how many times as long as the first
+    /// contender of the same round it took, median and quartiles.
     pub fn compare(&self, what: &str, calls: usize, mut contenders: Vec<Contender<'_>>) -> Result<()> {
         if !self.wants(what) {
             return Ok(());

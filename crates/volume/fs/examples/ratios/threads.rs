@@ -16,8 +16,8 @@ const SIZE: usize = 32 * MIB;
 /// Calls of a thread in a batch: so few that in some batches no thread is interrupted.
 const CALLS: usize = 300;
 
-/// Prints for 1, 2, 4, … threads, up to one a CPU, how long a call takes and how much faster all together are than one is, relative
-/// to their number.
+/// Prints for 1, 2, 4, … threads, up to one a CPU, how long a call takes and how much faster all
+/// together are than one is, relative to their number.
 pub fn measure(rounds: &Rounds, memory: &Memory) -> Result<()> {
     let most = std::thread::available_parallelism()?.get();
     let counts: Vec<usize> = (0..).map(|i| 1 << i).take_while(|n| *n < most).chain([most]).collect();
@@ -82,7 +82,8 @@ pub fn measure(rounds: &Rounds, memory: &Memory) -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds of a call, from call `first` on, of the slowest while so many threads, each on a CPU of its own, call at once.
+/// Nanoseconds of a call, from call `first` on, of the slowest while so many threads, each on a CPU
+/// of its own, call at once.
 fn together(count: usize, first: usize, call: &(dyn Fn(usize, usize) -> Result<()> + Sync)) -> Result<f64> {
     let allowed = rustix::thread::sched_getaffinity(None)?;
     let cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));

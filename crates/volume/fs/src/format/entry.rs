@@ -237,8 +237,8 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Reads the entry in slot `slot` of a page with this seal: the entry, its slots and its time. An error says what is
-    /// wrong with it.
+    /// Reads the entry in slot `slot` of a page with this seal: the entry, its slots and its time.
+    /// An error says what is wrong with it.
     pub fn decode(page: &'a [u8], seal: Seal, slot: usize) -> Result<(Self, usize, i64), &'static str> {
         let at = slot * LINE;
         let slots = usize::from(*page.get(at + 6).ok_or("a log entry is outside of its page")?);

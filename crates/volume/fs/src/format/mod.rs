@@ -2,8 +2,9 @@
 //!
 //! **Problem.** After a crash, or on a damaged medium, any byte may be anything.
 //!
-//! **Approach.** Each structure has one module with its offsets, an encoder, and a decoder that checks before it believes:
-//! CRC32C on what is written as a whole, a 16-bit check inside each word that is stored alone ([`word`]).
+//! **Approach.** Each structure has one module with its offsets, an encoder, and a decoder that
+//! checks before it believes: CRC32C on what is written as a whole, a 16-bit check inside each word
+//! that is stored alone ([`word`]).
 //!
 //! **Limits.** File data has checksums only where mkfs was told so.
 
@@ -30,7 +31,8 @@ pub const MAX_NAME: usize = 255;
 /// Largest file in bytes: its last block number still fits 40 bits.
 pub const MAX_SIZE: u64 = 1 << 52;
 
-/// Copies `N` bytes at `at`; zeros where `from` is too short, which the callers' length checks exclude.
+/// Copies `N` bytes at `at`; zeros where `from` is too short, which the callers' length checks
+/// exclude.
 fn bytes<const N: usize>(from: &[u8], at: usize) -> [u8; N] {
     at.checked_add(N).and_then(|end| from.get(at..end)).and_then(|slice| slice.try_into().ok()).unwrap_or([0; N])
 }

@@ -185,7 +185,8 @@ impl Superblock {
         self.ro_features & DATA_CHECKSUMS != 0
     }
 
-    /// Where the checksum of a block of file data is: its block and the offset in it. `None`: there are none.
+    /// Where the checksum of a block of file data is: its block and the offset in it. `None`: there
+    /// are none.
     pub fn sum_at(&self, block: Block) -> Option<(Block, u64)> {
         let region = self.regions.get(block.region()).filter(|_| self.has_checksums() && self.is_data(block, 1))?;
         let at = self.sums_from(region) + block.index() / SUMS_PER_BLOCK;

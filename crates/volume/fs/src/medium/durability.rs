@@ -1,12 +1,14 @@
 //! Whether a region's memory outlives the machine's power.
 //!
-//! **Problem.** A mapping does not say it. Device DAX is persistent memory as well as CXL memory and HBM that forget, and
-//! `msync` succeeds on file systems that keep nothing.
+//! **Problem.** A mapping does not say it. Device DAX is persistent memory as well as CXL memory
+//! and HBM that forget, and `msync` succeeds on file systems that keep nothing.
 //!
-//! **Approach.** sysfs says what is below a DAX or block device, and statfs(2) what a file system is.
+//! **Approach.** sysfs says what is below a DAX or block device, and statfs(2) what a file system
+//! is.
 //!
-//! **Limits.** File systems of other machines or programs (NFS, FUSE, 9p), ZFS, and file systems below which nothing is known
-//! are [`Durability::Unknown`]. A disk is taken to keep what it said it has written.
+//! **Limits.** File systems of other machines or programs (NFS, FUSE, 9p), ZFS, and file systems
+//! below which nothing is known are [`Durability::Unknown`]. A disk is taken to keep what it said
+//! it has written.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -126,7 +128,8 @@ fn of_bus(place: &Path) -> Option<Durability> {
     place.ancestors().find_map(|above| {
         let name = above.file_name()?.to_string_lossy();
         if numbered(&name, "ndbus") {
-            // Ranges that the kernel's command line may have made of plain memory; the host's page cache.
+            // Ranges that the kernel's command line may have made of plain memory; the host's page
+            // cache.
             let provider = std::fs::read_to_string(above.join("provider")).unwrap_or_default();
             let guess = matches!(provider.trim(), "e820" | "virtio-pmem");
             Some(if guess { Durability::Unknown } else { Durability::Durable })
@@ -151,8 +154,8 @@ fn numbered(name: &str, stem: &str) -> bool {
     name.strip_prefix(stem).is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// The file that a file of an overlay is in the upper file system. `None` where the upper directory is out of reach, as in a
-/// container.
+/// The file that a file of an overlay is in the upper file system. `None` where the upper directory
+/// is out of reach, as in a container.
 fn upper_file(file: &File) -> io::Result<Option<File>> {
     let Some(mount) = mount_of(file)? else { return Ok(None) };
     let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;

@@ -1,12 +1,15 @@
-//! Memory of several nodes on a machine that has one: each access takes the time that it would take there.
+//! Memory of several nodes on a machine that has one: each access takes the time that it would take
+//! there.
 //!
-//! **Problem.** What a placement wins is time: a remote access waits longer, and a crowded controller lets everybody
-//! wait. A machine with one node shows neither, and a virtual machine shows where memory is, not how fast it is.
+//! **Problem.** What a placement wins is time: a remote access waits longer, and a crowded
+//! controller lets everybody wait. A machine with one node shows neither, and a virtual machine
+//! shows where memory is, not how fast it is.
 //!
-//! **Approach.** [`Emulated`] passes every access on to another medium and makes its thread wait until the access would
-//! be done. All times are wall-clock times, in nanoseconds of a [`Clock`]. Of an access to `b` bytes (at least
-//! [`Memory::line`]) by a thread on node `t` to a region on node `m`, `h = (SLIT(t, m) − 10) / 11` hops away, with the
-//! figures of `m`'s memory and the profile's scale `S`:
+//! **Approach.** [`Emulated`] passes every access on to another medium and makes its thread wait
+//! until the access would be done. All times are wall-clock times, in nanoseconds of a [`Clock`].
+//! Of an access to `b` bytes (at least [`Memory::line`]) by a thread on node `t` to a region on
+//! node `m`, `h = (SLIT(t, m) − 10) / 11` hops away, with the figures of `m`'s memory and the
+//! profile's scale `S`:
 //!
 //! ```text
 //! service = S × b / bandwidth × (1 + (remote_load − 1) × h)           bandwidth of the direction: read_bw or write_bw
@@ -14,18 +17,20 @@
 //! start   = max(now, free[m]);   free[m] = start + service;   done = start + alone
 //! ```
 //!
-//! Each node has one controller (`free[m]`), which both directions share, as in the simulator: reading and writing at
-//! once, it carries `reads / read_bw + writes / write_bw ≤ 1 / S`. That is what NThread's Eq. 1 says, `read / 3 +
-//! write` being constant (its Fig. 9). A reader waits for `done`. A store is posted: its thread goes on, and the next
-//! fence waits for all that the thread has posted. Waits that are too short to sleep for are carried over to the
-//! thread's next wait, and what a sleep took too long is taken off the next access, so neither adds up. `t` is the node
-//! of the CPU that the thread runs on, or what [`crate::on_node`] says. The sources of the figures are with
-//! [`Memory::OPTANE`] and [`Memory::CXL`].
+//! Each node has one controller (`free[m]`), which both directions share, as in the simulator:
+//! reading and writing at once, it carries `reads / read_bw + writes / write_bw ≤ 1 / S`. That is
+//! what NThread's Eq. 1 says, `read / 3 + write` being constant (its Fig. 9). A reader waits for
+//! `done`. A store is posted: its thread goes on, and the next fence waits for all that the thread
+//! has posted. Waits that are too short to sleep for are carried over to the thread's next wait,
+//! and what a sleep took too long is taken off the next access, so neither adds up. `t` is the node
+//! of the CPU that the thread runs on, or what [`crate::on_node`] says. The sources of the figures
+//! are with [`Memory::OPTANE`] and [`Memory::CXL`].
 //!
-//! **Limits.** A waiting thread sleeps: on real memory it would occupy its CPU. So neither contention for CPUs nor the
-//! cost of a CPU's time shows. Caches, the links between nodes, and the buffer of an Optane module that many writers
-//! push each other out of are not modelled. Order within a controller is that of arrival, without a preference for
-//! reads. Loads and stores of single words take no time; a log entry does. Software takes the time that it takes here,
+//! **Limits.** A waiting thread sleeps: on real memory it would occupy its CPU. So neither
+//! contention for CPUs nor the cost of a CPU's time shows. Caches, the links between nodes, and the
+//! buffer of an Optane module that many writers push each other out of are not modelled. Order
+//! within a controller is that of arrival, without a preference for reads. Loads and stores of
+//! single words take no time; a log entry does. Software takes the time that it takes here,
 //! unscaled.
 
 use std::cell::Cell;
@@ -44,7 +49,8 @@ use memory_model::{Cost, Direction, Memory, Profile};
 
 /// Waits below this are carried over to the next: a sleep takes about as long.
 const LEAST_SLEEP_NS: u64 = 5_000;
-/// Most of a sleep's lateness that is taken off the next access: a timer is late by less; more is the CPU's being busy.
+/// Most of a sleep's lateness that is taken off the next access: a timer is late by less; more is
+/// the CPU's being busy.
 const MOST_LATE_NS: u64 = 200_000;
 
 static INSTANCES: AtomicU64 = AtomicU64::new(1);
@@ -72,7 +78,8 @@ impl Clock for Monotonic {
             static PRECISE: Cell<bool> = const { Cell::new(false) };
         }
         if !PRECISE.replace(true) {
-            // By default the kernel delays timers by up to 50 µs to save wake-ups. A refusal costs precision only.
+            // By default the kernel delays timers by up to 50 µs to save wake-ups. A refusal costs
+            // precision only.
             let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         }
         let at = Timespec { tv_sec: (at / 1_000_000_000) as i64, tv_nsec: (at % 1_000_000_000) as _ };
@@ -143,8 +150,8 @@ pub struct Emulated<M> {
 }
 
 impl<M: Medium> Emulated<M> {
-    /// Emulates the memory of `profile` on the nodes of `topology`. `nodes` has the node of each region; a region
-    /// without one is on the first. Nothing takes time until [`Self::start`].
+    /// Emulates the memory of `profile` on the nodes of `topology`. `nodes` has the node of each
+    /// region; a region without one is on the first. Nothing takes time until [`Self::start`].
     pub fn new(inner: M, nodes: &[Option<u32>], profile: Profile, topology: Topology, clock: Arc<dyn Clock>) -> Self {
         let first = topology.nodes.first().map_or(0, |node| node.id.0);
         let node_of = |region: usize| nodes.get(region).copied().flatten().unwrap_or(first);

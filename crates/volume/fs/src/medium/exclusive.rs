@@ -1,13 +1,15 @@
 //! One user at a time has a region.
 //!
-//! **Problem.** `flock` locks an inode, and a device has as many inodes as it has nodes: a container runtime makes one of its
-//! own (mknod(2)), with a lock of its own.
+//! **Problem.** `flock` locks an inode, and a device has as many inodes as it has nodes: a
+//! container runtime makes one of its own (mknod(2)), with a lock of its own.
 //!
-//! **Approach.** devtmpfs has one node for each device, and there is one devtmpfs for all containers. A user of a device also
-//! locks that node. The kernel takes the lock away when its owner ends, and only users of the device can open the node.
+//! **Approach.** devtmpfs has one node for each device, and there is one devtmpfs for all
+//! containers. A user of a device also locks that node. The kernel takes the lock away when its
+//! owner ends, and only users of the device can open the node.
 //!
-//! **Limits.** Other machines are not kept out (memory of several hosts, files on NFS mounted with `local_lock`). A node
-//! outside of devtmpfs takes CAP_SYS_ADMIN in the first user namespace, as a mount does.
+//! **Limits.** Other machines are not kept out (memory of several hosts, files on NFS mounted with
+//! `local_lock`). A node outside of devtmpfs takes CAP_SYS_ADMIN in the first user namespace, as a
+//! mount does.
 
 use std::fs::File;
 use std::io;

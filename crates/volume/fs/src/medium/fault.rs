@@ -1,14 +1,15 @@
 //! Memory that fails while it is used.
 //!
-//! **Problem.** A line that cannot be read, or a page of a file that is not there, is a SIGBUS. It ended the server of all users of a
-//! volume, without a word; and then recovery, and fsck.
+//! **Problem.** A line that cannot be read, or a page of a file that is not there, is a SIGBUS. It
+//! ended the server of all users of a volume, without a word; and then recovery, and fsck.
 //!
-//! **Approach.** A handler of the process, from the first region that is mapped. What is read from a region is copied by one instruction
-//! whose place the handler knows: it goes on behind that, and the read is an error (EIO). Any other failure in a region ends
-//! the process with a line that names the region and the byte.
+//! **Approach.** A handler of the process, from the first region that is mapped. What is read from
+//! a region is copied by one instruction whose place the handler knows: it goes on behind that, and
+//! the read is an error (EIO). Any other failure in a region ends the process with a line that
+//! names the region and the byte.
 //!
-//! **Limits.** Stores end the process. On processors other than x86-64 reads do too. A failure elsewhere is left to whoever
-//! handled the signal before.
+//! **Limits.** Stores end the process. On processors other than x86-64 reads do too. A failure
+//! elsewhere is left to whoever handled the signal before.
 
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -34,11 +35,12 @@ static LOG: AtomicI32 = AtomicI32::new(-1);
 /// What had the signal before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Exit code of a process that memory has failed: that of the command for errors of input and output.
+/// Exit code of a process that memory has failed: that of the command for errors of input and
+/// output.
 const EXIT: i32 = 5;
 
-/// From now on, what ends the process for failed memory is written to this file, too: the system's log, for a server whose stderr
-/// leads nowhere. It is never closed.
+/// From now on, what ends the process for failed memory is written to this file, too: the system's
+/// log, for a server whose stderr leads nowhere. It is never closed.
 pub fn log_failures_to(log: OwnedFd) {
     LOG.store(log.into_raw_fd(), Ordering::Relaxed);
 }
@@ -64,7 +66,8 @@ pub(super) fn forget(base: *const u8) {
 }
 
 fn handle() {
-    // SAFETY: an all-zero sigaction is one (the default action), and both pointers are to values of this function.
+    // SAFETY: an all-zero sigaction is one (the default action), and both pointers are to values of
+    // this function.
     unsafe {
         let mut before: libc::sigaction = std::mem::zeroed();
         if libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) != 0 {
@@ -141,7 +144,8 @@ fn goes_on(_: *mut libc::c_void) -> bool {
 
 /// Calls nothing that a handler must not: no locks, no memory.
 extern "C" fn failed(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel hands a handler with SA_SIGINFO the reason, which for SIGBUS has an address.
+    // SAFETY: the kernel hands a handler with SA_SIGINFO the reason, which for SIGBUS has an
+    // address.
     let address = unsafe { info.as_ref().map_or(0, |info| info.si_addr().addr()) };
     let within = |place: &&Place| {
         let (base, len) = (place.base.load(Ordering::Acquire), place.len.load(Ordering::Acquire));
@@ -152,7 +156,8 @@ extern "C" fn failed(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_v
     }
     let Some(place) = PLACES.iter().find(within) else {
         if let Some(before) = BEFORE.get() {
-            // SAFETY: it is what the system said. The access is repeated, and ends as it did before there was this handler.
+            // SAFETY: it is what the system said. The access is repeated, and ends as it did before
+            // there was this handler.
             unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
         }
         return;
@@ -166,8 +171,8 @@ extern "C" fn failed(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_v
     let said = line.bytes.get(..line.len).unwrap_or_default();
     for (fd, said) in [(2, said.get(4..).unwrap_or_default()), (LOG.load(Ordering::Relaxed), said)] {
         let mut ready = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-        // A pipe that nobody reads must not keep the process.
-        // SAFETY: both get what is this function's. A descriptor that is not open is an error, which nobody can be told.
+        // A pipe that nobody reads must not keep the process. SAFETY: both get what is this
+        // function's. A descriptor that is not open is an error, which nobody can be told.
         unsafe {
             if libc::poll(&raw mut ready, 1, 0) == 1 {
                 libc::write(fd, said.as_ptr().cast(), said.len());

@@ -1,11 +1,13 @@
 //! Group commit: one `msync` for all threads that wait for one.
 //!
-//! **Problem.** `msync` takes a disk's time, whatever it writes. One after the other, sixteen threads commit as often as one.
+//! **Problem.** `msync` takes a disk's time, whatever it writes. One after the other, sixteen
+//! threads commit as often as one.
 //!
-//! **Approach.** Each flush takes a number. A fence waits for an `msync` that began after its thread's last flush: it joins
-//! the next one, or makes it if none is under way.
+//! **Approach.** Each flush takes a number. A fence waits for an `msync` that began after its
+//! thread's last flush: it joins the next one, or makes it if none is under way.
 //!
-//! **Limits.** Numbers are those of the region, not of the thread: a fence also waits for what other threads have flushed before it.
+//! **Limits.** Numbers are those of the region, not of the thread: a fence also waits for what
+//! other threads have flushed before it.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -28,7 +30,8 @@ struct State {
     durable: u64,
     /// An msync is under way.
     syncing: bool,
-    /// An msync has failed. The kernel forgets pages that it could not write: no later call makes them durable.
+    /// An msync has failed. The kernel forgets pages that it could not write: no later call makes
+    /// them durable.
     failed: bool,
 }
 
@@ -38,7 +41,8 @@ impl Group {
         self.flushed.fetch_add(1, Ordering::Release);
     }
 
-    /// Waits until all that this thread has stored and flushed is durable. `sync` makes durable what was stored before it began.
+    /// Waits until all that this thread has stored and flushed is durable. `sync` makes durable
+    /// what was stored before it began.
     ///
     /// # Errors
     ///
@@ -82,7 +86,8 @@ mod tests {
     use super::*;
     use crate::interleavings::{check, once};
 
-    /// Threads store a word each, some twice; `sync` copies what it sees when it begins, and nothing later.
+    /// Threads store a word each, some twice; `sync` copies what it sees when it begins, and
+    /// nothing later.
     fn commit(threads: usize, syncs: &Arc<AtomicUsize>) {
         let group = Arc::new(Group::default());
         let (memory, disk) = (Arc::new(words(threads)), Arc::new(words(threads)));

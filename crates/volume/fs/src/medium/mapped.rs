@@ -23,10 +23,11 @@ const MPOL_MF_MOVE: u32 = 2;
 /// One region's file or device, and the node its memory shall be on.
 #[derive(Debug)]
 pub struct RegionFile {
-    /// Opened for reading and writing; or for reading only, which makes the region one that is only looked at, together with others
-    /// who look.
+    /// Opened for reading and writing; or for reading only, which makes the region one that is only
+    /// looked at, together with others who look.
     pub file: File,
-    /// Binds the memory to this node; only for memory that is allocated page by page (tmpfs, hugetlbfs, memfd).
+    /// Binds the memory to this node; only for memory that is allocated page by page (tmpfs,
+    /// hugetlbfs, memfd).
     pub bind: Option<u32>,
 }
 
@@ -53,14 +54,15 @@ struct Region {
     _held: (File, Option<OwnedFd>),
 }
 
-// SAFETY: the mapping lives as long as the value, and all access goes through raw copies and atomics; the file system's
-// locks keep one thread from copying what another one changes.
+// SAFETY: the mapping lives as long as the value, and all access goes through raw copies and
+// atomics; the file system's locks keep one thread from copying what another one changes.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Mapped {
-    /// Maps the regions in the given order. They are locked as long as they are mapped, a device by all of its nodes.
+    /// Maps the regions in the given order. They are locked as long as they are mapped, a device by
+    /// all of its nodes.
     pub fn new(files: &[RegionFile]) -> Result<Self> {
         let regions = files.iter().map(Region::new).collect::<Result<Vec<_>>>()?;
         for (index, region) in regions.iter().enumerate() {
@@ -79,7 +81,8 @@ impl Mapped {
         self.regions.get(region).map(|r| r.durability)
     }
 
-    /// Writes lines back also where the memory is lost with the machine: for measuring what it costs.
+    /// Writes lines back also where the memory is lost with the machine: for measuring what it
+    /// costs.
     pub fn assume_persistent(&mut self) {
         if let Some(instruction) = Instruction::detect() {
             for region in &mut self.regions {
@@ -114,14 +117,15 @@ impl Mapped {
         if !at.offset.is_multiple_of(8) {
             return Err(Error::Invalid("a word is not aligned"));
         }
-        // SAFETY: eight bytes inside the mapping, aligned (the mapping is page-aligned), and words are only ever
-        // accessed as atomics while a volume is mounted.
+        // SAFETY: eight bytes inside the mapping, aligned (the mapping is page-aligned), and words
+        // are only ever accessed as atomics while a volume is mounted.
         Ok(unsafe { AtomicU64::from_ptr(place.cast()) })
     }
 }
 
 impl Region {
-    /// Whether data of `len` bytes goes past the caches: whole lines, where lines would have to be written back.
+    /// Whether data of `len` bytes goes past the caches: whole lines, where lines would have to be
+    /// written back.
     fn streams(&self, offset: usize, len: usize) -> bool {
         let lines = matches!(self.persistence, Persistence::Lines(_));
         cfg!(target_arch = "x86_64") && lines && offset.is_multiple_of(LINE) && len.is_multiple_of(LINE)
@@ -215,7 +219,8 @@ impl Drop for Region {
     }
 }
 
-/// How stores become durable, and whether they do. `instruction` is that of this processor for memory that is mapped directly.
+/// How stores become durable, and whether they do. `instruction` is that of this processor for
+/// memory that is mapped directly.
 fn primitive(
     durability: Durability,
     instruction: Option<Option<Instruction>>,
@@ -304,8 +309,8 @@ impl Medium for Mapped {
             Persistence::Lines(instruction) => {
                 let lead = at.offset as usize % LINE;
                 for line in (0..len as usize + lead).step_by(LINE) {
-                    // SAFETY: each line begins inside the mapping (which begins at a line), and the processor has the
-                    // instruction: `detect` said so.
+                    // SAFETY: each line begins inside the mapping (which begins at a line), and the
+                    // processor has the instruction: `detect` said so.
                     unsafe { instruction.write_back(place.sub(lead).add(line)) };
                 }
             }
@@ -334,7 +339,8 @@ impl Medium for Mapped {
 mod tests {
     use super::*;
 
-    /// Device DAX has no msync. Where no instruction was known, the first commit failed with EINVAL.
+    /// Device DAX has no msync. Where no instruction was known, the first commit failed with
+    /// EINVAL.
     #[test]
     fn device_dax_never_takes_msync() {
         use Durability::{Durable, Unknown, Volatile};

@@ -1,10 +1,12 @@
 //! Where the bytes are: every access of the file system to its memory goes through [`Medium`].
 //!
-//! **Problem.** The same code must run on DAX memory (write back the lines, then fence), on memory that a crash of the
-//! machine loses anyway (memfd, tmpfs, hugetlbfs) and on plain files (msync), and tests must see every store.
+//! **Problem.** The same code must run on DAX memory (write back the lines, then fence), on memory
+//! that a crash of the machine loses anyway (memfd, tmpfs, hugetlbfs) and on plain files (msync),
+//! and tests must see every store.
 //!
-//! **Approach.** One trait with the operations that matter for ordering. [`Mapped`] is real memory, [`Emulated`]
-//! makes it as slow as that of several nodes; tests bring a recording medium of their own.
+//! **Approach.** One trait with the operations that matter for ordering. [`Mapped`] is real memory,
+//! [`Emulated`] makes it as slow as that of several nodes; tests bring a recording medium of their
+//! own.
 //!
 //! **Limits.** A medium that cannot be stored to ends the process; see `fault`.
 
@@ -58,8 +60,9 @@ impl At {
 
 /// The memory of a volume: one or more regions.
 ///
-/// A store is durable after it was flushed and a later fence returned. Until then any part of it may or may not be:
-/// only an aligned [`Medium::store_u64`] happens as a whole. Every method fails on what is outside of a region.
+/// A store is durable after it was flushed and a later fence returned. Until then any part of it
+/// may or may not be: only an aligned [`Medium::store_u64`] happens as a whole. Every method fails
+/// on what is outside of a region.
 pub trait Medium: Send + Sync {
     /// How many regions there are.
     fn regions(&self) -> usize;

@@ -1,12 +1,14 @@
 //! A medium that is only looked at.
 //!
-//! **Problem.** After a crash a volume must be recovered before it can be read, and recovery stores. A look must change nothing: the
-//! volume may be a backup, a snapshot or evidence, and its memory may be read-only.
+//! **Problem.** After a crash a volume must be recovered before it can be read, and recovery
+//! stores. A look must change nothing: the volume may be a backup, a snapshot or evidence, and its
+//! memory may be read-only.
 //!
-//! **Approach.** What is stored goes to lines in this process's memory, which lie over those of the medium. The medium sees reads only.
+//! **Approach.** What is stored goes to lines in this process's memory, which lie over those of the
+//! medium. The medium sees reads only.
 //!
-//! **Limits.** Nothing that is stored is durable, or seen by anybody else. A read of what lies in memory that has failed
-//! fails, whatever was stored over it.
+//! **Limits.** Nothing that is stored is durable, or seen by anybody else. A read of what lies in
+//! memory that has failed fails, whatever was stored over it.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -5,7 +5,8 @@ use std::fmt;
 /// The persistence primitive of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {
-    /// The memory is lost with the machine: stores are visible to the next process that maps it, and that is all.
+    /// The memory is lost with the machine: stores are visible to the next process that maps it,
+    /// and that is all.
     Volatile,
     /// Lines are written back with this instruction, then `sfence`.
     Lines(Instruction),
@@ -84,8 +85,9 @@ impl Instruction {
     pub unsafe fn write_back(self, _line: *const u8) {}
 }
 
-/// Copies whole lines past the caches: durable after a fence. It reads nothing of what it overwrites and needs no write-back,
-/// so it takes half the time of a copy with `clwb`. Wider registers do not make it faster.
+/// Copies whole lines past the caches: durable after a fence. It reads nothing of what it
+/// overwrites and needs no write-back, so it takes half the time of a copy with `clwb`. Wider
+/// registers do not make it faster.
 ///
 /// # Safety
 /// Both places have `len` bytes and do not overlap; `to` and `len` are multiples of a line.
@@ -113,7 +115,8 @@ pub unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
 
 /// Waits for the lines that were written back.
 pub fn store_fence() {
-    // A fence orders; on x86 `sfence` also waits for the write-backs, which the compiler's fence does not promise.
+    // A fence orders; on x86 `sfence` also waits for the write-backs, which the compiler's fence
+    // does not promise.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 processor has sfence, and it touches no memory of its own.
     unsafe {

@@ -13,8 +13,9 @@ use crate::volume::{Locked, Volume};
 /// The extended attribute that gives an executable file capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
 
-/// Most bytes of all names and values of an inode's extended attributes: what `listxattr` can return of names alone
-/// (XATTR_LIST_MAX). Without a limit one file could fill the memory of the server.
+/// Most bytes of all names and values of an inode's extended attributes: what `listxattr` can
+/// return of names alone (XATTR_LIST_MAX). Without a limit one file could fill the memory of the
+/// server.
 const MAX_XATTRS: usize = 1 << 16;
 
 /// Attributes as `stat` gives them.
@@ -77,8 +78,8 @@ impl Volume {
         Ok(Stat { ino: inode.ino, generation, kind, attributes, size: state.size, blocks: state.extents.blocks() })
     }
 
-    /// Changes attributes. Another owner or group takes the set-user-ID and set-group-ID bits and the capabilities of a
-    /// file, unless `set` has a mode.
+    /// Changes attributes. Another owner or group takes the set-user-ID and set-group-ID bits and
+    /// the capabilities of a file, unless `set` has a mode.
     pub fn set_attributes(&self, ino: Ino, set: SetAttributes) -> Result<Stat> {
         let inode = self.inode(ino)?;
         self.with_room(|| {
@@ -113,8 +114,8 @@ impl Volume {
         self.stat(ino)
     }
 
-    /// Before a file's data changes: its capabilities end and, if `modes`, its set-user-ID and set-group-ID bits. True: it had
-    /// some.
+    /// Before a file's data changes: its capabilities end and, if `modes`, its set-user-ID and
+    /// set-group-ID bits. True: it had some.
     pub fn drop_privileges(&self, ino: Ino, modes: bool) -> Result<bool> {
         let inode = self.inode(ino)?;
         if inode.kind == Kind::Directory {
@@ -149,7 +150,8 @@ impl Volume {
         Ok(true)
     }
 
-    /// Sets an extended attribute. Name and value together have at most 4012 bytes, all of an inode 64 KiB.
+    /// Sets an extended attribute. Name and value together have at most 4012 bytes, all of an inode
+    /// 64 KiB.
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         if name.is_empty() || name.len() > MAX_NAME {
             return Err(Error::Invalid("the name of an attribute has 1 to 255 bytes"));
@@ -178,9 +180,9 @@ impl Volume {
         })
     }
 
-    /// Sets, or without a value removes, the access control list of a file ([`acl::ACCESS`]) or the one for new files of a
-    /// directory ([`acl::DEFAULT`]). The mode follows the first in the same commit. `set_gid_ends`: the caller may not keep the
-    /// set-group-ID bit.
+    /// Sets, or without a value removes, the access control list of a file ([`acl::ACCESS`]) or the
+    /// one for new files of a directory ([`acl::DEFAULT`]). The mode follows the first in the same
+    /// commit. `set_gid_ends`: the caller may not keep the set-group-ID bit.
     pub fn set_acl(&self, ino: Ino, name: &'static [u8], value: Option<&[u8]>, set_gid_ends: bool) -> Result<()> {
         let list = match value {
             Some(value) if value.len() + name.len() > MAX_XATTR => return Err(Error::AttributeTooLarge),
@@ -259,8 +261,8 @@ fn purpose(old: &Xattrs, entries: &[(Ino, Entry<'_>)]) -> Purpose {
     if entries.iter().any(|(_, entry)| grows(entry)) { Purpose::Growth } else { Purpose::Replacing }
 }
 
-/// A mode without the bits that let a file run as its owner or group. Without execution by the group, the latter means
-/// something else and stays.
+/// A mode without the bits that let a file run as its owner or group. Without execution by the
+/// group, the latter means something else and stays.
 fn without_privileges(mode: u32) -> u32 {
     let group = if mode & libc::S_IXGRP == 0 { 0 } else { libc::S_ISGID };
     mode & !(libc::S_ISUID | group)

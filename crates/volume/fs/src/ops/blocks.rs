@@ -41,8 +41,9 @@ impl Volume {
         Ok(())
     }
 
-    /// Fails if there is no room for so many blocks. What asks for too many would otherwise take all there are before it fails, and
-    /// others would find none meanwhile. Up to [`MANY`] blocks it is not worth reading the counters of all regions.
+    /// Fails if there is no room for so many blocks. What asks for too many would otherwise take
+    /// all there are before it fails, and others would find none meanwhile. Up to [`MANY`] blocks
+    /// it is not worth reading the counters of all regions.
     pub(super) fn check_room(&self, blocks: u64) -> Result<()> {
         let lack = if blocks > MANY { blocks.saturating_sub(self.allocator.room()) } else { 0 };
         if lack > 0 { Err(Error::Lacks(lack)) } else { Ok(()) }
@@ -80,8 +81,8 @@ impl Volume {
         Ok(runs)
     }
 
-    /// Writes `data` at `offset` to new blocks. What the first and last block had elsewhere is copied, zeros where the
-    /// file had nothing.
+    /// Writes `data` at `offset` to new blocks. What the first and last block had elsewhere is
+    /// copied, zeros where the file had nothing.
     pub(super) fn replace<'a>(
         &'a self,
         state: &State,
@@ -98,7 +99,8 @@ impl Volume {
         let runs = self.new_runs(ino, (first, count), placement, draft.purpose, &mut draft.fresh)?;
         let (mut at, mut rest) = (offset, data);
         for run in runs {
-            // Before the data: an atomic operation waits for the stores on their way, which the fence is for.
+            // Before the data: an atomic operation waits for the stores on their way, which the
+            // fence is for.
             self.counters.written(Some(ino), run.block.region(), run.count * BLOCK_BYTES);
             let run_from = run.file_block * BLOCK_BYTES;
             while at < run.end() * BLOCK_BYTES && !rest.is_empty() {
@@ -124,9 +126,11 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes where no block is left for growth: over blocks that the file has, which takes no more than it gives back. Blocks that
-    /// were allocated and not written are written where they are, as nobody sees them before the commit. Each run of those is a part
-    /// of the write, and so is what lies between, in as many parts as the reserve makes it. A crash finds each whole or not at all.
+    /// Writes where no block is left for growth: over blocks that the file has, which takes no more
+    /// than it gives back. Blocks that were allocated and not written are written where they are,
+    /// as nobody sees them before the commit. Each run of those is a part of the write, and so is
+    /// what lies between, in as many parts as the reserve makes it. A crash finds each whole or not
+    /// at all.
     pub(super) fn write_over(&self, inode: &Inode, offset: u64, data: &[u8], placement: Placement) -> Result<()> {
         let _alone = self.room.alone(); // with others they would find less of the reserve, and none would fit
         let mut locked = Locked::new(&[inode]);
@@ -165,8 +169,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes all of an unwritten run, with zeros around the data: a file that is written here and there would else have a log of
-    /// as many runs, for which there is no room either.
+    /// Writes all of an unwritten run, with zeros around the data: a file that is written here and
+    /// there would else have a log of as many runs, for which there is no room either.
     fn write_in_place(&self, locked: &mut Locked<'_>, ino: Ino, run: Run, (at, data): (u64, &[u8])) -> Result<()> {
         let size = locked.get(ino)?.size.max(at + data.len() as u64);
         let mut draft = Draft { purpose: Purpose::Replacing, ..self.draft(size) };
@@ -237,7 +241,8 @@ impl Volume {
         replaced
     }
 
-    /// Before a file grows to `upto` or beyond: what its last block has after the end becomes zeros.
+    /// Before a file grows to `upto` or beyond: what its last block has after the end becomes
+    /// zeros.
     pub(super) fn zero_tail<'a>(&'a self, state: &State, ino: Ino, upto: u64, draft: &mut Draft<'a>) -> Result<()> {
         let block_end = state.size.next_multiple_of(BLOCK_BYTES);
         self.zero_part(state, ino, (state.size, block_end.min(upto)), draft)

@@ -1,7 +1,8 @@
 //! File data: read, write, truncate, allocate, punch, seek.
 //!
-//! Data is never changed in place: a write goes to new blocks, one log entry per run maps them, and the tail commits all
-//! of it at once. Bytes of the last block beyond the size are undefined, so whatever grows a file zeroes them first.
+//! Data is never changed in place: a write goes to new blocks, one log entry per run maps them, and
+//! the tail commits all of it at once. Bytes of the last block beyond the size are undefined, so
+//! whatever grows a file zeroes them first.
 
 use crate::alloc::Purpose;
 use crate::error::{Error, Result};
@@ -47,8 +48,8 @@ impl Volume {
         Ok(len as usize)
     }
 
-    /// Writes all of `data`, at once: a crash leaves the old or the new. Where a full volume has room for less, what is written over
-    /// blocks of the file is written in parts.
+    /// Writes all of `data`, at once: a crash leaves the old or the new. Where a full volume has
+    /// room for less, what is written over blocks of the file is written in parts.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
         self.write_to(ino, offset, data, self.options.placement)
     }
@@ -126,8 +127,9 @@ impl Volume {
         })
     }
 
-    /// Gives every block of a range that has none a place; it reads as zeros. Grows the file unless `keep_size`. Writing
-    /// the range later takes new blocks, near the writer, as long as there are any, and then these.
+    /// Gives every block of a range that has none a place; it reads as zeros. Grows the file unless
+    /// `keep_size`. Writing the range later takes new blocks, near the writer, as long as there are
+    /// any, and then these.
     pub fn allocate(&self, ino: Ino, offset: u64, len: u64, keep_size: bool) -> Result<()> {
         self.change_range(ino, offset, len, keep_size, |volume, state, draft, end| {
             let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
@@ -200,8 +202,8 @@ impl Volume {
         })
     }
 
-    /// Zeroes what a range has of its first and last block, and returns the whole blocks between. A last block that ends
-    /// with the file counts as whole.
+    /// Zeroes what a range has of its first and last block, and returns the whole blocks between. A
+    /// last block that ends with the file counts as whole.
     fn zero_edges<'a>(
         &'a self,
         state: &State,
@@ -235,7 +237,8 @@ impl Volume {
         Ok(run.map(|run| (run.file_block * BLOCK_BYTES).max(offset)).filter(|at| *at < state.size))
     }
 
-    /// The first byte at or after `offset` that is in a hole; the end of the file is one. `None`: beyond the end.
+    /// The first byte at or after `offset` that is in a hole; the end of the file is one. `None`:
+    /// beyond the end.
     pub fn seek_hole(&self, ino: Ino, offset: u64) -> Result<Option<u64>> {
         let inode = self.inode(ino)?;
         let state = inode.read();
@@ -253,8 +256,8 @@ impl Volume {
     }
 }
 
-/// The entry that sets a size. Growing keeps blocks that were allocated beyond the end, so it is said by a hole where nothing is,
-/// behind them; where they reach to the largest file they go.
+/// The entry that sets a size. Growing keeps blocks that were allocated beyond the end, so it is
+/// said by a hole where nothing is, behind them; where they reach to the largest file they go.
 fn resized(state: &State, size: u64) -> Entry<'static> {
     let end = state.extents.end();
     let keeps = size > state.size && end > size.div_ceil(BLOCK_BYTES) && end < MAX_SIZE / BLOCK_BYTES;

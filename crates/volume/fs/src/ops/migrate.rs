@@ -1,15 +1,19 @@
 //! Moving a file to another node while it is read and written.
 //!
-//! **Problem.** A copy takes time, and a writer may change a block that was copied already: its write must win.
+//! **Problem.** A copy takes time, and a writer may change a block that was copied already: its
+//! write must win.
 //!
-//! **Approach.** Run by run, at most 256 KiB: note which file blocks are being copied, copy them together with other
-//! readers, then commit the new places in one log entry, unless a writer changed any of the blocks meanwhile
-//! ([`State::apply`] notes that). After three such defeats the run is copied with writers kept out. Each step is a commit
-//! like a write's, so the migration can stop anywhere: cancelled, by a crash, or by a full region.
+//! **Approach.** Run by run, at most 256 KiB: note which file blocks are being copied, copy them
+//! together with other readers, then commit the new places in one log entry, unless a writer
+//! changed any of the blocks meanwhile ([`State::apply`] notes that). After three such defeats the
+//! run is copied with writers kept out. Each step is a commit like a write's, so the migration can
+//! stop anywhere: cancelled, by a crash, or by a full region.
 //!
-//! At the end the log is written anew there, in steps as when it is cleaned. Without room for all of it there, it stays where it is.
+//! At the end the log is written anew there, in steps as when it is cleaned. Without room for all
+//! of it there, it stays where it is.
 //!
-//! **Limits.** One migration per file at a time. The inode itself stays: its number says where it is.
+//! **Limits.** One migration per file at a time. The inode itself stays: its number says where it
+//! is.
 
 use std::iter;
 use std::sync::atomic::Ordering;
@@ -29,7 +33,8 @@ use crate::volume::{Locked, Volume};
 const STEP: u64 = 64;
 /// Times that writers may win before they are kept out for one step.
 const DEFEATS: u32 = 3;
-/// Longest sleep of a migration that has a rate: after it the caller is asked again whether to go on.
+/// Longest sleep of a migration that has a rate: after it the caller is asked again whether to go
+/// on.
 const NAP: Duration = Duration::from_millis(50);
 
 /// How far a migration is.
@@ -39,7 +44,8 @@ pub struct Progress {
     pub moved: u64,
     /// Blocks that the file has now.
     pub blocks: u64,
-    /// Of the blocks moved, those since the last question: the first file block, and how many. Told once.
+    /// Of the blocks moved, those since the last question: the first file block, and how many. Told
+    /// once.
     pub latest: Option<(u64, u64)>,
 }
 
@@ -65,8 +71,8 @@ pub struct Migration {
     pub to: u32,
     /// Only what is on this node; `None`: all that is elsewhere.
     pub from: Option<u32>,
-    /// From this file block on, such as where a migration was stopped ([`Migrated::next`]). What is written before it meanwhile
-    /// stays where the writer put it.
+    /// From this file block on, such as where a migration was stopped ([`Migrated::next`]). What is
+    /// written before it meanwhile stays where the writer put it.
     pub first: u64,
     /// Only below this file block.
     pub end: Option<u64>,
@@ -75,8 +81,8 @@ pub struct Migration {
 }
 
 impl Volume {
-    /// Moves the blocks of a file, and its log if there is room, to a node. `go_on` is asked before each step, and while the migration
-    /// waits. `rate` limits it to so many bytes a second.
+    /// Moves the blocks of a file, and its log if there is room, to a node. `go_on` is asked before
+    /// each step, and while the migration waits. `rate` limits it to so many bytes a second.
     pub fn migrate_file(
         &self,
         ino: Ino,
@@ -87,8 +93,8 @@ impl Volume {
         self.migrate(ino, Migration { to: node, rate, ..Migration::default() }, go_on)
     }
 
-    /// Moves blocks of a file to a node, and its log if that is to move as well. The regions of the node share them. `go_on` is
-    /// asked before each step, and while the migration waits.
+    /// Moves blocks of a file to a node, and its log if that is to move as well. The regions of the
+    /// node share them. `go_on` is asked before each step, and while the migration waits.
     pub fn migrate(&self, ino: Ino, migration: Migration, mut go_on: impl FnMut(Progress) -> bool) -> Result<Migrated> {
         let regions = self.regions.on_node(migration.to);
         if regions.is_empty() {
@@ -163,8 +169,8 @@ impl Volume {
         node != Some(migration.to) && (migration.from.is_none() || node == migration.from)
     }
 
-    /// Moves the next run: which, how many runs it took to find it, and whether it moved, or a concurrent change won. That cannot be
-    /// where writers are kept out.
+    /// Moves the next run: which, how many runs it took to find it, and whether it moved, or a
+    /// concurrent change won. That cannot be where writers are kept out.
     fn migrate_step(
         &self,
         inode: &Inode,
@@ -193,7 +199,8 @@ impl Volume {
         Ok((Some(run), looked, moved))
     }
 
-    /// The next run that is to move, at most one step long, and how many runs it took to find it. Notes that it is being copied.
+    /// The next run that is to move, at most one step long, and how many runs it took to find it.
+    /// Notes that it is being copied.
     fn next_step(&self, state: &mut State, migration: &Migration, from: u64) -> (Option<Run>, u64) {
         let mut looked = 0;
         let count = migration.end.map_or(u64::MAX, |end| end.saturating_sub(from));
@@ -258,7 +265,8 @@ mod tests {
     use crate::format::BLOCK;
     use crate::interleavings::{once, volume};
 
-    /// A write between the copy and the switch, to the copied blocks or beside them; a truncation; the end of the file.
+    /// A write between the copy and the switch, to the copied blocks or beside them; a truncation;
+    /// the end of the file.
     #[test]
     fn a_change_during_the_copy_wins_and_one_beside_it_does_not_matter() {
         once(change_during_copy);
@@ -299,7 +307,8 @@ mod tests {
         assert_eq!((migrated.moved, migrated.overtaken), (10, 0), "block 19 and those from 31 on");
     }
 
-    /// The last step let the lock go between the look and the copy, so that a writer could win again and again.
+    /// The last step let the lock go between the look and the copy, so that a writer could win
+    /// again and again.
     #[test]
     fn a_step_with_writers_kept_out_is_never_overtaken() {
         once(|| {
@@ -310,7 +319,8 @@ mod tests {
             let migration = Migration { to: 1, ..Migration::default() };
             let (run, _, moved) = volume.migrate_step(&inode, &migration, &[1], 0, true).unwrap();
             assert_eq!((run.unwrap().count, moved), (4, true));
-            // With a writer at each of the caller's turns the first tries may lose, and no more than that.
+            // With a writer at each of the caller's turns the first tries may lose, and no more
+            // than that.
             let again = Migration { to: 0, ..Migration::default() };
             let step = |_| volume.write(file, 0, &[2; BLOCK]).is_ok();
             assert_eq!(volume.migrate(file, again, step).unwrap().overtaken, 0);

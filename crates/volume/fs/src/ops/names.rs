@@ -39,7 +39,8 @@ pub struct NewFile<'a> {
     pub target: &'a [u8],
 }
 
-/// Inodes that were in use when they were forgotten, and of which each [`Volume::forget`] tries to let go.
+/// Inodes that were in use when they were forgotten, and of which each [`Volume::forget`] tries to
+/// let go.
 const TRIES: usize = 4;
 
 /// One name of a directory.
@@ -57,8 +58,9 @@ impl Volume {
         self.find(parent, name, Self::stat_of)
     }
 
-    /// Attributes for the name of something damaged, so that a kernel can remove it: a file, or a directory where the name says
-    /// so, that nobody but root may use. Any other use gives [`Error::Damaged`].
+    /// Attributes for the name of something damaged, so that a kernel can remove it: a file, or a
+    /// directory where the name says so, that nobody but root may use. Any other use gives
+    /// [`Error::Damaged`].
     pub fn stub(&self, parent: Ino, name: &[u8]) -> Result<Stat> {
         let dir = self.inode(parent)?;
         let (named, inode) = self.named_inode(&dir, name)?.ok_or(Error::NotFound)?;
@@ -77,7 +79,8 @@ impl Volume {
         lock(&self.stubs).get(&ino).map(|kind| stub_stat(ino, *kind))
     }
 
-    /// [`Volume::lookup`] and [`Volume::remember`] of the very inode that was found: in between its number could go to another file.
+    /// [`Volume::lookup`] and [`Volume::remember`] of the very inode that was found: in between its
+    /// number could go to another file.
     pub fn lookup_to_remember(&self, parent: Ino, name: &[u8]) -> Result<Stat> {
         self.find(parent, name, |inode| {
             self.remember_inode(inode)?;
@@ -108,9 +111,9 @@ impl Volume {
         }
     }
 
-    /// A path from the root to a file that was looked up, made or renamed since the mount; `None` if it has no name any more where
-    /// that was, if it or a directory on the way is not in memory, if such a directory has more than `most` names, or below 64
-    /// directories.
+    /// A path from the root to a file that was looked up, made or renamed since the mount; `None`
+    /// if it has no name any more where that was, if it or a directory on the way is not in memory,
+    /// if such a directory has more than `most` names, or below 64 directories.
     pub fn path(&self, ino: Ino, most: usize) -> Option<Vec<u8>> {
         let (mut at, mut path) = (self.known_inode(ino)?, Vec::new());
         for _ in 0..MAX_DEPTH {
@@ -172,8 +175,9 @@ impl Volume {
         Ok(stat)
     }
 
-    /// Makes a regular file without a name, as `O_TMPFILE` does, with the group and bits that it would get in a directory. It is open
-    /// once: [`Volume::link`] can name it until [`Volume::close`], and a crash finds an orphan.
+    /// Makes a regular file without a name, as `O_TMPFILE` does, with the group and bits that it
+    /// would get in a directory. It is open once: [`Volume::link`] can name it until
+    /// [`Volume::close`], and a crash finds an orphan.
     pub fn create_unnamed(&self, parent: Ino, new: NewFile<'_>) -> Result<Stat> {
         if kind_of(new.mode)? != Kind::File || !new.target.is_empty() {
             return Err(Error::Invalid("only a regular file can be without a name"));
@@ -271,8 +275,8 @@ impl Volume {
         Ok((Inode::new(ino, generation, kind, state), flushed))
     }
 
-    /// Takes back an inode that could not be named. A crash finds an orphan, or nothing; in doubt, perhaps the name, and then
-    /// the whole inode.
+    /// Takes back an inode that could not be named. A crash finds an orphan, or nothing; in doubt,
+    /// perhaps the name, and then the whole inode.
     pub(crate) fn unmake_inode(&self, inode: &Inode) {
         let free = inode::state_word(inode.ino, false, inode.generation);
         let stored = self
@@ -294,7 +298,8 @@ impl Volume {
         }
     }
 
-    /// Closes and forgets all inodes, as a kernel that ends a mount need not say so of each, and frees those without a name.
+    /// Closes and forgets all inodes, as a kernel that ends a mount need not say so of each, and
+    /// frees those without a name.
     pub(crate) fn close_all(&self) -> Result<()> {
         for inode in self.known_inodes() {
             inode.opens.store(0, Ordering::Release);
@@ -304,8 +309,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Frees an inode that nobody names, has open or remembers. Nobody waits until its number is durably free: recovery
-    /// takes it for an orphan, whatever its blocks hold by then.
+    /// Frees an inode that nobody names, has open or remembers. Nobody waits until its number is
+    /// durably free: recovery takes it for an orphan, whatever its blocks hold by then.
     pub(crate) fn reclaim(&self, inode: &Inode, state: &mut State) -> Result<()> {
         let Some(unnamed) = state.unnamed.as_ref().filter(|_| !state.gone) else { return Ok(()) };
         if inode.opens.load(Ordering::Acquire) > 0 {
@@ -348,8 +353,8 @@ impl Volume {
         self.reclaim(&inode, &mut state)
     }
 
-    /// Keeps an inode and its number alive until [`Volume::forget`], as `open` does, but is no use of its data: a kernel
-    /// remembers what it looked up.
+    /// Keeps an inode and its number alive until [`Volume::forget`], as `open` does, but is no use
+    /// of its data: a kernel remembers what it looked up.
     pub fn remember(&self, ino: Ino) -> Result<()> {
         self.remember_inode(&*self.inode(ino)?)
     }
@@ -364,7 +369,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Ends so many [`Volume::remember`]. After the last one nothing of the inode is kept in memory, unless it is open.
+    /// Ends so many [`Volume::remember`]. After the last one nothing of the inode is kept in
+    /// memory, unless it is open.
     pub fn forget(&self, ino: Ino, times: u64) -> Result<()> {
         let inode = self.known_inode(ino).ok_or(Error::NotFound)?;
         let was = inode.remembered.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(times));
@@ -377,7 +383,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Inodes that have lost their last name and that nobody has open: what they hold is free as soon as the kernel forgets them.
+    /// Inodes that have lost their last name and that nobody has open: what they hold is free as
+    /// soon as the kernel forgets them.
     pub fn leaving(&self) -> u64 {
         self.leaving.load(Ordering::Acquire)
     }
@@ -394,7 +401,8 @@ impl Volume {
         Ok(self.inode(ino)?.opens.load(Ordering::Acquire))
     }
 
-    /// Gives a file another name, or one that has lost its last name or never had one, but is open, a name again.
+    /// Gives a file another name, or one that has lost its last name or never had one, but is open,
+    /// a name again.
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Stat> {
         check_name(name)?;
         let (dir, inode) = (self.inode(parent)?, self.inode(ino)?);
@@ -424,7 +432,8 @@ impl Volume {
         self.stat(ino)
     }
 
-    /// Removes a name that is not a directory's. The file goes with its last name, once nobody has it open.
+    /// Removes a name that is not a directory's. The file goes with its last name, once nobody has
+    /// it open.
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         self.remove(parent, name, false)
     }
@@ -477,8 +486,8 @@ impl Volume {
         }
     }
 
-    /// Removes the name of what is damaged. Nobody knows its blocks: what it leaves is an orphan, which recovery frees.
-    /// False: the name stands for something else by now.
+    /// Removes the name of what is damaged. Nobody knows its blocks: what it leaves is an orphan,
+    /// which recovery frees. False: the name stands for something else by now.
     fn remove_damaged(&self, dir: &Inode, name: &[u8], named: Named) -> Result<bool> {
         let mut locked = Locked::new(&[dir]);
         if names_of(locked.get(dir.ino)?)?.get(name) != Some(named) {
@@ -490,8 +499,8 @@ impl Volume {
         Ok(true)
     }
 
-    /// Adds what one name less means for an inode to an operation's entries. True: it was the last one, which needs no
-    /// entry.
+    /// Adds what one name less means for an inode to an operation's entries. True: it was the last
+    /// one, which needs no entry.
     pub(crate) fn drop_name(
         &self,
         inode: &Inode,
@@ -540,8 +549,8 @@ impl Volume {
         Ok(target)
     }
 
-    /// What a name of a directory stands for, which it may do no longer when this returns. While the directory is locked nobody can
-    /// give the number to another file.
+    /// What a name of a directory stands for, which it may do no longer when this returns. While
+    /// the directory is locked nobody can give the number to another file.
     pub(crate) fn named_inode(&self, dir: &Inode, name: &[u8]) -> Result<Option<(Named, Result<Arc<Inode>>)>> {
         let names = dir.read();
         let named = names_of(&names)?.get(name);
@@ -573,8 +582,8 @@ fn kind_of(mode: u32) -> Result<Kind> {
 /// Access control lists of a new inode: names and values of extended attributes.
 pub(crate) type Acls = Vec<(&'static [u8], Vec<u8>)>;
 
-/// What a new inode gets from its directory: with the set-group-ID bit the group, and a directory the bit; a default access
-/// control list in place of the umask.
+/// What a new inode gets from its directory: with the set-group-ID bit the group, and a directory
+/// the bit; a default access control list in place of the umask.
 fn inherit<'a>(parent: &State, kind: Kind, new: NewFile<'a>) -> (NewFile<'a>, Acls) {
     let (gid, bit) = match parent.attributes.mode & libc::S_ISGID {
         0 => (new.gid, 0),

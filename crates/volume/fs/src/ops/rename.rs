@@ -25,7 +25,8 @@ pub enum Rename {
     NoReplace,
     /// Exchange the two.
     Exchange,
-    /// Replace it, and leave a whiteout at the old place: device 0:0, by which overlayfs hides what lower layers have there.
+    /// Replace it, and leave a whiteout at the old place: device 0:0, by which overlayfs hides what
+    /// lower layers have there.
     Whiteout {
         /// The whiteout's owner.
         uid: u32,
@@ -35,8 +36,8 @@ pub enum Rename {
 }
 
 impl Volume {
-    /// Moves a name. At every moment, also after a crash, each of the two names stands for what it did before or for
-    /// what it does afterwards, and the two change together.
+    /// Moves a name. At every moment, also after a crash, each of the two names stands for what it
+    /// did before or for what it does afterwards, and the two change together.
     pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), how: Rename) -> Result<()> {
         check_name(from.1)?;
         check_name(to.1)?;

@@ -54,8 +54,8 @@ impl Volume {
         Usage { regions: self.slots.iter().enumerate().map(region).collect() }
     }
 
-    /// Traffic of each thread, by region, since the volume was mounted. Threads of which `alive` says no are listed for the
-    /// last time.
+    /// Traffic of each thread, by region, since the volume was mounted. Threads of which `alive`
+    /// says no are listed for the last time.
     pub fn traffic_by_thread(&self, alive: impl Fn(u32) -> bool) -> BTreeMap<u32, Vec<Traffic>> {
         self.counters.by_thread(alive)
     }
@@ -65,8 +65,8 @@ impl Volume {
         self.counters.watch_files();
     }
 
-    /// Bytes of each thread and file since the last call, and the bytes that could not be told apart because there were too
-    /// many. A migration is nobody's use.
+    /// Bytes of each thread and file since the last call, and the bytes that could not be told
+    /// apart because there were too many. A migration is nobody's use.
     pub fn take_uses(&self) -> (Vec<Use>, u64) {
         self.counters.take_uses()
     }

@@ -7,7 +7,8 @@ use crate::{format_with, options};
 
 const DATA: [u8; 9000] = [0x5a; 9000];
 
-/// A volume with a file on node 1 and a symbolic link; where the file's second block is in region 1.
+/// A volume with a file on node 1 and a symbolic link; where the file's second block is in region
+/// 1.
 fn example(data_checksums: bool) -> (Image, Ino, usize) {
     let ram = Ram::new(blank(&[64, 64]));
     format_with(Box::new(ram.clone()), 1, data_checksums);

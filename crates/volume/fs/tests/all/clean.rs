@@ -58,7 +58,8 @@ fn damage(image: &mut Image, file: Ino) {
     image[region][at + 70] ^= 1;
 }
 
-/// `repair` threw the checkpoint away and then could not read the logs: no mount succeeded ever again.
+/// `repair` threw the checkpoint away and then could not read the logs: no mount succeeded ever
+/// again.
 #[test]
 fn repair_leaves_a_volume_with_a_damaged_file_that_can_be_mounted_and_emptied() {
     for unmounted in [true, false] {
@@ -177,8 +178,8 @@ fn an_unmount_with_an_open_orphan_leaves_it_to_recovery() {
     use_and_empty(&volume).unwrap();
 }
 
-/// Crashes at every fence of an unmount, of the mount after it, and of a change after that. Returned are the states that
-/// were wrong.
+/// Crashes at every fence of an unmount, of the mount after it, and of a change after that.
+/// Returned are the states that were wrong.
 fn crash_around_an_unmount(sabotage: Option<Sabotage>) -> (u64, u64, (u64, u64)) {
     let (image, tree) = example();
     let recorder = Recorder::new(image);

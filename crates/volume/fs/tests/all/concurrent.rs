@@ -18,7 +18,8 @@ fn new_file(volume: &Volume, dir: Ino, name: &str) -> fs::Result<Ino> {
     volume.create(dir, name.as_bytes(), NewFile { mode: 0o644, ..NewFile::default() }).map(|stat| stat.ino)
 }
 
-/// Four writers each own a quarter of a file and check what they wrote last, while it moves to and fro.
+/// Four writers each own a quarter of a file and check what they wrote last, while it moves to and
+/// fro.
 #[test]
 fn a_migration_loses_no_concurrent_write() {
     const QUARTER: u64 = 40 * 4096;
@@ -78,7 +79,8 @@ fn a_migration_stops_when_asked_and_only_one_runs() {
     use_and_empty(&volume).unwrap();
 }
 
-/// A file of many runs that moves in parts: each part goes on where the one before stopped, and looks at no run twice.
+/// A file of many runs that moves in parts: each part goes on where the one before stopped, and
+/// looks at no run twice.
 #[test]
 fn a_migration_in_parts_looks_at_each_run_once() {
     const RUNS: u64 = 300;
@@ -113,7 +115,8 @@ fn a_migration_in_parts_looks_at_each_run_once() {
     let resumed = file("resumed");
     assert_eq!(in_parts(resumed, true), RUNS);
     volume.unlink(Ino::ROOT, b"resumed").unwrap();
-    // From the beginning each time: those of all parts before, and the first that is elsewhere, once more.
+    // From the beginning each time: those of all parts before, and the first that is elsewhere,
+    // once more.
     let parts = RUNS / 16;
     let again = (1..=parts).map(|part| part * 16).sum::<u64>();
     assert_eq!(in_parts(file("restarted"), false), RUNS + again);

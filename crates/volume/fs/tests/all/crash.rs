@@ -1,9 +1,10 @@
 //! Crash enumeration: at every fence of every operation, what may be left is mounted and compared.
 //!
-//! A crash leaves the durable image and any of the lines in flight. Checked are: none of them; all; every subset of up to
-//! three (a write of file data counts as one, beyond [`FEW`] of them a random choice); all but one; each half torn.
-//! Whatever is left, recovery must find the tree as it was before the operation or as it is after it, the blocks must add
-//! up, a second recovery must find the same, and everything can be deleted afterwards.
+//! A crash leaves the durable image and any of the lines in flight. Checked are: none of them; all;
+//! every subset of up to three (a write of file data counts as one, beyond [`FEW`] of them a random
+//! choice); all but one; each half torn. Whatever is left, recovery must find the tree as it was
+//! before the operation or as it is after it, the blocks must add up, a second recovery must find
+//! the same, and everything can be deleted afterwards.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -213,8 +214,8 @@ pub fn enumerate(checker: &Arc<Mutex<Checker>>, before: &[Op], op: &Op) {
     enumerate_with(checker, before, std::slice::from_ref(op), None);
 }
 
-/// Does `before`, then enumerates the crashes of `ops`, until one fails. The first one runs with the sabotage; returned
-/// is how many flushes and fences it made.
+/// Does `before`, then enumerates the crashes of `ops`, until one fails. The first one runs with
+/// the sabotage; returned is how many flushes and fences it made.
 fn enumerate_with(checker: &Arc<Mutex<Checker>>, before: &[Op], ops: &[Op], sabotage: Option<Sabotage>) -> (u64, u64) {
     let ram = Ram::new(blank(&REGIONS));
     format_with(Box::new(ram.clone()), 1, checker.lock().unwrap().data_checksums);
@@ -368,7 +369,8 @@ fn every_operation_survives_a_crash_at_every_fence() {
     report(&checker.lock().unwrap(), "one operation");
 }
 
-/// The same with checksums of file data: each is durable with its block, or recovery would read an error.
+/// The same with checksums of file data: each is durable with its block, or recovery would read an
+/// error.
 #[test]
 fn data_with_checksums_survives_a_crash_at_every_fence() {
     let checker = Arc::new(Mutex::new(Checker { data_checksums: true, ..Checker::default() }));
@@ -387,10 +389,12 @@ fn data_with_checksums_survives_a_crash_at_every_fence() {
     assert!(flushes > 3 && unnoticed == 0, "{unnoticed} of {flushes}");
 }
 
-/// A log of three pages, of which the middle one is history: what happens to it, and how to get there.
+/// A log of three pages, of which the middle one is history: what happens to it, and how to get
+/// there.
 pub fn history() -> Vec<Op> {
     let xattrs = (0..60).map(|i| Op::SetXattr("/h".into(), format!("user.{i}"), 9));
-    // 60 entries of attributes and 67 of one block: 2 pages are full, and nobody finds it worth rewriting.
+    // 60 entries of attributes and 67 of one block: 2 pages are full, and nobody finds it worth
+    // rewriting.
     let writes = (0..67).map(|i| Op::Write("/h".into(), 4096, 4096, i));
     [Op::Create("/h".into())].into_iter().chain(xattrs).chain(writes).collect()
 }
@@ -411,12 +415,14 @@ fn dropping_pages_of_a_log_survives_a_crash_at_every_fence() {
     assert!(!checker.lock().unwrap().failures.is_empty(), "a page that is used again is still in the log");
 }
 
-/// A log is written anew in steps, and between two of them something else happens, to the same inode or beside it.
+/// A log is written anew in steps, and between two of them something else happens, to the same
+/// inode or beside it.
 #[test]
 fn cleaning_a_log_in_steps_survives_a_crash_at_every_fence() {
     let checker = Arc::new(Mutex::new(Checker::default()));
     let mut before = prelude();
-    // Several extents and several names, so that there is something behind the place and something before it.
+    // Several extents and several names, so that there is something behind the place and something
+    // before it.
     before.extend((0..4).map(|i| Op::Write("/a".into(), 12_288 + 8192 * i, 4096, 5)));
     for op in operations().into_iter().filter(|op| !matches!(op, Op::CleanAround(..))) {
         for path in ["/a", "/", "/d"] {
@@ -424,7 +430,8 @@ fn cleaning_a_log_in_steps_survives_a_crash_at_every_fence() {
         }
     }
     report(&checker.lock().unwrap(), "one operation while a log is cleaned");
-    // Without any one flush or fence it is noticed, but for the last of the write: the new log has what that tail commits.
+    // Without any one flush or fence it is noticed, but for the last of the write: the new log has
+    // what that tail commits.
     let op = Op::CleanAround("/a".into(), 1, Box::new(Op::Write("/a".into(), 12_288, 4096, 6)));
     let (flushes, fences) = enumerate_with(&checker, &before, std::slice::from_ref(&op), None);
     let all = (1..=flushes).map(Sabotage::Flush).chain((1..=fences).map(Sabotage::Fence));
@@ -437,7 +444,8 @@ fn cleaning_a_log_in_steps_survives_a_crash_at_every_fence() {
     assert!(flushes > 8 && fences > 4, "{flushes} {fences}");
 }
 
-/// All pairs of operations, each with one third operation; with HOMENODE_FS_LONG set, with every third operation.
+/// All pairs of operations, each with one third operation; with HOMENODE_FS_LONG set, with every
+/// third operation.
 #[test]
 fn sequences_of_operations_survive_a_crash_at_every_fence() {
     let checker = Arc::new(Mutex::new(Checker::default()));
@@ -473,7 +481,8 @@ fn sequences_of_operations_survive_a_crash_at_every_fence() {
     report(&checker.lock().unwrap(), "two and three operations");
 }
 
-/// A second operation, which shows that something of the one before was not durable: the same logs grow, its free blocks are used.
+/// A second operation, which shows that something of the one before was not durable: the same logs
+/// grow, its free blocks are used.
 fn followed(op: Op) -> Vec<Op> {
     let appends = ["/a", "/n", "/b", "/d/l"].map(|path| Op::Append(path.into(), 10, 9));
     let creates = ["/q", "/d/q", "/e/q"].map(|path| Op::Create(path.into()));
@@ -522,7 +531,8 @@ fn every_flush_and_every_fence_is_needed() {
     assert!(unnoticed.is_empty(), "{}", unnoticed.join("\n"));
 }
 
-/// What a full volume has: files with blocks, in one piece and in pieces, and files with blocks that were never written.
+/// What a full volume has: files with blocks, in one piece and in pieces, and files with blocks
+/// that were never written.
 fn full_prelude() -> Vec<Op> {
     let s = String::from;
     // What a block has that was never written may not be seen.
@@ -536,7 +546,8 @@ fn full_prelude() -> Vec<Op> {
         Op::Create(s("/q")),
         Op::Write(s("/q"), 0, 3000, 1),
         Op::Allocate(s("/q"), 0, 5 * 4096, false),
-        // Beyond the size, in the middle of which a block begins; the end of that has bytes that the file had before.
+        // Beyond the size, in the middle of which a block begins; the end of that has bytes that
+        // the file had before.
         Op::Create(s("/r")),
         Op::Write(s("/r"), 0, 8192, 2),
         Op::Truncate(s("/r"), 5000),

@@ -1,10 +1,12 @@
 //! Damaged media: an error or the right answer, never a panic.
 //!
-//! Random damage alone would only test the checksums: half of the images get right ones again ([`reseal`]), so that every check behind
-//! them sees impossible values. Such an image may also be a volume. So if `fsck` finds nothing, everything must work.
+//! Random damage alone would only test the checksums: half of the images get right ones again
+//! ([`reseal`]), so that every check behind them sees impossible values. Such an image may also be
+//! a volume. So if `fsck` finds nothing, everything must work.
 //!
-//! HOMENODE_FS_IMAGES sets how many random images are tried (default 3,000), HOMENODE_FS_SEED which ones; HOMENODE_FS_FIRST leaves
-//! out those before one, and HOMENODE_FS_MINUTES goes on for so many minutes of processor time instead.
+//! HOMENODE_FS_IMAGES sets how many random images are tried (default 3,000), HOMENODE_FS_SEED which
+//! ones; HOMENODE_FS_FIRST leaves out those before one, and HOMENODE_FS_MINUTES goes on for so many
+//! minutes of processor time instead.
 
 use std::sync::Arc;
 
@@ -204,7 +206,8 @@ fn every_byte(unmounted: bool) {
         damaged[region][at] ^= 0x10;
         match examine(damaged, false) {
             None => refused += 1,
-            // Second copies, records of a finished journal, what is left behind a tail, free inodes.
+            // Second copies, records of a finished journal, what is left behind a tail, free
+            // inodes.
             Some(found) => {
                 assert!(found == tree, "region {region}, byte {at}: another tree");
                 harmless += 1;
@@ -286,8 +289,9 @@ fn resealing_what_is_whole_changes_no_meaning() {
     }
 }
 
-/// A checkpoint with right checksums that says what no directory says: there were a panic over a used slot behind the end of the
-/// inode table, a loop without end over directories that are each other's parents, and names whose places in listings had run out.
+/// A checkpoint with right checksums that says what no directory says: there were a panic over a
+/// used slot behind the end of the inode table, a loop without end over directories that are each
+/// other's parents, and names whose places in listings had run out.
 #[test]
 fn impossible_values_with_right_checksums_are_errors() {
     let (image, _) = example(true);
@@ -433,7 +437,8 @@ fn a_name_for_the_root_directory_takes_nothing_else_along() {
     }
 }
 
-/// Two pages that follow each other, 2³¹ apart: each step looked like one forwards, and a mount went round once for each block.
+/// Two pages that follow each other, 2³¹ apart: each step looked like one forwards, and a mount
+/// went round once for each block.
 #[test]
 fn a_log_that_leads_in_a_circle_is_left_at_once() {
     let ram = Ram::new(blank(&REGIONS));
@@ -515,7 +520,8 @@ fn regions_that_do_not_belong_together_are_refused() {
     assert!(report.damage.is_empty() && report.clean, "{report:?}");
 }
 
-/// An inode that is read when it is first used may turn out to be damaged. Removing and renaming looked for it without end.
+/// An inode that is read when it is first used may turn out to be damaged. Removing and renaming
+/// looked for it without end.
 #[test]
 fn removing_or_renaming_what_is_damaged_is_an_error() {
     let (image, _) = example(true);
@@ -532,7 +538,8 @@ fn removing_or_renaming_what_is_damaged_is_an_error() {
     assert!(removed > 0 && renamed > 0, "{removed} {renamed}");
 }
 
-/// `repair` kept a checkpoint that `fsck` had just found wrong, and the next mount wrote over what it said was free.
+/// `repair` kept a checkpoint that `fsck` had just found wrong, and the next mount wrote over what
+/// it said was free.
 #[test]
 fn repair_writes_a_wrong_checkpoint_anew() {
     let ram = Ram::new(blank(&[2000]));
@@ -541,7 +548,8 @@ fn repair_writes_a_wrong_checkpoint_anew() {
     let f = volume.create(Ino::ROOT, b"f", fs::NewFile { mode: 0o644, ..Default::default() }).unwrap().ino;
     volume.write(f, 0, &[7; 40960]).unwrap();
     volume.unmount().unwrap();
-    // It is in the last block: the only free run gets eight blocks in front of it, which are the file's.
+    // It is in the last block: the only free run gets eight blocks in front of it, which are the
+    // file's.
     let mut image = ram.image();
     let block = &mut image[0][1999 * 4096..];
     assert_eq!(&block[4..8], b"HCKP");

@@ -28,7 +28,8 @@ impl Clock for Virtual {
     }
 }
 
-/// Figures that are easy to reckon with: a block takes 4,096 ns alone, of which its controller needs 1,024 (read) or 2,048 (write).
+/// Figures that are easy to reckon with: a block takes 4,096 ns alone, of which its controller
+/// needs 1,024 (read) or 2,048 (write).
 const MEMORY: Memory = Memory {
     read_bw: 4e9,
     write_bw: 2e9,
@@ -87,7 +88,8 @@ fn a_remote_read_takes_1_655_times_as_long_and_everything_grows_with_the_scale()
 
 #[test]
 fn readers_of_one_node_share_what_its_controller_carries_and_those_of_two_do_not() {
-    // Forty readers at once, each in a thread of its own, all arriving at 0: the clock does not move while they enter.
+    // Forty readers at once, each in a thread of its own, all arriving at 0: the clock does not
+    // move while they enter.
     let last = |regions: usize| {
         let (medium, clock) = emulated(10.0);
         let gate = std::sync::Barrier::new(40);
@@ -122,7 +124,8 @@ fn reads_and_writes_occupy_one_controller_by_their_own_bandwidths() {
             medium.read(at, &mut [0; BLOCK]).unwrap();
         });
     });
-    // The reader, the same thread, arrives when its last write is done: 9 × 20,480 + 40,960; the controller is free before that.
+    // The reader, the same thread, arrives when its last write is done: 9 × 20,480 + 40,960; the
+    // controller is free before that.
     assert_eq!(clock.now_ns(), 9 * 20_480 + 40_960 + 40_960);
     assert_eq!(medium.carried()[0].busy.as_nanos(), 10 * 20_480 + 10_240);
     assert_eq!((medium.carried()[0].read, medium.carried()[0].written), (4096, 40_960));
@@ -176,7 +179,8 @@ fn nothing_takes_time_before_the_start() {
 #[test]
 fn small_accesses_cost_a_line_and_the_latency() {
     let optane = Memory::OPTANE;
-    // 64 bytes are a line of 256: 256 / 2 GB/s = 128 ns, more than the 81 ns that a thread alone waits.
+    // 64 bytes are a line of 256: 256 / 2 GB/s = 128 ns, more than the 81 ns that a thread alone
+    // waits.
     let cost = optane.cost(Direction::Write, 64, 0.0, 1.0);
     assert_eq!((cost.service_ns, cost.alone_ns), (128, 128));
     // 305 ns, and × 1.655 from afar.
@@ -221,7 +225,8 @@ fn impossible_profiles_are_refused_with_the_figure() {
     );
 }
 
-/// A write goes to the node of the thread that it is made for, and each thread's bytes of each file are told, once.
+/// A write goes to the node of the thread that it is made for, and each thread's bytes of each file
+/// are told, once.
 #[test]
 fn writes_land_beside_the_caller_and_uses_are_told_once() {
     let ram = Ram::new(blank(&[200, 200]));

@@ -10,7 +10,8 @@ use fs::{Error, Ino, NewFile, Rename, Result, Volume};
 use crate::medium::{Ram, blank};
 use crate::{format, mount_whole, options};
 
-/// Memory of which one fence fails or panics, after so many others; it counts reads. Clones share it.
+/// Memory of which one fence fails or panics, after so many others; it counts reads. Clones share
+/// it.
 #[derive(Clone)]
 struct Failing {
     ram: Ram,
@@ -88,8 +89,9 @@ const ACTS: [(&str, Act); 8] = [
     ("migrate", |v, f, _| v.migrate_file(f, 1, None, |_| true).map(drop)),
 ];
 
-/// Blocks of an operation whose fence failed were given to others and overwritten, though the medium may name them; an inode whose
-/// name may be there was marked as free, and no later mount was possible.
+/// Blocks of an operation whose fence failed were given to others and overwritten, though the
+/// medium may name them; an inode whose name may be there was marked as free, and no later mount
+/// was possible.
 #[test]
 fn after_a_failed_fence_nothing_is_stored_and_the_next_mount_finds_old_or_new() {
     for (name, act) in ACTS {
@@ -165,7 +167,8 @@ fn a_failed_msync_is_not_forgotten() {
     assert!(fence().is_err());
 }
 
-/// A fault of the code within a commit left tail and state apart, and the next write went to blocks that the medium might name.
+/// A fault of the code within a commit left tail and state apart, and the next write went to blocks
+/// that the medium might name.
 #[test]
 fn after_a_panic_within_a_commit_nothing_is_stored() {
     let ram = Ram::new(blank(&[400]));
@@ -189,7 +192,8 @@ fn after_a_panic_within_a_commit_nothing_is_stored() {
     assert!(out == [1; 8192] || out == [2; 8192]);
 }
 
-/// A checkpoint's chain that leads back to itself was read as often as the volume has blocks, with memory for each time.
+/// A checkpoint's chain that leads back to itself was read as often as the volume has blocks, with
+/// memory for each time.
 #[test]
 fn a_checkpoint_that_leads_in_a_circle_is_read_once() {
     let ram = Ram::new(blank(&[400]));

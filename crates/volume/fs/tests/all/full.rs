@@ -73,12 +73,13 @@ fn all_inodes_in_use() {
     use_and_empty(&volume).unwrap();
 }
 
-/// HOMENODE_FS_FILES files on a volume that has room for half of them: those that fit are made, the rest are refused, and when all are
-/// deleted each block and each inode is free again.
+/// HOMENODE_FS_FILES files on a volume that has room for half of them: those that fit are made, the
+/// rest are refused, and when all are deleted each block and each inode is free again.
 #[test]
 fn more_files_than_fit_are_refused_and_give_everything_back() {
     let files = std::env::var("HOMENODE_FS_FILES").map_or(4000, |n| n.parse().unwrap());
-    // Of 4 KiB of log and 64 bytes of inode for each file, once the blocks run out and once the inodes.
+    // Of 4 KiB of log and 64 bytes of inode for each file, once the blocks run out and once the
+    // inodes.
     for bytes_per_inode in [4096, 16384] {
         let memfd = std::fs::File::from(rustix::fs::memfd_create("files", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         memfd.set_len(files / 2 * (4096 + 64)).unwrap();
@@ -145,7 +146,8 @@ fn a_full_volume_first_cleans_logs_that_are_half_history() {
         };
         let room: u64 = volume.usage().regions.iter().map(|r| r.blocks - r.reserved_blocks).sum();
         assert_eq!(fill(&volume, data), room - (1 + 1 + 15), "unmounted: {unmounted}");
-        // What frees nothing by itself has room as well: each of these takes a slot of a log, and its pages come back.
+        // What frees nothing by itself has room as well: each of these takes a slot of a log, and
+        // its pages come back.
         for round in 0..10 {
             for name in &names {
                 let to = format!("{name}-{round}");
@@ -161,7 +163,8 @@ fn a_full_volume_first_cleans_logs_that_are_half_history() {
     }
 }
 
-/// Whatever happened before: when a volume says that it is full, cleaning every log gives nothing back.
+/// Whatever happened before: when a volume says that it is full, cleaning every log gives nothing
+/// back.
 #[test]
 fn a_volume_is_full_only_when_no_log_can_give_a_block() {
     let mut full = 0;
@@ -246,7 +249,8 @@ fn many_files_take_a_block_each_and_give_everything_back() {
     let layout = fs::Layout { volume, created: 1, nodes, names, bytes_per_inode, journals: 1, data_checksums, owner };
     fs::mkfs(Box::new(medium.clone()), &layout).unwrap();
     let mount = |what: &str| {
-        // In a thread of its own: else the C library sorts the memory that the volume before had, for seconds.
+        // In a thread of its own: else the C library sorts the memory that the volume before had,
+        // for seconds.
         let mounted = || {
             let begin = std::time::Instant::now();
             (Volume::mount(Box::new(medium.clone()), options(2)).unwrap(), begin.elapsed())
@@ -300,7 +304,8 @@ fn many_files_take_a_block_each_and_give_everything_back() {
     assert_eq!(free(&volume), empty);
 }
 
-/// A request for more than there is took all free blocks one run after the other, and others found none meanwhile.
+/// A request for more than there is took all free blocks one run after the other, and others found
+/// none meanwhile.
 #[test]
 fn who_asks_for_too_much_takes_nothing() {
     let volume = volume();
@@ -314,8 +319,8 @@ fn who_asks_for_too_much_takes_nothing() {
     assert_eq!(fell_back, 0);
 }
 
-/// Any user could use up the blocks that are kept for emptying a full volume, with holes where there are none, or by a byte of the
-/// size: then nobody could remove a file any more.
+/// Any user could use up the blocks that are kept for emptying a full volume, with holes where
+/// there are none, or by a byte of the size: then nobody could remove a file any more.
 #[test]
 fn what_frees_no_block_leaves_the_reserve_alone() {
     type Change = fn(&Volume, Ino, u64) -> Result<(), Error>;
@@ -358,8 +363,8 @@ fn region(blocks: u64) -> (Ram, Volume) {
     (ram, volume)
 }
 
-/// A write over blocks of a file takes as many as it gives back. It failed for want of room, and what programs had stored in mapped
-/// pages was lost when the kernel wrote it.
+/// A write over blocks of a file takes as many as it gives back. It failed for want of room, and
+/// what programs had stored in mapped pages was lost when the kernel wrote it.
 #[test]
 fn a_full_volume_takes_writes_over_what_files_have() {
     const BLOCKS: u64 = 300;
@@ -419,8 +424,8 @@ fn blocks_that_were_allocated_are_written_also_when_the_volume_is_full() {
     }
 }
 
-/// The first write into preallocated blocks marked all of them as written, also those beyond the size: recovery took that for
-/// damage, and a repair emptied the file.
+/// The first write into preallocated blocks marked all of them as written, also those beyond the
+/// size: recovery took that for damage, and a repair emptied the file.
 #[test]
 fn a_write_into_preallocated_blocks_leaves_what_is_beyond_the_size_unwritten() {
     let (ram, volume) = region(2000);
@@ -478,8 +483,8 @@ fn a_write_that_finds_no_room_looks_at_no_log_that_has_nothing_to_give() {
     assert!(volume.looks() - before <= rounds / 16 + 2, "{} of {rounds}", volume.looks() - before);
 }
 
-/// Any user could have the server read every long log into memory for good, and write logs of others anew, by asking for more than
-/// there is, on a volume that was not full.
+/// Any user could have the server read every long log into memory for good, and write logs of
+/// others anew, by asking for more than there is, on a volume that was not full.
 #[test]
 fn who_asks_for_too_much_has_no_log_cleaned_and_keeps_none_in_memory() {
     let (ram, volume) = region(4000);
@@ -493,7 +498,8 @@ fn who_asks_for_too_much_has_no_log_cleaned_and_keeps_none_in_memory() {
     let ask = |blocks: u64| assert!(matches!(volume.allocate(mine, 0, blocks * 4096, false), Err(Error::NoSpace)));
     ask(1 << 30);
     assert_eq!((volume.inodes_in_memory(), used(&volume), volume.looks()), (in_memory, before, 0));
-    // More than there is room for, and fewer than the region has: what nobody uses is read and cleaned, once.
+    // More than there is room for, and fewer than the region has: what nobody uses is read and
+    // cleaned, once.
     let most = 3900;
     assert!(most < volume.usage().regions[0].blocks);
     ask(most);
@@ -514,7 +520,8 @@ fn who_asks_for_too_much_has_no_log_cleaned_and_keeps_none_in_memory() {
     use_and_empty(&volume).unwrap();
 }
 
-/// It was written anew in one piece, while others waited for the file, and again after each page of new history.
+/// It was written anew in one piece, while others waited for the file, and again after each page of
+/// new history.
 #[test]
 fn a_full_volume_cleans_a_long_log_in_steps_and_not_for_each_page() {
     let (ram, volume) = region(8000);
@@ -542,8 +549,8 @@ fn a_full_volume_cleans_a_long_log_in_steps_and_not_for_each_page() {
     use_and_empty(&volume).unwrap();
 }
 
-/// A user could use up all that is kept by removing names of a file that stays, or by writes to set-user-ID files. Then no log could
-/// be cleaned, and nobody could remove or overwrite a file.
+/// A user could use up all that is kept by removing names of a file that stays, or by writes to
+/// set-user-ID files. Then no log could be cleaned, and nobody could remove or overwrite a file.
 #[test]
 fn what_frees_nothing_at_once_leaves_a_block_for_cleaning() {
     type Drain = fn(&Volume, Ino, Ino);

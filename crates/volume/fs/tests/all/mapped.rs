@@ -112,7 +112,8 @@ fn the_regions_of_a_volume_are_found_from_any_one_of_them() {
     assert!(matches!(&error, Error::NotAVolume(why) if why.contains("twice")), "{error}");
 }
 
-/// Mounted by one of its copied regions, a copy took the other region of the original, wrote to it, and made both useless without a word.
+/// Mounted by one of its copied regions, a copy took the other region of the original, wrote to it,
+/// and made both useless without a word.
 #[test]
 fn a_copy_of_a_volume_does_not_write_to_the_original() {
     let dir = tempfile::tempdir().unwrap();
@@ -186,7 +187,8 @@ fn names_in_an_image_lead_to_files_only() {
     assert!(fs::open_files(&["/dev/null".into()]).is_err());
 }
 
-/// A mount filled any sparse file that an image named, such as /var/log/lastlog, before it saw that it was no region.
+/// A mount filled any sparse file that an image named, such as /var/log/lastlog, before it saw that
+/// it was no region.
 #[test]
 fn only_regions_of_the_volume_get_all_their_blocks() {
     const LEN: u64 = 1 << 23;

@@ -17,8 +17,8 @@ pub fn blank(blocks: &[u64]) -> Image {
     blocks.iter().map(|count| vec![0; *count as usize * 4096]).collect()
 }
 
-/// One region of which each block takes memory up to its last line that is not zero: for more files than there is memory for
-/// their blocks. Clones share it.
+/// One region of which each block takes memory up to its last line that is not zero: for more files
+/// than there is memory for their blocks. Clones share it.
 #[derive(Clone)]
 pub struct Sparse(Arc<Vec<Chunk>>, u64);
 
@@ -42,7 +42,8 @@ impl Sparse {
             .sum()
     }
 
-    /// The parts of a range that lie in one block each: which chunk, which block of it, where in it, and how much.
+    /// The parts of a range that lie in one block each: which chunk, which block of it, where in
+    /// it, and how much.
     fn parts(&self, at: At, len: usize) -> Result<impl Iterator<Item = (usize, usize, usize, usize)>> {
         at.within(len, if at.region == 0 { self.1 } else { 0 })?;
         let end = at.offset + len as u64;

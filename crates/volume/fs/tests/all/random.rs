@@ -1,10 +1,12 @@
 //! Random operations against the reference, with crashes in between.
 //!
-//! The volume stops and starts again all the time. A quarter of its lives are on memory that loses what was not made
-//! durable: there, crashes are tried within operations, and a stop loses what is in flight. The other lives are on plain
-//! memory, which is much faster; most of them, too, end without an unmount.
+//! The volume stops and starts again all the time. A quarter of its lives are on memory that loses
+//! what was not made durable: there, crashes are tried within operations, and a stop loses what is
+//! in flight. The other lives are on plain memory, which is much faster; most of them, too, end
+//! without an unmount.
 //!
-//! HOMENODE_FS_OPS sets how many (default 4,000), HOMENODE_FSX_OPS how many of those on one file; HOMENODE_FS_SEED which ones.
+//! HOMENODE_FS_OPS sets how many (default 4,000), HOMENODE_FSX_OPS how many of those on one file;
+//! HOMENODE_FS_SEED which ones.
 
 use std::sync::{Arc, Mutex};
 
@@ -164,7 +166,8 @@ impl Memory {
     }
 }
 
-/// Directories that move into others take names where no path of [`any_op`] leads. Removes one if there are many.
+/// Directories that move into others take names where no path of [`any_op`] leads. Removes one if
+/// there are many.
 fn prune(tree: &Tree) -> Option<Op> {
     let deepest = tree.iter().filter(|_| tree.len() > 120).max_by_key(|(path, _)| path.matches('/').count());
     deepest.map(|(path, seen)| {
@@ -173,8 +176,8 @@ fn prune(tree: &Tree) -> Option<Op> {
     })
 }
 
-/// Counts inodes and blocks three ways: as the volume does in DRAM, as its logs say, and as the reference does. True: the
-/// third was possible, which takes room for cleaning every log.
+/// Counts inodes and blocks three ways: as the volume does in DRAM, as its logs say, and as the
+/// reference does. True: the third was possible, which takes room for cleaning every log.
 fn audit(volume: &Volume, image: Image, model: &Model, what: &str) -> bool {
     let free = |volume: &Volume| -> Vec<_> {
         volume.usage().regions.iter().map(|region| (region.free_blocks, region.free_inodes)).collect()
@@ -232,8 +235,8 @@ fn run(count: u64, regions: &[u64], next: impl FnMut(&mut StdRng) -> Op, first: 
 /// Regions with room for the tree that [`prune`] keeps, in blocks.
 const REGIONS: [u64; 2] = [700, 900];
 
-/// Returns how many operations were done. Without `pruned` the tree grows, and the first operation that finds no room ends
-/// the run.
+/// Returns how many operations were done. Without `pruned` the tree grows, and the first operation
+/// that finds no room ends the run.
 fn run_seed(
     (seed, pruned): (u64, bool),
     count: u64,
@@ -280,7 +283,8 @@ fn run_seed(
             audits += u64::from(audit(&volume, memory.durable(), &model, &format!("seed {seed}, after {i}")));
         }
         if rng.random_range(0..200) == 0 {
-            // The machine stops and starts again, with some of what was in flight, or after an unmount.
+            // The machine stops and starts again, with some of what was in flight, or after an
+            // unmount.
             if rng.random() {
                 volume.unmount().unwrap();
             }
@@ -306,8 +310,9 @@ fn random_operations_do_what_the_reference_does() {
     run(setting("HOMENODE_FS_OPS", 4000), &REGIONS, any_op, &[]);
 }
 
-/// Without [`prune`] a run fills the volume: directories move to where no path leads, and what they hold stays. No inode and no block
-/// is lost on the way, and emptying the volume gives all of them back.
+/// Without [`prune`] a run fills the volume: directories move to where no path leads, and what they
+/// hold stays. No inode and no block is lost on the way, and emptying the volume gives all of them
+/// back.
 #[test]
 fn seed_1001_fills_the_volume_with_what_has_names() {
     let done = run_seed((1001, false), 40_000, &[100, 140], any_op, &[]);

@@ -1,5 +1,6 @@
-//! How much a mount reads, after a crash and after an unmount. HOMENODE_FS_EXTENTS sets of how many extents (default 20,000),
-//! HOMENODE_FS_FILES of how many files (16); the times and the memory are printed, and asserted is what was read.
+//! How much a mount reads, after a crash and after an unmount. HOMENODE_FS_EXTENTS sets of how many
+//! extents (default 20,000), HOMENODE_FS_FILES of how many files (16); the times and the memory are
+//! printed, and asserted is what was read.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -119,8 +120,8 @@ fn a_mount_after_an_unmount_reads_the_checkpoint_and_no_logs() {
     assert_eq!(volume.map(volume.resolve(b"3").unwrap()).unwrap().len() as u64, extents / files);
 }
 
-/// A kernel that ends a mount need not close each file: of files that were removed while they were open, the next mount knew
-/// nothing, and read all logs.
+/// A kernel that ends a mount need not close each file: of files that were removed while they were
+/// open, the next mount knew nothing, and read all logs.
 #[test]
 fn an_unmount_closes_what_is_open() {
     let ram = Ram::new(blank(&[400, 400]));

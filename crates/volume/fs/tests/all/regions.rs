@@ -86,7 +86,8 @@ fn a_placement_on_a_node_without_a_region_is_refused_by_the_mount() {
     assert!(matches!(on(9), Err(Error::NoRegionOnNode(9))));
 }
 
-/// With one region nothing wrote the word anew, so repair said that it had and the volume stayed unmountable.
+/// With one region nothing wrote the word anew, so repair said that it had and the volume stayed
+/// unmountable.
 #[test]
 fn a_damaged_number_of_the_last_mount_is_repaired() {
     for (count, region) in [(1, 0), (3, 0), (3, 2)] {
@@ -137,7 +138,8 @@ fn a_region_that_is_missing_or_belongs_elsewhere_gives_a_clear_error() {
     assert_eq!(swap(1, &larger[1]), "not a volume: region 1 describes the volume otherwise than region 0");
 }
 
-/// A volume with two regions on node 0, a smaller and a larger one, and one on each of nodes 1 and 2.
+/// A volume with two regions on node 0, a smaller and a larger one, and one on each of nodes 1 and
+/// 2.
 fn two_on_node_0() -> Volume {
     let ram = Ram::new(blank(&[60, 120, 200, 100]));
     let nodes = [0, 0, 1, 2].map(Some).to_vec();
@@ -161,7 +163,8 @@ fn in_regions(volume: &Volume, file: Ino) -> [u64; 4] {
     blocks
 }
 
-/// A migration knew regions: "to node 0" moved what was on node 0, and failed when the first region of the node was full.
+/// A migration knew regions: "to node 0" moved what was on node 0, and failed when the first region
+/// of the node was full.
 #[test]
 fn a_migration_goes_to_all_regions_of_a_node_and_leaves_what_is_there() {
     let volume = two_on_node_0();
@@ -191,8 +194,8 @@ fn a_migration_from_a_node_leaves_what_is_on_others() {
     use_and_empty(&volume).unwrap();
 }
 
-/// It took what is kept of the new node, and the rest from the old one, so that the next move wrote it all anew. Without room there
-/// either, a move that was done was an error.
+/// It took what is kept of the new node, and the rest from the old one, so that the next move wrote
+/// it all anew. Without room there either, a move that was done was an error.
 #[test]
 fn a_log_that_finds_no_room_on_the_new_node_stays_and_the_move_is_done() {
     let ram = Ram::new(blank(&[200, 200]));

@@ -10,7 +10,8 @@ use crate::crash::{states, with};
 use crate::medium::{CrashPoint, Image, Ram, Recorder, blank};
 use crate::{REGIONS, format, options};
 
-/// Directories and files that a test needs: `/important/data`, `/junk/j`, `/junk/sub/deep`, and `/both`, which is `/junk/both` too.
+/// Directories and files that a test needs: `/important/data`, `/junk/j`, `/junk/sub/deep`, and
+/// `/both`, which is `/junk/both` too.
 fn example() -> Ram {
     example_on(&REGIONS)
 }
@@ -76,7 +77,8 @@ fn is_damaged<T: std::fmt::Debug>(found: fs::Result<T>) {
     assert!(matches!(found, Err(Error::Damaged(_))), "{found:?}");
 }
 
-/// Looking into a volume gave its regions new numbers and stored a state: a backup did not fit its originals any more.
+/// Looking into a volume gave its regions new numbers and stored a state: a backup did not fit its
+/// originals any more.
 #[test]
 fn looking_changes_nothing() {
     for unmounted in [false, true] {
@@ -107,7 +109,8 @@ fn looking_changes_nothing() {
     }
 }
 
-/// One bit in the log of one directory, and a crash: nothing of the volume could be reached any more.
+/// One bit in the log of one directory, and a crash: nothing of the volume could be reached any
+/// more.
 #[test]
 fn a_damaged_directory_keeps_nobody_from_the_rest() {
     let ram = example();
@@ -312,7 +315,8 @@ fn moved(ram: Ram, fits: impl Fn(&Ram) -> bool + Send + 'static) -> Ram {
     found.unwrap()
 }
 
-/// The second entry of the log of `to`, which says where its data is, becomes that of `from`; or says that it is in a log.
+/// The second entry of the log of `to`, which says where its data is, becomes that of `from`; or
+/// says that it is in a log.
 fn second_owner(ram: &Ram, from: Ino, to: Ino, in_log: Option<Ino>) {
     let image: &mut Image = &mut ram.0.lock().unwrap();
     let ((from_region, from), (region, at)) = (log_of(image, from), log_of(image, to));
@@ -466,7 +470,8 @@ fn check_repaired(case: &Case, ram: &Ram) -> Result<(), String> {
     }
 }
 
-/// Repairs again what a crash in a repair left; in some states somebody mounted it meanwhile, in others it crashes once more.
+/// Repairs again what a crash in a repair left; in some states somebody mounted it meanwhile, in
+/// others it crashes once more.
 fn repair_again(case: &Case, image: Image, state: u64) -> Result<(), String> {
     let ram = Ram::new(image);
     if state % 2 == 1
@@ -512,7 +517,8 @@ fn crashes(case: &Case) -> (u64, Vec<String>) {
     (states, failures)
 }
 
-/// A crash in a repair must not make orphans of what it had not named yet, nor of what a damaged journal may have been about.
+/// A crash in a repair must not make orphans of what it had not named yet, nor of what a damaged
+/// journal may have been about.
 #[test]
 fn a_repair_survives_a_crash_at_every_fence() {
     let (mut all, mut failed, mut some) = (0, 0, Vec::new());

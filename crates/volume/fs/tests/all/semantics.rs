@@ -215,8 +215,8 @@ fn names_and_attributes_have_limits() {
     use_and_empty(&volume).unwrap();
 }
 
-/// Seed 77 of the random changes of one file, operation 484,812: a range that begins exactly where the file ends showed what the
-/// last block had beyond the end.
+/// Seed 77 of the random changes of one file, operation 484,812: a range that begins exactly where
+/// the file ends showed what the last block had beyond the end.
 #[test]
 fn growing_from_exactly_the_end_shows_zeros() {
     type Grow = fn(&Volume, Ino, u64, u64) -> fs::Result<()>;
@@ -240,7 +240,8 @@ fn growing_from_exactly_the_end_shows_zeros() {
     }
 }
 
-/// `listxattr` has a zero behind each name and fails above 64 KiB: with that, such a file could not be copied.
+/// `listxattr` has a zero behind each name and fails above 64 KiB: with that, such a file could not
+/// be copied.
 #[test]
 fn a_list_of_all_attributes_of_a_file_fits_into_what_the_kernel_takes() {
     let (_, volume) = volume();
@@ -367,7 +368,8 @@ fn a_log_that_is_mostly_history_is_cleaned() {
     use_and_empty(&volume).unwrap();
 }
 
-/// The operation that found half of a log to be history wrote all of it anew: with 200,000 extents for 27 to 40 ms.
+/// The operation that found half of a log to be history wrote all of it anew: with 200,000 extents
+/// for 27 to 40 ms.
 #[test]
 fn a_long_log_is_left_to_whom_cleans_in_the_background() {
     const EXTENTS: u64 = 600;
@@ -445,7 +447,8 @@ fn what_a_kernel_has_forgotten_is_in_memory_no_longer() {
     // All is as it was: names, attributes, data, and where a directory is.
     assert_eq!(volume.lookup(all[2], b"..").unwrap().ino, Ino::ROOT);
     assert_eq!(crate::model::observe(&volume), tree);
-    // A directory that is on the medium only keeps its parent in the checkpoint, and one that moves has another.
+    // A directory that is on the medium only keeps its parent in the checkpoint, and one that moves
+    // has another.
     volume.remember(all[3]).unwrap();
     forget(all[3], 1);
     volume.rename((Ino::ROOT, b"e"), (all[2], b"e"), fs::Rename::Replace).unwrap();
@@ -463,7 +466,8 @@ fn what_a_kernel_has_forgotten_is_in_memory_no_longer() {
     assert_eq!(report.damage, []);
 }
 
-/// A policy that looked at files which the kernel had forgotten, and moved them, read all of them into memory for good.
+/// A policy that looked at files which the kernel had forgotten, and moved them, read all of them
+/// into memory for good.
 #[test]
 fn what_is_visited_or_moved_is_in_memory_no_longer_than_before() {
     let (_, volume) = volume();

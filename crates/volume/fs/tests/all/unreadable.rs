@@ -10,7 +10,8 @@ use fs::{Damage, Error, Ino, NewFile, Result, Volume};
 use crate::medium::{Ram, blank};
 use crate::{format_with, options};
 
-/// Memory of which some lines fail. A store to one ends a process that has it mapped: here it is an error that no test expects.
+/// Memory of which some lines fail. A store to one ends a process that has it mapped: here it is an
+/// error that no test expects.
 #[derive(Clone)]
 struct Holed {
     ram: Ram,
@@ -97,7 +98,8 @@ fn create(volume: &Volume, name: &str) -> Result<Ino> {
     volume.create(Ino::ROOT, name.as_bytes(), new).map(|stat| stat.ino)
 }
 
-/// The number of a free inode that could not be read came back to the top of those to use: no file could be made any more.
+/// The number of a free inode that could not be read came back to the top of those to use: no file
+/// could be made any more.
 #[test]
 fn a_free_inode_that_cannot_be_read_is_passed_over() {
     let holed = Holed::new();
@@ -171,7 +173,8 @@ fn a_state_that_cannot_be_read_is_damage() {
     assert!(fs::fsck::check(Box::new(holed)).unwrap().damage.contains(&Damage::State));
 }
 
-/// After a crash a free inode that could not be read was an orphan: mount and repair stored to its line, and a look to its page.
+/// After a crash a free inode that could not be read was an orphan: mount and repair stored to its
+/// line, and a look to its page.
 #[test]
 fn an_inode_without_a_name_that_cannot_be_read_is_left_alone() {
     let holed = Holed::new();
@@ -231,7 +234,8 @@ fn a_repair_removes_the_name_of_an_inode_that_cannot_be_read() {
     assert!(matches!(refused, Err(Error::Damaged(Damage::Inode { ino: Ino::ROOT, .. }))), "{refused:?}");
 }
 
-/// Recovery, also that of a look and of a repair, stored to the line that a record of a journal names.
+/// Recovery, also that of a look and of a repair, stored to the line that a record of a journal
+/// names.
 #[test]
 fn a_journal_that_names_an_inode_that_cannot_be_read_is_finished_without_it() {
     let holed = Holed::new();

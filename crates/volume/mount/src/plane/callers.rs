@@ -1,17 +1,19 @@
 //! The threads that use a volume, and the nodes that they run on.
 //!
-//! **Problem.** "Local" is where the caller runs, which a server's thread must ask the kernel for. Asking takes longer
-//! than a small read.
+//! **Problem.** "Local" is where the caller runs, which a server's thread must ask the kernel for.
+//! Asking takes longer than a small read.
 //!
-//! **Approach.** A thread of its own looks every [`TICK`] where the callers are that have asked for something since. A
-//! request only reads what is known: it never waits for `/proc`, which may wait for a thread that waits for the
-//! request. A worker keeps hold of what it knows of the threads that it worked for lately. procfs files stay open, so a later thread with the same id is not mistaken for the caller; those of ended
-//! and of idle threads are closed every [`SWEEP`] looks. A thread whose files do not answer (it hangs in `execve()`: see
-//! [`linux::patient`]) keeps the one that looks waiting; then another one looks at all others.
+//! **Approach.** A thread of its own looks every [`TICK`] where the callers are that have asked for
+//! something since. A request only reads what is known: it never waits for `/proc`, which may wait
+//! for a thread that waits for the request. A worker keeps hold of what it knows of the threads
+//! that it worked for lately. procfs files stay open, so a later thread with the same id is not
+//! mistaken for the caller; those of ended and of idle threads are closed every [`SWEEP`] looks. A
+//! thread whose files do not answer (it hangs in `execve()`: see [`linux::patient`]) keeps the one
+//! that looks waiting; then another one looks at all others.
 //!
-//! **Limits.** For up to [`TICK`] after a thread was moved, its accesses count for the node where it was; those of a
-//! new thread count for the node of the server's thread, and so do those of threads beyond [`MOST`] at a time, or fewer
-//! where the process may not have so many open files.
+//! **Limits.** For up to [`TICK`] after a thread was moved, its accesses count for the node where
+//! it was; those of a new thread count for the node of the server's thread, and so do those of
+//! threads beyond [`MOST`] at a time, or fewer where the process may not have so many open files.
 //! Without a plane, so do those of threads on a CPU that came online after the start.
 
 use std::cell::{Cell, RefCell};
@@ -35,7 +37,8 @@ const PATIENCE: Duration = Duration::from_millis(400);
 const MOST_SILENT: usize = 32;
 /// New threads that wait to be looked at, at most.
 const MOST_NEW: usize = 4096;
-/// Threads that are known at a time, at most: each has one open file, and [`FILES`] where a plane watches.
+/// Threads that are known at a time, at most: each has one open file, and [`FILES`] where a plane
+/// watches.
 const MOST: usize = 4096;
 const FILES: usize = 2;
 /// Open files that these threads leave to the rest of the server: to undo moves takes some, too.
@@ -78,7 +81,8 @@ struct Place {
 }
 
 thread_local! {
-    /// The threads that this worker worked for lately, and of which version of which table they are.
+    /// The threads that this worker worked for lately, and of which version of which table they
+    /// are.
     static RECENT: RefCell<Recent<(u64, u32), Arc<Place>>> = const { RefCell::new(Recent::NOTHING) };
 }
 
@@ -97,7 +101,8 @@ pub struct Callers {
     table: RwLock<FxHashMap<u32, Arc<Caller>>>,
     /// Threads that the table has room for.
     most: AtomicUsize,
-    /// Another number, of all tables, whenever a thread was forgotten: its number may be that of another one.
+    /// Another number, of all tables, whenever a thread was forgotten: its number may be that of
+    /// another one.
     version: AtomicU64,
     /// Threads that are not in the table yet.
     new: Mutex<Vec<u32>>,
@@ -108,7 +113,8 @@ pub struct Callers {
     looks: AtomicU32,
     /// Whose turn it is to look: one that was left behind looks no more.
     turn: AtomicU64,
-    /// The thread that is looked at now in the lower half, 0 for none; each look has another number in the upper half.
+    /// The thread that is looked at now in the lower half, 0 for none; each look has another number
+    /// in the upper half.
     at: AtomicU64,
     /// Threads that keep one waiting that was left behind.
     silent: Mutex<Vec<u32>>,
@@ -138,7 +144,8 @@ impl Callers {
         this
     }
 
-    /// Asks about a thread. Where the thread that looks asks, it is left behind if there is no answer.
+    /// Asks about a thread. Where the thread that looks asks, it is left behind if there is no
+    /// answer.
     ///
     /// # Errors
     ///
@@ -168,8 +175,8 @@ impl Callers {
         answer
     }
 
-    /// Whether one has been looking at the same thread all the time since the last call. Then it looks no more, and the thread is not
-    /// looked at until it answers.
+    /// Whether one has been looking at the same thread all the time since the last call. Then it
+    /// looks no more, and the thread is not looked at until it answers.
     fn leave_behind(&self, before: &mut u64) -> bool {
         let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         let at = self.at.load(Ordering::Acquire);
@@ -199,7 +206,8 @@ impl Callers {
         self.begin_anew(false);
     }
 
-    /// Closes the files of all threads, and opens no more before [`Callers::watch`] or [`Callers::unwatch`].
+    /// Closes the files of all threads, and opens no more before [`Callers::watch`] or
+    /// [`Callers::unwatch`].
     pub(crate) fn close(&self) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         self.most.store(0, Ordering::Relaxed);
@@ -233,8 +241,8 @@ impl Callers {
         }
     }
 
-    /// Does a piece of work for the thread `tid`: its bytes count for that thread, and "local" is where that thread
-    /// runs. 0: for nobody in particular.
+    /// Does a piece of work for the thread `tid`: its bytes count for that thread, and "local" is
+    /// where that thread runs. 0: for nobody in particular.
     pub fn enter<T>(&self, tid: u32, work: impl FnOnce() -> T) -> T {
         let work = || fs::as_thread(tid, work);
         let watched = self.watched.load(Ordering::Relaxed);
@@ -312,7 +320,8 @@ impl Callers {
         }
     }
 
-    /// Forgets threads that have ended and, where no plane watches or there are too many, idle ones.
+    /// Forgets threads that have ended and, where no plane watches or there are too many, idle
+    /// ones.
     fn sweep(&self) {
         let all: Vec<_> = {
             let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
@@ -432,7 +441,8 @@ fn room((limit, open): (usize, usize)) -> usize {
     (limit.saturating_sub(open + RESERVE) / FILES).clamp(1, MOST)
 }
 
-/// Lets one thread look as long as there are callers, and the next one when a caller keeps it waiting.
+/// Lets one thread look as long as there are callers, and the next one when a caller keeps it
+/// waiting.
 fn keep_looking(callers: &Weak<Callers>) {
     loop {
         let Some(turn) = callers.upgrade().map(|callers| callers.turn.fetch_add(1, Ordering::AcqRel) + 1) else {

@@ -42,7 +42,8 @@ pub(super) struct FileCopy {
     only: Option<VecDeque<Run>>,
     /// The file blocks that have moved, with the node that they were on.
     moved: Layout,
-    /// Until the end what is known of the file stays, so that no step reads it again; then it goes, if the kernel has forgotten it.
+    /// Until the end what is known of the file stays, so that no step reads it again; then it goes,
+    /// if the kernel has forgotten it.
     _visit: Visit<Arc<Volume>>,
 }
 

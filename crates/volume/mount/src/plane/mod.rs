@@ -1,18 +1,21 @@
-//! A mounted volume as a plane: which thread reads which data from which node, and moves of threads and files.
+//! A mounted volume as a plane: which thread reads which data from which node, and moves of threads
+//! and files.
 //!
-//! **Problem.** On a host homenode samples what the kernel does with its page cache. The server of a volume serves
-//! every request itself, so it can know everything exactly: the thread, the file, the node of each byte.
+//! **Problem.** On a host homenode samples what the kernel does with its page cache. The server of
+//! a volume serves every request itself, so it can know everything exactly: the thread, the file,
+//! the node of each byte.
 //!
-//! **Approach.** [`VolumePlane`] makes a snapshot of what `fs` has counted since the last one, by thread and file, and
-//! of what `/proc` says of these threads. Threads move as on a host: [`Actor`] prepares, makes and undoes
-//! their moves, by the same rules and records. Files move by `fs::Volume::migrate`, as jobs of the actor. The
-//! nodes are those of the machine, or emulated ones: then a move of a thread to a node binds it to the CPUs of the
-//! node's group.
+//! **Approach.** [`VolumePlane`] makes a snapshot of what `fs` has counted since the last one, by
+//! thread and file, and of what `/proc` says of these threads. Threads move as on a host: [`Actor`]
+//! prepares, makes and undoes their moves, by the same rules and records. Files move by
+//! `fs::Volume::migrate`, as jobs of the actor. The nodes are those of the machine, or emulated
+//! ones: then a move of a thread to a node binds it to the CPUs of the node's group.
 //!
-//! **Limits.** Threads that reached the volume through the page cache are not seen: mount with the direct cache for
-//! exact sums. Of processes nothing is observed, so no policy moves them. CPU time is that of the caller alone; what
-//! the server spends on a request counts for the node where the server's thread runs. What this costs is part of what
-//! the server costs, and has no budget of its own.
+//! **Limits.** Threads that reached the volume through the page cache are not seen: mount with the
+//! direct cache for exact sums. Of processes nothing is observed, so no policy moves them. CPU time
+//! is that of the caller alone; what the server spends on a request counts for the node where the
+//! server's thread runs. What this costs is part of what the server costs, and has no budget of its
+//! own.
 
 mod callers;
 mod copy;
@@ -41,7 +44,8 @@ use callers::Caller;
 pub use callers::Callers;
 use copy::{Copies, FileCopy};
 
-/// Files whose paths a window tells, and names of a directory that are searched for one: a path takes a look at each name.
+/// Files whose paths a window tells, and names of a directory that are searched for one: a path
+/// takes a look at each name.
 const NAMED: usize = 16;
 const NAMES: usize = 10_000;
 
@@ -131,8 +135,8 @@ impl VolumePlane {
         self
     }
 
-    /// To be called before everything is undone: that takes open files, and those of the threads that are watched are not needed
-    /// any more.
+    /// To be called before everything is undone: that takes open files, and those of the threads
+    /// that are watched are not needed any more.
     pub fn ends(&self) {
         self.callers.close();
     }
@@ -160,7 +164,8 @@ impl VolumePlane {
             }
         }
         self.callers.end_window();
-        // Nobody asks for a single thread's total here: those that are forgotten count in the sum only.
+        // Nobody asks for a single thread's total here: those that are forgotten count in the sum
+        // only.
         self.volume.traffic_by_thread(|tid| self.callers.knows(tid));
         let mut readers: BTreeMap<Ino, Vec<u32>> = BTreeMap::new();
         // What the kernel writes back for nobody in particular is no use by another thread.
@@ -234,7 +239,8 @@ impl VolumePlane {
             read_bytes: self.by_node(&one.regions, |t| t.read),
             write_bytes: self.by_node(&one.regions, |t| t.written),
             read_size: read.checked_div(one.reads),
-            // The first read of a window began where the last one of the window before ended, or did not.
+            // The first read of a window began where the last one of the window before ended, or
+            // did not.
             sequential: (one.reads > 0).then_some(2 * one.sequential > one.reads),
         }
     }
@@ -371,7 +377,8 @@ const LATEST: usize = 32;
 const ENDING: Duration = Duration::from_millis(5);
 
 impl Drop for VolumePlane {
-    /// Ends the copies: whoever ends the use of the volume next has it for himself. The mount may go on.
+    /// Ends the copies: whoever ends the use of the volume next has it for himself. The mount may
+    /// go on.
     fn drop(&mut self) {
         self.callers.unwatch();
         loop {
@@ -391,13 +398,15 @@ fn traffic(volume: &Volume) -> Vec<Traffic> {
     volume.usage().regions.iter().map(|region| region.traffic).collect()
 }
 
-/// CPU seconds that each CPU has worked since boot, in hundredths; none where `/proc/stat` cannot be read.
+/// CPU seconds that each CPU has worked since boot, in hundredths; none where `/proc/stat` cannot
+/// be read.
 fn cpu_seconds() -> Vec<(u32, f64)> {
     let text = std::fs::read_to_string(PathBuf::from("/proc/stat")).unwrap_or_default();
     let line = |line: &str| {
         let (cpu, ticks) = line.strip_prefix("cpu")?.split_once(' ')?;
         let ticks: Vec<u64> = ticks.split_ascii_whitespace().map_while(|t| t.parse().ok()).collect();
-        // user, nice, system, idle, iowait, irq, softirq, steal (proc_stat(5)): all but idle and iowait.
+        // user, nice, system, idle, iowait, irq, softirq, steal (proc_stat(5)): all but idle and
+        // iowait.
         let worked: u64 = ticks.iter().take(8).enumerate().filter(|(i, _)| !matches!(i, 3 | 4)).map(|(_, t)| t).sum();
         Some((cpu.parse().ok()?, worked as f64 / 100.0))
     };

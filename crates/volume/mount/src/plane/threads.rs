@@ -89,7 +89,8 @@ impl Watched {
     }
 }
 
-/// When a process started. Its first thread is shown even after that has ended, until the last one has.
+/// When a process started. Its first thread is shown even after that has ended, until the last one
+/// has.
 fn started(proc_root: &Path, pid: u32) -> Option<u64> {
     let stat = std::fs::read(proc_root.join(pid.to_string()).join("stat")).ok()?;
     Some(parse_stat(&stat)?.start_ns)
@@ -123,7 +124,8 @@ fn tgid(status: &[u8]) -> Option<u32> {
     std::str::from_utf8(line).ok()?.trim().parse().ok()
 }
 
-/// `pid (comm) state ppid …`: field 22 is the start, 39 the CPU (proc_pid_stat(5)). A name may hold any bytes.
+/// `pid (comm) state ppid …`: field 22 is the start, 39 the CPU (proc_pid_stat(5)). A name may hold
+/// any bytes.
 fn parse_stat(bytes: &[u8]) -> Option<Now> {
     let open = bytes.iter().position(|b| *b == b'(')?;
     let close = bytes.iter().rposition(|b| *b == b')')?;

@@ -22,7 +22,8 @@ pub const TESTS: &[(&str, fn(), &str)] = &[
     ("the_kernel_remembers_that_there_is_no_list", the_kernel_remembers_that_there_is_no_list, "setfacl"),
 ];
 
-/// The output of a shell script that root runs in a directory, with a umask that hides everything from others.
+/// The output of a shell script that root runs in a directory, with a umask that hides everything
+/// from others.
 fn as_root(dir: &Path, script: &str) -> String {
     let out = Command::new("sh").args(["-ec", &format!("umask 077; {script}")]).current_dir(dir).output().unwrap();
     assert!(out.status.success(), "{script}: {}", String::from_utf8_lossy(&out.stderr));
@@ -82,8 +83,8 @@ fn access_control_lists_are_kept_inherited_and_checked() {
     mount.end();
 }
 
-/// Each question was a request before lists were supported. A listing makes the kernel forget the lists of what it lists
-/// (`fuse_direntplus_link`), so `ls -l` still asks once for each file.
+/// Each question was a request before lists were supported. A listing makes the kernel forget the
+/// lists of what it lists (`fuse_direntplus_link`), so `ls -l` still asks once for each file.
 fn the_kernel_remembers_that_there_is_no_list() {
     let mount = Mount::new(Cache::Kernel, 16);
     let names: Vec<_> = (0..100).map(|name| name.to_string()).collect();

@@ -34,7 +34,8 @@ pub fn asked_for() -> Option<PathBuf> {
     std::env::var_os(LOAD).map(PathBuf::from)
 }
 
-/// Writes a file past the cache, in single large writes, while others read it through the cache and one changes it by a mapping.
+/// Writes a file past the cache, in single large writes, while others read it through the cache and
+/// one changes it by a mapping.
 pub fn load(path: &Path) {
     let done = AtomicBool::new(false);
     let going = || !done.load(Ordering::Relaxed);
@@ -54,7 +55,8 @@ pub fn load(path: &Path) {
         scope.spawn(|| {
             let file = open();
             let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-            // SAFETY: the mapping lies where the kernel finds room, and stays until the process ends.
+            // SAFETY: the mapping lies where the kernel finds room, and stays until the process
+            // ends.
             let at = unsafe { mmap(std::ptr::null_mut(), LEN, flags.0, flags.1, &file, 0).unwrap() };
             for page in (0..LEN).step_by(4096).cycle().take_while(|_| going()) {
                 // SAFETY: the byte is in the mapping, which only this thread uses.
@@ -74,7 +76,8 @@ pub fn load(path: &Path) {
     });
 }
 
-/// Ends all requests of a mount with an error, also those that wait for each other, so that its users can end.
+/// Ends all requests of a mount with an error, also those that wait for each other, so that its
+/// users can end.
 fn abort(device: u32) {
     let control = tempfile::tempdir().unwrap();
     mount("fusectl", control.path(), "fusectl", MountFlags::empty(), None).unwrap();
@@ -83,8 +86,9 @@ fn abort(device: u32) {
     assert!(told.is_ok() || told.is_err_and(|error| error.kind() == ErrorKind::NotFound));
 }
 
-/// Answers to direct writes waited for a page to be read, that for a slot of the kernel's for requests in the background, and all slots
-/// were those of the answers. Neither the programs nor the server could be killed.
+/// Answers to direct writes waited for a page to be read, that for a slot of the kernel's for
+/// requests in the background, and all slots were those of the answers. Neither the programs nor
+/// the server could be killed.
 fn many_direct_writes_beside_readers_of_the_file_end() {
     let served = Mount::new(Cache::Kernel, 64);
     let path = served.path("f");

@@ -1,5 +1,5 @@
-//! A volume, its mount, and a process of its own that serves it: this program again, so that it can be killed and
-//! stopped.
+//! A volume, its mount, and a process of its own that serves it: this program again, so that it can
+//! be killed and stopped.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read};
@@ -15,7 +15,8 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Longest time that a process between fork and exec, or a server with something to do, can be thought to take.
+/// Longest time that a process between fork and exec, or a server with something to do, can be
+/// thought to take.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 const SERVE: &str = "HOMENODE_TEST_SERVE";
@@ -199,7 +200,8 @@ impl Mount {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Stops the server, and waits until each of its threads has stopped: the signal alone does not wait.
+    /// Stops the server, and waits until each of its threads has stopped: the signal alone does not
+    /// wait.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         let tasks = format!("/proc/{}/task", self.pid().as_raw_nonzero());

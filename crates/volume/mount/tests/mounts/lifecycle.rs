@@ -39,7 +39,8 @@ pub const TESTS: Tests = &[
     ("memory_of_forgotten_files_goes_back_to_the_system", memory_of_forgotten_files_goes_back_to_the_system),
 ];
 
-/// A server that had forgotten 50,000 files and 50,000 links still held 42 of the 44 MiB that they took.
+/// A server that had forgotten 50,000 files and 50,000 links still held 42 of the 44 MiB that they
+/// took.
 fn memory_of_forgotten_files_goes_back_to_the_system() {
     const FILES: u64 = 12_000;
     let mount = Mount::new(Cache::Kernel, 128);
@@ -66,7 +67,8 @@ fn memory_of_forgotten_files_goes_back_to_the_system() {
     mount.end();
 }
 
-/// A server that looked at its caller within each request once took three times as long for a small read.
+/// A server that looked at its caller within each request once took three times as long for a small
+/// read.
 fn without_a_policy_a_request_takes_one_call_in_and_one_out() {
     const READS: u64 = 2000;
     let mount = Mount::new(Cache::Direct, 16);
@@ -77,7 +79,8 @@ fn without_a_policy_a_request_takes_one_call_in_and_one_out() {
         file.read_exact_at(&mut [0; 4096], 0).unwrap();
     }
     let after = mount.calls();
-    // The kernel may have a little more to say meanwhile. By io_uring there are no such calls at all.
+    // The kernel may have a little more to say meanwhile. By io_uring there are no such calls at
+    // all.
     let most = if rings() { READS / 100 } else { READS + READS / 100 };
     for (before, after) in before.into_iter().zip(after) {
         assert!(after - before <= most, "{} calls", after - before);
@@ -162,7 +165,8 @@ fn a_dead_mount_is_told_and_recovered() {
     fs::write(mount.path("f"), b"before").unwrap();
     let file = File::open(mount.path("f")).unwrap();
     mount.kill();
-    // The kernel ends the queues of io_uring a little later than the process: what came meanwhile was under way.
+    // The kernel ends the queues of io_uring a little later than the process: what came meanwhile
+    // was under way.
     let under_way = [libc::ECONNABORTED, libc::ECANCELED];
     for error in [fs::metadata(mount.path("g")).unwrap_err(), file.metadata().unwrap_err()] {
         let errno = error.raw_os_error().unwrap();
@@ -231,7 +235,8 @@ fn a_full_volume_says_so_and_can_be_emptied() {
                 if len + 4 >= first {
                     break;
                 }
-                // A request waits for the kernel to forget the file, but on a busy machine not long enough.
+                // A request waits for the kernel to forget the file, but on a busy machine not long
+                // enough.
                 assert!(begin.elapsed() < PATIENCE, "round {round}: {len} of {first}: what was removed is free");
                 fs::remove_file(mount.path("f")).unwrap();
             }
@@ -262,7 +267,8 @@ fn a_stopped_server_only_delays() {
         }
         client.kill().unwrap();
         if rings() {
-            // The kernel has put its request where the server will find it, and takes it back no more.
+            // The kernel has put its request where the server will find it, and takes it back no
+            // more.
             mount.signal(Signal::CONT);
         }
         assert_eq!(client.wait().unwrap().signal(), Some(libc::SIGKILL));
@@ -273,14 +279,15 @@ fn a_stopped_server_only_delays() {
     mount.end();
 }
 
-/// A client, which is a process of its own, makes changes one after the other and says which ones were acknowledged.
-/// The server is killed at some moment; then every acknowledged change is there, and the one after them whole or not
-/// at all.
+/// A client, which is a process of its own, makes changes one after the other and says which ones
+/// were acknowledged. The server is killed at some moment; then every acknowledged change is there,
+/// and the one after them whole or not at all.
 fn acknowledged_changes_survive_kills_of_the_server() {
     let mut rng = ChaCha8Rng::seed_from_u64(6);
     for round in 0..12 {
         let mut mount = Mount::new(if round % 2 == 0 { Cache::Kernel } else { Cache::Direct }, 64);
-        // Each step i: write 10,000 bytes of i to a file, rename it to its name, append a line to the log.
+        // Each step i: write 10,000 bytes of i to a file, rename it to its name, append a line to
+        // the log.
         let script = "i=0; while :; do i=$((i+1)); yes $i | head -c 10000 > new; mv new f$((i % 50)); echo $i >> log; \
                       echo $i; done";
         let mut client = Command::new("sh");

@@ -1,4 +1,5 @@
-//! Real mounts on this machine. Where `/dev/fuse` or root is missing, a test says so and counts as skipped.
+//! Real mounts on this machine. Where `/dev/fuse` or root is missing, a test says so and counts as
+//! skipped.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 

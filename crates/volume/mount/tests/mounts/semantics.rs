@@ -672,7 +672,8 @@ fn writing_and_owners_take_privileges() {
         assert_eq!(mode(), 0o777, "the same owner");
         rustix::fs::chown(&file, Some(Uid::from_raw(0)), None).unwrap();
         begin();
-        // Any user could take them from any file, as the kernel asks for a change that changes nothing.
+        // Any user could take them from any file, as the kernel asks for a change that changes
+        // nothing.
         let dir = mount.path("d");
         fs::create_dir(&dir).unwrap();
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o2777)).unwrap();

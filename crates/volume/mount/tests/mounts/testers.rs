@@ -1,7 +1,8 @@
-//! Other people's testers of file systems, whole: `pjdfstest` for what POSIX says of names, attributes and
-//! permissions, `fsx` for the content of a file under random changes, `fio --verify` for what a killed server has acknowledged,
-//! stress-ng's file-system class for calls that nobody else makes.
-//! `HOMENODE_FSX_OPS`, `HOMENODE_FIO_KILLS` and `HOMENODE_STRESS_SECONDS` lengthen the last three.
+//! Other people's testers of file systems, whole: `pjdfstest` for what POSIX says of names,
+//! attributes and permissions, `fsx` for the content of a file under random changes, `fio --verify`
+//! for what a killed server has acknowledged, stress-ng's file-system class for calls that nobody
+//! else makes. `HOMENODE_FSX_OPS`, `HOMENODE_FIO_KILLS` and `HOMENODE_STRESS_SECONDS` lengthen the
+//! last three.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -39,9 +40,10 @@ fn pjdfstest_passes() {
     let mount = Mount::new(Cache::Kernel, 128);
     std::fs::set_permissions(mount.dir(), PermissionsExt::from_mode(0o777)).unwrap();
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
-    // Left out: `rename_ctime`, because POSIX leaves open whether a rename changes the times of what it moves, and
-    // ours does not (that would be one more inode in its journal); EROFS, because the mount would have to be idle for
-    // a moment; LINK_MAX, which a FUSE file system cannot tell; what Linux does not have (chflags, NFSv4 ACLs).
+    // Left out: `rename_ctime`, because POSIX leaves open whether a rename changes the times of
+    // what it moves, and ours does not (that would be one more inode in its journal); EROFS,
+    // because the mount would have to be idle for a moment; LINK_MAX, which a FUSE file system
+    // cannot tell; what Linux does not have (chflags, NFSv4 ACLs).
     let config = place.path().join("config.toml");
     let text = "[features]\nposix_fallocate = {}\nutimensat = {}\nutime_now = {}\n\
                 [settings]\nnaptime = 0.02\n\
@@ -60,8 +62,9 @@ fn pjdfstest_passes() {
     mount.end();
 }
 
-/// Operations of one process of fsx. Version 0.3.2 never unmaps what it has read through a mapping, and each truncation
-/// walks all mappings of the file: half an hour was not enough for a process to do 1,000,000.
+/// Operations of one process of fsx. Version 0.3.2 never unmaps what it has read through a mapping,
+/// and each truncation walks all mappings of the file: half an hour was not enough for a process to
+/// do 1,000,000.
 const FSX_PART: u64 = 4000;
 
 fn fsx_finds_the_bytes_that_were_written() {
@@ -87,8 +90,9 @@ fn fsx_finds_the_bytes_that_were_written() {
     }
 }
 
-/// fio writes blocks that hold their own offset and checksum. After a second it notes how many were acknowledged, and kills the server.
-/// The next server recovers the volume, and fio reads these blocks. Each pass overwrites what the one before left.
+/// fio writes blocks that hold their own offset and checksum. After a second it notes how many were
+/// acknowledged, and kills the server. The next server recovers the volume, and fio reads these
+/// blocks. Each pass overwrites what the one before left.
 fn fio_finds_what_a_killed_server_acknowledged() {
     let kills: u32 = std::env::var("HOMENODE_FIO_KILLS").map_or(3, |kills| kills.parse().unwrap());
     for cache in [Cache::Kernel, Cache::Direct] {
@@ -132,8 +136,9 @@ fn fio_finds_what_a_killed_server_acknowledged() {
     }
 }
 
-/// Those of the class `filesystem` of stress-ng 0.15 that use the directory that they are given, but for those that this file
-/// system does not offer (`fiemap`, `verity`; `chattr` and `inode-flags` set attributes of ext4).
+/// Those of the class `filesystem` of stress-ng 0.15 that use the directory that they are given,
+/// but for those that this file system does not offer (`fiemap`, `verity`; `chattr` and
+/// `inode-flags` set attributes of ext4).
 const STRESSORS: &[&str] = &[
     "access",
     "chdir",
@@ -173,7 +178,8 @@ const STRESSORS: &[&str] = &[
     "xattr",
 ];
 
-/// Each stressor checks what its calls answer (`--verify`). After a quarter of them the mount is taken away, checked and made again.
+/// Each stressor checks what its calls answer (`--verify`). After a quarter of them the mount is
+/// taken away, checked and made again.
 fn stress_ng_leaves_a_sound_volume() {
     let seconds = std::env::var("HOMENODE_STRESS_SECONDS").unwrap_or_else(|_| "1".to_owned());
     let mut mount = Mount::new(Cache::Kernel, 256);

@@ -1,9 +1,10 @@
 //! `homenode hot`: which mapped file data a process uses, and on which node it is.
 //!
-//! **Problem.** A process can hold the lock of its memory for as long as it likes (a fault that a FUSE server of its own does not
-//! answer). Whatever asks the kernel about that memory then waits.
+//! **Problem.** A process can hold the lock of its memory for as long as it likes (a fault that a
+//! FUSE server of its own does not answer). Whatever asks the kernel about that memory then waits.
 //!
-//! **Approach.** A thread of its own asks; the command waits for it with an eye on Ctrl-C and the clock.
+//! **Approach.** A thread of its own asks; the command waits for it with an eye on Ctrl-C and the
+//! clock.
 //!
 //! **Limits.** A thread that waits in the kernel ends with the command.
 
@@ -36,7 +37,8 @@ use crate::signals::Stop;
 /// Samples: as many as a page remembers.
 const SAMPLES: u32 = 8;
 
-/// Share of its time that the process may lose by sampling: five times as much as in the daemon, as it was asked for and ends soon.
+/// Share of its time that the process may lose by sampling: five times as much as in the daemon, as
+/// it was asked for and ends soon.
 const SHARE: f64 = 0.05;
 
 /// How long beyond a sample's time to wait for an answer of the kernel.
@@ -60,7 +62,8 @@ struct Seen {
 /// Prints how hot the mapped data of a process is.
 pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
     let pid = args.pid;
-    // The kernel answers as for a debugger: not about a process of another user, or one that runs with more rights.
+    // The kernel answers as for a debugger: not about a process of another user, or one that runs
+    // with more rights.
     let maps = Path::new(plane::PROC).join(pid.to_string()).join("maps");
     if let Err(cause) = File::open(&maps) {
         return Err(match cause.kind() {

@@ -1,4 +1,5 @@
-//! A mapping as a row of cells, each with how often its pages were accessed and on which node they are.
+//! A mapping as a row of cells, each with how often its pages were accessed and on which node they
+//! are.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,11 @@
 //! `homenode move`: moves data to a node, once and by hand.
 //!
-//! **Problem.** A move takes up to hours and can stop half-way: by a signal, by pages that cannot be moved, by a full node.
+//! **Problem.** A move takes up to hours and can stop half-way: by a signal, by pages that cannot
+//! be moved, by a full node.
 //!
-//! **Approach.** Each kind of subject has a module of its own, which prepares a [`Copying`]. [`drive`] steps through it, with a
-//! limit on the rate, a progress bar and an eye on signals. [`Done`] says what became of it, in words or as JSON.
+//! **Approach.** Each kind of subject has a module of its own, which prepares a [`Copying`].
+//! [`drive`] steps through it, with a limit on the rate, a progress bar and an eye on signals.
+//! [`Done`] says what became of it, in words or as JSON.
 
 mod files;
 mod process;
@@ -43,7 +45,8 @@ pub struct MoveArgs {
     /// Move at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
     #[arg(long, value_name = "RATE", value_parser = parse_positive_rate)]
     pub rate: Option<f64>,
-    /// Stop processes that map a DAX file shared and writable while each 2 MiB of it move; without, such files stay
+    /// Stop processes that map a DAX file shared and writable while each 2 MiB of it move; without,
+    /// such files stay
     #[arg(long)]
     pub freeze: bool,
 }

@@ -1,10 +1,12 @@
 //! `homenode move --pid`: a process, its threads and its memory.
 //!
-//! **Problem.** A command ends, the affinities that it set stay, and it may be killed between two of them.
+//! **Problem.** A command ends, the affinities that it set stay, and it may be killed between two
+//! of them.
 //!
-//! **Approach.** The undo records go to the state file first, as the daemon's do. A move that is complete takes its records out
-//! again: the affinity is now the one that the user asked for, and the output says how to undo it. A move that fails or is stopped
-//! is undone from its records; after a crash `homenode restore` does that. Memory that has moved stays.
+//! **Approach.** The undo records go to the state file first, as the daemon's do. A move that is
+//! complete takes its records out again: the affinity is now the one that the user asked for, and
+//! the output says how to undo it. A move that fails or is stopped is undone from its records;
+//! after a crash `homenode restore` does that. Memory that has moved stays.
 //!
 //! **Limits.** A daemon that uses the same state directory must stop first.
 
@@ -152,7 +154,8 @@ impl Records {
         let failure = |e: engine::EngineError| Failure::from_error(Exit::Io, "cannot use the state directory", &e);
         let epoch = undo::plane()?.epoch();
         let loaded = dir.load().map_err(failure)?;
-        // As `restore` has it: records of another run of the machine are void, and those of an unknown one are not.
+        // As `restore` has it: records of another run of the machine are void, and those of an
+        // unknown one are not.
         let void = loaded.epoch.is_some() && epoch.is_some() && loaded.epoch != epoch;
         let earlier = if void { Vec::new() } else { loaded.held };
         let file = StateFile::create(&dir, epoch.as_deref(), &earlier).map_err(failure)?;

@@ -76,7 +76,8 @@ impl Choices {
         volume.and_then(|i| host.volumes.get(i)).map(Window::of_mount).unwrap_or(host)
     }
 
-    /// Takes one key. `threads` is how many there are to scroll over, `page` how many are seen at once.
+    /// Takes one key. `threads` is how many there are to scroll over, `page` how many are seen at
+    /// once.
     pub fn key(&mut self, key: KeyEvent, threads: usize, page: usize) {
         if key.kind == KeyEventKind::Release {
             return;

@@ -10,7 +10,8 @@ use session::window::{Copy, Window};
 
 use crate::commands::explain;
 
-/// A thread: its id, and its start time where it is known, so that a later thread with this id is another one.
+/// A thread: its id, and its start time where it is known, so that a later thread with this id is
+/// another one.
 type Key = (u32, Option<u64>);
 
 /// The last move of each thread.
@@ -45,7 +46,8 @@ impl LastMoves {
             let thread = entry.thread.as_ref().filter(|about| about.kind == Kind::Thread);
             if let (Some(thread), Some(text)) = (thread, words(&entry, now)) {
                 if thread.start_ns.is_none() {
-                    // What a crashed run left behind is put back by one that does not know the start time.
+                    // What a crashed run left behind is put back by one that does not know the
+                    // start time.
                     self.moves.retain(|(tid, _), _| *tid != thread.tid);
                 }
                 self.moves.insert((thread.tid, thread.start_ns), text);

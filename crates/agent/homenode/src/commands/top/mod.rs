@@ -1,12 +1,13 @@
 //! `homenode top`: nodes and threads, live.
 //!
-//! **Problem.** A window blocks for seconds, keys want an answer at once, and a terminal that is left in raw mode is worse
-//! than no view at all.
+//! **Problem.** A window blocks for seconds, keys want an answer at once, and a terminal that is
+//! left in raw mode is worse than no view at all.
 //!
-//! **Approach.** One thread observes and sends windows, one reads keys; the main one draws, and gives the terminal back on every way out:
-//! end, error, signal, panic.
+//! **Approach.** One thread observes and sends windows, one reads keys; the main one draws, and
+//! gives the terminal back on every way out: end, error, signal, panic.
 //!
-//! **Limits.** Last moves are those in the journal of the state directory; what other tools move is not known.
+//! **Limits.** Last moves are those in the journal of the state directory; what other tools move is
+//! not known.
 
 mod keys;
 mod last_moves;
@@ -155,7 +156,8 @@ fn live(
         Failure::from_error(Exit::Io, "cannot use the terminal", &e).hint("`homenode top --once` needs none")
     })?;
     let ended = plane::observe_only().and_then(|()| draw_until_quit(&mut terminal, &watch, &mut choices, &stop));
-    // A terminal that is gone takes no more, and nobody sees what ratatui says of that: to the same terminal, which is a panic.
+    // A terminal that is gone takes no more, and nobody sees what ratatui says of that: to the same
+    // terminal, which is a panic.
     if ratatui::try_restore().is_err() || terminal.show_cursor().is_err() {
         std::mem::forget(terminal);
         return Ok(Exit::Done);
@@ -171,7 +173,8 @@ struct Watch {
 }
 
 impl Watch {
-    /// Observes in a thread of its own (a plane stays where it was opened) until nobody listens. Returns when it is open.
+    /// Observes in a thread of its own (a plane stays where it was opened) until nobody listens.
+    /// Returns when it is open.
     fn start(open: impl FnOnce() -> Result<Source, Failure> + Send + 'static, window_s: f64) -> Result<Self, Failure> {
         let window_ms = Arc::new(AtomicU64::new(milliseconds(window_s)));
         let length = Arc::clone(&window_ms);
@@ -264,8 +267,9 @@ fn draw_until_quit(
     Ok(())
 }
 
-/// What the user does, until the terminal is gone or nobody listens. crossterm reads a terminal that is gone for ever, in the
-/// thread that asks, so this looks first, and leaves that thread to itself.
+/// What the user does, until the terminal is gone or nobody listens. crossterm reads a terminal
+/// that is gone for ever, in the thread that asks, so this looks first, and leaves that thread to
+/// itself.
 fn events() -> std::io::Result<Receiver<std::io::Result<Event>>> {
     // As crossterm chooses it.
     let stdin = std::io::stdin();

@@ -5,8 +5,8 @@ use session::window::{FileRow, NodeRow, ThreadRow, Window};
 
 use crate::cli::Sort;
 
-/// Sorts the threads, largest (or for names, nodes and ids: first) on top; equal ones by bytes and tid, so
-/// that rows do not jump.
+/// Sorts the threads, largest (or for names, nodes and ids: first) on top; equal ones by bytes and
+/// tid, so that rows do not jump.
 pub fn sort(window: &mut Window, by: Sort, reverse: bool) {
     window.volumes.iter_mut().for_each(|volume| sort(&mut volume.window, by, reverse));
     let falling = |a: f64, b: f64| b.total_cmp(&a);
@@ -25,7 +25,8 @@ pub fn sort(window: &mut Window, by: Sort, reverse: bool) {
     });
 }
 
-/// Keeps the threads whose name, tid or pid contains the text; unless `all`, only those that touched file data.
+/// Keeps the threads whose name, tid or pid contains the text; unless `all`, only those that
+/// touched file data.
 pub fn filter(window: &mut Window, all: bool, text: &str) {
     window.volumes.iter_mut().for_each(|volume| filter(&mut volume.window, all, text));
     window.threads.retain(|t| (all || bytes_per_s(t) > 0.0) && matches(t, text));

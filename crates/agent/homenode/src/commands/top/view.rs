@@ -33,8 +33,8 @@ pub fn page(height: u16, window: Option<&Window>) -> usize {
     usize::from(threads.height.saturating_sub(1))
 }
 
-/// Title, nodes, copies and volumes, threads, files, footer. Threads keep at least a third of the height, but for files, which get
-/// at most a third of what is left.
+/// Title, nodes, copies and volumes, threads, files, footer. Threads keep at least a third of the
+/// height, but for files, which get at most a third of what is left.
 fn rows(area: Rect, window: Option<&Window>) -> [Rect; 6] {
     let (nodes, copies, files) = window.map_or((0, 0, 0), |w| (w.nodes.len(), w.lines().len(), w.files.len()));
     let most = (area.height.saturating_sub(2) * 2 / 3).max(2);

@@ -1,7 +1,8 @@
 //! The other acts: a file, a process with its memory, and a process that maps files.
 //!
-//! **Approach.** Each act puts a file on one node and starts readers on another. The share of remote reads is taken from
-//! `/proc` (the node on which each reader last ran) and `move_pages(2)` (the nodes of the file's pages), not from homenode.
+//! **Approach.** Each act puts a file on one node and starts readers on another. The share of
+//! remote reads is taken from `/proc` (the node on which each reader last ran) and `move_pages(2)`
+//! (the nodes of the file's pages), not from homenode.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -20,7 +21,8 @@ use crate::{Args, Data, Shown, print_window};
 const REMOTE_AT_LEAST: f64 = 0.5;
 /// After it, at most this share may be.
 const REMOTE_AT_MOST: f64 = 0.03;
-/// The bandwidth of the small machine whose controller the readers overload, as a share of what they read.
+/// The bandwidth of the small machine whose controller the readers overload, as a share of what
+/// they read.
 const CROWDED: f64 = 0.4;
 /// Windows with few remote reads after which a phase may end.
 const SETTLED: usize = 3;
@@ -38,8 +40,8 @@ pub(crate) struct Act {
     readers: &'static [&'static str],
     /// How many threads read the file from the other node.
     away: usize,
-    /// How many threads read another file on its own node, so that the node is busy. With such threads, all are bound: the policy
-    /// moves the file, and the kernel must not spread them.
+    /// How many threads read another file on its own node, so that the node is busy. With such
+    /// threads, all are bound: the policy moves the file, and the kernel must not spread them.
     at_home: usize,
     /// MiB of memory of the readers' process.
     memory: u32,
@@ -201,7 +203,8 @@ impl Stage<'_> {
         Ok(phase)
     }
 
-    /// Share of the file's pages that are on another node than its readers, from `/proc` and `move_pages`.
+    /// Share of the file's pages that are on another node than its readers, from `/proc` and
+    /// `move_pages`.
     fn remote(&self) -> Result<f64> {
         let nodes = pages::nodes_of(self.file)?;
         let all: usize = nodes.values().sum();
@@ -225,7 +228,8 @@ impl Stage<'_> {
         Ok(nodes.get(&node).copied().unwrap_or(0) as f64 / all.max(1) as f64)
     }
 
-    /// The configuration, with a node bandwidth if one is given: that of a small machine, whose controller these readers fill.
+    /// The configuration, with a node bandwidth if one is given: that of a small machine, whose
+    /// controller these readers fill.
     fn config(&self, bandwidth: Option<f64>) -> Result<PathBuf> {
         let base = self.args.config.as_deref().map(fs::read_to_string).transpose();
         let mut text = base.context("the configuration")?.unwrap_or_default();

@@ -1,11 +1,11 @@
 //! The first act: threads follow the data that they read (NThread).
 //!
-//! **Approach.** The same four threads of fio read files cached on one node, first while homenode only observes, then while it moves
-//! them. homenode measures the remote shares; `move_pages(2)` and `/proc` show where the pages are, where the threads ran and
-//! which affinities they have.
+//! **Approach.** The same four threads of fio read files cached on one node, first while homenode
+//! only observes, then while it moves them. homenode measures the remote shares; `move_pages(2)`
+//! and `/proc` show where the pages are, where the threads ran and which affinities they have.
 //!
-//! **Limits.** The kernel places unpinned threads by chance. If it happens to put them beside their data, the demo says so and
-//! starts fio again.
+//! **Limits.** The kernel places unpinned threads by chance. If it happens to put them beside their
+//! data, the demo says so and starts fio again.
 
 use std::fs;
 use std::path::PathBuf;
@@ -52,7 +52,8 @@ struct Demo<'a> {
 /// The observations of one phase.
 struct Phase {
     windows: Vec<Window>,
-    /// Share of samples in which `/proc` showed a reader away from its data, once the reads had settled.
+    /// Share of samples in which `/proc` showed a reader away from its data, once the reads had
+    /// settled.
     away: Option<f64>,
 }
 
@@ -104,8 +105,8 @@ impl Demo<'_> {
     fn without(&self) -> Result<(u32, Phase)> {
         let mut last = None;
         for attempt in 0..TRIES {
-            // On a large machine, where four threads fit on any node, the kernel may always choose the same one: then the data
-            // is put on another node.
+            // On a large machine, where four threads fit on any node, the kernel may always choose
+            // the same one: then the data is put on another node.
             let home = self.node_for(attempt)?;
             if last.as_ref().is_none_or(|(node, _)| *node != home) {
                 self.put_data(home)?;
@@ -142,7 +143,8 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// The second phase: homenode moves threads. Also returns whether all affinities were restored, and the number of moves.
+    /// The second phase: homenode moves threads. Also returns whether all affinities were restored,
+    /// and the number of moves.
     fn with(&self, home: u32) -> Result<(Phase, bool, usize)> {
         println!("\nwith homenode");
         let fio = Fio::start(self.files)?;

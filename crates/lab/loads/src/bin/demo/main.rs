@@ -2,12 +2,12 @@
 //!
 //! **Problem.** A claim such as "the reads become local" is best believed when seen.
 //!
-//! **Approach.** Each act runs a workload first while homenode only observes, then while it moves threads, a file or a process.
-//! `move_pages(2)` and `/proc` show where pages are, where threads ran and which affinities they have. The demo fails if the
-//! result is not as claimed.
+//! **Approach.** Each act runs a workload first while homenode only observes, then while it moves
+//! threads, a file or a process. `move_pages(2)` and `/proc` show where pages are, where threads
+//! ran and which affinities they have. The demo fails if the result is not as claimed.
 //!
-//! The first act needs one node only; the others run in a virtual machine where there is no second one, so a run adds to
-//! the summary that is there.
+//! The first act needs one node only; the others run in a virtual machine where there is no second
+//! one, so a run adds to the summary that is there.
 //!
 //! **Limits.** On an emulated machine the acts show where reads go, not how fast they are.
 
@@ -170,7 +170,8 @@ impl Drop for Data {
     }
 }
 
-/// Prints a window: its number, what homenode saw, the share of remote reads, and the moves with their reasons.
+/// Prints a window: its number, what homenode saw, the share of remote reads, and the moves with
+/// their reasons.
 fn print_window(window: &Window, share: Option<f64>) {
     const WIDTH: usize = 30;
     let read = window.read_bytes as f64 / 1e6;

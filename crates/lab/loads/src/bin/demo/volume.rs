@@ -1,11 +1,13 @@
-//! The act that needs no second node: threads follow files of homenode's own file system, over emulated nodes.
+//! The act that needs no second node: threads follow files of homenode's own file system, over
+//! emulated nodes.
 //!
-//! **Approach.** A volume with one region for each of two emulated nodes is mounted twice, first without a policy, then with one.
-//! Four processes of fio read four files, two on each node. fio measures the throughput; `/proc` shows on which CPU, and so on
-//! which emulated node, each reader runs.
+//! **Approach.** A volume with one region for each of two emulated nodes is mounted twice, first
+//! without a policy, then with one. Four processes of fio read four files, two on each node. fio
+//! measures the throughput; `/proc` shows on which CPU, and so on which emulated node, each reader
+//! runs.
 //!
-//! **Limits.** The nodes are emulated: the server delays each access as the profile says. What is shown is how the policy
-//! changes the delays, not how fast persistent memory is.
+//! **Limits.** The nodes are emulated: the server delays each access as the profile says. What is
+//! shown is how the policy changes the delays, not how fast persistent memory is.
 
 use std::fs;
 use std::path::{Path, PathBuf};

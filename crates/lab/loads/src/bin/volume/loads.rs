@@ -1,9 +1,10 @@
 //! The papers' loads, scaled down by one factor.
 //!
-//! **Approach.** A load of the emulated machine is that of the paper with the same threads, blocks and files of the same size, but fewer:
-//! memory is `scale` times as slow and a run takes `seconds` in place of the papers' 60, so all data is divided by
-//! `scale × 60 / seconds`, and each byte is read and overwritten as often as there. The sizes of filebench's files are kept while there are at
-//! least [`LEAST_FILES`]; then files become smaller.
+//! **Approach.** A load of the emulated machine is that of the paper with the same threads, blocks
+//! and files of the same size, but fewer: memory is `scale` times as slow and a run takes `seconds`
+//! in place of the papers' 60, so all data is divided by `scale × 60 / seconds`, and each byte is
+//! read and overwritten as often as there. The sizes of filebench's files are kept while there are
+//! at least [`LEAST_FILES`]; then files become smaller.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,15 +18,16 @@ use simulate::reproduce::measured::Ratio;
 const PAPER_SECONDS: f64 = 60.0;
 /// NThread V-C: bytes of a file of fio.
 const FIO_FILE: f64 = 4e9;
-/// Of no paper: four readers that rest long enough to leave each controller less than half full. The papers say what a policy does where
-/// none is overloaded, but each of their loads fills an emulated module.
+/// Of no paper: four readers that rest long enough to leave each controller less than half full.
+/// The papers say what a policy does where none is overloaded, but each of their loads fills an
+/// emulated module.
 const LIGHT: Load =
     Load { name: "light", program: Program::Light(4, 1000), applications: 1, spread: false, placed: false };
 
 /// NThread V-E: keys of a RocksDB, bytes of a value, threads.
 const ROCKSDB: (f64, u32, u32) = (10e6, 4096, 10);
-/// RocksDB's write buffer and target size of a table are 64 MB by default: a 600th of the paper's 40 GB. Not below this, the size in a
-/// run of 12 s at the scale 200 that keeps ten tables.
+/// RocksDB's write buffer and target size of a table are 64 MB by default: a 600th of the paper's
+/// 40 GB. Not below this, the size in a run of 12 s at the scale 200 that keeps ten tables.
 const LEAST_TABLE: u64 = 4 << 20;
 /// A file set has at least so many files.
 const LEAST_FILES: f64 = 10.0;
@@ -51,7 +53,8 @@ pub struct Load {
     pub program: Program,
     /// How many instances run at once.
     pub applications: u32,
-    /// Whether application `i` has its data on node `i`, as where the paper makes a file system for each; else all data is on node 0.
+    /// Whether application `i` has its data on node `i`, as where the paper makes a file system for
+    /// each; else all data is on node 0.
     pub spread: bool,
     /// Whether application `i` begins on node `2 i / applications`; else the kernel chooses.
     pub placed: bool,
@@ -82,7 +85,8 @@ const fn ratio(of: &'static str, over: &'static str) -> Ratio {
     Ratio { of, over, stated: None }
 }
 
-/// `NOVA` keeps all data on node 0, `NOVA_n` writes to any node: no policy. `off` writes where the writer runs, as homenode does.
+/// `NOVA` keeps all data on node 0, `NOVA_n` writes to any node: no policy. `off` writes where the
+/// writer runs, as homenode does.
 const FIO: &[(&str, &str)] = &[
     ("node0", "NOVA"),
     ("random", "NOVA_n"),
@@ -271,7 +275,8 @@ impl Runner<'_> {
                 let threads = ROCKSDB.2 - u32::from(benchmark == "readwhilewriting");
                 let mut command = self.db_bench(dir, benchmark, threads, self.keys());
                 command.args(["--use_existing_db=1".to_owned(), format!("--duration={:.0}", self.seconds)]);
-                // By default a thread looks at the clock every 1,000 operations: beside a writer these take 16 s.
+                // By default a thread looks at the clock every 1,000 operations: beside a writer
+                // these take 16 s.
                 command.arg("--ops_between_duration_checks=10");
                 command
             }
@@ -325,7 +330,8 @@ impl Runner<'_> {
             Program::Db(_) => db_rate(text).context("db_bench said no rate"),
             Program::Filebench(what) => {
                 let done: Done = serde_json::from_str(text).context("homenode-filebench")?;
-                // An operation of videoserver is a whole file, of which a run of seconds reads a part.
+                // An operation of videoserver is a whole file, of which a run of seconds reads a
+                // part.
                 let files = done.read_bytes as f64 / what.file_size / self.seconds;
                 Ok(match (what.files == 1.0, what.personality) {
                     // simpleread.

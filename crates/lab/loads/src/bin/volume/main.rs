@@ -1,13 +1,18 @@
-//! `homenode-volume`: the papers' programs measured on a wall clock, on a mounted volume over two emulated nodes.
+//! `homenode-volume`: the papers' programs measured on a wall clock, on a mounted volume over two
+//! emulated nodes.
 //!
-//! **Problem.** The simulator shares its equations with the policies that it judges. A measurement does not.
+//! **Problem.** The simulator shares its equations with the policies that it judges. A measurement
+//! does not.
 //!
-//! **Approach.** fio, RocksDB's db_bench and filebench's personalities run with the papers' loads ([`loads`]) on a mount whose memory is
-//! emulated. Every run begins with the same image of the volume. Rounds go through all loads and policies in turn, so that other work on
-//! the machine meets all of them. The report has each ratio as the paper states it, as the simulator has it, and as measured.
+//! **Approach.** fio, RocksDB's db_bench and filebench's personalities run with the papers' loads
+//! ([`loads`]) on a mount whose memory is emulated. Every run begins with the same image of the
+//! volume. Rounds go through all loads and policies in turn, so that other work on the machine
+//! meets all of them. The report has each ratio as the paper states it, as the simulator has it,
+//! and as measured.
 //!
-//! **Limits.** Waiting takes no CPU time here, so policies for contention of CPUs have nothing to show. Software is faster, relative to the
-//! memory, than on a real machine. Two emulated nodes share one real memory and its caches.
+//! **Limits.** Waiting takes no CPU time here, so policies for contention of CPUs have nothing to
+//! show. Software is faster, relative to the memory, than on a real machine. Two emulated nodes
+//! share one real memory and its caches.
 
 mod loads;
 mod place;
@@ -26,7 +31,8 @@ use serde::{Deserialize, Serialize};
 use simulate::papers::Paper;
 use simulate::reproduce::measured::{Measured, Spread, page};
 
-/// NThread's settings in the simulated experiments, at full speed: `min_bytes`, and the margin in bytes/s.
+/// NThread's settings in the simulated experiments, at full speed: `min_bytes`, and the margin in
+/// bytes/s.
 const LEAST: f64 = 4_194_304.0;
 /// Seeds of the simulated figures, as `homenode reproduce` has them.
 const SEEDS: u64 = 3;

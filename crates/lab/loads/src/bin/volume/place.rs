@@ -62,8 +62,8 @@ impl Place {
         self.mount.join(format!("application{i}"))
     }
 
-    /// Makes the volume as it is in the image of this name, which `fill` makes if there is none: for each application with this placement
-    /// of new data.
+    /// Makes the volume as it is in the image of this name, which `fill` makes if there is none:
+    /// for each application with this placement of new data.
     pub fn restore(
         &self,
         image: &str,
@@ -81,7 +81,8 @@ impl Place {
                 _ => {}
             }
         }
-        // What is written anew goes to new blocks before the old ones are free; RocksDB keeps old tables for a while.
+        // What is written anew goes to new blocks before the old ones are free; RocksDB keeps old
+        // tables for a while.
         let size = format!("{:.0}", 3.0 * bytes + f64::from(160 << 20));
         let at = |region: usize| format!("{}@{region}", self.regions[region].display());
         let made = Command::new(&self.homenode).args(["mkfs", "--size", &size, &at(0), &at(1)]).output()?;
