@@ -46,6 +46,7 @@ const TERMINAL: &[Test] = &[
     ("top_gives_the_terminal_back_on_q", top_gives_the_terminal_back_on_q),
     ("top_gives_the_terminal_back_on_sigterm", top_gives_the_terminal_back_on_sigterm),
     ("top_ends_when_its_terminal_is_gone", top_ends_when_its_terminal_is_gone),
+    ("top_ends_as_always_when_its_terminal_is_gone", top_ends_as_always_when_its_terminal_is_gone),
 ];
 
 const UNPRIVILEGED: &[Test] = &[
@@ -609,13 +610,15 @@ fn a_policy_says_what_a_host_cannot_do() {
 
 /// `homenode top` on a terminal of its own (script makes one), and what it wrote there.
 fn on_a_terminal(end: impl FnOnce(&mut Child, u32)) -> (Option<i32>, String) {
+    started_on_a_terminal(|top| format!("exec {top}"), end)
+}
+
+/// The same, with what the shell does with the command.
+fn started_on_a_terminal(how: impl FnOnce(&str) -> String, end: impl FnOnce(&mut Child, u32)) -> (Option<i32>, String) {
     const ALTERNATE: &str = "\u{1b}[?1049h";
     let place = Place::new();
-    let line = format!(
-        "stty rows 24 cols 80; echo pid $$; exec {} top --window 0.2 --state-dir {}",
-        env!("CARGO_BIN_EXE_homenode"),
-        place.state()
-    );
+    let top = format!("{} top --window 0.2 --state-dir {}", env!("CARGO_BIN_EXE_homenode"), place.state());
+    let line = format!("stty rows 24 cols 80; echo pid $$; {}", how(&top));
     let mut script = Command::new("script")
         .args(["--quiet", "--return", "--command", &line, "/dev/null"])
         .env("TERM", "xterm")
@@ -641,6 +644,23 @@ fn on_a_terminal(end: impl FnOnce(&mut Child, u32)) -> (Option<i32>, String) {
     });
     let (code, _, _) = ends(script);
     (code, rest.join().unwrap().unwrap())
+}
+
+/// What could not be given back was said to the terminal that was gone: SIGABRT.
+fn top_ends_as_always_when_its_terminal_is_gone() {
+    let place = Place::new();
+    let noted = place.path("code");
+    let code = Path::new(&noted);
+    started_on_a_terminal(
+        |top| format!("trap '' HUP; {top}; echo $? >{noted}.new; mv {noted}.new {noted}"),
+        |script, _| script.kill().unwrap(),
+    );
+    let patience = Instant::now() + Duration::from_secs(20);
+    while !code.exists() {
+        assert!(Instant::now() < patience, "it goes on without a terminal");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(fs::read_to_string(code).unwrap(), "0\n");
 }
 
 const GIVEN_BACK: &str = "\u{1b}[?1049l";

@@ -70,7 +70,10 @@ pub enum Error {
     /// The volume has no region on this node.
     #[error("no region of the volume is on node {0}")]
     NoRegionOnNode(u32),
-    /// The regions do not make a volume: not formatted, missing, or from another one.
+    /// This region is not where it was when the volume was made.
+    #[error("region {} is missing, {}", .0, .1.display())]
+    RegionMissing(usize, PathBuf),
+    /// The regions do not make a volume: not formatted, or from another one.
     #[error("not a volume: {0}")]
     NotAVolume(String),
     /// The contents of the medium are inconsistent.
@@ -159,7 +162,7 @@ impl Error {
     /// The errno that stands for this error on a mount.
     pub fn errno(&self) -> i32 {
         match self {
-            Self::NotFound => libc::ENOENT,
+            Self::NotFound | Self::RegionMissing(..) => libc::ENOENT,
             Self::Exists => libc::EEXIST,
             Self::NotDirectory => libc::ENOTDIR,
             Self::IsDirectory => libc::EISDIR,

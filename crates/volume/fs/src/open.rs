@@ -78,10 +78,7 @@ fn open_to(paths: &[PathBuf], change: bool) -> Result<Mapped> {
 /// Why the volume cannot have a file as its region.
 fn unfit(index: usize, path: &Path, error: Error) -> Error {
     match error {
-        Error::Io(e) if e.kind() == std::io::ErrorKind::NotFound => Error::NotAVolume(format!(
-            "region {index} is not where it was made, {}: give its path, too",
-            path.display()
-        )),
+        Error::Io(e) if e.kind() == std::io::ErrorKind::NotFound => Error::RegionMissing(index, path.to_owned()),
         Error::Io(e) if e.kind() == std::io::ErrorKind::StorageFull => {
             let why = format!("region {index}, {}, is sparse, and there is no room for all of it: {e}", path.display());
             Error::Io(std::io::Error::new(e.kind(), why))

@@ -406,13 +406,16 @@ pub fn failure(what: impl Into<String>, error: Error) -> Failure {
         error => (what.into(), error),
     };
     let exit = match &error {
-        Error::NotAVolume(_) | Error::Invalid(_) | Error::NoRegionOnNode(_) => Exit::Usage,
+        Error::NotAVolume(_) | Error::RegionMissing(..) | Error::Invalid(_) | Error::NoRegionOnNode(_) => Exit::Usage,
         Error::InUse | Error::Busy => Exit::Busy,
         _ => Exit::Io,
     };
     match &error {
         Error::Io(cause) => Failure::from_error(exit, what, cause),
         error if matches!(exit, Exit::Io | Exit::Busy) => Failure::from_error(exit, what, error).errno(error.errno()),
+        Error::RegionMissing(..) => {
+            Failure::from_error(exit, what, &error).errno(error.errno()).hint("--region PATH says where it is now")
+        }
         error => Failure::from_error(exit, what, error),
     }
 }

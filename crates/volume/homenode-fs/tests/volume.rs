@@ -53,6 +53,20 @@ fn mkfs_without_force_overwrites_nothing() {
     assert_eq!(code(&["mkfs", name]), 2);
 }
 
+/// A volume one of whose regions was elsewhere was called no volume.
+#[test]
+fn a_region_that_is_elsewhere_is_named_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    stdout(&["mkfs", "--size", "32MiB", &path("a"), &path("b")]);
+    fs::rename(path("b"), path("c")).unwrap();
+    let output = homenode(&["fs", "info", &path("a")]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let missing = format!(": region 1 is missing, {} (ENOENT)\n  hint: --region PATH says", path("b"));
+    assert!(output.status.code() == Some(2) && said.contains(&missing), "{said}");
+    stdout(&["fs", "info", "--region", &path("c"), &path("a")]);
+}
+
 /// Nodes 0 and 1, or labels of them where the machine does not have them.
 #[test]
 fn the_whole_way_from_mkfs_to_fsck() {
