@@ -106,9 +106,6 @@ pub enum HostError {
     /// procfs or sysfs cannot be read.
     #[error("cannot act on threads: {0}")]
     Act(#[from] std::io::Error),
-    /// The plane was opened without an observer.
-    #[error("this plane was opened for restoring only: it cannot observe")]
-    ActOnly,
 }
 
 /// The interface between the plane and its observer: [`Observer`], or a script in tests.
@@ -314,7 +311,8 @@ impl Plane for HostPlane {
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
         let broken = |e: HostError| PlaneError::Broken(Box::new(e));
         self.actor.end_window();
-        let Some(observer) = self.actor.births_mut() else { return Err(broken(HostError::ActOnly)) };
+        // Without an observer it only acts.
+        let Some(observer) = self.actor.births_mut() else { return self.actor.observe(window) };
         let mut seen = observer.window(window * self.stretch).map_err(|e| broken(e.into()))?;
         if seen.births_lost {
             self.actor.births_lost();

@@ -37,21 +37,26 @@
 //! A file's name is its superblock's device and its inode number; on btrfs and overlayfs `stat`
 //! shows another device.
 
+/// The module of a skeleton that the build has made. Lints are for code that people write.
+macro_rules! skeleton {
+    ($(#[$attribute:meta])* $visibility:vis mod $module:ident = $file:literal) => {
+        $(#[$attribute])*
+        #[allow(
+            clippy::all,
+            clippy::pedantic,
+            missing_docs,
+            clippy::undocumented_unsafe_blocks,
+            clippy::unwrap_used,
+            clippy::expect_used
+        )]
+        $visibility mod $module {
+            include!(concat!(env!("OUT_DIR"), "/", $file));
+        }
+    };
+}
+
 mod arc;
 mod assemble;
-/// Programs that only tests load.
-#[doc(hidden)]
-#[allow(
-    clippy::all,
-    clippy::pedantic,
-    missing_docs,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unwrap_used,
-    clippy::expect_used
-)]
-pub mod checks {
-    include!(concat!(env!("OUT_DIR"), "/checks.skel.rs"));
-}
 mod cause;
 pub mod choose;
 mod drain;
@@ -67,6 +72,12 @@ mod scope;
 mod slices;
 mod types;
 mod weights;
+
+skeleton!(
+    /// Programs that only tests load.
+    #[doc(hidden)]
+    pub mod checks = "checks.skel.rs"
+);
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

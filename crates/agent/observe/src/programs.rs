@@ -31,28 +31,8 @@ use super::types::{ObserveError, Settings};
 use super::{cause, choose, drain};
 use linux::threads::NS_PER_TICK;
 
-#[allow(
-    clippy::all,
-    clippy::pedantic,
-    missing_docs,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unwrap_used,
-    clippy::expect_used
-)]
-mod observe_skel {
-    include!(concat!(env!("OUT_DIR"), "/observe.skel.rs"));
-}
-#[allow(
-    clippy::all,
-    clippy::pedantic,
-    missing_docs,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unwrap_used,
-    clippy::expect_used
-)]
-mod trial_skel {
-    include!(concat!(env!("OUT_DIR"), "/trial.skel.rs"));
-}
+skeleton!(mod observe_skel = "observe.skel.rs");
+skeleton!(mod trial_skel = "trial.skel.rs");
 
 use observe_skel::{ObserveSkel, ObserveSkelBuilder, OpenObserveSkel};
 use trial_skel::TrialSkelBuilder;

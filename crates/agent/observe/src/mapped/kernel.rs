@@ -27,17 +27,7 @@ use super::entry::Piece;
 use crate::programs::silence_libbpf;
 use crate::types::ObserveError;
 
-#[allow(
-    clippy::all,
-    clippy::pedantic,
-    missing_docs,
-    clippy::undocumented_unsafe_blocks,
-    clippy::unwrap_used,
-    clippy::expect_used
-)]
-mod skel {
-    include!(concat!(env!("OUT_DIR"), "/hotness.skel.rs"));
-}
+skeleton!(mod skel = "hotness.skel.rs");
 
 use skel::{HotnessSkel, HotnessSkelBuilder};
 
