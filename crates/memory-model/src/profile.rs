@@ -6,8 +6,8 @@
 //! **Approach.** A [`Profile`] names the figures of each node's memory ([`Memory`]) as the real one
 //! has them, and a *scale* by which everything takes longer: real memory carries more than the
 //! processors at hand can copy through a file system, and a policy is worth nothing where the
-//! processor is the limit. The figures of `optane` and `cxl` are those of
-//! [`figures`](crate::figures), as are those of homenode's simulated machines.
+//! processor is the limit. The figures are those of [`figures`](crate::figures), but for the
+//! bandwidths of `cxl`.
 //!
 //! **Limits.** Only times that memory takes are scaled. The processors, and so the software, are as
 //! fast as they are: relative to the memory they are `scale` times too fast.
