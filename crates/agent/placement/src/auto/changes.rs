@@ -19,7 +19,7 @@ use super::seating::{Model, Scratch, Seat, Seating};
 /// Largest number of seats considered in one step: more than the allowance can solve on most
 /// machines.
 const MOST_SEATS: usize = 512;
-/// Largest number of target nodes per team: half of them near its data, half of them empty.
+/// Largest number of target nodes per class: half of them near its data, half of them empty.
 const MOST_TARGETS: usize = 8;
 
 impl Model<'_> {
@@ -38,9 +38,9 @@ impl Model<'_> {
     fn worst_off(&self, seating: &Seating, scratch: &Scratch) -> Vec<(usize, Seat)> {
         let seats = seating.seats.iter().enumerate().flat_map(|(t, seats)| seats.iter().map(move |s| (t, *s)));
         let mut all: Vec<(f64, usize, Seat)> = (seats.zip(scratch.solver.rates()))
-            .filter(|((t, _), _)| !self.teams[*t].held)
+            .filter(|((t, _), _)| !self.classes[*t].held)
             .map(|((t, seat), rate)| {
-                let ideal = 1.0 / (self.teams[t].soft_s + self.teams[t].off_s).max(f64::MIN_POSITIVE);
+                let ideal = 1.0 / (self.classes[t].work.soft_s + self.classes[t].work.off_s).max(f64::MIN_POSITIVE);
                 (seat.count as f64 * (ideal - rate.ops), t, seat)
             })
             .collect();
@@ -49,7 +49,7 @@ impl Model<'_> {
         all.into_iter().map(|s| (s.1, s.2)).collect()
     }
 
-    /// The nodes that a team might move to.
+    /// The nodes that a class might move to.
     fn targets(&self, t: usize, scratch: &Scratch) -> Vec<usize> {
         let mut targets: Vec<usize> = (0..self.hardware.len()).filter(|n| self.may_sit(t, *n)).collect();
         if targets.len() > MOST_TARGETS {
@@ -68,19 +68,19 @@ impl Model<'_> {
     }
 
     fn thread_changes(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch, changes: &mut Vec<Change>) {
-        let team = &self.teams[t];
-        let moves_data = team.file_bytes > 0.0 && self.file_copy_s(team.file_bytes) <= self.settings.horizon_s;
+        let class = &self.classes[t];
+        let moves_data = class.file_bytes > 0.0 && self.file_copy_s(class.file_bytes) <= self.settings.horizon_s;
         let mut counts: SmallVec<[usize; 4]> = SmallVec::new();
         for count in [seat.count, seat.count.div_ceil(2), seat.count.div_ceil(4), 1] {
             if !counts.contains(&count) {
                 counts.push(count);
             }
         }
-        let process_moved = seating.processes[team.process].is_some();
+        let process_moved = seating.processes[class.process].is_some();
         for node in self.targets(t, scratch) {
             let home = self.hardware.nodes[node].home;
             let mut data: SmallVec<[Option<usize>; 3]> = SmallVec::from_slice(&[None]);
-            if moves_data && team.file_bytes <= self.hardware.nodes[home].free {
+            if moves_data && class.file_bytes <= self.hardware.nodes[home].free {
                 data.push(Some(home));
             }
             if seat.data.is_some() && !data.contains(&seat.data) {
@@ -88,7 +88,7 @@ impl Model<'_> {
             }
             for data in data {
                 if (node != seat.node && !process_moved) || (node == seat.node && data != seat.data) {
-                    let change = |count: &usize| Change::Threads { team: t, from: *seat, count: *count, node, data };
+                    let change = |count: &usize| Change::Threads { class: t, from: *seat, count: *count, node, data };
                     changes.extend(counts.iter().map(change));
                 }
             }
@@ -97,7 +97,7 @@ impl Model<'_> {
 
     fn process_changes(&self, seating: &Seating, changes: &mut Vec<Change>) {
         for process in 0..self.demands.programs.len() {
-            let (program, teams) = (&self.demands.programs[process], &self.of_process[process]);
+            let (program, classes) = (&self.demands.programs[process], &self.of_process[process]);
             for node in (0..self.hardware.len()).filter(|n| program.allowed[*n]) {
                 let home = self.hardware.nodes[node].home;
                 let away: f64 = program.memory.iter().filter(|m| m.0 != home).map(|m| m.1).sum();
@@ -108,7 +108,7 @@ impl Model<'_> {
                 {
                     changes.push(Change::Process { process, node, memory: true });
                 }
-                let mut seats = teams.iter().flat_map(|t| &seating.seats[*t]);
+                let mut seats = classes.iter().flat_map(|t| &seating.seats[*t]);
                 if seats.clone().count() > 1 && seats.any(|s| s.node != node) {
                     changes.push(Change::Process { process, node, memory: false });
                 }

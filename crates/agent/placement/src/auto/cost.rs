@@ -7,8 +7,8 @@
 //!
 //! **Limits.** Copies are assumed to run one after the other, at the papers' speeds.
 
+use super::class::ThreadClass;
 use super::seating::{Model, Seating};
-use super::team::Team;
 
 impl Model<'_> {
     /// Bytes that the moves of this seating cost, once.
@@ -21,14 +21,14 @@ impl Model<'_> {
             waiting += count * rate;
             copies_s += count * copy_s;
         };
-        for (team, seats) in self.teams.iter().zip(&seating.seats) {
+        for (class, seats) in self.classes.iter().zip(&seating.seats) {
             for seat in seats {
                 let count = seat.count as f64;
-                if seat.node != team.node {
-                    cost += count * team.rate * s.thread_move_s;
+                if seat.node != class.node {
+                    cost += count * class.work.rate * s.thread_move_s;
                 }
                 if seat.data.is_some() {
-                    file(team.rate, count, team.file_bytes);
+                    file(class.work.rate, count, class.file_bytes);
                 }
             }
         }
@@ -76,11 +76,18 @@ impl Model<'_> {
 
     /// Bytes/s of a group's data.
     fn group_rate(&self, group: usize) -> f64 {
-        let share = |t: &Team| t.shared.iter().filter(|s| s.0 == group).map(|s| s.1 + s.2).sum::<f64>();
-        self.of_group[group].iter().map(|t| &self.teams[*t]).map(|t| t.rate * t.members.len() as f64 * share(t)).sum()
+        let share = |t: &ThreadClass| {
+            let uses = t.work.shared.iter().filter(|s| s.group == group);
+            uses.map(|s| s.read + s.written).sum::<f64>()
+        };
+        let classes = self.of_group[group].iter().map(|t| &self.classes[*t]);
+        classes.map(|t| t.work.rate * t.members.len() as f64 * share(t)).sum()
     }
 
     fn process_rate(&self, process: usize) -> f64 {
-        self.of_process[process].iter().map(|t| self.teams[*t].rate * self.teams[*t].members.len() as f64).sum()
+        self.of_process[process]
+            .iter()
+            .map(|t| self.classes[*t].work.rate * self.classes[*t].members.len() as f64)
+            .sum()
     }
 }

@@ -4,22 +4,25 @@
 //! **Problem.** A window shows what threads did at their current placement. To predict another
 //! placement, the thread's own demand must be separated from the effect of its place.
 //!
-//! **Approach.** CPU time per byte includes memory and waiting at controllers, and time asleep
-//! includes waiting for a [lock](super::locks). [`fit`](super::seating::fit) subtracts what the
-//! model of the current placement explains; the rest is software and sleep. Threads whose accesses
-//! a server makes sleep while it does so: memory then explains sleep and takes no CPU of theirs.
-//! Where writes land is a fact that the plane states per file ([`Writes`]).
+//! **Approach.** Three steps for each thread. [`Bytes`] sorts the bytes of the window by what can be
+//! done about them: private data can move with the thread, shared data draws threads together,
+//! writes land where the plane says ([`Writes`]). [`Bytes::work`] turns them into fractions and
+//! divides the time by them. CPU time per byte includes memory and waiting at controllers, and time
+//! asleep includes waiting for a [lock](super::locks); [`fit`](super::seating::fit) subtracts what
+//! the model of the current placement explains, and the rest is software and sleep. Threads whose
+//! accesses a server makes sleep while it does so: memory then explains sleep and takes no CPU of
+//! theirs.
 //!
 //! **Limits.** Where the plane does not say how long a thread waited for a CPU, it counts as
 //! asleep. Where no plane says where writes land, they land where they land now.
 
-use memory_model::{Shares, add};
+use memory_model::{Shares, add, total};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::Settings;
 use super::data::Groups;
-use super::hardware::Hardware;
+use super::hardware::{Hardware, Node};
 use super::history::History;
 use super::mapped::{Mapped, mapped_of};
 use crate::processes::{sane, starts};
@@ -30,15 +33,19 @@ use crate::{Snapshot, Subject, Thread, Writes};
 /// derived: memory may be twice as fast as its data sheet.
 const OWN_ACCESSES: f64 = 0.5;
 
-/// The demand of one thread. Fractions are of its file bytes, read and written.
+/// The use of one group of shared data.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Use {
+    pub group: usize,
+    /// Bytes, or fractions of a thread's bytes.
+    pub read: f64,
+    pub written: f64,
+}
+
+/// What a thread does for each of its file bytes, wherever it runs. Fractions are of these bytes,
+/// read and written.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Demand {
-    /// Index in the snapshot.
-    pub thread: usize,
-    /// The node it is on.
-    pub node: usize,
-    /// The index of its process.
-    pub process: usize,
+pub(super) struct Work {
     /// Observed bytes/s.
     pub rate: f64,
     /// CPU seconds per byte, without memory.
@@ -50,10 +57,8 @@ pub(super) struct Demand {
     pub seen_off_s: f64,
     /// Reads of data that no other thread reads, by node.
     pub private: Shares,
-    /// The files behind `private`, if all of it can move: (index in the snapshot's files, bytes).
-    pub files: SmallVec<[(usize, f64); 1]>,
-    /// Reads and writes of shared data: (group, fraction read, fraction written).
-    pub shared: SmallVec<[(usize, f64, f64); 2]>,
+    /// Reads and writes of shared data, as fractions.
+    pub shared: SmallVec<[Use; 2]>,
     /// Writes outside `shared`.
     pub writes: f64,
     /// The nodes where these writes landed.
@@ -65,11 +70,28 @@ pub(super) struct Demand {
     pub served: bool,
     /// Whether it shares data with other threads of its process, and thus possibly locks.
     pub shares: bool,
+}
+
+/// The demand of one thread.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Demand {
+    /// Index in the snapshot.
+    pub thread: usize,
+    /// The node it is on.
+    pub node: usize,
+    /// The index of its process.
+    pub process: usize,
+    pub work: Work,
+    /// Its private files, if all its private data can move with them: (index in the snapshot's
+    /// files, bytes).
+    pub files: Files,
     /// The nodes where it may run, as an index into [`Demands::allowed`].
     pub allowed: usize,
     /// Whether it must stay.
     pub held: bool,
 }
+
+type Files = SmallVec<[(usize, f64); 1]>;
 
 /// One process.
 #[derive(Clone, Debug, Default)]
@@ -206,94 +228,15 @@ impl Demands {
     ) -> Demand {
         let t = &snapshot.threads[index];
         let node = hardware.index(t.node).unwrap_or(0);
-        let mut d = Demand { thread: index, node, ..Demand::default() };
-        d.process = self.programs.partition_point(|p| p.pid < t.pid);
-        d.allowed = match self.threads.last() {
+        let allowed = match self.threads.last() {
             Some(last) if snapshot.threads[last.thread].allowed_nodes == t.allowed_nodes => last.allowed,
             _ => self.allowed(hardware, t),
         };
-
-        // Bytes first; fractions at the end.
-        let mut rest = Shares::new();
-        for (id, bytes) in t.read_bytes.iter() {
-            if let Some(n) = hardware.index(id) {
-                add(&mut rest, n, bytes as f64);
-            }
-        }
-        let mut writes = t.write_bytes.total() as f64;
-        let mut whole = true;
-        for used in &t.files {
-            let (read, written) = (used.read_bytes.total() as f64, used.write_bytes.total() as f64);
-            match self.groups.of(&used.file) {
-                Some(group) => {
-                    for (id, bytes) in used.read_bytes.iter() {
-                        if let Some(n) = hardware.index(id) {
-                            add(&mut rest, n, -(bytes as f64));
-                        }
-                    }
-                    writes -= written;
-                    match d.shared.iter_mut().find(|s| s.0 == group) {
-                        Some(s) => (s.1, s.2) = (s.1 + read, s.2 + written),
-                        None => d.shared.push((group, read, written)),
-                    }
-                }
-                None => match self.groups.file(&used.file) {
-                    Some((file, bytes)) if bytes > 0.0 => d.files.push((file, bytes)),
-                    _ => whole &= read <= 0.0,
-                },
-            }
-        }
-        // A plane may list only the files with the most bytes.
-        let listed: u64 = t.files.iter().map(|used| used.read_bytes.total()).sum();
-        whole &= listed as f64 >= 0.99 * t.read_bytes.total() as f64;
-        rest.retain(|s| s.1 > 0.0);
-        if let Some(m) = mapped_of(mapped, t) {
-            // Loads are counted per process; each thread gets its share by CPU time.
-            let share = m.share(t);
-            for (id, read, written) in &m.nodes {
-                if let Some(n) = hardware.index(*id) {
-                    add(&mut rest, n, read * share);
-                    add(&mut d.wrote, n, written * share);
-                    writes += written * share;
-                    whole = false;
-                }
-            }
-        }
-        let files: f64 = d.files.iter().map(|f| f.1).sum();
-        if !whole || files <= 0.0 {
-            d.files.clear();
-        }
-        let writes = writes.max(0.0);
-        let private: f64 = rest.iter().map(|s| s.1).sum();
-        let all = private + writes + d.shared.iter().map(|s| s.1 + s.2).sum::<f64>();
-        if all <= 0.0 {
-            return d;
-        }
-        d.rate = all / window_s;
-        d.private = rest.iter().map(|(n, b)| (*n, b / all)).collect();
-        d.shared.iter_mut().for_each(|s| (s.1, s.2) = (s.1 / all, s.2 / all));
-        d.writes = writes / all;
-        for (id, bytes) in t.write_bytes.iter() {
-            if let Some(n) = hardware.index(id) {
-                add(&mut d.wrote, n, bytes as f64);
-            }
-        }
-        let landed: f64 = d.wrote.iter().map(|s| s.1).sum();
-        d.wrote.iter_mut().for_each(|s| s.1 *= d.writes / landed.max(f64::MIN_POSITIVE));
-        d.wrote.retain(|s| s.1 > 0.0);
-
-        d.renewed = if files > 0.0 { writes / window_s / files } else { 0.0 };
-        let cpu_s = sane(t.cpu_s).min(window_s);
-        let missing = (window_s - cpu_s).max(0.0);
-        let waited = t.wait_s.map_or(0.0, |w| sane(w).min(missing));
-        d.shares = !d.shared.is_empty();
-        d.soft_s = cpu_s / all;
-        d.off_s = (missing - waited) / all;
-        (d.seen_on_s, d.seen_off_s) = (d.soft_s, d.off_s);
-        let (written, n) = (d.writes + d.shared.iter().map(|s| s.2).sum::<f64>(), &hardware.nodes[node]);
-        let little = d.seen_on_s < OWN_ACCESSES * ((1.0 - written) * n.read_s + written * n.write_s);
-        d.served = t.served_s.is_some() || little;
-        d
+        let bytes = Bytes::of(t, hardware, &self.groups, mapped_of(mapped, t));
+        let files = if bytes.all_in_files { bytes.files.clone() } else { Files::new() };
+        let process = self.programs.partition_point(|p| p.pid < t.pid);
+        let work = bytes.work(t, &hardware.nodes[node], window_s);
+        Demand { thread: index, node, process, work, files, allowed, held: false }
     }
 
     /// The index, in [`Self::allowed`], of the nodes with CPUs where a thread may run.
@@ -306,6 +249,99 @@ impl Demands {
             self.allowed.push(allowed);
             self.allowed.len() - 1
         })
+    }
+}
+
+/// The file bytes of one thread in one window, by what can be done about them.
+#[derive(Default)]
+struct Bytes {
+    /// Reads of data that no other thread reads, by node.
+    private: Shares,
+    /// The private files: (index in the snapshot's files, resident bytes).
+    files: Files,
+    /// Whether `files` hold all of the private data, so that it can move with them.
+    all_in_files: bool,
+    /// Reads and writes of shared data.
+    shared: SmallVec<[Use; 2]>,
+    /// Writes outside `shared`, and the nodes where all writes landed.
+    writes: f64,
+    wrote: Shares,
+}
+
+impl Bytes {
+    fn of(t: &Thread, hardware: &Hardware, groups: &Groups, mapped: Option<&Mapped>) -> Self {
+        let mut b = Self { writes: t.write_bytes.total() as f64, ..Self::default() };
+        hardware.by_node(&t.read_bytes).for_each(|(n, bytes)| add(&mut b.private, n, bytes));
+        hardware.by_node(&t.write_bytes).for_each(|(n, bytes)| add(&mut b.wrote, n, bytes));
+        // A plane may list only the files with the most bytes.
+        let listed: u64 = t.files.iter().map(|used| used.read_bytes.total()).sum();
+        let mut complete = listed as f64 >= 0.99 * t.read_bytes.total() as f64;
+        for used in &t.files {
+            let (read, written) = (used.read_bytes.total() as f64, used.write_bytes.total() as f64);
+            match (groups.of(&used.file), groups.file(&used.file)) {
+                (Some(group), _) => {
+                    // The rest is private.
+                    hardware.by_node(&used.read_bytes).for_each(|(n, bytes)| add(&mut b.private, n, -bytes));
+                    b.writes -= written;
+                    match b.shared.iter_mut().find(|s| s.group == group) {
+                        Some(s) => (s.read, s.written) = (s.read + read, s.written + written),
+                        None => b.shared.push(Use { group, read, written }),
+                    }
+                }
+                (None, Some((file, bytes))) if bytes > 0.0 => b.files.push((file, bytes)),
+                _ => complete &= read <= 0.0,
+            }
+        }
+        b.private.retain(|s| s.1 > 0.0);
+        if let Some(m) = mapped {
+            // Loads are counted per process; each thread gets its share by CPU time.
+            let share = m.share(t);
+            for (id, read, written) in &m.nodes {
+                if let Some(n) = hardware.index(*id) {
+                    add(&mut b.private, n, read * share);
+                    add(&mut b.wrote, n, written * share);
+                    b.writes += written * share;
+                    complete = false;
+                }
+            }
+        }
+        b.writes = b.writes.max(0.0);
+        b.all_in_files = complete && b.file_bytes() > 0.0;
+        b
+    }
+
+    fn file_bytes(&self) -> f64 {
+        self.files.iter().map(|f| f.1).sum()
+    }
+
+    /// What the thread does per byte, from a window of `window_s` seconds on a node.
+    fn work(self, t: &Thread, node: &Node, window_s: f64) -> Work {
+        let (files, private) = (self.file_bytes(), total(&self.private));
+        let mut w = Work { private: self.private, shared: self.shared, wrote: self.wrote, ..Work::default() };
+        w.shares = !w.shared.is_empty();
+        let all = private + self.writes + w.shared.iter().map(|s| s.read + s.written).sum::<f64>();
+        if all <= 0.0 {
+            return w;
+        }
+        w.rate = all / window_s;
+        w.writes = self.writes / all;
+        w.private.iter_mut().for_each(|s| s.1 /= all);
+        w.shared.iter_mut().for_each(|s| (s.read, s.written) = (s.read / all, s.written / all));
+        // Writes outside shared files landed as all writes did.
+        let landed = total(&w.wrote).max(f64::MIN_POSITIVE);
+        w.wrote.iter_mut().for_each(|s| s.1 *= w.writes / landed);
+        w.wrote.retain(|s| s.1 > 0.0);
+        w.renewed = if files > 0.0 { self.writes / window_s / files } else { 0.0 };
+
+        let cpu_s = sane(t.cpu_s).min(window_s);
+        let missing = (window_s - cpu_s).max(0.0);
+        let waited = t.wait_s.map_or(0.0, |s| sane(s).min(missing));
+        (w.seen_on_s, w.seen_off_s) = (cpu_s / all, (missing - waited) / all);
+        (w.soft_s, w.off_s) = (w.seen_on_s, w.seen_off_s);
+        let written = w.writes + w.shared.iter().map(|s| s.written).sum::<f64>();
+        let little = w.seen_on_s < OWN_ACCESSES * ((1.0 - written) * node.read_s + written * node.write_s);
+        w.served = t.served_s.is_some() || little;
+        w
     }
 }
 

@@ -18,8 +18,8 @@ use smallvec::SmallVec;
 use topology::{MemoryKind, NodeId, Topology};
 
 use super::Settings;
-use crate::Snapshot;
 use crate::processes::sane;
+use crate::{NodeBytes, Snapshot};
 
 /// The least share of the CPUs that listed threads keep, however much others use: the kernel never
 /// starves a thread, and a share of 0 has no solution.
@@ -108,6 +108,11 @@ impl Hardware {
 
     pub fn len(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// Bytes by the index of their node; bytes on unknown nodes are left out.
+    pub fn by_node<'a>(&'a self, bytes: &'a NodeBytes) -> impl Iterator<Item = (usize, f64)> + 'a {
+        bytes.iter().filter_map(|(id, bytes)| Some((self.index(id)?, bytes as f64)))
     }
 
     pub fn index(&self, id: NodeId) -> Option<usize> {

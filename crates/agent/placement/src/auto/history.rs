@@ -123,7 +123,7 @@ impl History {
         let (again, copies) = self.follow(snapshot, now_s);
         self.notice_changes(snapshot, demands, now_s);
         self.windows = self.windows.saturating_add(1);
-        let rate: f64 = demands.threads.iter().map(|d| d.rate).sum();
+        let rate: f64 = demands.threads.iter().map(|d| d.work.rate).sum();
         let before = std::mem::replace(&mut self.rate, rate);
         let young = before == 0.0 && mostly_young(snapshot, demands, now_s);
         let changing = self.plans == 0 && (young || before > 0.0 && (rate - before).abs() > STEADY * rate);
@@ -254,9 +254,10 @@ impl History {
         }
         let doing = |d: &Demand| {
             let t = &snapshot.threads[d.thread];
-            let written = t.write_bytes.total() > 0 || d.shared.iter().any(|s| demands.groups.list[s.0].written > 0.0);
+            let written =
+                t.write_bytes.total() > 0 || d.work.shared.iter().any(|s| demands.groups.list[s.group].written > 0.0);
             let mainly = |home: &NodeId| t.read_bytes.get(*home) as f64 > MAINLY * t.read_bytes.total() as f64;
-            (t.tid, Doing { rate: d.rate, data: t.home().filter(|home| !written && mainly(home)) })
+            (t.tid, Doing { rate: d.work.rate, data: t.home().filter(|home| !written && mainly(home)) })
         };
         let load: FxHashMap<u32, Doing> = demands.threads.iter().map(doing).collect();
         let present: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.tid).collect();

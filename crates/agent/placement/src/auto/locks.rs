@@ -11,7 +11,7 @@
 //! for a lock.
 
 use super::Settings;
-use super::demand::{Demands, Program};
+use super::demand::{Demand, Demands, Program};
 use super::hardware::Hardware;
 use super::seating::LEAST_SOFTWARE;
 
@@ -26,10 +26,11 @@ impl Demands {
         for p in 0..self.programs.len() {
             let mut crowd = vec![0.0; hardware.len()];
             let (mut rate, mut asleep) = (0.0, 0.0);
-            for d in self.threads.iter().filter(|d| d.process == p && d.shares && !d.served && d.rate > 0.0) {
+            let takes_it = |d: &&mut Demand| d.process == p && d.work.shares && !d.work.served;
+            for d in self.threads.iter_mut().filter(takes_it).filter(|d| d.work.rate > 0.0) {
                 crowd[d.node] += 1.0;
-                rate += d.rate;
-                asleep += d.off_s * d.rate;
+                rate += d.work.rate;
+                asleep += d.work.off_s * d.work.rate;
             }
             let k: f64 = crowd.iter().sum();
             let on_node = |(n, threads): (usize, &f64)| threads * crossed(hardware, settings, &crowd, n);
@@ -44,11 +45,12 @@ impl Demands {
                 self.programs[p].lock_s = before.max(hold_s / factor);
             }
             let lock_s = self.programs[p].lock_s;
-            for d in self.threads.iter_mut().filter(|d| lock_s > 0.0 && d.process == p && d.shares && !d.served) {
-                d.off_s = (d.off_s - w).max(0.0);
+            for d in self.threads.iter_mut().filter(|_| lock_s > 0.0).filter(takes_it) {
                 // Holding the lock is work; at another placement it is held for a different time.
-                let held_s = lock_s * crossed(hardware, settings, &crowd, d.node);
-                d.soft_s = (d.soft_s - held_s).max(LEAST_SOFTWARE * d.soft_s);
+                let hold_s = lock_s * crossed(hardware, settings, &crowd, d.node);
+                let work = &mut d.work;
+                work.off_s = (work.off_s - w).max(0.0);
+                work.soft_s = (work.soft_s - hold_s).max(LEAST_SOFTWARE * work.soft_s);
             }
         }
     }

@@ -8,7 +8,7 @@
 //!
 //! **Approach.** One cost model counts seconds over a horizon ([`Settings::horizon_s`]). From the
 //! mean of the last windows ([`recent`]) it derives each thread's demand apart from where it runs
-//! ([`demand`]) and merges similar threads ([`team`]). For any placement it predicts the throughput
+//! ([`demand`]) and merges similar threads ([`class`]). For any placement it predicts the throughput
 //! of all threads, with latency by distance, queues at controllers, shared CPUs and locks
 //! ([`seating`], [`memory_model::queues`], [`locks`]). A search looks for a better placement, net
 //! of the cost of its moves ([`search`], [`cost`]). The policy makes a plan that promises enough,
@@ -27,6 +27,7 @@
 //! unknown.
 
 mod changes;
+mod class;
 mod cost;
 mod data;
 mod demand;
@@ -39,7 +40,6 @@ mod recent;
 mod search;
 mod seating;
 mod settings;
-mod team;
 
 use rustc_hash::FxHashSet;
 pub use settings::Settings;
@@ -128,9 +128,9 @@ impl Policy for Auto {
                 d.held |= self.history.seat(t.tid).is_none_or(|seat| seat == t.node);
             }
         }
-        let mut teams = team::teams(&demands);
-        seating::fit(&hardware, &demands, &mut teams, &self.settings, &mut self.scratch);
-        let model = Model::new(&hardware, &demands, &teams, &self.settings, busy);
+        let mut classes = class::classes(&demands);
+        seating::fit(&hardware, &demands, &mut classes, &self.settings, &mut self.scratch);
+        let model = Model::new(&hardware, &demands, &classes, &self.settings, busy);
         let history = &self.history;
         let may = |change: &Change| allowed(&model, snapshot, history, change);
         let found = model.search(&mut self.scratch, &may);
@@ -164,22 +164,22 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
     };
     let data = history.windows >= BEFORE_DATA;
     if history.planned_for() {
-        let Change::Threads { team, node, data: None, .. } = change else { return false };
+        let Change::Threads { class, node, data: None, .. } = change else { return false };
         let seat = Some(model.hardware.nodes[*node].id);
-        let mut members = model.teams[*team].members.iter().map(|m| model.demands.threads[*m].thread);
+        let mut members = model.classes[*class].members.iter().map(|m| model.demands.threads[*m].thread);
         return members.all(|t| history.seat(snapshot.threads[t].tid) == seat);
     }
     match change {
         Change::Threads { data: None, .. } => true,
-        Change::Threads { team, .. } => {
-            let mut files = model.teams[*team].members.iter().flat_map(|m| &model.demands.threads[*m].files);
+        Change::Threads { class, .. } => {
+            let mut files = model.classes[*class].members.iter().flat_map(|m| &model.demands.threads[*m].files);
             data && files.all(|(f, _)| file(f))
         }
         Change::Process { process, node, .. } => {
             let program = &model.demands.programs[*process];
-            let mut teams = model.of_process[*process].iter().map(|t| &model.teams[*t]);
+            let mut classes = model.of_process[*process].iter().map(|t| &model.classes[*t]);
             let subject = Subject::Process { pid: program.pid, start: program.start };
-            history.may_move(&subject, 0) && teams.all(|t| t.node == *node || !t.held)
+            history.may_move(&subject, 0) && classes.all(|t| t.node == *node || !t.held)
         }
         Change::Group { group, .. } => data && model.demands.groups.list[*group].files.iter().all(file),
     }

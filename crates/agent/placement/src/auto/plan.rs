@@ -35,9 +35,9 @@ const EXPLAINED_CELLS: usize = 20_000;
 /// own, and the file system aligns data so that some bytes stay behind.
 const CRUMBS: f64 = 0.02;
 
-/// Threads of one team that move together.
+/// Threads of one class that move together.
 struct Part {
-    team: usize,
+    class: usize,
     to: Seat,
     members: Vec<usize>,
 }
@@ -45,14 +45,16 @@ struct Part {
 /// The moves of a seating in the order to make them.
 pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: &mut Scratch) -> Vec<Move> {
     let mut parts = parts(model, &found.seating);
-    parts.sort_by_key(|p| (Reverse((model.teams[p.team].rate * p.members.len() as f64) as u64), p.team, p.to.node));
+    parts.sort_by_key(|p| {
+        (Reverse((model.classes[p.class].work.rate * p.members.len() as f64) as u64), p.class, p.to.node)
+    });
     let mut moves = Vec::new();
     // Threads that stay with their moved process have no reason of their own.
     let going = |p: &Part| {
-        p.to.node != model.teams[p.team].node && found.seating.processes[model.teams[p.team].process].is_none()
+        p.to.node != model.classes[p.class].node && found.seating.processes[model.classes[p.class].process].is_none()
     };
     let reasons = reasons(model, found, &parts, scratch);
-    let explained = (EXPLAINED_CELLS / model.teams.len().max(1)).clamp(1, EXPLAINED);
+    let explained = (EXPLAINED_CELLS / model.classes.len().max(1)).clamp(1, EXPLAINED);
     processes(model, snapshot, found, &mut moves);
     groups(model, snapshot, found, &mut moves);
     for (i, part) in parts.iter().enumerate() {
@@ -90,18 +92,18 @@ pub(super) fn keeps(snapshot: &Snapshot, demands: &Demands, moves: &[Move]) -> V
     threads.filter(stays).map(|t| t.tid).collect()
 }
 
-/// The members of teams that change their seat. The members that stay are the first ones.
+/// The members of classes that change their seat. The members that stay are the first ones.
 fn parts(model: &Model, seating: &Seating) -> Vec<Part> {
     let mut parts = Vec::new();
-    for (t, team) in model.teams.iter().enumerate() {
+    for (t, class) in model.classes.iter().enumerate() {
         let mut seats: SmallVec<[Seat; 4]> = seating.seats[t].iter().copied().collect();
-        seats.sort_by_key(|s| (s.node != team.node || s.data.is_some(), s.node, s.data));
+        seats.sort_by_key(|s| (s.node != class.node || s.data.is_some(), s.node, s.data));
         let mut next = 0;
         for to in seats {
-            let members: Vec<usize> = team.members[next..next + to.count].to_vec();
+            let members: Vec<usize> = class.members[next..next + to.count].to_vec();
             next += to.count;
-            if to.node != team.node || to.data.is_some() {
-                parts.push(Part { team: t, to, members });
+            if to.node != class.node || to.data.is_some() {
+                parts.push(Part { class: t, to, members });
             }
         }
     }
@@ -128,8 +130,8 @@ fn processes(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<
 /// already, by its memory.
 fn leaves(model: &Model, process: usize, to: usize) -> Option<usize> {
     let mut threads = Shares::new();
-    for t in model.teams.iter().filter(|t| t.process == process && t.node != to) {
-        add(&mut threads, t.node, t.rate * t.members.len() as f64);
+    for t in model.classes.iter().filter(|t| t.process == process && t.node != to) {
+        add(&mut threads, t.node, t.work.rate * t.members.len() as f64);
     }
     main_node(&threads).or_else(|| {
         let away = model.demands.programs[process].memory.iter().filter(|m| m.0 != to);
@@ -187,13 +189,13 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
     if !explained {
         return why;
     }
-    let team = &model.teams[part.team];
-    let back = Seat { node: team.node, data: None, count: part.to.count };
-    let at = found.seating.seats[part.team].iter().position(|s| s.node == part.to.node && s.data == part.to.data);
+    let class = &model.classes[part.class];
+    let back = Seat { node: class.node, data: None, count: part.to.count };
+    let at = found.seating.seats[part.class].iter().position(|s| s.node == part.to.node && s.data == part.to.data);
     let Some(at) = at else { return why };
     let mut without = found.seating.clone();
-    without.processes[team.process] = None;
-    without.shift(part.team, at, part.to.count, back.node, back.data);
+    without.processes[class.process] = None;
+    without.shift(part.class, at, part.to.count, back.node, back.data);
     let stays = model.value(&without, scratch).net;
     let part_s = saved_s(found, found.worth.net, stays);
     why.push_str(&format!("; this move of {} thread(s) saves {part_s:.2} s of it", part.to.count));
@@ -202,11 +204,11 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
 
 /// The main reason of each move.
 fn reasons(model: &Model, found: &Found, parts: &[Part], scratch: &mut Scratch) -> Vec<Reason> {
-    let current = Seating::current(model.teams, model.demands);
+    let current = Seating::current(model.classes, model.demands);
     model.value(&current, scratch);
     let reason = |part: &Part| {
-        let from = Seat { node: model.teams[part.team].node, data: None, count: 1 };
-        if model.alone_s(part.team, &part.to, &found.seating) < model.alone_s(part.team, &from, &current) {
+        let from = Seat { node: model.classes[part.class].node, data: None, count: 1 };
+        if model.alone_s(part.class, &part.to, &found.seating) < model.alone_s(part.class, &from, &current) {
             Reason::ReadLocality
         } else if scratch.solver.stretch()[from.node] > 1.0 {
             Reason::CpuContention
@@ -219,7 +221,7 @@ fn reasons(model: &Model, found: &Found, parts: &[Part], scratch: &mut Scratch) 
 
 /// The effect of the plan on nodes and on the remote share.
 pub(super) fn predict(model: &Model, snapshot: &Snapshot, found: &Found, scratch: &mut Scratch) -> Prediction {
-    let current = Seating::current(model.teams, model.demands);
+    let current = Seating::current(model.classes, model.demands);
     let before = forecast(model, &current, scratch);
     let after = forecast(model, &found.seating, scratch);
     Prediction {

@@ -7,16 +7,17 @@
 //! **Approach.** The search starts from the current seating, and from all threads at home with
 //! their data. In each step, it solves the network for possible [changes](super::changes) in the
 //! order of their list. It takes the best of the first [`FEW`], or else the next one that is good.
-//! A change is one of: some threads of a team, with or without their data; data to its threads; a
+//! A change is one of: some threads of a class, with or without their data; data to its threads; a
 //! whole process, with or without its memory; shared data. The search ends when no change is worth
 //! its cost, or when the allowance is used up.
 //!
-//! **Limits.** The result is a local optimum of a model. With very many teams, the allowance ends
+//! **Limits.** The result is a local optimum of a model. With very many classes, the allowance ends
 //! the search early; the next window continues.
 
 use memory_model::{Shares, add};
 
 use super::data::main_node;
+use super::demand::Use;
 use super::seating::{Model, Scratch, Seat, Seating, Worth};
 
 /// Work allowed per decision, in visits of a solver pass (some nanoseconds each): a few tens of
@@ -25,7 +26,7 @@ const ALLOWANCE: u64 = 2_000_000;
 /// Number of changes that are solved before the best one is taken; beyond, the first good one is
 /// taken. Chosen, not derived.
 const FEW: usize = 8;
-/// Number of search steps: one for each of a few hundred teams.
+/// Number of search steps: one for each of a few hundred classes.
 const MOST_STEPS: usize = 400;
 /// Smallest improvement that counts, as a share of the total: the accuracy of a solution.
 const EPSILON: f64 = 1e-5;
@@ -33,8 +34,8 @@ const EPSILON: f64 = 1e-5;
 /// One possible change.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Change {
-    /// Moves threads of a team's seat to a node, and their private data to a node.
-    Threads { team: usize, from: Seat, count: usize, node: usize, data: Option<usize> },
+    /// Moves threads of a class's seat to a node, and their private data to a node.
+    Threads { class: usize, from: Seat, count: usize, node: usize, data: Option<usize> },
     /// Moves a whole process, with or without its memory.
     Process { process: usize, node: usize, memory: bool },
     /// Moves a shared group's data.
@@ -51,7 +52,7 @@ pub(super) struct Found {
 impl Model<'_> {
     /// The best seating found; `may` forbids some changes.
     pub fn search(&self, scratch: &mut Scratch, may: &dyn Fn(&Change) -> bool) -> Found {
-        let current = Seating::current(self.teams, self.demands);
+        let current = Seating::current(self.classes, self.demands);
         let stays = self.value(&current, scratch);
         let begun = scratch.spent();
         let (seating, worth) = self.climb(current.clone(), scratch, may, begun + ALLOWANCE * 2 / 3);
@@ -66,31 +67,31 @@ impl Model<'_> {
         found
     }
 
-    /// Each team on the node with most of its data; `None` if that changes nothing.
+    /// Each class on the node with most of its data; `None` if that changes nothing.
     fn at_home(&self, current: &Seating) -> Option<Seating> {
         let mut home = current.clone();
-        for t in 0..self.teams.len() {
+        for t in 0..self.classes.len() {
             if let Some(node) = main_node(&self.reads(t)).filter(|n| self.may_sit(t, *n)) {
-                home.shift(t, 0, self.teams[t].members.len(), node, None);
+                home.shift(t, 0, self.classes[t].members.len(), node, None);
             }
         }
         (home != *current).then_some(home)
     }
 
-    /// Fractions of a team's reads, by node.
+    /// Fractions of a class's reads, by node.
     pub fn reads(&self, t: usize) -> Shares {
-        let team = &self.teams[t];
-        let mut reads = team.private.clone();
-        for (g, read, _) in &team.shared {
-            for (node, share) in &self.demands.groups.list[*g].places {
+        let work = &self.classes[t].work;
+        let mut reads = work.private.clone();
+        for Use { group, read, .. } in &work.shared {
+            for (node, share) in &self.demands.groups.list[*group].places {
                 add(&mut reads, *node, read * share);
             }
         }
         reads
     }
 
-    pub fn may_sit(&self, team: usize, node: usize) -> bool {
-        let t = &self.teams[team];
+    pub fn may_sit(&self, class: usize, node: usize) -> bool {
+        let t = &self.classes[class];
         node == t.node || (!t.held && self.demands.allowed[t.allowed][node])
     }
 
@@ -130,12 +131,12 @@ impl Model<'_> {
     /// The least gain that a change must promise, in bytes over the horizon. Going back to the
     /// current placement needs none.
     fn least_gain(&self, change: &Change, all: f64) -> f64 {
-        let of = |team: usize, count: usize| self.teams[team].rate * count as f64;
+        let of = |class: usize, count: usize| self.classes[class].work.rate * count as f64;
         let moved = match change {
-            Change::Threads { team, node, data, .. } if *node == self.teams[*team].node && data.is_none() => 0.0,
-            Change::Threads { team, count, .. } => of(*team, *count),
+            Change::Threads { class, node, data, .. } if *node == self.classes[*class].node && data.is_none() => 0.0,
+            Change::Threads { class, count, .. } => of(*class, *count),
             Change::Process { process, .. } => {
-                self.of_process[*process].iter().map(|t| of(*t, self.teams[*t].members.len())).sum()
+                self.of_process[*process].iter().map(|t| of(*t, self.classes[*t].members.len())).sum()
             }
             Change::Group { .. } => 0.0,
         };
@@ -144,11 +145,11 @@ impl Model<'_> {
 
     pub fn apply(&self, seating: &mut Seating, change: &Change) {
         match change {
-            Change::Threads { team, from, count, node, data } => shift(seating, *team, from, *count, *node, *data),
+            Change::Threads { class, from, count, node, data } => shift(seating, *class, from, *count, *node, *data),
             Change::Process { process, node, memory } => {
-                for team in self.of_process[*process].iter().copied() {
-                    for from in seating.seats[team].clone() {
-                        shift(seating, team, &from, from.count, *node, from.data);
+                for class in self.of_process[*process].iter().copied() {
+                    for from in seating.seats[class].clone() {
+                        shift(seating, class, &from, from.count, *node, from.data);
                     }
                 }
                 seating.processes[*process] = memory.then_some(*node);
@@ -158,10 +159,10 @@ impl Model<'_> {
     }
 }
 
-/// Moves threads of a team's seat if it is still there.
-fn shift(seating: &mut Seating, team: usize, from: &Seat, count: usize, node: usize, data: Option<usize>) {
-    if let Some(at) = seating.seats[team].iter().position(|s| s.node == from.node && s.data == from.data) {
-        let count = count.min(seating.seats[team][at].count);
-        seating.shift(team, at, count, node, data);
+/// Moves threads of a class's seat if it is still there.
+fn shift(seating: &mut Seating, class: usize, from: &Seat, count: usize, node: usize, data: Option<usize>) {
+    if let Some(at) = seating.seats[class].iter().position(|s| s.node == from.node && s.data == from.data) {
+        let count = count.min(seating.seats[class][at].count);
+        seating.shift(class, at, count, node, data);
     }
 }

@@ -3,7 +3,7 @@
 //! **Problem.** Whether a thread, its process or its data should move depends on where everything
 //! else is.
 //!
-//! **Approach.** A [`Seating`] gives the number of threads of each team per node and the node of
+//! **Approach.** A [`Seating`] gives the number of threads of each class per node and the node of
 //! their data, the node of each shared group, and the node of each process's memory.
 //! [`Model::value`] turns it into a [`System`] of classes and solves it, which yields bytes/s of
 //! all threads.
@@ -12,18 +12,18 @@
 //! that data which is rewritten follows its writers, nor what sharers of data save in a common
 //! cache.
 
-use memory_model::Shares;
 use memory_model::queues::{Class, Detail, Lock, Solver, System};
+use memory_model::{Shares, total};
 use smallvec::SmallVec;
 
 use super::Settings;
-use super::demand::Demands;
+use super::class::ThreadClass;
+use super::demand::{Demands, Use};
 use super::hardware::{Hardware, Visits};
 use super::locks::{crossed, own_memory};
-use super::team::Team;
 use crate::Writes;
 
-/// Some threads of a team.
+/// Some threads of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seat {
     /// The node they run on.
@@ -36,7 +36,7 @@ pub(super) struct Seat {
 /// The place of everything that can move.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seating {
-    /// By team; the counts add up to its members.
+    /// By class; the counts add up to its members.
     pub seats: Vec<SmallVec<[Seat; 2]>>,
     /// By group: the node that it moves to.
     pub groups: Vec<Option<usize>>,
@@ -46,18 +46,18 @@ pub(super) struct Seating {
 
 impl Seating {
     /// The current placement.
-    pub fn current(teams: &[Team], demands: &Demands) -> Self {
-        let seat = |t: &Team| Seat { node: t.node, data: None, count: t.members.len() };
+    pub fn current(classes: &[ThreadClass], demands: &Demands) -> Self {
+        let seat = |t: &ThreadClass| Seat { node: t.node, data: None, count: t.members.len() };
         Self {
-            seats: teams.iter().map(|t| SmallVec::from_slice(&[seat(t)])).collect(),
+            seats: classes.iter().map(|t| SmallVec::from_slice(&[seat(t)])).collect(),
             groups: vec![None; demands.groups.list.len()],
             processes: vec![None; demands.programs.len()],
         }
     }
 
-    /// Moves `count` threads of a team's seat, or their data, or both.
-    pub fn shift(&mut self, team: usize, seat: usize, count: usize, node: usize, data: Option<usize>) {
-        let seats = &mut self.seats[team];
+    /// Moves `count` threads of a class's seat, or their data, or both.
+    pub fn shift(&mut self, class: usize, seat: usize, count: usize, node: usize, data: Option<usize>) {
+        let seats = &mut self.seats[class];
         seats[seat].count -= count;
         match seats.iter_mut().find(|s| s.node == node && s.data == data) {
             Some(same) => same.count += count,
@@ -80,9 +80,9 @@ pub(super) struct Worth {
 pub(super) struct Model<'a> {
     pub hardware: &'a Hardware,
     pub demands: &'a Demands,
-    pub teams: &'a [Team],
+    pub classes: &'a [ThreadClass],
     pub settings: &'a Settings,
-    /// The teams of each process, and the teams that use each group.
+    /// The classes of each process, and the classes that use each group.
     pub of_process: Vec<Vec<usize>>,
     pub of_group: Vec<Vec<usize>>,
     /// Listed bytes/s per thread that is busy now: the value of a CPU second of others.
@@ -118,20 +118,21 @@ pub(super) const LEAST_SOFTWARE: f64 = 0.02;
 pub(super) fn fit(
     hardware: &Hardware,
     demands: &Demands,
-    teams: &mut [Team],
+    classes: &mut [ThreadClass],
     settings: &Settings,
     scratch: &mut Scratch,
 ) {
-    let current = Seating::current(teams, demands);
+    let current = Seating::current(classes, demands);
     // Nothing has been rewritten yet.
     let now = Settings { horizon_s: 0.0, ..settings.clone() };
     for _ in 0..FITTED {
-        let model = Model::new(hardware, demands, teams, &now, 0.0);
+        let model = Model::new(hardware, demands, classes, &now, 0.0);
         model.value(&current, scratch);
-        for (t, team) in teams.iter_mut().enumerate() {
+        for (t, class) in classes.iter_mut().enumerate() {
             let (on_s, waiting_s) = scratch.solver.spent(&scratch.system, t);
-            team.soft_s = (team.soft_s + team.seen_on_s - on_s).max(LEAST_SOFTWARE * team.seen_on_s);
-            team.off_s = (team.seen_off_s - waiting_s).max(0.0);
+            let work = &mut class.work;
+            work.soft_s = (work.soft_s + work.seen_on_s - on_s).max(LEAST_SOFTWARE * work.seen_on_s);
+            work.off_s = (work.seen_off_s - waiting_s).max(0.0);
         }
     }
 }
@@ -140,30 +141,30 @@ impl<'a> Model<'a> {
     pub fn new(
         hardware: &'a Hardware,
         demands: &'a Demands,
-        teams: &'a [Team],
+        classes: &'a [ThreadClass],
         settings: &'a Settings,
         busy: f64,
     ) -> Self {
-        let rate: f64 = teams.iter().map(|t| t.rate * t.members.len() as f64).sum();
+        let rate: f64 = classes.iter().map(|t| t.work.rate * t.members.len() as f64).sum();
         let mut of_process = vec![Vec::new(); demands.programs.len()];
         let mut of_group = vec![Vec::new(); demands.groups.list.len()];
-        for (t, team) in teams.iter().enumerate() {
-            of_process[team.process].push(t);
-            team.shared.iter().for_each(|s| of_group[s.0].push(t));
+        for (t, class) in classes.iter().enumerate() {
+            of_process[class.process].push(t);
+            class.work.shared.iter().for_each(|s| of_group[s.group].push(t));
         }
         Self {
             of_process,
             of_group,
             hardware,
             demands,
-            teams,
+            classes,
             settings,
             cpu_worth: if busy > 0.0 { rate / busy } else { 0.0 },
         }
     }
 
     /// The value of this seating. The solution stays in `scratch`, with classes in the order of
-    /// teams and their seats.
+    /// classes and their seats.
     pub fn value(&self, seating: &Seating, scratch: &mut Scratch) -> Worth {
         self.build(seating, scratch);
         let Scratch { system, solver, spent, .. } = scratch;
@@ -188,16 +189,24 @@ impl<'a> Model<'a> {
         system.classes.clear();
         system.visits.clear();
         let mut visits = Visits::default();
-        for (t, team) in self.teams.iter().enumerate() {
+        for (t, class) in self.classes.iter().enumerate() {
             for seat in &seating.seats[t] {
-                let lock = self.lock(team, seat.node, sharers);
-                let (software_s, memory_s) = self.demand(team, seat, seating, &mut visits);
-                let (own_s, away_s) = if team.served { (0.0, memory_s) } else { (memory_s, 0.0) };
+                let lock = self.lock(class, seat.node, sharers);
+                let (software_s, memory_s) = self.demand(class, seat, seating, &mut visits);
+                let (own_s, away_s) = if class.work.served { (0.0, memory_s) } else { (memory_s, 0.0) };
                 let on_s = software_s + own_s + lock.map_or(0.0, |l| l.hold_s);
                 let first = system.visits.len();
                 system.visits.extend(visits.drain(..));
                 let (count, visits) = (seat.count as f64, first..system.visits.len());
-                system.classes.push(Class { count, node: seat.node, on_s, off_s: team.off_s, away_s, visits, lock });
+                system.classes.push(Class {
+                    count,
+                    node: seat.node,
+                    on_s,
+                    off_s: class.work.off_s,
+                    away_s,
+                    visits,
+                    lock,
+                });
             }
         }
     }
@@ -208,19 +217,19 @@ impl<'a> Model<'a> {
             crowd.clear();
             crowd.resize(self.hardware.len(), 0.0);
         }
-        for (team, seats) in self.teams.iter().zip(&seating.seats).filter(|(t, _)| t.shares) {
+        for (class, seats) in self.classes.iter().zip(&seating.seats).filter(|(t, _)| t.work.shares) {
             for seat in seats {
-                sharers[team.process][seat.node] += seat.count as f64;
+                sharers[class.process][seat.node] += seat.count as f64;
             }
         }
     }
 
-    /// The lock that a team's threads on a node take, if any.
-    fn lock(&self, team: &Team, node: usize, sharers: &[Vec<f64>]) -> Option<Lock> {
-        let lock_s = self.demands.programs[team.process].lock_s;
-        (team.shares && lock_s > 0.0).then(|| Lock {
-            station: self.hardware.stations() + team.process,
-            hold_s: lock_s * crossed(self.hardware, self.settings, &sharers[team.process], node),
+    /// The lock that a class's threads on a node take, if any.
+    fn lock(&self, class: &ThreadClass, node: usize, sharers: &[Vec<f64>]) -> Option<Lock> {
+        let lock_s = self.demands.programs[class.process].lock_s;
+        (class.work.shares && lock_s > 0.0).then(|| Lock {
+            station: self.hardware.stations() + class.process,
+            hold_s: lock_s * crossed(self.hardware, self.settings, &sharers[class.process], node),
             media: false,
         })
     }
@@ -232,9 +241,9 @@ impl<'a> Model<'a> {
     }
 
     /// Seconds of software and of memory per byte of a class, alone, and time per byte by station.
-    fn demand(&self, team: &Team, seat: &Seat, seating: &Seating, visits: &mut Visits) -> (f64, f64) {
+    fn demand(&self, class: &ThreadClass, seat: &Seat, seating: &Seating, visits: &mut Visits) -> (f64, f64) {
         let hardware = self.hardware;
-        let program = &self.demands.programs[team.process];
+        let (program, work) = (&self.demands.programs[class.process], &class.work);
         let here = hardware.nodes[seat.node].home;
         let (follow, in_place) = (program.writes == Some(Writes::Follow), program.writes == Some(Writes::InPlace));
         let mut memory_s = 0.0;
@@ -244,67 +253,67 @@ impl<'a> Model<'a> {
         };
         // The share of private data that is not rewritten by the end of the horizon: the lasting
         // state counts.
-        let old = (-team.renewed * self.settings.horizon_s).exp();
+        let old = (-work.renewed * self.settings.horizon_s).exp();
         match seat.data {
-            Some(node) => flow(node, old * team.private.iter().map(|p| p.1).sum::<f64>(), 0.0),
-            None => team.private.iter().for_each(|(node, share)| flow(*node, old * share, 0.0)),
+            Some(node) => flow(node, old * total(&work.private), 0.0),
+            None => work.private.iter().for_each(|(node, share)| flow(*node, old * share, 0.0)),
         }
         if old < 1.0 {
-            let new = (1.0 - old) * team.private.iter().map(|p| p.1).sum::<f64>();
-            let all: f64 = team.wrote.iter().map(|w| w.1).sum();
+            let new = (1.0 - old) * total(&work.private);
+            let all = total(&work.wrote);
             match follow {
                 true => flow(here, new, 0.0),
-                false => team.wrote.iter().for_each(|(node, share)| flow(*node, new * share / all, 0.0)),
+                false => work.wrote.iter().for_each(|(node, share)| flow(*node, new * share / all, 0.0)),
             }
         }
-        for (g, read, written) in &team.shared {
-            let places = self.places(*g, seating);
+        for Use { group, read, written } in &work.shared {
+            let places = self.places(*group, seating);
             places.iter().for_each(|(node, share)| flow(*node, read * share, 0.0));
-            let lands = if in_place { &places } else { &self.demands.groups.list[*g].places };
+            let lands = if in_place { &places } else { &self.demands.groups.list[*group].places };
             match follow {
                 true => flow(here, 0.0, *written),
                 false => lands.iter().for_each(|(node, share)| flow(*node, 0.0, written * share)),
             }
         }
         match seat.data.filter(|_| in_place) {
-            _ if follow => flow(here, 0.0, team.writes),
-            Some(node) => flow(node, 0.0, team.writes),
-            None => team.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, *share)),
+            _ if follow => flow(here, 0.0, work.writes),
+            Some(node) => flow(node, 0.0, work.writes),
+            None => work.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, *share)),
         }
-        let far = match seating.processes[team.process] {
+        let far = match seating.processes[class.process] {
             Some(node) => {
                 let home = hardware.nodes[node].home;
                 hardware.hops(seat.node, home) * hardware.nodes[home].read_hop
             }
             None => own_memory(hardware, program, seat.node),
         };
-        (team.soft_s * (1.0 + self.settings.own_memory * far), memory_s)
+        (work.soft_s * (1.0 + self.settings.own_memory * far), memory_s)
     }
 
-    /// Seconds per byte of one thread of a team, alone: software and memory.
-    pub fn alone_s(&self, team: usize, seat: &Seat, seating: &Seating) -> f64 {
-        let (software_s, memory_s) = self.demand(&self.teams[team], seat, seating, &mut Visits::default());
+    /// Seconds per byte of one thread of a class, alone: software and memory.
+    pub fn alone_s(&self, class: usize, seat: &Seat, seating: &Seating) -> f64 {
+        let (software_s, memory_s) = self.demand(&self.classes[class], seat, seating, &mut Visits::default());
         software_s + memory_s
     }
 
-    /// Remote reads / all reads, of all teams, at the rates of the solution in `scratch`.
+    /// Remote reads / all reads, of all classes, at the rates of the solution in `scratch`.
     pub fn remote_share(&self, seating: &Seating, scratch: &Scratch) -> f64 {
         let (mut all, mut remote) = (0.0, 0.0);
-        let mut classes = scratch.system.classes.iter().zip(scratch.solver.rates());
-        for (team, seats) in self.teams.iter().zip(&seating.seats) {
+        let mut solved = scratch.system.classes.iter().zip(scratch.solver.rates());
+        for (class, seats) in self.classes.iter().zip(&seating.seats) {
             for seat in seats {
-                let Some((class, rate)) = classes.next() else { return 0.0 };
-                let weight = class.count * rate.ops;
+                let Some((load, rate)) = solved.next() else { return 0.0 };
+                let weight = load.count * rate.ops;
                 let mut read = |node: usize, share: f64| {
                     all += weight * share;
                     remote += if node == seat.node { 0.0 } else { weight * share };
                 };
                 match seat.data {
-                    Some(node) => read(node, team.private.iter().map(|p| p.1).sum()),
-                    None => team.private.iter().for_each(|(node, share)| read(*node, *share)),
+                    Some(node) => read(node, total(&class.work.private)),
+                    None => class.work.private.iter().for_each(|(node, share)| read(*node, *share)),
                 }
-                for (g, share, _) in &team.shared {
-                    self.places(*g, seating).iter().for_each(|(node, place)| read(*node, share * place));
+                for s in &class.work.shared {
+                    self.places(s.group, seating).iter().for_each(|(node, place)| read(*node, s.read * place));
                 }
             }
         }
