@@ -104,6 +104,12 @@ impl Audit {
         self.watched.insert(subject, watched);
     }
 
+    /// How many moves are watched.
+    #[cfg(test)]
+    pub(crate) fn watched(&self) -> usize {
+        self.watched.len()
+    }
+
     /// A window later. Returns the moves that have been judged.
     pub fn window(&mut self, snapshot: &Snapshot) -> Vec<(About, Event)> {
         if self.watched.is_empty() {

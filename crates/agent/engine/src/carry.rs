@@ -1,422 +1,283 @@
-//! Judges moves by the rails, writes down what undoes them, and makes them.
+//! Makes the moves of a window.
+//!
+//! **Problem.** Each move must pass the rails, must be undone after a crash at any point, and may
+//! share the machine with copies that take hours.
+//!
+//! **Approach.** [`Engine::carry_out`] reads as a move goes: it is judged, waits in the queue or is
+//! prepared, is written down, and is made. What becomes of it at each step is
+//! [published](Engine::publish).
+//!
+//! **Limits.** A thread is in one move of a window: two records of it could not be told apart after
+//! a crash.
 
 use placement::{Move, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::NodeId;
 
+use crate::attempt::{Attempt, MoveEvent, NOT_WRITTEN};
 use crate::audit;
 use crate::engine::Engine;
-use crate::jobs::{JobId, Queued, Running};
-use crate::journal::{About, Event};
+use crate::jobs::Queued;
+use crate::journal::About;
 use crate::rails::{self, HeldBack, Rail};
-use crate::state::records::{Job, Record};
-use crate::{Plane, PlaneError, Subject, Undo, Verdict};
-
-/// A move whose undo record is still to be written.
-pub(crate) struct Ready {
-    /// Its place among the moves of this window; none: it comes from the queue.
-    index: Option<usize>,
-    mv: Move,
-    undo: Vec<Undo>,
-    about: About,
-    remote_share: Option<f64>,
-    /// Whether its effect is to be tried; if not, it takes back one that did not pay.
-    tried: bool,
-}
-
-/// The moves of one window that were made, and the copies that they began.
-#[derive(Default)]
-pub(crate) struct Made {
-    pub moves: Vec<Move>,
-    pub jobs: Vec<JobId>,
-}
+use crate::state::records::Record;
+use crate::{EngineError, Plane, PlaneError, Started, Subject, Undo};
 
 /// Why a move is held back that shares a thread with an earlier one.
 const TWICE: &str = "another move of this window has it already";
 
-impl Ready {
-    /// The process that is moved, and each thread that is bound. A file has no record, and its
+/// The moves of a window that are about to be made.
+#[derive(Default)]
+struct Batch {
+    attempts: Vec<Attempt>,
+    /// The processes that are moved, and each thread that is bound. A file has no record, and its
     /// parts on several nodes move at once.
-    fn claims(&self) -> impl Iterator<Item = &Subject> {
-        let itself = Some(&self.mv.subject).filter(|subject| !subject.is_file());
-        itself.into_iter().chain(self.undo.iter().map(|undo| &undo.subject))
+    claimed: FxHashSet<Subject>,
+}
+
+impl Batch {
+    fn push(&mut self, attempt: Attempt) {
+        let itself = Some(&attempt.mv.subject).filter(|subject| !subject.is_file());
+        let bound = attempt.undo.iter().flatten().map(|undo| &undo.subject);
+        self.claimed.extend(itself.into_iter().chain(bound).cloned());
+        self.attempts.push(attempt);
+    }
+
+    fn copies(&self) -> impl Iterator<Item = &Attempt> {
+        self.attempts.iter().filter(|attempt| attempt.copies())
     }
 }
 
 impl<P: Plane> Engine<P> {
     /// Makes what waited longest, then judges and makes moves: first `planned` ones of the policy,
-    /// then our own of threads that are bound where they are. One verdict per move.
+    /// then our own of threads that are bound where they are. Returns what became of each move.
     pub(crate) fn carry_out(
         &mut self,
         moves: &[Move],
         planned: usize,
         snapshot: &Snapshot,
-        notes: &mut Vec<String>,
-    ) -> Result<(Vec<Verdict>, Made), PlaneError> {
+    ) -> Result<Vec<MoveEvent>, PlaneError> {
+        self.judged.clear();
+        self.waited = std::mem::take(&mut self.waiting);
         let threads: FxHashMap<u32, &Thread> = match moves.is_empty() {
             true => FxHashMap::default(),
             false => snapshot.threads.iter().map(|t| (t.tid, t)).collect(),
         };
-        let mut verdicts = Vec::with_capacity(moves.len());
-        let mut ready = self.next_in_queue()?;
-        // A thread is in one move of a window: two records of it could not be told apart after a
-        // crash.
-        let mut claimed: FxHashSet<Subject> = ready.iter().flat_map(Ready::claims).cloned().collect();
-        let mut waiting = FxHashMap::default();
-        let mut over_rate = 0;
-        for (index, mv) in moves.iter().enumerate() {
+        let mut batch = self.next_in_queue()?;
+        for (place, mv) in moves.iter().enumerate() {
             let thread = mv.tid().and_then(|tid| threads.get(&tid).copied());
-            let Move { subject, from, to, .. } = mv.clone();
-            let about = about(mv, snapshot, thread);
-            let fits = if index < planned { rails::fits(self.plane.topology(), thread, mv) } else { Ok(()) };
-            // Files, too: half of a plan can be worse than none of it.
-            let period_s = if subject.is_file() { self.policy.data_period_s() } else { self.policy.period_s() };
-            let settled = || self.settled.check(&subject, to, period_s);
-            let judged = fits.and_then(|()| self.free(&subject, (from, to), &claimed));
-            let judged = judged.and_then(|()| settled()).and_then(|()| self.endurance(mv, snapshot));
-            // One that was asked for again keeps its place, and one that takes the place of another
-            // has its token.
-            let waits = self.jobs.waits(mv).map(|queued| (queued.mv.from, queued.mv.to) == (from, to));
-            let judged = judged.and_then(|()| match waits {
-                Some(true) => Ok(()),
-                Some(false) => self.rails.check_again(&subject, from, to),
-                None => self.rails.check(&subject, from, to),
-            });
-            match judged {
-                Ok(()) => {}
-                Err(HeldBack { rail, why }) => {
-                    tracing::debug!(tid = about.tid, ?rail, %why, "held back");
-                    if matches!(rail, Rail::Rate | Rail::Backoff | Rail::Full | Rail::BytesPerDay) {
-                        self.settled.owe(subject.clone());
-                    }
-                    if rail == Rail::Rate {
-                        over_rate += 1;
-                    } else if self.waiting.get(&subject) != Some(&(rail, to)) {
-                        self.write(Some(about), Event::HeldBack { from, to, rail, why: why.clone() });
-                    }
-                    waiting.insert(subject, (rail, to));
-                    verdicts.push(Verdict::HeldBack { rail, why });
-                    continue;
-                }
+            let mut attempt = Attempt::new(mv.clone(), about(mv, snapshot, thread));
+            attempt.place = Some(place);
+            let fits = if place < planned { rails::fits(self.plane.topology(), thread, mv) } else { Ok(()) };
+            // Whether it waits already, or another move of its subject does that it replaces.
+            let waits = self.jobs.waits(mv).map(|queued| (queued.from, queued.to) == (mv.from, mv.to));
+            if let Err(HeldBack { rail, why }) = fits.and_then(|()| self.judge(mv, waits, &batch, snapshot)) {
+                self.publish(&attempt, MoveEvent::HeldBack { rail, why });
+                continue;
             }
+            attempt.passed = true;
             if waits == Some(true) {
-                verdicts.push(Verdict::Queued);
+                self.publish(&attempt, MoveEvent::Queued);
                 continue;
             }
-            let remote_share = audit::remote_share(&subject, snapshot);
-            let later = waits.is_some() || self.slots(&ready) == 0 || self.copying(&subject, &ready);
-            if !self.settings.dry_run && copies(mv) && later {
-                let (mv, since_s) = (mv.clone(), self.now);
-                verdicts.push(self.enqueue(Queued { mv, about, remote_share, since_s, back: false }));
-                continue;
+            attempt.remote_share = audit::remote_share(&mv.subject, snapshot);
+            let later = waits.is_some() || self.slots(&batch) == 0 || self.copying(&mv.subject, &batch);
+            match attempt.copies() && later && !self.settings.dry_run {
+                true => self.enqueue(&attempt),
+                false => self.prepare(attempt, &mut batch)?,
             }
-            // The verdict of a move that is ready is set when it has been made.
-            verdicts.push(match self.plane.prepare(mv) {
-                Ok(_) if self.settings.dry_run => {
-                    self.rails.made(&subject, from, to);
-                    Verdict::HeldBack { rail: Rail::DryRun, why: "dry run: nothing is changed".into() }
-                }
-                Ok(undo) if undo.iter().any(|undo| claimed.contains(&undo.subject)) => {
-                    self.rails.not_tried();
-                    self.settled.owe(subject);
-                    Verdict::HeldBack { rail: Rail::Dwell, why: TWICE.into() }
-                }
-                Ok(undo) => {
-                    let undo = self.first(undo);
-                    let (index, mv) = (Some(index), mv.clone());
-                    let one = Ready { index, mv, undo, about, remote_share, tried: true };
-                    claimed.extend(one.claims().cloned());
-                    ready.push(one);
-                    Verdict::Gone
-                }
-                Err(error) => self.not_made(error, &subject, (from, to), about)?,
-            });
         }
-        self.waiting = waiting;
+        let over_rate =
+            |(_, event): &&(usize, MoveEvent)| matches!(event, MoveEvent::HeldBack { rail: Rail::Rate, .. });
+        let over_rate = self.judged.iter().filter(over_rate).count();
         if over_rate > 0 {
             let rate = self.settings.moves_per_s;
-            self.say(notes, format!("{over_rate} moves wait: more than {rate} moves per second"));
+            self.say(format!("{over_rate} moves wait: more than {rate} moves per second"));
         }
-        let made = self.make(ready, &mut verdicts, notes)?;
-        Ok((verdicts, made))
+        self.make(batch.attempts)?;
+        self.judged.sort_by_key(|(place, _)| *place);
+        Ok(self.judged.drain(..).map(|(_, event)| event).collect())
+    }
+
+    /// Prepares the moves that waited longest, as many as may begin now, and of each subject only
+    /// one. One that has waited for as long as a settled load is trusted is dropped, because what
+    /// it was decided from is out of date.
+    fn next_in_queue(&mut self) -> Result<Batch, PlaneError> {
+        let mut batch = Batch::default();
+        if self.jobs.spent.day(self.now) as f64 >= self.settings.moves.bytes_per_day {
+            return Ok(batch);
+        }
+        while self.slots(&batch) > 0
+            && let Some(at) = self.jobs.queue().iter().position(|q| !self.copying(&q.attempt.mv.subject, &batch))
+            && let Some(Queued { attempt, since_s }) = self.jobs.take(at)
+        {
+            let waited_s = self.now - since_s;
+            if waited_s > self.settings.settle.again_s {
+                let why = format!("waited {waited_s:.0} s for other copies: out of date");
+                self.publish(&attempt, MoveEvent::Dropped { reason: "out_of_date", why });
+                continue;
+            }
+            self.prepare(attempt, &mut batch)?;
+        }
+        Ok(batch)
+    }
+
+    /// Whether nothing speaks against making a move now.
+    fn judge(&mut self, mv: &Move, waits: Option<bool>, batch: &Batch, snapshot: &Snapshot) -> Result<(), HeldBack> {
+        let Move { subject, from, to, .. } = mv;
+        self.free(mv, batch)?;
+        // Files, too: half of a plan can be worse than none of it.
+        let period_s = if subject.is_file() { self.policy.data_period_s() } else { self.policy.period_s() };
+        self.settled.check(subject, *to, period_s)?;
+        self.endurance(mv, snapshot)?;
+        // One that was asked for again keeps its place, and one that takes the place of another has
+        // its token.
+        match waits {
+            Some(true) => Ok(()),
+            Some(false) => self.rails.check_again(subject, *from, *to),
+            None => self.rails.check(subject, *from, *to),
+        }
     }
 
     /// Holds back a move of something that another move of this window has, or that is still being
     /// copied.
-    fn free(
-        &self,
-        subject: &Subject,
-        (from, to): (NodeId, NodeId),
-        claimed: &FxHashSet<Subject>,
-    ) -> Result<(), HeldBack> {
+    fn free(&self, mv: &Move, batch: &Batch) -> Result<(), HeldBack> {
         let held = |why: &str| Err(HeldBack { rail: Rail::Dwell, why: why.into() });
-        let is_file = subject.is_file();
+        let Move { subject, from, to, .. } = mv;
         match self.jobs.copies(subject) {
-            _ if claimed.contains(subject) => held(TWICE),
+            _ if batch.claimed.contains(subject) => held(TWICE),
             _ if self.jobs.goes_back(subject) => held("it waits to be moved back"),
-            Some((_, now)) if now != to => held("it is still being copied to another node"),
-            Some((now, _)) if now == from || !is_file => held("it is being copied there already"),
+            Some(copy) if copy.to != *to => held("it is still being copied to another node"),
+            Some(copy) if copy.from == *from || !subject.is_file() => held("it is being copied there already"),
             _ => Ok(()),
         }
     }
 
     /// Whether a copy of this subject runs, or is about to begin.
-    fn copying(&self, subject: &Subject, ready: &[Ready]) -> bool {
-        self.jobs.copies(subject).is_some() || ready.iter().any(|r| copies(&r.mv) && r.mv.subject == *subject)
-    }
-
-    /// Lets a move wait until others have been copied, in the place of those that it excludes.
-    fn enqueue(&mut self, queued: Queued) -> Verdict {
-        let replaced = match self.jobs.enqueue(queued) {
-            Ok(replaced) => replaced,
-            Err(_) => {
-                self.rails.not_tried();
-                return Verdict::HeldBack { rail: Rail::Full, why: "too many moves wait already".into() };
-            }
-        };
-        for queued in replaced {
-            self.dropped(queued, "replaced", "a later move took its place".into());
-        }
-        Verdict::Queued
-    }
-
-    /// A move that waited will not be made.
-    fn dropped(&mut self, Queued { mv, about, .. }: Queued, reason: &str, why: String) {
-        let Move { subject, from, to, .. } = mv;
-        self.ended(subject, from, to, placement::OutcomeState::Failed { bytes: 0, why: why.clone() });
-        self.write(Some(about), Event::Refused { from, to, reason: reason.into(), why });
+    fn copying(&self, subject: &Subject, batch: &Batch) -> bool {
+        self.jobs.copies(subject).is_some() || batch.copies().any(|attempt| attempt.mv.subject == *subject)
     }
 
     /// How many more copies may begin.
-    fn slots(&self, ready: &[Ready]) -> usize {
-        let begin = ready.iter().filter(|r| copies(&r.mv)).count();
-        (self.settings.moves.at_once as usize).saturating_sub(self.jobs.running.len() + begin)
+    fn slots(&self, batch: &Batch) -> usize {
+        (self.settings.moves.at_once as usize).saturating_sub(self.jobs.running.len() + batch.copies().count())
     }
 
-    /// The moves that waited longest, as many as may begin now, and of each subject only one. One
-    /// that has waited for as long as a settled load is trusted is dropped, because what it was
-    /// decided from is out of date.
-    fn next_in_queue(&mut self) -> Result<Vec<Ready>, PlaneError> {
-        let mut ready = Vec::new();
-        if self.jobs.spent.day(self.now) as f64 >= self.settings.moves.bytes_per_day {
-            return Ok(ready);
+    /// Lets a move wait until others have been copied, in the place of those that it excludes.
+    fn enqueue(&mut self, attempt: &Attempt) {
+        let Some(replaced) = self.jobs.enqueue(attempt.clone(), self.now) else {
+            let why = "too many moves wait already".into();
+            return self.publish(attempt, MoveEvent::HeldBack { rail: Rail::Full, why });
+        };
+        for other in replaced {
+            let why = "a later move took its place".into();
+            self.publish(&other, MoveEvent::Dropped { reason: "replaced", why });
         }
-        while self.slots(&ready) > 0
-            && let Some(at) = self.jobs.queue().iter().position(|queued| !self.copying(&queued.mv.subject, &ready))
-            && let Some(queued) = self.jobs.take(at)
-        {
-            let waited_s = self.now - queued.since_s;
-            if waited_s > self.settings.settle.again_s {
-                self.dropped(queued, "out_of_date", format!("waited {waited_s:.0} s for other copies: out of date"));
-                continue;
+        self.publish(attempt, MoveEvent::Queued);
+    }
+
+    /// Asks the plane what undoes a move, and adds it to those that are about to be made.
+    fn prepare(&mut self, mut attempt: Attempt, batch: &mut Batch) -> Result<(), PlaneError> {
+        let event = match self.plane.prepare(&attempt.mv) {
+            Ok(_) if self.settings.dry_run => {
+                MoveEvent::HeldBack { rail: Rail::DryRun, why: "dry run: nothing is changed".into() }
             }
-            let Queued { mv, about, remote_share, back, .. } = queued;
-            match self.plane.prepare(&mv) {
-                Ok(undo) => {
-                    let undo = self.first(undo);
-                    let (index, tried) = (None, !back);
-                    ready.push(Ready { index, mv, undo, about, remote_share, tried });
-                }
-                Err(error) => {
-                    let verdict = self.not_made(error, &mv.subject, (mv.from, mv.to), about)?;
-                    self.told_later(mv.subject, mv.from, mv.to, &verdict);
-                }
+            Ok(undo) if undo.iter().any(|undo| batch.claimed.contains(&undo.subject)) => {
+                MoveEvent::HeldBack { rail: Rail::Dwell, why: TWICE.into() }
             }
-        }
-        Ok(ready)
+            Ok(undo) => {
+                // The undo of a second move leads back to what was before the first, not to our own
+                // value.
+                let first = |undo: Undo| match self.held.get(&undo.subject) {
+                    Some(held) => undo.back_to(held),
+                    None => undo,
+                };
+                attempt.undo = Some(undo.into_iter().map(first).collect());
+                batch.push(attempt);
+                return Ok(());
+            }
+            Err(error) => MoveEvent::not_made(error)?,
+        };
+        self.publish(&attempt, event);
+        Ok(())
     }
 
     /// Writes down what undoes these moves, then makes them.
-    fn make(
-        &mut self,
-        ready: Vec<Ready>,
-        verdicts: &mut [Verdict],
-        notes: &mut Vec<String>,
-    ) -> Result<Made, PlaneError> {
-        let mut records: Vec<Record> = Vec::new();
-        for r in &ready {
-            let hold = |undo: &Undo| Record::Hold { comm: r.about.comm.clone(), undo: undo.clone() };
-            records.extend(r.undo.iter().map(hold));
-            if copies(&r.mv) {
-                let (comm, mv) = (r.about.comm.clone(), r.mv.clone());
-                records.push(Record::Job(Job { comm, subject: mv.subject, from: mv.from, to: mv.to }));
-            }
-        }
-        // What was copied is not undone, so its record may be lost.
-        let sync = ready.iter().any(|r| !r.undo.is_empty());
-        if let Some(Err(error)) = self.disk.as_mut().map(|d| d.file.append(&records, sync)) {
-            let why = format!("not moved, because its undo record cannot be written: {error}");
-            for r in ready {
-                self.rails.not_tried();
-                let verdict = Verdict::Refused { reason: "state_not_written".into(), why: why.clone() };
-                self.settle_verdict(&r, verdict, verdicts);
-                self.settled.owe(r.mv.subject);
+    fn make(&mut self, attempts: Vec<Attempt>) -> Result<(), PlaneError> {
+        if let Err(error) = self.write_down(&attempts) {
+            let why = not_written(&error);
+            for mut attempt in attempts {
+                attempt.undo = None;
+                let reason = NOT_WRITTEN.to_owned();
+                self.publish(&attempt, MoveEvent::Refused { reason, why: why.clone() });
             }
             tracing::error!("{error}");
-            notes.push(why);
-            return Ok(Made::default());
+            self.notes.push(why);
+            return Ok(());
         }
-        let mut settled = Vec::with_capacity(records.len());
-        let mut made = Made::default();
-        let mut broken = Ok(());
-        for mut r in ready {
-            let mut more = Vec::new();
-            let mut write = |undos: &[Undo]| {
-                let hold = |undo: &Undo| Record::Hold { comm: r.about.comm.clone(), undo: undo.clone() };
-                let holds: Vec<Record> = undos.iter().map(hold).collect();
-                match self.disk.as_mut().map(|d| d.file.append(&holds, true)) {
-                    Some(Err(error)) => {
-                        let why = format!("not moved, because its undo record cannot be written: {error}");
-                        Err(PlaneError::Refused { reason: "state_not_written", why })
-                    }
-                    _ => {
-                        more.extend_from_slice(undos);
-                        Ok(())
-                    }
+        let mut result = Ok(());
+        for mut attempt in attempts {
+            match self.start(&mut attempt).map_err(MoveEvent::not_made) {
+                Ok(()) if attempt.job.is_none() => self.publish(&attempt, MoveEvent::Applied),
+                Ok(()) => {
+                    self.publish(&attempt, MoveEvent::Started);
+                    self.jobs.begin(attempt, self.now);
                 }
-            };
-            let started = match r.tried {
-                true => self.plane.start(&r.mv, &r.undo, &mut write),
-                false => match self.plane.copies() {
-                    Some(copies) => copies.take_back(&r.mv),
-                    None => Err(PlaneError::not_known(&r.mv)),
-                },
-            };
-            r.undo.extend(more);
-            let over = copies(&r.mv).then(|| Record::JobOver { subject: r.mv.subject.clone(), from: r.mv.from });
-            match started {
-                Ok(started) => {
-                    // Of a thread that was not bound, what an earlier move did is still to be
-                    // undone.
-                    r.undo.retain(|undo| {
-                        let bound = !started.not_bound.contains(&undo.subject);
-                        settled.push(if bound { Record::made(undo) } else { Record::not_made(undo) });
-                        bound
-                    });
-                    self.settled.made(r.mv.subject.clone());
-                    made.moves.extend(r.tried.then(|| r.mv.clone()));
-                    let verdict = if started.job.is_none() { Verdict::Applied } else { Verdict::Started };
-                    self.settle_verdict(&r, verdict, verdicts);
-                    match started.job {
-                        None => settled.extend(over),
-                        Some(job) => made.jobs.push(job),
-                    }
-                    self.made(r, started.job, notes);
-                }
-                Err(error) => {
-                    settled.extend(r.undo.iter().map(Record::not_made));
-                    settled.extend(over);
-                    match self.not_made(error, &r.mv.subject, (r.mv.from, r.mv.to), r.about.clone()) {
-                        Ok(verdict) => self.settle_verdict(&r, verdict, verdicts),
-                        Err(error) => {
-                            broken = Err(error);
-                            break;
-                        }
-                    }
+                Err(Ok(event)) => self.publish(&attempt, event),
+                Err(Err(broken)) => {
+                    self.close(&attempt, false);
+                    result = Err(broken);
+                    break;
                 }
             }
         }
-        self.append(&settled, notes);
-        broken.map(|()| made)
+        self.append();
+        result
     }
 
-    /// The verdict of a move of this window, or what the policy is told of one that waited.
-    fn settle_verdict(&mut self, r: &Ready, verdict: Verdict, verdicts: &mut [Verdict]) {
-        match r.index.and_then(|index| verdicts.get_mut(index)) {
-            Some(of) => *of = verdict,
-            None => self.told_later(r.mv.subject.clone(), r.mv.from, r.mv.to, &verdict),
+    /// Writes down what undoes these moves, all or none.
+    fn write_down(&mut self, attempts: &[Attempt]) -> Result<(), EngineError> {
+        let mut records = Vec::new();
+        for attempt in attempts {
+            let undo = attempt.undo.iter().flatten();
+            records.extend(undo.map(|undo| Record::hold(&attempt.about.comm, undo)));
+            records.extend(attempt.copies().then(|| Record::Job(attempt.job())));
         }
+        // What was copied is not undone, so its record may be lost.
+        let sync = attempts.iter().any(|attempt| attempt.undo.iter().flatten().next().is_some());
+        self.disk.as_mut().map_or(Ok(()), |disk| disk.file.append(&records, sync))
     }
 
-    fn made(&mut self, r: Ready, job: Option<JobId>, notes: &mut Vec<String>) {
-        let Ready { mv, undo, about, remote_share, .. } = r;
-        let Move { subject, from, to, reason, why, .. } = mv;
-        let why = why.to_string();
-        tracing::info!(tid = about.tid, pid = about.pid, comm = %about.comm, %from, %to, ?reason, %why, "moved");
-        let event = match job {
-            None => Event::Moved { from, to, reason, why, remote_share },
-            Some(_) => Event::CopyStarted { from, to, reason, why, remote_share },
+    /// Makes a prepared move, or lets it begin to copy. What undoes it is then only of the threads
+    /// that were bound.
+    fn start(&mut self, attempt: &mut Attempt) -> Result<(), PlaneError> {
+        let Self { plane, disk, records, .. } = self;
+        let Attempt { mv, about, undo, job, back, .. } = attempt;
+        let undo = undo.get_or_insert_default();
+        let mut more = Vec::new();
+        let mut write = |undos: &[Undo]| {
+            let holds: Vec<Record> = undos.iter().map(|undo| Record::hold(&about.comm, undo)).collect();
+            let written = disk.as_mut().map_or(Ok(()), |disk| disk.file.append(&holds, true));
+            written.map_err(|error| PlaneError::Refused { reason: NOT_WRITTEN, why: not_written(&error) })?;
+            more.extend_from_slice(undos);
+            Ok(())
         };
-        self.write(Some(about.clone()), event);
-        if let Some(text) = self.rails.made(&subject, from, to) {
-            notes.push(format!("{subject} ({}) {text}", about.comm));
-            self.write(Some(about.clone()), Event::Note { text });
-        }
-        for undo in undo {
-            let about = match undo.subject == subject {
-                true => about.clone(),
-                false => About::new(&undo.subject, undo.pid, &about.comm),
-            };
-            self.held.put(undo, about);
-        }
-        match job {
-            None => {
-                self.data_stays(&subject);
-                self.audit.moved(subject, about, remote_share);
-            }
-            Some(job) => {
-                let (started_s, polled_s) = (self.now, self.now);
-                let running = Running {
-                    subject,
-                    from,
-                    to,
-                    about,
-                    remote_share,
-                    started_s,
-                    polled_s,
-                    bytes: 0,
-                    done: 0,
-                    copied: 0,
-                    failed: 0,
-                    rate: 0.0,
-                    tenths: 0,
-                    stopped: None,
-                };
-                self.jobs.running.insert(job, running);
-            }
-        }
-    }
-
-    /// Turns a plane's refusal into an outcome. A broken plane stays an error.
-    pub(crate) fn not_made(
-        &mut self,
-        error: PlaneError,
-        subject: &Subject,
-        (from, to): (NodeId, NodeId),
-        about: About,
-    ) -> Result<Verdict, PlaneError> {
-        match error {
-            PlaneError::Gone { .. } => {
-                self.rails.gone(subject);
-                tracing::debug!(tid = about.tid, "ended before it was moved");
-                self.write(Some(about), Event::Gone);
-                Ok(Verdict::Gone)
-            }
-            PlaneError::Refused { reason, why } => {
-                self.rails.refused(subject);
-                self.settled.owe(subject.clone());
-                tracing::debug!(tid = about.tid, reason, %why, "refused");
-                let reason = reason.to_owned();
-                self.write(Some(about), Event::Refused { from, to, reason: reason.clone(), why: why.clone() });
-                Ok(Verdict::Refused { reason, why })
-            }
-            broken => Err(broken),
-        }
-    }
-
-    /// The undo of a second move leads back to what was before the first, not to our own value.
-    fn first(&self, undo: Vec<Undo>) -> Vec<Undo> {
-        let first = |undo: Undo| match self.held.get(&undo.subject) {
-            Some(held) => undo.back_to(held),
-            None => undo,
+        let started = match *back {
+            false => plane.start(mv, undo, &mut write),
+            true => plane.copies().ok_or_else(|| PlaneError::not_known(mv)).and_then(|copies| copies.take_back(mv)),
         };
-        undo.into_iter().map(first).collect()
+        undo.extend(more);
+        let Started { job: begun, not_bound } = started?;
+        *job = begun;
+        // Of a thread that was not bound, what an earlier move did is still to be undone.
+        let (bound, free) = std::mem::take(undo).into_iter().partition(|undo| !not_bound.contains(&undo.subject));
+        *undo = bound;
+        records.extend(free.iter().map(Record::not_made));
+        Ok(())
     }
 }
 
-/// Whether a move can take long.
-fn copies(mv: &Move) -> bool {
-    !mv.subject.is_thread()
+fn not_written(error: &EngineError) -> String {
+    format!("not moved, because its undo record cannot be written: {error}")
 }
 
 /// The subject of a move as the journal names it.

@@ -4,17 +4,16 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use placement::{Move, Outcome, OutcomeState, Snapshot, Subject};
-use serde::Serialize;
-use topology::NodeId;
+use placement::{Move, OutcomeState, Snapshot, Subject};
 
+use crate::attempt::{Attempt, MoveEvent, outcome};
 use crate::engine::Engine;
-use crate::jobs::{JobId, JobState, Progress, Queued, Running};
+use crate::jobs::{JobId, JobState, Progress, Running};
 use crate::journal::{About, Event};
 use crate::rails::{HeldBack, Rail};
 use crate::state::records::Record;
 use crate::trial::Unpaid;
-use crate::{Finished, Plane, PlaneError, Undone, Verdict};
+use crate::{Finished, Plane, PlaneError, Undone};
 
 /// Pause between two looks at a job that sends data back: short beside its steps of 100 ms.
 const POLL: Duration = Duration::from_millis(10);
@@ -37,93 +36,53 @@ impl<P: Plane> Engine<P> {
     }
 
     /// Takes in how far the copies are.
-    pub(crate) fn follow_copies(&mut self, notes: &mut Vec<String>) {
-        let mut over = Vec::new();
+    pub(crate) fn follow_copies(&mut self) {
         for progress in self.poll() {
-            self.follow(progress, &mut over);
+            self.follow(progress);
         }
-        self.append(&over, notes);
+        self.append();
         let (day, most) = (self.jobs.spent.day(self.now), self.settings.moves.bytes_per_day);
         if day as f64 >= most && !self.jobs.running.is_empty() {
             let why = format!("{:.1} GB were copied in 24 hours, no more are allowed", day as f64 / 1e9);
             self.stop_copies(&why);
-            self.say(notes, why);
+            self.say(why);
         }
     }
 
-    fn follow(&mut self, progress: Progress, over: &mut Vec<Record>) {
+    fn follow(&mut self, progress: Progress) {
         let (job, now) = (progress.job, self.now);
-        let Some(r) = self.jobs.running.get_mut(&job) else { return };
+        let Some(mut r) = self.jobs.running.remove(&job) else { return };
         let more = progress.copied().saturating_sub(r.copied);
-        let seconds = now - r.polled_s;
-        if seconds > 0.0 {
-            (r.rate, r.polled_s) = (more as f64 / seconds, now);
-        }
-        (r.bytes, r.done, r.failed) = (progress.bytes, progress.done, progress.failed());
-        r.copied = r.copied.max(progress.copied());
-        let tenths = r.done.saturating_add(r.failed).saturating_mul(10).checked_div(r.bytes).unwrap_or(0);
-        let farther = tenths > r.tenths && progress.state == JobState::Running;
-        r.tenths = r.tenths.max(tenths);
-        let told = farther.then(|| r.about.clone());
         self.jobs.spent.add(now, more);
-        if let Some(about) = told {
-            let (bytes, done, failed) = (progress.bytes, progress.done, progress.failed());
-            self.write(Some(about), Event::CopyProgress { bytes, done, failed });
-        }
-        if progress.state != JobState::Running
-            && let Some(r) = self.jobs.running.remove(&job)
-        {
-            over.push(Record::JobOver { subject: r.subject.clone(), from: r.from });
-            self.copied(job, r, progress);
-        }
-    }
-
-    /// A copy is over.
-    fn copied(&mut self, job: JobId, r: Running, progress: Progress) {
-        let Running { subject, from, to, about, remote_share, started_s, stopped, .. } = r;
-        let (failed, copied) = (progress.failed(), progress.copied());
-        let Progress { bytes, done, left, state, .. } = progress;
-        let why = match state {
-            JobState::Refused { reason, why } => {
-                return self.not_begun(job, PlaneError::Refused { reason, why }, subject, (from, to), about);
+        let event = match progress.state.clone() {
+            JobState::Running => {
+                let seconds = now - r.polled_s;
+                if seconds > 0.0 {
+                    (r.rate, r.polled_s) = (more as f64 / seconds, now);
+                }
+                (r.bytes, r.done, r.failed) = (progress.bytes, progress.done, progress.failed());
+                r.copied = r.copied.max(progress.copied());
+                let tenths = r.done.saturating_add(r.failed).saturating_mul(10).checked_div(r.bytes).unwrap_or(0);
+                if tenths > r.tenths {
+                    r.tenths = tenths;
+                    self.publish(&r.attempt, MoveEvent::Progress(progress));
+                }
+                self.jobs.running.insert(job, r);
+                return;
             }
-            JobState::Gone => {
-                let what = subject.to_string();
-                return self.not_begun(job, PlaneError::Gone { what }, subject, (from, to), about);
+            // It found out before its first byte that it must not be made.
+            JobState::Refused { reason, why } => MoveEvent::Refused { reason: reason.to_owned(), why },
+            JobState::Gone => MoveEvent::Gone,
+            JobState::Done | JobState::Failed { .. } | JobState::Cancelled => {
+                let why = match &progress.state {
+                    JobState::Failed { why } => Some(why.clone()),
+                    JobState::Cancelled => Some(r.stopped.unwrap_or_else(|| "was stopped".into())),
+                    _ => None,
+                };
+                MoveEvent::Ended { progress, seconds: now - r.started_s, why }
             }
-            JobState::Failed { why } => Some(why),
-            JobState::Cancelled => Some(stopped.unwrap_or_else(|| "was stopped".into())),
-            JobState::Done | JobState::Running => None,
         };
-        let seconds = Some(self.now - started_s);
-        tracing::info!(pid = about.pid, comm = %about.comm, %from, %to, bytes, done, failed, ?why, "copied");
-        self.write(Some(about.clone()), Event::CopyEnded { from, to, bytes, done, left, seconds, why: why.clone() });
-        if copied > 0 {
-            self.data_stays(&subject);
-        }
-        let result = match why {
-            Some(why) => OutcomeState::Failed { bytes: done, why },
-            None => OutcomeState::Done { bytes: done, failed },
-        };
-        self.ended(subject.clone(), from, to, result);
-        self.audit.moved(subject, about, remote_share);
-        self.trials.copied(job);
-    }
-
-    /// A copy found out before its first byte that it must not be made.
-    fn not_begun(
-        &mut self,
-        job: JobId,
-        error: PlaneError,
-        subject: Subject,
-        (from, to): (NodeId, NodeId),
-        about: About,
-    ) {
-        // A broken plane says so in the next window.
-        if let Ok(verdict) = self.not_made(error, &subject, (from, to), about) {
-            self.told_later(subject, from, to, &verdict);
-        }
-        self.trials.copied(job);
+        self.publish(&r.attempt, event);
     }
 
     /// Tells every copy to stop.
@@ -144,12 +103,12 @@ impl<P: Plane> Engine<P> {
         let moves_back = self.moves_back();
         let say = |r: &Running, what: &str, stays: bool| {
             let (mb, of) = (r.done as f64 / 1e6, r.bytes as f64 / 1e6);
-            let what = format!("the move of {} from node {} to {} {what}", r.subject, r.from, r.to);
+            let Move { subject, from, to, .. } = &r.attempt.mv;
+            let what = format!("the move of {subject} from node {from} to {to} {what}");
             let stays = if stays { ", what was moved stays" } else { "" };
             format!("{what}: {mb:.1} of {of:.1} MB moved{stays}")
         };
         while !self.jobs.running.is_empty() {
-            let mut over = Vec::new();
             for progress in self.poll() {
                 let ended = progress.state != JobState::Running;
                 if let Some(r) = self.jobs.running.get_mut(&progress.job).filter(|_| ended) {
@@ -158,7 +117,7 @@ impl<P: Plane> Engine<P> {
                     finished.copies += 1;
                     finished.note(say(r, what, !moves_back));
                 }
-                self.follow(progress, &mut over);
+                self.follow(progress);
             }
             if Instant::now() >= until {
                 break;
@@ -292,75 +251,46 @@ impl<P: Plane> Engine<P> {
         Err(HeldBack { rail: Rail::BytesPerDay, why })
     }
 
-    /// Remembers what became of a move, for the policy's next decision.
-    pub(crate) fn ended(&mut self, subject: Subject, from: NodeId, to: NodeId, result: OutcomeState) {
-        self.told.push(Outcome { subject, from, to, result });
-    }
-
-    /// The same, of a move that was judged in this window.
-    pub(crate) fn told_later(&mut self, subject: Subject, from: NodeId, to: NodeId, verdict: &Verdict) {
-        let result = match verdict {
-            Verdict::Applied => OutcomeState::Done { bytes: 0, failed: 0 },
-            // Told from the table of copies, and from the queue.
-            Verdict::Started | Verdict::Queued => return,
-            Verdict::HeldBack { rail, why } => OutcomeState::HeldBack { rail: word(rail), why: why.clone() },
-            Verdict::Refused { reason, why } => OutcomeState::Refused { reason: reason.clone(), why: why.clone() },
-            Verdict::Gone => OutcomeState::Gone,
-        };
-        self.ended(subject, from, to, result);
-    }
-
     /// Adds to a snapshot what became of earlier moves. A recording that has outcomes keeps them.
     pub(crate) fn tell(&mut self, snapshot: &mut Snapshot) {
         let mut outcomes = std::mem::take(&mut self.told);
         if !snapshot.outcomes.is_empty() {
             return;
         }
-        let running = |r: &Running| Outcome {
-            subject: r.subject.clone(),
-            from: r.from,
-            to: r.to,
-            result: OutcomeState::Running { bytes: r.bytes, done: r.done },
-        };
+        let running = |r: &Running| outcome(&r.attempt.mv, OutcomeState::Running { bytes: r.bytes, done: r.done });
         outcomes.extend(self.jobs.running.values().map(running));
-        let queued = |q: &Queued| {
-            let Move { subject, from, to, .. } = q.mv.clone();
-            Outcome { subject, from, to, result: OutcomeState::Queued }
-        };
-        outcomes.extend(self.jobs.queue().iter().map(queued));
+        outcomes.extend(self.jobs.queue().iter().map(|q| outcome(&q.attempt.mv, OutcomeState::Queued)));
         snapshot.outcomes = outcomes;
     }
 
     /// Takes back moves that did not pay: threads get their affinity back, files go back to where
     /// they were. A process's memory stays, because copying it once more would cost as much again.
-    pub(crate) fn take_back(&mut self, unpaid: Vec<Unpaid>, notes: &mut Vec<String>) {
-        let mut done = Vec::new();
+    pub(crate) fn take_back(&mut self, unpaid: Vec<Unpaid>) {
         for Unpaid { moves, why } in unpaid {
-            self.say(notes, format!("{} did not pay and {} taken back: {why}", count(moves.len()), was(moves.len())));
+            self.say(format!("{} did not pay and {} taken back: {why}", count(moves.len()), was(moves.len())));
             for mv in moves {
-                let (subject, from, to) = (mv.subject.clone(), mv.from, mv.to);
-                self.rails.did_not_pay(&subject);
-                let mut result = OutcomeState::RolledBack { why: why.clone() };
-                if subject.is_file() {
-                    let mv = Move { from: to, to: from, why: format!("moved back: {why}").into(), ..mv };
-                    let (about, since_s) = (About::new(&subject, 0, ""), self.now);
-                    let back = Queued { mv, about, remote_share: None, since_s, back: true };
-                    if self.jobs.enqueue(back).is_err() {
-                        let why = format!("{subject} stays on node {to}: too many moves wait already");
-                        result = OutcomeState::Failed { bytes: 0, why: why.clone() };
-                        self.say(notes, why);
+                let attempt = Attempt::new(mv.clone(), About::new(&mv.subject, 0, ""));
+                let mut event = MoveEvent::Unpaid { why: why.clone(), stays: false };
+                if mv.subject.is_file() {
+                    let to_back = format!("moved back: {why}").into();
+                    let mv = Move { from: mv.to, to: mv.from, why: to_back, ..mv };
+                    let (stays, node) = (mv.subject.clone(), mv.from);
+                    if self.jobs.enqueue(Attempt { mv, back: true, ..attempt.clone() }, self.now).is_none() {
+                        let why = format!("{stays} stays on node {node}: too many moves wait already");
+                        self.say(why.clone());
+                        event = MoveEvent::Unpaid { why, stays: true };
                     }
                 } else {
-                    self.unbind(&subject, &why, &mut done);
+                    self.unbind(&mv.subject, &why);
                 }
-                self.ended(subject, from, to, result);
+                self.publish(&attempt, event);
             }
         }
-        self.append(&done, notes);
+        self.append();
     }
 
     /// Restores the affinity of a moved thread, or of all threads of a moved process.
-    fn unbind(&mut self, moved: &Subject, why: &str, done: &mut Vec<Record>) {
+    fn unbind(&mut self, moved: &Subject, why: &str) {
         let of_it = |undo: &&crate::Undo| match moved {
             Subject::Process { pid, .. } => undo.pid == *pid,
             _ => undo.subject == *moved,
@@ -376,7 +306,7 @@ impl<P: Plane> Engine<P> {
             if result == Undone::Gone {
                 self.settled.ended(&undo.subject);
             }
-            done.push(Record::Done { subject: undo.subject });
+            self.records.push(Record::Done { subject: undo.subject });
         }
     }
 }
@@ -387,9 +317,4 @@ fn count(n: usize) -> String {
 
 fn was(n: usize) -> &'static str {
     if n == 1 { "was" } else { "were" }
-}
-
-/// The word that a unit variant has in JSON.
-fn word(value: &impl Serialize) -> String {
-    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
 }

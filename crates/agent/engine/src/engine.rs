@@ -6,6 +6,7 @@ use placement::{Policy, Snapshot};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
+use crate::attempt::MoveEvent;
 use crate::audit::Audit;
 use crate::grown::Grown;
 use crate::held::HeldTable;
@@ -16,7 +17,7 @@ use crate::rails::settled::Settled;
 use crate::rails::{Rail, Rails};
 use crate::restore::{Restored, recover_held, store, undo_all};
 use crate::state::file::StateFile;
-use crate::state::records::{Held, Job, Record};
+use crate::state::records::{Held, Record};
 use crate::trial::Trials;
 use crate::{
     Cost, EngineError, Finished, Heir, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone,
@@ -30,7 +31,7 @@ const ENDED_CHECKS: usize = 64;
 pub(crate) struct Disk {
     dir: StateDir,
     pub(crate) file: StateFile,
-    journal: Journal,
+    pub(crate) journal: Journal,
 }
 
 /// Drives a plane: one [`step`](Self::step) a window, then [`finish`](Self::finish). An engine that
@@ -42,13 +43,22 @@ pub struct Engine<P: Plane> {
     pub(crate) rails: Rails,
     pub(crate) settled: Settled,
     pub(crate) audit: Audit,
-    grown: Grown,
+    pub(crate) grown: Grown,
     pub(crate) trials: Trials,
     budget: BudgetWatch,
     pub(crate) held: HeldTable,
     pub(crate) jobs: Jobs,
     /// Outcomes of moves since the last decision of the policy.
     pub(crate) told: Vec<placement::Outcome>,
+    /// What became of the moves of this window, by their places.
+    pub(crate) judged: Vec<(usize, MoveEvent)>,
+    /// Moves that were held back in the last window, and that are in this one.
+    pub(crate) waited: FxHashMap<Subject, (Rail, NodeId)>,
+    pub(crate) waiting: FxHashMap<Subject, (Rail, NodeId)>,
+    /// Records that the state file is still to get.
+    pub(crate) records: Vec<Record>,
+    /// Notes of this window.
+    pub(crate) notes: Vec<String>,
     /// Records of an earlier run that could not be undone yet.
     left_over: Vec<Held>,
     recovered: Finished,
@@ -57,8 +67,6 @@ pub struct Engine<P: Plane> {
     pub(crate) disk: Option<Disk>,
     clock: Box<dyn Fn() -> SystemTime + Send>,
     pub(crate) now: f64,
-    /// Moves held back in the last window: written to the journal once, not every window.
-    pub(crate) waiting: FxHashMap<Subject, (Rail, NodeId)>,
     finished: bool,
 }
 
@@ -95,12 +103,16 @@ impl<P: Plane> Engine<P> {
             trials: Trials::new(settings.moves.trial),
             jobs: Jobs::default(),
             told: Vec::new(),
+            judged: Vec::new(),
+            waited: FxHashMap::default(),
+            waiting: FxHashMap::default(),
+            records: Vec::new(),
+            notes: Vec::new(),
             data_moved: (0, 0),
             budget: BudgetWatch::default(),
             held: HeldTable::default(),
             clock: Box::new(SystemTime::now),
             now: 0.0,
-            waiting: FxHashMap::default(),
             finished: false,
             plane,
             policy,
@@ -146,18 +158,18 @@ impl<P: Plane> Engine<P> {
     pub fn step(&mut self) -> Result<WindowReport, EngineError> {
         let mut snapshot = self.plane.observe(Duration::from_secs_f64(self.settings.window_s))?;
         self.advance(&snapshot);
-        let mut notes = Vec::new();
-        self.follow_copies(&mut notes);
+        self.notes.clear();
+        self.follow_copies();
         for (about, event) in self.audit.window(&snapshot) {
             self.write(Some(about), event);
         }
-        let inherited = self.put_back_inherited(&snapshot, &mut notes);
+        let inherited = self.put_back_inherited(&snapshot);
         // After a failed look, the record of an ended thread may be all that leads to its children.
         if let Some((_, kept)) = inherited {
-            self.forget_ended(kept, &mut notes);
+            self.forget_ended(kept);
         }
         let unpaid = self.trials.window(&snapshot);
-        self.take_back(unpaid, &mut notes);
+        self.take_back(unpaid);
         self.tell(&mut snapshot);
         let plan = self.policy.decide(self.plane.topology(), &snapshot);
         self.rails.begin(self.now);
@@ -168,19 +180,16 @@ impl<P: Plane> Engine<P> {
         self.grown.window(self.plane.topology(), self.held.undos());
         moves.extend(self.grown.moves(&snapshot, &moves, &bound));
         let planned = plan.moves.len();
-        let carried_out = self.carry_out(&moves, planned, &snapshot, &mut notes);
+        let carried_out = self.carry_out(&moves, planned, &snapshot);
         let cost = self.plane.thrift().and_then(|thrift| thrift.cost());
         if let Some(cost) = cost {
-            self.keep_budget(cost, &mut notes);
+            self.keep_budget(cost);
         }
-        self.tidy(&mut notes);
-        let (verdicts, made) = carried_out?;
-        moves.iter().zip(&verdicts).for_each(|(mv, verdict)| self.grown.judged(mv, verdict));
-        for (mv, verdict) in moves.iter().zip(&verdicts).take(planned) {
-            self.told_later(mv.subject.clone(), mv.from, mv.to, verdict);
-        }
-        self.trials.begin(made.moves, made.jobs, &snapshot);
-        let outcomes = moves.into_iter().zip(verdicts).map(|(mv, result)| Outcome { mv, result }).collect();
+        self.tidy();
+        let outcomes = moves.into_iter().zip(carried_out?).map(|(mv, result)| Outcome { mv, result });
+        let outcomes: Vec<Outcome> = outcomes.collect();
+        self.told.extend(outcomes.iter().take(planned).filter_map(|outcome| outcome.result.outcome(&outcome.mv)));
+        self.trials.begin(&snapshot);
         Ok(WindowReport {
             remote_share: snapshot.remote_share(),
             jobs: self.jobs.report(),
@@ -190,7 +199,7 @@ impl<P: Plane> Engine<P> {
             plan,
             outcomes,
             inherited_restored: inherited.map_or(0, |inherited| inherited.0),
-            notes,
+            notes: std::mem::take(&mut self.notes),
             cost,
         })
     }
@@ -255,12 +264,12 @@ impl<P: Plane> Engine<P> {
     /// It may move them later for what they read themselves. Threads of a process that was moved as
     /// a whole get records instead. Returns how many were restored, and how many records were
     /// added.
-    fn put_back_inherited(&mut self, snapshot: &Snapshot, notes: &mut Vec<String>) -> Option<(usize, usize)> {
+    fn put_back_inherited(&mut self, snapshot: &Snapshot) -> Option<(usize, usize)> {
         let (mut restored, mut kept) = (0, Vec::new());
         let heirs = match self.plane.inherited(self.held.undos()) {
             Ok(heirs) => heirs,
             Err(error) => {
-                self.say(notes, format!("threads that inherited our affinity cannot be found in this window: {error}"));
+                self.say(format!("threads that inherited our affinity cannot be found in this window: {error}"));
                 return None;
             }
         };
@@ -273,7 +282,7 @@ impl<P: Plane> Engine<P> {
                 Ok(Undone::Restored) => restored += 1,
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}
                 Err(error) => {
-                    self.say(notes, format!("cannot restore the inherited affinity of {}: {error}", heir.subject));
+                    self.say(format!("cannot restore the inherited affinity of {}: {error}", heir.subject));
                 }
             }
         }
@@ -284,20 +293,19 @@ impl<P: Plane> Engine<P> {
         }
         let added = kept.len();
         if added > 0 {
-            self.keep(kept, snapshot, notes);
+            self.keep(kept, snapshot);
         }
         Some((restored, added))
     }
 
     /// Adds records of threads that have a value of ours already. After a crash before that they
     /// would be found as descendants.
-    fn keep(&mut self, kept: Vec<Undo>, snapshot: &Snapshot, notes: &mut Vec<String>) {
+    fn keep(&mut self, kept: Vec<Undo>, snapshot: &Snapshot) {
         let names: FxHashMap<u32, &str> = snapshot.threads.iter().map(|t| (t.tid, t.comm.as_str())).collect();
         let text =
             format!("{} threads that moved processes have started keep their affinity until the end", kept.len());
         tracing::debug!("{text}");
         self.write(None, Event::Note { text });
-        let mut records = Vec::with_capacity(2 * kept.len());
         for undo in kept {
             let name = |id: u32| names.get(&id).copied();
             let comm = match undo.subject {
@@ -305,29 +313,27 @@ impl<P: Plane> Engine<P> {
                 _ => "",
             };
             let about = About::new(&undo.subject, undo.pid, comm);
-            records.push(Record::Hold { comm: comm.to_owned(), undo: undo.clone() });
-            records.push(Record::made(&undo));
+            self.records.extend([Record::hold(comm, &undo), Record::made(&undo)]);
             self.held.put(undo, about);
         }
-        self.append(&records, notes);
+        self.append();
     }
 
     /// Looks at some of the held threads, at twice as many as were `added`, so that records of
     /// ended ones do not pile up.
-    fn forget_ended(&mut self, added: usize, notes: &mut Vec<String>) {
+    fn forget_ended(&mut self, added: usize) {
         let pace = (self.settings.moves_per_s * self.settings.window_s).ceil() as usize;
-        let mut done = Vec::new();
         for undo in self.held.some(pace.max(ENDED_CHECKS).max(2 * added)) {
             if self.plane.ended(&undo) {
                 self.held.remove(&undo.subject);
                 self.settled.ended(&undo.subject);
-                done.push(Record::Done { subject: undo.subject });
+                self.records.push(Record::Done { subject: undo.subject });
             }
         }
-        self.append(&done, notes);
+        self.append();
     }
 
-    fn keep_budget(&mut self, cost: Cost, notes: &mut Vec<String>) {
+    fn keep_budget(&mut self, cost: Cost) {
         let said = match self.budget.window(cost, &self.settings.budget) {
             Some(budget::Verdict::TooMuchCpu(over)) => match self.plane.thrift().and_then(|thrift| thrift.shed()) {
                 Some(less) => Some(format!("{over}: {less}")),
@@ -338,39 +344,34 @@ impl<P: Plane> Engine<P> {
             None => None,
         };
         if let Some(text) = said {
-            self.say(notes, text);
+            self.say(text);
         }
     }
 
     /// End of a window: the journal reaches the file, and a state file that is mostly history is
     /// rewritten.
-    fn tidy(&mut self, notes: &mut Vec<String>) {
+    fn tidy(&mut self) {
         let epoch = self.plane.epoch();
         let Some(disk) = &mut self.disk else { return };
         let mut results = vec![disk.journal.flush()];
         if disk.file.worth_rewriting() {
             let live = self.held.in_order().into_iter().map(|h| h.0);
             let held: Vec<Held> = self.left_over.iter().cloned().chain(live).collect();
-            let job = |r: &crate::jobs::Running| Job {
-                comm: r.about.comm.clone(),
-                subject: r.subject.clone(),
-                from: r.from,
-                to: r.to,
-            };
-            let jobs: Vec<Job> = self.jobs.running.values().map(job).collect();
+            let jobs: Vec<_> = self.jobs.running.values().map(|running| running.attempt.job()).collect();
             results.push(disk.file.rewrite(epoch.as_deref(), &held, &jobs));
         }
         for error in results.into_iter().filter_map(Result::err) {
             tracing::warn!("{error}");
-            notes.push(error.to_string());
+            self.notes.push(error.to_string());
         }
     }
 
-    /// Appends records that need not be on disk at once.
-    pub(crate) fn append(&mut self, records: &[Record], notes: &mut Vec<String>) {
-        if let Some(Err(error)) = self.disk.as_mut().map(|d| d.file.append(records, false)) {
+    /// Appends the records that need not be on disk at once.
+    pub(crate) fn append(&mut self) {
+        let records = std::mem::take(&mut self.records);
+        if let Some(Err(error)) = self.disk.as_mut().map(|d| d.file.append(&records, false)) {
             tracing::warn!("{error}");
-            notes.push(error.to_string());
+            self.notes.push(error.to_string());
         }
     }
 
@@ -382,10 +383,10 @@ impl<P: Plane> Engine<P> {
         }
     }
 
-    pub(crate) fn say(&mut self, notes: &mut Vec<String>, text: String) {
+    pub(crate) fn say(&mut self, text: String) {
         tracing::warn!("{text}");
         self.write(None, Event::Note { text: text.clone() });
-        notes.push(text);
+        self.notes.push(text);
     }
 }
 

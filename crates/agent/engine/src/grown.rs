@@ -15,13 +15,13 @@ use placement::{Move, Snapshot};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, NodeId, Topology};
 
-use crate::{Subject, Undo, Verdict};
+use crate::{MoveEvent, Subject, Undo};
 
 /// What nodes had before, and the threads to bind again.
 #[derive(Debug, Default)]
 pub(crate) struct Grown {
     cpus: BTreeMap<NodeId, CpuSet>,
-    due: FxHashMap<u32, NodeId>,
+    pub(crate) due: FxHashMap<u32, NodeId>,
 }
 
 impl Grown {
@@ -64,9 +64,9 @@ impl Grown {
     }
 
     /// What became of a move: a thread that was moved, or cannot be, is due no more.
-    pub fn judged(&mut self, mv: &Move, verdict: &Verdict) {
+    pub fn judged(&mut self, mv: &Move, event: &MoveEvent) {
         if let Some(tid) = mv.tid()
-            && !matches!(verdict, Verdict::HeldBack { .. } | Verdict::Queued)
+            && matches!(event, MoveEvent::Applied | MoveEvent::Refused { .. } | MoveEvent::Gone)
         {
             self.due.remove(&tid);
         }
@@ -114,9 +114,9 @@ mod tests {
         let all: Vec<_> = moves.iter().map(|mv| (mv.tid(), mv.from, mv.to)).collect();
         assert_eq!(all, [(Some(5), NodeId(0), NodeId(0))]);
         assert_eq!(grown.moves(&snapshot, &moves, &bound), [], "the plan has it already");
-        grown.judged(&moves[0], &Verdict::Queued);
+        grown.judged(&moves[0], &MoveEvent::Queued);
         assert_eq!(grown.moves(&snapshot, &[], &bound).len(), 1, "held back: again in the next window");
-        grown.judged(&moves[0], &Verdict::Applied);
+        grown.judged(&moves[0], &MoveEvent::Applied);
         grown.window(&machine("0-3"), &held);
         assert_eq!(grown.moves(&snapshot, &[], &bound), []);
     }

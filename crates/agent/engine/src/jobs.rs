@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use topology::NodeId;
 
-use crate::journal::About;
+use crate::attempt::Attempt;
 
 /// Most moves that wait: what two copies at a time finish in 10 minutes if each takes a tenth of a
 /// second.
@@ -128,11 +128,7 @@ pub struct JobReport {
 /// A move that copies.
 #[derive(Debug)]
 pub(crate) struct Running {
-    pub subject: Subject,
-    pub from: NodeId,
-    pub to: NodeId,
-    pub about: About,
-    pub remote_share: Option<f64>,
+    pub attempt: Attempt,
     /// On the snapshots' clock.
     pub started_s: f64,
     pub polled_s: f64,
@@ -151,20 +147,17 @@ pub(crate) struct Running {
 /// A move that waits until others have been copied.
 #[derive(Debug)]
 pub(crate) struct Queued {
-    pub mv: Move,
-    pub about: About,
-    pub remote_share: Option<f64>,
+    pub attempt: Attempt,
     pub since_s: f64,
-    /// It takes back a move that did not pay, and is not tried itself.
-    pub back: bool,
 }
 
 impl Queued {
     /// Whether this move and another one of its subject cannot both be made: one process goes to
     /// one node. So does a file, but from several. A move that is taken back makes room for none.
     fn excludes(&self, mv: &Move) -> bool {
-        let parts = mv.subject.is_file() && self.mv.to == mv.to && self.mv.from != mv.from;
-        !parts && !self.back
+        let own = &self.attempt.mv;
+        let parts = mv.subject.is_file() && own.to == mv.to && own.from != mv.from;
+        own.subject == mv.subject && !parts && !self.attempt.back
     }
 }
 
@@ -179,46 +172,65 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// The nodes between which this subject is being copied. One copy of a subject runs at a time.
-    pub fn copies(&self, subject: &Subject) -> Option<(NodeId, NodeId)> {
-        self.running.values().find(|running| running.subject == *subject).map(|running| (running.from, running.to))
+    /// A prepared move has begun to copy.
+    pub fn begin(&mut self, attempt: Attempt, now: f64) {
+        let Some(job) = attempt.job else { return };
+        let attempt = Attempt { place: None, undo: Some(Vec::new()), ..attempt };
+        let running = Running {
+            attempt,
+            started_s: now,
+            polled_s: now,
+            bytes: 0,
+            done: 0,
+            copied: 0,
+            failed: 0,
+            rate: 0.0,
+            tenths: 0,
+            stopped: None,
+        };
+        self.running.insert(job, running);
+    }
+
+    /// The move that copies this subject, of which there is one at a time.
+    pub fn copies(&self, subject: &Subject) -> Option<&Move> {
+        self.running.values().map(|running| &running.attempt.mv).find(|mv| mv.subject == *subject)
     }
 
     /// Whether a move of this subject waits to be taken back.
     pub fn goes_back(&self, subject: &Subject) -> bool {
-        self.of(subject).any(|queued| queued.back)
+        self.of(subject).any(|queued| queued.attempt.back)
     }
 
     fn of(&self, subject: &Subject) -> impl Iterator<Item = &Queued> {
         let any = self.of.contains_key(subject);
-        self.queue.iter().filter(move |queued| any && queued.mv.subject == *subject)
+        self.queue.iter().filter(move |queued| any && queued.attempt.mv.subject == *subject)
     }
 
     /// The move that waits and that this one would replace, or repeat.
-    pub fn waits(&self, mv: &Move) -> Option<&Queued> {
-        self.of(&mv.subject).find(|queued| queued.excludes(mv))
+    pub fn waits(&self, mv: &Move) -> Option<&Move> {
+        self.of(&mv.subject).find(|queued| queued.excludes(mv)).map(|queued| &queued.attempt.mv)
     }
 
-    /// Adds a move to the queue, in the place of those that it excludes, which are returned. A
-    /// queue that is full gives the move back.
+    /// Adds a move to the queue, in the place of those that it excludes, which are returned. `None`:
+    /// the queue is full.
     #[must_use = "a move that finds no place is not made"]
-    pub fn enqueue(&mut self, queued: Queued) -> Result<Vec<Queued>, Box<Queued>> {
+    pub fn enqueue(&mut self, attempt: Attempt, now: f64) -> Option<Vec<Attempt>> {
         let mut replaced = Vec::new();
         let mut place = self.queue.len();
-        let excluded = |other: &Queued| other.mv.subject == queued.mv.subject && other.excludes(&queued.mv);
-        while !queued.back
-            && self.of.contains_key(&queued.mv.subject)
-            && let Some(at) = self.queue.iter().position(excluded)
+        while !attempt.back
+            && self.of.contains_key(&attempt.mv.subject)
+            && let Some(at) = self.queue.iter().position(|other| other.excludes(&attempt.mv))
         {
             place = place.min(at);
-            replaced.extend(self.take(at));
+            replaced.extend(self.take(at).map(|queued| queued.attempt));
         }
         if self.queue.len() >= QUEUE_MAX {
-            return Err(Box::new(queued));
+            return None;
         }
-        *self.of.entry(queued.mv.subject.clone()).or_default() += 1;
-        self.queue.insert(place.min(self.queue.len()), queued);
-        Ok(replaced)
+        *self.of.entry(attempt.mv.subject.clone()).or_default() += 1;
+        let attempt = Attempt { place: None, passed: false, ..attempt };
+        self.queue.insert(place.min(self.queue.len()), Queued { attempt, since_s: now });
+        Some(replaced)
     }
 
     /// Those that wait, longest first.
@@ -229,10 +241,11 @@ impl Jobs {
     /// Takes one that waits, by its place.
     pub fn take(&mut self, at: usize) -> Option<Queued> {
         let queued = self.queue.remove(at)?;
-        if let Some(more) = self.of.get_mut(&queued.mv.subject) {
+        let subject = &queued.attempt.mv.subject;
+        if let Some(more) = self.of.get_mut(subject) {
             *more -= 1;
             if *more == 0 {
-                self.of.remove(&queued.mv.subject);
+                self.of.remove(subject);
             }
         }
         Some(queued)
@@ -247,10 +260,10 @@ impl Jobs {
     /// The jobs that run, as a report.
     pub fn report(&self) -> Vec<JobReport> {
         let report = |r: &Running| JobReport {
-            subject: r.subject.clone(),
-            name: r.about.comm.clone(),
-            from: r.from,
-            to: r.to,
+            subject: r.attempt.mv.subject.clone(),
+            name: r.attempt.about.comm.clone(),
+            from: r.attempt.mv.from,
+            to: r.attempt.mv.to,
             bytes: r.bytes,
             done: r.done,
             failed: r.failed,

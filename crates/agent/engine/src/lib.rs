@@ -13,6 +13,7 @@
 //! by the snapshots (`Snapshot::time_s`), so the same snapshots give the same moves; wall-clock
 //! time appears only in the journal.
 
+mod attempt;
 pub mod audit;
 mod carry;
 mod copying;
@@ -30,13 +31,14 @@ pub mod settings;
 pub mod state;
 mod trial;
 
+pub use attempt::MoveEvent;
 pub use engine::Engine;
 pub use error::EngineError;
 pub use jobs::{JobId, JobReport, JobState, Progress, Started};
 pub use placement::Subject;
 pub use plane::{Copies, Cost, Heir, Masks, Plane, PlaneError, Thrift, Undo, Undone, Write};
 pub use rails::Rail;
-pub use report::{Finished, Outcome, Verdict, WindowReport};
+pub use report::{Finished, Outcome, WindowReport};
 pub use restore::{recover, store};
 pub use settings::Settings;
 pub use state::StateDir;

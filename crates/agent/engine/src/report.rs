@@ -3,10 +3,10 @@
 use placement::{Move, Plan, Snapshot};
 use serde::Serialize;
 
-use crate::{Cost, JobReport, Rail};
+use crate::{Cost, JobReport, MoveEvent};
 
 /// One window: the observation, the plan and the moves.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct WindowReport {
     /// The observation.
     pub snapshot: Snapshot,
@@ -31,41 +31,12 @@ pub struct WindowReport {
 }
 
 /// The outcome of one move.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// The move.
-    #[serde(rename = "move")]
     pub mv: Move,
-    /// The result.
-    pub result: Verdict,
-}
-
-/// The result of one move.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "result", rename_all = "snake_case")]
-pub enum Verdict {
-    /// It was made.
-    Applied,
-    /// It has begun to copy.
-    Started,
-    /// It waits until others have been copied.
-    Queued,
-    /// A rail held it back.
-    HeldBack {
-        /// Which.
-        rail: Rail,
-        /// One sentence.
-        why: String,
-    },
-    /// It must not or cannot be made.
-    Refused {
-        /// Stable word for programs.
-        reason: String,
-        /// One sentence.
-        why: String,
-    },
-    /// The thread ended before it was made.
-    Gone,
+    /// What became of it in this window.
+    pub result: MoveEvent,
 }
 
 fn is_none(bytes: &u64) -> bool {

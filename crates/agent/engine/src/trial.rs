@@ -24,6 +24,7 @@ use std::collections::VecDeque;
 use placement::{Move, Snapshot, Subject, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::attempt::Attempt;
 use crate::jobs::JobId;
 
 /// Least loss that is worth a second move: a seventh of what NThread measured for reads that are
@@ -108,6 +109,9 @@ pub(crate) struct Unpaid {
 pub(crate) struct Trials {
     /// Windows to compare; 0: nothing is tried.
     n: usize,
+    /// The moves that were made since the last window, and the copies that they began.
+    made: Vec<Move>,
+    jobs: FxHashSet<JobId>,
     past: VecDeque<Window>,
     trials: Vec<Trial>,
 }
@@ -153,9 +157,18 @@ impl Trials {
         unpaid
     }
 
-    /// These moves were made after the last window, or have begun to copy as these jobs.
-    pub fn begin(&mut self, moves: Vec<Move>, waits: impl IntoIterator<Item = JobId>, snapshot: &Snapshot) {
-        if self.n == 0 || moves.is_empty() {
+    /// A move was made, or has begun to copy.
+    pub fn made(&mut self, attempt: &Attempt) {
+        if self.n > 0 {
+            self.made.extend((!attempt.back).then(|| attempt.mv.clone()));
+            self.jobs.extend(attempt.job);
+        }
+    }
+
+    /// Tries what was made after this window, all together.
+    pub fn begin(&mut self, snapshot: &Snapshot) {
+        let (moves, waits) = (std::mem::take(&mut self.made), std::mem::take(&mut self.jobs));
+        if moves.is_empty() {
             return;
         }
         let members = members(&moves, snapshot);
@@ -163,9 +176,21 @@ impl Trials {
         self.trials.retain(|t| t.members.is_disjoint(&members));
         let before: Vec<Work> = self.past.iter().map(|w| sum(w, &members)).collect();
         if self.trials.len() < MOST && before.len() == self.n && before.iter().all(|w| w.rate().is_some()) {
-            let (waits, after) = (waits.into_iter().collect(), Vec::new());
-            self.trials.push(Trial { moves, members, waits, windows: 0, before, after });
+            self.trials.push(Trial { moves, members, waits, windows: 0, before, after: Vec::new() });
         }
+    }
+
+    /// A plan waits for this copy.
+    #[cfg(test)]
+    pub fn wait_for(&mut self, job: JobId) {
+        let (moves, members, waits) = (Vec::new(), FxHashSet::default(), FxHashSet::from_iter([job]));
+        self.trials.push(Trial { moves, members, waits, windows: 0, before: Vec::new(), after: Vec::new() });
+    }
+
+    /// Moves that are to be tried, and copies that are waited for.
+    #[cfg(test)]
+    pub fn heard(&self) -> [usize; 2] {
+        [self.made.len(), self.jobs.len() + self.trials.iter().map(|t| t.waits.len()).sum::<usize>()]
     }
 
     /// A copy has ended.
@@ -223,6 +248,7 @@ mod tests {
     use topology::NodeId;
 
     use super::*;
+    use crate::journal::About;
 
     /// One thread that reads this many MB in one CPU second, from node 1.
     fn window(mb: u64) -> Snapshot {
@@ -234,10 +260,14 @@ mod tests {
         Snapshot { window_s: 1.0, threads: vec![serde_json::from_str(&text).unwrap()], ..Snapshot::default() }
     }
 
-    fn moves() -> Vec<Move> {
+    /// Tries a move of a file, which copies as this job.
+    fn begin(trials: &mut Trials, job: Option<JobId>, snapshot: &Snapshot) {
         let (from, to, why) = (NodeId(0), NodeId(1), "".into());
         let subject = Subject::File { file: "a".into(), generation: 0 };
-        vec![Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why }]
+        let about = About::new(&subject, 0, "");
+        let mv = Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why };
+        trials.made(&Attempt { job, ..Attempt::new(mv, about) });
+        trials.begin(snapshot);
     }
 
     /// The plans found not to pay, with the number of the window after the plan.
@@ -246,7 +276,7 @@ mod tests {
         for mb in before {
             assert_eq!(trials.window(&window(*mb)), []);
         }
-        trials.begin(moves(), [JobId(1)], &window(1));
+        begin(&mut trials, Some(JobId(1)), &window(1));
         let mut unpaid = Vec::new();
         for (i, mb) in after.iter().enumerate() {
             if i == wait {
@@ -282,7 +312,7 @@ mod tests {
         };
         let mut trials = Trials::new(1);
         trials.window(&served(0.49));
-        trials.begin(moves(), [], &served(0.49));
+        begin(&mut trials, None, &served(0.49));
         assert_eq!(trials.window(&served(0.99)), []);
         let unpaid = trials.window(&served(0.99));
         let why = "200.0 MB of file data per second of CPU time and service in 1 windows before, 100.0 MB in 1 after";
@@ -301,14 +331,14 @@ mod tests {
         };
         let mut trials = Trials::new(1);
         trials.window(&with_copy(100));
-        trials.begin(moves(), [], &with_copy(100));
+        begin(&mut trials, None, &with_copy(100));
         assert_eq!(trials.trials[0].members.len(), 1);
         assert_eq!(trials.trials[0].before[0].bytes, 100_000_000);
         // Where nobody else reads it, they are all there is to judge by.
         let mut trials = Trials::new(1);
         let alone = || Snapshot { threads: with_copy(100).threads.split_off(1), ..with_copy(100) };
         trials.window(&alone());
-        trials.begin(moves(), [], &alone());
+        begin(&mut trials, None, &alone());
         assert_eq!(trials.trials[0].members.len(), 1);
     }
 
@@ -324,9 +354,9 @@ mod tests {
     fn what_is_moved_again_is_tried_anew() {
         let mut trials = Trials::new(1);
         trials.window(&window(100));
-        trials.begin(moves(), [], &window(1));
+        begin(&mut trials, None, &window(1));
         trials.window(&window(50));
-        trials.begin(moves(), [], &window(1));
+        begin(&mut trials, None, &window(1));
         assert_eq!(trials.window(&window(50)), []);
         assert_eq!(trials.window(&window(50)), []); // as bad as before the second move
         assert!(trials.trials.is_empty());

@@ -11,7 +11,7 @@ mod fake;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use engine::{Engine, Settings, StateDir, Verdict, recover};
+use engine::{Engine, MoveEvent, Settings, StateDir, recover};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use fake::{Fake, go_home, set};
@@ -67,10 +67,13 @@ fn moves_wait_for_space(disk: &Tmpfs) {
         .find_map(|_| {
             let report = engine.step().unwrap();
             let why = report.outcomes.iter().find_map(|o| match &o.result {
-                Verdict::Refused { reason, why } if reason == "state_not_written" => Some(why.clone()),
+                MoveEvent::Refused { reason, why } if reason == "state_not_written" => Some(why.clone()),
                 _ => None,
             })?;
-            assert!(report.outcomes.iter().all(|o| o.result != Verdict::Applied), "a batch is written down as a whole");
+            assert!(
+                report.outcomes.iter().all(|o| o.result != MoveEvent::Applied),
+                "a batch is written down as a whole"
+            );
             assert!(report.notes.contains(&why), "{:?}", report.notes);
             Some(why)
         })

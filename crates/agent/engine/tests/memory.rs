@@ -206,8 +206,8 @@ impl Plane for Crowd {
     }
 }
 
-fn made_it(verdict: &engine::Verdict) -> bool {
-    matches!(verdict, engine::Verdict::Applied | engine::Verdict::Started)
+fn made_it(verdict: &engine::MoveEvent) -> bool {
+    matches!(verdict, engine::MoveEvent::Applied | engine::MoveEvent::Started)
 }
 
 /// The most that was in use after any of these windows, and moves made.

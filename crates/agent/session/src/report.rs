@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use engine::{Finished, Outcome, Rail, Verdict, WindowReport};
+use engine::{Finished, MoveEvent, Outcome, Rail, WindowReport};
 use placement::Move;
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ impl Lines {
         for outcome in &report.outcomes {
             let (verb, why) = verdict(outcome);
             let Move { from, to, reason, .. } = outcome.mv;
-            if !matches!(outcome.result, Verdict::Applied | Verdict::Started) {
+            if !matches!(outcome.result, MoveEvent::Applied | MoveEvent::Started) {
                 let what = format!("{verb} {} {from} {to} {reason:?} {}", names.moved(&outcome.mv), rail_word(outcome));
                 let new = !self.said.contains(&what);
                 said.insert(what);
@@ -81,21 +81,24 @@ fn window_line(window: u64, report: &WindowReport) -> String {
 fn verdict(outcome: &Outcome) -> (&'static str, String) {
     let why = &outcome.mv.why;
     match &outcome.result {
-        Verdict::Applied => ("move", why.to_string()),
-        Verdict::Started => ("moving", why.to_string()),
-        Verdict::Queued => ("waits", format!("until other copies are done ({why})")),
-        Verdict::HeldBack { rail: Rail::DryRun, .. } => ("would move", why.to_string()),
-        Verdict::HeldBack { why: held, .. } => ("held back", format!("{held} ({why})")),
-        Verdict::Refused { why: refused, .. } => ("refused", refused.clone()),
-        Verdict::Gone => ("gone", "ended before it was moved".to_owned()),
+        MoveEvent::Applied => ("move", why.to_string()),
+        MoveEvent::Queued => ("waits", format!("until other copies are done ({why})")),
+        MoveEvent::HeldBack { rail: Rail::DryRun, .. } => ("would move", why.to_string()),
+        MoveEvent::HeldBack { why: held, .. } => ("held back", format!("{held} ({why})")),
+        MoveEvent::Refused { why: refused, .. } => ("refused", refused.clone()),
+        MoveEvent::Dropped { why: dropped, .. } => ("dropped", dropped.clone()),
+        MoveEvent::Gone => ("gone", "ended before it was moved".to_owned()),
+        MoveEvent::Started | MoveEvent::Progress(_) | MoveEvent::Ended { .. } | MoveEvent::Unpaid { .. } => {
+            ("moving", why.to_string())
+        }
     }
 }
 
 fn rail_word(outcome: &Outcome) -> String {
     match &outcome.result {
-        Verdict::HeldBack { rail, .. } => format!("{rail:?}"),
-        Verdict::Refused { reason, .. } => reason.clone(),
-        Verdict::Applied | Verdict::Started | Verdict::Queued | Verdict::Gone => String::new(),
+        MoveEvent::HeldBack { rail, .. } => format!("{rail:?}"),
+        MoveEvent::Refused { reason, .. } => reason.clone(),
+        _ => String::new(),
     }
 }
 
@@ -103,7 +106,7 @@ fn rail_word(outcome: &Outcome) -> String {
 pub fn json(window: u64, report: &WindowReport) -> Value {
     let snapshot = &report.snapshot;
     let names = Names::new(snapshot);
-    let outcomes = |keep: fn(&Verdict) -> bool| -> Vec<Value> {
+    let outcomes = |keep: fn(&MoveEvent) -> bool| -> Vec<Value> {
         report.outcomes.iter().filter(|o| keep(&o.result)).map(|o| outcome_json(o, &names)).collect()
     };
     let sum =
@@ -125,12 +128,12 @@ pub fn json(window: u64, report: &WindowReport) -> Value {
             "cpu_s": n.cpu_s,
         })).collect::<Vec<_>>(),
         "policy": report.plan.policy,
-        "moves": outcomes(|v| matches!(v, Verdict::Applied | Verdict::Started)),
-        "queued": outcomes(|v| matches!(v, Verdict::Queued)),
+        "moves": outcomes(|v| matches!(v, MoveEvent::Applied | MoveEvent::Started)),
+        "queued": outcomes(|v| matches!(v, MoveEvent::Queued)),
         "jobs": report.jobs,
-        "held_back": outcomes(|v| matches!(v, Verdict::HeldBack { .. })),
-        "refused": outcomes(|v| matches!(v, Verdict::Refused { .. })),
-        "gone": outcomes(|v| matches!(v, Verdict::Gone)),
+        "held_back": outcomes(|v| matches!(v, MoveEvent::HeldBack { .. })),
+        "refused": outcomes(|v| matches!(v, MoveEvent::Refused { .. })),
+        "gone": outcomes(|v| matches!(v, MoveEvent::Gone)),
         "declined": report.plan.declined,
         "predicted": report.plan.predicted,
         "held_threads": report.held_threads,
@@ -148,15 +151,15 @@ fn outcome_json(outcome: &Outcome, names: &Names<'_>) -> Value {
             object.insert("comm".to_owned(), json!(names.comm(tid)));
         }
         match &outcome.result {
-            Verdict::HeldBack { rail, why } => {
+            MoveEvent::HeldBack { rail, why } => {
                 object.insert("rail".to_owned(), json!(rail));
                 object.insert("held_back_why".to_owned(), json!(why));
             }
-            Verdict::Refused { reason, why } => {
+            MoveEvent::Refused { reason, why } => {
                 object.insert("refused".to_owned(), json!(reason));
                 object.insert("refused_why".to_owned(), json!(why));
             }
-            Verdict::Applied | Verdict::Started | Verdict::Queued | Verdict::Gone => {}
+            _ => {}
         }
     }
     value

@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use engine::{Engine, Verdict, WindowReport};
+use engine::{Engine, MoveEvent, WindowReport};
 use placement::{Move, NodeLoad, Policy, Subject};
 use serde::Serialize;
 use topology::NodeId;
@@ -282,7 +282,7 @@ enum Driver {
 /// Result of a window, with or without an engine.
 struct Report {
     nodes: Vec<NodeLoad>,
-    moves: Vec<(Move, Verdict)>,
+    moves: Vec<(Move, MoveEvent)>,
     notes: Vec<String>,
 }
 
@@ -349,7 +349,7 @@ impl Sums {
         for (mv, verdict) in &report.moves {
             let moves = &mut outcome.moves;
             match verdict {
-                Verdict::Applied | Verdict::Started => {
+                MoveEvent::Applied | MoveEvent::Started => {
                     made += 1;
                     match mv.subject {
                         Subject::Thread { .. } => moves.threads += 1,
@@ -357,8 +357,8 @@ impl Sums {
                         Subject::File { .. } => moves.files += 1,
                     }
                 }
-                Verdict::HeldBack { .. } | Verdict::Queued => moves.held_back += 1,
-                Verdict::Refused { .. } | Verdict::Gone => moves.refused += 1,
+                MoveEvent::HeldBack { .. } | MoveEvent::Queued => moves.held_back += 1,
+                _ => moves.refused += 1,
             }
         }
         files = outcome.moves.files - files;

@@ -264,7 +264,7 @@ impl Settled {
 
     /// How many entries are kept.
     #[cfg(test)]
-    fn retained(&self) -> usize {
+    pub(crate) fn retained(&self) -> usize {
         self.threads.len()
             + self.displaced.len()
             + self.moved.len()

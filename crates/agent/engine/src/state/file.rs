@@ -48,8 +48,7 @@ impl StateFile {
     fn write_new(path: &Path, epoch: Option<&str>, held: &[Held], jobs: &[Job]) -> Result<(File, u64), EngineError> {
         let mut records = vec![Record::Run { version: VERSION, epoch: epoch.map(str::to_owned) }];
         for h in held {
-            let holds = h.candidates.iter().map(|undo| Record::Hold { comm: h.comm.clone(), undo: undo.clone() });
-            records.extend(holds);
+            records.extend(h.candidates.iter().map(|undo| Record::hold(&h.comm, undo)));
             // A later move that is not made says nothing of this one.
             if let [undo] = h.candidates.as_slice() {
                 records.push(Record::made(undo));

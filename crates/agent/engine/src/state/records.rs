@@ -70,6 +70,11 @@ pub enum Record {
 }
 
 impl Record {
+    /// A thread of this name is about to be moved.
+    pub fn hold(comm: &str, undo: &Undo) -> Self {
+        Self::Hold { comm: comm.to_owned(), undo: undo.clone() }
+    }
+
     /// The move of this `hold` was made.
     pub fn made(undo: &Undo) -> Self {
         Self::Made { subject: undo.subject.clone(), ours: undo.masks.as_ref().map(|masks| masks.ours.clone()) }

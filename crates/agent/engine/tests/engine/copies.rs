@@ -3,7 +3,7 @@
 
 use engine::journal::{Event, Filter, Kind, history, read};
 use engine::settings::Moves;
-use engine::{Engine, JobState, Rail, Settings, StateDir, Verdict, recover};
+use engine::{Engine, JobState, MoveEvent, Rail, Settings, StateDir, recover};
 use placement::{Move, OutcomeState, Snapshot};
 
 use std::sync::{Arc, Mutex};
@@ -45,7 +45,7 @@ fn a_copy_goes_on_while_windows_do_and_the_policy_is_told() {
     let state = StateDir::open(tmp.path()).unwrap();
     let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
     let report = engine.step().unwrap();
-    assert_eq!(report.outcomes[0].result, Verdict::Started);
+    assert_eq!(report.outcomes[0].result, MoveEvent::Started);
     let done: Vec<Vec<u64>> =
         (0..5).map(|_| engine.step().unwrap().jobs.iter().map(|j| (j.done, j.rate as u64).0).collect()).collect();
     assert_eq!(done, [vec![300], vec![600], vec![900], vec![], vec![]]);
@@ -123,8 +123,8 @@ fn a_few_run_at_once_and_the_rest_waits_its_turn() {
     let plane = copying(200, 100, (1..=5).map(|tid| (tid, 0, 1)));
     let (policy, told) = at(vec![(1, (1..=5).map(|tid| file(tid, 1, 0)).collect()), (2, vec![file(5, 1, 0)])]);
     let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), None).unwrap();
-    let first: Vec<Verdict> = engine.step().unwrap().outcomes.into_iter().map(|o| o.result).collect();
-    use Verdict::*;
+    let first: Vec<MoveEvent> = engine.step().unwrap().outcomes.into_iter().map(|o| o.result).collect();
+    use MoveEvent::*;
     assert_eq!(first, [Started, Started, Queued, Queued, Queued]);
     assert_eq!(told.lock().unwrap().len(), 1);
     // Asked for again, it waits once.
@@ -211,9 +211,9 @@ fn a_move_that_finds_the_queue_full_gives_its_token_back() {
     let settings = Settings { burst: QUEUE + 3, moves_per_s: 0.001, ..limits(Moves::default()) };
     let mut engine = Engine::new(plane.clone(), policy, settings, None).unwrap();
     let outcomes = engine.step().unwrap().outcomes;
-    let full = |o: &&engine::Outcome| matches!(&o.result, Verdict::HeldBack { rail: Rail::Full, .. });
+    let full = |o: &&engine::Outcome| matches!(&o.result, MoveEvent::HeldBack { rail: Rail::Full, .. });
     assert_eq!(outcomes.iter().filter(full).count(), 17);
-    assert_eq!(outcomes.last().unwrap().result, Verdict::Applied);
+    assert_eq!(outcomes.last().unwrap().result, MoveEvent::Applied);
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn bytes_per_day_stop_copies_and_hold_back_more() {
     // 100 a window: the fourth is the first beyond 350, and the next poll finds the copy stopped.
     assert_eq!(reports.iter().map(|r| r.jobs.len()).collect::<Vec<_>>(), [1, 1, 1, 1, 1, 0, 0, 0]);
     assert_eq!(plane.world().tasks[&1].home, 1); // not all of it arrived
-    let Verdict::HeldBack { rail, why } = &reports[7].outcomes[0].result else { panic!("{:?}", reports[7].outcomes) };
+    let MoveEvent::HeldBack { rail, why } = &reports[7].outcomes[0].result else { panic!("{:?}", reports[7].outcomes) };
     assert_eq!(*rail, Rail::BytesPerDay, "{why}");
     let told = told.lock().unwrap();
     let stopped = |o: &OutcomeState| matches!(o, OutcomeState::Failed { bytes: 500, why } if why.contains("24 hours"));
@@ -291,10 +291,10 @@ fn a_copy_that_is_refused_before_its_first_byte_was_not_made() {
         let (policy, told) = at(vec![(1, vec![file(1, 1, 0)]), (2, again)]);
         let dir = StateDir::open(tmp.path()).unwrap();
         let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(dir)).unwrap();
-        assert_eq!(engine.step().unwrap().outcomes[0].result, Verdict::Started);
+        assert_eq!(engine.step().unwrap().outcomes[0].result, MoveEvent::Started);
         let again = engine.step().unwrap().outcomes;
         assert_eq!(told.lock().unwrap()[1], [told_as]);
-        assert!(again.iter().all(|o| matches!(o.result, Verdict::HeldBack { .. })), "{again:?}");
+        assert!(again.iter().all(|o| matches!(o.result, MoveEvent::HeldBack { .. })), "{again:?}");
         plane.world().copies_refused = None;
         let finished = engine.finish();
         assert!(finished.notes.iter().all(|n| !n.contains("stays where it is")), "{:?}", finished.notes);
@@ -428,7 +428,7 @@ impl engine::Plane for Dear {
 }
 
 /// Outcome of moves on it.
-fn tried(dearer: f64) -> (Fake, Vec<String>, Vec<Vec<OutcomeState>>, Vec<Verdict>) {
+fn tried(dearer: f64) -> (Fake, Vec<String>, Vec<Vec<OutcomeState>>, Vec<MoveEvent>) {
     let plane = Fake::new([(1, 0, 1)]);
     let again = |window| (window, vec![mv(1, None, 1, 0)]);
     let (policy, told) = at(vec![(6, vec![mv(1, None, 0, 1)]), again(14)]);
@@ -453,13 +453,13 @@ fn a_plan_that_does_not_pay_is_taken_back_once() {
     assert_eq!(notes, [format!("1 move did not pay and was taken back: {why}")]);
     assert_eq!(told[11], [OutcomeState::RolledBack { why: why.into() }]);
     assert_eq!(plane.world().mask(1), all_cpus());
-    let Verdict::HeldBack { rail: Rail::LeftAlone, why } = &verdicts[1] else { panic!("{verdicts:?}") };
+    let MoveEvent::HeldBack { rail: Rail::LeftAlone, why } = &verdicts[1] else { panic!("{verdicts:?}") };
     assert!(why.starts_with("its last move did not pay: left alone for"), "{why}");
     // One that pays, or costs little, stays.
     for fine in [0.5, 1.0, 1.03] {
         let (_, notes, told, verdicts) = tried(fine);
         assert_eq!((notes, &told[11]), (vec![], &vec![]));
-        assert_eq!(verdicts, [Verdict::Applied, Verdict::Applied]);
+        assert_eq!(verdicts, [MoveEvent::Applied, MoveEvent::Applied]);
     }
 }
 

@@ -2,19 +2,19 @@
 
 use engine::settings::{Budget, Oscillation};
 use engine::state::records::Record;
-use engine::{Cost, Engine, EngineError, Rail, Settings, StateDir, Subject, Verdict};
+use engine::{Cost, Engine, EngineError, MoveEvent, Rail, Settings, StateDir, Subject};
 use placement::Move;
 use proptest::prelude::*;
 
 use crate::fake::{Fake, NODES, all_cpus, go_home, mv, process, restless, script, set};
 
-fn results(engine: &mut Engine<Fake>) -> Vec<Verdict> {
+fn results(engine: &mut Engine<Fake>) -> Vec<MoveEvent> {
     engine.step().unwrap().outcomes.into_iter().map(|o| o.result).collect()
 }
 
-fn rail(verdict: &Verdict) -> Option<Rail> {
+fn rail(verdict: &MoveEvent) -> Option<Rail> {
     match verdict {
-        Verdict::HeldBack { rail, .. } => Some(*rail),
+        MoveEvent::HeldBack { rail, .. } => Some(*rail),
         _ => None,
     }
 }
@@ -25,7 +25,7 @@ fn threads_go_home_at_once_and_stay() {
     let plane = Fake::new([(1, 0, 1), (2, 1, 1), (3, 2, 0)]);
     let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
     let report = engine.step().unwrap();
-    assert!(report.outcomes.iter().all(|o| o.result == Verdict::Applied));
+    assert!(report.outcomes.iter().all(|o| o.result == MoveEvent::Applied));
     assert_eq!((report.remote_share, report.held_threads), (Some(2.0 / 3.0), 3));
     for _ in 0..50 {
         let report = engine.step().unwrap();
@@ -80,7 +80,7 @@ fn ten_thousand_moves_in_one_window_are_spread_over_time_in_plan_order() {
     let mut engine = Engine::new(plane.clone(), plan, settings, None).unwrap();
     let report = engine.step().unwrap();
     assert_eq!(report.outcomes.len(), 10_000);
-    assert_eq!(report.outcomes.iter().filter(|o| o.result == Verdict::Applied).count(), 100);
+    assert_eq!(report.outcomes.iter().filter(|o| o.result == MoveEvent::Applied).count(), 100);
     assert_eq!(report.notes, ["9900 moves wait: more than 50 moves per second"]);
     engine.step().unwrap();
     let moved: Vec<u32> = plane.world().made.iter().map(|m| m.1).collect();
@@ -140,7 +140,7 @@ fn what_the_snapshot_holds_is_not_moved_whatever_the_policy_says() {
     let mut engine = Engine::new(Holding(Fake::new([(1, 0, 1)])), go_home(), Settings::default(), None).unwrap();
     let report = engine.step().unwrap();
     let why = "has an affinity of its own: 0-3".to_owned();
-    assert_eq!(report.outcomes[0].result, Verdict::HeldBack { rail: Rail::Held, why });
+    assert_eq!(report.outcomes[0].result, MoveEvent::HeldBack { rail: Rail::Held, why });
 }
 
 #[test]
@@ -150,9 +150,9 @@ fn refused_threads_are_not_asked_every_window() {
     plane.world().taskset(2, "0-2"); // refused when it is prepared
     let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
     let first = results(&mut engine);
-    assert_eq!(first[0], Verdict::Refused { reason: "eperm".into(), why: "the kernel says no".into() });
+    assert_eq!(first[0], MoveEvent::Refused { reason: "eperm".into(), why: "the kernel says no".into() });
     let why = "has an affinity of its own: 0-2".to_owned();
-    assert_eq!(first[1], Verdict::Refused { reason: "own_affinity".into(), why });
+    assert_eq!(first[1], MoveEvent::Refused { reason: "own_affinity".into(), why });
     for _ in 0..100 {
         engine.step().unwrap();
     }
@@ -183,7 +183,7 @@ fn a_thread_is_in_one_move_of_a_window() {
         let policy = script(move |_| plan.take().unwrap_or_default());
         let mut engine = Engine::new(plane.clone(), policy, restless(), Some(state)).unwrap();
         let report = engine.step().unwrap();
-        let held = |verdict: &Verdict| matches!(verdict, Verdict::HeldBack { rail: Rail::Dwell, why } if why.contains("another move"));
+        let held = |verdict: &MoveEvent| matches!(verdict, MoveEvent::HeldBack { rail: Rail::Dwell, why } if why.contains("another move"));
         assert_eq!(report.outcomes.iter().map(|o| held(&o.result)).collect::<Vec<_>>(), [false, true], "{name}");
         let records = std::fs::read_to_string(tmp.path().join("state.jsonl")).unwrap();
         let of = |line: &str| match serde_json::from_str(line).unwrap() {
@@ -204,7 +204,7 @@ fn a_thread_that_ends_between_decision_and_move_is_a_fact() {
     let plane = Fake::new([(1, 0, 1), (2, 0, 1)]);
     plane.world().die_before_apply.push(1);
     let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
-    assert_eq!(results(&mut engine), [Verdict::Gone, Verdict::Applied]);
+    assert_eq!(results(&mut engine), [MoveEvent::Gone, MoveEvent::Applied]);
     let finished = engine.finish();
     assert_eq!((finished.restored, finished.gone, finished.failed), (1, 0, 0));
 }
@@ -216,7 +216,7 @@ fn a_reused_tid_is_another_thread() {
     engine.step().unwrap();
     plane.world().spawn(1, 0, 2); // ends, and another one starts with its id, with the default mask
     let report = engine.step().unwrap(); // no dwell for it; its record replaces nothing
-    assert_eq!(report.outcomes[0].result, Verdict::Applied);
+    assert_eq!(report.outcomes[0].result, MoveEvent::Applied);
     assert_eq!(report.held_threads, 1);
     let finished = engine.finish();
     assert_eq!((finished.restored, finished.gone, finished.changed_by_others), (1, 0, 0));
@@ -235,7 +235,7 @@ fn a_dry_run_changes_and_writes_nothing() {
     let mut engine = Engine::new(plane.clone(), go_home(), settings, Some(state)).unwrap();
     let said: Vec<_> = results(&mut engine);
     assert_eq!(rail(&said[0]), Some(Rail::DryRun));
-    assert!(matches!(&said[1], Verdict::Refused { reason, .. } if reason == "own_affinity"));
+    assert!(matches!(&said[1], MoveEvent::Refused { reason, .. } if reason == "own_affinity"));
     // The same move is not announced again every window.
     assert_eq!(rail(&results(&mut engine)[0]), Some(Rail::Dwell));
     engine.finish();

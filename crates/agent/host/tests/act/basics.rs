@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use engine::{Finished, Plane, PlaneError, Rail, Subject, Undo, Undone, Verdict};
+use engine::{Finished, MoveEvent, Plane, PlaneError, Rail, Subject, Undo, Undone};
 use host::{HostPlane, Settings};
 use linux::affinity;
 use placement::{Move, Reason};
@@ -17,7 +17,7 @@ pub fn moved_and_put_back() -> Tried {
     assert_eq!(tids.len(), 3);
     let mut engine = engine(plane(Some(Scripted::of(&[process.pid()]))), 1, None);
     let report = engine.step().unwrap();
-    assert!(report.outcomes.iter().all(|o| o.result == Verdict::Applied), "{:?}", report.outcomes);
+    assert!(report.outcomes.iter().all(|o| o.result == MoveEvent::Applied), "{:?}", report.outcomes);
     assert!(report.snapshot.threads.iter().all(|t| t.held.is_none() && t.allowed_nodes.len() == 2));
     assert_eq!((report.outcomes.len(), report.held_threads), (3, 3));
     assert!(tids.iter().all(|tid| mask(*tid) == node(1)));
@@ -61,8 +61,8 @@ pub fn own_affinity() -> Tried {
     let why = format!("has an affinity of its own: {}", node(0));
     for outcome in report.outcomes {
         let expected = match outcome.mv.tid() == Some(own) {
-            true => Verdict::HeldBack { rail: Rail::Held, why: why.clone() },
-            false => Verdict::Applied,
+            true => MoveEvent::HeldBack { rail: Rail::Held, why: why.clone() },
+            false => MoveEvent::Applied,
         };
         assert_eq!(outcome.result, expected);
     }
@@ -81,7 +81,7 @@ pub fn touch_own_affinity() -> Tried {
     let observer = Scripted::of(&[process.pid()]);
     let plane = HostPlane::with_observer(settings, topology(), Some(observer)).unwrap();
     let mut engine = engine(plane, 1, None);
-    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    assert_eq!(step(&mut engine), [MoveEvent::Applied]);
     assert_eq!(mask(process.pid()), node(1));
     // It is not kept on the nodes that it had: one that was moved back would stay there for good.
     assert_eq!(engine.step().unwrap().snapshot.threads[0].allowed_nodes, [NodeId(0), NodeId(1)]);
@@ -123,7 +123,7 @@ pub fn exec() -> Tried {
     let script = format!("echo ready; while [ ! -e {} ]; do sleep 0.01; done; exec sleep 600", go.display());
     let process = Running::shell(&script);
     let mut engine = engine(plane(Some(Scripted::of(&[process.pid()]))), 1, None);
-    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    assert_eq!(step(&mut engine), [MoveEvent::Applied]);
     std::fs::write(&go, "").unwrap();
     let comm = || std::fs::read_to_string(format!("/proc/{}/comm", process.pid())).unwrap();
     while comm() != "sleep\n" {

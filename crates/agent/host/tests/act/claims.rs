@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use act::Actor;
 use act::watched::Unwatched;
-use engine::{Finished, Plane, StateDir, Undone, Verdict, recover};
+use engine::{Finished, MoveEvent, Plane, StateDir, Undone, recover};
 use host::plane::Observe;
 use linux::affinity;
 use linux::births::{Kin, Origin};
@@ -61,7 +61,7 @@ pub fn exec_by_another_thread() -> Tried {
     let report = engine.step().unwrap();
     assert_eq!((report.inherited_restored, mask(pid)), (1, all()));
     // From now on it can be moved like any other.
-    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    assert_eq!(step(&mut engine), [MoveEvent::Applied]);
     assert_eq!(mask(pid), node(1));
     let finished = engine.finish();
     assert_eq!((finished.restored, finished.failed), (1, 0), "{finished:?}");
@@ -225,7 +225,7 @@ pub fn put_back_once() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let shell = parent_of_one(&tmp.path().join("go"));
     let mut engine = engine(plane(Some(WithLineage::of(&[shell.pid()])?)), 1, None);
-    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    assert_eq!(step(&mut engine), [MoveEvent::Applied]);
     std::fs::write(tmp.path().join("go"), "").unwrap();
     let child = child_of(shell.pid());
     engine.step().unwrap();
@@ -248,7 +248,7 @@ pub fn own_value_that_equals_ours() -> Tried {
     let threads = Running::role("threads", &["2"]);
     let moved = tids(threads.pid());
     let mut engine = engine(plane(Some(WithLineage::of(&[shell.pid(), threads.pid()])?)), 1, None);
-    assert_eq!(step(&mut engine), [Verdict::Applied, Verdict::Applied, Verdict::Applied]);
+    assert_eq!(step(&mut engine), [MoveEvent::Applied, MoveEvent::Applied, MoveEvent::Applied]);
     std::fs::write(tmp.path().join("go"), "").unwrap();
     // A child binds itself before the window ends; a moved thread asks for the affinity it already
     // has.
@@ -286,7 +286,7 @@ pub fn own_value_of_an_earlier_look() -> Tried {
     engine.step().unwrap();
     engine.step().unwrap(); // the affinity is its own now
     affinity::set(pid, &all()).unwrap();
-    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    assert_eq!(step(&mut engine), [MoveEvent::Applied]);
     blind.store(true, Ordering::Relaxed);
     let finished = engine.finish();
     assert_eq!((finished.restored, finished.changed_by_others), (1, 0), "{finished:?}");

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use engine::{Plane, PlaneError, Rail, Undone, Verdict};
+use engine::{MoveEvent, Plane, PlaneError, Rail, Undone};
 use host::{HostPlane, Settings};
 use topology::CpuSet;
 
@@ -99,12 +99,12 @@ pub fn changes() -> Tried {
     // Moved to node 1, then the cpuset loses node 1: the kernel falls back to what is left, which
     // is still our doing.
     let mut first = engine(plane(Some(Scripted::of(&[tid]))), 1, None);
-    assert_eq!(step(&mut first), [Verdict::Applied]);
+    assert_eq!(step(&mut first), [MoveEvent::Applied]);
     group.set(&node(0));
     assert_eq!(mask(tid), node(0));
     let report = first.step().unwrap();
     assert_eq!((report.snapshot.threads[0].held.as_deref(), report.snapshot.threads[0].allowed_nodes.len()), (None, 1));
-    assert!(matches!(report.outcomes[0].result, Verdict::HeldBack { rail: Rail::Dwell, .. }));
+    assert!(matches!(report.outcomes[0].result, MoveEvent::HeldBack { rail: Rail::Dwell, .. }));
     assert_eq!(first.finish().restored, 1);
     assert_eq!(mask(tid), node(0));
     // Once its cpuset is whole again, it may run everywhere.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use engine::{Engine, Verdict};
+use engine::{Engine, MoveEvent};
 use host::plane::Observe;
 use linux::affinity;
 use linux::births::Kin;
@@ -81,7 +81,7 @@ pub fn at_the_end() -> Tried {
     let stranger = Running::shell("echo ready; exec sleep 600");
     affinity::set(stranger.pid(), &node(1)).unwrap();
     let mut engine = engine(plane(Some(Scripted::of(&[shell.pid()]))), 1, None);
-    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    assert_eq!(step(&mut engine), [MoveEvent::Applied]);
     std::fs::write(tmp.path().join("go"), "").unwrap();
     let born = grown(shell.pid());
     assert!(born.iter().all(|pid| mask(*pid) == node(1)));
@@ -100,7 +100,7 @@ pub fn every_window() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let shell = family(&tmp.path().join("go"));
     let mut engine = engine(plane(Some(WithLineage::of(&[shell.pid()])?)), 1, None);
-    assert_eq!(step(&mut engine), [Verdict::Applied]);
+    assert_eq!(step(&mut engine), [MoveEvent::Applied]);
     std::fs::write(tmp.path().join("go"), "").unwrap();
     let born = grown(shell.pid());
     let restored = engine.step().unwrap().inherited_restored;
@@ -175,7 +175,7 @@ fn forks(observer: impl Fn(&[u32]) -> Result<Box<dyn Observe>, String>) -> Tried
         inherited += report.inherited_restored;
         assert!(report.notes.is_empty(), "{:?}", report.notes);
         for outcome in report.outcomes {
-            assert!(matches!(outcome.result, Verdict::Applied), "{outcome:?}");
+            assert!(matches!(outcome.result, MoveEvent::Applied), "{outcome:?}");
             applied += 1;
         }
     }

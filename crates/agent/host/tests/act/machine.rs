@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use engine::{Engine, Finished, Plane, PlaneError, Settings, Undone, Verdict};
+use engine::{Engine, Finished, MoveEvent, Plane, PlaneError, Settings, Undone};
 use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
 use placement::{Plan, Policy, Snapshot};
@@ -79,7 +79,7 @@ pub fn cpus_come() -> Tried {
     let settings = Settings { dwell_s: 0.0, ..settings() };
     let mut engine = Engine::new(plane, Box::new(Once(false)), settings, None).unwrap();
     let applied = |report: engine::WindowReport| report.outcomes.into_iter().map(|o| o.result).collect::<Vec<_>>();
-    assert_eq!(applied(engine.step().unwrap()), [Verdict::Applied]);
+    assert_eq!(applied(engine.step().unwrap()), [MoveEvent::Applied]);
     assert_eq!(mask(process.pid()), half);
 
     sysfs(sys.path(), &all, &CpuSet::default());
@@ -88,7 +88,7 @@ pub fn cpus_come() -> Tried {
     assert_eq!(engine.plane().topology().cpus(), all);
     assert_eq!(engine.plane().topology().nodes[0].read_bw_max, Some(3e9), "what is configured stays");
     assert_eq!(report.snapshot.nodes[0].cpus.len(), all.len());
-    assert_eq!(applied(report), [Verdict::Applied], "bound to the whole node");
+    assert_eq!(applied(report), [MoveEvent::Applied], "bound to the whole node");
     assert_eq!(mask(process.pid()), all);
 
     sysfs(sys.path(), &half, &CpuSet::default());

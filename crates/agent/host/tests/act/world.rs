@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child as Process, Command, Stdio};
 use std::time::Duration;
 
-use engine::{Engine, Plane, Settings, StateDir, Verdict};
+use engine::{Engine, MoveEvent, Plane, Settings, StateDir};
 use host::plane::Observe;
 use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
@@ -185,7 +185,7 @@ pub fn engine(plane: HostPlane, to: u32, state: Option<StateDir>) -> Engine<Host
 }
 
 /// Verdicts of one window.
-pub fn step<P: Plane>(engine: &mut Engine<P>) -> Vec<Verdict> {
+pub fn step<P: Plane>(engine: &mut Engine<P>) -> Vec<MoveEvent> {
     let report = engine.step().unwrap();
     assert!(report.notes.is_empty(), "{:?}", report.notes);
     report.outcomes.into_iter().map(|o| o.result).collect()
