@@ -28,7 +28,6 @@ const TESTS: &[(&str, fn())] = &[
     ("an_aborted_connection_leaves_no_dead_mount", an_aborted_connection_leaves_no_dead_mount),
     ("options_of_users_imply_what_mount_8_says", options_of_users_imply_what_mount_8_says),
     ("options_of_all_file_systems_are_known", options_of_all_file_systems_are_known),
-    ("a_server_is_not_the_oom_killers_first_choice", a_server_is_not_the_oom_killers_first_choice),
     ("a_damaged_directory_locks_nobody_out", a_damaged_directory_locks_nobody_out),
     ("a_damaged_file_can_be_removed_through_a_mount", a_damaged_file_can_be_removed_through_a_mount),
     ("a_volume_on_a_read_only_medium_can_be_mounted", a_volume_on_a_read_only_medium_can_be_mounted),
@@ -42,25 +41,26 @@ fn main() {
     } else {
         fs::OpenOptions::new().write(true).open("/dev/fuse").err().map(|error| format!("/dev/fuse: {error}"))
     };
-    let trial = |(name, test): &(&str, fn())| {
-        let (missing, test) = (missing.clone().or_else(|| lacks(name)), *test);
-        Trial::ignorable_test(*name, move || match missing {
+    let spared = a_server_is_not_the_oom_killers_first_choice as fn();
+    let spared = ("a_server_is_not_the_oom_killers_first_choice", spared, no_sys_resource());
+    let all = TESTS.iter().map(|(name, test)| (*name, *test, None)).chain([spared]);
+    let trials = all.map(|(name, test, lacks)| {
+        let missing = missing.clone().or(lacks);
+        Trial::ignorable_test(name, move || match missing {
             Some(why) => Ok(Completion::ignored_with(why)),
             None => {
                 test();
                 Ok::<_, Failed>(Completion::Completed)
             }
         })
-    };
-    libtest_mimic::run(&Arguments::from_args(), TESTS.iter().map(trial).collect()).exit();
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
 }
 
-/// What this machine lacks for a single test.
-fn lacks(test: &str) -> Option<String> {
-    let spare = || Command::new("sh").args(["-c", "echo -1000 > /proc/self/oom_score_adj"]).output();
-    let refused = || !spare().is_ok_and(|done| done.status.success());
-    (test == "a_server_is_not_the_oom_killers_first_choice" && refused())
-        .then(|| "CAP_SYS_RESOURCE is missing".to_owned())
+/// Why this machine spares nobody from the OOM killer.
+fn no_sys_resource() -> Option<String> {
+    let spare = Command::new("sh").args(["-c", "echo -1000 > /proc/self/oom_score_adj"]).output();
+    (!spare.is_ok_and(|done| done.status.success())).then(|| "CAP_SYS_RESOURCE is missing".to_owned())
 }
 
 /// A volume, and a directory to mount it on.

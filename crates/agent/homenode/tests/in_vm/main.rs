@@ -2,7 +2,8 @@
 //!
 //! Assertions rely on `/proc` and `move_pages(2)` (by way of the laboratory, `lab`), not on
 //! homenode's own output. On a machine with one node, or without root, the tests are skipped and
-//! say why.
+//! say why. The machine with persistent memory and the one with OpenZFS run one module each
+//! (`HOMENODE_LEG`).
 
 mod acts;
 mod back;
@@ -62,20 +63,30 @@ fn main() -> ExitCode {
     arguments.test_threads = Some(1);
     let nodes = Machine::read().map_or(0, |machine| machine.nodes.len());
     let root = rustix::process::geteuid().is_root();
-    let trials = two_nodes::TESTS
+    let all = [
+        two_nodes::TESTS,
+        masks::TESTS,
+        cpus::TESTS,
+        files::TESTS,
+        process::TESTS,
+        back::TESTS,
+        conditions::TESTS,
+        four_nodes::TESTS,
+        acts::TESTS,
+        policies::TESTS,
+        programs::TESTS,
+        dax::TESTS,
+        zfs::TESTS,
+    ];
+    let tests = match std::env::var("HOMENODE_LEG").as_deref() {
+        Ok("pmem") => &[dax::TESTS][..],
+        Ok("zfs") => &[zfs::TESTS],
+        _ => &all,
+    };
+    let trials = tests
         .iter()
-        .chain(masks::TESTS)
-        .chain(cpus::TESTS)
-        .chain(files::TESTS)
-        .chain(process::TESTS)
-        .chain(back::TESTS)
-        .chain(conditions::TESTS)
-        .chain(four_nodes::TESTS)
-        .chain(acts::TESTS)
-        .chain(policies::TESTS)
-        .chain(programs::TESTS)
-        .chain(dax::TESTS)
-        .chain(zfs::TESTS)
+        .copied()
+        .flatten()
         .map(|test: &'static Test| {
             Trial::ignorable_test(test.name, move || match () {
                 () if !test.nodes.contains(&nodes) => {

@@ -14,25 +14,30 @@ use observe::{Hooks, Observed, Settings};
 
 use crate::common::*;
 use crate::facts::Reader;
-use crate::{Case, ensure};
+use crate::{Case, Varies, cases, ensure};
 
-pub const CASES: &[Case] = &[
-    Case { name: "fio_psync", needs: &["fio"], run: |hooks| fio_agrees("psync", "--loops=8", hooks) },
-    Case { name: "fio_mmap", needs: &["fio"], run: |hooks| fio_agrees("mmap", "--loops=1", hooks) },
-    Case { name: "fio_io_uring", needs: &["fio"], run: |hooks| fio_agrees("io_uring", "--loops=8", hooks) },
-    Case { name: "fio_libaio", needs: &["fio"], run: |hooks| fio_agrees("libaio", "--loops=8", hooks) },
-    Case { name: "fio_writes", needs: &["fio"], run: fio_writes },
-    Case { name: "sampling_has_no_bias", needs: &[], run: sampling_has_no_bias },
-    Case { name: "no_byte_is_lost_between_windows", needs: &[], run: no_byte_is_lost_between_windows },
-    Case { name: "slices_are_scaled", needs: &[], run: slices_are_scaled },
-    Case {
-        name: "a_burst_pays_the_full_hook_for_moments_only",
-        needs: &[],
-        run: a_burst_pays_the_full_hook_for_moments_only,
-    },
-    Case { name: "steady_hooks_are_attached_once", needs: &[], run: steady_hooks_are_attached_once },
-    Case { name: "a_full_table_is_reported", needs: &[], run: a_full_table_is_reported },
-    Case { name: "nobody_fills_the_table_for_others", needs: &[], run: nobody_fills_the_table_for_others },
+pub const FIO: &[Case] = &[
+    with_fio("fio_psync", Varies::WithHooks, |hooks| fio_agrees("psync", "--loops=8", hooks)),
+    with_fio("fio_mmap", Varies::WithHooks, |hooks| fio_agrees("mmap", "--loops=1", hooks)),
+    with_fio("fio_io_uring", Varies::WithHooks, |hooks| fio_agrees("io_uring", "--loops=8", hooks)),
+    // It takes the path of io_uring.
+    with_fio("fio_libaio", Varies::Never, |hooks| fio_agrees("libaio", "--loops=8", hooks)),
+    with_fio("fio_writes", Varies::WithHooks, fio_writes),
+];
+
+const fn with_fio(name: &'static str, varies: Varies, run: fn(Hooks) -> Outcome) -> Case {
+    Case { name, varies, needs: Some("fio"), run }
+}
+
+pub const CASES: &[Case] = cases![
+    WithStructures:
+        no_byte_is_lost_between_windows,
+        a_burst_pays_the_full_hook_for_moments_only,
+        steady_hooks_are_attached_once,
+        nobody_fills_the_table_for_others;
+    WithHooks: sampling_has_no_bias, a_full_table_is_reported;
+    // Nothing is sliced where reads are emulated.
+    Never: slices_are_scaled;
 ];
 
 /// Bytes are within 5 % (sampled) and 1 % (exact) of fio's report.

@@ -11,8 +11,11 @@ use placement::FileUse;
 use crate::common::*;
 use crate::{Case, cases, ensure};
 
-pub const CASES: &[Case] =
-    cases![calls_are_told_apart, calls_are_told_apart_in_a_sample, calls_without_a_position, opens_are_counted];
+pub const CASES: &[Case] = cases![
+    WithKernels: calls_are_told_apart, opens_are_counted;
+    // What user space makes of the records.
+    Never: calls_are_told_apart_in_a_sample, calls_without_a_position;
+];
 
 /// Of the file that is read.
 const SIZE: u64 = 4 * MIB;

@@ -2,8 +2,9 @@
 //! did.
 //!
 //! Needs root and BTF, and fio for some tests; without them a test is skipped and says why. Each
-//! test runs twice: with the best hooks that the kernel accepts, and with tracepoints only. Files
-//! are below `$HOMENODE_TEST_DIR`, or cargo's target.
+//! test runs twice: with the best hooks that the kernel accepts, and with tracepoints only. In the
+//! virtual machines of `make test` run those whose results may differ there ([`Varies`]). Files are
+//! below `$HOMENODE_TEST_DIR`, or cargo's target.
 
 mod accuracy;
 mod calls;
@@ -19,19 +20,49 @@ use common::*;
 use libtest_mimic::{Arguments, Completion, Trial};
 use observe::{Capabilities, Hooks, Settings, choose};
 
+/// What a result depends on beside this machine, each with what the one before it has.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Varies {
+    /// Nothing, or it needs more than an emulated machine has.
+    Never,
+    /// Function hooks, which this machine may lack. How user space adds their records up is the
+    /// same on every kernel.
+    WithHooks,
+    /// The kernel's functions that are hooked.
+    WithKernels,
+    /// Nodes, and structures of the kernel that only tracepoints read, as in walking the page
+    /// cache.
+    WithStructures,
+}
+
+impl Varies {
+    /// Whether the test runs in a virtual machine (`HOMENODE_LEG`), with these hooks.
+    fn runs_in(self, leg: Option<&str>, hooks: Hooks) -> bool {
+        match (leg, hooks) {
+            (None, _) => true,
+            (_, Hooks::Tracepoints) => self >= Self::WithStructures,
+            (Some("oldest"), _) => self >= Self::WithKernels,
+            (Some(_), _) => self >= Self::WithHooks,
+        }
+    }
+}
+
 /// One test.
 struct Case {
     name: &'static str,
-    /// Programs that the test runs.
-    needs: &'static [&'static str],
+    varies: Varies,
+    /// A program that the test runs.
+    needs: Option<&'static str>,
     run: fn(Hooks) -> Outcome,
 }
 
 /// Cases that need no program.
 #[macro_export]
 macro_rules! cases {
-    ($($name:ident),+ $(,)?) => {
-        &[$($crate::Case { name: stringify!($name), needs: &[], run: $name }),+]
+    ($($varies:ident: $($name:ident),+);+ $(;)?) => {
+        &[$($($crate::Case {
+            name: stringify!($name), varies: $crate::Varies::$varies, needs: None, run: $name
+        }),+),+]
     };
 }
 
@@ -50,6 +81,7 @@ fn main() {
     };
     let no_functions = capabilities.functions.cause().map(str::to_owned);
     let ways = [("functions", Hooks::Best, no_functions), ("tracepoints", Hooks::Tracepoints, None)];
+    let leg = std::env::var("HOMENODE_LEG").ok();
     let mut trials = Vec::new();
     for (way, hooks, missing) in ways {
         let blocked = blocked(hooks);
@@ -57,15 +89,15 @@ fn main() {
             paths::CASES,
             threads::CASES,
             scopes::CASES,
+            accuracy::FIO,
             accuracy::CASES,
             lineage::CASES,
             programs::CASES,
             calls::CASES,
             facts::CASES,
         ];
-        for case in cases.into_iter().flatten() {
-            let need =
-                case.needs.iter().find(|program| !has(program)).map(|program| format!("{program} is not installed"));
+        for case in cases.into_iter().flatten().filter(|case| case.varies.runs_in(leg.as_deref(), hooks)) {
+            let need = case.needs.filter(|program| !has(program)).map(|program| format!("{program} is not installed"));
             let skip = blocked.clone().or_else(|| missing.clone()).or(need);
             let run = case.run;
             trials.push(Trial::ignorable_test(format!("{way}::{}", case.name), move || match skip {

@@ -15,28 +15,31 @@ use crate::common::*;
 use crate::{Case, cases, ensure};
 
 pub const CASES: &[Case] = cases![
-    pread_of_pages,
-    pread_of_parts_of_pages,
-    read_of_parts_of_pages,
-    pread_over_the_end,
-    readv_of_pages,
-    requests_larger_than_a_batch,
-    requests_that_start_within_a_page,
-    large_folios,
-    holes,
-    cold_file,
-    cold_file_by_parts,
-    sendfile_to_nowhere,
-    splice_to_a_pipe,
-    mapped_pages,
-    mapped_holes,
-    mapped_cold_pages,
-    direct_reads_count_nothing,
-    pipes_and_sockets_count_nothing,
-    writes,
-    overwrites_and_appends,
-    tmpfs,
-    dax,
+    WithStructures:
+        pread_of_pages,
+        large_folios,
+        cold_file,
+        mapped_pages,
+        mapped_cold_pages,
+        writes,
+        tmpfs,
+        dax;
+    WithKernels:
+        readv_of_pages,
+        holes,
+        sendfile_to_nowhere,
+        splice_to_a_pipe,
+        mapped_holes,
+        direct_reads_count_nothing,
+        pipes_and_sockets_count_nothing,
+        overwrites_and_appends;
+    WithHooks:
+        pread_of_parts_of_pages,
+        read_of_parts_of_pages,
+        pread_over_the_end,
+        requests_larger_than_a_batch,
+        requests_that_start_within_a_page,
+        cold_file_by_parts;
 ];
 
 /// Counts one job's bytes exactly.

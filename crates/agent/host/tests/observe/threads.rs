@@ -10,15 +10,13 @@ use crate::common::*;
 use crate::{Case, cases, ensure};
 
 pub const CASES: &[Case] = cases![
-    what_is_attached,
-    each_thread_has_its_own_bytes,
-    sharing_is_seen,
-    a_thread_that_ended_counts_for_its_node,
-    facts_about_threads,
-    cpu_time_adds_up,
-    bytes_are_on_the_node_of_the_page,
-    remote_bytes_are_those_read_from_another_node,
-    nothing_stays_behind,
+    WithStructures: bytes_are_on_the_node_of_the_page, remote_bytes_are_those_read_from_another_node;
+    WithKernels: what_is_attached, facts_about_threads, nothing_stays_behind;
+    WithHooks:
+        each_thread_has_its_own_bytes,
+        sharing_is_seen,
+        a_thread_that_ended_counts_for_its_node,
+        cpu_time_adds_up;
 ];
 
 /// With `--nocapture` this prints what `doctor` shows.

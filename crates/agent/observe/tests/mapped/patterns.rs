@@ -14,8 +14,10 @@ use observe::mapped::{Mapped, RULE, Sums, Watcher};
 use crate::program::{Program, Truth, cached_file, directory};
 use crate::{Outcome, ensure, open};
 
+/// What differs from kernel to kernel: how accessed bits are read and cleared.
+pub const OF_EACH_KERNEL: &[Case] = &[("hot_tenth", || cached("hot"))];
+
 pub const CASES: &[Case] = &[
-    ("hot_tenth", || cached("hot")),
     ("uniform", || cached("uniform")),
     ("sequential", || cached("sequential")),
     ("persistent_memory", persistent_memory),
