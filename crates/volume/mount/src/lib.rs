@@ -21,6 +21,7 @@ mod caller;
 mod connection;
 mod listing;
 mod mountpoint;
+#[cfg(feature = "null")]
 pub mod null;
 pub mod plane;
 mod ring;

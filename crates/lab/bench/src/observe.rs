@@ -1,5 +1,4 @@
-//! The cost of observing: `observe_bench DIRECTORY RESULT.json [ROUNDS]`, run by
-//! `bench/observe/run`.
+//! The cost of observing: `homenode-bench observe DIRECTORY RESULT.json [ROUNDS]`.
 //!
 //! Four questions. How many interrupts do CPUs send each other because hooks are attached and
 //! detached? How much longer does a 4 KiB `pread` of cached data take under an observer? One
@@ -23,43 +22,31 @@ use std::time::Duration;
 use observe::{Observer, Settings};
 use serde_json::{Value, json};
 
-type Anything = Box<dyn std::error::Error + Send + Sync>;
+use crate::{Result, again};
 
 const WINDOW: Duration = Duration::from_secs(1);
 const FILES: usize = 1000;
 
-fn main() -> Result<(), Anything> {
-    let mut arguments = std::env::args().skip(1);
-    let first = arguments.next().ok_or("usage: observe_bench DIRECTORY RESULT.json [ROUNDS]")?;
-    if first == "--interrupts" {
-        let directory = PathBuf::from(arguments.next().ok_or("--interrupts DIRECTORY ROUNDS")?);
-        return interrupts(&directory, arguments.next().ok_or("--interrupts DIRECTORY ROUNDS")?.parse()?).map(drop);
-    }
-    if first == "--bursts" {
-        let usage = "--bursts DIRECTORY ROUNDS [SECONDS]";
-        let directory = PathBuf::from(arguments.next().ok_or(usage)?);
-        let rounds = arguments.next().ok_or(usage)?.parse()?;
-        return match arguments.next() {
-            Some(seconds) => bursts(&directory, &[(seconds.parse()?, rounds)]),
-            None => bursts(&directory, &lengths(rounds)),
+pub fn main(args: &[&str]) -> Result<()> {
+    let (directory, result, rounds) = match *args {
+        ["--interrupts", directory, rounds] => return interrupts(Path::new(directory), rounds.parse()?).map(drop),
+        ["--bursts", directory, rounds] => return bursts(Path::new(directory), &lengths(rounds.parse()?)).map(drop),
+        ["--bursts", directory, rounds, seconds] => {
+            return bursts(Path::new(directory), &[(seconds.parse()?, rounds.parse()?)]).map(drop);
         }
-        .map(drop);
-    }
-    if first == "--readers" {
-        let directory = PathBuf::from(arguments.next().ok_or("--readers DIRECTORY THREADS")?);
-        return readers(&directory, arguments.next().ok_or("--readers DIRECTORY THREADS")?.parse()?);
-    }
-    let directory = PathBuf::from(first);
-    let result = PathBuf::from(arguments.next().ok_or("usage: observe_bench DIRECTORY RESULT.json [ROUNDS]")?);
-    let rounds = arguments.next().map_or(Ok(15), |n| n.parse())?;
-    std::fs::create_dir_all(&directory)?;
-    let interrupts = interrupts(&directory, rounds)?;
-    let bursts = bursts(&directory, &lengths(rounds))?;
-    let overhead = overhead(&directory, rounds)?;
-    let capacity: Vec<Value> = [1000, 10_000].into_iter().map(|n| capacity(&directory, n)).collect::<Result<_, _>>()?;
+        ["--readers", directory, threads] => return readers(Path::new(directory), threads.parse()?),
+        [directory, result] => (Path::new(directory), result, 15),
+        [directory, result, rounds] => (Path::new(directory), result, rounds.parse()?),
+        _ => return Err("usage: observe DIRECTORY RESULT.json [ROUNDS]".into()),
+    };
+    std::fs::create_dir_all(directory)?;
+    let interrupts = interrupts(directory, rounds)?;
+    let bursts = bursts(directory, &lengths(rounds))?;
+    let overhead = overhead(directory, rounds)?;
+    let capacity: Vec<Value> = [1000, 10_000].into_iter().map(|n| capacity(directory, n)).collect::<Result<_, _>>()?;
     let kernel = observe::Capabilities::probe().kernel;
     let json = json!({ "kernel": kernel, "interrupts": interrupts, "bursts": bursts, "overhead": overhead, "capacity": capacity });
-    std::fs::write(&result, serde_json::to_string_pretty(&json)? + "\n")?;
+    std::fs::write(result, serde_json::to_string_pretty(&json)? + "\n")?;
     Ok(())
 }
 
@@ -68,7 +55,7 @@ type Way = (&'static str, Option<Settings>);
 
 /// Interrupts that CPUs send each other, per second and CPU, while a thread reads as fast as it
 /// can; and those of them that the observer's threads sent, by the function that was called.
-fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
+fn interrupts(directory: &Path, rounds: usize) -> Result<Value> {
     std::fs::create_dir_all(directory)?;
     let path = directory.join("read");
     std::fs::write(&path, vec![1; 4096 * 4096])?;
@@ -84,7 +71,7 @@ fn interrupts(directory: &Path, rounds: usize) -> Result<Value, Anything> {
     let mut sliced = 0;
     let (done, reader) = (AtomicBool::new(false), AtomicU32::new(0));
     let sent = Sent::new();
-    std::thread::scope(|scope| -> Result<(), Anything> {
+    std::thread::scope(|scope| -> Result<()> {
         scope.spawn(|| -> std::io::Result<()> {
             reader.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
             while !done.load(Ordering::Relaxed) {
@@ -225,12 +212,12 @@ const SETTLE: Duration = Duration::from_millis(2200);
 const ROUNDS_OBSERVED: u32 = 4;
 
 /// The same while an observer takes its windows in another thread, on whichever CPU.
-fn observed_ns(file: &File, exact: bool, cpus: &rustix::thread::CpuSet) -> Result<f64, Anything> {
+fn observed_ns(file: &File, exact: bool, cpus: &rustix::thread::CpuSet) -> Result<f64> {
     let topology = topology::sysfs::read(Path::new("/sys"))?;
     let mut observer = Observer::open(&Settings { exact, ..Settings::default() }, &topology)?;
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let windows = scope.spawn(|| -> Result<(), Anything> {
+        let windows = scope.spawn(|| -> Result<()> {
             rustix::thread::sched_setaffinity(None, cpus)?;
             while !done.load(Ordering::Relaxed) {
                 observer.window(WINDOW)?;
@@ -261,7 +248,7 @@ fn lengths(rounds: usize) -> [(f64, usize); 3] {
 
 /// What a burst of reads costs more, from the first read on, after an observer has seen nobody read
 /// fast.
-fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value, Anything> {
+fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value> {
     /// An observer's first windows, in which it sees how little there is. Unobserved bursts follow
     /// a pause, too.
     const PAUSE: Duration = Duration::from_millis(1100);
@@ -277,11 +264,11 @@ fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value, Anything>
         std::thread::sleep(PAUSE);
         burst_ns(&file, length)
     };
-    let observed = |length, steady| -> Result<f64, Anything> {
+    let observed = |length, steady| -> Result<f64> {
         let mut observer = Observer::open(&Settings { steady, ..Settings::default() }, &topology)?;
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let windows = scope.spawn(|| -> Result<(), Anything> {
+            let windows = scope.spawn(|| -> Result<()> {
                 while !done.load(Ordering::Relaxed) {
                     observer.window(WINDOW)?;
                 }
@@ -318,7 +305,7 @@ fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value, Anything>
     Ok(rows.into())
 }
 
-fn overhead(directory: &Path, rounds: usize) -> Result<Value, Anything> {
+fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
     let path = directory.join("read");
     std::fs::write(&path, vec![1; 4096 * 4096])?;
     let file = File::open(&path)?;
@@ -363,7 +350,7 @@ fn quartiles(values: &mut [f64]) -> [f64; 3] {
 }
 
 /// The observer's cost while `threads` threads of another process read a little in every window.
-fn capacity(directory: &Path, threads: usize) -> Result<Value, Anything> {
+fn capacity(directory: &Path, threads: usize) -> Result<Value> {
     let mut load = Load::start(directory, threads)?;
     let topology = topology::sysfs::read(Path::new("/sys"))?;
     let mut observer = Observer::open(&Settings::default(), &topology)?;
@@ -423,7 +410,7 @@ struct Used {
 type Peers = Vec<(&'static str, Result<Used, String>)>;
 
 /// The use of homenode as a whole and of its peers under the present load.
-fn peers() -> Result<Peers, Anything> {
+fn peers() -> Result<Peers> {
     let own = |name: &str| format!("not measured: {name} could not be started");
     let homenode = match std::env::var_os("HOMENODE") {
         Some(program) => {
@@ -492,7 +479,7 @@ fn used_in_ten_seconds(pid: u32) -> Result<Used, String> {
 }
 
 /// One pass a second over every thread's CPU time and bytes read, five times.
-fn procfs_reader() -> Result<Used, Anything> {
+fn procfs_reader() -> Result<Used> {
     let cpu = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let seconds = |t: rustix::time::Timespec| t.tv_sec as f64 + t.tv_nsec as f64 / 1e9;
     let mut shares = Vec::new();
@@ -519,8 +506,8 @@ fn procfs_reader() -> Result<Used, Anything> {
 struct Load(Child);
 
 impl Load {
-    fn start(directory: &Path, threads: usize) -> Result<Self, Anything> {
-        let mut child = Command::new(std::env::current_exe()?)
+    fn start(directory: &Path, threads: usize) -> Result<Self> {
+        let mut child = again("observe")?
             .arg("--readers")
             .arg(directory)
             .arg(threads.to_string())
@@ -551,7 +538,7 @@ impl Drop for Load {
 
 /// Threads that each read 64 KiB of a small file about three times a second, until standard input
 /// ends.
-fn readers(directory: &Path, threads: usize) -> Result<(), Anything> {
+fn readers(directory: &Path, threads: usize) -> Result<()> {
     let files: Vec<PathBuf> = (0..FILES.min(threads)).map(|i| directory.join(format!("small-{i}"))).collect();
     for path in &files {
         std::fs::write(path, [1; 65_536])?;

@@ -2,7 +2,7 @@
 //!
 //! **Problem.** A change of the code's shape must not change a plan.
 //!
-//! **Approach.** `plans [SCENARIOS [SEED]]` runs every policy on the papers' scenarios and on this
+//! **Approach.** `homenode-bench plans [SCENARIOS [SEED]]` runs every policy on the papers' scenarios and on this
 //! many random ones (default 300, seed 1), and prints one line for each: the scenario, the policy,
 //! the number of windows, a hash of all moves (what goes where), one of all plans in their JSON
 //! form (with every figure of every reason), one of all snapshots, and the number of threads,
@@ -20,6 +20,8 @@ use placement::{Plan, Policy, Snapshot, Traits};
 use simulate::regret::experiments;
 use simulate::scenario::ScenarioFile;
 use topology::Topology;
+
+use crate::Result;
 
 /// Hashes of what a policy saw and decided.
 #[derive(Default)]
@@ -110,12 +112,9 @@ fn lines(file: &ScenarioFile, only: Option<&str>) -> String {
     lines
 }
 
-fn main() {
-    let number = |n: usize, default| std::env::args().nth(n).map_or(Ok(default), |arg| arg.parse::<u64>());
-    let (Ok(random), Ok(seed)) = (number(1, 300), number(2, 1)) else {
-        eprintln!("usage: plans [SCENARIOS [SEED]]");
-        std::process::exit(2);
-    };
+pub fn main(args: &[&str]) -> Result<()> {
+    let number = |n: usize, default| args.get(n).map_or(Ok(default), |arg| arg.parse::<u64>());
+    let (random, seed) = (number(0, 300)?, number(1, 1)?);
     let only = std::env::var("PLANS_OF").ok();
     let papers = experiments::all();
     let count = papers.len() + random as usize;
@@ -145,4 +144,5 @@ fn main() {
         work();
     });
     print!("{}", results.into_inner().unwrap_or_else(PoisonError::into_inner).concat());
+    Ok(())
 }

@@ -1,8 +1,7 @@
 //! What the file system costs beside the bare memory and beside the kernel's file systems, all in
 //! one run.
 //!
-//! `cargo run --release -p homenode-fs --example ratios -- [OPTION]... [DIR]...` with directories
-//! on file systems of the kernel:
+//! `homenode-bench ratios [OPTION]... [DIR]...` with directories on file systems of the kernel:
 //!
 //! - `--only NAME`: operations with NAME in their names
 //! - `--rounds N`: rounds (101)
@@ -32,7 +31,9 @@ use fs::medium::{At, Medium};
 use fs::{Ino, Volume};
 use kernel::Kernel;
 use own::{BLOCK, FILE, MIB, Memory, persist, stream};
-use rounds::{Contender, Result, Rounds, random};
+use rounds::{Contender, Rounds, random};
+
+use crate::Result;
 
 /// Calls in a batch: so few that one in many batches is not interrupted on a busy machine.
 const BATCH: usize = 200;
@@ -55,7 +56,7 @@ struct Arguments {
     dirs: Vec<PathBuf>,
 }
 
-fn arguments() -> Result<Arguments> {
+fn arguments(args: &[&str]) -> Result<Arguments> {
     let mut all = Arguments {
         rounds: Rounds { rounds: 101, only: None },
         file: 128 * MIB,
@@ -63,11 +64,11 @@ fn arguments() -> Result<Arguments> {
         memory: Memory { dir: None },
         dirs: Vec::new(),
     };
-    let mut given = std::env::args().skip(1);
-    while let Some(argument) = given.next() {
+    let mut given = args.iter();
+    while let Some(&argument) = given.next() {
         let mut value = || given.next().ok_or_else(|| format!("{argument} lacks its value"));
-        match argument.as_str() {
-            "--only" => all.rounds.only = Some(value()?),
+        match argument {
+            "--only" => all.rounds.only = Some((*value()?).to_owned()),
             "--rounds" => all.rounds.rounds = value()?.parse()?,
             "--file" => all.file = value()?.parse::<usize>()? * MIB,
             "--names" => all.names = value()?.parse()?,
@@ -78,8 +79,8 @@ fn arguments() -> Result<Arguments> {
     Ok(all)
 }
 
-fn main() -> Result<()> {
-    let Arguments { rounds, file, names, memory, dirs } = arguments()?;
+pub fn main(args: &[&str]) -> Result<()> {
+    let Arguments { rounds, file, names, memory, dirs } = arguments(args)?;
     let bare = memory.bare(&[file.max(64 * MIB)])?;
     // Writes need as much again; a name an inode, a page of log, and its entry in the directory.
     let (volume, same) = memory.volume(&[3 * file + 48 * MIB + names * 5 * 1024])?;

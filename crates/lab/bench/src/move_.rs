@@ -2,8 +2,8 @@
 //! move_pages(2) for all of them, and against migratepages(8); and what readers notice.
 //!
 //! ```text
-//! move_bench FILE MIB ROUNDS OUT.json    measure; needs root and two nodes with memory
-//! move_bench --hold FILE                 map the file until stdin ends: migratepages moves the pages of a process
+//! homenode-bench move FILE MIB ROUNDS OUT.json    measure; needs root and two nodes with memory
+//! homenode-bench move --hold FILE                 map the file until stdin ends: migratepages moves the pages of a process
 //! ```
 //!
 //! Everything runs once per round, in turn, so that other work on the machine affects all alike;
@@ -27,20 +27,21 @@ use linux::residency;
 use serde_json::{Value, json};
 use topology::NodeId;
 
+use crate::{Result, again, quartiles};
+
 const PAGE: usize = 4096;
 /// `MPOL_MF_MOVE_ALL`, include/uapi/linux/mempolicy.h.
 const MOVE_ALL: i32 = 4;
 
-fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+pub fn main(args: &[&str]) -> Result<()> {
     match *args {
         ["--hold", file] => hold(Path::new(file)),
         [file, mib, rounds, out] => {
             measure(Path::new(file), mib.parse::<usize>().unwrap() << 20, rounds.parse().unwrap(), Path::new(out));
         }
-        _ => panic!("usage: move_bench FILE MIB ROUNDS OUT.json | --hold FILE"),
+        _ => return Err("usage: move FILE MIB ROUNDS OUT.json | --hold FILE".into()),
     }
+    Ok(())
 }
 
 fn measure(path: &Path, size: usize, rounds: usize, out: &Path) {
@@ -97,12 +98,6 @@ fn timed(f: impl FnOnce()) -> Duration {
     start.elapsed()
 }
 
-/// The middle one is the median.
-fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
-    values.sort_by(f64::total_cmp);
-    [1, 2, 3].map(|i| values[(values.len() - 1) * i / 4])
-}
-
 /// Moves the file as `homenode move` does.
 fn go(path: &Path, to: NodeId) {
     let mut work = FileMove::prepare(path, to).unwrap();
@@ -117,9 +112,9 @@ fn check(path: &Path, node: NodeId, size: usize) {
 
 /// Moves the file with the process that maps it; measures migratepages alone.
 fn migratepages(path: &Path, from: NodeId, to: NodeId) -> Duration {
-    let me = std::env::current_exe().unwrap();
-    let mut holder =
-        Command::new(me).arg("--hold").arg(path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut holder = again("move").unwrap();
+    let holder = holder.arg("--hold").arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut holder = holder.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(holder.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     let mut command = Command::new("migratepages");

@@ -2,8 +2,8 @@
 //! and a page-by-page query with `move_pages(2)`.
 //!
 //! ```text
-//! where_bench FILE GIB ROUNDS HOMENODE OUT.json    measure
-//! where_bench --query FILE                         the page-by-page query, as a process of its own
+//! homenode-bench where FILE GIB ROUNDS HOMENODE OUT.json    measure
+//! homenode-bench where --query FILE                         the page-by-page query, as a process of its own
 //! ```
 //!
 //! Each program runs once per round, in turn, so that other work on the machine affects all alike;
@@ -23,19 +23,20 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use crate::{Result, again, median};
+
 const PROGRAMS: [&str; 3] = ["homenode where", "fincore", "page query"];
 
-fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+pub fn main(args: &[&str]) -> Result<()> {
     match *args {
         ["--query", file] => println!("{:?}", query(Path::new(file))),
         [file, gib, rounds, homenode, out] => {
             let size = gib.parse::<u64>().unwrap() << 30;
             measure(Path::new(file), size, rounds.parse().unwrap(), homenode, Path::new(out));
         }
-        _ => panic!("usage: where_bench FILE GIB ROUNDS HOMENODE OUT.json | --query FILE"),
+        _ => return Err("usage: where FILE GIB ROUNDS HOMENODE OUT.json | --query FILE".into()),
     }
+    Ok(())
 }
 
 /// Seconds of wall clock and of CPU that a command took.
@@ -73,18 +74,13 @@ fn measure(file: &Path, size: u64, rounds: usize, homenode: &str, out: &Path) {
             runs.push([
                 run(Command::new(homenode).arg("where").arg(file)),
                 run(Command::new("fincore").arg(file)),
-                run(Command::new(std::env::current_exe().unwrap()).arg("--query").arg(file)),
+                run(again("where").unwrap().arg("--query").arg(file)),
             ]);
         }
         results.push(report(history, &runs, least));
     }
     fs::remove_file(file).unwrap();
     fs::write(out, format!("{:#}\n", json!({ "bytes": size, "rounds": rounds, "results": results }))).unwrap();
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Prints a table of one history and returns it as JSON.

@@ -8,8 +8,9 @@ use fs::medium::{At, Medium};
 use fs::{Ino, NewFile};
 use rustix::thread::CpuSet;
 
-use crate::own::{BLOCK, FILE, MIB, Memory, stream};
-use crate::rounds::{Result, Rounds, Spread, fastest, random, time};
+use super::own::{BLOCK, FILE, MIB, Memory, stream};
+use super::rounds::{Rounds, Spread, fastest, random, time};
+use crate::Result;
 
 /// Size of each file.
 const SIZE: usize = 32 * MIB;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Layout, NewFile, Options, Placement, Volume};
 
-use crate::rounds::Result;
+use crate::{LAYOUT, Result};
 
 pub const BLOCK: usize = 4096;
 pub const MIB: usize = 1 << 20;
@@ -42,16 +42,9 @@ impl Memory {
     /// it. Every page was touched.
     pub fn volume(&self, regions: &[usize]) -> Result<(Volume, Mapped)> {
         let files = regions.iter().map(|bytes| self.region(*bytes)).collect::<Result<Vec<_>>>()?;
-        let layout = Layout {
-            volume: [1; 16],
-            created: 0,
-            nodes: (0..regions.len() as u32).map(Some).collect(),
-            names: Vec::new(),
-            bytes_per_inode: 4096,
-            journals: std::thread::available_parallelism()?.get() as u32,
-            data_checksums: false,
-            owner: (0, 0),
-        };
+        let nodes = (0..regions.len() as u32).map(Some).collect();
+        let journals = std::thread::available_parallelism()?.get() as u32;
+        let layout = Layout { nodes, bytes_per_inode: 4096, journals, ..LAYOUT };
         fs::mkfs(Box::new(map(&files)?), &layout)?;
         let options = Options { placement: Placement::Node(0), ..Options::default() };
         Ok((Volume::mount(Box::new(map(&files)?), options)?, map(&files)?))

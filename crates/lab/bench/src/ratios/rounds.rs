@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+use crate::Result;
 
 /// One way to do an operation.
 pub struct Contender<'a> {

@@ -2,8 +2,8 @@
 //! all of it, and against migratepages(8); and estimating where it is against reading `numa_maps`.
 //!
 //! ```text
-//! process_bench MIB ROUNDS      on two nodes; on one node, only what looks and moves nothing
-//! process_bench --hold MIB KIND a process with so much memory in `small` or `huge` pages
+//! homenode-bench process MIB ROUNDS      on two nodes; on one node, only what looks and moves nothing
+//! homenode-bench process --hold MIB KIND a process with so much memory in `small` or `huge` pages
 //! ```
 //!
 //! Each takes its turn in every round; ratios are medians over rounds, with quartiles.
@@ -20,15 +20,16 @@ use act::memory::{self, MemoryMove};
 use linux::threads::Threads;
 use topology::NodeId;
 
+use crate::{Result, again, quartiles};
+
 const PROC: &str = "/proc";
 /// `MPOL_MF_MOVE`, include/uapi/linux/mempolicy.h.
 const MOVE: i32 = 2;
 /// Bytes of a step of `homenode move` without a limit.
 const STEP: u64 = 64 << 20;
 
-fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+pub fn main(args: &[&str]) -> Result<()> {
+    match *args {
         ["--hold", mib, kind] => hold(mib.parse::<usize>().unwrap() << 20, kind == "huge"),
         [mib, rounds] => {
             println!("| pages | work | median, ms | against memcpy | quartiles |\n|---|---|---|---|---|");
@@ -36,8 +37,9 @@ fn main() {
                 measure(mib, rounds.parse().unwrap(), kind);
             }
         }
-        _ => panic!("usage: process_bench MIB ROUNDS"),
+        _ => return Err("usage: process MIB ROUNDS".into()),
     }
+    Ok(())
 }
 
 /// Private memory with something in each page.
@@ -102,7 +104,8 @@ fn move_to(pid: u32, node: u32) -> u64 {
 
 fn measure(mib: &str, rounds: usize, kind: &str) {
     let len = mib.parse::<usize>().unwrap() << 20;
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut child = again("process")
+        .unwrap()
         .args(["--hold", mib, kind])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -160,10 +163,4 @@ fn measure(mib: &str, rounds: usize, kind: &str) {
         libc::munmap(from.cast(), len);
         libc::munmap(to.cast(), len);
     }
-}
-
-/// The middle one is the median.
-fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
-    values.sort_unstable_by(f64::total_cmp);
-    [1, 2, 3].map(|i| values[(values.len() - 1) * i / 4])
 }

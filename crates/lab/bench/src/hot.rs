@@ -2,8 +2,8 @@
 //! homenode, beside DAMON.
 //!
 //! ```text
-//! hot_bench FILE MIB ROUNDS OUT.json    measure
-//! hot_bench --load FILE                the program: reads words of a mapped file at random
+//! homenode-bench hot FILE MIB ROUNDS OUT.json    measure
+//! homenode-bench hot --load FILE                the program: reads words of a mapped file at random
 //! ```
 //!
 //! In each round the program runs for a while undisturbed, sampled by homenode as in a window of a
@@ -17,7 +17,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -27,19 +27,20 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use topology::Topology;
 
+use crate::{Result, again, median};
+
 /// How long each of the three runs in a round.
 const SPELL: Duration = Duration::from_secs(10);
 
-fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+pub fn main(args: &[&str]) -> Result<()> {
     match *args {
         ["--load", file] => load(Path::new(file)),
         [file, mib, rounds, out] => {
             measure(Path::new(file), mib.parse::<u64>().unwrap() << 20, rounds.parse().unwrap(), Path::new(out));
         }
-        _ => panic!("usage: hot_bench FILE MIB ROUNDS OUT.json | --load FILE"),
+        _ => return Err("usage: hot FILE MIB ROUNDS OUT.json | --load FILE".into()),
     }
+    Ok(())
 }
 
 /// Reads at random; for each line on stdin prints how many reads it has made, and in how many CPU
@@ -79,13 +80,8 @@ struct Program {
 
 impl Program {
     fn start(file: &Path) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .arg("--load")
-            .arg(file)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            again("hot").unwrap().arg("--load").arg(file).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
         Self { child, answers }
     }
@@ -132,8 +128,8 @@ fn measure(path: &Path, bytes: u64, rounds: usize, out: &Path) {
     let topology = topology::sysfs::read(Path::new("/sys")).unwrap_or_else(|_| Topology::default());
     let mut mapped = Mapped::open(Path::new("/proc"), &topology).unwrap();
     // One sample by itself, several times: the cost of a GiB.
-    let mut costs: Vec<f64> = (0..10).map(|_| mapped.sample_one(pid).unwrap().unwrap().cpu_s).collect();
-    let per_gib_ms = median(&mut costs) * 1e3 / (bytes as f64 / f64::from(1 << 30));
+    let costs: Vec<f64> = (0..10).map(|_| mapped.sample_one(pid).unwrap().unwrap().cpu_s).collect();
+    let per_gib_ms = median(costs) * 1e3 / (bytes as f64 / f64::from(1 << 30));
     let damon = Damon::free();
     if let Err(why) = &damon {
         println!("DAMON is left out: {why}");
@@ -167,18 +163,13 @@ fn measure(path: &Path, bytes: u64, rounds: usize, out: &Path) {
     let mut figures = json!({
         "mib": bytes >> 20,
         "rounds": rounds,
-        "homenode": {"ms_per_gib_and_sample": per_gib_ms, "cpu": median(&mut our_cpu), "speed": median(&mut ours)},
+        "homenode": {"ms_per_gib_and_sample": per_gib_ms, "cpu": median(our_cpu), "speed": median(ours)},
     });
     if !theirs.is_empty() {
-        figures["damon"] = json!({"cpu": median(&mut their_cpu), "speed": median(&mut theirs)});
+        figures["damon"] = json!({"cpu": median(their_cpu), "speed": median(theirs)});
     }
     println!("{figures:#}");
     fs::write(out, format!("{figures:#}\n")).unwrap();
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 const KDAMOND: &str = "/sys/kernel/mm/damon/admin/kdamonds/0";

@@ -1,7 +1,7 @@
 //! Many threads of many processes that read many files: what observing them costs.
 //!
 //! ```text
-//! crowd DIR PROCESSES THREADS FILES SECONDS    each second, every thread reads its share of the files
+//! homenode-bench crowd DIR PROCESSES THREADS FILES SECONDS    each second, every thread reads its share of the files
 //! ```
 //!
 //! The files have one page each, are made in DIR if they are missing, and stay there. Prints a line
@@ -12,14 +12,15 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let number = |text: &String| text.parse::<usize>().unwrap();
-    match &args[..] {
-        [flag, dir, first, threads, each, seconds] if flag == "--process" => {
+use crate::{Result, again};
+
+pub fn main(args: &[&str]) -> Result<()> {
+    let number = |text: &str| text.parse::<usize>().unwrap();
+    match *args {
+        ["--process", dir, first, threads, each, seconds] => {
             process(Path::new(dir), number(first), number(threads), number(each), number(seconds) as u64);
         }
         [dir, processes, threads, files, seconds] => {
@@ -35,7 +36,7 @@ fn main() {
             let start = |n: usize| -> Child {
                 let first = n * per_process * each;
                 let own = [first, per_process, each].map(|number| number.to_string());
-                let mut command = Command::new(std::env::current_exe().unwrap());
+                let mut command = again("crowd").unwrap();
                 command.args(["--process", dir]).args(own).arg(seconds).stdout(Stdio::piped()).spawn().unwrap()
             };
             let mut children: Vec<Child> = (0..processes).map(start).collect();
@@ -49,8 +50,9 @@ fn main() {
                 assert!(child.wait().unwrap().success());
             }
         }
-        _ => panic!("usage: crowd DIR PROCESSES THREADS FILES SECONDS"),
+        _ => return Err("usage: crowd DIR PROCESSES THREADS FILES SECONDS".into()),
     }
+    Ok(())
 }
 
 /// A hundred files in a directory.

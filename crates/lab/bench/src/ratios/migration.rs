@@ -7,8 +7,9 @@ use std::time::Instant;
 use fs::medium::{At, Mapped, Medium};
 use fs::{Ino, Migration, Volume};
 
-use crate::own::{BLOCK, FILE, MIB, Memory};
-use crate::rounds::{Contender, Result, Rounds, random};
+use super::own::{BLOCK, FILE, MIB, Memory};
+use super::rounds::{Contender, Rounds, random};
+use crate::Result;
 
 /// Bytes that one call moves.
 const PART: usize = 4 * MIB;

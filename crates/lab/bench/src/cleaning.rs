@@ -1,7 +1,7 @@
 //! What cleaning a long log costs the operations beside it: the longest, and those of a full volume
 //! that fail.
 //!
-//! `cargo run --release -p homenode-fs --example cleaning -- [--rounds N] [--extents N]`
+//! `homenode-bench cleaning [--rounds N] [--extents N]`
 //!
 //! A thread changes the times of a file of many extents and another reads it, on memfd. In each
 //! round by turns nobody else cleans logs, and a thread does in the background. A line has the
@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 use fs::medium::{Mapped, RegionFile};
 use fs::{Background, Error, Ino, Layout, NewFile, Options, SetAttributes, Volume};
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+use crate::{LAYOUT, Result, median};
 
 const BLOCK: u64 = 4096;
 
-fn main() -> Result<()> {
+pub fn main(args: &[&str]) -> Result<()> {
     let (mut rounds, mut extents) = (5_usize, 200_000_u64);
-    let mut given = std::env::args().skip(1);
-    while let Some(argument) = given.next() {
+    let mut given = args.iter();
+    while let Some(&argument) = given.next() {
         let mut value = || given.next().ok_or_else(|| format!("{argument} lacks its value"));
-        match argument.as_str() {
+        match argument {
             "--rounds" => rounds = value()?.parse()?,
             "--extents" => extents = value()?.parse()?,
             _ => return Err(format!("{argument} is unknown").into()),
@@ -59,11 +59,6 @@ fn main() -> Result<()> {
     }
     drop(volume);
     full(extents.min(50_000))
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// p99.9 and the longest, in µs.
@@ -105,16 +100,7 @@ fn fragmented(extents: u64, blocks: u64) -> Result<(Volume, Ino)> {
     let file = std::fs::File::from(rustix::fs::memfd_create("cleaning", rustix::fs::MemfdFlags::CLOEXEC)?);
     file.set_len(blocks * BLOCK)?;
     let regions = [RegionFile { file, bind: None }];
-    let layout = Layout {
-        volume: [1; 16],
-        created: 0,
-        nodes: vec![None],
-        names: Vec::new(),
-        bytes_per_inode: 16384,
-        journals: 2,
-        data_checksums: false,
-        owner: (0, 0),
-    };
+    let layout = Layout { nodes: vec![None], journals: 2, ..LAYOUT };
     fs::mkfs(Box::new(Mapped::new(&regions)?), &layout)?;
     let volume = Volume::mount(Box::new(Mapped::new(&regions)?), Options::default())?;
     let new = NewFile { mode: 0o100_644, ..NewFile::default() };

@@ -1,7 +1,7 @@
 //! How often threads commit to a volume in a plain file, beside as many that call pwrite(2) and
 //! fdatasync(2).
 //!
-//! `cargo run --release -p homenode-fs --example commits -- [--rounds N] DIR` with DIR on a disk.
+//! `homenode-bench commits [--rounds N] DIR` with DIR on a disk.
 //! Each thread writes 4 KiB at a time to a file of its own. The contenders take turns; a line has
 //! the median of the rounds, and its relation to one thread.
 
@@ -13,7 +13,7 @@ use std::time::Instant;
 use fs::medium::{Mapped, RegionFile};
 use fs::{Ino, Layout, NewFile, Options, Volume};
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+use crate::{LAYOUT, Result, median};
 
 const THREADS: [usize; 3] = [1, 4, 16];
 /// Calls of all threads together in a round: the disk's time for each of them is the same.
@@ -22,11 +22,11 @@ const BLOCK: usize = 4096;
 /// Blocks of a thread's file.
 const BLOCKS: usize = 256;
 
-fn main() -> Result<()> {
+pub fn main(args: &[&str]) -> Result<()> {
     let (mut rounds, mut dir) = (5, PathBuf::from("target"));
-    let mut given = std::env::args().skip(1);
-    while let Some(argument) = given.next() {
-        match argument.as_str() {
+    let mut given = args.iter();
+    while let Some(&argument) = given.next() {
+        match argument {
             "--rounds" => rounds = given.next().ok_or("--rounds lacks its value")?.parse()?,
             _ => dir = argument.into(),
         }
@@ -66,18 +66,12 @@ fn main() -> Result<()> {
         }
     }
     for ((name, _), rates) in contenders.iter().zip(rates.chunks(THREADS.len())) {
-        let medians: Vec<f64> = rates.iter().map(|rates| median(rates)).collect();
+        let medians: Vec<f64> = rates.iter().map(|rates| median(rates.clone())).collect();
         for (threads, rate) in THREADS.iter().zip(&medians) {
             println!("| {name} | {threads} | {rate:.0} | {:.2} |", rate / medians.first().unwrap_or(rate));
         }
     }
     Ok(())
-}
-
-fn median(rates: &[f64]) -> f64 {
-    let mut sorted = rates.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }
 
 /// Calls in a second of so many threads.
@@ -107,16 +101,8 @@ fn volume(dir: &Path, files: usize) -> Result<Volume> {
     (0..bytes >> 20).try_for_each(|mib| file.write_all_at(&vec![0; 1 << 20], (mib << 20) as u64))?;
     file.sync_all()?;
     let regions = [RegionFile { file, bind: None }];
-    let layout = Layout {
-        volume: [1; 16],
-        created: 0,
-        nodes: vec![None],
-        names: Vec::new(),
-        bytes_per_inode: 16384,
-        journals: std::thread::available_parallelism()?.get() as u32,
-        data_checksums: false,
-        owner: (0, 0),
-    };
+    let journals = std::thread::available_parallelism()?.get() as u32;
+    let layout = Layout { nodes: vec![None], journals, ..LAYOUT };
     fs::mkfs(Box::new(Mapped::new(&regions)?), &layout)?;
     Ok(Volume::mount(Box::new(Mapped::new(&regions)?), Options::default())?)
 }

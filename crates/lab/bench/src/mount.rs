@@ -2,8 +2,8 @@
 //! tmpfs.
 //!
 //! ```text
-//! mount_bench DIR ROUNDS JSON [OPERATION]      DIR in memory: for the regions, the image of ext4 and the mount points;
-//!                                              only operations whose names contain OPERATION
+//! homenode-bench mount DIR ROUNDS JSON [OPERATION]      DIR in memory: for the regions, the image of ext4 and the mount
+//!                                                       points; only operations whose names contain OPERATION
 //! ```
 //!
 //! **Approach.** Every file system is there at once, each mount with a server process of its own,
@@ -31,6 +31,8 @@ use mount::plane::Callers;
 use mount::{Options, null};
 use rustix::mount::{UnmountFlags, unmount};
 
+use crate::{LAYOUT, Result, again, quartiles};
+
 /// Bytes of the file that is read and written, and of a volume, which needs room for what replaces
 /// it.
 const FILE: u64 = null::FILE_BYTES;
@@ -46,14 +48,14 @@ const SMALLS: usize = 256;
 const LARGES: usize = 16;
 const NAMES: usize = 128;
 
-fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+pub fn main(args: &[&str]) -> Result<()> {
+    match *args {
         ["--serve", kind, dir] => serve(kind, Path::new(dir)),
         [dir, rounds, json] => measure(Path::new(dir), rounds.parse().unwrap(), Path::new(json), ""),
         [dir, rounds, json, only] => measure(Path::new(dir), rounds.parse().unwrap(), Path::new(json), only),
-        _ => panic!("usage: mount_bench DIR ROUNDS JSON [OPERATION]"),
+        _ => return Err("usage: mount DIR ROUNDS JSON [OPERATION]".into()),
     }
+    Ok(())
 }
 
 /// Kinds of mounts by the name that the report shows: whether a volume is behind it, and whether
@@ -90,16 +92,7 @@ fn volume(region: &Path) -> Volume {
         let file = OpenOptions::new().read(true).write(true).open(region).unwrap();
         Box::new(Mapped::new(&[RegionFile { file, bind: None }]).unwrap())
     };
-    let layout = Layout {
-        volume: [1; 16],
-        created: 1,
-        nodes: vec![Some(0)],
-        names: Vec::new(),
-        bytes_per_inode: 16384,
-        journals: 4,
-        data_checksums: false,
-        owner: (0, 0),
-    };
+    let layout = Layout { nodes: vec![Some(0)], ..LAYOUT };
     ::fs::mkfs(medium(), &layout).unwrap();
     Volume::mount(medium(), ::fs::Options::default()).unwrap()
 }
@@ -130,7 +123,8 @@ impl System {
                 run("mount", &["-o", "loop", image, path]);
             }
             _ => {
-                let mut child = Command::new(std::env::current_exe().unwrap())
+                let mut child = again("mount")
+                    .unwrap()
                     .args(["--serve", name, place.to_str().unwrap()])
                     .stdin(Stdio::piped())
                     .stdout(Stdio::piped())
@@ -327,12 +321,6 @@ fn once(system: &System, load: &Load, round: u64) -> [f64; 2] {
     let (first, last) = (times.iter().map(|t| t.0).min().unwrap(), times.iter().map(|t| t.1).max().unwrap());
     let all = (load.count * load.threads) as f64;
     [(last - first).as_nanos() as f64 / all, cpu as f64 / all]
-}
-
-/// Lower quartile, median and upper quartile.
-fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
-    all.sort_by(f64::total_cmp);
-    [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
 }
 
 fn measure(place: &Path, rounds: u64, json: &Path, only: &str) {

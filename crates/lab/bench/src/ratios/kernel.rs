@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
 
-use crate::rounds::Result;
+use crate::Result;
 
 /// A directory of ours on it, which goes with the value.
 pub struct Kernel {

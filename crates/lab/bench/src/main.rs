@@ -1,0 +1,73 @@
+//! Programs that measure what homenode costs, most of them beside its peers. The scripts in
+//! `bench/` run them.
+//!
+//! ```text
+//! homenode-bench NAME [ARGUMENT]...      NAME is a module, which says what it measures and takes
+//! ```
+
+mod cleaning;
+mod commits;
+mod crowd;
+mod hot;
+mod mount;
+mod move_;
+mod observe;
+mod plans;
+mod process;
+mod ratios;
+mod where_;
+
+use std::process::Command;
+
+use fs::Layout;
+
+type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.split_first() {
+        Some((&"cleaning", args)) => cleaning::main(args),
+        Some((&"commits", args)) => commits::main(args),
+        Some((&"crowd", args)) => crowd::main(args),
+        Some((&"hot", args)) => hot::main(args),
+        Some((&"mount", args)) => mount::main(args),
+        Some((&"move", args)) => move_::main(args),
+        Some((&"observe", args)) => observe::main(args),
+        Some((&"plans", args)) => plans::main(args),
+        Some((&"process", args)) => process::main(args),
+        Some((&"ratios", args)) => ratios::main(args),
+        Some((&"where", args)) => where_::main(args),
+        _ => Err("usage: homenode-bench NAME [ARGUMENT]...".into()),
+    }
+}
+
+/// This program, to play a part of the measurement `name` in a process of its own.
+fn again(name: &str) -> std::io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(name);
+    Ok(command)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// The middle one is the median.
+fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|i| values.get(values.len().saturating_sub(1) * i / 4).copied().unwrap_or(f64::NAN))
+}
+
+/// Of a volume without regions.
+const LAYOUT: Layout = Layout {
+    volume: [1; 16],
+    created: 0,
+    nodes: Vec::new(),
+    names: Vec::new(),
+    bytes_per_inode: 16384,
+    journals: 4,
+    data_checksums: false,
+    owner: (0, 0),
+};
