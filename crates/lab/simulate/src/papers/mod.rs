@@ -1,13 +1,19 @@
-//! Every number that the texts of the four papers state, with figure and section.
+//! Every number that the texts of the four papers state, with figure and section, and what is known
+//! of it beside its value.
 //!
 //! **Problem.** A reproduction that compares itself with numbers from memory proves nothing.
 //!
 //! **Approach.** One TOML file per paper, read before anything was fitted: hardware constants, and
-//! stated results as (figure, series, point). Averages "by 40.5 %" are ratios, 1.405.
+//! stated results as (figure, series, point). Averages "by 40.5 %" are ratios, 1.405. Notes, written
+//! later, say which results restate a choice of the model, and why results are missed.
 //!
 //! **Limits.** Bars that only a picture shows have no number here.
 
+mod note;
+
 use std::sync::OnceLock;
+
+pub use note::{Cause, Kind, Note};
 
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +85,16 @@ impl Paper {
     pub fn stated(self, figure: &str, series: &str, point: &str) -> Option<&'static Stated> {
         self.data().stated.iter().find(|s| s.figure == figure && s.series == series && s.point == point)
     }
+
+    /// The note on the kind of a number or an ordering.
+    pub(crate) fn restated(self, at: [&str; 3]) -> Option<&'static Note> {
+        self.data().note.iter().find(|note| note.kind.is_some() && note.is_of(at))
+    }
+
+    /// The note on the cause of a miss, if it is known.
+    pub(crate) fn cause(self, at: [&str; 3]) -> Option<&'static Note> {
+        self.data().note.iter().find(|note| note.cause.is_some() && note.is_of(at))
+    }
 }
 
 /// Numbers of one paper.
@@ -89,6 +105,8 @@ pub struct Data {
     pub constant: Vec<Constant>,
     /// Results.
     pub stated: Vec<Stated>,
+    /// Notes on them. The first that fits counts.
+    pub note: Vec<Note>,
 }
 
 /// A constant of the hardware, or a setting.
@@ -137,6 +155,7 @@ mod tests {
         {
             let data = paper.data();
             assert!(data.constant.len() >= constants && data.stated.len() >= stated, "{paper:?}");
+            assert!(data.note.iter().all(|note| note.kind.is_some() != note.cause.is_some()), "{paper:?}");
             for (i, a) in data.stated.iter().enumerate() {
                 for b in &data.stated[i + 1..] {
                     assert!((&a.figure, &a.series, &a.point) != (&b.figure, &b.series, &b.point), "{a:?} twice");

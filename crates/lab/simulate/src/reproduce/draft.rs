@@ -22,7 +22,7 @@ impl Draft {
         let (series, point) = (series.into(), point.into());
         let Figure { paper, id, .. } = self.figure;
         let stated = paper.stated(id, &series, &point);
-        let kind = fitted::kind_of_point(paper, id, &series, &point);
+        let kind = fitted::kind(paper, [id, &series, &point]);
         self.figure.points.push(Point {
             series,
             point,
@@ -39,7 +39,7 @@ impl Draft {
     /// Adds an ordering.
     pub fn check(&mut self, statement: impl Into<String>, holds: bool, seen: impl Into<String>) {
         let statement = statement.into();
-        let kind = fitted::kind_of_ordering(self.figure.paper, self.figure.id, &statement);
+        let kind = fitted::kind(self.figure.paper, [self.figure.id, "ordering", &statement]);
         self.figure.checks.push(Check { statement, holds, seen: seen.into(), kind, seeds: None });
     }
 

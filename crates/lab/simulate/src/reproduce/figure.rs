@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::causes::{self, Cause};
 use super::effect::{Effect, Meaning};
-use crate::papers::Paper;
+pub use crate::papers::Kind;
+use crate::papers::{Note, Paper};
 
 /// One figure of a paper, reproduced.
 #[derive(Clone, Debug, Serialize)]
@@ -52,40 +52,6 @@ pub struct Point {
     /// needs none.
     #[serde(skip)]
     pub(super) against: Option<&'static [String; 2]>,
-}
-
-/// How much a number, or an ordering, can say about the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// Nothing was fitted to it.
-    Predicted,
-    /// It restates a fit, or a setting or the model was changed with it in view.
-    Dependent,
-    /// The model has nothing that could make it come out otherwise.
-    Structural,
-    /// A constant was chosen so that it comes out.
-    Calibrated,
-}
-
-impl Kind {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Predicted, Self::Dependent, Self::Structural, Self::Calibrated];
-
-    /// Word for the results.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Predicted => "predicted",
-            Self::Dependent => "dependent",
-            Self::Structural => "structural",
-            Self::Calibrated => "calibrated",
-        }
-    }
-
-    /// Whether it counts in the score.
-    pub(super) const fn counts(self) -> bool {
-        matches!(self, Self::Predicted | Self::Dependent)
-    }
 }
 
 /// A statement of the paper about its figure without a number, such as one system beating another.
@@ -200,13 +166,13 @@ impl Figure {
     }
 
     /// Why a stated number was missed.
-    pub(super) fn cause(&self, point: &Point) -> Option<&'static Cause> {
-        causes::of(self.paper, self.id, &point.series, &point.point)
+    pub(super) fn cause(&self, point: &Point) -> Option<&'static Note> {
+        self.paper.cause([self.id, &point.series, &point.point])
     }
 
     /// Why an ordering was missed.
-    pub(super) fn cause_of(&self, check: &Check) -> Option<&'static Cause> {
-        causes::of(self.paper, self.id, "ordering", &check.statement)
+    pub(super) fn cause_of(&self, check: &Check) -> Option<&'static Note> {
+        self.paper.cause([self.id, "ordering", &check.statement])
     }
 }
 

@@ -6,8 +6,9 @@
 //! engine and the policies of a host, and returns a [`Figure`]: its points beside the
 //! [stated](crate::papers) ones, and the orderings that the paper reads off its bars. [`effect`]
 //! scores effects with their sign, beside a model without any effect and the constants alone.
-//! [`fitted`] says of each number whether it is predicted. A miss stays a miss; [`causes`] gives
-//! its cause, where that is known. [`report`] writes everything down.
+//! [`fitted`] says of each number whether it is predicted. A miss stays a miss; the
+//! [papers' notes](crate::papers::Note) give its cause, where that is known. [`report`] writes
+//! everything down.
 //!
 //! **Limits.** Bars are compared only where the text has a number; pictures are not measured with a
 //! ruler.
@@ -15,7 +16,6 @@
 mod arc;
 mod bench;
 mod canvas;
-mod causes;
 mod csv;
 mod draft;
 mod dragonfly;

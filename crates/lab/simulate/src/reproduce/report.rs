@@ -11,13 +11,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::causes::{Cause, Tag};
 use super::effect::{BAND, MARGIN, POINTS, Tally};
-use super::fitted::{self, GIVEN, Given, Origin};
+use super::fitted::{self, Given, Origin};
 use super::score::{Held, Score, score, scores};
 use super::{Check, Figure, Kind, Point, Trials};
 use crate::calibration::{CALIBRATED, Calibrated};
-use crate::papers::Paper;
+use crate::papers::{Cause, Note, Paper};
 
 pub(super) const STYLE: &str = include_str!("report.css");
 const UNKNOWN: &str = "No cause is known.";
@@ -196,8 +195,8 @@ impl Missed<'_> {
 }
 
 /// All misses of some figures by cause, in the order in which they come up.
-fn missed(figures: &[Figure]) -> Vec<(Option<&'static Cause>, Vec<Missed<'_>>)> {
-    let mut all: Vec<(Option<&'static Cause>, Vec<Missed<'_>>)> = Vec::new();
+fn missed(figures: &[Figure]) -> Vec<(Option<&'static Note>, Vec<Missed<'_>>)> {
+    let mut all: Vec<(Option<&'static Note>, Vec<Missed<'_>>)> = Vec::new();
     for figure in figures {
         let points = figure.points.iter().filter(|p| figure.missed(p)).map(|p| {
             let [paper, here] = [p.paper_value, Some(p.homenode_value)].map(|v| amount(v, p.unit));
@@ -209,7 +208,7 @@ fn missed(figures: &[Figure]) -> Vec<(Option<&'static Cause>, Vec<Missed<'_>>)> 
             (figure.cause_of(c), Missed { figure, what, seen, kind: c.kind })
         });
         for (cause, miss) in points.chain(checks) {
-            let same = |of: &Option<&Cause>| of.map(std::ptr::from_ref) == cause.map(std::ptr::from_ref);
+            let same = |of: &Option<&Note>| of.map(std::ptr::from_ref) == cause.map(std::ptr::from_ref);
             match all.iter_mut().find(|m| same(&m.0)) {
                 Some((_, misses)) => misses.push(miss),
                 None => all.push((cause, vec![miss])),
@@ -220,8 +219,8 @@ fn missed(figures: &[Figure]) -> Vec<(Option<&'static Cause>, Vec<Missed<'_>>)> 
     all
 }
 
-fn tag(cause: Option<&Cause>) -> Tag {
-    cause.map_or(Tag::Unknown, |c| c.tag)
+fn tag(cause: Option<&Note>) -> Cause {
+    cause.and_then(|note| note.cause).unwrap_or(Cause::Unknown)
 }
 
 fn misses(figures: &[Figure]) -> Markup {
@@ -233,7 +232,7 @@ fn misses(figures: &[Figure]) -> Markup {
                 thead { tr { th { "cause" } th { "missed" } } }
                 tbody { @for (cause, misses) in &missed { tr {
                     td.cause {
-                        strong { (tag(*cause).name()) } ". " (cause.map_or(UNKNOWN, |c| c.why))
+                        strong { (tag(*cause).name()) } ". " (cause.map_or(UNKNOWN, |note| note.why.as_str()))
                     }
                     td { @for miss in misses { (miss.line()) } }
                 } } }
@@ -243,7 +242,7 @@ fn misses(figures: &[Figure]) -> Markup {
 }
 
 fn given(papers: &[Paper]) -> Markup {
-    let mut given: Vec<&Given> = GIVEN.iter().collect();
+    let mut given: Vec<&Given> = fitted::given().iter().collect();
     given.sort_by_key(|g| g.origin);
     html! {
         h2 #given { "Inputs of the model" }
@@ -260,8 +259,8 @@ fn given(papers: &[Paper]) -> Markup {
                     td { (targets(c)) } td { (fitted::note(c.name).unwrap_or_default()) }
                 } }
                 @for g in given { tr {
-                    td { (g.name) } td.n { @if let Some((value, unit)) = g.value { (amount(Some(value), unit)) } }
-                    td { (g.origin.name()) } td { (g.source) } td { (g.after.unwrap_or_default()) }
+                    td { (g.name) } td.n { (amount(g.value, &g.unit)) }
+                    td { (g.origin.name()) } td { (g.source) } td { (g.after.as_deref().unwrap_or_default()) }
                 } }
             }
         }
@@ -337,7 +336,7 @@ fn kind_of(kind: Kind, why: Option<&'static str>) -> Markup {
 }
 
 fn line(figure: &Figure, point: &Point) -> Markup {
-    let why = fitted::why(figure.paper, figure.id, &point.series, &point.point);
+    let why = fitted::why(figure.paper, [figure.id, &point.series, &point.point]);
     html! {
         tr {
             td { (point.series) } td { (point.point) }
@@ -354,14 +353,14 @@ fn line(figure: &Figure, point: &Point) -> Markup {
     }
 }
 
-fn verdict(met: bool, cause: Option<&Cause>) -> Markup {
+fn verdict(met: bool, cause: Option<&Note>) -> Markup {
     html! {
         @if met { span.good { "met" } } @else { a.bad href="#misses" title=(tag(cause).name()) { "missed" } }
     }
 }
 
 fn ordering(figure: &Figure, check: &Check) -> Markup {
-    let why = fitted::why(figure.paper, figure.id, "ordering", &check.statement);
+    let why = fitted::why(figure.paper, [figure.id, "ordering", &check.statement]);
     let why = why.or(Some("both runs are the same to the last bit"));
     html! {
         li {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::causes::CAUSES;
 use super::*;
 use crate::calibration::CALIBRATED;
+use crate::papers::Note;
 
 /// Every figure with one seed. The tests share them, because a debug build takes half a minute.
 fn figures() -> &'static [Figure] {
@@ -98,18 +98,40 @@ fn n_policys_third_condition_decides_against_coverage() {
     }
 }
 
+/// The notes that give a cause.
+fn causes() -> impl Iterator<Item = &'static Note> {
+    Paper::ALL.into_iter().flat_map(|paper| &paper.data().note).filter(|note| note.cause.is_some())
+}
+
 #[test]
 fn every_cause_explains_a_miss() {
-    let mut needed = BTreeSet::new();
-    let mut note = |cause: Option<&causes::Cause>| {
-        needed.extend(cause.and_then(|c| CAUSES.iter().position(|known| std::ptr::eq(known, c))));
-    };
+    let mut needed: Vec<&Note> = Vec::new();
     for figure in figures() {
-        figure.points.iter().filter(|p| figure.missed(p)).for_each(|p| note(figure.cause(p)));
-        figure.checks.iter().filter(|c| c.missed()).for_each(|c| note(figure.cause_of(c)));
+        needed.extend(figure.points.iter().filter(|p| figure.missed(p)).filter_map(|p| figure.cause(p)));
+        needed.extend(figure.checks.iter().filter(|c| c.missed()).filter_map(|c| figure.cause_of(c)));
     }
-    let unneeded: Vec<&str> = CAUSES.iter().enumerate().filter(|c| !needed.contains(&c.0)).map(|c| c.1.why).collect();
+    let unneeded: Vec<&Note> = causes().filter(|cause| !needed.contains(cause)).collect();
     assert!(unneeded.is_empty(), "nothing is missed that these explain: {unneeded:?}");
+}
+
+/// A statement that is worded anew loses its notes.
+#[test]
+fn every_note_is_of_results_that_exist() {
+    for paper in Paper::ALL {
+        let of_paper = figures().iter().filter(|f| f.paper == paper);
+        let results: Vec<[&str; 3]> = of_paper
+            .flat_map(|f| {
+                let points = f.points.iter().map(|p| [f.id, p.series.as_str(), p.point.as_str()]);
+                points.chain(f.checks.iter().map(|c| [f.id, "ordering", c.statement.as_str()]))
+            })
+            .collect();
+        for note in &paper.data().note {
+            for of in &note.of {
+                let one = Note { of: vec![of.clone()], ..note.clone() };
+                assert!(results.iter().any(|at| one.is_of(*at)), "{paper:?} has no {of:?}");
+            }
+        }
+    }
 }
 
 /// The score of today, with one seed: effects met of effects stated, by homenode, the null model
@@ -187,7 +209,7 @@ fn the_report_needs_nothing_else_and_shows_every_figure_and_cause_once() {
     }
     assert_eq!(html.matches("<img").count(), figures().len() + 1);
     assert!(!html.contains("NaN"));
-    for cause in CAUSES {
+    for cause in causes() {
         assert_eq!(html.matches(&maud::html! { (cause.why) }.into_string()).count(), 1, "{}", cause.why);
     }
     for figure in figures() {
@@ -197,7 +219,7 @@ fn the_report_needs_nothing_else_and_shows_every_figure_and_cause_once() {
             "{anchor}"
         );
     }
-    for given in fitted::GIVEN {
+    for given in fitted::given() {
         assert!(html.contains(&maud::html! { (given.source) }.into_string()), "{}", given.name);
     }
 }
