@@ -197,13 +197,12 @@ pub fn read_snapshot(path: &Path) -> Result<Snapshot, Failure> {
 mod tests {
     use std::fs;
 
+    use placement::testing;
+
     use super::*;
 
     fn snapshot(time_s: f64) -> Snapshot {
-        let text = format!(
-            r#"{{"version":1,"time_s":{time_s},"window_s":1.0,"nodes":[{{"id":0,"cpus":[0],"distance":{{"0":10}}}}]}}"#
-        );
-        Snapshot::from_json(&text).unwrap()
+        Snapshot { time_s, ..testing::snapshot(vec![testing::node(0, 1)], Vec::new()) }
     }
 
     fn times(path: &Path) -> Vec<f64> {

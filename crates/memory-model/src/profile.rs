@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
+use topology::{CpuSet, Node, NodeId, Topology};
 
 use crate::figures::*;
 use crate::{LOCAL, ONE_HOP, at_hops};
@@ -219,16 +219,12 @@ impl Profile {
             let memory = self.memory_of(id);
             let cpus: CpuSet = cpus.iter().skip(first(id)).take(first(id + 1) - first(id)).collect();
             Node {
-                id: NodeId(id),
-                memory: if cpus.is_empty() { MemoryKind::CpuLess } else { MemoryKind::Dram },
-                cpus,
-                offline_cpus: CpuSet::default(),
-                memory_bytes: bytes,
                 distance: (0..nodes).map(|to| (NodeId(to), if to == id { LOCAL } else { ONE_HOP })).collect(),
                 read_bw_max: Some(memory.read_peak.unwrap_or(memory.read_bw) / self.scale),
                 write_bw_max: Some(memory.write_peak.unwrap_or(memory.write_bw) / self.scale),
+                ..Node::new(NodeId(id), cpus, bytes)
             }
         };
-        Topology { nodes: (0..nodes).map(node).collect(), regions: Vec::new() }
+        (0..nodes).map(node).collect()
     }
 }

@@ -91,6 +91,22 @@ pub struct Node {
     pub write_bw_max: Option<f64>,
 }
 
+impl Node {
+    /// A node with this much memory. Its distances and bandwidths are unknown.
+    pub fn new(id: NodeId, cpus: CpuSet, memory_bytes: u64) -> Self {
+        Self {
+            id,
+            memory: if cpus.is_empty() { MemoryKind::CpuLess } else { MemoryKind::Dram },
+            cpus,
+            offline_cpus: CpuSet::default(),
+            memory_bytes,
+            distance: BTreeMap::new(),
+            read_bw_max: None,
+            write_bw_max: None,
+        }
+    }
+}
+
 /// A range of physical addresses that a persistent-memory or CXL driver manages, and the node it is
 /// attached to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -117,6 +133,13 @@ pub struct Topology {
     /// Persistent-memory and CXL regions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub regions: Vec<Region>,
+}
+
+/// A machine without regions.
+impl FromIterator<Node> for Topology {
+    fn from_iter<I: IntoIterator<Item = Node>>(nodes: I) -> Self {
+        Self { nodes: nodes.into_iter().collect(), regions: Vec::new() }
+    }
 }
 
 impl Topology {

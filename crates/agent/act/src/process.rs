@@ -323,17 +323,7 @@ mod tests {
         use crate::mover::{Rules, subject_of};
         let mut mover = Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap();
         let (pid, to) = (std::process::id(), NodeId(0));
-        let node = topology::Node {
-            id: to,
-            cpus: (0..1024).collect(),
-            offline_cpus: CpuSet::default(),
-            memory_bytes: 1,
-            memory: topology::MemoryKind::Dram,
-            distance: std::collections::BTreeMap::default(),
-            read_bw_max: None,
-            write_bw_max: None,
-        };
-        let topology = Topology { nodes: vec![node], regions: Vec::new() };
+        let topology = Topology::from_iter([topology::Node::new(to, (0..1024).collect(), 1)]);
         let mut looks = Vec::new();
         for bound in [1, 1000] {
             let start_of = mover.threads().stat(pid).unwrap().unwrap().start;

@@ -135,20 +135,20 @@ impl Audit {
 
 #[cfg(test)]
 mod tests {
+    use placement::testing;
+
     use super::*;
 
     fn snapshot(local: u64, remote: u64) -> Snapshot {
-        let text = format!(
-            r#"{{"tid":7,"pid":7,"start_ns":1,"node":0,"allowed_nodes":[0,1],"cpu_s":0,"read_bytes":{{"0":{local},"1":{remote}}}}}"#
-        );
-        let thread = serde_json::from_str(&text).unwrap();
-        Snapshot { version: 1, window_s: 1.0, threads: vec![thread], ..Snapshot::default() }
+        let threads = vec![testing::thread(7, 0, &[(0, local), (1, remote)], 0)];
+        Snapshot { window_s: 1.0, threads, ..Snapshot::default() }
     }
 
     fn watched() -> Audit {
         let mut audit = Audit::default();
-        let about = About::new(&Subject::Thread { tid: 7, start: 1 }, 7, "fio");
-        audit.moved(Subject::Thread { tid: 7, start: 1 }, about, Some(0.98));
+        let thread = testing::subject(7, 7);
+        let about = About::new(&thread, 7, "fio");
+        audit.moved(thread, about, Some(0.98));
         audit
     }
 

@@ -76,23 +76,13 @@ impl Grown {
 #[cfg(test)]
 mod tests {
     use placement::Thread;
-    use topology::{MemoryKind, Node};
+    use topology::Node;
 
     use super::*;
     use crate::Masks;
 
     fn machine(cpus: &str) -> Topology {
-        let node = Node {
-            id: NodeId(0),
-            cpus: cpus.parse().unwrap(),
-            offline_cpus: CpuSet::default(),
-            memory_bytes: 1,
-            memory: MemoryKind::Dram,
-            distance: BTreeMap::new(),
-            read_bw_max: None,
-            write_bw_max: None,
-        };
-        Topology { nodes: vec![node], regions: Vec::new() }
+        Topology::from_iter([Node::new(NodeId(0), cpus.parse().unwrap(), 1)])
     }
 
     fn undo(tid: u32, ours: &str) -> Undo {

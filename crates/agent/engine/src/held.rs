@@ -85,6 +85,8 @@ impl HeldTable {
 
 #[cfg(test)]
 mod tests {
+    use placement::testing::subject as thread;
+
     use super::*;
     use crate::Masks;
 
@@ -92,10 +94,6 @@ mod tests {
         let set = |t: &str| t.parse().unwrap();
         let masks = Some(Masks { before: set("0-3"), ours: set("0-1"), unbound: false });
         Undo { subject: thread(tid, 7), pid: 1, masks, payload: String::new() }
-    }
-
-    fn thread(tid: u32, start: u64) -> Subject {
-        Subject::Thread { tid, start }
     }
 
     fn about(tid: u32) -> About {

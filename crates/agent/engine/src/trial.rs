@@ -244,7 +244,7 @@ fn judge(before: &[Work], after: &[Work]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use placement::Reason;
+    use placement::{FileUse, Reason, testing};
     use topology::NodeId;
 
     use super::*;
@@ -252,12 +252,9 @@ mod tests {
 
     /// One thread that reads this many MB in one CPU second, from node 1.
     fn window(mb: u64) -> Snapshot {
-        let text = format!(
-            r#"{{"tid":7,"pid":7,"start_ns":1,"node":0,"allowed_nodes":[0,1],"cpu_s":1,"read_bytes":{{"1":{}}},
-                "files":[{{"file":"a"}}]}}"#,
-            mb * 1_000_000
-        );
-        Snapshot { window_s: 1.0, threads: vec![serde_json::from_str(&text).unwrap()], ..Snapshot::default() }
+        let files = vec![FileUse { file: "a".into(), ..FileUse::default() }];
+        let thread = Thread { cpu_s: 1.0, files, ..testing::thread(7, 0, &[(1, mb)], 0) };
+        Snapshot { window_s: 1.0, threads: vec![thread], ..Snapshot::default() }
     }
 
     /// Tries a move of a file, which copies as this job.

@@ -18,7 +18,7 @@ use engine::{
     Copies, Engine, JobId, JobState, Masks, Plane, PlaneError, Progress, Settings, Started, Subject, Undo, Undone,
     Write,
 };
-use placement::{FileUse, MappedMemory, Move, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread};
+use placement::{FileUse, MappedMemory, Move, NodeLoad, ObservedFile, Process, Snapshot, Thread, testing};
 use topology::{CpuSet, NodeId, Topology};
 
 /// Short-lived threads for each policy.
@@ -74,20 +74,10 @@ impl Crowd {
 impl Crowd {
     /// Thread `n` as seen `age` windows after its start, on this node.
     fn thread(n: u32, tid: u32, node: u32) -> Thread {
-        let data = NodeId(1 - n % 2);
-        let read_bytes: NodeBytes = [(data, 400 << 20)].into_iter().collect();
-        Thread {
-            tid,
-            pid: tid,
-            comm: "worker".into(),
-            start_ns: Some(u64::from(tid) * 1_000),
-            node: NodeId(node),
-            allowed_nodes: vec![NodeId(0), NodeId(1)],
-            cpu_s: 0.3,
-            files: vec![FileUse { file: format!("8:1:{tid}"), read_bytes: read_bytes.clone(), ..FileUse::default() }],
-            read_bytes,
-            ..Thread::default()
-        }
+        let data = 1 - n % 2;
+        let thread = testing::thread(tid, node, &[(data, 400)], 0);
+        let used = FileUse { file: format!("8:1:{tid}"), read_bytes: thread.read_bytes.clone(), ..FileUse::default() };
+        Thread { pid: tid, cpu_s: 0.3, files: vec![used], ..thread }
     }
 
     fn threads(&self) -> Vec<Thread> {

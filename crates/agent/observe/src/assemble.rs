@@ -378,21 +378,12 @@ mod tests {
     use super::*;
     use crate::types::Scope;
     use linux::threads::NS_PER_TICK;
-    use topology::{MemoryKind, Node};
+    use topology::Node;
 
     /// Two nodes of two CPUs: 0 and 1 on node 0, 2 and 3 on node 8.
     fn places() -> Places {
-        let node = |id: u32, cpus: &str| Node {
-            id: NodeId(id),
-            cpus: cpus.parse().unwrap(),
-            offline_cpus: CpuSet::default(),
-            memory_bytes: 1 << 30,
-            memory: MemoryKind::Dram,
-            distance: BTreeMap::new(),
-            read_bw_max: None,
-            write_bw_max: None,
-        };
-        Places::new(&Topology { nodes: vec![node(0, "0-1"), node(8, "2-3")], regions: Vec::new() })
+        let node = |id: u32, cpus: &str| Node::new(NodeId(id), cpus.parse().unwrap(), 1 << 30);
+        Places::new(&[node(0, "0-1"), node(8, "2-3")].into_iter().collect())
     }
 
     fn pass(tasks: &[(u32, u32, u64)]) -> Pass {

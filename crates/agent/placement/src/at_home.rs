@@ -112,14 +112,13 @@ fn stay(thread: &Thread, reason: Reason, why: String) -> Move {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{NodeBytes, Why};
+    use crate::{Why, testing};
 
     const A: NodeId = NodeId(0);
     const B: NodeId = NodeId(1);
 
     fn thread(tid: u32, node: NodeId, from_a: u64) -> Thread {
-        let read_bytes: NodeBytes = [(A, from_a)].into_iter().collect();
-        Thread { tid, pid: tid, node, allowed_nodes: vec![A, B], read_bytes, ..Thread::default() }
+        Thread { pid: tid, ..testing::thread(tid, node.0, &[(0, from_a)], 0) }
     }
 
     fn to_a(tid: u32, reason: Reason) -> Move {
@@ -162,7 +161,7 @@ mod tests {
     fn binds_slow_threads_of_a_newcomers_process() {
         let of = |pid: u32, thread: Thread| Thread { pid, ..thread };
         let threads =
-            vec![of(7, thread(1, A, 10)), of(9, thread(2, A, 10)), of(7, thread(3, A, 1)), of(7, thread(8, B, 90))];
+            vec![of(7, thread(1, A, 10)), of(9, thread(2, A, 10)), of(7, thread(3, A, 2)), of(7, thread(8, B, 90))];
         assert_eq!(bound(vec![to_a(8, Reason::ReadLocality)], threads, &[]), [1, 3]);
     }
 

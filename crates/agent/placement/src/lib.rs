@@ -24,6 +24,8 @@ pub mod plan;
 mod processes;
 pub mod snapshot;
 mod subject;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod validate;
 mod why;
 mod words;

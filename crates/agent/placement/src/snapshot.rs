@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
+use topology::{CpuSet, Node, NodeId, Topology};
 
 use crate::{NodeBytes, Outcome};
 
@@ -302,32 +302,21 @@ impl Snapshot {
     /// A node that only a distance table mentions has no CPUs here. A snapshot does not record a
     /// node's total memory: `memory_bytes` is the free memory, and no node counts as memory-less.
     pub fn topology(&self) -> Topology {
-        let mut nodes: BTreeMap<NodeId, Node> = BTreeMap::new();
-        let node = |id, cpus: CpuSet, memory_bytes, distance, read_bw_max, write_bw_max| Node {
-            id,
-            memory: if cpus.is_empty() { MemoryKind::CpuLess } else { MemoryKind::Dram },
-            cpus,
-            offline_cpus: CpuSet::default(),
-            memory_bytes,
-            distance,
-            read_bw_max,
-            write_bw_max,
+        let node = |n: &NodeLoad| Node {
+            distance: n.distance.clone(),
+            read_bw_max: n.read_bw_max,
+            write_bw_max: n.write_bw_max,
+            ..Node::new(n.id, n.cpus.iter().copied().collect(), n.memory_free)
         };
-        for n in &self.nodes {
-            let cpus = n.cpus.iter().copied().collect();
-            let listed = node(n.id, cpus, n.memory_free, n.distance.clone(), n.read_bw_max, n.write_bw_max);
-            nodes.insert(n.id, listed);
-        }
+        let mut nodes: BTreeMap<NodeId, Node> = self.nodes.iter().map(|n| (n.id, node(n))).collect();
         for n in &self.nodes {
             for (&other, &distance) in &n.distance {
-                let mentioned = nodes
-                    .entry(other)
-                    .or_insert_with(|| node(other, CpuSet::default(), 0, BTreeMap::new(), None, None));
+                let mentioned = nodes.entry(other).or_insert_with(|| Node::new(other, CpuSet::default(), 0));
                 // Distance tables are symmetric on nearly every machine.
                 mentioned.distance.entry(n.id).or_insert(distance);
             }
         }
-        Topology { nodes: nodes.into_values().collect(), regions: Vec::new() }
+        nodes.into_values().collect()
     }
 
     /// Remote file bytes / all file bytes that the listed threads read; `None` if nothing was read.

@@ -4,7 +4,11 @@
 mod toy;
 
 use placement::auto::{Auto, Settings};
-use placement::{Move, NodeBytes, NodeLoad, Outcome, OutcomeState, Policy, Snapshot, Thread, nthread, policy};
+use placement::testing::{MB, node, snapshot, thread};
+use placement::{
+    FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Outcome, OutcomeState, Policy, Snapshot, Thread, Writes, nthread,
+    policy,
+};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
@@ -323,45 +327,85 @@ fn threads_do_not_follow_data_that_was_refused() {
     assert!(toy.threads.iter().all(|t| t.node == 0), "{:?}", toy.moves);
 }
 
+/// Bytes on each node.
+fn on(bytes: &[(u32, u64)]) -> NodeBytes {
+    bytes.iter().map(|(node, n)| (NodeId(*node), *n)).collect()
+}
+
+/// One of two emulated nodes of one CPU each, on memory 200 times as slow, with the bytes read and
+/// written there.
+fn slow_node(id: u32, [read_bytes, write_bytes]: [u64; 2], cpu_s: f64) -> NodeLoad {
+    NodeLoad {
+        distance: (0..2).map(|to| (NodeId(to), if to == id { 10 } else { 21 })).collect(),
+        read_bw_max: Some(34e6),
+        write_bw_max: Some(9.25e6),
+        read_bytes,
+        write_bytes,
+        cpu_s: Some(cpu_s),
+        memory_free: 90_000_000,
+        ..node(id, 1)
+    }
+}
+
+/// A thread that started 5 s after the machine and uses one file at random, 4 KiB at a time.
+fn on_volume(tid: u32, node: u32, cpu_s: f64, file: &str, read: &[(u32, u64)], written: &[(u32, u64)]) -> Thread {
+    let used = FileUse {
+        file: file.to_owned(),
+        read_bytes: on(read),
+        write_bytes: on(written),
+        read_size: Some(4096),
+        sequential: Some(false),
+    };
+    Thread {
+        start_ns: Some(5_000_000_000),
+        cpu_s,
+        read_bytes: on(read),
+        write_bytes: on(written),
+        files: vec![used],
+        ..thread(tid, node, &[], 0)
+    }
+}
+
+fn file_on_volume(file: &str, bytes: &[(u32, u64)]) -> ObservedFile {
+    ObservedFile {
+        file: file.to_owned(),
+        bytes: on(bytes),
+        writes: Some(Writes::Follow),
+        movable: Some(true),
+        ..ObservedFile::default()
+    }
+}
+
 /// A window of fio on a mounted volume over two emulated nodes of one CPU each, which other
 /// programs keep busy. The server makes the accesses: fio's threads use 2 to 3 % of a CPU and sleep
 /// meanwhile. `auto` took that memory time for CPU time, found both CPUs crowded and a throughput
 /// of −80 MB/s, and brought threads 1 and 3 from their data to the other node.
 #[test]
 fn memory_time_of_a_volumes_server_is_no_cpu_time_of_its_users() {
-    let node = |id: u32, read: u64, written: u64| {
-        let [here, there] = if id == 0 { [10, 21] } else { [21, 10] };
-        format!(
-            r#"{{"id":{id},"cpus":[{id}],"distance":{{"0":{here},"1":{there}}},"read_bw_max":34e6,"write_bw_max":9.25e6,
-                "read_bytes":{read},"write_bytes":{written},"cpu_s":0.99,"memory_free":90000000}}"#
-        )
+    let reader = |tid: u32, node: u32, cpu_s: f64, wait_s: f64, read: &[(u32, u64)], written: &[(u32, u64)]| Thread {
+        wait_s: Some(wait_s),
+        ..on_volume(tid, node, cpu_s, &format!("0:43:{tid}"), read, written)
     };
-    let thread = |tid: u32, node: u32, cpu_s: f64, wait_s: f64, read: &str, written: &str| {
-        format!(
-            r#"{{"tid":{tid},"pid":1,"comm":"fio","start_ns":5000000000,"node":{node},"allowed_nodes":[0,1],"cpu_s":{cpu_s},
-                "wait_s":{wait_s},"read_bytes":{read},"write_bytes":{written},"shares_file":false,"files":[
-                {{"file":"0:43:{tid}","read_bytes":{read},"write_bytes":{written},"read_size":4096,"sequential":false}}]}}"#
-        )
+    let file = |tid: u32, bytes: &[(u32, u64)]| ObservedFile {
+        size: Some(4_194_304),
+        opens: Some(1),
+        readers: vec![tid],
+        ..file_on_volume(&format!("0:43:{tid}"), bytes)
     };
-    let file = |tid: u32, bytes: &str| {
-        format!(
-            r#"{{"file":"0:43:{tid}","size":4194304,"bytes":{bytes},"writes":"follow","movable":true,"opens":1,"readers":[{tid}]}}"#
-        )
-    };
-    let text = format!(
-        r#"{{"version":1,"window_s":1.0,"nodes":[{},{}],"threads":[{},{},{},{}],"files":[{},{},{},{}]}}"#,
-        node(0, 11_603_968, 1_953_792),
-        node(1, 679_936, 1_277_952),
-        thread(1, 0, 0.034, 0.122, r#"{"0":3063808}"#, r#"{"0":790528}"#),
-        thread(2, 1, 0.014, 0.013, r#"{"0":2498560,"1":679936}"#, r#"{"1":847872}"#),
-        thread(3, 0, 0.035, 0.114, r#"{"0":3117056}"#, r#"{"0":794624}"#),
-        thread(4, 1, 0.021, 0.070, r#"{"0":2940928}"#, r#"{"0":372736,"1":430080}"#),
-        file(1, r#"{"0":4194304}"#),
-        file(2, r#"{"0":3194304,"1":1000000}"#),
-        file(3, r#"{"0":4194304}"#),
-        file(4, r#"{"0":3794304,"1":400000}"#),
-    );
-    let mut snapshot = Snapshot::from_json(&text).unwrap();
+    let threads = vec![
+        reader(1, 0, 0.034, 0.122, &[(0, 3_063_808)], &[(0, 790_528)]),
+        reader(2, 1, 0.014, 0.013, &[(0, 2_498_560), (1, 679_936)], &[(1, 847_872)]),
+        reader(3, 0, 0.035, 0.114, &[(0, 3_117_056)], &[(0, 794_624)]),
+        reader(4, 1, 0.021, 0.070, &[(0, 2_940_928)], &[(0, 372_736), (1, 430_080)]),
+    ];
+    let files = vec![
+        file(1, &[(0, 4_194_304)]),
+        file(2, &[(0, 3_194_304), (1, 1_000_000)]),
+        file(3, &[(0, 4_194_304)]),
+        file(4, &[(0, 3_794_304), (1, 400_000)]),
+    ];
+    let nodes = vec![slow_node(0, [11_603_968, 1_953_792], 0.99), slow_node(1, [679_936, 1_277_952], 0.99)];
+    let mut snapshot = Snapshot { files, ..snapshot(nodes, threads) };
     let mut auto = auto_of_a_slow_volume();
     for window in 0..10 {
         snapshot.time_s = 10.0 + f64::from(window);
@@ -373,40 +417,31 @@ fn memory_time_of_a_volumes_server_is_no_cpu_time_of_its_users() {
     }
 }
 
-/// Ten threads on node 1 read a file on node 0, on memory 200 times as slow, while the CPUs are
-/// used for so long; `served` is what else the plane says of each.
-fn ten_remote_readers(cpu_s: [f64; 2], served: &str, movable: bool) -> Snapshot {
-    let node = |id: usize, read: u64| {
-        let [here, there] = if id == 0 { [10, 21] } else { [21, 10] };
-        let cpu_s = cpu_s[id];
-        format!(
-            r#"{{"id":{id},"cpus":[{id}],"distance":{{"0":{here},"1":{there}}},"read_bw_max":34e6,"write_bw_max":9.25e6,
-                "read_bytes":{read},"cpu_s":{cpu_s},"memory_free":90000000}}"#
-        )
+/// Ten threads on node 1 read a file on node 0, while the CPUs are used for so long; `served_s` is
+/// what the plane says of each.
+fn ten_remote_readers(cpu_s: [f64; 2], served_s: Option<f64>, movable: bool) -> Snapshot {
+    let reader = |tid: u32| Thread {
+        wait_s: Some(0.01),
+        served_s,
+        shares_file: true,
+        ..on_volume(tid, 1, 0.015, "0:43:9", &[(0, 2_200_000)], &[])
     };
-    let thread = |tid: u32| {
-        format!(
-            r#"{{"tid":{tid},"pid":1,"comm":"db_bench","start_ns":5000000000,"node":1,"allowed_nodes":[0,1],"cpu_s":0.015,
-                "wait_s":0.01,{served}"read_bytes":{{"0":2200000}},"shares_file":true,"files":[
-                {{"file":"0:43:9","read_bytes":{{"0":2200000}},"read_size":4096,"sequential":false}}]}}"#
-        )
+    let file = ObservedFile {
+        size: Some(40_000_000),
+        movable: Some(movable),
+        opens: Some(10),
+        readers: (1..=10).collect(),
+        ..file_on_volume("0:43:9", &[(0, 40_000_000)])
     };
-    let threads: Vec<String> = (1..=10).map(thread).collect();
-    let text = format!(
-        r#"{{"version":1,"time_s":10,"window_s":1.0,"nodes":[{},{}],"threads":[{}],"files":[{{"file":"0:43:9","size":40000000,
-            "bytes":{{"0":40000000}},"writes":"follow","movable":{movable},"opens":10,"readers":[1,2,3,4,5,6,7,8,9,10]}}]}}"#,
-        node(0, 22_000_000),
-        node(1, 0),
-        threads.join(",")
-    );
-    Snapshot::from_json(&text).unwrap()
+    let nodes = vec![slow_node(0, [22_000_000, 0], cpu_s[0]), slow_node(1, [0, 0], cpu_s[1])];
+    Snapshot { time_s: 10.0, files: vec![file], ..snapshot(nodes, (1..=10).map(reader).collect()) }
 }
 
 /// RocksDB on the same machine: ten threads read one file on the other node. Their sleep was taken
 /// for the waiting for a lock, and holding it for CPU time: −55 MB/s, and no gain in going home.
 #[test]
 fn sleep_while_a_server_reads_is_no_lock() {
-    let snapshot = ten_remote_readers([0.99, 0.99], "", true);
+    let snapshot = ten_remote_readers([0.99, 0.99], None, true);
     let plan = auto_of_a_slow_volume().decide(&snapshot.topology(), &snapshot);
     let home = |mv: &&Move| mv.subject.is_thread() && mv.to == NodeId(0);
     assert!(!plan.notes.iter().any(|note| note.contains("all threads -")), "{:?}", plan.notes);
@@ -418,7 +453,7 @@ fn sleep_while_a_server_reads_is_no_lock() {
 /// 0.76 of what NThread reached.
 #[test]
 fn readers_that_a_server_serves_go_home_to_a_busy_cpu() {
-    let snapshot = ten_remote_readers([0.9, 0.25], r#""served_s":0.95,"#, false);
+    let snapshot = ten_remote_readers([0.9, 0.25], Some(0.95), false);
     let plan = auto_of_a_slow_volume().decide(&snapshot.topology(), &snapshot);
     let home = plan.moves.iter().filter(|mv| mv.subject.is_thread() && mv.to == NodeId(0)).count();
     assert_eq!(home, 10, "{:?} {:?}", plan.moves, plan.notes);
@@ -453,28 +488,19 @@ fn readers_that_the_kernel_moves_away_later_come_home_and_stay() {
 /// in each, and no further plan was made.
 #[test]
 fn a_thread_without_a_use_in_the_last_window_is_not_moved() {
-    let window = |tids: std::ops::RangeInclusive<u32>, mb: u32, i: u32| {
-        let node = |id: u32| {
-            let [here, there] = if id == 0 { [10, 21] } else { [21, 10] };
-            format!(
-                r#"{{"id":{id},"cpus":[{},{}],"distance":{{"0":{here},"1":{there}}},"memory_free":90000000}}"#,
-                2 * id,
-                2 * id + 1
-            )
+    let window = |tids: std::ops::RangeInclusive<u32>, mb: u64, i: u32| {
+        let reader = |tid: u32| Thread {
+            wait_s: Some(0.0),
+            ..on_volume(tid, 1, 0.3, &format!("0:43:{tid}"), &[(0, mb * MB)], &[])
         };
-        let thread = |tid: u32| {
-            format!(
-                r#"{{"tid":{tid},"pid":1,"start_ns":5000000000,"node":1,"allowed_nodes":[0,1],"cpu_s":0.3,"wait_s":0,
-                    "read_bytes":{{"0":{mb}000000}},"files":[{{"file":"0:43:{tid}","read_bytes":{{"0":{mb}000000}}}}]}}"#
-            )
-        };
-        let text = format!(
-            r#"{{"version":1,"window_s":1.0,"nodes":[{},{}],"threads":[{}],"files":[]}}"#,
-            node(0),
-            node(1),
-            tids.map(thread).collect::<Vec<_>>().join(",")
-        );
-        Snapshot { time_s: 10.0 + f64::from(i), ..Snapshot::from_json(&text).unwrap() }
+        let nodes = [0, 1].map(|id| NodeLoad {
+            cpus: vec![2 * id, 2 * id + 1],
+            read_bw_max: None,
+            write_bw_max: None,
+            cpu_s: None,
+            ..slow_node(id, [0, 0], 0.0)
+        });
+        Snapshot { time_s: 10.0 + f64::from(i), ..snapshot(nodes.into(), tids.map(reader).collect()) }
     };
     let mut auto = auto();
     let mut moved = Vec::new();

@@ -340,17 +340,11 @@ fn positive(what: &str, value: f64) -> Result<(), MachineError> {
 /// A topology of identical nodes with consecutive CPU numbers.
 pub fn topology(nodes: u32, cpus: u32, capacity: u64, distance: impl Fn(u32, u32) -> u32) -> Topology {
     let row = |from| -> BTreeMap<NodeId, u32> { (0..nodes).map(|to| (NodeId(to), distance(from, to))).collect() };
-    let node = |id: u32| Node {
-        id: NodeId(id),
-        cpus: (id * cpus..(id + 1) * cpus).collect(),
-        offline_cpus: CpuSet::default(),
-        memory_bytes: capacity,
-        memory: if cpus > 0 { MemoryKind::Dram } else { MemoryKind::CpuLess },
+    let node = |id| Node {
         distance: row(id),
-        read_bw_max: None,
-        write_bw_max: None,
+        ..Node::new(NodeId(id), (id * cpus..(id + 1) * cpus).collect(), capacity)
     };
-    Topology { nodes: (0..nodes).map(node).collect(), regions: Vec::new() }
+    (0..nodes).map(node).collect()
 }
 
 #[cfg(test)]

@@ -132,7 +132,7 @@ impl Regions {
 
 #[cfg(test)]
 mod tests {
-    use topology::{CpuSet, MemoryKind, Node};
+    use topology::Node;
 
     use super::*;
     use crate::format::superblock::Region;
@@ -148,16 +148,10 @@ mod tests {
     fn machine(cpus: &[bool], distances: &[&[u32]]) -> Topology {
         let id = |at: usize| NodeId(at as u32);
         let node = |(at, (has, row)): (usize, (&bool, &&[u32]))| Node {
-            id: id(at),
-            cpus: if *has { [at as u32].into_iter().collect() } else { CpuSet::default() },
-            offline_cpus: CpuSet::default(),
-            memory_bytes: 1 << 30,
-            memory: if *has { MemoryKind::Dram } else { MemoryKind::CpuLess },
             distance: row.iter().enumerate().map(|(to, distance)| (id(to), *distance)).collect(),
-            read_bw_max: None,
-            write_bw_max: None,
+            ..Node::new(id(at), has.then_some(at as u32).into_iter().collect(), 1 << 30)
         };
-        Topology { nodes: cpus.iter().zip(distances).enumerate().map(node).collect(), regions: Vec::new() }
+        cpus.iter().zip(distances).enumerate().map(node).collect()
     }
 
     /// Memory behind CXL is a node without CPUs: all that was written went to the first region.

@@ -221,6 +221,7 @@ pub fn fits(topology: &Topology, thread: Option<&Thread>, mv: &Move) -> Result<(
 
 #[cfg(test)]
 mod tests {
+    use placement::testing::subject as thread;
     use proptest::prelude::*;
 
     use super::*;
@@ -235,10 +236,6 @@ mod tests {
     }
 
     /// Tries the move at this time; makes it when it is let through.
-    fn thread(tid: u32, start: u64) -> Subject {
-        Subject::Thread { tid, start }
-    }
-
     fn go(rails: &mut Rails, now: f64, tid: u32, from: NodeId, to: NodeId) -> Result<(), Rail> {
         rails.begin(now);
         rails.check(&thread(tid, 0), from, to).map_err(|h| h.rail)?;

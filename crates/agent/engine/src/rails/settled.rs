@@ -306,7 +306,7 @@ impl Settled {
 
 #[cfg(test)]
 mod tests {
-    use placement::NodeBytes;
+    use placement::{NodeBytes, testing};
 
     use super::*;
 
@@ -315,21 +315,11 @@ mod tests {
     }
 
     fn subject(tid: u32) -> Subject {
-        Subject::Thread { tid, start: 0 }
+        testing::subject(tid, u64::from(tid))
     }
 
     fn reader(tid: u32, node: u32, from: u32, mb: u64) -> Thread {
-        let read_bytes: NodeBytes = [(NodeId(from), mb << 20)].into_iter().collect();
-        Thread {
-            tid,
-            pid: tid,
-            comm: "t".into(),
-            node: NodeId(node),
-            allowed_nodes: vec![NodeId(0), NodeId(1)],
-            cpu_s: 0.5,
-            read_bytes,
-            ..Thread::default()
-        }
+        Thread { pid: tid, cpu_s: 0.5, ..testing::thread(tid, node, &[(from, mb)], 0) }
     }
 
     fn after(settled: &mut Settled, windows: u32, threads: &[Thread]) {
@@ -454,8 +444,7 @@ mod tests {
     #[test]
     fn data_that_drifts_is_no_new_load_but_another_file_is() {
         let mixed = |parts: [u64; 2], file: &str| {
-            let read_bytes: NodeBytes =
-                [(NodeId(0), parts[0] << 20), (NodeId(1), parts[1] << 20)].into_iter().collect();
+            let read_bytes = testing::bytes(&[(0, parts[0]), (1, parts[1])]);
             let used = placement::FileUse { file: file.into(), read_bytes: read_bytes.clone(), ..Default::default() };
             [Thread { read_bytes, files: vec![used], ..thread(1, 0, 0) }]
         };

@@ -110,7 +110,7 @@ mod tests {
     use crate::{Masks, Subject, Undo};
 
     fn thread(tid: u32) -> Subject {
-        Subject::Thread { tid, start: 7 }
+        placement::testing::subject(tid, 7)
     }
 
     fn held(tid: u32) -> Held {

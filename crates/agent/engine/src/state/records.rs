@@ -207,6 +207,8 @@ pub fn lines(records: &[Record]) -> Result<Vec<u8>, serde_json::Error> {
 
 #[cfg(test)]
 mod tests {
+    use placement::testing::subject as thread;
+
     use super::*;
     use crate::Masks;
 
@@ -214,10 +216,6 @@ mod tests {
         let masks = Masks { before: "0-3".parse().unwrap(), ours: ours.parse().unwrap(), unbound: false };
         let undo = Undo { subject: thread(tid, 7), pid: 1, masks: Some(masks), payload: String::new() };
         Record::Hold { comm: "fio".into(), undo }
-    }
-
-    fn thread(tid: u32, start: u64) -> Subject {
-        Subject::Thread { tid, start }
     }
 
     fn tid(undo: &Undo) -> u32 {

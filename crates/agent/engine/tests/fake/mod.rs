@@ -13,7 +13,7 @@ use engine::{
     Write,
 };
 use placement::{Move, Plan, Policy, Reason, Snapshot, Thread};
-use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
+use topology::{CpuSet, Node, NodeId, Topology};
 
 /// Nodes of the machine; node n has the CPUs 2n and 2n+1.
 pub const NODES: u32 = 3;
@@ -46,16 +46,10 @@ pub fn all_cpus() -> CpuSet {
 
 pub fn topology() -> Topology {
     let node = |id| Node {
-        id: NodeId(id),
-        cpus: node_cpus(id),
-        offline_cpus: CpuSet::default(),
-        memory_bytes: 1 << 30,
-        memory: MemoryKind::Dram,
         distance: (0..NODES).map(|to| (NodeId(to), if to == id { 10 } else { 21 })).collect(),
-        read_bw_max: None,
-        write_bw_max: None,
+        ..Node::new(NodeId(id), node_cpus(id), 1 << 30)
     };
-    Topology { nodes: (0..NODES).map(node).collect(), regions: Vec::new() }
+    (0..NODES).map(node).collect()
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -78,8 +78,8 @@ fn main() -> ExitCode {
         dax::TESTS,
         zfs::TESTS,
     ];
-    let tests = match std::env::var("HOMENODE_LEG").as_deref() {
-        Ok("pmem") => &[dax::TESTS][..],
+    let tests: &[&[Test]] = match std::env::var("HOMENODE_LEG").as_deref() {
+        Ok("pmem") => &[dax::TESTS],
         Ok("zfs") => &[zfs::TESTS],
         _ => &all,
     };

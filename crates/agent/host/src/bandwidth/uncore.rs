@@ -307,21 +307,11 @@ fn open(spec: &Spec) -> io::Result<File> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use topology::{MemoryKind, Node};
+    use topology::Node;
 
     /// Nodes of two CPUs each.
     pub fn machine(nodes: u32) -> Topology {
-        let node = |id: u32| Node {
-            id: NodeId(id),
-            cpus: format!("{}-{}", 2 * id, 2 * id + 1).parse().unwrap(),
-            offline_cpus: CpuSet::default(),
-            memory_bytes: 1 << 30,
-            memory: MemoryKind::Dram,
-            distance: BTreeMap::new(),
-            read_bw_max: None,
-            write_bw_max: None,
-        };
-        Topology { nodes: (0..nodes).map(node).collect(), regions: Vec::new() }
+        (0..nodes).map(|id| Node::new(NodeId(id), (2 * id..2 * id + 2).collect(), 1 << 30)).collect()
     }
 
     pub fn write(sys: &tempfile::TempDir, path: &str, text: &str) {

@@ -14,8 +14,8 @@ use linux::births::Kin;
 use linux::threads::NS_PER_TICK;
 use linux::threads::Threads;
 use observe::{Cost, ObserveError, Observed, ObservedThread};
-use placement::{Move, NodeBytes, Plan, Policy, Reason, Snapshot, Subject};
-use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
+use placement::{Move, NodeBytes, Plan, Policy, Reason, Snapshot, Subject, Thread, testing};
+use topology::{CpuSet, Node, NodeId, Topology};
 
 pub fn set(cpus: impl IntoIterator<Item = u32>) -> CpuSet {
     cpus.into_iter().collect()
@@ -52,16 +52,10 @@ pub fn topology() -> Topology {
 
 pub fn topology_of(cpus: [CpuSet; 2]) -> Topology {
     let node = |(id, cpus)| Node {
-        id: NodeId(id),
-        cpus,
-        offline_cpus: CpuSet::default(),
-        memory_bytes: 1 << 30,
-        memory: MemoryKind::Dram,
         distance: (0..2).map(|to| (NodeId(to), if to == id { 10 } else { 21 })).collect(),
-        read_bw_max: None,
-        write_bw_max: None,
+        ..Node::new(NodeId(id), cpus, 1 << 30)
     };
-    Topology { nodes: (0..).zip(cpus).map(node).collect(), regions: Vec::new() }
+    (0..).zip(cpus).map(node).collect()
 }
 
 /// Shows all threads of some processes as busy on node 0, unless they are bound to node 1.
@@ -103,14 +97,16 @@ impl Observe for Scripted {
         for pid in &self.pids {
             for tid in tids(*pid) {
                 let (Ok(Some(stat)), Ok(mask)) = (procfs.stat(tid), affinity::get(tid)) else { continue };
-                let allowed: Vec<u32> = (0..2).filter(|n| !mask.intersection(&node(*n)).is_empty()).collect();
-                let thread = serde_json::json!({
-                    "tid": tid, "pid": pid, "comm": stat.comm, "start_ns": stat.start * NS_PER_TICK + 4_321,
-                    "node": u32::from(mask == node(1)), "allowed_nodes": allowed, "cpu_s": 0.1,
-                    "read_bytes": {"1": 100_000_000},
-                });
+                let thread = Thread {
+                    pid: *pid,
+                    comm: stat.comm,
+                    start_ns: Some(stat.start * NS_PER_TICK + 4_321),
+                    allowed_nodes: (0..2).filter(|n| !mask.intersection(&node(*n)).is_empty()).map(NodeId).collect(),
+                    cpu_s: 0.1,
+                    ..testing::thread(tid, u32::from(mask == node(1)), &[(1, 100)], 0)
+                };
                 threads.push(ObservedThread {
-                    thread: serde_json::from_value(thread).unwrap(),
+                    thread,
                     ppid: stat.ppid,
                     mask,
                     asked: self.asked,

@@ -42,7 +42,8 @@ fn main() {
     // One at a time: each has half of a small machine's memory in files.
     arguments.test_threads = Some(1);
     let blocked = open().err().map(|error| error.to_string());
-    let others = if std::env::var("HOMENODE_LEG").as_deref() == Ok("oldest") { &[] } else { patterns::CASES };
+    let oldest = std::env::var("HOMENODE_LEG").as_deref() == Ok("oldest");
+    let others: &[patterns::Case] = if oldest { &[] } else { patterns::CASES };
     let trials = patterns::OF_EACH_KERNEL.iter().chain(others).map(|(name, run)| {
         let skip = blocked.clone();
         Trial::ignorable_test(*name, move || match skip {

@@ -147,21 +147,24 @@ mod tests {
     use topology::NodeId;
 
     use super::*;
+    use crate::{ObservedFile, testing};
 
     fn window(tids: &[u32], file: &str, bytes: u64) -> Snapshot {
-        let thread = |tid: &u32| {
-            format!(
-                r#"{{"tid":{tid},"pid":1,"node":0,"allowed_nodes":[0],"cpu_s":0.5,"wait_s":0.1,"read_bytes":{{"1":{bytes}}},
-                    "files":[{{"file":"{file}","read_bytes":{{"1":{bytes}}}}}]}}"#
-            )
+        let read_bytes = NodeBytes::from_iter([(NodeId(1), bytes)]);
+        let used = FileUse { file: file.into(), read_bytes: read_bytes.clone(), ..FileUse::default() };
+        let thread = |tid: &u32| Thread {
+            cpu_s: 0.5,
+            wait_s: Some(0.1),
+            read_bytes: read_bytes.clone(),
+            files: vec![used.clone()],
+            ..testing::thread(*tid, 0, &[], 0)
         };
-        let threads: Vec<String> = tids.iter().map(thread).collect();
-        let text = format!(
-            r#"{{"version":1,"window_s":1,"nodes":[{{"id":0,"cpus":[0],"cpu_s":1}},{{"id":1,"cpus":[1],"read_bytes":{bytes}}}],
-                "threads":[{}],"files":[{{"file":"{file}","movable":true}}]}}"#,
-            threads.join(",")
-        );
-        Snapshot::from_json(&text).unwrap()
+        let nodes = vec![
+            NodeLoad { cpu_s: Some(1.0), ..testing::node(0, 1) },
+            NodeLoad { read_bytes: bytes, ..testing::node(1, 1) },
+        ];
+        let files = vec![ObservedFile { file: file.into(), movable: Some(true), ..ObservedFile::default() }];
+        Snapshot { files, ..testing::snapshot(nodes, tids.iter().map(thread).collect()) }
     }
 
     #[test]

@@ -1,39 +1,20 @@
 //! Tests of a rule without the condition that precedes it, which public functions cannot reach.
 
-use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
+use topology::{CpuSet, Node, NodeId, Topology};
 
 use super::state::State;
 use super::{Settings, controller};
 use crate::load::Machine;
-use crate::{NodeBytes, Snapshot, Thread};
+use crate::{Snapshot, Thread, testing};
 
 fn two_nodes() -> Topology {
-    let node = |id| Node {
-        id: NodeId(id),
-        cpus: CpuSet::from_iter([id]),
-        offline_cpus: CpuSet::default(),
-        memory_bytes: 1 << 30,
-        memory: MemoryKind::Dram,
-        distance: Default::default(),
-        read_bw_max: None,
-        write_bw_max: None,
-    };
-    Topology { nodes: vec![node(0), node(1)], regions: Vec::new() }
+    [0, 1].into_iter().map(|id| Node::new(NodeId(id), CpuSet::from_iter([id]), 1 << 30)).collect()
 }
 
 /// A thread of the slides: one unit (1 GB) of access to its node in a window, `percent` of it
 /// writes.
 fn thread(tid: u32, node: u32, percent: u64) -> Thread {
-    let bytes = |n: u64| NodeBytes::from_iter([(NodeId(node), n * 10_000_000)]);
-    Thread {
-        tid,
-        pid: 1,
-        node: NodeId(node),
-        allowed_nodes: vec![NodeId(0), NodeId(1)],
-        read_bytes: bytes(100 - percent),
-        write_bytes: bytes(percent),
-        ..Thread::default()
-    }
+    testing::thread(tid, node, &[(node, 10 * (100 - percent))], 10 * percent)
 }
 
 #[test]

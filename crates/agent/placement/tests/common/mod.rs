@@ -1,78 +1,17 @@
-//! Snapshots for tests: built by hand, generated at random, and advanced by one window.
-#![allow(dead_code, reason = "each test target uses a part of this")]
+//! Snapshots for tests: generated at random, and advanced by one window.
+#![allow(dead_code, unused_imports, reason = "each test target uses a part of this")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may stop at the first surprise")]
 
 use std::collections::BTreeMap;
 
 use placement::nthread::Settings;
-use placement::{NodeBytes, NodeLoad, Plan, Reason, Snapshot, Thread, policy};
+pub use placement::testing::{MB, bytes, node, node_with_bandwidth, snapshot, thread};
+use placement::{NodeLoad, Plan, Reason, Snapshot, Thread, policy};
 use proptest::prelude::*;
 use proptest::sample::select;
 use topology::{MemoryKind, NodeId, Topology};
 
-/// Megabytes.
-pub const MB: u64 = 1_000_000;
-
 pub const VARIANTS: [&str; 4] = ["nthread-rl", "nthread-cpu", "nthread-nm", "nthread"];
-
-/// `[(0, 300)]`: 300 MB on node 0.
-pub fn bytes(megabytes: &[(u32, u64)]) -> NodeBytes {
-    megabytes.iter().map(|(node, mb)| (NodeId(*node), mb * MB)).collect()
-}
-
-/// A node with `cpus` CPUs, at distance 10 from itself and 20 from the other nodes of a machine
-/// with ids 0 to 7.
-pub fn node(id: u32, cpus: u32) -> NodeLoad {
-    NodeLoad {
-        id: NodeId(id),
-        cpus: (id * 100..id * 100 + cpus).collect(),
-        distance: (0..8).map(|other| (NodeId(other), if other == id { 10 } else { 20 })).collect(),
-        read_bw_max: None,
-        write_bw_max: None,
-        read_bytes: 0,
-        write_bytes: 0,
-        cpu_s: None,
-        memory_free: 1 << 30,
-        measured: None,
-    }
-}
-
-/// A node with a memory controller of `write_bw_max` MB/s and three times that for reads: capacity
-/// `write_bw_max` (Eq. 1).
-pub fn node_with_bandwidth(id: u32, cpus: u32, write_bw_max: f64) -> NodeLoad {
-    NodeLoad { read_bw_max: Some(3e6 * write_bw_max), write_bw_max: Some(1e6 * write_bw_max), ..node(id, cpus) }
-}
-
-/// A thread on `node`, allowed on nodes 0 to 3, that reads the given MB per node and writes
-/// `writes` MB where it runs.
-pub fn thread(tid: u32, node: u32, reads: &[(u32, u64)], writes: u64) -> Thread {
-    Thread {
-        tid,
-        pid: 1000,
-        comm: format!("t{tid}"),
-        start_ns: Some(u64::from(tid)),
-        node: NodeId(node),
-        allowed_nodes: (0..4).map(NodeId).collect(),
-        read_bytes: bytes(reads),
-        write_bytes: bytes(&[(node, writes)]),
-        ..Thread::default()
-    }
-}
-
-pub fn snapshot(mut nodes: Vec<NodeLoad>, threads: Vec<Thread>) -> Snapshot {
-    let ids: Vec<_> = nodes.iter().map(|n| n.id).collect();
-    for node in &mut nodes {
-        node.distance.retain(|id, _| ids.contains(id));
-    }
-    let threads = threads
-        .into_iter()
-        .map(|mut t| {
-            t.allowed_nodes.retain(|id| ids.contains(id));
-            t
-        })
-        .collect();
-    Snapshot { version: 1, window_s: 1.0, nodes, threads, ..Snapshot::default() }
-}
 
 pub fn decide_with(name: &str, settings: &Settings, topology: &Topology, snapshot: &Snapshot) -> Plan {
     policy(name, settings).unwrap().decide(topology, snapshot)

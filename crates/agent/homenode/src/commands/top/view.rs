@@ -154,7 +154,7 @@ fn help(frame: &mut Frame<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use placement::{Plan, Snapshot};
+    use placement::{NodeLoad, Plan, Thread, testing};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -163,31 +163,21 @@ mod tests {
     use crate::commands::top::model::sort;
     use crate::output::limits::Limits;
     use session::window::{FileRow, Mounted, ThreadRow};
+    use topology::NodeId;
 
     /// Two nodes and three threads, one with a control character in its name.
     fn window() -> Window {
-        let thread = |tid: u32, comm: &str, read: u64| {
-            format!(
-                r#"{{"tid":{tid},"pid":100,"comm":"{comm}","node":1,"allowed_nodes":[0,1],"cpu_s":0.8,
-                    "read_bytes":{{"0":{read},"1":1000000}},"write_bytes":{{"1":2000}},"files":[],"shares_file":false}}"#
-            )
+        let thread = |tid: u32, comm: &str, read_mb: u64| Thread {
+            pid: 100,
+            comm: comm.to_owned(),
+            start_ns: None,
+            cpu_s: 0.8,
+            write_bytes: [(NodeId(1), 2000)].into_iter().collect(),
+            ..testing::thread(tid, 1, &[(0, read_mb), (1, 1)], 0)
         };
-        let node = |id: u32| {
-            format!(
-                r#"{{"id":{id},"cpus":[{id}],"distance":{{"0":{},"1":{}}},"read_bytes":300000000,"memory_free":8000000000}}"#,
-                if id == 0 { 10 } else { 21 },
-                if id == 0 { 21 } else { 10 },
-            )
-        };
-        let text = format!(
-            r#"{{"version":1,"window_s":1.0,"nodes":[{},{}],"threads":[{},{},{}]}}"#,
-            node(0),
-            node(1),
-            thread(101, "rocksdb:low3", 300_000_000),
-            thread(102, "postgres", 0),
-            thread(103, "a\\u001bb", 5_000_000)
-        );
-        let snapshot = Snapshot::from_json(&text).unwrap();
+        let node = |id: u32| NodeLoad { read_bytes: 300_000_000, memory_free: 8_000_000_000, ..testing::node(id, 1) };
+        let threads = vec![thread(101, "rocksdb:low3", 300), thread(102, "postgres", 0), thread(103, "a\u{1b}b", 5)];
+        let snapshot = testing::snapshot(vec![node(0), node(1)], threads);
         let plan: Plan = placement::policy("nthread", &placement::nthread::Settings::default())
             .unwrap()
             .decide(&snapshot.topology(), &snapshot);
