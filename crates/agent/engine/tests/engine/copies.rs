@@ -8,6 +8,7 @@ use placement::{Move, OutcomeState, Snapshot};
 
 use std::sync::{Arc, Mutex};
 
+use crate::Shown;
 use crate::fake::{Fake, all_cpus, file, file_of, mv, node_cpus, process, restless, script};
 
 /// Makes these moves in the given windows, and keeps what the policy is told in each.
@@ -396,44 +397,21 @@ fn killed_at_any_step_of_a_copy() {
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), [0, 1, 2]);
 }
 
-/// A machine on which the work of moved threads becomes dearer by a factor.
-struct Dear(Fake, f64);
-impl engine::Plane for Dear {
-    fn topology(&self) -> &topology::Topology {
-        self.0.topology()
-    }
-    fn observe(&mut self, w: std::time::Duration) -> Result<Snapshot, engine::PlaneError> {
-        let mut snapshot = self.0.observe(w)?;
-        let moved = self.0.world().mask(1) == node_cpus(1) || self.0.world().tasks[&1].home == 0;
-        snapshot.threads.iter_mut().filter(|_| moved).for_each(|t| t.cpu_s *= self.1);
-        Ok(snapshot)
-    }
-    fn prepare(&mut self, mv: &Move) -> Result<Vec<engine::Undo>, engine::PlaneError> {
-        self.0.prepare(mv)
-    }
-    fn start(
-        &mut self,
-        mv: &Move,
-        undo: &[engine::Undo],
-        write: &mut engine::Write<'_>,
-    ) -> Result<engine::Started, engine::PlaneError> {
-        self.0.start(mv, undo, write)
-    }
-    fn copies(&mut self) -> Option<&mut dyn engine::Copies> {
-        self.0.copies()
-    }
-    fn undo(&mut self, undo: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
-        self.0.undo(undo)
+/// Makes the work of moved threads dearer by a factor.
+fn dear(dearer: f64) -> impl FnMut(&Fake, &mut Snapshot) {
+    move |fake, snapshot| {
+        let moved = fake.world().mask(1) == node_cpus(1) || fake.world().tasks[&1].home == 0;
+        snapshot.threads.iter_mut().filter(|_| moved).for_each(|t| t.cpu_s *= dearer);
     }
 }
 
-/// Outcome of moves on it.
+/// Outcome of moves on such a machine.
 fn tried(dearer: f64) -> (Fake, Vec<String>, Vec<Vec<OutcomeState>>, Vec<MoveEvent>) {
     let plane = Fake::new([(1, 0, 1)]);
     let again = |window| (window, vec![mv(1, None, 1, 0)]);
     let (policy, told) = at(vec![(6, vec![mv(1, None, 0, 1)]), again(14)]);
     let settings = Settings { moves: Moves::default(), dwell_s: 3.0, ..restless() };
-    let mut engine = Engine::new(Dear(plane.clone(), dearer), policy, settings, None).unwrap();
+    let mut engine = Engine::new(Shown(plane.clone(), dear(dearer)), policy, settings, None).unwrap();
     let (mut notes, mut verdicts) = (Vec::new(), Vec::new());
     for _ in 0..16 {
         let report = engine.step().unwrap();
@@ -469,7 +447,7 @@ fn a_file_goes_back_by_the_move_that_brought_it() {
     let plane = Fake::new([(1, 0, 1)]);
     let (policy, _) = at(vec![(6, vec![file(1, 1, 0)])]);
     let settings = Settings { moves: Moves::default(), ..restless() };
-    let mut engine = Engine::new(Dear(plane.clone(), 1.5), policy, settings, None).unwrap();
+    let mut engine = Engine::new(Shown(plane.clone(), dear(1.5)), policy, settings, None).unwrap();
     for _ in 0..13 {
         engine.step().unwrap();
     }
@@ -486,7 +464,7 @@ fn a_file_that_cannot_be_taken_back_is_told() {
     let fill = (2..13_000).map(|tid| file(tid, 1, 0)).collect();
     let (policy, told) = at(vec![(6, vec![file(1, 1, 0)]), (8, fill)]);
     let settings = Settings { moves: Moves::default(), moves_per_s: 1e6, burst: 1_000_000, ..restless() };
-    let mut engine = Engine::new(Dear(plane.clone(), 1.5), policy, settings, None).unwrap();
+    let mut engine = Engine::new(Shown(plane.clone(), dear(1.5)), policy, settings, None).unwrap();
     let mut notes = Vec::new();
     for window in 1..=13 {
         // The first move is made at once, and the others never end.

@@ -3,9 +3,10 @@
 use engine::settings::{Budget, Oscillation};
 use engine::state::records::Record;
 use engine::{Cost, Engine, EngineError, MoveEvent, Rail, Settings, StateDir, Subject};
-use placement::Move;
+use placement::{Move, Snapshot};
 use proptest::prelude::*;
 
+use crate::Shown;
 use crate::fake::{Fake, NODES, all_cpus, go_home, mv, process, restless, script, set};
 
 fn results(engine: &mut Engine<Fake>) -> Vec<MoveEvent> {
@@ -280,32 +281,11 @@ fn a_broken_plane_ends_the_loop_and_everything_is_put_back() {
 
 #[test]
 fn a_plane_whose_clock_stands_still_is_held_to_its_windows() {
-    struct NoClock(Fake);
-    impl engine::Plane for NoClock {
-        fn topology(&self) -> &topology::Topology {
-            self.0.topology()
-        }
-        fn observe(&mut self, w: std::time::Duration) -> Result<placement::Snapshot, engine::PlaneError> {
-            Ok(placement::Snapshot { time_s: 0.0, ..self.0.observe(w)? })
-        }
-        fn prepare(&mut self, mv: &Move) -> Result<Vec<engine::Undo>, engine::PlaneError> {
-            self.0.prepare(mv)
-        }
-        fn start(
-            &mut self,
-            mv: &Move,
-            undo: &[engine::Undo],
-            write: &mut engine::Write<'_>,
-        ) -> Result<engine::Started, engine::PlaneError> {
-            self.0.start(mv, undo, write)
-        }
-        fn undo(&mut self, undo: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
-            self.0.undo(undo)
-        }
-    }
     let plane = Fake::new([(1, 0, 1)]);
     let flutter = script(|s| vec![mv(1, None, s.threads[0].node.0, 1 - s.threads[0].node.0)]);
-    let mut engine = Engine::new(NoClock(plane.clone()), flutter, restless(), None).unwrap();
+    let mut engine =
+        Engine::new(Shown(plane.clone(), |_: &Fake, s: &mut Snapshot| s.time_s = 0.0), flutter, restless(), None)
+            .unwrap();
     for _ in 0..80 {
         engine.step().unwrap();
     }
