@@ -6,40 +6,23 @@
 
 mod crash;
 mod edges;
+#[path = "../harness/mod.rs"]
+mod harness;
 mod load;
 mod refusals;
 mod volume;
 mod waits;
 
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
-
-fn trial(name: &str, test: fn()) -> Trial {
-    let run = move || -> Result<Completion, Failed> {
-        match volume::missing() {
-            None => {
-                test();
-                Ok(Completion::Completed)
-            }
-            Some(why) => Ok(Completion::ignored_with(why)),
-        }
-    };
-    Trial::ignorable_test(name, run)
-}
-
 fn main() {
-    let args: Vec<String> = std::env::args().collect();
-    if let [_, flag, role, rest @ ..] = args.as_slice()
-        && flag == "--role"
-    {
-        return match role.as_str() {
-            "mapped-writer" => load::be_mapped_writer(rest),
-            "mover" => load::be_mover(rest),
-            "killed" => crash::be_killed(rest),
-            "stuck" => waits::be_stuck(rest),
-            "syncing-writer" => crash::be_syncing_writer(rest),
-            other => panic!("no role {other}"),
-        };
-    }
+    let roles: &[harness::Role] = &[
+        ("mapped-writer", load::be_mapped_writer),
+        ("mover", load::be_mover),
+        ("killed", crash::be_killed),
+        ("stuck", waits::be_stuck),
+        ("syncing-writer", crash::be_syncing_writer),
+    ];
+    let trial =
+        |name: &str, test: fn()| harness::trial(name, move || volume::missing().map_or(Ok(()), Err).map(|()| test()));
     let tests = vec![
         trial("a_file_moves_and_keeps_all_else", edges::moved_and_kept),
         trial("only_what_a_move_has_moved_is_taken_back", edges::taken_back),
@@ -57,5 +40,5 @@ fn main() {
         trial("a_deleted_file_is_let_go", refusals::deleted),
         trial("what_must_not_be_moved_is_refused", refusals::refused),
     ];
-    libtest_mimic::run(&Arguments::from_args(), tests).exit();
+    harness::run(roles, tests);
 }

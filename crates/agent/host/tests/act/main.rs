@@ -13,6 +13,8 @@ mod cpusets;
 mod crash;
 mod failures;
 mod forks;
+#[path = "../../../act/tests/harness/mod.rs"]
+mod harness;
 mod jobs;
 mod machine;
 mod pages;
@@ -20,45 +22,26 @@ mod process;
 mod whole;
 mod world;
 
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
-
-/// The result of a test: done, or the reason why it cannot run here.
-pub type Tried = Result<(), String>;
-
-fn trial(name: &str, test: fn() -> Tried) -> Trial {
-    let run = move || -> Result<Completion, Failed> {
-        match world::two_cpus().and_then(|_| test()) {
-            Ok(()) => Ok(Completion::Completed),
-            Err(why) => Ok(Completion::ignored_with(why)),
-        }
-    };
-    Trial::ignorable_test(name, run)
-}
+pub use harness::Tried;
 
 fn main() {
-    // This program also plays the programs that are moved and the daemon that is killed.
-    let args: Vec<String> = std::env::args().collect();
-    if let [_, flag, role, rest @ ..] = args.as_slice()
-        && flag == "--role"
-    {
-        return match role.as_str() {
-            "threads" => world::be_threads(rest),
-            "daemon" => crash::be_daemon(rest),
-            "readers" => whole::be_readers(rest),
-            "nobody" => basics::be_nobody(rest),
-            "exec" => claims::be_exec(rest),
-            "ending" => claims::be_ending(rest),
-            "pinner" => claims::be_pinner(rest),
-            "spawner" => process::be_spawner(rest),
-            "deadline" => process::be_deadline(rest),
-            "binder" => process::be_binder(rest),
-            "late" => process::be_late(rest),
-            "owner" => process::be_owner(rest),
-            "starved" => failures::be_starved(rest),
-            "flickering" => failures::be_flickering(rest),
-            other => panic!("no role {other}"),
-        };
-    }
+    let roles: &[harness::Role] = &[
+        ("threads", world::be_threads),
+        ("daemon", crash::be_daemon),
+        ("readers", whole::be_readers),
+        ("nobody", basics::be_nobody),
+        ("exec", claims::be_exec),
+        ("ending", claims::be_ending),
+        ("pinner", claims::be_pinner),
+        ("spawner", process::be_spawner),
+        ("deadline", process::be_deadline),
+        ("binder", process::be_binder),
+        ("late", process::be_late),
+        ("owner", process::be_owner),
+        ("starved", failures::be_starved),
+        ("flickering", failures::be_flickering),
+    ];
+    let trial = |name: &str, test: fn() -> Tried| harness::trial(name, move || world::two_cpus().and_then(|_| test()));
     let mut tests = vec![
         trial("threads_are_moved_and_restored", basics::moved_and_put_back),
         trial("a_second_move_leads_back_to_the_first_affinity", basics::second_move),
@@ -140,5 +123,5 @@ fn main() {
         trial("killed_and_recovered", crash::killed_and_recovered),
         trial("killed_and_started_again", crash::killed_and_started_again),
     ]);
-    libtest_mimic::run(&Arguments::from_args(), tests).exit();
+    harness::run(roles, tests);
 }
