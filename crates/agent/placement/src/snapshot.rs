@@ -329,6 +329,18 @@ impl Snapshot {
 }
 
 impl NodeLoad {
+    /// A node of a machine that carried nothing.
+    pub fn of(node: &Node) -> Self {
+        Self {
+            id: node.id,
+            cpus: node.cpus.iter().collect(),
+            distance: node.distance.clone(),
+            read_bw_max: node.read_bw_max,
+            write_bw_max: node.write_bw_max,
+            ..Self::default()
+        }
+    }
+
     /// Bytes read and written that count as the load of the node's controllers: those measured, or
     /// else the file bytes. Where reads were not measured apart from writes, they are shared out as
     /// the file bytes are.

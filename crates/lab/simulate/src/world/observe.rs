@@ -189,20 +189,15 @@ impl World {
     fn nodes(&mut self) -> Vec<NodeLoad> {
         let topology = self.machine.topology().clone();
         let nodes = topology.nodes.iter().enumerate().map(|(i, node)| NodeLoad {
-            id: node.id,
-            cpus: node.cpus.iter().collect(),
-            distance: node.distance.clone(),
-            read_bw_max: node.read_bw_max,
-            write_bw_max: node.write_bw_max,
             read_bytes: std::mem::take(&mut self.node_read[i]) as u64,
             write_bytes: std::mem::take(&mut self.node_written[i]) as u64,
             cpu_s: Some(std::mem::take(&mut self.node_cpu_s[i])),
             memory_free: self.free(i).max(0.0) as u64,
             // What is counted here is exact.
             measured: None,
+            ..NodeLoad::of(node)
         });
-        let nodes: Vec<NodeLoad> = nodes.collect();
-        nodes
+        nodes.collect()
     }
 
     fn seen(&self, t: usize, tally: &Tally, of_class: &mut OfClass) -> Thread {
