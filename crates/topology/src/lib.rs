@@ -15,6 +15,7 @@ pub mod capture;
 pub mod config;
 mod cpus;
 mod error;
+mod ids;
 mod regions;
 mod source;
 pub mod sysfs;
@@ -22,6 +23,7 @@ pub mod sysfs;
 pub use bytes::NodeBytes;
 pub use cpus::{CpuSet, ParseCpuSetError};
 pub use error::TopologyError;
+pub use ids::{FileId, ProcessId, ThreadId};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,17 +41,6 @@ impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
-}
-
-/// A file, as the kernel names it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FileId {
-    /// The superblock's device: major << 20 | minor.
-    pub dev: u32,
-    /// The inode's number.
-    pub ino: u64,
-    /// Tells the inode from an earlier one of that number; 0 where it is not known.
-    pub generation: u32,
 }
 
 /// The kind of a node's memory, as far as the kernel tells.

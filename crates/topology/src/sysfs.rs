@@ -147,10 +147,13 @@ fn meminfo(source: &Source<'_>, file: &str, field: &str) -> Result<u64, Topology
     let Some(line) = text.lines().find(|line| line.contains(field)) else {
         return Err(source.wrong(file, &text, format!("has no line with {}", field.trim_end_matches(':'))));
     };
-    let value = line.split_once(field).and_then(|(_, value)| value.trim().strip_suffix("kB"));
-    value
-        .and_then(|kib| kib.trim().parse::<u64>().ok()?.checked_mul(1024))
-        .ok_or_else(|| source.wrong(file, line, "is not a size in kB"))
+    let value = line.split_once(field).and_then(|(_, value)| bytes(value));
+    value.ok_or_else(|| source.wrong(file, line, "is not a size in kB"))
+}
+
+/// Bytes of a size as the kernel writes it: `65536 kB`.
+pub fn bytes(size: &str) -> Option<u64> {
+    size.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// A node's distance row: one column for each online node, in the order of their ids.
