@@ -15,8 +15,9 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use procfs::process::MountInfo;
 use topology::CpuSet;
+
+use crate::mounts::{self, Mount};
 
 /// The place of a thread's cpuset.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -29,14 +30,6 @@ pub enum Group {
     V2(PathBuf),
     /// A group hidden from us, with its name in the kernel.
     Hidden(String),
-}
-
-/// A mounted hierarchy of groups.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Mount {
-    /// The group at the mount point.
-    root: String,
-    point: PathBuf,
 }
 
 /// The machine's cpusets.
@@ -52,12 +45,9 @@ impl Cpusets {
         let path = proc_root.join("self/mountinfo");
         let bytes = std::fs::read(&path).map_err(|e| named(&path, &e))?;
         let mut found = Self { v1: None, v2: None };
-        // Any user may mount something at a path of any bytes. Such a line is not a group's.
-        for info in String::from_utf8_lossy(&bytes).lines().filter_map(|line| MountInfo::from_line(line).ok()) {
-            let is_v1 = info.fs_type == "cgroup" && info.super_options.contains_key("cpuset");
-            let mount = Mount { root: info.root, point: info.mount_point };
-            match info.fs_type.as_str() {
-                _ if is_v1 => _ = found.v1.get_or_insert(mount),
+        for mount in mounts::list(&bytes) {
+            match mount.fs_type.as_str() {
+                "cgroup" if mount.options.split(',').any(|o| o == "cpuset") => _ = found.v1.get_or_insert(mount),
                 "cgroup2" => _ = found.v2.get_or_insert(mount),
                 _ => {}
             }
@@ -75,7 +65,7 @@ impl Cpusets {
             };
             if controllers.split(',').any(|c| c == "cpuset") {
                 return match &self.v1 {
-                    Some(mount) => mount.dir(path).map_or_else(|| Group::Hidden(path.to_owned()), Group::V1),
+                    Some(mount) => dir(mount, path).map_or_else(|| Group::Hidden(path.to_owned()), Group::V1),
                     None => Group::Hidden(path.to_owned()),
                 };
             }
@@ -84,7 +74,7 @@ impl Cpusets {
             }
         }
         match (v2_path, &self.v2) {
-            (Some(path), Some(mount)) => mount.dir(path).map_or_else(|| Group::Hidden(path.to_owned()), Group::V2),
+            (Some(path), Some(mount)) => dir(mount, path).map_or_else(|| Group::Hidden(path.to_owned()), Group::V2),
             // Groups exist but are not mounted. The root group has no limits; those of other groups
             // are unknown.
             (Some(path), None) if path != "/" => Group::Hidden(path.to_owned()),
@@ -96,7 +86,7 @@ impl Cpusets {
     /// `None` if it is hidden.
     pub fn unified(&self, cgroups: &str) -> Option<PathBuf> {
         let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
-        self.v2.as_ref()?.dir(path)
+        dir(self.v2.as_ref()?, path)
     }
 
     /// The CPUs of a cpuset; `None` if it does not limit them. A group that has vanished or cannot
@@ -128,13 +118,11 @@ impl Cpusets {
     }
 }
 
-impl Mount {
-    /// The directory of a group; `None` if it is not below the mount.
-    fn dir(&self, path: &str) -> Option<PathBuf> {
-        let below = Path::new(path).strip_prefix(&self.root).ok()?;
-        let inside = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
-        inside.then(|| self.point.join(below))
-    }
+/// The directory of a group; `None` if it is not below the mounted hierarchy.
+fn dir(mount: &Mount, path: &str) -> Option<PathBuf> {
+    let below = Path::new(path).strip_prefix(&mount.root).ok()?;
+    let inside = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
+    inside.then(|| mount.point.join(below))
 }
 
 /// The name of the group that descendants share with their ancestors; empty for the root group,
@@ -232,6 +220,13 @@ mod tests {
     fn odd_mounts_of_other_users_are_ignored() {
         let odd = b"50 23 0:40 / /tmp/\xff rw - fuse.x \xfe rw\nx y\n\n51 23 0:41\n";
         let (_dir, cpusets) = machine_with(odd, V2, &[("cg/a/cpuset.cpus.effective", "0-7\n")]);
+        assert_eq!(cpus(&cpusets, "0::/a\n"), Ok("0-7".into()));
+    }
+
+    /// The table writes a space as `\040`: groups mounted at such a path were not found.
+    #[test]
+    fn groups_may_be_mounted_at_a_path_with_a_space() {
+        let (_dir, cpusets) = machine(&V2.replace("/cg", r"/c\040g"), &[("c g/a/cpuset.cpus.effective", "0-7\n")]);
         assert_eq!(cpus(&cpusets, "0::/a\n"), Ok("0-7".into()));
     }
 

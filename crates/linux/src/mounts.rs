@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use topology::FileId;
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// Its id, as `statx` gives it.
     pub id: u64,
-    /// The superblock's device: major << 20 | minor. `stat` shows another one for a btrfs
-    /// subvolume.
+    /// The superblock's device, as [`FileId::dev`]. `stat` shows another one for a btrfs subvolume.
     pub dev: u32,
-    /// Whether the whole file system is visible there, not one of its directories.
-    pub whole: bool,
+    /// The directory of the file system that is visible there; `/`: the whole of it.
+    pub root: PathBuf,
     /// Mount point.
     pub point: PathBuf,
     /// Whether files can be written through this mount.
@@ -23,6 +24,18 @@ pub struct Mount {
     pub fs_type: String,
     /// Options of the superblock, such as `dax=always`.
     pub options: String,
+}
+
+impl Mount {
+    /// Whether the whole file system is visible there.
+    pub fn whole(&self) -> bool {
+        self.root == Path::new("/")
+    }
+}
+
+/// The mounts in a table, in its order. Lines that are not understood are left out.
+pub fn list(table: &[u8]) -> impl Iterator<Item = Mount> {
+    table.split(|b| *b == b'\n').filter_map(line)
 }
 
 /// All mounts of one mount namespace.
@@ -34,15 +47,15 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// Reads a table. Lines that are not understood are left out.
+    /// Reads a table.
     pub fn parse(table: &[u8]) -> Self {
         let mut mounts = Self::default();
-        for mount in table.split(|b| *b == b'\n').filter_map(line) {
+        for mount in list(table) {
             mounts.by_dev.entry(mount.dev).or_default().push(mount.id);
             mounts.by_id.insert(mount.id, mount);
         }
         for ids in mounts.by_dev.values_mut() {
-            ids.sort_by_key(|id| mounts.by_id.get(id).is_none_or(|mount| !mount.whole));
+            ids.sort_by_key(|id| mounts.by_id.get(id).is_none_or(|mount| !mount.whole()));
         }
         mounts
     }
@@ -65,8 +78,8 @@ fn line(line: &[u8]) -> Option<Mount> {
     let id = next()?.parse().ok()?;
     let _parent = next()?;
     let (major, minor) = next()?.split_once(':')?;
-    let dev = major.parse::<u32>().ok()?.checked_shl(20)? | minor.parse::<u32>().ok()?;
-    let whole = fields.next()? == b"/";
+    let dev = FileId::device(major.parse().ok()?, minor.parse().ok()?);
+    let root = PathBuf::from(unescape(fields.next()?));
     let point = PathBuf::from(unescape(fields.next()?));
     let writable = fields.next()?.split(|b| *b == b',').any(|option| option == b"rw");
     // Any number of optional fields end with a hyphen.
@@ -74,7 +87,7 @@ fn line(line: &[u8]) -> Option<Mount> {
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let _source = fields.next()?;
     let options = String::from_utf8_lossy(fields.next()?).into_owned();
-    Some(Mount { id, dev, whole, point, writable, fs_type, options })
+    Some(Mount { id, dev, root, point, writable, fs_type, options })
 }
 
 /// Spaces and such are written as three octal digits.
@@ -108,7 +121,7 @@ mod tests {
             broken\n99 1 nonsense / / rw - x y z\n30 1 8:1 / /cut rw - ext4\n";
         let mounts = Mounts::parse(table);
         assert_eq!(mounts.by_id.len(), 3);
-        let of: Vec<_> = mounts.of_dev(254 << 20).map(|m| (m.id, m.whole, m.point.to_string_lossy())).collect();
+        let of: Vec<_> = mounts.of_dev(254 << 20).map(|m| (m.id, m.whole(), m.point.to_string_lossy())).collect();
         assert_eq!(of, [(28, true, "/with space".into()), (27, false, "/data".into())]);
         let tmpfs = mounts.of_id(31).unwrap();
         assert_eq!(

@@ -20,6 +20,8 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
+use crate::mounts;
+
 /// Capabilities for moving threads once the programs are loaded. `proc_root` is a proc mount
 /// (`/proc`).
 pub fn to_move(proc_root: &Path) -> CapabilitySet {
@@ -52,7 +54,7 @@ pub fn to_move_memory() -> CapabilitySet {
 /// if the mounts cannot be read.
 pub fn to_observe(proc_root: &Path) -> CapabilitySet {
     match std::fs::read(proc_root.join("self/mountinfo")) {
-        Ok(mounts) if !hides_processes(&String::from_utf8_lossy(&mounts)) => CapabilitySet::empty(),
+        Ok(table) if !hides_processes(&table) => CapabilitySet::empty(),
         _ => CapabilitySet::SYS_PTRACE,
     }
 }
@@ -87,10 +89,10 @@ pub fn keep_only(keep: CapabilitySet) -> io::Result<()> {
 }
 
 /// Whether a procfs of this table of mounts (`/proc/self/mountinfo`) is mounted with `hidepid`.
-fn hides_processes(mounts: &str) -> bool {
-    mounts.lines().filter_map(|line| line.split_once(" - proc ")).any(|(_, rest)| {
-        let options = rest.split_whitespace().next_back().unwrap_or_default().split(',');
-        options.filter_map(|option| option.strip_prefix("hidepid=")).any(|value| !matches!(value, "0" | "off"))
+fn hides_processes(table: &[u8]) -> bool {
+    mounts::list(table).filter(|mount| mount.fs_type == "proc").any(|mount| {
+        let mut values = mount.options.split(',').filter_map(|option| option.strip_prefix("hidepid="));
+        values.any(|value| !matches!(value, "0" | "off"))
     })
 }
 
@@ -102,12 +104,12 @@ mod tests {
     fn procfs_that_hides_processes_is_recognized() {
         let line = |options: &str| format!("25 1 0:22 / /proc rw,nosuid - proc proc {options}\n");
         for hides in ["rw,hidepid=2", "rw,gid=4,hidepid=invisible", "rw,hidepid=ptraceable", "rw,hidepid=1"] {
-            assert!(hides_processes(&line(hides)), "{hides}");
+            assert!(hides_processes(line(hides).as_bytes()), "{hides}");
         }
         for shows in ["rw", "rw,hidepid=0", "rw,hidepid=off"] {
-            assert!(!hides_processes(&line(shows)), "{shows}");
+            assert!(!hides_processes(line(shows).as_bytes()), "{shows}");
         }
-        assert!(!hides_processes("26 1 0:23 / /sys rw - sysfs sysfs rw,hidepid=2\n"));
+        assert!(!hides_processes(b"26 1 0:23 / /sys rw - sysfs sysfs rw,hidepid=2\n"));
     }
 
     #[test]

@@ -37,7 +37,7 @@ mod tests {
     fn mounts_of_a_device() {
         let of = |line: &str| {
             let mounts = Mounts::parse(line.as_bytes());
-            writable(&mounts, (253, 0)).map(|m| (m.point.display().to_string(), m.whole)).next()
+            writable(&mounts, (253, 0)).map(|m| (m.point.display().to_string(), m.whole())).next()
         };
         let line = r"36 35 253:0 / /mnt/a\040b\134 rw,relatime shared:1 - xfs /dev/mapper/volume rw";
         assert_eq!(of(line), Some(("/mnt/a b\\".to_owned(), true)));

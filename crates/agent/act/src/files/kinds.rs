@@ -127,7 +127,7 @@ mod tests {
             ("unheardof", "rw", Some(false), None, None),
         ] {
             let (fs_type, options) = (fs_type.to_owned(), options.to_owned());
-            let mount = Mount { id: 1, dev: 1, whole: true, point: "/".into(), writable: true, fs_type, options };
+            let mount = Mount { id: 1, dev: 1, root: "/".into(), point: "/".into(), writable: true, fs_type, options };
             let data = data(&mount, dax, false);
             assert_eq!((data.writes, data.movable), (writes, movable), "{mount:?}, dax {dax:?}");
             assert_eq!(data.held.is_some(), movable == Some(false), "{mount:?}");
