@@ -30,6 +30,7 @@ use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
 use crate::privileges;
+use crate::threads::field;
 
 /// Larger files are not read.
 const FILE_BYTES: u64 = 1 << 20;
@@ -160,11 +161,8 @@ fn is_of_interest(name: &str) -> bool {
 /// procfs. The owner of the directory proves nothing: root owns those of all processes that may not
 /// be dumped.
 fn is_first_root(status: &str) -> bool {
-    let words = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.map(|line| line.split_whitespace().collect::<Vec<_>>()).unwrap_or_default()
-    };
-    words("Uid:") == ["0"; 4] && words("NSpid:").len() == 1
+    let words = |name: &str| field(status, name).unwrap_or_default().split_whitespace().collect::<Vec<_>>();
+    words("Uid") == ["0"; 4] && words("NSpid").len() == 1
 }
 
 /// The trimmed text of a regular file. `None` if the file is of another kind, cannot be read at

@@ -19,11 +19,14 @@ pub mod files;
 pub mod heap;
 pub mod interference;
 pub mod leases;
+pub mod memory;
 pub mod mounts;
+pub mod pages;
 pub mod patient;
 pub mod privileges;
 mod random;
 pub mod residency;
 pub mod threads;
+pub mod watched;
 
 pub use random::random;

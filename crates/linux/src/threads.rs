@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use topology::CpuSet;
+use topology::{CpuSet, ProcessId, ThreadId};
 
 use crate::affinity;
 use crate::patient::{self, STAT};
 
 /// Nanoseconds in a unit of `/proc/<tid>/stat` (`USER_HZ` is 100 on every architecture we know).
-pub const NS_PER_TICK: u64 = 10_000_000;
+const NS_PER_TICK: u64 = 10_000_000;
 
 /// `PF_KTHREAD` in `task->flags` (include/linux/sched.h).
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -25,9 +25,35 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 /// More than the longest line of `/proc/<tid>/stat`: 52 numbers and a name.
 const STAT_BYTES: usize = 2048;
 
+/// A time in nanoseconds as procfs shows it: in whole hundredths of a second. BPF programs see more
+/// of a start time.
+pub fn as_shown(ns: u64) -> u64 {
+    ns - ns % NS_PER_TICK
+}
+
+/// Serialises a time in nanoseconds as the hundredths of a second that procfs shows
+/// (`#[serde(with = …)]`).
+pub mod ticks {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::NS_PER_TICK;
+
+    /// Writes whole hundredths.
+    pub fn serialize<S: Serializer>(ns: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        (ns / NS_PER_TICK).serialize(serializer)
+    }
+
+    /// Reads hundredths.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        Ok(u64::deserialize(deserializer)?.saturating_mul(NS_PER_TICK))
+    }
+}
+
 /// One thread as `/proc/<tid>/stat` shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
+    /// The thread: its start time is in whole hundredths of a second.
+    pub id: ThreadId,
     /// Name.
     pub comm: String,
     /// Process id of the parent.
@@ -36,9 +62,15 @@ pub struct Stat {
     pub session: u32,
     /// Whether it is a kernel thread.
     pub kernel_thread: bool,
-    /// Start time in hundredths of a second since boot. It distinguishes the thread from a later
-    /// one with its id.
-    pub start: u64,
+    /// The CPU it runs on, or ran on last.
+    pub cpu: u32,
+}
+
+impl Stat {
+    /// The process that this is the first thread of.
+    pub fn process(&self) -> ProcessId {
+        ProcessId { pid: self.id.tid, start_ns: self.id.start_ns }
+    }
 }
 
 /// A thread's open `stat` file. It never shows a later thread with the same id, and reading it
@@ -50,32 +82,41 @@ pub struct Open {
 }
 
 impl Open {
-    /// The facts as they are now; `None` if the thread has ended.
+    pub(crate) fn new(tid: u32, file: File) -> Self {
+        Self { tid, file: Arc::new(file) }
+    }
+
+    /// The facts as they are now; `None` if the thread has ended. A zombie has.
     ///
     /// # Errors
     ///
     /// `TimedOut` if it does not answer; others as the kernel gives them.
     pub fn stat(&self) -> io::Result<Option<Stat>> {
         let again = Self { tid: self.tid, file: Arc::clone(&self.file) };
-        patient::ask(self.tid, STAT, move || again.read())
+        patient::ask(self.tid, STAT, move || again.living())
     }
 
-    fn read(&self) -> io::Result<Option<Stat>> {
+    fn living(&self) -> io::Result<Option<Stat>> {
+        Ok(self.read()?.filter(|(state, _)| !matches!(state, b'Z' | b'X' | b'x')).map(|(_, stat)| stat))
+    }
+
+    /// The state and the facts, also of a zombie. Waits for the thread.
+    pub(crate) fn read(&self) -> io::Result<Option<(u8, Stat)>> {
         let mut bytes = [0; STAT_BYTES];
-        let mut length = 0;
-        while let Some(rest) = bytes.get_mut(length..).filter(|rest| !rest.is_empty()) {
-            match self.file.read_at(rest, length as u64) {
-                Ok(0) => break,
-                Ok(n) => length += n,
-                Err(error) if is_gone(&error) => return Ok(None),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        match parse(bytes.get(..length).unwrap_or_default()) {
-            Some((b'Z' | b'X' | b'x', _)) => Ok(None),
-            Some((_, stat)) => Ok(Some(stat)),
-            None => Err(io::Error::new(ErrorKind::InvalidData, format!("/proc/{}/stat has an unknown form", self.tid))),
+        let Some(bytes) = read_again(&self.file, &mut bytes)? else { return Ok(None) };
+        let unknown = || io::Error::new(ErrorKind::InvalidData, format!("/proc/{}/stat has an unknown form", self.tid));
+        parse(bytes).map(Some).ok_or_else(unknown)
+    }
+}
+
+/// The contents of a short file of procfs; `None` if its thread has ended.
+pub(crate) fn read_again<'a>(file: &File, into: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
+    loop {
+        match file.read_at(into, 0) {
+            Ok(len) => return Ok(into.get(..len).filter(|text| !text.is_empty())),
+            Err(error) if is_gone(&error) => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
 }
@@ -105,14 +146,23 @@ impl Threads {
         }
     }
 
-    /// Whether this thread, by id and start time, is one of the process's now.
-    pub fn belongs(&self, pid: u32, (tid, start): (u32, u64)) -> io::Result<bool> {
-        let path = self.proc_root.join(format!("{pid}/task/{tid}/stat"));
-        match patient::ask(tid, STAT, move || std::fs::read(path)) {
-            Ok(bytes) => Ok(parse(&bytes).is_some_and(|(_, stat)| stat.start == start)),
-            Err(error) if is_gone(&error) => Ok(false),
+    /// Whether this thread is one of the process's now.
+    pub fn belongs(&self, pid: u32, ThreadId { tid, start_ns }: ThreadId) -> io::Result<bool> {
+        match started(tid, self.proc_root.join(format!("{pid}/task/{tid}/stat"))) {
+            Ok(started) => Ok(started == start_ns),
+            Err(error) if is_gone(&error) || error.kind() == ErrorKind::InvalidData => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// When the thread with this id started, as in [`Stat::id`]. A zombie counts as one.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` or ESRCH if there is none, `TimedOut` if it does not answer; others as the kernel
+    /// gives them.
+    pub fn started(&self, tid: u32) -> io::Result<u64> {
+        started(tid, self.proc_root.join(format!("{tid}/stat")))
     }
 
     /// The facts of the thread with this id; `None` if it has ended. A zombie has.
@@ -140,8 +190,8 @@ impl Threads {
         for _ in 0..2 {
             match File::open(&path) {
                 Ok(file) => {
-                    let open = Open { tid, file: Arc::new(file) };
-                    return Ok(open.read()?.map(|stat| (open, stat)));
+                    let open = Open::new(tid, file);
+                    return Ok(open.living()?.map(|stat| (open, stat)));
                 }
                 Err(error) if !is_gone(&error) => return Err(error),
                 // procfs may hide a thread (`hidepid`); the system call does not.
@@ -153,10 +203,9 @@ impl Threads {
         Err(io::Error::new(ErrorKind::PermissionDenied, format!("{} does not show it", self.proc_root.display())))
     }
 
-    /// Whether the thread with this id and start time has certainly ended. After an error it is not
-    /// certain.
-    pub fn ended(&self, tid: u32, start: u64) -> bool {
-        self.stat(tid).is_ok_and(|stat| stat.is_none_or(|stat| stat.start != start))
+    /// Whether this thread has certainly ended. After an error it is not certain.
+    pub fn ended(&self, thread: ThreadId) -> bool {
+        self.stat(thread.tid).is_ok_and(|stat| stat.is_none_or(|stat| stat.id != thread))
     }
 
     /// Every thread with its process: (pid, tid). Threads that end meanwhile may be missing.
@@ -177,14 +226,22 @@ impl Threads {
     ///
     /// # Errors
     ///
-    /// `NotFound` or ESRCH if it has ended, `TimedOut` if it does not answer; others as the kernel
-    /// gives them.
+    /// Those of [`Threads::status`].
     pub fn affinity(&self, tid: u32) -> io::Result<CpuSet> {
+        let unknown = || io::Error::new(ErrorKind::InvalidData, format!("/proc/{tid}/status has an unknown form"));
+        field(&self.status(tid)?, "Cpus_allowed_list").and_then(|list| list.parse().ok()).ok_or_else(unknown)
+    }
+
+    /// The text of `/proc/<tid>/status`; [`field`] reads it.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` or ESRCH if the thread has ended, `TimedOut` if it does not answer; others as the
+    /// kernel gives them.
+    pub fn status(&self, tid: u32) -> io::Result<String> {
         let path = self.proc_root.join(format!("{tid}/status"));
         let status = patient::ask(tid, STAT, move || std::fs::read(path))?;
-        let list = |line: &[u8]| std::str::from_utf8(line.strip_prefix(b"Cpus_allowed_list:")?).ok()?.parse().ok();
-        let unknown = || io::Error::new(ErrorKind::InvalidData, format!("/proc/{tid}/status has an unknown form"));
-        status.split(|byte| *byte == b'\n').find_map(list).ok_or_else(unknown)
+        Ok(String::from_utf8_lossy(&status).into_owned())
     }
 
     /// The text of `/proc/<tid>/cgroup`; empty if the thread has ended.
@@ -202,6 +259,17 @@ pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
+/// A field of a text of procfs with a name and a value in each line.
+pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// When the thread of this `stat` file started.
+fn started(tid: u32, stat: PathBuf) -> io::Result<u64> {
+    let bytes = patient::ask(tid, STAT, move || std::fs::read(stat))?;
+    parse(&bytes).map(|(_, stat)| stat.id.start_ns).ok_or_else(|| ErrorKind::InvalidData.into())
+}
+
 /// The numeric names in a directory.
 fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
@@ -215,11 +283,12 @@ fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// State and facts from `pid (comm) state ppid pgrp session tty tpgid flags … starttime …`
+/// State and facts from `pid (comm) state ppid pgrp session tty tpgid flags … starttime … processor …`
 /// (proc_pid_stat(5)); a name may hold spaces, parentheses and any bytes.
 fn parse(bytes: &[u8]) -> Option<(u8, Stat)> {
     let open = bytes.iter().position(|b| *b == b'(')?;
     let close = bytes.iter().rposition(|b| *b == b')')?;
+    let tid = std::str::from_utf8(bytes.get(..open)?).ok()?.trim().parse().ok()?;
     let comm = String::from_utf8_lossy(bytes.get(open + 1..close)?).into_owned();
     let rest = std::str::from_utf8(bytes.get(close + 1..)?).ok()?;
     let mut fields = rest.split_ascii_whitespace();
@@ -227,9 +296,16 @@ fn parse(bytes: &[u8]) -> Option<(u8, Stat)> {
     let ppid = fields.next()?.parse().ok()?;
     let session: i32 = fields.nth(1)?.parse().ok()?; // after pgrp
     let flags: u64 = fields.nth(2)?.parse().ok()?; // after tty_nr and tpgid
-    let start = fields.nth(12)?.parse().ok()?; // field 22, flags is field 9
-    let stat =
-        Stat { comm, ppid, session: session.try_into().unwrap_or(0), kernel_thread: flags & PF_KTHREAD != 0, start };
+    let start: u64 = fields.nth(12)?.parse().ok()?; // field 22, flags is field 9
+    let cpu = fields.nth(16)?.parse().ok()?; // field 39
+    let stat = Stat {
+        id: ThreadId { tid, start_ns: start.saturating_mul(NS_PER_TICK) },
+        comm,
+        ppid,
+        session: session.try_into().unwrap_or(0),
+        kernel_thread: flags & PF_KTHREAD != 0,
+        cpu,
+    };
     Some((state, stat))
 }
 
@@ -237,13 +313,15 @@ fn parse(bytes: &[u8]) -> Option<(u8, Stat)> {
 mod tests {
     use super::*;
 
-    const LINE: &[u8] = b"4121 (a) b\xff (c)) S 990 4121 870 0 -1 4194368 1 2 3 4 5 6 7 8 20 0 1 0 123456 9 9 9\n";
+    const LINE: &[u8] = b"4121 (a) b\xff (c)) S 990 4121 870 0 -1 4194368 1 2 3 4 5 6 7 8 20 0 1 0 123456 \
+        9 9 9 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0\n";
 
     #[test]
     fn names_with_parentheses_and_odd_bytes_are_read() {
         let (state, stat) = parse(LINE).unwrap();
         assert_eq!((state, stat.comm.as_str()), (b'S', "a) b\u{fffd} (c)"));
-        assert_eq!((stat.ppid, stat.session, stat.kernel_thread, stat.start), (990, 870, false, 123_456));
+        assert_eq!((stat.ppid, stat.session, stat.kernel_thread), (990, 870, false));
+        assert_eq!((stat.id, stat.cpu), (ThreadId { tid: 4121, start_ns: 1_234_560_000_000 }, 3));
     }
 
     #[test]
@@ -260,7 +338,7 @@ mod tests {
         let me = std::process::id();
         let error = hidden.stat(me).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
-        assert!(!hidden.ended(me, 0));
+        assert!(!hidden.ended(ThreadId { tid: me, start_ns: 0 }));
         assert_eq!(hidden.stat(u32::MAX >> 1).unwrap(), None);
         assert_eq!(hidden.stat(0).unwrap(), None);
     }
@@ -270,10 +348,12 @@ mod tests {
         let threads = Threads::new(Path::new("/proc"));
         let me = std::process::id();
         let stat = threads.stat(me).unwrap().unwrap();
-        assert!(!stat.kernel_thread && stat.start > 0);
-        assert!(!threads.ended(me, stat.start) && threads.ended(me, stat.start + 1));
+        assert!(!stat.kernel_thread && stat.id.tid == me && stat.id.start_ns > 0);
+        let later = ThreadId { start_ns: stat.id.start_ns + NS_PER_TICK, ..stat.id };
+        assert!(!threads.ended(stat.id) && threads.ended(later));
+        assert!(threads.belongs(me, stat.id).unwrap() && !threads.belongs(me, later).unwrap());
         let (open, same) = threads.open(me).unwrap().unwrap();
-        assert_eq!((open.stat().unwrap().map(|s| s.start), same.start), (Some(stat.start), stat.start));
+        assert_eq!((open.stat().unwrap().map(|s| s.id), same.id), (Some(stat.id), stat.id));
         assert!(threads.all().unwrap().contains(&(me, me)));
         assert_eq!(threads.stat(u32::MAX >> 1).unwrap(), None);
         assert!(threads.cgroups(me).unwrap().contains(':'));

@@ -16,22 +16,20 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{Copies, Heir, JobId, JobState, Plane, PlaneError, Started, Undo, Undone, Write};
+use engine::{Copies, Heir, Plane, PlaneError, Started, Undo, Undone, Write};
 use linux::births::Kin;
-use linux::threads::NS_PER_TICK;
+use linux::threads::as_shown;
 use linux::{affinity, interference};
 use placement::{Move, Snapshot, Subject, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::{CpuSet, Topology};
+use topology::{CpuSet, FileId, ProcessId, ThreadId, Topology};
 
-use super::copying::Copying;
 use super::data::DataMoves;
 use super::hands::Hands;
 use super::kin;
 use super::lineage::Lineage;
 use super::machine::Machine;
-use super::memory::Layout;
-use super::mover::{Given, Key, Mover, Rules, key_of, own_affinity, refused};
+use super::mover::{Given, Mover, Rules, key_of, own_affinity, refused};
 use super::watched::{Births, Trouble, Watched};
 
 /// How often to look for an exec that has taken effect and is not reported yet. The kernel reports
@@ -100,13 +98,12 @@ pub struct Actor<B> {
     /// crash.
     finishing: bool,
     /// Descendants restored since the last window.
-    put_back: FxHashSet<Key>,
+    put_back: FxHashSet<ThreadId>,
     epoch: Option<String>,
     /// Moves of files and processes.
     moves: DataMoves,
-    /// Processes that were moved as a whole and not put back: start time in ticks, and the values
-    /// of their threads.
-    processes: FxHashMap<u32, (u64, Given)>,
+    /// Processes that were moved as a whole and not put back, and the values of their threads.
+    processes: FxHashMap<u32, (ProcessId, Given)>,
 }
 
 impl<B: Births> Actor<B> {
@@ -164,7 +161,7 @@ impl<B: Births> Actor<B> {
     }
 
     /// Whether a copy has this file open.
-    pub fn has_open(&self, file: &str) -> bool {
+    pub fn has_open(&self, file: FileId) -> bool {
         self.moves.has_open(file)
     }
 
@@ -196,7 +193,7 @@ impl<B: Births> Actor<B> {
         self.mover.begin_window();
         self.moves.begin_window();
         let threads = self.mover.threads();
-        self.processes.retain(|pid, (start, _)| !threads.ended(*pid, *start));
+        self.processes.retain(|_, (process, _)| !threads.ended(process.first_thread()));
         followed
     }
 
@@ -205,8 +202,8 @@ impl<B: Births> Actor<B> {
     pub fn complete(&mut self, seen: Seen) -> Thread {
         let Seen { mut thread, mask, asked, kernel_thread } = seen;
         // In whole ticks, as procfs has it: one name for a thread in snapshots and in undo records.
-        let in_ticks = |ns: Option<u64>| ns.map(|ns| ns - ns % NS_PER_TICK);
-        (thread.start_ns, thread.process_start_ns) = (in_ticks(thread.start_ns), in_ticks(thread.process_start_ns));
+        (thread.start_ns, thread.process_start_ns) =
+            (thread.start_ns.map(as_shown), thread.process_start_ns.map(as_shown));
         let online = self.mover.defaults().online();
         // The task's own mask may contain offline CPUs; sched_getaffinity leaves them out.
         let mask = if mask.is_subset(online) {
@@ -226,7 +223,7 @@ impl<B: Births> Actor<B> {
             // It may use every CPU, so its cpuset allows every CPU.
             (None, None)
         } else {
-            let key: Key = (thread.tid, thread.start_ns.unwrap_or(0) / NS_PER_TICK);
+            let key = ThreadId { tid: thread.tid, start_ns: thread.start_ns.unwrap_or(0) };
             if asked == Some(false) {
                 self.mover.not_asked(key, mask.clone());
             }
@@ -242,7 +239,7 @@ impl<B: Births> Actor<B> {
 
     /// For a thread whose mask lacks some CPUs: the CPUs it may be moved within, if they differ
     /// from the mask, and the reason it must not be moved.
-    fn judge(&mut self, key: Key, mask: &CpuSet, asked: Option<bool>) -> (Option<CpuSet>, Option<String>) {
+    fn judge(&mut self, key: ThreadId, mask: &CpuSet, asked: Option<bool>) -> (Option<CpuSet>, Option<String>) {
         let default = match self.mover.defaults().remembered(key) {
             Ok(default) => default,
             Err(why) => return (None, Some(format!("its cpuset is unknown: {why}"))),
@@ -263,25 +260,6 @@ impl<B: Births> Actor<B> {
             _ if spares_isolated => (None, None),
             _ => (None, Some(own_affinity(mask))),
         }
-    }
-
-    /// Starts a copy that a plane makes by way of this actor, which polls, paces and cancels it
-    /// like its own.
-    ///
-    /// # Errors
-    ///
-    /// No thread can be started.
-    pub fn start_copy(
-        &mut self,
-        begin: impl FnOnce() -> Result<Box<dyn Copying>, JobState> + Send + 'static,
-    ) -> io::Result<JobId> {
-        self.moves.jobs.start(begin)
-    }
-
-    /// Where the data was that a copy of a plane has moved, if the copy has kept that and is among
-    /// the latest.
-    pub fn take_layout(&mut self, job: JobId) -> Option<Layout> {
-        self.moves.jobs.take_layout(job)
     }
 
     /// Sets the affinity of one thread.
@@ -339,9 +317,9 @@ impl<B: Births> Actor<B> {
         }
         process.bound().iter().for_each(|undo| _ = written.remove(&undo.subject));
         let not_bound = written.into_iter().collect();
-        let (pid, start) = process.process();
+        let id = process.id();
         if !process.bound().is_empty() {
-            self.processes.insert(pid, (start, process.given().clone()));
+            self.processes.insert(id.pid, (id, process.given().clone()));
         }
         Ok(Started { not_bound, ..self.moves.start_memory(process) })
     }
@@ -394,7 +372,7 @@ impl<B: Births> Actor<B> {
     }
 
     /// The first thread of a process whose place a moved thread may have taken by exec.
-    fn became_first(&self, undo: &Undo) -> io::Result<Option<Key>> {
+    fn became_first(&self, undo: &Undo) -> io::Result<Option<ThreadId>> {
         let moved = |first| self.mover.moved(first).filter(|moved| moved.over.is_none());
         let given = |first| moved(first).and_then(|moved| moved.ours.last().cloned());
         let found = kin::became_first(self.mover.threads(), undo, self.mover.online(), given);
@@ -480,7 +458,7 @@ impl<B: Births> Plane for Actor<B> {
             let searched = |undo: &Undo| blind || key_of(undo).is_some_and(|key| self.mover.moved(key).is_none());
             match kin::heirs(self.mover.threads(), held, self.mover.online(), searched) {
                 Ok(more) => {
-                    let mut known: FxHashSet<Key> = heirs.iter().filter_map(key_of).collect();
+                    let mut known: FxHashSet<ThreadId> = heirs.iter().filter_map(key_of).collect();
                     known.extend(self.watched.own.iter().chain(&self.put_back));
                     heirs.extend(more.into_iter().filter(|heir| key_of(heir).is_some_and(|key| known.insert(key))));
                 }
@@ -499,7 +477,7 @@ impl<B: Births> Plane for Actor<B> {
         // The kernel's list of tasks takes no lock: procfs is asked only about those that it does
         // not have.
         let lives = watched.looked && watched.alive.contains(&key);
-        let over = if !lives && self.mover.threads().ended(key.0, key.1) {
+        let over = if !lives && self.mover.threads().ended(key) {
             match self.became_first(undo) {
                 // It continues under another id. The record must stay until that thread is
                 // restored, in case of a crash. A watched thread did so only if the kernel reported
@@ -512,7 +490,7 @@ impl<B: Births> Plane for Actor<B> {
                 Err(_) => false,
             }
         } else {
-            watched.own.contains(&key) && affinity::get(key.0).is_ok_and(|mask| mask == masks.ours)
+            watched.own.contains(&key) && affinity::get(key.tid).is_ok_and(|mask| mask == masks.ours)
         };
         if over {
             self.mover.end(key);
@@ -544,7 +522,7 @@ mod tests {
     fn a_thread_born_in_a_moved_process_gets_back_what_its_parent_had() {
         let set = |t: &str| t.parse::<CpuSet>().unwrap();
         let undo = |tid, before: &str| Undo {
-            subject: Subject::Thread { tid, start: NS_PER_TICK },
+            subject: Subject::Thread { tid, start: 10_000_000 },
             pid: 9,
             masks: Some(Masks { before: set(before), ours: set("4-7"), unbound: before == "0-7" }),
             payload: String::new(),
@@ -553,7 +531,7 @@ mod tests {
         let mut given = Given::default();
         given.add(&Undo { payload: "family".to_owned(), ..undo(9, "3") });
         given.add(&undo(10, "0-7"));
-        actor.processes.insert(9, (1, given));
+        actor.processes.insert(9, (ProcessId { pid: 9, start_ns: 10_000_000 }, given));
         // The child of the second thread, as the lineage tells it.
         let heir = actor.heir(undo(11, "0-7"));
         assert!(heir.keeps);

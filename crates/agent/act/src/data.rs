@@ -25,10 +25,9 @@ use std::path::{Path, PathBuf};
 
 use engine::{Copies, JobId, JobState, PlaneError, Progress, Started, Subject, Undo};
 use linux::privileges;
-use linux::threads::NS_PER_TICK;
 use placement::{Move, ObservedFile, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::{FileId, NodeId, Topology};
+use topology::{FileId, NodeId, ProcessId, Topology};
 
 use super::Mover;
 use super::copying::{Back, Copying};
@@ -62,13 +61,13 @@ pub struct DataMoves {
     /// Those that copy.
     pub jobs: Jobs,
     proc_root: PathBuf,
-    /// Files of the last window.
-    seen: FxHashMap<String, Seen>,
+    /// Files of the last window, of any generation.
+    seen: FxHashMap<FileId, Seen>,
     /// Moves that were prepared in this window, by subject and target.
     processes: FxHashMap<(Subject, NodeId), ProcessMove>,
     files: FxHashMap<(Subject, NodeId), Seen>,
-    /// Names of the files that copies have open.
-    open: FxHashMap<JobId, String>,
+    /// The files that copies have open.
+    open: FxHashMap<JobId, FileId>,
     /// The latest moves of files, oldest first: the job, the file, and the nodes.
     latest: VecDeque<(JobId, Subject, NodeId, NodeId)>,
     /// Starts the threads that move files, if they may be on DAX.
@@ -84,9 +83,8 @@ pub struct DataMoves {
 #[derive(Clone, Debug)]
 struct Copied {
     subject: Subject,
-    /// A file: its name and what else is known of it, and the node that the move names as its
-    /// origin.
-    file: Option<(String, Seen, NodeId)>,
+    /// A file, and the node that the move names as its origin.
+    file: Option<(Seen, NodeId)>,
 }
 
 impl DataMoves {
@@ -128,7 +126,7 @@ impl DataMoves {
                 }
             }
             let path = file.path.as_ref().map(PathBuf::from);
-            (file.file.clone(), Seen { id, path, readers })
+            (id.any_generation(), Seen { id, path, readers })
         };
         self.seen.clear();
         self.seen.extend(files.take(FILES).map(seen));
@@ -140,15 +138,15 @@ impl DataMoves {
         match &mv.subject {
             Subject::Thread { .. } => Ok(vec![mover.prepare(topology, mv)?]),
             Subject::Process { pid, start } => {
-                let start = Some(*start).filter(|start| *start > 0);
-                let process = process::prepare(mover, topology, (*pid, start), to, true)?;
+                let start_ns = Some(*start).filter(|start| *start > 0);
+                let process = process::prepare(mover, topology, (*pid, start_ns), to, true)?;
                 let undo = process.ready().to_vec();
                 self.processes.insert((mv.subject.clone(), to), process);
                 Ok(undo)
             }
             Subject::File { file, generation } => {
                 let unknown = || refused("file_unknown", format!("file {file} was not read in the last window"));
-                let seen = self.seen.get(file).ok_or_else(unknown)?;
+                let seen = FileId::parse(file).and_then(|file| self.seen.get(&file)).ok_or_else(unknown)?;
                 if *generation > 0 && *generation != u64::from(seen.id.generation) {
                     return Err(PlaneError::Gone { what: format!("file {file}") });
                 }
@@ -166,12 +164,11 @@ impl DataMoves {
 
     /// Lets the memory of a process follow its threads.
     pub fn start_memory(&mut self, process: ProcessMove) -> Started {
-        let (pid, start) = process.process();
+        let ProcessId { pid, start_ns } = process.id();
         let Some(memory) = process.memory else { return Started::done() };
         match self.jobs.start(|| Ok(Box::new(memory))) {
             Ok(job) => {
-                let subject = Subject::Process { pid, start: start.saturating_mul(NS_PER_TICK) };
-                self.keep(job, Copied { subject, file: None });
+                self.keep(job, Copied { subject: Subject::Process { pid, start: start_ns }, file: None });
                 Started::job(job)
             }
             Err(error) => {
@@ -188,39 +185,65 @@ impl DataMoves {
     }
 
     fn start_file_with(&mut self, mv: &Move, back: Option<Layout>) -> Result<Started, PlaneError> {
-        let Move { subject, from, to, .. } = mv.clone();
-        let Subject::File { file, .. } = &subject else { return Err(not_prepared(mv)) };
-        let seen = self.files.remove(&(subject.clone(), to)).ok_or_else(|| not_prepared(mv))?;
-        let moved = Copied { subject: subject.clone(), file: Some((file.clone(), seen.clone(), from)) };
+        let seen = self.files.remove(&(mv.subject.clone(), mv.to)).ok_or_else(|| not_prepared(mv))?;
+        let (id, moved) = (seen.id, Copied { subject: mv.subject.clone(), file: Some((seen.clone(), mv.from)) });
         // What goes back is where it was: the move that is taken back is all there is to remember.
         let taken_back = back.is_some();
-        let job = self.file_job(file, seen, (Some(from), to), back)?;
-        self.open.insert(job, file.clone());
-        self.latest.push_back((job, subject, from, to));
-        self.latest.drain(..self.latest.len().saturating_sub(LATEST));
+        let job = self.file_job(seen, (Some(mv.from), mv.to), back)?;
+        self.open.insert(job, id);
+        self.remember(job, mv);
         if !taken_back {
             self.keep(job, moved);
         }
         Ok(Started::job(job))
     }
 
+    /// Starts a copy that a plane makes of a file's data by itself. It is polled, paced and
+    /// cancelled like any other.
+    ///
+    /// # Errors
+    ///
+    /// No thread can be started.
+    pub fn start_copy(&mut self, mv: &Move, copy: impl Copying + 'static) -> Result<Started, PlaneError> {
+        let job = self.jobs.start(|| Ok(Box::new(copy))).map_err(no_thread)?;
+        self.remember(job, mv);
+        Ok(Started::job(job))
+    }
+
+    fn remember(&mut self, job: JobId, mv: &Move) {
+        self.latest.push_back((job, mv.subject.clone(), mv.from, mv.to));
+        self.latest.drain(..self.latest.len().saturating_sub(LATEST));
+    }
+
+    /// What was moved by the latest move of the same file that this one takes back, and where it
+    /// was.
+    ///
+    /// # Errors
+    ///
+    /// That is not known, or not any more.
+    pub fn taken_back(&mut self, mv: &Move) -> Result<Layout, PlaneError> {
+        let of =
+            |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
+        let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
+        job.and_then(|job| self.jobs.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))
+    }
+
     /// A job that moves a file, or its part on one node, to a node, or those of its pages that a
     /// layout has to where they were.
     fn file_job(
         &mut self,
-        name: &str,
         seen: Seen,
         nodes: (Option<NodeId>, NodeId),
         back: Option<Layout>,
     ) -> Result<JobId, PlaneError> {
-        let (name, proc_root) = (name.to_owned(), self.proc_root.clone());
+        let proc_root = self.proc_root.clone();
         let freeze = self.hands.as_ref().map(Hands::freeze);
-        let begin = move || open(&proc_root, &name, &seen, nodes, freeze, back.as_ref());
+        let begin = move || open(&proc_root, &seen, nodes, freeze, back.as_ref());
         let started = match &self.hands {
             None => self.jobs.start(begin),
             Some(hands) => self.jobs.start_by(begin, |copy| hands.run(|| jobs::spawn(copy)).flatten()),
         };
-        started.map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}")))
+        started.map_err(no_thread)
     }
 
     fn keep(&mut self, job: JobId, moved: Copied) {
@@ -230,8 +253,8 @@ impl DataMoves {
     }
 
     /// Whether a copy has this file open.
-    pub fn has_open(&self, file: &str) -> bool {
-        self.open.values().any(|open| open == file)
+    pub fn has_open(&self, file: FileId) -> bool {
+        self.open.values().any(|open| open.any_generation() == file.any_generation())
     }
 
     /// Forgets the copies that cannot be sent back, or have nothing to be sent back.
@@ -252,16 +275,16 @@ impl DataMoves {
         &mut self,
         subject: &Subject,
         mut back: Option<Back>,
-        mut file: Option<(String, Seen, NodeId)>,
-    ) -> (Option<Back>, Option<(String, Seen, NodeId)>) {
+        mut file: Option<(Seen, NodeId)>,
+    ) -> (Option<Back>, Option<(Seen, NodeId)>) {
         if back.is_none() && file.is_none() {
             return (back, file);
         }
         let of: FxHashSet<JobId> = self.copies.iter().filter(|c| c.1.subject == *subject).map(|c| *c.0).collect();
         for (job, earlier) in self.jobs.take(&of, back.is_some()) {
             let earlier_file = self.copies.remove(&job).and_then(|copied| copied.file);
-            if let (Some(file), Some((_, _, from))) = (&mut file, earlier_file) {
-                file.2 = from;
+            if let (Some(file), Some((_, from))) = (&mut file, earlier_file) {
+                file.1 = from;
             }
             // Memory of a program that the process has ended since is no more.
             back = match (back, earlier.filter(|earlier| !earlier.gone())) {
@@ -295,10 +318,7 @@ impl Copies for DataMoves {
 
     /// Of the latest moves it is known what they moved.
     fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        let of =
-            |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
-        let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
-        let layout = job.and_then(|job| self.jobs.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
+        let layout = self.taken_back(mv)?;
         self.start_file_with(mv, Some(layout))
     }
 
@@ -316,14 +336,11 @@ impl Copies for DataMoves {
             let Some(Copied { subject, file }) = self.copies.remove(&job) else { continue };
             let (back, file) = self.with_earlier(&subject, back, file);
             let started = match (back, file) {
-                (Some(Back::Memory(memory)), _) => self
-                    .jobs
-                    .start(|| Ok(Box::new(memory.reversed())))
-                    .map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}"))),
-                (Some(Back::Pages(layout)), Some((name, seen, from))) => {
-                    self.file_job(&name, seen, (None, from), Some(layout))
+                (Some(Back::Memory(memory)), _) => {
+                    self.jobs.start(|| Ok(Box::new(memory.reversed()))).map_err(no_thread)
                 }
-                (None, Some((name, seen, from))) => self.file_job(&name, seen, (None, from), None),
+                (Some(Back::Pages(layout)), Some((seen, from))) => self.file_job(seen, (None, from), Some(layout)),
+                (None, Some((seen, from))) => self.file_job(seen, (None, from), None),
                 // Its thread has panicked.
                 (_, None) => Err(refused("no_way_back", "where its memory was is not known any more".to_owned())),
             };
@@ -338,14 +355,13 @@ impl Copies for DataMoves {
 /// they were.
 fn open(
     proc_root: &Path,
-    name: &str,
     seen: &Seen,
     (from, to): (Option<NodeId>, NodeId),
     dax: Option<bool>,
     back: Option<&Layout>,
 ) -> Result<Box<dyn Copying>, JobState> {
     let failed =
-        |what: &str, e: io::Error| JobState::Refused { reason: "unreadable", why: format!("{what} {name}: {e}") };
+        |what: &str, e: io::Error| JobState::Refused { reason: "unreadable", why: format!("{what} {}: {e}", seen.id) };
     let mut inodes = Inodes::new(proc_root);
     inodes.refresh();
     let opened = match (inodes.open(seen.id, &seen.readers), &seen.path) {
@@ -386,7 +402,12 @@ fn open(
     }
 }
 
-fn not_prepared(mv: &Move) -> PlaneError {
+fn no_thread(error: io::Error) -> PlaneError {
+    refused("no_thread", format!("its copy cannot be started: {error}"))
+}
+
+/// The move was not prepared in this window.
+pub fn not_prepared(mv: &Move) -> PlaneError {
     refused("not_prepared", format!("the move of {} was not prepared in this window", mv.subject))
 }
 

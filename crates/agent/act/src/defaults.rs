@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 use linux::cpuset::{Cpusets, Group};
 use linux::threads::Threads;
 use rustc_hash::FxHashMap;
-use topology::CpuSet;
-
-use super::mover::Key;
+use topology::{CpuSet, ThreadId};
 
 /// For how many windows a thread's control group is remembered. Preparing a move reads it again.
 const REMEMBERED: u64 = 8;
@@ -31,7 +29,7 @@ pub struct Defaults {
     isolated: CpuSet,
     window: u64,
     /// Groups of threads, and the window in which each was read.
-    groups: FxHashMap<Key, (Group, u64)>,
+    groups: FxHashMap<ThreadId, (Group, u64)>,
     /// CPUs of the groups, read in this window.
     cpus: FxHashMap<Group, Result<CpuSet, String>>,
 }
@@ -101,11 +99,11 @@ impl Defaults {
     }
 
     /// The default of a thread, using its control group as read in the last few windows.
-    pub fn remembered(&mut self, key: Key) -> Result<CpuSet, String> {
+    pub fn remembered(&mut self, key: ThreadId) -> Result<CpuSet, String> {
         let group = match self.groups.get(&key) {
             Some((group, _)) => group.clone(),
             None => {
-                let cgroups = self.threads.cgroups(key.0).map_err(|e| e.to_string())?;
+                let cgroups = self.threads.cgroups(key.tid).map_err(|e| e.to_string())?;
                 let group = self.cpusets.group(&cgroups);
                 self.groups.insert(key, (group.clone(), self.window));
                 group

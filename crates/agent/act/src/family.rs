@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 /// The relations of a moved thread at the time of the move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Family {
-    /// When the move was prepared, in ticks since boot: a thread that started earlier has inherited
+    /// When the move was prepared, as start times are: a thread that started earlier has inherited
     /// nothing.
+    #[serde(with = "linux::threads::ticks")]
     pub at: u64,
     /// Session id.
     pub session: u32,

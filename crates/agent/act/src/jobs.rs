@@ -549,8 +549,8 @@ mod tests {
         let pages = || Back::Pages(Layout::default());
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let (proc, pid) = (Path::new("/proc"), child.id());
-        let start = Threads::new(proc).stat(pid).unwrap().unwrap().start;
-        let Some(memory) = MemoryMove::new(proc, pid, start, NodeId(0)).unwrap() else { panic!("it has ended") };
+        let process = Threads::new(proc).stat(pid).unwrap().unwrap().process();
+        let Some(memory) = MemoryMove::new(proc, process, NodeId(0)).unwrap() else { panic!("it has ended") };
         let (of_process, kept, _) = copy(1, Back::Memory(Box::new(memory)));
         assert_eq!(kept, [of_process]);
         assert_eq!(copy(0, pages()).1, [of_process], "nothing was moved");

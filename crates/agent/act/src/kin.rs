@@ -28,10 +28,10 @@ use linux::affinity;
 use linux::cpuset::family_name;
 use linux::threads::{Stat, Threads, is_gone};
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::CpuSet;
+use topology::{CpuSet, ThreadId};
 
 use super::family::Family;
-use super::mover::{Key, key_of, subject_of};
+use super::mover::{key_of, subject_of};
 
 /// Longest chain of parents to follow.
 const GENERATIONS: usize = 64;
@@ -67,7 +67,7 @@ pub enum Kinship {
 
 /// The relation of a thread of process `pid` to a moved thread of process `of`.
 pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Family) -> io::Result<Option<Kinship>> {
-    if stat.start < family.at {
+    if stat.id.start_ns < family.at {
         return Ok(None);
     }
     if pid == of {
@@ -80,7 +80,7 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
     for _ in 0..GENERATIONS {
         let parent = eldest_stat.ppid;
         let Some(parent_stat) = facts.stat(parent)? else { break };
-        if parent_stat.start < family.at {
+        if parent_stat.id.start_ns < family.at {
             elder = Some((parent, parent_stat));
             break;
         }
@@ -120,18 +120,18 @@ pub fn became_first(
     threads: &Threads,
     undo: &Undo,
     online: &CpuSet,
-    given: impl Fn(Key) -> Option<CpuSet>,
+    given: impl Fn(ThreadId) -> Option<CpuSet>,
 ) -> io::Result<Option<Undo>> {
-    let (Some((tid, start)), Some(masks), Some(family)) = (key_of(undo), &undo.masks, Family::of(undo)) else {
+    let (Some(thread), Some(masks), Some(family)) = (key_of(undo), &undo.masks, Family::of(undo)) else {
         return Ok(None);
     };
     let pid = undo.pid;
-    if tid == pid || threads.stat(tid)?.is_some_and(|stat| stat.start == start) {
+    if thread.tid == pid || threads.stat(thread.tid)?.is_some_and(|stat| stat.id == thread) {
         return Ok(None);
     }
     // A later process with this id would have started after the move, at a later tick.
-    let Some(first) = threads.stat(pid)?.filter(|first| first.start <= family.at) else { return Ok(None) };
-    match given((pid, first.start)) {
+    let Some(first) = threads.stat(pid)?.filter(|first| first.id.start_ns <= family.at) else { return Ok(None) };
+    match given(first.id) {
         // It has the value from us, and a record of its own.
         Some(given) if given == masks.ours => return Ok(None),
         None if !family.first_differs => return Ok(None),
@@ -142,7 +142,7 @@ pub fn became_first(
         Err(error) if !is_gone(&error) => return Err(error),
         _ => return Ok(None),
     }
-    Ok(Some(inherited((pid, first.start), pid, masks.clone())))
+    Ok(Some(inherited(first.id, pid, masks.clone())))
 }
 
 fn ours_of(undo: &Undo) -> Option<CpuSet> {
@@ -170,7 +170,7 @@ pub fn heirs(
     online: &CpuSet,
     searched: impl Fn(&Undo) -> bool,
 ) -> io::Result<Vec<Undo>> {
-    let records: FxHashSet<Key> = all.iter().filter_map(key_of).collect();
+    let records: FxHashSet<ThreadId> = all.iter().filter_map(key_of).collect();
     let mut by_value = Parents::default();
     let held: Vec<&Undo> = all.iter().filter(|undo| searched(undo)).collect();
     for undo in &held {
@@ -193,8 +193,8 @@ pub fn heirs(
             Err(error) => trouble = Some(error),
         }
     }
-    let last: FxHashMap<Key, &Undo> = all.iter().filter_map(|undo| Some((key_of(undo)?, undo))).collect();
-    let given = |first: Key| last.get(&first).and_then(|undo| ours_of(undo));
+    let last: FxHashMap<ThreadId, &Undo> = all.iter().filter_map(|undo| Some((key_of(undo)?, undo))).collect();
+    let given = |first: ThreadId| last.get(&first).and_then(|undo| ours_of(undo));
     for undo in held {
         match became_first(threads, undo, online, given) {
             Ok(heir) => heirs.extend(heir),
@@ -212,7 +212,7 @@ fn heir(
     threads: &Threads,
     (pid, tid): (u32, u32),
     by_value: &Parents<'_>,
-    records: &FxHashSet<Key>,
+    records: &FxHashSet<ThreadId>,
 ) -> io::Result<Option<Undo>> {
     let mask = match affinity::get(tid) {
         Err(error) if is_gone(&error) => return Ok(None),
@@ -220,7 +220,7 @@ fn heir(
     };
     let Some(parents) = by_value.get(&mask) else { return Ok(None) };
     let Some(stat) = threads.stat(tid)? else { return Ok(None) };
-    if stat.kernel_thread || records.contains(&(tid, stat.start)) {
+    if stat.kernel_thread || records.contains(&stat.id) {
         return Ok(None);
     }
     let memory = Remembering { facts: threads, stats: Default::default(), groups: Default::default() };
@@ -233,11 +233,11 @@ fn heir(
         }
     }
     let Some(masks) = nearest.and_then(|(_, undo)| undo.masks.clone()) else { return Ok(None) };
-    Ok(Some(inherited((tid, stat.start), pid, masks)))
+    Ok(Some(inherited(stat.id, pid, masks)))
 }
 
 /// The record of a thread that inherited our value.
-pub(super) fn inherited(key: Key, pid: u32, masks: Masks) -> Undo {
+pub(super) fn inherited(key: ThreadId, pid: u32, masks: Masks) -> Undo {
     Undo { subject: subject_of(key), pid, masks: Some(masks), payload: String::new() }
 }
 
@@ -279,11 +279,10 @@ mod tests {
         fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
             let found = self.0.iter().find(|t| t.0 == tid);
             Ok(found.map(|(_, ppid, start, session, _)| Stat {
-                comm: String::new(),
+                id: ThreadId { tid, start_ns: *start },
                 ppid: *ppid,
                 session: *session,
-                kernel_thread: false,
-                start: *start,
+                ..Stat::default()
             }))
         }
 
@@ -315,7 +314,8 @@ mod tests {
         assert_eq!(related(&table, 60), Some(Kinship::Descendant));
         assert_eq!(related(&table, 61), Some(Kinship::Descendant)); // own session and group: still a grandchild
         assert_eq!(related(&table, 62), None);
-        let young = Stat { comm: String::new(), ppid: 40, session: 40, kernel_thread: false, start: 1001 };
+        let id = ThreadId { tid: 51, start_ns: 1001 };
+        let young = Stat { id, ppid: 40, session: 40, ..Stat::default() };
         let family = Family { at: 1000, session: 40, cgroup: String::new(), first_differs: false };
         assert_eq!(kinship(&table, 50, &young, 50, &family).unwrap(), Some(Kinship::SameProcess));
     }
@@ -378,13 +378,13 @@ mod tests {
         let family = Family { at: 0, session: 0, cgroup: String::new(), first_differs: false };
         let masks = Masks { before: all.clone(), ours: one.iter().chain([9999]).collect(), unbound: true };
         let gone = Undo {
-            subject: subject_of((u32::MAX, 1)),
+            subject: subject_of(ThreadId { tid: u32::MAX, start_ns: 0 }),
             pid: std::process::id(),
             masks: Some(masks.clone()),
             payload: family.payload(),
         };
         let found = heirs(&threads, &[gone], &all, |_| true).unwrap();
-        let of_child = found.iter().find(|heir| key_of(heir).is_some_and(|key| key.0 == tid));
+        let of_child = found.iter().find(|heir| key_of(heir).is_some_and(|key| key.tid == tid));
         assert_eq!(of_child.and_then(|heir| heir.masks.clone()), Some(masks));
         drop(end);
         child.join().unwrap();

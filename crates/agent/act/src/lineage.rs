@@ -15,18 +15,18 @@ use std::io;
 
 use linux::affinity;
 use linux::births::{Kin, Origin};
-use linux::threads::{NS_PER_TICK, is_gone};
+use linux::threads::is_gone;
 
 use super::kin::inherited;
-use super::mover::{Key, Moved, Mover};
+use super::mover::{Moved, Mover};
 use engine::{Masks, Undo};
-use topology::CpuSet;
+use topology::{CpuSet, ThreadId};
 
 /// Remembers the moved thread that each descendant stems from, as long as it or a child of it
 /// lives.
 #[derive(Debug, Default)]
 pub struct Lineage {
-    stems: FxHashMap<u32, Key>,
+    stems: FxHashMap<u32, ThreadId>,
 }
 
 impl Lineage {
@@ -38,20 +38,20 @@ impl Lineage {
     ///
     /// An error means that no heir was found and that some threads could not be examined.
     pub fn heirs(&mut self, mover: &Mover, kin: &[Kin]) -> io::Result<Vec<Undo>> {
-        let mut moved: FxHashMap<u32, Key> = FxHashMap::default();
+        let mut moved: FxHashMap<u32, ThreadId> = FxHashMap::default();
         // Thousands of threads were given few values.
         let mut values: FxHashMap<&CpuSet, &Moved> = FxHashMap::default();
         for (key, one) in mover.all_moved() {
-            moved.insert(key.0, key);
+            moved.insert(key.tid, key);
             one.ours.iter().for_each(|ours| _ = values.entry(ours).or_insert(one));
         }
         let mut children: Vec<&Kin> = kin.iter().filter(|kin| kin.origin != Origin::Moved).collect();
         children.sort_unstable_by_key(|c| (c.start_ns, c.tid));
         let mut trouble = None;
-        let mut stems: FxHashMap<u32, Key> = FxHashMap::default();
+        let mut stems: FxHashMap<u32, ThreadId> = FxHashMap::default();
         let mut heirs = Vec::new();
         for child in &children {
-            let key = (child.tid, child.start_ns / NS_PER_TICK);
+            let key = child.id();
             let of_parent = stems.get(&child.parent_tid).or_else(|| self.stems.get(&child.parent_tid));
             let stem = of_parent.copied().or_else(|| moved.get(&child.parent_tid).copied());
             if let Some(stem) = stem {

@@ -4,19 +4,16 @@ use std::io;
 use std::path::Path;
 
 use engine::{Masks, PlaneError, Subject, Undo, Undone};
-use linux::threads::{NS_PER_TICK, Open, Stat, Threads, is_gone};
+use linux::threads::{Open, Stat, Threads, as_shown, is_gone};
 use linux::{affinity, cpuset};
 use placement::Move;
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
-use topology::{CpuSet, NodeId, Topology};
+use topology::{CpuSet, NodeId, ThreadId, Topology};
 
 use super::defaults::Defaults;
 use super::family::Family;
-
-/// A thread: id and start time in ticks.
-pub type Key = (u32, u64);
 
 /// The values that the threads of one process were given.
 #[derive(Clone, Debug, Default)]
@@ -80,11 +77,11 @@ pub struct Mover {
     threads: Threads,
     defaults: Defaults,
     rules: Rules,
-    moved: FxHashMap<Key, Moved>,
+    moved: FxHashMap<ThreadId, Moved>,
     /// The masks found when the moves of this window were prepared.
-    prepared: FxHashMap<Key, CpuSet>,
+    prepared: FxHashMap<ThreadId, CpuSet>,
     /// Masks of this window that nobody asked for. They count as the default of their threads.
-    unasked: FxHashMap<Key, CpuSet>,
+    unasked: FxHashMap<ThreadId, CpuSet>,
     window: u64,
 }
 
@@ -166,25 +163,25 @@ impl Mover {
     }
 
     /// A thread that holds our value, or recently did.
-    pub fn moved(&self, key: Key) -> Option<&Moved> {
+    pub fn moved(&self, key: ThreadId) -> Option<&Moved> {
         self.moved.get(&key)
     }
 
     /// Records that nobody asked for the mask this thread has in this window.
-    pub fn not_asked(&mut self, key: Key, mask: CpuSet) {
+    pub fn not_asked(&mut self, key: ThreadId, mask: CpuSet) {
         self.unasked.insert(key, mask);
     }
 
     /// Records that a thread no longer holds our value: it ended, was restored, or got an affinity
     /// of its own.
-    pub fn end(&mut self, key: Key) {
+    pub fn end(&mut self, key: ThreadId) {
         if let Some(moved) = self.moved.get_mut(&key) {
             moved.over.get_or_insert(self.window);
         }
     }
 
     /// Every thread that holds our value, or recently did.
-    pub fn all_moved(&self) -> impl Iterator<Item = (Key, &Moved)> {
+    pub fn all_moved(&self) -> impl Iterator<Item = (ThreadId, &Moved)> {
         self.moved.iter().map(|(key, moved)| (*key, moved))
     }
 
@@ -195,8 +192,8 @@ impl Mover {
         };
         let (to, pid) = (mv.to, mv.pid);
         let (_, stat) = self.open(tid)?;
-        let start = stat.start;
-        if start_ns > 0 && start_ns / NS_PER_TICK != start {
+        let thread = stat.id;
+        if start_ns > 0 && as_shown(start_ns) != thread.start_ns {
             return Err(gone(tid));
         }
         if stat.kernel_thread {
@@ -207,10 +204,10 @@ impl Mover {
         let cgroups = self.threads.cgroups(tid).map_err(unreadable)?;
         let default =
             self.defaults.of(tid).map_err(|why| refused("cpuset_unknown", format!("its cpuset is unknown: {why}")))?;
-        let (before, unbound) = match self.moved.get(&(tid, start)) {
+        let (before, unbound) = match self.moved.get(&thread) {
             Some(m) if m.holds(&mask, &default) => (m.before.clone(), m.unbound),
             _ if mask == default => (mask.clone(), true),
-            _ if self.unasked.get(&(tid, start)) == Some(&mask)
+            _ if self.unasked.get(&thread) == Some(&mask)
                 || self.defaults.spares_isolated(&mask, &default)
                 || self.rules.touch_own_affinity =>
             {
@@ -222,10 +219,10 @@ impl Mover {
         let given = !unbound && !self.rules.touch_own_affinity;
         let ours = self.target(topology, to, &if given { before.intersection(&default) } else { default })?;
         let first_differs = tid != pid && mask_of(pid).is_ok_and(|first| first != ours);
-        self.prepared.insert((tid, start), mask);
+        self.prepared.insert(thread, mask);
         let family =
-            Family { at: now_ticks(), session: stat.session, cgroup: cpuset::family_name(&cgroups), first_differs };
-        let subject = subject_of((tid, start));
+            Family { at: now_ns(), session: stat.session, cgroup: cpuset::family_name(&cgroups), first_differs };
+        let subject = subject_of(thread);
         let masks = Some(Masks { before, ours, unbound });
         Ok(Undo { subject, pid, masks, payload: family.payload() })
     }
@@ -245,18 +242,17 @@ impl Mover {
     /// A record for a thread of a process whose threads were given these values, if it was born
     /// with one of them, so that it can be moved as its parent was. Its parent is not known: only
     /// if all get the same back is it known what the thread gets.
-    pub fn inherited(&mut self, given: &Given, tid: u32, stat: &Stat) -> Option<Undo> {
+    pub fn inherited(&mut self, given: &Given, stat: &Stat) -> Option<Undo> {
         if given.0.is_empty() {
             return None;
         }
-        let parent = given.alike(&mask_of(tid).ok()?)?;
+        let parent = given.alike(&mask_of(stat.id.tid).ok()?)?;
         let (masks, family) = (parent.masks.as_ref()?, Family::of(parent)?);
-        if stat.start < family.at {
+        if stat.id.start_ns < family.at {
             return None;
         }
-        let key = (tid, stat.start);
-        self.prepared.insert(key, masks.ours.clone());
-        Some(Undo { subject: subject_of(key), ..parent.clone() })
+        self.prepared.insert(stat.id, masks.ours.clone());
+        Some(Undo { subject: subject_of(stat.id), ..parent.clone() })
     }
 
     /// Takes a thread that has inherited our value for one that was moved.
@@ -281,7 +277,7 @@ impl Mover {
         let (Some(key), Some(Masks { before, ours, unbound })) = (key_of(undo), &undo.masks) else {
             return Err(not_a_thread());
         };
-        let tid = key.0;
+        let tid = key.tid;
         let Some(expected) = self.prepared.remove(&key) else {
             return Err(refused("not_prepared", format!("the move of thread {tid} was not prepared in this window")));
         };
@@ -305,7 +301,7 @@ impl Mover {
         let (Some(key), Some(Masks { before, ours, unbound })) = (key_of(undo), &undo.masks) else {
             return Err(not_a_thread());
         };
-        let tid = key.0;
+        let tid = key.tid;
         let is_ours = |mask: &CpuSet| {
             if mask == ours {
                 return Ok(true);
@@ -341,13 +337,14 @@ impl Mover {
     /// thread got the id in between, that thread gets its mask back.
     fn replace(
         &self,
-        (tid, start): Key,
+        key: ThreadId,
         expected: impl Fn(&CpuSet) -> Result<bool, PlaneError>,
         new: &CpuSet,
         otherwise: impl Fn(&CpuSet) -> PlaneError,
     ) -> Result<(), PlaneError> {
+        let tid = key.tid;
         let (thread, stat) = self.open(tid)?;
-        if stat.start != start {
+        if stat.id != key {
             return Err(gone(tid));
         }
         let mask = mask_of(tid).map_err(|e| kernel(tid, "read", e))?;
@@ -356,7 +353,7 @@ impl Mover {
         }
         affinity::set(tid, new).map_err(|e| kernel(tid, "set", e))?;
         let after = thread.stat();
-        if matches!(&after, Ok(Some(stat)) if stat.start == start) {
+        if matches!(&after, Ok(Some(stat)) if stat.id == key) {
             return Ok(());
         }
         match (affinity::set(tid, &mask), after) {
@@ -377,25 +374,23 @@ pub fn own_affinity(mask: &CpuSet) -> String {
     format!("has an affinity of its own: {mask}")
 }
 
-/// The time now, in the units of start times.
-fn now_ticks() -> u64 {
+/// The time now, as start times are.
+fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
-    let ns = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
-    ns / NS_PER_TICK
+    as_shown(u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 /// The thread of a record.
-pub fn key_of(undo: &Undo) -> Option<Key> {
+pub fn key_of(undo: &Undo) -> Option<ThreadId> {
     match undo.subject {
-        Subject::Thread { tid, start } => Some((tid, start / NS_PER_TICK)),
+        Subject::Thread { tid, start } => Some(ThreadId { tid, start_ns: as_shown(start) }),
         _ => None,
     }
 }
 
-/// A thread as snapshots and records name it. On a host, start times are whole ticks everywhere,
-/// because procfs knows no better.
-pub fn subject_of((tid, start): Key) -> Subject {
-    Subject::Thread { tid, start: start.saturating_mul(NS_PER_TICK) }
+/// A thread as snapshots and records name it.
+pub fn subject_of(ThreadId { tid, start_ns }: ThreadId) -> Subject {
+    Subject::Thread { tid, start: start_ns }
 }
 
 fn not_a_thread() -> PlaneError {
@@ -448,7 +443,7 @@ mod tests {
     fn what_a_thread_gets_back_is_known_only_if_all_get_the_same() {
         let set = |t: &str| t.parse::<CpuSet>().unwrap();
         let undo = |tid, before: &str| Undo {
-            subject: subject_of((tid, 1)),
+            subject: subject_of(ThreadId { tid, start_ns: 10_000_000 }),
             pid: 1,
             masks: Some(Masks { before: set(before), ours: set("4-7"), unbound: before == "0-7" }),
             payload: String::new(),

@@ -26,7 +26,6 @@
 //!   CAP_DAC_READ_SEARCH, and CAP_FOWNER to leave the access time alone and to be told what is
 //!   cached.
 
-mod kernel;
 mod refuse;
 mod window;
 

@@ -19,18 +19,17 @@
 //! [`super::lineage`]) and gives it one. So is one beyond [`MOST_THREADS`]. Children that are
 //! processes are not moved.
 
-use std::path::Path;
-
 use engine::{PlaneError, Undo};
+use linux::memory;
 use linux::patient::{self, MEMORY};
-use linux::threads::{NS_PER_TICK, Threads};
-use placement::{Move, Reason, Subject, Why};
+use linux::threads::{Threads, as_shown, field};
+use placement::{Move, Reason, Why};
 use rustc_hash::FxHashSet;
-use topology::{CpuSet, NodeId, Topology};
+use topology::{CpuSet, NodeId, ProcessId, ThreadId, Topology};
 
 use super::copying::Copying;
-use super::memory::{self, MemoryMove};
-use super::mover::{Given, Key, Mover, key_of, refused};
+use super::memory::MemoryMove;
+use super::mover::{Given, Mover, key_of, refused, subject_of};
 
 /// How often to look for new threads. After the first look only threads that had not been seen then
 /// can start threads that are not bound, so a process that starts threads without pause is done
@@ -44,8 +43,7 @@ const MOST_THREADS: usize = 2_000;
 /// A process on its way to a node.
 #[derive(Debug)]
 pub struct ProcessMove {
-    pid: u32,
-    start: u64,
+    id: ProcessId,
     to: NodeId,
     /// The memory; `None` if it stays.
     pub memory: Option<MemoryMove>,
@@ -56,7 +54,7 @@ pub struct ProcessMove {
     given: Given,
     /// Records of threads that are ready to be bound.
     ready: Vec<Undo>,
-    seen: FxHashSet<Key>,
+    seen: FxHashSet<ThreadId>,
 }
 
 /// Examines a process that is to be moved to a node. Changes nothing. `start_ns`: its start time,
@@ -72,7 +70,7 @@ pub fn prepare(
         return Err(refused("itself", "is homenode itself"));
     }
     let Some(stat) = mover.threads().stat(pid).map_err(|e| unreadable(pid, &e))? else { return Err(gone(pid)) };
-    if start_ns.is_some_and(|ns| ns / NS_PER_TICK != stat.start) {
+    if start_ns.is_some_and(|ns| as_shown(ns) != stat.id.start_ns) {
         return Err(gone(pid));
     }
     if stat.kernel_thread {
@@ -83,7 +81,8 @@ pub fn prepare(
     if status.process != pid {
         return Err(refused("not_a_process", format!("is a thread of process {}", status.process)));
     }
-    let mut process = ProcessMove::new(pid, stat.start, to);
+    let id = stat.process();
+    let mut process = ProcessMove::new(id, to);
     process.look(mover, topology)?;
     if process.ready.is_empty() && !process.left.iter().any(|(tid, _)| runs_on(*tid, &node.cpus)) {
         return Err(match process.left.first() {
@@ -99,22 +98,24 @@ pub fn prepare(
         if status.memory_nodes.as_ref().is_some_and(|nodes| !nodes.contains(to.0)) {
             return Err(refused("mems_forbid_node", format!("its cpuset forbids memory of node {to}")));
         }
-        process.memory = Some(memory(mover, pid, stat.start, to)?);
+        process.memory = Some(memory(mover, id, to)?);
     }
     Ok(process)
 }
 
 /// The memory of a process, if the node has room for it. Only where all of it might be too much is
 /// it looked at which part is there already: that takes milliseconds.
-fn memory(mover: &Mover, pid: u32, start: u64, to: NodeId) -> Result<MemoryMove, PlaneError> {
+fn memory(mover: &Mover, process: ProcessId, to: NodeId) -> Result<MemoryMove, PlaneError> {
+    let pid = process.pid;
     let unreadable = |e| unreadable(pid, &e);
     let proc_root = mover.threads().root().to_owned();
     let new = {
         let proc_root = proc_root.clone();
-        move || MemoryMove::new(&proc_root, pid, start, to)
+        move || MemoryMove::new(&proc_root, process, to)
     };
     let work = patient::ask(pid, MEMORY, new).map_err(unreadable)?.ok_or_else(|| gone(pid))?;
-    let Some(room) = memory::room(mover.sys_root(), to).filter(|room| *room < work.copied().total) else {
+    let room = memory::room(mover.sys_root(), to).map(|room| room.free.saturating_add(room.unused));
+    let Some(room) = room.filter(|room| *room < work.copied().total) else {
         return Ok(work);
     };
     let nodes = patient::ask(pid, MEMORY, move || memory::resident(&proc_root, pid));
@@ -129,10 +130,9 @@ fn memory(mover: &Mover, pid: u32, start: u64, to: NodeId) -> Result<MemoryMove,
 }
 
 impl ProcessMove {
-    fn new(pid: u32, start: u64, to: NodeId) -> Self {
+    fn new(id: ProcessId, to: NodeId) -> Self {
         Self {
-            pid,
-            start,
+            id,
             to,
             memory: None,
             left: Vec::new(),
@@ -158,7 +158,7 @@ impl ProcessMove {
                 write(&ready)?;
             }
             for undo in ready {
-                let Some((tid, _)) = key_of(&undo) else { continue };
+                let Some(ThreadId { tid, .. }) = key_of(&undo) else { continue };
                 match mover.apply(&undo) {
                     Ok(()) => self.is_bound(undo),
                     Err(PlaneError::Gone { .. }) => {}
@@ -189,7 +189,8 @@ impl ProcessMove {
 
     /// Prepares the threads that have not been seen yet.
     fn look(&mut self, mover: &mut Mover, topology: &Topology) -> Result<(), PlaneError> {
-        let tids = mover.threads().of(self.pid).map_err(|e| unreadable(self.pid, &e))?;
+        let pid = self.id.pid;
+        let tids = mover.threads().of(pid).map_err(|e| unreadable(pid, &e))?;
         if tids.len() > MOST_THREADS && self.bound.is_empty() {
             let why = format!("has {} threads: only processes with up to {MOST_THREADS} move as a whole", tids.len());
             return Err(refused("too_many_threads", why));
@@ -201,16 +202,15 @@ impl ProcessMove {
                 break;
             }
             let Ok(Some(stat)) = mover.threads().stat(tid) else { continue };
-            let key = (tid, stat.start);
-            if !self.seen.insert(key) {
+            if !self.seen.insert(stat.id) {
                 continue;
             }
-            let prepared = match mover.inherited(&self.given, tid, &stat) {
+            let prepared = match mover.inherited(&self.given, &stat) {
                 Some(undo) => Ok(undo),
-                None => mover.prepare(topology, &self.thread(tid, stat.start)),
+                None => mover.prepare(topology, &self.thread(stat.id)),
             };
             // The id may have become another process's since it was listed.
-            let ours = mover.threads().belongs(self.pid, key).map_err(|e| unreadable(self.pid, &e))?;
+            let ours = mover.threads().belongs(pid, stat.id).map_err(|e| unreadable(pid, &e))?;
             match prepared {
                 _ if !ours => {}
                 Ok(undo) => self.ready.push(undo),
@@ -220,21 +220,20 @@ impl ProcessMove {
             }
         }
         // The process may have become another with its id.
-        match mover.threads().ended(self.pid, self.start) {
-            true => Err(gone(self.pid)),
+        match mover.threads().ended(self.id.first_thread()) {
+            true => Err(gone(pid)),
             false => Ok(()),
         }
     }
 
-    fn thread(&self, tid: u32, start: u64) -> Move {
-        let (pid, to, reason) = (self.pid, self.to, Reason::CacheAffinity);
-        let subject = Subject::Thread { tid, start: start.saturating_mul(NS_PER_TICK) };
+    fn thread(&self, thread: ThreadId) -> Move {
+        let (subject, pid, to, reason) = (subject_of(thread), self.id.pid, self.to, Reason::CacheAffinity);
         Move { subject, pid, from: to, to, reason, why: Why::default() }
     }
 
-    /// The process: id and start time in ticks.
-    pub fn process(&self) -> Key {
-        (self.pid, self.start)
+    /// The process.
+    pub fn id(&self) -> ProcessId {
+        self.id
     }
 
     /// Records of the threads that [`bind`](Self::bind) begins with.
@@ -268,19 +267,17 @@ struct Status {
 
 impl Status {
     fn read(threads: &Threads, pid: u32) -> Result<Self, PlaneError> {
-        let path: &Path = &threads.root().join(format!("{pid}/status"));
-        match std::fs::read(path) {
-            Ok(bytes) => Self::parse(&String::from_utf8_lossy(&bytes))
-                .ok_or_else(|| refused("unreadable", format!("{} has an unknown form", path.display()))),
+        match threads.status(pid) {
+            Ok(status) => Self::parse(&status)
+                .ok_or_else(|| refused("unreadable", format!("/proc/{pid}/status has an unknown form"))),
             Err(error) if linux::threads::is_gone(&error) => Err(gone(pid)),
             Err(error) => Err(unreadable(pid, &error)),
         }
     }
 
     fn parse(status: &str) -> Option<Self> {
-        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        let process = field("Tgid")?.trim().parse().ok()?;
-        let memory_nodes = field("Mems_allowed_list").map(|list| list.parse()).transpose().ok()?;
+        let process = field(status, "Tgid")?.parse().ok()?;
+        let memory_nodes = field(status, "Mems_allowed_list").map(str::parse).transpose().ok()?;
         Some(Self { process, memory_nodes })
     }
 }
@@ -295,6 +292,8 @@ fn unreadable(pid: u32, error: &std::io::Error) -> PlaneError {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     /// Threads of this process that set an affinity of one CPU, and sleep.
@@ -320,17 +319,17 @@ mod tests {
     #[test]
     fn a_look_takes_no_more_for_many_bound_threads_than_for_few() {
         use super::super::mover::LOOKS;
-        use crate::mover::{Rules, subject_of};
+        use crate::mover::Rules;
         let mut mover = Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap();
         let (pid, to) = (std::process::id(), NodeId(0));
         let topology = Topology::from_iter([topology::Node::new(to, (0..1024).collect(), 1)]);
         let mut looks = Vec::new();
         for bound in [1, 1000] {
-            let start_of = mover.threads().stat(pid).unwrap().unwrap().start;
+            let id = mover.threads().stat(pid).unwrap().unwrap().process();
             let family = crate::family::Family { at: 0, session: 1, cgroup: String::new(), first_differs: false };
             // As if of another process: their values are not those of the threads here.
             let record = |n: u32| Undo {
-                subject: subject_of((n, 1)),
+                subject: subject_of(ThreadId { tid: n, start_ns: 0 }),
                 pid,
                 masks: Some(engine::Masks {
                     before: CpuSet::default(),
@@ -339,7 +338,7 @@ mod tests {
                 }),
                 payload: family.payload(),
             };
-            let mut process = ProcessMove::new(pid, start_of, to);
+            let mut process = ProcessMove::new(id, to);
             (0..bound).map(record).for_each(|undo| process.is_bound(undo));
             let before = LOOKS.with(std::cell::Cell::get);
             start(8);
@@ -358,8 +357,8 @@ mod tests {
             Mover::new(Path::new("/proc"), Path::new("/sys"), super::super::mover::Rules::default()).unwrap();
         let topology = Topology { nodes: Vec::new(), regions: Vec::new() };
         let pid = std::process::id();
-        let mut process = ProcessMove::new(pid, mover.threads().stat(pid).unwrap().unwrap().start, NodeId(0));
-        process.seen.extend((0..=MOST_THREADS as u32).map(|n| (u32::MAX - n, 0)));
+        let mut process = ProcessMove::new(mover.threads().stat(pid).unwrap().unwrap().process(), NodeId(0));
+        process.seen.extend((0..=MOST_THREADS as u32).map(|n| ThreadId { tid: u32::MAX - n, start_ns: 0 }));
         process.look(&mut mover, &topology).unwrap();
         assert_eq!((process.ready.len(), process.left.len(), process.seen.len()), (0, 0, MOST_THREADS + 1));
     }

@@ -12,23 +12,22 @@ use std::error::Error;
 
 use engine::Undo;
 use linux::births::{Kin, Origin};
-use linux::threads::NS_PER_TICK;
 use rustc_hash::FxHashSet;
+use topology::ThreadId;
 
-use super::mover::{Key, key_of};
+use super::mover::key_of;
 
 /// A watcher's error, for people to read.
 pub type Trouble = Box<dyn Error + Send + Sync>;
 
 /// A watcher of births.
 pub trait Births {
-    /// Starts to watch a thread that is about to be moved, and its future descendants. `start_ns`:
-    /// when it started.
+    /// Starts to watch a thread that is about to be moved, and its future descendants.
     ///
     /// # Errors
     ///
     /// The kernel refuses.
-    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), Trouble>;
+    fn watch(&mut self, thread: ThreadId) -> Result<(), Trouble>;
     /// Records that the affinity of this thread is no longer ours.
     ///
     /// # Errors
@@ -48,7 +47,7 @@ pub trait Births {
 pub enum Unwatched {}
 
 impl Births for Unwatched {
-    fn watch(&mut self, _: u32, _: u64) -> Result<(), Trouble> {
+    fn watch(&mut self, _: ThreadId) -> Result<(), Trouble> {
         match *self {}
     }
 
@@ -74,11 +73,11 @@ pub(crate) struct Watched<B> {
     /// The last look succeeded.
     pub looked: bool,
     /// Watched threads and descendants that lived at the last look.
-    pub alive: FxHashSet<Key>,
+    pub alive: FxHashSet<ThreadId>,
     /// Watched threads and descendants with an affinity of their own, as of the last look.
-    pub own: FxHashSet<Key>,
+    pub own: FxHashSet<ThreadId>,
     /// First threads of processes whose place a watched thread took by exec, as of the last look.
-    pub execs: FxHashSet<Key>,
+    pub execs: FxHashSet<ThreadId>,
 }
 
 impl<B: Births> Watched<B> {
@@ -108,19 +107,19 @@ impl<B: Births> Watched<B> {
         let kin = births.kin()?;
         self.looked = true;
         self.moves_made = false;
-        self.alive.extend(kin.iter().map(key_of_kin));
-        self.own.extend(kin.iter().filter(|kin| kin.own).map(key_of_kin));
-        self.execs.extend(kin.iter().filter(|kin| kin.origin == Origin::Exec).map(key_of_kin));
+        self.alive.extend(kin.iter().map(Kin::id));
+        self.own.extend(kin.iter().filter(|kin| kin.own).map(Kin::id));
+        self.execs.extend(kin.iter().filter(|kin| kin.origin == Origin::Exec).map(Kin::id));
         Ok(kin)
     }
 
     /// Watches the births of a thread that is about to be moved: a child born right after the move
     /// inherits our value.
     pub fn watch(&mut self, undo: &Undo) {
-        if let Some(((tid, start), births)) = key_of(undo).zip(self.births.as_mut())
-            && let Err(error) = births.watch(tid, start.saturating_mul(NS_PER_TICK))
+        if let Some((thread, births)) = key_of(undo).zip(self.births.as_mut())
+            && let Err(error) = births.watch(thread)
         {
-            tracing::warn!(tid, %error, "its children are not watched");
+            tracing::warn!(tid = thread.tid, %error, "its children are not watched");
             self.lost = true;
             self.unwatched = Some(format!(
                 "children of moved threads are not watched ({error}): their affinity is restored at the end"
@@ -129,14 +128,9 @@ impl<B: Births> Watched<B> {
     }
 
     /// Records that the affinity of this thread, and of its future children, is not ours.
-    pub fn release(&mut self, (tid, _): Key) {
+    pub fn release(&mut self, ThreadId { tid, .. }: ThreadId) {
         if let Some(Err(error)) = self.births.as_mut().map(|births| births.release(tid)) {
             tracing::warn!(tid, %error, "still watched");
         }
     }
-}
-
-/// The name of a descendant in our records.
-pub(crate) fn key_of_kin(kin: &Kin) -> Key {
-    (kin.tid, kin.start_ns / NS_PER_TICK)
 }

@@ -28,7 +28,7 @@ use observe::mapped::{self, Watcher};
 use observe::{FileSeen, ObserveError, Observed, ObservedThread, Observer};
 use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread};
 use rustc_hash::FxHashMap;
-use topology::{NodeId, Topology};
+use topology::{NodeId, ThreadId, Topology};
 
 use crate::{bandwidth, facts};
 
@@ -113,7 +113,7 @@ pub trait Observe {
     /// Blocks for one window and returns the observations.
     fn window(&mut self, length: Duration) -> Result<Observed, ObserveError>;
     /// Starts to watch a thread that is about to be moved, and its future descendants.
-    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError>;
+    fn watch(&mut self, thread: ThreadId) -> Result<(), ObserveError>;
     /// Records that the affinity of this thread is no longer ours.
     fn release(&mut self, tid: u32) -> Result<(), ObserveError>;
     /// Lists the living watched threads and their living descendants.
@@ -133,8 +133,8 @@ impl Observe for Observer {
         Observer::window(self, length)
     }
 
-    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
-        Observer::watch(self, tid, start_ns)
+    fn watch(&mut self, thread: ThreadId) -> Result<(), ObserveError> {
+        Observer::watch(self, thread)
     }
 
     fn release(&mut self, tid: u32) -> Result<(), ObserveError> {
@@ -159,8 +159,8 @@ impl Observe for Observer {
 }
 
 impl Births for Box<dyn Observe> {
-    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), Trouble> {
-        Ok(self.as_mut().watch(tid, start_ns)?)
+    fn watch(&mut self, thread: ThreadId) -> Result<(), Trouble> {
+        Ok(self.as_mut().watch(thread)?)
     }
 
     fn release(&mut self, tid: u32) -> Result<(), Trouble> {
@@ -246,7 +246,7 @@ impl HostPlane {
     /// it open is not known while a copy has.
     fn identified(&self, seen: FileSeen) -> ObservedFile {
         let generation = (seen.id.generation != 0).then_some(u64::from(seen.id.generation));
-        let opens = seen.file.opens.filter(|_| !self.actor.has_open(&seen.file.file));
+        let opens = seen.file.opens.filter(|_| !self.actor.has_open(seen.id));
         ObservedFile { generation, opens, ..seen.file }
     }
 
@@ -279,16 +279,12 @@ impl HostPlane {
         notes.push(said);
         let free = topology::sysfs::free_memory(&self.settings.sys_root, self.actor.topology());
         let load = |node: &topology::Node| NodeLoad {
-            id: node.id,
-            cpus: node.cpus.iter().collect(),
-            distance: node.distance.clone(),
-            read_bw_max: node.read_bw_max,
-            write_bw_max: node.write_bw_max,
             read_bytes: seen.node_read.get(node.id),
             write_bytes: seen.node_write.get(node.id),
             cpu_s: cpu_s(&seen.node_cpu_s, node.id),
             memory_free: free.get(&node.id).copied().unwrap_or(0),
             measured: measured.get(&node.id).cloned(),
+            ..NodeLoad::of(node)
         };
         self.actor.topology().nodes.iter().map(load).collect()
     }

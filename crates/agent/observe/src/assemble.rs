@@ -15,13 +15,12 @@ use std::collections::BTreeMap;
 
 use placement::{FileUse, NodeBytes, ObservedFile, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::{CpuSet, NodeId, Topology};
+use topology::{CpuSet, FileId, NodeId, Topology};
 
 use super::records::intf::{NO_NODE, WEIGHT_ONE};
 use super::records::{Key, Pass, Task, Usage};
 use super::scope::Filter;
 use super::slices::Slices;
-use topology::FileId;
 
 use super::types::{FileSeen, ObservedThread};
 
@@ -94,11 +93,8 @@ pub(super) struct Assembled {
     pub unlisted: usize,
 }
 
-/// Device and number of an inode, as in [`FileId`].
-pub(super) type File = (u32, u64);
-
 /// Of entries for all files of a thread that had no room.
-const NO_FILE: File = (0, 0);
+const NO_FILE: FileId = FileId { dev: 0, ino: 0, generation: 0 };
 
 pub(super) fn assemble(
     pass: &Pass,
@@ -115,7 +111,7 @@ pub(super) fn assemble(
     let (shared, unlisted) = sort_files(&entries, MOST_FILES);
     out.unlisted = unlisted.len();
     let mut names = Names::default();
-    let mut readers: BTreeMap<File, Touched> = BTreeMap::new();
+    let mut readers: BTreeMap<FileId, Touched> = BTreeMap::new();
     let mut masks = Masks::default();
     let mut tasks: Vec<&Task> = pass.tasks.iter().filter(|task| filter.contains(task)).collect();
     tasks.sort_unstable_by_key(|task| task.tid);
@@ -145,9 +141,9 @@ pub(super) fn assemble(
             files: Vec::new(),
             shares_file: false,
         };
-        for file in own.chunk_by(|a, b| (a.0.dev, a.0.ino) == (b.0.dev, b.0.ino)) {
+        for file in own.chunk_by(|a, b| a.0.file() == b.0.file()) {
             let Some((first, _)) = file.first() else { continue };
-            let id = (first.dev, first.ino);
+            let id = first.file();
             let mut used = add_bytes(&mut thread, file);
             if id == NO_FILE {
                 continue;
@@ -173,7 +169,7 @@ pub(super) fn assemble(
     out.files = readers
         .into_iter()
         .map(|(id, touched)| FileSeen {
-            id: FileId { dev: id.0, ino: id.1, generation: touched.generation },
+            id: FileId { generation: touched.generation, ..id },
             bytes: touched.bytes,
             file: ObservedFile {
                 file: names.of(id),
@@ -192,12 +188,11 @@ pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]
         entries.iter_mut().for_each(|(_, usage)| usage.unslice(1.0));
         return;
     }
-    let cpu_ns: FxHashMap<(u32, u32), u64> =
-        pass.tasks.iter().map(|task| ((task.tid, task.start_lo()), task.cpu_ns)).collect();
+    let cpu_ns: FxHashMap<(u32, u32), u64> = pass.tasks.iter().map(|task| (task.key(), task.cpu_ns)).collect();
     entries.sort_unstable_by_key(|e| e.0);
-    for thread in entries.chunk_by_mut(|a, b| (a.0.tid, a.0.start_lo) == (b.0.tid, b.0.start_lo)) {
+    for thread in entries.chunk_by_mut(|a, b| a.0.thread() == b.0.thread()) {
         let Some((key, _)) = thread.first() else { continue };
-        let cpu_s = cpu_ns.get(&(key.tid, key.start_lo)).copied().unwrap_or(0) as f64 / 1e9;
+        let cpu_s = cpu_ns.get(&key.thread()).copied().unwrap_or(0) as f64 / 1e9;
         let reads = thread.iter().map(|(_, usage)| usage.sliced_reads).sum::<i64>() as f64 / f64::from(WEIGHT_ONE);
         let scale = slices.scale(reads, cpu_s);
         thread.iter_mut().for_each(|(_, usage)| usage.unslice(scale));
@@ -209,25 +204,25 @@ pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]
 /// nodes than this says.
 pub(super) fn spread(
     entries: &mut Vec<(Key, Usage)>,
-    located: &FxHashMap<File, NodeBytes>,
+    located: &FxHashMap<FileId, NodeBytes>,
     pass: &Pass,
     places: &Places,
-) -> FxHashSet<File> {
+) -> FxHashSet<FileId> {
     let mut files = FxHashSet::default();
     if entries.iter().all(|(key, _)| key.node != NO_NODE) {
         return files;
     }
-    let cpus: FxHashMap<_, _> = pass.tasks.iter().map(|task| ((task.tid, task.start_lo()), task.cpu)).collect();
+    let cpus: FxHashMap<_, _> = pass.tasks.iter().map(|task| (task.key(), task.cpu)).collect();
     let mut parts = Vec::new();
     entries.retain(|(key, usage)| {
         if key.node != NO_NODE {
             return true;
         }
-        let file = (key.dev, key.ino);
+        let file = key.file();
         files.insert(file);
         let Some(bytes) = located.get(&file) else { return true };
         let total = bytes.total().max(1) as f64;
-        let here = cpus.get(&(key.tid, key.start_lo)).and_then(|cpu| places.node_of(*cpu));
+        let here = cpus.get(&key.thread()).and_then(|cpu| places.node_of(*cpu));
         let mut calls = *usage;
         for (node, bytes) in bytes.iter() {
             let part = |n: i64| (n as f64 * bytes as f64 / total).round() as i64;
@@ -275,21 +270,20 @@ fn cpu_totals(pass: &Pass, places: &Places, exited_cpu_ns: &[u64], out: &mut Ass
 
 /// The entries of one thread, without those of an earlier thread with its id.
 fn entries_of<'a>(entries: &'a [(Key, Usage)], task: &Task) -> &'a [(Key, Usage)] {
-    let thread = (task.tid, task.start_lo());
-    let from = entries.partition_point(|(key, _)| (key.tid, key.start_lo) < thread);
+    let thread = task.key();
+    let from = entries.partition_point(|(key, _)| key.thread() < thread);
     let rest = entries.get(from..).unwrap_or_default();
-    let len = rest.iter().take_while(|(key, _)| (key.tid, key.start_lo) == thread).count();
+    let len = rest.iter().take_while(|(key, _)| key.thread() == thread).count();
     rest.get(..len).unwrap_or_default()
 }
 
 /// Files that several threads touched, whether in scope or not; and of more than `most` files those
 /// with the fewest bytes.
-fn sort_files(entries: &[(Key, Usage)], most: usize) -> (FxHashSet<File>, FxHashSet<File>) {
-    let mut first: FxHashMap<File, ((u32, u32), u64)> = FxHashMap::default();
+fn sort_files(entries: &[(Key, Usage)], most: usize) -> (FxHashSet<FileId>, FxHashSet<FileId>) {
+    let mut first: FxHashMap<FileId, ((u32, u32), u64)> = FxHashMap::default();
     let mut shared = FxHashSet::default();
-    for (key, usage) in entries.iter().filter(|(key, _)| key.tid != 0 && (key.dev, key.ino) != NO_FILE) {
-        let thread = (key.tid, key.start_lo);
-        let file = (key.dev, key.ino);
+    for (key, usage) in entries.iter().filter(|(key, _)| key.tid != 0 && key.file() != NO_FILE) {
+        let (thread, file) = (key.thread(), key.file());
         let (by, sum) = first.entry(file).or_insert((thread, 0));
         *sum = sum.saturating_add(bytes(usage.read)).saturating_add(bytes(usage.written));
         if *by != thread {
@@ -299,7 +293,7 @@ fn sort_files(entries: &[(Key, Usage)], most: usize) -> (FxHashSet<File>, FxHash
     if first.len() <= most {
         return (shared, FxHashSet::default());
     }
-    let mut files: Vec<(u64, File)> = first.into_iter().map(|(file, (_, bytes))| (bytes, file)).collect();
+    let mut files: Vec<(u64, FileId)> = first.into_iter().map(|(file, (_, bytes))| (bytes, file)).collect();
     files.select_nth_unstable_by(most, |a, b| b.cmp(a));
     (shared, files.split_off(most).into_iter().map(|(_, file)| file).collect())
 }
@@ -340,12 +334,11 @@ fn calls(entries: &[(Key, Usage)]) -> (Option<u64>, Option<bool>) {
 
 /// File ids as text, each formatted once.
 #[derive(Default)]
-struct Names(FxHashMap<File, String>);
+struct Names(FxHashMap<FileId, String>);
 
 impl Names {
-    fn of(&mut self, (dev, ino): File) -> String {
-        // The kernel's dev_t: 12 bits of major, 20 of minor.
-        self.0.entry((dev, ino)).or_insert_with(|| format!("{}:{}:{ino}", dev >> 20, dev & 0xf_ffff)).clone()
+    fn of(&mut self, id: FileId) -> String {
+        self.0.entry(id).or_insert_with(|| id.to_string()).clone()
     }
 }
 
@@ -377,7 +370,7 @@ mod tests {
 
     use super::*;
     use crate::types::Scope;
-    use linux::threads::NS_PER_TICK;
+    use linux::threads::Threads;
     use topology::Node;
 
     /// Two nodes of two CPUs: 0 and 1 on node 0, 2 and 3 on node 8.
@@ -413,6 +406,10 @@ mod tests {
     }
 
     const DEV: u32 = 8 << 20 | 1;
+    fn file(ino: u64) -> FileId {
+        FileId { dev: DEV, ino, generation: 0 }
+    }
+
     const EARLY: u64 = 1 << 30;
     const LATE: u64 = 1 << 40;
 
@@ -459,7 +456,7 @@ mod tests {
         assert_eq!(opens(vec![with(7, 0, 2), with(7, 8, 0), with(9, 0, 3)]), Some(2));
         assert_eq!(opens(vec![with(7, 0, 0)]), None);
         let mut twice = with(7, 0, 2).1;
-        twice.add(&with(7, 0, 1).1);
+        twice.add(with(7, 0, 1).1);
         assert_eq!(twice.opens, 1);
     }
 
@@ -523,9 +520,9 @@ mod tests {
         (both.1.called, both.1.calls) = (400, 2048);
         let mut entries = vec![both, entry(7, EARLY, 2, NO_NODE, 5, 0), entry(7, EARLY, 3, 8, 10, 0)];
         let place = [(NodeId(0), 300), (NodeId(8), 900)].into_iter().collect();
-        let located = FxHashMap::from_iter([((DEV, 1), place)]);
+        let located = FxHashMap::from_iter([(file(1), place)]);
         let files = spread(&mut entries, &located, &pass, &places());
-        assert_eq!(files, FxHashSet::from_iter([(DEV, 1), (DEV, 2)]));
+        assert_eq!(files, FxHashSet::from_iter([file(1), file(2)]));
         let out = all(&pass, entries);
         let thread = &out.threads[0].thread;
         // A quarter and three quarters. The thread runs on node 0.
@@ -544,9 +541,7 @@ mod tests {
         let pid = std::process::id();
         let filter = Filter::new(&Scope::Pids(vec![pid]), Path::new("/proc")).unwrap();
         let mut pass = pass(&[(pid, 0, EARLY), (pid + 1, 3, EARLY)]);
-        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-        let ticks = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap();
-        pass.tasks[0].leader_start_ns = ticks.parse::<u64>().unwrap() * NS_PER_TICK;
+        pass.tasks[0].leader_start_ns = Threads::new(Path::new("/proc")).started(pid).unwrap();
         let out = assemble(&pass, Vec::new(), &filter, &places(), &[0, 250_000_000, 0, 1_000_000_000]);
         assert_eq!(out.node_cpu_s, BTreeMap::from([(NodeId(0), 0.75), (NodeId(8), 1.5)]));
         assert_eq!(out.threads.iter().map(|t| t.thread.tid).collect::<Vec<_>>(), [pid]);

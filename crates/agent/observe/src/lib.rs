@@ -85,7 +85,7 @@ use std::time::{Duration, Instant};
 use placement::NodeBytes;
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::time::ClockId;
-use topology::Topology;
+use topology::{FileId, ThreadId, Topology};
 
 pub use choose::{Configuration, choose};
 pub use hooks::Hook;
@@ -93,9 +93,9 @@ pub use page_nodes::{NodeBits, NodeSource};
 pub use probe::{Capabilities, Fact};
 pub use types::{Cost, FileSeen, Hooks, ObserveError, Observed, ObservedThread, Scope, Settings};
 
-use assemble::{Assembled, File, Places};
+use assemble::{Assembled, Places};
 use linux::births::Kin;
-use linux::threads::{NS_PER_TICK, Threads};
+use linux::threads::Threads;
 use programs::{Machine, Programs, Refused};
 use records::Counters;
 use records::intf::{MARK_MOVED, MARK_TREE, WEIGHT_ONE};
@@ -115,8 +115,8 @@ pub struct Observer {
     before: Before,
     /// Files of the last window on DAX that the kernel told no node for, and where those of the
     /// window before are.
-    unplaced: FxHashSet<File>,
-    located: FxHashMap<File, NodeBytes>,
+    unplaced: FxHashSet<FileId>,
+    located: FxHashMap<FileId, NodeBytes>,
     /// Whether a thread has ever been watched.
     watching: Cell<bool>,
 }
@@ -228,10 +228,10 @@ impl Observer {
         let since: Vec<Counters> = counters
             .iter()
             .enumerate()
-            .map(|(cpu, now)| now.since(&self.before.counters.get(cpu).copied().unwrap_or_default()))
+            .map(|(cpu, now)| now.since(self.before.counters.get(cpu).copied().unwrap_or_default()))
             .collect();
         let mut sum = Counters::default();
-        since.iter().for_each(|cpu| sum.add(cpu));
+        since.iter().for_each(|cpu| sum.add(*cpu));
         let length_s = at.duration_since(self.before.at).as_secs_f64();
         let slices = Slices {
             attached_s: attached.since(self.before.attached, length_s),
@@ -269,16 +269,16 @@ impl Observer {
         Ok(observed)
     }
 
-    /// Watches the thread that started then (at least in the same hundredth of a second), which is
-    /// about to be moved, and its later descendants. After an error it is not watched.
-    pub fn watch(&self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
+    /// Watches a thread that is about to be moved, and its later descendants. After an error it is
+    /// not watched.
+    pub fn watch(&self, thread: ThreadId) -> Result<(), ObserveError> {
         self.watching.set(true);
         // What an earlier move left must not judge this one.
-        self.programs.mark(tid, start_ns, MARK_MOVED).inspect_err(|_| self.programs.unmark(tid))?;
+        self.programs.mark(thread, MARK_MOVED).inspect_err(|_| self.programs.unmark(thread.tid))?;
         // The exit hook removes the mark, unless the thread exited before it got one. procfs still
         // shows the first thread of a process after its exit, as a zombie.
-        if Threads::new(&self.settings.proc_root).ended(tid, start_ns / NS_PER_TICK) {
-            self.programs.unmark(tid);
+        if Threads::new(&self.settings.proc_root).ended(thread) {
+            self.programs.unmark(thread.tid);
         }
         Ok(())
     }
@@ -298,9 +298,9 @@ impl Observer {
     /// Says where the files of the last window are. Those on DAX that the kernel told no node for
     /// are counted there from now on.
     pub fn locate(&mut self, files: &[FileSeen]) {
-        let unplaced = |file: &&FileSeen| self.unplaced.contains(&(file.id.dev, file.id.ino));
+        let unplaced = |file: &&FileSeen| self.unplaced.contains(&file.id.any_generation());
         let known = files.iter().filter(unplaced).filter(|file| file.file.bytes.total() > 0);
-        self.located = known.map(|file| ((file.id.dev, file.id.ino), file.file.bytes.clone())).collect();
+        self.located = known.map(|file| (file.id.any_generation(), file.file.bytes.clone())).collect();
     }
 
     /// From now on, what processes that run this program touch counts for nobody: they look where
@@ -404,14 +404,14 @@ fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
 
 /// Marks a process and its present descendants; later descendants inherit the mark.
 fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<(), ObserveError> {
-    programs.mark(root, 0, MARK_TREE)?;
+    programs.mark(ThreadId { tid: root, start_ns: 0 }, MARK_TREE)?;
     // The first pass shows every task; the second shows those that ran since, hence also children
     // of parents not yet marked.
     for _ in 0..2 {
         let pass = programs.pass()?;
         filter.learn(&pass.tasks);
         for task in pass.tasks.iter().filter(|task| filter.contains(task) && !task.in_tree) {
-            programs.mark(task.tid, task.start_ns, MARK_TREE)?;
+            programs.mark(ThreadId { tid: task.tid, start_ns: task.start_ns }, MARK_TREE)?;
         }
     }
     Ok(())

@@ -29,7 +29,8 @@ use linux::births::Kin;
 
 use super::types::{ObserveError, Settings};
 use super::{cause, choose, drain};
-use linux::threads::NS_PER_TICK;
+use linux::threads::as_shown;
+use topology::ThreadId;
 
 skeleton!(mod observe_skel = "observe.skel.rs");
 skeleton!(mod trial_skel = "trial.skel.rs");
@@ -378,7 +379,7 @@ impl Programs {
         entries.dedup_by(|next, kept| {
             let same = next.0 == kept.0;
             if same {
-                kept.1.add(&next.1);
+                kept.1.add(next.1);
             }
             same
         });
@@ -412,13 +413,11 @@ impl Programs {
         Ok(values.unwrap_or_default().iter().filter_map(|value| Counters::decode(value)).collect())
     }
 
-    /// Adds marks to a thread, which started at `start_ns` (hundredths of a second suffice; 0:
-    /// unknown). It and its later descendants carry them until they exit. From now on its affinity
+    /// Adds marks to a thread (its start time: 0 if unknown). It and its later descendants carry them until they exit. From now on its affinity
     /// counts as ours.
-    pub fn mark(&self, tid: u32, start_ns: u64, marks: u32) -> Result<(), ObserveError> {
+    pub fn mark(&self, ThreadId { tid, start_ns }: ThreadId, marks: u32) -> Result<(), ObserveError> {
         // An entry with another start time is that of an earlier thread with this id.
-        let same =
-            |old: &Watched| start_ns == 0 || old.start_ns == 0 || old.start_ns / NS_PER_TICK == start_ns / NS_PER_TICK;
+        let same = |old: &Watched| start_ns == 0 || old.start_ns == 0 || as_shown(old.start_ns) == as_shown(start_ns);
         let old = self.watched(tid)?.filter(same).unwrap_or_default();
         let (start_ns, marks) = (old.start_ns.max(start_ns), old.marks & !MARK_OWN | marks);
         let watched = Watched { start_ns, marks, ..Watched::default() };

@@ -8,6 +8,8 @@
 //! types.
 
 use linux::births::{Kin, Origin};
+use linux::threads::as_shown;
+use topology::{FileId, ProcessId};
 
 /// The constants of `bpf/intf.h`, where their comments are. The build makes them.
 pub(super) mod intf {
@@ -145,6 +147,16 @@ impl Key {
         Some(Self { tid, dev, ino, start_lo: c.u32()?, node: c.u32()? })
     }
 
+    /// The thread: its id, and a part of its start time.
+    pub fn thread(&self) -> (u32, u32) {
+        (self.tid, self.start_lo)
+    }
+
+    /// The file, of any generation.
+    pub fn file(&self) -> FileId {
+        FileId { dev: self.dev, ino: self.ino, generation: 0 }
+    }
+
     /// The key for bytes on one node that found no free entry.
     pub fn unattributed(node: u32) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -156,27 +168,20 @@ impl Key {
 impl Usage {
     pub const BYTES: usize = 88;
 
+    /// The sums, in the kernel's order.
+    fn sums(&mut self) -> [&mut i64; 10] {
+        let Self {
+            read, remote, written, called, sliced, sliced_remote, sliced_reads, calls, placed, continued, ..
+        } = self;
+        [read, remote, written, called, sliced, sliced_remote, sliced_reads, calls, placed, continued]
+    }
+
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut c = Cursor(bytes);
-        let (read, remote, written) = (c.i64()?, c.i64()?, c.i64()?);
-        let called = c.i64()?;
-        let (sliced, sliced_remote, sliced_reads) = (c.i64()?, c.i64()?, c.i64()?);
-        let (calls, placed, continued) = (c.i64()?, c.i64()?, c.i64()?);
-        let (opens, generation) = (c.u32()?, c.u32()?);
-        Some(Self {
-            read,
-            remote,
-            written,
-            called,
-            sliced,
-            sliced_remote,
-            sliced_reads,
-            calls,
-            placed,
-            continued,
-            opens,
-            generation,
-        })
+        let (mut c, mut usage) = (Cursor(bytes), Self::default());
+        for sum in usage.sums() {
+            *sum = c.i64()?;
+        }
+        Some(Self { opens: c.u32()?, generation: c.u32()?, ..usage })
     }
 
     /// The smaller of its opens and these; 0 is unknown. As in the programs, because who looks at a
@@ -186,17 +191,8 @@ impl Usage {
     }
 
     /// Adds another entry of the same key.
-    pub fn add(&mut self, other: &Self) {
-        self.read += other.read;
-        self.remote += other.remote;
-        self.written += other.written;
-        self.called += other.called;
-        self.sliced += other.sliced;
-        self.sliced_remote += other.sliced_remote;
-        self.sliced_reads += other.sliced_reads;
-        self.calls += other.calls;
-        self.placed += other.placed;
-        self.continued += other.continued;
+    pub fn add(&mut self, mut other: Self) {
+        self.sums().into_iter().zip(other.sums()).for_each(|(sum, more)| *sum += *more);
         self.opens = other.fewer_opens(self.opens);
         self.generation = other.generation;
     }
@@ -232,46 +228,37 @@ impl Pending {
 }
 
 impl Counters {
+    /// All of them, in the kernel's order.
+    fn all(&mut self) -> [&mut u64; 9] {
+        [
+            &mut self.full_bytes,
+            &mut self.crowded_bytes,
+            &mut self.unknown_read,
+            &mut self.unknown_written,
+            &mut self.exited_cpu_ns,
+            &mut self.counted,
+            &mut self.stood_for,
+            &mut self.children_full,
+            &mut self.reads,
+        ]
+    }
+
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut c = Cursor(bytes);
-        Some(Self {
-            full_bytes: c.u64()?,
-            crowded_bytes: c.u64()?,
-            unknown_read: c.u64()?,
-            unknown_written: c.u64()?,
-            exited_cpu_ns: c.u64()?,
-            counted: c.u64()?,
-            stood_for: c.u64()?,
-            children_full: c.u64()?,
-            reads: c.u64()?,
-        })
+        let (mut c, mut counters) = (Cursor(bytes), Self::default());
+        for counter in counters.all() {
+            *counter = c.u64()?;
+        }
+        Some(counters)
     }
 
     /// The increase since `before`.
-    pub fn since(&self, before: &Self) -> Self {
-        Self {
-            full_bytes: self.full_bytes.wrapping_sub(before.full_bytes),
-            crowded_bytes: self.crowded_bytes.wrapping_sub(before.crowded_bytes),
-            unknown_read: self.unknown_read.wrapping_sub(before.unknown_read),
-            unknown_written: self.unknown_written.wrapping_sub(before.unknown_written),
-            exited_cpu_ns: self.exited_cpu_ns.wrapping_sub(before.exited_cpu_ns),
-            counted: self.counted.wrapping_sub(before.counted),
-            stood_for: self.stood_for.wrapping_sub(before.stood_for),
-            children_full: self.children_full.wrapping_sub(before.children_full),
-            reads: self.reads.wrapping_sub(before.reads),
-        }
+    pub fn since(mut self, mut before: Self) -> Self {
+        self.all().into_iter().zip(before.all()).for_each(|(now, before)| *now = now.wrapping_sub(*before));
+        self
     }
 
-    pub fn add(&mut self, other: &Self) {
-        self.full_bytes = self.full_bytes.wrapping_add(other.full_bytes);
-        self.crowded_bytes = self.crowded_bytes.wrapping_add(other.crowded_bytes);
-        self.unknown_read = self.unknown_read.wrapping_add(other.unknown_read);
-        self.unknown_written = self.unknown_written.wrapping_add(other.unknown_written);
-        self.exited_cpu_ns += other.exited_cpu_ns;
-        self.counted += other.counted;
-        self.stood_for += other.stood_for;
-        self.children_full += other.children_full;
-        self.reads += other.reads;
+    pub fn add(&mut self, mut other: Self) {
+        self.all().into_iter().zip(other.all()).for_each(|(sum, more)| *sum = sum.wrapping_add(*more));
     }
 }
 
@@ -380,9 +367,19 @@ impl Task {
         String::from_utf8_lossy(self.comm.get(..end).unwrap_or_default()).into_owned()
     }
 
-    /// The start time as keys hold it.
-    pub fn start_lo(&self) -> u32 {
-        (self.start_ns >> START_SHIFT) as u32
+    /// The thread as keys hold it.
+    pub fn key(&self) -> (u32, u32) {
+        (self.tid, (self.start_ns >> START_SHIFT) as u32)
+    }
+
+    /// Its process.
+    pub fn process(&self) -> ProcessId {
+        ProcessId { pid: self.tgid, start_ns: as_shown(self.leader_start_ns) }
+    }
+
+    /// Its parent process.
+    pub fn parent(&self) -> ProcessId {
+        ProcessId { pid: self.ppid, start_ns: as_shown(self.parent_start_ns) }
     }
 }
 
@@ -432,7 +429,7 @@ mod tests {
         assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.in_tree), (8, 6, 5, 3, true));
         assert_eq!((task.cgroup_id, task.leader_start_ns, task.parent_start_ns), (42, 7, 5));
         assert_eq!(task.asked, Some(false));
-        assert_eq!((task.comm().as_str(), whole.mask(task), task.start_lo()), ("worker", &[0b1001][..], 1 << 24));
+        assert_eq!((task.comm().as_str(), whole.mask(task), task.key()), ("worker", &[0b1001][..], (8, 1 << 24)));
         for cut in 0..bytes.len() {
             assert_eq!(Pass::decode(&bytes[..cut]).tasks.len(), cut / (bytes.len() / 2));
         }

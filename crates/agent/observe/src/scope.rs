@@ -1,13 +1,14 @@
 //! Decides which threads are reported.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::records::Task;
 use super::types::{ObserveError, Scope};
-use linux::threads::NS_PER_TICK;
+use linux::threads::{Threads, is_gone};
+use topology::ProcessId;
 
 /// A scope, and what it has learned.
 #[derive(Debug)]
@@ -39,8 +40,8 @@ impl Filter {
                 while grown {
                     grown = false;
                     for task in tasks {
-                        if task.in_tree || tree.contains(task.ppid, task.parent_start_ns) {
-                            grown |= tree.insert(task.tgid, task.leader_start_ns);
+                        if task.in_tree || tree.known.contains(&task.parent()) {
+                            grown |= tree.known.insert(task.process());
                         }
                     }
                 }
@@ -54,19 +55,18 @@ impl Filter {
     pub fn contains(&self, task: &Task) -> bool {
         match self {
             Self::All => true,
-            Self::Pids(pids) => pids.contains(task.tgid, task.leader_start_ns),
+            Self::Pids(pids) => pids.known.contains(&task.process()),
             Self::Cgroup(groups) => groups.inside.contains(&task.cgroup_id),
-            Self::Tree(tree) => task.in_tree || tree.contains(task.tgid, task.leader_start_ns),
+            Self::Tree(tree) => task.in_tree || tree.known.contains(&task.process()),
         }
     }
 }
 
-/// Processes, each by its id and start time: once a process has ended, another one may get its id.
+/// Processes: once one has ended, another one may get its id.
 #[derive(Debug)]
 pub(super) struct Processes {
-    proc_root: PathBuf,
-    /// Start times in ticks of the kernel's clock, as procfs shows them.
-    started: HashMap<u32, u64>,
+    threads: Threads,
+    known: HashSet<ProcessId>,
     /// Number of processes at which to look for ended ones.
     check_at: usize,
 }
@@ -77,46 +77,28 @@ const CHECK_AT: usize = 1024;
 impl Processes {
     /// The processes that have these ids now.
     fn alive(proc_root: &Path, pids: &[u32]) -> Result<Self, ObserveError> {
-        let failed = |pid| move |source| ObserveError::Io { what: format!("process {pid}"), source };
-        let started = pids.iter().map(|pid| Ok((*pid, start_time(proc_root, *pid).map_err(failed(*pid))?)));
-        let started = started.collect::<Result<_, ObserveError>>()?;
-        Ok(Self { proc_root: proc_root.to_owned(), started, check_at: CHECK_AT })
-    }
-
-    fn contains(&self, pid: u32, start_ns: u64) -> bool {
-        self.started.get(&pid) == Some(&(start_ns / NS_PER_TICK))
-    }
-
-    /// Whether the process was not known yet.
-    fn insert(&mut self, pid: u32, start_ns: u64) -> bool {
-        let start = start_ns / NS_PER_TICK;
-        self.started.insert(pid, start) != Some(start)
+        let threads = Threads::new(proc_root);
+        let process = |&pid: &u32| match threads.started(pid) {
+            Ok(start_ns) => Ok(ProcessId { pid, start_ns }),
+            Err(source) => Err(ObserveError::Io { what: format!("process {pid}"), source }),
+        };
+        let known = pids.iter().map(process).collect::<Result<_, _>>()?;
+        Ok(Self { threads, known, check_at: CHECK_AT })
     }
 
     /// Forgets processes that have ended, each time the number has doubled. Their children are
     /// known by now, or carry a mark.
     fn forget_ended(&mut self) {
-        if self.started.len() < self.check_at {
+        if self.known.len() < self.check_at {
             return;
         }
-        let Self { proc_root, started, .. } = self;
-        started.retain(|pid, start| match start_time(proc_root, *pid) {
-            Ok(now) => now == *start,
+        self.known.retain(|process| match self.threads.started(process.pid) {
+            Ok(start_ns) => start_ns == process.start_ns,
             // Any other error says nothing about the process.
-            Err(error) => error.kind() != io::ErrorKind::NotFound && error.raw_os_error() != Some(libc::ESRCH),
+            Err(error) => !is_gone(&error),
         });
-        self.check_at = CHECK_AT.max(2 * self.started.len());
+        self.check_at = CHECK_AT.max(2 * self.known.len());
     }
-}
-
-/// When a process started, in ticks of the kernel's clock: field 22 of its `stat`. The name before
-/// may be any text.
-fn start_time(proc_root: &Path, pid: u32) -> io::Result<u64> {
-    let path = proc_root.join(pid.to_string()).join("stat");
-    let stat = linux::patient::ask(pid, linux::patient::STAT, move || std::fs::read(path))?;
-    let text = String::from_utf8_lossy(&stat);
-    let field = text.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(19));
-    field.and_then(|ticks| ticks.parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// A control group (v2) and all below it.
@@ -207,7 +189,7 @@ mod tests {
 
     /// A process started at tick `start`, whose parent started at tick `parent_start`.
     fn task((tgid, start): (u32, u64), (ppid, parent_start): (u32, u64), cgroup_id: u64) -> Task {
-        let (leader_start_ns, parent_start_ns) = (start * NS_PER_TICK + 1, parent_start * NS_PER_TICK + 1);
+        let (leader_start_ns, parent_start_ns) = (start * 10_000_000 + 1, parent_start * 10_000_000 + 1);
         Task { tid: tgid, tgid, ppid, leader_start_ns, parent_start_ns, cgroup_id, ..Task::default() }
     }
 
@@ -221,8 +203,8 @@ mod tests {
         for (pid, start) in processes {
             let directory = root.path().join(pid.to_string());
             std::fs::create_dir(&directory).unwrap();
-            let zeros = "0 ".repeat(18);
-            std::fs::write(directory.join("stat"), format!("{pid} (a) 1 (b) S {zeros}{start} 0\n")).unwrap();
+            let (before, after) = ("0 ".repeat(18), " 0".repeat(30));
+            std::fs::write(directory.join("stat"), format!("{pid} (a) 1 (b) S {before}{start}{after}\n")).unwrap();
         }
         root
     }
@@ -270,7 +252,7 @@ mod tests {
         }
         filter.learn(&[task((20, 3), (10, 2), 0)]);
         let Filter::Tree(tree) = &filter else { panic!("{filter:?}") };
-        assert!(tree.started.len() <= 2 * CHECK_AT, "{} processes are kept", tree.started.len());
+        assert!(tree.known.len() <= 2 * CHECK_AT, "{} processes are kept", tree.known.len());
         assert!(filter.contains(&process(10, 2)) && filter.contains(&process(20, 3)));
     }
 
@@ -301,7 +283,7 @@ mod tests {
         let gone: Vec<Task> = (1000..1000 + CHECK_AT as u32).map(child).collect();
         without_privileges(|| filter.learn(&gone));
         let Filter::Tree(tree) = &filter else { panic!("{filter:?}") };
-        assert_eq!(tree.started.len(), 2, "those that have ended are forgotten");
+        assert_eq!(tree.known.len(), 2, "those that have ended are forgotten");
         assert!(filter.contains(&process(20, 3)));
     }
 

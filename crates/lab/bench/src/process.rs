@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use act::copying::Copying;
-use act::memory::{self, MemoryMove};
+use act::memory::MemoryMove;
 use linux::threads::Threads;
 use topology::NodeId;
 
@@ -96,8 +96,8 @@ fn by_hand(pid: u32, at: usize, len: usize, huge: bool, node: i32) {
 
 /// Moves all to a node; returns the bytes that are there then.
 fn move_to(pid: u32, node: u32) -> u64 {
-    let start = Threads::new(Path::new(PROC)).stat(pid).unwrap().unwrap().start;
-    let mut work = MemoryMove::new(Path::new(PROC), pid, start, NodeId(node)).unwrap().unwrap();
+    let process = Threads::new(Path::new(PROC)).stat(pid).unwrap().unwrap().process();
+    let mut work = MemoryMove::new(Path::new(PROC), process, NodeId(node)).unwrap().unwrap();
     while !work.step(STEP).unwrap() {}
     work.copied().moved
 }
@@ -142,7 +142,7 @@ fn measure(mib: &str, rounds: usize, kind: &str) {
         add(
             "estimate of the bytes on each node",
             milliseconds(|| {
-                assert!(memory::resident(Path::new(PROC), pid).unwrap().unwrap().total() >= len as u64);
+                assert!(linux::memory::resident(Path::new(PROC), pid).unwrap().unwrap().total() >= len as u64);
             }),
         );
         add(

@@ -14,6 +14,8 @@ use std::io::{self, Read};
 
 use topology::NodeId;
 
+use crate::pages;
+
 /// Bytes per read. The kernel walks as many mappings as fill the buffer. A line with a file is
 /// longer than this, so the wanted line ends a buffer.
 const READ: usize = 64;
@@ -88,25 +90,10 @@ fn parse(line: &[u8]) -> Option<Vec<(NodeId, u64)>> {
 
 /// The node of the page at an address; `None` if the page is not in our page table.
 pub fn page(address: usize) -> Option<NodeId> {
-    let page = address as *mut libc::c_void;
-    let mut status: libc::c_int = -1;
-    // SAFETY: a query for one page (without target nodes nothing moves); both pointers are to one
-    // live element.
-    let rc = unsafe {
-        libc::syscall(
-            libc::SYS_move_pages,
-            0,
-            1_usize,
-            &raw const page,
-            std::ptr::null::<libc::c_int>(),
-            &raw mut status,
-            0,
-        )
-    };
-    match rc {
-        0 => u32::try_from(status).ok().map(NodeId),
+    match pages::nodes(&[address]) {
+        Ok(mut nodes) => nodes.next().flatten(),
         // A kernel without NUMA.
-        _ => (io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS)).then_some(NodeId(0)),
+        Err(error) => (error.raw_os_error() == Some(libc::ENOSYS)).then_some(NodeId(0)),
     }
 }
 

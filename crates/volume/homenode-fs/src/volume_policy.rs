@@ -32,7 +32,7 @@ use placement::Policy;
 use session::published::{self, Publisher};
 use session::windows::{self, Output};
 use session::{policies, report, undo};
-use topology::Topology;
+use topology::{FileId, Topology};
 
 /// Threads that serve emulated memory: each sleeps as long as its access takes.
 const SLEEPERS: usize = 32;
@@ -225,7 +225,7 @@ impl Prepared {
         (dir, placement): (&Path, Placement),
     ) -> Result<Decider, Failure> {
         let stat = rustix::fs::stat(dir).map_err(|e| Failure::io("look at", dir, &e.into()))?;
-        let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        let device = FileId::device(rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let directory = dir.canonicalize().map_err(|e| Failure::io("look at", dir, &e))?;
         let emulated = nodes.emulated.is_some();
         let plane = Settings { device, directory, notes: nodes.notes(), emulated, placement, ..Settings::default() };

@@ -18,10 +18,10 @@ use linux::affinity;
 use linux::threads::Threads;
 use mount::plane::{Callers, Settings, VolumePlane};
 use placement::{Move, Reason, Snapshot, Subject, nthread};
-use topology::{CpuSet, NodeId, Topology};
+use topology::{CpuSet, FileId, NodeId, Topology};
 
 const FILE_BYTES: usize = 1 << 20;
-const DEVICE: (u32, u32) = (0, 77);
+const DEVICE: u32 = FileId::device(0, 77);
 
 const TESTS: &[(&str, fn())] = &[
     ("a_reader_moves_to_its_data_and_back_at_the_end", a_reader_moves_to_its_data_and_back_at_the_end),
@@ -102,7 +102,7 @@ fn plane(volume: &Arc<Volume>) -> VolumePlane {
 }
 
 fn id(ino: Ino) -> String {
-    format!("{}:{}:{}", DEVICE.0, DEVICE.1, ino.raw())
+    FileId { dev: DEVICE, ino: ino.raw(), generation: 0 }.to_string()
 }
 
 fn eager() -> nthread::Settings {
@@ -213,7 +213,7 @@ fn a_recorded_window_gives_the_plan_that_was_made() {
         assert_eq!(thread.pid, std::process::id());
         // A policy that knows processes by id and start takes the same one from any of its threads.
         let process = Threads::new(Path::new("/proc")).stat(thread.pid).unwrap().unwrap();
-        assert_eq!(thread.of_process_since(), Some(process.start * 10_000_000));
+        assert_eq!(thread.of_process_since(), Some(process.id.start_ns));
         assert_eq!(thread.read_bytes.total(), thread.read_bytes.get(NodeId(1)));
         assert_eq!((thread.files.len(), thread.files[0].file.as_str()), (1, id(ino).as_str()));
         assert_eq!((thread.files[0].read_size, thread.shares_file), (Some(65_536), false));
@@ -339,7 +339,7 @@ fn what_is_not_on_the_volume_is_refused() {
         PlaneError::Broken(error) => panic!("{error}"),
     };
     assert_eq!(why(&mv(format!("8:1:{}", ino.raw()), None, 1)), "not_of_this_volume");
-    assert_eq!(why(&mv(format!("{}:{}:x", DEVICE.0, DEVICE.1), None, 1)), "not_of_this_volume");
+    assert_eq!(why(&mv("0:77:x".to_owned(), None, 1)), "not_of_this_volume");
     assert_eq!(why(&mv(id(ino), Some(generation + 1), 1)), "gone");
     assert_eq!(why(&mv(id(ino), Some(generation), 5)), "no_region_on_node");
     volume.unlink(Ino::ROOT, b"file").unwrap();

@@ -6,10 +6,9 @@
 //!
 //! **Approach.** [`MemoryMove`] goes through the process's own memory ([`regions`]: anonymous
 //! pages, shared memory and huge pages) batch by batch: it asks where the pages are, remembers that
-//! ([`layout`]), sends them with `move_pages(2)` ([`space`]), and asks again. It believes only that
-//! second answer. What a memory policy keeps elsewhere ([`policy`]), and what other processes map
+//! ([`layout`]), sends them with `move_pages(2)` ([`Space`]), and asks again. It believes only that
+//! second answer. What a memory policy keeps elsewhere ([`Policies`]), and what other processes map
 //! too, stays and is counted. [`MemoryMove::back`] sends the pages of a layout to where they were.
-//! [`resident`] estimates how much of a process is on each node.
 //!
 //! **Limits.** Swapped pages are not there to be moved; they come back where the thread runs that
 //! needs them. Memory that is mapped after the move began is not moved: bind the threads first,
@@ -18,32 +17,25 @@
 //! its id: pages of that one may then be moved, which changes where they are and nothing else.
 
 pub mod layout;
-mod policy;
-mod regions;
-mod resident;
-mod room;
-mod space;
 
 pub use layout::Layout;
-pub use resident::resident;
-pub use room::room;
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind};
 use std::path::Path;
 use std::time::Duration;
 
-use linux::threads::is_gone;
+use linux::memory::policy::Policies;
+use linux::memory::regions::{self, Region};
+use linux::memory::space::{Sent, Space};
+use linux::pages::UNKNOWN;
+use linux::patient::{self, MEMORY};
+use linux::threads::{Threads, is_gone};
 use rustix::io::Errno;
-use topology::NodeId;
+use topology::{NodeId, ProcessId};
 
 use super::copying::{Back, Copied, Copying};
 use layout::Run;
-use policy::Policies;
-use regions::Region;
-use space::{Sent, Space};
-
-use linux::patient::{self, MEMORY};
 
 /// How long the list of a process's mappings is awaited: the kernel walks all its page tables for
 /// their policies.
@@ -119,17 +111,18 @@ struct Batch {
 
 impl MemoryMove {
     /// A move of the memory of a process to a node. Changes nothing yet. `None` if the process has
-    /// ended. `start` is its start time in ticks.
-    pub fn new(proc_root: &Path, pid: u32, start: u64, to: NodeId) -> io::Result<Option<Self>> {
-        let Some(space) = Space::open(proc_root, pid, start)? else { return Ok(None) };
-        let Some(estimate) = resident::own_bytes(space.dir())? else { return Ok(None) };
+    /// ended.
+    pub fn new(proc_root: &Path, process: ProcessId, to: NodeId) -> io::Result<Option<Self>> {
+        let threads = Threads::new(proc_root);
+        let Some(space) = Space::open(&threads, process)? else { return Ok(None) };
+        let Some(estimate) = linux::memory::own_bytes(&threads, process.pid)? else { return Ok(None) };
         Ok(Some(Self::with(space, Work::Begin(to), estimate)))
     }
 
     /// A move of the pages of a layout to the nodes they were on. `None` if the process has ended.
     /// The process must not have called exec since.
-    pub fn back(proc_root: &Path, pid: u32, start: u64, layout: Layout) -> io::Result<Option<Self>> {
-        let Some(space) = Space::open(proc_root, pid, start)? else { return Ok(None) };
+    pub fn back(proc_root: &Path, process: ProcessId, layout: Layout) -> io::Result<Option<Self>> {
+        let Some(space) = Space::open(&Threads::new(proc_root), process)? else { return Ok(None) };
         let mut work = Self::with(space, Work::Done, 0);
         work.before = layout;
         Ok(Some(work.reversed()))
@@ -292,7 +285,7 @@ impl MemoryMove {
                 break;
             }
             let status;
-            (status, reason) = match self.space.send(&pages, &vec![to; count])? {
+            (status, reason) = match self.space.send(&pages, to)? {
                 Sent::Tried(status) => (status, BUSY),
                 Sent::Refused(Errno::PERM) => return Err(Errno::PERM.into()),
                 Sent::Refused(error) => (Vec::new(), refusal(error)),
@@ -302,10 +295,10 @@ impl MemoryMove {
                 }
             };
             let Some(nodes) = self.nodes(&pages)? else { return Ok(away) };
-            let mut now = nodes.into_iter().zip(status.into_iter().chain(std::iter::repeat(space::UNKNOWN)));
+            let mut now = nodes.into_iter().zip(status.into_iter().chain(std::iter::repeat(UNKNOWN)));
             shared = 0;
             pages.retain(|_| {
-                let (node, status) = now.next().unwrap_or((-1, space::UNKNOWN));
+                let (node, status) = now.next().unwrap_or((-1, UNKNOWN));
                 let stays = node >= 0 && node != target;
                 shared += usize::from(stays && status == -libc::EACCES);
                 match node {

@@ -3,10 +3,13 @@
 use std::io;
 use std::path::Path;
 
+use linux::memory::{self, Room};
+use linux::pages::{MOVE_ALL, move_pages};
 use linux::residency::open::{Fs, Opened};
+use linux::threads::field;
 use topology::{CpuSet, NodeId, Topology};
 
-use super::{FileMoveError, kernel};
+use super::FileMoveError;
 
 /// Checks that this process may move pages to a node.
 ///
@@ -23,7 +26,8 @@ pub fn target(topology: &Topology, to: NodeId) -> Result<(), FileMoveError> {
         }
         Some(_) => {}
     }
-    if let Err(e) = kernel::may_move() {
+    // Without a page the kernel only checks the flag.
+    if let (_, Err(e)) = move_pages(0, &[], None, MOVE_ALL) {
         let (reason, why) = match e.raw_os_error() {
             Some(libc::EPERM) => ("eperm", "moving pages that others use takes CAP_SYS_NICE"),
             Some(libc::ENOSYS) => ("no_numa", "this kernel was built without NUMA"),
@@ -44,8 +48,7 @@ pub fn target(topology: &Topology, to: NodeId) -> Result<(), FileMoveError> {
 /// The nodes whose memory this thread may use; `None` on a kernel without cpusets.
 fn allowed(proc_root: &Path) -> io::Result<Option<CpuSet>> {
     let status = std::fs::read_to_string(proc_root.join("thread-self/status"))?;
-    let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
-    list.map(|list| list.trim().parse().map_err(io::Error::other)).transpose()
+    field(&status, "Mems_allowed_list").map(|list| list.parse().map_err(io::Error::other)).transpose()
 }
 
 /// Refuses files whose pages are not in the page cache: a word, and why.
@@ -76,27 +79,16 @@ const LARGEST: u64 = 16 << 40;
 /// first: cached pages that were not used lately, but not the `there` bytes of the file itself. The
 /// zones' high watermarks are not room, because the kernel keeps that much free.
 pub(super) fn room(to: NodeId, bytes: u64, there: u64) -> Result<(), String> {
-    let sys = format!("/sys/devices/system/node/node{to}/meminfo");
-    let known = std::fs::read_to_string(sys).ok().zip(std::fs::read_to_string("/proc/zoneinfo").ok());
+    let known = memory::room(Path::new("/sys"), to).zip(std::fs::read_to_string("/proc/zoneinfo").ok());
     // Unknown is no refusal: the move itself ends when nothing is free.
-    let Some(room) = known.and_then(|(meminfo, zoneinfo)| room_of(&meminfo, &zoneinfo, to, there)) else {
-        return Ok(());
-    };
+    let Some((Room { free, unused }, zoneinfo)) = known else { return Ok(()) };
+    let reserve = reserve(&zoneinfo, to).saturating_mul(rustix::param::page_size() as u64);
+    let room = (free + unused.saturating_sub(there)).saturating_sub(reserve);
     if bytes <= room {
         return Ok(());
     }
     let mib = |bytes: u64| bytes >> 20;
     Err(format!("it takes {} MiB, and the node has {} MiB to spare", mib(bytes).max(1), mib(room)))
-}
-
-fn room_of(meminfo: &str, zoneinfo: &str, node: NodeId, there: u64) -> Option<u64> {
-    let field = |name: &str| {
-        let rest = meminfo.lines().find_map(|line| line.split_once(name))?.1;
-        rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-    };
-    let page = rustix::param::page_size() as u64;
-    let free = field("MemFree:")? + field("Inactive(file):")?.saturating_sub(there);
-    Some(free.saturating_sub(reserve(zoneinfo, node) * page))
 }
 
 /// The sum of the high watermarks of a node's zones, in pages.
@@ -118,13 +110,6 @@ fn reserve(zoneinfo: &str, node: NodeId) -> u64 {
 mod tests {
     use super::*;
 
-    const MEMINFO: &str = "\
-Node 1 MemTotal:        1015808 kB
-Node 1 MemFree:          102400 kB
-Node 1 Active(file):      50000 kB
-Node 1 Inactive(file):     4096 kB
-";
-
     const ZONEINFO: &str = "\
 Node 0, zone      DMA
   pages free     3840
@@ -143,12 +128,7 @@ Node 10, zone   Normal
 ";
 
     #[test]
-    fn room_is_what_is_free_or_freed_first() {
-        let page = rustix::param::page_size() as u64;
-        assert_eq!(room_of(MEMINFO, ZONEINFO, NodeId(1), 0), Some((102_400 + 4096) * 1024 - 1024 * page));
-        assert_eq!(room_of(MEMINFO, ZONEINFO, NodeId(1), 1 << 30), Some(102_400 * 1024 - 1024 * page));
-        assert_eq!(reserve(ZONEINFO, NodeId(0)), 100);
-        assert_eq!(reserve(ZONEINFO, NodeId(10)), 7);
-        assert_eq!(room_of("Node 1 MemFree: many kB", ZONEINFO, NodeId(1), 0), None);
+    fn the_watermarks_of_a_nodes_zones_are_summed() {
+        assert_eq!([0, 1, 10, 3].map(|node| reserve(ZONEINFO, NodeId(node))), [100, 1024, 7, 0]);
     }
 }

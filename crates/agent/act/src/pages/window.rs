@@ -1,14 +1,17 @@
 //! One mapped window of a file, and its pages that are elsewhere.
 
 use std::io;
+use std::ptr::with_exposed_provenance_mut;
 
+use linux::pages::{self, MOVE_ALL};
 use linux::residency::cached::{self, Pages};
 use linux::residency::map::Arena;
 use linux::residency::open::Opened;
 use rustix::io::Errno;
+use rustix::mm::Advice;
 use topology::NodeId;
 
-use super::{CHUNK, kernel};
+use super::CHUNK;
 use crate::memory::Layout;
 
 /// Bytes, by what became of them.
@@ -215,7 +218,7 @@ impl Window {
 
     /// Asks the kernel to move these pages; returns whether it lacked memory.
     fn ask(&self, pages: &[usize]) -> io::Result<bool> {
-        match kernel::move_to(pages, self.to) {
+        match pages::move_pages(0, pages, Some(self.to), MOVE_ALL).1 {
             Ok(()) => Ok(false),
             Err(e) => match Errno::from_io_error(&e) {
                 Some(Errno::NOMEM) => Ok(true),
@@ -235,7 +238,7 @@ impl Window {
     /// moved, after it has shown their nodes.
     fn sort(&mut self, pages: &[usize], show: &mut dyn FnMut(usize, NodeId)) -> io::Result<Vec<usize>> {
         let mut elsewhere = Vec::new();
-        for (page, node) in pages.iter().zip(kernel::nodes_of(pages)?) {
+        for (page, node) in pages.iter().zip(pages::nodes(pages)?) {
             match node {
                 Some(node) if node == self.to => self.tally.there += self.bytes(*page),
                 Some(node) if self.from.is_some_and(|from| from != node) => {}
@@ -263,16 +266,24 @@ pub(super) const STRIDE: usize = 16;
 /// fault-around.
 const PART: usize = 64 << 10;
 
+/// Enters pages of a mapping of ours into our page table. Fails at the first page that the file
+/// does not have any more.
+fn enter(start: usize, len: usize) -> rustix::io::Result<()> {
+    // SAFETY: populating reads from the file and changes no memory; a range that is not mapped is
+    // an error code.
+    unsafe { rustix::mm::madvise(with_exposed_provenance_mut(start), len, Advice::LinuxPopulateRead) }
+}
+
 /// Enters cached pages; leaves out those that have gone meanwhile.
 fn populate(start: usize, len: usize) -> io::Result<()> {
     let gone = |e| matches!(e, Errno::FAULT | Errno::NOMEM | Errno::HWPOISON);
-    match kernel::populate(start, len) {
+    match enter(start, len) {
         Err(e) if gone(e) => {}
         other => return Ok(other?),
     }
     let part = PART.next_multiple_of(rustix::param::page_size());
     for from in (start..start + len).step_by(part) {
-        match kernel::populate(from, part.min(start + len - from)) {
+        match enter(from, part.min(start + len - from)) {
             Err(e) if !gone(e) => return Err(e.into()),
             _ => {}
         }
@@ -325,7 +336,7 @@ mod tests {
         let arena = Arena::reserve(1, 8 * page, page).unwrap();
         let at = arena.map(0, &opened.fd, 0, page).unwrap();
         populate(at, page).unwrap();
-        let on = kernel::nodes_of(&[at]).unwrap().next().flatten().unwrap();
+        let on = pages::nodes(&[at]).unwrap().next().flatten().unwrap();
         let (other, third) = (NodeId(on.0 + 1), NodeId(on.0 + 2));
         for (from, pages) in [(None, 4), (Some(on), 4), (Some(third), 0)] {
             let mut before = Layout::default();

@@ -9,7 +9,7 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use act::copying::Copying;
-use act::memory::{self, MemoryMove};
+use act::memory::MemoryMove;
 use act::mover::{Mover, Rules};
 use act::process;
 use anyhow::{Context, Result, bail, ensure};
@@ -358,10 +358,10 @@ fn moves_with_its_memory() -> Outcome {
 fn memory_goes_back_page_by_page() -> Outcome {
     let mut holder = Holder::start(20)?;
     let proc = Path::new("/proc");
-    let start = Threads::new(proc).stat(holder.pid())?.context("the holder")?.start;
+    let process = Threads::new(proc).stat(holder.pid())?.context("the holder")?.process();
     refused_without_room(holder.pid())?;
     let before = holder.layout()?;
-    let mut there = MemoryMove::new(proc, holder.pid(), start, NodeId(1))?.context("the holder")?;
+    let mut there = MemoryMove::new(proc, process, NodeId(1))?.context("the holder")?;
     while !there.step(16 << 20)? {}
     let during = holder.layout()?;
     let mixed = during.get("mixed").context("mixed")?;
@@ -371,7 +371,7 @@ fn memory_goes_back_page_by_page() -> Outcome {
     ensure!(copied.moved + copied.failed() == copied.total && copied.total >= own, "{copied:?}, {own} bytes");
 
     // What is resident where, by a sample.
-    let sampled = memory::resident(proc, holder.pid())?.context("the holder")?;
+    let sampled = linux::memory::resident(proc, holder.pid())?.context("the holder")?;
     let on_1: usize = during.values().map(|nodes| pages_on(nodes, 1) * PAGE).sum();
     let share = sampled.get(NodeId(1)) as f64 / sampled.total() as f64;
     // More than five standard deviations of a share this far from one half.
@@ -379,7 +379,7 @@ fn memory_goes_back_page_by_page() -> Outcome {
     ensure!((share - truth).abs() < 0.05, "sampled share {share:.3} of node 1, truth {truth:.3}");
 
     let layout = there.before().clone();
-    let mut back = MemoryMove::back(proc, holder.pid(), start, layout)?.context("the holder")?;
+    let mut back = MemoryMove::back(proc, process, layout)?.context("the holder")?;
     while !back.step(16 << 20)? {}
     for (name, nodes) in holder.layout()? {
         let wrong = nodes.iter().zip(&before[&name]).filter(|(now, then)| now != then).count();
@@ -403,7 +403,7 @@ fn refused_without_room(pid: u32) -> Result<()> {
     let topology = topology::sysfs::read(Path::new("/sys"))?;
     match process::prepare(&mut mover, &topology, (pid, None), NodeId(1), true) {
         Err(PlaneError::Refused { reason: "no_free_memory", .. }) => Ok(()),
-        other => bail!("{:?}", other.map(|process| process.process())),
+        other => bail!("{:?}", other.map(|process| process.id())),
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use placement::{NodeBytes, ObservedFile};
 
 use act::files::Data;
-use topology::FileId;
+use topology::{FileId, ProcessId};
 
 /// Rounds after which figures are too old to be given. At a round a second, a file of 1 GiB moves,
 /// and readers end, within a minute.
@@ -42,14 +42,8 @@ impl FileFacts {
     }
 }
 
-/// Facts about one process.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct ProcessFacts {
-    /// Start time in ticks.
-    pub start: u64,
-    /// Resident bytes per node; `None` if they could not be read.
-    pub resident: Option<NodeBytes>,
-}
+/// Resident bytes of a process per node; `None` if they could not be read.
+pub(super) type Resident = Option<NodeBytes>;
 
 /// Facts with the round in which each was found.
 #[derive(Clone, Debug)]
@@ -107,12 +101,12 @@ pub(super) enum Look {
 /// with most bytes.
 pub(super) fn order(
     files: &[FileId],
-    processes: &[u32],
+    processes: &[ProcessId],
     of_files: &Known<FileId, FileFacts>,
-    of_processes: &Known<u32, ProcessFacts>,
+    of_processes: &Known<ProcessId, Resident>,
 ) -> Vec<Look> {
     let files = files.iter().enumerate().map(|(i, id)| (of_files.found(*id), i, Look::File(i)));
-    let processes = processes.iter().enumerate().map(|(i, pid)| (of_processes.found(*pid), i, Look::Process(i)));
+    let processes = processes.iter().enumerate().map(|(i, id)| (of_processes.found(*id), i, Look::Process(i)));
     let mut all: Vec<_> = files.chain(processes).collect();
     all.sort_by_key(|(found, rank, _)| (*found, *rank));
     all.into_iter().map(|(_, _, look)| look).collect()
@@ -133,8 +127,9 @@ mod tests {
         let (mut files, mut processes) = (Known::default(), Known::default());
         files.put(inode(1), FileFacts::default(), 5);
         files.put(inode(2), FileFacts::default(), 3);
-        processes.put(9, ProcessFacts::default(), 4);
-        let order = order(&[inode(1), inode(2), inode(3)], &[9, 8], &files, &processes);
+        let [known, new] = [9, 8].map(|pid| ProcessId { pid, start_ns: 1 });
+        processes.put(known, None, 4);
+        let order = order(&[inode(1), inode(2), inode(3)], &[known, new], &files, &processes);
         assert_eq!(order, [Look::Process(1), Look::File(2), Look::File(1), Look::Process(0), Look::File(0)]);
     }
 

@@ -4,7 +4,7 @@ use placement::Thread;
 use rustc_hash::FxHashMap;
 
 use observe::FileSeen;
-use topology::FileId;
+use topology::{FileId, ProcessId};
 
 /// A file matters, and a process, with at least this share of the file bytes of a window. What is
 /// left out can change a remote share, or a node's load of file bytes, by at most a hundredth for
@@ -25,7 +25,7 @@ pub(super) struct WantedFile {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub files: Vec<WantedFile>,
-    pub processes: Vec<u32>,
+    pub processes: Vec<ProcessId>,
 }
 
 impl Wanted {
@@ -50,18 +50,16 @@ impl Wanted {
         };
         let wanted = |file: &&FileSeen| WantedFile { id: file.id, bytes: file.bytes, readers: readers(file) };
 
-        let mut sums: FxHashMap<u32, (u64, bool)> = FxHashMap::default();
+        let mut sums: FxHashMap<ProcessId, (u64, bool)> = FxHashMap::default();
         for thread in threads {
-            let sum = sums.entry(thread.pid).or_default();
+            let id = ProcessId { pid: thread.pid, start_ns: thread.of_process_since().unwrap_or(0) };
+            let sum = sums.entry(id).or_default();
             *sum = (sum.0.saturating_add(thread.file_bytes()), sum.1 || thread.held.is_some());
         }
-        let mut processes: Vec<(u64, u32)> =
-            sums.iter().filter(|(_, sum)| matters(sum.0) && !sum.1).map(|(pid, sum)| (sum.0, *pid)).collect();
+        let mut processes: Vec<(u64, ProcessId)> =
+            sums.iter().filter(|(_, sum)| matters(sum.0) && !sum.1).map(|(id, sum)| (sum.0, *id)).collect();
         processes.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
-        Self {
-            files: seen.iter().map(wanted).collect(),
-            processes: processes.into_iter().map(|(_, pid)| pid).collect(),
-        }
+        Self { files: seen.iter().map(wanted).collect(), processes: processes.into_iter().map(|(_, id)| id).collect() }
     }
 }
 
@@ -97,7 +95,7 @@ mod tests {
         assert_eq!(wanted.files.iter().map(|f| f.id.ino).collect::<Vec<_>>(), [2, 3]);
         assert_eq!((&*wanted.files[0].readers, &*wanted.files[1].readers), (&[20, 10][..], &[30][..]));
         // Of process 20 one thread must not be moved.
-        assert_eq!(wanted.processes, [10, 30]);
+        assert_eq!(wanted.processes.iter().map(|process| process.pid).collect::<Vec<_>>(), [10, 30]);
     }
 
     #[test]

@@ -6,19 +6,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use linux::memory;
 use linux::patient::{self, MEMORY};
 use linux::residency;
 use linux::threads::Threads;
 use placement::Process;
 use rustix::thread::CapabilitySet;
 
-use super::known::{FileFacts, Known, Look, ProcessFacts, order};
+use super::known::{FileFacts, Known, Look, Resident, order};
 use super::wanted::{Wanted, WantedFile};
 use act::files::{self, Inodes};
-use act::memory;
-use linux::threads::NS_PER_TICK;
 use observe::FileSeen;
-use topology::FileId;
+use topology::{FileId, ProcessId};
 
 /// CPU time that can be saved up, and that is there at the start: one window of `plan` then shows
 /// some twenty large files.
@@ -64,7 +63,7 @@ struct State {
     wanted: Wanted,
     earned: Duration,
     files: Known<FileId, FileFacts>,
-    processes: Known<u32, ProcessFacts>,
+    processes: Known<ProcessId, Resident>,
     /// The subject that is looked at, and since when.
     busy: Option<(String, Instant)>,
     stop: bool,
@@ -121,7 +120,7 @@ impl Worker {
     pub fn knows(&self, wanted: &Wanted) -> bool {
         let state = self.shared.lock();
         let files = wanted.files.iter().all(|file| state.files.found(file.id) > 0);
-        files && wanted.processes.iter().all(|pid| state.processes.found(*pid) > 0)
+        files && wanted.processes.iter().all(|id| state.processes.found(*id) > 0)
     }
 
     /// Whether it was never asked for a look.
@@ -166,14 +165,14 @@ impl Worker {
             }
         }
         let mut processes = Vec::new();
-        for pid in &state.wanted.processes {
-            match state.processes.get(*pid, state.round) {
+        for id in &state.wanted.processes {
+            match state.processes.get(*id, state.round) {
                 None => missing.unseen += 1,
-                Some((ProcessFacts { start, resident: Some(resident) }, _)) => {
-                    let start_ns = Some(start.saturating_mul(NS_PER_TICK));
-                    processes.push(Process { pid: *pid, start_ns, resident: resident.clone(), ..Process::default() });
+                Some((Some(resident), _)) => {
+                    let (pid, start_ns, resident) = (id.pid, Some(id.start_ns), resident.clone());
+                    processes.push(Process { pid, start_ns, resident, ..Process::default() });
                 }
-                Some(_) => {}
+                Some((None, _)) => {}
             }
         }
         processes.sort_by_key(|process| process.pid);
@@ -244,7 +243,6 @@ impl Looker {
             return;
         }
         self.inodes.refresh();
-        self.forget_reused(shared, wanted);
         for look in order {
             let mut spend = || {
                 let now = patient::cpu_ns() as f64 * 1e-9;
@@ -265,28 +263,16 @@ impl Looker {
                     shared.lock().files.put(file.id, facts, round);
                 }
                 Look::Process(i) => {
-                    let Some(pid) = wanted.processes.get(i) else { continue };
-                    match self.process(*pid) {
-                        Some(facts) => shared.lock().processes.put(*pid, facts, round),
-                        None => shared.lock().processes.forget(*pid),
+                    let Some(process) = wanted.processes.get(i) else { continue };
+                    match self.process(*process) {
+                        Some(resident) => shared.lock().processes.put(*process, resident, round),
+                        None => shared.lock().processes.forget(*process),
                     }
                 }
             }
         }
         let now = patient::cpu_ns() as f64 * 1e-9;
         self.left_s -= now - before;
-    }
-
-    /// Forgets processes whose id another one has now.
-    fn forget_reused(&self, shared: &Shared, wanted: &Wanted) {
-        for pid in &wanted.processes {
-            let start = self.threads.stat(*pid).ok().flatten().map(|stat| stat.start);
-            let mut state = shared.lock();
-            let round = state.round;
-            if state.processes.get(*pid, round).is_some_and(|(facts, _)| Some(facts.start) != start) {
-                state.processes.forget(*pid);
-            }
-        }
     }
 
     fn file(&mut self, file: &WantedFile) -> FileFacts {
@@ -315,21 +301,20 @@ impl Looker {
     }
 
     /// `None` if it has ended.
-    fn process(&self, pid: u32) -> Option<ProcessFacts> {
-        let start = self.threads.stat(pid).ok().flatten()?.start;
-        let proc_root = self.proc_root.clone();
+    fn process(&self, process: ProcessId) -> Option<Resident> {
+        let (pid, proc_root) = (process.pid, self.proc_root.clone());
         let resident = patient::ask(pid, MEMORY, move || memory::resident(&proc_root, pid));
         let resident = resident.inspect_err(|error| tracing::debug!(pid, %error, "its memory cannot be looked at"));
         let resident = resident.ok().flatten().filter(|bytes| bytes.total() > 0);
-        // Another process may have got the id in between.
-        let same = self.threads.stat(pid).ok().flatten().is_some_and(|stat| stat.start == start);
-        same.then_some(ProcessFacts { start, resident })
+        // Another process may have its id by now.
+        let same = self.threads.stat(pid).ok().flatten().is_some_and(|stat| stat.process() == process);
+        same.then_some(resident)
     }
 }
 
 fn named(look: Look, wanted: &Wanted) -> String {
     match look {
         Look::File(i) => wanted.files.get(i).map_or_else(String::new, |file| format!("file {}", file.id.ino)),
-        Look::Process(i) => wanted.processes.get(i).map_or_else(String::new, |pid| format!("process {pid}")),
+        Look::Process(i) => wanted.processes.get(i).map_or_else(String::new, |id| format!("process {}", id.pid)),
     }
 }

@@ -13,7 +13,7 @@ use linux::affinity;
 use linux::births::{Kin, Origin};
 use observe::{ObserveError, Observed};
 use placement::{Move, Reason, Subject};
-use topology::NodeId;
+use topology::{NodeId, ThreadId};
 
 use crate::Tried;
 use crate::forks::WithLineage;
@@ -95,8 +95,8 @@ impl<F: FnMut(&mut WithLineage) -> Result<Vec<Kin>, ObserveError>> Observe for A
         self.0.window(length)
     }
 
-    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
-        self.0.watch(tid, start_ns)
+    fn watch(&mut self, thread: ThreadId) -> Result<(), ObserveError> {
+        self.0.watch(thread)
     }
 
     fn release(&mut self, tid: u32) -> Result<(), ObserveError> {

@@ -9,7 +9,7 @@ use linux::affinity;
 use linux::births::Kin;
 use linux::threads::Threads;
 use observe::{ObserveError, Observed, Observer};
-use topology::CpuSet;
+use topology::{CpuSet, ThreadId};
 
 use crate::Tried;
 use crate::world::{AllTo, Running, Scripted, all, engine, mask, node, plane, settings, step, topology};
@@ -29,8 +29,8 @@ impl Observe for WithLineage {
         Ok(Observed { births_lost: false, ..self.0.window(length)? })
     }
 
-    fn watch(&mut self, tid: u32, start_ns: u64) -> Result<(), ObserveError> {
-        self.1.watch(tid, start_ns)
+    fn watch(&mut self, thread: ThreadId) -> Result<(), ObserveError> {
+        self.1.watch(thread)
     }
 
     fn release(&mut self, tid: u32) -> Result<(), ObserveError> {

@@ -91,9 +91,9 @@ fn cached(path: &Path) -> BTreeMap<usize, i32> {
         for address in &addresses {
             assert_eq!(libc::madvise(*address, page(), libc::MADV_POPULATE_READ), 0);
         }
-        let mut status = vec![-1_i32; pages.len()];
-        let (count, where_) = (pages.len(), status.as_mut_ptr());
-        assert_eq!(libc::syscall(libc::SYS_move_pages, 0, count, addresses.as_ptr(), 0_usize, where_, 0), 0);
+        let addresses: Vec<usize> = addresses.iter().map(|address| address.addr()).collect();
+        let (status, asked) = linux::pages::move_pages(0, &addresses, None, 0);
+        asked.unwrap();
         libc::munmap(at, len);
         pages.into_iter().zip(status).collect()
     }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use act::copying::Copying;
-use act::memory::{self, MemoryMove};
+use act::memory::{Layout, MemoryMove};
 use act::mover::{Mover, Rules};
 use act::process::{self, ProcessMove};
 use engine::state::file::StateFile;
@@ -322,7 +322,7 @@ pub fn refusals() -> Tried {
     let mut refused = |pid: u32, to: u32, with_memory| match prepare(&mut mover, pid, to, with_memory) {
         Err(PlaneError::Refused { reason, .. }) => reason,
         Err(PlaneError::Gone { .. }) => "gone",
-        other => panic!("{:?}", other.map(|p| p.process())),
+        other => panic!("{:?}", other.map(|p| p.id())),
     };
     let program = Running::role("threads", &["2"]);
     assert_eq!(refused(std::process::id(), 1, false), "itself");
@@ -354,8 +354,8 @@ pub fn refusals() -> Tried {
     assert_eq!(refused(program.pid(), 1, false), "own_affinity");
     assert_eq!(prepare(&mut self::mover(), program.pid(), 0, false).unwrap().left().len(), 2);
     // A later process with this id.
-    let start = Threads::new(Path::new("/proc")).stat(program.pid()).unwrap().unwrap().start;
-    let later = Some((start + 1) * linux::threads::NS_PER_TICK);
+    let start_ns = Threads::new(Path::new("/proc")).started(program.pid()).unwrap();
+    let later = Some(start_ns + 10_000_000);
     let error =
         process::prepare(&mut self::mover(), &topology(), (program.pid(), later), NodeId(1), false).unwrap_err();
     assert!(matches!(error, PlaneError::Gone { .. }), "{error}");
@@ -431,8 +431,8 @@ pub fn only_its_own_memory() -> Tried {
     let dir = dir.unwrap();
     let (mut program, parts) = owner(dir.path());
     let (proc, page) = (Path::new("/proc"), rustix::param::page_size() as u64);
-    let start = Threads::new(proc).stat(program.pid()).unwrap().unwrap().start;
-    let mut work = MemoryMove::new(proc, program.pid(), start, NodeId(0)).unwrap().unwrap();
+    let process = Threads::new(proc).stat(program.pid()).unwrap().unwrap().process();
+    let mut work = MemoryMove::new(proc, process, NodeId(0)).unwrap().unwrap();
     let own = own_bytes(program.pid());
     assert_eq!(work.copied().total, own);
     assert!(!work.step(1).unwrap(), "one step cannot be all of it");
@@ -453,16 +453,16 @@ pub fn only_its_own_memory() -> Tried {
         assert_eq!(entry[7] >> 7, 1, "a page that was touched is present");
     }
     // A sample shares out the same sum.
-    let sampled = memory::resident(proc, program.pid()).unwrap().unwrap();
+    let sampled = linux::memory::resident(proc, program.pid()).unwrap().unwrap();
     assert!(own - sampled.total() < page && !sampled.is_empty(), "{sampled:?} of {own}");
 
     // The process ends in the middle: a fact, not an error.
-    let mut work = MemoryMove::new(proc, program.pid(), start, NodeId(0)).unwrap().unwrap();
+    let mut work = MemoryMove::new(proc, process, NodeId(0)).unwrap().unwrap();
     assert!(!work.step(1).unwrap());
     program.kill();
     assert!(work.step(1 << 30).unwrap() && work.ended() && !work.complete());
-    assert!(MemoryMove::new(proc, program.pid(), start, NodeId(0)).unwrap().is_none());
-    assert_eq!(memory::resident(proc, program.pid()).unwrap(), None);
+    assert!(MemoryMove::new(proc, process, NodeId(0)).unwrap().is_none());
+    assert_eq!(linux::memory::resident(proc, program.pid()).unwrap(), None);
     Ok(())
 }
 
@@ -470,17 +470,17 @@ pub fn only_its_own_memory() -> Tried {
 pub fn a_node_that_takes_nothing_stops_no_other() -> Tried {
     let program = Running::shell("echo ready; sleep 600");
     let proc = Path::new("/proc");
-    let start = Threads::new(proc).stat(program.pid()).unwrap().unwrap().start;
+    let process = Threads::new(proc).stat(program.pid()).unwrap().unwrap().process();
     let nowhere = [NodeId(1022), NodeId(1023)];
-    let mut work = MemoryMove::new(proc, program.pid(), start, nowhere[0]).unwrap().unwrap();
+    let mut work = MemoryMove::new(proc, process, nowhere[0]).unwrap().unwrap();
     while !work.step(1 << 30).unwrap() {}
     let found: Vec<u64> = work.before().runs().map(|run| run.first).collect();
-    let mut layout = memory::Layout::default();
+    let mut layout = Layout::default();
     for (page, node) in found.iter().take(2).zip(nowhere) {
         layout.push(*page, node);
     }
     assert_eq!(layout.pages(), 2, "{found:?}");
-    let mut back = MemoryMove::back(proc, program.pid(), start, layout).unwrap().unwrap();
+    let mut back = MemoryMove::back(proc, process, layout).unwrap().unwrap();
     while !back.step(1 << 30).unwrap() {}
     assert_eq!((back.before().pages(), back.copied().moved), (2, 0), "{:?}", back.copied());
     Ok(())
@@ -492,8 +492,8 @@ pub fn exec_ends_a_memory_move() -> Tried {
     let program =
         Running::shell(&format!("echo ready; while [ ! -e {} ]; do sleep 0.01; done; exec sleep 600", go.display()));
     let proc = Path::new("/proc");
-    let start = Threads::new(proc).stat(program.pid()).unwrap().unwrap().start;
-    let mut work = MemoryMove::new(proc, program.pid(), start, NodeId(0)).unwrap().unwrap();
+    let process = Threads::new(proc).stat(program.pid()).unwrap().unwrap().process();
+    let mut work = MemoryMove::new(proc, process, NodeId(0)).unwrap().unwrap();
     std::fs::write(&go, "").unwrap();
     let name = format!("/proc/{}/comm", program.pid());
     wait_for(|| std::fs::read_to_string(&name).is_ok_and(|comm| comm == "sleep\n"));

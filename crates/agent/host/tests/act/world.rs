@@ -11,11 +11,10 @@ use host::plane::Observe;
 use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
 use linux::births::Kin;
-use linux::threads::NS_PER_TICK;
 use linux::threads::Threads;
 use observe::{Cost, ObserveError, Observed, ObservedThread};
 use placement::{Move, NodeBytes, Plan, Policy, Reason, Snapshot, Subject, Thread, testing};
-use topology::{CpuSet, Node, NodeId, Topology};
+use topology::{CpuSet, Node, NodeId, ThreadId, Topology};
 
 pub fn set(cpus: impl IntoIterator<Item = u32>) -> CpuSet {
     cpus.into_iter().collect()
@@ -100,7 +99,7 @@ impl Observe for Scripted {
                 let thread = Thread {
                     pid: *pid,
                     comm: stat.comm,
-                    start_ns: Some(stat.start * NS_PER_TICK + 4_321),
+                    start_ns: Some(stat.id.start_ns + 4_321),
                     allowed_nodes: (0..2).filter(|n| !mask.intersection(&node(*n)).is_empty()).map(NodeId).collect(),
                     cpu_s: 0.1,
                     ..testing::thread(tid, u32::from(mask == node(1)), &[(1, 100)], 0)
@@ -130,7 +129,7 @@ impl Observe for Scripted {
         })
     }
 
-    fn watch(&mut self, _: u32, _: u64) -> Result<(), ObserveError> {
+    fn watch(&mut self, _: ThreadId) -> Result<(), ObserveError> {
         Ok(())
     }
 
@@ -163,7 +162,7 @@ impl Policy for AllTo {
 }
 
 pub fn move_of(tid: u32, to: u32) -> Move {
-    let start = Threads::new(Path::new("/proc")).stat(tid).unwrap().map_or(0, |s| s.start * NS_PER_TICK);
+    let start = Threads::new(Path::new("/proc")).stat(tid).unwrap().map_or(0, |s| s.id.start_ns);
     let (subject, reason) = (Subject::Thread { tid, start }, Reason::ReadLocality);
     Move { subject, pid: tid, from: NodeId(1 - to), to: NodeId(to), reason, why: "".into() }
 }

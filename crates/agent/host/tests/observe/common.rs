@@ -302,25 +302,11 @@ pub fn host_nodes(path: &Path) -> Result<BTreeMap<u32, u64>, Failed> {
         let flags = rustix::mm::MapFlags::SHARED | rustix::mm::MapFlags::POPULATE;
         rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, &file, 0)?
     };
-    let pages: Vec<*mut libc::c_void> = (0..len).step_by(4096).map(|at| map.wrapping_byte_add(at)).collect();
-    let mut status = vec![-1i32; pages.len()];
-    // SAFETY: both arrays have one element per page; without nodes nothing is moved.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_move_pages,
-            0,
-            pages.len(),
-            pages.as_ptr(),
-            std::ptr::null::<i32>(),
-            status.as_mut_ptr(),
-            0,
-        )
-    };
+    let pages: Vec<usize> = (0..len).step_by(4096).map(|at| map.wrapping_byte_add(at).addr()).collect();
+    let (status, asked) = linux::pages::move_pages(0, &pages, None, 0);
     // SAFETY: nothing refers to the mapping any more.
     unsafe { rustix::mm::munmap(map, len)? };
-    if result != 0 {
-        return Err(format!("move_pages: {}", std::io::Error::last_os_error()).into());
-    }
+    asked.map_err(|error| format!("move_pages: {error}"))?;
     let mut nodes = BTreeMap::new();
     for (i, node) in status.iter().enumerate() {
         let node = u32::try_from(*node).map_err(|_| format!("page {i}: status {node}"))?;

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use libtest_mimic::{Completion, Failed};
 use linux::births::{Kin, Origin};
+use linux::threads::Threads;
 use observe::{Hooks, Observer};
+use topology::ThreadId;
 
 use crate::common::*;
 use crate::{Case, cases, ensure};
@@ -23,11 +26,9 @@ fn children(observer: &Observer) -> Result<Vec<Kin>, Failed> {
     Ok(observer.kin()?.into_iter().filter(|kin| kin.origin == Origin::Born).collect())
 }
 
-/// When a thread started, as far as procfs tells.
-fn start_ns(tid: u32) -> Result<u64, Failed> {
-    let stat = std::fs::read_to_string(format!("/proc/{tid}/stat"))?;
-    let start = stat.rsplit_once(')').and_then(|rest| rest.1.split_whitespace().nth(19)).ok_or("stat")?;
-    Ok(start.parse::<u64>()? * 10_000_000)
+/// A thread as procfs tells.
+fn thread(tid: u32) -> Result<ThreadId, Failed> {
+    Ok(ThreadId { tid, start_ns: Threads::new(Path::new("/proc")).started(tid)? })
 }
 
 fn children_of_watched_threads(hooks: Hooks) -> Outcome {
@@ -44,7 +45,7 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
         let mut lines = BufReader::new(output).lines();
         let mut line = || lines.next().ok_or("the shell said nothing")?.map_err(Failed::from);
         ensure!(line()? == "born", "the shell did not start");
-        observer.watch(shell.id(), start_ns(shell.id())?)?;
+        observer.watch(thread(shell.id())?)?;
         ensure!(children(&observer)?.is_empty(), "{:?}", children(&observer)?);
         std::io::Write::write_all(&mut input, b"go\n")?;
         let grandchild: u32 = line()?.parse()?;
@@ -53,8 +54,7 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
             children.iter().find(|c| c.tid == grandchild).ok_or_else(|| format!("{grandchild}: {children:?}"))?;
         ensure!(children.len() == 2, "{children:?}");
         ensure!(children.iter().any(|c| c.tid == born.parent_tid && c.parent_tid == shell.id()), "{children:?}");
-        let start = start_ns(grandchild)? / 10_000_000;
-        ensure!(born.start_ns / 10_000_000 == start, "start {} ns, /proc says {start} ticks", born.start_ns);
+        ensure!(born.id() == thread(grandchild)?, "{born:?}, /proc says {:?}", thread(grandchild)?);
         ensure!(born.pid == grandchild, "{born:?}");
         Ok(Completion::Completed)
     })();
@@ -80,7 +80,7 @@ fn a_fork_storm_beside(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;
     let mut observer = open(&settings(true, hooks))?;
-    observer.watch(std::process::id(), start_ns(std::process::id())?)?;
+    observer.watch(thread(std::process::id())?)?;
     let mut storm = Command::new("sh")
         .args(["-c", "i=0; while [ $i -lt 1000 ]; do (:); i=$((i+1)); done"])
         .stdin(Stdio::null())

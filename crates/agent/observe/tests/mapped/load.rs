@@ -98,24 +98,11 @@ impl Load {
     }
 
     fn truth(&self) -> String {
-        let addresses: Vec<_> = (0..self.pages).map(|page| self.base.wrapping_add(page * PAGE)).collect();
-        let mut status = vec![-1i32; self.pages];
-        // SAFETY: both arrays have an element for each page and outlive the call; without nodes
-        // nothing moves.
-        let rc = unsafe {
-            libc::syscall(
-                libc::SYS_move_pages,
-                0,
-                self.pages,
-                addresses.as_ptr(),
-                ptr::null::<libc::c_int>(),
-                status.as_mut_ptr(),
-                0,
-            )
-        };
+        let addresses: Vec<usize> = (0..self.pages).map(|page| self.base.wrapping_add(page * PAGE).addr()).collect();
+        let (status, asked) = linux::pages::move_pages(0, &addresses, None, 0);
         let mut nodes: BTreeMap<i32, [usize; 3]> = BTreeMap::new();
         for (history, status) in self.history.iter().zip(&status) {
-            let node = if rc == 0 { (*status).max(-1) } else { -1 };
+            let node = if asked.is_ok() { (*status).max(-1) } else { -1 };
             let counts = nodes.entry(node).or_default();
             let times = (history & 0xf).count_ones();
             counts[0] += usize::from(times >= 2);

@@ -24,10 +24,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use fs::Recent;
+use linux::watched::{Time, Watched};
 use rustc_hash::FxHashMap;
 use topology::Topology;
-
-use super::threads::{Time, Watched};
 
 /// How often to look where threads are.
 const TICK: Duration = Duration::from_millis(5);

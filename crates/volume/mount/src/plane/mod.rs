@@ -19,9 +19,8 @@
 
 mod callers;
 mod copy;
-mod threads;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -38,7 +37,7 @@ use linux::affinity;
 use placement::{FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Snapshot, Thread, Writes};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::time::{ClockId, clock_gettime};
-use topology::{NodeId, Topology};
+use topology::{FileId, NodeId, Topology};
 
 use callers::Caller;
 pub use callers::Callers;
@@ -52,8 +51,8 @@ const NAMES: usize = 10_000;
 /// How the plane of a volume works.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Device of the mount, as `stat` shows it: major and minor number. Files are named by it.
-    pub device: (u32, u32),
+    /// Device of the mount, as [`FileId::dev`]. Files are named by it.
+    pub device: u32,
     /// The directory that it is mounted on.
     pub directory: PathBuf,
     /// A note for every window: that its nodes are emulated.
@@ -78,8 +77,6 @@ pub struct VolumePlane {
     copies: Copies,
     /// The files of moves that were prepared in this window.
     prepared: FxHashMap<(Subject, NodeId), FileCopy>,
-    /// The latest moves of files, oldest first: the job, the file, and the nodes.
-    latest: VecDeque<(JobId, Subject, NodeId, NodeId)>,
     /// Traffic of each region until the last window.
     before: Vec<Traffic>,
     /// CPU seconds of each CPU until the last window.
@@ -117,7 +114,6 @@ impl VolumePlane {
             began: Instant::now(),
             copies: Copies::default(),
             prepared: FxHashMap::default(),
-            latest: VecDeque::new(),
             volume,
             callers,
             actor,
@@ -251,8 +247,7 @@ impl VolumePlane {
     }
 
     fn id(&self, ino: Ino) -> String {
-        let (major, minor) = self.settings.device;
-        format!("{major}:{minor}:{}", ino.raw())
+        FileId { dev: self.settings.device, ino: ino.raw(), generation: 0 }.to_string()
     }
 
     /// A file; `None` if it was removed.
@@ -309,14 +304,7 @@ impl VolumePlane {
         let cpu_now: FxHashMap<u32, f64> = cpu_seconds().into_iter().collect();
         let cpu_before = std::mem::replace(&mut self.cpu_before, cpu_now);
         let load = |node: &topology::Node| {
-            let mut load = NodeLoad {
-                id: node.id,
-                cpus: node.cpus.iter().collect(),
-                distance: node.distance.clone(),
-                read_bw_max: node.read_bw_max,
-                write_bw_max: node.write_bw_max,
-                ..NodeLoad::default()
-            };
+            let mut load = NodeLoad::of(node);
             let here = usage.regions.iter().zip(&before).filter(|(region, _)| region.node == Some(node.id.0));
             for (region, before) in here {
                 load.read_bytes += region.traffic.read.saturating_sub(before.read);
@@ -332,27 +320,17 @@ impl VolumePlane {
 
     /// Starts to move a file, or those of its blocks that a layout has.
     fn start_file(&mut self, mv: &Move, only: Option<&act::memory::Layout>) -> Result<Started, PlaneError> {
-        let refused = |reason, why| PlaneError::Refused { reason, why };
-        let Move { subject, from, to, .. } = mv.clone();
-        let Some(mut copy) = self.prepared.remove(&(subject.clone(), to)) else {
-            return Err(refused("not_prepared", format!("the move of {subject} was not prepared in this window")));
-        };
+        let prepared = self.prepared.remove(&(mv.subject.clone(), mv.to));
+        let mut copy = prepared.ok_or_else(|| act::data::not_prepared(mv))?;
         only.into_iter().for_each(|only| copy.only(only));
-        let job = self
-            .actor
-            .start_copy(move || Ok(Box::new(copy)))
-            .map_err(|e| refused("no_thread", format!("its copy cannot be started: {e}")))?;
-        self.latest.push_back((job, subject, from, to));
-        self.latest.drain(..self.latest.len().saturating_sub(LATEST));
-        Ok(Started::job(job))
+        self.actor.moves().start_copy(mv, copy)
     }
 
     /// The file that a move is of, ready to be copied.
     fn prepare_file(&self, file: &str, generation: u64, (from, to): (NodeId, NodeId)) -> Result<FileCopy, PlaneError> {
         let refused = |reason, why| PlaneError::Refused { reason, why };
-        let (major, minor) = self.settings.device;
-        let number = file.strip_prefix(&format!("{major}:{minor}:")).and_then(|ino| ino.parse().ok());
-        let Some(ino) = number.and_then(Ino::from_raw) else {
+        let here = FileId::parse(file).filter(|id| id.dev == self.settings.device);
+        let Some(ino) = here.and_then(|id| Ino::from_raw(id.ino)) else {
             return Err(refused("not_of_this_volume", format!("file {file} is not on this volume")));
         };
         let _visit = Volume::visit(&*self.volume, ino);
@@ -371,8 +349,6 @@ impl VolumePlane {
     }
 }
 
-/// Moves of files of which it is known which blocks they moved: as many as the host's plane keeps.
-const LATEST: usize = 32;
 /// How often to look whether the copies have ended.
 const ENDING: Duration = Duration::from_millis(5);
 
@@ -430,10 +406,7 @@ impl engine::Copies for VolumePlane {
         if !mv.subject.is_file() {
             return self.actor.moves().take_back(mv);
         }
-        let of =
-            |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
-        let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
-        let moved = job.and_then(|job| self.actor.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))?;
+        let moved = self.actor.moves().taken_back(mv)?;
         self.start_file(mv, Some(&moved))
     }
 }

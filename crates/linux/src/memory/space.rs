@@ -15,24 +15,22 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use topology::NodeId;
+use topology::{NodeId, ProcessId};
 
-use linux::threads::{Open, Threads, is_gone};
+use crate::pages::{MOVE, move_pages};
+use crate::threads::{Open, Threads, is_gone};
 
 /// Bits of an entry: the page is in memory; it is a page of a file or of shared memory.
 const PRESENT: u64 = 1 << 63;
 const OF_FILE: u64 = 1 << 61;
-/// `MPOL_MF_MOVE` (include/uapi/linux/mempolicy.h).
-const MOVE: libc::c_int = 1 << 1;
 /// Bytes of an entry.
 const ENTRY: usize = 8;
 
 /// The memory of a process.
 #[derive(Debug)]
 pub struct Space {
-    pid: u32,
+    id: ProcessId,
     process: Open,
-    start: u64,
     pagemap: File,
     dir: PathBuf,
     page: u64,
@@ -41,8 +39,8 @@ pub struct Space {
 /// Outcome of a call for some pages.
 #[derive(Debug)]
 pub enum Sent {
-    /// The kernel tried. For each page a node or a negative error; [`UNKNOWN`] where it did not
-    /// say.
+    /// The kernel tried. For each page a node or a negative error;
+    /// [`UNKNOWN`](crate::pages::UNKNOWN) where it did not say.
     Tried(Vec<i32>),
     /// It refused all that it had not done yet.
     Refused(Errno),
@@ -50,29 +48,24 @@ pub enum Sent {
     Ended,
 }
 
-/// A status that the kernel did not write.
-pub const UNKNOWN: i32 = i32::MIN;
-
 impl Space {
     /// Opens the memory of a process; `None` if it has ended, or if it has none (a kernel thread).
-    /// `start` is the process's start time in ticks.
-    pub fn open(proc_root: &Path, pid: u32, start: u64) -> io::Result<Option<Self>> {
-        let Some((process, stat)) = Threads::new(proc_root).open(pid)? else { return Ok(None) };
-        let dir = proc_root.join(pid.to_string());
+    pub fn open(threads: &Threads, id: ProcessId) -> io::Result<Option<Self>> {
+        let Some((process, stat)) = threads.open(id.pid)? else { return Ok(None) };
+        let dir = threads.root().join(id.pid.to_string());
         let pagemap = match File::open(dir.join("pagemap")) {
             Err(error) if is_gone(&error) => return Ok(None),
             pagemap => pagemap?,
         };
-        // The id is the process's still, so the file is, too.
-        let same = process.stat()?.is_some_and(|stat| stat.start == start);
         let page = rustix::param::page_size() as u64;
-        let space = Self { pid, process, start, pagemap, dir, page };
-        Ok((same && stat.start == start && space.alive()?).then_some(space))
+        let space = Self { id, process, pagemap, dir, page };
+        // If the id is the process's still, the file is, too.
+        Ok((stat.id == id.first_thread() && space.alive()?).then_some(space))
     }
 
     /// Its process id.
     pub fn pid(&self) -> u32 {
-        self.pid
+        self.id.pid
     }
 
     /// Its directory in procfs.
@@ -89,7 +82,7 @@ impl Space {
     /// lock of its own memory for ever (a page fault on a file whose FUSE server does not answer),
     /// and this runs between windows.
     pub fn alive(&self) -> io::Result<bool> {
-        if self.process.stat()?.is_none_or(|stat| stat.start != self.start) {
+        if self.process.stat()?.is_none_or(|stat| stat.id != self.id.first_thread()) {
             return Ok(false);
         }
         // The kernel looks first for the address space (none: end of file), then at the length, and
@@ -128,32 +121,16 @@ impl Space {
         }
     }
 
-    /// Asks the kernel to move each page to the node beside it. Where the pages are then, only
+    /// Asks the kernel to move pages to a node. Where the pages are then, only
     /// [`nodes`](Self::nodes) tells: the kernel also reports errors for pages that it moved.
-    pub fn send(&self, pages: &[u64], to: &[NodeId]) -> io::Result<Sent> {
-        let to: Vec<libc::c_int> = to.iter().map(|n| libc::c_int::try_from(n.0).unwrap_or(libc::c_int::MAX)).collect();
-        debug_assert_eq!(pages.len(), to.len());
-        self.call(pages, Some(&to))
+    pub fn send(&self, pages: &[u64], to: NodeId) -> io::Result<Sent> {
+        self.call(pages, Some(to))
     }
 
-    fn call(&self, pages: &[u64], to: Option<&[libc::c_int]>) -> io::Result<Sent> {
-        let mut status = vec![UNKNOWN; pages.len()];
-        let count = to.map_or(pages.len(), |to| to.len().min(pages.len()));
-        let flags = if to.is_some() { MOVE } else { 0 };
-        // SAFETY: `pages`, `to` and `status` have at least `count` elements and outlive the call.
-        // The addresses are those of another process: the kernel dereferences none of them here.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_move_pages,
-                self.pid,
-                count,
-                pages.as_ptr(),
-                to.map_or(std::ptr::null(), <[_]>::as_ptr),
-                status.as_mut_ptr(),
-                flags,
-            )
-        };
-        let error = (result < 0).then(|| Errno::from_io_error(&io::Error::last_os_error())).flatten();
+    fn call(&self, pages: &[u64], to: Option<NodeId>) -> io::Result<Sent> {
+        let addresses: Vec<usize> = pages.iter().map(|page| *page as usize).collect();
+        let (status, result) = move_pages(self.id.pid, &addresses, to, to.map_or(0, |_| MOVE));
+        let error = result.err().as_ref().and_then(Errno::from_io_error);
         if !self.alive()? {
             return Ok(Sent::Ended);
         }

@@ -18,9 +18,11 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
 use std::path::Path;
 
-use procfs::process::MountInfo;
 use rustix::fs::{MemfdFlags, fstat, major, memfd_create, minor};
 use rustix::io::Errno;
+use topology::FileId;
+
+use crate::mounts::{self, Mount};
 
 /// `MFD_HUGE_SHIFT` (include/uapi/linux/memfd.h): the size of huge pages as a power of two, in the
 /// upper bits.
@@ -47,12 +49,12 @@ pub fn read(process: &Path) -> io::Result<Vec<Region>> {
     let mut devices = of_kernel()?;
     let mut mounts = Vec::new();
     File::open(process.join("mountinfo"))?.take(MOST_MOUNTINFO).read_to_end(&mut mounts)?;
-    devices.extend(mounted(&String::from_utf8_lossy(&mounts)));
+    devices.extend(mounted(&mounts));
     parse(BufReader::new(File::open(process.join("maps"))?.take(MOST_MAPS)), &devices)
 }
 
-/// Devices of shared memory without a name.
-fn of_kernel() -> io::Result<Vec<(u32, u32)>> {
+/// Devices of shared memory without a name, as [`FileId::dev`].
+fn of_kernel() -> io::Result<Vec<u32>> {
     let mut flags = vec![MemfdFlags::empty()];
     // A kernel without huge pages lacks the directory.
     for entry in fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten() {
@@ -67,7 +69,7 @@ fn of_kernel() -> io::Result<Vec<(u32, u32)>> {
         match memfd_create("homenode-device", flags | MemfdFlags::CLOEXEC) {
             Ok(file) => {
                 let device = fstat(&file)?.st_dev;
-                devices.push((major(device), minor(device)));
+                devices.push(FileId::device(major(device), minor(device)));
             }
             // This size has no memory files.
             Err(Errno::NODEV | Errno::INVAL | Errno::NOSYS) => {}
@@ -78,20 +80,16 @@ fn of_kernel() -> io::Result<Vec<(u32, u32)>> {
 }
 
 /// Devices of named shared memory in a table of mounts.
-fn mounted(mounts: &str) -> Vec<(u32, u32)> {
-    let shared = |info: &MountInfo| {
-        info.fs_type == "hugetlbfs" || info.fs_type == "tmpfs" && info.mount_point == Path::new("/dev/shm")
+fn mounted(table: &[u8]) -> Vec<u32> {
+    let shared = |mount: &Mount| {
+        mount.fs_type == "hugetlbfs" || mount.fs_type == "tmpfs" && mount.point == Path::new("/dev/shm")
     };
-    let device = |info: MountInfo| {
-        let (major, minor) = info.majmin.split_once(':')?;
-        Some((major.parse().ok()?, minor.parse().ok()?))
-    };
-    mounts.lines().filter_map(|line| MountInfo::from_line(line).ok()).filter(shared).filter_map(device).collect()
+    mounts::list(table).filter(shared).map(|mount| mount.dev).collect()
 }
 
 /// The mappings with memory of the process, from lines such as
 /// `7f3c00000000-7f3c00200000 rw-s 00000000 00:01 1026 /memfd:x (deleted)`.
-fn parse(maps: impl BufRead, devices: &[(u32, u32)]) -> io::Result<Vec<Region>> {
+fn parse(maps: impl BufRead, devices: &[u32]) -> io::Result<Vec<Region>> {
     let mut regions: Vec<Region> = Vec::new();
     for line in maps.split(b'\n') {
         let Some((region, private)) = region(&String::from_utf8_lossy(&line?), devices) else { continue };
@@ -113,15 +111,15 @@ fn parse(maps: impl BufRead, devices: &[(u32, u32)]) -> io::Result<Vec<Region>> 
 }
 
 /// The region of a line, and whether the mapping is private.
-fn region(line: &str, devices: &[(u32, u32)]) -> Option<(Region, bool)> {
+fn region(line: &str, devices: &[u32]) -> Option<(Region, bool)> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
     let range = hex(start)?..hex(end)?;
     let mode = fields.next()?.as_bytes();
     let (major, minor) = fields.nth(1)?.split_once(':')?; // after the offset
-    let device = (hex(major)?, hex(minor)?);
-    let shared_memory = devices.iter().any(|d| (u64::from(d.0), u64::from(d.1)) == device);
+    let device = FileId::device(u32::try_from(hex(major)?).ok()?, u32::try_from(hex(minor)?).ok()?);
+    let shared_memory = devices.contains(&device);
     // The kernel's half of the address space (`[vsyscall]`) has no pagemap.
     let valid = range.start < range.end && range.end <= 1 << 63;
     valid
@@ -142,7 +140,7 @@ mod tests {
 6000-8000 ---p 00000000 00:00 0 \n\
 8000-9000 rw-s 00000000 00:1e 5 /dev/shm/a b\n\
 9000-a000 rw-s 00000000 00:05 6 /dev/nvidia0\n";
-        let regions: Vec<_> = parse(&maps[..], &[(0, 1), (0, 30)])
+        let regions: Vec<_> = parse(&maps[..], &[1, 30])
             .unwrap()
             .into_iter()
             .map(|r| (r.range.start, r.range.end, r.shared_memory, r.readable))
@@ -161,18 +159,18 @@ mod tests {
     #[test]
     fn lines_of_another_form_are_left_out() {
         for line in ["", "1000", "1000-x rw-p 0 0:0", "2000-1000 rw-p 0 0:0", "1000-2000 rw-p", "1000-2000 rw-p 0 zz"] {
-            assert_eq!(parse(line.as_bytes(), &[(0, 1)]).unwrap(), [], "{line}");
+            assert_eq!(parse(line.as_bytes(), &[1]).unwrap(), [], "{line}");
         }
     }
 
     #[test]
     fn named_shared_memory_is_found_by_its_mounts() {
-        let mounts = "\
+        let mounts = b"\
 23 28 0:21 / /dev/shm rw,nosuid - tmpfs tmpfs rw\n\
 24 28 0:22 / /tmp rw - tmpfs tmpfs rw\n\
 25 28 0:23 / /dev/hugepages rw - hugetlbfs hugetlbfs rw,pagesize=2M\n\
 26 28 8:1 / /dev/shm rw - ext4 /dev/sda1 rw\n";
-        assert_eq!(mounted(mounts), [(0, 21), (0, 23)]);
+        assert_eq!(mounted(mounts), [21, 23]);
     }
 
     #[test]

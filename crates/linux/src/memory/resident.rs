@@ -12,18 +12,15 @@
 //! whose pages are fewer than one in 10,000 of its readable address space may show no page in the
 //! sample; its nodes are then unknown.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
-use linux::threads::Threads;
-use linux::threads::is_gone;
-use placement::NodeBytes;
 use rustix::rand::{GetRandomFlags, getrandom};
-use topology::NodeId;
+use topology::{NodeBytes, NodeId, sysfs};
 
 use super::regions;
 use super::space::Space;
+use crate::threads::{Threads, field, is_gone};
 
 /// Sampled pages that suffice: the standard deviation of a share is at most sqrt(0.25 / 1024).
 const PAGES: usize = 1024;
@@ -40,9 +37,10 @@ const ROUNDS: u32 = 8;
 /// node. `None` if the process has ended or has no memory of its own; empty if the sample shows no
 /// page.
 pub fn resident(proc_root: &Path, pid: u32) -> io::Result<Option<NodeBytes>> {
-    let Some(stat) = Threads::new(proc_root).stat(pid)? else { return Ok(None) };
-    let Some(space) = Space::open(proc_root, pid, stat.start)? else { return Ok(None) };
-    let Some(total) = own_bytes(space.dir())? else { return Ok(None) };
+    let threads = Threads::new(proc_root);
+    let Some(stat) = threads.stat(pid)? else { return Ok(None) };
+    let Some(space) = Space::open(&threads, stat.process())? else { return Ok(None) };
+    let Some(total) = own_bytes(&threads, pid)? else { return Ok(None) };
     match sample(&space) {
         Err(error) if is_gone(&error) => Ok(None),
         counts => Ok(counts?.map(|counts| share_out(total, &counts))),
@@ -50,21 +48,18 @@ pub fn resident(proc_root: &Path, pid: u32) -> io::Result<Option<NodeBytes>> {
 }
 
 /// Bytes of memory of its own that a process has; `None` if it has ended or is a kernel thread.
-pub(super) fn own_bytes(process: &Path) -> io::Result<Option<u64>> {
-    match fs::read(process.join("status")) {
-        Ok(status) => Ok(parse(&String::from_utf8_lossy(&status))),
+pub fn own_bytes(threads: &Threads, pid: u32) -> io::Result<Option<u64>> {
+    match threads.status(pid) {
+        Ok(status) => Ok(parse(&status)),
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Sums lines such as `RssAnon:     1024 kB`; `None` without them.
+/// Sums fields such as `RssAnon:     1024 kB`; `None` without them.
 fn parse(status: &str) -> Option<u64> {
-    let mut fields = status.lines().filter_map(|line| line.split_once(':'));
-    let own = fields.by_ref().filter(|(name, _)| ["RssAnon", "RssShmem", "HugetlbPages"].contains(name));
-    let kib: Vec<u64> = own.filter_map(|(_, value)| value.trim().strip_suffix("kB")?.trim().parse().ok()).collect();
-    let sum = kib.iter().fold(0, |sum: u64, kib| sum.saturating_add(*kib));
-    (!kib.is_empty()).then(|| sum.saturating_mul(1024))
+    let sizes = ["RssAnon", "RssShmem", "HugetlbPages"].map(|name| field(status, name).and_then(sysfs::bytes));
+    sizes.into_iter().flatten().reduce(u64::saturating_add)
 }
 
 /// Sampled pages per node; `None` if the process has ended.
