@@ -251,8 +251,10 @@ impl<P: Plane> Engine<P> {
         Err(HeldBack { rail: Rail::BytesPerDay, why })
     }
 
-    /// Adds to a snapshot what became of earlier moves. A recording that has outcomes keeps them.
+    /// Adds to a snapshot what the policy must know of the engine: its pace, and what became of
+    /// earlier moves. A recording that has outcomes keeps them.
     pub(crate) fn tell(&mut self, snapshot: &mut Snapshot) {
+        snapshot.pace = self.settings.pace();
         let mut outcomes = std::mem::take(&mut self.told);
         if !snapshot.outcomes.is_empty() {
             return;

@@ -1,5 +1,6 @@
 //! Settings of the loop: `[engine]` in `homenode.toml`.
 
+use placement::Pace;
 use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
@@ -125,7 +126,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             window_s: 1.0,
-            dwell_s: 3.0,
+            dwell_s: Pace::default().dwell_s,
             cooldown_s: 60.0,
             moves_per_s: 64.0,
             burst: 256,
@@ -142,7 +143,8 @@ impl Default for Settings {
 
 impl Default for Settle {
     fn default() -> Self {
-        Self { windows: 10, again_s: 600.0 }
+        let Pace { settle_windows, again_s, .. } = Pace::default();
+        Self { windows: settle_windows, again_s }
     }
 }
 
@@ -159,6 +161,11 @@ impl Default for Budget {
 }
 
 impl Settings {
+    /// What a policy is told of them.
+    pub fn pace(&self) -> Pace {
+        Pace { dwell_s: self.dwell_s, settle_windows: self.settle.windows, again_s: self.settle.again_s }
+    }
+
     /// Refuses values that cannot be, naming the setting and the value.
     pub fn validate(&self) -> Result<(), EngineError> {
         let check = |section: &str, name: &str, value: f64, least: f64, most: f64| match value >= least && value <= most

@@ -163,8 +163,8 @@ impl Plane for Crowd {
             files: files.collect(),
             processes: processes.collect(),
             threads,
-            outcomes: Vec::new(),
             notes: Vec::new(),
+            ..Snapshot::default()
         })
     }
 

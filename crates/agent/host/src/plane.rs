@@ -352,8 +352,8 @@ impl Plane for HostPlane {
             threads,
             files: seen.files.into_iter().map(|file| self.identified(file)).collect(),
             processes,
-            outcomes: Vec::new(),
             notes,
+            ..Snapshot::default()
         })
     }
 

@@ -16,10 +16,12 @@ mod budget;
 pub mod cache_affinity;
 pub mod dragonfly;
 mod load;
+pub mod load_change;
 pub mod npolicy;
 pub mod nthread;
 mod numbers;
 mod outcome;
+mod pace;
 pub mod plan;
 mod processes;
 pub mod snapshot;
@@ -31,6 +33,7 @@ mod why;
 mod words;
 
 pub use outcome::{Outcome, OutcomeState};
+pub use pace::Pace;
 pub use plan::{Declined, Move, NodeForecast, Plan, Prediction, Reason};
 pub use snapshot::{
     FileUse, MappedMemory, MeasuredLoad, NodeLoad, ObservedFile, Process, Snapshot, SnapshotError, Thread, Writes,

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use topology::{CpuSet, Node, NodeId, Topology};
 
-use crate::{NodeBytes, Outcome};
+use crate::{NodeBytes, Outcome, Pace};
 
 /// The only snapshot version.
 pub const VERSION: u32 = 1;
@@ -42,6 +42,10 @@ pub struct Snapshot {
     /// before the policy decides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outcomes: Vec<Outcome>,
+    /// How long the engine lets a load be moved about, which it adds, too. No part of the JSON form:
+    /// a replay has settings of its own.
+    #[serde(skip)]
+    pub pace: Pace,
     /// Limits of this observation, in plain sentences ("sampled 1 in 16", "tmpfs reads are not
     /// seen: …").
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

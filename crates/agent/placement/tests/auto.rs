@@ -6,8 +6,8 @@ mod toy;
 use placement::auto::{Auto, Settings};
 use placement::testing::{MB, node, snapshot, thread};
 use placement::{
-    FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Outcome, OutcomeState, Policy, Snapshot, Thread, Writes, nthread,
-    policy,
+    FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Outcome, OutcomeState, Pace, Policy, Snapshot, Thread, Writes,
+    nthread, policy,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -154,22 +154,38 @@ fn what_was_taken_back_or_refused_is_not_asked_for_again() {
     }
 }
 
-#[test]
-fn what_a_rail_holds_back_is_asked_for_again_but_not_for_ever() {
+/// In which windows a move is asked for that a rail holds back for ever.
+fn asked(pace: Pace) -> Vec<usize> {
     let mut toy = Toy::new(2, 8.0);
     let file = toy.file(1, 4000.0);
     toy.reader(0, file, 1e-9);
     toy.files_move = false;
-    let (mut policy, mut last, mut asked) = (auto(), Vec::new(), 0);
-    for second in 1..40 {
-        let mut snapshot = toy.observe(&toy.rates());
-        snapshot.time_s = f64::from(second);
+    let (mut policy, mut last) = (auto(), Vec::new());
+    let asks = |second: &usize| {
+        let mut snapshot = Snapshot { pace, ..toy.observe(&toy.rates()) };
+        snapshot.time_s = *second as f64;
         snapshot.outcomes = all(&last, &OutcomeState::HeldBack { rail: "rate".into(), why: String::new() });
         last = policy.decide(&toy.topology(), &snapshot).moves;
-        assert_eq!(last.len(), usize::from(second <= 10), "window {second}: {last:?}");
-        asked += last.len();
-    }
-    assert_eq!(asked, 10);
+        !last.is_empty()
+    };
+    (1..60).filter(asks).collect()
+}
+
+#[test]
+fn what_a_rail_holds_back_is_asked_for_again_but_not_for_ever() {
+    assert_eq!(asked(Pace::default()), (1..=10).collect::<Vec<_>>());
+}
+
+/// An engine that settled after four windows held back what it was asked for in the fifth to the
+/// tenth, and one that looked again after 20 s was not asked again for ten minutes.
+#[test]
+fn moves_are_planned_at_the_pace_of_the_engine() {
+    assert_eq!(asked(Pace { settle_windows: 4, ..Pace::default() }), [1, 2, 3, 4]);
+    // Then the thread, as its process could not be moved.
+    let again = asked(Pace { again_s: 20.0, ..Pace::default() });
+    assert_eq!(again, (1..=10).chain(22..=31).collect::<Vec<_>>());
+    // They end even if no load settles.
+    assert_eq!(asked(Pace { settle_windows: 0, ..Pace::default() }), asked(Pace::default()));
 }
 
 #[test]

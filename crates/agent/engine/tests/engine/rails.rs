@@ -1,9 +1,11 @@
 //! Moves that the loop lets through.
 
-use engine::settings::{Budget, Oscillation};
+use std::sync::{Arc, Mutex};
+
+use engine::settings::{Budget, Oscillation, Settle};
 use engine::state::records::Record;
 use engine::{Cost, Engine, EngineError, MoveEvent, Rail, Settings, StateDir, Subject};
-use placement::{Move, Snapshot};
+use placement::{Move, Pace, Snapshot};
 use proptest::prelude::*;
 
 use crate::Shown;
@@ -49,6 +51,23 @@ fn a_load_that_stays_the_same_is_moved_about_for_ten_windows_and_no_more() {
     let each: Vec<f64> = (1..=10).flat_map(|window| [f64::from(window); 2]).collect();
     assert_eq!(times, each);
     assert_eq!(rail(&results(&mut engine)[0]), Some(Rail::Settled));
+}
+
+/// `auto` had copies of these settings, which stayed as they were when they were configured.
+#[test]
+fn a_policy_is_told_the_pace_of_the_engine() {
+    let settle = Settle { windows: 4, again_s: 50.0 };
+    let settings = Settings { dwell_s: 7.0, settle, ..Settings::default() };
+    let told = Arc::new(Mutex::new(None));
+    let tell = Arc::clone(&told);
+    let policy = script(move |s| {
+        *tell.lock().unwrap() = Some(s.pace);
+        Vec::new()
+    });
+    Engine::new(Fake::new([(1, 0, 1)]), policy, settings, None).unwrap().step().unwrap();
+    let expected = Pace { dwell_s: 7.0, settle_windows: 4, again_s: 50.0 };
+    assert_eq!(*told.lock().unwrap(), Some(expected));
+    assert_eq!(Settings::default().pace(), Pace::default());
 }
 
 #[test]

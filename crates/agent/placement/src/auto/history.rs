@@ -6,13 +6,13 @@
 //! time.
 //!
 //! **Approach.** While moves of a plan are under way, as the snapshot's outcomes say, the policy
-//! decides nothing new. It requests again what a rail held back, and leaves alone for [`STUCK_S`]
-//! what was refused, has failed or did not pay. For one load, a process or a file moves once and a
-//! thread twice, plans are made only in the first [`PLANNING`] windows, and each must promise
-//! [`STRICTER`] times as much as the one before: moves end, whatever the model predicts. A changed
-//! load (other threads, other demands) starts afresh. Later, threads that something else has taken
-//! from the place they had then may return to it, and nothing else moves: threads that never had to
-//! move are not bound, and the kernel may move all of them at once.
+//! decides nothing new. It requests again what a rail held back, and leaves alone what was refused,
+//! has failed or did not pay, until the engine would look at the same load again ([`Pace`]). For one
+//! load, a process or a file moves once and a thread twice, plans are made only in the first
+//! windows, and each must promise [`STRICTER`] times as much as the one before: moves end, whatever
+//! the model predicts. Another load ([`Detector`]) starts afresh. Later, threads that something else
+//! has taken from the place they had then may return to it, and nothing else moves: threads that
+//! never had to move are not bound, and the kernel may move all of them at once.
 //!
 //! **Limits.** Whether a plan paid is not measured here: the engine compares the windows before and
 //! after it, and takes it back. Without outcomes, as in a single snapshot, moves count as made.
@@ -22,28 +22,18 @@ use topology::NodeId;
 
 use super::demand::{Demand, Demands};
 use super::recent::Recent;
+use crate::load_change::Detector;
 use crate::processes::sane;
-use crate::{Move, OutcomeState, Snapshot, Subject};
+use crate::{Move, OutcomeState, Pace, Snapshot, Subject};
 
-/// Seconds after which a load that stays the same is examined again, and a subject whose move
-/// failed may be asked for again: as long as the engine's settled loads stay
-/// (`engine.settle.again_s`).
-const STUCK_S: f64 = 600.0;
-/// Windows after a plan's moves before the next plan. The engine's dwell time of 3 s is as long,
-/// for the same reason: the first window shows the move itself, and two show its effect.
+/// Windows after a plan's moves before the next plan: the first shows the moves themselves, and two
+/// show their effect.
 const AFTER_PLAN: u32 = 3;
-/// Largest number of moves of a thread for one load: at once, and later with data, which moves only
-/// after [`BEFORE_DATA`](super::BEFORE_DATA) windows.
+/// Largest number of moves of a thread for one load: at once, and later with data.
 const MOST_MOVED: u32 = 2;
 /// Each further plan for the same load must promise this many times as much: with the least gain of
 /// 1 %, a seventh plan has to promise 64 %.
 const STRICTER: f64 = 2.0;
-/// Windows of a load in which plans are made. With [`AFTER_PLAN`], all moves end within the ten
-/// windows after which the engine takes a load for settled.
-const PLANNING: u32 = 7;
-/// Windows of a load in which held back moves are requested again: until the engine takes it for
-/// settled.
-const ASKING: u32 = 10;
 /// Number of windows that the first plan waits while throughput still changes by more than
 /// [`STEADY`]: the kernel spreads threads that start together first.
 const SETTLING: u32 = 4;
@@ -53,30 +43,9 @@ const STEADY: f64 = 0.03;
 /// For this many seconds after its start, a thread is assumed to be on its way to where the kernel
 /// wants it: a few times the longest balancing interval of a large machine.
 const YOUNG_S: f64 = 3.0;
-/// A load has changed when this share of its threads has: fewer change too little of the
+/// It is another load when this share of its threads has changed: fewer change too little of the
 /// throughput.
 const OTHERS: f64 = 0.2;
-/// A thread has changed when it does this many times as much or as little. No placement explains
-/// that: the largest effect of distance alone that the papers measured is 3.6 (NP Fig. 3).
-const FACTOR: f64 = 4.0;
-/// Data is on a node when more than this share of the reads comes from it: a clear majority, so
-/// that halves and thirds that drift are no change.
-const MAINLY: f64 = 0.7;
-
-/// The behaviour of a thread, as far as its place does not matter.
-#[derive(Clone, Copy, Debug)]
-struct Doing {
-    rate: f64,
-    /// The node of its data; `None` if the data is on several nodes or being rewritten.
-    data: Option<NodeId>,
-}
-
-impl Doing {
-    fn like(&self, before: &Self) -> bool {
-        (1.0 / FACTOR..FACTOR).contains(&(self.rate / before.rate))
-            && (self.data.is_none() || before.data.is_none() || self.data == before.data)
-    }
-}
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
@@ -89,14 +58,15 @@ pub(super) struct History {
     rate: f64,
     /// When the load appeared or was last examined.
     since_s: f64,
-    load: FxHashMap<u32, Doing>,
-    /// The threads present when the load was last examined, busy or not.
-    present: FxHashSet<u32>,
+    now_s: f64,
+    pace: Pace,
+    load: Detector,
     /// The node of each listed thread, by tid, when the load was last planned for.
     seats: FxHashMap<u32, NodeId>,
     asked: Vec<Move>,
-    /// How often threads, by tid, have moved for this load; and the processes, by pid, that have.
-    moved_threads: FxHashMap<u32, u32>,
+    /// How often threads, by tid, have moved for this load, and when last; and the processes, by
+    /// pid, that have.
+    moved_threads: FxHashMap<u32, (u32, f64)>,
     moved_processes: FxHashSet<u32>,
     /// When moves of these failed, or files were asked to move.
     stuck: FxHashMap<Subject, f64>,
@@ -117,44 +87,54 @@ pub(super) enum Turn {
 }
 
 impl History {
+    /// Processes count from so many bytes on, and their threads are busy from a quarter of it on.
+    pub fn new(min_bytes: u64) -> Self {
+        Self { load: Detector::new(min_bytes as f64 / 4.0), ..Self::default() }
+    }
+
+    /// A window ended, by an engine of this pace.
+    pub fn at(&mut self, snapshot: &Snapshot) {
+        (self.now_s, self.pace) = (sane(snapshot.time_s), snapshot.pace);
+    }
+
     /// Takes one window in.
     pub fn turn(&mut self, snapshot: &Snapshot, demands: &Demands) -> Turn {
-        let now_s = sane(snapshot.time_s);
-        let (again, copies) = self.follow(snapshot, now_s);
-        self.notice_changes(snapshot, demands, now_s);
+        let now_s = self.now_s;
+        let (again, copies) = self.follow(snapshot);
+        self.notice_changes(snapshot, demands);
         self.windows = self.windows.saturating_add(1);
         let rate: f64 = demands.threads.iter().map(|d| d.work.rate).sum();
         let before = std::mem::replace(&mut self.rate, rate);
         let young = before == 0.0 && mostly_young(snapshot, demands, now_s);
         let changing = self.plans == 0 && (young || before > 0.0 && (rate - before).abs() > STEADY * rate);
-        if !(0.0..STUCK_S).contains(&(now_s - self.since_s)) {
-            self.begin(now_s);
+        if !(0.0..self.pace.again_s).contains(&(now_s - self.since_s)) {
+            self.begin();
         }
         let pids: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.pid).collect();
         self.locks.retain(|pid, _| pids.contains(pid));
         self.locks.extend(demands.programs.iter().filter(|p| p.lock_s > 0.0).map(|p| (p.pid, p.lock_s)));
         let under_way = copies || !again.is_empty();
         let back = snapshot.outcomes.iter().any(|o| matches!(o.result, OutcomeState::RolledBack { .. }));
-        if self.windows == 1 || self.windows > PLANNING || under_way || back || self.waits == AFTER_PLAN {
+        if self.windows == 1 || self.planned_for() || under_way || back || self.waits == AFTER_PLAN {
             self.recent.clear();
         }
         if under_way {
             return Turn::Wait(again);
         }
-        if self.windows <= PLANNING && self.waits < AFTER_PLAN {
+        if !self.planned_for() && self.waits < AFTER_PLAN {
             self.recent.push(snapshot);
         }
         let waits = self.waits;
         self.waits = waits.saturating_sub(1);
         let threads = || demands.threads.iter().map(|d| &snapshot.threads[d.thread]);
-        if self.windows > PLANNING {
+        if self.planned_for() {
             let displaced =
                 threads().filter(|t| t.held.is_none() && self.seat(t.tid).is_some_and(|seat| seat != t.node));
             if waits > 0 || displaced.count() as f64 <= OTHERS * demands.threads.len() as f64 {
                 return Turn::Rest;
             }
             self.waits = AFTER_PLAN;
-        } else if waits > 0 || changing && self.windows < SETTLING {
+        } else if waits > 0 || changing && self.windows < SETTLING.min(self.planning()) {
             return Turn::Wait(Vec::new());
         } else {
             self.seats = threads().map(|t| (t.tid, t.node)).collect();
@@ -162,10 +142,27 @@ impl History {
         Turn::Decide { strictness: STRICTER.powi(self.plans) }
     }
 
+    /// Windows of a load in which moves are made: until the engine takes it for settled. They end
+    /// even if it never does.
+    fn moving(&self) -> u32 {
+        if self.pace.settle_windows > 0 { self.pace.settle_windows } else { Pace::default().settle_windows }
+    }
+
+    /// Windows of a load in which plans are made, so that there is time for their moves.
+    fn planning(&self) -> u32 {
+        self.moving().saturating_sub(AFTER_PLAN).max(1)
+    }
+
     /// Whether the load has been planned for, so that threads may only return to their
     /// [seats](Self::seat).
     pub fn planned_for(&self) -> bool {
-        self.windows > PLANNING
+        self.windows > self.planning()
+    }
+
+    /// Whether data may move: in the second half of the windows. Threads move first, because that
+    /// costs next to nothing and may be enough.
+    pub fn data_may_move(&self) -> bool {
+        self.windows >= self.moving() / 2
     }
 
     /// Where the last plan for this load left a thread.
@@ -175,9 +172,10 @@ impl History {
 
     /// Looks up what became of the requested moves. Returns those to request again, and whether any
     /// copies or waits for its turn to copy.
-    fn follow(&mut self, snapshot: &Snapshot, now_s: f64) -> (Vec<Move>, bool) {
-        self.stuck.retain(|_, since_s| (0.0..STUCK_S).contains(&(now_s - *since_s)));
-        let over = self.windows >= ASKING;
+    fn follow(&mut self, snapshot: &Snapshot) -> (Vec<Move>, bool) {
+        let (now_s, again_s) = (self.now_s, self.pace.again_s);
+        self.stuck.retain(|_, since_s| (0.0..again_s).contains(&(now_s - *since_s)));
+        let over = self.windows >= self.moving();
         let (mut results, mut copies) = (FxHashMap::default(), false);
         for outcome in &snapshot.outcomes {
             use OutcomeState::{Done, Failed, Gone, HeldBack, Queued, Refused, RolledBack, Running};
@@ -206,18 +204,20 @@ impl History {
     }
 
     /// Records the moves of a plan.
-    pub fn planned(&mut self, snapshot: &Snapshot, moves: &[Move]) {
+    pub fn planned(&mut self, moves: &[Move]) {
         self.plans += 1;
         self.waits = AFTER_PLAN;
         for mv in moves {
             match &mv.subject {
                 Subject::Thread { tid, .. } => {
-                    *self.moved_threads.entry(*tid).or_default() += 1;
+                    let times = self.moved_threads.get(tid).map_or(0, |moved| moved.0);
+                    self.moved_threads.insert(*tid, (times + 1, self.now_s));
                     self.seats.insert(*tid, mv.to);
                 }
                 Subject::Process { pid, .. } => _ = self.moved_processes.insert(*pid),
-                file @ Subject::File { .. } => _ = self.stuck.insert(file.clone(), sane(snapshot.time_s)),
+                file @ Subject::File { .. } => _ = self.stuck.insert(file.clone(), self.now_s),
             }
+            self.load.moved(mv.subject.clone());
             self.asked.push(mv.clone());
         }
     }
@@ -226,8 +226,8 @@ impl History {
     pub fn may_move(&self, subject: &Subject, pid: u32) -> bool {
         let moved = match subject {
             Subject::Thread { tid, .. } => {
-                self.moved_threads.get(tid).is_some_and(|times| *times >= MOST_MOVED)
-                    || self.moved_processes.contains(&pid)
+                let often = |(times, at_s): &(u32, f64)| *times >= MOST_MOVED || self.now_s - at_s < self.pace.dwell_s;
+                self.moved_threads.get(tid).is_some_and(often) || self.moved_processes.contains(&pid)
             }
             Subject::Process { pid, .. } => self.moved_processes.contains(pid),
             Subject::File { .. } => false,
@@ -241,40 +241,21 @@ impl History {
     }
 
     /// Begins a load.
-    fn begin(&mut self, now_s: f64) {
-        (self.windows, self.plans, self.since_s) = (0, 0, now_s);
+    fn begin(&mut self) {
+        (self.windows, self.plans, self.since_s) = (0, 0, self.now_s);
+        self.load.begin();
         self.moved_threads.clear();
         self.moved_processes.clear();
     }
 
-    fn notice_changes(&mut self, snapshot: &Snapshot, demands: &Demands, now_s: f64) {
-        // A process stands still while its memory is copied.
-        if self.asked.iter().any(|mv| mv.subject.is_process()) {
-            return;
-        }
-        let doing = |d: &Demand| {
-            let t = &snapshot.threads[d.thread];
-            let written =
-                t.write_bytes.total() > 0 || d.work.shared.iter().any(|s| demands.groups.list[s.group].written > 0.0);
-            let mainly = |home: &NodeId| t.read_bytes.get(*home) as f64 > MAINLY * t.read_bytes.total() as f64;
-            (t.tid, Doing { rate: d.work.rate, data: t.home().filter(|home| !written && mainly(home)) })
-        };
-        let load: FxHashMap<u32, Doing> = demands.threads.iter().map(doing).collect();
-        let present: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.tid).collect();
-        // The effects of the policy's own moves are no change of the load; neither is a thread that
-        // is still there but does so little that it is not listed.
-        let ours = !self.asked.is_empty() || self.waits > 0;
-        let gone = self.load.keys().filter(|tid| !present.contains(tid)).count();
-        let new = load.keys().filter(|tid| !self.present.contains(tid)).count();
-        let other = |(tid, now): &(&u32, &Doing)| self.load.get(tid).is_some_and(|before| !now.like(before));
-        let others = if ours { 0 } else { load.iter().filter(other).count() };
-        let changed = (gone.max(new) + others) as f64 > OTHERS * load.len().max(self.load.len()) as f64;
-        if changed {
-            self.begin(now_s);
+    fn notice_changes(&mut self, snapshot: &Snapshot, demands: &Demands) {
+        let listed: FxHashSet<u32> = demands.threads.iter().map(|d| snapshot.threads[d.thread].tid).collect();
+        self.load.window(snapshot, |t| listed.contains(&t.tid));
+        // Those of the policy's own moves that are under way have effects for some windows more.
+        self.asked.iter().for_each(|mv| self.load.moved(mv.subject.clone()));
+        if self.load.changes().exceed(OTHERS) {
+            self.begin();
             self.waits = 0;
-        }
-        if changed || ours {
-            (self.load, self.present) = (load, present);
         }
     }
 }

@@ -53,9 +53,6 @@ use history::{History, Turn};
 use search::Change;
 use seating::{Model, Scratch};
 
-/// Windows of the same load before data may move: half of the ten in which a load settles. Threads
-/// move first, because that costs next to nothing and may be enough.
-const BEFORE_DATA: u32 = 5;
 /// Largest number of staying threads that are listed.
 const MOST_DECLINED: usize = 1000;
 /// The policy; see the module.
@@ -68,7 +65,8 @@ pub struct Auto {
 impl Auto {
     /// Creates a policy without history.
     pub fn new(settings: Settings) -> Self {
-        Self { settings, history: History::default(), scratch: Scratch::default() }
+        let history = History::new(settings.min_bytes);
+        Self { settings, history, scratch: Scratch::default() }
     }
 
     /// The work of all decisions so far in solver steps, the unit that bounds a decision.
@@ -100,6 +98,7 @@ impl Policy for Auto {
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let mut plan = Plan::new(self.name());
+        self.history.at(snapshot);
         let (mut hardware, mut demands, mut busy) = self.examine(topology, snapshot, 1);
         let strictness = match self.history.turn(snapshot, &demands) {
             Turn::Wait(again) => {
@@ -142,7 +141,7 @@ impl Policy for Auto {
             plan.moves.retain(|mv| !mv.subject.is_thread() || here.contains(&mv.subject));
             plan.predicted = Some(plan::predict(&model, snapshot, &found, &mut self.scratch));
             plan.notes.push(plan::whole(&model, &found));
-            self.history.planned(snapshot, &plan.moves);
+            self.history.planned(&plan.moves);
             plan.keeps = plan::keeps(snapshot, &demands, &plan.moves);
         } else {
             plan.declined = staying(snapshot, &demands, windows);
@@ -162,7 +161,7 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
         let subject = Subject::File { file: file.file.clone(), generation: file.generation.unwrap_or(0) };
         file.movable == Some(true) && history.may_move(&subject, 0)
     };
-    let data = history.windows >= BEFORE_DATA;
+    let data = history.data_may_move();
     if history.planned_for() {
         let Change::Threads { class, node, data: None, .. } = change else { return false };
         let seat = Some(model.hardware.nodes[*node].id);

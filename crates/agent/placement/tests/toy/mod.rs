@@ -275,6 +275,7 @@ impl Toy {
             processes,
             outcomes: copying.collect(),
             notes: Vec::new(),
+            ..Snapshot::default()
         }
     }
 

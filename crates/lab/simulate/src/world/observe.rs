@@ -73,8 +73,8 @@ impl World {
             threads: Vec::with_capacity(self.threads.len()),
             files: Vec::new(),
             processes: Vec::new(),
-            outcomes: Vec::new(),
             notes: Vec::new(),
+            ..Snapshot::default()
         };
         let mut readers: Vec<Vec<u32>> = vec![Vec::new(); self.files.len()];
         let mut picks: Vec<(usize, f64)> = Vec::with_capacity(self.threads.len());

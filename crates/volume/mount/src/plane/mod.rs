@@ -193,8 +193,8 @@ impl VolumePlane {
             threads: threads.into_iter().map(|seen| self.actor.complete(seen)).collect(),
             files,
             processes: Vec::new(),
-            outcomes: Vec::new(),
             notes,
+            ..Snapshot::default()
         }
     }
 
